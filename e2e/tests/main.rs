@@ -1,4 +1,4 @@
-//! The product as a user meets it: `sluice up` and `sluice run` with real sidecars, real engines, real signals and real sockets.
+//! The product as a user meets it: `sluice up`, `sluice run` and `sluice demo` with real sidecars, real engines, real signals and real sockets.
 //!
 //! A black box: only binaries, YAML, HTTP, files and `/proc`. Every test lives in a folder of its own and looks, when its
 //! tenants have ended, whether a process, a socket or a file stayed behind.
@@ -7,6 +7,7 @@
 
 mod admin;
 mod bad_files;
+mod demo;
 mod doors;
 mod drain;
 mod engine_faults;

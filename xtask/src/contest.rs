@@ -9,7 +9,7 @@ mod outcome;
 use anyhow::Result;
 use serde_json::Value;
 
-pub use calibration::{Calibration, calibrate, positions};
+pub use calibration::{Calibration, calibrate};
 pub use outcome::Outcome;
 
 use crate::client::{self, Client, Report};
@@ -37,7 +37,7 @@ pub struct Load {
     pub output: u32,
 }
 
-/// The load of the demo and of the benchmark.
+/// The load of the benchmark.
 pub const LOAD: Load = Load { requests: 24, concurrency: 4, prompt: 32, output: 64 };
 
 impl Load {

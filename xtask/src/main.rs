@@ -85,7 +85,7 @@ enum Task {
     Image(image::ImageArgs),
     /// Measure it: the budgets, the policies, neighbours on one GPU.
     Bench(bench::BenchArgs),
-    /// Show it: bursts on three tenants of one GPU, with fixed partitions and under Oneiros, and a table.
+    /// Build what `sluice demo` needs, and run it with the same arguments.
     Demo(demo::DemoArgs),
     /// Try to break it: tenants of one GPU under random load, random kills and slow links.
     ///

@@ -84,19 +84,10 @@ impl Setting {
         Setting { device, burst, pace_ms, ttft_ms, tbt_ms: 2 * pace_ms, calibration }
     }
 
-    /// The same for requests of up to `context` tokens, with as much memory as before and at least a request of them each.
-    pub fn for_context(&self, context: u32) -> Setting {
-        let burst = Load { prompt: context.saturating_sub(self.burst.output + 8), ..self.burst };
-        let link = self.device.link_bytes_per_s.unwrap_or(u64::MAX);
-        let needed = self.calibration.short_device(context, link).memory_bytes * TENANTS.len() as u64;
-        let device = Device { memory_bytes: self.device.memory_bytes.max(needed), ..self.device };
-        Setting { device, burst, ..*self }
-    }
-
     /// The pool and the three tenants under `rule`, which all serve the model in `folder`.
     pub fn yaml(&self, rule: Rule, folder: &Path) -> String {
         let pool = format!(
-            "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: demo}}\nspec:\n  \
+            "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
              deviceClassName: host.sluice.dev\n  {}\n  \
              gpus: [{{name: shared, sharing: {{mode: Temporal, temporal: {{order: RoundRobin}}}}}}]\n  \
              hostMemoryPerGPU: 48Gi\n  policy: {}\n  remap: {{victim: {}}}\n",
@@ -111,7 +102,7 @@ impl Setting {
         let Setting { ttft_ms, pace_ms, .. } = *self;
         format!(
             "---\napiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: {name}}}\nspec:\n  \
-             poolRef: {{name: demo}}\n  drainSeconds: 1\n  \
+             poolRef: {{name: bench}}\n  drainSeconds: 1\n  \
              slo: {{ttftMilliseconds: {ttft_ms}, tbtMilliseconds: {pace_ms}}}\n  \
              model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: {}}}\n",
             folder.display().to_string(),
@@ -164,7 +155,7 @@ mod tests {
     fn the_tenants_are_ones_that_the_product_takes() {
         for rule in [FIXED, MRU, LRU] {
             let yaml = setting().yaml(rule, Path::new("/m"));
-            let loaded = sluice_types::load::load_valid_str(&yaml, "demo.yaml");
+            let loaded = sluice_types::load::load_valid_str(&yaml, "bench.yaml");
             assert_eq!(loaded.unwrap_or_else(|errors| panic!("{errors:?}")).len(), 4);
         }
     }

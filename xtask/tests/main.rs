@@ -2,5 +2,4 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
-mod demo;
 mod times;

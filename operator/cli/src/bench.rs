@@ -19,7 +19,7 @@ use crate::print;
 use crate::up::speak::note;
 pub use client::Record;
 pub use load::{Arrivals, Job, Lengths};
-pub use report::Report;
+pub use report::{Distribution, Report};
 
 /// Between two lines about a run whose bar nobody sees.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -123,11 +123,30 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 /// # Errors
 /// As [`run`].
 pub async fn drive(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
+    let bar = progress(args.requests as u64);
+    let records = tokio::select! {
+        records = send(args, &bar) => records?,
+        never = tell(&bar, TELL_EVERY, note) => match never {},
+    };
+    bar.finish_and_clear();
+    Ok(records)
+}
+
+/// The same, and shows no progress.
+///
+/// # Errors
+/// As [`run`].
+pub async fn drive_hidden(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
+    send(args, &ProgressBar::hidden()).await
+}
+
+async fn send(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<Record>> {
     allow_connections();
     let jobs = load::jobs(args)?;
+    // A trace may have fewer.
+    bar.set_length(jobs.len() as u64);
     let client = Arc::new(client::Client::connect(args).await?);
     let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
-    let bar = progress(jobs.len() as u64);
     let start = Instant::now();
     let mut running = JoinSet::new();
     for (index, job) in jobs.into_iter().enumerate() {
@@ -140,11 +159,7 @@ pub async fn drive(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
             (index, record)
         });
     }
-    let mut records = tokio::select! {
-        records = running.join_all() => records,
-        never = tell(&bar, TELL_EVERY, note) => match never {},
-    };
-    bar.finish_and_clear();
+    let mut records = running.join_all().await;
     records.sort_by_key(|(index, _)| *index);
     Ok(records.into_iter().map(|(_, record)| record).collect())
 }

@@ -10,6 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::bench::{self, BenchArgs};
+use crate::demo::{self, DemoArgs};
 use crate::explain::{self, ExplainArgs};
 use crate::models::{self, ModelsArgs};
 use crate::plan::{self, PlanArgs};
@@ -36,6 +37,12 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show it: three models share one GPU made of host memory under bursts of load, with lending and with fixed partitions.
+    ///
+    /// Measures the machine, opens a live page, plays a day under both rules, and ends with a table and three sentences. It needs no
+    /// model and no GPU. Exit status 1 says that it was interrupted, that a request failed, or that an answer differed between the
+    /// rules.
+    Demo(DemoArgs),
     /// Serve models by their names: download them, pick the memory, serve them all on one port, chat.
     ///
     /// Models share one GPU made of host memory, and idle ones lend theirs. Exit status 78 says that trying again will not help: no
@@ -128,6 +135,7 @@ fn log_to_stderr() {
 
 fn carry_out(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Demo(args) => block_on(demo::run(args)),
         Command::Run(args) => block_on(run::run(args)),
         Command::Models(args) => models::run(&args),
         Command::Up(args) => block_on(up::run(args)),

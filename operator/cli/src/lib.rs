@@ -7,6 +7,7 @@ pub mod bench;
 mod child;
 pub mod cluster;
 pub mod command;
+pub mod demo;
 pub mod explain;
 mod files;
 pub mod inspect;

@@ -4,7 +4,7 @@
 
 mod chat;
 mod download;
-mod machine;
+pub(crate) mod machine;
 mod manifest;
 mod memory;
 mod port;
@@ -140,9 +140,9 @@ async fn serve(
     // The router ends when `stop` is sent or dropped.
     let server = tokio::spawn(routes.clone().serve(listener, async { drop(stopped.await) }));
     let interrupt = signal(SignalKind::interrupt())?;
-    let signals = if args.chat { signals.without_interrupt() } else { signals };
+    let mut signals = if args.chat { signals.without_interrupt() } else { signals };
     let front = Front { chat: args.chat, address, prepared, routes };
-    let ended = fleet.run(signals, front.run(ready, interrupt)).await;
+    let ended = fleet.run(&mut signals, front.run(ready, interrupt)).await;
     drop(stop);
     // A client that does not read its answer does not hold this process up.
     let _ = tokio::time::timeout(LAST_BYTES, server).await;

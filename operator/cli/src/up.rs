@@ -26,7 +26,7 @@ use crate::admin::Admin;
 use crate::{Misconfigured, files, siblings};
 pub(crate) use blame::Blame;
 pub(crate) use fleet::Fleet;
-use page::Page;
+pub(crate) use page::{DEFAULT as DEFAULT_PAGE, Page};
 use plan::Options;
 use ready::ReadySink;
 pub(crate) use signals::Signals;
@@ -85,10 +85,10 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     let objects = read(&args.files)?;
     let fleet = Fleet::claim(&objects, &options, args.runtime_dir.as_deref(), &ReadySink::Stdout, false)?;
     let _page = match args.page {
-        Some(address) => Some(Page::start(address, &fleet.configs(), &Admin::new()?).await?),
+        Some(address) => Some(Page::start(address, &fleet.configs(), &Admin::new()?, "sluice up").await?),
         None => None,
     };
-    fleet.run(Signals::new()?, std::future::pending()).await
+    fleet.run(&mut Signals::new()?, std::future::pending()).await
 }
 
 /// Objects of all files, each with the folder that its relative paths start from.

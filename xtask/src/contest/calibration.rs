@@ -50,16 +50,6 @@ fn chunk_bytes(weights_bytes: u64) -> u64 {
     }
 }
 
-/// Longest context the model knows, from its `config.json`.
-pub fn positions(world: &World) -> Result<u32> {
-    let file = world.model().join("config.json");
-    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    let config: Value = serde_json::from_str(&text).with_context(|| file.display().to_string())?;
-    let positions =
-        config["max_position_embeddings"].as_u64().context("config.json: no max_position_embeddings")?;
-    Ok(u32::try_from(positions).unwrap_or(u32::MAX))
-}
-
 /// Bytes of the model's files.
 fn weights_bytes(world: &World) -> Result<u64> {
     let folder = world.model();

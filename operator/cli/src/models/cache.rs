@@ -16,6 +16,13 @@ use super::hub_model::{DEFAULT_ENDPOINT, DEFAULT_REVISION, HubModel};
 /// File that users of a model hold locked; its time of change is that of the last use.
 const USE_FILE: &str = ".sluice-use";
 
+/// The user's cache folder of this program, `$XDG_CACHE_HOME/sluice` or `~/.cache/sluice`; `None` = the environment has no home.
+pub fn user_cache() -> Option<PathBuf> {
+    let named = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+    cache.or_else(|| Some(named("HOME")?.join(".cache"))).map(|folder| folder.join("sluice"))
+}
+
 /// All cached models.
 #[derive(Clone, Debug)]
 pub struct ModelCache {
@@ -28,14 +35,11 @@ impl ModelCache {
     /// # Errors
     /// No folder is named, and the environment has no home.
     pub fn open(folder: Option<&Path>) -> anyhow::Result<ModelCache> {
-        let named = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = || named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
-        let cache = || cache().or_else(|| Some(named("HOME")?.join(".cache")));
         let root = match folder {
             Some(folder) => folder.to_owned(),
-            None => cache()
+            None => user_cache()
                 .context("neither XDG_CACHE_HOME nor HOME is set: name a folder for models with --cache")?
-                .join("sluice/models"),
+                .join("models"),
         };
         let root = std::path::absolute(&root).with_context(|| root.display().to_string())?;
         Ok(ModelCache { root })

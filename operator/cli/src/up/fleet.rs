@@ -69,7 +69,7 @@ impl Fleet {
     /// A tenant cannot be served at all, `foreground` failed, or a second signal cut open streams.
     pub async fn run(
         self,
-        signals: Signals,
+        signals: &mut Signals,
         foreground: impl Future<Output = anyhow::Result<()>>,
     ) -> anyhow::Result<()> {
         let Fleet { tenants, mut shared } = self;
@@ -130,7 +130,7 @@ type Ended = Result<anyhow::Result<()>, tokio::task::JoinError>;
 async fn supervise(
     tenants: Vec<Tenant>,
     heralds: Vec<Herald>,
-    mut signals: Signals,
+    signals: &mut Signals,
     foreground: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
     let (order, orders) = tokio::sync::watch::channel(Order::Serve);
@@ -153,7 +153,7 @@ async fn supervise(
         ended = fails(&mut telling) => failure = Some(ended),
     }
     // From here on Ctrl-C ends the run, whatever it meant before.
-    let mut signals = signals.with_interrupt()?;
+    signals.restore_interrupt()?;
     // Everyone who is still there hears it; a closed channel would mean the same.
     let _ = order.send(Order::Drain);
     let drained = tokio::select! {

@@ -1,4 +1,4 @@
-//! The live page of `sluice up --page`: its server, and one poller for each GPU.
+//! The live page of `sluice up --page` and `sluice demo`: its server, and one poller for each GPU.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -79,7 +79,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Serves the page of the tenants `configs` at `wanted`, and prints where. Where [`DEFAULT`] is taken, it serves at a free
+    /// Serves the page of the tenants `configs` at `wanted`, and prints where. `source` is the command that the page names. Where [`DEFAULT`] is taken, it serves at a free
     /// port.
     ///
     /// # Errors
@@ -88,11 +88,12 @@ impl Page {
         wanted: SocketAddr,
         configs: &[&SidecarConfig],
         admin: &Admin,
+        source: &str,
     ) -> anyhow::Result<Page> {
         let listener = listen(wanted).await?;
         let address = listener.local_addr().context("--page")?;
         let note = "No sidecar has answered yet.".to_owned();
-        let hub = Hub::new(Settings { source: "sluice up".into(), every: EVERY, moves: MOVES, note });
+        let hub = Hub::new(Settings { source: source.into(), every: EVERY, moves: MOVES, note });
         let router = serve::local_only(serve::routes(hub.clone()));
         let (gpus, board) = (gpus(configs), Board::default());
         let mut tasks = JoinSet::new();

@@ -1,4 +1,4 @@
-//! The signals that end `sluice up` and `sluice run`.
+//! The signals that end `sluice up`, `sluice run` and `sluice demo`.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -28,16 +28,15 @@ impl Signals {
         Signals { interrupt: None, ..self }
     }
 
-    /// The same, and Ctrl-C is among them.
+    /// From now on Ctrl-C is among them.
     ///
     /// # Errors
     /// The kernel refuses it.
-    pub fn with_interrupt(self) -> std::io::Result<Self> {
-        let interrupt = match self.interrupt {
-            Some(interrupt) => interrupt,
-            None => signal(SignalKind::interrupt())?,
-        };
-        Ok(Signals { interrupt: Some(interrupt), ..self })
+    pub fn restore_interrupt(&mut self) -> std::io::Result<()> {
+        if self.interrupt.is_none() {
+            self.interrupt = Some(signal(SignalKind::interrupt())?);
+        }
+        Ok(())
     }
 
     /// Waits for one of them; says which.

@@ -1,0 +1,183 @@
+//! What this machine can do, and what other programs take of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+/// Bytes of each of the two buffers of the copy that is timed: more than caches hold.
+const COPY_BYTES: usize = 64 << 20;
+/// How long copies are timed.
+const COPY_TIME: Duration = Duration::from_millis(800);
+
+/// What was measured before the first model was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Cores that this process may use.
+    pub cores: u32,
+    /// Memory that one thread copies in a second, bytes: the best of several copies.
+    pub copy_bytes_per_s: u64,
+    /// Share of all cores that other programs took meanwhile, thousandths; `None` = the kernel does not say.
+    pub others_permille: Option<u32>,
+}
+
+impl Machine {
+    /// Measures for about a second. Blocks.
+    pub fn measure() -> Machine {
+        let usage = Usage::begin();
+        let copy_bytes_per_s = copy_speed();
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Machine {
+            cores: u32::try_from(cores).unwrap_or(u32::MAX),
+            copy_bytes_per_s,
+            others_permille: usage.others_permille(),
+        }
+    }
+}
+
+/// One thread copies as the transfers of a sidecar do. What disturbs a copy only makes it slower, so the best one counts.
+fn copy_speed() -> u64 {
+    let (from, mut to) = (vec![1_u8; COPY_BYTES], vec![2_u8; COPY_BYTES]);
+    let (begun, mut best) = (Instant::now(), Duration::MAX);
+    while best == Duration::MAX || begun.elapsed() < COPY_TIME {
+        let one = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        best = best.min(one.elapsed());
+    }
+    (COPY_BYTES as f64 / best.as_secs_f64().max(1e-9)) as u64
+}
+
+/// Processor time from a moment on: of this program with all its children, and of everything else.
+#[derive(Debug)]
+pub struct Usage(Option<Ticks>);
+
+/// Counters of the kernel, ticks of the clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Ticks {
+    /// All cores, idle ones too.
+    all: u64,
+    /// Cores that computed, or that a hypervisor withheld.
+    busy: u64,
+    /// Each process of this program, by its number.
+    own: BTreeMap<u32, u64>,
+}
+
+impl Usage {
+    /// Counts from now on.
+    pub fn begin() -> Usage {
+        Usage(Ticks::now())
+    }
+
+    /// Share of all cores that other programs took since the beginning, thousandths; `None` = the kernel does not say.
+    pub fn others_permille(&self) -> Option<u32> {
+        self.0.as_ref()?.others_permille(&Ticks::now()?)
+    }
+}
+
+impl Ticks {
+    fn now() -> Option<Ticks> {
+        let (all, busy) = cores(&std::fs::read_to_string("/proc/stat").ok()?)?;
+        let stats: Vec<_> =
+            std::fs::read_dir("/proc").ok()?.filter_map(|entry| process(&entry.ok()?.path())).collect();
+        Some(Ticks { all, busy, own: family(&stats, std::process::id()) })
+    }
+
+    fn others_permille(&self, now: &Ticks) -> Option<u32> {
+        let all = now.all.checked_sub(self.all).filter(|ticks| *ticks > 0)?;
+        let busy = now.busy.saturating_sub(self.busy);
+        // A process that has started since began at 0; what has ended since is not seen, and few have.
+        let own = now.own.iter().map(|(pid, ticks)| ticks - self.own.get(pid).unwrap_or(&0).min(ticks)).sum();
+        u32::try_from(busy.saturating_sub(own) * 1000 / all).ok()
+    }
+}
+
+/// All ticks and busy ones, of the first line of `/proc/stat`.
+fn cores(stat: &str) -> Option<(u64, u64)> {
+    let line = stat.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    // user, nice, system, idle, iowait, irq, softirq, steal; what guests take is part of user.
+    let [user, nice, system, idle, iowait, irq, softirq, steal] = *ticks.first_chunk()?;
+    let busy = user + nice + system + irq + softirq + steal;
+    Some((busy + idle + iowait, busy))
+}
+
+/// One process: its number, its parent's, and its ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: u32,
+    parent: u32,
+    ticks: u64,
+}
+
+fn process(folder: &std::path::Path) -> Option<Process> {
+    let pid = folder.file_name()?.to_str()?.parse().ok()?;
+    // One that ended since the folder was listed is none.
+    parse(pid, &std::fs::read_to_string(folder.join("stat")).ok()?)
+}
+
+fn parse(pid: u32, stat: &str) -> Option<Process> {
+    // A name may hold spaces and brackets: fields are counted behind the last bracket, beginning with the state.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    let children = number(13)? + number(14)?;
+    Some(Process {
+        pid,
+        parent: u32::try_from(number(1)?).ok()?,
+        ticks: number(11)? + number(12)? + children,
+    })
+}
+
+/// Ticks of `root` and of all its descendants.
+fn family(all: &[Process], root: u32) -> BTreeMap<u32, u64> {
+    let mut members = BTreeSet::from([root]);
+    loop {
+        let before = members.len();
+        members.extend(
+            all.iter().filter(|one| members.contains(&one.parent)).map(|one| one.pid).collect::<Vec<_>>(),
+        );
+        if members.len() == before {
+            return all
+                .iter()
+                .filter(|one| members.contains(&one.pid))
+                .map(|one| (one.pid, one.ticks))
+                .collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_ticks_are_all_but_idle_ones() {
+        assert_eq!(cores("cpu  10 1 5 80 4 2 3 5 7 0\ncpu0 1\n"), Some((110, 26)));
+        assert_eq!(cores("intr 1"), None);
+        assert_eq!(cores("cpu  10 1\n"), None);
+    }
+
+    #[test]
+    fn the_family_is_everything_below_a_process() {
+        let stat = "9 (a) b) S 7 9 9 0 -1 0 0 0 0 0 30 4 2 1 20 0 1 0 5";
+        assert_eq!(parse(9, stat), Some(Process { pid: 9, parent: 7, ticks: 37 }));
+        let one = |pid, parent, ticks| Process { pid, parent, ticks };
+        // A grandchild is listed before its parent.
+        let all = [one(30, 20, 3), one(10, 1, 1), one(20, 10, 2), one(40, 1, 9)];
+        assert_eq!(family(&all, 10), BTreeMap::from([(10, 1), (20, 2), (30, 3)]));
+    }
+
+    #[test]
+    fn what_others_took_is_what_is_neither_idle_nor_own() {
+        let begin = Ticks { all: 1000, busy: 500, own: BTreeMap::from([(1, 100), (2, 50)]) };
+        // 300 busy ticks of 1000, of which 100 + 40 are those of a process that was there and one that came.
+        let end = Ticks { all: 2000, busy: 800, own: BTreeMap::from([(1, 200), (3, 40)]) };
+        assert_eq!(begin.others_permille(&end), Some(160));
+        assert_eq!(begin.others_permille(&begin), None, "no time has passed");
+    }
+
+    #[test]
+    fn this_machine_copies_and_has_a_core() {
+        let machine = Machine::measure();
+        assert!(machine.cores > 0 && machine.copy_bytes_per_s > 1 << 20, "{machine:?}");
+    }
+}

@@ -1,0 +1,103 @@
+//! The model of the demo: a folder that the user names, or one that `sluice-model-gen` makes once into the cache.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, bail};
+use sluice_types::tenant::WeightType;
+use sluice_wire::geometry::{Geometry, Obstacle};
+use tokio::process::Command;
+
+use crate::inspect::{Place, inspect};
+use crate::models::cache::user_cache;
+use crate::up::speak::note;
+use crate::{Misconfigured, child, siblings};
+
+/// Name and shape of the model that is made: 32 layers of 1.6 MB. Few enough bytes to be made in a second, enough layers that
+/// a neighbour has many to lend.
+const NAME: &str = "llama-32x256";
+#[rustfmt::skip]
+const SHAPE: &[&str] = &[
+    "--layers", "32", "--hidden", "256", "--heads", "4", "--kv-heads", "4", "--intermediate", "688", "--vocab",
+    "512", "--max-positions", "512",
+];
+
+/// A model that can be served.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Where it is.
+    pub folder: PathBuf,
+    /// Its sizes.
+    pub geometry: Geometry,
+}
+
+impl Model {
+    /// The one in `folder`; `None` = the demo's own, which is made where it is missing.
+    ///
+    /// # Errors
+    /// The folder holds no model that is served, or none can be made.
+    pub async fn find(folder: Option<&Path>) -> anyhow::Result<Model> {
+        let folder = match folder {
+            Some(folder) => named(folder)?,
+            None => made().await?,
+        };
+        match inspect(Place::Folder(&folder), WeightType::Auto).await {
+            Ok(geometry) => Ok(Model { folder, geometry }),
+            Err(refusal) if refusal.reason == Obstacle::Unavailable => bail!("{}", refusal.message),
+            Err(refusal) => Err(Misconfigured(refusal.message).into()),
+        }
+    }
+
+    /// The folder as text, for a manifest.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn text(&self) -> anyhow::Result<&str> {
+        self.folder.to_str().with_context(|| format!("{}: no UTF-8", self.folder.display()))
+    }
+}
+
+fn named(folder: &Path) -> anyhow::Result<PathBuf> {
+    if !folder.join("config.json").is_file() {
+        let shown = folder.display();
+        let problem = "no config.json there; it takes a model folder in Hugging Face layout";
+        return Err(Misconfigured(format!("--model {shown}: {problem}")).into());
+    }
+    std::path::absolute(folder).with_context(|| folder.display().to_string())
+}
+
+/// Makes the demo's own model, unless an earlier demo has.
+async fn made() -> anyhow::Result<PathBuf> {
+    let cache = user_cache().context("neither XDG_CACHE_HOME nor HOME is set: name a model with --model")?;
+    let folder = cache.join("demo").join(NAME);
+    if folder.join("config.json").is_file() {
+        return Ok(folder);
+    }
+    let maker = siblings::find("sluice-model-gen")?;
+    note(format_args!("making a model with random weights in {}", folder.display()));
+    let part = Part(folder.with_file_name(format!("{NAME}.{}.part", std::process::id())));
+    let mut command = Command::new(&maker);
+    command.arg("--out").arg(&part.0).args(SHAPE).stdin(Stdio::null()).stdout(Stdio::null());
+    child::end_with_parent(&mut command);
+    let status = command.status().await.with_context(|| maker.display().to_string())?;
+    if !status.success() {
+        bail!("{} made no model: {status}", maker.display());
+    }
+    // Whole or not at all. Another demo that was faster has made the same files.
+    match std::fs::rename(&part.0, &folder) {
+        Err(error) if !folder.join("config.json").is_file() => {
+            Err(error).with_context(|| folder.display().to_string())
+        }
+        _ => Ok(folder),
+    }
+}
+
+/// A folder that goes with this value, unless it was renamed.
+struct Part(PathBuf);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Not there after a rename.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

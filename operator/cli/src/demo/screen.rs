@@ -1,0 +1,169 @@
+//! Which tenant holds what of the GPU, as one line of the terminal, and a line for each round.
+
+use std::io::{IsTerminal, Write};
+
+use rustix::termios::tcgetwinsize;
+use sluice_wire::State;
+use sluice_wire::state::{Direction, OwnerBytes};
+
+use super::outcome::Figures;
+use crate::models::size::Size;
+use crate::up::speak::tell;
+
+/// Cells for the whole GPU, where the line has room for them and on the narrowest terminal.
+const CELLS: u64 = 60;
+const FEWEST_CELLS: u64 = 20;
+/// Columns for names, requests and loans.
+const WORDS: usize = 65;
+/// Of a terminal that does not say how wide it is.
+const USUAL_COLUMNS: usize = 80;
+/// What the letters mean.
+pub const LEGEND: &str =
+    "W weights  S slots  K KV  A activations  . free; then requests running+waiting, and what was borrowed";
+
+/// Standard output. A terminal also shows the tenants as they are now, in a line that is rewritten.
+pub struct Screen {
+    memory_bytes: u64,
+}
+
+impl Screen {
+    /// For a GPU of so many bytes.
+    pub fn new(memory_bytes: u64) -> Screen {
+        if columns().is_some() {
+            tell(format_args!("  {LEGEND}"));
+        }
+        Screen { memory_bytes }
+    }
+
+    /// Shows the tenants, where there is a terminal.
+    pub fn show(&mut self, states: &[State]) {
+        if let Some(columns) = columns() {
+            rewrite(&fitted(self.memory_bytes, states, columns));
+        }
+    }
+
+    /// Says how a round was.
+    pub fn round(&mut self, number: usize, figures: &Figures) {
+        let Figures { tokens_per_s, ttft_p99_ms, tbt_p99_ms } = figures;
+        self.end();
+        tell(format_args!(
+            "  round {number:>2}: {tokens_per_s:>5.0} tokens/s, first token after {ttft_p99_ms:>5.0} ms, {tbt_p99_ms:>4.0} ms between tokens (P99)"
+        ));
+    }
+
+    /// Takes the line away.
+    pub fn end(&mut self) {
+        if columns().is_some() {
+            rewrite("");
+        }
+    }
+}
+
+fn rewrite(line: &str) {
+    // A line that cannot be shown is no harm. The rest of a longer one goes.
+    let mut stdout = std::io::stdout();
+    let _ = write!(stdout, "\r{line}\x1b[K").and_then(|()| stdout.flush());
+}
+
+/// Width of the terminal; `None` = stdout is none. Asked each time: it may be made wider or narrower.
+fn columns() -> Option<usize> {
+    let stdout = std::io::stdout();
+    let width = || tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
+    stdout.is_terminal().then(|| width().unwrap_or(USUAL_COLUMNS))
+}
+
+/// The line as `columns` have room for it. One that went on in a second row could not be rewritten, nor one that fills the
+/// first: a terminal may go to the next row then.
+fn fitted(memory_bytes: u64, states: &[State], columns: usize) -> String {
+    let cells = (columns.saturating_sub(WORDS) as u64).clamp(FEWEST_CELLS, CELLS);
+    let parts =
+        states.iter().map(|state| format!("  {} {}", state.tenant.name, bar(memory_bytes, state, cells)));
+    let line: String = parts.chain(states.iter().filter_map(work)).collect();
+    line.chars().take(columns.saturating_sub(1)).collect()
+}
+
+/// A tenant's part of the GPU; what it has at all has a cell.
+fn bar(memory_bytes: u64, state: &State, most_cells: u64) -> String {
+    let OwnerBytes {
+        weights_global_bytes,
+        weights_layers_bytes,
+        slots_bytes,
+        kv_bytes,
+        activation_bytes,
+        staging_bytes,
+        earmarked_bytes,
+        free_bytes,
+    } = state.memory.owners;
+    let owners = [
+        ('W', weights_global_bytes + weights_layers_bytes),
+        ('S', slots_bytes),
+        ('K', kv_bytes),
+        ('A', activation_bytes + staging_bytes),
+        ('.', free_bytes + earmarked_bytes),
+    ];
+    let cells = |bytes: u64| match bytes {
+        0 => 0,
+        _ => (bytes * most_cells / memory_bytes.max(1)).clamp(1, most_cells),
+    };
+    owners.iter().map(|(letter, bytes)| letter.to_string().repeat(cells(*bytes) as usize)).collect()
+}
+
+/// Requests of a tenant that has some, and what it has borrowed.
+fn work(state: &State) -> Option<String> {
+    let (running, waiting) = (state.queue.running, state.queue.waiting);
+    let mut lenders: Vec<(&str, u64)> = Vec::new();
+    for grant in state.neighbourhood.iter().flat_map(|all| &all.grants) {
+        match lenders.iter_mut().find(|(lender, _)| *lender == grant.name) {
+            _ if grant.direction != Direction::Taken => {}
+            Some((_, sum)) => *sum += grant.bytes,
+            None => lenders.push((&grant.name, grant.bytes)),
+        }
+    }
+    if running + waiting == 0 && lenders.is_empty() {
+        return None;
+    }
+    let borrowed: String =
+        lenders.iter().map(|(lender, bytes)| format!(", {} of {lender}", Size(*bytes))).collect();
+    Some(format!("  {} {running}+{waiting}{borrowed}", state.tenant.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// `a` has borrowed from `b` and has a queue. The GPU has 60 bytes.
+    fn states() -> [State; 2] {
+        let grant = |name: &str, bytes: u64, direction: &str| {
+            json!({"namespace": "n", "name": name, "direction": direction, "nonce": 1, "bytes": bytes,
+                "expires_in_ms": 1})
+        };
+        let taken = |bytes: u64| grant("b", bytes, "Taken");
+        let given = grant("a", 3 << 20, "Given");
+        let state = |name: &str, kv: u64, waiting: u64, grants: serde_json::Value| {
+            let state = json!({"version": 1, "tenant": {"name": name}, "queue": {"running": 0, "waiting": waiting},
+                "memory": {"owners": {"weights_layers_bytes": 20, "kv_bytes": kv, "free_bytes": 1}},
+                "neighbourhood": {"grants": grants}});
+            State::from_json(state.to_string().as_bytes()).unwrap()
+        };
+        [state("a", 10, 2, json!([taken(1 << 20), taken(1 << 19)])), state("b", 0, 0, json!([given]))]
+    }
+
+    #[test]
+    fn a_line_shows_parts_work_and_lenders() {
+        let (weights, kv) = ("W".repeat(20), "K".repeat(10));
+        let expected = format!("  a {weights}{kv}.  b {weights}.  a 0+2, 1.5 MiB of b");
+        assert_eq!(fitted(60, &states(), WORDS + 60), expected);
+        let third = "W".repeat(6);
+        assert_eq!(fitted(60, &states(), 80), format!("  a {third}KKK.  b {third}.  a 0+2, 1.5 MiB of b"));
+    }
+
+    #[test]
+    fn a_line_stays_in_one_row_of_a_narrow_terminal() {
+        for columns in 1..130 {
+            let line = fitted(60, &states(), columns);
+            assert!(line.chars().count() < columns, "{columns}: {line}");
+        }
+    }
+}

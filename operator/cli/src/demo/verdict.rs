@@ -1,0 +1,267 @@
+//! What the two runs say, and what they do not: a difference counts only beyond the noise that was measured. Pure.
+
+use std::fmt::Write;
+
+use super::outcome::{Figures, Outcome};
+use super::setting::{Rule, Setting};
+
+/// Differences below this are none, percent: nobody would feel them.
+const LEAST_PERCENT: f64 = 5.0;
+/// Other programs that took more than this of all cores have disturbed a run, thousandths.
+pub const CALM_PERMILLE: u32 = 100;
+/// So has something, if the speeds of its halves differ by more, percent.
+const CALM_PERCENT: f64 = 25.0;
+/// Width of a title and of a column of the table.
+const TITLE: usize = 42;
+const COLUMN: usize = 30;
+
+/// Why a run is repeated; `None` = it was calm.
+pub fn disturbance(outcome: &Outcome) -> Option<String> {
+    if let Some(others) = outcome.others_permille.filter(|permille| *permille > CALM_PERMILLE) {
+        return Some(format!("other programs took {} % of this machine's processor", others.div_ceil(10)));
+    }
+    let halves = spread(outcome, |figures| figures.tokens_per_s);
+    (halves > CALM_PERCENT).then(|| format!("the speeds of its two halves differ by {halves:.0} %"))
+}
+
+/// By how much a run may be off, percent: what other programs took of it may slow one run and not the other, and its two halves
+/// had the same load.
+pub fn noise(outcome: &Outcome, figure: fn(&Figures) -> f64) -> f64 {
+    let others = f64::from(outcome.others_permille.unwrap_or(0).min(999));
+    spread(outcome, figure).max(others / (1000.0 - others) * 100.0)
+}
+
+/// By how much the two halves of a run differ, percent.
+fn spread(outcome: &Outcome, figure: fn(&Figures) -> f64) -> f64 {
+    let (first, second) = outcome.rounds.split_at(outcome.rounds.len() / 2);
+    if first.is_empty() {
+        return f64::INFINITY;
+    }
+    let median = |rounds: &[Figures]| {
+        let mut values: Vec<f64> = rounds.iter().map(figure).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    apart(median(first), median(second))
+}
+
+/// Of what is larger to what is smaller, so that half and twice are as far apart, percent.
+fn apart(one: f64, other: f64) -> f64 {
+    (one.max(other) / one.min(other) - 1.0) * 100.0
+}
+
+/// One figure under both rules.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Compared {
+    /// Under lending.
+    pub lending: f64,
+    /// Under fixed partitions.
+    pub fixed: f64,
+    /// By how much each may be off, percent.
+    pub noise_percent: f64,
+}
+
+impl Compared {
+    /// The figure of both runs.
+    pub fn of(lending: &Outcome, fixed: &Outcome, figure: fn(&Figures) -> f64) -> Compared {
+        let noise_percent = noise(lending, figure).max(noise(fixed, figure)).max(LEAST_PERCENT);
+        Compared { lending: figure(&lending.all), fixed: figure(&fixed.all), noise_percent }
+    }
+
+    /// Whether the two differ by more than noise.
+    pub fn differs(&self) -> bool {
+        apart(self.lending, self.fixed) > self.noise_percent
+    }
+}
+
+/// Whether every answer was the same.
+pub fn identical(lending: &Outcome, fixed: &Outcome) -> bool {
+    lending.texts == fixed.texts
+}
+
+/// Both runs side by side.
+pub fn table(lending: &Outcome, fixed: &Outcome) -> String {
+    let mut text =
+        format!("{:TITLE$}{:>COLUMN$}{:>COLUMN$}\n", "", Rule::Fixed.title(), Rule::Lending.title());
+    let mut row = |title: &str, value: &dyn Fn(&Outcome) -> String| {
+        // A String takes every line.
+        let _ = writeln!(text, "{title:TITLE$}{:>COLUMN$}{:>COLUMN$}", value(fixed), value(lending));
+    };
+    row("output tokens per second", &|one| format!("{:.0}", one.all.tokens_per_s));
+    row("P99 time to the first token, ms", &|one| format!("{:.0}", one.all.ttft_p99_ms));
+    row("P99 time between tokens as delivered, ms", &|one| format!("{:.1}", one.all.tbt_p99_ms));
+    row("most requests of a tenant at once", &|one| one.seen.running.to_string());
+    row("requests that were computed again", &|one| one.preempted.to_string());
+    row("most layers lent at once", &|one| one.seen.absent_layers.to_string());
+    let same = if identical(lending, fixed) { "yes" } else { "NO" };
+    // As above.
+    let _ = write!(text, "{:TITLE$}{same:>width$}", "tokens identical", width = 2 * COLUMN);
+    text
+}
+
+/// The table in three sentences, one a line.
+pub fn sentences(lending: &Outcome, fixed: &Outcome, setting: &Setting) -> String {
+    [room(lending, fixed, setting), speed(lending, fixed), tokens(lending, fixed)].join("\n")
+}
+
+/// What lending did to memory.
+fn room(lending: &Outcome, fixed: &Outcome, setting: &Setting) -> String {
+    let (layers, burst) = (lending.seen.absent_layers, setting.requests);
+    if layers == 0 {
+        return format!(
+            "Idle tenants lent nothing: a burst of {burst} requests fitted the memory of its own tenant, or no tenant had layers to lend."
+        );
+    }
+    let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
+    format!(
+        "Idle tenants lent the memory of up to {layers} layers to the busy one, so requests lost their memory and were computed again \
+         {} instead of {}.",
+        times(lending.preempted),
+        times(fixed.preempted)
+    )
+}
+
+/// What clients felt of it.
+fn speed(lending: &Outcome, fixed: &Outcome) -> String {
+    let of = |figure| Compared::of(lending, fixed, figure);
+    let (speed, first, pause) = (
+        of(|figures| figures.tokens_per_s),
+        of(|figures| figures.ttft_p99_ms),
+        of(|figures| figures.tbt_p99_ms),
+    );
+    let times = speed.lending / speed.fixed;
+    let wait = |one: &Compared| format!("{:.0} ms instead of {:.0} ms", one.lending, one.fixed);
+    let all = [
+        (speed, "tokens per second", format!("the tenants wrote {times:.2} times the tokens per second")),
+        (first, "first tokens", format!("the slowest first tokens (P99) came after {}", wait(&first))),
+        (
+            pause,
+            "pauses between tokens",
+            format!("the longest pauses between tokens (P99) took {}", wait(&pause)),
+        ),
+    ];
+    let differing: Vec<_> =
+        all.iter().filter(|(one, ..)| one.differs()).map(|(.., words)| words.as_str()).collect();
+    let alike: Vec<_> = all.iter().filter(|(one, ..)| !one.differs()).map(|(_, name, _)| *name).collect();
+    let why = |noise: f64| match [lending, fixed].iter().filter_map(|run| run.others_permille).max() {
+        Some(others) if others > CALM_PERMILLE => {
+            format!("other programs took up to {} % of this machine's processor", others.div_ceil(10))
+        }
+        _ => format!("two halves of a run under the same rule may differ by {noise:.0} %"),
+    };
+    let noise =
+        all.iter().filter(|(one, ..)| !one.differs()).map(|(one, ..)| one.noise_percent).fold(0.0, f64::max);
+    let same = format!("no difference beyond noise in {}: {}", alike.join(", "), why(noise));
+    match (differing.is_empty(), alike.is_empty()) {
+        (true, _) => format!("This run shows {same}."),
+        (false, true) => format!("Under lending {}.", differing.join(", ")),
+        (false, false) => format!("Under lending {}; this run shows {same}.", differing.join(", ")),
+    }
+}
+
+fn tokens(lending: &Outcome, fixed: &Outcome) -> String {
+    let answers = fixed.texts.len();
+    let differ = lending.texts.iter().zip(&fixed.texts).filter(|(one, other)| one != other).count();
+    match differ {
+        0 if identical(lending, fixed) => {
+            format!(
+                "All {answers} answers were the same under both rules: memory moved, and no token changed."
+            )
+        }
+        _ => format!(
+            "{differ} of {answers} answers differed between the rules, which must never happen: please report it."
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::outcome::Seen;
+    use super::*;
+
+    /// Rounds of these speeds; the other figures stay.
+    fn run(speeds: &[f64], others_permille: u32) -> Outcome {
+        let figures = |tokens_per_s| Figures { tokens_per_s, ttft_p99_ms: 100.0, tbt_p99_ms: 50.0 };
+        Outcome {
+            rounds: speeds.iter().copied().map(figures).collect(),
+            all: figures(speeds.iter().sum::<f64>() / speeds.len() as f64),
+            seen: Seen { running: 2, absent_layers: 0 },
+            preempted: 0,
+            texts: vec!["a".into(), "b".into()],
+            others_permille: Some(others_permille),
+        }
+    }
+
+    fn speeds(lending: &Outcome, fixed: &Outcome) -> Compared {
+        Compared::of(lending, fixed, |figures| figures.tokens_per_s)
+    }
+
+    #[test]
+    fn a_difference_counts_beyond_what_a_rule_differs_from_itself() {
+        let (calm, steady) = (run(&[100.0, 100.0], 0), run(&[150.0, 150.0], 0));
+        assert!(speeds(&steady, &calm).differs() && speeds(&calm, &steady).differs());
+        // The same mean, but its halves differ by 100 %.
+        let wild = run(&[100.0, 200.0], 0);
+        assert_eq!(speeds(&wild, &calm), Compared { lending: 150.0, fixed: 100.0, noise_percent: 100.0 });
+        assert!(!speeds(&wild, &calm).differs() && !speeds(&calm, &wild).differs());
+        assert_eq!(disturbance(&wild).unwrap(), "the speeds of its two halves differ by 100 %");
+    }
+
+    #[test]
+    fn one_round_shows_no_difference_and_a_small_one_is_none() {
+        assert!(!speeds(&run(&[300.0], 0), &run(&[100.0], 0)).differs());
+        let (calm, close) = (run(&[100.0, 100.0], 0), run(&[104.0, 104.0], 0));
+        assert_eq!((speeds(&close, &calm).noise_percent, speeds(&close, &calm).differs()), (5.0, false));
+    }
+
+    #[test]
+    fn what_other_programs_took_is_noise() {
+        let (fixed, lending) = (run(&[100.0, 100.0], 0), run(&[150.0, 150.0], 400));
+        assert_eq!(disturbance(&fixed), None);
+        assert_eq!(disturbance(&lending).unwrap(), "other programs took 40 % of this machine's processor");
+        // With 60 % of a processor a run is slower by two thirds.
+        assert!((speeds(&lending, &fixed).noise_percent - 66.7).abs() < 0.1);
+        let expected = "This run shows no difference beyond noise in tokens per second, first tokens, pauses between tokens: \
+                        other programs took up to 40 % of this machine's processor.";
+        assert_eq!(speed(&lending, &fixed), expected);
+        assert!(speeds(&run(&[200.0, 200.0], 400), &fixed).differs());
+    }
+
+    #[test]
+    fn the_sentences_say_what_happened_as_it_was() {
+        let setting = Setting { requests: 7, ..SETTING };
+        let fixed = Outcome { preempted: 30, ..run(&[400.0, 400.0], 0) };
+        let mut lending = Outcome { preempted: 1, ..run(&[600.0, 600.0], 0) };
+        lending.seen = Seen { running: 7, absent_layers: 12 };
+        lending.all.ttft_p99_ms = 30.0;
+        lending.rounds.iter_mut().for_each(|round| round.ttft_p99_ms = 30.0);
+        let expected = "\
+Idle tenants lent the memory of up to 12 layers to the busy one, so requests lost their memory and were computed again once instead of 30 times.
+Under lending the tenants wrote 1.50 times the tokens per second, the slowest first tokens (P99) came after \
+30 ms instead of 100 ms; this run shows no difference beyond noise in pauses between tokens: two halves of a run under the same rule may differ by 5 %.
+All 2 answers were the same under both rules: memory moved, and no token changed.";
+        assert_eq!(sentences(&lending, &fixed, &setting), expected);
+        assert!(room(&fixed, &fixed, &setting).starts_with("Idle tenants lent nothing"));
+    }
+
+    #[test]
+    fn one_answer_that_differs_is_said_in_table_and_words() {
+        let (fixed, mut lending) = (run(&[1.0, 1.0], 0), run(&[1.0, 1.0], 0));
+        assert!(table(&lending, &fixed).ends_with(" yes"));
+        lending.texts[1] = "c".into();
+        assert!(!identical(&lending, &fixed) && table(&lending, &fixed).ends_with(" NO"));
+        assert!(tokens(&lending, &fixed).starts_with("1 of 2 answers differed"));
+    }
+
+    const SETTING: Setting = Setting {
+        threads: 1,
+        link_bytes_per_s: 1,
+        chunk_bytes: 1,
+        memory_bytes: 1,
+        host_bytes: 1,
+        total_bytes: 1,
+        requests: 1,
+        lengths: super::super::setting::Lengths::QUICK,
+        context: 1,
+    };
+}
