@@ -41,6 +41,8 @@ pub struct State {
     pub phase: Phase,
     /// Since when, milliseconds since the Unix epoch.
     pub phase_since_unix_ms: u64,
+    /// `POST /sleep` put it to sleep: a request does not wake it.
+    pub sleep_ordered: bool,
     /// Since when no request is waiting or running, milliseconds since the Unix epoch; `None` while one is.
     pub idle_since_unix_ms: Option<u64>,
     /// Named policy, as in `GpuPool.spec.policy`.
@@ -81,6 +83,7 @@ impl Default for State {
             tenant: Tenant::default(),
             phase: Phase::default(),
             phase_since_unix_ms: 0,
+            sleep_ordered: false,
             idle_since_unix_ms: None,
             policy: String::new(),
             remap: RemapState::default(),

@@ -245,6 +245,7 @@ impl Core {
             engine_pid: self.engine.map(|e| e.pid),
             serving: self.serving(),
             rest: self.brain.rest(),
+            sleep_ordered: self.told_to_sleep.is_some(),
             counters: self.counters.clone(),
         }
     }

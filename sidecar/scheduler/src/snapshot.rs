@@ -77,6 +77,8 @@ pub struct Snapshot {
     pub serving: bool,
     /// Whether it holds memory.
     pub rest: Rest,
+    /// It sleeps by order: a request does not wake it.
+    pub sleep_ordered: bool,
     /// Totals.
     pub counters: Counters,
 }

@@ -92,6 +92,7 @@ fn state() -> State {
         },
         phase: Phase::Active,
         phase_since_unix_ms: 1_764_000_001_000,
+        sleep_ordered: false,
         idle_since_unix_ms: None,
         policy: "Oneiros".into(),
         remap: RemapState { alpha: 1, beta: 1, moving_layers: vec![1, 3], cap_layers: 2 },

@@ -66,6 +66,10 @@ pub struct Report {
     pub tpot_ms: Option<Distribution>,
     /// From sending to the end of the answer, over requests.
     pub e2e_ms: Option<Distribution>,
+    /// Target of the time to the first chunk, milliseconds.
+    pub slo_ttft_ms: u64,
+    /// Target of the time between chunks, milliseconds.
+    pub slo_tbt_ms: u64,
     /// Share of all requests whose first chunk came in time.
     pub ttft_attainment: f64,
     /// Share of gaps within the target; `None` = there were none.
@@ -93,6 +97,8 @@ impl Report {
         let chunks: usize = good.iter().map(|r| r.chunks()).sum();
         let in_time = good.iter().filter(|r| r.ttft.is_some_and(|t| t <= ttft)).count();
         Report {
+            slo_ttft_ms,
+            slo_tbt_ms,
             completed: good.len(),
             failed: records.len() - good.len(),
             errors,
@@ -162,8 +168,10 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "SLO          TTFT met by {:.1} %   TBT by {} of gaps   both by {:.1} % of requests",
+            "SLO          TTFT within {} ms: {:.1} %   TBT within {} ms: {} of gaps   both: {:.1} % of requests",
+            self.slo_ttft_ms,
             self.ttft_attainment * 100.0,
+            self.slo_tbt_ms,
             self.tbt_attainment.map_or("none".into(), |share| format!("{:.1} %", share * 100.0)),
             self.slo_attainment * 100.0
         )

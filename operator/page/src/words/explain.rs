@@ -83,6 +83,9 @@ pub fn headline(state: &State, now_unix_ms: u64) -> String {
         Phase::Active if quiet.is_some() => "is ready and has no requests".to_owned(),
         Phase::Active => "serves requests".to_owned(),
         Phase::Idle => "has no requests; its layers may be lent to neighbours".to_owned(),
+        Phase::Hibernated if state.sleep_ordered => {
+            "is hibernated by POST /sleep: it holds no device memory; only POST /wake_up wakes it".to_owned()
+        }
         Phase::Hibernated => "is hibernated: it holds no device memory; the next request wakes it".to_owned(),
         Phase::Waking => "wakes: it takes its memory back and fills it".to_owned(),
         Phase::EngineLost => "has lost its engine; requests are held until another has attached".to_owned(),
@@ -151,7 +154,27 @@ fn pace(state: &State) -> Vec<Reason> {
     let next = objective("Time between tokens", slo, attained, target_ns, &figures.delivered_tbt);
     let overdue = [overdue(slo.ttft_overdue, "first"), overdue(slo.tbt_overdue, "next")];
     let overdue = overdue.into_iter().flatten().map(|text| Reason::new(Level::Watch, "overdue", text));
-    first.into_iter().chain(next).chain(overdue).collect()
+    let engine = slow_engine(state).map(|text| Reason::new(Level::Watch, "cause", text));
+    first.into_iter().chain(next).chain(overdue).chain(engine).collect()
+}
+
+/// Whether an objective is missed.
+fn misses(slo: &SloState) -> bool {
+    let missed = |attained: Option<u32>| attained.is_some_and(|attained| attained < promised_permille(slo));
+    missed(slo.ttft_attained_permille) || missed(slo.tbt_attained_permille)
+}
+
+/// An engine that makes tokens more slowly than the objective asks for: no pace and no memory helps.
+fn slow_engine(state: &State) -> Option<String> {
+    let (slo, made) = (&state.slo, &state.figures.engine_tbt);
+    let slow = misses(slo) && made.samples > 0 && made.p50_ns > slo.tbt_target_ns;
+    slow.then(|| {
+        let (made, target) = (duration(made.p50_ns), duration(slo.tbt_target_ns));
+        format!(
+            "Its engine makes a token every {made} (median) with {} requests at once; the objective is {target}.",
+            state.queue.running
+        )
+    })
 }
 
 /// Answers that a client waits for at this moment, beyond the objective.
@@ -278,7 +301,7 @@ fn partners(own: &Neighbourhood, direction: Direction) -> String {
 fn requests(state: &State) -> Vec<String> {
     let (queue, kv) = (&state.queue, &state.kv);
     let mut lines = Vec::new();
-    if queue.waiting > 0 {
+    if queue.waiting > 0 || (queue.running > 0 && misses(&state.slo)) {
         let (waiting, running) = (queue.waiting, queue.running);
         let full = percent(Some(kv.utilisation_permille));
         let wait = if waiting == 1 { "request waits" } else { "requests wait" };
@@ -395,6 +418,31 @@ mod tests {
             ],
             "no first token came in the last minute"
         );
+    }
+
+    #[test]
+    fn an_engine_that_is_slower_than_the_objective_is_the_reason() {
+        let mut state = state();
+        (state.slo.tbt_target_ns, state.slo.allowed_miss_permille) = (2_000_000, 10);
+        (state.slo.tbt_attained_permille, state.queue.running) = (Some(0), 16);
+        state.figures.engine_tbt = Percentiles { samples: 9, p50_ns: 6_600_000, p99_ns: 28_000_000 };
+        let said = explain(&state, NOW)[2..].join("\n");
+        assert_eq!(
+            said,
+            "  Its engine makes a token every 6.6 ms (median) with 16 requests at once; the objective is 2.0 ms.\n  \
+             0 requests wait, 16 run; 0.0 % of the KV cache is used."
+        );
+        state.slo.tbt_attained_permille = Some(1000);
+        assert_eq!(explain(&state, NOW).len(), 2, "a slow engine that is in time is none");
+    }
+
+    #[test]
+    fn a_tenant_that_was_put_to_sleep_says_what_wakes_it() {
+        let mut state = state();
+        (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
+        assert!(headline(&state, NOW).contains("only POST /wake_up wakes it"));
+        state.sleep_ordered = false;
+        assert!(headline(&state, NOW).contains("the next request wakes it"));
     }
 
     #[test]

@@ -274,6 +274,7 @@ pub fn assemble(
         tenant: diary.tenant.clone(),
         phase: diary.phase,
         phase_since_unix_ms: unix_ms(diary.phase_since),
+        sleep_ordered: snapshot.sleep_ordered,
         idle_since_unix_ms: diary.idle_since.map(unix_ms),
         policy: diary.policy.clone(),
         remap: remap(brain),
