@@ -15,11 +15,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use sluice_page::words::figures::bytes;
 use sluice_types::load;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::admin::Admin;
-use crate::models::size::Size;
 use crate::run::machine::available_memory_bytes;
 use crate::up::plan::{Options, Placed};
 use crate::up::ready::{Ready, ReadySink};
@@ -115,7 +115,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
 fn check_memory(setting: &Setting) -> anyhow::Result<()> {
     let available = available_memory_bytes()?;
     if setting.total_bytes > available {
-        let (needed, available) = (Size(setting.total_bytes), Size(available));
+        let (needed, available) = (bytes(setting.total_bytes), bytes(available));
         let problem = format!(
             "not enough memory: three tenants of this model take {needed}, and {available} are available on this machine"
         );
@@ -284,7 +284,7 @@ fn describe(machine: &Machine, setting: &Setting) {
     let speed = |bytes: u64| format!("{:.1} GB/s", bytes as f64 / 1e9);
     let Setting { threads, link_bytes_per_s, memory_bytes, requests, lengths, .. } = setting;
     let (copies, link, memory) =
-        (speed(machine.copy_bytes_per_s), speed(*link_bytes_per_s), Size(*memory_bytes));
+        (speed(machine.copy_bytes_per_s), speed(*link_bytes_per_s), bytes(*memory_bytes));
     tell(format_args!(
         "machine   cores: {}; one copies {copies}; other programs take {others} of the processor",
         machine.cores

@@ -3,11 +3,11 @@
 use std::io::{IsTerminal, Write};
 
 use rustix::termios::tcgetwinsize;
+use sluice_page::words::figures;
 use sluice_wire::State;
 use sluice_wire::state::{Direction, OwnerBytes};
 
 use super::outcome::Figures;
-use crate::models::size::Size;
 use crate::up::speak::tell;
 
 /// Cells for the whole GPU, where the line has room for them and on the narrowest terminal.
@@ -123,7 +123,7 @@ fn work(state: &State) -> Option<String> {
         return None;
     }
     let borrowed: String =
-        lenders.iter().map(|(lender, bytes)| format!(", {} of {lender}", Size(*bytes))).collect();
+        lenders.iter().map(|(lender, bytes)| format!(", {} of {lender}", figures::bytes(*bytes))).collect();
     Some(format!("  {} {running}+{waiting}{borrowed}", state.tenant.name))
 }
 
