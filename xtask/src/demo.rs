@@ -9,12 +9,13 @@ use crate::process;
 use crate::suite::binaries;
 use crate::workspace::Workspace;
 
-/// Debug builds: whatever computes is optimised there too, and a fresh build takes a third of the time of a release build. Without
-/// default features `sluice` has no client of a cluster.
+/// Debug builds: what computes is optimised there too, so a fresh build need not be one of release.
+/// Without default features `sluice` has no client of a cluster. A demo tokenises and plans next to nothing.
 #[rustfmt::skip]
-pub const BUILD: [&str; 17] = [
+pub const BUILD: [&str; 21] = [
     "build", "--locked", "--no-default-features", "--package", "sluice-cli", "--package", "sluice-agent", "--package",
     "sluice-kernels", "--bin", "sluice", "--bin", "sluice-sidecar", "--bin", "sluice-engine", "--bin", "sluice-model-gen",
+    "--config", "profile.dev.package.tokenizers.opt-level=0", "--config", "profile.dev.package.sluice-plan.opt-level=0",
 ];
 
 /// Arguments of `cargo xtask demo`.
