@@ -244,7 +244,10 @@ mod tests {
         let report = Report::of(&[record(100, &[])], 500, 50);
         assert_eq!((report.tbt_ms, report.tpot_ms, report.tbt_attainment), (None, None, None));
         let text = report.to_string();
-        assert!(text.contains("TBT         no sample") && text.contains("TBT by none of gaps"), "{text}");
+        assert!(
+            text.contains("TBT         no sample") && text.contains("TBT within 50 ms: none of gaps"),
+            "{text}"
+        );
     }
 
     #[test]
