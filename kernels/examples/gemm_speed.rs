@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use half::{bf16, f16};
 use sluice_kernels::ops::team::Team;
-use sluice_kernels::simd::matmul::{Epilogue, Product, scratch_words};
-use sluice_kernels::simd::{Element, Isa};
+use sluice_kernels::simd::matmul::{Epilogue, Narrow, Product, scratch_words};
+use sluice_kernels::simd::{Dot, Element, Isa};
 
 /// A pointer that threads may share: each writes its own rows.
 #[derive(Clone, Copy)]
@@ -40,6 +40,12 @@ fn aligned<T: Copy>(values: impl ExactSizeIterator<Item = T>) -> *const T {
 fn measure<E: Element>(isa: Isa, team: &Team, name: &str, (rows, k, tokens): (usize, usize, usize)) {
     let weights = aligned((0..rows * k).map(|n| E::narrow((n % 17) as f32 / 17.0 - 0.5)));
     let input = aligned((0..tokens * k).map(|n| (n % 13) as f32 / 13.0 - 0.5));
+    for token in 0..tokens {
+        if size_of::<<E::Dot as Dot>::Input>() < size_of::<f32>() {
+            // SAFETY: the rows have `k` words each, and nobody else has them yet.
+            unsafe { isa.run(Narrow { row: input.cast_mut().add(token * k), width: k }) }
+        }
+    }
     let mut output = vec![0.0_f32; tokens * rows];
     let mut scratch = vec![0.0_f32; scratch_words(k) * team.threads()];
     let (to, scratch) = (Shared(output.as_mut_ptr()), Shared(scratch.as_mut_ptr()));

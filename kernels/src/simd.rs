@@ -5,6 +5,10 @@
 //! multiply-add is fused where the processor can, and lanes are folded in one fixed tree, so that AVX-512, AVX2 and
 //! NEON give the same bits. Only the portable path of an x86 without FMA rounds differently.
 //!
+//! **bfloat16.** A product of bfloat16 weights takes activations rounded to bfloat16 and adds in f32, two products to a
+//! lane. `vdpbf16ps` does that in one instruction, the other sets in two fused multiply-adds with the same bits (but for
+//! numbers below 2^-126, which the instruction takes for zero). Between products activations are f32.
+//!
 //! **Order of summation.** An output element of a matrix product owns one 16-lane accumulator that walks `k` in order;
 //! the tail is loaded with zeros in the missing lanes; the lanes are folded 8 + 8, 4 + 4, 2 + 2, 1 + 1. Nothing about
 //! the batch, the tile, the thread or the chunk enters into it (DESIGN 7).
@@ -22,14 +26,16 @@ mod portable;
 mod tests;
 mod tile;
 
-pub use element::Element;
-pub use lanes::{LANES, Lanes};
+pub use element::{Dot, Element, Widened};
+pub use lanes::{LANES, Lanes, PAIRED};
 
 use std::sync::OnceLock;
 
 /// An instruction set with its own build of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// [`Isa::Avx512`] with BF16: pairs of bfloat16 are multiplied and added by one instruction.
+    Avx512Bf16,
     /// AVX-512 F, BW, DQ and VL: every server processor with AVX-512 since 2017.
     Avx512,
     /// AVX2, FMA and F16C.
@@ -47,12 +53,14 @@ impl Isa {
 
     /// All sets of this processor, fastest first.
     pub fn available() -> Vec<Isa> {
-        [Isa::Avx512, Isa::Avx2, Isa::Baseline].into_iter().filter(|isa| isa.is_supported()).collect()
+        let all = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Baseline];
+        all.into_iter().filter(|isa| isa.is_supported()).collect()
     }
 
     #[cfg(target_arch = "x86_64")]
     fn is_supported(self) -> bool {
         match self {
+            Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && Isa::Avx512.is_supported(),
             Isa::Avx512 => {
                 is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
@@ -85,6 +93,9 @@ impl Isa {
         debug_assert!(self.is_supported(), "{self:?} is not supported by this processor");
         match self {
             // SAFETY: a value of `Isa` other than `Baseline` comes from `available`; the rest is the caller's.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => unsafe { avx512::enter_bf16(kernel) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::enter(kernel) },
             // SAFETY: as above.

@@ -1,6 +1,6 @@
 //! The independent reference: plain loops in f64 over tensors by name. No paging, no SIMD, nothing of the crate.
 
-use sluice_link::model::{Family, ModelSpec, RopeScaling};
+use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 
 use crate::checkpoint::Checkpoint;
 use crate::memory::rounded;
@@ -49,6 +49,7 @@ impl Reference<'_> {
             }
         };
         let head = if self.spec.tied_embeddings { embedding } else { "lm_head.weight" };
+        let norm = self.narrowed(&norm);
         self.checkpoint.values(head).chunks(x.len()).map(|row| dot(row, &norm)).collect()
     }
 
@@ -150,7 +151,14 @@ impl Reference<'_> {
         }
     }
 
+    /// What a product takes of `x`: the weights of a bfloat16 checkpoint are multiplied with activations in bfloat16.
+    fn narrowed(&self, x: &[f64]) -> Vec<f64> {
+        let narrow = |x: &f64| if self.spec.dtype == Dtype::Bf16 { rounded(Dtype::Bf16, *x) } else { *x };
+        x.iter().map(narrow).collect()
+    }
+
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let x = &self.narrowed(x);
         let products: Vec<f64> = self
             .checkpoint
             .values(&format!("{name}.weight"))

@@ -4,7 +4,7 @@ use sluice_link::slab::Tensor;
 
 use super::BLOCK_TOKENS;
 use super::chunk::{AttentionTask, Chunk, Piece};
-use super::step::{Linear, Rows, Shared, Step, Weights, at};
+use super::step::{Linear, Rows, Shared, Step, Weights, at, narrows};
 use crate::ops::attention::Attention;
 use crate::ops::kv::Write;
 use crate::rope::Rotate;
@@ -89,17 +89,28 @@ impl<'s, 'a, E: Element> Pass<'s, 'a, E> {
         });
     }
 
-    /// Multiplies `input` with each of `linears` in one parallel section.
+    /// Multiplies `input` with each of `linears` in one parallel section. No other product reads the same input: it is
+    /// narrowed in place.
     pub fn multiply(&self, weights: Weights<'_, E>, input: Rows, linears: &[Linear]) {
+        self.narrow(weights, input, linears[0].matrix);
         let products: Vec<[Product<E>; 1]> =
             linears.iter().map(|linear| [self.product(weights, input, linear)]).collect();
         self.step.run_products(&products);
     }
 
-    /// Multiplies `input` with `first`, then with `second` into the same rows (gated MLP).
+    /// Multiplies `input` with `first`, then with `second` into the same rows (gated MLP); for the rest as
+    /// [`Pass::multiply`].
     pub fn multiply_twice(&self, weights: Weights<'_, E>, input: Rows, [first, second]: [&Linear; 2]) {
+        self.narrow(weights, input, first.matrix);
         let product = |linear| self.product(weights, input, linear);
         self.step.run_products(&[[product(first), product(second)]]);
+    }
+
+    fn narrow(&self, weights: Weights<'_, E>, input: Rows, matrix: Tensor) {
+        if narrows::<E>() {
+            let (width, input) = (weights.columns(matrix), Shared(input));
+            self.each_token(width, |token| self.step.narrow_row(at(input.get(), token), width));
+        }
     }
 
     fn product(&self, weights: Weights<'_, E>, input: Rows, linear: &Linear) -> Product<E> {

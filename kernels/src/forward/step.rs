@@ -14,8 +14,8 @@ use crate::ops::embed::Embed;
 use crate::ops::kv::Arena;
 use crate::ops::norm::Norm;
 use crate::rope;
-use crate::simd::Element;
-use crate::simd::matmul::{Epilogue, PANEL_ROWS, Product};
+use crate::simd::matmul::{Epilogue, Narrow, PANEL_ROWS, Product};
+use crate::simd::{Dot, Element};
 use crate::{llama, opt};
 
 /// A value of the step: rows of f32 in the activation arena (start, words between two rows).
@@ -42,6 +42,11 @@ impl<E> Weights<'_, E> {
 
     fn rows(&self, tensor: Tensor) -> usize {
         self.slab.place(tensor).map_or(0, |place| place.rows as usize)
+    }
+
+    /// Inputs of a matrix.
+    pub(super) fn columns(&self, tensor: Tensor) -> usize {
+        self.slab.place(tensor).map_or(0, |place| place.columns as usize)
     }
 }
 
@@ -177,7 +182,16 @@ impl<'a, E: Element> Step<'a, E> {
         unsafe { self.model.isa.run(norm) }
     }
 
-    /// A product over the first `tokens` rows of `input`.
+    /// Makes a row of f32 the input of a product: `width` numbers in the format that the model's weights are multiplied
+    /// with.
+    pub(super) fn narrow_row(&self, row: *mut f32, width: usize) {
+        if narrows::<E>() {
+            // SAFETY: rows of `width` words by the layout; the task has the row to itself.
+            unsafe { self.model.isa.run(Narrow { row, width }) }
+        }
+    }
+
+    /// A product over the first `tokens` rows of `input`, which are narrowed.
     pub(super) fn product(
         &self,
         weights: Weights<'_, E>,
@@ -240,6 +254,7 @@ impl<'a, E: Element> Step<'a, E> {
             let end = first + sequence.tokens.len();
             for token in end - sequence.logit_rows..end {
                 self.norm_row((at(self.stream(), token), at(last, rows)), norm, bias);
+                self.narrow_row(at(last, rows), self.model.spec.hidden as usize);
                 rows += 1;
             }
         }
@@ -252,6 +267,11 @@ impl<'a, E: Element> Step<'a, E> {
             self.run_products(&[[self.product(weights, (last, rows), &head)]]);
         }
     }
+}
+
+/// Whether products of these weights take activations narrower than f32.
+pub(super) fn narrows<E: Element>() -> bool {
+    size_of::<<E::Dot as Dot>::Input>() < size_of::<f32>()
 }
 
 /// Row `index` of a value.

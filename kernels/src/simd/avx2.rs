@@ -39,8 +39,26 @@ unsafe fn halves(vector: __m256) -> (__m128, __m128) {
     unsafe { (_mm256_castps256_ps128(vector), _mm256_extractf128_ps::<1>(vector)) }
 }
 
+/// The second numbers of pairs, then the first ones, widened.
+#[inline(always)]
+unsafe fn widen_pairs(pairs: __m256i) -> (__m256, __m256) {
+    unsafe {
+        let second = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+        (_mm256_castsi256_ps(second), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)))
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_pairs(sum: __m256, a: __m256i, b: __m256i) -> __m256 {
+    unsafe {
+        let ((a1, a0), (b1, b0)) = (widen_pairs(a), widen_pairs(b));
+        _mm256_fmadd_ps(a0, b0, _mm256_fmadd_ps(a1, b1, sum))
+    }
+}
+
 impl Lanes for Pair {
     const MANY_REGISTERS: bool = false;
+    type Pairs = (__m256i, __m256i);
 
     #[inline(always)]
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
@@ -97,6 +115,11 @@ impl Lanes for Pair {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(from: *const u16) -> Self::Pairs {
+        unsafe { (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(LANES).cast())) }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
@@ -126,6 +149,11 @@ impl Lanes for Pair {
         unsafe {
             Pair(_mm256_fmadd_ps(self.0, factor.0, addend.0), _mm256_fmadd_ps(self.1, factor.1, addend.1))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe { Pair(dot_pairs(self.0, a.0, b.0), dot_pairs(self.1, a.1, b.1)) }
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! One AVX-512 register.
+//! One AVX-512 register, with or without the instructions for bfloat16.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each is one intrinsic under the contract of `Lanes`")]
 
@@ -11,58 +11,85 @@ use super::{Kernel, Lanes};
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
-    unsafe { kernel.run::<__m512>() }
+    unsafe { kernel.run::<Register<false>>() }
 }
+
+/// # Safety
+/// As for [`enter`], and the processor has AVX-512 BF16.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+pub(super) unsafe fn enter_bf16<K: Kernel>(kernel: K) -> K::Output {
+    unsafe { kernel.run::<Register<true>>() }
+}
+
+/// 16 lanes; `BF16`: the processor multiplies pairs of bfloat16.
+#[derive(Clone, Copy)]
+pub(super) struct Register<const BF16: bool>(__m512);
 
 #[inline(always)]
 fn mask(count: usize) -> __mmask16 {
     ((1_u32 << count) - 1) as __mmask16
 }
 
-impl Lanes for __m512 {
+/// The second numbers of pairs, then the first ones, widened.
+#[inline(always)]
+unsafe fn widen_pairs(pairs: __m512i) -> (__m512, __m512) {
+    unsafe {
+        let second = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+        (_mm512_castsi512_ps(second), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))
+    }
+}
+
+impl<const BF16: bool> Lanes for Register<BF16> {
     const MANY_REGISTERS: bool = true;
+    type Pairs = __m512i;
 
     #[inline(always)]
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
-        unsafe { enter(kernel) }
+        unsafe { if BF16 { enter_bf16(kernel) } else { enter(kernel) } }
     }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
-        unsafe { _mm512_set1_ps(value) }
+        unsafe { Register(_mm512_set1_ps(value)) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        unsafe { _mm512_loadu_ps(from) }
+        unsafe { Register(_mm512_loadu_ps(from)) }
     }
 
     #[inline(always)]
     unsafe fn load_first(from: *const f32, count: usize) -> Self {
-        unsafe { _mm512_maskz_loadu_ps(mask(count), from) }
+        unsafe { Register(_mm512_maskz_loadu_ps(mask(count), from)) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        unsafe { _mm512_storeu_ps(to, self) }
+        unsafe { _mm512_storeu_ps(to, self.0) }
     }
 
     #[inline(always)]
     unsafe fn store_first(self, to: *mut f32, count: usize) {
-        unsafe { _mm512_mask_storeu_ps(to, mask(count), self) }
+        unsafe { _mm512_mask_storeu_ps(to, mask(count), self.0) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+        unsafe { Register(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            Register(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const u16) -> Self::Pairs {
+        unsafe { _mm512_loadu_si512(from.cast()) }
     }
 
     #[inline(always)]
@@ -72,56 +99,69 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        unsafe { _mm512_add_ps(self, other) }
+        unsafe { Register(_mm512_add_ps(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        unsafe { _mm512_sub_ps(self, other) }
+        unsafe { Register(_mm512_sub_ps(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        unsafe { _mm512_mul_ps(self, other) }
+        unsafe { Register(_mm512_mul_ps(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
-        unsafe { _mm512_div_ps(self, other) }
+        unsafe { Register(_mm512_div_ps(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
-        unsafe { _mm512_fmadd_ps(self, factor, addend) }
+        unsafe { Register(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        unsafe {
+            if BF16 {
+                let bf16 = |pairs| std::mem::transmute::<__m512i, __m512bh>(pairs);
+                return Register(_mm512_dpbf16_ps(self.0, bf16(a), bf16(b)));
+            }
+            let ((a1, a0), (b1, b0)) = (widen_pairs(a), widen_pairs(b));
+            Register(_mm512_fmadd_ps(a0, b0, _mm512_fmadd_ps(a1, b1, self.0)))
+        }
     }
 
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        unsafe { _mm512_max_ps(self, other) }
+        unsafe { Register(_mm512_max_ps(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        unsafe { _mm512_min_ps(self, other) }
+        unsafe { Register(_mm512_min_ps(self.0, other.0)) }
     }
 
     #[inline(always)]
     unsafe fn round(self) -> Self {
-        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self) }
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        unsafe { Register(_mm512_roundscale_ps::<NEAREST>(self.0)) }
     }
 
     #[inline(always)]
     unsafe fn times_power_of_two(self, power: Self) -> Self {
-        unsafe { _mm512_scalef_ps(self, power) }
+        unsafe { Register(_mm512_scalef_ps(self.0, power.0)) }
     }
 
     #[inline(always)]
     unsafe fn first_or(self, count: usize, other: Self) -> Self {
-        unsafe { _mm512_mask_blend_ps(mask(count), other, self) }
+        unsafe { Register(_mm512_mask_blend_ps(mask(count), other.0, self.0)) }
     }
 
     #[inline(always)]
-    unsafe fn fold4([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+    unsafe fn fold4([Register(a), Register(b), Register(c), Register(d)]: [Self; 4]) -> [f32; 4] {
         unsafe {
             // Quarters of two vectors side by side: [a0+a2, a1+a3, b0+b2, b1+b3].
             let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
@@ -140,6 +180,6 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn fold_max(self) -> f32 {
-        unsafe { _mm512_reduce_max_ps(self) }
+        unsafe { _mm512_reduce_max_ps(self.0) }
     }
 }

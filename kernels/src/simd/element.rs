@@ -1,16 +1,18 @@
-//! Number formats of weights and KV, and how vectors are read from them.
+//! Number formats of weights and KV, how vectors are read from them, and how they are multiplied with activations.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each load is under the contract of `Lanes`")]
 
 use half::{bf16, f16};
 
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, PAIRED};
 
 /// A number format in memory. Widening to f32 is exact.
 #[allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
 pub trait Element: Copy + Send + Sync + 'static {
-    /// Already f32: no widening needed.
-    const IS_F32: bool = false;
+    /// How weights of the format are multiplied with activations.
+    type Dot: Dot<Weight = Self>;
+    /// Weights that meet many tokens are widened to f32 first.
+    const WIDENS: bool = false;
 
     /// Rounds to nearest, ties to even.
     fn narrow(value: f32) -> Self;
@@ -31,7 +33,7 @@ pub trait Element: Copy + Send + Sync + 'static {
 }
 
 impl Element for f32 {
-    const IS_F32: bool = true;
+    type Dot = Widened<f32>;
 
     #[inline(always)]
     fn narrow(value: f32) -> Self {
@@ -55,6 +57,9 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
+    type Dot = Widened<f16>;
+    const WIDENS: bool = true;
+
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         f16::from_f32(value)
@@ -72,6 +77,8 @@ impl Element for f16 {
 }
 
 impl Element for bf16 {
+    type Dot = Paired;
+
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         bf16::from_f32(value)
@@ -85,5 +92,79 @@ impl Element for bf16 {
     #[inline(always)]
     unsafe fn load<V: Lanes>(from: *const Self) -> V {
         unsafe { V::load_bf16(from.cast()) }
+    }
+}
+
+/// A product of weights and activations that one vector of accumulators walks.
+#[allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
+pub trait Dot {
+    /// As weights lie in memory.
+    type Weight: Copy + 'static;
+    /// As activations lie in memory.
+    type Input: Copy + 'static;
+    /// Weights in registers.
+    type Weights<V: Lanes>: Copy;
+    /// Activations in registers.
+    type Inputs<V: Lanes>: Copy;
+    /// Columns of one step.
+    const STEP: usize;
+
+    /// [`Dot::STEP`] weights.
+    unsafe fn load_weights<V: Lanes>(from: *const Self::Weight) -> Self::Weights<V>;
+    /// [`Dot::STEP`] activations.
+    unsafe fn load_inputs<V: Lanes>(from: *const Self::Input) -> Self::Inputs<V>;
+    /// `sum` and the products.
+    unsafe fn add<V: Lanes>(weights: Self::Weights<V>, inputs: Self::Inputs<V>, sum: V) -> V;
+}
+
+/// Weights are widened to f32, activations are f32.
+pub struct Widened<E>(std::marker::PhantomData<E>);
+
+impl<E: Element> Dot for Widened<E> {
+    type Weight = E;
+    type Input = f32;
+    type Weights<V: Lanes> = V;
+    type Inputs<V: Lanes> = V;
+    const STEP: usize = LANES;
+
+    #[inline(always)]
+    unsafe fn load_weights<V: Lanes>(from: *const E) -> V {
+        unsafe { E::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_inputs<V: Lanes>(from: *const f32) -> V {
+        unsafe { V::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<V: Lanes>(weights: V, inputs: V, sum: V) -> V {
+        unsafe { weights.mul_add(inputs, sum) }
+    }
+}
+
+/// Weights and activations are bfloat16, and each lane of the f32 sum takes two products.
+pub struct Paired;
+
+impl Dot for Paired {
+    type Weight = bf16;
+    type Input = bf16;
+    type Weights<V: Lanes> = V::Pairs;
+    type Inputs<V: Lanes> = V::Pairs;
+    const STEP: usize = PAIRED;
+
+    #[inline(always)]
+    unsafe fn load_weights<V: Lanes>(from: *const bf16) -> V::Pairs {
+        unsafe { V::load_pairs(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_inputs<V: Lanes>(from: *const bf16) -> V::Pairs {
+        unsafe { V::load_pairs(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<V: Lanes>(weights: V::Pairs, inputs: V::Pairs, sum: V) -> V {
+        unsafe { sum.dot_pairs(weights, inputs) }
     }
 }

@@ -5,6 +5,9 @@ use super::Kernel;
 /// Lanes of every vector, on every instruction set.
 pub use sluice_link::activation::LANES;
 
+/// bfloat16 of a vector of pairs: two in each lane.
+pub const PAIRED: usize = 2 * LANES;
+
 /// A vector of [`LANES`] f32.
 ///
 /// # Safety
@@ -14,6 +17,9 @@ pub use sluice_link::activation::LANES;
 pub trait Lanes: Copy {
     /// Room in registers for a tile of 4 x 6 accumulators (else 2 x 3).
     const MANY_REGISTERS: bool;
+
+    /// [`PAIRED`] bfloat16.
+    type Pairs: Copy;
 
     /// Runs `kernel` in a function of its own, never inlined: its values then have the registers to themselves.
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output;
@@ -32,6 +38,8 @@ pub trait Lanes: Copy {
     unsafe fn load_f16(from: *const u16) -> Self;
     /// 16 lanes of bfloat16.
     unsafe fn load_bf16(from: *const u16) -> Self;
+    /// 32 bfloat16: lane `l` has numbers `2 l` and `2 l + 1`.
+    unsafe fn load_pairs(from: *const u16) -> Self::Pairs;
 
     /// Asks for the line at `address` ahead of its use; any address will do.
     unsafe fn prefetch(address: *const u8);
@@ -46,6 +54,9 @@ pub trait Lanes: Copy {
     unsafe fn div(self, other: Self) -> Self;
     /// `self * factor + addend`, fused.
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// In each lane `self + a1 * b1`, then `+ a0 * b0`, for numbers `2 l + 1` (1) and `2 l` (0): each fused, as by
+    /// `vdpbf16ps`, which also takes what is below 2^-126 for zero.
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self;
     /// Lane by lane; neither holds NaN.
     unsafe fn max(self, other: Self) -> Self;
     /// Lane by lane; neither holds NaN.

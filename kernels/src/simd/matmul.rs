@@ -1,8 +1,9 @@
 //! Weights times activations, for one token or thousands: `output[t][r] = sum over k of weights[r][k] * input[t][k]`.
 //!
 //! Weights are read in place, row by row. Loops are blocked so that a block of tokens and a panel of rows stay in the
-//! second-level cache and a tile's tokens in the first; half-precision panels that meet many tokens are widened once
-//! into scratch (exact, so the bits do not depend on it).
+//! second-level cache and a tile's tokens in the first; f16 panels that meet many tokens are widened once into scratch
+//! (exact, so the bits do not depend on it). bfloat16 is multiplied as it is, with activations that [`Narrow`] rounded
+//! to it.
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Product`")]
@@ -13,13 +14,13 @@ use std::ops::Range;
 pub use sluice_link::activation::{PANEL_ROWS, scratch_words};
 
 use super::tile::{Carry, Tile};
-use super::{Element, Kernel, LANES, Lanes, math};
+use super::{Dot, Element, Kernel, LANES, Lanes, Widened, math};
 
 /// Bytes of activations that a block of tokens may take: half of a common second-level cache.
 const TOKEN_BLOCK_BYTES: usize = 512 << 10;
-/// Words of a tile's tokens between two breaks of `k`: half of a common first-level cache. The other half is for the
-/// rows that stream past and the accumulators that wait.
-const TILE_TOKEN_WORDS: usize = 6 << 10;
+/// Bytes of a tile's tokens between two breaks of `k`: most of a common first-level cache. The rest is for the rows that
+/// stream past and the accumulators that wait.
+const TILE_TOKEN_BYTES: usize = 24 << 10;
 /// Tokens of the widest tile.
 const MOST_TOKENS: usize = 6;
 /// From this many tokens on, widening a panel first is cheaper than widening it for every tile.
@@ -59,7 +60,7 @@ pub struct Product<E> {
     pub rows: Range<usize>,
     /// Columns of the weights.
     pub k: usize,
-    /// Activations and the words between two tokens' rows.
+    /// Activations in the format of `E::Dot`, from each row's start on, and the words of f32 between two tokens' rows.
     pub input: (*const f32, usize),
     /// Results and the words between two tokens' rows.
     pub output: (*mut f32, usize),
@@ -76,7 +77,7 @@ impl<E: Element> Kernel for Product<E> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) {
-        let block = (TOKEN_BLOCK_BYTES / (self.k * 4)).max(24);
+        let block = (TOKEN_BLOCK_BYTES / (self.k * input_bytes::<E::Dot>())).max(24);
         for first in self.tokens.clone().step_by(block) {
             let tokens = first..(first + block).min(self.tokens.end);
             for first in self.rows.clone().step_by(PANEL_ROWS) {
@@ -92,12 +93,12 @@ impl<E: Element> Product<E> {
     unsafe fn panel<V: Lanes>(&self, rows: Range<usize>, tokens: Range<usize>) {
         unsafe {
             let from = self.weights.add(rows.start * self.k);
-            if E::IS_F32 || tokens.len() < WIDEN_FROM_TOKENS {
-                self.tokens_of_panel::<V, E>((from, self.k), &rows, &tokens);
+            if !E::WIDENS || tokens.len() < WIDEN_FROM_TOKENS {
+                self.tokens_of_panel::<V, E::Dot>((from, self.k), &rows, &tokens);
             } else {
                 let stride = self.k.next_multiple_of(LANES);
                 widen::<V, E>((from, self.k), (self.scratch, stride), rows.len());
-                self.tokens_of_panel::<V, f32>((self.scratch, stride), &rows, &tokens);
+                self.tokens_of_panel::<V, Widened<f32>>((self.scratch, stride), &rows, &tokens);
             }
             if self.epilogue == Epilogue::Silu {
                 self.silu::<V>(&rows, &tokens);
@@ -106,9 +107,9 @@ impl<E: Element> Product<E> {
     }
 
     #[inline(always)]
-    unsafe fn tokens_of_panel<V: Lanes, W: Element>(
+    unsafe fn tokens_of_panel<V: Lanes, D: Dot>(
         &self,
-        panel: (*const W, usize),
+        panel: (*const D::Weight, usize),
         rows: &Range<usize>,
         tokens: &Range<usize>,
     ) {
@@ -118,14 +119,14 @@ impl<E: Element> Product<E> {
             while token < tokens.end {
                 let count = widest.min(tokens.end - token);
                 match (count, V::MANY_REGISTERS) {
-                    (6, _) => self.rows_of_panel::<V, W, 4, 6>(panel, rows, token),
-                    (5, _) => self.rows_of_panel::<V, W, 4, 5>(panel, rows, token),
-                    (4, _) => self.rows_of_panel::<V, W, 4, 4>(panel, rows, token),
-                    (3, true) => self.rows_of_panel::<V, W, 4, 3>(panel, rows, token),
-                    (2, true) => self.rows_of_panel::<V, W, 4, 2>(panel, rows, token),
-                    (3, false) => self.rows_of_panel::<V, W, 2, 3>(panel, rows, token),
-                    (2, false) => self.rows_of_panel::<V, W, 2, 2>(panel, rows, token),
-                    _ => self.rows_of_panel::<V, W, 4, 1>(panel, rows, token),
+                    (6, _) => self.rows_of_panel::<V, D, 4, 6>(panel, rows, token),
+                    (5, _) => self.rows_of_panel::<V, D, 4, 5>(panel, rows, token),
+                    (4, _) => self.rows_of_panel::<V, D, 4, 4>(panel, rows, token),
+                    (3, true) => self.rows_of_panel::<V, D, 4, 3>(panel, rows, token),
+                    (2, true) => self.rows_of_panel::<V, D, 4, 2>(panel, rows, token),
+                    (3, false) => self.rows_of_panel::<V, D, 2, 3>(panel, rows, token),
+                    (2, false) => self.rows_of_panel::<V, D, 2, 2>(panel, rows, token),
+                    _ => self.rows_of_panel::<V, D, 4, 1>(panel, rows, token),
                 }
                 token += count;
             }
@@ -133,13 +134,13 @@ impl<E: Element> Product<E> {
     }
 
     #[inline(always)]
-    unsafe fn rows_of_panel<V: Lanes, W: Element, const R: usize, const C: usize>(
+    unsafe fn rows_of_panel<V: Lanes, D: Dot, const R: usize, const C: usize>(
         &self,
-        (panel, stride): (*const W, usize),
+        (panel, stride): (*const D::Weight, usize),
         rows: &Range<usize>,
         token: usize,
     ) {
-        let columns = columns_between_breaks(self.k, C);
+        let columns = columns_between_breaks::<D>(self.k, C);
         // Lies there untouched where `k` has no break.
         let mut carried = MaybeUninit::<Carried>::uninit();
         for first in (0..self.k).step_by(columns) {
@@ -153,12 +154,12 @@ impl<E: Element> Product<E> {
             unsafe {
                 while row + R <= rows.len() {
                     let weights = (panel.add(row * stride), stride);
-                    self.tile::<V, W, R, C>(weights, (rows.start + row, token), &range, carry(row));
+                    self.tile::<V, D, R, C>(weights, (rows.start + row, token), &range, carry(row));
                     row += R;
                 }
                 while row < rows.len() {
                     let weights = (panel.add(row * stride), stride);
-                    self.tile::<V, W, 1, C>(weights, (rows.start + row, token), &range, carry(row));
+                    self.tile::<V, D, 1, C>(weights, (rows.start + row, token), &range, carry(row));
                     row += 1;
                 }
             }
@@ -166,18 +167,19 @@ impl<E: Element> Product<E> {
     }
 
     #[inline(always)]
-    unsafe fn tile<V: Lanes, W: Element, const R: usize, const C: usize>(
+    unsafe fn tile<V: Lanes, D: Dot, const R: usize, const C: usize>(
         &self,
-        (weights, stride): (*const W, usize),
+        (weights, stride): (*const D::Weight, usize),
         (row, token): (usize, usize),
         columns: &Range<usize>,
         carry: Carry,
     ) {
         unsafe {
-            let input = self.input.0.add(token * self.input.1 + columns.start);
-            let tile = Tile::<W, R, C> {
+            let (input, words) = self.input;
+            let input = input.add(token * words).cast::<D::Input>().add(columns.start);
+            let tile = Tile::<D, R, C> {
                 weights: (weights.add(columns.start), stride),
-                tokens: (input, self.input.1),
+                tokens: (input, words * size_of::<f32>() / input_bytes::<D>()),
                 k: columns.len(),
                 carry,
             };
@@ -226,10 +228,50 @@ impl<E: Element> Product<E> {
     }
 }
 
-/// Columns after which a tile of `tokens` tokens pauses for the other rows: whole vectors, in even parts.
-fn columns_between_breaks(k: usize, tokens: usize) -> usize {
-    let parts = k.div_ceil(TILE_TOKEN_WORDS / tokens).max(1);
-    k.div_ceil(parts).next_multiple_of(LANES)
+fn input_bytes<D: Dot>() -> usize {
+    size_of::<D::Input>()
+}
+
+/// Columns after which a tile of `tokens` tokens pauses for the other rows: whole steps, in even parts.
+fn columns_between_breaks<D: Dot>(k: usize, tokens: usize) -> usize {
+    let parts = k.div_ceil(TILE_TOKEN_BYTES / input_bytes::<D>() / tokens).max(1);
+    k.div_ceil(parts).next_multiple_of(D::STEP)
+}
+
+/// Rounds a row of f32 to bfloat16 in place: `width` numbers from the row's start on. To nearest, ties to even.
+pub struct Narrow {
+    /// The row: valid for `width` words.
+    pub row: *mut f32,
+    /// Numbers of the row.
+    pub width: usize,
+}
+
+impl Kernel for Narrow {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let to = self.row.cast::<u16>();
+        for first in (0..self.width).step_by(LANES) {
+            let count = LANES.min(self.width - first);
+            // Read before it is written over: number `n` lies where words `n / 2` were.
+            let mut words = [0.0_f32; LANES];
+            unsafe {
+                V::load_first(self.row.add(first), count).store(words.as_mut_ptr());
+                let narrow = words.map(narrow_bits);
+                to.add(first).copy_from_nonoverlapping(narrow.as_ptr(), count);
+            }
+        }
+    }
+}
+
+/// The bits of the nearest bfloat16, as `bf16::from_f32` but without a branch, so that it is compiled to vectors.
+#[inline(always)]
+fn narrow_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let nan = bits >> 16 | 0x40;
+    (if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { nearest }) as u16
 }
 
 #[inline(always)]

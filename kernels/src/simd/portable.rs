@@ -39,6 +39,7 @@ fn fold(lanes: [f32; LANES]) -> f32 {
 
 impl Lanes for Array {
     const MANY_REGISTERS: bool = cfg!(target_arch = "aarch64");
+    type Pairs = [u32; LANES];
 
     #[inline(never)]
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
@@ -89,6 +90,11 @@ impl Lanes for Array {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(from: *const u16) -> Self::Pairs {
+        unsafe { from.cast::<[u32; LANES]>().read_unaligned().map(u32::from_le) }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
 
     #[inline(always)]
@@ -116,6 +122,18 @@ impl Lanes for Array {
         let mut out = [0.0; LANES];
         for lane in 0..LANES {
             out[lane] = multiply_add(self.0[lane], factor.0[lane], addend.0[lane]);
+        }
+        Array(out)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs) -> Self {
+        let (second, first) =
+            (|pair: u32| f32::from_bits(pair & 0xffff_0000), |pair| f32::from_bits(pair << 16));
+        let mut out = [0.0; LANES];
+        for lane in 0..LANES {
+            let sum = multiply_add(second(a[lane]), second(b[lane]), self.0[lane]);
+            out[lane] = multiply_add(first(a[lane]), first(b[lane]), sum);
         }
         Array(out)
     }

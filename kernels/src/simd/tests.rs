@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-use super::matmul::{Epilogue, Product, scratch_words};
+use super::matmul::{Epilogue, Narrow, Product, scratch_words};
 use super::*;
 
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -16,7 +16,7 @@ const K: usize = 301;
 const ROWS: usize = 71;
 
 fn multiply<E: Element>(isa: Isa, weights: &[E], input: &[f32], tokens: std::ops::Range<usize>) -> Vec<f32> {
-    let mut output = vec![f32::NAN; tokens.end * ROWS];
+    let (input, mut output) = (narrowed::<E>(isa, input), vec![f32::NAN; tokens.end * ROWS]);
     let mut scratch = vec![f32::NAN; scratch_words(K)];
     let product = Product {
         weights: weights.as_ptr(),
@@ -32,6 +32,22 @@ fn multiply<E: Element>(isa: Isa, weights: &[E], input: &[f32], tokens: std::ops
     // SAFETY: the slices have the sizes that `Product` asks for.
     unsafe { isa.run(product) };
     output.split_off(tokens.start * ROWS)
+}
+
+fn narrows<E: Element>() -> bool {
+    size_of::<<E::Dot as Dot>::Input>() == size_of::<bf16>()
+}
+
+/// Rows of `K` words as the products of `E` take them.
+fn narrowed<E: Element>(isa: Isa, input: &[f32]) -> Vec<f32> {
+    let mut rows = input.to_vec();
+    if narrows::<E>() {
+        for row in rows.chunks_exact_mut(K) {
+            // SAFETY: a row has `K` words.
+            unsafe { isa.run(Narrow { row: row.as_mut_ptr(), width: K }) }
+        }
+    }
+    rows
 }
 
 fn one_order_everywhere<E: Element>() {
@@ -51,8 +67,9 @@ fn one_order_everywhere<E: Element>() {
 }
 
 fn reference<E: Element>(weights: &[E], input: &[f32]) -> Vec<f64> {
+    let rounded = |x: f32| if narrows::<E>() { bf16::from_f32(x).to_f32() } else { x };
     let dot = |row: &[E], token: &[f32]| -> f64 {
-        row.iter().zip(token).map(|(w, x)| f64::from(w.widen()) * f64::from(*x)).sum()
+        row.iter().zip(token).map(|(w, x)| f64::from(w.widen()) * f64::from(rounded(*x))).sum()
     };
     let row_of = |token| (0..ROWS).map(move |r| (r, token));
     let pairs = input.chunks_exact(K).flat_map(row_of);
@@ -70,17 +87,39 @@ fn products_have_one_order_of_summation_on_each_instruction_set() {
     one_order_everywhere::<bf16>();
 }
 
-#[test]
-fn fused_instruction_sets_agree_bit_by_bit() {
+fn fused_sets_agree<E: Element>() {
     let fused: Vec<Isa> = Isa::available()
         .into_iter()
         .filter(|isa| *isa != Isa::Baseline || cfg!(target_arch = "aarch64"))
         .collect();
-    let weights: Vec<f16> = numbers(ROWS * K, 1).into_iter().map(f16::from_f32).collect();
+    let weights: Vec<E> = numbers(ROWS * K, 1).into_iter().map(E::narrow).collect();
     let input = numbers(8 * K, 2);
     for pair in fused.windows(2) {
         let (a, b) = (multiply(pair[0], &weights, &input, 0..8), multiply(pair[1], &weights, &input, 0..8));
         assert!(same_bits(&a, &b), "{pair:?} differ");
+    }
+}
+
+#[test]
+fn fused_instruction_sets_agree_bit_by_bit() {
+    fused_sets_agree::<f32>();
+    fused_sets_agree::<f16>();
+    fused_sets_agree::<bf16>();
+}
+
+#[test]
+fn a_row_is_rounded_in_place_to_the_nearest_bfloat16() {
+    let ties = [0x3f80_8000, 0x3f81_8000, 0x3f80_7fff, 0x3f80_8001, 0x7f7f_ffff, 1, 0x8000_8000];
+    let special = [f32::NAN.to_bits(), 0x7f80_0001, f32::INFINITY.to_bits(), 0x8000_0000, 0xff80_0000];
+    let bits = ties.into_iter().chain(special).map(f32::from_bits);
+    let row: Vec<f32> = bits.chain(numbers(K, 3)).collect();
+    let expected: Vec<u16> = row.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
+    for isa in Isa::available() {
+        let mut row = row.clone();
+        // SAFETY: the row has as many words.
+        unsafe { isa.run(Narrow { row: row.as_mut_ptr(), width: expected.len() }) };
+        let found: &[u16] = &bytemuck::cast_slice(&row)[..expected.len()];
+        assert_eq!(found, expected, "{isa:?}");
     }
 }
 

@@ -3,15 +3,17 @@
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Tile`")]
 
-use super::{Element, Kernel, LANES, Lanes};
+use std::mem::MaybeUninit;
+
+use super::{Dot, Kernel, LANES, Lanes, PAIRED};
 
 /// `out[c][r] = sum over k of weights[r][k] * tokens[c][k]`, each in the one order of summation.
 ///
-/// `weights` is valid for `R` rows of `k` elements, the second number of elements apart; `tokens` for `C` rows of `k`
-/// words likewise. Run it outlined, or its accumulators share the registers with whatever is around it.
-pub(super) struct Tile<E, const R: usize, const C: usize> {
-    pub weights: (*const E, usize),
-    pub tokens: (*const f32, usize),
+/// `weights` is valid for `R` rows of `k` elements, the second number of elements apart; `tokens` for `C` rows
+/// likewise. Run it outlined, or its accumulators share the registers with whatever is around it.
+pub(super) struct Tile<D: Dot, const R: usize, const C: usize> {
+    pub weights: Rows<D::Weight>,
+    pub tokens: Rows<D::Input>,
     pub k: usize,
     pub carry: Carry,
 }
@@ -24,11 +26,11 @@ pub(super) struct Carry {
     pub at: *mut f32,
     /// Columns came before: begin with their accumulators.
     pub resume: bool,
-    /// Columns follow: leave the accumulators, and nothing of use in `out`. `k` is then whole vectors.
+    /// Columns follow: leave the accumulators, and nothing of use in `out`. `k` is then whole steps.
     pub suspend: bool,
 }
 
-impl<E: Element, const R: usize, const C: usize> Kernel for Tile<E, R, C> {
+impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
     type Output = [[f32; R]; C];
 
     #[inline(always)]
@@ -39,27 +41,24 @@ impl<E: Element, const R: usize, const C: usize> Kernel for Tile<E, R, C> {
             if carry.resume {
                 each_sum(&mut sums, |index, sum| *sum = V::load(carry.at.add(index * LANES)));
             }
-            let whole = k - k % LANES;
-            for at in (0..whole).step_by(LANES) {
-                let mut row = [V::splat(0.0); R];
+            let whole = k - k % D::STEP;
+            let mut rest = MaybeUninit::<Rest<D, R, C>>::uninit();
+            for at in (0..k).step_by(D::STEP) {
+                let (mut weights, mut tokens) =
+                    ((weights.wrapping_add(at), row_stride), (tokens.wrapping_add(at), token_stride));
+                if at == whole {
+                    (weights, tokens) = Rest::fill(rest.as_mut_ptr(), k - whole, weights, tokens);
+                }
+                let mut row = [D::load_weights::<V>(weights.0); R];
                 for r in 0..R {
-                    row[r] = E::load::<V>(weights.add(r * row_stride + at));
+                    row[r] = D::load_weights::<V>(weights.0.add(r * weights.1));
                     // The next tile's rows: hardware follows a row, not the jump to the next one.
-                    V::prefetch(weights.wrapping_add((r + R) * row_stride + at).cast());
+                    V::prefetch(weights.0.wrapping_add((r + R) * weights.1).cast());
                 }
                 for c in 0..C {
-                    let token = V::load(tokens.add(c * token_stride + at));
+                    let token = D::load_inputs::<V>(tokens.0.add(c * tokens.1));
                     for r in 0..R {
-                        sums[r][c] = row[r].mul_add(token, sums[r][c]);
-                    }
-                }
-            }
-            if whole < k {
-                for r in 0..R {
-                    let row = E::load_first::<V>(weights.add(r * row_stride + whole), k - whole);
-                    for c in 0..C {
-                        let token = V::load_first(tokens.add(c * token_stride + whole), k - whole);
-                        sums[r][c] = row.mul_add(token, sums[r][c]);
+                        sums[r][c] = D::add(row[r], token, sums[r][c]);
                     }
                 }
             }
@@ -70,6 +69,42 @@ impl<E: Element, const R: usize, const C: usize> Kernel for Tile<E, R, C> {
                 fold_tile(&sums, &mut out);
             }
             out
+        }
+    }
+}
+
+/// The first row, and the elements between two rows.
+type Rows<T> = (*const T, usize);
+
+/// The last columns of a tile, fewer than a step, with zeros behind them.
+struct Rest<D: Dot, const R: usize, const C: usize> {
+    weights: [[MaybeUninit<D::Weight>; PAIRED]; R],
+    tokens: [[MaybeUninit<D::Input>; PAIRED]; C],
+}
+
+impl<D: Dot, const R: usize, const C: usize> Rest<D, R, C> {
+    /// Copies `count` columns of each row and returns where they begin, as the tile's own pointers say it.
+    #[cold]
+    #[inline(never)]
+    unsafe fn fill(
+        to: *mut Self,
+        count: usize,
+        weights: Rows<D::Weight>,
+        tokens: Rows<D::Input>,
+    ) -> (Rows<D::Weight>, Rows<D::Input>) {
+        unsafe {
+            // Zero bits are zero in every format.
+            to.write_bytes(0, 1);
+            let (rows, columns) = ((&raw mut (*to).weights), (&raw mut (*to).tokens));
+            for r in 0..R {
+                let row = rows.cast::<D::Weight>().add(r * PAIRED);
+                row.copy_from_nonoverlapping(weights.0.add(r * weights.1), count);
+            }
+            for c in 0..C {
+                let row = columns.cast::<D::Input>().add(c * PAIRED);
+                row.copy_from_nonoverlapping(tokens.0.add(c * tokens.1), count);
+            }
+            ((rows.cast_const().cast(), PAIRED), (columns.cast_const().cast(), PAIRED))
         }
     }
 }
