@@ -38,8 +38,8 @@ async fn names_that_are_no_models_are_refused_with_what_was_tried() {
         (vec!["empty"], "MODEL `empty`: this folder has no config.json"),
         (vec![model, model], "named twice"),
         (vec![model, "--context", "513"], "--context 513: tiny was made for 512 tokens at most"),
-        (vec![model, "--memory", "1Mi"], "--memory 1.0 MiB: too little; tiny needs "),
-        (vec![model, "--memory", "4000Ti"], "not enough memory: 4000.0 TiB are needed (tiny: weights "),
+        (vec![model, "--memory", "1Mi"], "--memory 1 MiB: too little; tiny needs "),
+        (vec![model, "--memory", "4000Ti"], "not enough memory: 4000 TiB are needed (tiny: weights "),
     ] {
         let stderr = refused(&world, &arguments).await;
         assert!(stderr.contains(words), "{arguments:?}: {stderr}");
