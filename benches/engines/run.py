@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -93,6 +94,8 @@ def commit():
 
 
 def main():
+    # Servers are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM"))
     given = options()
     servers = [
         Sluice(given.model, given.threads, given.binaries),
