@@ -314,7 +314,8 @@ fn two_hangs_are_two_events() {
     assert!(!is_another_hang(&engine(60_000), &engine(60_000)), "the same");
     let sidecar = |ago_ms| told(Some(sidecar_hung(ago_ms)), None);
     let taken = |ago_ms| told(None, Some(took(ago_ms)));
-    assert!(!is_another_hang(&taken(50_000), &sidecar(10_000)), "it was killed after its turn was taken");
+    assert!(!is_another_hang(&taken(20_000), &sidecar(10_000)), "it was killed after its turn was taken");
+    assert!(is_another_hang(&taken(63_000), &sidecar(10_000)), "its turn was taken before this hang began");
     assert!(is_another_hang(&taken(90_000), &sidecar(10_000)));
     assert!(is_another_hang(&sidecar(60_000), &taken(20_000)), "a turn is not taken from a dead one");
     assert!(!is_another_hang(&sidecar(20_000), &taken(60_000)), "an old one that shows again");

@@ -216,21 +216,31 @@ impl<'a> Ended<'a> {
 
 /// Whether the message of a condition is about another hang than the message before it.
 ///
-/// A tenant's own report has an exact moment. What a neighbour saw comes up to [`SAME_STORY_SECONDS`] before that report.
+/// A tenant's own report has an exact moment and says how long the hang had lasted. What a neighbour saw of the same hang comes
+/// after its beginning, or, where that is not known, up to [`SAME_STORY_SECONDS`] before the report.
 pub fn is_another_hang(before: &str, after: &str) -> bool {
     let (Some(before), Some(after)) = (Moment::of(before), Moment::of(after)) else { return false };
     match (before.own, after.own) {
         (true, true) => before.seconds != after.seconds,
         (true, false) => after.seconds > before.seconds,
-        (false, _) => after.seconds - before.seconds > SAME_STORY_SECONDS,
+        (false, _) => {
+            let earliest =
+                after.began.map_or(after.seconds - SAME_STORY_SECONDS, |began| began - CLOCK_SECONDS);
+            before.seconds < earliest
+        }
     }
 }
+
+/// Clocks of neighbours and whole seconds differ by no more.
+const CLOCK_SECONDS: i64 = 2;
 
 /// When the hang was that a message of this module describes.
 struct Moment {
     seconds: i64,
     /// The tenant itself reports it, and no neighbour.
     own: bool,
+    /// When it began, if the message says how long it had lasted.
+    began: Option<i64>,
 }
 
 impl Moment {
@@ -238,7 +248,10 @@ impl Moment {
         let words = message.split(' ').map(|word| word.trim_end_matches([':', ';', ',']));
         let time = words.filter_map(|word| word.parse::<Timestamp>().ok()).next()?;
         let own = message.contains(" hung at ") || message.contains(" killed at ");
-        Some(Moment { seconds: time.as_second(), own })
+        let seconds = time.as_second();
+        let lasted_ms = message.split_once(" did not run for ").and_then(|(_, rest)| rest.split(' ').next());
+        let began = lasted_ms.and_then(|ms| ms.parse::<i64>().ok()).map(|ms| seconds - ms / 1000);
+        Some(Moment { seconds, own, began })
     }
 }
 
