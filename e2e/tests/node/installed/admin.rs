@@ -105,6 +105,16 @@ impl Admin {
         self.get(operator, "/v1/directive").await
     }
 
+    /// The same; `None` = the operator has given none yet.
+    pub async fn directive_if_given(&self, operator: &Credential) -> Option<Value> {
+        let (status, body) = self.ask(operator, Method::GET, "/v1/directive", None).await.unwrap();
+        if status == 404 {
+            return None;
+        }
+        assert_eq!(status, 200, "{body}");
+        Some(serde_json::from_str(&body).unwrap())
+    }
+
     /// What it knows of its tenant.
     pub async fn state(&self, operator: &Credential) -> Value {
         self.get(operator, "/v1/state").await
