@@ -16,7 +16,7 @@ use sluice_wire::directive::Neighbour;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
 use sluice_wire::state::{GpuState, State, TenantReport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::certificates::Authority;
 use crate::gateway::client::PATIENCE;
@@ -71,7 +71,9 @@ async fn all_tenants_of_the_gpu_are_told_and_who_cannot_be_reached_with_the_reas
     let code = Port::quiet(folders[1].path(), "code").await;
     let mistaken = Port::quiet(folders[2].path(), "other").await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    // Bound and not listening: it refuses, and no other test gets its port.
+    let gone = TcpSocket::new_v4().unwrap();
+    gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let newer = babbler(http("200 OK", "{\"version\": 2}")).await;
     let failing = babbler(http("500 Internal Server Error", "sorry")).await;
     let garbled = babbler("nonsense\r\n\r\n".into()).await;
@@ -85,7 +87,7 @@ async fn all_tenants_of_the_gpu_are_told_and_who_cannot_be_reached_with_the_reas
         ("code", code.address, "here"),
         ("moved", mistaken.address, "is default/other, not default/moved"),
         ("silent", silent.local_addr().unwrap(), "within 500 ms"),
-        ("gone", gone, "refused"),
+        ("gone", gone.local_addr().unwrap(), "refused"),
         ("newer", newer, "version 2"),
         ("failing", failing, "500: sorry"),
         ("garbled", garbled, "invalid HTTP"),
