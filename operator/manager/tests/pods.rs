@@ -12,16 +12,22 @@ use sluice_types::{GpuPool, ModelTenant};
 
 use super::stage::Stage;
 
-/// A slot whose model is downloaded, as far as its pod.
-async fn downloaded(stage: &Stage) -> Pod {
+/// The slot of the tenant `t` as far as its claim; the node on which that is.
+async fn placed(stage: &Stage, spec: Value) -> String {
     stage.pool(json!({})).await;
-    let source =
-        json!({"type": "HuggingFace", "huggingFace": {"repo": "a/b"}, "persistentVolumeClaim": null});
-    stage.tenant("t", json!({"model": {"source": source}})).await;
+    stage.tenant("t", spec).await;
     stage.inspected("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     let node = stage.node("a").await;
     stage.allocate("p-chat-0-e1", &node).await;
+    node
+}
+
+/// A slot whose model is downloaded, as far as its pod.
+async fn downloaded(stage: &Stage) -> Pod {
+    let source =
+        json!({"type": "HuggingFace", "huggingFace": {"repo": "a/b"}, "persistentVolumeClaim": null});
+    placed(stage, json!({"model": {"source": source}})).await;
     let pod = stage.pod("t-0", "t-0-pod").await;
     stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
     pod
@@ -89,12 +95,7 @@ fn refused_by(stage: &Stage, kind: &str, name: &str, message: &str) -> Event {
 async fn a_pod_that_has_ended_is_nobodys_and_the_one_after_it_tells_why() {
     let Some(stage) = Stage::set("ended").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);
-    stage.pool(json!({})).await;
-    stage.tenant("t", json!({})).await;
-    stage.inspected("t", 8).await;
-    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
-    let node = stage.node("a").await;
-    stage.allocate("p-chat-0-e1", &node).await;
+    let node = placed(&stage, json!({})).await;
     // The name of the one that has ended comes first.
     stage.pod("t-0", "t-0-a").await;
     stage.run("t-0-a", &node).await;
@@ -122,12 +123,7 @@ async fn a_pod_that_has_ended_is_nobodys_and_the_one_after_it_tells_why() {
 async fn a_pod_whose_container_starts_again_tells_how_it_failed() {
     let Some(stage) = Stage::set("again").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);
-    stage.pool(json!({})).await;
-    stage.tenant("t", json!({})).await;
-    stage.inspected("t", 8).await;
-    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
-    let node = stage.node("a").await;
-    stage.allocate("p-chat-0-e1", &node).await;
+    placed(&stage, json!({})).await;
     stage.pod("t-0", "t-0-a").await;
     let ended = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": "fetching\nthe digest is wrong\n"}});
     let backs_off = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}});

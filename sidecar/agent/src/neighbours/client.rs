@@ -148,8 +148,9 @@ impl Client {
     /// It cannot be had within `patience`.
     pub async fn state(&self, neighbour: &Neighbour, patience: Duration) -> Result<State, CallError> {
         let request = self.http().get(self.url(neighbour, "/v1/state"));
-        let text = self.call(neighbour, request, patience, MAX_STATE_BYTES).await?;
         let address = neighbour.admin;
+        let call = self.call(neighbour, request, MAX_STATE_BYTES);
+        let text = in_time(address, patience, call).await?;
         let state = State::from_json(&text).map_err(|error| CallError::Read { address, error })?;
         is_it(neighbour, &state.tenant.namespace, &state.tenant.name)?;
         Ok(state)
@@ -172,11 +173,10 @@ impl Client {
         let address = neighbour.admin;
         let call = async {
             let _lane = self.lanes.enter(address).await;
-            self.call(neighbour, http, patience, MAX_ANSWER_BYTES).await
+            self.call(neighbour, http, MAX_ANSWER_BYTES).await
         };
-        // The wait for others' calls counts: an answer that comes later is not waited for.
-        let text = tokio::time::timeout(patience, call).await;
-        let text = text.unwrap_or(Err(CallError::Late { address, patience }))?;
+        // The wait for other calls counts.
+        let text = in_time(address, patience, call).await?;
         let answer = GrantAnswer::from_json(&text, request, chunk_bytes)
             .map_err(|error| CallError::Read { address, error })?;
         if let GrantAnswer::Granted { lender, .. } = &answer {
@@ -189,7 +189,6 @@ impl Client {
         &self,
         neighbour: &Neighbour,
         request: RequestBuilder,
-        patience: Duration,
         limit_bytes: usize,
     ) -> Result<Vec<u8>, CallError> {
         let address = neighbour.admin;
@@ -200,8 +199,7 @@ impl Client {
             Credential::Token(token) => request.bearer_auth(token),
             Credential::Nothing | Credential::Certificate(_) => request,
         };
-        let answer = tokio::time::timeout(patience, answer(request, address, limit_bytes)).await;
-        answer.unwrap_or(Err(CallError::Late { address, patience }))
+        answer(request, address, limit_bytes).await
     }
 
     /// By address over plain HTTP; by name over TLS, so that the certificate must be that neighbour's.
@@ -248,6 +246,16 @@ fn made(tls: Option<&ClientConfig>, names: &Names) -> reqwest::Client {
         .http1_only()
         .build()
         .expect("a client of fixed settings and checked TLS is built")
+}
+
+/// What `call` to `address` gives within `patience`.
+async fn in_time<T>(
+    address: SocketAddr,
+    patience: Duration,
+    call: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
+    let answer = tokio::time::timeout(patience, call).await;
+    answer.unwrap_or(Err(CallError::Late { address, patience }))
 }
 
 async fn answer(
