@@ -1,4 +1,4 @@
-//! `sluice demo`: what it prints, what it serves meanwhile, how it ends, and what it leaves behind.
+//! `sluice demo`: what it prints, what it serves while it runs, how it ends, and what it leaves behind.
 
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};

@@ -42,7 +42,7 @@ fn measure<E: Element>(isa: Isa, team: &Team, name: &str, (rows, k, tokens): (us
     let input = aligned((0..tokens * k).map(|n| (n % 13) as f32 / 13.0 - 0.5));
     for token in 0..tokens {
         if size_of::<<E::Dot as Dot>::Input>() < size_of::<f32>() {
-            // SAFETY: the rows have `k` words each, and nobody else has them yet.
+            // SAFETY: the rows have `k` words each, and no other thread has them yet.
             unsafe { isa.run(Narrow { row: input.cast_mut().add(token * k), width: k }) }
         }
     }

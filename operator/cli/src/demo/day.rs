@@ -1,4 +1,5 @@
-//! A day of the tenants: bursts that go round. The next one begins when its predecessor is answered; the others are idle meanwhile.
+//! A day of the tenants: one tenant after the other gets a burst. A burst begins when the one before is answered; the other
+//! tenants are idle.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ const TIMEOUT_S: u64 = 120;
 pub enum Length {
     /// No round begins after this time, but [`FEWEST_ROUNDS`] do.
     Time(Duration),
-    /// So many rounds.
+    /// This number of rounds.
     Rounds(usize),
 }
 

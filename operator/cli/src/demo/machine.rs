@@ -16,7 +16,7 @@ pub struct Machine {
     pub cores: u32,
     /// Memory that one thread copies in a second, bytes: the best of several copies.
     pub copy_bytes_per_s: u64,
-    /// Share of all cores that other programs took meanwhile, thousandths; `None` = the kernel does not say.
+    /// Share of all cores that other programs took during the measurement, thousandths; `None` = the kernel does not say.
     pub others_permille: Option<u32>,
 }
 

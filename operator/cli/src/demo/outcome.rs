@@ -1,4 +1,4 @@
-//! What one rule did with the day: figures of each round, and what was seen meanwhile. Pure.
+//! What one rule did with the day: figures of each round, and what was seen during them. Pure.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ pub struct Outcome {
     pub preempted: u64,
     /// Every answer, in the order of the requests.
     pub texts: Vec<String>,
-    /// What other programs took of all cores meanwhile, thousandths; `None` = the kernel does not say.
+    /// What other programs took of all cores on that day, thousandths; `None` = the kernel does not say.
     pub others_permille: Option<u32>,
 }
 

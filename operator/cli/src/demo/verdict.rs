@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::outcome::{Figures, Outcome};
 use super::setting::{Rule, Setting};
 
-/// Differences below this are none, percent: nobody would feel them.
+/// Differences below this do not count, percent: users do not feel them.
 const LEAST_PERCENT: f64 = 5.0;
 /// Other programs that took more than this of all cores have disturbed a run, thousandths.
 pub const CALM_PERMILLE: u32 = 100;
