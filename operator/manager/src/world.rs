@@ -13,6 +13,7 @@ mod watch;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sluice_plan::objects::Kind;
 use sluice_types::{GpuPool, ModelTenant};
 
@@ -72,9 +73,9 @@ impl Default for World {
     fn default() -> Self {
         let children = Kind::ALL.into_iter().filter(|kind| *kind != Kind::ResourceClaim);
         World {
-            pools: Mirror::new(|a, b| a == b),
-            tenants: Mirror::new(|a, b| a == b),
-            claims: Mirror::new(ClaimEntry::same),
+            pools: Mirror::of_views(|a, b| a == b, |a, b| is_later(&a.metadata, &b.metadata)),
+            tenants: Mirror::of_views(|a, b| a == b, |a, b| is_later(&a.metadata, &b.metadata)),
+            claims: Mirror::of_views(ClaimEntry::same, |a, b| a.child.later_than(&b.child)),
             pods: Mirror::new(|a, b| a == b),
             inspections: Mirror::new(|a, b| a == b),
             refusals: Mirror::new(|a, b| a == b),
@@ -86,9 +87,16 @@ impl Default for World {
             absence: outage::Absence::default(),
             loads: Mirror::new(|a, b| a == b),
             slices: Mirror::new(|a, b| a == b),
-            children: children.map(|kind| (kind, Mirror::new(ChildSeen::same))).collect(),
+            children: children
+                .map(|kind| (kind, Mirror::of_views(ChildSeen::same, ChildSeen::later_than)))
+                .collect(),
         }
     }
+}
+
+/// Whether `known` is a later view of the same object than `other`.
+fn is_later(known: &ObjectMeta, other: &ObjectMeta) -> bool {
+    known.uid == other.uid && child::version(known) > child::version(other)
 }
 
 impl World {

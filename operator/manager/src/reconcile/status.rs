@@ -83,7 +83,7 @@ impl Operator {
         if let Some(written) = self.write(tenant, "ModelTenant", &after).await?
             && nothing_else_changed(&tenant.metadata, &written.metadata)
         {
-            self.world.tenants.put(at, unit.clone(), Arc::new(written));
+            self.world.tenants.replace(&at, Arc::new(written));
         }
         let before = tenant.status.as_ref().map(|status| status.conditions.as_slice());
         self.announce(tenant, before.unwrap_or_default(), &after.conditions).await;
@@ -106,7 +106,7 @@ impl Operator {
         if let Some(written) = self.write(pool, "GpuPool", &after).await?
             && nothing_else_changed(&pool.metadata, &written.metadata)
         {
-            self.world.pools.put(at, unit.clone(), Arc::new(written));
+            self.world.pools.replace(&at, Arc::new(written));
         }
         let before = pool.status.as_ref().map(|status| status.conditions.as_slice());
         self.announce(pool, before.unwrap_or_default(), &after.conditions).await;

@@ -27,6 +27,8 @@ pub struct Mirror<V> {
     inner: RwLock<Inner<V>>,
     /// Whether a change from one to the other matters to nobody.
     same: fn(&V, &V) -> bool,
+    /// Whether the first is a later view of the same object than the second.
+    later: fn(&V, &V) -> bool,
 }
 
 #[derive(Debug)]
@@ -45,9 +47,15 @@ struct Item<V> {
 }
 
 impl<V: Clone> Mirror<V> {
-    /// An empty one; `same` tells whether a change matters to nobody.
+    /// An empty one that a watch alone fills; `same` tells whether a change matters to nobody.
     pub fn new(same: fn(&V, &V) -> bool) -> Self {
-        Mirror { inner: RwLock::new(Inner { items: HashMap::new(), units: HashMap::new() }), same }
+        Mirror::of_views(same, |_, _| false)
+    }
+
+    /// An empty one that a watch and the answers to writes fill, in any order: `later` tells whether the first is a later view of
+    /// the same object than the second. An earlier view never replaces a later one.
+    pub fn of_views(same: fn(&V, &V) -> bool, later: fn(&V, &V) -> bool) -> Self {
+        Mirror { inner: RwLock::new(Inner { items: HashMap::new(), units: HashMap::new() }), same, later }
     }
 
     /// The value of that name.
@@ -107,10 +115,11 @@ impl<V: Clone> Mirror<V> {
         self.read().units.iter().filter(|(unit, _)| of(unit)).map(|(_, count)| count).sum()
     }
 
-    /// Sets a value; says whether that matters to anybody.
+    /// Sets a value, unless a later view is there; says whether that matters to anybody.
     pub fn put(&self, at: Name, unit: Unit, value: V) -> bool {
         let mut inner = self.write();
         match inner.item_mut(&at) {
+            Some(item) if (self.later)(&item.value, &value) => false,
             Some(item) if *item.unit == unit => {
                 let changed = !(self.same)(&item.value, &value);
                 item.value = value;
@@ -124,6 +133,13 @@ impl<V: Clone> Mirror<V> {
                 names.insert(at.name.into_boxed_str(), Box::new(Item { unit, value }));
                 true
             }
+        }
+    }
+
+    /// Sets the value of a name that is there, unless a later view is. What the watch has taken away stays away.
+    pub fn replace(&self, at: &Name, value: V) {
+        if let Some(item) = self.write().item_mut(at).filter(|item| !(self.later)(&item.value, &value)) {
+            item.value = value;
         }
     }
 
@@ -204,6 +220,22 @@ mod tests {
         assert_eq!((mirror.of(&unit("p")), mirror.units()), (vec![], vec![unit("q")]));
         assert_eq!(mirror.remove(&Name::new("ns", "x")), Some(unit("q")));
         assert_eq!((mirror.len(), mirror.units()), (0, vec![]));
+    }
+
+    #[test]
+    fn an_earlier_view_replaces_no_later_one_and_brings_none_back() {
+        let mirror: Mirror<u32> = Mirror::of_views(|a, b| a == b, |known, other| known > other);
+        let at = Name::new("ns", "x");
+        mirror.replace(&at, 1);
+        assert_eq!(mirror.get(&at), None);
+        mirror.put(at.clone(), unit("p"), 3);
+        // The answer to a write that came before what the watch has told meanwhile.
+        mirror.replace(&at, 2);
+        assert!(!mirror.put(at.clone(), unit("p"), 2) && !mirror.put(at.clone(), unit("q"), 2));
+        assert_eq!((mirror.get(&at), mirror.unit(&at)), (Some(3), Some(unit("p"))));
+        mirror.replace(&at, 4);
+        assert!(mirror.put(at.clone(), unit("q"), 5));
+        assert_eq!((mirror.get(&at), mirror.unit(&at)), (Some(5), Some(unit("q"))));
     }
 
     #[test]

@@ -13,7 +13,6 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event as CoreEvent, Node, Pod, Servi
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
@@ -25,7 +24,6 @@ use sluice_types::{GpuPool, ModelTenant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::child::version;
 use super::device::Slice;
 use super::load::{ON_NODES, load};
 use super::pod::{
@@ -108,20 +106,15 @@ impl Watch<'_> {
 
     fn own_kinds(&mut self) {
         let pools = watch(self.api::<GpuPool>(), config());
-        let pool = |pool: &GpuPool, world: &World| {
+        let pool = |pool: &GpuPool, _: &World| {
             let unit = Unit { namespace: pool.namespace()?, pool: pool.name_any() };
-            let known = world.pools.get(&Name::new(pool.namespace()?, pool.name_any()));
-            let late = known.is_some_and(|known| is_later(&known.metadata, &pool.metadata));
-            (!late).then(|| (unit, Arc::new(pool.clone())))
+            Some((unit, Arc::new(pool.clone())))
         };
         self.follow(pools.modify(trim), |world| &world.pools, pool);
         let tenants = watch(self.api::<ModelTenant>(), config());
-        let tenant = |tenant: &ModelTenant, world: &World| {
-            let pool = tenant.spec.pool_ref.name.clone();
-            let known = world.tenants.get(&Name::new(tenant.namespace()?, tenant.name_any()));
-            let late = known.is_some_and(|known| is_later(&known.metadata, &tenant.metadata));
-            let unit = Unit { namespace: tenant.namespace()?, pool };
-            (!late).then(|| (unit, Arc::new(tenant.clone())))
+        let tenant = |tenant: &ModelTenant, _: &World| {
+            let unit = Unit { namespace: tenant.namespace()?, pool: tenant.spec.pool_ref.name.clone() };
+            Some((unit, Arc::new(tenant.clone())))
         };
         self.follow(tenants.modify(trim), |world| &world.tenants, tenant);
     }
@@ -186,8 +179,7 @@ impl Watch<'_> {
             let at = Name::new(claim.namespace()?, claim.name_any());
             let before = world.claims.get(&at);
             let entry = ClaimEntry::of(claim, before.as_ref());
-            let late = before.is_some_and(|before| before.child.later_than(&entry.child));
-            Some((ChildSeen::unit(&claim.metadata).filter(|_| !late)?, entry))
+            Some((ChildSeen::unit(&claim.metadata)?, entry))
         };
         self.follow(claims, |world| &world.claims, claim);
     }
@@ -206,8 +198,7 @@ impl Watch<'_> {
             let at = Name::new(object.metadata.namespace.clone()?, object.metadata.name.clone()?);
             let before = world.children(kind).get(&at);
             let child = ChildSeen::of(&object.metadata, before.as_ref());
-            let late = before.is_some_and(|before| before.later_than(&child));
-            Some((ChildSeen::unit(&object.metadata).filter(|_| !late)?, child))
+            Some((ChildSeen::unit(&object.metadata)?, child))
         };
         self.follow(events, mirror_of(kind), prune);
     }
@@ -364,11 +355,6 @@ impl<V: Clone, P, C: Fn(&Feed, &Unit, &str)> Follower<V, P, C> {
             self.feed.ready.notify_waiters();
         }
     }
-}
-
-/// Whether `known`, which came as the answer to a write of our own, is a later view of the object than what a watch tells.
-fn is_later(known: &ObjectMeta, told: &ObjectMeta) -> bool {
-    known.uid == told.uid && version(known) > version(told)
 }
 
 fn name(object: &impl ResourceExt) -> Name {
