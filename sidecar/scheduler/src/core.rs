@@ -12,6 +12,7 @@ mod pause;
 mod prompts;
 mod retire;
 mod sleep;
+mod tempo;
 mod waits;
 
 use std::collections::BTreeMap;

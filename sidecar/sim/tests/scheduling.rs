@@ -88,6 +88,50 @@ fn a_full_queue_refuses_and_an_empty_request_too() {
     assert_eq!(world.outcomes[&RequestId(3)].finish, Some(Finish::Length));
 }
 
+/// Layers, time of a layer and time of a token in it, nanoseconds: a step of `tokens` takes `LAYERS * (LAYER + tokens * TOKEN)`.
+const STEP: (u64, u64, u64) = (4, 10_000_000, 2_000_000);
+
+fn step_ns(tokens: usize) -> u64 {
+    STEP.0 * (STEP.1 + tokens as u64 * STEP.2)
+}
+
+/// Two requests decode when four prompts of 60 tokens come. The longest time between two tokens of one of them, nanoseconds, and
+/// the largest part of it to a step of what decoded by then.
+fn longest_gap(tbt_ns: u64) -> (u64, f64) {
+    let mut setup = plenty();
+    (setup.profile.layer_ns, setup.profile.layer_token_ns) = (STEP.1, STEP.2);
+    setup.params.slo.tbt_ns = tbt_ns;
+    let mut world = World::new(setup, None).unwrap();
+    (1..=2).for_each(|id| world.submit(request(id, 16, 100)));
+    let tokens = |world: &World, id| world.outcomes[&RequestId(id)].tokens.len();
+    while tokens(&world, 1) < 20 {
+        assert!(world.tick(LIMIT));
+    }
+    (3..=6).for_each(|id| world.submit(request(id, 60, 8)));
+    let (mut longest_ns, mut most) = (0, 0.0_f64);
+    let (mut seen, mut since, mut decoding) = (tokens(&world, 1), world.now(), 2);
+    while (3..=6).any(|id| tokens(&world, id) == 0) {
+        assert!(world.tick(LIMIT));
+        if tokens(&world, 1) > seen {
+            let gap_ns = world.now().since(since);
+            (longest_ns, most) = (longest_ns.max(gap_ns), most.max(gap_ns as f64 / step_ns(decoding) as f64));
+            (seen, since) = (tokens(&world, 1), world.now());
+            decoding = 2 + (3..=6).filter(|id| (1..8).contains(&tokens(&world, *id))).count();
+        }
+    }
+    (longest_ns, most)
+}
+
+#[test]
+fn a_burst_of_prompts_leaves_decodes_a_third_of_their_pace() {
+    for tbt_ns in [0, 1] {
+        let (_, most) = longest_gap(tbt_ns);
+        // The average of what a token takes is a little behind; without the bound it is 552 ms to 56, nearly ten.
+        assert!((2.5..=3.4).contains(&most), "{most} decode steps where the objective is {tbt_ns} ns");
+    }
+    assert_eq!(longest_gap(1_000_000_000).0, step_ns(64), "the objective leaves room for whole prompts");
+}
+
 #[test]
 fn the_youngest_loses_its_memory_and_the_oldest_never_does() {
     let mut world = World::new(setup(PolicyName::Recompute, 4, 14, 1), None).unwrap();

@@ -145,7 +145,7 @@ impl Core {
     /// `None` = memory is on its way, or nothing can run.
     fn fit(&mut self, now: Nanos, admitted: &mut Vec<RequestId>, sure: usize) -> Option<Batch> {
         let fitting = self.fitting_tokens(now);
-        let usual = self.config.max_step_tokens.min(fitting);
+        let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes());
         let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
         let (mut made_room, mut prompts_wait, mut rest) = (false, false, None);
         loop {

@@ -158,7 +158,7 @@ impl Core {
     }
 
     /// Running requests that decode.
-    fn decodes(&self) -> u32 {
+    pub(super) fn decodes(&self) -> u32 {
         self.running.values().filter(|s| s.pending() == 1).count() as u32
     }
 
