@@ -352,6 +352,10 @@ impl Job<'_> {
             // Blocks this thread, which has nothing else to do.
             part.write(&bytes)?;
             self.progress.add(bytes.len() as u64);
+            // More than was promised is wrong already, and may have no end.
+            if part.bytes() > self.item.bytes {
+                break;
+            }
         }
         Ok(())
     }

@@ -176,6 +176,20 @@ async fn bytes_that_differ_from_the_told_digest_never_get_their_name() {
 }
 
 #[tokio::test]
+async fn an_answer_without_an_end_is_not_read_for_ever() {
+    let server = Server::start(Behaviour { endless: true, ..with_model() }).await;
+    for source in [hub(&server, None), bucket(&server, None)] {
+        let folder = tempfile::tempdir().unwrap();
+        let fetched = tokio::time::timeout(Duration::from_secs(60), brought(&source, folder.path())).await;
+        let refused = fetched.expect("it ends").unwrap_err();
+        assert!(matches!(refused, FetchError::Size { .. }), "{refused}");
+        let left =
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+        assert!(left.sum::<u64>() < 1 << 20, "nothing of it is kept");
+    }
+}
+
+#[tokio::test]
 async fn credentials_are_shown_and_a_wrong_one_is_told_at_once() {
     let server = Server::start(Behaviour { wants: Some("right".into()), ..with_model() }).await;
     let keys = |key: &str| Some(Credentials::new(key, "secret"));

@@ -33,6 +33,8 @@ pub struct Behaviour {
     pub wants: Option<String>,
     /// Objects of one page of a list.
     pub page: Option<usize>,
+    /// Answers with a file go on behind its end for ever.
+    pub endless: bool,
     /// Every request: its path and its range.
     pub seen: Vec<(String, Option<String>)>,
 }
@@ -190,6 +192,10 @@ fn send(behaviour: &mut Behaviour, file: Vec<u8>, range: Option<&str>, headers: 
         };
         let broken = stream::once(async { Ok(half) }).chain(stream::once(cut));
         return (status, length, Body::from_stream(broken)).into_response();
+    }
+    if behaviour.endless {
+        let more = stream::repeat_with(|| Ok::<_, std::io::Error>(vec![0; 1 << 16]));
+        return (status, Body::from_stream(stream::once(async { Ok(rest) }).chain(more))).into_response();
     }
     (status, length, rest).into_response()
 }
