@@ -32,6 +32,8 @@ struct Behaviour {
     breaks: u32,
     /// Ranges of the downloads of the weights; those of an inspection have an end and are not counted.
     downloads: Vec<String>,
+    /// The header `authorization` of each request that has one.
+    tokens: Vec<String>,
 }
 
 type Shared = Arc<Mutex<Behaviour>>;
@@ -95,6 +97,11 @@ impl Hub {
         self.behaviour.lock().unwrap().files.insert(name.into(), text.into());
     }
 
+    /// The header `authorization` of each request so far that has one.
+    pub fn tokens(&self) -> Vec<String> {
+        self.behaviour.lock().unwrap().tokens.clone()
+    }
+
     /// Ranges of the downloads of the weights so far; "" = all of it.
     pub fn downloads(&self) -> Vec<String> {
         self.behaviour.lock().unwrap().downloads.clone()
@@ -104,6 +111,8 @@ impl Hub {
 async fn answer(State(shared): State<Shared>, request: Request) -> Response {
     let path = request.uri().path();
     let mut behaviour = shared.lock().unwrap();
+    let token = request.headers().get(header::AUTHORIZATION);
+    behaviour.tokens.extend(token.map(|token| token.to_str().unwrap().to_owned()));
     if path.starts_with(&format!("/api/models/{REPO}/revision/")) {
         return axum::Json(revision(&behaviour)).into_response();
     }

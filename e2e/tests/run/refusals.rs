@@ -90,6 +90,23 @@ async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_token_goes_to_the_hub_of_the_option_and_to_none_that_a_url_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let (world, hub) = (World::new(), Hub::start(folder.path()).await);
+    let missing = async |arguments: &[&str]| {
+        let output = command(&world).env("HF_TOKEN", "secret").arg("run").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(78));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = missing(&[&format!("{}/org/other", hub.url())]).await;
+    assert!(said.contains("HF_TOKEN goes to no hub that a URL names") && !said.contains("secret"), "{said}");
+    assert_eq!(hub.tokens(), [""; 0]);
+    let said = missing(&["org/other", "--endpoint", &hub.url()]).await;
+    assert!(said.contains("no such model") && !said.contains("HF_TOKEN"), "{said}");
+    assert_eq!(hub.tokens(), ["Bearer secret"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_is_taken_is_refused_and_a_removed_model_must_be_there() {
     let world = World::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

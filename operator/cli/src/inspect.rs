@@ -1,16 +1,19 @@
 //! Sizes of a model, as `sluice-sidecar inspect` reads them from its configuration and the headers of its weights.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::Stdio;
 
 use sluice_types::tenant::WeightType;
 use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 use tokio::io::AsyncReadExt;
+use tokio::process::Command;
 
 use crate::models::hub_model::HubModel;
 use crate::up::speak::note;
 use crate::{child, siblings};
+
+/// Variable of the environment with the user's token of a hub.
+pub const TOKEN: &str = "HF_TOKEN";
 
 /// Where a model is.
 #[derive(Clone, Copy, Debug)]
@@ -21,21 +24,13 @@ pub enum Place<'a> {
     Hub(&'a HubModel),
 }
 
-impl Place<'_> {
-    fn arguments(&self) -> Vec<OsString> {
-        match self {
-            Place::Folder(folder) => vec!["folder".into(), folder.into()],
-            Place::Hub(model) => hub_arguments(model),
-        }
+/// Adds what `sluice-sidecar fetch` and `inspect` need for a repository of a hub. The user's token goes to no hub that a URL names.
+pub fn add_hub(command: &mut Command, model: &HubModel) {
+    let HubModel { endpoint, repo, revision, takes_token, .. } = model;
+    command.args(["hugging-face", "--repo", repo, "--revision", revision, "--endpoint", endpoint]);
+    if !takes_token {
+        command.env_remove(TOKEN);
     }
-}
-
-/// Arguments of `sluice-sidecar fetch` and `inspect` for a repository of a hub.
-pub fn hub_arguments(model: &HubModel) -> Vec<OsString> {
-    let HubModel { endpoint, repo, revision, .. } = model;
-    ["hugging-face", "--repo", repo, "--revision", revision, "--endpoint", endpoint]
-        .map(OsString::from)
-        .into()
 }
 
 /// Sizes of the model, in memory as `dtype`.
@@ -46,8 +41,12 @@ pub async fn inspect(place: Place<'_>, dtype: WeightType) -> Result<Geometry, Re
     let unavailable = |message: String| Refusal { reason: Obstacle::Unavailable, message };
     let sidecar = siblings::find("sluice-sidecar").map_err(|error| unavailable(format!("{error:#}")))?;
     let failed = |error: std::io::Error| unavailable(format!("{}: {error}", sidecar.display()));
-    let mut command = tokio::process::Command::new(&sidecar);
-    command.args(["inspect", "--dtype", &format!("{dtype:?}")]).args(place.arguments());
+    let mut command = Command::new(&sidecar);
+    command.args(["inspect", "--dtype", &format!("{dtype:?}")]);
+    match place {
+        Place::Folder(folder) => drop(command.arg("folder").arg(folder)),
+        Place::Hub(model) => add_hub(&mut command, model),
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     child::quieten(&mut command);
     child::end_with_parent(&mut command);

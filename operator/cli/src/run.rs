@@ -66,7 +66,7 @@ pub struct RunArgs {
     /// How memory is found when KV runs short, as `spec.policy` of a GpuPool.
     #[arg(long, default_value = "Unified", value_parser = parse_policy)]
     pub policy: Policy,
-    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed.
+    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed; it goes to no hub that a URL names.
     #[arg(long, env = "HF_ENDPOINT", value_name = "URL", default_value = DEFAULT_ENDPOINT)]
     pub endpoint: String,
     /// Where models are downloaded to.

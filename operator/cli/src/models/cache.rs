@@ -1,6 +1,7 @@
 //! The folder of downloaded models: `<root>/<host>/<org>/<name>/<revision>`, each held by a lock while a `sluice run` uses it.
 
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -15,6 +16,8 @@ use super::hub_model::{DEFAULT_ENDPOINT, DEFAULT_REVISION, HubModel};
 
 /// File that users of a model hold locked; its time of change is that of the last use.
 const USE_FILE: &str = ".sluice-use";
+/// Beginning of the name of a folder that is being removed. No model's folder begins with a dot.
+const REMOVED: &str = ".removed-";
 
 /// The user's cache folder of this program, `$XDG_CACHE_HOME/sluice` or `~/.cache/sluice`; `None` = the environment has no home.
 pub fn user_cache() -> Option<PathBuf> {
@@ -70,7 +73,7 @@ impl ModelCache {
             let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
             let lock = match opened {
                 // Removed since it was created.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 opened => opened.with_context(|| file.display().to_string())?,
             };
             flock(&lock, FlockOperation::LockShared).with_context(|| file.display().to_string())?;
@@ -88,11 +91,11 @@ impl ModelCache {
 
     /// Bytes of `model` that are there, parts included.
     pub fn present_bytes(&self, model: &HubModel) -> u64 {
-        // A folder that is not there holds nothing.
-        bytes_in(&self.folder(model)).unwrap_or(0)
+        // A folder that cannot be read holds nothing that is of use.
+        bytes_in(&self.folder(model)).ok().flatten().unwrap_or(0)
     }
 
-    /// All models, by name and revision.
+    /// All models, by name and revision. A folder that `sluice run` has not made is none.
     ///
     /// # Errors
     /// A folder cannot be read.
@@ -102,7 +105,7 @@ impl ModelCache {
             for org in folders(&host)? {
                 for name in folders(&org)? {
                     for revision in folders(&name)? {
-                        models.push(CachedModel::read(&revision, [&host, &org, &name])?);
+                        models.extend(CachedModel::read(&revision, [&host, &org, &name])?);
                     }
                 }
             }
@@ -119,10 +122,18 @@ impl ModelCache {
         let file = model.folder.join(USE_FILE);
         let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
         let lock = opened.with_context(|| file.display().to_string())?;
-        if !lock_alone(&lock).with_context(|| file.display().to_string())? {
+        // The lock of a folder that another process has removed says nothing of the one that is there now.
+        if !lock_alone(&lock).with_context(|| file.display().to_string())? || !is_at(&lock, &file) {
             bail!("{model}: in use by a running `sluice run`; end that first");
         }
-        std::fs::remove_dir_all(&model.folder).with_context(|| model.folder.display().to_string())?;
+        // Under another name first: a `sluice run` that starts now finds no folder, and makes its own.
+        let parent = model.folder.parent().with_context(|| model.folder.display().to_string())?;
+        let moved = parent.join(format!("{REMOVED}{}", std::process::id()));
+        std::fs::rename(&model.folder, &moved).with_context(|| model.folder.display().to_string())?;
+        // And what a removal that was killed has left.
+        for folder in children(parent)?.into_iter().filter(|path| is_removed(path)) {
+            if_there(std::fs::remove_dir_all(&folder)).with_context(|| folder.display().to_string())?;
+        }
         // Those above it, as far as they are empty now.
         let above = model.folder.ancestors().skip(1).take_while(|path| **path != self.root);
         let _ = above.map(std::fs::remove_dir).take_while(Result::is_ok).count();
@@ -178,21 +189,26 @@ impl std::fmt::Display for CachedModel {
 }
 
 impl CachedModel {
-    fn read(folder: &Path, [host, org, name]: [&Path; 3]) -> anyhow::Result<CachedModel> {
+    /// `None` = it has no [`USE_FILE`], or has just been removed.
+    fn read(folder: &Path, [host, org, name]: [&Path; 3]) -> anyhow::Result<Option<CachedModel>> {
         let plain = |path: &Path| unescape(&path.file_name().unwrap_or_default().to_string_lossy());
         let (host, repo) = (plain(host), format!("{}/{}", plain(org), plain(name)));
         let default = DEFAULT_ENDPOINT.split_once("://").is_some_and(|(_, default)| default == host);
-        let lock = File::open(folder.join(USE_FILE)).ok();
-        let used = lock.as_ref().and_then(|lock| lock.metadata().ok()?.modified().ok());
-        Ok(CachedModel {
+        let file = folder.join(USE_FILE);
+        let Some(lock) = if_there(File::open(&file)).with_context(|| file.display().to_string())? else {
+            return Ok(None);
+        };
+        let Some(bytes) = bytes_in(folder)? else { return Ok(None) };
+        let used = lock.metadata().and_then(|metadata| metadata.modified()).ok();
+        Ok(Some(CachedModel {
             name: if default { repo } else { format!("{host}/{repo}") },
             revision: plain(folder),
-            bytes: bytes_in(folder)?,
+            bytes,
             whole: is_whole(folder),
-            in_use: lock.as_ref().is_some_and(|lock| lock_alone(lock).is_ok_and(|alone| !alone)),
+            in_use: lock_alone(&lock).is_ok_and(|alone| !alone),
             last_used_unix_ms: used.map_or(0, unix_ms),
             folder: folder.to_owned(),
-        })
+        }))
     }
 
     /// Whether a user who writes `text` means this model: its name, or its name and revision, or a URL.
@@ -236,27 +252,44 @@ fn is_whole(folder: &Path) -> bool {
     receipt.is_some_and(|receipt| receipt.items.iter().all(|item| length(&item.name) == Some(item.bytes)))
 }
 
-/// Bytes of the model's files; those that only Sluice reads do not count.
-fn bytes_in(folder: &Path) -> anyhow::Result<u64> {
+/// Bytes of the model's files; those that only Sluice reads do not count. `None` = the folder is not there.
+fn bytes_in(folder: &Path) -> anyhow::Result<Option<u64>> {
+    let Some(entries) = if_there(std::fs::read_dir(folder)).with_context(|| folder.display().to_string())?
+    else {
+        return Ok(None);
+    };
     let mut bytes = 0;
-    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+    for entry in entries {
         let entry = entry.with_context(|| folder.display().to_string())?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_file = !name.starts_with('.') || name.ends_with(PART_SUFFIX);
         bytes += entry.metadata().map_or(0, |file| if is_file && file.is_file() { file.len() } else { 0 });
     }
-    Ok(bytes)
+    Ok(Some(bytes))
 }
 
-/// Folders in `path`; none where there is no `path`.
+/// Folders in `path`, those that are being removed aside.
 fn folders(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = match std::fs::read_dir(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| path.display().to_string())?,
-    };
-    let paths = entries.map(|entry| Ok(entry.with_context(|| path.display().to_string())?.path()));
-    let paths: anyhow::Result<Vec<PathBuf>> = paths.collect();
-    Ok(paths?.into_iter().filter(|path| path.is_dir()).collect())
+    Ok(children(path)?.into_iter().filter(|path| path.is_dir() && !is_removed(path)).collect())
+}
+
+/// What is in `path`; nothing where there is no `path`.
+fn children(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = if_there(std::fs::read_dir(path)).with_context(|| path.display().to_string())?;
+    let paths = entries.into_iter().flatten();
+    paths.map(|entry| Ok(entry.with_context(|| path.display().to_string())?.path())).collect()
+}
+
+fn is_removed(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(REMOVED))
+}
+
+/// `None` where there is no such file or folder.
+fn if_there<T>(opened: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match opened {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        opened => opened.map(Some),
+    }
 }
 
 /// A name as one component of a path: letters, digits, `-`, `_`, `:` and dots that are not at the beginning stay.
@@ -293,87 +326,4 @@ fn unescape(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn hub(text: &str) -> HubModel {
-        HubModel::parse(text, DEFAULT_ENDPOINT).unwrap()
-    }
-
-    fn cache() -> (tempfile::TempDir, ModelCache) {
-        let dir = tempfile::tempdir().unwrap();
-        let cache = ModelCache::open(Some(dir.path())).unwrap();
-        (dir, cache)
-    }
-
-    fn fill(folder: &Path, bytes: usize, promised: usize) {
-        std::fs::write(folder.join("model.safetensors"), vec![0; bytes]).unwrap();
-        let receipt = format!(
-            r#"{{"version":1,"source":"s","items":[{{"name":"model.safetensors","bytes":{promised}}}]}}"#
-        );
-        std::fs::write(folder.join(Receipt::FILE), receipt).unwrap();
-    }
-
-    #[test]
-    fn models_are_listed_with_their_size_and_whether_they_are_whole() {
-        let (_dir, cache) = cache();
-        assert_eq!(cache.models().unwrap(), []);
-        fill(cache.hold(&hub("org/tiny")).unwrap().folder(), 10, 10);
-        fill(cache.hold(&hub("org/tiny@a/b")).unwrap().folder(), 10, 11);
-        let part = cache.hold(&hub("http://127.0.0.1:9/org/part")).unwrap();
-        std::fs::write(part.folder().join("model.safetensors.part"), [0; 7]).unwrap();
-        let listed = cache.models().unwrap();
-        let seen = |m: &CachedModel| (m.to_string(), m.bytes, m.whole, m.in_use);
-        let expected = [
-            ("127.0.0.1:9/org/part", 7, false, true),
-            ("org/tiny@a/b", 10, false, false),
-            ("org/tiny", 10, true, false),
-        ];
-        let expected = expected.map(|(name, bytes, whole, in_use)| (name.to_owned(), bytes, whole, in_use));
-        assert_eq!(listed.iter().map(seen).collect::<Vec<_>>(), expected);
-        assert!(listed.iter().all(|model| model.last_used_unix_ms > 1_600_000_000_000));
-    }
-
-    #[test]
-    fn a_model_in_use_is_not_removed_and_a_removed_one_leaves_no_folder() {
-        let (dir, cache) = cache();
-        let held = cache.hold(&hub("org/tiny")).unwrap();
-        fill(held.folder(), 10, 10);
-        let model = cache.models().unwrap().remove(0);
-        let refused = cache.remove(&model).unwrap_err().to_string();
-        assert_eq!(refused, "org/tiny: in use by a running `sluice run`; end that first");
-        assert!(held.is_whole());
-        drop(held);
-        assert_eq!(cache.remove(&model).unwrap(), 10);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        // One that is held again is whole only after another download.
-        assert!(!cache.hold(&hub("org/tiny")).unwrap().is_whole());
-    }
-
-    #[test]
-    fn a_user_names_all_revisions_of_a_model_or_one() {
-        let (_dir, cache) = cache();
-        for name in ["org/tiny", "org/tiny@v1", "http://127.0.0.1:9/org/tiny"] {
-            cache.hold(&hub(name)).unwrap();
-        }
-        let models = cache.models().unwrap();
-        let named = |text: &str| {
-            models.iter().filter(|m| m.is_named(text)).map(ToString::to_string).collect::<Vec<_>>()
-        };
-        assert_eq!(named("org/tiny"), ["org/tiny", "org/tiny@v1"]);
-        assert_eq!(named("org/tiny@v1"), ["org/tiny@v1"]);
-        assert_eq!(named("127.0.0.1:9/org/tiny"), ["127.0.0.1:9/org/tiny"]);
-        assert_eq!(named("http://127.0.0.1:9/org/tiny"), ["127.0.0.1:9/org/tiny"]);
-        assert_eq!(named("https://huggingface.co/org/tiny/tree/v1"), ["org/tiny@v1"]);
-        assert_eq!(named("tiny"), [""; 0]);
-    }
-
-    #[test]
-    fn any_revision_is_one_component_of_a_path() {
-        for text in ["main", "refs/pr/1", "..", ".", "100%", "a b", "ü", "%2F"] {
-            let escaped = escape(text);
-            assert!(!escaped.contains('/') && !escaped.starts_with('.'), "{escaped}");
-            assert_eq!(unescape(&escaped), text);
-        }
-    }
-}
+mod tests;

@@ -20,6 +20,9 @@ pub struct HubModel {
     pub repo: String,
     /// Branch, tag or commit.
     pub revision: String,
+    /// Whether the user's token of the hub is sent: the hub is the default one or the one of `--endpoint`, and not one that a URL
+    /// names.
+    pub takes_token: bool,
 }
 
 /// What is wrong with a name.
@@ -33,12 +36,14 @@ impl HubModel {
     /// # Errors
     /// The text has neither form; the message says which part is wrong.
     pub fn parse(text: &str, endpoint: &str) -> Result<HubModel, BadName> {
+        let url = parse_url(endpoint)?;
         if text.contains("://") {
-            return from_url(text);
+            let model = from_url(text)?;
+            let own = [DEFAULT_ENDPOINT, url.as_str().trim_end_matches('/')];
+            return Ok(HubModel { takes_token: own.contains(&model.endpoint.as_str()), ..model });
         }
         let (repo, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
-        let url = parse_url(endpoint)?;
-        HubModel::new(&url, repo, revision)
+        Ok(HubModel { takes_token: true, ..HubModel::new(&url, repo, revision)? })
     }
 
     fn new(endpoint: &Url, repo: &str, revision: &str) -> Result<HubModel, BadName> {
@@ -56,7 +61,8 @@ impl HubModel {
         }
         let text = endpoint.as_str().trim_end_matches('/').to_owned();
         let host = text.split_once("://").map_or(text.as_str(), |(_, host)| host).to_owned();
-        Ok(HubModel { endpoint: text, host, repo: repo.to_owned(), revision: revision.to_owned() })
+        let (repo, revision) = (repo.to_owned(), revision.to_owned());
+        Ok(HubModel { endpoint: text, host, repo, revision, takes_token: false })
     }
 
     /// Whether this is of the hub that names without a host mean.
@@ -149,7 +155,20 @@ mod tests {
         let mirror = "http://127.0.0.1:9000";
         assert_eq!(parsed("http://127.0.0.1:9000/org/tiny"), of(mirror, "main", "127.0.0.1:9000/org/tiny"));
         let on_mirror = HubModel::parse("org/tiny", "http://127.0.0.1:9000/").unwrap();
-        assert_eq!(on_mirror, HubModel::parse("http://127.0.0.1:9000/org/tiny", hub).unwrap());
+        assert_eq!(on_mirror, HubModel::parse("http://127.0.0.1:9000/org/tiny", mirror).unwrap());
+    }
+
+    #[test]
+    fn the_token_goes_to_hubs_that_the_user_has_chosen_and_not_to_those_of_urls() {
+        let takes = |text, endpoint| HubModel::parse(text, endpoint).unwrap().takes_token;
+        let mirror = "http://127.0.0.1:9000/";
+        assert!(takes("org/tiny", DEFAULT_ENDPOINT) && takes("org/tiny", mirror));
+        assert!(takes("https://huggingface.co/org/tiny", DEFAULT_ENDPOINT));
+        assert!(takes("https://huggingface.co/org/tiny", mirror));
+        assert!(takes("http://127.0.0.1:9000/org/tiny", mirror));
+        assert!(!takes("http://127.0.0.1:9000/org/tiny", DEFAULT_ENDPOINT));
+        assert!(!takes("http://huggingface.co/org/tiny", DEFAULT_ENDPOINT), "not in clear text");
+        assert!(!takes("https://huggingface.co.example/org/tiny", DEFAULT_ENDPOINT));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use sluice_wire::geometry::{Geometry, Obstacle, Refusal};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::inspect::{Place, hub_arguments, inspect};
+use crate::inspect::{Place, TOKEN, add_hub, inspect};
 use crate::models::cache::HeldModel;
 use crate::models::hub_model::HubModel;
 use crate::up::speak::note;
@@ -38,9 +38,15 @@ pub async fn sizes_in_folder(name: &str, folder: &Path) -> anyhow::Result<Geomet
 pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
     note(format_args!("{model}: reading its configuration at {}", model.endpoint));
     inspect(Place::Hub(model), WeightType::Auto).await.map_err(|mut refusal| {
-        let has_token = std::env::var_os("HF_TOKEN").is_some_and(|token| !token.is_empty());
-        if refusal.reason == Obstacle::Unreadable && !has_token {
-            refusal.message.push_str("; a private or gated model needs a token in the variable HF_TOKEN");
+        let has_token = std::env::var_os(TOKEN).is_some_and(|token| !token.is_empty());
+        if refusal.reason == Obstacle::Unreadable {
+            refusal.message.push_str(&match (has_token, model.takes_token) {
+                (false, _) => format!("; a private or gated model needs a token in the variable {TOKEN}"),
+                (true, false) => {
+                    format!("; {TOKEN} goes to no hub that a URL names: name this one with --endpoint")
+                }
+                (true, true) => String::new(),
+            });
         }
         refused(&model.to_string(), refusal)
     })
@@ -61,7 +67,9 @@ fn refused(name: &str, refusal: Refusal) -> anyhow::Error {
 pub async fn download(model: &HubModel, held: &HeldModel, total_bytes: u64) -> anyhow::Result<()> {
     let sidecar = siblings::find("sluice-sidecar")?;
     let mut command = Command::new(&sidecar);
-    command.args(["fetch", "--progress"]).args(hub_arguments(model)).arg("--to").arg(held.folder());
+    command.args(["fetch", "--progress"]);
+    add_hub(&mut command, model);
+    command.arg("--to").arg(held.folder());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     child::quieten(&mut command);
     child::end_with_parent(&mut command);
