@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_getaffinity};
+
 /// Bytes of each of the two buffers of the copy that is timed: more than caches hold.
 const COPY_BYTES: usize = 64 << 20;
 /// How long copies are timed.
@@ -16,7 +18,7 @@ pub struct Machine {
     pub cores: u32,
     /// Memory that one thread copies in a second, bytes: the best of several copies.
     pub copy_bytes_per_s: u64,
-    /// Share of all cores that other programs took during the measurement, thousandths; `None` = the kernel does not say.
+    /// Share of these cores that other programs took during the measurement, thousandths; `None` = it is not known.
     pub others_permille: Option<u32>,
 }
 
@@ -54,9 +56,9 @@ pub struct Usage(Option<Ticks>);
 /// Counters of the kernel, ticks of the clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Ticks {
-    /// All cores, idle ones too.
+    /// The cores that this process may use, idle or not.
     all: u64,
-    /// Cores that computed, or that a hypervisor withheld.
+    /// Those of them that computed, or that a hypervisor withheld.
     busy: u64,
     /// Each process of this program, by its number.
     own: BTreeMap<u32, u64>,
@@ -68,7 +70,8 @@ impl Usage {
         Usage(Ticks::now())
     }
 
-    /// Share of all cores that other programs took since the beginning, thousandths; `None` = the kernel does not say.
+    /// Share of the cores that this process may use that other programs took since the beginning, thousandths; `None` = it is not
+    /// known: the kernel does not say, or this process may use less than its cores, by a quota.
     pub fn others_permille(&self) -> Option<u32> {
         self.0.as_ref()?.others_permille(&Ticks::now()?)
     }
@@ -76,7 +79,14 @@ impl Usage {
 
 impl Ticks {
     fn now() -> Option<Ticks> {
-        let (all, busy) = cores(&std::fs::read_to_string("/proc/stat").ok()?)?;
+        let allowed = sched_getaffinity(None).ok()?;
+        // By a quota of its control group a process has parts of many cores: what others take of those is no loss of its own.
+        let usable = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        if usable < allowed.count() as usize {
+            return None;
+        }
+        let mine = |core| core < CpuSet::MAX_CPU && allowed.is_set(core);
+        let (all, busy) = cores(&std::fs::read_to_string("/proc/stat").ok()?, mine)?;
         let stats: Vec<_> =
             std::fs::read_dir("/proc").ok()?.filter_map(|entry| process(&entry.ok()?.path())).collect();
         Some(Ticks { all, busy, own: family(&stats, std::process::id()) })
@@ -91,14 +101,17 @@ impl Ticks {
     }
 }
 
-/// All ticks and busy ones, of the first line of `/proc/stat`.
-fn cores(stat: &str) -> Option<(u64, u64)> {
-    let line = stat.lines().next()?.strip_prefix("cpu ")?;
-    let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; what guests take is part of user.
-    let [user, nice, system, idle, iowait, irq, softirq, steal] = *ticks.first_chunk()?;
-    let busy = user + nice + system + irq + softirq + steal;
-    Some((busy + idle + iowait, busy))
+/// All ticks and busy ones of the cores that are `mine`, by the lines `cpuN` of `/proc/stat`; `None` = it has none of them.
+fn cores(stat: &str, mine: impl Fn(usize) -> bool) -> Option<(u64, u64)> {
+    let line = |line: &str| {
+        let (core, ticks) = line.strip_prefix("cpu")?.split_once(' ')?;
+        let ticks: Vec<u64> = ticks.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        // user, nice, system, idle, iowait, irq, softirq, steal; what guests take is part of user.
+        let [user, nice, system, idle, iowait, irq, softirq, steal] = *ticks.first_chunk()?;
+        let busy = user + nice + system + irq + softirq + steal;
+        core.parse().is_ok_and(&mine).then_some((busy + idle + iowait, busy))
+    };
+    stat.lines().filter_map(line).reduce(|sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
 /// One process: its number, its parent's, and its ticks.
@@ -150,10 +163,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_ticks_are_all_but_idle_ones() {
-        assert_eq!(cores("cpu  10 1 5 80 4 2 3 5 7 0\ncpu0 1\n"), Some((110, 26)));
-        assert_eq!(cores("intr 1"), None);
-        assert_eq!(cores("cpu  10 1\n"), None);
+    fn busy_ticks_are_all_but_idle_ones_of_the_cores_that_are_mine() {
+        let stat = "cpu  99 9 9 99 9 9 9 9 9 0\ncpu0 10 1 5 80 4 2 3 5 7 0\ncpu1 0 0 0 7 0 0 0 0 0 0\ncpu12 1 0 0 1 0 0 0 0 0 0\nintr 1\n";
+        assert_eq!(cores(stat, |core| core == 0), Some((110, 26)));
+        assert_eq!(cores(stat, |core| core != 1), Some((112, 27)));
+        assert_eq!(cores(stat, |core| core == 2), None);
+        assert_eq!(cores("cpu0 10 1\n", |_| true), None);
     }
 
     #[test]
@@ -173,11 +188,5 @@ mod tests {
         let end = Ticks { all: 2000, busy: 800, own: BTreeMap::from([(1, 200), (3, 40)]) };
         assert_eq!(begin.others_permille(&end), Some(160));
         assert_eq!(begin.others_permille(&begin), None, "no time has passed");
-    }
-
-    #[test]
-    fn this_machine_copies_and_has_a_core() {
-        let machine = Machine::measure();
-        assert!(machine.cores > 0 && machine.copy_bytes_per_s > 1 << 20, "{machine:?}");
     }
 }

@@ -12,16 +12,21 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::ListenerExt;
 use axum::{Json, Router};
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Largest body of a request, bytes: as much as a sidecar takes.
 const MOST_BODY: usize = 4 << 20;
-/// Most bodies that are read at once: the others wait. It bounds what clients can make this process hold.
-const MOST_READING: usize = 64;
+/// Most memory of all bodies that are held at once, KiB: further requests wait. A body is held from its first byte until its model
+/// begins to answer.
+const MOST_HELD_KIB: usize = 64 * MOST_BODY_KIB;
+const MOST_BODY_KIB: usize = MOST_BODY >> 10;
 /// A body that takes longer to arrive is given up.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// A model that takes longer to list itself is missing from the list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// `retry-after` of a model that loads, seconds.
 const RETRY_SECONDS: &str = "2";
 /// Headers that are about one connection (RFC 9110, 7.6.1) or are set anew.
@@ -43,8 +48,8 @@ pub struct Routes {
     http: reqwest::Client,
     /// By the served name; `None` = it loads.
     models: Arc<RwLock<BTreeMap<String, Option<SocketAddr>>>>,
-    /// A permit for each body that is read.
-    reading: Arc<Semaphore>,
+    /// A permit for each KiB of bodies that are held.
+    held: Arc<Semaphore>,
     body_timeout: Duration,
 }
 
@@ -58,8 +63,8 @@ impl Routes {
         let http =
             reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
         let models = names.map(|name| (name, None)).collect();
-        let reading = Arc::new(Semaphore::new(MOST_READING));
-        Ok(Routes { http, models: Arc::new(RwLock::new(models)), reading, body_timeout: BODY_TIMEOUT })
+        let held = Arc::new(Semaphore::new(MOST_HELD_KIB));
+        Ok(Routes { http, models: Arc::new(RwLock::new(models)), held, body_timeout: BODY_TIMEOUT })
     }
 
     /// The model `name` answers at `address` from now on.
@@ -103,11 +108,18 @@ impl Routes {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn read(&self, body: Body) -> Result<Bytes, Problem> {
-        let _permit = self.reading.acquire().await.expect("the semaphore is never closed");
+    /// The body of a request with these headers, once there is memory for it.
+    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, Problem> {
+        let length =
+            headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let kib = length.map_or(MOST_BODY_KIB, |length: usize| length.div_ceil(1024).min(MOST_BODY_KIB));
+        let permits = self.held.clone().acquire_many_owned(kib as u32).await;
+        let mut permit = permits.expect("the semaphore is never closed");
         let read = tokio::time::timeout(self.body_timeout, to_bytes(body, MOST_BODY)).await;
         // A client whose body broke off reads no answer, so any failure is the limit.
-        read.map_err(|_| Problem::TooSlow(self.body_timeout))?.map_err(|_| Problem::TooLarge)
+        let body = read.map_err(|_| Problem::TooSlow(self.body_timeout))?.map_err(|_| Problem::TooLarge)?;
+        drop(permit.split(kib.saturating_sub(body.len().div_ceil(1024))));
+        Ok(Held { body, _permit: Some(permit) })
     }
 
     /// The model `name`.
@@ -140,8 +152,8 @@ impl Routes {
 
     async fn send(&self, to: SocketAddr, asked: Asked) -> Result<Response, Problem> {
         let url = format!("http://{to}{}", asked.path);
-        let request =
-            self.http.request(asked.method, url).headers(passed_on(&asked.headers)).body(asked.body);
+        let Held { body, _permit } = asked.body;
+        let request = self.http.request(asked.method, url).headers(passed_on(&asked.headers)).body(body);
         let answer =
             request.send().await.map_err(|error| Problem::Unreachable(error.without_url().to_string()))?;
         let (status, headers) = (answer.status(), passed_on(answer.headers()));
@@ -158,7 +170,14 @@ struct Asked {
     /// Path and query.
     path: String,
     headers: HeaderMap,
+    body: Held,
+}
+
+/// A body, and the permit for its memory.
+#[derive(Debug, Default)]
+struct Held {
     body: Bytes,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 fn passed_on(headers: &HeaderMap) -> HeaderMap {
@@ -172,25 +191,22 @@ async fn ready(State(routes): State<Routes>) -> StatusCode {
 
 /// The lists of all models that answer, as one.
 async fn models(State(routes): State<Routes>, headers: HeaderMap) -> Response {
-    let mut data = Vec::new();
-    for address in routes.snapshot().into_values().flatten() {
+    let list = async |address: SocketAddr| {
         let url = format!("http://{address}/v1/models");
-        let answer = routes.http.get(url).headers(passed_on(&headers)).send().await;
-        let list = match answer {
-            Ok(answer) => answer.json::<Value>().await,
-            Err(error) => Err(error),
-        };
-        // A model that restarts is missing from the list.
-        if let Some(Value::Array(listed)) = list.ok().map(|mut list| list["data"].take()) {
-            data.extend(listed);
-        }
-    }
+        let request = routes.http.get(url).headers(passed_on(&headers)).timeout(LIST_TIMEOUT);
+        Some(request.send().await.ok()?.json::<Value>().await.ok()?["data"].take())
+    };
+    // A model that restarts or hangs is missing from the list.
+    let all = join_all(routes.snapshot().into_values().flatten().map(list)).await;
+    let data: Vec<Value> =
+        all.into_iter().flatten().filter_map(|list| Some(list.as_array()?.clone())).flatten().collect();
     Json(json!({"object": "list", "data": data})).into_response()
 }
 
 async fn model(State(routes): State<Routes>, Path(id): Path<String>, request: Request) -> Response {
     let path = request.uri().path_and_query().map_or(String::new(), ToString::to_string);
-    let asked = Asked { method: Method::GET, path, headers: request.headers().clone(), body: Bytes::new() };
+    let asked =
+        Asked { method: Method::GET, path, headers: request.headers().clone(), body: Held::default() };
     answer(match routes.find(&id) {
         Ok(to) => routes.send(to, asked).await,
         Err(problem) => Err(problem),
@@ -199,13 +215,13 @@ async fn model(State(routes): State<Routes>, Path(id): Path<String>, request: Re
 
 async fn forward(State(routes): State<Routes>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let body = match routes.read(body).await {
+    let body = match routes.read(&parts.headers, body).await {
         Ok(body) => body,
         Err(problem) => return problem.into_response(),
     };
     let path = parts.uri.path_and_query().map_or(String::new(), ToString::to_string);
     let to = match parts.method {
-        Method::POST => routes.find_in(&body),
+        Method::POST => routes.find_in(&body.body),
         // Other methods name no model, so they need that only one is served.
         _ => routes.find_in(b"{}").map_err(|problem| match problem {
             Problem::Unnamed(_) => Problem::NoRoute(parts.uri.path().to_owned()),

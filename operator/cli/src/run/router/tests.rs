@@ -173,12 +173,56 @@ async fn bodies_that_do_not_arrive_are_408_and_those_behind_them_are_answered() 
         let body = reqwest::Body::wrap_stream(stream::pending::<Result<Bytes, std::io::Error>>());
         tokio::spawn(http.post(format!("{url}/v1/completions")).body(body).send())
     };
-    let all: Vec<_> = (0..MOST_READING).map(|_| stalled()).collect();
+    let all: Vec<_> = (0..MOST_HELD_KIB / MOST_BODY_KIB).map(|_| stalled()).collect();
     let (status, _, _) = asked(&url, "/v1/completions", r#"{"model": "a"}"#.into()).await;
     assert_eq!(status, StatusCode::OK);
     for one in all {
         assert_eq!(one.await.unwrap().unwrap().status(), StatusCode::REQUEST_TIMEOUT);
     }
+}
+
+#[tokio::test]
+async fn bodies_of_requests_that_wait_for_their_model_are_held_up_to_the_limit() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut routes = Routes::new(["a".to_owned(), "b".to_owned()].into_iter()).unwrap();
+    routes.held = Arc::new(Semaphore::new(8));
+    let (arrived, mut arrivals) = mpsc::unbounded_channel::<()>();
+    let hung = async move || {
+        arrived.send(()).unwrap();
+        std::future::pending::<StatusCode>().await
+    };
+    let (a, b) =
+        (server(Router::new().route("/v1/completions", post(hung))).await, server(model_of("b")).await);
+    let (url, _) = served(routes, &[("a", Some(a)), ("b", Some(b))]).await;
+    let body = |name: &str| format!(r#"{{"model":"{name}","x":"{}"}}"#, "x".repeat(4000));
+    let waiting = [0, 1].map(|_| {
+        tokio::spawn({
+            let (url, body) = (url.clone(), body("a"));
+            async move { asked(&url, "/v1/completions", body).await }
+        })
+    });
+    for _ in &waiting {
+        arrivals.recv().await.unwrap();
+    }
+    let third = asked(&url, "/v1/completions", body("b"));
+    tokio::pin!(third);
+    tokio::time::timeout(Duration::from_millis(300), &mut third)
+        .await
+        .expect_err("there is no memory for it");
+    waiting[0].abort();
+    let (status, _, answer) =
+        tokio::time::timeout(Duration::from_secs(60), third).await.expect("a body has gone");
+    assert_eq!((status, &answer["by"]), (StatusCode::OK, &json!("b")));
+    waiting[1].abort();
+}
+
+#[tokio::test]
+async fn a_model_that_hangs_is_missing_from_the_list() {
+    let hung = async || std::future::pending::<StatusCode>().await;
+    let (a, b) = (server(Router::new().route("/v1/models", get(hung))).await, server(model_of("b")).await);
+    let (url, _) = routed(&[("a", Some(a)), ("b", Some(b))]).await;
+    let list = tokio::time::timeout(Duration::from_secs(60), got(&url, "/v1/models")).await.expect("it ends");
+    assert_eq!(list.1, json!({"object": "list", "data": [{"id": "b"}]}));
 }
 
 #[tokio::test]
