@@ -1,7 +1,14 @@
 // Pictures of a history, as SVG. Each has its words beside it, so all are hidden from readers of the page's text.
+import { times } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 export const SPAN_MS = 900000;
+const LEAST_SPAN_MS = 60000;
+
+// Length of the time axis: from the first sample to now, within the limits above.
+export function span(past, now) {
+  return Math.min(SPAN_MS, Math.max(LEAST_SPAN_MS, now - (past?.at[0] ?? now)));
+}
 
 export function shape(name, attributes, ...children) {
   const made = document.createElementNS(SVG, name);
@@ -33,21 +40,32 @@ function band(xs, low, high, end) {
   return `${path}Z`;
 }
 
-const marks = (width) => (width > 420 ? [15, 10, 5] : [15, 5]);
+// The time axis from `left` to `right`, which is now: where a moment lies on it, and its marks.
+function timeAxis(left, right, now, length) {
+  const x = (at) => round(left + Math.max(0, 1 - (now - at) / length) * (right - left));
+  const short = length <= 120000;
+  const steps = short ? [10, 30, 60] : [60, 120, 300];
+  const step = steps.find((one) => (one * 1000 * (right - left)) / length >= 100) ?? steps.at(-1);
+  const marks = [];
+  for (let ago = step; ago * 1000 <= length; ago += step) marks.push({ x: x(now - ago * 1000), text: short ? `−${ago} s` : `−${ago / 60} min` });
+  return { x, marks };
+}
 
-function axis(left, right, top, bottom, capacity, bytes) {
+const timeText = (mark, left, y) => shape("text", { class: "tick", x: mark.x, y, "text-anchor": mark.x - left < 24 ? "start" : "middle" }, mark.text);
+const nowText = (right, y) => shape("text", { class: "tick", x: right, y, "text-anchor": "end" }, "now");
+
+function grid(marks, left, right, top, bottom, capacity, bytes) {
   const made = [];
   for (const part of [0, 0.5, 1]) {
     const y = round(bottom - part * (bottom - top));
     made.push(shape("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }));
     made.push(shape("text", { class: "tick", x: left - 6, y: y + 4, "text-anchor": "end" }, part ? bytes(capacity * part) : "0"));
   }
-  for (const minutes of marks(right - left)) {
-    const x = round(left + (1 - (minutes * 60000) / SPAN_MS) * (right - left));
-    made.push(shape("line", { class: "grid", x1: x, x2: x, y1: top, y2: bottom }));
-    made.push(shape("text", { class: "tick", x, y: bottom + 16, "text-anchor": minutes === 15 ? "start" : "middle" }, `−${minutes} min`));
+  for (const mark of marks) {
+    made.push(shape("line", { class: "grid", x1: mark.x, x2: mark.x, y1: top, y2: bottom }));
+    made.push(timeText(mark, left, bottom + 16));
   }
-  made.push(shape("text", { class: "tick", x: right, y: bottom + 16, "text-anchor": "end" }, "now"));
+  made.push(nowText(right, bottom + 16));
   return made;
 }
 
@@ -58,10 +76,11 @@ export function memory(gpu, past, now, width, bytes, name) {
   const height = Math.min(320, Math.max(200, width / 3.2));
   const labels = width > 640 ? 120 : 0;
   const [left, right, top, bottom] = [62, width - labels - 8, 8, height - 24];
-  const x = (at) => round(left + Math.max(0, 1 - (now - at) / SPAN_MS) * (right - left));
+  const { x, marks } = timeAxis(left, right, now, span(past, now));
   const y = (kib) => round(bottom - Math.min(1, (kib * 1024) / Math.max(1, gpu.capacity_bytes)) * (bottom - top));
   const xs = past.at.map(x);
-  const made = axis(left, right, top, bottom, gpu.capacity_bytes, bytes);
+  const made = xs.length ? [shape("rect", { class: "unowned", x: xs[0], width: round(right - xs[0]), y: top, height: bottom - top })] : [];
+  made.push(...grid(marks, left, right, top, bottom, gpu.capacity_bytes, bytes));
   const sum = xs.map(() => 0);
   const titles = [...new Set([...Object.keys(past.tenants), ...gpu.tenants.map((tenant) => tenant.title)])].sort();
   for (const title of titles) {
@@ -87,10 +106,11 @@ export function memory(gpu, past, now, width, bytes, name) {
 }
 
 // One figure through time. Where it is not known there is a gap.
-export function spark(at, values, now, width, height, limit) {
+export function spark(past, values, now, width, height, limit) {
+  const at = past?.at ?? [];
   const known = values.filter((value) => value !== null);
   const most = Math.max(limit ?? 0, ...known, 1);
-  const x = (time) => round(Math.max(0, 1 - (now - time) / SPAN_MS) * width);
+  const { x } = timeAxis(0, width, now, span(past, now));
   const y = (value) => round(height - 1.5 - (value / most) * (height - 3));
   let [line, pen] = ["", false];
   let before = null;
@@ -158,12 +178,16 @@ export function flows(loans, colourOf, name, width) {
 }
 
 // Moves through time, a row for each tenant; a mark is as large as what moved.
-export function timeline(moves, titles, colourOf, name, now, width) {
+export function timeline(moves, titles, colourOf, name, now, length, width) {
   const row = 26;
   const left = Math.min(120, width / 3.6);
   const height = row * titles.length + 22;
-  const x = (at) => round(left + Math.max(0, 1 - (now - at) / SPAN_MS) * (width - left - 10));
-  const most = Math.max(1, ...moves.map((move) => move.bytes));
+  const right = width - 10;
+  const { x, marks } = timeAxis(left, right, now, length);
+  const shown = moves.filter((move) => now - move.at_unix_ms <= length && titles.includes(move.title));
+  const most = Math.max(1, ...shown.map((move) => move.bytes));
+  // Many marks in a row are small ones.
+  const largest = Math.min(10, Math.max(4, ((right - left) * titles.length) / Math.max(1, shown.length)));
   const made = titles.flatMap((title, at) => {
     const y = row * at + row / 2;
     return [
@@ -171,18 +195,14 @@ export function timeline(moves, titles, colourOf, name, now, width) {
       shape("text", { class: "label", x: left - 8, y: y + 4, "text-anchor": "end" }, name(title).slice(0, 15)),
     ];
   });
-  for (const move of moves) {
+  for (const move of shown) {
     const at = titles.indexOf(move.title);
-    if (at < 0) continue;
-    const r = round(3 + 7 * Math.sqrt(move.bytes / most));
+    const r = round(2 + (largest - 2) * Math.sqrt(move.bytes / most));
     const mark = shape("circle", { class: `move c${colourOf(move.title)}`, cx: x(move.at_unix_ms), cy: row * at + row / 2, r });
-    mark.append(shape("title", {}, `${move.reason}: ${move.detail}`));
+    mark.append(shape("title", {}, [times(move), move.detail].filter(Boolean).join(": ")));
     made.push(mark);
   }
-  for (const minutes of [...marks(width - left), 0]) {
-    const text = minutes ? `−${minutes} min` : "now";
-    const anchor = minutes === 15 ? "start" : minutes ? "middle" : "end";
-    made.push(shape("text", { class: "tick", x: x(now - minutes * 60000), y: height - 5, "text-anchor": anchor }, text));
-  }
+  for (const mark of marks) made.push(timeText(mark, left, height - 5));
+  made.push(nowText(right, height - 5));
   return picture("timeline", width, height, ...made);
 }

@@ -1,6 +1,6 @@
 // The parts that views are made of. Names come from outside: they only ever become text.
 import * as chart from "./charts.js";
-import { age, bytes, byTrouble, counted, duration, percent, rate, reason } from "./words.js";
+import { age, bytes, byTrouble, counted, duration, percent, rate, times } from "./words.js";
 
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -73,18 +73,18 @@ function layersText(letters) {
 function objective(one) {
   const met = !one.missed;
   const text = `${percent(one.attained_permille)} of ${one.name}s within ${duration(one.target_ns / 1e6)}`;
-  const promised = el("span", { class: "quiet" }, ` · ${percent(one.promised_permille, one.promised_permille % 10 ? 1 : 0)} promised`);
-  return el("li", { class: met ? "met" : "missed" }, el("strong", {}, met ? "✓ met" : "✗ missed"), ` ${text}`, promised);
+  const promised = el("span", { class: "quiet" }, `(${percent(one.promised_permille, one.promised_permille % 10 ? 1 : 0)} promised)`);
+  return el("li", { class: met ? "met" : "missed" }, el("strong", {}, met ? "✓ met" : "✗ missed"), ` ${text} `, promised);
 }
 
-// A figure with its last quarter of an hour.
+// A figure now and through time.
 function measure(label, value, past, column, now, size, words, limit, missed) {
   const values = past?.tenants[size.title]?.[column] ?? [];
   const known = values.filter((one) => one !== null);
-  const range = known.length ? `, ${words(Math.min(...known))} to ${words(Math.max(...known))} in 15 min` : "";
+  const range = known.length ? `, ${words(Math.min(...known))} to ${words(Math.max(...known))} in ${age(chart.span(past, now))}` : "";
   return el("div", { class: missed ? "measure missed" : "measure" }, el("dt", {}, label),
     el("dd", {}, el("span", { class: "value" }, value), el("span", { class: "hidden" }, range),
-      chart.spark(past?.at ?? [], values, now, size.width, size.height, limit)));
+      chart.spark(past, values, now, size.width, size.height, limit)));
 }
 
 function measures(tenant, past, now, size) {
@@ -97,7 +97,7 @@ function measures(tenant, past, now, size) {
     measure("tokens/s", rate(tenant.tokens_per_s), past, "tokens", now, size, rate),
     measure("first token P99", ns(tenant.ttft_ns), past, "ttft", now, size, tenths, target("first token"), missed("first token")),
     measure("between tokens P99", ns(tenant.tbt_ns), past, "tbt", now, size, tenths, target("later token"), missed("later token")),
-    measure("KV cache used", kv, past, "kv_used", now, size, (value) => percent(value, 0), 1000));
+    measure("KV used", kv, past, "kv_used", now, size, (value) => percent(value, 0), 1000));
 }
 
 // One tenant. `large` = it is the view, and says all that `explain` says.
@@ -136,9 +136,10 @@ function memoryTable(gpu, name) {
 export function memoryFigure(gpu, past, now, name, width) {
   const kinds = el("li", { class: "kinds" }, ...chart.KINDS.map((kind) => el("span", {}, el("i", { class: `swatch ink ${kind}`, "aria-hidden": "true" }), kind === "kv" ? "KV" : kind)));
   return el("figure", { class: "chart" },
-    el("figcaption", {}, `Memory by owner, the last 15 minutes of ${bytes(gpu.capacity_bytes)}`),
+    el("figcaption", {}, `Memory by owner, ${bytes(gpu.capacity_bytes)}, the last ${age(chart.span(past, now))}`),
     past ? chart.memory(gpu, past, now, width, bytes, name) : null,
-    el("ul", { class: "legend" }, gpu.tenants.map((tenant) => el("li", {}, swatch(tenant.colour), name(tenant.title))), kinds));
+    el("ul", { class: "legend" }, gpu.tenants.map((tenant) => el("li", {}, swatch(tenant.colour), name(tenant.title))),
+      el("li", {}, el("i", { class: "swatch unowned", "aria-hidden": "true" }), "free"), kinds));
 }
 
 // Memory now, and who lends it to whom; `only` = loans alone.
@@ -158,11 +159,12 @@ export function moves(gpu, past, now, name, width, only) {
   const colours = new Map(gpu.tenants.map((tenant) => [tenant.title, tenant.colour]));
   const all = (past?.moves ?? []).filter((move) => titles.includes(move.title) && now - move.at_unix_ms < chart.SPAN_MS);
   const last = all.slice(-SHOWN_MOVES).reverse();
+  const detailed = last.some((move) => move.detail);
   const rows = last.map((move) => [
-    `${age(now - move.at_unix_ms)} ago`, name(move.title), reason(move.reason) + (move.count > 1 ? ` ×${move.count}` : ""), move.detail, move.bytes ? bytes(move.bytes) : "–",
+    `${age(now - move.at_unix_ms)} ago`, name(move.title), times(move), ...(detailed ? [move.detail] : []), move.bytes ? bytes(move.bytes) : "–",
   ]);
-  const heads = [["when", ""], ["tenant", ""], ["reason", ""], ["what", "wide"], ["size", "number"]];
+  const heads = [["when", ""], ["tenant", ""], ["reason", ""], ...(detailed ? [["what", "wide"]] : []), ["size", "number"]];
   return el("section", { class: "moves" }, el("h3", {}, "Moves"),
-    all.length ? chart.timeline(all, titles, (title) => colours.get(title) ?? 0, name, now, width) : null,
-    all.length ? table("The last moves of memory", heads, rows, true) : el("p", { class: "quiet" }, "No memory moved in the last 15 minutes."));
+    all.length ? chart.timeline(all, titles, (title) => colours.get(title) ?? 0, name, now, chart.span(past, now), width) : null,
+    all.length ? table("The last moves of memory", heads, rows, true) : el("p", { class: "quiet" }, `No memory moved in the last ${age(chart.span(past, now))}.`));
 }

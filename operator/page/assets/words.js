@@ -32,9 +32,9 @@ export function counted(count, one, many = `${one}s`) {
   return `${count}${NARROW}${count === 1 ? one : many}`;
 }
 
-// A policy's reason, such as `remap_own`, as words.
-export function reason(label) {
-  return label.replaceAll("_", " ");
+// A move's reason, such as `remap_own`, as words, and how often it moved something.
+export function times(move) {
+  return move.reason.replaceAll("_", " ") + (move.count > 1 ? ` ×${move.count}` : "");
 }
 
 // The name of a tenant where all on the GPU have one namespace, else with it.
