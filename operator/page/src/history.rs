@@ -69,7 +69,7 @@ pub struct Moved {
     pub title: Arc<str>,
     /// The label of the policy's `Reason`.
     pub reason: String,
-    /// What the last of them was, for people.
+    /// What the last of them was, for people; empty = the sidecar says no more than how many there were.
     pub detail: String,
     /// How many they are.
     pub count: u32,
@@ -180,18 +180,21 @@ impl History {
         let then = moved_memory(state).filter(|moved| moved.at_unix_ms == last_at).skip(told_then);
         let later = moved_memory(state).filter(|moved| moved.at_unix_ms > last_at);
         for moved in then.chain(later) {
+            let times = times(&moved.detail);
+            let detail = if times.is_some() { "" } else { &moved.detail };
+            let count = times.unwrap_or(1);
             match fresh.iter_mut().find(|one| one.reason == moved.reason) {
                 Some(one) => {
-                    (one.at_unix_ms, one.count) = (moved.at_unix_ms, one.count + 1);
+                    (one.at_unix_ms, one.count) = (moved.at_unix_ms, one.count.saturating_add(count));
                     one.bytes = one.bytes.saturating_add(moved.bytes);
-                    one.detail.clone_from(&moved.detail);
+                    detail.clone_into(&mut one.detail);
                 }
                 None => fresh.push(Moved {
                     at_unix_ms: moved.at_unix_ms,
                     title: name.clone(),
                     reason: moved.reason.clone(),
-                    detail: moved.detail.clone(),
-                    count: 1,
+                    detail: detail.to_owned(),
+                    count,
                     bytes: moved.bytes,
                 }),
             }
@@ -216,6 +219,14 @@ impl History {
         let samples: Vec<&Sample> = self.samples.range(self.samples.len() - samples..).collect();
         let moves = self.moves.range(self.moves.len() - moves..).cloned().collect();
         (Part::of(key, &samples, moves), self.seen)
+    }
+}
+
+/// How many moves an entry stands for, where its sidecar says just that: `once` or `5 times`.
+fn times(detail: &str) -> Option<u32> {
+    match detail {
+        "once" => Some(1),
+        other => other.strip_suffix(" times")?.parse().ok(),
     }
 }
 

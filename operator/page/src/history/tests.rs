@@ -98,6 +98,25 @@ fn moves_that_a_state_repeats_are_told_once_and_those_of_one_reason_together() {
 }
 
 #[test]
+fn an_entry_that_stands_for_several_moves_counts_each_of_them() {
+    let mut history = History::new(8);
+    let mut state = state("chat", 0);
+    state.moves = ["once", "33 times", "layer 3"]
+        .map(|detail| Move {
+            at_unix_ms: START,
+            reason: detail.len().to_string(),
+            detail: detail.into(),
+            bytes: 8,
+            ..Move::default()
+        })
+        .into();
+    state.moves.push(Move { detail: "5 times".into(), ..state.moves[0].clone() });
+    add(&mut history, START, &[report(state)]);
+    let kept: Vec<_> = history.moves.iter().map(|one| (&*one.detail, one.count, one.bytes)).collect();
+    assert_eq!(kept, [("", 6, 16), ("", 33, 8), ("layer 3", 1, 8)]);
+}
+
+#[test]
 fn a_series_has_a_figure_at_each_sample_and_nothing_where_it_is_not_known() {
     let mut history = History::sized(3, 8);
     for second in 0..5 {
