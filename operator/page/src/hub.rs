@@ -11,6 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use crate::history::{Cursor, History};
 use crate::palette::Palette;
 use crate::rates::Rates;
+use crate::shortages::Shortages;
 use crate::view::{GpuView, Reading, states, title};
 use crate::words::explain::Level;
 
@@ -58,6 +59,7 @@ struct Known {
     problem: Option<String>,
     history: History,
     rates: Rates,
+    shortages: Shortages,
     /// Number of the update that knew it.
     seen_at: u64,
 }
@@ -157,8 +159,10 @@ impl Update<'_> {
         let now_unix_ms = self.inner.now_unix_ms;
         let is_read =
             reading.read_unix_ms.is_some() && (is_new || known.read_unix_ms != reading.read_unix_ms);
-        if is_read {
-            known.rates.read(states(reading.tenants).map(|state| (title(state), state)));
+        if let Some(at) = reading.read_unix_ms.filter(|_| is_read) {
+            let titled = || states(reading.tenants).map(|state| (title(state), state));
+            known.rates.read(titled());
+            known.shortages.read(at, titled());
         }
         let colours = &mut self.inner.colours;
         let names: Vec<String> = states(reading.tenants).map(title).collect();
@@ -166,6 +170,7 @@ impl Update<'_> {
             reading,
             now_unix_ms,
             |title| known.rates.get(title),
+            |title| known.shortages.get(title),
             |title| colours.colour(title, &names),
         );
         if let Some(at) = reading.read_unix_ms.filter(|_| is_read) {
@@ -185,7 +190,8 @@ impl Update<'_> {
 
 impl Known {
     fn new(reading: &Reading<'_>, moves: usize) -> Known {
-        let summary = Summary::of(&GpuView::of(&Reading { tenants: &[], ..*reading }, 0, |_| None, |_| 0));
+        let summary =
+            Summary::of(&GpuView::of(&Reading { tenants: &[], ..*reading }, 0, |_| None, |_| None, |_| 0));
         Known {
             summary: Arc::new(summary),
             summary_at: 0,
@@ -195,6 +201,7 @@ impl Known {
             problem: None,
             history: History::new(moves),
             rates: Rates::default(),
+            shortages: Shortages::default(),
             seen_at: 0,
         }
     }

@@ -8,5 +8,6 @@ pub mod hub;
 pub mod palette;
 pub mod rates;
 pub mod serve;
+pub mod shortages;
 pub mod view;
 pub mod words;

@@ -4,6 +4,7 @@ use serde::Serialize;
 use sluice_wire::State;
 use sluice_wire::state::{Direction, Percentiles, Phase, Residency, SloState, TenantReport};
 
+use crate::shortages::Shortage;
 use crate::words::explain::{self, Level, Reason};
 use crate::words::hangs;
 
@@ -134,15 +135,17 @@ pub struct Objective {
 }
 
 impl GpuView {
-    /// Of a reading at `now_unix_ms`. `rate` tells tokens per second and `colour` the colour of a tenant by its title.
+    /// Of a reading at `now_unix_ms`. `rate` gives tokens per second, `shortage` how often KV ran short lately, and `colour`
+    /// the colour of a tenant, each by its title.
     pub fn of(
         reading: &Reading<'_>,
         now_unix_ms: u64,
         rate: impl Fn(&str) -> Option<f32>,
+        shortage: impl Fn(&str) -> Option<Shortage>,
         mut colour: impl FnMut(&str) -> usize,
     ) -> GpuView {
         let mut tenants: Vec<TenantView> =
-            reading.tenants.iter().map(|report| TenantView::of(report, now_unix_ms)).collect();
+            reading.tenants.iter().map(|report| TenantView::of(report, now_unix_ms, &shortage)).collect();
         tenants.sort_by(|a, b| a.title.cmp(&b.title));
         for tenant in &mut tenants {
             tenant.tokens_per_s = rate(&tenant.title).filter(|_| tenant.answers);
@@ -248,9 +251,13 @@ impl TenantView {
         self.shown_reasons.iter().map(|at| &self.reasons[*at])
     }
 
-    fn of(report: &TenantReport, now_unix_ms: u64) -> TenantView {
+    fn of(
+        report: &TenantReport,
+        now_unix_ms: u64,
+        shortage: impl Fn(&str) -> Option<Shortage>,
+    ) -> TenantView {
         match report {
-            TenantReport::State(state) => TenantView::of_state(state, now_unix_ms),
+            TenantReport::State(state) => TenantView::of_state(state, now_unix_ms, shortage(&title(state))),
             TenantReport::Unreachable { namespace, name, reason } => {
                 let text = format!("Its sidecar does not answer: {reason}.");
                 TenantView {
@@ -264,10 +271,10 @@ impl TenantView {
         }
     }
 
-    fn of_state(state: &State, now_unix_ms: u64) -> TenantView {
+    fn of_state(state: &State, now_unix_ms: u64, shortage: Option<Shortage>) -> TenantView {
         let headline = explain::headline(state, now_unix_ms);
         let mut reasons = vec![Reason::new(explain::phase_level(state.phase), "phase", headline)];
-        reasons.extend(explain::reasons(state, now_unix_ms));
+        reasons.extend(explain::reasons(state, now_unix_ms, shortage));
         let objectives = objectives(&state.slo);
         let (kv, figures) = (&state.kv, &state.figures);
         TenantView {

@@ -14,7 +14,7 @@ fn state(name: &str, kv_bytes: u64) -> State {
 
 fn add(history: &mut History, at_unix_ms: u64, tenants: &[TenantReport]) {
     let reading = Reading { namespace: "team", name: "gpu", tenants, ..Reading::default() };
-    let view = GpuView::of(&reading, at_unix_ms, |_| Some(12.4), |_| 0);
+    let view = GpuView::of(&reading, at_unix_ms, |_| Some(12.4), |_| None, |_| 0);
     history.add(at_unix_ms, &view, tenants);
 }
 

@@ -13,7 +13,7 @@ fn state(name: &str) -> State {
 fn of(states: Vec<State>) -> GpuView {
     let tenants: Vec<_> = states.into_iter().map(|state| TenantReport::State(Box::new(state))).collect();
     let reading = Reading { namespace: "team", name: "gpu", tenants: &tenants, ..Reading::default() };
-    GpuView::of(&reading, NOW, |_| None, |_| 0)
+    GpuView::of(&reading, NOW, |_| None, |_| None, |_| 0)
 }
 
 fn grants(mut state: State, grants: &[(&str, Direction, u64)]) -> State {

@@ -5,8 +5,9 @@ use serde::Serialize;
 use sluice_wire::State;
 use sluice_wire::state::{Direction, HANG_REPORTED_MS, Neighbourhood, Percentiles, Phase, SloState};
 
-use super::figures::{age, bytes, duration, moved_bytes, moved_memory, percent};
+use super::figures::{age, bytes, duration, moved_bytes, moved_memory, percent, window};
 use super::hangs;
+use crate::shortages::Shortage;
 
 /// Most moves that are told.
 const MOVES: usize = 5;
@@ -45,18 +46,20 @@ impl Reason {
 /// Everything that explains the state, the most important first.
 pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
     let mut lines = vec![headline(state, now_unix_ms)];
-    lines.extend(reasons(state, now_unix_ms).into_iter().map(|reason| format!("  {}", reason.text)));
+    lines.extend(reasons(state, now_unix_ms, None).into_iter().map(|reason| format!("  {}", reason.text)));
     lines.extend(moves(state, now_unix_ms));
     lines
 }
 
-/// What lies between the headline and the moves, the most important first.
-pub fn reasons(state: &State, now_unix_ms: u64) -> Vec<Reason> {
+/// What lies between the headline and the moves, the most important first. `shortage` is what is known of the last minutes;
+/// `None` = nothing, and the counters since the start stand for it.
+pub fn reasons(state: &State, now_unix_ms: u64, shortage: Option<Shortage>) -> Vec<Reason> {
     let mut all = hung(state, now_unix_ms);
     all.extend(waiting(state));
     all.extend(turns(state));
     all.extend(pace(state));
-    let rest = [("cause", layers(state)), ("memory", neighbours(state)), ("cause", requests(state))];
+    let rest =
+        [("cause", layers(state)), ("memory", neighbours(state)), ("cause", requests(state, shortage))];
     let rest = rest.into_iter().chain([("engine", engine(state))]);
     let reason = |kind| move |text| Reason::new(Level::Fine, kind, text);
     all.extend(rest.flat_map(|(kind, lines)| lines.into_iter().map(reason(kind))));
@@ -298,7 +301,7 @@ fn partners(own: &Neighbourhood, direction: Direction) -> String {
     names.join(", ")
 }
 
-fn requests(state: &State) -> Vec<String> {
+fn requests(state: &State, shortage: Option<Shortage>) -> Vec<String> {
     let (queue, kv) = (&state.queue, &state.kv);
     let mut lines = Vec::new();
     if queue.waiting > 0 || (queue.running > 0 && misses(&state.slo)) {
@@ -307,14 +310,20 @@ fn requests(state: &State) -> Vec<String> {
         let wait = if waiting == 1 { "request waits" } else { "requests wait" };
         lines.push(format!("{waiting} {wait}, {running} run; {full} of the KV cache is used."));
     }
-    if state.figures.preemptions_total > 0 {
-        lines.push(format!(
-            "KV ran short {} times since the start: {} tokens were computed again.",
-            state.figures.preemptions_total, state.figures.recomputed_tokens_total
-        ));
-    }
+    lines.extend(ran_short(state, shortage));
     lines.extend(host_tier(state));
     lines
+}
+
+fn ran_short(state: &State, shortage: Option<Shortage>) -> Option<String> {
+    let figures = &state.figures;
+    let (window, count, tokens) = shortage.map_or_else(
+        || ("since the start".into(), figures.preemptions_total, figures.recomputed_tokens_total),
+        |one| (format!("in the last {}", window(one.window_ms)), one.preemptions, one.recomputed_tokens),
+    );
+    let times = if count == 1 { "time" } else { "times" };
+    (count > 0)
+        .then(|| format!("KV ran short {count} {times} {window}: {tokens} tokens were computed again."))
 }
 
 /// What is in the host tier, and what it cost.
@@ -507,6 +516,28 @@ mod tests {
         );
         state.activity.absent_layers = 3;
         assert_eq!(explain(&state, NOW).len(), 1, "lent ones have another story");
+    }
+
+    #[test]
+    fn kv_that_ran_short_is_counted_in_the_known_window_else_since_the_start() {
+        let mut state = state();
+        (state.figures.preemptions_total, state.figures.recomputed_tokens_total) = (654, 9000);
+        let texts = |shortage| -> Vec<String> {
+            reasons(&state, NOW, shortage).into_iter().map(|reason| reason.text).collect()
+        };
+        let none = Shortage { window_ms: 900_000, preemptions: 0, recomputed_tokens: 0 };
+        assert_eq!(texts(None), ["KV ran short 654 times since the start: 9000 tokens were computed again."]);
+        assert_eq!(texts(Some(none)), [""; 0], "what passed long ago explains nothing");
+        let one = Shortage { preemptions: 1, recomputed_tokens: 30, ..none };
+        assert_eq!(
+            texts(Some(one)),
+            ["KV ran short 1 time in the last 15 min: 30 tokens were computed again."]
+        );
+        let two = Shortage { window_ms: 90_500, preemptions: 2, ..one };
+        assert_eq!(
+            texts(Some(two)),
+            ["KV ran short 2 times in the last 90 s: 30 tokens were computed again."]
+        );
     }
 
     #[test]

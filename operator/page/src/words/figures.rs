@@ -49,6 +49,14 @@ pub fn percent(permille: Option<u32>) -> String {
     permille.map_or("-".into(), |p| format!("{:.1} %", f64::from(p) / 10.0))
 }
 
+/// Length of a window that ends now: below two minutes in seconds, else in minutes.
+pub fn window(ms: u64) -> String {
+    match ms {
+        0..120_000 => format!("{} s", ms / 1000),
+        _ => format!("{} min", ms / 60_000),
+    }
+}
+
 /// How long ago, with one unit.
 pub fn age(ms: u64) -> String {
     match ms {

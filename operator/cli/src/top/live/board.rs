@@ -7,6 +7,7 @@ use std::time::Duration;
 use sluice_page::history::{History, SPAN_MS};
 use sluice_page::palette::Palette;
 use sluice_page::rates::Rates;
+use sluice_page::shortages::Shortages;
 use sluice_page::view::{GpuView, Reading, TenantView, states, title};
 use sluice_wire::state::TenantReport;
 use sluice_wire::time::whole_ms;
@@ -97,6 +98,8 @@ pub struct Gpu {
     pub reports: Vec<TenantReport>,
     /// Its last quarter of an hour.
     pub history: History,
+    /// How often KV of its tenants ran short in that time.
+    shortages: Shortages,
 }
 
 /// One tenant of one GPU.
@@ -168,15 +171,23 @@ impl Board {
             let names: Vec<String> = states(&gpu.tenants).map(title).collect();
             let (rates, palette) = (&self.rates, &mut self.palette);
             let rate = |title: &str| rates.get(&format!("{key} {title}"));
-            let view = GpuView::of(&reading, now_unix_ms, rate, |title| palette.colour(title, &names));
             let known = before.remove(&key);
             let is_new = known.as_ref().is_none_or(|known| known.view.read_unix_ms != gpu.read_unix_ms);
-            let mut history =
-                known.map_or_else(|| History::sized(self.most_samples, MOVES), |known| known.history);
-            if let Some(at) = gpu.read_unix_ms.filter(|_| is_new) {
+            let new_at = gpu.read_unix_ms.filter(|_| is_new);
+            let (mut history, mut shortages) = known.map_or_else(
+                || (History::sized(self.most_samples, MOVES), Shortages::default()),
+                |known| (known.history, known.shortages),
+            );
+            if let Some(at) = new_at {
+                shortages.read(at, states(&gpu.tenants).map(|state| (title(state), state)));
+            }
+            let shortage = |title: &str| shortages.get(title);
+            let view =
+                GpuView::of(&reading, now_unix_ms, rate, shortage, |title| palette.colour(title, &names));
+            if let Some(at) = new_at {
                 history.add(at, &view, &gpu.tenants);
             }
-            self.gpus.insert(key, Gpu { view, reports: gpu.tenants, history });
+            self.gpus.insert(key, Gpu { view, reports: gpu.tenants, history, shortages });
         }
         let gpus = &self.gpus;
         let is_there =

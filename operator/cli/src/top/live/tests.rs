@@ -53,6 +53,9 @@ fn screen_of(states: &[State], silent: &[&str], colour: bool) -> Screen {
             state.at_unix_ms -= step * 500;
             state.figures.decode_tokens_total =
                 state.figures.decode_tokens_total.saturating_sub(step * 500 + step * step * 2);
+            let figures = &mut state.figures;
+            figures.preemptions_total = figures.preemptions_total.saturating_sub(step);
+            figures.recomputed_tokens_total = figures.recomputed_tokens_total.saturating_sub(step * 700);
             let slower = |ns: u64| ns * (100 + step % 40) / 100;
             state.figures.ttft.p99_ns = slower(state.figures.ttft.p99_ns);
             state.figures.delivered_tbt.p99_ns = slower(state.figures.delivered_tbt.p99_ns);
@@ -180,7 +183,7 @@ fn a_missed_objective_has_below_it_the_reason_that_explain_gives() {
     (chat.queue.running, chat.queue.waiting, chat.kv.utilisation_permille) = (45, 3, 980);
     let shown = text(&draw(&mut screen_of(&states, &[], false), 120, 30));
     assert!(row(&shown, "■chat").contains("✗ 88.2 %"), "{shown}");
-    let explained = sluice_page::words::explain::reasons(&states[0], states[0].at_unix_ms);
+    let explained = sluice_page::words::explain::reasons(&states[0], states[0].at_unix_ms, None);
     let cause = explained.iter().find(|one| one.kind == "cause").unwrap();
     let below = shown.lines().skip_while(|line| !line.contains("✗ 88.2 %")).nth(1).unwrap();
     assert!(cause.text.starts_with(below.trim()), "{below}: {cause:?}");
