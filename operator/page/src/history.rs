@@ -94,6 +94,8 @@ pub struct History {
     /// Most samples and moves that are kept.
     most_samples: usize,
     most_moves: usize,
+    /// When each tenant of a kept sample was there last, milliseconds since the Unix epoch.
+    last_there: BTreeMap<Arc<str>, u64>,
     /// When the last move of each tenant was, and how many moves were then.
     told: BTreeMap<Arc<str>, (u64, usize)>,
 }
@@ -129,7 +131,8 @@ impl History {
 
     /// Adds what was read at `at_unix_ms`. A tenant that did not answer holds what it held, and its speed is not known.
     pub fn add(&mut self, at_unix_ms: u64, view: &GpuView, reports: &[sluice_wire::state::TenantReport]) {
-        let points = view.tenants.iter().map(|tenant| self.point(tenant)).collect();
+        let points: Box<[Point]> = view.tenants.iter().map(|tenant| self.point(tenant)).collect();
+        self.last_there.extend(points.iter().map(|point| (point.title.clone(), at_unix_ms)));
         self.samples.push_back(Sample { at_unix_ms, points });
         self.seen.samples += 1;
         let oldest = at_unix_ms.saturating_sub(SPAN_MS);
@@ -138,6 +141,8 @@ impl History {
         {
             self.samples.pop_front();
         }
+        let start = self.start_unix_ms().unwrap_or(at_unix_ms);
+        self.last_there.retain(|_, last| *last >= start);
         states(reports).for_each(|state| self.add_moves(state, oldest));
         self.told.retain(|name, _| view.tenants.iter().any(|tenant| *tenant.title == **name));
         while self.moves.len() > self.most_moves
@@ -145,6 +150,11 @@ impl History {
         {
             self.moves.pop_front();
         }
+    }
+
+    /// Titles of the tenants that a sample has, also of those that have left the GPU since.
+    pub fn titles(&self) -> impl Iterator<Item = &str> {
+        self.last_there.keys().map(|title| &**title)
     }
 
     fn before(&self, title: &str) -> Option<&Point> {

@@ -1,6 +1,6 @@
 //! What all viewers of one page share: the last reading of each GPU, the histories, and the news that an update is there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use crate::words::explain::Level;
 const FEW: usize = 4;
 /// Most viewers at one time.
 const VIEWERS: usize = 32;
+/// How often colours of tenants that are gone become free, milliseconds.
+const FREE_COLOURS_EVERY_MS: u64 = 60_000;
 
 /// What a page is about.
 #[derive(Clone, Debug)]
@@ -68,6 +70,8 @@ struct Known {
 struct Inner {
     gpus: BTreeMap<String, Known>,
     colours: Palette,
+    /// When colours became free last, milliseconds since the Unix epoch.
+    colours_freed_unix_ms: u64,
     watched: BTreeMap<String, usize>,
     /// Numbers of updates at which GPUs left.
     left_at: u64,
@@ -78,6 +82,16 @@ impl Inner {
     /// Whether the page shows all GPUs.
     fn is_few(&self) -> bool {
         self.gpus.len() <= FEW
+    }
+
+    /// Frees the colours of tenants that neither a GPU nor the shown history of one has any more.
+    fn free_colours(&mut self) {
+        self.colours_freed_unix_ms = self.now_unix_ms;
+        let gpus = self.gpus.values();
+        let there: BTreeSet<&str> = gpus
+            .flat_map(|gpu| gpu.summary.titles.iter().map(String::as_str).chain(gpu.history.titles()))
+            .collect();
+        self.colours.retain(|title| there.contains(title));
     }
 }
 
@@ -107,12 +121,12 @@ impl Hub {
             give(&mut Update { inner: &mut inner, number, moves: self.settings.moves });
             let before = inner.gpus.len();
             inner.gpus.retain(|_, known| known.seen_at == number);
-            if inner.gpus.len() < before {
+            let has_left = inner.gpus.len() < before;
+            if has_left {
                 inner.left_at = number;
-                let Inner { gpus, colours, .. } = &mut *inner;
-                colours.retain(|title| {
-                    gpus.values().any(|known| known.summary.titles.iter().any(|own| own == title))
-                });
+            }
+            if has_left || now_unix_ms >= inner.colours_freed_unix_ms.saturating_add(FREE_COLOURS_EVERY_MS) {
+                inner.free_colours();
             }
         }
         self.updates.send_replace(number);

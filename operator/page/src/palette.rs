@@ -25,7 +25,7 @@ impl Palette {
         own
     }
 
-    /// Forgets the tenants that are gone.
+    /// Forgets the tenants that are gone: their colours are free.
     pub fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.0.retain(|title, _| is_there(title));
     }

@@ -59,7 +59,22 @@ fn a_tenant_keeps_its_colour_and_neighbours_have_others() {
     own.sort_unstable();
     assert_eq!(own, [0, 0, 1, 1, 2, 3, 4, 5, 6, 7], "eight on one GPU have eight colours");
     give(&hub, 3, &[("b", &["three"])]);
-    assert_eq!(lock(&hub.inner).colours.0.len(), 1, "those that are gone need none");
+    assert_eq!(lock(&hub.inner).colours.0.len(), 8, "those of the GPU that is gone need none");
+}
+
+#[test]
+fn a_tenant_keeps_its_colour_as_long_as_it_is_shown_and_then_another_one_has_it() {
+    let hub = hub();
+    let minute = 60_000;
+    for n in 0..20 {
+        let name = format!("x{n}");
+        give(&hub, (1 + 5 * n) * minute, &[("a", &["stays", &name])]);
+    }
+    let taken = lock(&hub.inner).colours.0.clone();
+    assert_eq!(taken.len(), 1 + 4, "the last quarter of an hour has four others: {taken:?}");
+    let different: BTreeSet<usize> = taken.values().copied().collect();
+    assert_eq!(different.len(), taken.len(), "no two of them look alike: {taken:?}");
+    assert_eq!(taken["team/stays"], 0);
 }
 
 #[test]
