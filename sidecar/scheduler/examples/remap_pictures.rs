@@ -38,14 +38,19 @@ FOLDER        where remap-1.svg to remap-6.svg are written
 ";
 
 const MIB: f64 = 1024.0 * 1024.0;
-/// Left edge of the bars, in pixels.
-const LEFT: f64 = 60.0;
-/// Width of a picture, in pixels.
-const WIDTH: f64 = 880.0;
-/// Pixels for each MiB.
-const SCALE: f64 = 11.5;
-/// Height of a bar, in pixels.
-const BAR: f64 = 34.0;
+// Lengths in a picture are units of its view box: about a pixel of a phone that is 400 pixels wide.
+/// Left edge of everything.
+const LEFT: f64 = 10.0;
+/// Width of a picture.
+const WIDTH: f64 = 400.0;
+/// Width at which a page shows it where there is room, in pixels.
+const SHOWN_WIDTH: f64 = 480.0;
+/// Length for each MiB: a row has room for 38 MiB.
+const SCALE: f64 = 10.0;
+/// Height of a row.
+const BAR: f64 = 30.0;
+/// Most characters in a line of the caption.
+const LINE: usize = 54;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -209,19 +214,39 @@ fn find(
 
 impl Frame<'_> {
     fn svg(&self, number: usize) -> String {
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH:.0} 204\" font-family=\"sans-serif\">\n\
-             <title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
+        let lines = lines(&format!("{number}. {} ({:.2}\u{a0}s)", self.caption, self.seconds));
+        let mut body = String::new();
+        let mut top = 6.0;
+        for line in &lines {
+            text(&mut body, LEFT, top + 16.0, 15, line);
+            top += 20.0;
+        }
+        for (name, tenant) in [("idle", self.idle), ("busy", self.busy)] {
+            top = rows(&mut body, name, tenant, top + 10.0);
+        }
+        let height = legend(&mut body, top + 14.0) + 6.0;
+        let shown_height = height * SHOWN_WIDTH / WIDTH;
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH:.0} {height:.0}\" width=\"{SHOWN_WIDTH:.0}\" \
+             height=\"{shown_height:.0}\" font-family=\"sans-serif\">\n\
+             <title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{body}</svg>\n",
             self.caption
-        );
-        text(&mut svg, 12.0, 24.0, 15, &format!("{number}. {}", self.caption));
-        text(&mut svg, WIDTH - 70.0, 24.0, 13, &format!("{:.2} s", self.seconds));
-        bar(&mut svg, "idle", self.idle, 42.0);
-        bar(&mut svg, "busy", self.busy, 110.0);
-        legend(&mut svg, 190.0);
-        svg.push_str("</svg>\n");
-        svg
+        )
     }
+}
+
+/// Breaks a caption between words.
+fn lines(caption: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in caption.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + word.chars().count() < LINE => {
+                *line = format!("{line} {word}")
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// What holds memory: its colour and its name.
@@ -233,29 +258,33 @@ const LENT: Holder = ("#ffffff", "layer whose memory is lent");
 const KV_USED: Holder = ("#e08a1e", "KV with tokens");
 const KV_FREE: Holder = ("#f7dcb4", "KV, free");
 
-fn bar(svg: &mut String, name: &str, tenant: &Moment, top: f64) {
-    text(svg, 12.0, top + 22.0, 14, name);
+/// What one tenant holds: a row of weights and activations and a row of KV. Returns where they end.
+fn rows(svg: &mut String, name: &str, tenant: &Moment, top: f64) -> f64 {
+    text(svg, LEFT, top + 14.0, 15, &format!("{name} holds {:.1} MiB", tenant.held_mib()));
+    let row = top + 20.0;
     let mut at = LEFT;
-    piece(svg, &mut at, top, tenant.other_mib, OTHER, "");
+    piece(svg, &mut at, row, tenant.other_mib, OTHER, "");
     for (number, layer) in tenant.layers.iter().enumerate() {
         let holder = match layer {
             Layer::Resident => RESIDENT,
             Layer::Loading => LOADING,
             Layer::Lent => LENT,
         };
-        piece(svg, &mut at, top, tenant.layer_mib, holder, &number.to_string());
+        piece(svg, &mut at, row, tenant.layer_mib, holder, &number.to_string());
     }
-    piece(svg, &mut at, top, tenant.kv_used_mib, KV_USED, "");
-    piece(svg, &mut at, top, tenant.kv_free_mib, KV_FREE, "");
+    let row = row + BAR + 3.0;
+    let mut at = LEFT;
+    piece(svg, &mut at, row, tenant.kv_used_mib, KV_USED, "");
+    piece(svg, &mut at, row, tenant.kv_free_mib, KV_FREE, "");
     let words = format!(
-        "holds {:.1} MiB: memory of {} of {} layers, {:.1} MiB of KV, of which {:.1} MiB hold tokens",
-        tenant.held_mib(),
+        "memory of {} of {} layers; KV {:.1} MiB, with tokens {:.1} MiB",
         tenant.layers.len() - tenant.lent(),
         tenant.layers.len(),
         tenant.kv_used_mib + tenant.kv_free_mib,
         tenant.kv_used_mib
     );
-    text(svg, LEFT, top + BAR + 16.0, 12, &words);
+    text(svg, LEFT, row + BAR + 16.0, 13, &words);
+    row + BAR + 22.0
 }
 
 /// A box as wide as the memory of one holder, with a word in it. `at` is its left edge, and becomes its right one.
@@ -269,21 +298,24 @@ fn piece(svg: &mut String, at: &mut f64, top: f64, mib: f64, holder: Holder, wor
     writeln!(svg, "<rect {place} fill=\"{colour}\" stroke=\"{line}\"/>").expect("a String takes all");
     if !word.is_empty() {
         let ink = if holder == RESIDENT { "#ffffff" } else { "#52606d" };
-        let place = format!("x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\"", *at + width / 2.0, top + 22.0);
-        writeln!(svg, "<text {place} font-size=\"11\" fill=\"{ink}\">{word}</text>")
+        let place = format!("x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\"", *at + width / 2.0, top + 20.0);
+        writeln!(svg, "<text {place} font-size=\"13\" fill=\"{ink}\">{word}</text>")
             .expect("a String takes all");
     }
     *at += width;
 }
 
-fn legend(svg: &mut String, top: f64) {
-    let mut at = LEFT;
-    for (colour, name) in [OTHER, RESIDENT, LOADING, LENT, KV_USED, KV_FREE] {
-        let place = format!("x=\"{at:.0}\" y=\"{:.0}\" width=\"12\" height=\"12\"", top - 11.0);
+/// Three rows of two names. Returns where they end.
+fn legend(svg: &mut String, top: f64) -> f64 {
+    let holders = [OTHER, RESIDENT, LOADING, LENT, KV_USED, KV_FREE];
+    for (number, (colour, name)) in holders.into_iter().enumerate() {
+        let left = LEFT + if number % 2 == 0 { 0.0 } else { 190.0 };
+        let row = top + 20.0 * (number / 2) as f64;
+        let place = format!("x=\"{left:.0}\" y=\"{row:.0}\" width=\"12\" height=\"12\"");
         writeln!(svg, "<rect {place} fill=\"{colour}\" stroke=\"#9aa5b1\"/>").expect("a String takes all");
-        text(svg, at + 17.0, top, 12, name);
-        at += 34.0 + 6.4 * name.len() as f64;
+        text(svg, left + 18.0, row + 11.0, 13, name);
     }
+    top + 20.0 * (holders.len() / 2) as f64
 }
 
 fn text(svg: &mut String, x: f64, y: f64, size: u32, words: &str) {
