@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::ser::SerializeSeq as _;
 use serde::{Serialize, Serializer};
 use sluice_wire::State;
+use sluice_wire::state::Move;
 
 use crate::view::{GpuView, TenantView, states, title};
 use crate::words::figures::moved_memory;
@@ -96,8 +97,8 @@ pub struct History {
     most_moves: usize,
     /// When each tenant of a kept sample was there last, milliseconds since the Unix epoch.
     last_there: BTreeMap<Arc<str>, u64>,
-    /// When the last move of each tenant was, and how many moves were then.
-    told: BTreeMap<Arc<str>, (u64, usize)>,
+    /// The last move of each tenant, and how many moves were at its time.
+    told: BTreeMap<Arc<str>, (Move, usize)>,
 }
 
 impl History {
@@ -185,18 +186,23 @@ impl History {
     /// A state repeats its last moves: those that are new are added, one entry for each reason.
     fn add_moves(&mut self, state: &State, oldest_unix_ms: u64) {
         let name: Arc<str> = title(state).into();
-        let (last_at, told_then) = self.told.get(&name).copied().unwrap_or((oldest_unix_ms, 0));
+        let told = self.told.get(&name);
+        let (last_at, told_then) = told.map_or((oldest_unix_ms, 0), |(last, then)| (last.at_unix_ms, *then));
+        let mut grown = told.and_then(|(last, _)| grown(state, last));
         let mut fresh: Vec<Moved> = Vec::new();
         let then = moved_memory(state).filter(|moved| moved.at_unix_ms == last_at).skip(told_then);
         let later = moved_memory(state).filter(|moved| moved.at_unix_ms > last_at);
         for moved in then.chain(later) {
             let times = times(&moved.detail);
             let detail = if times.is_some() { "" } else { &moved.detail };
-            let count = times.unwrap_or(1);
+            let known = grown.take_if(|(entry, ..)| std::ptr::eq(*entry, moved));
+            let (known_times, known_bytes) = known.map_or((0, 0), |(_, times, bytes)| (times, bytes));
+            let count = times.unwrap_or(1).saturating_sub(known_times);
+            let bytes = moved.bytes.saturating_sub(known_bytes);
             match fresh.iter_mut().find(|one| one.reason == moved.reason) {
                 Some(one) => {
                     (one.at_unix_ms, one.count) = (moved.at_unix_ms, one.count.saturating_add(count));
-                    one.bytes = one.bytes.saturating_add(moved.bytes);
+                    one.bytes = one.bytes.saturating_add(bytes);
                     detail.clone_into(&mut one.detail);
                 }
                 None => fresh.push(Moved {
@@ -205,13 +211,13 @@ impl History {
                     reason: moved.reason.clone(),
                     detail: detail.to_owned(),
                     count,
-                    bytes: moved.bytes,
+                    bytes,
                 }),
             }
         }
-        if let Some(last) = moved_memory(state).map(|moved| moved.at_unix_ms).max() {
-            let now = moved_memory(state).filter(|moved| moved.at_unix_ms == last).count();
-            self.told.insert(name, (last, now));
+        if let Some(last) = moved_memory(state).max_by_key(|moved| moved.at_unix_ms) {
+            let now = moved_memory(state).filter(|moved| moved.at_unix_ms == last.at_unix_ms).count();
+            self.told.insert(name, (last.clone(), now));
         }
         self.seen.moves += fresh.len() as u64;
         self.moves.extend(fresh);
@@ -230,6 +236,19 @@ impl History {
         let moves = self.moves.range(self.moves.len() - moves..).cloned().collect();
         (Part::of(key, &samples, moves), self.seen)
     }
+}
+
+/// A sidecar adds moves to its last entry while their reason stays the same. This is that entry, if it has grown since it was
+/// `last`, with the moves and the bytes that it had then.
+fn grown<'a>(state: &'a State, last: &Move) -> Option<(&'a Move, u32, u64)> {
+    let is_same = |moved: &Move| moved.at_unix_ms == last.at_unix_ms && moved.reason == last.reason;
+    if moved_memory(state).any(is_same) {
+        return None;
+    }
+    let known = times(&last.detail)?;
+    let entry = moved_memory(state).find(|moved| moved.at_unix_ms > last.at_unix_ms)?;
+    let has_more = times(&entry.detail)? > known && entry.bytes >= last.bytes;
+    (entry.reason == last.reason && has_more).then_some((entry, known, last.bytes))
 }
 
 /// How many moves an entry stands for, where its sidecar says just that: `once` or `5 times`.

@@ -117,6 +117,34 @@ fn an_entry_that_stands_for_several_moves_counts_each_of_them() {
 }
 
 #[test]
+fn an_entry_that_grows_between_two_readings_adds_what_is_new() {
+    let mut history = History::new(8);
+    let mut state = state("chat", 0);
+    let entry = |at, reason: &str, detail: &str, bytes| {
+        let (reason, detail) = (reason.to_owned(), detail.to_owned());
+        Move { at_unix_ms: START + at, reason, detail, bytes, ..Move::default() }
+    };
+    let readings = [
+        vec![entry(1, "lend", "22 times", 20)],
+        vec![entry(5, "lend", "38 times", 36)],
+        vec![
+            entry(5, "lend", "38 times", 36),
+            entry(6, "repay", "once", 2),
+            entry(9, "lend", "40 times", 37),
+        ],
+        vec![entry(12, "lend", "once", 37)],
+    ];
+    for (at, moves) in (0..).zip(readings) {
+        state.moves = moves;
+        add(&mut history, START + 20 + at, &[report(state.clone())]);
+    }
+    let kept: Vec<_> = history.moves.iter().map(|one| (&*one.reason, one.count, one.bytes)).collect();
+    let grown = [("lend", 22, 20), ("lend", 16, 16)];
+    let others = [("repay", 1, 2), ("lend", 40, 37), ("lend", 1, 37)];
+    assert_eq!(kept, [&grown[..], &others[..]].concat(), "an entry with fewer moves is another one");
+}
+
+#[test]
 fn a_series_has_a_figure_at_each_sample_and_nothing_where_it_is_not_known() {
     let mut history = History::sized(3, 8);
     for second in 0..5 {
