@@ -15,7 +15,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use options::Options;
 
@@ -26,6 +26,11 @@ const EXIT_SIDECAR_GONE: u8 = 75;
 
 /// Exit status of a worker whose mappings are neither the old nor the new ones. A successor maps everything afresh.
 const EXIT_TORN: u8 = 70;
+
+/// The definition of the command line.
+pub fn command() -> clap::Command {
+    Options::command()
+}
 
 /// The process: parses the arguments and runs supervisor or worker.
 pub fn main() -> ExitCode {

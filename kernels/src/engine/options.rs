@@ -28,15 +28,15 @@ pub(super) struct Options {
     #[arg(long, value_name = "PATH", env = "SLUICE_ENGINE_SOCKET")]
     pub(super) socket: PathBuf,
 
-    /// Threads that compute [default: what the sidecar says, or all cores]
+    /// Threads that compute [default: as many as the sidecar says, or one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) threads: Option<u16>,
 
-    /// Where the supervisor answers liveness probes [default: nowhere]
+    /// Address at which the supervisor answers liveness probes [default: none]
     #[arg(long, value_name = "ADDRESS", env = "SLUICE_ENGINE_LIVE")]
     pub(super) live: Option<SocketAddr>,
 
-    /// Run the worker in this process, restarted by nobody
+    /// Run the worker in this process, without a supervisor that restarts it
     #[arg(long)]
     pub(super) no_supervisor: bool,
 

@@ -1,30 +1,54 @@
-//! `docs/commands.md`: every command with its options, as the command line defines them.
+//! The pages that list every option of a program, as its command line defines them: `docs/commands.md` for `sluice`,
+//! `docs/options.md` for the programs that other programs start.
 //!
-//! `SLUICE_WRITE_PAGES=1 cargo test -p sluice-cli --test main page` writes the page; without the variable the test
-//! compares it.
+//! `SLUICE_WRITE_PAGES=1 cargo test -p sluice-cli --test main page` writes the pages; without the variable the tests
+//! compare them.
 
 use std::fmt::Write;
 
 use clap::{Arg, Command, CommandFactory};
 use sluice_cli::command::Cli;
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/commands.md");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
-const HEAD: &str = "\
+const COMMANDS: &str = "\
 <!-- Generated from operator/cli; do not edit. -->
 # Commands and options
 
 This page lists every command of `sluice` with all of its options. [The command line](cli.md) says what they are for.
 ";
 
-fn page() -> String {
-    let mut page = HEAD.to_owned();
+const OPTIONS: &str = "\
+<!-- Generated from the command lines of the programs; do not edit. -->
+# Options of the other programs
+
+`sluice` and the operator start a sidecar and an engine for each tenant. The chart starts the operator, and the device
+driver on each node. This page lists all options of these programs.
+";
+
+fn commands() -> String {
+    let mut page = COMMANDS.to_owned();
     let mut cli = Cli::command();
     cli.build();
     for command in
         cli.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
     {
         describe(&mut page, &format!("sluice {}", command.get_name()), command);
+    }
+    page
+}
+
+fn options() -> String {
+    let mut page = OPTIONS.to_owned();
+    let programs = [
+        sluice_agent::args::Args::command(),
+        sluice_kernels::engine::command(),
+        sluice_operator::Args::command(),
+        sluice_devices::cli::Cli::command(),
+    ];
+    for mut program in programs {
+        program.build();
+        describe(&mut page, program.get_name(), &program);
     }
     page
 }
@@ -59,7 +83,8 @@ fn written(argument: &Arg) -> String {
 }
 
 fn default(argument: &Arg) -> String {
-    let values: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let values = argument.get_default_values().iter().map(|value| value.to_string_lossy());
+    let values: Vec<_> = values.filter(|value| !value.is_empty()).collect();
     let environment = argument.get_env().map(|name| format!("`${}`", name.to_string_lossy()));
     let shown = argument.get_action().takes_values() && !values.is_empty();
     let own = if argument.is_required_set() {
@@ -84,19 +109,31 @@ fn meaning(argument: &Arg) -> String {
     format!("{}.{choices}", words.trim_end_matches('.')).replace('|', "\\|")
 }
 
+fn compare(file: &str, wanted: &str) {
+    let path = format!("{FOLDER}/{file}");
+    if std::env::var_os("SLUICE_WRITE_PAGES").is_some() {
+        std::fs::write(&path, wanted).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(
+        committed, wanted,
+        "docs/{file} is stale: run SLUICE_WRITE_PAGES=1 cargo test -p sluice-cli --test main page"
+    );
+}
+
 #[test]
 fn the_page_of_commands_is_what_the_command_line_defines() {
-    let wanted = page();
-    if std::env::var_os("SLUICE_WRITE_PAGES").is_some() {
-        std::fs::write(PAGE, &wanted).unwrap();
-    }
-    let there = std::fs::read_to_string(PAGE).unwrap_or_default();
-    assert_eq!(there, wanted, "run SLUICE_WRITE_PAGES=1 cargo test -p sluice-cli --test main page");
+    compare("commands.md", &commands());
+}
+
+#[test]
+fn the_page_of_options_is_what_the_command_lines_define() {
+    compare("options.md", &options());
 }
 
 #[test]
 fn the_page_of_commands_has_commands_options_defaults_and_no_hidden_command() {
-    let page = page();
+    let page = commands();
     for text in [
         "\n## sluice up\n",
         "\n## sluice models rm\n",
@@ -107,4 +144,22 @@ fn the_page_of_commands_has_commands_options_defaults_and_no_hidden_command() {
         assert!(page.contains(text), "{text}\n{page}");
     }
     assert!(!page.contains("## sluice man"), "{page}");
+}
+
+#[test]
+fn the_page_of_options_has_every_program_and_no_hidden_option() {
+    let page = options();
+    for text in [
+        "\n## sluice-sidecar\n",
+        "\n## sluice-sidecar fetch hugging-face\n",
+        "\n## sluice-engine\n",
+        "| `--socket PATH` | `$SLUICE_ENGINE_SOCKET`, else **required** | ",
+        "\n## sluice-operator\n",
+        "| `--lease-seconds LEASE_SECONDS` | `$SLUICE_LEASE_SECONDS`, else `15` | ",
+        "\n## sluice-devices\n",
+        "| `--host-memory BYTES` | `1Gi` | ",
+    ] {
+        assert!(page.contains(text), "{text}\n{page}");
+    }
+    assert!(!page.contains("--poll-seconds") && !page.contains("--worker"), "{page}");
 }

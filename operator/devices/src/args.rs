@@ -23,13 +23,13 @@ pub struct Args {
     /// Folder where the container runtime looks for CDI specifications.
     #[arg(long, default_value = "/var/run/cdi", value_name = "FOLDER")]
     pub cdi_folder: PathBuf,
-    /// Claims that can have a neighbourhood at the same time.
+    /// Neighbourhoods that this node offers: claims that can have one at the same time.
     #[arg(long, default_value_t = 64, value_name = "COUNT")]
     pub neighbourhoods: u32,
-    /// GPUs made of host memory.
+    /// GPUs made of host memory that this node offers.
     #[arg(long, default_value_t = 0, value_name = "COUNT")]
     pub host_gpus: u32,
-    /// Device memory of each host-backed GPU, at most: a claim says how much it uses.
+    /// Most device memory of each host-backed GPU. A claim says how much of it is used.
     #[arg(long, default_value = "1Gi", value_name = "BYTES")]
     pub host_memory: Quantity,
     /// Group that the neighbourhoods belong to; containers of a claim join it.
@@ -38,8 +38,7 @@ pub struct Args {
     /// Address of probes and metrics.
     #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
     pub http: SocketAddr,
-    /// Claims that vanished while nobody told the driver are looked for so often, seconds; what is not there at two looks
-    /// is swept.
+    /// Time between two looks for recorded claims that are gone, seconds. A claim that is gone at two looks is cleaned up.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub sweep_seconds: u64,
 }

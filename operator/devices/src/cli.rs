@@ -36,13 +36,13 @@ pub enum Job {
         /// Namespace of the operator and of the release.
         #[arg(long)]
         namespace: String,
-        /// Name of the release: what helm has to be told when this refuses.
+        /// Name of the release, for the helm command that a refusal prints.
         #[arg(long)]
         release: String,
         /// Revision of the release.
         #[arg(long)]
         revision: u32,
-        /// Go on though there are tenants: their pods serve on, and cannot end before a driver is there again.
+        /// Uninstall although there are tenants. Their pods go on serving, and cannot end before a driver runs again.
         #[arg(long)]
         keep_tenants: bool,
         /// Give up after this time, seconds.
@@ -57,7 +57,7 @@ pub enum Job {
         /// Some node must offer devices.
         #[arg(long)]
         devices: bool,
-        /// Look again and again for this time, seconds; 0 = once.
+        /// Repeat the check for at most this time, seconds. 0 checks once.
         #[arg(long, default_value = "0", value_parser = seconds_or_none)]
         timeout_seconds: Duration,
     },

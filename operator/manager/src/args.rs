@@ -28,7 +28,7 @@ pub struct Args {
     /// Name of this replica among the others. Default: the host's name, which in a pod is the pod's.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
-    /// Labels of the operator's pods, as KEY=VALUE: who may reach every admin port.
+    /// Labels of the operator's pods, as KEY=VALUE. NetworkPolicies let these pods reach every admin port.
     #[arg(
         long,
         env = "SLUICE_OPERATOR_LABELS",
@@ -43,7 +43,8 @@ pub struct Args {
     /// Image of `sluice-engine`.
     #[arg(long, env = "SLUICE_ENGINE_IMAGE")]
     pub engine_image: String,
-    /// Secrets with which all pods of tenants pull their images, separated by commas: of these names, in each namespace.
+    /// Names of Secrets with which all pods of tenants pull their images, beside a tenant's own, separated by commas. A namespace
+    /// may lack them.
     #[arg(long, env = "SLUICE_IMAGE_PULL_SECRETS", value_delimiter = ',')]
     pub image_pull_secrets: Vec<String>,
     /// Name of the Lease that makes one replica the leader.
@@ -52,7 +53,7 @@ pub struct Args {
     /// Time after which a leader that does not renew its Lease is replaced, seconds.
     #[arg(long, env = "SLUICE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=300))]
     pub lease_seconds: u32,
-    /// Time after which a node that is not ready is given up, seconds.
+    /// Time after which a node that is not ready counts as lost, seconds.
     #[arg(long, env = "SLUICE_NODE_GRACE_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(i64).range(0..=3600))]
     pub node_grace_seconds: i64,
     /// Shortest time between two writes of one object's status while none of its conditions changes, seconds.
@@ -61,11 +62,11 @@ pub struct Args {
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, env = "SLUICE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
-    /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. Default: no traces.
+    /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. It gets a span `reconcile` for
+    /// each look at a pool, and below it the steps and the requests to the API server. Default: no traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Address of the read API: whoever reaches it reads the states of all tenants. A right to forward ports to the pod is a
-    /// right to read.
+    /// Address of the read API, which serves the states of all tenants. A person who may forward ports to the pod may read them.
     #[arg(long, env = "SLUICE_READ_LISTEN", default_value_t = SocketAddr::from(([127, 0, 0, 1], overview::PORT)))]
     pub read_listen: SocketAddr,
     /// Time between two readings of a GPU's sidecars, seconds. For measurements that cannot wait.

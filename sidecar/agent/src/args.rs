@@ -24,22 +24,22 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "sluice-sidecar", version = VERSION.as_str(), subcommand_negates_reqs = true)]
 pub struct Args {
-    /// Configuration, JSON; `sluice up` and the operator write it.
+    /// Configuration, a file of JSON that `sluice up` and the operator write. Required unless --replay or a command is given.
     #[arg(long, value_name = "FILE", required_unless_present = "replay")]
     pub config: Option<PathBuf>,
-    /// Instead of serving: replay a journal with no device at all and compare every digest.
+    /// Replay a journal without a device and compare every digest, in place of serving.
     #[arg(long, value_name = "JOURNAL", conflicts_with = "config")]
     pub replay: Option<PathBuf>,
     /// Logs: `text` or `json`.
     #[arg(long, default_value = "text", env = "SLUICE_LOG_FORMAT", global = true)]
     pub log_format: LogFormat,
-    /// What is logged, such as `info` or `sluice_agent=debug`.
+    /// Which lines are logged, such as `info` or `sluice_agent=debug`.
     #[arg(long, default_value = "info", env = "SLUICE_LOG", global = true)]
     pub log: String,
-    /// What a line of the logs begins with, in JSON its field `tenant`; `sluice up` tells the tenant.
+    /// Text at the start of each log line, or in JSON its field `tenant`. `sluice up` sets the tenant's name.
     #[arg(long, value_name = "NAME", env = "SLUICE_LOG_NAME", global = true)]
     pub log_name: Option<String>,
-    /// Instead of serving.
+    /// A task in place of serving.
     #[command(subcommand)]
     pub task: Option<Task>,
 }
@@ -49,7 +49,8 @@ pub struct Args {
 pub enum Task {
     /// Download a model, as a pod does before its sidecar starts.
     ///
-    /// What is there already is used, half a file too; every file is held to the length and the digest that its source tells.
+    /// Files that are there already are used, parts of files too. Every file is checked by the length and the digest that its
+    /// source states.
     Fetch {
         /// Report progress on standard output instead of in the log, one JSON object a line: `present_bytes`, `total_bytes`.
         #[arg(long, global = true)]
@@ -58,7 +59,7 @@ pub enum Task {
         #[command(subcommand)]
         from: From,
     },
-    /// Tell the sizes of a model from its config.json and the headers of its weights, as the operator needs them to place it.
+    /// Print the sizes of a model, which the operator needs to place it, from its config.json and the headers of its weights.
     ///
     /// Standard output gets one line of JSON: the sizes, or the reason why there are none.
     Inspect(Inspect),
