@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sluice_wire::state::Phase;
 
+use crate::support::model::bin_folder;
 use crate::support::tenant::{greedy, prompt};
 use crate::support::trio::place;
 use crate::support::{Tenant, World, Yaml};
@@ -12,6 +13,9 @@ use crate::support::{Tenant, World, Yaml};
 const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 8 --intermediate 512";
 const ASLEEP: &str = "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, \
                       idle: {afterSeconds: 1, hibernateAfterSeconds: 2}, drainSeconds: 2";
+/// It never sleeps by itself.
+const BY_HAND: &str =
+    "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, limits: {holdSeconds: 2}, drainSeconds: 2";
 const AWAKE: &str = "pacing: {mode: Immediate}, drainSeconds: 2";
 
 async fn hibernated(tenant: &Tenant) {
@@ -66,5 +70,40 @@ async fn a_sleeping_tenant_lends_all_it_has_and_wakes_for_its_next_request() {
         assert_eq!(worker.complete(&greedy(&prompt(seed, 100), 60)).await.unwrap(), answer, "request {seed}");
     }
     tokio::time::timeout(Duration::from_secs(60), hibernated(&sleeper)).await.unwrap();
+    up.end_cleanly().await;
+}
+
+/// Standard output of `sluice` with these arguments, which must end with status 0.
+async fn sluice(world: &World, arguments: &'static [&'static str]) -> String {
+    let mut command = world.sluice(&bin_folder());
+    command.args(arguments);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_puts_a_tenant_to_sleep_and_wakes_it() {
+    let world = World::new();
+    let folder = world.model("model", &format!("{MODEL} --seed 3"));
+    let mut yaml = Yaml::pool("72Mi").tenant("sleeper", &folder, ", maxModelLen: 256", BY_HAND);
+    yaml.chunk = Some("64Ki");
+    let mut up = world.up(&yaml, &["--poison"]);
+    let sleeper = up.ready("sleeper").await;
+    let question = greedy(&prompt(1, 100), 40);
+    let answer = sleeper.complete(&question).await.unwrap();
+
+    let line = sluice(&world, &["sleep", "sleeper"]).await;
+    assert!(line.starts_with("default/sleeper is asleep: ") && line.ends_with(" MiB freed\n"), "{line}");
+    let state = sleeper.state().await;
+    assert_eq!((state.phase, state.sleep_ordered), (Phase::Hibernated, true));
+    assert_eq!(state.memory.owners.weights_layers_bytes + state.memory.owners.kv_bytes, 0, "{state:?}");
+    let (status, ..) = sleeper.refusal(&question).await;
+    assert_eq!((status, sleeper.state().await.phase), (503, Phase::Hibernated), "a request does not wake it");
+
+    let line = sluice(&world, &["wake", "default/sleeper"]).await;
+    assert_eq!(line, "default/sleeper is awake\n");
+    assert_ne!(sleeper.state().await.phase, Phase::Hibernated);
+    assert_eq!(sleeper.complete(&question).await.unwrap(), answer);
     up.end_cleanly().await;
 }

@@ -12,6 +12,8 @@ use sluice_wire::directive::{Directive, Fence};
 
 /// For one answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// For the end of falling asleep or of waking. The sidecar gives up after 60 s and says so.
+const SLEEP_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// Asks sidecars, each with its own token.
 #[derive(Clone, Debug)]
@@ -76,6 +78,33 @@ impl Admin {
             }
             _ => Err(NotTaken::Failed(anyhow::anyhow!(refusal(status, &body)))),
         }
+    }
+
+    /// `POST /sleep`; returns when the tenant holds no device memory. `level` is 1 (KV goes to host memory) or 2.
+    ///
+    /// # Errors
+    /// No answer in time, or the sidecar refuses.
+    pub async fn sleep(&self, record: &SidecarRecord, level: u8) -> anyhow::Result<()> {
+        self.post(record, &format!("sleep?level={level}")).await
+    }
+
+    /// `POST /wake_up`; returns when the tenant is awake.
+    ///
+    /// # Errors
+    /// No answer in time, or the sidecar refuses.
+    pub async fn wake_up(&self, record: &SidecarRecord) -> anyhow::Result<()> {
+        self.post(record, "wake_up").await
+    }
+
+    async fn post(&self, record: &SidecarRecord, path: &str) -> anyhow::Result<()> {
+        let request = self.0.post(format!("http://{}/{path}", record.admin)).timeout(SLEEP_TIMEOUT);
+        let answer = authorised(request, record)?.send().await?;
+        let status = answer.status();
+        if !status.is_success() {
+            // Without a body that can be read, the status is the reason.
+            bail!(refusal(status, &serde_json::from_slice(&answer.bytes().await?).unwrap_or_default()));
+        }
+        Ok(())
     }
 
     async fn put(

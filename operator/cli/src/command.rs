@@ -15,6 +15,7 @@ use crate::explain::{self, ExplainArgs};
 use crate::models::{self, ModelsArgs};
 use crate::plan::{self, PlanArgs};
 use crate::run::{self, RunArgs};
+use crate::sleep::{self, SleepArgs, Target};
 use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
 use crate::{EX_CONFIG, Misconfigured, print, siblings};
@@ -64,6 +65,15 @@ enum Command {
     Top(TopArgs),
     /// Say why a tenant does not run, is slow, or has lent its memory.
     Explain(ExplainArgs),
+    /// Put a tenant of this machine to sleep: it gives up all of its device memory until `sluice wake`.
+    ///
+    /// Waits until the tenant is asleep, and prints how much memory that freed. Requests do not wake the tenant; they wait, at most
+    /// `limits.holdSeconds`.
+    Sleep(SleepArgs),
+    /// Wake a tenant of this machine that sleeps.
+    ///
+    /// Waits until the tenant is awake. Its layers may still be on their way then: each step waits for those that it needs.
+    Wake(Target),
     /// Drive any OpenAI-compatible endpoint and report what its clients felt.
     Bench(BenchArgs),
     /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
@@ -142,6 +152,8 @@ fn carry_out(command: Command) -> anyhow::Result<()> {
         Command::Plan(args) => block_on(plan::run(args)),
         Command::Top(args) => block_on(top::run(args)),
         Command::Explain(args) => block_on(explain::run(args)),
+        Command::Sleep(args) => block_on(sleep::sleep(args)),
+        Command::Wake(target) => block_on(sleep::wake(target)),
         Command::Bench(args) => block_on(bench::run(args)),
         Command::GpuProbe { args } => gpu_probe(&args),
         Command::Completion { shell } => {

@@ -8,7 +8,6 @@ pub mod object;
 
 use std::path::PathBuf;
 
-use anyhow::bail;
 use futures_util::future::join_all;
 use sluice_page::words::{explain as state, hangs};
 use sluice_wire::State;
@@ -108,18 +107,9 @@ fn witnesses<'a>(neighbours: impl Iterator<Item = &'a State>, title: &str, now_u
 
 async fn here(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
     let (namespace, name) = named(&args.target)?;
-    let running = RuntimeFolder::open(args.runtime_dir.as_deref())?.running()?;
-    let known: Vec<_> = running.iter().map(|sidecar| sidecar.title.clone()).collect();
-    let (mut found, others): (Vec<_>, Vec<_>) =
-        running.into_iter().partition(|sidecar| is_titled(&sidecar.title, namespace, name));
-    if found.is_empty() {
-        let known =
-            if known.is_empty() { "none runs".to_owned() } else { format!("these do: {}", known.join(", ")) };
-        bail!(
-            "no tenant `{name}` runs on this machine ({known}); in a cluster: kubectl sluice explain, or --cluster"
-        );
-    }
-    let sidecar = found.swap_remove(0);
+    let folder = RuntimeFolder::open(args.runtime_dir.as_deref())?;
+    let (sidecar, others) =
+        folder.find(namespace, name, "in a cluster: kubectl sluice explain, or --cluster")?;
     let (admin, title, record) = (Admin::new()?, sidecar.title, sidecar.record?);
     let (own, neighbours) = tokio::join!(admin.state(&record), states(&admin, others, &record.gpu));
     let now = now_unix_ms();
@@ -141,17 +131,11 @@ async fn states(admin: &Admin, sidecars: Vec<Running>, gpu: &str) -> Vec<State> 
     states.into_iter().filter_map(Result::ok).collect()
 }
 
-/// Whether `title`, NAMESPACE/NAME, is that of the tenant; of the first of that name where no namespace is given.
-fn is_titled(title: &str, namespace: Option<&str>, name: &str) -> bool {
-    let own = title.split_once('/');
-    own.is_some_and(|(its, own)| own == name && namespace.is_none_or(|namespace| namespace == its))
-}
-
 #[cfg(test)]
 mod tests {
     use sluice_wire::state::{Neighbourhood, Takeover, Tenant, TenantReport, TurnState};
 
-    use super::{State, is_titled, on_gpu};
+    use super::{State, on_gpu};
 
     const NOW: u64 = 1_700_000_100_000;
 
@@ -173,13 +157,5 @@ mod tests {
         assert_eq!(told("code"), ["", "A sidecar does not answer: late.", taken]);
         assert_eq!(told("mail"), ["", "A sidecar does not answer: late."]);
         assert!(on_gpu(&tenants, "team", "elsewhere", NOW).is_empty());
-    }
-
-    #[test]
-    fn a_tenant_is_named_with_or_without_its_namespace() {
-        assert!(
-            is_titled("default/chat", None, "chat") && is_titled("default/chat", Some("default"), "chat")
-        );
-        assert!(!is_titled("default/chat", Some("other"), "chat") && !is_titled("default/chat", None, "cha"));
     }
 }

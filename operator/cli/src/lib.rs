@@ -16,6 +16,7 @@ pub mod plan;
 pub mod run;
 pub mod runtime;
 pub mod siblings;
+pub mod sleep;
 pub mod top;
 pub mod up;
 

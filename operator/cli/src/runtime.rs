@@ -80,6 +80,30 @@ impl RuntimeFolder {
         all.sort_by(|a, b| a.title.cmp(&b.title));
         Ok(all)
     }
+
+    /// The sidecar of a tenant, and all others that run. Without a namespace it is the first of that name.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or no such tenant runs; the message ends with `hint`.
+    pub fn find(
+        &self,
+        namespace: Option<&str>,
+        name: &str,
+        hint: &str,
+    ) -> anyhow::Result<(Running, Vec<Running>)> {
+        let mut running = self.running()?;
+        let Some(at) = running.iter().position(|sidecar| is_titled(&sidecar.title, namespace, name)) else {
+            let titles: Vec<_> = running.into_iter().map(|sidecar| sidecar.title).collect();
+            let known = if titles.is_empty() {
+                "none runs".to_owned()
+            } else {
+                format!("these do: {}", titles.join(", "))
+            };
+            bail!("no tenant `{name}` runs on this machine ({known}); {hint}");
+        };
+        let found = running.remove(at);
+        Ok((found, running))
+    }
 }
 
 /// A sidecar that runs.
@@ -100,6 +124,12 @@ fn running(folder: &Path) -> Option<Running> {
         return None;
     }
     Some(Running { title: name, record: record(folder).transpose()? })
+}
+
+/// Whether `title`, NAMESPACE/NAME, is that of the tenant; without a namespace, whether the name is.
+fn is_titled(title: &str, namespace: Option<&str>, name: &str) -> bool {
+    let own = title.split_once('/');
+    own.is_some_and(|(its, own)| own == name && namespace.is_none_or(|namespace| namespace == its))
 }
 
 /// Where the sidecar of a tenant's folder is reached; `None` = it does not listen yet.
@@ -212,6 +242,14 @@ mod tests {
         std::fs::write(bad.path().join(SidecarRecord::FILE), "{").unwrap();
         let running = runtime.running().unwrap();
         assert!(running[0].record.is_err() && running[1].record.is_ok());
+    }
+
+    #[test]
+    fn a_tenant_is_named_with_or_without_its_namespace() {
+        assert!(
+            is_titled("default/chat", None, "chat") && is_titled("default/chat", Some("default"), "chat")
+        );
+        assert!(!is_titled("default/chat", Some("other"), "chat") && !is_titled("default/chat", None, "cha"));
     }
 
     #[test]
