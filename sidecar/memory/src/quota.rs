@@ -13,6 +13,9 @@ pub enum QuotaError {
     /// A promise that cannot be made or does not hold.
     #[error("{0}")]
     Refused(String),
+    /// Too many transfers wait; a later attempt may succeed.
+    #[error("{0}")]
+    Busy(String),
 }
 
 /// The bytes that a tenant may turn into chunks.
@@ -29,13 +32,14 @@ pub trait Quota: Send + Sync + Debug {
     /// Bytes that a neighbour has promised become this tenant's.
     ///
     /// # Errors
-    /// The promise does not hold, or is of another size; nothing was counted.
+    /// The promise does not hold, or is of another size, or too many transfers wait; nothing was counted.
     fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError>;
 
     /// Bytes whose chunks are gone, and `spare_bytes` that were never reserved, become a neighbour's.
     ///
     /// # Errors
-    /// The neighbour has gone, or there is no room for a promise; the bytes are this tenant's as before.
+    /// The neighbour has gone, there is no room for a promise, or too many transfers wait; the bytes are this tenant's as
+    /// before.
     fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError>;
 }
 

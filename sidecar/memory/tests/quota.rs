@@ -38,7 +38,7 @@ impl Quota for Promise {
     }
 
     fn earmark(&self, _earmark: Earmark, _bytes: u64, _spare_bytes: u64) -> Result<(), QuotaError> {
-        Err(QuotaError::Refused("nobody borrows".into()))
+        Err(QuotaError::Busy("64 transfers wait already".into()))
     }
 }
 
@@ -56,4 +56,17 @@ fn a_promise_that_holds_and_has_no_memory_is_told_from_one_that_does_not_hold() 
     assert_eq!(ledger.held.load(Ordering::Relaxed), 0, "and no chunk holds them");
     world.succeed(accept(7));
     assert_eq!(ledger.held.load(Ordering::Relaxed), 3 * CHUNK);
+}
+
+#[test]
+fn a_loan_that_the_ledger_has_no_entry_for_leaves_its_chunks_with_the_lender() {
+    let ledger = Arc::new(Promise { nonce: Nonce(7), held: AtomicU64::new(0) });
+    let mut world = World::with(&geometry(CHUNK, 4, 1, CHUNK), |options| options.quota = ledger.clone());
+    world.succeed(Work::Create(chunks(0..3)));
+    let earmark = Earmark { peer: Peer { index: 1, instance: 5 }, nonce: Nonce(9) };
+    let loan = Work::Lend { chunks: chunks(0..2), spare_chunks: 0, earmark };
+    assert_eq!(world.run(loan), Outcome::Failed(Failure::Busy));
+    assert_eq!(ledger.held.load(Ordering::Relaxed), 3 * CHUNK);
+    world.succeed(Work::Release(chunks(0..3)));
+    assert_eq!(ledger.held.load(Ordering::Relaxed), 0, "all three were there to release");
 }

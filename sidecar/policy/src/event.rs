@@ -13,6 +13,8 @@ pub enum Failure {
     Dropped,
     /// The backend refused it: an address or chunk that does not fit its table.
     Refused,
+    /// The GPU's ledger has no entry left for the transfer. A later attempt may succeed.
+    Busy,
 }
 
 /// How an action ended.

@@ -16,6 +16,7 @@ fn refused(error: LedgerError) -> QuotaError {
         LedgerError::OutOfMemory { .. } | LedgerError::Busy { .. } => {
             QuotaError::OutOfMemory(error.to_string())
         }
+        LedgerError::TooMany { .. } => QuotaError::Busy(error.to_string()),
         other => QuotaError::Refused(other.to_string()),
     }
 }
@@ -43,6 +44,8 @@ impl Quota for SeatQuota {
                 self.0.release(bytes);
                 Ok(())
             }
+            // The scheduler refuses the loan, and its borrower asks again later.
+            Err(error @ LedgerError::TooMany { .. }) => Err(refused(error)),
             Err(error) => {
                 tracing::warn!(%error, nonce = earmark.nonce.0, "bytes could not be earmarked");
                 Err(refused(error))

@@ -1,7 +1,8 @@
 //! The ledger file behind the pool of chunks.
 
 use sluice_agent::neighbours::quota::SeatQuota;
-use sluice_memory::Quota;
+use sluice_memory::neighbourhood::TRANSFERS;
+use sluice_memory::{Quota, QuotaError};
 use sluice_policy::action::Earmark;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
@@ -32,4 +33,26 @@ fn a_debt_to_the_dead_needs_no_bytes_that_the_next_life_has_taken() {
     let debt = Earmark { peer: dead, nonce: Nonce(9) };
     SeatQuota(borrower.clone()).earmark(debt, CHUNK, CHUNK).unwrap();
     assert_eq!(borrower.held_bytes(), 2 * CHUNK, "one that existed and one that never did");
+}
+
+#[test]
+fn a_full_ledger_is_busy_until_transfers_are_settled() {
+    let (_folder, [lender, borrower]) = seats(["story", "code"]);
+    let transfers = TRANSFERS as u64;
+    lender.reserve((transfers + 1) * CHUNK).unwrap();
+    let (lends, takes) = (SeatQuota(lender.clone()), SeatQuota(borrower.clone()));
+    let to = |nonce| Earmark { peer: borrower.peer(), nonce: Nonce(nonce) };
+    let from = |nonce| Earmark { peer: lender.peer(), nonce: Nonce(nonce) };
+    let busy = |result: Result<(), QuotaError>| matches!(result, Err(QuotaError::Busy(_)));
+    (1..=transfers).for_each(|nonce| lends.earmark(to(nonce), CHUNK, 0).unwrap());
+    assert!(busy(lends.earmark(to(1000), CHUNK, 0)));
+    assert_eq!(lender.held_bytes(), CHUNK, "the bytes of the refused loan stay with the lender");
+
+    (1..=transfers).for_each(|nonce| takes.accept(from(nonce), CHUNK).unwrap());
+    lender.clear().unwrap();
+    lends.earmark(to(1000), CHUNK, 0).unwrap();
+    assert!(busy(takes.accept(from(1000), CHUNK)));
+    borrower.clear().unwrap();
+    takes.accept(from(1000), CHUNK).unwrap();
+    assert_eq!((lender.held_bytes(), borrower.held_bytes()), (0, (transfers + 1) * CHUNK));
 }

@@ -128,7 +128,10 @@ impl Bank {
     }
 
     fn accept(&self, faults: &SharedFaults, chunks: &[ChunkId], earmark: Earmark) -> Result<u64, Failure> {
-        self.quota.accept(earmark, self.bytes(chunks.len())).map_err(|_| Failure::Refused)?;
+        self.quota.accept(earmark, self.bytes(chunks.len())).map_err(|error| match error {
+            QuotaError::Busy(_) => Failure::Busy,
+            QuotaError::OutOfMemory(_) | QuotaError::Refused(_) => Failure::Refused,
+        })?;
         // The bytes are ours, whyever no chunk can be made of them.
         self.create_counted(faults, chunks, Pool::promise).map_err(|_| Failure::OutOfMemory)
     }
@@ -225,5 +228,6 @@ fn quota_failure(error: &QuotaError) -> Failure {
     match error {
         QuotaError::OutOfMemory { .. } => Failure::OutOfMemory,
         QuotaError::Refused { .. } => Failure::Refused,
+        QuotaError::Busy { .. } => Failure::Busy,
     }
 }

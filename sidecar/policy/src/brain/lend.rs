@@ -261,7 +261,12 @@ impl Brain {
         for chunk in going {
             self.ledger.hand_over(*chunk, Owner::Earmarked(earmark.peer), Owner::Free);
         }
-        self.trade_failed();
+        match (outcome, claim) {
+            // The loan is refused, and its borrower asks again later.
+            (Outcome::Failed(Failure::Busy), Claim::Loan) => {}
+            (Outcome::Failed(Failure::Busy), Claim::Debt) => self.retry_later(),
+            _ => self.trade_failed(),
+        }
         self.trade.ended.push(Traded::Refused { earmark, chunks, claim });
     }
 
@@ -278,7 +283,9 @@ impl Brain {
                 Traded::Taken { earmark, chunks }
             }
             Outcome::Failed(failure) => {
-                self.count(Reason::BackendFailed);
+                if failure != Failure::Busy {
+                    self.count(Reason::BackendFailed);
+                }
                 match (failure, claim) {
                     (Failure::OutOfMemory, Claim::Loan) => self.trade.borrowed += chunks,
                     (Failure::OutOfMemory, Claim::Debt) => self.regain(chunks),
@@ -292,6 +299,11 @@ impl Brain {
 
     pub(super) fn trade_failed(&mut self) {
         self.count(Reason::BackendFailed);
+        self.retry_later();
+    }
+
+    /// No change is tried for some boundaries.
+    fn retry_later(&mut self) {
         self.failed_changes += 1;
         self.retry_at = self.boundaries + self.backoff();
     }

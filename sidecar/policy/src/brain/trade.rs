@@ -38,7 +38,7 @@ pub enum Traded {
         /// As what.
         claim: Claim,
     },
-    /// A loan found no room, or the backend failed; nothing went.
+    /// A loan found no room, the GPU's ledger was full, or the backend failed; nothing went.
     Refused {
         /// The promise that was not made.
         earmark: Earmark,

@@ -18,7 +18,8 @@ pub enum Refusal {
     AtFloor,
     /// It has nothing that could go now.
     Nothing,
-    /// Its memory is being changed: it loads, falls asleep, wakes, or what it promised could not be vacated.
+    /// Its memory is being changed: it loads, falls asleep, wakes, or what it promised could not be vacated. Or the GPU's ledger
+    /// has no entry left for its loans.
     Busy,
     /// It lends nothing ever: its partition is fixed.
     NotTraded,

@@ -58,6 +58,8 @@ pub struct Faults {
     pub unmade: u32,
     /// So many promises of neighbours cannot be taken although they stand.
     pub untaken: u32,
+    /// So many transfers find the ledger full.
+    pub busy: u32,
     /// So many copies from the host tier fail.
     pub lost_swaps: u32,
     /// So many fetches of KV fail.
@@ -294,6 +296,10 @@ impl Device {
         if self.faults.lost_swaps > 0 && matches!(action.work, Work::SwapIn(_)) {
             self.faults.lost_swaps -= 1;
             return Some(failed(id, Failure::CopyFailed));
+        }
+        if self.faults.busy > 0 && matches!(action.work, Work::Lend { .. } | Work::Accept { .. }) {
+            self.faults.busy -= 1;
+            return Some(failed(id, Failure::Busy));
         }
         let untaken = self.faults.untaken > 0 && matches!(action.work, Work::Accept { .. });
         self.faults.untaken -= u32::from(untaken);

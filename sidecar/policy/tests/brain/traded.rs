@@ -77,6 +77,31 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
     );
 }
 
+#[test]
+fn a_full_ledger_refuses_a_loan_and_delays_a_debt_and_is_no_failure_of_the_backend() {
+    let mut pair = Pair::new(&[4; 8], 4, 7, 0);
+    pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
+    pair.turn(0);
+    let lend = |pair: &mut Pair| {
+        let earmark = pair.earmark(0);
+        pair.worlds[1].brain.give(earmark, 1, Claim::Loan);
+        (0..2_000).for_each(|_| pair.tick());
+    };
+    pair.worlds[1].device.faults.busy = 1;
+    lend(&mut pair);
+    assert_eq!((pair.worlds[1].device.faults.busy, pair.lent), (0, 0), "the loan is refused");
+    assert_eq!(pair.worlds[1].brain.budget_chunks(), pair.shares[1], "and its chunk stays");
+    lend(&mut pair);
+    assert_eq!(pair.lent, 1, "the next loan is made");
+    pair.worlds[0].device.faults.busy = 3;
+    pair.settle();
+    assert_eq!(pair.worlds[0].device.faults.busy, 0, "the debt was tried until the ledger had room");
+    assert!(pair.loans.is_empty() && pair.earmarks.is_empty(), "the loan is back");
+    for world in &pair.worlds {
+        assert_eq!(world.brain.counted(Reason::BackendFailed), 0);
+    }
+}
+
 /// A tenant that has lent all that it can, which is not repaid: it has work, after something has changed, and serves.
 fn served_without(slabs: &[u64], before: impl Fn(&mut Brain), after: impl Fn(&mut Brain)) -> Brain {
     let mut pair = Pair::new(slabs, 4, 9, 0);

@@ -15,8 +15,8 @@ use super::setup::{by_code, code_of};
 use super::words::{Reader, Words};
 use crate::event::{Event, Request, Sleep};
 
-const FAILURES: [Failure; 4] =
-    [Failure::OutOfMemory, Failure::CopyFailed, Failure::Dropped, Failure::Refused];
+const FAILURES: [Failure; 5] =
+    [Failure::OutOfMemory, Failure::CopyFailed, Failure::Dropped, Failure::Refused, Failure::Busy];
 
 const SLEEPS: [Sleep; 4] = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];
 
