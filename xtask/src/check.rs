@@ -6,7 +6,7 @@ use crate::finding::Finding;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
 use crate::rules::{clauses, edges, layout, links, manifest, orphans, pages, reach, tidy};
 use crate::workspace::{Member, Workspace};
-use crate::{generate, process};
+use crate::{docs, generate, process};
 
 /// Prints every finding; `true` if there is none. With `fix`, first writes what a tool can write; `quick` leaves
 /// clippy out.
@@ -46,6 +46,7 @@ fn findings(workspace: &Workspace) -> Vec<Finding> {
     findings.extend(workspace.files.iter().filter_map(|file| layout::check(file)));
     findings.extend(workspace.texts.iter().flat_map(|(file, text)| in_text(workspace, file, text)));
     findings.extend(pages::unlisted(&workspace.files, workspace.text(pages::SUMMARY)));
+    findings.extend(docs::stage::check(workspace));
     findings.extend(generate::check(workspace));
     findings
 }

@@ -2,7 +2,7 @@
 
 mod html;
 mod mdbook;
-mod stage;
+pub mod stage;
 
 use anyhow::{Context, Result};
 

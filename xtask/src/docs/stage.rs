@@ -9,15 +9,14 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 use cargo_metadata::camino::Utf8Path;
 
+use crate::finding::Finding;
 use crate::rules::links;
 use crate::rules::pages::SUMMARY;
 use crate::workspace::Workspace;
 
 /// Writes the source of the site into `to`, which is emptied first.
 pub fn write(workspace: &Workspace, to: &Utf8Path) -> Result<()> {
-    let page = |path: &str| workspace.texts.get(path).map(String::as_str).filter(|_| path.ends_with(".md"));
-    let is_file = |path: &str| workspace.files.iter().any(|file| file == path);
-    let files = files(workspace.text(SUMMARY), page, is_file)?;
+    let files = files_of(workspace)?;
     if to.exists() {
         fs::remove_dir_all(to).with_context(|| format!("emptying {to}"))?;
     }
@@ -32,6 +31,18 @@ pub fn write(workspace: &Workspace, to: &Utf8Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A finding if no site can be made of the pages: `cargo xtask check` needs no mdBook.
+pub fn check(workspace: &Workspace) -> Option<Finding> {
+    let error = files_of(workspace).err()?;
+    Some(Finding::new("site", SUMMARY, 1, format!("{error:#}"), "`cargo xtask docs` then builds the site"))
+}
+
+fn files_of(workspace: &Workspace) -> Result<BTreeMap<String, Option<String>>> {
+    let page = |path: &str| workspace.texts.get(path).map(String::as_str).filter(|_| path.ends_with(".md"));
+    let is_file = |path: &str| workspace.files.iter().any(|file| file == path);
+    files(workspace.text(SUMMARY), page, is_file)
 }
 
 fn put(path: &Utf8Path, text: &str) -> Result<()> {
