@@ -41,7 +41,7 @@ fn measure<E: Element>(isa: Isa, team: &Team, name: &str, (rows, k, tokens): (us
     let weights = aligned((0..rows * k).map(|n| E::narrow((n % 17) as f32 / 17.0 - 0.5)));
     let input = aligned((0..tokens * k).map(|n| (n % 13) as f32 / 13.0 - 0.5));
     for token in 0..tokens {
-        if size_of::<<E::Dot as Dot>::Input>() < size_of::<f32>() {
+        if E::Dot::NARROWS {
             // SAFETY: the rows have `k` words each, and no other thread has them yet.
             unsafe { isa.run(Narrow { row: input.cast_mut().add(token * k), width: k }) }
         }

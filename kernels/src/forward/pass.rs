@@ -4,12 +4,12 @@ use sluice_link::slab::Tensor;
 
 use super::BLOCK_TOKENS;
 use super::chunk::{AttentionTask, Chunk, Piece};
-use super::step::{Linear, Rows, Shared, Step, Weights, at, narrows};
+use super::step::{Linear, Rows, Shared, Step, Weights, at};
 use crate::ops::attention::Attention;
 use crate::ops::kv::Write;
 use crate::rope::Rotate;
-use crate::simd::Element;
 use crate::simd::matmul::Product;
+use crate::simd::{Dot, Element};
 
 /// A chunk in a layer. What one layer hands to the next lies where the chunk's rows of the step are, everything else at the
 /// start of its place.
@@ -107,7 +107,7 @@ impl<'s, 'a, E: Element> Pass<'s, 'a, E> {
     }
 
     fn narrow(&self, weights: Weights<'_, E>, input: Rows, matrix: Tensor) {
-        if narrows::<E>() {
+        if E::Dot::NARROWS {
             let (width, input) = (weights.columns(matrix), Shared(input));
             self.each_token(width, |token| self.step.narrow_row(at(input.get(), token), width));
         }

@@ -185,7 +185,7 @@ impl<'a, E: Element> Step<'a, E> {
     /// Makes a row of f32 the input of a product: `width` numbers in the format that the model's weights are multiplied
     /// with.
     pub(super) fn narrow_row(&self, row: *mut f32, width: usize) {
-        if narrows::<E>() {
+        if E::Dot::NARROWS {
             // SAFETY: rows of `width` words by the layout; the task has the row to itself.
             unsafe { self.model.isa.run(Narrow { row, width }) }
         }
@@ -267,11 +267,6 @@ impl<'a, E: Element> Step<'a, E> {
             self.run_products(&[[self.product(weights, (last, rows), &head)]]);
         }
     }
-}
-
-/// Whether products of these weights take activations narrower than f32.
-pub(super) fn narrows<E: Element>() -> bool {
-    size_of::<<E::Dot as Dot>::Input>() < size_of::<f32>()
 }
 
 /// Row `index` of a value.

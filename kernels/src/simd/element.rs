@@ -108,6 +108,8 @@ pub trait Dot {
     type Inputs<V: Lanes>: Copy;
     /// Columns of one step.
     const STEP: usize;
+    /// Whether activations are narrower than f32.
+    const NARROWS: bool = size_of::<Self::Input>() < size_of::<f32>();
 
     /// [`Dot::STEP`] weights.
     unsafe fn load_weights<V: Lanes>(from: *const Self::Weight) -> Self::Weights<V>;

@@ -34,14 +34,10 @@ fn multiply<E: Element>(isa: Isa, weights: &[E], input: &[f32], tokens: std::ops
     output.split_off(tokens.start * ROWS)
 }
 
-fn narrows<E: Element>() -> bool {
-    size_of::<<E::Dot as Dot>::Input>() == size_of::<bf16>()
-}
-
 /// Rows of `K` words as the products of `E` take them.
 fn narrowed<E: Element>(isa: Isa, input: &[f32]) -> Vec<f32> {
     let mut rows = input.to_vec();
-    if narrows::<E>() {
+    if E::Dot::NARROWS {
         for row in rows.chunks_exact_mut(K) {
             // SAFETY: a row has `K` words.
             unsafe { isa.run(Narrow { row: row.as_mut_ptr(), width: K }) }
@@ -67,7 +63,7 @@ fn one_order_everywhere<E: Element>() {
 }
 
 fn reference<E: Element>(weights: &[E], input: &[f32]) -> Vec<f64> {
-    let rounded = |x: f32| if narrows::<E>() { bf16::from_f32(x).to_f32() } else { x };
+    let rounded = |x: f32| if E::Dot::NARROWS { bf16::from_f32(x).to_f32() } else { x };
     let dot = |row: &[E], token: &[f32]| -> f64 {
         row.iter().zip(token).map(|(w, x)| f64::from(w.widen()) * f64::from(rounded(*x))).sum()
     };
