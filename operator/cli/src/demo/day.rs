@@ -53,14 +53,14 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// What each says of itself. One that does not answer in time is not there: a busy machine answers late, and a tenant that
-    /// has died fails its requests.
-    async fn states(&self) -> Vec<State> {
+    /// The state of each tenant; `None` = it does not answer in time, as on a busy machine. A tenant that has died fails its
+    /// requests.
+    async fn states(&self) -> Vec<Option<State>> {
         let ask = |folder: &PathBuf| {
             let record = runtime::record(folder).ok().flatten();
             async move { self.admin.state(&record?).await.ok() }
         };
-        join_all(self.folders.iter().map(ask)).await.into_iter().flatten().collect()
+        join_all(self.folders.iter().map(ask)).await
     }
 
     /// Sends each tenant as many requests as its share has room for; gives what a burst may promise.
@@ -75,7 +75,7 @@ impl Tenants {
         }
         let figures = Figures::of(last.iter()).map_err(anyhow::Error::msg)?;
         let states = self.states().await;
-        let step_ns = states.iter().filter_map(|state| {
+        let step_ns = states.iter().flatten().filter_map(|state| {
             Some(state.figures.t_compute_ns? * state.layers.len() as u64).filter(|ns| *ns > 0)
         });
         let Some(step_ns) = step_ns.max() else { anyhow::bail!("no tenant says how fast it computes") };
@@ -108,15 +108,15 @@ impl Tenants {
             screen.round(rounds.len(), &figures);
         }
         let states = self.states().await;
-        seen.look(&states);
+        seen.look(states.iter().flatten());
         screen.end();
         Outcome::new(&rounds, &states, seen, usage.others_permille()).map_err(anyhow::Error::msg)
     }
 
     async fn look(&self, seen: &mut Seen, screen: &mut Screen) -> Infallible {
         loop {
-            let states = self.states().await;
-            seen.look(&states);
+            let states: Vec<_> = self.states().await.into_iter().flatten().collect();
+            seen.look(states.iter());
             screen.show(&states);
             sleep(LOOK).await;
         }

@@ -16,10 +16,10 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Takes the states of all tenants in.
-    pub fn look(&mut self, states: &[State]) {
-        let absent = states.iter().map(|state| u32::from(state.activity.absent_layers)).sum();
-        let running = states.iter().map(|state| state.queue.running).max().unwrap_or(0);
+    /// Takes in the states of the tenants that answer.
+    pub fn look<'a>(&mut self, states: impl Iterator<Item = &'a State> + Clone) {
+        let absent = states.clone().map(|state| u32::from(state.activity.absent_layers)).sum();
+        let running = states.map(|state| state.queue.running).max().unwrap_or(0);
         self.absent_layers = self.absent_layers.max(absent);
         self.running = self.running.max(running);
     }
@@ -88,8 +88,8 @@ pub struct Outcome {
     pub all: Figures,
     /// The most that was seen.
     pub seen: Seen,
-    /// Times that a request was put out of memory, to be computed again.
-    pub preempted: u64,
+    /// Times that a request was put out of memory, to be computed again; `None` = a tenant did not answer at the end.
+    pub preempted: Option<u64>,
     /// Every answer, in the order of the requests.
     pub texts: Vec<String>,
     /// What other programs took of all cores on that day, thousandths; `None` = the kernel does not say.
@@ -97,13 +97,13 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of these rounds. `states` are those at the end.
+    /// Of these rounds. `states` are those of all tenants at the end; `None` = a tenant did not answer.
     ///
     /// # Errors
     /// As [`Figures::of`].
     pub fn new(
         rounds: &[Round],
-        states: &[State],
+        states: &[Option<State>],
         seen: Seen,
         others_permille: Option<u32>,
     ) -> Result<Outcome, String> {
@@ -113,7 +113,7 @@ impl Outcome {
             rounds: each.collect::<Result<_, _>>()?,
             all: Figures::of(rounds.iter().flatten())?,
             seen,
-            preempted: states.iter().map(|state| state.figures.preemptions_total).sum(),
+            preempted: states.iter().map(|state| Some(state.as_ref()?.figures.preemptions_total)).sum(),
             texts: records.map(|record| record.text.clone()).collect(),
             others_permille,
         })
@@ -148,10 +148,12 @@ mod tests {
             figures: sluice_wire::state::Figures { preemptions_total: 3, ..Default::default() },
             ..State::default()
         };
-        let outcome = Outcome::new(&rounds, &[state.clone(), state], Seen::default(), Some(7)).unwrap();
+        let of = |states: &[_]| Outcome::new(&rounds, states, Seen::default(), Some(7)).unwrap();
+        let outcome = of(&[Some(state.clone()), Some(state.clone())]);
         assert_eq!(outcome.all, Figures { tokens_per_s: 6.0, ttft_p99_ms: 450.0, tbt_p99_ms: 50.0 });
         let speeds: Vec<_> = outcome.rounds.iter().map(|round| round.tokens_per_s).collect();
-        assert_eq!((speeds, outcome.preempted), (vec![8.0, 4.0], 6));
+        assert_eq!((speeds, outcome.preempted), (vec![8.0, 4.0], Some(6)));
+        assert_eq!(of(&[Some(state), None]).preempted, None, "a tenant did not answer");
         assert_eq!(outcome.texts, ["0", "100", "0"]);
     }
 
@@ -171,8 +173,8 @@ mod tests {
             state
         };
         let mut seen = Seen::default();
-        seen.look(&[state(2, 3), state(0, 4)]);
-        seen.look(&[state(1, 0), state(1, 1)]);
+        seen.look([state(2, 3), state(0, 4)].iter());
+        seen.look([state(1, 0), state(1, 1)].iter());
         assert_eq!(seen, Seen { running: 2, absent_layers: 7 });
     }
 }

@@ -91,7 +91,9 @@ pub fn table(lending: &Outcome, fixed: &Outcome) -> String {
     row("P99 time to the first token, ms", &|one| format!("{:.0}", one.all.ttft_p99_ms));
     row("P99 time between tokens as delivered, ms", &|one| format!("{:.1}", one.all.tbt_p99_ms));
     row("most requests of a tenant at once", &|one| one.seen.running.to_string());
-    row("requests that were computed again", &|one| one.preempted.to_string());
+    row("requests that were computed again", &|one| {
+        one.preempted.map_or_else(|| "not known".to_owned(), |count| count.to_string())
+    });
     row("most layers lent at once", &|one| one.seen.absent_layers.to_string());
     let same = if identical(lending, fixed) { "yes" } else { "NO" };
     // As above.
@@ -113,12 +115,25 @@ fn room(lending: &Outcome, fixed: &Outcome, setting: &Setting) -> String {
         );
     }
     let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
-    format!(
-        "Idle tenants lent the memory of up to {layers} layers to the busy one, so requests lost their memory and were computed again \
-         {} instead of {}.",
-        times(lending.preempted),
-        times(fixed.preempted)
-    )
+    let effect = match (lending.preempted, fixed.preempted) {
+        (Some(lent), Some(alone)) if lent < alone => {
+            format!(
+                ", so requests lost their memory and were computed again {} instead of {}",
+                times(lent),
+                times(alone)
+            )
+        }
+        (Some(lent), Some(alone)) => {
+            format!(
+                "; requests were computed again {} under lending and {} under fixed partitions",
+                times(lent),
+                times(alone)
+            )
+        }
+        _ => "; the number of requests that were computed again is not known: a tenant did not answer at the end"
+            .to_owned(),
+    };
+    format!("Idle tenants lent the memory of up to {layers} layers to the busy one{effect}.")
 }
 
 /// What clients felt of it.
@@ -186,7 +201,7 @@ mod tests {
             rounds: speeds.iter().copied().map(figures).collect(),
             all: figures(speeds.iter().sum::<f64>() / speeds.len() as f64),
             seen: Seen { running: 2, absent_layers: 0 },
-            preempted: 0,
+            preempted: Some(0),
             texts: vec!["a".into(), "b".into()],
             others_permille: Some(others_permille),
         }
@@ -230,8 +245,8 @@ mod tests {
     #[test]
     fn the_sentences_say_what_happened_as_it_was() {
         let setting = Setting { requests: 7, ..SETTING };
-        let fixed = Outcome { preempted: 30, ..run(&[400.0, 400.0], 0) };
-        let mut lending = Outcome { preempted: 1, ..run(&[600.0, 600.0], 0) };
+        let fixed = Outcome { preempted: Some(30), ..run(&[400.0, 400.0], 0) };
+        let mut lending = Outcome { preempted: Some(1), ..run(&[600.0, 600.0], 0) };
         lending.seen = Seen { running: 7, absent_layers: 12 };
         lending.all.ttft_p99_ms = 30.0;
         lending.rounds.iter_mut().for_each(|round| round.ttft_p99_ms = 30.0);
@@ -242,6 +257,33 @@ Under lending the tenants wrote 1.50 times the tokens per second, the slowest fi
 All 2 answers were the same under both rules: memory moved, and no token changed.";
         assert_eq!(sentences(&lending, &fixed, &setting), expected);
         assert!(room(&fixed, &fixed, &setting).starts_with("Idle tenants lent nothing"));
+    }
+
+    #[test]
+    fn lending_is_the_cause_only_of_fewer_requests_that_are_computed_again() {
+        let counted = |preempted| Outcome {
+            preempted,
+            seen: Seen { running: 2, absent_layers: 4 },
+            ..run(&[1.0, 1.0], 0)
+        };
+        let words = |lending, fixed| room(&counted(lending), &counted(fixed), &SETTING);
+        let lent = "Idle tenants lent the memory of up to 4 layers to the busy one";
+        assert_eq!(
+            words(Some(5), Some(3)),
+            format!(
+                "{lent}; requests were computed again 5 times under lending and 3 times under fixed partitions."
+            )
+        );
+        assert!(!words(Some(3), Some(3)).contains(", so "));
+        assert!(words(Some(2), Some(3)).contains(", so requests lost their memory"));
+        let unknown = "; the number of requests that were computed again is not known: a tenant did not answer at the end.";
+        assert_eq!(words(None, Some(3)), format!("{lent}{unknown}"));
+        assert_eq!(words(Some(0), None), format!("{lent}{unknown}"));
+        let table = table(&counted(None), &counted(Some(3)));
+        assert!(
+            table.lines().any(|row| row.starts_with("requests that were") && row.ends_with(" not known")),
+            "{table}"
+        );
     }
 
     #[test]
