@@ -151,38 +151,30 @@ impl Stage {
         };
         let promise = self.serve(Rule::Lending, Promise::UNKNOWN, work).await?;
         let Promise { ttft_ms, tbt_ms } = promise;
-        tell(format_args!("promise   first token within {ttft_ms} ms, then one each {tbt_ms} ms"));
+        tell(format_args!("promise   first token within {ttft_ms} ms, then one every {tbt_ms} ms"));
         Ok(promise)
     }
 
-    /// Lending, then fixed partitions. The run that was disturbed more is repeated once.
+    /// Lending, then fixed partitions. Of the runs that were disturbed, the one with more noise is repeated once.
     async fn compare(&mut self, promise: Promise) -> anyhow::Result<[Outcome; 2]> {
         let lending = self.day(Rule::Lending, promise, self.args.length()).await?;
         let length = Length::Rounds(lending.rounds.len());
         let fixed = self.day(Rule::Fixed, promise, length).await?;
-        let mut runs = [(Rule::Lending, lending), (Rule::Fixed, fixed)];
-        let speed_noise = |run: &Outcome| verdict::noise(run, |figures| figures.tokens_per_s);
-        let disturbed =
-            runs.iter_mut().filter_map(|(rule, run)| Some((*rule, verdict::disturbance(run)?, run)));
-        let worst =
-            disturbed.max_by(|(.., one), (.., other)| speed_noise(one).total_cmp(&speed_noise(other)));
-        if let Some((rule, why, run)) = worst {
-            let repeated = if self.args.quick { "" } else { "; this run is repeated once" };
-            tell(format_args!("\ndisturbed: {}: {why}{repeated}", rule.title()));
-            if !self.args.quick {
-                let again = self.day(rule, promise, length).await?;
-                if again.texts != run.texts {
-                    bail!(
-                        "{}: the same requests were answered with other tokens when repeated",
-                        rule.title()
-                    );
-                }
-                if speed_noise(&again) < speed_noise(run) {
-                    *run = again;
-                }
+        let (rules, mut runs) = ([Rule::Lending, Rule::Fixed], [lending, fixed]);
+        rules.iter().zip(&runs).for_each(|(rule, run)| tell_disturbance(rule.title(), run));
+        if let Some(at) = verdict::most_disturbed(&runs).filter(|_| !self.args.quick) {
+            let title = rules[at].title();
+            tell(format_args!("\nthis run is repeated once: {title}"));
+            let again = self.day(rules[at], promise, length).await?;
+            if again.texts != runs[at].texts {
+                bail!("{title}: the same requests were answered with other tokens when repeated");
+            }
+            tell_disturbance(&format!("{title}, repeated"), &again);
+            if verdict::is_calmer(&again, &runs[at]) {
+                runs[at] = again;
             }
         }
-        Ok(runs.map(|(_, run)| run))
+        Ok(runs)
     }
 
     async fn day(&mut self, rule: Rule, promise: Promise, length: Length) -> anyhow::Result<Outcome> {
@@ -276,6 +268,12 @@ fn curl(url: &str) -> String {
     format!(
         "curl {url}/v1/completions -H 'content-type: application/json' -d '{{\"prompt\":\"Once\",\"max_tokens\":16}}'"
     )
+}
+
+fn tell_disturbance(title: &str, run: &Outcome) {
+    if let Some(why) = verdict::disturbance(run) {
+        tell(format_args!("\ndisturbed: {title}: {why}"));
+    }
 }
 
 /// What was measured, and what follows from it.
