@@ -213,8 +213,12 @@ impl Stage {
         let (sender, mut ready) = unbounded_channel();
         let fleet = self.claim(rule, promise, ReadySink::Channel(sender))?;
         let admin = Admin::new()?;
-        if self.page.is_none() && !self.args.no_page {
-            self.page = Some(Page::start(DEFAULT_PAGE, &fleet.configs(), &admin, "sluice demo").await?);
+        match &mut self.page {
+            Some(page) => page.show(&fleet.configs()),
+            None if self.args.no_page => {}
+            None => {
+                self.page = Some(Page::start(DEFAULT_PAGE, &fleet.configs(), &admin, "sluice demo").await?)
+            }
         }
         let folders = fleet.configs().iter().map(|config| config.runtime_dir.clone()).collect();
         let mut done = None;

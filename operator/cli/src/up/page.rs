@@ -75,7 +75,11 @@ type Board = Arc<Mutex<BTreeMap<usize, (u64, Vec<TenantReport>)>>>;
 /// The page of this run. Dropped, it ends.
 #[derive(Debug)]
 pub struct Page {
-    _tasks: JoinSet<()>,
+    hub: Arc<Hub>,
+    admin: Admin,
+    /// Reads the sidecars, and gives the page what was read.
+    readers: JoinSet<()>,
+    _server: JoinSet<()>,
 }
 
 impl Page {
@@ -95,19 +99,26 @@ impl Page {
         let note = "No sidecar has answered yet.".to_owned();
         let hub = Hub::new(Settings { source: source.into(), every: EVERY, moves: MOVES, note });
         let router = serve::local_only(serve::routes(hub.clone()));
-        let (gpus, board) = (gpus(configs), Board::default());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
+        let mut server = JoinSet::new();
+        server.spawn(async move {
             // It ends with an error only where the listener does.
             let _ = axum::serve(listener, router).await;
         });
-        let gpus = Arc::new(gpus);
-        for at in 0..gpus.len() {
-            tasks.spawn(poll(gpus.clone(), at, admin.clone(), board.clone()));
-        }
-        tasks.spawn(publish(gpus, board, hub));
+        let mut page = Page { hub, admin: admin.clone(), readers: JoinSet::new(), _server: server };
+        page.show(configs);
         tell(format_args!("page http://{address}/"));
-        Ok(Page { _tasks: tasks })
+        Ok(page)
+    }
+
+    /// Shows the GPUs of the tenants `configs` instead of those before, at the same address. History stays.
+    pub fn show(&mut self, configs: &[&SidecarConfig]) {
+        let (gpus, board) = (Arc::new(gpus(configs)), Board::default());
+        // The readers before end here.
+        self.readers = JoinSet::new();
+        for at in 0..gpus.len() {
+            self.readers.spawn(poll(gpus.clone(), at, self.admin.clone(), board.clone()));
+        }
+        self.readers.spawn(publish(gpus, board, self.hub.clone()));
     }
 }
 
@@ -209,6 +220,45 @@ mod tests {
         assert!(refused.starts_with("0.0.0.0 is no loopback address"), "{refused}");
         let refused = parse_address("page").unwrap_err();
         assert_eq!(refused, "`page` is not IP:PORT, such as 127.0.0.1:8003, and not a port");
+    }
+
+    /// A tenant of the one GPU, which has `memory_bytes`.
+    fn config(memory_bytes: u64) -> SidecarConfig {
+        let nowhere = "127.0.0.1:0";
+        let config = serde_json::json!({
+            "namespace": "team", "name": "chat", "model_path": "/nowhere", "policy": "Oneiros", "memory": {},
+            "gpu": {"name": "gpu-0", "memory_bytes": memory_bytes, "chunk_bytes": 65536},
+            "listen": {"serve": nowhere, "admin": nowhere, "probes": nowhere},
+            "runtime_dir": "/nowhere",
+        });
+        serde_json::from_value(config).unwrap()
+    }
+
+    /// Waits until a viewer of `page` sees a GPU of `memory_bytes`.
+    async fn sees(page: &Page, memory_bytes: u64) {
+        let expected = format!("\"capacity_bytes\":{memory_bytes},");
+        let seen = async {
+            let mut viewer = page.hub.viewer(None).unwrap();
+            while let Some(messages) = viewer.next().await {
+                if messages.iter().any(|(kind, json)| *kind == "gpu" && json.contains(&expected)) {
+                    return;
+                }
+            }
+            panic!("no update will come");
+        };
+        timeout(Duration::from_secs(60), seen).await.expect("the GPU is seen");
+    }
+
+    #[tokio::test]
+    async fn a_page_shows_the_gpus_that_it_was_given_last() {
+        // Another test of this process may have done so.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let anywhere = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+        let admin = Admin::new().unwrap();
+        let mut page = Page::start(anywhere, &[&config(96 << 20)], &admin, "test").await.unwrap();
+        sees(&page, 96 << 20).await;
+        page.show(&[&config(128 << 20)]);
+        sees(&page, 128 << 20).await;
     }
 
     #[tokio::test]
