@@ -15,7 +15,7 @@ pub fn available_memory_bytes() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(file).with_context(|| file.to_owned())?;
     let machine = mem_available(&text).with_context(|| format!("{file}: no line MemAvailable"))?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Ok(machine.min(group_bytes(&groups).unwrap_or(u64::MAX)))
+    Ok(machine.min(group_bytes(Path::new("/sys/fs/cgroup"), &groups).unwrap_or(u64::MAX)))
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {
@@ -24,11 +24,12 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What the control group of version 2, and those above it, leave of their limits; `None` = there is no limit.
-fn group_bytes(groups: &str) -> Option<u64> {
+/// What the control group of version 2, and those above it, leave of their limits, bytes; `None` = there is no limit. `root` is
+/// the folder of all groups, `groups` the text of `/proc/self/cgroup`.
+fn group_bytes(root: &Path, groups: &str) -> Option<u64> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let folder = Path::new("/sys/fs/cgroup").join(path);
-    let all = folder.ancestors().take_while(|at| at.starts_with("/sys/fs/cgroup"));
+    let folder = root.join(path);
+    let all = folder.ancestors().take_while(|at| at.starts_with(root));
     all.filter_map(|at| {
         let text = |name: &str| std::fs::read_to_string(at.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
@@ -71,8 +72,32 @@ mod tests {
         let text = "MemTotal:       24 kB\nMemAvailable:    7 kB\n";
         assert_eq!(mem_available(text), Some(7168));
         assert_eq!(mem_available("MemTotal: 24 kB\n"), None);
-        let found = available_memory_bytes().unwrap();
-        assert!(found > 1 << 20, "{found}");
+    }
+
+    #[test]
+    fn the_tightest_group_limits_a_process_and_files_in_memory_do_not_count() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |group: &str, limit: &str, used: u64, cached: u64| {
+            let folder = root.path().join(group);
+            std::fs::create_dir_all(&folder).unwrap();
+            let stat = format!("anon 1\ninactive_file {cached}\nactive_file 2\n");
+            let files = [
+                ("memory.max", limit.to_owned()),
+                ("memory.current", used.to_string()),
+                ("memory.stat", stat),
+            ];
+            files.iter().for_each(|(file, text)| std::fs::write(folder.join(file), text).unwrap());
+        };
+        let left = |groups: &str| group_bytes(root.path(), groups);
+        write("slice/pod", "max\n", 700, 0);
+        assert_eq!(left("0::/slice/pod\n"), None, "no group has a limit");
+        write("slice", "1000\n", 700, 200);
+        assert_eq!(left("0::/slice/pod\n"), Some(500), "the group above has one");
+        write("slice/pod", "900\n", 650, 50);
+        assert_eq!(left("12:memory:/other\n0::/slice/pod\n"), Some(300));
+        write("slice/pod", "600\n", 650, 0);
+        assert_eq!(left("0::/slice/pod\n"), Some(0), "a group above its limit has nothing left");
+        assert_eq!(left("12:memory:/slice/pod\n"), None, "groups of version 1 are not read");
     }
 
     #[test]
