@@ -8,6 +8,7 @@ use sluice_types::tenant::EngineKind;
 pub use crate::geometry::Geometry;
 use crate::geometry::stated_bytes;
 use crate::objects::fetches;
+use crate::sizes::{SMALL_BYTES, block_bytes, block_chunks, sequence_blocks};
 
 /// Host memory of a sidecar beside weights and KV, bytes (DESIGN 12).
 const SIDECAR_BYTES: u64 = 64 << 20;
@@ -18,8 +19,6 @@ const STREAM_BYTES: u64 = 32 << 10;
 const HELD_BYTES: u64 = 512 << 20;
 /// Host memory of a proxied engine beside its weights, bytes.
 const PROXIED_BYTES: u64 = 8 << 30;
-/// Host memory of a process of ours that keeps no weights: an engine over host memory, a download, an inspection. Bytes.
-pub(crate) const SMALL_BYTES: u64 = 256 << 20;
 /// Host memory of an engine with a CUDA context and its libraries, bytes.
 const CUDA_ENGINE_BYTES: u64 = 4 << 30;
 
@@ -160,19 +159,18 @@ struct Sequence {
 
 impl Sequence {
     fn of(spec: &ModelTenantSpec, model: &Geometry) -> Sequence {
-        const BLOCK_TOKENS: u64 = 16;
-        let layers = u64::from(model.layers.max(1));
+        let layers = model.layers.max(1);
         let longest = spec.model.max_model_len.and_then(|tokens| u32::try_from(tokens).ok());
         let tokens = longest.unwrap_or(model.max_model_len);
         Sequence {
             tokens,
-            block_bytes: (BLOCK_TOKENS * model.kv_bytes_per_token / layers).max(1),
-            blocks: u64::from(tokens).div_ceil(BLOCK_TOKENS) * layers,
+            block_bytes: block_bytes(model.kv_bytes_per_token, layers),
+            blocks: sequence_blocks(tokens, layers),
         }
     }
 
     fn chunks(&self, chunk_bytes: u64) -> u64 {
-        self.blocks.div_ceil((chunk_bytes / self.block_bytes).max(1))
+        block_chunks(self.blocks, self.block_bytes, chunk_bytes)
     }
 }
 

@@ -22,6 +22,7 @@ pub mod seat;
 pub mod seen;
 pub mod settings;
 pub mod shares;
+pub mod sizes;
 pub mod status;
 pub mod told;
 pub mod unit;

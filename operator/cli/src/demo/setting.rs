@@ -1,6 +1,7 @@
 //! What is run: engine threads, link, memory and load, by what the machine can do and by the sizes of the model. Pure.
 
 use serde_json::json;
+use sluice_plan::sizes::{self, SMALL_BYTES};
 use sluice_types::{HOST_DEVICE_CLASS, Quantity};
 use sluice_wire::geometry::Geometry;
 
@@ -21,12 +22,8 @@ const SHARE_REQUESTS: u64 = 2;
 const BURST: std::ops::RangeInclusive<u64> = 4..=8;
 /// Part of its layers that a neighbour lends at most, percent: what a `GpuPool` says by default.
 const LENDABLE_PERCENT: u64 = 60;
-/// Tokens of a block of KV.
-const BLOCK_TOKENS: u64 = 16;
 /// Least time between tokens that a client is promised, milliseconds: about what people read.
 const LEAST_PACE_MS: u64 = 50;
-/// Host memory of an engine and its sidecar without weights, bytes.
-const PROCESSES_BYTES: u64 = 256 << 20;
 /// What a tenant's share has more than is computed, chunks: each owner's last chunk is not full.
 const SPARE_CHUNKS: u64 = 2;
 
@@ -160,8 +157,8 @@ impl Setting {
         let chunks = |bytes: u64| bytes.div_ceil(chunk);
         let layers = u64::from(model.layers);
         let activations = model.step_activation_bytes + model.thread_bytes * u64::from(self.threads);
-        let blocks = sequences * u64::from(self.context).div_ceil(BLOCK_TOKENS) * layers;
-        let kv = blocks.div_ceil((chunk / block_bytes(model)).max(1));
+        let blocks = sequences * sizes::sequence_blocks(self.context, model.layers);
+        let kv = sizes::block_chunks(blocks, block_bytes(model), chunk);
         let share = chunks(model.global_bytes)
             + layers * chunks(model.layer_bytes)
             + chunks(activations)
@@ -171,7 +168,7 @@ impl Setting {
         let tenants = TENANTS.len() as u64;
         let weights = model.global_bytes + layers * model.layer_bytes;
         let (memory_bytes, host_bytes) = (tenants * share * chunk, tenants * (weights + chunk));
-        let total_bytes = memory_bytes + host_bytes + tenants * PROCESSES_BYTES;
+        let total_bytes = memory_bytes + host_bytes + tenants * SMALL_BYTES;
         Setting { memory_bytes, host_bytes, total_bytes, ..self }
     }
 
@@ -208,7 +205,7 @@ fn object(kind: &str, name: &str, spec: &serde_json::Value) -> String {
 
 /// KV of one layer's block.
 fn block_bytes(model: &Geometry) -> u64 {
-    (BLOCK_TOKENS * model.kv_bytes_per_token / u64::from(model.layers.max(1))).max(1)
+    sizes::block_bytes(model.kv_bytes_per_token, model.layers)
 }
 
 /// The smallest chunk that holds a block of KV and cuts a layer into 64 or fewer pieces: little is lost to rounding, and there

@@ -2,6 +2,7 @@
 
 use sluice_plan::demand::{self, Terms};
 use sluice_plan::geometry::status;
+use sluice_plan::sizes::{self, SMALL_BYTES};
 use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::geometry::Geometry;
@@ -18,10 +19,6 @@ const SEQUENCES: [u64; 3] = [4, 2, 1];
 const CHUNKS: [u64; 6] = [2 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10, 64 << 10];
 /// Least number of chunks of a layer, where chunks can be that small: little of the last one is wasted.
 const CHUNKS_OF_LAYER: u64 = 16;
-/// Host memory of an engine, without the GPU's, bytes: the operator's figure.
-const ENGINE_BYTES: u64 = 256 << 20;
-/// Tokens of a block of KV.
-const BLOCK_TOKENS: u64 = 16;
 
 /// A model that needs memory.
 #[derive(Clone, Debug)]
@@ -177,7 +174,7 @@ fn chunk_bytes(models: &[Sized]) -> u64 {
 
 /// KV of one layer's block.
 fn block_bytes(geometry: &Geometry) -> u64 {
-    (BLOCK_TOKENS * geometry.kv_bytes_per_token / u64::from(geometry.layers.max(1))).max(1)
+    sizes::block_bytes(geometry.kv_bytes_per_token, geometry.layers)
 }
 
 /// A plan that may be too large, and what it is made of.
@@ -208,7 +205,7 @@ impl Draft {
         // A round number for people who read the YAML.
         let host = host.next_multiple_of(1 << 20);
         let gpu_bytes = wishes.memory_bytes.map_or(gpu, |bytes| bytes / chunk_bytes * chunk_bytes);
-        let total_bytes = gpu_bytes + host + ENGINE_BYTES * models.len() as u64;
+        let total_bytes = gpu_bytes + host + SMALL_BYTES * models.len() as u64;
         let plan =
             MemoryPlan { chunk_bytes, gpu_bytes, host_bytes: host, total_bytes, context_tokens, sequences };
         Ok(Draft { plan, floor_bytes: floor, needs: needs.join("; "), floors: floors.join(", ") })
@@ -258,8 +255,8 @@ impl Need {
         // One slot more than its layers: with it they can move.
         let weights_bytes =
             whole(geometry.global_bytes) + (u64::from(geometry.layers) + 1) * whole(geometry.layer_bytes);
-        let blocks = u64::from(tokens).div_ceil(BLOCK_TOKENS) * u64::from(geometry.layers);
-        let kv_bytes = sequences * blocks.div_ceil((chunk / block_bytes(inspected)).max(1)) * chunk;
+        let blocks = sizes::sequence_blocks(tokens, geometry.layers);
+        let kv_bytes = sequences * sizes::block_chunks(blocks, block_bytes(inspected), chunk) * chunk;
         let activation_bytes = whole(geometry.step_activation_bytes) + whole(geometry.staging_bytes);
         let gpu_bytes = (weights_bytes + kv_bytes + activation_bytes).max(demand.floor_bytes);
         Ok(Need {
@@ -277,7 +274,7 @@ impl Need {
     fn words(&self, name: &str) -> String {
         let Need { weights_bytes, kv_bytes, activation_bytes, host_bytes, tokens, sequences, .. } = self;
         let (weights, kv, rest) =
-            (bytes(*weights_bytes), bytes(*kv_bytes), bytes(activation_bytes + ENGINE_BYTES));
+            (bytes(*weights_bytes), bytes(*kv_bytes), bytes(activation_bytes + SMALL_BYTES));
         let host = bytes(*host_bytes);
         format!(
             "{name}: weights {weights}, KV of {sequences} x {tokens} tokens {kv}, host copy {host}, engine {rest}"

@@ -18,7 +18,7 @@ use super::containers::{LAST_WORDS, resources, restricted, source};
 use super::pod::{nobody, node_selector, pull_secrets, tolerations};
 use super::volumes::{fetches, model_folder, model_mount, model_volume};
 use super::{COMPONENT, FETCHING, Release, TENANT_UID, meta, name, tenant_labels};
-use crate::demand::SMALL_BYTES;
+use crate::sizes::SMALL_BYTES;
 use crate::status::Finding;
 
 /// Name of the only container.
