@@ -92,7 +92,7 @@ async def many_streams(port, model, seed):
 
 
 async def burst(port, model, seed):
-    """Milliseconds between tokens of running streams from a burst of prompts on until all of them have a token."""
+    """Milliseconds between tokens of running streams, from a burst of prompts to the end of those streams."""
     ready = asyncio.Event()
     running = {}
 

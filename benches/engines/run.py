@@ -111,7 +111,7 @@ def main():
     samples = {server.name: [] for server in servers}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(given.rounds):
-            # Every other round the other way round: a machine that gets slower favours nobody.
+            # Every other round the other way round: a machine that gets slower favours no server.
             for server in servers if number % 2 == 0 else reversed(servers):
                 say(f"round {number + 1} of {given.rounds}: {server.name}")
                 samples[server.name] += one_round(server, given.repetitions, number, folder)

@@ -22,8 +22,8 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def first_line(command):
-    """The first line that a command prints; None where there is no such command."""
+def last_line(command):
+    """The last line that a command prints; None where it fails or there is no such command."""
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except OSError:
@@ -113,7 +113,7 @@ class Sluice(Server):
         return None if self.binary.is_file() else f"{self.binary} does not exist"
 
     def version(self):
-        return first_line([self.binary, "--version"])
+        return last_line([self.binary, "--version"])
 
     def command(self, port):
         return [str(self.binary), "run", str(self.model), "--port", str(port), "--threads", str(self.threads)]
@@ -138,7 +138,7 @@ class Vllm(Server):
         return None if self.binary.is_file() else f"{self.binary} does not exist"
 
     def version(self):
-        return first_line([self.binary, "--version"])
+        return last_line([self.binary, "--version"])
 
     def command(self, port):
         return [str(self.binary), "serve", str(self.model), "--served-model-name", self.served(), "--port",
@@ -160,7 +160,7 @@ class LlamaCpp(Server):
         return None if Path(self.gguf).is_file() else f"{self.gguf} does not exist"
 
     def version(self):
-        return first_line([self.binary, "--version"]) or "unknown"
+        return last_line([self.binary, "--version"]) or "unknown"
 
     def command(self, port):
         return [self.binary, "-m", self.gguf, "--alias", self.served(), "--port", str(port), "-t",
