@@ -43,7 +43,15 @@ done
 demo=
 temporary=
 cleanup() {
-    if [[ -n $demo ]] && kill -TERM "$demo" 2>/dev/null; then wait "$demo" || true; fi
+    # The whole group: as long as the demo is built, compilers run in it.
+    if [[ -n $demo ]] && kill -TERM -- "-$demo" 2>/dev/null; then
+        wait "$demo" || true
+        # At most 10 s: where no process collects orphans, the group keeps dead ones.
+        for _ in {1..100}; do
+            kill -0 -- "-$demo" 2>/dev/null || break
+            sleep 0.1
+        done
+    fi
     if [[ -n $temporary ]]; then rm -rf "$temporary"; fi
 }
 trap cleanup EXIT
@@ -80,7 +88,7 @@ step() {
 }
 seconds() { printf '%d.%d' $(($1 / 1000)) $(($1 % 1000 / 100)); }
 
-# Waits until the command line succeeds; the demo must live meanwhile. $1: what is waited for, $2: seconds, or `forever`.
+# Waits until the command line succeeds; the demo must live until then. $1: what is waited for, $2: seconds, or `forever`.
 wait_for() {
     local what=$1 limit=$2 since=$SECONDS
     shift 2
@@ -101,8 +109,11 @@ has_picture() {
 git clone --quiet "$repository" "$folder/sluice"
 cd "$folder/sluice"
 step "git clone"
-cargo xtask demo >"$folder/demo.out" 2>"$folder/demo.err" &
+# `set -m` gives the demo a process group of its own.
+set -m
+cargo xtask demo </dev/null >"$folder/demo.out" 2>"$folder/demo.err" &
 demo=$!
+set +m
 wait_for "page" forever says 'page '
 step "cargo xtask demo: built, prints its page"
 wait_for "picture of three tenants" "$patience_s" has_picture

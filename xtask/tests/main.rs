@@ -2,4 +2,5 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
+mod scripts;
 mod times;
