@@ -186,7 +186,7 @@ impl Sight {
         self.call("Input.dispatchKeyEvent", &event);
     }
 
-    /// Names of what has the focus, after each of so many presses of Tab.
+    /// Names of what has the focus, after each of `most` presses of Tab.
     pub fn tab_stops(&self, most: usize) -> Vec<String> {
         let name = "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText)";
         let next = |_| {

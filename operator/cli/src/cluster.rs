@@ -30,8 +30,8 @@ pub use self::objects::{find, objects};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
-    /// Look into a cluster, not at processes of this machine. `kubectl sluice` always does, and so does whoever gives
-    /// another of these options.
+    /// Look into a cluster, not at processes of this machine. `kubectl sluice` always does, and each other
+    /// option of a cluster implies it.
     #[arg(long)]
     pub cluster: bool,
     /// File that says where clusters are. Default: what kubectl takes, or inside a pod its own cluster.

@@ -45,7 +45,7 @@ pub struct RunArgs {
     /// A folder in Hugging Face layout, ORG/NAME[@REVISION] of a hub, or https://HOST/ORG/NAME[/tree/REVISION].
     #[arg(required = true, value_name = "MODEL")]
     pub models: Vec<String>,
-    /// Chat in the terminal. Standard input that is none is read as prompts, one a line.
+    /// Chat in the terminal. Input that is not a terminal is read as prompts, one per line.
     #[arg(long)]
     pub chat: bool,
     /// Port of the API; default 8000, or the next one that is free. 0 = any free port.

@@ -27,7 +27,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// For a GPU of so many bytes.
+    /// For a GPU of `memory_bytes`.
     pub fn new(memory_bytes: u64) -> Screen {
         if columns().is_some() {
             tell(format_args!("  {LEGEND}"));

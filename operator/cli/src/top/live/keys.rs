@@ -7,7 +7,7 @@ use super::board::Sort;
 /// What a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Select the tenant so many rows further down; on a page, scroll.
+    /// Select the tenant this number of rows further down; on a page, scroll.
     Move(isize),
     /// As many rows as the screen has, down or up.
     Page(isize),
