@@ -35,7 +35,9 @@ function onHistory(part) {
     const own = (past.tenants[title] ??= Object.fromEntries(columns.map((name) => [name, Array(before).fill(null)])));
     for (const name of columns) own[name].push(...(part.tenants[title] ? unrolled(part.tenants[title][name]) : Array(added).fill(null)));
   }
-  past.moves.push(...part.moves);
+  // A move comes again when its size has changed.
+  const again = new Set(part.moves.map((one) => one.number));
+  past.moves = [...past.moves.filter((one) => !again.has(one.number)), ...part.moves].sort((a, b) => a.number - b.number);
   trim(past);
   known.pasts.set(part.key, past);
 }

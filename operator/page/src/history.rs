@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use serde::ser::SerializeSeq as _;
 use serde::{Serialize, Serializer};
-use sluice_wire::State;
-use sluice_wire::state::Move;
 
-use crate::view::{GpuView, TenantView, states, title};
-use crate::words::figures::moved_memory;
+use crate::view::{GpuView, TenantView, states};
+
+mod moves;
+
+pub use moves::Moved;
+use moves::Moves;
 
 /// How far back it goes, milliseconds.
 pub const SPAN_MS: u64 = 900_000;
@@ -61,27 +63,11 @@ pub enum Figure {
     KvUsed,
 }
 
-/// Moves of one tenant for one reason between two readings.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Moved {
-    /// When the last of them was, milliseconds since the Unix epoch.
-    pub at_unix_ms: u64,
-    /// Whose they are.
-    pub title: Arc<str>,
-    /// The label of the policy's `Reason`.
-    pub reason: String,
-    /// What the last of them was, for people; empty = the sidecar says no more than how many there were.
-    pub detail: String,
-    /// How many they are.
-    pub count: u32,
-    /// Bytes of all.
-    pub bytes: u64,
-}
-
 /// Up to where a viewer has a history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     samples: u64,
+    /// Changes of moves: new ones, and those that got another size.
     moves: u64,
 }
 
@@ -89,16 +75,13 @@ pub struct Cursor {
 #[derive(Debug, Default)]
 pub struct History {
     samples: VecDeque<Sample>,
-    moves: VecDeque<Moved>,
-    /// Samples and moves since the start.
-    seen: Cursor,
-    /// Most samples and moves that are kept.
+    moves: Moves,
+    /// Samples since the start.
+    seen: u64,
+    /// Most samples that are kept.
     most_samples: usize,
-    most_moves: usize,
     /// When each tenant of a kept sample was there last, milliseconds since the Unix epoch.
     last_there: BTreeMap<Arc<str>, u64>,
-    /// The last move of each tenant, and how many moves were at its time.
-    told: BTreeMap<Arc<str>, (Move, usize)>,
 }
 
 impl History {
@@ -109,7 +92,7 @@ impl History {
 
     /// An empty one that keeps `most_samples` samples and `most_moves` moves.
     pub fn sized(most_samples: usize, most_moves: usize) -> History {
-        History { most_samples, most_moves, ..History::default() }
+        History { most_samples, moves: Moves::new(most_moves), ..History::default() }
     }
 
     /// Times of the samples, milliseconds since the Unix epoch, and a figure of a tenant then; `None` = not known.
@@ -135,7 +118,7 @@ impl History {
         let points: Box<[Point]> = view.tenants.iter().map(|tenant| self.point(tenant)).collect();
         self.last_there.extend(points.iter().map(|point| (point.title.clone(), at_unix_ms)));
         self.samples.push_back(Sample { at_unix_ms, points });
-        self.seen.samples += 1;
+        self.seen += 1;
         let oldest = at_unix_ms.saturating_sub(SPAN_MS);
         while self.samples.len() > self.most_samples
             || self.samples.front().is_some_and(|one| one.at_unix_ms < oldest)
@@ -144,13 +127,8 @@ impl History {
         }
         let start = self.start_unix_ms().unwrap_or(at_unix_ms);
         self.last_there.retain(|_, last| *last >= start);
-        states(reports).for_each(|state| self.add_moves(state, oldest));
-        self.told.retain(|name, _| view.tenants.iter().any(|tenant| *tenant.title == **name));
-        while self.moves.len() > self.most_moves
-            || self.moves.front().is_some_and(|one| one.at_unix_ms < oldest)
-        {
-            self.moves.pop_front();
-        }
+        states(reports).for_each(|state| self.moves.add(state, oldest));
+        self.moves.trim(oldest, |title| view.tenants.iter().any(|tenant| tenant.title == title));
     }
 
     /// Titles of the tenants that a sample has, also of those that have left the GPU since.
@@ -183,79 +161,14 @@ impl History {
         }
     }
 
-    /// A state repeats its last moves: those that are new are added, one entry for each reason.
-    fn add_moves(&mut self, state: &State, oldest_unix_ms: u64) {
-        let name: Arc<str> = title(state).into();
-        let told = self.told.get(&name);
-        let (last_at, told_then) = told.map_or((oldest_unix_ms, 0), |(last, then)| (last.at_unix_ms, *then));
-        let mut grown = told.and_then(|(last, _)| grown(state, last));
-        let mut fresh: Vec<Moved> = Vec::new();
-        let then = moved_memory(state).filter(|moved| moved.at_unix_ms == last_at).skip(told_then);
-        let later = moved_memory(state).filter(|moved| moved.at_unix_ms > last_at);
-        for moved in then.chain(later) {
-            let times = times(&moved.detail);
-            let detail = if times.is_some() { "" } else { &moved.detail };
-            let known = grown.take_if(|(entry, ..)| std::ptr::eq(*entry, moved));
-            let (known_times, known_bytes) = known.map_or((0, 0), |(_, times, bytes)| (times, bytes));
-            let count = times.unwrap_or(1).saturating_sub(known_times);
-            let bytes = moved.bytes.saturating_sub(known_bytes);
-            match fresh.iter_mut().find(|one| one.reason == moved.reason) {
-                Some(one) => {
-                    (one.at_unix_ms, one.count) = (moved.at_unix_ms, one.count.saturating_add(count));
-                    one.bytes = one.bytes.saturating_add(bytes);
-                    detail.clone_into(&mut one.detail);
-                }
-                None => fresh.push(Moved {
-                    at_unix_ms: moved.at_unix_ms,
-                    title: name.clone(),
-                    reason: moved.reason.clone(),
-                    detail: detail.to_owned(),
-                    count,
-                    bytes,
-                }),
-            }
-        }
-        if let Some(last) = moved_memory(state).max_by_key(|moved| moved.at_unix_ms) {
-            let now = moved_memory(state).filter(|moved| moved.at_unix_ms == last.at_unix_ms).count();
-            self.told.insert(name, (last.clone(), now));
-        }
-        self.seen.moves += fresh.len() as u64;
-        self.moves.extend(fresh);
-    }
-
     /// All from `since` on that is still kept, and up to where that goes.
     pub fn since(&self, key: &str, since: Cursor) -> (Part, Cursor) {
-        let kept = |seen: u64, kept: usize, from: u64| {
-            // The cursor of an earlier GPU of this name is of no use.
-            let from = if from > seen { 0 } else { from };
-            usize::try_from(seen - from).unwrap_or(usize::MAX).min(kept)
-        };
-        let samples = kept(self.seen.samples, self.samples.len(), since.samples);
-        let moves = kept(self.seen.moves, self.moves.len(), since.moves);
+        // The cursor of an earlier GPU of this name is of no use.
+        let from = if since.samples > self.seen { 0 } else { since.samples };
+        let samples = usize::try_from(self.seen - from).unwrap_or(usize::MAX).min(self.samples.len());
         let samples: Vec<&Sample> = self.samples.range(self.samples.len() - samples..).collect();
-        let moves = self.moves.range(self.moves.len() - moves..).cloned().collect();
-        (Part::of(key, &samples, moves), self.seen)
-    }
-}
-
-/// A sidecar adds moves to its last entry while their reason stays the same. This is that entry, if it has grown since it was
-/// `last`, with the moves and the bytes that it had then.
-fn grown<'a>(state: &'a State, last: &Move) -> Option<(&'a Move, u32, u64)> {
-    let is_same = |moved: &Move| moved.at_unix_ms == last.at_unix_ms && moved.reason == last.reason;
-    if moved_memory(state).any(is_same) {
-        return None;
-    }
-    let known = times(&last.detail)?;
-    let entry = moved_memory(state).find(|moved| moved.at_unix_ms > last.at_unix_ms)?;
-    let has_more = times(&entry.detail)? > known && entry.bytes >= last.bytes;
-    (entry.reason == last.reason && has_more).then_some((entry, known, last.bytes))
-}
-
-/// How many moves an entry stands for, where its sidecar says just that: `once` or `5 times`.
-fn times(detail: &str) -> Option<u32> {
-    match detail {
-        "once" => Some(1),
-        other => other.strip_suffix(" times")?.parse().ok(),
+        let (moves, changes) = self.moves.since(since.moves);
+        (Part::of(key, &samples, moves), Cursor { samples: self.seen, moves: changes })
     }
 }
 

@@ -161,6 +161,20 @@ fn what_moves_is_drawn_while_it_is_looked_at_and_the_focus_stays() {
 }
 
 #[test]
+fn a_move_whose_size_comes_later_has_one_row() {
+    let Some(chromium) = Chromium::find("moves of the page") else { return };
+    let hub = scenes::empty();
+    let served = Served::of(hub.clone());
+    let sight = chromium.page(1400, false);
+    scenes::one_loan(&hub, 1, 0);
+    sight.open(&served.url("/"), ".moves tbody tr");
+    let rows = "[...document.querySelectorAll('.moves tbody tr')].map((row) => row.lastElementChild.innerText).join()";
+    assert_eq!(sight.value(rows), "–", "decided, not moved");
+    scenes::one_loan(&hub, 2, 3 << 20);
+    sight.until(&format!("{rows} === '3\u{a0}MiB'"));
+}
+
+#[test]
 fn the_map_is_searched_and_sorted() {
     let Some(chromium) = Chromium::find("the map of a pool") else { return };
     let served = scenes::served("pool");

@@ -228,6 +228,19 @@ fn hibernated(at: u64, second: u64) -> Vec<State> {
     vec![busy(tenant("chat", at, 12), second, 110, 998), code, summary]
 }
 
+/// Gives `hub` a GPU whose one tenant decided to lend at [`NOW`] and has lent `bytes` when it is read `seconds` later.
+pub fn one_loan(hub: &Hub, seconds: u64, bytes: u64) {
+    let at = NOW + seconds * 1000;
+    let mut state = tenant("chat", at, 4);
+    let (reason, detail) = ("lend".to_owned(), "once".to_owned());
+    state.moves = vec![Move { at_unix_ms: NOW, reason, detail, bytes, ..Move::default() }];
+    let tenants = [TenantReport::State(Box::new(state))];
+    let read_unix_ms = Some(at);
+    let reading =
+        Reading { namespace: "team", name: "a", read_unix_ms, tenants: &tenants, ..Reading::default() };
+    hub.update(at, |update| update.gpu(&reading));
+}
+
 /// 300 GPUs, read every 30 s; some have trouble.
 fn pool(hub: &Hub) {
     (0..=30).for_each(|step| pool_at(hub, step));

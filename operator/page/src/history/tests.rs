@@ -1,3 +1,4 @@
+use sluice_wire::State;
 use sluice_wire::state::{Move, OwnerBytes, TenantReport};
 
 use super::*;
@@ -73,10 +74,10 @@ fn it_goes_back_a_quarter_of_an_hour_and_never_beyond_its_bounds() {
         state.moves = vec![moved];
         add(&mut history, START + second * 1000, &[report(state)]);
     }
-    assert_eq!((history.samples.len(), history.moves.len()), (SAMPLES, 8));
+    assert_eq!((history.samples.len(), history.moves().count()), (SAMPLES, 8));
     assert_eq!(history.samples[0].at_unix_ms, START + 1_100_000);
     add(&mut history, START + 9_000_000, &[]);
-    assert_eq!((history.samples.len(), history.moves.len(), history.told.len()), (1, 0, 0));
+    assert_eq!((history.samples.len(), history.moves().count()), (1, 0));
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn moves_that_a_state_repeats_are_told_once_and_those_of_one_reason_together() {
     state.moves.extend([moved(2, "lend", "c", 5), moved(30, "borrow", "d", 0)]);
     add(&mut history, START + 40, &[report(state)]);
     let told: Vec<_> =
-        history.moves.iter().map(|one| (&*one.reason, &*one.detail, one.count, one.bytes)).collect();
+        history.moves().map(|one| (&*one.reason, &*one.detail, one.count, one.bytes)).collect();
     assert_eq!(told, [("lend", "b", 2, 7), ("lend", "c", 1, 5), ("borrow", "d", 1, 0)]);
 }
 
@@ -112,7 +113,7 @@ fn an_entry_that_stands_for_several_moves_counts_each_of_them() {
         .into();
     state.moves.push(Move { detail: "5 times".into(), ..state.moves[0].clone() });
     add(&mut history, START, &[report(state)]);
-    let kept: Vec<_> = history.moves.iter().map(|one| (&*one.detail, one.count, one.bytes)).collect();
+    let kept: Vec<_> = history.moves().map(|one| (&*one.detail, one.count, one.bytes)).collect();
     assert_eq!(kept, [("", 6, 16), ("", 33, 8), ("layer 3", 1, 8)]);
 }
 
@@ -138,10 +139,61 @@ fn an_entry_that_grows_between_two_readings_adds_what_is_new() {
         state.moves = moves;
         add(&mut history, START + 20 + at, &[report(state.clone())]);
     }
-    let kept: Vec<_> = history.moves.iter().map(|one| (&*one.reason, one.count, one.bytes)).collect();
+    let kept: Vec<_> = history.moves().map(|one| (&*one.reason, one.count, one.bytes)).collect();
     let grown = [("lend", 22, 20), ("lend", 16, 16)];
     let others = [("repay", 1, 2), ("lend", 40, 37), ("lend", 1, 37)];
     assert_eq!(kept, [&grown[..], &others[..]].concat(), "an entry with fewer moves is another one");
+}
+
+#[test]
+fn a_size_that_a_sidecar_adds_later_is_that_of_the_same_move_and_a_viewer_gets_it_again() {
+    let mut history = History::new(8);
+    let mut state = state("chat", 0);
+    let entry = |at, reason: &str, detail: &str, bytes| {
+        let (reason, detail) = (reason.to_owned(), detail.to_owned());
+        Move { at_unix_ms: START + at, reason, detail, bytes, ..Move::default() }
+    };
+    let mut end = Cursor::default();
+    let mut sent = Vec::new();
+    // A decision, its bytes once they have moved, and the same of an entry that another one follows.
+    let readings = [
+        vec![entry(1, "lend", "once", 0)],
+        vec![entry(1, "lend", "once", 3)],
+        vec![entry(5, "lend", "4 times", 7), entry(6, "borrow", "once", 0)],
+        vec![entry(5, "lend", "4 times", 9), entry(6, "borrow", "once", 2)],
+        vec![entry(5, "lend", "4 times", 9), entry(6, "borrow", "once", 2)],
+    ];
+    for (at, moves) in (0..).zip(readings) {
+        state.moves = moves;
+        add(&mut history, START + 20 + at, &[report(state.clone())]);
+        let (part, next) = json(&history, end);
+        end = next;
+        let one =
+            |one: &serde_json::Value| ["number", "count", "bytes"].map(|name| one[name].as_u64().unwrap());
+        sent.push(part["moves"].as_array().unwrap().iter().map(one).collect::<Vec<_>>());
+    }
+    let kept: Vec<_> = history.moves().map(|one| (&*one.reason, one.count, one.bytes)).collect();
+    assert_eq!(kept, [("lend", 1, 3), ("lend", 3, 6), ("borrow", 1, 2)], "each byte once");
+    let expected: [&[[u64; 3]]; 5] =
+        [&[[1, 1, 0]], &[[1, 1, 3]], &[[2, 3, 4], [3, 1, 0]], &[[2, 3, 6], [3, 1, 2]], &[]];
+    assert_eq!(sent, expected, "number, count and bytes of what a viewer is sent after each reading");
+}
+
+#[test]
+fn a_new_layout_is_said_in_words() {
+    let mut history = History::new(8);
+    let mut state = state("chat", 0);
+    let laid_out = |at, detail: &str| {
+        let (reason, detail) = ("remap_own".to_owned(), detail.to_owned());
+        Move { at_unix_ms: START + at, reason, detail, bytes: 8, ..Move::default() }
+    };
+    for (at, detail) in [(1, "alpha 5, beta 1"), (2, "alpha 1, beta 2"), (3, "alpha 0, beta 0")] {
+        state.moves.push(laid_out(at, detail));
+        add(&mut history, START + at, &[report(state.clone())]);
+    }
+    let said: Vec<_> = history.moves().map(|one| &*one.detail).collect();
+    let one = "1 layer gave up its memory";
+    assert_eq!(said, ["5 layers gave up their memory", one, "all layers have their memory"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde::Serialize;
 use sluice_wire::State;
 use sluice_wire::state::{Direction, HANG_REPORTED_MS, Neighbourhood, Percentiles, Phase, SloState};
 
-use super::figures::{age, bytes, duration, moved_bytes, moved_memory, percent, window};
+use super::figures::{age, bytes, duration, move_words, moved_bytes, moved_memory, percent, window};
 use super::hangs;
 use crate::shortages::Shortage;
 
@@ -249,9 +249,10 @@ fn declined(state: &State) -> Option<String> {
     }
     let times = figures.remap_events_total.iter().find(|event| event.reason == DECLINED)?.count;
     let (copy, compute) = (duration(figures.t_transfer_ns?), duration(figures.t_compute_ns?));
+    let word = if times == 1 { "time" } else { "times" };
     Some(format!(
-        "Layers or KV stayed {times} times since the start, though KV was short: steps would have waited. By now a layer \
-         takes {copy} to come and {compute} to compute."
+        "Layers and KV stayed in place {times} {word} since the start although KV was short: steps would have waited for \
+         copies. A layer now takes {copy} to copy and {compute} to compute."
     ))
 }
 
@@ -356,7 +357,7 @@ fn moves(state: &State, now_unix_ms: u64) -> Vec<String> {
     }
     let told = last.into_iter().rev().map(|moved| {
         let ago = age(now_unix_ms.saturating_sub(moved.at_unix_ms));
-        let told = [moved.detail.clone(), moved_bytes(moved)].into_iter().filter(|part| !part.is_empty());
+        let told = [move_words(moved), moved_bytes(moved)].into_iter().filter(|part| !part.is_empty());
         format!("    {ago} ago: {} {}", moved.reason, told.collect::<Vec<_>>().join(", "))
     });
     std::iter::once("  What moved last:".to_owned()).chain(told).collect()
@@ -510,10 +511,12 @@ mod tests {
         assert_eq!(
             explain(&state, NOW)[1..],
             [
-                "  Layers or KV stayed 7 times since the start, though KV was short: steps would have waited. By now a layer \
-              takes 140 ms to come and 2.0 ms to compute."
+                "  Layers and KV stayed in place 7 times since the start although KV was short: steps would have waited for \
+              copies. A layer now takes 140 ms to copy and 2.0 ms to compute."
             ]
         );
+        state.figures.remap_events_total[0].count = 1;
+        assert!(explain(&state, NOW)[1].starts_with("  Layers and KV stayed in place 1 time since"));
         state.activity.absent_layers = 3;
         assert_eq!(explain(&state, NOW).len(), 1, "lent ones have another story");
     }
@@ -619,9 +622,11 @@ mod tests {
         assert_eq!(said.len(), 2 + MOVES);
         assert_eq!(said[2], "    8.0s ago: remap_own n 2, 1 MiB");
         assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1 MiB", "what moved no byte is none of them");
-        state.moves.push(Move { reason: "borrow".into(), detail: "3 x".into(), bytes: 0, ..moved(9) });
-        let last = explain(&state, NOW).pop();
-        assert_eq!(last.as_deref(), Some("    1.0s ago: borrow 3 x"), "a loan is told without a size");
+        state.moves.push(Move { reason: "borrow".into(), detail: "3 times".into(), bytes: 0, ..moved(9) });
+        let last = |state: &State| explain(state, NOW).pop().unwrap();
+        assert_eq!(last(&state), "    1.0s ago: borrow 3 times", "its memory has not moved yet");
+        state.moves.last_mut().unwrap().bytes = 3 << 20;
+        assert_eq!(last(&state), "    1.0s ago: borrow 3 times, 3 MiB");
         state.moves.pop();
         state.moves.retain(|moved| moved.bytes == 0);
         assert_eq!(explain(&state, NOW).len(), 1);

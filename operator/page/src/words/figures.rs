@@ -67,13 +67,32 @@ pub fn age(ms: u64) -> String {
     }
 }
 
-/// Reasons of memory that passes between tenants, which a sidecar tells without a size.
+/// Reasons of memory that passes between tenants. A sidecar writes the decision first, and its size once the memory has moved.
 const TRADES: [&str; 4] = ["borrow", "lend", "repay", "cede"];
 
 /// The moves in which memory changed its owner, oldest first. The others are decisions, such as a plan for each request's KV,
 /// which are so many that they would hide them.
 pub fn moved_memory(state: &State) -> impl DoubleEndedIterator<Item = &Move> {
     state.moves.iter().filter(|moved| moved.bytes > 0 || TRADES.contains(&moved.reason.as_str()))
+}
+
+/// How many moves an entry stands for, where its sidecar says just that: `once` or `5 times`.
+pub fn move_times(detail: &str) -> Option<u32> {
+    match detail {
+        "once" => Some(1),
+        other => other.strip_suffix(" times")?.parse().ok(),
+    }
+}
+
+/// What a move did, for people. A sidecar writes a new layout as `alpha 5, beta 1`: 5 layers gave up their memory.
+pub fn move_words(moved: &Move) -> String {
+    let layout = moved.detail.strip_prefix("alpha ").and_then(|rest| rest.split_once(", beta "));
+    match layout.map(|(alpha, _)| alpha) {
+        Some("0") => "all layers have their memory".into(),
+        Some("1") => "1 layer gave up its memory".into(),
+        Some(alpha) => format!("{alpha} layers gave up their memory"),
+        None => moved.detail.clone(),
+    }
 }
 
 /// How much was moved; nothing where that was not told.

@@ -9,7 +9,9 @@ use super::super::Sighting;
 use super::super::map::owners;
 use super::flow::{Phrase, fitting, flow, plain};
 use super::{View, gpu};
-use sluice_page::words::figures::{age, bytes, duration, moved_bytes, moved_memory, percent, percentiles};
+use sluice_page::words::figures::{
+    age, bytes, duration, move_words, moved_bytes, moved_memory, percent, percentiles,
+};
 use sluice_page::words::hangs;
 
 /// Width of the labels on the left.
@@ -210,7 +212,7 @@ fn moved(view: &View, event: &Move, width: usize) -> Line<'static> {
         1 => (format!("  layers {}", each[0]), "  1 layer".to_owned()),
         many => (format!("  layers {}", each.join(",")), format!("  {many} layers")),
     };
-    let detail = &event.detail;
+    let detail = move_words(event);
     let full = [
         format!("{size}{each}  {detail}"),
         format!("{size}{count}  {detail}"),
