@@ -132,6 +132,11 @@ impl Hub {
         self.updates.send_replace(number);
     }
 
+    /// Time between two updates.
+    pub const fn every(&self) -> Duration {
+        self.settings.every
+    }
+
     /// A place for a viewer who asks for the GPU `key`; `None` = all places are taken.
     pub fn viewer(self: &Arc<Self>, key: Option<String>) -> Option<Viewer> {
         let seat = self.seats.clone().try_acquire_owned().ok()?;
@@ -280,6 +285,25 @@ impl Viewer {
         self.updates.changed().await.ok()?;
         let number = *self.updates.borrow_and_update();
         Some(self.messages(number))
+    }
+
+    /// The present state, whole. The GPU that the viewer asks for is made with the next update, if it is not there yet: waits for it.
+    pub async fn whole(&mut self) -> Option<Vec<Message>> {
+        loop {
+            let messages = self.next().await?;
+            if !self.is_awaited() {
+                return Some(messages);
+            }
+            self.list_at = None;
+        }
+    }
+
+    /// Whether the page knows the GPU that the viewer asks for, and the viewer does not have it yet.
+    fn is_awaited(&self) -> bool {
+        let Some(key) = self.key.as_ref().filter(|key| !self.cursors.contains_key(*key)) else {
+            return false;
+        };
+        lock(&self.hub.inner).gpus.contains_key(key)
     }
 
     /// What is new for this viewer: the list, then for each GPU that it sees its history and its present.

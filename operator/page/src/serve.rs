@@ -40,6 +40,9 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 /// Between two comments in a stream that has nothing else to say: a viewer that is gone is noticed by them.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// How long an answer waits for an update beyond the time between two of them.
+const UPDATE_LIMIT: Duration = Duration::from_secs(2);
+
 /// The page of `hub`, at `/`. Serve it through [`local_only`], at a loopback address: it asks for no credential.
 pub fn routes(hub: Arc<Hub>) -> Router {
     let files = FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
@@ -70,13 +73,19 @@ fn seat(hub: &Arc<Hub>, wanted: Wanted) -> Result<Viewer, (StatusCode, &'static 
     hub.viewer(wanted.gpu).ok_or(full)
 }
 
-/// `GET /v1/page`: the messages that a new viewer is sent first, as one array of `[KIND, MESSAGE]`.
+/// `GET /v1/page`: the messages that a new viewer is sent first, as one array of `[KIND, MESSAGE]`. Of many GPUs the one that is
+/// asked for comes with the next update.
 async fn state(State(hub): State<Arc<Hub>>, Query(wanted): Query<Wanted>) -> Response {
     let mut viewer = match seat(&hub, wanted) {
         Ok(viewer) => viewer,
         Err(full) => return full.into_response(),
     };
-    let messages = viewer.next().await.unwrap_or_default();
+    let limit = hub.every() * 2 + UPDATE_LIMIT;
+    let Ok(messages) = tokio::time::timeout(limit, viewer.whole()).await else {
+        let text = format!("the GPU that gpu= names was not read within {} s; ask again\n", limit.as_secs());
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    };
+    let messages = messages.unwrap_or_default();
     let parts: Vec<String> = messages.iter().map(|(kind, json)| format!("[\"{kind}\",{json}]")).collect();
     let body = format!("[{}]", parts.join(","));
     ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], body).into_response()

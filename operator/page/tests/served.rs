@@ -8,6 +8,9 @@ use sluice_page::hub::Hub;
 use sluice_page::serve;
 use tokio::runtime::Runtime;
 
+/// The longest wait of a test.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// The server. It ends with this value.
 #[derive(Debug)]
 pub struct Served {
@@ -39,9 +42,12 @@ impl Served {
         self
     }
 
-    /// Runs `work` on this thread, within the server's runtime.
+    /// Runs `work` on this thread, within the server's runtime. Panics when it takes longer than [`LIMIT`].
     pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
-        self.runtime.block_on(work)
+        let done = self.runtime.block_on(async { tokio::time::timeout(LIMIT, work).await });
+        done.unwrap_or_else(|_| {
+            panic!("the page did not do within {} s what the test waits for", LIMIT.as_secs())
+        })
     }
 
     /// Asks for a path.

@@ -45,6 +45,14 @@ fn of_many_gpus_only_the_one_that_is_asked_for_is_sent_whole() {
     let (_, text) = get(&served, "/v1/page");
     assert_eq!(of_kind(&text, "list")[0]["gpus"].as_array().unwrap().len(), 300);
     assert_eq!((of_kind(&text, "gpu").len(), of_kind(&text, "history").len()), (0, 0));
+    let (status, one) = get(&served, "/v1/page?gpu=team/fleet-a-7");
+    assert_eq!(status, 200);
+    assert_eq!(of_kind(&one, "list")[0]["gpus"].as_array().unwrap().len(), 300, "the whole list");
+    let keys =
+        ["gpu", "history"].map(|kind| of_kind(&one, kind)).map(|all| (all.len(), all[0]["key"].clone()));
+    assert_eq!(keys, [(1, "team/fleet-a-7".into()), (1, "team/fleet-a-7".into())]);
+    let (status, none) = get(&served, "/v1/page?gpu=team/none");
+    assert_eq!((status, of_kind(&none, "gpu").len()), (200, 0), "the list says that it is not there");
     let events = served.block_on(async {
         let mut answer = served.get("/v1/page/events?gpu=team/fleet-a-7").send().await.unwrap();
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
