@@ -10,14 +10,14 @@ export function span(past, now) {
   return Math.min(SPAN_MS, Math.max(LEAST_SPAN_MS, now - (past?.at[0] ?? now)));
 }
 
-export function shape(name, attributes, ...children) {
+function shape(name, attributes, ...children) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
 
-export function picture(className, width, height, ...children) {
+function picture(className, width, height, ...children) {
   const attributes = { class: className, viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true", focusable: "false" };
   return shape("svg", attributes, ...children);
 }

@@ -84,11 +84,21 @@ function connect() {
     // The server sends the past anew.
     known.pasts.clear();
   });
-  source.addEventListener("error", () => {
-    known.problem = "The server does not answer. What is shown is old.";
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
+  const own = source;
+  own.addEventListener("error", async () => {
+    const closed = own.readyState === EventSource.CLOSED;
+    if (closed) setTimeout(() => own === source && connect(), RETRY_MS);
+    const why = closed && (await refusal());
+    if (own !== source) return;
+    known.problem = why || "The server does not answer. What is shown is old.";
     soon();
   });
+}
+
+// Why the server takes no viewer, which an event source does not read.
+async function refusal() {
+  const answer = await fetch("v1/page").catch(() => null);
+  return answer?.status === 503 && answer.text();
 }
 
 let drawing = false;

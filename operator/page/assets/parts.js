@@ -11,10 +11,10 @@ export function el(name, attributes = {}, ...children) {
   return made;
 }
 
-// Makes `old` what `fresh` is, and keeps what is the same: focus, open details and the place of a reader stay.
+// Makes `old` what `fresh` is, and keeps what is the same: the focus and the place of a reader stay.
 export function morph(old, fresh) {
   for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  for (const { name } of [...old.attributes]) if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
   const keyed = new Map([...old.children].filter((child) => child.dataset.key).map((child) => [child.dataset.key, child]));
   let next = old.firstChild;
   for (const child of [...fresh.childNodes]) {

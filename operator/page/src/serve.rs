@@ -69,7 +69,7 @@ struct Wanted {
 }
 
 fn seat(hub: &Arc<Hub>, wanted: Wanted) -> Result<Viewer, (StatusCode, &'static str)> {
-    let full = (StatusCode::SERVICE_UNAVAILABLE, "too many viewers look at this page; close one of them\n");
+    let full = (StatusCode::SERVICE_UNAVAILABLE, "Too many viewers look at this page. Close one of them.\n");
     hub.viewer(wanted.gpu).ok_or(full)
 }
 

@@ -161,6 +161,22 @@ fn what_moves_is_drawn_while_it_is_looked_at_and_the_focus_stays() {
 }
 
 #[test]
+fn a_viewer_that_is_refused_is_told_why_and_sees_the_page_once_another_leaves() {
+    let Some(chromium) = Chromium::find("a page with too many viewers") else { return };
+    let hub = scenes::empty();
+    let served = Served::of(hub.clone());
+    scenes::one_gpu(&hub, "quiet", 900);
+    let viewers: Vec<_> = std::iter::from_fn(|| hub.viewer(None)).collect();
+    assert_eq!(viewers.len(), 32);
+    let sight = chromium.page(1400, false);
+    sight.open(&served.url("/"), "#link");
+    let why = "Too many viewers look at this page. Close one of them.\\n";
+    sight.until(&format!("document.getElementById('link').textContent === '{why}'"));
+    drop(viewers);
+    sight.until("document.getElementById('link').className === 'live'");
+}
+
+#[test]
 fn a_move_whose_size_comes_later_has_one_row() {
     let Some(chromium) = Chromium::find("moves of the page") else { return };
     let hub = scenes::empty();

@@ -89,7 +89,7 @@ fn viewers_beyond_the_bound_are_refused_until_one_leaves() {
         loop {
             let answer = served.get("/v1/page/events").send().await.unwrap();
             if answer.status() == 503 {
-                assert!(answer.text().await.unwrap().contains("too many viewers"));
+                assert!(answer.text().await.unwrap().contains("Too many viewers"));
                 break;
             }
             open.push(answer);
