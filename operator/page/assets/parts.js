@@ -92,7 +92,7 @@ function measures(tenant, past, now, size) {
   const target = (name) => tenant.objectives.find((one) => one.name === name)?.target_ns / 1e5 || undefined;
   const tenths = (value) => duration(value / 10);
   const ns = (value) => (value === null ? "–" : duration(value / 1e6));
-  const kv = tenant.kv_total_bytes ? `${percent((1000 * tenant.kv_used_bytes) / tenant.kv_total_bytes, 0)} of ${bytes(tenant.kv_total_bytes)}` : "–";
+  const kv = tenant.kv_used_permille !== null ? `${percent(tenant.kv_used_permille, 0)} of ${bytes(tenant.kv_total_bytes)}` : "–";
   return el("dl", { class: "measures" },
     measure("tokens/s", rate(tenant.tokens_per_s), past, "tokens", now, size, rate),
     measure("first token P99", ns(tenant.ttft_ns), past, "ttft", now, size, tenths, target("first token"), missed("first token")),

@@ -150,14 +150,13 @@ impl History {
         let [global, layers, slots, kv, rest @ .., _free] = tenant.owners;
         let kib = |bytes: u64| u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
         let tenths = |ns: Option<u64>| ns.map(|ns| u32::try_from(ns / 100_000).unwrap_or(u32::MAX));
-        let used = tenant.kv_used_bytes.saturating_mul(1000).checked_div(tenant.kv_total_bytes);
         Point {
             title,
             memory_kib: [kib(global + layers + slots), kib(kv), kib(rest.iter().sum())],
             tokens: tenant.tokens_per_s.map(|rate| rate.round() as u32),
             ttft: tenths(tenant.ttft_ns),
             tbt: tenths(tenant.tbt_ns),
-            kv_permille: used.and_then(|used| u16::try_from(used).ok()).unwrap_or(0),
+            kv_permille: tenant.kv_used_permille.and_then(|used| u16::try_from(used).ok()).unwrap_or(0),
         }
     }
 

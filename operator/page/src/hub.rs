@@ -10,9 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::history::{Cursor, History};
 use crate::palette::Palette;
-use crate::rates::Rates;
-use crate::shortages::Shortages;
-use crate::view::{GpuView, Reading, states, title};
+use crate::tracker::Tracker;
+use crate::view::{GpuView, Reading};
 use crate::words::explain::Level;
 
 /// A page of at most this many GPUs shows all of them; one of more GPUs shows the one that a viewer asks for.
@@ -57,11 +56,8 @@ struct Known {
     detail: Option<Arc<str>>,
     /// Number of the update that changed the detail.
     detail_at: u64,
-    read_unix_ms: Option<u64>,
     problem: Option<String>,
-    history: History,
-    rates: Rates,
-    shortages: Shortages,
+    tracker: Tracker,
     /// Number of the update that knew it.
     seen_at: u64,
 }
@@ -89,7 +85,9 @@ impl Inner {
         self.colours_freed_unix_ms = self.now_unix_ms;
         let gpus = self.gpus.values();
         let there: BTreeSet<&str> = gpus
-            .flat_map(|gpu| gpu.summary.titles.iter().map(String::as_str).chain(gpu.history.titles()))
+            .flat_map(|gpu| {
+                gpu.summary.titles.iter().map(String::as_str).chain(gpu.tracker.history().titles())
+            })
             .collect();
         self.colours.retain(|title| there.contains(title));
     }
@@ -171,31 +169,12 @@ impl Update<'_> {
         let known = self.inner.gpus.entry(key).or_insert_with(|| Known::new(reading, self.moves));
         known.seen_at = self.number;
         known.detail = known.detail.take().filter(|_| watched);
-        let stale = known.read_unix_ms == reading.read_unix_ms && known.problem.as_deref() == reading.problem;
+        let stale = known.tracker.read_unix_ms() == reading.read_unix_ms
+            && known.problem.as_deref() == reading.problem;
         if !is_new && stale && (!watched || known.detail.is_some()) {
             return;
         }
-        let now_unix_ms = self.inner.now_unix_ms;
-        let is_read =
-            reading.read_unix_ms.is_some() && (is_new || known.read_unix_ms != reading.read_unix_ms);
-        if let Some(at) = reading.read_unix_ms.filter(|_| is_read) {
-            let titled = || states(reading.tenants).map(|state| (title(state), state));
-            known.rates.read(titled());
-            known.shortages.read(at, titled());
-        }
-        let colours = &mut self.inner.colours;
-        let names: Vec<String> = states(reading.tenants).map(title).collect();
-        let view = GpuView::of(
-            reading,
-            now_unix_ms,
-            |title| known.rates.get(title),
-            |title| known.shortages.get(title),
-            |title| colours.colour(title, &names),
-        );
-        if let Some(at) = reading.read_unix_ms.filter(|_| is_read) {
-            known.history.add(at, &view, reading.tenants);
-        }
-        known.read_unix_ms = reading.read_unix_ms;
+        let view = known.tracker.take(reading, self.inner.now_unix_ms, &mut self.inner.colours);
         known.problem = reading.problem.map(str::to_owned);
         let summary = Summary::of(&view);
         if is_new || *known.summary != summary {
@@ -216,11 +195,8 @@ impl Known {
             summary_at: 0,
             detail: None,
             detail_at: 0,
-            read_unix_ms: None,
             problem: None,
-            history: History::new(moves),
-            rates: Rates::default(),
-            shortages: Shortages::default(),
+            tracker: Tracker::new(History::new(moves)),
             seen_at: 0,
         }
     }
@@ -317,7 +293,7 @@ impl Viewer {
         for (key, known) in inner.gpus.iter().filter(|(key, _)| wanted(key)) {
             let Some(detail) = &known.detail else { continue };
             let (detail_at, cursor) = self.cursors.get(key).copied().unwrap_or_default();
-            let (part, end) = known.history.since(key, cursor);
+            let (part, end) = known.tracker.history().since(key, cursor);
             if !part.is_empty() {
                 messages.push(("history", serde_json::to_string(&part).expect("keys are strings")));
             }

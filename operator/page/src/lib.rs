@@ -9,5 +9,6 @@ pub mod palette;
 pub mod rates;
 pub mod serve;
 pub mod shortages;
+pub mod tracker;
 pub mod view;
 pub mod words;

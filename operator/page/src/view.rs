@@ -95,8 +95,8 @@ pub struct TenantView {
     pub capacity_bytes: u64,
     /// A letter for each layer, front first: `r`esident, `m`oving, `l`oading, `a`bsent.
     pub layers: String,
-    /// KV cache that requests use, bytes.
-    pub kv_used_bytes: u64,
+    /// KV cache that requests use, permille; `None` = it has none.
+    pub kv_used_permille: Option<u32>,
     /// KV cache in all, bytes.
     pub kv_total_bytes: u64,
     /// KV in host memory, bytes.
@@ -132,6 +132,13 @@ pub struct Objective {
     pub target_ns: u64,
     /// Whether fewer tokens were in time than are promised.
     pub missed: bool,
+}
+
+impl Objective {
+    /// How far the attained share is above the promised one, permille; below 0 = missed.
+    pub fn margin(&self) -> i64 {
+        i64::from(self.attained_permille) - i64::from(self.promised_permille)
+    }
 }
 
 impl GpuView {
@@ -242,8 +249,7 @@ fn loans(reports: &[TenantReport]) -> Vec<Loan> {
 impl TenantView {
     /// The objective that is furthest below its promise, or closest to it; `None` = no token has come.
     pub fn worst_objective(&self) -> Option<&Objective> {
-        let margin = |one: &&Objective| i64::from(one.attained_permille) - i64::from(one.promised_permille);
-        self.objectives.iter().min_by_key(margin)
+        self.objectives.iter().min_by_key(|one| one.margin())
     }
 
     /// The reasons that a view of many tenants shows.
@@ -287,7 +293,7 @@ impl TenantView {
             owners: state.memory.owners.by_name().map(|(_, bytes)| bytes),
             capacity_bytes: state.memory.capacity_bytes,
             layers: layers(state),
-            kv_used_bytes: kv.blocks_used.saturating_mul(kv.block_bytes),
+            kv_used_permille: used_permille(kv.blocks_used, kv.blocks_total),
             kv_total_bytes: kv.blocks_total.saturating_mul(kv.block_bytes),
             kv_host_bytes: kv.host_blocks_used.saturating_mul(kv.block_bytes),
             running: state.queue.running,
@@ -306,6 +312,10 @@ fn shown_reasons(reasons: &[Reason], missed: bool) -> Vec<usize> {
         (reason.level > Level::Fine && reason.kind != "objective") || (missed && reason.kind == "cause")
     };
     (0..reasons.len()).filter(|at| is_shown(&reasons[*at])).collect()
+}
+
+fn used_permille(used: u64, total: u64) -> Option<u32> {
+    u32::try_from(used.saturating_mul(1000).checked_div(total)?).ok()
 }
 
 fn p99(measured: &Percentiles) -> Option<u64> {

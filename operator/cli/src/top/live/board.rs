@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use sluice_page::history::{History, SPAN_MS};
 use sluice_page::palette::Palette;
-use sluice_page::rates::Rates;
-use sluice_page::shortages::Shortages;
+use sluice_page::tracker::Tracker;
 use sluice_page::view::{GpuView, Reading, TenantView, states, title};
 use sluice_wire::state::TenantReport;
 use sluice_wire::time::whole_ms;
@@ -52,16 +51,11 @@ impl Sort {
 
     /// The order of two tenants: the one that is looked for first. What is not known is last.
     fn order(self, a: &TenantView, b: &TenantView) -> Ordering {
-        let slo = |tenant: &TenantView| {
-            let margin = |one: &sluice_page::view::Objective| {
-                i64::from(one.attained_permille) - i64::from(one.promised_permille)
-            };
-            match tenant.worst_objective() {
-                Some(one) => margin(one),
-                // One that does not answer is worse than any share.
-                None if !tenant.answers => i64::MIN,
-                None => i64::MAX,
-            }
+        let slo = |tenant: &TenantView| match tenant.worst_objective() {
+            Some(one) => one.margin(),
+            // One that does not answer is worse than any share.
+            None if !tenant.answers => i64::MIN,
+            None => i64::MAX,
         };
         let tokens = |tenant: &TenantView| tenant.tokens_per_s.unwrap_or(-1.0);
         match self {
@@ -70,16 +64,10 @@ impl Sort {
             Sort::Tokens => tokens(b).total_cmp(&tokens(a)),
             Sort::Ttft => b.ttft_ns.cmp(&a.ttft_ns),
             Sort::Tbt => b.tbt_ns.cmp(&a.tbt_ns),
-            Sort::Kv => kv_permille(b).cmp(&kv_permille(a)),
+            Sort::Kv => b.kv_used_permille.cmp(&a.kv_used_permille),
             Sort::Layers => away(b).cmp(&away(a)),
         }
     }
-}
-
-/// KV cache that requests use, permille; `None` = it has none.
-pub fn kv_permille(tenant: &TenantView) -> Option<u32> {
-    let used = tenant.kv_used_bytes.saturating_mul(1000).checked_div(tenant.kv_total_bytes)?;
-    u32::try_from(used).ok()
 }
 
 fn away(tenant: &TenantView) -> Option<usize> {
@@ -96,10 +84,14 @@ pub struct Gpu {
     pub view: GpuView,
     /// What its tenants told.
     pub reports: Vec<TenantReport>,
+    tracker: Tracker,
+}
+
+impl Gpu {
     /// Its last quarter of an hour.
-    pub history: History,
-    /// How often KV of its tenants ran short in that time.
-    shortages: Shortages,
+    pub const fn history(&self) -> &History {
+        self.tracker.history()
+    }
 }
 
 /// One tenant of one GPU.
@@ -128,7 +120,6 @@ impl<'a> Row<'a> {
 pub struct Board {
     gpus: BTreeMap<String, Gpu>,
     palette: Palette,
-    rates: Rates,
     most_samples: usize,
     /// When the last look was, milliseconds since the Unix epoch.
     pub now_unix_ms: u64,
@@ -141,7 +132,6 @@ impl Board {
         Board {
             gpus: BTreeMap::new(),
             palette: Palette::default(),
-            rates: Rates::default(),
             most_samples: usize::try_from(most_samples).unwrap_or(usize::MAX),
             now_unix_ms: 0,
         }
@@ -150,11 +140,6 @@ impl Board {
     /// Takes a look of `now_unix_ms`.
     pub fn take(&mut self, overview: Overview, now_unix_ms: u64) {
         self.now_unix_ms = now_unix_ms;
-        let keyed = overview.gpus.iter().flat_map(|gpu| {
-            states(&gpu.tenants)
-                .map(|state| (format!("{}/{} {}", gpu.namespace, gpu.name, title(state)), state))
-        });
-        self.rates.read(keyed);
         let mut before = std::mem::take(&mut self.gpus);
         for gpu in overview.gpus {
             let reading = Reading {
@@ -168,26 +153,10 @@ impl Board {
                 tenants: &gpu.tenants,
             };
             let key = reading.key();
-            let names: Vec<String> = states(&gpu.tenants).map(title).collect();
-            let (rates, palette) = (&self.rates, &mut self.palette);
-            let rate = |title: &str| rates.get(&format!("{key} {title}"));
-            let known = before.remove(&key);
-            let is_new = known.as_ref().is_none_or(|known| known.view.read_unix_ms != gpu.read_unix_ms);
-            let new_at = gpu.read_unix_ms.filter(|_| is_new);
-            let (mut history, mut shortages) = known.map_or_else(
-                || (History::sized(self.most_samples, MOVES), Shortages::default()),
-                |known| (known.history, known.shortages),
-            );
-            if let Some(at) = new_at {
-                shortages.read(at, states(&gpu.tenants).map(|state| (title(state), state)));
-            }
-            let shortage = |title: &str| shortages.get(title);
-            let view =
-                GpuView::of(&reading, now_unix_ms, rate, shortage, |title| palette.colour(title, &names));
-            if let Some(at) = new_at {
-                history.add(at, &view, &gpu.tenants);
-            }
-            self.gpus.insert(key, Gpu { view, reports: gpu.tenants, history, shortages });
+            let new = || Tracker::new(History::sized(self.most_samples, MOVES));
+            let mut tracker = before.remove(&key).map_or_else(new, |known| known.tracker);
+            let view = tracker.take(&reading, now_unix_ms, &mut self.palette);
+            self.gpus.insert(key, Gpu { view, reports: gpu.tenants, tracker });
         }
         let gpus = &self.gpus;
         let is_there =
@@ -217,7 +186,7 @@ impl Board {
 
     /// How far back figures through time go, milliseconds: as short as it may be while all that is known is in it.
     pub fn span_ms(&self) -> u64 {
-        let start = self.gpus.values().filter_map(|gpu| gpu.history.start_unix_ms()).min();
+        let start = self.gpus.values().filter_map(|gpu| gpu.history().start_unix_ms()).min();
         let known = self.now_unix_ms.saturating_sub(start.unwrap_or(self.now_unix_ms));
         [60_000, 120_000, 300_000].into_iter().find(|span| known <= *span).unwrap_or(SPAN_MS)
     }

@@ -39,7 +39,7 @@ fn heading(board: &Board, gpu: &Gpu, theme: Theme, most: usize) -> Line<'static>
 /// Bytes that changed their owner.
 fn moved(board: &Board, gpu: &Gpu, theme: Theme) -> Option<Vec<Span<'static>>> {
     let time = board.time();
-    let moves = || gpu.history.moves().map(|one| (one.at_unix_ms, Some(one.bytes)));
+    let moves = || gpu.history().moves().map(|one| (one.at_unix_ms, Some(one.bytes)));
     let all: u64 = moves().filter(|(at, _)| *at >= time.0).filter_map(|(_, bytes)| bytes).sum();
     let values = parts(moves(), time, MOVED, u64::saturating_add);
     (all > 0).then(|| {

@@ -8,7 +8,7 @@ use sluice_page::words::explain::Level;
 use sluice_page::words::figures::{bytes, duration, percent};
 
 use super::app::App;
-use super::board::{Board, Row, Sort, kv_permille};
+use super::board::{Board, Row, Sort};
 use super::cells::{cut, cut_line, left, parts, phrases, right, spark, width, wrapped};
 use super::gpu;
 use super::theme::Theme;
@@ -227,9 +227,10 @@ impl Block<'_> {
             }
             Column::Ttft => (time(tenant.ttft_ns), beyond("first token", tenant.ttft_ns)),
             Column::Tbt => (time(tenant.tbt_ns), beyond("later token", tenant.tbt_ns)),
-            Column::Kv => {
-                (kv_permille(tenant).map_or("-".to_owned(), |one| format!("{} %", one / 10)), Style::new())
-            }
+            Column::Kv => (
+                tenant.kv_used_permille.map_or("-".to_owned(), |one| format!("{} %", one / 10)),
+                Style::new(),
+            ),
             Column::KvSize => {
                 (if tenant.answers { bytes(tenant.kv_total_bytes) } else { "-".to_owned() }, Style::new())
             }
@@ -256,7 +257,7 @@ impl Block<'_> {
         limit: Option<&Objective>,
         wide: usize,
     ) -> Vec<Span<'static>> {
-        let series = row.gpu.history.series(&row.tenant.title, figure);
+        let series = row.gpu.history().series(&row.tenant.title, figure);
         let values = parts(series, self.board.time(), wide, u64::max);
         // Figures through time are in tenths of a millisecond.
         let limit = limit.map(|one| one.target_ns / 100_000);

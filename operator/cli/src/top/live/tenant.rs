@@ -8,7 +8,7 @@ use sluice_page::words::explain::Level;
 use sluice_page::words::figures::{age, bytes, duration, percent};
 
 use super::app::App;
-use super::board::{Board, Row, kv_permille};
+use super::board::{Board, Row};
 use super::cells::{chart_row, cut_line, left, parts, phrases, right, scale, width, wrapped};
 use super::theme::Theme;
 use crate::top::Sighting;
@@ -102,7 +102,7 @@ impl Page<'_> {
         let target =
             |name| tenant.objectives.iter().find(|one| one.name == name).map(|one| one.target_ns / 100_000);
         let tenths = |value: u64| duration(value * 100_000);
-        let kv = kv_permille(tenant).map_or("-".to_owned(), |one| {
+        let kv = tenant.kv_used_permille.map_or("-".to_owned(), |one| {
             format!("{} of {}", percent(Some(one)), bytes(tenant.kv_total_bytes))
         });
         let tokens = tenant.tokens_per_s.map_or("-".to_owned(), |rate| format!("{rate:.0}"));
@@ -158,7 +158,7 @@ impl Page<'_> {
     fn chart(&self, chart: &Chart, wide: usize) -> Vec<Line<'static>> {
         let bars = wide.saturating_sub(AXIS + 1);
         let time = self.board.time();
-        let series = self.row.gpu.history.series(&self.row.tenant.title, chart.figure);
+        let series = self.row.gpu.history().series(&self.row.tenant.title, chart.figure);
         let values = parts(series, time, bars, u64::max);
         let most = scale(&values, chart.limit);
         let limit = chart.limit.map_or(String::new(), |limit| format!(", objective {}", (chart.text)(limit)));
@@ -224,7 +224,7 @@ impl Page<'_> {
     }
 
     fn moves(&self) -> Vec<Line<'static>> {
-        let own = self.row.gpu.history.moves().rev().filter(|one| *one.title == *self.row.tenant.title);
+        let own = self.row.gpu.history().moves().rev().filter(|one| *one.title == *self.row.tenant.title);
         let line = |one: &sluice_page::history::Moved| {
             let ago = age(self.board.now_unix_ms.saturating_sub(one.at_unix_ms));
             let times = if one.count > 1 { format!(" ×{}", one.count) } else { String::new() };

@@ -410,7 +410,7 @@ fn histories_are_bounded_by_a_quarter_of_an_hour() {
         screen.take(overview(&states, &[]), states[0].at_unix_ms);
     }
     let gpu = screen.board.gpus().next().unwrap();
-    let samples = gpu.history.series("default/chat", sluice_page::history::Figure::Tokens).count();
+    let samples = gpu.history().series("default/chat", sluice_page::history::Figure::Tokens).count();
     assert_eq!(samples, 1800, "two a second");
     assert_eq!(screen.board.span_ms(), 900_000);
 }
