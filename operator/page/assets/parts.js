@@ -72,9 +72,9 @@ function layersText(letters) {
 
 function objective(one) {
   const met = !one.missed;
-  const text = `${percent(one.attained_permille)} of ${one.name}s within ${duration(one.target_ns / 1e6)}`;
+  const text = `${percent(one.attained_permille)} of ${one.name}s came within ${duration(one.target_ns / 1e6)}`;
   const promised = el("span", { class: "quiet" }, `(${percent(one.promised_permille, one.promised_permille % 10 ? 1 : 0)} promised)`);
-  return el("li", { class: met ? "met" : "missed" }, el("strong", {}, met ? "✓ met" : "✗ missed"), ` ${text} `, promised);
+  return el("li", { class: met ? "met" : "missed" }, el("strong", {}, met ? "✓ met:" : "✗ missed:"), ` ${text} `, promised);
 }
 
 // A figure now and through time.

@@ -38,7 +38,7 @@ impl Source {
     /// What to say when there is no tenant.
     pub const fn nobody(&self) -> &'static str {
         match self {
-            Source::Here(..) => "no sidecar runs; start one with sluice up -f FILE",
+            Source::Here(..) => "no sidecar runs; start one with sluice run MODEL or sluice up -f FILE",
             Source::Cluster(..) => {
                 "no tenant has a GPU here; kubectl get modeltenants says why, -A looks everywhere"
             }

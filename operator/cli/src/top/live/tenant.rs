@@ -77,11 +77,11 @@ impl Page<'_> {
 
     fn objective(&self, one: &Objective) -> Line<'static> {
         let (sign, style) =
-            if one.missed { ("✗ missed", self.theme.bad()) } else { ("✓ met", self.theme.good()) };
+            if one.missed { ("✗ missed:", self.theme.bad()) } else { ("✓ met:", self.theme.good()) };
         let share = percent(Some(one.attained_permille));
         let promised = percent(Some(one.promised_permille));
         let text =
-            format!("  {share} of {}s within {}, {promised} promised", one.name, duration(one.target_ns));
+            format!(" {share} of {}s came within {}, {promised} promised", one.name, duration(one.target_ns));
         Line::from(vec![Span::styled(sign, style), Span::raw(text)])
     }
 
