@@ -12,6 +12,8 @@ use crate::support::soak::{Conditions, Report, run, say};
 
 /// A loan may have to wait for the end of its time to live.
 const HOME: u32 = 60;
+/// Most seeds that are tried until everything was met: a short soak of one may leave something out by chance.
+const ROUNDS: u64 = 3;
 
 /// A number of the environment.
 fn given(name: &str) -> Option<u64> {
@@ -32,20 +34,25 @@ async fn tenants_under_random_load_and_troubles_answer_as_if_alone() {
     let length = Duration::from_secs(given("SLUICE_SOAK_SECONDS").unwrap_or(12));
     say(format_args!("SLUICE_SOAK_SEED={seed} SLUICE_SOAK_SECONDS={}", length.as_secs()));
     let (sizes, mut all) = (sizes(), Tally::default());
-    for tenants in sizes.iter().copied() {
-        let plan = Plan::new(seed, tenants, length);
-        let Plan { gpu, priorities, rests, .. } = &plan;
-        say(format_args!("soak of {tenants} tenants: {gpu:?}, priorities {priorities:?}, {rests:?}"));
-        let begun = std::time::Instant::now();
-        let report = run(&plan, Conditions { fault: None, home_seconds: HOME }).await;
-        tell(tenants, begun.elapsed(), plan.gpu.capacity_bytes(), &report);
-        assert_eq!(report.findings, [], "seed {seed}, {tenants} tenants");
-        all.add(&report.tally);
-    }
     // Two, three and eight tenants differ in mode and in how long loans last, so that together they meet everything.
-    if [2, 3, 8].iter().all(|size| sizes.contains(size)) {
-        assert_eq!(all.lacks(), [""; 0], "seed {seed} exercised too little: {all:?}");
+    let meets_all = [2, 3, 8].iter().all(|size| sizes.contains(size));
+    for seed in (0..ROUNDS).map(|round| seed.wrapping_add(round)) {
+        for tenants in sizes.iter().copied() {
+            let plan = Plan::new(seed, tenants, length);
+            let Plan { gpu, priorities, rests, .. } = &plan;
+            say(format_args!("soak of {tenants} tenants: {gpu:?}, priorities {priorities:?}, {rests:?}"));
+            let begun = std::time::Instant::now();
+            let report = run(&plan, Conditions { fault: None, home_seconds: HOME }).await;
+            tell(tenants, begun.elapsed(), plan.gpu.capacity_bytes(), &report);
+            assert_eq!(report.findings, [], "seed {seed}, {tenants} tenants");
+            all.add(&report.tally);
+        }
+        if !meets_all || all.lacks().is_empty() {
+            return;
+        }
+        say(format_args!("not met yet: {:?}", all.lacks()));
     }
+    panic!("{ROUNDS} seeds from {seed} on exercised too little, {:?}: {all:?}", all.lacks());
 }
 
 fn tell(tenants: usize, took: Duration, capacity_bytes: u64, report: &Report) {
