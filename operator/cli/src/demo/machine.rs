@@ -27,13 +27,17 @@ impl Machine {
     pub fn measure() -> Machine {
         let usage = Usage::begin();
         let copy_bytes_per_s = copy_speed();
-        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Machine {
-            cores: u32::try_from(cores).unwrap_or(u32::MAX),
+            cores: u32::try_from(usable_cores()).unwrap_or(u32::MAX),
             copy_bytes_per_s,
             others_permille: usage.others_permille(),
         }
     }
+}
+
+/// Cores that this process may use, by its affinity and the quota of its control group.
+fn usable_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 /// One thread copies as the transfers of a sidecar do. What disturbs a copy only makes it slower, so the best one counts.
@@ -81,8 +85,7 @@ impl Ticks {
     fn now() -> Option<Ticks> {
         let allowed = sched_getaffinity(None).ok()?;
         // By a quota of its control group a process has parts of many cores: what others take of those is no loss of its own.
-        let usable = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        if usable < allowed.count() as usize {
+        if usable_cores() < allowed.count() as usize {
             return None;
         }
         let mine = |core| core < CpuSet::MAX_CPU && allowed.is_set(core);

@@ -47,13 +47,13 @@ struct Item<V> {
 }
 
 impl<V: Clone> Mirror<V> {
-    /// An empty one that a watch alone fills; `same` tells whether a change matters to nobody.
+    /// An empty mirror that only a watch fills. `same` says whether two values differ in nothing that matters.
     pub fn new(same: fn(&V, &V) -> bool) -> Self {
         Mirror::of_views(same, |_, _| false)
     }
 
-    /// An empty one that a watch and the answers to writes fill, in any order: `later` tells whether the first is a later view of
-    /// the same object than the second. An earlier view never replaces a later one.
+    /// An empty mirror that a watch and the answers to writes fill, in any order. `later` says whether the first is a later view
+    /// of the same object than the second. An earlier view never replaces a later one.
     pub fn of_views(same: fn(&V, &V) -> bool, later: fn(&V, &V) -> bool) -> Self {
         Mirror { inner: RwLock::new(Inner { items: HashMap::new(), units: HashMap::new() }), same, later }
     }
@@ -229,7 +229,7 @@ mod tests {
         mirror.replace(&at, 1);
         assert_eq!(mirror.get(&at), None);
         mirror.put(at.clone(), unit("p"), 3);
-        // The answer to a write that came before what the watch has told meanwhile.
+        // The answer to a write has version 2, and the watch has brought version 3.
         mirror.replace(&at, 2);
         assert!(!mirror.put(at.clone(), unit("p"), 2) && !mirror.put(at.clone(), unit("q"), 2));
         assert_eq!((mirror.get(&at), mirror.unit(&at)), (Some(3), Some(unit("p"))));

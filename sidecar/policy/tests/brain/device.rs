@@ -58,7 +58,7 @@ pub struct Faults {
     pub unmade: u32,
     /// So many promises of neighbours cannot be taken although they stand.
     pub untaken: u32,
-    /// So many transfers find the ledger full.
+    /// The next transfers of this number find the ledger full.
     pub busy: u32,
     /// So many copies from the host tier fail.
     pub lost_swaps: u32,
