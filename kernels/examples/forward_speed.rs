@@ -1,4 +1,5 @@
-//! Speed of whole steps on a random Llama of the shape of SmolLM2-135M: prefill and decode tokens per second.
+//! Speed of whole steps on a random Llama of the shape of SmolLM2-135M: prefill and decode tokens per second, and how long
+//! steps take in which a part of a prompt goes along with decodes.
 //!
 //! `cargo run --release -p sluice-kernels --example forward_speed [threads] [f32|f16|bf16]`
 
@@ -10,7 +11,8 @@ use sluice_link::slab::slab_layout;
 
 const CHUNK_BYTES: u64 = 2 << 20;
 const LONGEST: u32 = 2048;
-const MOST_SEQUENCES: usize = 16;
+/// Of which one is for a prompt.
+const MOST_SEQUENCES: usize = 17;
 
 fn smollm2_135m(dtype: Dtype) -> ModelSpec {
     ModelSpec {
@@ -84,18 +86,22 @@ impl Bench {
         Bench { model, ranges, tables: (0..MOST_SEQUENCES as u32).map(table).collect() }
     }
 
-    /// Seconds of one step in which each of `sequences` feeds `tokens` from `start` on.
-    fn step_s(&mut self, sequences: usize, start: u32, tokens: usize) -> f64 {
+    /// Seconds of one step in which `sequences` decode at `start` and one more, where there is a prompt, feeds the first
+    /// `prompt` tokens of it.
+    fn step_s(&mut self, sequences: usize, start: u32, prompt: usize) -> f64 {
         let vocab = self.model.spec().vocab;
-        let ids: Vec<u32> = (0..tokens as u32).map(|n| n * 37 % vocab).collect();
+        let ids: Vec<u32> = (0..prompt.max(1) as u32).map(|n| n * 37 % vocab).collect();
         let columns = LONGEST as usize / 16;
-        let sequence = |table| Sequence {
+        let sequence = |table, start, tokens: usize| Sequence {
             start,
-            tokens: &ids,
+            tokens: &ids[..tokens],
             blocks: BlockTable::by_layer(table, columns),
             logit_rows: 1,
         };
-        let parts: Vec<Sequence<'_>> = self.tables[..sequences].iter().map(|table| sequence(table)).collect();
+        let (prompts, decodes) = self.tables.split_at(usize::from(prompt > 0));
+        let prompts = prompts.iter().map(|table| sequence(table, 0, prompt));
+        let decodes = decodes[..sequences].iter().map(|table| sequence(table, start, 1));
+        let parts: Vec<Sequence<'_>> = prompts.chain(decodes).collect();
         let started = Instant::now();
         self.model
             .run(&mut self.ranges, &Batch { sequences: &parts }, &mut NoHooks)
@@ -103,8 +109,8 @@ impl Bench {
         started.elapsed().as_secs_f64()
     }
 
-    fn best_s(&mut self, runs: usize, sequences: usize, start: u32, tokens: usize) -> f64 {
-        (0..runs).map(|_| self.step_s(sequences, start, tokens)).fold(f64::MAX, f64::min)
+    fn best_s(&mut self, runs: usize, sequences: usize, start: u32, prompt: usize) -> f64 {
+        (0..runs).map(|_| self.step_s(sequences, start, prompt)).fold(f64::MAX, f64::min)
     }
 }
 
@@ -119,12 +125,16 @@ fn main() {
     let mut bench = Bench::new(&smollm2_135m(dtype), threads);
     println!("{dtype:?}, {threads} threads, best of several steps");
     for prompt in [64, 256, 512, 1024] {
-        let prefill = prompt as f64 / bench.best_s(3, 1, 0, prompt);
-        let decode = 1.0 / bench.best_s(16, 1, prompt as u32, 1);
+        let prefill = prompt as f64 / bench.best_s(3, 0, 0, prompt);
+        let decode = 1.0 / bench.best_s(16, 1, prompt as u32, 0);
         println!("prompt {prompt:5}: prefill {prefill:8.1} tokens/s, decode {decode:7.1} tokens/s");
     }
     for sequences in [2, 4, 8, 16] {
-        let tokens = sequences as f64 / bench.best_s(8, sequences, 256, 1);
+        let tokens = sequences as f64 / bench.best_s(8, sequences, 256, 0);
         println!("decode of {sequences:2} sequences at 256: {tokens:8.1} tokens/s");
+    }
+    for prompt in [0, 16, 32, 48, 64, 128] {
+        let step_ms = 1e3 * bench.best_s(12, 8, 160, prompt);
+        println!("8 decodes at 160 and {prompt:3} tokens of a prompt: {step_ms:6.2} ms");
     }
 }

@@ -60,7 +60,9 @@ impl Lanes for Pair {
     const MANY_REGISTERS: bool = false;
     type Pairs = (__m256i, __m256i);
 
-    #[inline(always)]
+    // Not `enter`'s own attribute: since rust-lang/rust#145932 a function with target features loses `inline(never)` where
+    // its caller has none in the source, and LLVM inlines it.
+    #[inline(never)]
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
         unsafe { enter(kernel) }
     }
@@ -122,6 +124,11 @@ impl Lanes for Pair {
     #[inline(always)]
     unsafe fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_later(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

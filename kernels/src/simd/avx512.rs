@@ -44,7 +44,9 @@ impl<const BF16: bool> Lanes for Register<BF16> {
     const MANY_REGISTERS: bool = true;
     type Pairs = __m512i;
 
-    #[inline(always)]
+    // Not `enter`'s own attribute: since rust-lang/rust#145932 a function with target features loses `inline(never)` where
+    // its caller has none in the source, and LLVM inlines it.
+    #[inline(never)]
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
         unsafe { if BF16 { enter_bf16(kernel) } else { enter(kernel) } }
     }
@@ -95,6 +97,11 @@ impl<const BF16: bool> Lanes for Register<BF16> {
     #[inline(always)]
     unsafe fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_later(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

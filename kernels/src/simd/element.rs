@@ -25,6 +25,9 @@ pub trait Element: Copy + Send + Sync + 'static {
     #[inline(always)]
     unsafe fn load_first<V: Lanes>(from: *const Self, count: usize) -> V {
         unsafe {
+            if count == LANES {
+                return Self::load(from);
+            }
             let mut lanes = [Self::narrow(0.0); LANES];
             from.copy_to_nonoverlapping(lanes.as_mut_ptr(), count);
             Self::load(lanes.as_ptr())

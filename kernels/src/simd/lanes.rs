@@ -43,6 +43,8 @@ pub trait Lanes: Copy {
 
     /// Asks for the line at `address` ahead of its use; any address will do.
     unsafe fn prefetch(address: *const u8);
+    /// The same for a line that is not used soon: to the second-level cache.
+    unsafe fn prefetch_later(address: *const u8);
 
     /// `self + other`
     unsafe fn add(self, other: Self) -> Self;

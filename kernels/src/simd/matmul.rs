@@ -1,9 +1,9 @@
 //! Weights times activations, for one token or thousands: `output[t][r] = sum over k of weights[r][k] * input[t][k]`.
 //!
 //! Weights are read in place, row by row. Loops are blocked so that a block of tokens and a panel of rows stay in the
-//! second-level cache and a tile's tokens in the first; f16 panels that meet many tokens are widened once into scratch
-//! (exact, so the bits do not depend on it). bfloat16 is multiplied as it is, with activations that [`Narrow`] rounded
-//! to it.
+//! second-level cache and a tile's tokens in the first, and the next panel comes from memory ahead of its use. f16 panels
+//! that meet many tokens are widened once into scratch (exact, so the bits do not depend on it). bfloat16 is multiplied as
+//! it is, with activations that [`Narrow`] rounded to it.
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Product`")]
@@ -29,6 +29,29 @@ const WIDEN_FROM_TOKENS: usize = 12;
 /// Accumulators of a panel's rows and a tile's tokens that wait for their next columns.
 #[repr(C, align(64))]
 struct Carried([f32; PANEL_ROWS * MOST_TOKENS * LANES]);
+
+/// Rows of weights that meet a block of tokens, tile by tile.
+#[derive(Clone, Copy)]
+struct Panel<W> {
+    first: *const W,
+    /// Elements between two rows.
+    stride: usize,
+    /// The panel that follows in memory, and the bytes between its rows.
+    next: (*const u8, usize),
+}
+
+impl<W> Panel<W> {
+    fn row(&self, row: usize) -> (*const W, usize) {
+        (self.first.wrapping_add(row * self.stride), self.stride)
+    }
+
+    /// The row of the next panel that comes from memory while tile `index` of this one is computed: after four passes over
+    /// the rows all have come.
+    fn ahead(&self, index: usize) -> *const u8 {
+        let (next, row_bytes) = self.next;
+        next.wrapping_add(index.min(PANEL_ROWS) * row_bytes)
+    }
+}
 
 /// What happens to a sum (bias included).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +116,15 @@ impl<E: Element> Product<E> {
     unsafe fn panel<V: Lanes>(&self, rows: Range<usize>, tokens: Range<usize>) {
         unsafe {
             let from = self.weights.add(rows.start * self.k);
+            let next = (self.weights.wrapping_add(rows.end * self.k).cast(), self.k * size_of::<E>());
             if !E::WIDENS || tokens.len() < WIDEN_FROM_TOKENS {
-                self.tokens_of_panel::<V, E::Dot>((from, self.k), &rows, &tokens);
+                let panel = Panel { first: from, stride: self.k, next };
+                self.tokens_of_panel::<V, E::Dot>(panel, &rows, &tokens);
             } else {
                 let stride = self.k.next_multiple_of(LANES);
                 widen::<V, E>((from, self.k), (self.scratch, stride), rows.len());
-                self.tokens_of_panel::<V, Widened<f32>>((self.scratch, stride), &rows, &tokens);
+                let widened = Panel { first: self.scratch.cast_const(), stride, next };
+                self.tokens_of_panel::<V, Widened<f32>>(widened, &rows, &tokens);
             }
             if self.epilogue == Epilogue::Silu {
                 self.silu::<V>(&rows, &tokens);
@@ -109,26 +135,27 @@ impl<E: Element> Product<E> {
     #[inline(always)]
     unsafe fn tokens_of_panel<V: Lanes, D: Dot>(
         &self,
-        panel: (*const D::Weight, usize),
+        panel: Panel<D::Weight>,
         rows: &Range<usize>,
         tokens: &Range<usize>,
     ) {
         let widest = if V::MANY_REGISTERS { 6 } else { 3 };
-        let mut token = tokens.start;
+        let (mut token, mut pass) = (tokens.start, 0);
         unsafe {
             while token < tokens.end {
                 let count = widest.min(tokens.end - token);
                 match (count, V::MANY_REGISTERS) {
-                    (6, _) => self.rows_of_panel::<V, D, 4, 6>(panel, rows, token),
-                    (5, _) => self.rows_of_panel::<V, D, 4, 5>(panel, rows, token),
-                    (4, _) => self.rows_of_panel::<V, D, 4, 4>(panel, rows, token),
-                    (3, true) => self.rows_of_panel::<V, D, 4, 3>(panel, rows, token),
-                    (2, true) => self.rows_of_panel::<V, D, 4, 2>(panel, rows, token),
-                    (3, false) => self.rows_of_panel::<V, D, 2, 3>(panel, rows, token),
-                    (2, false) => self.rows_of_panel::<V, D, 2, 2>(panel, rows, token),
-                    _ => self.rows_of_panel::<V, D, 4, 1>(panel, rows, token),
+                    (6, _) => self.rows_of_panel::<V, D, 4, 6>(panel, rows, (token, pass)),
+                    (5, _) => self.rows_of_panel::<V, D, 4, 5>(panel, rows, (token, pass)),
+                    (4, _) => self.rows_of_panel::<V, D, 4, 4>(panel, rows, (token, pass)),
+                    (3, true) => self.rows_of_panel::<V, D, 4, 3>(panel, rows, (token, pass)),
+                    (2, true) => self.rows_of_panel::<V, D, 4, 2>(panel, rows, (token, pass)),
+                    (3, false) => self.rows_of_panel::<V, D, 2, 3>(panel, rows, (token, pass)),
+                    (2, false) => self.rows_of_panel::<V, D, 2, 2>(panel, rows, (token, pass)),
+                    _ => self.rows_of_panel::<V, D, 4, 1>(panel, rows, (token, pass)),
                 }
                 token += count;
+                pass += 1;
             }
         }
     }
@@ -136,9 +163,9 @@ impl<E: Element> Product<E> {
     #[inline(always)]
     unsafe fn rows_of_panel<V: Lanes, D: Dot, const R: usize, const C: usize>(
         &self,
-        (panel, stride): (*const D::Weight, usize),
+        panel: Panel<D::Weight>,
         rows: &Range<usize>,
-        token: usize,
+        (token, pass): (usize, usize),
     ) {
         let columns = columns_between_breaks::<D>(self.k, C);
         // Lies there untouched where `k` has no break.
@@ -150,16 +177,18 @@ impl<E: Element> Product<E> {
                 resume: range.start > 0,
                 suspend: range.end < self.k,
             };
+            let tiles = rows.len().div_ceil(R);
+            let ahead = |row: usize| panel.ahead(pass * tiles + row / R);
             let mut row = 0;
             unsafe {
                 while row + R <= rows.len() {
-                    let weights = (panel.add(row * stride), stride);
-                    self.tile::<V, D, R, C>(weights, (rows.start + row, token), &range, carry(row));
+                    let (at, extra) = ((rows.start + row, token), (carry(row), ahead(row)));
+                    self.tile::<V, D, R, C>(panel.row(row), at, &range, extra);
                     row += R;
                 }
                 while row < rows.len() {
-                    let weights = (panel.add(row * stride), stride);
-                    self.tile::<V, D, 1, C>(weights, (rows.start + row, token), &range, carry(row));
+                    let (at, extra) = ((rows.start + row, token), (carry(row), ahead(row)));
+                    self.tile::<V, D, 1, C>(panel.row(row), at, &range, extra);
                     row += 1;
                 }
             }
@@ -172,7 +201,7 @@ impl<E: Element> Product<E> {
         (weights, stride): (*const D::Weight, usize),
         (row, token): (usize, usize),
         columns: &Range<usize>,
-        carry: Carry,
+        (carry, ahead): (Carry, *const u8),
     ) {
         unsafe {
             let (input, words) = self.input;
@@ -182,6 +211,7 @@ impl<E: Element> Product<E> {
                 tokens: (input, words * size_of::<f32>() / input_bytes::<D>()),
                 k: columns.len(),
                 carry,
+                ahead: ahead.wrapping_add(columns.start * size_of::<E>()),
             };
             let sums = V::outlined(tile);
             if !carry.suspend {
@@ -258,8 +288,16 @@ impl Kernel for Narrow {
             let mut words = [0.0_f32; LANES];
             unsafe {
                 V::load_first(self.row.add(first), count).store(words.as_mut_ptr());
-                let narrow = words.map(narrow_bits);
-                to.add(first).copy_from_nonoverlapping(narrow.as_ptr(), count);
+                // A loop, and a copy of a length that the compiler knows: `map` and `memcpy` are calls for each vector.
+                let mut narrow = [0; LANES];
+                for lane in 0..LANES {
+                    narrow[lane] = narrow_bits(words[lane]);
+                }
+                let to = to.add(first);
+                match count {
+                    LANES => to.cast::<[u16; LANES]>().write_unaligned(narrow),
+                    _ => to.copy_from_nonoverlapping(narrow.as_ptr(), count),
+                }
             }
         }
     }

@@ -98,6 +98,9 @@ impl Lanes for Array {
     unsafe fn prefetch(_address: *const u8) {}
 
     #[inline(always)]
+    unsafe fn prefetch_later(_address: *const u8) {}
+
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         each(self, other, |a, b| a + b)
     }

@@ -7,6 +7,8 @@ use std::mem::MaybeUninit;
 
 use super::{Dot, Kernel, LANES, Lanes, PAIRED};
 
+const LINE_BYTES: usize = 64;
+
 /// `out[c][r] = sum over k of weights[r][k] * tokens[c][k]`, each in the one order of summation.
 ///
 /// `weights` is valid for `R` rows of `k` elements, the second number of elements apart; `tokens` for `C` rows
@@ -16,6 +18,8 @@ pub(super) struct Tile<D: Dot, const R: usize, const C: usize> {
     pub tokens: Rows<D::Input>,
     pub k: usize,
     pub carry: Carry,
+    /// What later tiles want from memory: a line is asked for at each step. Any address will do.
+    pub ahead: *const u8,
 }
 
 /// Accumulators that pass from one run of columns to the next: whole vectors, so that the order of the sums is the
@@ -35,7 +39,7 @@ impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
 
     #[inline(always)]
     unsafe fn run<V: Lanes>(self) -> [[f32; R]; C] {
-        let Tile { weights: (weights, row_stride), tokens: (tokens, token_stride), k, carry } = self;
+        let Tile { weights: (weights, row_stride), tokens: (tokens, token_stride), k, carry, ahead } = self;
         unsafe {
             let mut sums = [[V::splat(0.0); C]; R];
             if carry.resume {
@@ -49,6 +53,7 @@ impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
                 if at == whole {
                     (weights, tokens) = Rest::fill(rest.as_mut_ptr(), k - whole, weights, tokens);
                 }
+                V::prefetch_later(ahead.wrapping_add(at / D::STEP * LINE_BYTES));
                 let mut row = [D::load_weights::<V>(weights.0); R];
                 for r in 0..R {
                     row[r] = D::load_weights::<V>(weights.0.add(r * weights.1));
