@@ -89,7 +89,7 @@ fn a_full_queue_refuses_and_an_empty_request_too() {
 }
 
 /// Layers, time of a layer and time of a token in it, nanoseconds: a step of `tokens` takes `LAYERS * (LAYER + tokens * TOKEN)`.
-const STEP: (u64, u64, u64) = (4, 10_000_000, 2_000_000);
+const STEP: (u64, u64, u64) = (4, 10_000_000, 500_000);
 
 fn step_ns(tokens: usize) -> u64 {
     STEP.0 * (STEP.1 + tokens as u64 * STEP.2)
@@ -123,11 +123,11 @@ fn longest_gap(tbt_ns: u64) -> (u64, f64) {
 }
 
 #[test]
-fn a_burst_of_prompts_leaves_decodes_a_third_of_their_pace() {
+fn a_burst_of_prompts_leaves_decodes_half_of_their_pace() {
     for tbt_ns in [0, 1] {
         let (_, most) = longest_gap(tbt_ns);
-        // The average of what a token takes is a little behind; without the bound it is 552 ms to 56, nearly ten.
-        assert!((2.5..=3.4).contains(&most), "{most} decode steps where the objective is {tbt_ns} ns");
+        // The average of what a token takes is a little behind; without the bound it is 168 ms to 44, nearly four.
+        assert!((1.7..=2.4).contains(&most), "{most} decode steps where the objective is {tbt_ns} ns");
     }
     assert_eq!(longest_gap(1_000_000_000).0, step_ns(64), "the objective leaves room for whole prompts");
 }

@@ -22,7 +22,7 @@ pub struct Measures {
     copied_bytes: u64,
     /// T_c of each layer, decode steps only.
     compute: Vec<Ewma>,
-    /// What a token adds to a step that prefills, all layers together.
+    /// What a token adds to a step that prefills, all layers together. Tokens of prompts and of decodes count alike.
     prefill_token: Ewma,
     /// Of a decode step, what is neither a layer nor a wait: embeddings, the head, sampling.
     beside: Ewma,
@@ -116,7 +116,7 @@ impl Measures {
         self.kv.per_x()
     }
 
-    /// What each token adds to a step that prefills, nanoseconds; 0 = unknown.
+    /// What each token adds to a step that prefills, of a prompt or of a decode, nanoseconds; 0 = unknown.
     pub fn prefill_token_ns(&self) -> u64 {
         self.prefill_token.value().unwrap_or(0)
     }
@@ -124,17 +124,18 @@ impl Measures {
     /// How long a step takes with so many sequences that decode and so many tokens of prompts, nanoseconds, as far as is known.
     pub fn step_ns(&self, decodes: u32, prefill_tokens: u32) -> u64 {
         // Before a decode was measured its token counts as one of a prompt.
-        let decodes = if self.compute_known() { 0 } else { decodes };
+        let decodes = if prefill_tokens == 0 && self.compute_known() { 0 } else { decodes };
         let tokens = u64::from(prefill_tokens) + u64::from(decodes);
         let added_ns = u128::from(self.prefill_token_ns()) * u128::from(tokens);
-        (self.token_compute_ns() + added_ns).min(u128::from(u64::MAX)) as u64
+        (self.decode_step_ns() + added_ns).min(u128::from(u64::MAX)) as u64
     }
 
-    /// The most tokens of prompts in a step that is to take no longer than `max_ns`; at least one, and no bound while nothing
-    /// was measured.
-    pub fn prefill_tokens_within(&self, max_ns: u64) -> u32 {
-        let left_ns = u128::from(max_ns).saturating_sub(self.token_compute_ns()) as u64;
-        largest_prefill_tokens(self.prefill_token_ns(), left_ns)
+    /// The most tokens of prompts in a step with so many sequences that decode that is to take no longer than `max_ns`; at least
+    /// one, and no bound while nothing was measured.
+    pub fn prefill_tokens_within(&self, decodes: u32, max_ns: u64) -> u32 {
+        let Some(token_ns) = self.prefill_token.value() else { return u32::MAX };
+        let left_ns = u128::from(max_ns).saturating_sub(self.decode_step_ns()) as u64;
+        largest_prefill_tokens(token_ns, left_ns).saturating_sub(decodes).max(1)
     }
 
     /// The same by what its tokens add alone, whatever a decode takes.
@@ -173,6 +174,11 @@ impl Measures {
     pub fn token_compute_ns(&self) -> u128 {
         let layer = |average: &Ewma| average.value().unwrap_or(self.estimated_compute_ns);
         self.compute.iter().map(|average| u128::from(layer(average))).sum()
+    }
+
+    /// A step of decodes alone, waits left out, nanoseconds; 0 = unknown.
+    pub fn decode_step_ns(&self) -> u128 {
+        self.token_compute_ns() + u128::from(self.beside_ns())
     }
 
     /// Whether T_c is known, measured or estimated.
@@ -255,19 +261,24 @@ mod tests {
     #[test]
     fn a_prompt_is_cut_to_the_time_that_is_left_and_always_goes_on() {
         let mut measures = Measures::new(&Params::default(), &[1, 1]);
-        assert_eq!(measures.prefill_tokens_within(0), u32::MAX, "nothing was measured");
-        let decode = StepTimes { decode_only: true, layer_ns: vec![100_000; 2], ..Default::default() };
+        assert_eq!(measures.prefill_tokens_within(9, 0), u32::MAX, "nothing was measured");
+        let decode = StepTimes {
+            decode_only: true,
+            layer_ns: vec![100_000; 2],
+            total_ns: 250_000,
+            ..Default::default()
+        };
         measures.stepped(&decode);
-        // 200,000 ns whatever the step, and 2,000 for each token.
+        // 250,000 ns whatever the step, and 2,000 for each token.
         measures.stepped(&prefill(100, 200_000));
         assert_eq!(measures.prefill_token_ns(), 2_000);
-        assert_eq!((measures.step_ns(9, 0), measures.step_ns(9, 100)), (200_000, 400_000));
-        assert_eq!(measures.prefill_tokens_within(400_000), 100);
-        assert_eq!(measures.prefill_tokens_within(399_999), 99);
-        assert_eq!(measures.prefill_tokens_within(100), 1, "not even a decode fits");
+        assert_eq!((measures.step_ns(9, 0), measures.step_ns(9, 91)), (250_000, 450_000));
+        assert_eq!(measures.prefill_tokens_within(9, 450_000), 91, "decodes are tokens too");
+        assert_eq!(measures.prefill_tokens_within(9, 449_999), 90);
+        assert_eq!(measures.prefill_tokens_within(9, 100), 1, "not even a decode fits");
         measures.stepped(&prefill(100, 600_000));
         assert_eq!(measures.prefill_token_ns(), 3_000, "one eighth of a new sample");
-        assert_eq!(measures.step_ns(0, u32::MAX), 200_000 + 3_000 * u64::from(u32::MAX));
+        assert_eq!(measures.step_ns(0, u32::MAX), 250_000 + 3_000 * u64::from(u32::MAX));
     }
 
     #[test]

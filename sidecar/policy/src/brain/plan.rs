@@ -297,7 +297,7 @@ impl Brain {
         let columns: u64 = asked.running.iter().map(|request| u64::from(self.kv.columns(*request))).sum();
         let needed_bytes = columns * u64::from(self.kv.layers()) * self.geometry.block_bytes;
         let room_bytes = needed_bytes.min(self.plan_capacity_bytes());
-        let alone_ns = self.measures.token_compute_ns() + u128::from(self.measures.beside_ns());
+        let alone_ns = self.measures.decode_step_ns();
         let fetched_ns = self.link().in_ns(needed_bytes - room_bytes);
         let step_ns = u128::from(found.map_or(fetched_ns, |found| found.step_ns)).max(alone_ns);
         step_ns * u128::from(room_bytes)

@@ -121,8 +121,9 @@ impl Core {
         let running = self.running.values().filter(|s| s.pending() > 1).map(Sequence::pending);
         let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
         let measures = self.brain.measures();
-        let largest = self.config.max_step_tokens.min(measures.prefill_tokens_within(quantum.max_ns()));
-        measures.step_ns(self.decodes(), pending.min(largest))
+        let decodes = self.decodes();
+        let most = measures.prefill_tokens_within(decodes, quantum.max_ns());
+        measures.step_ns(decodes, pending.min(most).min(self.config.max_step_tokens))
     }
 
     /// Tokens of a step that ends within the turn by what was measured: each running request's decode, and of prompts as many
@@ -140,14 +141,16 @@ impl Core {
         let within_ns = left_ns.max(self.brain.streaming_ns());
         match self.decodes() {
             0 if self.decodes_take_most(quantum) => self.brain.measures().prefill_tokens_adding(within_ns),
-            decodes => decodes.saturating_add(self.brain.measures().prefill_tokens_within(within_ns)),
+            decodes => {
+                decodes.saturating_add(self.brain.measures().prefill_tokens_within(decodes, within_ns))
+            }
         }
     }
 
     /// Whether decodes are thought to take half of a turn or more. Prompts beside them go on in crumbs then, one in every step for
     /// as long as one waits; and only a step without one tells how long decodes take by now.
     fn decodes_take_most(&self, quantum: Quantum) -> bool {
-        2 * self.brain.measures().token_compute_ns() >= u128::from(quantum.max_ns())
+        2 * self.brain.measures().decode_step_ns() >= u128::from(quantum.max_ns())
     }
 
     /// Whether the next step is left to the decodes, to see how long they take.
