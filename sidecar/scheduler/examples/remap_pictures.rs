@@ -100,12 +100,18 @@ struct Moment {
     other_mib: f64,
     kv_used_mib: f64,
     kv_free_mib: f64,
+    /// Requests in the batch.
+    running: u32,
+    /// Requests that wait, and those of them that lost their KV.
+    waiting: u32,
+    preempted: u32,
 }
 
 impl Moment {
     fn of(seconds: f64, core: &Core) -> Moment {
         let brain = core.brain();
         let (geometry, ledger, kv) = (brain.geometry(), brain.ledger(), brain.kv_counts());
+        let requests = core.snapshot();
         let mib = |chunks: u32| f64::from(chunks) * geometry.chunk_bytes as f64 / MIB;
         let layers = (0..geometry.layers()).zip(brain.residency()).map(|(layer, residency)| {
             match (ledger.count(Owner::WeightsLayer(LayerId(layer))), residency.present) {
@@ -125,11 +131,27 @@ impl Moment {
             other_mib: mib(other.iter().sum()),
             kv_used_mib,
             kv_free_mib: (kv_mib - kv_used_mib).max(0.0),
+            running: requests.running,
+            waiting: requests.waiting,
+            preempted: requests.preempted,
         }
     }
 
     fn lent(&self) -> usize {
         self.layers.iter().filter(|layer| **layer == Layer::Lent).count()
+    }
+
+    /// Its requests, in words.
+    fn requests(&self) -> String {
+        let Moment { running, waiting, preempted, .. } = self;
+        match (running + waiting, *preempted) {
+            (0, _) => "no request".to_owned(),
+            (_, 0) => format!("requests: {running} run, {waiting} wait"),
+            (_, lost) if lost == *waiting => {
+                format!("requests: {running} run, {waiting} wait without their KV")
+            }
+            (_, lost) => format!("requests: {running} run, {waiting} wait, {lost} of them without their KV"),
+        }
     }
 
     fn held_mib(&self) -> f64 {
@@ -176,7 +198,8 @@ fn frames<'a>(idle: &'a [Moment], busy: &'a [Moment]) -> Result<Vec<Frame<'a>>, 
     let after = |moment: &&Moment| moment.seconds - shift >= idle[all].seconds;
     let peak = busy.iter().filter(after).max_by(|one, other| one.kv_used_mib.total_cmp(&other.kv_used_mib));
     let peak = peak.ok_or("the second tenant never uses the layers' memory")?.seconds - shift;
-    let full = idle.iter().rposition(|moment| moment.seconds <= peak).unwrap_or(all);
+    let rests = |moment: &Moment| moment.seconds <= peak && moment.running + moment.waiting == 0;
+    let full = idle.iter().rposition(rests).unwrap_or(all);
     let loads = |moment: &Moment| {
         moment.layers.contains(&Layer::Loading)
             && 2 * moment.layers.iter().filter(|layer| **layer != Layer::Resident).count() <= most
@@ -186,16 +209,24 @@ fn frames<'a>(idle: &'a [Moment], busy: &'a [Moment]) -> Result<Vec<Frame<'a>>, 
         moment.layers.iter().all(|layer| *layer == Layer::Resident)
     })?;
     let chosen = [
-        (lends.saturating_sub(1), "Each tenant holds its share. The tenant idle has no request."),
-        (first - 1, "The tenant busy gets many requests. Free KV memory of idle goes to it first."),
+        (
+            lends.saturating_sub(1),
+            "Each tenant holds its share. The requests of busy need more KV than it has left.",
+        ),
+        (first - 1, "Free KV memory of idle goes to busy first."),
         (half, "Then layers of idle go, the last one first."),
         (full, "The memory of the lent layers holds KV of busy."),
-        (loading, "A request comes for idle. Its memory is back, and its layers load, the first one first."),
+        (loading, "A request comes for idle. busy has given the memory back, and the layers of idle load."),
         (home, "All layers are back, and idle answers."),
     ];
     let frame = |(at, caption): (usize, &'static str)| {
         let moment: &Moment = &idle[at];
-        let other = busy.iter().rev().find(|other| other.seconds - shift <= moment.seconds);
+        let before = |other: &&Moment| match at < lends {
+            // An idle tenant has few moments: what busy held last before the first loan.
+            true => other.seconds < busy[borrows].seconds,
+            false => other.seconds - shift <= moment.seconds,
+        };
+        let other = busy.iter().rev().find(before);
         let seconds = (moment.seconds - start).max(0.0);
         Frame { caption, seconds, idle: moment, busy: other.unwrap_or(&busy[0]) }
     };
@@ -284,7 +315,8 @@ fn rows(svg: &mut String, name: &str, tenant: &Moment, top: f64) -> f64 {
         tenant.kv_used_mib
     );
     text(svg, LEFT, row + BAR + 16.0, 13, &words);
-    row + BAR + 22.0
+    text(svg, LEFT, row + BAR + 32.0, 13, &tenant.requests());
+    row + BAR + 38.0
 }
 
 /// A box as wide as the memory of one holder, with a word in it. `at` is its left edge, and becomes its right one.
