@@ -59,7 +59,7 @@ pub struct GpuPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = rules::HOST_CONTEXTS.rule())]
     pub device: Option<Device>,
-    /// Groups of GPUs; a tenant may name one. Required, 1 to 16 groups of at most 1024 GPUs together.
+    /// Groups of GPUs, together at most 1024 GPUs; a tenant may name a group. Required.
     #[x_kube(validation = rules::POOL_SIZE.rule())]
     #[schemars(
         length(min = 1, max = 16),
@@ -74,7 +74,7 @@ pub struct GpuPoolSpec {
     /// Oneiros, OrbitFlow. Default Unified.
     #[serde(default)]
     pub policy: Policy,
-    /// Whose layers are remapped, and when. Default as in its fields.
+    /// Which tenant lends first, and how fast memory moves back. Default as in its fields.
     #[serde(default)]
     pub remap: Remap,
     /// When a change that stops pods (of device, sharing, nodeSelector, tolerations or runtimeClassName, or fewer gpus) is
@@ -180,14 +180,14 @@ pub struct Sharing {
     /// Temporal (by turns), Spatial (all at once, MPS) or Isolated (one MIG instance each). Default Temporal.
     #[serde(default)]
     pub mode: SharingMode,
-    /// For mode Temporal. Default as in its fields.
+    /// Turns, for mode Temporal. Default as in its fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = rules::QUANTUM_ORDER.rule())]
     pub temporal: Option<Temporal>,
-    /// For mode Spatial. Default as in its fields.
+    /// Limits of a tenant, for mode Spatial. Default as in its fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spatial: Option<Spatial>,
-    /// For mode Isolated, which requires it.
+    /// The MIG instances of the group. Required when mode is Isolated, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isolated: Option<Isolated>,
 }
@@ -208,7 +208,7 @@ pub enum SharingMode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Temporal {
-    /// Who is next: RoundRobin, or Priority (highest first, without starvation). Default RoundRobin.
+    /// Order of turns: RoundRobin, or Priority (highest first, without starvation). Default RoundRobin.
     pub order: TurnOrder,
     /// Shortest turn, milliseconds. Default 5.
     #[schemars(range(min = 1, max = 10_000))]
@@ -297,10 +297,10 @@ impl Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Remap {
-    /// Which inactive neighbour gives first, within the lowest priority: MostRecentlyUsed (under Unified the one whose next
-    /// request is expected last, where that is known), LeastRecentlyUsed or FixedOrder. Default MostRecentlyUsed.
+    /// Which inactive tenant of the lowest priority lends first: MostRecentlyUsed (under Unified the one whose next request is
+    /// expected last, where that is known), LeastRecentlyUsed or FixedOrder (by name). Default MostRecentlyUsed.
     pub victim: VictimRule,
-    /// A layer that came back stays at least so long, milliseconds. Default 500.
+    /// Shortest time that a layer stays after it came back, milliseconds. Default 500.
     #[schemars(range(min = 0, max = 600_000))]
     pub min_residence_milliseconds: i32,
     /// Longest time in which a borrower gives memory back, milliseconds. Default 200.

@@ -33,10 +33,10 @@ pub struct SecretKeyRef {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Resources {
-    /// What the scheduler sets aside. Default: computed by the operator.
+    /// Amounts that the scheduler reserves. Default: computed by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<ResourceList>,
-    /// What the container may use at most. Default: computed by the operator; memory limit = memory request.
+    /// Most that the container may use. Default: computed by the operator; memory limit = memory request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<ResourceList>,
 }
@@ -113,7 +113,7 @@ pub struct Toleration {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "TaintEffect")]
     pub effect: Option<TaintEffect>,
-    /// A NoExecute taint is borne for so long, seconds. Default: for ever.
+    /// Time that a pod stays after a NoExecute taint, seconds. Default: for ever.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86_400))]
     pub toleration_seconds: Option<i32>,

@@ -77,14 +77,14 @@ use crate::shared::{Annotation, Label, NameRef, PoolRef};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(validation = rules::ENGINE_KIND_IMMUTABLE.rule(), validation = rules::CACHE.rule())]
 pub struct ModelTenantSpec {
-    /// The pool that serves the tenant. Required, immutable.
+    /// The pool that serves the tenant. Immutable. Required.
     #[x_kube(validation = rules::POOL_REF_IMMUTABLE.rule())]
     pub pool_ref: PoolRef,
     /// Group of the pool's GPUs, by name. Default: any group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 40), extend("pattern" = rules::DNS_LABEL))]
     pub gpu_group: Option<String>,
-    /// What is served. Required, immutable.
+    /// The model that is served. Immutable. Required.
     #[x_kube(validation = rules::MODEL_IMMUTABLE.rule())]
     pub model: Model,
     /// Volume that keeps the downloaded model, for a source of type HuggingFace whose revision is a commit. Default: none, each
@@ -109,10 +109,10 @@ pub struct ModelTenantSpec {
     #[serde(default)]
     #[x_kube(validation = rules::KV_WITHIN_LIMIT.rule())]
     pub memory: TenantMemory,
-    /// How tokens leave. Default as in its fields.
+    /// How tokens are written to clients. Default as in its fields.
     #[serde(default)]
     pub pacing: Pacing,
-    /// What happens without requests. Default as in its fields.
+    /// When the tenant counts as idle, and when it hibernates. Default as in its fields.
     #[serde(default)]
     #[x_kube(validation = rules::HIBERNATE_AFTER_IDLE.rule())]
     pub idle: Idle,
@@ -131,7 +131,7 @@ pub struct ModelTenantSpec {
     /// Limits on clients. Default as in its fields.
     #[serde(default)]
     pub limits: Limits,
-    /// Who may ask. Default: everybody in the cluster, without a key.
+    /// Clients that may send requests. Default: all pods of the cluster, without a key.
     #[serde(default)]
     #[x_kube(validation = rules::ONE_KEY_SOURCE.rule())]
     pub access: Access,
@@ -139,7 +139,7 @@ pub struct ModelTenantSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 64))]
     pub replicas: i32,
-    /// Take all slots away and refuse requests, keeping the object. Default false.
+    /// Removes all slots and refuses requests; the object stays. Default false.
     #[serde(default)]
     pub suspend: bool,
     /// Time that open streams get to end when a pod stops, seconds. Default 30.
@@ -198,8 +198,8 @@ impl ModelTenantSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TenantMemory {
-    /// KV that the tenant can always hold on the GPU, bytes as a quantity; part of its floor. It is never less than what one
-    /// sequence of maxModelLen needs. Default: just that.
+    /// KV that the tenant can always hold on the GPU, bytes as a quantity; part of its floor. A smaller value counts as the
+    /// default. Default: KV for one sequence of maxModelLen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guaranteed_kv: Option<Quantity>,
     /// KV that the tenant may hold on the GPU at most, bytes as a quantity. Default: what the GPU has.

@@ -84,9 +84,8 @@ fn a_description_of_the_spec_says_default_or_required() {
             if is_required {
                 assert!(text.contains("Required"), "{path}.{name}: `{text}` does not say Required");
             } else {
-                let said =
-                    text.contains("Default") || text.starts_with("For type") || text.contains("requires it");
-                assert!(said || text.contains("Required when"), "{path}.{name}: `{text}` names no default");
+                let said = text.contains("Default") || text.contains("Required when");
+                assert!(said, "{path}.{name}: `{text}` names no default");
             }
         }
     });

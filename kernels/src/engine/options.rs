@@ -28,11 +28,11 @@ pub(super) struct Options {
     #[arg(long, value_name = "PATH", env = "SLUICE_ENGINE_SOCKET")]
     pub(super) socket: PathBuf,
 
-    /// Threads that compute [default: as many as the sidecar says, or one for each core]
+    /// Threads that compute. Default: as many as the sidecar says, or one for each core
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) threads: Option<u16>,
 
-    /// Address at which the supervisor answers liveness probes [default: none]
+    /// Address at which the supervisor answers liveness probes. Default: none
     #[arg(long, value_name = "ADDRESS", env = "SLUICE_ENGINE_LIVE")]
     pub(super) live: Option<SocketAddr>,
 

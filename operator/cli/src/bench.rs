@@ -49,7 +49,7 @@ pub struct BenchArgs {
     /// Base URL, without /v1.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub url: String,
-    /// Model name; asked from the server when absent.
+    /// Model name. Default: the first model of the server.
     #[arg(long)]
     pub model: Option<String>,
     /// API key.
@@ -68,7 +68,7 @@ pub struct BenchArgs {
     /// Longest prompt and output together; longer draws are cut.
     #[arg(long, default_value_t = u32::MAX)]
     pub max_total: u32,
-    /// Closed loop: at most this many requests open at once. Absent = open loop.
+    /// Closed loop: at most this many requests open at once. Default: open loop.
     #[arg(long, value_parser = at_least_one)]
     pub concurrency: Option<usize>,
     /// Prompt token ids are drawn below this. Every server knows ids, none agrees on words.

@@ -56,8 +56,8 @@ pub struct DemoArgs {
     /// Length of the day. As many requests are then sent to fixed partitions.
     #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
-    /// Port of the first tenant's API; the others take the next ones. Default: 8000, or free ports where 8000 to 8002 are taken.
-    /// 0 = free ports.
+    /// Port of the first tenant's API; the others take the next ones. 0 = free ports. Default: 8000, or free ports where 8000 to
+    /// 8002 are taken.
     #[arg(long)]
     pub port: Option<u16>,
     /// Serve no page.

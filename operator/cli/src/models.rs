@@ -28,7 +28,7 @@ pub struct ModelsArgs {
 /// Folder of downloaded models, on the command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CacheArgs {
-    /// Folder of downloaded models; default `$XDG_CACHE_HOME/sluice/models` or `~/.cache/sluice/models`.
+    /// Folder of downloaded models. Default: `$XDG_CACHE_HOME/sluice/models` or `~/.cache/sluice/models`.
     #[arg(long = "cache", env = "SLUICE_MODELS", value_name = "DIR", global = true)]
     pub folder: Option<PathBuf>,
 }

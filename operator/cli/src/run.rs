@@ -48,16 +48,17 @@ pub struct RunArgs {
     /// Chat in the terminal. Input that is not a terminal is read as prompts, one per line.
     #[arg(long)]
     pub chat: bool,
-    /// Port of the API; default 8000, or the next one that is free. 0 = any free port.
+    /// Port of the API. 0 = any free port. Default: 8000, or the next one that is free.
     #[arg(long)]
     pub port: Option<u16>,
     /// Address to listen at.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: IpAddr,
-    /// Memory of the GPU that the models share, such as 6Gi; default weights and KV of 4 sequences of each, fewer where the machine has less.
+    /// Memory of the GPU that the models share, such as 6Gi. Default: weights and KV of 4 sequences of each model, fewer where
+    /// the machine has less memory.
     #[arg(long, value_name = "SIZE", value_parser = memory::parse_memory)]
     pub memory: Option<u64>,
-    /// Longest sequence (prompt and answer), tokens; default that of the model, at most 8192.
+    /// Longest sequence (prompt and answer), tokens. Default: that of the model, at most 8192.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     pub context: Option<u32>,
     /// Threads of each engine; 0 = all cores.

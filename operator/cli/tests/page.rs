@@ -59,8 +59,9 @@ fn describe(page: &mut String, name: &str, command: &Command) {
     page.push_str("| option | default | meaning |\n|---|---|---|\n");
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
     for argument in arguments.filter(|argument| !["help", "version"].contains(&argument.get_id().as_str())) {
-        writeln!(page, "| `{}` | {} | {} |", written(argument), default(argument), meaning(argument))
-            .unwrap();
+        let (meaning, stated) = meaning(argument);
+        let default = default(argument, stated);
+        writeln!(page, "| `{}` | {default} | {meaning} |", written(argument)).unwrap();
     }
     for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
         describe(page, &format!("{name} {}", command.get_name()), command);
@@ -82,7 +83,8 @@ fn written(argument: &Arg) -> String {
     if flags.is_empty() { value.trim_start().to_owned() } else { flags.join(", ") }
 }
 
-fn default(argument: &Arg) -> String {
+/// What holds without it: the variable of the environment, then the value of the definition or the words of the help.
+fn default(argument: &Arg, stated: Option<String>) -> String {
     let values = argument.get_default_values().iter().map(|value| value.to_string_lossy());
     let values: Vec<_> = values.filter(|value| !value.is_empty()).collect();
     let environment = argument.get_env().map(|name| format!("`${}`", name.to_string_lossy()));
@@ -90,13 +92,13 @@ fn default(argument: &Arg) -> String {
     let own = if argument.is_required_set() {
         Some("**required**".to_owned())
     } else {
-        shown.then(|| format!("`{}`", values.join(" ")))
+        shown.then(|| format!("`{}`", values.join(" "))).or(stated)
     };
     environment.into_iter().chain(own).collect::<Vec<_>>().join(", else ")
 }
 
-/// What it means, in one line that fits a cell.
-fn meaning(argument: &Arg) -> String {
+/// What it means, in one line that fits a cell, and what a last sentence `Default: ...` says.
+fn meaning(argument: &Arg) -> (String, Option<String>) {
     let text = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
     let choices: Vec<_> =
         argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
@@ -105,8 +107,13 @@ fn meaning(argument: &Arg) -> String {
     } else {
         String::new()
     };
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    format!("{}.{choices}", words.trim_end_matches('.')).replace('|', "\\|")
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+    let words = words.trim_end_matches('.');
+    let (words, stated) = match words.rsplit_once(". Default: ") {
+        Some((words, default)) => (words, Some(default.to_owned())),
+        None => (words, None),
+    };
+    (format!("{words}.{choices}"), stated)
 }
 
 fn compare(file: &str, wanted: &str) {
@@ -140,6 +147,7 @@ fn the_page_of_commands_has_commands_options_defaults_and_no_hidden_command() {
         "| `-f, --file FILE` | **required** | ",
         "| `--port PORT` | `8000` | ",
         "`$OPENAI_API_KEY`",
+        "| `--context TOKENS` | that of the model, at most 8192 | Longest sequence (prompt and answer), tokens. |",
     ] {
         assert!(page.contains(text), "{text}\n{page}");
     }

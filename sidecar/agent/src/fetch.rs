@@ -114,7 +114,7 @@ pub struct BucketArgs {
     /// Its region.
     #[arg(long, default_value = "us-east-1")]
     region: String,
-    /// Address of the service; without it, AWS in the region.
+    /// Address of the service. Default: AWS in the region.
     #[arg(long)]
     endpoint: Option<String>,
 }

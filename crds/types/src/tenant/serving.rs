@@ -23,9 +23,9 @@ pub struct Slo {
     /// Length of the window, seconds. Default 60.
     #[schemars(range(min = 1, max = 3600))]
     pub window_seconds: i32,
-    /// Longest time a request may be paused in all; then it is immune, seconds. Under Unified without what its client reads
-    /// meanwhile from its deposit; and a request whose first token is too late already lets others go first for as long, once.
-    /// 0: neither. Default 10.
+    /// Longest time that a request is paused in all, seconds; after that it is not paused again. Under Unified, time in which its
+    /// client reads from the deposit does not count, and a request whose first token is late already goes behind the others
+    /// once, by this time. 0 switches both off. Default 10.
     #[schemars(range(min = 0, max = 3600))]
     pub max_pause_seconds: i32,
 }
@@ -83,11 +83,11 @@ pub enum PacingMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Idle {
-    /// Without a request for so long the tenant counts as idle, seconds. Default 30.
+    /// Time without a request after which the tenant counts as idle, seconds. Default 30.
     #[schemars(range(min = 1, max = 86_400))]
     pub after_seconds: i32,
-    /// Without a request for so long it gives up all its device memory, seconds; larger than afterSeconds. Default
-    /// 600.
+    /// Time without a request after which the tenant gives up all its device memory, seconds; larger than afterSeconds.
+    /// Default 600.
     #[schemars(range(min = 2, max = 604_800))]
     pub hibernate_after_seconds: i32,
 }
@@ -102,8 +102,8 @@ impl Default for Idle {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Engine {
-    /// Native (driven over the link, memory moves under it) or Vllm (proxied: pacing, holding, idleness, sleep; no
-    /// remapping). Immutable. Default Native.
+    /// Native (Sluice's engine, whose memory moves) or Vllm (vLLM behind a proxy: pacing, holding, idleness and sleep; its memory
+    /// stays its own). Immutable. Default Native.
     pub kind: EngineKind,
     /// Image of the engine. Default: the operator's for Native; Vllm needs one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -62,19 +62,19 @@ pub struct Source {
     /// HuggingFace, PersistentVolumeClaim, Image, S3 or File. Required.
     #[serde(rename = "type")]
     pub kind: SourceType,
-    /// For type HuggingFace.
+    /// A repository of a Hugging Face hub. Required when type is HuggingFace, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hugging_face: Option<HuggingFaceSource>,
-    /// For type PersistentVolumeClaim.
+    /// A folder of a volume. Required when type is PersistentVolumeClaim, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<PvcSource>,
-    /// For type Image.
+    /// A folder of an image. Required when type is Image, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSource>,
-    /// For type S3.
+    /// Objects of a bucket. Required when type is S3, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// For type File, which only `sluice up` takes.
+    /// A folder of this machine, for `sluice up` alone. Required when type is File, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<FileSource>,
 }
@@ -168,7 +168,7 @@ pub struct S3Source {
     /// Bucket. Required.
     #[schemars(length(min = 3, max = 63))]
     pub bucket: String,
-    /// Prefix of the model's objects. Default: empty.
+    /// Prefix of the model's objects. Default empty.
     #[serde(default)]
     #[schemars(length(max = 1024))]
     pub prefix: String,
