@@ -3,6 +3,7 @@
 mod html;
 mod mdbook;
 pub mod stage;
+mod tables;
 
 use anyhow::{Context, Result};
 
@@ -16,6 +17,7 @@ pub fn run(workspace: &Workspace) -> Result<bool> {
     let book = site.join("html");
     stage::write(workspace, &source)?;
     mdbook::build(&program, &source, &book)?;
+    html::rewrite(&book, tables::prepare).with_context(|| format!("preparing the tables of {book}"))?;
     let broken = html::broken_links(&book).with_context(|| format!("looking at the links of {book}"))?;
     for link in &broken {
         println!("{link}");

@@ -1,4 +1,4 @@
-//! Links of built pages: each leads to a file of the site, and its anchor to an element there.
+//! Built pages: their links, each of which leads to a file of the site and its anchor to an element there, and a change of all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,6 +22,21 @@ pub fn broken_links(site: &Utf8Path) -> Result<Vec<String>> {
     }
     let files: BTreeSet<&str> = files.iter().map(|file| file.as_str()).collect();
     Ok(broken(&files, &pages))
+}
+
+/// Makes `change` to every page below `site`.
+pub fn rewrite(site: &Utf8Path, change: impl Fn(&str) -> String) -> Result<()> {
+    let mut files = Vec::new();
+    walk(site, site, &mut files)?;
+    for file in files.iter().filter(|file| file.extension() == Some("html")) {
+        let path = site.join(file);
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let changed = change(&text);
+        if changed != text {
+            fs::write(&path, changed).with_context(|| format!("writing {path}"))?;
+        }
+    }
+    Ok(())
 }
 
 fn walk(site: &Utf8Path, folder: &Utf8Path, files: &mut Vec<Utf8PathBuf>) -> Result<()> {
