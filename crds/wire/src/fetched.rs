@@ -1,6 +1,6 @@
 //! What a download reports while it runs, and the record that it leaves in a folder that is whole.
 //!
-//! `sluice-sidecar fetch --progress` writes [`Progress`] to standard output, one JSON object a line. `sluice run` shows it, and
+//! `sluice-sidecar fetch --progress` writes [`Report`]s to standard output, one JSON object a line. `sluice run` shows them, and
 //! `sluice models` reads the [`Receipt`].
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,25 @@ pub struct Progress {
     pub present_bytes: u64,
     /// Bytes of all files of the download.
     pub total_bytes: u64,
+}
+
+/// A failure after which the download tries again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retry {
+    /// What failed, for people.
+    pub problem: String,
+    /// Time until the next try, milliseconds.
+    pub retry_in_ms: u64,
+}
+
+/// A line of a download that reports its progress.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Report {
+    /// How far it is.
+    Progress(Progress),
+    /// It waits after a failure.
+    Retry(Retry),
 }
 
 /// A folder that holds all files of its source.
@@ -53,6 +72,18 @@ pub const PART_SUFFIX: &str = ".part";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_progress_or_a_retry() {
+        let read = |line: &str| serde_json::from_str::<Report>(line).ok();
+        let progress = Progress { present_bytes: 1, total_bytes: 2 };
+        assert_eq!(read(r#"{"present_bytes":1,"total_bytes":2}"#), Some(Report::Progress(progress)));
+        let retry = Report::Retry(Retry { problem: "hub cannot be reached".into(), retry_in_ms: 500 });
+        let line = r#"{"problem":"hub cannot be reached","retry_in_ms":500}"#;
+        assert_eq!(serde_json::to_string(&retry).unwrap(), line);
+        assert_eq!(read(line), Some(retry));
+        assert_eq!(read(r#"{"version":1,"refusal":{}}"#), None, "the report of an inspection is neither");
+    }
 
     #[test]
     fn a_receipt_of_another_version_is_none() {

@@ -90,6 +90,27 @@ async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_hub_that_refuses_the_connection_is_named_within_seconds() {
+    let world = World::new();
+    // Bound and not listening: no other program has its port.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let hub = socket.local_addr().unwrap();
+    let endpoint = format!("http://{hub}");
+    let stderr = sluice(&world, &["run", REPO, "--port", "0", "--endpoint", &endpoint]).unwrap_err();
+    let lines: Vec<_> = stderr.lines().collect();
+    let (title, unreachable) = (format!("sluice: {hub}/{REPO}: "), format!("{hub} cannot be reached: "));
+    let (first, tries) = lines.split_first().unwrap();
+    assert_eq!(*first, format!("{title}reading its configuration at {endpoint}"));
+    let (last, retries) = tries.split_last().unwrap();
+    let waits = ["500ms", "1s"].map(|wait| format!("{title}trying again in {wait}: {unreachable}"));
+    let waited = retries.iter().zip(&waits).all(|(line, start)| line.starts_with(start));
+    assert!(retries.len() == 2 && waited, "{stderr}");
+    assert!(last.starts_with(&format!("{title}{unreachable}")), "{stderr}");
+    assert!(last.ends_with("; a folder with a model needs no network: sluice run FOLDER"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_token_goes_to_the_hub_of_the_option_and_to_none_that_a_url_names() {
     let folder = tempfile::tempdir().unwrap();
     let (world, hub) = (World::new(), Hub::start(folder.path()).await);

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::Stdio;
 
 use sluice_types::tenant::WeightType;
+use sluice_wire::fetched::Retry;
 use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 
 use crate::models::hub_model::HubModel;
@@ -15,18 +16,22 @@ use crate::{child, siblings};
 /// Variable of the environment with the user's token of a hub.
 pub const TOKEN: &str = "HF_TOKEN";
 
+/// How often a hub is asked that cannot be reached: a user waits, and seldom has a network a moment later.
+const CONNECT_TRIES: &str = "3";
+
 /// Where a model is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub enum Place<'a> {
     /// A folder of this machine.
     Folder(&'a Path),
-    /// A repository of a hub, of which only beginnings of files are downloaded.
-    Hub(&'a HubModel),
+    /// A repository of a hub, of which only beginnings of files are downloaded, and what shows failures that are tried again.
+    Hub(&'a HubModel, &'a dyn Fn(&Retry)),
 }
 
 /// Adds what `sluice-sidecar fetch` and `inspect` need for a repository of a hub. The user's token goes to no hub that a URL names.
 pub fn add_hub(command: &mut Command, model: &HubModel) {
     let HubModel { endpoint, repo, revision, takes_token, .. } = model;
+    command.args(["--progress", "--connect-tries", CONNECT_TRIES]);
     command.args(["hugging-face", "--repo", repo, "--revision", revision, "--endpoint", endpoint]);
     if !takes_token {
         command.env_remove(TOKEN);
@@ -45,19 +50,18 @@ pub async fn inspect(place: Place<'_>, dtype: WeightType) -> Result<Geometry, Re
     command.args(["inspect", "--dtype", &format!("{dtype:?}")]);
     match place {
         Place::Folder(folder) => drop(command.arg("folder").arg(folder)),
-        Place::Hub(model) => add_hub(&mut command, model),
+        Place::Hub(model, _) => add_hub(&mut command, model),
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     child::quieten(&mut command);
     child::end_with_parent(&mut command);
     let mut running = command.spawn().map_err(failed)?;
-    let (mut stdout, stderr) = (running.stdout.take(), running.stderr.take());
+    let (stdout, stderr) = (running.stdout.take(), running.stderr.take());
     let read = async {
-        let mut report = String::new();
-        if let Some(stdout) = &mut stdout {
-            stdout.read_to_string(&mut report).await?;
+        match stdout {
+            Some(stdout) => report_of(stdout, place).await,
+            None => Ok(String::new()),
         }
-        Ok::<_, std::io::Error>(report)
     };
     let words = async {
         match stderr {
@@ -67,8 +71,38 @@ pub async fn inspect(place: Place<'_>, dtype: WeightType) -> Result<Geometry, Re
     };
     let (report, words) = tokio::join!(read, words);
     let (report, status) = (report.map_err(failed)?, running.wait().await.map_err(failed)?);
-    Report::from_json(report.trim().as_bytes()).unwrap_or_else(|error| {
+    Report::from_json(report.as_bytes()).unwrap_or_else(|error| {
         let words = words.unwrap_or_default();
         Err(unavailable(format!("{} ended with {status}: {error}\n{words}", sidecar.display())))
     })
+}
+
+/// The last line; those before it are failures that are tried again.
+async fn report_of(stdout: impl AsyncRead + Unpin, place: Place<'_>) -> std::io::Result<String> {
+    let (mut lines, mut report) = (BufReader::new(stdout).lines(), String::new());
+    while let Some(line) = lines.next_line().await? {
+        match (place, serde_json::from_str::<Retry>(&line)) {
+            (Place::Hub(_, on_retry), Ok(retry)) => on_retry(&retry),
+            _ => report = line,
+        }
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::models::hub_model::DEFAULT_ENDPOINT;
+
+    #[tokio::test]
+    async fn failures_that_are_tried_again_are_shown_and_the_last_line_is_the_report() {
+        let (shown, hub) = (RefCell::new(Vec::new()), HubModel::parse("org/tiny", DEFAULT_ENDPOINT).unwrap());
+        let on_retry = |retry: &Retry| shown.borrow_mut().push((retry.problem.clone(), retry.retry_in_ms));
+        let stdout = "{\"problem\":\"no hub\",\"retry_in_ms\":500}\n{\"version\":1}\n";
+        let report = report_of(stdout.as_bytes(), Place::Hub(&hub, &on_retry)).await.unwrap();
+        assert_eq!(report, "{\"version\":1}");
+        assert_eq!(*shown.borrow(), [("no hub".to_owned(), 500)]);
+    }
 }

@@ -10,6 +10,7 @@ mod mistakes;
 mod neighbours;
 mod page;
 mod plan;
+mod run;
 mod sleep;
 mod support;
 mod terminal;

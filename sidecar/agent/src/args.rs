@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use sluice_link::frame::LINK_VERSION;
 use tracing_subscriber::EnvFilter;
 
-use crate::fetch::From;
+use crate::fetch::{From, RetryArgs};
 use crate::inspect::Inspect;
 use crate::logs::lines;
 
@@ -52,9 +52,13 @@ pub enum Task {
     /// Files that are there already are used, parts of files too. Every file is checked by the length and the digest that its
     /// source states.
     Fetch {
-        /// Report progress on standard output instead of in the log, one JSON object a line: `present_bytes`, `total_bytes`.
+        /// Report progress on standard output instead of in the log, one JSON object a line: `present_bytes`, `total_bytes`; and
+        /// failures that are tried again: `problem`, `retry_in_ms`.
         #[arg(long, global = true)]
         progress: bool,
+        /// How often a source is asked.
+        #[command(flatten)]
+        retry: RetryArgs,
         /// Where it comes from.
         #[command(subcommand)]
         from: From,

@@ -12,6 +12,7 @@ mod lock;
 mod part;
 mod progress;
 mod receipt;
+mod retry;
 mod source;
 
 use std::path::{Path, PathBuf};
@@ -29,30 +30,18 @@ use self::lock::Lock;
 use self::part::Part;
 use self::progress::Progress;
 pub use self::progress::ProgressReport;
+use self::retry::Retries;
+pub(crate) use self::retry::again;
+pub use self::retry::{RetryArgs, RetryPolicy};
 pub use self::source::{Item, Source};
 use crate::run::Failure;
 
 /// Files that come at the same time: one connection seldom fills a link.
 const AT_ONCE: usize = 4;
-/// A connection has to stand, and bytes to come, within so long.
+/// A connection has to stand within this time, the search for the address of its host included.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Bytes have to come within this time.
 const SILENCE: Duration = Duration::from_secs(30);
-
-/// How often, and how fast, a failure is tried again.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// Tries without a byte in between.
-    pub tries: u32,
-    /// Wait before the second try; doubled before each further one.
-    pub first: Duration,
-    /// Longest wait.
-    pub longest: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Patience { tries: 8, first: Duration::from_millis(500), longest: Duration::from_secs(30) }
-    }
-}
 
 /// Where the model comes from, and where it goes, on the command line.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -145,13 +134,13 @@ impl From {
 ///
 /// # Errors
 /// What could not be had; as a configuration that no restart can help, where trying again cannot.
-pub fn run(from: &From, progress: bool) -> Result<(), Failure> {
-    let report = if progress { ProgressReport::Json } else { ProgressReport::Log };
+pub fn run(from: &From, progress: bool, retry: &RetryArgs) -> Result<(), Failure> {
+    let report = ProgressReport::new(progress);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     let fetched = from.source().and_then(|(source, to)| {
         tracing::info!(%source, to = %to.display(), "fetching a model");
-        runtime.block_on(fetch(&source, to, Patience::default(), report))
+        runtime.block_on(fetch(&source, to, retry.policy(), report))
     });
     fetched.map_err(|error| match error.is_final() {
         true => Failure::Config(error.into()),
@@ -167,7 +156,7 @@ pub fn run(from: &From, progress: bool) -> Result<(), Failure> {
 pub async fn fetch(
     source: &Source,
     to: &Path,
-    patience: Patience,
+    policy: RetryPolicy,
     report: ProgressReport,
 ) -> Result<(), FetchError> {
     // First without the lock: those who find it whole need not check it one after another.
@@ -175,8 +164,8 @@ pub async fn fetch(
         return Ok(());
     }
     let (client, asked) = (client()?, source);
-    let source = &again(patience, async || source.resolved(&client).await).await?;
-    let items = again(patience, async || source.list(&client).await).await?;
+    let source = &again(policy, report, async || source.resolved(&client).await).await?;
+    let items = again(policy, report, async || source.list(&client).await).await?;
     complete(source, &items)?;
     std::fs::create_dir_all(to).map_err(FetchError::file(to))?;
     let _alone = Lock::take(to).await?;
@@ -186,7 +175,7 @@ pub async fn fetch(
     let progress = Progress::new(items.iter().map(|item| item.bytes).sum());
     let files = stream::iter(&items).map(|item| {
         let job = Job { client: &client, source, item, path: to.join(&item.name), progress: &progress };
-        async move { job.bring(patience).await }
+        async move { job.bring(Retries::new(policy, report)).await }
     });
     let all = files.buffer_unordered(AT_ONCE).try_collect::<Vec<()>>();
     tokio::select! {
@@ -209,7 +198,7 @@ pub(crate) fn client() -> Result<Client, FetchError> {
     // Fails only when there is one already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let agent = concat!("sluice/", env!("CARGO_PKG_VERSION"));
-    let client = Client::builder().user_agent(agent).connect_timeout(SILENCE).read_timeout(SILENCE);
+    let client = Client::builder().user_agent(agent).connect_timeout(CONNECT).read_timeout(SILENCE);
     client.build().map_err(FetchError::Client)
 }
 
@@ -226,45 +215,6 @@ pub(crate) fn complete(source: &Source, items: &[Item]) -> Result<(), FetchError
     Err(FetchError::NoModel { place: source.to_string(), lacks })
 }
 
-/// Tries again what may succeed later.
-pub(crate) async fn again<T>(
-    patience: Patience,
-    mut attempt: impl AsyncFnMut() -> Result<T, FetchError>,
-) -> Result<T, FetchError> {
-    let mut waits = Waits::new(patience);
-    loop {
-        match attempt().await {
-            Err(error) if !error.is_final() => waits.after(error).await?,
-            done => return done,
-        }
-    }
-}
-
-/// Waits between tries.
-struct Waits {
-    patience: Patience,
-    tries: u32,
-    wait: Duration,
-}
-
-impl Waits {
-    fn new(patience: Patience) -> Self {
-        Waits { patience, tries: 0, wait: patience.first }
-    }
-
-    /// Waits after a failure, or gives up with it.
-    async fn after(&mut self, error: FetchError) -> Result<(), FetchError> {
-        self.tries += 1;
-        if self.tries >= self.patience.tries {
-            return Err(error);
-        }
-        tracing::warn!(error = with_causes(&error), again_in = ?self.wait, "trying again");
-        tokio::time::sleep(self.wait).await;
-        self.wait = (self.wait * 2).min(self.patience.longest);
-        Ok(())
-    }
-}
-
 /// One file on its way.
 struct Job<'a> {
     client: &'a Client,
@@ -275,7 +225,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    async fn bring(&self, patience: Patience) -> Result<(), FetchError> {
+    async fn bring(&self, mut retries: Retries) -> Result<(), FetchError> {
         if self.is_there()? {
             tracing::info!(file = %self.item.name, "is there already");
             self.progress.add(self.item.bytes);
@@ -283,7 +233,6 @@ impl Job<'_> {
         }
         let mut part = Part::open(&self.path)?;
         self.progress.add(part.bytes());
-        let mut waits = Waits::new(patience);
         loop {
             let before = part.bytes();
             match self.attempt(&mut part).await {
@@ -291,9 +240,9 @@ impl Job<'_> {
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => {
                     if part.bytes() > before {
-                        waits = Waits::new(patience);
+                        retries.restart();
                     }
-                    waits.after(error).await?;
+                    retries.after(error).await?;
                 }
             }
         }

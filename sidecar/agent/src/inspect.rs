@@ -19,7 +19,7 @@ use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 
 pub use self::files::Files;
 use self::headers::headers;
-use crate::fetch::{BucketArgs, FetchError, HubArgs, Patience, with_causes};
+use crate::fetch::{BucketArgs, FetchError, HubArgs, ProgressReport, RetryArgs, with_causes};
 use crate::model::ModelError;
 use crate::model::config::shape_of;
 use crate::model::weights::check_headers;
@@ -38,6 +38,13 @@ pub struct Inspect {
     /// File that gets the line as well, such as a container's termination message.
     #[arg(long, value_name = "FILE", global = true)]
     report: Option<PathBuf>,
+    /// Report failures that are tried again on standard output instead of in the log, one JSON object a line before that of the
+    /// sizes: `problem`, `retry_in_ms`.
+    #[arg(long, global = true)]
+    progress: bool,
+    /// How often a source is asked.
+    #[command(flatten)]
+    retry: RetryArgs,
     /// Where the model is.
     #[command(subcommand)]
     at: At,
@@ -109,7 +116,7 @@ pub fn run(asked: &Inspect) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     let found = runtime.block_on(async {
-        let files = asked.at.files().await?;
+        let files = asked.files().await?;
         inspect(&files, Some(asked.dtype.as_str())).await
     });
     let report = Report::new(found.as_ref().copied().map_err(InspectError::refusal));
@@ -127,15 +134,15 @@ fn tell(line: &str, report: Option<&Path>) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{line}")
 }
 
-impl At {
+impl Inspect {
     async fn files(&self) -> Result<Files, FetchError> {
-        let source = match self {
+        let source = match &self.at {
             At::Folder { path } => return Ok(Files::folder(path)),
             At::HuggingFace { hub } => hub.source()?,
             At::S3 { objects } => objects.source()?,
         };
         tracing::info!(%source, "inspecting a model");
-        Files::remote(source, Patience::default()).await
+        Files::remote(source, self.retry.policy(), ProgressReport::new(self.progress)).await
     }
 }
 

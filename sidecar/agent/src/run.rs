@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// Why it could not go on.
 pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     match &args.task {
-        Some(Task::Fetch { progress, from }) => return fetch::run(from, *progress),
+        Some(Task::Fetch { progress, retry, from }) => return fetch::run(from, *progress, retry),
         Some(Task::Inspect(asked)) => return inspect::run(asked),
         None => {}
     }

@@ -1,5 +1,6 @@
 //! Models of a hub: inspected before the weights are downloaded, and downloaded with progress.
 
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::Stdio;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use sluice_types::tenant::WeightType;
-use sluice_wire::fetched::Progress;
+use sluice_wire::fetched::{Progress, Report, Retry};
 use sluice_wire::geometry::{Geometry, Obstacle, Refusal};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -22,6 +23,9 @@ use sluice_page::words::figures::bytes;
 
 /// Time between two lines about a download whose bar is not on a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// What helps where no hub can be reached.
+const OFFLINE: &str = "; a folder with a model needs no network: sluice run FOLDER";
 
 /// Sizes of the model in `folder`.
 ///
@@ -37,7 +41,14 @@ pub async fn sizes_in_folder(name: &str, folder: &Path) -> anyhow::Result<Geomet
 /// As [`sizes_in_folder`], and where the hub cannot be reached.
 pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
     note(format_args!("{model}: reading its configuration at {}", model.endpoint));
-    inspect(Place::Hub(model), WeightType::Auto).await.map_err(|mut refusal| {
+    let view = View::new(&model.to_string());
+    let on_retry = |retry: &Retry| view.retries(retry);
+    let inspected = inspect(Place::Hub(model, &on_retry), WeightType::Auto).await;
+    view.end();
+    inspected.map_err(|mut refusal| {
+        if refusal.reason == Obstacle::Unavailable {
+            refusal.message.push_str(OFFLINE);
+        }
         let has_token = std::env::var_os(TOKEN).is_some_and(|token| !token.is_empty());
         if refusal.reason == Obstacle::Unreadable {
             refusal.message.push_str(&match (has_token, model.takes_token) {
@@ -60,14 +71,14 @@ fn refused(name: &str, refusal: Refusal) -> anyhow::Error {
     }
 }
 
-/// Downloads what is missing of `model`, which has `total_bytes`, into the folder that `held` holds.
+/// Downloads what is missing of `model` into the folder that `held` holds.
 ///
 /// # Errors
 /// The words with which `sluice-sidecar fetch` failed.
-pub async fn download(model: &HubModel, held: &HeldModel, total_bytes: u64) -> anyhow::Result<()> {
+pub async fn download(model: &HubModel, held: &HeldModel) -> anyhow::Result<()> {
     let sidecar = siblings::find("sluice-sidecar")?;
     let mut command = Command::new(&sidecar);
-    command.args(["fetch", "--progress"]);
+    command.arg("fetch");
     add_hub(&mut command, model);
     command.arg("--to").arg(held.folder());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -78,12 +89,16 @@ pub async fn download(model: &HubModel, held: &HeldModel, total_bytes: u64) -> a
     let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
         bail!("a child without the pipes that were asked for")
     };
-    let view = View::new(model, total_bytes);
+    let view = View::new(&model.to_string());
     let reports = async {
         let mut lines = BufReader::new(stdout).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             // A line of another kind is not shown.
-            serde_json::from_str::<Progress>(&line).into_iter().for_each(|progress| view.show(progress));
+            match serde_json::from_str::<Report>(&line) {
+                Ok(Report::Progress(progress)) => view.show(progress),
+                Ok(Report::Retry(retry)) => view.retries(&retry),
+                Err(_) => {}
+            }
         }
     };
     let ((), words) = tokio::join!(reports, child::forward(stderr, |line| view.print(line)));
@@ -101,24 +116,35 @@ pub async fn download(model: &HubModel, held: &HeldModel, total_bytes: u64) -> a
     }
 }
 
-/// What the user sees of a download: a bar on a terminal, else a line now and then.
+/// Style of a bar while bytes come, and while a failure is waited out.
+const COMES: &str = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+const WAITS: &str = "{prefix}: {wide_msg}";
+
+/// What the user sees of a hub: a line of a terminal that is rewritten, else a line now and then.
 struct View {
     name: String,
     bar: Option<ProgressBar>,
-    last: std::cell::Cell<Option<Instant>>,
+    last: Cell<Option<Instant>>,
+    /// The bytes at the last failure, until more have come.
+    waits: Cell<Option<u64>>,
+    present_bytes: Cell<u64>,
 }
 
 impl View {
-    fn new(model: &HubModel, total_bytes: u64) -> View {
-        let style = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
-        let style = ProgressStyle::with_template(style).expect("the template is well-formed");
-        let bar = || ProgressBar::new(total_bytes).with_style(style).with_prefix(model.to_string());
-        let bar = std::io::stderr().is_terminal().then(bar);
-        View { name: model.to_string(), bar, last: std::cell::Cell::new(None) }
+    fn new(name: &str) -> View {
+        let bar = || ProgressBar::new(0).with_style(style(COMES)).with_prefix(name.to_owned());
+        View {
+            name: name.to_owned(),
+            bar: std::io::stderr().is_terminal().then(bar),
+            last: Cell::new(None),
+            waits: Cell::new(None),
+            present_bytes: Cell::new(0),
+        }
     }
 
     fn show(&self, progress: Progress) {
         let Progress { present_bytes, total_bytes } = progress;
+        self.present_bytes.set(present_bytes);
         let Some(bar) = &self.bar else {
             let due = self.last.get().is_none_or(|last| last.elapsed() >= LINE_EVERY);
             if due || present_bytes == total_bytes {
@@ -127,6 +153,13 @@ impl View {
             }
             return;
         };
+        if let Some(before) = self.waits.get() {
+            if present_bytes == before {
+                return;
+            }
+            self.waits.set(None);
+            bar.set_style(style(COMES));
+        }
         bar.set_length(total_bytes);
         bar.set_position(present_bytes);
         if self.last.replace(Some(Instant::now())).is_none() {
@@ -134,6 +167,20 @@ impl View {
             bar.tick();
             bar.reset_eta();
             bar.enable_steady_tick(Duration::from_millis(200));
+        }
+    }
+
+    /// Shows a failure that is tried again.
+    fn retries(&self, retry: &Retry) {
+        let wait = Duration::from_millis(retry.retry_in_ms);
+        let words = format!("trying again in {wait:?}: {}", retry.problem);
+        match &self.bar {
+            Some(bar) => {
+                self.waits.set(Some(self.present_bytes.get()));
+                bar.set_style(style(WAITS));
+                bar.set_message(words);
+            }
+            None => note(format_args!("{}: {words}", self.name)),
         }
     }
 
@@ -149,6 +196,10 @@ impl View {
             bar.finish_and_clear();
         }
     }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the template is well-formed")
 }
 
 impl Drop for View {

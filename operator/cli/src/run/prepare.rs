@@ -109,9 +109,9 @@ async fn bring(models: &[RunModel], sized: &[Sized], cache: &ModelCache) -> anyh
     let bytes = missing.iter().map(|(hub, bytes)| bytes.saturating_sub(cache.present_bytes(hub)));
     check_disk(cache.root(), bytes.sum())?;
     let mut held = Vec::new();
-    for (hub, bytes) in missing {
+    for (hub, _) in missing {
         let model = cache.hold(hub)?;
-        download(hub, &model, bytes).await?;
+        download(hub, &model).await?;
         if !model.is_whole() {
             bail!("{hub}: the download ended well and files are missing in {}", model.folder().display());
         }

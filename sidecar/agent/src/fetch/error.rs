@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use reqwest::StatusCode;
+use reqwest::{StatusCode, Url};
 
 /// Why a model could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,15 @@ pub enum FetchError {
         /// What is wrong with it.
         problem: String,
     },
-    /// The connection failed or broke.
+    /// There is no connection to the service: its host has no address, refuses, or is silent.
+    #[error("{host} cannot be reached: {problem}")]
+    Unreachable {
+        /// Its host, and its port where that is not the usual one.
+        host: String,
+        /// What failed.
+        problem: String,
+    },
+    /// The connection broke.
     #[error("{url}: {error}")]
     Http {
         /// What was asked for, without signatures.
@@ -124,7 +132,7 @@ impl FetchError {
     /// Whether trying again cannot help before somebody changes something.
     pub fn is_final(&self) -> bool {
         match self {
-            FetchError::Http { .. } | FetchError::Size { .. } => false,
+            FetchError::Unreachable { .. } | FetchError::Http { .. } | FetchError::Size { .. } => false,
             FetchError::Status { status, .. } => {
                 !(status.is_server_error()
                     || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT))
@@ -134,8 +142,24 @@ impl FetchError {
     }
 
     pub(crate) fn http(url: &str) -> impl FnOnce(reqwest::Error) -> FetchError + '_ {
-        // Without the address that was asked: it may carry a signature.
-        move |error| FetchError::Http { url: url.to_owned(), error: error.without_url() }
+        move |error| match error.is_connect() {
+            true => FetchError::unreachable(url, &error),
+            // Without the address that was asked: it may carry a signature.
+            false => FetchError::Http { url: url.to_owned(), error: error.without_url() },
+        }
+    }
+
+    fn unreachable(url: &str, error: &reqwest::Error) -> FetchError {
+        // The service may have sent the client on to another host.
+        let asked = error.url().cloned().or_else(|| Url::parse(url).ok());
+        let host = asked.as_ref().and_then(|url| {
+            let host = url.host_str()?;
+            Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+        });
+        // The last cause says what failed, the others that something did.
+        let causes = std::iter::successors(Some(error as &dyn std::error::Error), |cause| cause.source());
+        let problem = causes.last().map(ToString::to_string).unwrap_or_default();
+        FetchError::Unreachable { host: host.unwrap_or_else(|| url.to_owned()), problem }
     }
 
     pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> FetchError + '_ {

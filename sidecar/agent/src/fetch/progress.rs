@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sluice_wire::fetched;
+use sluice_wire::fetched::{self, Report};
 
 /// Time between two lines of the log.
 const LOG_EVERY: Duration = Duration::from_secs(5);
@@ -17,8 +17,22 @@ const GIB: f64 = (1_u64 << 30) as f64;
 pub enum ProgressReport {
     /// In the log.
     Log,
-    /// On standard output, one [`fetched::Progress`] a line.
+    /// On standard output, one [`Report`] a line.
     Json,
+}
+
+impl ProgressReport {
+    /// On standard output, or in the log.
+    pub fn new(on_stdout: bool) -> ProgressReport {
+        if on_stdout { ProgressReport::Json } else { ProgressReport::Log }
+    }
+
+    /// Writes a line to standard output.
+    pub(super) fn write(report: &Report) {
+        let line = serde_json::to_string(report).expect("a report serialises");
+        // The download matters more than its reader.
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
 }
 
 /// Bytes that are there, of how many.
@@ -74,8 +88,6 @@ impl Progress {
     fn write_json(&self) {
         let present_bytes = self.there.load(Ordering::Relaxed);
         let progress = fetched::Progress { present_bytes, total_bytes: self.all };
-        let line = serde_json::to_string(&progress).expect("progress serialises");
-        // The download matters more than its reader.
-        let _ = writeln!(std::io::stdout(), "{line}");
+        ProgressReport::write(&Report::Progress(progress));
     }
 }

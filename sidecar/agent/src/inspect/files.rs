@@ -8,7 +8,7 @@ use reqwest::{Client, StatusCode, header};
 use serde::de::DeserializeOwned;
 
 use super::InspectError;
-use crate::fetch::{FetchError, Item, Patience, Source, again, client, complete};
+use crate::fetch::{FetchError, Item, ProgressReport, RetryPolicy, Source, again, client, complete};
 use crate::model::ModelError;
 
 /// Files of a model.
@@ -27,7 +27,8 @@ pub struct Remote {
     source: Source,
     place: PathBuf,
     items: Vec<Item>,
-    patience: Patience,
+    policy: RetryPolicy,
+    report: ProgressReport,
 }
 
 impl Files {
@@ -40,13 +41,17 @@ impl Files {
     ///
     /// # Errors
     /// Nobody can say what the files are, or they are no model.
-    pub async fn remote(source: Source, patience: Patience) -> Result<Files, FetchError> {
+    pub async fn remote(
+        source: Source,
+        policy: RetryPolicy,
+        report: ProgressReport,
+    ) -> Result<Files, FetchError> {
         let client = client()?;
-        let source = again(patience, async || source.resolved(&client).await).await?;
-        let items = again(patience, async || source.list(&client).await).await?;
+        let source = again(policy, report, async || source.resolved(&client).await).await?;
+        let items = again(policy, report, async || source.list(&client).await).await?;
         complete(&source, &items)?;
         let place = PathBuf::from(source.to_string());
-        Ok(Files::Remote(Box::new(Remote { client, source, place, items, patience })))
+        Ok(Files::Remote(Box::new(Remote { client, source, place, items, policy, report })))
     }
 
     /// All of them together, for people.
@@ -108,7 +113,8 @@ impl Files {
             Files::Folder(folder) => Ok(range_of(&folder.join(name), from, count)?),
             Files::Remote(remote) => {
                 let item = remote.find(name)?;
-                Ok(again(remote.patience, async || remote.range(item, from, count).await).await?)
+                Ok(again(remote.policy, remote.report, async || remote.range(item, from, count).await)
+                    .await?)
             }
         }
     }

@@ -6,13 +6,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusty_s3::Credentials;
-use sluice_agent::fetch::{Bucket, FetchError, Hub, Patience, ProgressReport, Source, fetch};
+use sluice_agent::fetch::{Bucket, FetchError, Hub, ProgressReport, RetryPolicy, Source, fetch};
 
 use super::server::{Behaviour, COMMIT, Server, model};
 
 /// Impatient: tests wait for nobody.
-const PATIENCE: Patience =
-    Patience { tries: 3, first: Duration::from_millis(1), longest: Duration::from_millis(1) };
+const POLICY: RetryPolicy = RetryPolicy {
+    tries: 3,
+    connect_tries: 3,
+    first: Duration::from_millis(1),
+    longest: Duration::from_millis(1),
+};
 
 fn with_model() -> Behaviour {
     Behaviour { files: model(), ..Behaviour::default() }
@@ -30,7 +34,7 @@ fn bucket(server: &Server, credentials: Option<Credentials>) -> Source {
 }
 
 async fn brought(source: &Source, to: &Path) -> Result<(), FetchError> {
-    fetch(source, to, PATIENCE, ProgressReport::Log).await
+    fetch(source, to, POLICY, ProgressReport::Log).await
 }
 
 /// The folder holds what a sidecar reads of the model, and nothing else, receipt and lock aside.
@@ -218,6 +222,23 @@ async fn a_service_that_is_down_for_a_moment_is_asked_again_and_not_for_ever() {
     let empty = tempfile::tempdir().unwrap();
     let gave_up = brought(&bucket(&server, None), empty.path()).await.unwrap_err();
     assert!(!gave_up.is_final() && gave_up.to_string().contains("503"), "{gave_up}");
+}
+
+#[tokio::test]
+async fn a_service_that_cannot_be_reached_is_named_after_a_few_tries() {
+    // Bound and not listening: it refuses, and no other program has its port.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let source = Source::Hub(Hub::new(&format!("http://{address}"), "org/tiny", "main", None).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    // With the tries of a download it would be asked for years.
+    let policy = RetryPolicy { tries: 1000, longest: Duration::from_secs(3600), ..POLICY };
+    let asked = fetch(&source, folder.path(), policy, ProgressReport::Log);
+    let gave_up = tokio::time::timeout(Duration::from_secs(20), asked).await.expect("few tries").unwrap_err();
+    let words = gave_up.to_string();
+    assert!(words.starts_with(&format!("{address} cannot be reached: ")), "{words}");
+    assert!(words.contains("refused") && !gave_up.is_final(), "{words}");
 }
 
 #[tokio::test]

@@ -9,15 +9,19 @@ use std::time::Duration;
 use rusty_s3::Credentials;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use sluice_agent::fetch::{Bucket, Hub, Patience, Source};
+use sluice_agent::fetch::{Bucket, Hub, ProgressReport, RetryPolicy, Source};
 use sluice_agent::inspect::{Files, InspectError, inspect};
 use sluice_wire::geometry::{Geometry, MAX_BYTES, Obstacle, Refusal, Report};
 
 use crate::fetch::server::{Behaviour, Server};
 
 /// Impatient: tests wait for nobody.
-const PATIENCE: Patience =
-    Patience { tries: 2, first: Duration::from_millis(1), longest: Duration::from_millis(1) };
+const POLICY: RetryPolicy = RetryPolicy {
+    tries: 2,
+    connect_tries: 2,
+    first: Duration::from_millis(1),
+    longest: Duration::from_millis(1),
+};
 const CONFIG: &str = r#"{"model_type":"llama","hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,
     "num_attention_heads":2,"num_key_value_heads":1,"vocab_size":32,"max_position_embeddings":128,"torch_dtype":"bfloat16"}"#;
 
@@ -108,7 +112,7 @@ fn bucket(server: &Server) -> Source {
 }
 
 async fn sizes(source: Source) -> Result<Geometry, InspectError> {
-    let files = Files::remote(source, PATIENCE).await?;
+    let files = Files::remote(source, POLICY, ProgressReport::Log).await?;
     inspect(&files, None).await
 }
 
