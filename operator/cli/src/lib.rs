@@ -17,6 +17,7 @@ pub mod run;
 pub mod runtime;
 pub mod siblings;
 pub mod sleep;
+mod terminal;
 pub mod top;
 pub mod up;
 

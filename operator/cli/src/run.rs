@@ -30,7 +30,7 @@ use crate::up::ready::{Ready, ReadySink};
 use crate::up::speak::{hint, note, tell};
 use crate::up::{Fleet, Signals};
 use crate::{files, print, siblings};
-use chat::{Chat, ChatModel};
+use chat::{Chat, ChatModel, Recommended};
 use manifest::RunModel;
 use prepare::Prepared;
 use router::Routes;
@@ -211,6 +211,7 @@ impl Front<'_> {
             name: model.served.clone(),
             has_template: chat::has_template(&model.folder),
             context_tokens: *context_tokens,
+            recommended: Recommended::of(&model.folder),
         };
         models.map(model).collect()
     }
@@ -247,7 +248,12 @@ mod tests {
     use super::*;
 
     fn model(name: &str, has_template: bool) -> ChatModel {
-        ChatModel { name: name.into(), has_template, context_tokens: 512 }
+        ChatModel {
+            name: name.into(),
+            has_template,
+            context_tokens: 512,
+            recommended: Recommended::default(),
+        }
     }
 
     #[test]

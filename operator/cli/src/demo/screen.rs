@@ -2,12 +2,12 @@
 
 use std::io::{IsTerminal, Write};
 
-use rustix::termios::tcgetwinsize;
 use sluice_page::words::figures;
 use sluice_wire::State;
 use sluice_wire::state::{Direction, OwnerBytes};
 
 use super::outcome::Figures;
+use crate::terminal;
 use crate::up::speak::tell;
 
 /// Cells for the whole GPU, where the line has room for them and on the narrowest terminal.
@@ -15,8 +15,6 @@ const CELLS: u64 = 60;
 const FEWEST_CELLS: u64 = 20;
 /// Columns for names, requests and loans.
 const WORDS: usize = 65;
-/// Of a terminal that does not say how wide it is.
-const USUAL_COLUMNS: usize = 80;
 /// What the letters mean.
 pub const LEGEND: &str =
     "W weights  S slots  K KV  A activations  . free; then requests running+waiting, and what was borrowed";
@@ -65,11 +63,9 @@ fn rewrite(line: &str) {
     let _ = write!(stdout, "\r{line}\x1b[K").and_then(|()| stdout.flush());
 }
 
-/// Width of the terminal; `None` = stdout is none. Asked each time: it may be made wider or narrower.
+/// Width of the terminal; `None` = stdout is none.
 fn columns() -> Option<usize> {
-    let stdout = std::io::stdout();
-    let width = || tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
-    stdout.is_terminal().then(|| width().unwrap_or(USUAL_COLUMNS))
+    std::io::stdout().is_terminal().then(|| terminal::columns().unwrap_or(terminal::USUAL_COLUMNS))
 }
 
 /// The line as `columns` have room for it. One that went on in a second row could not be rewritten, nor one that fills the

@@ -3,6 +3,8 @@
 mod client;
 mod command;
 mod input;
+mod settings;
+mod wrap;
 
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -12,14 +14,15 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use tokio::signal::unix::Signal;
 
-use self::client::Client;
 pub use self::client::reachable;
-use self::command::{Assembler, Command, Entry, HELP, Settings};
+use self::client::{Client, Ending};
+use self::command::{Assembler, Command, Entry, HELP};
 use self::input::{Input, Read};
+pub use self::settings::Recommended;
+use self::settings::Settings;
+use self::wrap::Wrapper;
+use crate::terminal;
 use crate::up::speak::{hint, note};
-
-/// Longest answer of a model without a chat template unless `/set max_tokens` names another: such a model seldom ends by itself.
-const COMPLETION_TOKENS: u32 = 256;
 
 /// A model to talk to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +33,15 @@ pub struct ChatModel {
     pub has_template: bool,
     /// Its context, tokens.
     pub context_tokens: u32,
+    /// Sampling that its author recommends.
+    pub recommended: Recommended,
+}
+
+impl ChatModel {
+    fn settings(&self) -> settings::Model<'_> {
+        let ChatModel { has_template, context_tokens, recommended, .. } = self;
+        settings::Model { has_template: *has_template, context_tokens: *context_tokens, recommended }
+    }
 }
 
 /// Whether the model in `folder` has a chat template, as its sidecar looks for it.
@@ -147,7 +159,7 @@ impl Chat {
                 self.messages.clear();
                 hint("The conversation is forgotten.");
             }
-            Ok(Command::ShowSettings) => hint(&self.settings),
+            Ok(Command::ShowSettings) => hint(self.settings.list(self.model().settings())),
             Ok(Command::Set(setting)) => {
                 hint(format_args!("{} is {} from now on.", setting.name, setting.value));
                 self.settings.set(setting);
@@ -190,40 +202,52 @@ impl Chat {
             let messages: Vec<_> = self.messages.iter().chain([&user]).collect();
             ("/v1/chat/completions", json!({"messages": messages}))
         } else {
-            let tokens = COMPLETION_TOKENS.min(model.context_tokens / 2).max(1);
-            ("/v1/completions", json!({"prompt": text, "max_tokens": tokens}))
+            ("/v1/completions", json!({"prompt": text}))
         };
         body["model"] = model.name.as_str().into();
-        self.settings.apply(&mut body);
-        let (mut answer, mut written, shown) = (String::new(), Ok(()), self.shown);
+        self.settings.apply(model.settings(), &mut body);
+        let (mut answer, mut written) = (String::new(), Ok(()));
+        let mut wrapper = self.shown.then(Wrapper::default);
         let asked = self.client.ask(path, &body, |piece| {
             answer.push_str(piece);
-            written = write(piece, shown);
+            written = write(piece, wrapper.as_mut());
             written.is_ok()
         });
         let done = tokio::select! {
             done = asked => done,
-            _ = interrupt.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(Ending::Whole),
         };
         written.context("standard output")?;
         if !answer.is_empty() || done.is_ok() {
-            write("\n", shown).context("standard output")?;
+            write("\n", None).context("standard output")?;
+        }
+        if matches!(done, Ok(Ending::TokenLimit)) {
+            hint(at_limit(body["max_tokens"].as_u64(), model.context_tokens));
         }
         if done.is_ok() && has_template {
             self.messages.extend([user, json!({"role": "assistant", "content": answer})]);
         }
-        Ok(done)
+        Ok(done.map(|_| ()))
     }
 }
 
-/// Writes a piece of an answer at once. A terminal gets no control characters of a model.
-fn write(piece: &str, shown: bool) -> std::io::Result<()> {
+/// What to do about an answer that stopped at its limit of `max_tokens`, or of the context where none was set.
+fn at_limit(max_tokens: Option<u64>, context_tokens: u32) -> String {
+    match max_tokens {
+        Some(tokens) => format!(
+            "(The answer stopped at max_tokens, {tokens}; `/set max_tokens {}` allows more.)",
+            (2 * tokens).min(context_tokens.into())
+        ),
+        None => format!("(The context of {context_tokens} tokens is full; /clear forgets the conversation.)"),
+    }
+}
+
+/// Writes a piece of an answer at once, to a terminal by `wrapper`.
+fn write(piece: &str, wrapper: Option<&mut Wrapper>) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    if shown {
-        let harmless = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
-        write!(stdout, "{}", piece.chars().filter(harmless).collect::<String>())?;
-    } else {
-        stdout.write_all(piece.as_bytes())?;
+    match wrapper {
+        Some(wrapper) => stdout.write_all(wrapper.wrap(piece, terminal::columns()).as_bytes())?,
+        None => stdout.write_all(piece.as_bytes())?,
     }
     stdout.flush()
 }
@@ -231,6 +255,14 @@ fn write(piece: &str, shown: bool) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_at_its_limit_comes_with_the_command_that_raises_it() {
+        let raised = at_limit(Some(256), 8192);
+        assert!(raised.contains("max_tokens, 256;") && raised.contains("`/set max_tokens 512`"), "{raised}");
+        assert!(at_limit(Some(256), 300).contains("`/set max_tokens 300`"));
+        assert!(at_limit(None, 300).contains("The context of 300 tokens is full"));
+    }
 
     #[test]
     fn a_chat_template_is_a_file_or_a_field() {

@@ -7,6 +7,15 @@ use eventsource_stream::Eventsource;
 use futures_util::StreamExt;
 use serde_json::Value;
 
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The model ended it, or its reader.
+    Whole,
+    /// It has as many tokens as it may have.
+    TokenLimit,
+}
+
 /// A client of the API at one address.
 #[derive(Debug)]
 pub struct Client {
@@ -24,7 +33,7 @@ impl Client {
         Ok(Client { http, url: format!("http://{}", reachable(address)) })
     }
 
-    /// Asks for a stream and gives each piece of its text to `take`, until `take` returns `false`.
+    /// Asks for a stream and gives each piece of its text to `take`, until `take` returns `false`. Says how the answer ended.
     ///
     /// # Errors
     /// The server's words, or how the connection broke.
@@ -33,7 +42,7 @@ impl Client {
         path: &str,
         body: &Value,
         mut take: impl FnMut(&str) -> bool,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Ending> {
         let mut body = body.clone();
         body["stream"] = true.into();
         let answer = self.http.post(format!("{}{path}", self.url)).json(&body).send().await?;
@@ -43,18 +52,21 @@ impl Client {
             let words = serde_json::from_str(&text).ok().and_then(|error| words(&error));
             bail!("{}", words.unwrap_or_else(|| format!("the server answered {status}: {text}")));
         }
-        let mut events = answer.bytes_stream().eventsource();
+        let (mut events, mut ending) = (answer.bytes_stream().eventsource(), Ending::Whole);
         while let Some(event) = events.next().await {
             let data = event.context("the answer broke off")?.data;
             if data == "[DONE]" {
-                return Ok(());
+                return Ok(ending);
             }
             let event: Value = serde_json::from_str(&data).with_context(|| format!("no JSON: {data}"))?;
             if let Some(words) = words(&event) {
                 bail!("{words}");
             }
             if piece(&event).is_some_and(|piece| !take(piece)) {
-                return Ok(());
+                return Ok(Ending::Whole);
+            }
+            if event.pointer("/choices/0/finish_reason").is_some_and(|reason| reason == "length") {
+                ending = Ending::TokenLimit;
             }
         }
         bail!("the answer broke off")

@@ -1,14 +1,11 @@
 //! Lines of a chat: prompts of one line or several, and commands. Pure.
 
-use std::collections::BTreeMap;
-use std::fmt;
-
-use serde_json::{Number, Value};
+use super::settings::Setting;
 
 /// What `/help` prints.
 pub const HELP: &str = "\
 /clear               forget the conversation
-/set NAME VALUE      set temperature, top_p, top_k, max_tokens or seed; /set alone shows them
+/set NAME VALUE      set temperature, top_p, top_k, max_tokens or seed; /set alone shows all values
 /model NAME          go on with another model; /model alone lists them
 /bye                 end; so does Ctrl-D
 \"\"\"                  begins and ends a prompt of several lines
@@ -111,60 +108,9 @@ impl Command<'_> {
     }
 }
 
-/// A parameter of all requests from now on.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
-    /// As in the API.
-    pub name: &'static str,
-    /// A number.
-    pub value: Number,
-}
-
-/// Names of settings, and whether a value may have a fraction.
-const SETTINGS: [(&str, bool); 5] =
-    [("max_tokens", false), ("seed", false), ("temperature", true), ("top_k", false), ("top_p", true)];
-
-impl Setting {
-    fn parse(name: &str, value: &str) -> Result<Setting, String> {
-        let Some((name, fraction)) = SETTINGS.into_iter().find(|(known, _)| *known == name) else {
-            let names: Vec<_> = SETTINGS.iter().map(|(name, _)| *name).collect();
-            return Err(format!("`{name}` is no setting; there are {}", names.join(", ")));
-        };
-        let number = value.parse::<Number>().ok().filter(|number| fraction || !number.is_f64());
-        let kind = if fraction { "a number" } else { "a whole number" };
-        number.map(|value| Setting { name, value }).ok_or_else(|| format!("{name}: `{value}` is not {kind}"))
-    }
-}
-
-/// All settings that are not the server's defaults.
-#[derive(Clone, Debug, Default)]
-pub struct Settings(BTreeMap<&'static str, Number>);
-
-impl Settings {
-    /// Another value for one.
-    pub fn set(&mut self, setting: Setting) {
-        self.0.insert(setting.name, setting.value);
-    }
-
-    /// Writes them into a request.
-    pub fn apply(&self, body: &mut Value) {
-        for (name, value) in &self.0 {
-            body[name] = Value::Number(value.clone());
-        }
-    }
-}
-
-impl fmt::Display for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = |name| self.0.get(name).map_or_else(|| "default".to_owned(), Number::to_string);
-        let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| format!("{name:12} {}", value(name))).collect();
-        f.write_str(&lines.join("\n"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::Number;
 
     use super::*;
 
@@ -216,17 +162,5 @@ mod tests {
             let refused = Command::parse(text).unwrap_err();
             assert!(refused.starts_with(words), "{refused}");
         }
-    }
-
-    #[test]
-    fn settings_are_numbers_of_the_request() {
-        let mut settings = Settings::default();
-        for (name, value) in [("temperature", "0"), ("top_k", "5"), ("temperature", "0.5")] {
-            settings.set(Setting::parse(name, value).unwrap());
-        }
-        let mut body = json!({"max_tokens": 256});
-        settings.apply(&mut body);
-        assert_eq!(body, json!({"max_tokens": 256, "temperature": 0.5, "top_k": 5}));
-        assert!(settings.to_string().contains("seed         default\ntemperature  0.5"), "{settings}");
     }
 }
