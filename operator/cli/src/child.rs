@@ -23,10 +23,11 @@ pub fn end_with_parent(command: &mut Command) {
     }
 }
 
-/// A sidecar's program logs warnings and worse only, unless the variable SLUICE_LOG names another level.
+/// A sidecar's program logs warnings and worse only, unless the variable SLUICE_LOG, or else RUST_LOG, names another level.
 pub fn quieten(command: &mut Command) {
     if std::env::var_os("SLUICE_LOG").is_none() {
-        command.env("SLUICE_LOG", "warn");
+        let level = std::env::var_os("RUST_LOG").filter(|level| !level.is_empty());
+        command.env("SLUICE_LOG", level.unwrap_or_else(|| "warn".into()));
     }
 }
 

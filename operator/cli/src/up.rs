@@ -18,6 +18,7 @@ mod signals;
 pub(crate) mod speak;
 mod weights;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use sluice_types::load::Loader;
@@ -30,6 +31,7 @@ pub(crate) use page::{DEFAULT as DEFAULT_PAGE, Page};
 use plan::Options;
 use ready::ReadySink;
 pub(crate) use signals::Signals;
+use speak::note;
 
 /// Options of `sluice up`.
 #[derive(Clone, Debug, clap::Args)]
@@ -83,7 +85,14 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
         engine: siblings::find("sluice-engine")?,
     };
     let objects = read(&args.files)?;
-    let fleet = Fleet::claim(&objects, &options, args.runtime_dir.as_deref(), &ReadySink::Stdout, false)?;
+    // A person reads no log lines of every start.
+    let quiet = std::io::stderr().is_terminal();
+    let fleet = Fleet::claim(&objects, &options, args.runtime_dir.as_deref(), &ReadySink::Stdout, quiet)?;
+    if quiet {
+        let titles: Vec<_> =
+            fleet.configs().iter().map(|config| format!("{}/{}", config.namespace, config.name)).collect();
+        note(format_args!("loading {}; Ctrl-C ends", titles.join(", ")));
+    }
     let _page = match args.page {
         Some(address) => Some(Page::start(address, &fleet.configs(), &Admin::new()?, "sluice up").await?),
         None => None,

@@ -98,7 +98,8 @@ impl World {
             .env("SLUICE_RUNTIME_DIR", self.path("run"))
             .env("SLUICE_BIN_DIR", self.path("bin"))
             .env_remove("OPENAI_API_KEY")
-            .env_remove("RUST_LOG");
+            .env_remove("RUST_LOG")
+            .env_remove("SLUICE_LOG");
         command
     }
 

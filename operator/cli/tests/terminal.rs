@@ -1,9 +1,9 @@
-//! `sluice top` on a terminal: a real one of the kernel, with keys and signals.
+//! `sluice top` and `sluice up` on a terminal: a real one of the kernel, with keys and signals.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::support::World;
+use crate::support::{World, eventually, text};
 use crate::top::{admin, tenant};
+use crate::up::YAML;
 
 /// By when the program has drawn or ended.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -31,6 +32,10 @@ struct OnTerminal {
 
 impl OnTerminal {
     fn start(world: &World, args: &[&str]) -> OnTerminal {
+        OnTerminal::run(world.sluice(args))
+    }
+
+    fn run(mut command: Command) -> OnTerminal {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&controller).unwrap();
         unlockpt(&controller).unwrap();
@@ -39,7 +44,6 @@ impl OnTerminal {
         let user: OwnedFd = open().into();
         tcsetwinsize(&user, Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let before = tcgetattr(&user).unwrap();
-        let mut command = world.sluice(args);
         command.env("TERM", "xterm-256color").env_remove("NO_COLOR");
         let child = command.stdin(open()).stdout(open()).stderr(Stdio::from(open())).spawn().unwrap();
         let keys = File::from(controller);
@@ -158,5 +162,30 @@ fn ctrl_c_and_signals_give_the_terminal_back() {
         }
         let (status, restored) = top.end();
         assert!(status.success() && restored, "{signal:?}: {status}, restored: {restored}");
+    }
+}
+
+#[test]
+fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_more() {
+    for (variable, level, expected) in
+        [(None, "", "warn"), (Some("RUST_LOG"), "error", "error"), (Some("SLUICE_LOG"), "debug", "debug")]
+    {
+        let world = World::new();
+        world.write("local.yaml", YAML);
+        world.script("sluice-engine", "exit 1\n");
+        world.script(
+            "sluice-sidecar",
+            "echo \"$SLUICE_LOG\" > told.tmp && mv told.tmp told\nexec sleep 600\n",
+        );
+        let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
+        command.envs(variable.map(|variable| (variable, level)));
+        let mut up = OnTerminal::run(command);
+        up.until("sluice: loading default/story; Ctrl-C ends");
+        let told = eventually("the sidecar starts", || {
+            Some(text(&world.path("told"))).filter(|told| !told.is_empty())
+        });
+        assert_eq!(told.trim_end(), expected, "{variable:?}");
+        kill_process(Pid::from_child(&up.child), Signal::TERM).unwrap();
+        assert_eq!(up.child.wait().unwrap().code(), Some(0));
     }
 }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::support::{Outcome, World, alive, eventually, finish, serve, signal, text};
 
-const YAML: &str = "\
+pub const YAML: &str = "\
 apiVersion: sluice.dev/v1alpha1
 kind: GpuPool
 metadata: {name: local}
@@ -184,7 +184,8 @@ fn ready_is_printed_when_the_probe_says_so_and_sigterm_leaves_nothing() {
 #[test]
 fn the_sidecar_is_told_its_tenant_and_where_to_live() {
     let told = "cp \"$2\" told.tmp && mv told.tmp told.json";
-    let world = world(&format!("echo \"$SLUICE_LOG_NAME: a line\" >&2\n{told}\n{STAYS}"));
+    let line = "echo \"$SLUICE_LOG_NAME: a line, level ${SLUICE_LOG-unset}, $3\" >&2";
+    let world = world(&format!("{line}\n{told}\n{STAYS}"));
     let up = start(&world);
     starts(&world, 1);
     let told = text(&world.path("told.json"));
@@ -198,7 +199,8 @@ fn the_sidecar_is_told_its_tenant_and_where_to_live() {
     let outcome = end(up);
     assert_eq!(outcome.code, Some(0));
     assert!(outcome.stderr.contains("interrupted"), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("default/story: a line\n"), "{}", outcome.stderr);
+    let line = "default/story: a line, level unset, --refusal-in-file\n";
+    assert!(outcome.stderr.contains(line), "{}", outcome.stderr);
     assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
 }
 

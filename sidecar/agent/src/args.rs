@@ -39,6 +39,10 @@ pub struct Args {
     /// Text at the start of each log line, or in JSON its field `tenant`. `sluice up` sets the tenant's name.
     #[arg(long, value_name = "NAME", env = "SLUICE_LOG_NAME", global = true)]
     pub log_name: Option<String>,
+    /// Print nothing about a configuration that cannot be used where `refusal.json` in the runtime folder has the reason. `sluice up`
+    /// sets it, and prints what that file says.
+    #[arg(long, requires = "config")]
+    pub refusal_in_file: bool,
     /// A task in place of serving.
     #[command(subcommand)]
     pub task: Option<Task>,

@@ -67,7 +67,10 @@ pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     descriptors::raise(&config);
     let folder = config.runtime_dir.clone();
     make_folder(&folder).map_err(other)?;
-    run_in(&folder, config, faults).inspect_err(|failure| failure.leave_word(&folder))
+    run_in(&folder, config, faults).map_err(|failure| {
+        let left = failure.leave_word(&folder);
+        if left && args.refusal_in_file { Failure::Left } else { failure }
+    })
 }
 
 fn run_in(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Result<(), Failure> {

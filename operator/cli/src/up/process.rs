@@ -59,7 +59,7 @@ pub struct Tenant {
     pub announcer: Option<Announcer>,
     /// Who learns when it serves.
     pub ready_sink: ReadySink,
-    /// Its log has warnings and worse only, unless the variable SLUICE_LOG names another level.
+    /// Its log has warnings and worse only, as [`child::quieten`] says.
     pub quiet: bool,
 }
 
@@ -124,7 +124,7 @@ impl Tenant {
             let _ = std::fs::remove_file(self.folder.path().join(stale));
         }
         let mut command = Command::new(&self.sidecar);
-        command.arg("--config").arg(file);
+        command.arg("--config").arg(file).arg("--refusal-in-file");
         // Its engine inherits it: the lines of all that write to this terminal say whose they are.
         command.env("SLUICE_LOG_NAME", self.title());
         if self.quiet {

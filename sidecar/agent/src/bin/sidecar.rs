@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use sluice_agent::args::Args;
+use sluice_agent::run::Failure;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -11,8 +12,10 @@ fn main() -> ExitCode {
     match sluice_agent::run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            let name = args.log_name.map(|name| format!("{name}: ")).unwrap_or_default();
-            eprintln!("sluice-sidecar: {name}{failure:#}");
+            if !matches!(failure, Failure::Left) {
+                let name = args.log_name.map(|name| format!("{name}: ")).unwrap_or_default();
+                eprintln!("sluice-sidecar: {name}{failure:#}");
+            }
             failure.exit_code()
         }
     }

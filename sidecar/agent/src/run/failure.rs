@@ -19,30 +19,34 @@ pub enum Failure {
     Field(&'static str, anyhow::Error),
     /// Anything else.
     Other(anyhow::Error),
+    /// A configuration that cannot be used. The runtime folder has the reason, and the supervisor prints it.
+    Left,
 }
 
 impl Failure {
     /// What the supervisor is told.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Failure::Config(_) | Failure::Field(..) => ExitCode::from(EXIT_CONFIG),
+            Failure::Config(_) | Failure::Field(..) | Failure::Left => ExitCode::from(EXIT_CONFIG),
             Failure::Other(_) => ExitCode::FAILURE,
         }
     }
 
-    /// Writes into the runtime folder why another start cannot help, where that is so.
-    pub(super) fn leave_word(&self, folder: &Path) {
-        let Some(refusal) = self.refusal() else { return };
+    /// Writes into the runtime folder why another start cannot help, where that is so. Says whether the reason is there now.
+    pub(super) fn leave_word(&self, folder: &Path) -> bool {
+        let Some(refusal) = self.refusal() else { return false };
         let file = folder.join(Refusal::FILE);
-        let written = serde_json::to_vec(&refusal).map(|json| std::fs::write(&file, json));
-        if let Ok(Err(error)) = written {
+        let json = serde_json::to_vec(&refusal).expect("a refusal serialises");
+        let written = std::fs::write(&file, json);
+        if let Err(error) = &written {
             tracing::warn!(%error, file = %file.display(), "the reason could not be left behind");
         }
+        written.is_ok()
     }
 
     fn refusal(&self) -> Option<Refusal> {
         let (fields, problem) = match self {
-            Failure::Other(_) => return None,
+            Failure::Other(_) | Failure::Left => return None,
             Failure::Field(field, error) => (*field, words(error)),
             Failure::Config(error) => {
                 error.downcast_ref().and_then(LoadError::about).unwrap_or_else(|| ("", words(error)))
@@ -69,6 +73,7 @@ impl std::fmt::Display for Failure {
         match self {
             Failure::Config(error) | Failure::Other(error) => f.write_str(&words(error)),
             Failure::Field(field, error) => write!(f, "{field}: {}", words(error)),
+            Failure::Left => write!(f, "{} has the reason", Refusal::FILE),
         }
     }
 }
@@ -81,8 +86,10 @@ mod tests {
 
     fn left(failure: &Failure) -> Option<Refusal> {
         let folder = tempfile::tempdir().unwrap();
-        failure.leave_word(folder.path());
-        let json = std::fs::read(folder.path().join(Refusal::FILE)).ok()?;
+        let left = failure.leave_word(folder.path());
+        let json = std::fs::read(folder.path().join(Refusal::FILE)).ok();
+        assert_eq!(left, json.is_some());
+        let json = json?;
         Some(serde_json::from_slice(&json).unwrap())
     }
 
