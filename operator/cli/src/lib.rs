@@ -5,6 +5,7 @@
 mod admin;
 pub mod bench;
 mod child;
+mod chunk;
 pub mod cluster;
 pub mod command;
 pub mod demo;

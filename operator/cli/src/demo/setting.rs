@@ -6,6 +6,7 @@ use sluice_types::{HOST_DEVICE_CLASS, Quantity};
 use sluice_wire::geometry::Geometry;
 
 use super::machine::Machine;
+use crate::chunk::{block_bytes, chunk_bytes};
 
 /// The tenants, in the order in which the page shows them.
 pub const TENANTS: [&str; 3] = ["chat", "code", "summary"];
@@ -125,7 +126,7 @@ impl Setting {
     pub fn new(machine: &Machine, model: &Geometry, lengths: Lengths) -> Setting {
         // One core is for copies, the sidecars and the clients. With less they would take it of the engine.
         let threads = machine.cores.saturating_sub(1).clamp(1, MOST_THREADS);
-        let chunk_bytes = chunk_bytes(model);
+        let chunk_bytes = chunk_bytes([model]);
         let tokens = u64::from(lengths.prompt + lengths.output);
         let lendable = u64::from(model.layers) * LENDABLE_PERCENT / 100 * model.layer_bytes;
         let lent = lendable / (tokens * model.kv_bytes_per_token).max(1);
@@ -203,18 +204,6 @@ fn object(kind: &str, name: &str, spec: &serde_json::Value) -> String {
     json!({"apiVersion": "sluice.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}).to_string()
 }
 
-/// KV of one layer's block.
-fn block_bytes(model: &Geometry) -> u64 {
-    sizes::block_bytes(model.kv_bytes_per_token, model.layers)
-}
-
-/// The smallest chunk that holds a block of KV and cuts a layer into 64 or fewer pieces: little is lost to rounding, and there
-/// are few enough to map each by itself.
-fn chunk_bytes(model: &Geometry) -> u64 {
-    let least = block_bytes(model).max(model.layer_bytes.div_ceil(64));
-    least.next_power_of_two().clamp(64 << 10, 2 << 20).max(block_bytes(model).next_power_of_two())
-}
-
 #[cfg(test)]
 mod tests {
     use sluice_types::load;
@@ -265,15 +254,6 @@ mod tests {
         // Of a model that has nothing to lend a burst still exhausts the share.
         let tiny = Geometry { layer_bytes: 1000, ..model };
         assert_eq!(Setting::new(&machine(2), &tiny, Lengths::SHOW).requests, 4);
-    }
-
-    #[test]
-    fn a_chunk_holds_a_block_of_kv_and_is_small_beside_a_layer() {
-        let chunks = [(1 << 15, 13 << 17), (1 << 15, 7 * MIB), (1 << 20, 400 * MIB), (8 * MIB, MIB)];
-        let chunks = chunks.map(|(kv_bytes_per_token, layer_bytes)| {
-            chunk_bytes(&Geometry { kv_bytes_per_token, layer_bytes, ..model() })
-        });
-        assert_eq!(chunks, [64 << 10, 128 << 10, 2 * MIB, 4 * MIB]);
     }
 
     #[test]

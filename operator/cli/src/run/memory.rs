@@ -7,6 +7,7 @@ use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::geometry::Geometry;
 
+use crate::chunk::{block_bytes, chunk_bytes};
 use sluice_page::words::figures::bytes;
 
 /// Longest context that is taken unasked, tokens.
@@ -15,10 +16,6 @@ const MAX_DEFAULT_CONTEXT: u32 = 8192;
 const MIN_DEFAULT_CONTEXT: u32 = 1024;
 /// Sequences of a full context that each model has KV for, the most first: fewer where memory is short.
 const SEQUENCES: [u64; 3] = [4, 2, 1];
-/// Sizes of a chunk that a host-backed GPU has, bytes, the largest first.
-const CHUNKS: [u64; 6] = [2 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10, 64 << 10];
-/// Least number of chunks of a layer, where chunks can be that small: little of the last one is wasted.
-const CHUNKS_OF_LAYER: u64 = 16;
 
 /// A model that needs memory.
 #[derive(Clone, Debug)]
@@ -111,7 +108,7 @@ pub enum TooLittle {
 /// # Errors
 /// [`TooLittle`].
 pub fn plan(models: &[Sized], wishes: &Wishes, available_bytes: u64) -> Result<MemoryPlan, TooLittle> {
-    let chunk_bytes = chunk_bytes(models);
+    let chunk_bytes = chunk_bytes(models.iter().map(|model| &model.geometry));
     let longest = contexts(models, wishes)?;
     let mut least = None;
     for (contexts, sequences) in ladder(&longest, wishes) {
@@ -161,20 +158,6 @@ fn ladder(longest: &[u32], wishes: &Wishes) -> Vec<(Vec<u32>, u64)> {
         limit /= 2;
     }
     rungs
-}
-
-/// The largest chunk that cuts every model's layer into [`CHUNKS_OF_LAYER`], but one that holds every model's block of KV.
-fn chunk_bytes(models: &[Sized]) -> u64 {
-    let fine = |chunk: u64| models.iter().all(|model| chunk * CHUNKS_OF_LAYER <= model.geometry.layer_bytes);
-    let holds = |chunk: u64| models.iter().all(|model| block_bytes(&model.geometry) <= chunk);
-    let fine = CHUNKS.into_iter().find(|chunk| fine(*chunk)).unwrap_or(CHUNKS[CHUNKS.len() - 1]);
-    let least = CHUNKS.into_iter().rev().find(|chunk| holds(*chunk)).unwrap_or(CHUNKS[0]);
-    fine.max(least)
-}
-
-/// KV of one layer's block.
-fn block_bytes(geometry: &Geometry) -> u64 {
-    sizes::block_bytes(geometry.kv_bytes_per_token, geometry.layers)
 }
 
 /// A plan that may be too large, and what it is made of.

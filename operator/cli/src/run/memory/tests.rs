@@ -115,9 +115,9 @@ fn memory_that_is_named_is_taken_if_the_models_can_start_in_it() {
 fn small_layers_have_small_chunks_that_hold_a_block_of_kv() {
     let mut small = model("a");
     small.geometry.layer_bytes = 200 << 10;
-    assert_eq!(chunk_bytes(&[small.clone()]), 64 << 10);
+    assert_eq!(chunk_bytes([&small.geometry]), 64 << 10);
     small.geometry.kv_bytes_per_token = 100 << 10;
-    assert_eq!(chunk_bytes(&[small.clone(), model("b")]), 128 << 10, "80 KiB a block");
+    assert_eq!(chunk_bytes([&small.geometry, &model("b").geometry]), 128 << 10, "80 KiB a block");
     small.geometry.kv_bytes_per_token = 20 << 20;
     let refused = plan(&[small], &wishes(), 64 * GIB).unwrap_err().to_string();
     assert!(refused.starts_with("a: 16 tokens' KV of a layer take"), "{refused}");
