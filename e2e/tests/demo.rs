@@ -107,8 +107,17 @@ async fn a_short_demo_shows_its_tenants_and_ends_with_a_table_and_identical_toke
     let lines: Vec<_> = stdout.lines().collect();
     let same = lines.iter().position(|line| line.starts_with("tokens identical")).unwrap();
     assert!(lines[same].ends_with(" yes"), "{stdout}");
-    assert_eq!(lines[same + 1..].len(), 4, "a blank line and three sentences\n{stdout}");
+    assert_eq!(
+        lines[same + 1..].len(),
+        7,
+        "three sentences and the next step, each after a blank line\n{stdout}"
+    );
     assert!(lines[same + 4].starts_with("All ") && lines[same + 4].contains("no token changed"), "{stdout}");
+    let next =
+        lines[same + 6].strip_prefix("next      ").and_then(|next| next.strip_suffix(" run MODEL --chat"));
+    let program = next.unwrap_or_else(|| panic!("{stdout}"));
+    let version = Command::new(program).arg("--version").output().unwrap();
+    assert!(version.stdout.starts_with(b"sluice "), "{program}: {version:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

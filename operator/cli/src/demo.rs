@@ -103,6 +103,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let [lending, fixed] = stage.compare(promise).await?;
     tell(format_args!("\n{}\n", verdict::table(&lending, &fixed)));
     tell(verdict::sentences(&lending, &fixed, &stage.setting));
+    tell(format_args!("\n{}", next_step(&siblings::own_command())));
     if stage.args.keep {
         stage.keep(promise).await?;
     }
@@ -179,11 +180,14 @@ impl Stage {
 
     async fn day(&mut self, rule: Rule, promise: Promise, length: Length) -> anyhow::Result<Outcome> {
         tell(format_args!("\n{}", rule.title()));
-        let setting = self.setting;
+        let (setting, is_random) = (self.setting, self.args.model.is_none());
         let mut screen = Screen::new(setting.memory_bytes);
         let work = async |tenants: &Tenants| {
             tell(format_args!("  ask a tenant: {}", curl(&tenants.urls[0])));
-            tenants.play(&setting, length, &mut screen).await
+            if is_random {
+                tell("  (the weights of this model are random: its answer is not language)");
+            }
+            tenants.play(&setting, promise, length, &mut screen).await
         };
         self.serve(rule, promise, work).await
     }
@@ -271,6 +275,14 @@ async fn urls(ready: &mut UnboundedReceiver<Ready>) -> Vec<String> {
 fn curl(url: &str) -> String {
     format!(
         "curl {url}/v1/completions -H 'content-type: application/json' -d '{{\"prompt\":\"Once\",\"max_tokens\":16}}'"
+    )
+}
+
+/// What to do after the demo; `sluice` is the command that runs this program.
+fn next_step(sluice: &str) -> String {
+    format!(
+        "next      {sluice} run MODEL --chat\n          \
+         chats with a model: a folder, or a name of a Hugging Face hub such as HuggingFaceTB/SmolLM2-135M-Instruct"
     )
 }
 

@@ -1,6 +1,6 @@
 //! Other binaries of the product: looked for in `$SLUICE_BIN_DIR`, then beside this one, then on PATH.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
@@ -19,4 +19,42 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     let folders = named.into_iter().chain(beside).chain(std::env::split_paths(&path));
     let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
     found.with_context(|| format!("{name} is neither in ${BIN_DIR}, nor beside this program, nor on PATH"))
+}
+
+/// The command by which a user runs this program again, as short as it can be.
+pub fn own_command() -> String {
+    let typed = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    let (program, folder) = (std::env::current_exe(), std::env::current_dir());
+    command(&typed, &program.unwrap_or_else(|_| typed.clone()), &folder.unwrap_or_default())
+}
+
+/// `typed` is how this program was named, `program` where it is, `folder` the current folder.
+fn command(typed: &Path, program: &Path, folder: &Path) -> String {
+    // Found on PATH.
+    if typed.components().count() == 1 && !typed.is_absolute() {
+        return typed.display().to_string();
+    }
+    match program.strip_prefix(folder) {
+        Ok(below) if below.components().count() == 1 => format!("./{}", below.display()),
+        Ok(below) => below.display().to_string(),
+        Err(_) => program.display().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_command_is_as_short_as_it_can_be() {
+        for (typed, folder, expected) in [
+            ("sluice", "/anywhere", "sluice"),
+            ("/tree/target/debug/sluice", "/tree", "target/debug/sluice"),
+            ("./sluice", "/tree/target/debug", "./sluice"),
+            ("../target/debug/sluice", "/tree/docs", "/tree/target/debug/sluice"),
+        ] {
+            let shown = command(Path::new(typed), Path::new("/tree/target/debug/sluice"), Path::new(folder));
+            assert_eq!(shown, expected, "{typed} in {folder}");
+        }
+    }
 }

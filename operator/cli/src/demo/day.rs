@@ -10,7 +10,7 @@ use sluice_wire::State;
 use tokio::time::sleep;
 
 use super::machine::Usage;
-use super::outcome::{Burst, Figures, Outcome, Round, Seen};
+use super::outcome::{Burst, Figures, Outcome, Round, absent_layers};
 use super::screen::Screen;
 use super::setting::{Lengths, Promise, Setting, TENANTS};
 use crate::admin::Admin;
@@ -82,25 +82,26 @@ impl Tenants {
         Ok(Promise::of(figures.ttft_p99_ms, step_ns, setting.requests))
     }
 
-    /// Plays a day and says how it was.
+    /// Plays a day under `promise` and says how it was.
     ///
     /// # Errors
     /// A request failed.
     pub async fn play(
         &self,
         setting: &Setting,
+        promise: Promise,
         length: Length,
         screen: &mut Screen,
     ) -> anyhow::Result<Outcome> {
         let (usage, since) = (Usage::begin(), Instant::now());
-        let (mut seen, mut rounds) = (Seen::default(), Vec::<Round>::new());
+        let (mut absent, mut rounds) = (0, Vec::<Round>::new());
         while !length.is_over(rounds.len(), since) {
             let mut round = Round::new();
             for tenant in 0..TENANTS.len() {
                 let seed = (rounds.len() * TENANTS.len() + tenant + 1) as u64;
                 round.push(tokio::select! {
                     burst = self.burst(tenant, setting, seed) => burst?,
-                    never = self.look(&mut seen, screen) => match never {},
+                    never = self.look(&mut absent, screen) => match never {},
                 });
             }
             let figures = Figures::of(round.iter()).map_err(anyhow::Error::msg)?;
@@ -108,15 +109,16 @@ impl Tenants {
             screen.round(rounds.len(), &figures);
         }
         let states = self.states().await;
-        seen.look(states.iter().flatten());
+        absent = absent.max(absent_layers(states.iter().flatten()));
         screen.end();
-        Outcome::new(&rounds, &states, seen, usage.others_permille()).map_err(anyhow::Error::msg)
+        Outcome::new(&rounds, promise, &states, absent, usage.others_permille()).map_err(anyhow::Error::msg)
     }
 
-    async fn look(&self, seen: &mut Seen, screen: &mut Screen) -> Infallible {
+    /// Shows the tenants again and again; `absent` becomes the most layers that were absent at once.
+    async fn look(&self, absent: &mut u32, screen: &mut Screen) -> Infallible {
         loop {
             let states: Vec<_> = self.states().await.into_iter().flatten().collect();
-            seen.look(states.iter());
+            *absent = (*absent).max(absent_layers(states.iter()));
             screen.show(&states);
             sleep(LOOK).await;
         }

@@ -4,25 +4,12 @@ use std::time::Duration;
 
 use sluice_wire::State;
 
+use super::setting::Promise;
 use crate::bench::{Distribution, Record};
 
-/// The most that was seen of all tenants while the load ran.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Requests in a tenant's batch.
-    pub running: u32,
-    /// Layers of all tenants whose memory others used.
-    pub absent_layers: u32,
-}
-
-impl Seen {
-    /// Takes in the states of the tenants that answer.
-    pub fn look<'a>(&mut self, states: impl Iterator<Item = &'a State> + Clone) {
-        let absent = states.clone().map(|state| u32::from(state.activity.absent_layers)).sum();
-        let running = states.map(|state| state.queue.running).max().unwrap_or(0);
-        self.absent_layers = self.absent_layers.max(absent);
-        self.running = self.running.max(running);
-    }
+/// Layers of all tenants whose memory other tenants use.
+pub fn absent_layers<'a>(states: impl Iterator<Item = &'a State>) -> u32 {
+    states.map(|state| u32::from(state.activity.absent_layers)).sum()
 }
 
 /// Figures over some bursts. Times in milliseconds.
@@ -86,8 +73,10 @@ pub struct Outcome {
     pub rounds: Vec<Figures>,
     /// Of all rounds together.
     pub all: Figures,
-    /// The most that was seen.
-    pub seen: Seen,
+    /// First tokens that came within the promise, thousandths.
+    pub first_in_time_permille: u32,
+    /// The most [`absent_layers`] that were seen.
+    pub absent_layers: u32,
     /// Times that a request was put out of memory, to be computed again; `None` = a tenant did not answer at the end.
     pub preempted: Option<u64>,
     /// Every answer, in the order of the requests.
@@ -97,27 +86,34 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of these rounds. `states` are those of all tenants at the end; `None` = a tenant did not answer.
+    /// Of these rounds under `promise`. `states` are those of all tenants at the end; `None` = a tenant did not answer.
     ///
     /// # Errors
     /// As [`Figures::of`].
     pub fn new(
         rounds: &[Round],
+        promise: Promise,
         states: &[Option<State>],
-        seen: Seen,
+        absent_layers: u32,
         others_permille: Option<u32>,
     ) -> Result<Outcome, String> {
         let each = rounds.iter().map(|round| Figures::of(round.iter()));
-        let records = rounds.iter().flatten().flat_map(|burst| &burst.records);
+        let records = || rounds.iter().flatten().flat_map(|burst| &burst.records);
+        let in_time = |record: &&Record| record.ttft.is_some_and(|ttft| ttft <= promise.first_token());
         Ok(Outcome {
             rounds: each.collect::<Result<_, _>>()?,
             all: Figures::of(rounds.iter().flatten())?,
-            seen,
+            first_in_time_permille: permille(records().filter(in_time).count(), records().count()),
+            absent_layers,
             preempted: states.iter().map(|state| Some(state.as_ref()?.figures.preemptions_total)).sum(),
-            texts: records.map(|record| record.text.clone()).collect(),
+            texts: records().map(|record| record.text.clone()).collect(),
             others_permille,
         })
     }
+}
+
+fn permille(part: usize, all: usize) -> u32 {
+    u32::try_from(part * 1000 / all.max(1)).unwrap_or(1000)
 }
 
 #[cfg(test)]
@@ -148,11 +144,13 @@ mod tests {
             figures: sluice_wire::state::Figures { preemptions_total: 3, ..Default::default() },
             ..State::default()
         };
-        let of = |states: &[_]| Outcome::new(&rounds, states, Seen::default(), Some(7)).unwrap();
+        let promise = Promise { ttft_ms: 390, tbt_ms: 50 };
+        let of = |states: &[_]| Outcome::new(&rounds, promise, states, 5, Some(7)).unwrap();
         let outcome = of(&[Some(state.clone()), Some(state.clone())]);
         assert_eq!(outcome.all, Figures { tokens_per_s: 6.0, ttft_p99_ms: 450.0, tbt_p99_ms: 50.0 });
         let speeds: Vec<_> = outcome.rounds.iter().map(|round| round.tokens_per_s).collect();
         assert_eq!((speeds, outcome.preempted), (vec![8.0, 4.0], Some(6)));
+        assert_eq!((outcome.first_in_time_permille, outcome.absent_layers), (666, 5));
         assert_eq!(of(&[Some(state), None]).preempted, None, "a tenant did not answer");
         assert_eq!(outcome.texts, ["0", "100", "0"]);
     }
@@ -166,15 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_the_most_of_one_batch_and_of_all_layers_together() {
-        let state = |running, absent_layers| {
+    fn layers_that_are_lent_are_those_of_all_tenants_together() {
+        let state = |absent_layers| {
             let mut state = State::default();
-            (state.queue.running, state.activity.absent_layers) = (running, absent_layers);
+            state.activity.absent_layers = absent_layers;
             state
         };
-        let mut seen = Seen::default();
-        seen.look([state(2, 3), state(0, 4)].iter());
-        seen.look([state(1, 0), state(1, 1)].iter());
-        assert_eq!(seen, Seen { running: 2, absent_layers: 7 });
+        assert_eq!(absent_layers([state(3), state(4)].iter()), 7);
     }
 }

@@ -1,5 +1,7 @@
 //! What is run: engine threads, link, memory and load, by what the machine can do and by the sizes of the model. Pure.
 
+use std::time::Duration;
+
 use serde_json::json;
 use sluice_plan::sizes::{self, SMALL_BYTES};
 use sluice_types::{HOST_DEVICE_CLASS, Quantity};
@@ -87,6 +89,11 @@ pub struct Promise {
 impl Promise {
     /// Before anything is measured.
     pub const UNKNOWN: Promise = Promise { ttft_ms: 2000, tbt_ms: LEAST_PACE_MS };
+
+    /// Until the first token.
+    pub fn first_token(self) -> Duration {
+        Duration::from_millis(self.ttft_ms)
+    }
 
     /// By the first tokens and the step of a warm-up with as many requests as a share has room for.
     pub fn of(ttft_ms: f64, step_ns: u64, requests: u64) -> Promise {

@@ -105,11 +105,13 @@ pub fn table(lending: &Outcome, fixed: &Outcome) -> String {
     row("output tokens per second", &|one| format!("{:.0}", one.all.tokens_per_s));
     row("P99 time to the first token, ms", &|one| format!("{:.0}", one.all.ttft_p99_ms));
     row("P99 time between tokens as delivered, ms", &|one| format!("{:.1}", one.all.tbt_p99_ms));
-    row("most requests of a tenant at once", &|one| one.seen.running.to_string());
-    row("requests that were computed again", &|one| {
+    row("first tokens within the promise", &|one| {
+        format!("{}.{} %", one.first_in_time_permille / 10, one.first_in_time_permille % 10)
+    });
+    row("times that a request was computed again", &|one| {
         one.preempted.map_or_else(|| "not known".to_owned(), |count| count.to_string())
     });
-    row("most layers lent at once", &|one| one.seen.absent_layers.to_string());
+    row("most layers lent at once", &|one| one.absent_layers.to_string());
     let same = if identical(lending, fixed) { "yes" } else { "NO" };
     // As above.
     let _ = write!(text, "{:TITLE$}{same:>width$}", "tokens identical", width = 2 * COLUMN);
@@ -123,7 +125,7 @@ pub fn sentences(lending: &Outcome, fixed: &Outcome, setting: &Setting) -> Strin
 
 /// What lending did to memory.
 fn room(lending: &Outcome, fixed: &Outcome, setting: &Setting) -> String {
-    let (layers, burst) = (lending.seen.absent_layers, setting.requests);
+    let (layers, burst) = (lending.absent_layers, setting.requests);
     if layers == 0 {
         return format!(
             "Idle tenants lent nothing: a burst of {burst} requests fitted the memory of its own tenant, or no tenant had layers to lend."
@@ -145,7 +147,7 @@ fn room(lending: &Outcome, fixed: &Outcome, setting: &Setting) -> String {
                 times(alone)
             )
         }
-        _ => "; the number of requests that were computed again is not known: a tenant did not answer at the end"
+        _ => "; how often requests were computed again is not known: a tenant did not answer at the end"
             .to_owned(),
     };
     format!("Idle tenants lent the memory of up to {layers} layers to the busy one{effect}.")
@@ -206,7 +208,6 @@ fn tokens(lending: &Outcome, fixed: &Outcome) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::outcome::Seen;
     use super::*;
 
     /// Rounds of these speeds; the other figures stay.
@@ -215,7 +216,8 @@ mod tests {
         Outcome {
             rounds: speeds.iter().copied().map(figures).collect(),
             all: figures(speeds.iter().sum::<f64>() / speeds.len() as f64),
-            seen: Seen { running: 2, absent_layers: 0 },
+            first_in_time_permille: 968,
+            absent_layers: 0,
             preempted: Some(0),
             texts: vec!["a".into(), "b".into()],
             others_permille: Some(others_permille),
@@ -277,7 +279,7 @@ mod tests {
         let setting = Setting { requests: 7, ..SETTING };
         let fixed = Outcome { preempted: Some(30), ..run(&[400.0, 400.0], 0) };
         let mut lending = Outcome { preempted: Some(1), ..run(&[600.0, 600.0], 0) };
-        lending.seen = Seen { running: 7, absent_layers: 12 };
+        lending.absent_layers = 12;
         lending.all.ttft_p99_ms = 30.0;
         lending.rounds.iter_mut().for_each(|round| round.ttft_p99_ms = 30.0);
         let expected = "\
@@ -291,11 +293,7 @@ All 2 answers were the same under both rules: memory moved, and no token changed
 
     #[test]
     fn lending_is_the_cause_only_of_fewer_requests_that_are_computed_again() {
-        let counted = |preempted| Outcome {
-            preempted,
-            seen: Seen { running: 2, absent_layers: 4 },
-            ..run(&[1.0, 1.0], 0)
-        };
+        let counted = |preempted| Outcome { preempted, absent_layers: 4, ..run(&[1.0, 1.0], 0) };
         let words = |lending, fixed| room(&counted(lending), &counted(fixed), &SETTING);
         let lent = "Idle tenants lent the memory of up to 4 layers to the busy one";
         assert_eq!(
@@ -306,12 +304,15 @@ All 2 answers were the same under both rules: memory moved, and no token changed
         );
         assert!(!words(Some(3), Some(3)).contains(", so "));
         assert!(words(Some(2), Some(3)).contains(", so requests lost their memory"));
-        let unknown = "; the number of requests that were computed again is not known: a tenant did not answer at the end.";
+        let unknown =
+            "; how often requests were computed again is not known: a tenant did not answer at the end.";
         assert_eq!(words(None, Some(3)), format!("{lent}{unknown}"));
         assert_eq!(words(Some(0), None), format!("{lent}{unknown}"));
         let table = table(&counted(None), &counted(Some(3)));
         assert!(
-            table.lines().any(|row| row.starts_with("requests that were") && row.ends_with(" not known")),
+            table
+                .lines()
+                .any(|row| row.starts_with("times that a request was") && row.ends_with(" not known")),
             "{table}"
         );
     }
@@ -319,7 +320,10 @@ All 2 answers were the same under both rules: memory moved, and no token changed
     #[test]
     fn one_answer_that_differs_is_said_in_table_and_words() {
         let (fixed, mut lending) = (run(&[1.0, 1.0], 0), run(&[1.0, 1.0], 0));
-        assert!(table(&lending, &fixed).ends_with(" yes"));
+        let same = table(&lending, &fixed);
+        assert!(same.ends_with(" yes"));
+        let in_time = same.lines().find(|row| row.starts_with("first tokens within the promise")).unwrap();
+        assert_eq!(in_time.matches(" 96.8 %").count(), 2, "{same}");
         lending.texts[1] = "c".into();
         assert!(!identical(&lending, &fixed) && table(&lending, &fixed).ends_with(" NO"));
         assert!(tokens(&lending, &fixed).starts_with("1 of 2 answers differed"));
