@@ -150,6 +150,8 @@ pub struct Brain {
     boundaries: u64,
     steps: u64,
     counters: [u64; Reason::ALL.len()],
+    /// Chunks that changed their owner, by reason.
+    moved_chunks: [u64; Reason::ALL.len()],
 }
 
 impl Brain {
@@ -210,6 +212,7 @@ impl Brain {
             boundaries: 0,
             steps: 0,
             counters: [0; Reason::ALL.len()],
+            moved_chunks: [0; Reason::ALL.len()],
             params,
             geometry,
             sizes,
@@ -416,5 +419,9 @@ impl Brain {
 
     fn count_many(&mut self, reason: Reason, times: u32) {
         self.counters[reason as usize] += u64::from(times);
+    }
+
+    fn count_moved(&mut self, reason: Reason, chunks: u32) {
+        self.moved_chunks[reason as usize] += u64::from(chunks);
     }
 }

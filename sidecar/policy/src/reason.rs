@@ -132,6 +132,11 @@ impl Reason {
         matches!(self, DeclinedStall | DeclinedUnmeasured | DeclinedCap | NeighboursShort | Plan | NoPlan)
     }
 
+    /// Memory passes between this tenant and others: what makes room for it before is not counted as moved.
+    pub const fn is_trade(self) -> bool {
+        matches!(self, Reason::Lend | Reason::Borrow | Reason::Repay | Reason::Cede)
+    }
+
     /// Own layers give their memory for a step, or come back with less than they had.
     pub const fn takes_layers(self) -> bool {
         matches!(self, Reason::RemapOwn | Reason::RemapStalls | Reason::Wake)

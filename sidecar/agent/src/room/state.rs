@@ -38,8 +38,9 @@ pub struct Diary {
     steps: u64,
     engine_restarts: u64,
     moving: Vec<LayerId>,
-    held: Held,
+    /// By reason: how often it had applied at the last look, and bytes that had moved for it.
     counted: Vec<u64>,
+    moved_bytes: Vec<u64>,
     moves: VecDeque<Move>,
     /// How often the last move's reason has applied in a row; 0 when its entry stands alone.
     repeats: u64,
@@ -55,6 +56,16 @@ fn calm_phase(idle_since: Option<SystemTime>, now: SystemTime, idle_after: Durat
 
 fn is_thought(label: &str) -> bool {
     Reason::ALL.iter().any(|reason| reason.is_thought() && reason.label() == label)
+}
+
+/// A decision about nothing but which layers move: each has an entry of its own, which says what it led to.
+const fn lays_out(reason: Reason) -> bool {
+    matches!(reason, Reason::RemapOwn | Reason::RemapStalls | Reason::Revert | Reason::Forced)
+}
+
+/// By how much a counter has risen since it was `known`.
+const fn rise(known: &mut u64, now: u64) -> u64 {
+    now - std::mem::replace(known, now)
 }
 
 impl Diary {
@@ -75,8 +86,8 @@ impl Diary {
             engine_lost: None,
             engine_restarts: 0,
             moving: Vec::new(),
-            held: Held::default(),
             counted: vec![0; Reason::ALL.len()],
+            moved_bytes: vec![0; Reason::ALL.len()],
             moves: VecDeque::new(),
             repeats: 0,
         }
@@ -154,44 +165,47 @@ impl Diary {
         }
     }
 
-    /// A reason that has applied again is a move.
+    /// Every reason that has applied since the last look, and all memory that has moved since.
     fn observe_moves(&mut self, brain: &Brain, metrics: &Metrics) {
-        let held = Held::of(brain);
-        let before = std::mem::replace(&mut self.held, held);
         for (index, reason) in Reason::ALL.iter().enumerate() {
-            let counted = brain.counted(*reason);
-            let times = counted - std::mem::replace(&mut self.counted[index], counted);
-            let moved_bytes = held.moved_since(before, *reason);
-            if times == 0 && Held::is_traded(*reason) && moved_bytes > 0 {
-                // What was decided at an earlier look is done now.
-                metrics.moved(reason.label(), 0, moved_bytes);
-                let decided = self.moves.iter_mut().rfind(|last| last.reason == reason.label());
-                decided.into_iter().for_each(|last| last.bytes += moved_bytes);
+            let times = rise(&mut self.counted[index], brain.counted(*reason));
+            let bytes = rise(&mut self.moved_bytes[index], brain.moved_bytes(*reason));
+            if *reason == Reason::Stream || (times, bytes) == (0, 0) {
+                continue;
             }
-            if times > 0 && *reason != Reason::Stream {
-                metrics.moved(reason.label(), times, moved_bytes);
-                if reason.is_refusal() {
-                    tracing::debug!(reason = reason.label(), times, "answer about a loan");
-                } else {
-                    self.note(*reason, times, brain.layout(), moved_bytes);
-                }
-            }
+            metrics.moved(reason.label(), times, bytes);
+            self.moved(*reason, (times, bytes), brain.layout());
         }
-        if brain.layout().moving.len() != self.moving.len() {
-            self.relaid(brain);
+        if brain.layout().moving != self.moving {
+            self.relaid(brain.layout_reason(), brain.layout());
         }
     }
 
-    /// The layout has changed: the last move says to what, and how much memory it is about.
-    fn relaid(&mut self, brain: &Brain) {
-        let (layout, slab_bytes) = (brain.layout(), brain.geometry().slab_bytes[0]);
-        let layers = self.moving.len().abs_diff(layout.moving.len()) as u64;
+    /// A reason has applied so many times, and so many bytes have changed their owner for it: at once, or for what was decided
+    /// at an earlier look.
+    fn moved(&mut self, reason: Reason, (times, bytes): (u64, u64), layout: &Layout) {
+        if times == 0 {
+            self.last_of(reason).into_iter().for_each(|decided| decided.bytes += bytes);
+        } else if reason.is_refusal() {
+            tracing::debug!(reason = reason.label(), times, "answer about a loan");
+        } else {
+            self.note(reason, times, layout, bytes);
+        }
+    }
+
+    fn last_of(&mut self, reason: Reason) -> Option<&mut Move> {
+        self.moves.iter_mut().rfind(|moved| moved.reason == reason.label())
+    }
+
+    /// Another layout is in force: the move that led to it says which layers move, and how many gave up their memory.
+    fn relaid(&mut self, reason: Reason, layout: &Layout) {
         self.moving.clone_from(&layout.moving);
-        let Some(last) = self.moves.back_mut() else { return };
-        last.detail = format!("alpha {}, beta {}", layout.alpha(), layout.beta);
-        last.bytes = layers * slab_bytes;
-        last.layers = layout.moving.iter().map(|layer| layer.0).collect();
-        tracing::info!(reason = last.reason, detail = last.detail, bytes = last.bytes, "memory moved");
+        let Some(moved) = self.last_of(reason) else { return };
+        moved.layers = layout.moving.iter().map(|layer| layer.0).collect();
+        if lays_out(reason) {
+            moved.detail = format!("alpha {}, beta {}", layout.alpha(), layout.beta);
+        }
+        tracing::info!(reason = moved.reason, detail = moved.detail, bytes = moved.bytes, "memory moved");
     }
 
     /// The same reason again is the same entry, so that a run of evictions does not push everything else out.
@@ -212,9 +226,7 @@ impl Diary {
             let thought = self.moves.iter().position(|event| is_thought(&event.reason));
             self.moves.remove(thought.unwrap_or(0));
         }
-        let lays_out =
-            matches!(reason, Reason::RemapOwn | Reason::RemapStalls | Reason::Revert | Reason::Forced);
-        self.repeats = if lays_out { 0 } else { times };
+        self.repeats = if lays_out(reason) { 0 } else { times };
         let layers = layout.moving.iter().map(|layer| layer.0).collect();
         let (reason, detail) = (reason.label().into(), times_in_words(times));
         self.moves.push_back(Move { at_unix_ms, reason, detail, layers, bytes });
@@ -223,40 +235,6 @@ impl Diary {
 
 fn times_in_words(times: u64) -> String {
     if times == 1 { "once".into() } else { format!("{times} times") }
-}
-
-/// Memory that decisions move, bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Held {
-    kv: u64,
-    lent: u64,
-    borrowed: u64,
-}
-
-impl Held {
-    fn of(brain: &Brain) -> Held {
-        let bytes = |chunks: u32| u64::from(chunks) * brain.geometry().chunk_bytes;
-        Held {
-            kv: bytes(brain.ledger().count(Owner::Kv)),
-            lent: bytes(brain.lent_chunks()),
-            borrowed: bytes(brain.borrowed_chunks()),
-        }
-    }
-
-    /// Whether memory moves between tenants for `reason`: some time after the decision.
-    fn is_traded(reason: Reason) -> bool {
-        matches!(reason, Reason::Lend | Reason::Borrow | Reason::Repay)
-    }
-
-    /// How much has moved for `reason`. Where several reasons applied, each has the whole change of KV.
-    fn moved_since(self, before: Held, reason: Reason) -> u64 {
-        match reason {
-            Reason::Lend => self.lent.saturating_sub(before.lent),
-            Reason::Borrow => self.borrowed.saturating_sub(before.borrowed),
-            Reason::Repay => before.borrowed.saturating_sub(self.borrowed),
-            _ => self.kv.abs_diff(before.kv),
-        }
-    }
 }
 
 /// Everything that is known at this moment.
@@ -402,13 +380,42 @@ fn engine(brain: &Brain, snapshot: &Snapshot, diary: &Diary) -> EngineState {
 mod tests {
     use super::*;
 
+    fn layout(moving: &[u16]) -> Layout {
+        Layout { moving: moving.iter().map(|layer| LayerId(*layer)).collect(), beta: 1 }
+    }
+
+    /// Reason, detail, layers and bytes of each move.
+    fn told(diary: &Diary) -> Vec<(&str, &str, &[u16], u64)> {
+        let all = diary.moves.iter();
+        all.map(|one| (&*one.reason, &*one.detail, &*one.layers, one.bytes)).collect()
+    }
+
     #[test]
-    fn a_loan_has_the_bytes_that_changed_in_its_direction() {
-        let before = Held { kv: 10, lent: 5, borrowed: 8 };
-        let after = Held { kv: 4, lent: 9, borrowed: 2 };
-        let moved = [Reason::Lend, Reason::Borrow, Reason::Repay, Reason::Preempt];
-        assert_eq!(moved.map(|reason| after.moved_since(before, reason)), [4, 0, 6, 6]);
-        assert_eq!(moved.map(Held::is_traded), [true, true, true, false]);
+    fn a_new_layout_and_its_bytes_belong_to_the_decision_that_led_to_it() {
+        let (mut diary, resident) = (Diary::new(Tenant::default(), String::new()), Layout::resident());
+        diary.moved(Reason::RemapOwn, (1, 0), &resident);
+        diary.moved(Reason::FreeChunks, (1, 64), &resident);
+        diary.moved(Reason::RemapOwn, (0, 256), &layout(&[1, 3]));
+        diary.relaid(Reason::RemapOwn, &layout(&[1, 3]));
+        let remapped = ("remap_own", "alpha 1, beta 1", &[1, 3][..], 256);
+        assert_eq!(told(&diary), [remapped, ("free_chunks", "once", &[], 64)]);
+        diary.moved(Reason::Hibernate, (1, 0), &layout(&[1, 3]));
+        diary.relaid(Reason::Hibernate, &resident);
+        diary.moved(Reason::Hibernate, (2, 4096), &resident);
+        assert_eq!(told(&diary)[0], remapped);
+        assert_eq!(
+            told(&diary)[2],
+            ("hibernate", "3 times", &[][..], 4096),
+            "no word of layers that all have gone"
+        );
+    }
+
+    #[test]
+    fn bytes_that_move_after_their_decision_left_the_diary_are_told_of_no_other_move() {
+        let mut diary = Diary::new(Tenant::default(), String::new());
+        diary.moved(Reason::Borrow, (1, 8), &Layout::resident());
+        diary.moved(Reason::Lend, (0, 16), &Layout::resident());
+        assert_eq!(told(&diary), [("borrow", "once", &[][..], 8)]);
     }
 
     #[test]

@@ -111,6 +111,25 @@ fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
 }
 
 #[test]
+fn its_moves_count_weights_and_activations_as_well_as_kv() {
+    let (_model, config) = sleeper();
+    let tenant = Tenant::start(config);
+    let held = |state: &State| state.memory.owners.total().unwrap() - state.memory.owners.free_bytes;
+    let moved = |state: &State, reason: &str| -> u64 {
+        state.moves.iter().filter(|one| one.reason == reason).map(|one| one.bytes).sum()
+    };
+    let awake =
+        tenant.state_when("all is there", |state| held(state) > 0 && moved(state, "load") == held(state));
+    let weights = awake.memory.owners.weights_layers_bytes + awake.memory.owners.weights_global_bytes;
+    assert!(weights > 0 && held(&awake) > weights, "{:?}", awake.memory);
+    let slept = sleep(&tenant, SleepLevel::One);
+    assert_eq!(moved(&slept, "hibernate"), held(&awake), "{:?}", slept.moves);
+    wake(&tenant);
+    let woken = tenant.state_when("all is back", |state| moved(state, "wake") == held(state));
+    assert!(moved(&woken, "wake") > weights, "{:?}", woken.moves);
+}
+
+#[test]
 fn level_two_keeps_no_kv_and_no_token_changes() {
     let (_model, config) = sleeper();
     let wanted: Vec<_> = (0..3).map(|seed| Wanted::greedy(&prompt(seed, 40), 60)).collect();

@@ -254,6 +254,7 @@ impl Brain {
                 Claim::Loan => self.trade.lent += chunks,
                 Claim::Debt => self.trade.borrowed -= chunks,
             }
+            self.count_moved(claim.reason(), chunks);
             self.failed_changes = 0;
             self.trade.ended.push(Traded::Given { earmark, chunks, claim });
             return;
@@ -275,7 +276,7 @@ impl Brain {
         let ended = match outcome {
             Outcome::Done { .. } => {
                 match claim {
-                    Claim::Loan => self.trade.borrowed += chunks,
+                    Claim::Loan => self.borrowed(chunks),
                     Claim::Debt => self.trade.lent -= chunks,
                 }
                 arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
@@ -287,7 +288,7 @@ impl Brain {
                     self.count(Reason::BackendFailed);
                 }
                 match (failure, claim) {
-                    (Failure::OutOfMemory, Claim::Loan) => self.trade.borrowed += chunks,
+                    (Failure::OutOfMemory, Claim::Loan) => self.borrowed(chunks),
                     (Failure::OutOfMemory, Claim::Debt) => self.regain(chunks),
                     _ => return self.trade.ended.push(Traded::NotTaken { earmark }),
                 }
@@ -295,6 +296,11 @@ impl Brain {
             }
         };
         self.trade.ended.push(ended);
+    }
+
+    fn borrowed(&mut self, chunks: u32) {
+        self.trade.borrowed += chunks;
+        self.count_moved(Reason::Borrow, chunks);
     }
 
     pub(super) fn trade_failed(&mut self) {

@@ -326,7 +326,11 @@ impl Brain {
 
     fn apply(&mut self, change: Change) {
         let Change { next, layout, reason } = change;
-        for (chunk, from, to) in self.holdings.changes(&next) {
+        let changes = self.holdings.changes(&next);
+        if !reason.is_trade() {
+            self.count_moved(reason, changes.len() as u32);
+        }
+        for (chunk, from, to) in changes {
             self.ledger.hand_over(chunk, from, to);
         }
         for f in 0..next.frames.len() {

@@ -134,6 +134,7 @@ impl Brain {
     pub(super) fn ceded(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             chunks.iter().for_each(|chunk| self.ledger.release(*chunk));
+            self.count_moved(Reason::Cede, chunks.len() as u32);
             let left = self.trade.share - chunks.len() as u32;
             // The share may have risen meanwhile: what went is created again.
             self.trade.grows |= left < self.sizes.share;

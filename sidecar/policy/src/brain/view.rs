@@ -97,6 +97,17 @@ impl Brain {
         self.counters[reason as usize]
     }
 
+    /// Bytes that changed their owner for each reason, counted when they have changed it: weights, KV and activations alike.
+    /// Of a trade with another tenant, the bytes that passed between the two.
+    pub fn moved_bytes(&self, reason: Reason) -> u64 {
+        self.moved_chunks[reason as usize].saturating_mul(self.geometry.chunk_bytes)
+    }
+
+    /// Why the layout of moving layers that is in force was taken.
+    pub fn layout_reason(&self) -> Reason {
+        self.fill_reason
+    }
+
     /// Measured times and bandwidth.
     pub fn measures(&self) -> &Measures {
         &self.measures

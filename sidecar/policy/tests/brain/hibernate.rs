@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use proptest::prelude::*;
 use sluice_policy::brain::Rest;
 use sluice_policy::ids::RequestId;
+use sluice_policy::ledger::Owner;
 use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 
-use super::cases::{BLOCK, guaranteed_chunks, tenant};
+use super::cases::{BLOCK, CHUNK, guaranteed_chunks, tenant};
 use super::device::{Faults, Rng};
 use super::random::{MODEL_TOKENS, load};
 use super::world::World;
@@ -38,6 +39,26 @@ fn wake(world: &mut World) {
     world.brain.wake();
     world.rest(1000);
     assert_eq!(world.brain.rest(), Rest::Awake);
+}
+
+#[test]
+fn loading_sleeping_and_waking_count_all_memory_that_changes_its_owner() {
+    let mut world = world(PolicyName::Recompute, 64, 1);
+    let held_bytes = |world: &World| {
+        let ledger = world.brain.ledger();
+        u64::from(ledger.created() - ledger.count(Owner::Free)) * CHUNK
+    };
+    let held = held_bytes(&world);
+    let weights = (LAYERS as u64 * 4 + 2) * CHUNK;
+    assert!(held > weights, "it holds weights and more");
+    assert_eq!(world.brain.moved_bytes(Reason::Load), held);
+    sleep(&mut world);
+    assert_eq!(world.brain.moved_bytes(Reason::Hibernate), held);
+    wake(&mut world);
+    let woken = held_bytes(&world);
+    assert!(woken > weights, "it has its weights again");
+    assert_eq!(world.brain.moved_bytes(Reason::Wake), woken);
+    assert_eq!(world.brain.moved_bytes(Reason::Hibernate), held, "once");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use sluice_policy::neighbours::grants::Nonce;
 use sluice_policy::params::{Bounds, Params, PolicyName};
 use sluice_policy::reason::Reason;
 
-use super::cases::{guaranteed_chunks, tenant};
+use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::{Faults, Rng};
 use super::random::{MODEL_TOKENS, load};
 use super::world::World;
@@ -72,9 +72,12 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
     (0..5_000).for_each(|_| pair.tick());
     assert_eq!(pair.worlds[1].brain.absent_layers(), 0);
     assert!(pair.worlds[1].brain.layout().moving.is_empty(), "all layers resident again");
-    assert!(
-        pair.worlds[1].brain.counted(Reason::Wake) > 0 && pair.worlds[0].brain.counted(Reason::Repay) > 0
-    );
+    let [borrower, lender] = [&pair.worlds[0].brain, &pair.worlds[1].brain];
+    assert!(lender.counted(Reason::Wake) > 0 && borrower.counted(Reason::Repay) > 0);
+    let passed = u64::from(most) * CHUNK;
+    assert_eq!(lender.moved_bytes(Reason::Lend), passed, "what made room for it is not counted twice");
+    assert_eq!([Reason::Borrow, Reason::Repay].map(|reason| borrower.moved_bytes(reason)), [passed; 2]);
+    assert_eq!(lender.moved_bytes(Reason::Wake), u64::from(absent) * 4 * CHUNK, "the layers that came back");
 }
 
 #[test]
