@@ -222,6 +222,25 @@ pub struct SloState {
     pub ttft_overdue: u32,
     /// Answers whose next token is overdue now.
     pub tbt_overdue: u32,
+    /// First tokens in the window.
+    pub ttft_window: TokenCounts,
+    /// Later tokens in the window.
+    pub tbt_window: TokenCounts,
+}
+
+/// The tokens that a share in time is over, and of the missed ones, why they were missed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TokenCounts {
+    /// Tokens that were written, are overdue now, or never came although they were due; 0 = none, or a writer from before there
+    /// were these counts.
+    pub tokens: u64,
+    /// Of these, tokens that never came: the client left after the objective had passed, or the server failed the answer. They
+    /// are missed, and no percentile has a time of them.
+    pub given_up: u64,
+    /// Of these, missed ones that were awaited while the tenant slept by order ([`State::sleep_ordered`]). A token may be one of
+    /// `given_up` as well.
+    pub asleep: u64,
 }
 
 /// The engine process.

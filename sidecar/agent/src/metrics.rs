@@ -339,7 +339,14 @@ impl Metrics {
             tbt_attained_permille: tbt.permille,
             ttft_overdue: ttft.overdue,
             tbt_overdue: tbt.overdue,
+            ttft_window: ttft.window,
+            tbt_window: tbt.window,
         }
+    }
+
+    /// Whether the tenant sleeps by order: what is late meanwhile is late for that.
+    pub fn set_asleep(&self, asleep: bool) {
+        self.recent().objectives.set_asleep(asleep);
     }
 
     fn attainments(&self) -> (Attainment, Attainment) {

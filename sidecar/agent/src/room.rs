@@ -306,9 +306,13 @@ impl Room {
             self.driver.push(Event::Sleep(Sleep::Idle));
         }
         let rest = self.driver.core().brain().rest();
-        for request in self.bed.held_too_long(rest, self.streams.keys().copied(), self.hold) {
-            self.end_stream(request, &Outage::Asleep { held_seconds: self.hold.as_secs() });
+        let late = self.bed.held_too_long(rest, self.streams.keys().copied(), self.hold);
+        if late.is_empty() {
+            return;
         }
+        let by_hand = self.driver.core().snapshot().sleep_ordered;
+        let outage = Outage::Asleep { held_seconds: self.hold.as_secs(), by_hand };
+        late.into_iter().for_each(|request| self.end_stream(request, &outage));
     }
 
     /// Policy, share and cap of the directive are in force, as far as neighbours leave room.

@@ -138,15 +138,25 @@ pub enum Outage {
         /// How long the request was held for it, seconds.
         held_seconds: u64,
     },
-    /// The tenant sleeps, and nobody has woken it.
-    #[error("the tenant sleeps and was not woken within {held_seconds} s")]
+    /// The tenant sleeps, and has not woken.
+    #[error("{} within {held_seconds} s", not_woken(.by_hand))]
     Asleep {
         /// How long the request was held for it, seconds.
         held_seconds: u64,
+        /// An order put it to sleep: no request wakes it.
+        by_hand: bool,
     },
     /// The device does not give what the tenant needs.
     #[error("{0}")]
     Device(String),
+}
+
+const fn not_woken(by_hand: &bool) -> &'static str {
+    if *by_hand {
+        "the tenant was put to sleep by hand and was not woken"
+    } else {
+        "the tenant sleeps and did not wake"
+    }
 }
 
 /// What the outside learns.

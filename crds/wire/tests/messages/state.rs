@@ -4,8 +4,8 @@ use sluice_wire::message::ReadError;
 use sluice_wire::state::{
     Activity, Direction, EngineHang, EngineState, EngineWork, Figures, GpuState, GrantState, KvState,
     MemoryState, Move, Neighbourhood, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState,
-    Residency, SidecarHangs, Skip, SloState, State, Streams, Takeover, Tenant, TenantReport, TurnState,
-    VERSION,
+    Residency, SidecarHangs, Skip, SloState, State, Streams, Takeover, Tenant, TenantReport, TokenCounts,
+    TurnState, VERSION,
 };
 
 use super::golden;
@@ -127,6 +127,8 @@ fn state() -> State {
             tbt_attained_permille: Some(996),
             ttft_overdue: 1,
             tbt_overdue: 2,
+            ttft_window: TokenCounts { tokens: 50, given_up: 3, asleep: 2 },
+            tbt_window: TokenCounts { tokens: 880, given_up: 1, asleep: 0 },
         },
         engine: engine(),
         sidecar_hangs: Some(SidecarHangs { total: 2, at_unix_ms: 1_764_000_000_100, waited_ms: 12_400 }),
@@ -221,7 +223,9 @@ fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
     let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
     let engine = EngineState { lost_unix_ms: None, work: None, hangs: 0, last_hang: None, ..state().engine };
     let figures = Figures { pauses_total: 0, kv_stall_ns_total: 0, ..figures() };
-    let slo = SloState { ttft_overdue: 0, tbt_overdue: 0, ..state().slo };
+    let none = TokenCounts::default();
+    let slo =
+        SloState { ttft_overdue: 0, tbt_overdue: 0, ttft_window: none, tbt_window: none, ..state().slo };
     let (neighbourhood, activity) = (None, Activity::default());
     let older = State { kv, engine, sidecar_hangs: None, figures, slo, neighbourhood, activity, ..state() };
     assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);

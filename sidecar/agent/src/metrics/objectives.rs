@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 use sluice_wire::config::SloConfig;
+use sluice_wire::state::TokenCounts;
 
-use super::window::Window;
+use super::window::{Tokens, Window};
 
 /// A later token is in time when it is written within this many percent of its objective: a paced stream is never
 /// written before its interval has passed, so exactly the interval is the earliest, not the latest.
@@ -26,6 +27,8 @@ pub struct Attainment {
     pub tokens: u64,
     /// Of these, those that were not in time; never falls.
     pub missed: u64,
+    /// Tokens of the window, those that are overdue now among them.
+    pub window: TokenCounts,
 }
 
 /// How long a written token took.
@@ -59,16 +62,24 @@ impl Objective {
         Objective { limit, recent: Window::new(now, window), tokens: 0, missed: 0 }
     }
 
-    fn record(&mut self, now: Instant, in_time: bool, count: u64) {
-        let missed = if in_time { 0 } else { count };
-        self.recent.record(now, count - missed, count);
-        (self.tokens, self.missed) = (self.tokens + count, self.missed + missed);
+    fn record(&mut self, now: Instant, tokens: Tokens) {
+        self.recent.record(now, tokens);
+        self.tokens += tokens.counts.tokens;
+        self.missed += tokens.counts.tokens - tokens.good;
     }
 
-    fn attainment(&mut self, now: Instant, overdue: u32) -> Attainment {
-        let late = u64::from(overdue);
-        let permille = self.recent.permille(now, late);
-        Attainment { permille, overdue, tokens: self.tokens + late, missed: self.missed + late }
+    /// With the tokens that are `overdue` now.
+    fn attainment(&mut self, now: Instant, overdue: Tokens) -> Attainment {
+        let mut recent = self.recent.sum(now);
+        recent += overdue;
+        let late = overdue.counts.tokens;
+        Attainment {
+            permille: recent.permille(),
+            overdue: u32::try_from(late).unwrap_or(u32::MAX),
+            tokens: self.tokens + late,
+            missed: self.missed + late,
+            window: recent.counts,
+        }
     }
 }
 
@@ -79,6 +90,8 @@ struct Awaited {
     first: bool,
     /// Nothing is there to be written. Otherwise it is the client that does not read, and no token is overdue.
     nothing_there: bool,
+    /// The tenant sleeps by order, or did so while this was awaited.
+    asleep: bool,
 }
 
 /// Both objectives of a tenant, and the tokens that are awaited.
@@ -87,6 +100,8 @@ pub struct Objectives {
     ttft: Objective,
     tbt: Objective,
     awaited: Slab<Awaited>,
+    /// The tenant sleeps by order.
+    asleep: bool,
 }
 
 impl Objectives {
@@ -99,17 +114,26 @@ impl Objectives {
             ttft: Objective::new(now, milliseconds(slo.ttft_milliseconds), window),
             tbt: Objective::new(now, tbt, window),
             awaited: Slab::new(),
+            asleep: false,
         }
+    }
+
+    /// Whether the tenant sleeps by order: tokens that are awaited meanwhile are late for that.
+    pub fn set_asleep(&mut self, asleep: bool) {
+        if asleep && !self.asleep {
+            self.awaited.iter_mut().for_each(|(_, awaited)| awaited.asleep = true);
+        }
+        self.asleep = asleep;
     }
 
     /// An answer awaits its first token; its request arrived at `since`. Returns its key.
     pub fn first(&mut self, since: Instant) -> usize {
-        self.awaited.insert(Awaited { since, first: true, nothing_there: true })
+        self.awaited.insert(Awaited { since, first: true, nothing_there: true, asleep: self.asleep })
     }
 
     /// An answer whose first token is not measured was written at `since`, and awaits its next one. Returns its key.
     pub fn next(&mut self, since: Instant) -> usize {
-        self.awaited.insert(Awaited { since, first: false, nothing_there: false })
+        self.awaited.insert(Awaited { since, first: false, nothing_there: false, asleep: self.asleep })
     }
 
     /// All that has come is written: from now on it is the token that keeps its client waiting.
@@ -119,15 +143,14 @@ impl Objectives {
 
     /// `count` tokens were written together: the first was awaited, the rest did not wait. The next one is awaited.
     pub fn written(&mut self, key: usize, now: Instant, count: u32) -> Took {
-        let was = std::mem::replace(
-            &mut self.awaited[key],
-            Awaited { since: now, first: false, nothing_there: false },
-        );
+        let next = Awaited { since: now, first: false, nothing_there: false, asleep: self.asleep };
+        let was = std::mem::replace(&mut self.awaited[key], next);
         let took = now.saturating_duration_since(was.since);
         let rest = if was.first { 0 } else { u64::from(count.saturating_sub(1)) };
         let objective = self.of(was.first);
-        objective.record(now, took <= objective.limit, 1);
-        objective.record(now, true, rest);
+        let in_time = took <= objective.limit;
+        objective.record(now, if in_time { Tokens::in_time(1) } else { Tokens::missed(false, was.asleep) });
+        objective.record(now, Tokens::in_time(rest));
         if was.first { Took::First(took) } else { Took::Later(took) }
     }
 
@@ -135,7 +158,7 @@ impl Objectives {
     pub fn end(&mut self, key: usize, now: Instant, end: End) {
         let was = self.awaited.remove(key);
         if end == End::Failed || self.overdue(&was, now) {
-            self.of(was.first).record(now, false, 1);
+            self.of(was.first).record(now, Tokens::missed(true, was.asleep));
         }
     }
 
@@ -143,7 +166,9 @@ impl Objectives {
     pub fn attainments(&mut self, now: Instant) -> (Attainment, Attainment) {
         let count = |first: bool| {
             let late = self.awaited.iter().filter(|(_, one)| one.first == first && self.overdue(one, now));
-            u32::try_from(late.count()).unwrap_or(u32::MAX)
+            let mut tokens = Tokens::default();
+            late.for_each(|(_, one)| tokens += Tokens::missed(false, one.asleep));
+            tokens
         };
         let (ttft, tbt) = (count(true), count(false));
         (self.ttft.attainment(now, ttft), self.tbt.attainment(now, tbt))

@@ -1,15 +1,53 @@
-//! Shares over a sliding window: how many of the tokens of the last minute were in time.
+//! Counts over a sliding window: how many of the tokens of the last minute were in time.
 
+use std::ops::AddAssign;
 use std::time::{Duration, Instant};
+
+use sluice_wire::state::TokenCounts;
 
 /// The window slides in this many steps.
 const PARTS: usize = 60;
 
+/// Tokens of an objective.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// Those in time.
+    pub good: u64,
+    /// All, and why some were missed.
+    pub counts: TokenCounts,
+}
+
+impl Tokens {
+    /// So many of one kind.
+    pub fn in_time(count: u64) -> Tokens {
+        Tokens { good: count, counts: TokenCounts { tokens: count, ..TokenCounts::default() } }
+    }
+
+    /// One that was missed: it was never written, and its client waited while the tenant slept by order.
+    pub fn missed(given_up: bool, asleep: bool) -> Tokens {
+        let counts = TokenCounts { tokens: 1, given_up: given_up.into(), asleep: asleep.into() };
+        Tokens { good: 0, counts }
+    }
+
+    /// The share in time, permille, rounded down; `None` = there was none.
+    pub fn permille(&self) -> Option<u32> {
+        (self.good * 1000).checked_div(self.counts.tokens).and_then(|share| u32::try_from(share).ok())
+    }
+}
+
+impl AddAssign for Tokens {
+    fn add_assign(&mut self, more: Tokens) {
+        self.good += more.good;
+        self.counts.tokens += more.counts.tokens;
+        self.counts.given_up += more.counts.given_up;
+        self.counts.asleep += more.counts.asleep;
+    }
+}
+
 /// Counts that are forgotten once they leave the window.
 #[derive(Debug)]
 pub struct Window {
-    good: [u64; PARTS],
-    all: [u64; PARTS],
+    parts: [Tokens; PARTS],
     turn: u128,
     origin: Instant,
     part: Duration,
@@ -19,22 +57,21 @@ impl Window {
     /// Empty, over `length`, at least a second.
     pub fn new(now: Instant, length: Duration) -> Self {
         let part = length.max(Duration::from_secs(1)) / PARTS as u32;
-        Window { good: [0; PARTS], all: [0; PARTS], turn: 0, origin: now, part }
+        Window { parts: [Tokens::default(); PARTS], turn: 0, origin: now, part }
     }
 
-    /// `good` of `all` were.
-    pub fn record(&mut self, now: Instant, good: u64, all: u64) {
+    /// These were.
+    pub fn record(&mut self, now: Instant, tokens: Tokens) {
         self.slide(now);
-        let part = (self.turn % PARTS as u128) as usize;
-        self.good[part] += good;
-        self.all[part] += all;
+        self.parts[(self.turn % PARTS as u128) as usize] += tokens;
     }
 
-    /// The share, rounded down, with `bad` more that have not been recorded; `None` = there was none.
-    pub fn permille(&mut self, now: Instant, bad: u64) -> Option<u32> {
+    /// All of the window.
+    pub fn sum(&mut self, now: Instant) -> Tokens {
         self.slide(now);
-        let (good, all): (u64, u64) = (self.good.iter().sum(), self.all.iter().sum());
-        (good * 1000).checked_div(all + bad).and_then(|share| u32::try_from(share).ok())
+        let mut sum = Tokens::default();
+        self.parts.iter().for_each(|part| sum += *part);
+        sum
     }
 
     fn slide(&mut self, now: Instant) {
@@ -42,7 +79,7 @@ impl Window {
         let stale = turn.saturating_sub(self.turn).min(PARTS as u128);
         for i in 0..stale {
             let part = ((turn - i) % PARTS as u128) as usize;
-            (self.good[part], self.all[part]) = (0, 0);
+            self.parts[part] = Tokens::default();
         }
         self.turn = self.turn.max(turn);
     }
@@ -57,20 +94,20 @@ mod tests {
         let start = Instant::now();
         let mut window = Window::new(start, Duration::from_secs(10));
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        assert_eq!(window.permille(at(0), 0), None);
-        window.record(at(0), 0, 3);
-        window.record(at(5), 1, 1);
-        assert_eq!(window.permille(at(9), 0), Some(250));
-        assert_eq!(window.permille(at(11), 0), Some(1000));
-        assert_eq!(window.permille(at(16), 0), None);
-        assert_eq!(window.permille(at(16), 1), Some(0));
+        assert_eq!(window.sum(at(0)).permille(), None);
+        (0..3).for_each(|nth| window.record(at(0), Tokens::missed(nth > 0, nth > 1)));
+        window.record(at(5), Tokens::in_time(1));
+        let sum = window.sum(at(9));
+        assert_eq!(sum.permille(), Some(250));
+        assert_eq!(sum.counts, TokenCounts { tokens: 4, given_up: 2, asleep: 1 });
+        assert_eq!(window.sum(at(11)), Tokens::in_time(1));
+        assert_eq!(window.sum(at(16)), Tokens::default());
     }
 
     #[test]
     fn rounding_never_makes_a_miss_disappear() {
-        let now = Instant::now();
-        let mut window = Window::new(now, Duration::from_secs(60));
-        window.record(now, 99_999, 100_000);
-        assert_eq!(window.permille(now, 0), Some(999));
+        let mut tokens = Tokens::in_time(99_999);
+        tokens += Tokens::missed(false, false);
+        assert_eq!(tokens.permille(), Some(999));
     }
 }

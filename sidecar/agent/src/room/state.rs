@@ -28,6 +28,8 @@ pub struct Diary {
     phase: Phase,
     phase_since: SystemTime,
     idle_since: Option<SystemTime>,
+    /// An order put it to sleep, and it has not woken.
+    asleep_by_hand: bool,
     /// Without a request for so long the tenant counts as idle.
     idle_after: Duration,
     engine_since: Option<SystemTime>,
@@ -77,6 +79,7 @@ impl Diary {
             phase: Phase::Loading,
             phase_since: SystemTime::now(),
             idle_since: None,
+            asleep_by_hand: false,
             idle_after: Duration::ZERO,
             engine_since: None,
             inactive_since: None,
@@ -144,6 +147,10 @@ impl Diary {
         let policy = core.brain().params().policy.name();
         if self.policy != policy {
             policy.clone_into(&mut self.policy);
+        }
+        let asleep = snapshot.sleep_ordered && snapshot.rest != Rest::Awake;
+        if asleep != std::mem::replace(&mut self.asleep_by_hand, asleep) {
+            metrics.set_asleep(asleep);
         }
         self.observe_moves(core.brain(), metrics);
     }

@@ -171,7 +171,9 @@ fn a_request_is_not_held_for_ever() {
     sleep(&tenant, SleepLevel::One);
     let (answer, finish) = tenant.finish(tenant.submit(&Wanted::greedy(&prompt(1, 20), 5)));
     assert!(answer.tokens.is_empty());
-    assert_eq!(finish, Finish::Unavailable(Outage::Asleep { held_seconds: 1 }));
+    let outage = Outage::Asleep { held_seconds: 1, by_hand: true };
+    assert_eq!(outage.to_string(), "the tenant was put to sleep by hand and was not woken within 1 s");
+    assert_eq!(finish, Finish::Unavailable(outage));
     wake(&tenant);
     assert_eq!(tenant.collect(tenant.submit(&Wanted::greedy(&prompt(1, 20), 5))).tokens.len(), 5);
 }

@@ -157,6 +157,51 @@ fn tokens_that_are_written_together_waited_once() {
     assert_eq!(run.told(110), [(Some(1000), 0, 1, 0), (Some(750), 0, 4, 1)]);
 }
 
+/// Tokens of the window, those that never came, and those that were missed asleep: of first tokens, and of later ones.
+fn counts(run: &mut Run, ms: u64) -> [(u64, u64, u64); 2] {
+    let at = run.at(ms);
+    let (ttft, tbt) = run.objectives.attainments(at);
+    [ttft, tbt].map(|one| (one.window.tokens, one.window.given_up, one.window.asleep))
+}
+
+#[test]
+fn tokens_that_never_come_are_counted_apart_from_late_ones() {
+    let mut run = Run::new();
+    let [late, gone, failed, hasty] = [(); 4].map(|()| run.arrives(0));
+    run.end(hasty, 100, End::Gone);
+    assert_eq!(counts(&mut run, 3_000), [(3, 0, 0), (0, 0, 0)], "overdue ones may still come");
+    run.end(gone, 3_000, End::Gone);
+    run.end(failed, 3_000, End::Failed);
+    run.written(late, 3_000);
+    assert_eq!(counts(&mut run, 3_000), [(3, 2, 0), (0, 0, 0)]);
+    run.end(late, 4_000, End::Gone);
+    assert_eq!(counts(&mut run, 4_000), [(3, 2, 0), (1, 1, 0)], "it awaited its second token");
+    assert_eq!(counts(&mut run, 70_000), [(0, 0, 0); 2], "out of the window");
+}
+
+#[test]
+fn a_miss_is_put_down_to_sleep_where_the_tenant_slept_by_order_meanwhile() {
+    let mut run = Run::new();
+    let [before, quick] = [run.arrives(0), run.arrives(0)];
+    run.written(quick, 100);
+    run.end(quick, 100, End::Gone);
+    run.objectives.set_asleep(true);
+    let during = run.arrives(1_000);
+    assert_eq!(
+        counts(&mut run, 2_500)[0],
+        (2, 0, 1),
+        "the one that was in time, and the one that is overdue"
+    );
+    run.end(during, 4_000, End::Failed);
+    run.objectives.set_asleep(false);
+    run.written(before, 5_000);
+    assert_eq!(counts(&mut run, 5_000)[0], (3, 1, 2));
+    let after = run.arrives(6_000);
+    run.end(after, 9_000, End::Gone);
+    run.end(before, 9_000, End::Gone);
+    assert_eq!(counts(&mut run, 9_000), [(4, 2, 2), (1, 1, 0)], "what came later has other reasons");
+}
+
 #[test]
 fn counters_never_fall() {
     let mut run = Run::new();
