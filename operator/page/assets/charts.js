@@ -112,17 +112,9 @@ export function spark(past, values, now, width, height, limit) {
   const most = Math.max(limit ?? 0, ...known, 1);
   const { x } = timeAxis(0, width, now, span(past, now));
   const y = (value) => round(height - 1.5 - (value / most) * (height - 3));
-  let [line, pen] = ["", false];
-  let before = null;
+  let [line, before] = ["", null];
   values.forEach((value, index) => {
-    if (value === null) {
-      pen = false;
-    } else if (!pen) {
-      line += `M${x(at[index])} ${y(value)}`;
-      pen = true;
-    } else if (value !== before || index === values.length - 1 || values[index + 1] !== value) {
-      line += `L${x(at[index])} ${y(value)}`;
-    }
+    if (value !== null && (value !== before || values[index + 1] !== value)) line += `${before === null ? "M" : "L"}${x(at[index])} ${y(value)}`;
     before = value;
   });
   const made = [shape("line", { class: "grid", x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 })];

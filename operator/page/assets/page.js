@@ -37,7 +37,7 @@ function onHistory(part) {
   }
   // A move comes again when its size has changed.
   const again = new Set(part.moves.map((one) => one.number));
-  past.moves = [...past.moves.filter((one) => !again.has(one.number)), ...part.moves].sort((a, b) => a.number - b.number);
+  past.moves = [...past.moves.filter((one) => !again.has(one.number)), ...part.moves].sort((a, b) => a.at_unix_ms - b.at_unix_ms);
   trim(past);
   known.pasts.set(part.key, past);
 }
@@ -225,14 +225,10 @@ function draw() {
   announce();
   const now = `${chosen} ${title}`;
   if (view !== now && (shown.length || !chosen)) {
-    if (view) focusOn(title ? ".view h2" : chosen ? ".gpu h2" : "h2");
+    if (view) main.querySelector(title ? ".view h2" : chosen ? ".gpu h2" : "h2")?.focus();
     view = now;
     document.title = [title ?? chosen, "Sluice"].filter(Boolean).join(" · ");
   }
-}
-
-function focusOn(selector) {
-  main.querySelector(selector)?.focus();
 }
 
 main.addEventListener("input", (event) => {

@@ -56,11 +56,6 @@ export function troubles(tenant) {
   return tenant.reasons.filter((one) => one.level !== "fine");
 }
 
-// What is wrong, and where an objective is missed, what it comes from.
-function cardReasons(tenant) {
-  return tenant.shown_reasons.map((at) => tenant.reasons[at]);
-}
-
 const OWNERS = ["embeddings, head, norms", "resident layers", "slots of moving layers", "KV cache", "activations", "staging", "promised to another tenant", "free"];
 const LAYERS = { r: "resident", m: "moving", l: "loading", a: "absent" };
 
@@ -71,10 +66,10 @@ function layersText(letters) {
 }
 
 function objective(one) {
-  const met = !one.missed;
-  const text = `${percent(one.attained_permille)} of ${one.name}s came within ${duration(one.target_ns / 1e6)}`;
+  const [kind, sign] = one.missed ? ["missed", "✗ missed:"] : ["met", "✓ met:"];
+  const text = ` ${percent(one.attained_permille)} of ${one.name}s came within ${duration(one.target_ns / 1e6)} in the last ${age(one.window_seconds * 1e3)} `;
   const promised = el("span", { class: "quiet" }, `(${percent(one.promised_permille, one.promised_permille % 10 ? 1 : 0)} promised)`);
-  return el("li", { class: met ? "met" : "missed" }, el("strong", {}, met ? "✓ met:" : "✗ missed:"), ` ${text} `, promised);
+  return el("li", { class: kind }, el("strong", {}, sign), text, promised);
 }
 
 // A figure now and through time.
@@ -113,7 +108,7 @@ export function card(tenant, past, now, name, href, large, width) {
     large ? null : el("h3", {}, swatch(tenant.colour), el("a", { href }, name(tenant.title))),
     el("p", { class: "state" }, el("strong", {}, tenant.phase || "no answer"), requests && ` · ${requests}`, memory && ` · ${memory}`),
     tenant.objectives.length && !large ? el("ul", { class: "objectives" }, tenant.objectives.map(objective)) : null,
-    reasons(large ? tenant.reasons.filter((one) => one.kind !== "phase" || one.level !== "fine") : cardReasons(tenant)),
+    reasons(large ? tenant.reasons.filter((one) => one.kind !== "phase" || one.level !== "fine") : tenant.shown_reasons.map((at) => tenant.reasons[at])),
     tenant.answers ? measures(tenant, past, now, size) : null,
     letters ? el("div", { class: `strip c${tenant.colour}` }, el("p", {}, layersText(letters)), chart.layers(letters, inner)) : null,
     large && tenant.answers ? table("Device memory by owner", [["owner", ""], ["size", "number"]], OWNERS.map((owner, at) => [owner, bytes(tenant.owners[at])])) : null);

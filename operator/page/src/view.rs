@@ -87,7 +87,8 @@ pub struct TenantView {
     pub level: Level,
     /// The headline of `explain`, then its reasons.
     pub reasons: Vec<Reason>,
-    /// Which of the reasons a view of many tenants shows: what is wrong, and where an objective is missed, what it comes from.
+    /// Which of the reasons a view of many tenants shows: what is wrong, where an objective is missed, what it comes from, and what
+    /// wakes a tenant that sleeps by hand.
     pub shown_reasons: Vec<usize>,
     /// Device memory by owner, bytes; the names are those of [`OWNERS`].
     pub owners: [u64; 8],
@@ -130,6 +131,8 @@ pub struct Objective {
     pub promised_permille: u32,
     /// In time means within this, ns.
     pub target_ns: u64,
+    /// Length of the window that ends now and that the share is over, seconds.
+    pub window_seconds: u32,
     /// Whether fewer tokens were in time than are promised.
     pub missed: bool,
 }
@@ -306,10 +309,14 @@ impl TenantView {
     }
 }
 
-/// An objective has a place of its own in every view, so its reason is not shown again.
+/// An objective has a place of its own in every view, so its reason is not shown again. What wakes a tenant is shown as long as it
+/// sleeps by hand.
 fn shown_reasons(reasons: &[Reason], missed: bool) -> Vec<usize> {
-    let is_shown = |reason: &Reason| {
-        (reason.level > Level::Fine && reason.kind != "objective") || (missed && reason.kind == "cause")
+    let is_shown = |reason: &Reason| match reason.kind {
+        "objective" => false,
+        "sleep" => true,
+        "cause" if missed => true,
+        _ => reason.level > Level::Fine,
     };
     (0..reasons.len()).filter(|at| is_shown(&reasons[*at])).collect()
 }
@@ -330,6 +337,7 @@ fn objectives(slo: &SloState) -> Vec<Objective> {
             attained_permille,
             promised_permille,
             target_ns,
+            window_seconds: slo.window_seconds,
             missed: attained_permille < promised_permille,
         };
         attained.map(of)
@@ -345,6 +353,7 @@ const fn phase(state: &State) -> &'static str {
         Phase::Active if state.idle_since_unix_ms.is_some() => "ready",
         Phase::Active => "serving",
         Phase::Idle => "idle",
+        Phase::Hibernated if state.sleep_ordered => "asleep by hand",
         Phase::Hibernated => "hibernated",
         Phase::Waking => "waking",
         Phase::EngineLost => "engine lost",

@@ -3,3 +3,4 @@
 pub mod explain;
 pub mod figures;
 pub mod hangs;
+pub mod missed;

@@ -191,6 +191,21 @@ fn a_move_whose_size_comes_later_has_one_row() {
 }
 
 #[test]
+fn moves_of_all_tenants_stand_newest_first() {
+    let Some(chromium) = Chromium::find("the order of moves") else { return };
+    for (ago_ms, expected) in [([9_000, 20_000], "chat,code"), ([20_000, 9_000], "code,chat")] {
+        let hub = scenes::empty();
+        scenes::two_moves(&hub, ago_ms);
+        let served = Served::of(hub);
+        let sight = chromium.page(1400, false);
+        sight.open(&served.url("/"), ".moves tbody tr");
+        let names =
+            "[...document.querySelectorAll('.moves tbody tr')].map((row) => row.cells[1].innerText).join()";
+        assert_eq!(sight.value(names), expected);
+    }
+}
+
+#[test]
 fn the_map_is_searched_and_sorted() {
     let Some(chromium) = Chromium::find("the map of a pool") else { return };
     let served = scenes::served("pool");

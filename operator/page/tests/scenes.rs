@@ -228,6 +228,21 @@ fn hibernated(at: u64, second: u64) -> Vec<State> {
     vec![busy(tenant("chat", at, 12), second, 110, 998), code, summary]
 }
 
+/// Gives `hub` a GPU of whose tenants the first moved something `ago_ms[0]` milliseconds before [`NOW`], the second `ago_ms[1]`.
+pub fn two_moves(hub: &Hub, ago_ms: [u64; 2]) {
+    let of = |(name, ago_ms)| {
+        let mut state = tenant(name, NOW, 4);
+        let (at_unix_ms, reason) = (NOW - ago_ms, "free_chunks".to_owned());
+        state.moves = vec![Move { at_unix_ms, reason, detail: "once".into(), bytes: MIB, ..Move::default() }];
+        TenantReport::State(Box::new(state))
+    };
+    let tenants = [("chat", ago_ms[0]), ("code", ago_ms[1])].map(of);
+    let read_unix_ms = Some(NOW);
+    let reading =
+        Reading { namespace: "team", name: "a", read_unix_ms, tenants: &tenants, ..Reading::default() };
+    hub.update(NOW, |update| update.gpu(&reading));
+}
+
 /// Gives `hub` a GPU whose one tenant decided to lend at [`NOW`] and has lent `bytes` when it is read `seconds` later.
 pub fn one_loan(hub: &Hub, seconds: u64, bytes: u64) {
     let at = NOW + seconds * 1000;

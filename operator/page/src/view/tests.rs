@@ -1,4 +1,4 @@
-use sluice_wire::state::{EngineHang, GrantState, Neighbourhood, TurnState};
+use sluice_wire::state::{EngineHang, GrantState, Neighbourhood, TokenCounts, TurnState};
 
 use super::*;
 
@@ -106,6 +106,22 @@ fn a_view_of_many_tenants_shows_causes_only_where_an_objective_is_missed() {
     assert_eq!(shown(990), (false, vec![]));
     let cause = "3 requests wait, 45 run; 98.0 % of the KV cache is used.".to_owned();
     assert_eq!(shown(989), (true, vec![cause]));
+}
+
+#[test]
+fn a_tenant_that_sleeps_by_hand_shows_what_wakes_it_and_that_misses_come_from_that() {
+    let mut state = state("chat");
+    (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
+    let shown = |state: &State| {
+        let tenant = of(vec![state.clone()]).tenants.remove(0);
+        (tenant.phase, tenant.level, tenant.shown_reasons().map(|one| one.kind).collect::<Vec<_>>())
+    };
+    assert_eq!(shown(&state), ("asleep by hand", Level::Fine, vec!["sleep"]));
+    (state.slo.ttft_attained_permille, state.slo.allowed_miss_permille) = (Some(666), 10);
+    state.slo.ttft_window = TokenCounts { tokens: 3, given_up: 1, asleep: 1 };
+    assert_eq!(shown(&state), ("asleep by hand", Level::Bad, vec!["sleep", "missed", "missed"]));
+    (state.phase, state.sleep_ordered) = (Phase::Active, false);
+    assert_eq!(shown(&state), ("serving", Level::Bad, vec!["missed", "missed"]), "also after it was woken");
 }
 
 #[test]

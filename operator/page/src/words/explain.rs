@@ -6,7 +6,7 @@ use sluice_wire::State;
 use sluice_wire::state::{Direction, HANG_REPORTED_MS, Neighbourhood, Percentiles, Phase, SloState};
 
 use super::figures::{age, bytes, duration, move_words, moved_bytes, moved_memory, percent, window};
-use super::hangs;
+use super::{hangs, missed};
 use crate::shortages::Shortage;
 
 /// Most moves that are told.
@@ -55,6 +55,7 @@ pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
 /// `None` = nothing, and the counters since the start stand for it.
 pub fn reasons(state: &State, now_unix_ms: u64, shortage: Option<Shortage>) -> Vec<Reason> {
     let mut all = hung(state, now_unix_ms);
+    all.extend(missed::sleep(state));
     all.extend(waiting(state));
     all.extend(turns(state));
     all.extend(pace(state));
@@ -87,15 +88,16 @@ pub fn headline(state: &State, now_unix_ms: u64) -> String {
         Phase::Active => "serves requests".to_owned(),
         Phase::Idle => "has no requests; its layers may be lent to neighbours".to_owned(),
         Phase::Hibernated if state.sleep_ordered => {
-            "is hibernated by POST /sleep: it holds no device memory; only POST /wake_up wakes it".to_owned()
+            "was put to sleep by hand and holds no device memory".to_owned()
         }
         Phase::Hibernated => "is hibernated: it holds no device memory; the next request wakes it".to_owned(),
         Phase::Waking => "wakes: it takes its memory back and fills it".to_owned(),
         Phase::EngineLost => "has lost its engine; requests are held until another has attached".to_owned(),
         Phase::Draining => "ends its open streams and takes no new request".to_owned(),
-        Phase::Failed => {
-            format!("cannot serve: {}", state.engine.failure.as_deref().unwrap_or("it does not say why"))
-        }
+        Phase::Failed => match &state.engine.failure {
+            Some(why) => format!("cannot serve: {why}"),
+            None => "cannot serve".to_owned(),
+        },
     };
     format!(
         "{}/{} on {} {doing}; since {since}. Policy {}.",
@@ -158,7 +160,7 @@ fn pace(state: &State) -> Vec<Reason> {
     let overdue = [overdue(slo.ttft_overdue, "first"), overdue(slo.tbt_overdue, "next")];
     let overdue = overdue.into_iter().flatten().map(|text| Reason::new(Level::Watch, "overdue", text));
     let engine = slow_engine(state).map(|text| Reason::new(Level::Watch, "cause", text));
-    first.into_iter().chain(next).chain(overdue).chain(engine).collect()
+    first.into_iter().chain(next).chain(missed::tokens(state)).chain(overdue).chain(engine).collect()
 }
 
 /// Whether an objective is missed.
@@ -323,8 +325,12 @@ fn ran_short(state: &State, shortage: Option<Shortage>) -> Option<String> {
         |one| (format!("in the last {}", window(one.window_ms)), one.preemptions, one.recomputed_tokens),
     );
     let times = if count == 1 { "time" } else { "times" };
-    (count > 0)
-        .then(|| format!("KV ran short {count} {times} {window}: {tokens} tokens were computed again."))
+    let again = match tokens {
+        0 => String::new(),
+        1 => ": 1 token was computed again".to_owned(),
+        _ => format!(": {tokens} tokens were computed again"),
+    };
+    (count > 0).then(|| format!("KV ran short {count} {times} {window}{again}."))
 }
 
 /// What is in the host tier, and what it cost.
@@ -450,7 +456,11 @@ mod tests {
     fn a_tenant_that_was_put_to_sleep_says_what_wakes_it() {
         let mut state = state();
         (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
-        assert!(headline(&state, NOW).contains("only POST /wake_up wakes it"));
+        let said = explain(&state, NOW);
+        assert!(
+            said[0].starts_with("team/chat on p-a-0 was put to sleep by hand and holds no device memory;")
+        );
+        assert!(said[1].contains("only `sluice wake chat`"), "{said:?}");
         state.sleep_ordered = false;
         assert!(headline(&state, NOW).contains("the next request wakes it"));
     }
@@ -536,6 +546,8 @@ mod tests {
             texts(Some(one)),
             ["KV ran short 1 time in the last 15 min: 30 tokens were computed again."]
         );
+        let none_yet = Shortage { recomputed_tokens: 0, ..one };
+        assert_eq!(texts(Some(none_yet)), ["KV ran short 1 time in the last 15 min."]);
         let two = Shortage { window_ms: 90_500, preemptions: 2, ..one };
         assert_eq!(
             texts(Some(two)),

@@ -100,12 +100,13 @@ pub fn moved_bytes(moved: &Move) -> String {
     if moved.bytes == 0 { String::new() } else { bytes(moved.bytes) }
 }
 
-/// A phase in at most nine characters.
-pub const fn phase(phase: Phase) -> &'static str {
-    match phase {
+/// What a tenant does, in at most nine characters.
+pub const fn phase(state: &State) -> &'static str {
+    match state.phase {
         Phase::Loading => "loading",
         Phase::Active => "active",
         Phase::Idle => "idle",
+        Phase::Hibernated if state.sleep_ordered => "asleep",
         Phase::Hibernated => "hibernate",
         Phase::Waking => "waking",
         Phase::EngineLost => "no engine",

@@ -80,7 +80,7 @@ fn figures(view: &View, sighting: &Sighting, columns: &[Column]) -> Vec<Span<'st
                 columns.iter().map(|c| format!(" {:>1$}", (c.cell)(state, sighting.tokens_per_s), c.width));
             let (phase, colour) = match hangs::engine_hangs(state) {
                 true => ("hung", Color::Red),
-                false => (phase(state.phase), Color::Cyan),
+                false => (phase(state), Color::Cyan),
             };
             let phase = format!("{phase:<PHASE_WIDTH$}");
             vec![Span::styled(phase, view.style(colour)), cells.collect::<String>().into()]

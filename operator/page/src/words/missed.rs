@@ -1,0 +1,153 @@
+//! Tokens that never came, tokens that were missed in a sleep by order, and what ends such a sleep.
+
+use sluice_wire::State;
+use sluice_wire::state::{Phase, TokenCounts};
+
+use super::explain::{Level, Reason, promised_permille};
+
+/// Whether an order put the tenant to sleep, and it sleeps.
+pub fn asleep_by_hand(state: &State) -> bool {
+    state.phase == Phase::Hibernated && state.sleep_ordered
+}
+
+/// What wakes a tenant that was put to sleep by hand. It matters while requests wait for that.
+pub fn sleep(state: &State) -> Option<Reason> {
+    let level = if state.queue.waiting > 0 { Level::Watch } else { Level::Fine };
+    let text = || {
+        format!(
+            "Asleep by hand: only `sluice wake {}` (or POST /wake_up) wakes it. Requests wait for that, and fail after \
+             limits.holdSeconds.",
+            state.tenant.name
+        )
+    };
+    asleep_by_hand(state).then(|| Reason::new(level, "sleep", text()))
+}
+
+/// Tokens of the windows of both objectives that never came, and those that were missed in a sleep by hand. They matter where the
+/// objective is missed.
+pub fn tokens(state: &State) -> Vec<Reason> {
+    let slo = &state.slo;
+    let level = |attained: Option<u32>| match attained {
+        Some(attained) if attained < promised_permille(slo) => Level::Watch,
+        _ => Level::Fine,
+    };
+    let (ttft, tbt) = (level(slo.ttft_attained_permille), level(slo.tbt_attained_permille));
+    let (first, later, window) = (&slo.ttft_window, &slo.tbt_window, slo.window_seconds);
+    let texts = [
+        (ttft, requests_given_up(first, window)),
+        (ttft, missed_asleep(first, "first", window)),
+        (tbt, answers_given_up(later, window)),
+        (tbt, missed_asleep(later, "later", window)),
+    ];
+    texts.into_iter().filter_map(|(level, text)| Some(Reason::new(level, "missed", text?))).collect()
+}
+
+/// Of the requests in the window.
+fn requests_given_up(first: &TokenCounts, window_seconds: u32) -> Option<String> {
+    let of = format!("{} of {} requests of the last {window_seconds} s", first.given_up, first.tokens);
+    match first.given_up {
+        0 => None,
+        1 => Some(format!(
+            "{of} was given up before its first token. It counts as missed, and P99 has no time of it."
+        )),
+        _ => Some(format!(
+            "{of} were given up before their first token. They count as missed, and P99 has no time of them."
+        )),
+    }
+}
+
+/// Of the answers that had begun.
+fn answers_given_up(later: &TokenCounts, window_seconds: u32) -> Option<String> {
+    let window = format!("in the last {window_seconds} s");
+    match later.given_up {
+        0 => None,
+        1 => Some(format!(
+            "1 answer was given up {window} before its next token. That token counts as missed, and P99 has no time of it."
+        )),
+        many => Some(format!(
+            "{many} answers were given up {window} before their next token. These tokens count as missed, and P99 has no time \
+             of them."
+        )),
+    }
+}
+
+fn missed_asleep(counts: &TokenCounts, which: &str, window_seconds: u32) -> Option<String> {
+    let TokenCounts { asleep, tokens, .. } = *counts;
+    let were = if asleep == 1 { "was" } else { "were" };
+    (asleep > 0).then(|| {
+        format!(
+            "{asleep} of {tokens} {which} tokens of the last {window_seconds} s {were} missed because the tenant was asleep by \
+             hand."
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(first: TokenCounts, later: TokenCounts) -> State {
+        let mut state = State::default();
+        state.tenant.name = "chat".into();
+        (state.slo.window_seconds, state.slo.allowed_miss_permille) = (60, 10);
+        (state.slo.ttft_window, state.slo.tbt_window) = (first, later);
+        state
+    }
+
+    #[test]
+    fn requests_without_a_first_token_explain_a_share_below_what_p99_says() {
+        let given_up = |given_up| TokenCounts { tokens: 3, given_up, asleep: 0 };
+        let mut state = state(given_up(1), TokenCounts::default());
+        state.slo.ttft_attained_permille = Some(666);
+        let one = "1 of 3 requests of the last 60 s was given up before its first token. It counts as missed, and P99 has no \
+                   time of it.";
+        assert_eq!(tokens(&state), [Reason::new(Level::Watch, "missed", one.into())]);
+        state.slo.ttft_window = given_up(2);
+        let two = "2 of 3 requests of the last 60 s were given up before their first token. They count as missed, and P99 has \
+                   no time of them.";
+        assert_eq!(tokens(&state)[0].text, two);
+        state.slo.ttft_attained_permille = Some(990);
+        assert_eq!(tokens(&state)[0].level, Level::Fine, "as many as may be");
+        state.slo.ttft_window = given_up(0);
+        assert!(tokens(&state).is_empty());
+    }
+
+    #[test]
+    fn tokens_that_were_missed_asleep_are_told_of_each_objective() {
+        let first = TokenCounts { tokens: 3, given_up: 0, asleep: 1 };
+        let mut state = state(first, TokenCounts { tokens: 90, given_up: 2, asleep: 2 });
+        state.slo.tbt_attained_permille = Some(900);
+        let told: Vec<_> = tokens(&state).into_iter().map(|one| (one.level, one.text)).collect();
+        let expected = [
+            (
+                Level::Fine,
+                "1 of 3 first tokens of the last 60 s was missed because the tenant was asleep by hand.",
+            ),
+            (
+                Level::Watch,
+                "2 answers were given up in the last 60 s before their next token. These tokens count as missed, and P99 has \
+                 no time of them.",
+            ),
+            (
+                Level::Watch,
+                "2 of 90 later tokens of the last 60 s were missed because the tenant was asleep by hand.",
+            ),
+        ];
+        assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
+    }
+
+    #[test]
+    fn a_tenant_that_sleeps_by_order_names_the_command_that_wakes_it() {
+        let mut state = state(TokenCounts::default(), TokenCounts::default());
+        (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
+        let told = sleep(&state).unwrap();
+        assert!(told.text.contains("only `sluice wake chat` (or POST /wake_up) wakes it"), "{told:?}");
+        assert_eq!(told.level, Level::Fine);
+        state.queue.waiting = 1;
+        assert_eq!(sleep(&state).map(|told| told.level), Some(Level::Watch), "somebody waits for it");
+        for (phase, ordered) in [(Phase::Hibernated, false), (Phase::Active, true), (Phase::Waking, true)] {
+            (state.phase, state.sleep_ordered) = (phase, ordered);
+            assert_eq!(sleep(&state), None, "{phase:?}");
+        }
+    }
+}
