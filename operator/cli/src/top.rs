@@ -101,7 +101,8 @@ async fn once_text(mut source: Source) -> anyhow::Result<()> {
         tokio::time::sleep(source.refresh()).await;
         seen = sightings(source.look().await?, &mut rates);
     }
-    let view = View { sightings: &seen, colour: false, now_unix_ms: now_unix_ms(), nobody: source.nobody() };
+    let view =
+        View { sightings: &seen, colour: false, now_unix_ms: now_unix_ms(), empty_text: source.empty_text() };
     for line in view::text(&view, ONCE_COLUMNS) {
         // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
         print(line.to_string().replace(char::is_control, " ").trim_end())?;

@@ -36,7 +36,7 @@ pub enum Source {
 
 impl Source {
     /// What to say when there is no tenant.
-    pub const fn nobody(&self) -> &'static str {
+    pub const fn empty_text(&self) -> &'static str {
         match self {
             Source::Here(..) => "no sidecar runs; start one with sluice run MODEL or sluice up -f FILE",
             Source::Cluster(..) => {

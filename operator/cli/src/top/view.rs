@@ -25,8 +25,8 @@ pub struct View<'a> {
     pub colour: bool,
     /// The time, milliseconds since the Unix epoch.
     pub now_unix_ms: u64,
-    /// What to say when there is nobody.
-    pub nobody: &'static str,
+    /// What to say when there is no tenant.
+    pub empty_text: &'static str,
 }
 
 /// Most rows of one map.
@@ -81,7 +81,7 @@ fn header(view: &View) -> Line<'static> {
     let silent = all - view.answered().count();
     let mut text = format!("   {all} tenant{}", if all == 1 { "" } else { "s" });
     if all == 0 {
-        text = format!("   {}", view.nobody);
+        text = format!("   {}", view.empty_text);
     }
     if silent > 0 {
         text += &format!(", {silent} without an answer");

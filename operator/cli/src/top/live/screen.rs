@@ -62,18 +62,18 @@ pub struct Screen {
     pub(super) app: App,
     pub(super) board: Board,
     theme: Theme,
-    nobody: &'static str,
+    empty_text: &'static str,
     looked: bool,
 }
 
 impl Screen {
     /// One that has seen nothing.
     pub fn new(source: &Source, theme: Theme) -> Screen {
-        Screen::every(source.refresh(), source.nobody(), theme)
+        Screen::every(source.refresh(), source.empty_text(), theme)
     }
 
-    pub(super) fn every(every: Duration, nobody: &'static str, theme: Theme) -> Screen {
-        Screen { app: App::default(), board: Board::new(every), theme, nobody, looked: false }
+    pub(super) fn every(every: Duration, empty_text: &'static str, theme: Theme) -> Screen {
+        Screen { app: App::default(), board: Board::new(every), theme, empty_text, looked: false }
     }
 
     /// Takes a look, unless it is paused.
@@ -134,7 +134,7 @@ impl Screen {
         let mut parts = vec![vec![Span::styled("sluice top", Theme::bold())]];
         parts.extend(self.app.paused.then(|| vec![Span::styled("PAUSED", self.theme.bad())]));
         if all == 0 {
-            let text = if self.looked { self.nobody } else { "looking for sidecars" };
+            let text = if self.looked { self.empty_text } else { "looking for sidecars" };
             parts.push(plain(text.to_owned()));
             return phrases(parts, 3, most);
         }

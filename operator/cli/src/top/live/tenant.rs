@@ -5,7 +5,7 @@ use ratatui::text::{Line, Span};
 use sluice_page::history::Figure;
 use sluice_page::view::Objective;
 use sluice_page::words::explain::Level;
-use sluice_page::words::figures::{age, bytes, duration, percent};
+use sluice_page::words::figures::{age, bytes, duration, percent, window};
 
 use super::app::App;
 use super::board::{Board, Row};
@@ -80,13 +80,16 @@ impl Page<'_> {
             if one.missed { ("✗ missed:", self.theme.bad()) } else { ("✓ met:", self.theme.good()) };
         let share = percent(Some(one.attained_permille));
         let promised = percent(Some(one.promised_permille));
+        let (target, within) = (duration(one.target_ns), window(u64::from(one.window_seconds) * 1000));
         let text =
-            format!(" {share} of {}s came within {}, {promised} promised", one.name, duration(one.target_ns));
+            format!(" {share} of {}s within {target} in the last {within}, {promised} promised", one.name);
         Line::from(vec![Span::styled(sign, style), Span::raw(text)])
     }
 
+    /// All reasons but the objectives, which stand in the heading.
     fn reasons(&self) -> Vec<Line<'static>> {
-        let mut shown: Vec<_> = self.row.tenant.reasons.iter().collect();
+        let mut shown: Vec<_> =
+            self.row.tenant.reasons.iter().filter(|one| one.kind != "objective").collect();
         shown.sort_by_key(|one| std::cmp::Reverse(one.level));
         let lines = shown.into_iter().flat_map(|one| {
             let style = self.theme.level(one.level);
@@ -224,7 +227,10 @@ impl Page<'_> {
     }
 
     fn moves(&self) -> Vec<Line<'static>> {
-        let own = self.row.gpu.history().moves().rev().filter(|one| *one.title == *self.row.tenant.title);
+        let own = self.row.gpu.history().moves().filter(|one| *one.title == *self.row.tenant.title);
+        let mut own: Vec<_> = own.collect();
+        // Their numbers are in the order of readings.
+        own.sort_by_key(|one| std::cmp::Reverse((one.at_unix_ms, one.number)));
         let line = |one: &sluice_page::history::Moved| {
             let ago = age(self.board.now_unix_ms.saturating_sub(one.at_unix_ms));
             let times = if one.count > 1 { format!(" ×{}", one.count) } else { String::new() };
@@ -232,7 +238,7 @@ impl Page<'_> {
             let reason = left(&format!("{}{times}", one.reason), 20);
             Line::from(format!("  {:>5} ago  {reason} {:>9}  {}", ago, size, one.detail))
         };
-        let mut lines: Vec<_> = own.take(MOVES).map(line).collect();
+        let mut lines: Vec<_> = own.into_iter().take(MOVES).map(line).collect();
         let none = if lines.is_empty() { "none in the last 15 minutes" } else { "" };
         lines.insert(0, self.title("moves", none.to_owned()));
         lines
@@ -247,7 +253,7 @@ impl Page<'_> {
             sightings: std::slice::from_ref(&sighting),
             colour: self.theme.colour,
             now_unix_ms: self.board.now_unix_ms,
-            nobody: "",
+            empty_text: "",
         };
         let mut lines = vec![Line::styled("figures", Theme::bold())];
         lines.extend(figures(&view, state, self.most));

@@ -46,7 +46,7 @@ fn overview(states: &[State], silent: &[&str]) -> Overview {
 
 /// Two minutes that end with the recorded states: each tenant's figures rise and fall.
 fn screen_of(states: &[State], silent: &[&str], colour: bool) -> Screen {
-    let mut screen = Screen::every(EVERY, "nobody", Theme { colour });
+    let mut screen = Screen::every(EVERY, "no tenant", Theme { colour });
     for step in (0..240_u64).rev() {
         let past = states.iter().map(|state| {
             let mut state = state.clone();
@@ -118,6 +118,28 @@ fn the_page_of_a_recorded_tenant_is_the_committed_one_at_two_widths() {
     }
 }
 
+#[test]
+fn the_page_of_a_tenant_says_once_that_an_objective_is_missed() {
+    let mut screen = screen();
+    press(&mut screen, KeyCode::Enter);
+    let shown = text(&draw(&mut screen, 120, 80)).to_lowercase();
+    assert_eq!((shown.matches("missed").count(), shown.matches("95.6 %").count()), (1, 1), "{shown}");
+}
+
+#[test]
+fn a_tenant_that_sleeps_by_hand_has_below_it_what_wakes_it() {
+    let mut states = recorded();
+    states[1].sleep_ordered = true;
+    let shown = text(&draw(&mut screen_of(&states, &[], false), 120, 24));
+    assert!(row(&shown, "■code").contains(" asleep by hand "), "{shown}");
+    assert!(row(&shown, "■summary").contains(" hibernated "), "{shown}");
+    let below = shown.lines().skip_while(|line| !line.contains("■code")).nth(1).unwrap();
+    assert!(
+        below.trim().starts_with("Asleep by hand: only `sluice wake code` (or POST /wake_up)"),
+        "{shown}"
+    );
+}
+
 /// With `SLUICE_TOP_ACCEPT=1` the committed text is written anew.
 fn same(shown: &str, expected: &str, name: &str) {
     if std::env::var_os("SLUICE_TOP_ACCEPT").is_some() {
@@ -166,13 +188,13 @@ fn no_line_is_wider_than_the_terminal_and_no_size_is_too_small() {
 
 #[test]
 fn a_screen_that_has_seen_nothing_says_so_and_then_what_to_do() {
-    let mut screen = Screen::every(EVERY, "nobody is here", Theme { colour: false });
+    let mut screen = Screen::every(EVERY, "no tenant is here", Theme { colour: false });
     assert!(text(&draw(&mut screen, 80, 24)).starts_with("sluice top   looking for sidecars"));
     screen.take(Overview::default(), 1);
     for code in [KeyCode::Enter, KeyCode::Down, KeyCode::PageUp] {
         press(&mut screen, code);
     }
-    assert!(text(&draw(&mut screen, 80, 24)).starts_with("sluice top   nobody is here"));
+    assert!(text(&draw(&mut screen, 80, 24)).starts_with("sluice top   no tenant is here"));
 }
 
 #[test]
@@ -364,7 +386,7 @@ fn the_selected_tenant_is_in_view_among_many() {
             state
         })
         .collect();
-    let mut screen = Screen::every(EVERY, "nobody", Theme { colour: false });
+    let mut screen = Screen::every(EVERY, "no tenant", Theme { colour: false });
     screen.take(overview(&many, &[]), many[0].at_unix_ms);
     for at in 0..40 {
         let shown = text(&draw(&mut screen, 80, 24));
@@ -383,7 +405,7 @@ fn a_paused_screen_takes_no_look_until_it_goes_on() {
     assert!(shown.starts_with("sluice top   PAUSED   3 tenants"), "{shown}");
     press(&mut screen, KeyCode::Char('p'));
     screen.take(overview(&[], &[]), now + 500);
-    assert!(text(&draw(&mut screen, 80, 24)).starts_with("sluice top   nobody"));
+    assert!(text(&draw(&mut screen, 80, 24)).starts_with("sluice top   no tenant"));
 }
 
 #[test]
@@ -404,7 +426,7 @@ fn a_page_scrolls_to_its_end_and_no_further_and_esc_leads_back() {
 #[test]
 fn histories_are_bounded_by_a_quarter_of_an_hour() {
     let mut states = recorded();
-    let mut screen = Screen::every(EVERY, "nobody", Theme { colour: false });
+    let mut screen = Screen::every(EVERY, "no tenant", Theme { colour: false });
     for _ in 0..2_500 {
         states.iter_mut().for_each(|state| state.at_unix_ms += 500);
         screen.take(overview(&states, &[]), states[0].at_unix_ms);

@@ -3,7 +3,7 @@
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
-use sluice_wire::state::{Move, Residency};
+use sluice_wire::state::{Move, Residency, TokenCounts};
 
 use super::super::Sighting;
 use super::super::map::owners;
@@ -12,7 +12,7 @@ use super::{View, gpu};
 use sluice_page::words::figures::{
     age, bytes, duration, move_words, moved_bytes, moved_memory, percent, percentiles,
 };
-use sluice_page::words::hangs;
+use sluice_page::words::{hangs, missed};
 
 /// Width of the labels on the left.
 const LABEL: usize = 9;
@@ -34,17 +34,21 @@ pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'stati
         lines.extend(flow(&label("failure"), failure.split(' ').map(red), 1, width));
     }
     lines.extend(hang(view, state, width));
-    lines.extend(figures(view, state, width));
+    lines.extend(rows(view, state, latency(state), width));
     lines
 }
 
-/// Its memory by owner, its layers, its counters and percentiles.
+/// Its memory by owner, its layers, its counters and percentiles, below its objectives, which have the shares of tokens in time.
 pub fn figures(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
+    rows(view, state, times(state, "", ""), width)
+}
+
+fn rows(view: &View, state: &State, latency: Vec<String>, width: usize) -> Vec<Line<'static>> {
     let mut lines = flow(&label("memory"), memory(view, state), 2, width);
     lines.extend(neighbourhood(state, width));
     lines.extend(layers(view, state, width));
     for (name, phrases) in
-        [("kv", kv(state)), ("latency", latency(state)), ("work", work(state)), ("link", link(state))]
+        [("kv", kv(state)), ("latency", latency), ("work", work(state)), ("link", link(state))]
     {
         lines.extend(flow(&label(name), phrases.into_iter().map(plain), 2, width));
     }
@@ -86,10 +90,14 @@ fn label(name: &str) -> String {
 
 fn tenant(view: &View, title: &str, state: &State, width: usize) -> Vec<Line<'static>> {
     let since = age(view.now_unix_ms.saturating_sub(state.phase_since_unix_ms));
+    let phase = match missed::asleep_by_hand(state) {
+        true => "Asleep by hand".to_owned(),
+        false => format!("{:?}", state.phase),
+    };
     let engine = state.engine.pid.map_or("no engine".into(), |pid| format!("engine pid {pid}"));
     let phrases = [
         vec![View::bold(title)],
-        plain(format!("{:?} for {since}", state.phase)),
+        plain(format!("{phase} for {since}")),
         plain(format!("policy {}", state.policy)),
         plain(format!("{engine}, {} lost", state.engine.restarts)),
     ];
@@ -147,13 +155,27 @@ fn kv(state: &State) -> Vec<String> {
     phrases
 }
 
-fn latency(state: &State) -> Vec<String> {
-    let (figures, slo) = (&state.figures, &state.slo);
+/// Percentiles, and behind them what is said of first and of later tokens.
+fn times(state: &State, first: &str, later: &str) -> Vec<String> {
+    let figures = &state.figures;
     let (engine, out) = (percentiles(&figures.engine_tbt), percentiles(&figures.delivered_tbt));
-    let mut phrases = vec![
-        format!("p50/p99 ms: TBT engine {engine}, out {out} ({} met)", percent(slo.tbt_attained_permille)),
-        format!("TTFT {} ({} met)", percentiles(&figures.ttft), percent(slo.ttft_attained_permille)),
-    ];
+    vec![
+        format!("p50/p99 ms: TBT engine {engine}, out {out}{later}"),
+        format!("TTFT {}{first}", percentiles(&figures.ttft)),
+    ]
+}
+
+/// The share of tokens in time, and how many of the others have no time because they never came.
+fn share(attained_permille: Option<u32>, counts: &TokenCounts) -> String {
+    let never = if counts.given_up > 0 { format!(", {} given up", counts.given_up) } else { String::new() };
+    format!(" ({} met{never})", percent(attained_permille))
+}
+
+fn latency(state: &State) -> Vec<String> {
+    let slo = &state.slo;
+    let first = share(slo.ttft_attained_permille, &slo.ttft_window);
+    let later = share(slo.tbt_attained_permille, &slo.tbt_window);
+    let mut phrases = times(state, &first, &later);
     let overdue = slo.ttft_overdue.saturating_add(slo.tbt_overdue);
     if overdue > 0 {
         phrases.push(format!("{overdue} OVERDUE"));

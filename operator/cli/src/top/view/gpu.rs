@@ -88,7 +88,7 @@ impl<'a> Gpu<'a> {
                 let said = format!("turn {holder}, {overdue_ms} ms past its deadline");
                 vec![Span::styled(said, view.style(Color::Red))]
             }
-            None => plain(format!("turn {}", holder.or_else(named).unwrap_or("nobody's"))),
+            None => plain(format!("turn {}", holder.or_else(named).unwrap_or("free"))),
         };
         if waiting > 0 {
             phrase.push(format!(", {waiting} waiting").into());

@@ -2,7 +2,7 @@
 
 mod neighbours;
 
-use sluice_wire::state::{Move, OwnerBytes, Percentiles, Phase, Residency, Tenant};
+use sluice_wire::state::{Move, OwnerBytes, Percentiles, Phase, Residency, Tenant, TokenCounts};
 
 use super::*;
 
@@ -101,7 +101,7 @@ fn rows(sightings: &[Sighting], width: usize) -> Vec<String> {
 }
 
 fn lines(sightings: &[Sighting], colour: bool, width: usize) -> Vec<Line<'static>> {
-    text(&View { sightings, colour, now_unix_ms: NOW, nobody: "nobody" }, width)
+    text(&View { sightings, colour, now_unix_ms: NOW, empty_text: "no tenant" }, width)
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn no_detail_is_cut_at_80_columns() {
 
 #[test]
 fn a_cell_stands_for_as_few_chunks_as_fit() {
-    let view = View { sightings: &[answered("a")], colour: false, now_unix_ms: NOW, nobody: "nobody" };
+    let view = View { sightings: &[answered("a")], colour: false, now_unix_ms: NOW, empty_text: "no tenant" };
     let cells = |width, rows| {
         let lines = map(&view, &Gpu::all(&view)[0], "t", &state("a"), width, rows);
         lines[1..].iter().map(|l| l.to_string().len()).sum::<usize>()
@@ -155,9 +155,9 @@ fn a_silent_sidecar_is_a_row_beside_the_others() {
 }
 
 #[test]
-fn nobody_is_told_in_the_words_of_the_source() {
+fn an_empty_screen_says_the_words_of_the_source() {
     let shown = rows(&[], 80);
-    let expected = "sluice top   nobody";
+    let expected = "sluice top   no tenant";
     assert_eq!(shown.join("\n").trim_end(), expected);
 }
 
@@ -200,6 +200,23 @@ fn loading_layers_and_a_failure_are_shown() {
     let shown = rows(&[sighting], 80);
     assert!(shown.contains(&"layers   .R0RR0RR0".to_owned()), "{shown:#?}");
     assert!(shown.contains(&"failure  config.json: num_hidden_layers: missing".to_owned()), "{shown:#?}");
+}
+
+#[test]
+fn tokens_that_never_came_and_a_sleep_by_hand_are_told() {
+    let mut sighting = answered("story");
+    let state = sighting.state.as_mut().unwrap();
+    state.slo.ttft_attained_permille = Some(666);
+    state.slo.ttft_window = TokenCounts { tokens: 3, given_up: 1, asleep: 0 };
+    (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
+    let shown = rows(&[sighting], 110).join("\n");
+    for words in [
+        "TTFT 120/340 (66.6 % met, 1 given up)",
+        "default/story asleep ",
+        "default/story   Asleep by hand for 12s",
+    ] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
 }
 
 #[test]

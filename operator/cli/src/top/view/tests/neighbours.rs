@@ -110,7 +110,7 @@ fn gpus_are_told_apart_by_namespace_and_name() {
     stranger.title = "other/chat".into();
     stranger.state.as_mut().unwrap().tenant.namespace = "other".into();
     sightings.push(stranger);
-    let view = View { sightings: &sightings, colour: false, now_unix_ms: NOW, nobody: "nobody" };
+    let view = View { sightings: &sightings, colour: false, now_unix_ms: NOW, empty_text: "no tenant" };
     let gpus = Gpu::all(&view);
     let titles =
         |gpu: &Gpu| gpu.tenants.iter().map(|(title, _)| (*title).to_owned()).collect::<Vec<_>>().join(" ");
@@ -120,7 +120,7 @@ fn gpus_are_told_apart_by_namespace_and_name() {
 }
 
 #[test]
-fn nothing_about_neighbours_is_cut_at_80_columns_and_nobody_may_have_the_turn() {
+fn nothing_about_neighbours_is_cut_at_80_columns_and_the_turn_may_be_free() {
     let long = "a-tenant-with-a-name-of-forty-characters";
     let mut sightings = neighbours();
     for sighting in &mut sightings {
@@ -129,12 +129,12 @@ fn nothing_about_neighbours_is_cut_at_80_columns_and_nobody_may_have_the_turn() 
         own.turn.as_mut().unwrap().holds = false;
     }
     sightings[0].title = format!("default/{long}");
-    let view = View { sightings: &sightings, colour: false, now_unix_ms: NOW, nobody: "nobody" };
+    let view = View { sightings: &sightings, colour: false, now_unix_ms: NOW, empty_text: "no tenant" };
     let lines: Vec<_> = text(&view, 80).iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
     let words = lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
     for whole in [
-        "GPU local-shared-0 30 MiB, 3 tenants shares 30 MiB borrowed 3 MiB lent 3 MiB turn nobody's, 2 waiting",
+        "GPU local-shared-0 30 MiB, 3 tenants shares 30 MiB borrowed 3 MiB lent 3 MiB turn free, 2 waiting",
         &format!("default/{long} share 10 MiB budget 13 MiB borrowed 3 MiB from {long}"),
         &format!("lent 2 MiB to {long}"),
         "turn does not hold it 70 so far, 3.1s in all p50/p99 ms: wait 40/101, hand-over 0.1/0.4",
