@@ -24,7 +24,7 @@ pub(super) unsafe fn enter_bf16<K: Kernel>(kernel: K) -> K::Output {
 
 /// 16 lanes; `BF16`: the processor multiplies pairs of bfloat16.
 #[derive(Clone, Copy)]
-pub(super) struct Register<const BF16: bool>(__m512);
+pub(super) struct Register<const BF16: bool>(pub(super) __m512);
 
 #[inline(always)]
 fn mask(count: usize) -> __mmask16 {

@@ -15,6 +15,8 @@ pub use sluice_link::activation::{PANEL_ROWS, scratch_words};
 
 use super::tile::{Carry, Tile};
 use super::{Dot, Element, Kernel, LANES, Lanes, Widened, math};
+#[cfg(target_arch = "x86_64")]
+use super::{amx, avx512};
 
 /// Bytes of activations that a block of tokens may take: half of a common second-level cache.
 const TOKEN_BLOCK_BYTES: usize = 512 << 10;
@@ -108,6 +110,11 @@ impl<E: Element> Kernel for Product<E> {
                 unsafe { self.panel::<V>(rows, tokens.clone()) }
             }
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn run_amx(self) {
+        unsafe { if amx::takes(&self) { amx::run(&self) } else { avx512::enter_bf16(self) } }
     }
 }
 

@@ -1,0 +1,192 @@
+//! What surrounds the unit is tested on each processor with AVX-512 BF16, by a unit in software; the unit itself against it.
+
+use std::cell::Cell;
+
+use half::bf16;
+
+use super::*;
+use crate::simd::Isa;
+use crate::simd::matmul::{Narrow, scratch_words};
+
+/// `tdpbf16ps` after Intel's manual, for numbers that are no denormals.
+struct Software;
+
+thread_local! {
+    /// Rows of the tiles that [`Software`] was set up for last.
+    static ROWS_OF_TILES: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Unit for Software {
+    unsafe fn configure(rows: usize) {
+        ROWS_OF_TILES.set(rows);
+    }
+
+    unsafe fn multiply<const T: usize>(
+        (weights, stride): (*const u8, usize),
+        tokens: *const u8,
+        steps: usize,
+        sums: &mut Sums,
+    ) {
+        let number =
+            |at: *const u8, index: usize| unsafe { at.cast::<bf16>().add(index).read_unaligned().to_f32() };
+        let rows = ROWS_OF_TILES.get();
+        for (tile, row, token) in (0..T * SIDE * SIDE).map(|n| (n / 256, n / SIDE % SIDE, n % SIDE)) {
+            if row >= rows {
+                continue;
+            }
+            let sum = &mut sums.0[tile][row][token];
+            *sum = 0.0;
+            for step in 0..steps {
+                let weights = unsafe { weights.add(row * stride + step * 64) };
+                let tokens = unsafe { tokens.add((step * T + tile) * 1024) };
+                let mut added = [0.0_f32; 2];
+                for column in 0..COLUMNS {
+                    let pair = column / 2 * 2 * SIDE + 2 * token;
+                    let (weight, input) = (number(weights, column), number(tokens, pair + column % 2));
+                    added[column % 2] = weight.mul_add(input, added[column % 2]);
+                }
+                *sum += added[0] + added[1];
+            }
+        }
+    }
+
+    unsafe fn release() {}
+}
+
+/// Two whole tiles of columns, rows that are no whole tiles.
+const K: usize = 64;
+const ROWS: usize = 71;
+
+struct Case {
+    weights: Vec<bf16>,
+    bias: Vec<bf16>,
+    input: Vec<f32>,
+}
+
+fn numbers(count: usize, seed: u64) -> impl Iterator<Item = f32> {
+    (0..count as u64).map(move |n| crate::sampling::unit_interval(seed, n) as f32 - 0.5)
+}
+
+impl Case {
+    fn new(tokens: usize) -> Case {
+        let mut input: Vec<f32> = numbers(tokens * K, 2).collect();
+        for row in input.chunks_exact_mut(K) {
+            // SAFETY: a row has `K` words.
+            unsafe { Isa::Avx512Bf16.run(Narrow { row: row.as_mut_ptr(), width: K }) }
+        }
+        let weights = numbers(ROWS * K, 1).map(bf16::from_f32).collect();
+        Case { weights, bias: numbers(ROWS, 3).map(bf16::from_f32).collect(), input }
+    }
+
+    /// `[token][row]`, every element of which was 0.25.
+    fn multiply(
+        &self,
+        (rows, tokens): (Range<usize>, Range<usize>),
+        epilogue: Epilogue,
+        run: unsafe fn(&Product<bf16>),
+    ) -> Vec<f32> {
+        let mut output = vec![0.25; tokens.end * ROWS];
+        let mut scratch = vec![f32::NAN; scratch_words(K)];
+        let product = Product {
+            weights: self.weights.as_ptr(),
+            bias: Some(self.bias.as_ptr()),
+            rows,
+            k: K,
+            input: (self.input.as_ptr(), K),
+            output: (output.as_mut_ptr(), ROWS),
+            tokens,
+            epilogue,
+            scratch: scratch.as_mut_ptr(),
+        };
+        // SAFETY: the slices have the sizes that `Product` asks for; the processor has what `run` needs.
+        unsafe { run(&product) };
+        output
+    }
+
+    /// What element (`token`, `row`) is without bias and epilogue.
+    fn exact(&self, token: usize, row: usize) -> f64 {
+        let input: &[bf16] = bytemuck::cast_slice(&self.input[token * K..(token + 1) * K]);
+        let weights = &self.weights[row * K..(row + 1) * K];
+        weights.iter().zip(input).map(|(w, x)| w.to_f64() * x.to_f64()).sum()
+    }
+}
+
+fn software() -> Option<unsafe fn(&Product<bf16>)> {
+    if !Isa::available().contains(&Isa::Avx512Bf16) {
+        eprintln!("skipped: the processor has no AVX-512 BF16");
+        return None;
+    }
+    Some(run_on::<Software, bf16>)
+}
+
+fn after(epilogue: Epilogue, sum: f64) -> f64 {
+    match epilogue {
+        Epilogue::Store => sum,
+        Epilogue::Add => 0.25 + sum,
+        Epilogue::Multiply => 0.25 * sum,
+        Epilogue::Silu => sum / (1.0 + (-sum).exp()),
+        Epilogue::Relu => sum.max(0.0),
+    }
+}
+
+const EPILOGUES: [Epilogue; 5] =
+    [Epilogue::Store, Epilogue::Add, Epilogue::Multiply, Epilogue::Silu, Epilogue::Relu];
+
+#[test]
+fn each_epilogue_has_its_value_in_each_element_and_nowhere_else() {
+    let Some(run) = software() else { return };
+    let case = Case::new(70);
+    for epilogue in EPILOGUES {
+        let (rows, tokens) = (3..66, 1..70);
+        let found = case.multiply((rows.clone(), tokens.clone()), epilogue, run);
+        for (token, row) in (0..70 * ROWS).map(|n| (n / ROWS, n % ROWS)) {
+            let value = found[token * ROWS + row];
+            if !rows.contains(&row) || !tokens.contains(&token) {
+                assert_eq!(value, 0.25, "{epilogue:?}: token {token}, row {row} was not asked for");
+                continue;
+            }
+            let expected = after(epilogue, case.exact(token, row) + case.bias[row].to_f64());
+            let error = (f64::from(value) - expected).abs();
+            assert!(error < 1e-5, "{epilogue:?}: token {token}, row {row} is {value}, not {expected}");
+        }
+    }
+}
+
+fn same_bits_in_parts(case: &Case, run: unsafe fn(&Product<bf16>)) {
+    let whole = case.multiply((0..ROWS, 0..70), Epilogue::Store, run);
+    for tokens in [0..1, 5..7, 16..32, 3..20, 20..53, 1..65, 0..70] {
+        for rows in [0..16, 7..8, 8..30, 55..ROWS] {
+            let part = case.multiply((rows.clone(), tokens.clone()), Epilogue::Store, run);
+            for (token, row) in tokens.clone().flat_map(|token| rows.clone().map(move |row| (token, row))) {
+                let (found, expected) = (part[token * ROWS + row], whole[token * ROWS + row]);
+                assert_eq!(
+                    found.to_bits(),
+                    expected.to_bits(),
+                    "token {token} of {tokens:?}, row {row} of {rows:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn no_bit_depends_on_the_rows_and_tokens_of_the_product() {
+    let Some(run) = software() else { return };
+    same_bits_in_parts(&Case::new(70), run);
+}
+
+#[test]
+fn the_processors_unit_has_the_bits_of_the_manual() {
+    if !Isa::available().contains(&Isa::Amx) {
+        return eprintln!("skipped: the processor has no AMX, or the kernel keeps it from the process");
+    }
+    let case = Case::new(70);
+    same_bits_in_parts(&case, run_on::<Amx, bf16>);
+    for epilogue in EPILOGUES {
+        let everything = || (0..ROWS, 0..70);
+        let expected = case.multiply(everything(), epilogue, run_on::<Software, bf16>);
+        let found = case.multiply(everything(), epilogue, run_on::<Amx, bf16>);
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&found), bits(&expected), "{epilogue:?}");
+    }
+}
