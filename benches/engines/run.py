@@ -84,7 +84,7 @@ def machine(threads):
              if line.startswith("model name")]
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     wanted = ["avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16"]
-    return {"processor": names[0], "cores": os.cpu_count(), "threads": threads, "kernel": platform.release(),
+    return {"processor": names[0], "cores": os.cpu_count(), "threads": threads, "kernel": ".".join(platform.release().split(".")[:2]),
             "features": [flag for flag in wanted if flag in flags.split()]}
 
 

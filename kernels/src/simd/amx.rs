@@ -10,6 +10,10 @@
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Product`")]
 
+// Copies of a block of tokens fill at most the scratch of a product: 2 bytes of each column for each token.
+const _: () =
+    assert!(MOST_TILES * SIDE * 2 <= PANEL_ROWS * 4, "a block of tokens fits the scratch of a product");
+
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +23,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::avx512::Register;
-use super::matmul::{Epilogue, Product};
+use super::matmul::{Epilogue, PANEL_ROWS, Product};
 use super::{Dot, Element, Lanes, math};
 
 type V = Register<true>;
@@ -28,7 +32,7 @@ type V = Register<true>;
 const SIDE: usize = 16;
 /// Columns of a tile.
 const COLUMNS: usize = 32;
-/// Tiles of tokens that meet a tile of rows before the next one is read. Their copies fill the scratch of a product.
+/// Tiles of tokens that meet a tile of rows before the next one is read.
 const MOST_TILES: usize = 4;
 
 /// Whether the processor has the unit and the kernel lets this process use it.
@@ -52,7 +56,7 @@ fn is_permitted() -> bool {
 
 /// Whether the unit multiplies `product`.
 pub(super) fn takes<E: Element>(product: &Product<E>) -> bool {
-    E::Dot::NARROWS && product.k.is_multiple_of(COLUMNS)
+    E::Dot::NARROWS && product.k > 0 && product.k.is_multiple_of(COLUMNS)
 }
 
 /// # Safety
@@ -64,11 +68,17 @@ pub(super) unsafe fn run<E: Element>(product: &Product<E>) {
 /// What multiplies tiles.
 pub(super) trait Unit {
     /// Prepares it for tiles of `rows` rows; from then on until [`Unit::release`] the thread has its registers.
+    ///
+    /// # Safety
+    /// The processor has the unit, the process may use it, and `rows` is 1 to [`SIDE`].
     unsafe fn configure(rows: usize);
 
     /// For each of `T` tiles of tokens `sums[tile][row][token]`, over `steps` times 32 columns.
     ///
     /// Weights are the address of the first row and the bytes between two rows, tokens a block as [`copy_tokens`] leaves it.
+    ///
+    /// # Safety
+    /// The thread has configured the unit for as many rows as `weights` has, and `steps` is not 0.
     unsafe fn multiply<const T: usize>(
         weights: (*const u8, usize),
         tokens: *const u8,
@@ -77,6 +87,9 @@ pub(super) trait Unit {
     );
 
     /// The thread has no need of the registers: nothing of them is saved when it is switched.
+    ///
+    /// # Safety
+    /// The processor has the unit.
     unsafe fn release();
 }
 
@@ -240,6 +253,8 @@ impl Unit for Amx {
         all.row_bytes[..6].fill(64);
         all.rows[..5].fill(rows as u8);
         all.rows[5] = SIDE as u8;
+        // SAFETY: reads the 64 bytes of `all`. Tile registers are the compiler's in no code that it writes itself, so what
+        // this sets up stays until `release`.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const all, options(nostack, readonly)) }
     }
 
@@ -282,6 +297,8 @@ impl Unit for Amx {
                 )
             };
         }
+        // SAFETY: reads `steps` kilobytes of tokens for each of `T` tiles, and of each configured row of weights 64 bytes for
+        // each step; writes `T` kilobytes of `sums`. Prefetching takes any address.
         unsafe {
             match T {
                 1 => multiply!(0 at 0),
@@ -293,6 +310,7 @@ impl Unit for Amx {
     }
 
     unsafe fn release() {
+        // SAFETY: touches nothing but the unit's registers.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }

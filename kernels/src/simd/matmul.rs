@@ -47,8 +47,8 @@ impl<W> Panel<W> {
         (self.first.wrapping_add(row * self.stride), self.stride)
     }
 
-    /// The row of the next panel that comes from memory while tile `index` of this one is computed: after four passes over
-    /// the rows all have come.
+    /// The row of the next panel that comes from memory while tile `index` of this one is computed. All rows have come after as
+    /// many passes over the panel as a tile has rows.
     fn ahead(&self, index: usize) -> *const u8 {
         let (next, row_bytes) = self.next;
         next.wrapping_add(index.min(PANEL_ROWS) * row_bytes)
@@ -93,7 +93,7 @@ pub struct Product<E> {
     pub tokens: Range<usize>,
     /// Last touch.
     pub epilogue: Epilogue,
-    /// Room for one widened panel.
+    /// Room for one widened panel, or for the copies of a block of tokens (`amx`).
     pub scratch: *mut f32,
 }
 

@@ -1,4 +1,4 @@
-//! Every instruction set, tile and blocking gives the same bits.
+//! Every instruction set, tile and blocking gives the same bits, but for products of bfloat16 on AMX, whose bits are their own.
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 
@@ -86,7 +86,7 @@ fn products_have_one_order_of_summation_on_each_instruction_set() {
 fn fused_sets_agree<E: Element>() {
     let fused: Vec<Isa> = Isa::available()
         .into_iter()
-        .filter(|isa| *isa != Isa::Baseline || cfg!(target_arch = "aarch64"))
+        .filter(|isa| *isa != Isa::Amx && (*isa != Isa::Baseline || cfg!(target_arch = "aarch64")))
         .collect();
     let weights: Vec<E> = numbers(ROWS * K, 1).into_iter().map(E::narrow).collect();
     let input = numbers(8 * K, 2);

@@ -7,8 +7,6 @@ use std::mem::MaybeUninit;
 
 use super::{Dot, Kernel, LANES, Lanes, PAIRED};
 
-const LINE_BYTES: usize = 64;
-
 /// `out[c][r] = sum over k of weights[r][k] * tokens[c][k]`, each in the one order of summation.
 ///
 /// `weights` is valid for `R` rows of `k` elements, the second number of elements apart; `tokens` for `C` rows
@@ -18,7 +16,7 @@ pub(super) struct Tile<D: Dot, const R: usize, const C: usize> {
     pub tokens: Rows<D::Input>,
     pub k: usize,
     pub carry: Carry,
-    /// What later tiles want from memory: a line is asked for at each step. Any address will do.
+    /// A row that later tiles want from memory: as many bytes of it are asked for as a step reads. Any address will do.
     pub ahead: *const u8,
 }
 
@@ -53,7 +51,7 @@ impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
                 if at == whole {
                     (weights, tokens) = Rest::fill(rest.as_mut_ptr(), k - whole, weights, tokens);
                 }
-                V::prefetch_later(ahead.wrapping_add(at / D::STEP * LINE_BYTES));
+                V::prefetch_later(ahead.wrapping_add(at * size_of::<D::Weight>()));
                 let mut row = [D::load_weights::<V>(weights.0); R];
                 for r in 0..R {
                     row[r] = D::load_weights::<V>(weights.0.add(r * weights.1));

@@ -107,7 +107,7 @@ pub const TABLE: [Row; 19] = [
         never: &["kube"],
         ..BLANK
     },
-    // rustix: the engine waits on futexes and for the death of its sidecar. wire: its supervisor counts sidecars that hang in a
+    // rustix: the engine waits on futexes and for the death of its sidecar. libc: leave to use AMX. wire: its supervisor counts sidecars that hang in a
     // file that the next sidecar reads.
     Row {
         name: "sluice-kernels",

@@ -1,4 +1,5 @@
-//! What surrounds the unit is tested on each processor with AVX-512 BF16, by a unit in software; the unit itself against it.
+//! A unit in software runs on each processor with AVX-512 BF16 and tests the code around it. A processor with AMX is compared
+//! with that unit bit by bit.
 
 use std::cell::Cell;
 
