@@ -129,6 +129,8 @@ fn a_burst_of_prompts_leaves_decodes_half_of_their_pace() {
         // The average of what a token takes is a little behind; without the bound it is 168 ms to 44, nearly four.
         assert!((1.7..=2.4).contains(&most), "{most} decode steps where the objective is {tbt_ns} ns");
     }
+    let (gap_ns, _) = longest_gap(130_000_000);
+    assert!((88_000_001..=130_000_000).contains(&gap_ns), "{gap_ns} ns where the objective is 130 ms");
     assert_eq!(longest_gap(1_000_000_000).0, step_ns(64), "the objective leaves room for whole prompts");
 }
 

@@ -121,17 +121,18 @@ impl Measures {
         self.prefill_token.value().unwrap_or(0)
     }
 
-    /// How long a step takes with so many sequences that decode and so many tokens of prompts, nanoseconds, as far as is known.
+    /// How long a step of `decodes` sequences that decode and `prefill_tokens` tokens of prompts takes, nanoseconds, as far as is
+    /// known.
     pub fn step_ns(&self, decodes: u32, prefill_tokens: u32) -> u64 {
-        // Before a decode was measured its token counts as one of a prompt.
+        // In a step with prompts the token of a decode counts as one of a prompt; so it does before a decode was measured.
         let decodes = if prefill_tokens == 0 && self.compute_known() { 0 } else { decodes };
         let tokens = u64::from(prefill_tokens) + u64::from(decodes);
         let added_ns = u128::from(self.prefill_token_ns()) * u128::from(tokens);
         (self.decode_step_ns() + added_ns).min(u128::from(u64::MAX)) as u64
     }
 
-    /// The most tokens of prompts in a step with so many sequences that decode that is to take no longer than `max_ns`; at least
-    /// one, and no bound while nothing was measured.
+    /// The most tokens of prompts for a step that is to take at most `max_ns` and in which `decodes` sequences decode. At least
+    /// one; no bound while nothing was measured.
     pub fn prefill_tokens_within(&self, decodes: u32, max_ns: u64) -> u32 {
         let Some(token_ns) = self.prefill_token.value() else { return u32::MAX };
         let left_ns = u128::from(max_ns).saturating_sub(self.decode_step_ns()) as u64;
