@@ -90,7 +90,7 @@ async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hub_that_refuses_the_connection_is_named_within_seconds() {
+async fn a_hub_that_refuses_the_connection_is_named_after_three_tries() {
     let world = World::new();
     // Bound and not listening: no other program has its port.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
