@@ -26,8 +26,12 @@ impl Wrapper {
         for letter in piece.chars() {
             match letter {
                 '\n' => self.begin_line(&mut text),
-                '\t' => self.blank(letter, (TAB - self.column % TAB).min(columns - self.column), &mut text),
-                ' ' if self.column == columns => self.begin_line(&mut text),
+                '\t' => self.blank(
+                    letter,
+                    (TAB - self.column % TAB).min(columns.saturating_sub(self.column)),
+                    &mut text,
+                ),
+                ' ' if self.column >= columns => self.begin_line(&mut text),
                 ' ' => self.blank(letter, 1, &mut text),
                 letter if letter.is_control() => {}
                 letter => self.letter(letter, columns, &mut text),
@@ -148,6 +152,16 @@ mod tests {
         let mut wrapper = Wrapper::default();
         assert_eq!(wrapper.wrap("\tif x\r\x1b[2J\x07", Some(21)), "\tif x[2J");
         assert_eq!(wrapper.wrap("123456789 12345", Some(21)), "12345\x1b[9D\x1b[K\nx[2J123456789 12345");
+    }
+
+    #[test]
+    fn a_line_that_is_longer_than_a_narrowed_terminal_ends_at_the_next_blank_or_letter() {
+        for (piece, expected) in [(" next", "\nnext"), ("x", "\x1b[5D\x1b[K\n12345x"), ("\t12", "\t\n12")] {
+            let mut wrapper = Wrapper::default();
+            let wide = "123456789 123456789 12345";
+            assert_eq!(wrapper.wrap(wide, Some(41)), wide);
+            assert_eq!(wrapper.wrap(piece, Some(21)), expected, "{piece:?}");
+        }
     }
 
     #[test]
