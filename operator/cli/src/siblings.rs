@@ -21,11 +21,20 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     found.with_context(|| format!("{name} is neither in ${BIN_DIR}, nor beside this program, nor on PATH"))
 }
 
-/// The command by which a user runs this program again, as short as it can be.
+/// The command by which a user runs this program again, as short as it can be and as a shell takes it.
 pub fn own_command() -> String {
     let typed = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
     let (program, folder) = (std::env::current_exe(), std::env::current_dir());
-    command(&typed, &program.unwrap_or_else(|_| typed.clone()), &folder.unwrap_or_default())
+    quoted(command(&typed, &program.unwrap_or_else(|_| typed.clone()), &folder.unwrap_or_default()))
+}
+
+/// A word of a shell's command line: in quotes where one of its characters may mean something to the shell.
+fn quoted(word: String) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "._/-".contains(letter);
+    match word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 /// `typed` is how this program was named, `program` where it is, `folder` the current folder.
@@ -55,6 +64,20 @@ mod tests {
         ] {
             let shown = command(Path::new(typed), Path::new("/tree/target/debug/sluice"), Path::new(folder));
             assert_eq!(shown, expected, "{typed} in {folder}");
+        }
+    }
+
+    #[test]
+    fn a_path_with_characters_of_the_shell_is_quoted() {
+        for (word, expected) in [
+            ("./target/x86_64-linux.d/sluice", "./target/x86_64-linux.d/sluice"),
+            ("/my tree/sluice", "'/my tree/sluice'"),
+            ("/it's/$HOME/sluice", r"'/it'\''s/$HOME/sluice'"),
+        ] {
+            assert_eq!(quoted(word.into()), expected);
+            let echoed =
+                std::process::Command::new("sh").args(["-c", &format!("printf %s {expected}")]).output();
+            assert_eq!(echoed.unwrap().stdout, word.as_bytes());
         }
     }
 }
