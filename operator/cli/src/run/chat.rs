@@ -222,7 +222,7 @@ impl Chat {
             write("\n", None).context("standard output")?;
         }
         if matches!(done, Ok(Ending::TokenLimit)) {
-            hint(at_limit(body["max_tokens"].as_u64(), model.context_tokens));
+            hint(at_limit(body["max_tokens"].as_u64(), model));
         }
         if done.is_ok() && has_template {
             self.messages.extend([user, json!({"role": "assistant", "content": answer})]);
@@ -231,15 +231,25 @@ impl Chat {
     }
 }
 
-/// What to do about an answer that stopped at its limit of `max_tokens`, or of the context where none was set.
-fn at_limit(max_tokens: Option<u64>, context_tokens: u32) -> String {
-    match max_tokens {
-        Some(tokens) => format!(
-            "(The answer stopped at max_tokens, {tokens}; `/set max_tokens {}` allows more.)",
-            (2 * tokens).min(context_tokens.into())
-        ),
-        None => format!("(The context of {context_tokens} tokens is full; /clear forgets the conversation.)"),
-    }
+/// What to do about an answer that stopped at its limit of `max_tokens`, or of the context where none was set. The proposed limit
+/// leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the context is refused.
+fn at_limit(max_tokens: Option<u64>, model: &ChatModel) -> String {
+    let ChatModel { context_tokens, has_template, .. } = *model;
+    let Some(tokens) = max_tokens else {
+        return format!("(The context of {context_tokens} tokens is full; /clear forgets the conversation.)");
+    };
+    let most = u64::from(context_tokens) * 3 / 4;
+    let helps = match tokens.saturating_mul(2).min(most) {
+        more if more > tokens => format!("`/set max_tokens {more}` allows more."),
+        _ => {
+            let clear = if has_template { ", or a new conversation (`/clear`)" } else { "" };
+            format!(
+                "The context of {context_tokens} tokens has no room for a higher limit: a longer answer needs a larger \
+                 `--context`{clear}."
+            )
+        }
+    };
+    format!("(The answer stopped at max_tokens, {tokens}. {helps})")
 }
 
 /// Writes a piece of an answer at once, to a terminal by `wrapper`.
@@ -258,10 +268,24 @@ mod tests {
 
     #[test]
     fn an_answer_at_its_limit_comes_with_the_command_that_raises_it() {
-        let raised = at_limit(Some(256), 8192);
-        assert!(raised.contains("max_tokens, 256;") && raised.contains("`/set max_tokens 512`"), "{raised}");
-        assert!(at_limit(Some(256), 300).contains("`/set max_tokens 300`"));
-        assert!(at_limit(None, 300).contains("The context of 300 tokens is full"));
+        let model = |context_tokens, has_template| ChatModel {
+            name: "tiny".into(),
+            has_template,
+            context_tokens,
+            recommended: Recommended::default(),
+        };
+        let raised = at_limit(Some(256), &model(8192, true));
+        assert!(raised.contains("max_tokens, 256.") && raised.contains("`/set max_tokens 512`"), "{raised}");
+        let room_for_a_prompt = at_limit(Some(256), &model(400, true));
+        assert!(room_for_a_prompt.contains("`/set max_tokens 300`"), "{room_for_a_prompt}");
+        for context_tokens in [300, 341] {
+            let full = at_limit(Some(256), &model(context_tokens, true));
+            assert!(full.contains("larger `--context`, or a new conversation (`/clear`)"), "{full}");
+            assert!(!full.contains("/set"), "{full}");
+        }
+        let no_conversation = at_limit(Some(256), &model(300, false));
+        assert!(no_conversation.ends_with("larger `--context`.)"), "{no_conversation}");
+        assert!(at_limit(None, &model(300, true)).contains("The context of 300 tokens is full"));
     }
 
     #[test]
