@@ -16,7 +16,7 @@ use crate::{child, siblings};
 /// Variable of the environment with the user's token of a hub.
 pub const TOKEN: &str = "HF_TOKEN";
 
-/// How often a hub is asked that cannot be reached: a user waits, and seldom has a network a moment later.
+/// Tries while a hub cannot be reached: a user waits, and seldom has a network a moment later.
 const CONNECT_TRIES: &str = "3";
 
 /// Where a model is.

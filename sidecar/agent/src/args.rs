@@ -60,7 +60,7 @@ pub enum Task {
         /// failures that are tried again: `problem`, `retry_in_ms`.
         #[arg(long, global = true)]
         progress: bool,
-        /// How often a source is asked.
+        /// Tries while the source cannot be reached.
         #[command(flatten)]
         retry: RetryArgs,
         /// Where it comes from.

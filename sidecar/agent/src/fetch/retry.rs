@@ -11,8 +11,7 @@ use super::{FetchError, ProgressReport, with_causes};
 pub struct RetryPolicy {
     /// Tries without a byte in between.
     pub tries: u32,
-    /// Tries of a request before the download that no service answers: the name of its host has no address, or it refuses the
-    /// connection.
+    /// Tries while the source cannot be reached, before a download begins. Failures of other kinds do not count.
     pub connect_tries: u32,
     /// Wait before the second try; doubled before each further one.
     pub first: Duration,
@@ -30,7 +29,7 @@ impl Default for RetryPolicy {
 /// How often a failure is tried again, on the command line.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct RetryArgs {
-    /// How often a source is asked that cannot be reached, before a download begins.
+    /// Tries while the source cannot be reached, before a download begins.
     #[arg(
         long, value_name = "N", global = true, default_value_t = RetryPolicy::default().connect_tries,
         value_parser = clap::value_parser!(u32).range(1..=1000)
@@ -55,9 +54,7 @@ pub(crate) async fn again<T>(
     loop {
         match attempt().await {
             Err(error) if error.is_final() => return Err(error),
-            Err(error @ FetchError::Unreachable { .. }) => {
-                retries.within(policy.connect_tries, error).await?
-            }
+            Err(error @ FetchError::Unreachable { .. }) => retries.after_unreachable(error).await?,
             Err(error) => retries.after(error).await?,
             done => return done,
         }
@@ -69,12 +66,14 @@ pub(super) struct Retries {
     policy: RetryPolicy,
     report: ProgressReport,
     failures: u32,
+    /// Failures that `connect_tries` bounds; `failures` does not count them.
+    unreachable: u32,
     wait: Duration,
 }
 
 impl Retries {
     pub(super) fn new(policy: RetryPolicy, report: ProgressReport) -> Self {
-        Retries { policy, report, failures: 0, wait: policy.first }
+        Retries { policy, report, failures: 0, unreachable: 0, wait: policy.first }
     }
 
     /// Forgets the failures: bytes have come since.
@@ -84,12 +83,18 @@ impl Retries {
 
     /// Reports a failure and waits, or gives up with it.
     pub(super) async fn after(&mut self, error: FetchError) -> Result<(), FetchError> {
-        self.within(self.policy.tries, error).await
+        self.failures += 1;
+        self.wait_if(self.failures < self.policy.tries, error).await
     }
 
-    async fn within(&mut self, tries: u32, error: FetchError) -> Result<(), FetchError> {
-        self.failures += 1;
-        if self.failures >= tries {
+    /// As [`Retries::after`], for a source that could not be reached before a download.
+    async fn after_unreachable(&mut self, error: FetchError) -> Result<(), FetchError> {
+        self.unreachable += 1;
+        self.wait_if(self.unreachable < self.policy.connect_tries, error).await
+    }
+
+    async fn wait_if(&mut self, again: bool, error: FetchError) -> Result<(), FetchError> {
+        if !again {
             return Err(error);
         }
         self.show(&error);
@@ -107,5 +112,48 @@ impl Retries {
                 ProgressReport::write(&Report::Retry(Retry { problem, retry_in_ms }));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use reqwest::StatusCode;
+
+    use super::*;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        tries: 4,
+        connect_tries: 2,
+        first: Duration::from_millis(1),
+        longest: Duration::from_millis(1),
+    };
+
+    fn busy() -> Result<u32, FetchError> {
+        Err(FetchError::status("http://hub/file", StatusCode::SERVICE_UNAVAILABLE))
+    }
+
+    fn refused() -> Result<u32, FetchError> {
+        Err(FetchError::Unreachable { host: "hub".into(), problem: "connection refused".into() })
+    }
+
+    /// How a request ends whose tries have these outcomes, and how many of them are left.
+    async fn ends(
+        outcomes: impl IntoIterator<Item = Result<u32, FetchError>>,
+    ) -> (Result<u32, FetchError>, usize) {
+        let mut outcomes: VecDeque<_> = outcomes.into_iter().collect();
+        let end = again(POLICY, ProgressReport::Log, async || outcomes.pop_front().unwrap()).await;
+        (end, outcomes.len())
+    }
+
+    #[tokio::test]
+    async fn tries_of_an_unreachable_source_are_counted_apart_from_other_failures() {
+        assert!(matches!(ends([busy(), busy(), refused(), Ok(7)]).await, (Ok(7), 0)));
+        assert!(matches!(ends([refused(), busy(), busy(), busy(), Ok(7)]).await, (Ok(7), 0)));
+        let (end, left) = ends([refused(), busy(), refused(), Ok(7)]).await;
+        assert!(matches!(end, Err(FetchError::Unreachable { .. })) && left == 1, "{end:?}, {left} left");
+        let (end, left) = ends([busy(), busy(), refused(), busy(), busy(), Ok(7)]).await;
+        assert!(matches!(end, Err(FetchError::Status { .. })) && left == 1, "{end:?}, {left} left");
     }
 }
