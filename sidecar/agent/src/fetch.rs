@@ -142,6 +142,8 @@ pub fn run(from: &From, progress: bool, retry: &RetryArgs) -> Result<(), Failure
         tracing::info!(%source, to = %to.display(), "fetching a model");
         runtime.block_on(fetch(&source, to, retry.policy(), report))
     });
+    // A search for an address may still run, and its end is not waited for.
+    runtime.shutdown_background();
     fetched.map_err(|error| match error.is_final() {
         true => Failure::Config(error.into()),
         false => Failure::Other(error.into()),

@@ -42,7 +42,7 @@ pub struct Inspect {
     /// sizes: `problem`, `retry_in_ms`.
     #[arg(long, global = true)]
     progress: bool,
-    /// How often a source is asked.
+    /// Tries while the source cannot be reached.
     #[command(flatten)]
     retry: RetryArgs,
     /// Where the model is.
@@ -119,6 +119,8 @@ pub fn run(asked: &Inspect) -> Result<(), Failure> {
         let files = asked.files().await?;
         inspect(&files, Some(asked.dtype.as_str())).await
     });
+    // A search for an address may still run, and its end is not waited for.
+    runtime.shutdown_background();
     let report = Report::new(found.as_ref().copied().map_err(InspectError::refusal));
     tell(&report.to_json(), asked.report.as_deref()).map_err(|error| Failure::Other(error.into()))?;
     found.map(drop).map_err(|error| match error.obstacle() {

@@ -18,7 +18,7 @@ pub enum FetchError {
         /// What is wrong with it.
         problem: String,
     },
-    /// There is no connection to the service: its host has no address, refuses, or is silent.
+    /// There is no connection to the service: its host has no address, refuses, is silent, or has no valid certificate.
     #[error("{host} cannot be reached: {problem}")]
     Unreachable {
         /// Its host, and its port where that is not the usual one.
