@@ -24,7 +24,9 @@ use sluice_page::words::figures::bytes;
 /// Time between two lines about a download whose bar is not on a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// What helps where no hub can be reached.
+/// Words of the sidecar about a hub to which there is no connection.
+const UNREACHABLE: &str = " cannot be reached: ";
+/// What helps there.
 const OFFLINE: &str = "; a folder with a model needs no network: sluice run FOLDER";
 
 /// Sizes of the model in `folder`.
@@ -46,7 +48,7 @@ pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
     let inspected = inspect(Place::Hub(model, &on_retry), WeightType::Auto).await;
     view.end();
     inspected.map_err(|mut refusal| {
-        if refusal.reason == Obstacle::Unavailable {
+        if refusal.reason == Obstacle::Unavailable && refusal.message.contains(UNREACHABLE) {
             refusal.message.push_str(OFFLINE);
         }
         let has_token = std::env::var_os(TOKEN).is_some_and(|token| !token.is_empty());
