@@ -81,6 +81,17 @@ impl OnTerminal {
         }
     }
 
+    /// Waits until `text`, which is written once and not drawn again, has been written since the start.
+    fn until_written(&mut self, text: &str) {
+        let end = Instant::now() + LIMIT;
+        let wanted = plain(text);
+        while !plain(&self.seen).contains(&wanted) {
+            let bytes = self.output.recv_timeout(end.saturating_duration_since(Instant::now()));
+            let bytes = bytes.unwrap_or_else(|_| panic!("`{text}` was not written: {}", plain(&self.seen)));
+            self.seen += &String::from_utf8_lossy(&bytes);
+        }
+    }
+
     fn resize(&self, columns: u16) {
         let size = Winsize { ws_row: 30, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&self.user, size).unwrap();
@@ -180,7 +191,7 @@ fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_mo
         let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
         command.envs(variable.map(|variable| (variable, level)));
         let mut up = OnTerminal::run(command);
-        up.until("sluice: loading default/story; Ctrl-C ends");
+        up.until_written("sluice: loading default/story; Ctrl-C ends");
         let told = eventually("the sidecar starts", || {
             Some(text(&world.path("told"))).filter(|told| !told.is_empty())
         });
