@@ -143,7 +143,7 @@ async fn fields_are_explained_with_units_defaults_and_choices() {
         ("modeltenant.spec.memory.guaranteedKv", "bytes as a quantity"),
         ("modeltenant.spec.drainSeconds", "Default 30."),
         ("modeltenant.spec.engine.kind", "ENUM: Native Vllm"),
-        ("modeltenant.spec.poolRef", "Required, immutable."),
+        ("modeltenant.spec.poolRef", "Immutable. Required."),
         ("gpupool.spec.policy", "ENUM: Unified Recompute FlexGen Pie"),
         ("gpupool.spec.hostMemoryPerGPU", "bytes as a quantity"),
     ] {
@@ -152,8 +152,8 @@ async fn fields_are_explained_with_units_defaults_and_choices() {
     }
     let text = explained(server, "modeltenant.spec");
     for words in [
-        "poolRef <Object> -required- The pool that serves the tenant. Required, immutable.",
-        "model <Object> -required- What is served. Required, immutable.",
+        "poolRef <Object> -required- The pool that serves the tenant. Immutable. Required.",
+        "model <Object> -required- What is served. Immutable. Required.",
         "priority <integer> Priority among tenants of the GPU, higher is more important; the lowest gives memory first. Default 100.",
         "replicas <integer> Slots (one pod on one GPU each); 0 means no pods and refused requests. Default 1.",
         "suspend <boolean> Take all slots away and refuse requests, keeping the object. Default false.",

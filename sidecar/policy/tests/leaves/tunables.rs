@@ -47,7 +47,7 @@ fn names_are_words_of_their_own_and_another_one_is_refused_with_all_of_them() {
 #[test]
 fn the_guide_lists_each_with_its_default() {
     let guide = include_str!("../../../../docs/policies.md");
-    let section = guide.split("## Tunables").nth(1).unwrap().split("What else decides").next().unwrap();
+    let section = guide.split("## Tunables").nth(1).unwrap().split("Other mechanisms have").next().unwrap();
     let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| `")).collect();
     assert_eq!(rows.len(), TUNABLES.len());
     for (row, tunable) in rows.iter().zip(&TUNABLES) {
