@@ -460,7 +460,7 @@ mod tests {
         assert!(
             said[0].starts_with("team/chat on p-a-0 was put to sleep by hand and holds no device memory;")
         );
-        assert!(said[1].contains("only `sluice wake chat`"), "{said:?}");
+        assert!(said[1].contains("On this machine: `sluice wake team/chat`;"), "{said:?}");
         state.sleep_ordered = false;
         assert!(headline(&state, NOW).contains("the next request wakes it"));
     }

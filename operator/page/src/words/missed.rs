@@ -15,9 +15,9 @@ pub fn sleep(state: &State) -> Option<Reason> {
     let level = if state.queue.waiting > 0 { Level::Watch } else { Level::Fine };
     let text = || {
         format!(
-            "Asleep by hand: only `sluice wake {}` (or POST /wake_up) wakes it. Requests wait for that, and fail after \
-             limits.holdSeconds.",
-            state.tenant.name
+            "Asleep by hand: no request wakes it. On this machine: `sluice wake {}/{}`; in a cluster: POST /wake_up at the \
+             admin port. Requests wait for that, and fail after limits.holdSeconds.",
+            state.tenant.namespace, state.tenant.name
         )
     };
     asleep_by_hand(state).then(|| Reason::new(level, "sleep", text()))
@@ -88,7 +88,7 @@ mod tests {
 
     fn state(first: TokenCounts, later: TokenCounts) -> State {
         let mut state = State::default();
-        state.tenant.name = "chat".into();
+        (state.tenant.namespace, state.tenant.name) = ("team".into(), "chat".into());
         (state.slo.window_seconds, state.slo.allowed_miss_permille) = (60, 10);
         (state.slo.ttft_window, state.slo.tbt_window) = (first, later);
         state
@@ -141,7 +141,10 @@ mod tests {
         let mut state = state(TokenCounts::default(), TokenCounts::default());
         (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
         let told = sleep(&state).unwrap();
-        assert!(told.text.contains("only `sluice wake chat` (or POST /wake_up) wakes it"), "{told:?}");
+        assert!(
+            told.text.contains("`sluice wake team/chat`; in a cluster: POST /wake_up at the admin port"),
+            "{told:?}"
+        );
         assert_eq!(told.level, Level::Fine);
         state.queue.waiting = 1;
         assert_eq!(sleep(&state).map(|told| told.level), Some(Level::Watch), "somebody waits for it");

@@ -135,7 +135,9 @@ fn a_tenant_that_sleeps_by_hand_has_below_it_what_wakes_it() {
     assert!(row(&shown, "■summary").contains(" hibernated "), "{shown}");
     let below = shown.lines().skip_while(|line| !line.contains("■code")).nth(1).unwrap();
     assert!(
-        below.trim().starts_with("Asleep by hand: only `sluice wake code` (or POST /wake_up)"),
+        below
+            .trim()
+            .starts_with("Asleep by hand: no request wakes it. On this machine: `sluice wake default/code`;"),
         "{shown}"
     );
 }
