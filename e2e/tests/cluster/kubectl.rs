@@ -156,7 +156,7 @@ async fn fields_are_explained_with_units_defaults_and_choices() {
         "model <Object> -required- What is served. Immutable. Required.",
         "priority <integer> Priority among tenants of the GPU, higher is more important; the lowest gives memory first. Default 100.",
         "replicas <integer> Slots (one pod on one GPU each); 0 means no pods and refused requests. Default 1.",
-        "suspend <boolean> Take all slots away and refuse requests, keeping the object. Default false.",
+        "suspend <boolean> Removes all slots and refuses requests; the object stays. Default false.",
         "drainSeconds <integer> Time that open streams get to end when a pod stops, seconds. Default 30.",
     ] {
         assert!(text.contains(words), "`{words}` is not in: {text}");
