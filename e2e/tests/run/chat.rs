@@ -43,7 +43,7 @@ async fn a_person_chats_stops_an_answer_switches_models_and_leaves() {
     pty.press(&format!("{prompt}\r"));
     // The terminal ends a line by both characters.
     let at = pty.shows(at, &text.trim_start().replace('\n', "\r\n")).await;
-    let at = pty.shows(at, &format!("(The answer stopped at max_tokens, {tokens};")).await;
+    let at = pty.shows(at, &format!("(The answer stopped at max_tokens, {tokens}.")).await;
     pty.press("/set\r");
     let at = pty.shows(at, "temperature  0 (set)").await;
     let at = pty.shows(at, "top_p        0.95 (default)").await;
