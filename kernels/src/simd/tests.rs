@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::matmul::{Epilogue, Narrow, Product, scratch_words};
 use super::*;
 
-fn numbers(count: usize, seed: u64) -> Vec<f32> {
+pub(super) fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count as u64).map(|n| crate::sampling::unit_interval(seed, n) as f32 - 0.5).collect()
 }
 

@@ -8,6 +8,7 @@ use half::bf16;
 use super::*;
 use crate::simd::Isa;
 use crate::simd::matmul::{Narrow, scratch_words};
+use crate::simd::tests::numbers;
 
 /// `tdpbf16ps` after Intel's manual, for numbers that are no denormals.
 struct Software;
@@ -64,19 +65,15 @@ struct Case {
     input: Vec<f32>,
 }
 
-fn numbers(count: usize, seed: u64) -> impl Iterator<Item = f32> {
-    (0..count as u64).map(move |n| crate::sampling::unit_interval(seed, n) as f32 - 0.5)
-}
-
 impl Case {
     fn new(tokens: usize) -> Case {
-        let mut input: Vec<f32> = numbers(tokens * K, 2).collect();
+        let mut input = numbers(tokens * K, 2);
         for row in input.chunks_exact_mut(K) {
             // SAFETY: a row has `K` words.
             unsafe { Isa::Avx512Bf16.run(Narrow { row: row.as_mut_ptr(), width: K }) }
         }
-        let weights = numbers(ROWS * K, 1).map(bf16::from_f32).collect();
-        Case { weights, bias: numbers(ROWS, 3).map(bf16::from_f32).collect(), input }
+        let narrow = |count, seed| numbers(count, seed).into_iter().map(bf16::from_f32).collect();
+        Case { weights: narrow(ROWS * K, 1), bias: narrow(ROWS, 3), input }
     }
 
     /// `[token][row]`, every element of which was 0.25.
