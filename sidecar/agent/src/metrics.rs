@@ -344,7 +344,7 @@ impl Metrics {
         }
     }
 
-    /// Whether the tenant sleeps by order: what is late meanwhile is late for that.
+    /// Whether the tenant sleeps by order: tokens that are late during the sleep are counted as `asleep`.
     pub fn set_asleep(&self, asleep: bool) {
         self.recent().objectives.set_asleep(asleep);
     }

@@ -1,4 +1,4 @@
-//! How often a failure is tried again, and what is reported meanwhile.
+//! How often a failed request is tried again, and the report of each failure.
 
 use std::time::Duration;
 

@@ -118,7 +118,7 @@ impl Objectives {
         }
     }
 
-    /// Whether the tenant sleeps by order: tokens that are awaited meanwhile are late for that.
+    /// Whether the tenant sleeps by order: tokens that are late during the sleep are counted as `asleep`.
     pub fn set_asleep(&mut self, asleep: bool) {
         if asleep && !self.asleep {
             self.awaited.iter_mut().for_each(|(_, awaited)| awaited.asleep = true);

@@ -18,7 +18,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// So many of one kind.
+    /// `count` tokens that came in time.
     pub fn in_time(count: u64) -> Tokens {
         Tokens { good: count, counts: TokenCounts { tokens: count, ..TokenCounts::default() } }
     }

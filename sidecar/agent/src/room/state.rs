@@ -188,8 +188,8 @@ impl Diary {
         }
     }
 
-    /// A reason has applied so many times, and so many bytes have changed their owner for it: at once, or for what was decided
-    /// at an earlier look.
+    /// Notes that `reason` has applied `times` times since the last look, and that `bytes` have changed their owner for it. Where
+    /// `times` is 0, the bytes belong to a decision of an earlier look.
     fn moved(&mut self, reason: Reason, (times, bytes): (u64, u64), layout: &Layout) {
         if times == 0 {
             self.last_of(reason).into_iter().for_each(|decided| decided.bytes += bytes);

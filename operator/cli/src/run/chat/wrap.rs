@@ -80,7 +80,7 @@ impl Wrapper {
         let (word, columns) = (std::mem::take(&mut self.word), self.word_columns);
         let moves = 0 < columns && columns < self.column;
         if moves {
-            // Back by so many columns, and the rest of the line is blank.
+            // The cursor goes back to the start of the word, and the rest of the line becomes blank.
             text.push_str(&format!("\x1b[{columns}D\x1b[K"));
         }
         self.begin_line(text);
