@@ -20,8 +20,8 @@ mod whole;
 const KILLED: Duration = Duration::from_secs(90);
 /// A supervisor kills a sidecar that has not run for so long.
 const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
-/// A step takes a tenth of this.
-const USUAL: Duration = Duration::from_secs(1);
+/// The default of `hangTimeoutSeconds`.
+const HANG_TIMEOUT: Duration = Duration::from_secs(2);
 /// Slow enough to be met in the middle: each layer of each step, each change of mappings.
 const SLOWED: &str = "--layer-delay-ms 2 --reback-delay-ms 60";
 
@@ -50,11 +50,12 @@ impl When {
     fn is_met(self, state: &State) -> bool {
         let place = place(state);
         let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
+        let does = |what| state.engine.work.as_ref().is_some_and(|work| work.during == what);
         match self {
-            When::Computing => holds && state.queue.running > 0,
+            When::Computing => holds && does("step"),
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
-            When::Rebacking => state.engine.work.as_ref().is_some_and(|work| work.during == "re-backing"),
+            When::Rebacking => does("re-backing"),
         }
     }
 }
@@ -67,13 +68,6 @@ fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
         Stopped::Supervisor => processes::parent(engine),
         Stopped::Sidecar => tenant.record.pid,
     }
-}
-
-/// From now on, of the neighbours of a tenant in this state, which is stopped.
-fn bound(state: &State) -> Bound {
-    let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-    assert!(step < USUAL, "a step took {step:?} while nothing hung");
-    Bound::start(step)
 }
 
 /// Waits until each of `others` has run a step since. Returns how long that took.
@@ -126,7 +120,7 @@ impl Case<'_, '_> {
         let (victim, state) = self.trio.one_that(&what, met).await;
         let pid = process(&self.trio.tenants[victim], &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let bound = bound(&state);
+        let bound = Bound::start(&state, HANG_TIMEOUT);
         let took = until_steps(&bound, &what, &self.trio.others(victim)).await;
         eprintln!("{what}: neighbours went on after {took:?}, {:?} are allowed", bound.allows());
         match stopped {

@@ -3,10 +3,11 @@
 use std::time::Instant;
 
 use rustix::process::Signal;
+use sluice_e2e::bound::Bound;
 use sluice_wire::State;
 use sluice_wire::state::Phase;
 
-use super::{Stopped, bound, process};
+use super::{HANG_TIMEOUT, Stopped, process};
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{World, Yaml, processes};
 
@@ -45,7 +46,7 @@ async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_the_ne
         let state = sleeper.until("it wakes", |state| state.phase == Phase::Waking).await;
         let pid = process(&sleeper, &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let bound = bound(&other.state().await);
+        let bound = Bound::start(&other.state().await, HANG_TIMEOUT);
         assert_eq!(other.complete(&question).await.unwrap(), theirs, "its neighbour");
         let (took, allowed) = (bound.elapsed(), bound.allows() + 3 * usual);
         eprintln!("{stopped:?} stopped while waking: the neighbour answered after {took:?}");

@@ -4,14 +4,17 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use sluice_e2e::bound::Bound;
 use sluice_wire::State;
 use sluice_wire::state::TurnState;
 
-use super::{KILLED, SLOWED, Stopped, When, bound, its_hangs_are_reported, process, until_steps};
+use super::{HANG_TIMEOUT, KILLED, SLOWED, Stopped, When, its_hangs_are_reported, process, until_steps};
 use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
 use crate::support::wait::within;
 use crate::support::{Answer, World, eventually, processes};
 
+/// Engines that hang this long are killed: longer than a test runs.
+const LATE: Duration = Duration::from_mins(10);
 /// All processes of a tenant.
 const WHOLE: [Stopped; 3] = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
 
@@ -28,7 +31,7 @@ async fn frozen_in_its_turn(trio: &Trio<'_>, alone: &[Vec<Answer>], stopped: &[S
     let overtaken = turn(&state).overtaken_total;
     let all: Vec<_> = stopped.iter().map(|one| process(tenant, &state, *one)).collect();
     all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
-    let bound = bound(&state);
+    let bound = Bound::start(&state, LATE);
     let neighbours = trio.others(victim);
     let took = until_steps(&bound, &what, &neighbours).await;
     eprintln!("{what}: neighbours went on after {took:?}");
@@ -63,7 +66,8 @@ async fn frozen_in_its_turn(trio: &Trio<'_>, alone: &[Vec<Answer>], stopped: &[S
 async fn what_is_stopped_in_its_turn_changes_nothing_when_it_runs_again() {
     let world = World::new();
     let binaries = world.special_binaries(SLOWED);
-    let trio = Trio::start_with(&binaries, &world, "Oneiros", ", engine: {hangTimeoutSeconds: 600}").await;
+    let more = format!(", engine: {{hangTimeoutSeconds: {}}}", LATE.as_secs());
+    let trio = Trio::start_with(&binaries, &world, "Oneiros", &more).await;
     let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
     for stopped in [&WHOLE[..], &[Stopped::Sidecar], &[Stopped::Worker]] {
         frozen_in_its_turn(&trio, &alone, stopped).await;
@@ -82,7 +86,7 @@ async fn stopped_as_a_whole(trio: &mut Trio<'_>, alone: &[Vec<Answer>], when: Wh
     let (victim, state) = trio.one_that(&what, met).await;
     let whole = WHOLE.map(|one| process(&trio.tenants[victim], &state, one));
     whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
-    let bound = bound(&state);
+    let bound = Bound::start(&state, HANG_TIMEOUT);
     let took = until_steps(&bound, &what, &trio.others(victim)).await;
     eprintln!("{what}: neighbours went on after {took:?}");
     let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());

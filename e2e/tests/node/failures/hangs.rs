@@ -22,6 +22,9 @@ use crate::installed::processes::{Container, Stopped, container, lives};
 /// Until the kubelet has killed what answers no probe, six looks of 10 s that wait for 5 s each, and it is gone.
 const KUBELET_LIMIT: Duration = Duration::from_secs(150);
 
+/// The shortest that the CRD allows.
+const HANG_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// What is stopped of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
@@ -186,7 +189,7 @@ async fn dead(what: &str, processes: &[Pid]) {
 impl Rows<'_> {
     /// Other tests hold engines by stopping them, so the deadline is short in this one alone.
     pub async fn what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on(&self) {
-        self.spec_of_all(&json!({"engine": {"hangTimeoutSeconds": 2}})).await;
+        self.spec_of_all(&json!({"engine": {"hangTimeoutSeconds": HANG_TIMEOUT.as_secs()}})).await;
         let ledger = Ledger::of(self.product);
         for row in &ROWS {
             self.hangs(row, &ledger).await;
@@ -214,7 +217,7 @@ impl Rows<'_> {
         let mut loads = Loads::of(self, row.when, row.culprit);
         let (pinned, state) = row.when.meet(&views, row.culprit, &before, &mut loads).await;
         let targets = before.all(row.target);
-        let bound = Bound::start(Duration::from_nanos(state.figures.engine_tbt.p99_ns));
+        let bound = Bound::start(&state, HANG_TIMEOUT);
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
         if row.target == Target::Worker {
             // An engine that has nothing to do hangs unnoticed.
@@ -284,11 +287,11 @@ impl Rows<'_> {
         let before = Processes::of(self, culprit);
         let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
         let mut loads = Loads::of(self, When::Computing, culprit);
-        let (pinned, _) = When::Computing.meet(&views, culprit, &before, &mut loads).await;
+        let (pinned, state) = When::Computing.meet(&views, culprit, &before, &mut loads).await;
         let guard = ledger.guard().await;
         let targets = before.all(Target::Whole);
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
-        let since = Bound::start(Duration::ZERO).stopped_unix_ms();
+        let since = Bound::start(&state, HANG_TIMEOUT).stopped_unix_ms();
         loads.send_to(&[CHAT, CODE]);
         people.see_a_turn_that_is_held(CHAT, culprit, since).await;
         drop(guard);

@@ -18,6 +18,8 @@ use crate::installed::{Load, Product, TENANTS};
 
 /// Until a look at a state is repeated.
 const GLANCE: Duration = Duration::from_millis(2);
+/// By then a sidecar has seen all that its worker had finished before it was stopped: two looks.
+const SETTLED: Duration = Duration::from_millis(100);
 /// What each change of mappings takes longer in an engine that is slowed.
 const SLOWED: &str = "--inject=mmap:delay_exit=60000";
 
@@ -67,12 +69,13 @@ impl When {
     fn is_met(self, state: &State) -> bool {
         let Some(place) = &state.neighbourhood else { return false };
         let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
+        let does = |what| state.engine.work.as_ref().is_some_and(|work| work.during == what);
         match self {
-            When::Computing => holds && state.queue.running > 0,
+            When::Computing => holds && does("step"),
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
             When::Waiting => !holds && state.queue.running > 0,
-            When::Rebacking => state.engine.work.as_ref().is_some_and(|work| work.during == "re-backing"),
+            When::Rebacking => does("re-backing"),
             When::Waking => state.phase == Phase::Waking,
         }
     }
@@ -102,6 +105,7 @@ impl When {
                 return (!views.sees_as_holder(tenant).await).then_some((stopped, state));
             }
             let stopped = Stopped::stop(worker);
+            tokio::time::sleep(SETTLED).await;
             let state = views.state(tenant).await;
             self.is_met(&state).then_some((stopped, state))
         };
