@@ -139,7 +139,14 @@ impl Row {
         }
         if (self.until, self.when) == (Until::TheyGoOn, When::Computing) && self.target != Target::Supervisor
         {
-            assert!(overtaken(&now) > overtaken(before), "{what}: it lost the turn, and changed nothing");
+            assert!(
+                overtaken(&now) > overtaken(before),
+                "{what}: nobody took the turn from it: {:?}, {:?}; before: {:?}, {:?}",
+                now.neighbourhood,
+                now.engine.work,
+                before.neighbourhood,
+                before.engine.work
+            );
         }
     }
 }
@@ -219,6 +226,8 @@ impl Rows<'_> {
         let targets = before.all(row.target);
         let bound = Bound::start(&state, HANG_TIMEOUT);
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
+        let still = async || stopped.iter().all(Stopped::is_still).then_some(());
+        within(MINUTE, &format!("{what}: {targets:?} stand still"), still).await;
         if row.target == Target::Worker {
             // An engine that has nothing to do hangs unnoticed.
             loads.send_to(&[row.culprit]);
