@@ -40,7 +40,7 @@ impl Address {
 }
 
 /// One change of what backs an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reback {
     /// The chunk stops backing the address, which reads as a fault from then on.
     Unmap(Address, ChunkId),
@@ -50,7 +50,7 @@ pub enum Reback {
 }
 
 /// Changes that happen together, at a step boundary or while the engine is idle, in this order (DESIGN 4, rule b).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transaction {
     /// The changes.
     pub ops: Vec<Reback>,
@@ -59,7 +59,7 @@ pub struct Transaction {
 }
 
 /// Where a slab is copied to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FillTarget {
     /// Embeddings, head and final norm.
     Global,
@@ -80,7 +80,7 @@ impl FillTarget {
 }
 
 /// A copy of one slab from the host's master copy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fill {
     /// What is filled.
     pub target: FillTarget,
@@ -94,7 +94,7 @@ pub struct Fill {
 }
 
 /// One live block moves; the block tables hide it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockMove {
     /// The block read.
     pub from: BlockId,
@@ -107,7 +107,7 @@ pub struct BlockMove {
 }
 
 /// One layer-block changes between the device and the host tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockSwap {
     /// The block on the device.
     pub block: BlockId,
@@ -121,7 +121,7 @@ pub struct BlockSwap {
 
 /// KV of one layer that is not on the device comes into a buffer for one step (OrbitFlow, Pie): the block tables of that step
 /// name the buffer's blocks, which layers use in turn.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fetch {
     /// The layer.
     pub layer: LayerId,
@@ -139,7 +139,7 @@ pub struct Fetch {
 
 /// KV of one layer that a step writes into a buffer goes to the host tier behind the step (eLLM 4.4.2): the blocks of the
 /// buffer are another layer's afterwards.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Spill {
     /// The layer.
     pub layer: LayerId,
@@ -163,7 +163,7 @@ pub struct Earmark {
 }
 
 /// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// Create physical chunks (a backend refuses what its capacity does not hold).
     Create(Vec<ChunkId>),
@@ -245,7 +245,7 @@ impl Work {
 }
 
 /// An order, pending until its completion comes back.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Action {
     /// Names the completion.
     pub id: ActionId,

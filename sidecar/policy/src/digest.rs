@@ -1,5 +1,7 @@
 //! Fingerprints: equal histories have equal digests. Not cryptography.
 
+use core::hash::Hasher;
+
 /// A well-spread function of a word (the finaliser of SplitMix64).
 pub const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,5 +27,20 @@ impl Digest {
     /// The fingerprint so far.
     pub const fn value(self) -> u64 {
         self.0
+    }
+}
+
+/// Fingerprints of values that derive `Hash`: they depend on the order of fields and variants, and on no name.
+impl Hasher for Digest {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.word(u64::from_le_bytes(word));
+        }
     }
 }

@@ -12,7 +12,7 @@ pub const MOST_LAYERS: u16 = 64 * WORDS as u16;
 const WORDS: usize = 4;
 
 /// Some of the layers of a model.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LayerSet([u64; WORDS]);
 
 impl LayerSet {

@@ -1,7 +1,7 @@
 //! Tunables of the policy, each documented with its unit, default and source.
 
 /// Named policies (DESIGN 6). Each is the same remedies with some switched off.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyName {
     /// vLLM: prefix blocks are given up, then requests are preempted and recomputed.
     Recompute,
@@ -122,7 +122,7 @@ pub struct Slo {
 }
 
 /// What whoever places tenants on a GPU lets one have: what may change while it runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bounds {
     /// [`Params::share_chunks`].
     pub share_chunks: u32,

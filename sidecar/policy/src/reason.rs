@@ -3,7 +3,7 @@
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $label:literal),+ $(,)?) => {
         /// Why a decision was taken.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason { $($(#[$doc])* $name),+ }
 
         impl Reason {

@@ -5,7 +5,7 @@ use core::fmt;
 use crate::layer_set::MOST_LAYERS;
 
 /// Why [`crate::brain::Brain::new`] refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refused {
     /// A layer-block does not fit a chunk.
     BlockLargerThanChunk {

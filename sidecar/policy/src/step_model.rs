@@ -61,7 +61,7 @@ impl Times<'_> {
 }
 
 /// Which layers move, and over how many slots. The default, no moving layer, is the model with all layers resident.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// The m moving layers, ascending.
     pub moving: Vec<LayerId>,

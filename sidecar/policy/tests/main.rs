@@ -37,6 +37,7 @@ mod leaves {
     mod geometry;
     mod golden;
     mod holdings;
+    mod reason;
     mod remap;
     mod revert;
     mod step_model;

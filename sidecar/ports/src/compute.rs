@@ -6,7 +6,7 @@ use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RowId, StepId};
 use crate::sampling::{SharedSampling, TokenLogprobs};
 
 /// One sequence's part of a step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct SequenceStep {
     /// Row of the block table and token history.
     pub row: RowId,
@@ -19,7 +19,7 @@ pub struct SequenceStep {
 }
 
 /// What to sample.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct SampleOrder {
     /// How.
     pub sampling: SharedSampling,
@@ -28,7 +28,7 @@ pub struct SampleOrder {
 }
 
 /// A change of one row of the shared block table, applied before the step runs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum TableUpdate {
     /// The row begins a new sequence whose first tokens are already in the cache (prefix hit, or a replay).
     Reset {
@@ -49,7 +49,7 @@ pub enum TableUpdate {
 }
 
 /// A step: one forward pass over a batch.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Step {
     /// Which. Strictly increasing.
     pub id: StepId,

@@ -4,7 +4,7 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::trader::{Letter, News};
 
 /// What a tenant says about its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TurnCall {
     /// It has work: the turn, please.
     Want,

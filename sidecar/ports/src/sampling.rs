@@ -1,6 +1,7 @@
 //! How the next token is chosen. The engine is stateless: everything the choice depends on is here or in the token
 //! history that the sidecar supplies.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// Sampling of one sequence.
@@ -34,6 +35,28 @@ pub struct Sampling {
     pub logprobs: Option<u8>,
 }
 
+/// By the bits of floats.
+impl Hash for Sampling {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let floats = [
+            self.temperature,
+            self.top_p,
+            self.min_p,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.repetition_penalty,
+        ];
+        floats.map(f32::to_bits).hash(state);
+        bits(&self.logit_bias).hash(state);
+        (self.top_k, self.seed, &self.stop_tokens, self.min_tokens, self.ignore_stop, self.logprobs)
+            .hash(state);
+    }
+}
+
+fn bits(pairs: &[(u32, f32)]) -> Vec<(u32, u32)> {
+    pairs.iter().map(|(token, value)| (*token, value.to_bits())).collect()
+}
+
 impl Default for Sampling {
     fn default() -> Self {
         Sampling {
@@ -64,4 +87,11 @@ pub struct TokenLogprobs {
     pub chosen: f32,
     /// The most likely tokens, most likely first.
     pub top: Vec<(u32, f32)>,
+}
+
+/// By the bits of floats.
+impl Hash for TokenLogprobs {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.chosen.to_bits(), bits(&self.top)).hash(state);
+    }
 }

@@ -16,9 +16,11 @@ mod tempo;
 mod waits;
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
 use sluice_policy::action::Action;
 use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::digest::Digest;
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
 use sluice_policy::neighbours::next_use::NextUse;
@@ -288,6 +290,14 @@ impl Core {
         words
             .into_iter()
             .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// A fingerprint of the commands and notices that were not taken yet, in their order. It holds across changes of names and of
+    /// the state's own layout, so it says whether decisions are the same.
+    pub fn outputs_digest(&self) -> u64 {
+        let mut digest = Digest::new(0);
+        (&self.commands, &self.notices).hash(&mut digest);
+        digest.value()
     }
 
     /// Loaded, with an engine.

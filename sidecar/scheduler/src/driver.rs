@@ -131,7 +131,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         }
         self.core.handle(now, event);
         if let Some(journal) = &mut self.journal {
-            journal.digest(self.core.digest());
+            journal.outcome(&self.core);
         }
         self.carry_out(now);
     }

@@ -70,7 +70,7 @@ pub enum Sleep {
 }
 
 /// An order to a port.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Command {
     /// To memory.
     Memory(Action),
@@ -85,7 +85,7 @@ pub enum Command {
 }
 
 /// Why a request was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Hash)]
 pub enum Refusal {
     /// Longer than the model's context.
     #[error(
@@ -111,7 +111,7 @@ pub enum Refusal {
 }
 
 /// How a request ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Finish {
     /// A stop token, which is the last token reported.
     Stop,
@@ -127,7 +127,7 @@ pub enum Finish {
 }
 
 /// Why nobody can run a request. The text is for the client.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Hash)]
 pub enum Outage {
     /// The server ends.
     #[error("the server is shutting down")]
@@ -160,7 +160,7 @@ const fn not_woken(by_hand: &bool) -> &'static str {
 }
 
 /// What the outside learns.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Notice {
     /// Not taken.
     Refused {
@@ -227,7 +227,7 @@ pub enum Notice {
 }
 
 /// Figures of one step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StepNotice {
     /// From submission to the answer.
     pub elapsed_ns: u64,

@@ -1,17 +1,19 @@
 //! The event queue, written down.
 //!
-//! A journal is text: a header that holds all of the configuration, then a line for each event with its time and the
-//! digest of the state after it. Replay injects the events into a fresh core with no ports at all and compares digests,
-//! so an hour on a real GPU becomes a test for ever.
+//! A journal is text: a header that holds all of the configuration, then a line for each event with its time, the digest of
+//! the state after it and the digest of the commands and notices that it led to. Replay injects the events into a fresh
+//! core with no ports at all and compares digests, so an hour on a real GPU becomes a test for ever.
 //!
 //! ```text
-//! sluice-journal 14
+//! sluice-journal 15
 //! config <words>
 //! params <words>
 //! geometry <words>
 //! start <time ns>
-//! <time ns> <event> <words> = <digest>
+//! <time ns> <event> <words> = <digest of the state> <digest of the outputs>
 //! ```
+//! Version 14 has no digests of outputs.
+//!
 //! Only the last line may be cut short, where the recording ended: an event without its digest is the one that brought
 //! the core down, or the process ended before it was handled.
 //!
@@ -25,6 +27,7 @@ mod words;
 use std::io::{BufRead, Write};
 
 use sluice_policy::brain::Brain;
+use sluice_policy::digest::Digest;
 use sluice_policy::ids::Nanos;
 use sluice_policy::params::Params;
 
@@ -34,7 +37,9 @@ use crate::event::Event;
 use words::Reader;
 
 /// First line of every journal.
-const MAGIC: &str = "sluice-journal 14";
+const MAGIC: &str = "sluice-journal 15";
+/// First line of journals without digests of outputs.
+const MAGIC_14: &str = "sluice-journal 14";
 
 /// Everything that may be set about a tenant's scheduler and policy, as a journal's header holds it: whatever a replay has to
 /// know, and no size of a model.
@@ -84,6 +89,18 @@ pub enum JournalError {
         /// Then.
         expected: u64,
     },
+    /// The same events lead to the same state, and to other commands or notices.
+    #[error(
+        "line {line}: the digest of this event's commands and notices is {found:016x}, the journal says {expected:016x}"
+    )]
+    OtherOutputs {
+        /// Line, from 1.
+        line: usize,
+        /// Now.
+        found: u64,
+        /// Then.
+        expected: u64,
+    },
     /// The recording ended in this event, which brings the core down now as well.
     #[error("line {line}: the recording ends here: this event brings the core down: {problem}")]
     CameDown {
@@ -99,8 +116,10 @@ pub enum JournalError {
 pub struct Report {
     /// Events replayed.
     pub events: u64,
-    /// Digest after the last one.
+    /// Digest of the state after the last one.
     pub digest: u64,
+    /// Digest of all commands and notices: equal where all decisions are.
+    pub outputs: u64,
     /// How the journal ends.
     pub ending: Ending,
 }
@@ -157,9 +176,9 @@ impl Recorder {
         self.write(format_args!("{} {name} {words} = ", now.0));
     }
 
-    /// The state after it.
-    pub(crate) fn digest(&mut self, digest: u64) {
-        self.line(format_args!("{digest}"));
+    /// The state after it, and what it led to. Commands and notices were not taken yet.
+    pub(crate) fn outcome(&mut self, core: &Core) {
+        self.line(format_args!("{} {}", core.digest(), core.outputs_digest()));
     }
 
     fn line(&mut self, line: core::fmt::Arguments<'_>) {
@@ -180,6 +199,13 @@ impl Drop for Recorder {
     }
 }
 
+/// What an event led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Digests {
+    state: u64,
+    outputs: u64,
+}
+
 /// Runs a journal again and compares every digest. A last line that was cut short is replayed as far as it goes.
 ///
 /// # Errors
@@ -194,12 +220,13 @@ pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
 /// # Errors
 /// As [`replay`].
 pub fn replay_with(input: impl BufRead, mut look: impl FnMut(Nanos, &Core)) -> Result<Report, JournalError> {
-    let mut lines = Lines { input, line: 0, open_end: false };
+    let mut lines = Lines { input, line: 0, open_end: false, outputs: true };
     let (mut core, start) = header(&mut lines)?;
     core.start(start);
     core.take_commands();
     look(start, &core);
-    let mut report = Report { events: 0, digest: core.digest(), ending: Ending::Whole };
+    let mut report = Report { events: 0, digest: core.digest(), outputs: 0, ending: Ending::Whole };
+    let mut outputs = Digest::new(0);
     let mut clock = start;
     while let Some(text) = lines.next()? {
         let line = lines.line;
@@ -215,26 +242,29 @@ pub fn replay_with(input: impl BufRead, mut look: impl FnMut(Nanos, &Core)) -> R
             return Err(JournalError::Impossible { line, problem });
         }
         clock = now;
-        report.digest = match digest {
+        let found = match digest {
             "" if lines.open_end => may_come_down(line, || handle(&mut core, now, event))?,
             _ => handle(&mut core, now, event),
         };
         look(now, &core);
+        outputs.word(found.outputs);
         report.events += 1;
-        report.ending = lines.compare(report.digest, digest)?;
+        (report.digest, report.outputs) = (found.state, outputs.value());
+        report.ending = lines.compare(found, digest)?;
     }
     Ok(report)
 }
 
-fn handle(core: &mut Core, now: Nanos, event: Event) -> u64 {
+fn handle(core: &mut Core, now: Nanos, event: Event) -> Digests {
     core.handle(now, event);
+    let digests = Digests { state: core.digest(), outputs: core.outputs_digest() };
     core.take_commands();
     core.take_notices();
-    core.digest()
+    digests
 }
 
 /// Runs the event that a recording ended in: its panic is what the replay is for, so it is told with its line.
-fn may_come_down(line: usize, run: impl FnOnce() -> u64) -> Result<u64, JournalError> {
+fn may_come_down<T>(line: usize, run: impl FnOnce() -> T) -> Result<T, JournalError> {
     // Nobody looks at the core after a panic.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -250,7 +280,8 @@ fn objection(core: &Core, clock: Nanos, now: Nanos, event: &Event) -> Option<Str
 
 fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Core, Nanos), JournalError> {
     let magic = lines.next()?.unwrap_or_default();
-    if magic != MAGIC {
+    lines.outputs = magic != MAGIC_14;
+    if lines.outputs && magic != MAGIC {
         return lines.locate(Err(format!("expected `{MAGIC}`, found `{magic}`")));
     }
     let config: Config = lines.section("config", setup::config)?;
@@ -277,6 +308,8 @@ struct Lines<R> {
     line: usize,
     /// The line that was read last has no end: the recording was cut there, or an editor left it so.
     open_end: bool,
+    /// Lines have digests of outputs.
+    outputs: bool,
 }
 
 impl<R: BufRead> Lines<R> {
@@ -290,17 +323,24 @@ impl<R: BufRead> Lines<R> {
         Ok((read > 0).then_some(text))
     }
 
-    /// Whether the line's digest is that of the state now. A line without an end may hold its beginning only.
-    fn compare(&self, found: u64, text: &str) -> Result<Ending, JournalError> {
+    /// Whether the line's digests are those of now. A line without an end may hold their beginning only.
+    fn compare(&self, now: Digests, text: &str) -> Result<Ending, JournalError> {
         let line = self.line;
-        if self.open_end && text.len() < found.to_string().len() && found.to_string().starts_with(text) {
+        let words = match self.outputs {
+            true => format!("{} {}", now.state, now.outputs),
+            false => now.state.to_string(),
+        };
+        if words == text {
+            return Ok(Ending::Whole);
+        }
+        if self.open_end && words.starts_with(text) {
             return Ok(Ending::NoDigest { line });
         }
-        let expected = self.locate(text.parse().map_err(|_| format!("`{text}` is no digest")))?;
-        if found == expected {
-            Ok(Ending::Whole)
-        } else {
-            Err(JournalError::Diverged { line, found, expected })
+        let (state, outputs) = text.split_once(' ').unwrap_or((text, ""));
+        let digest = |text: &str| self.locate(text.parse().map_err(|_| format!("`{text}` is no digest")));
+        match (digest(state)?, now.state) {
+            (expected, found) if expected != found => Err(JournalError::Diverged { line, found, expected }),
+            _ => Err(JournalError::OtherOutputs { line, found: now.outputs, expected: digest(outputs)? }),
         }
     }
 

@@ -76,6 +76,8 @@ pub struct Tally {
     pub write_backs: u64,
     /// Events whose journal was replayed.
     pub replayed: u64,
+    /// Digest of the commands and notices of all journals that were recorded: equal where every decision is the same.
+    pub decisions: u64,
 }
 
 impl Tally {
@@ -99,6 +101,7 @@ impl Tally {
             fetches: self.fetches + other.fetches,
             write_backs: self.write_backs + other.write_backs,
             replayed: self.replayed + other.replayed,
+            decisions: self.decisions.wrapping_add(other.decisions),
         }
     }
 }
@@ -108,9 +111,21 @@ impl Tally {
 /// # Errors
 /// The first requirement that did not hold, a broken invariant of the production code included.
 pub fn run(seed: u64, plant: Option<Plant>) -> Result<Tally, Broken> {
+    run_with(seed, plant, false)
+}
+
+/// The same, with journals of all tenants, so that [`Tally::decisions`] is of all of them.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_recorded(seed: u64, plant: Option<Plant>) -> Result<Tally, Broken> {
+    run_with(seed, plant, true)
+}
+
+fn run_with(seed: u64, plant: Option<Plant>, recorded: bool) -> Result<Tally, Broken> {
     let at = Rc::new(Cell::new(Nanos(0)));
     let done = catch_unwind(AssertUnwindSafe(|| {
-        let mut soak = Soak::new(seed, plant, at.clone())?;
+        let mut soak = Soak::new(seed, plant, recorded, at.clone())?;
         soak.run().map(|()| soak.tally)
     }));
     let told = match done {
@@ -144,12 +159,13 @@ struct Soak {
 }
 
 impl Soak {
-    fn new(seed: u64, plant: Option<Plant>, at: Rc<Cell<Nanos>>) -> Result<Soak, String> {
+    fn new(seed: u64, plant: Option<Plant>, recorded: bool, at: Rc<Cell<Nanos>>) -> Result<Soak, String> {
         let mut rng = Rng::new(seed);
         let mut options = Options::draw(&mut rng);
         options.add_deals(seed);
         options.add_objectives(seed);
         options.add_crowds(seed);
+        options.recorded |= recorded;
         let loads = options.loads(&mut rng);
         let gpu = options.gpu(rng.word()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;
         let tally = Tally { seeds: 1, ..Tally::default() };
@@ -182,7 +198,7 @@ impl Soak {
         (tally.inflations, tally.plans) = (counted(Reason::Inflate), counted(Reason::Plan));
         (tally.pauses, tally.joins) = (counted(Reason::Pause), counted(Reason::Join));
         (tally.fetches, tally.write_backs) = (counted(Reason::Fetch), counted(Reason::WriteBack));
-        self.tally.replayed = check::journals(&self.gpu)?;
+        (self.tally.replayed, self.tally.decisions) = check::journals(&self.gpu)?;
         for seat in &self.gpu.seats {
             self.tally.remapped_layers += seat.tally.remapped_layers;
             self.tally.preemptions += seat.tally.preemptions;

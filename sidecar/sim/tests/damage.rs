@@ -14,24 +14,16 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("changed", "attached: activation"),
     ("changed", "attached: pid"),
     // Measures that a decision rests on show in the next one; others are only told.
-    ("changed", "done: KV stall"),
     ("changed", "done: layer time"),
-    ("changed", "done: stall"),
-    ("changed", "done: total time"),
     ("changed", "memory: bytes"),
     ("changed", "memory: duration"),
-    // Tokens count when they are looked up or end a request; what else a request says of sampling is the engine's.
-    ("changed", "done: token"),
-    ("changed", "submit: prompt"),
-    ("changed", "submit: sampling"),
     // Nobody else was waiting.
     ("changed", "submit: priority"),
     // Without an objective nothing is in store.
     ("changed", "submit: pace"),
     ("changed", "time"),
-    // A second answer is ignored.
+    // A second engine is ignored.
     ("doubled", "attached"),
-    ("doubled", "done"),
     // The gap of a plan is told, and decides nothing.
     ("changed", "plan: bound"),
     // A plan that is not wanted any more is dropped.
@@ -74,17 +66,14 @@ const NEIGHBOURS_WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("changed", "sought: a word"),
     ("doubled", "sought"),
     ("removed", "sought"),
-    // Letters and turns are heard once; what is known already changes nothing.
-    ("doubled", "letter"),
-    ("doubled", "survey"),
+    // What is known already changes nothing.
     ("doubled", "terms"),
-    ("doubled", "turn"),
 ];
 
 /// Events that neighbours make.
 const NEIGHBOURS: [&str; 5] = ["turn", "sought", "survey", "terms", "letter"];
 
-/// A line in pieces: time, name, the event's words, `=`, digest.
+/// A line in pieces: time, name, the event's words, `=`, digests of the state and of the outputs.
 fn words(line: &str) -> Vec<&str> {
     line.split(' ').collect()
 }
@@ -95,7 +84,7 @@ fn role(line: &str, at: usize) -> String {
     match at {
         0 => return "time".into(),
         1 => return "name".into(),
-        _ if at + 2 >= all.len() => return ["=", "digest"][at + 2 - all.len()].into(),
+        _ if at + 3 >= all.len() => return ["=", "state", "outputs"][at + 3 - all.len()].into(),
         _ => {}
     }
     let (name, at) = (all[1], at - 2);
@@ -178,6 +167,7 @@ fn named(result: Result<Report, JournalError>) -> Option<usize> {
         Err(
             JournalError::Impossible { line, .. }
             | JournalError::Diverged { line, .. }
+            | JournalError::OtherOutputs { line, .. }
             | JournalError::Malformed { line, .. },
         ) => Some(line),
         Ok(_) => None,

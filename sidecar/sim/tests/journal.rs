@@ -13,8 +13,10 @@ use sluice_sim::world::Setup;
 use crate::support::{LIMIT, load, setup, with_tier};
 
 /// Journals that once were recorded and must replay for ever.
-const KEPT: &[(&str, &str)] =
-    &[("oneiros-short-memory", include_str!("journals/oneiros-short-memory.journal"))];
+const KEPT: &[(&str, &str)] = &[
+    ("oneiros-short-memory", include_str!("journals/oneiros-short-memory.journal")),
+    ("oneiros-short-memory-14", include_str!("journals/oneiros-short-memory-14.journal")),
+];
 
 /// Lines before the first event.
 pub const HEADER_LINES: usize = 5;

@@ -6,6 +6,7 @@ mod conformance;
 mod damage;
 mod deadlines;
 mod deaths;
+mod decisions;
 mod engineless;
 mod experiments;
 mod faults;

@@ -4,6 +4,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::OnceCell;
+use core::hash::{Hash, Hasher};
 use core::ops::Deref;
 
 use super::BlockSwap;
@@ -102,6 +103,12 @@ impl PartialEq for FetchBlocks {
 }
 
 impl Eq for FetchBlocks {}
+
+impl Hash for FetchBlocks {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
 
 impl<'a> IntoIterator for &'a FetchBlocks {
     type Item = &'a BlockSwap;

@@ -3,7 +3,7 @@
 use crate::reason::Reason;
 
 /// Why a neighbour lends nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// It is active: its priority is above the asker's, it needs what it has itself, or nothing but its layers could go.
     Active,

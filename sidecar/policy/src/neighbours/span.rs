@@ -3,7 +3,7 @@
 use crate::ids::Nanos;
 
 /// What was waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Awaited {
     /// Its turn: from the wish to having it.
     Turn,
@@ -17,7 +17,7 @@ pub enum Awaited {
 }
 
 /// One wait that has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// For what.
     pub awaited: Awaited,

@@ -7,7 +7,7 @@ const SECOND_NS: u128 = 1_000_000_000;
 const WHOLE: u64 = 1000;
 
 /// What the link does. With setup and quantum zero and no coupling it is OrbitFlow's fluid model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
     /// Host to device, bytes per second. At least 1.
     pub in_bytes_per_s: u64,

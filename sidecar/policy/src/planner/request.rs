@@ -10,7 +10,7 @@ use super::search::gap_permille;
 use super::{batch, shared};
 
 /// A request that runs or waits, as the planner sees it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Standing {
     /// Columns that may leave the device, as many as there will be when the plan's window is over.
     pub full: u32,
@@ -27,7 +27,7 @@ pub struct Standing {
 }
 
 /// What is to be planned: who runs, and where their KV lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanRequest {
     /// Names the answer; rises from 1.
     pub id: u64,

@@ -108,7 +108,7 @@ pub enum News {
 }
 
 /// What goes out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Letter {
     /// Read the neighbours' live state.
     Survey,

@@ -85,6 +85,19 @@ fn another_digest_at_a_cut_end_is_still_a_divergence() {
 }
 
 #[test]
+fn other_outputs_in_the_same_state_are_named() {
+    let (text, _) = start();
+    let (body, outputs) = text.rsplit_once(' ').unwrap();
+    let other = outputs.parse::<u64>().unwrap() ^ 1;
+    match replay(format!("{body} {other}\n").as_bytes()) {
+        Err(JournalError::OtherOutputs { line, found, expected }) => {
+            assert_eq!((line, found, expected), (LINES, other ^ 1, other));
+        }
+        found => panic!("{found:?}"),
+    }
+}
+
+#[test]
 fn an_event_that_brings_the_core_down_is_named_with_the_broken_invariant() {
     let line = 12;
     match may_come_down(line, || panic!("block {} has two owners", 3)) {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use sluice_policy::action::Address;
 use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::digest::Digest;
 use sluice_policy::ids::{ChunkId, Nanos, RequestId};
 use sluice_policy::ledger::Owner;
 use sluice_policy::params::{Params, PolicyName};
@@ -241,16 +242,17 @@ fn alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<World,
     if world.run_until_idle(ALONE) { Ok(world) } else { Err("alone it does not end".to_owned()) }
 }
 
-/// Journals lead where they led when they were recorded. How many events they have.
-pub(super) fn journals(gpu: &Gpu) -> Result<u64, String> {
-    let mut events = 0;
+/// Journals lead where they led when they were recorded. How many events they have, and a digest of all commands and notices.
+pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
+    let (mut events, mut decisions) = (0, Digest::new(0));
     for life in lives(gpu) {
         let Some(text) = life.recorded() else { continue };
         let report =
             journal::replay(text.as_slice()).map_err(|error| format!("{:?}'s journal: {error}", life.me))?;
         events += report.events;
+        decisions.word(report.outputs);
     }
-    Ok(events)
+    Ok((events, decisions.value()))
 }
 
 /// For people who look for a defect.

@@ -190,6 +190,9 @@ pub struct SoakArgs {
     /// kept-mapping, lost-earmark.
     #[arg(long, value_name = "BUG")]
     pub plant: Option<String>,
+    /// Record every tenant and print a digest of all commands and notices: two builds that decide the same print the same.
+    #[arg(long)]
+    pub decisions: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -18,7 +18,11 @@ pub fn replay(args: &ReplayArgs) -> Result<bool> {
             say(&(agree + &ending(report.ending)))?;
             Ok(true)
         }
-        Err(error @ (JournalError::Diverged { .. } | JournalError::CameDown { .. })) => {
+        Err(
+            error @ (JournalError::Diverged { .. }
+            | JournalError::OtherOutputs { .. }
+            | JournalError::CameDown { .. }),
+        ) => {
             say(&format!("{name}: {error}"))?;
             if let Some(line) = line_of(&error) {
                 say(&format!("first difference: {}", told(args, line)?))?;
@@ -41,7 +45,9 @@ fn ending(ending: Ending) -> String {
 
 fn line_of(error: &JournalError) -> Option<usize> {
     match error {
-        JournalError::Diverged { line, .. } | JournalError::CameDown { line, .. } => Some(*line),
+        JournalError::Diverged { line, .. }
+        | JournalError::OtherOutputs { line, .. }
+        | JournalError::CameDown { line, .. } => Some(*line),
         _ => None,
     }
 }

@@ -19,7 +19,8 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
         .checked_add(args.seeds)
         .ok_or_else(|| anyhow!("--from and --seeds go beyond the last seed"))?;
     for seed in args.from..end {
-        match soak::run(seed, plant) {
+        let run = if args.decisions { soak::run_recorded } else { soak::run };
+        match run(seed, plant) {
             Ok(one) => tally = tally.plus(one),
             Err(broken) => {
                 progress.end();
@@ -31,6 +32,9 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
     }
     progress.end();
     say(&text(&tally, begin.elapsed().as_secs_f64()))?;
+    if args.decisions {
+        say(&format!("decisions {:016x}", tally.decisions))?;
+    }
     Ok(true)
 }
 

@@ -1,0 +1,56 @@
+//! Reasons are named by their place in journals of the state's digest and in counters: a new one goes to the end.
+
+use sluice_policy::reason::Reason;
+
+const PLACES: [&str; 44] = [
+    "load",
+    "free_chunks",
+    "prefix_evicted",
+    "inflate",
+    "unmap_later",
+    "deflate",
+    "remap_own",
+    "remap_stalls",
+    "revert",
+    "forced",
+    "stream",
+    "compact",
+    "declined_stall",
+    "declined_unmeasured",
+    "declined_cap",
+    "lend",
+    "borrow",
+    "repay",
+    "cede",
+    "wake",
+    "hibernate",
+    "swap_out",
+    "swap_in",
+    "write_back",
+    "fetch",
+    "place",
+    "plan",
+    "no_plan",
+    "join",
+    "pause",
+    "swap_lost",
+    "whole_prompt",
+    "neighbours_short",
+    "ask_refused",
+    "refused_active",
+    "refused_min_residence",
+    "refused_at_cap",
+    "refused_at_floor",
+    "refused_nothing",
+    "refused_busy",
+    "refused_not_traded",
+    "preempt",
+    "rebuild",
+    "backend_failed",
+];
+
+#[test]
+fn reasons_keep_their_places() {
+    assert_eq!(Reason::ALL.iter().map(|reason| reason.label()).collect::<Vec<_>>(), PLACES);
+    assert!(Reason::ALL.iter().enumerate().all(|(place, reason)| *reason as usize == place));
+}
