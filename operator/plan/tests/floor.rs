@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use sluice_plan::demand::{Terms, demand};
 use sluice_plan::geometry::Geometry;
-use sluice_policy::brain::Brain;
 use sluice_policy::geometry::{ActivationCost, Geometry as Inside, StepShape};
+use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::{Params, PolicyName};
 use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
@@ -106,8 +106,8 @@ fn declared(case: &Case) -> Option<u64> {
         activation: COST,
         staging_chunks: 0,
     };
-    let brain = Brain::new(params, geometry).ok()?;
-    Some(u64::from(brain.floor_chunks()) * case.chunk)
+    let manager = MemoryManager::new(params, geometry).ok()?;
+    Some(u64::from(manager.floor_chunks()) * case.chunk)
 }
 
 proptest! {

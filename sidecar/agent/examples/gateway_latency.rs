@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use sluice_agent::service::Update;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 
 use self::engine::{Moment, Sent};
 use self::host::{Server, Updates};

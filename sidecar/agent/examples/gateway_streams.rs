@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sluice_agent::service::Update;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 
 use self::host::{Server, Updates};
 use self::reader::Reader;

@@ -28,7 +28,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::json;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::LimitsConfig;
 
 use self::answer::Kind;

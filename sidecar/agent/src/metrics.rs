@@ -23,7 +23,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_memory::KvCopied;
-use sluice_policy::neighbours::span::{Awaited, Span};
+use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_scheduler::event::StepNotice;
 use sluice_wire::State;
 use sluice_wire::config::SloConfig;
@@ -214,7 +214,7 @@ impl Metrics {
     }
 
     /// Something of neighbours was waited for.
-    pub fn waited(&self, span: &Span) {
+    pub fn waited(&self, span: &WaitSpan) {
         let time = Duration::from_nanos(span.ns());
         self.own.waits[span.awaited].record(time, 1);
         self.recent().waits[span.awaited].record(Instant::now(), time, 1);
@@ -227,7 +227,7 @@ impl Metrics {
     }
 
     /// How long such waits took, since the start.
-    pub fn waits_for(&self, awaited: Awaited) -> Percentiles {
+    pub fn waits_for(&self, awaited: WaitKind) -> Percentiles {
         self.recent().waits[awaited].percentiles(Instant::now())
     }
 

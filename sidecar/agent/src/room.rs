@@ -117,10 +117,10 @@ impl Room {
             self.keep_turn();
             self.count_overtaken();
             self.announce();
-            self.bed.answer(self.driver.core().brain().rest());
+            self.bed.answer(self.driver.core().manager().sleep_state());
             self.give_up_streams();
             self.update_status();
-            if let Some(failure) = self.driver.core().brain().failed() {
+            if let Some(failure) = self.driver.core().manager().failed() {
                 let why = failure.to_string();
                 self.end_streams(&Outage::Device(why.clone()));
                 self.stop();
@@ -172,7 +172,7 @@ impl Room {
         match news {
             // The ledger was laid out for what the first engine said that activations cost.
             News::Attached(link)
-                if link.hello.activation != self.driver.core().brain().geometry().activation =>
+                if link.hello.activation != self.driver.core().manager().geometry().activation =>
             {
                 tracing::error!(build = link.build, "an engine with other activation costs was refused");
                 link.sender.shutdown();
@@ -275,7 +275,7 @@ impl Room {
         self.diary.idle_after(self.bed.idle_after());
         self.metrics.kv_copied(self.driver.memory().kv_copied());
         let core = self.driver.core();
-        self.metrics.prompts_out(core.counters().prompts_out, core.brain().prompt_buffer_bytes());
+        self.metrics.prompts_out(core.counters().prompts_out, core.manager().prompt_buffer_bytes());
         self.diary.observe(self.driver.core(), &self.metrics);
     }
 
@@ -305,7 +305,7 @@ impl Room {
         if self.bed.tired(self.driver.core()) {
             self.driver.push(Event::Sleep(Sleep::Idle));
         }
-        let rest = self.driver.core().brain().rest();
+        let rest = self.driver.core().manager().sleep_state();
         let late = self.bed.held_too_long(rest, self.streams.keys().copied(), self.hold);
         if late.is_empty() {
             return;
@@ -317,13 +317,13 @@ impl Room {
 
     /// Policy, share and cap of the directive are in force, as far as neighbours leave room.
     fn follow_directive(&mut self) {
-        let events = self.deal.follow(self.driver.core().brain(), Instant::now());
+        let events = self.deal.follow(self.driver.core().manager(), Instant::now());
         events.into_iter().for_each(|event| self.driver.push(event));
     }
 
     /// How long the share can be left alone.
     fn deal_rests(&self) -> Duration {
-        self.deal.rests(self.driver.core().brain(), Instant::now())
+        self.deal.rests(self.driver.core().manager(), Instant::now())
     }
 
     fn end_streams(&mut self, outage: &Outage) {
@@ -340,10 +340,10 @@ impl Room {
 
     fn update_status(&self) {
         let snapshot = self.driver.core().snapshot();
-        let status = match (snapshot.serving, self.driver.core().brain().loaded()) {
+        let status = match (snapshot.serving, self.driver.core().manager().is_loaded()) {
             (true, _) => Status::Serving,
             (false, true) => Status::EngineLost,
-            (false, false) => match self.driver.core().brain().failed() {
+            (false, false) => match self.driver.core().manager().failed() {
                 Some(failure) => Status::Failed(failure.to_string()),
                 None => Status::Loading,
             },
@@ -381,10 +381,10 @@ impl Room {
 
     /// The backend backs every address exactly as the ledger says. While a transaction is pending it may be one ahead.
     fn audit(&mut self) {
-        if self.driver.core().brain().blocked() {
+        if self.driver.core().manager().is_blocked() {
             return;
         }
-        let expected: Vec<_> = self.driver.core().brain().addresses().collect();
+        let expected: Vec<_> = self.driver.core().manager().addresses().collect();
         let audited = self.driver.memory().audit(expected.into_iter());
         audited.expect("the backend's table equals the ledger's");
         self.driver.core().check();

@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, channel};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use sluice_policy::action::{Action, Address, Reback, Work};
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, ChunkId, Nanos};
@@ -278,7 +278,7 @@ impl Memory for HostMemory {
         self.now = now;
         match action.work {
             work @ (Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_)) => {
-                self.order_copy(action.id, Rank::new(action.id, action.due, now), work)
+                self.order_copy(action.id, CopyPriority::new(action.id, action.due, now), work)
             }
             Work::DropFills => self.drop_fills(action.id),
             _ => self.serial.push(action),

@@ -47,8 +47,8 @@ pub use line::PASSED_OVER;
 pub use locks::PATIENCE as GUARD_PATIENCE;
 pub use seat::Seat;
 pub use share::Wish;
-pub use sluice_policy::neighbours::Peer;
-pub use sluice_policy::neighbours::turn::TurnOrder;
+pub use sluice_policy::peers::Peer;
+pub use sluice_policy::peers::time_slice::TurnOrder;
 pub use transfer::Cleared;
 pub use turn::{Epoch, FIRST_DEADLINE, OVERDUE_GRACE, TurnLine};
 

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustix::io::Errno;
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, HostBlockId};
 
@@ -124,7 +124,7 @@ impl Tier {
 
     /// Copies blocks to the host that were promised to this order. They lose what they carried before the first byte and
     /// carry their generations after the last one of all.
-    pub(crate) fn copy_out(&self, pool: &Pool, rank: Rank, copies: &[TierCopy]) -> Outcome {
+    pub(crate) fn copy_out(&self, pool: &Pool, rank: CopyPriority, copies: &[TierCopy]) -> Outcome {
         let may = self.empty(copies);
         let outcome = match may {
             true => self.carry((&self.links.to_host, rank), copies, |copy, piece| {
@@ -159,7 +159,7 @@ impl Tier {
     }
 
     /// Copies blocks to the device. Refused when one does not carry its generation at this moment.
-    pub(crate) fn copy_in(&self, pool: &Pool, rank: Rank, copies: &[TierCopy]) -> Outcome {
+    pub(crate) fn copy_in(&self, pool: &Pool, rank: CopyPriority, copies: &[TierCopy]) -> Outcome {
         if !self.enter(copies) {
             return Outcome::Failed(Failure::Refused);
         }
@@ -200,7 +200,7 @@ impl Tier {
     /// One transfer over the link, block after block.
     fn carry(
         &self,
-        (link, rank): (&Link, Rank),
+        (link, rank): (&Link, CopyPriority),
         copies: &[TierCopy],
         copy: impl Fn(&TierCopy, Range<usize>) -> Result<(), PoolError>,
     ) -> Outcome {

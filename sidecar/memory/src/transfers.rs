@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::Outcome;
 use sluice_policy::ids::{ActionId, Generation, LayerId};
 
@@ -108,7 +108,7 @@ struct State {
 struct Job {
     number: u64,
     id: ActionId,
-    rank: Rank,
+    rank: CopyPriority,
     order: Order,
     /// Earlier jobs that change the same.
     needs: Vec<u64>,
@@ -151,7 +151,7 @@ impl Transfers {
     }
 
     /// Queues an order. What it names stays where it is until it has ended.
-    pub(crate) fn submit(&mut self, id: ActionId, rank: Rank, order: Order) {
+    pub(crate) fn submit(&mut self, id: ActionId, rank: CopyPriority, order: Order) {
         let key = order.key(self.shared.threads);
         let mut state = self.shared.lock();
         let known = state.lanes.contains_key(&key);
@@ -204,7 +204,7 @@ impl Shared {
 }
 
 impl State {
-    fn job(&mut self, id: ActionId, rank: Rank, order: Order) -> Job {
+    fn job(&mut self, id: ActionId, rank: CopyPriority, order: Order) -> Job {
         self.jobs += 1;
         let number = self.jobs;
         let mut needs = Vec::new();

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sluice_memory::{Faults, Quota, QuotaError};
 use sluice_policy::action::{Earmark, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
 
 use super::world::{World, chunks, geometry};
 

@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use sluice_policy::action::{Action, Work};
-use sluice_policy::brain::{Brain, Prepared, StepNeed, StepTimes};
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
 use sluice_policy::params::{Params, PolicyName};
 
 const LIMIT_NS: u64 = 20_000;
@@ -48,7 +48,7 @@ impl Sequence {
 
 /// Sequences, and what took how long.
 struct Bench {
-    brain: Brain,
+    manager: MemoryManager,
     sequences: Vec<Sequence>,
     begun: u64,
     out: Vec<Action>,
@@ -57,7 +57,7 @@ struct Bench {
     plans: Vec<u64>,
 }
 
-fn brain(policy: PolicyName, sequences: u32) -> Brain {
+fn manager(policy: PolicyName, sequences: u32) -> MemoryManager {
     let kv_bytes = u64::from(sequences * COLUMNS[1]) * LAYERS as u64 * BLOCK_BYTES;
     let geometry = Geometry {
         chunk_bytes: 2 << 20,
@@ -81,7 +81,7 @@ fn brain(policy: PolicyName, sequences: u32) -> Brain {
         link_bytes_per_second: 400_000_000_000,
         ..Params::default()
     };
-    Brain::new(params, geometry).expect("a tenant that fits")
+    MemoryManager::new(params, geometry).expect("a tenant that fits")
 }
 
 impl Bench {
@@ -97,14 +97,14 @@ impl Bench {
             total_ns: 20_000_000,
         };
         let mut bench = Bench {
-            brain: brain(policy, sequences),
+            manager: manager(policy, sequences),
             sequences: Vec::new(),
             begun: 0,
             out: Vec::new(),
             times,
             plans: Vec::new(),
         };
-        bench.brain.start(NOW, &mut bench.out);
+        bench.manager.start(NOW, &mut bench.out);
         bench.settle();
         bench.sequences = (0..sequences).map(|_| Sequence { id: RequestId(0), length: 0 }).collect();
         (0..sequences as usize).for_each(|at| bench.begin(at));
@@ -113,10 +113,10 @@ impl Bench {
 
     /// A new sequence in this place.
     fn begin(&mut self, at: usize) {
-        self.brain.close(self.sequences[at].id);
+        self.manager.close(self.sequences[at].id);
         self.begun += 1;
         let id = RequestId(self.begun);
-        self.brain.open(id, id.0, &[1]);
+        self.manager.open(id, id.0, &[1]);
         self.sequences[at] = Sequence { id, length: 0 };
     }
 
@@ -130,14 +130,14 @@ impl Bench {
                     work => work.swaps().len() as u64 * BLOCK_BYTES,
                 };
                 let outcome = Outcome::Done { bytes, duration_ns: (bytes / 400).max(1) };
-                self.brain.complete(NOW, &Completion { id: action.id, outcome }, &mut self.out);
+                self.manager.complete(NOW, &Completion { id: action.id, outcome }, &mut self.out);
             }
         }
-        if let Some(request) = self.brain.take_plan_request() {
+        if let Some(request) = self.manager.take_plan_request() {
             let start = Instant::now();
             let answer = request.solve();
             self.plans.push(start.elapsed().as_nanos() as u64);
-            self.brain.planned(answer);
+            self.manager.planned(answer);
         }
     }
 
@@ -145,14 +145,14 @@ impl Bench {
     fn step(&mut self) -> Duration {
         for _ in 0..100_000 {
             let start = Instant::now();
-            self.brain.boundary(NOW, &mut self.out);
-            let prepared = match self.brain.blocked() {
+            self.manager.boundary(NOW, &mut self.out);
+            let prepared = match self.manager.is_blocked() {
                 true => Prepared::Wait,
-                false => self.brain.prepare(NOW, &self.need(), &mut self.out),
+                false => self.manager.prepare(NOW, &self.need(), &mut self.out),
             };
             if prepared == Prepared::Ready {
-                let lease = self.brain.begin(NOW, &mut self.out);
-                std::hint::black_box((&lease, self.brain.take_table_changes()));
+                let lease = self.manager.begin(NOW, &mut self.out);
+                std::hint::black_box((&lease, self.manager.take_table_changes()));
                 let spent = start.elapsed();
                 self.settle();
                 return spent + self.end_step();
@@ -175,7 +175,7 @@ impl Bench {
     fn need(&self) -> StepNeed {
         let needs = self.batch().map(|at| &self.sequences[at]).filter_map(|sequence| {
             let columns = Geometry::columns_for(sequence.length + sequence.next_tokens());
-            let missing = columns.saturating_sub(self.brain.columns(sequence.id));
+            let missing = columns.saturating_sub(self.manager.columns(sequence.id));
             (missing > 0).then_some((sequence.id, missing))
         });
         StepNeed { columns: needs.collect(), shape: self.times.shape }
@@ -186,10 +186,10 @@ impl Bench {
         for at in self.batch().collect::<Vec<_>>() {
             let sequence = &mut self.sequences[at];
             let tokens = sequence.next_tokens();
-            self.brain.commit(sequence.id, &WORDS[..tokens as usize]);
+            self.manager.commit(sequence.id, &WORDS[..tokens as usize]);
             sequence.length += tokens;
         }
-        self.brain.finish(NOW, &self.times, &mut self.out);
+        self.manager.finish(NOW, &self.times, &mut self.out);
         let over = |at: &usize| self.sequences[*at].length >= COLUMNS[1] * TOKENS;
         let ended: Vec<_> = (0..self.sequences.len()).filter(over).collect();
         ended.into_iter().for_each(|at| self.begin(at));
@@ -222,7 +222,7 @@ fn measure(policy: PolicyName, sequences: u32) -> (Samples, usize, Samples) {
     let (mut samples, mut most) = (Vec::new(), 0);
     for _ in 0..STEPS[1] {
         let spent = bench.step();
-        let away = bench.brain.placement().layout.moving.len();
+        let away = bench.manager.placement().layout.moving.len();
         if away > 0 {
             samples.push(spent.as_nanos() as u64);
             most = most.max(away);

@@ -11,7 +11,7 @@ use std::time::Instant;
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::placement::spread;
 use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::request::{PlanRequest, Standing};
+use sluice_policy::planner::request::{PlanRequest, RequestState};
 use sluice_policy::planner::search::{DEFAULT_EXPANSIONS, plan};
 
 const LIMIT_NS: u64 = 1_000_000;
@@ -57,13 +57,13 @@ fn problem(seed: u64, room_permille: u64) -> Problem {
 
 /// The same while it serves: a step without stalls is within the objective by a tenth, by half, or there is no objective.
 fn live(seed: u64, room_permille: u64) -> PlanRequest {
-    let standing = |request: u64| Standing {
+    let standing = |request: u64| RequestState {
         full: (tokens(seed, request) / 16) as u32,
         tails: 1,
         deposit: (request % 4) as u32,
         immune: request == 15,
         placed: true,
-        ..Standing::default()
+        ..RequestState::default()
     };
     let running: Vec<_> = (0..REQUESTS).map(standing).collect();
     let columns: u64 = running.iter().map(|one| u64::from(one.full + one.tails)).sum();

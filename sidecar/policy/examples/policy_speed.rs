@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sluice_policy::action::Action;
-use sluice_policy::brain::{Brain, Prepared, StepNeed, StepTimes};
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
 use sluice_policy::params::{ForcedRemap, Params};
 
 const LIMIT_NS: u64 = 20_000;
@@ -20,7 +20,7 @@ const STEPS: u64 = 4_000;
 const NOW: Nanos = Nanos(0);
 
 /// 80 layers of 64 MiB, blocks of 64 KiB, chunks of 2 MiB, 16 GiB of KV.
-fn brain(forced: Option<ForcedRemap>) -> Brain {
+fn manager(forced: Option<ForcedRemap>) -> MemoryManager {
     let geometry = Geometry {
         chunk_bytes: 2 << 20,
         capacity_chunks: 80 * 32 + 8192 + 600,
@@ -35,36 +35,36 @@ fn brain(forced: Option<ForcedRemap>) -> Brain {
         staging_chunks: 4,
     };
     let params = Params { forced, max_model_tokens: 4096, guaranteed_kv_bytes: 4 << 30, ..Params::default() };
-    Brain::new(params, geometry).expect("a tenant that fits")
+    MemoryManager::new(params, geometry).expect("a tenant that fits")
 }
 
-fn settle(brain: &mut Brain, out: &mut Vec<Action>) {
+fn settle(manager: &mut MemoryManager, out: &mut Vec<Action>) {
     while !out.is_empty() {
         let actions = std::mem::take(out);
         for action in actions {
             let outcome = Outcome::Done { bytes: 64 << 20, duration_ns: 1_000_000 };
-            brain.complete(NOW, &Completion { id: action.id, outcome }, out);
+            manager.complete(NOW, &Completion { id: action.id, outcome }, out);
         }
     }
 }
 
 /// Decision time of each step, nanoseconds, sorted.
 fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
-    let mut brain = brain(forced);
+    let mut manager = manager(forced);
     let mut out = Vec::new();
-    brain.start(NOW, &mut out);
-    settle(&mut brain, &mut out);
-    assert!(brain.loaded(), "loaded");
+    manager.start(NOW, &mut out);
+    settle(&mut manager, &mut out);
+    assert!(manager.is_loaded(), "loaded");
     let requests: Vec<RequestId> = (0..u64::from(sequences)).map(RequestId).collect();
     // Lengths differ, so that columns fill up in different steps.
     requests.iter().for_each(|id| {
-        brain.open(*id, id.0, &[1]);
+        manager.open(*id, id.0, &[1]);
     });
     let mut lengths: Vec<u32> = (0..sequences).map(|i| i * 7 % 16).collect();
     for (id, length) in requests.iter().zip(&lengths) {
         let need = StepNeed { columns: vec![(*id, 1)], shape: StepShape::default() };
-        assert_eq!(brain.prepare(NOW, &need, &mut out), Prepared::Ready, "room for a column");
-        brain.commit(*id, &vec![1; *length as usize]);
+        assert_eq!(manager.prepare(NOW, &need, &mut out), Prepared::Ready, "room for a column");
+        manager.commit(*id, &vec![1; *length as usize]);
     }
     let shape = StepShape { tokens: sequences, sequences, logit_rows: sequences };
     let layer_ns = vec![250_000; LAYERS];
@@ -73,48 +73,48 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     let mut samples = Vec::new();
     for step in 0..STEPS {
         if step % 512 == 511 {
-            restart(&mut brain, &requests, &mut lengths);
+            restart(&mut manager, &requests, &mut lengths);
         }
-        samples.push(one_step(&mut brain, &requests, &mut lengths, &times, &mut out));
-        settle(&mut brain, &mut out);
+        samples.push(one_step(&mut manager, &requests, &mut lengths, &times, &mut out));
+        settle(&mut manager, &mut out);
     }
     samples.sort_unstable();
     samples
 }
 
 /// Requests end and new ones take their place, before the arena is full.
-fn restart(brain: &mut Brain, requests: &[RequestId], lengths: &mut [u32]) {
+fn restart(manager: &mut MemoryManager, requests: &[RequestId], lengths: &mut [u32]) {
     for (id, length) in requests.iter().zip(lengths) {
-        brain.close(*id);
-        brain.open(*id, id.0 + 1_000, &[1]);
+        manager.close(*id);
+        manager.open(*id, id.0 + 1_000, &[1]);
         *length = 0;
     }
 }
 
 fn one_step(
-    brain: &mut Brain,
+    manager: &mut MemoryManager,
     requests: &[RequestId],
     lengths: &mut [u32],
     times: &StepTimes,
     out: &mut Vec<Action>,
 ) -> u64 {
     let start = Instant::now();
-    brain.boundary(NOW, out);
+    manager.boundary(NOW, out);
     let needs = requests.iter().zip(lengths.iter()).filter_map(|(id, length)| {
-        let missing = Geometry::columns_for(length + 1).saturating_sub(brain.columns(*id));
+        let missing = Geometry::columns_for(length + 1).saturating_sub(manager.columns(*id));
         (missing > 0).then_some((*id, missing))
     });
     let need = StepNeed { columns: needs.collect(), shape: times.shape };
-    assert_eq!(brain.prepare(NOW, &need, out), Prepared::Ready, "the arena is large enough");
-    let lease = brain.begin(NOW, out);
+    assert_eq!(manager.prepare(NOW, &need, out), Prepared::Ready, "the arena is large enough");
+    let lease = manager.begin(NOW, out);
     let decided = start.elapsed();
     std::hint::black_box(&lease);
     let start = Instant::now();
     for (id, length) in requests.iter().zip(lengths.iter_mut()) {
-        brain.commit(*id, &[*length]);
+        manager.commit(*id, &[*length]);
         *length += 1;
     }
-    brain.finish(NOW, times, out);
+    manager.finish(NOW, times, out);
     (decided + start.elapsed()).as_nanos() as u64
 }
 

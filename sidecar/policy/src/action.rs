@@ -3,13 +3,13 @@
 use alloc::vec::Vec;
 
 use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, SlotId};
-use crate::neighbours::Peer;
-use crate::neighbours::grants::Nonce;
+use crate::peers::Peer;
+use crate::peers::loans::Nonce;
 use crate::reason::Reason;
 
-pub mod seats;
+pub mod staging;
 
-use seats::FetchBlocks;
+use staging::FetchBlocks;
 
 /// A chunk-sized position in one of the engine's constant virtual ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -253,6 +253,6 @@ pub struct Action {
     pub work: Work,
     /// Why: ends in a metric and a log field.
     pub reason: Reason,
-    /// When it is needed: copies over the link go in this order ([`crate::arbiter`]). `None` = nobody waits for it.
+    /// When it is needed: copies over the link go in this order ([`crate::copy_priority`]). `None` = nobody waits for it.
     pub due: Option<Nanos>,
 }

@@ -1,31 +1,31 @@
-//! KV of requests: frames, columns, the prefix cache. Pure bookkeeping; the brain decides which frames have chunks.
+//! KV of requests: frames, columns, the prefix cache. Pure bookkeeping; the memory manager decides which frames have chunks.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use crate::brain::TableChange;
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{BlockId, ColumnId, RequestId};
 use crate::layer_set::LayerSet;
+use crate::memory_manager::TableChange;
 use crate::slots::Generations;
 
 mod check;
 pub mod columns;
 pub mod compact;
 pub mod frames;
+mod host_kv_pool;
+pub mod layer_offload;
+mod missing_blocks;
 mod prefix;
-pub mod stream;
 mod swap;
-mod tier;
-mod wanted;
 
 use columns::{Columns, Tokens};
 use frames::Frames;
-use stream::Stream;
+use host_kv_pool::HostKvPool;
+use layer_offload::LayerOffload;
+use missing_blocks::MissingBlocks;
 pub use swap::Swap;
-use tier::Tier;
-use wanted::Wanted;
 
 /// KV of one request.
 #[derive(Clone, Debug)]
@@ -83,15 +83,15 @@ pub struct Kv {
     /// Shareable columns that nobody uses, longest unused first. A child is always older than its parent.
     idle: BTreeMap<u64, ColumnId>,
     /// The host tier.
-    tier: Tier,
+    tier: HostKvPool,
     /// What running requests need on the device and is not there.
-    wanted: Wanted,
+    wanted: MissingBlocks,
     /// Columns on their way to or from the host tier between steps.
     moving: Vec<ColumnId>,
     /// Columns on their way from the host tier beside steps: nobody reads them yet.
     coming: BTreeSet<ColumnId>,
     /// What is away while its requests run.
-    stream: Stream,
+    stream: LayerOffload,
     sequences: BTreeMap<RequestId, Sequence>,
     /// Columns of requests whose blocks the engine has not been told.
     dirty: BTreeSet<(RequestId, u32)>,
@@ -112,11 +112,11 @@ impl Kv {
             columns: Columns::new(layers),
             index: BTreeMap::new(),
             idle: BTreeMap::new(),
-            tier: Tier::new(host_columns),
-            wanted: Wanted::default(),
+            tier: HostKvPool::new(host_columns),
+            wanted: MissingBlocks::default(),
             moving: Vec::new(),
             coming: BTreeSet::new(),
-            stream: Stream::default(),
+            stream: LayerOffload::default(),
             sequences: BTreeMap::new(),
             dirty: BTreeSet::new(),
             next_name: 1,
@@ -202,7 +202,7 @@ impl Kv {
     fn discard(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs -= 1;
-        self.wanted.doubt(id);
+        self.wanted.recheck(id);
         let column = self.columns.get(id);
         match (column.refs, &column.content) {
             (0, Some(_)) => self.give_up(id),
@@ -218,7 +218,7 @@ impl Kv {
         if column.refs > 0 {
             return;
         }
-        self.wanted.doubt(id);
+        self.wanted.recheck(id);
         let column = self.columns.get(id);
         let Some(parent) = column.content.as_ref().map(|content| content.parent) else {
             return self.free(id);
@@ -245,7 +245,7 @@ impl Kv {
     /// The column has no place in the host tier any more, and no seat.
     fn leave_host(&mut self, id: ColumnId) {
         let (seat, stowed) = (self.columns.set_seat(id, None), self.columns.get_mut(id).stowed.take());
-        self.wanted.doubt(id);
+        self.wanted.recheck(id);
         self.columns.get_mut(id).hosted = LayerSet::NONE;
         if let Some(stowed) = stowed {
             self.part(seat, stowed.place);

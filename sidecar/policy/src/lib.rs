@@ -1,4 +1,4 @@
-//! The brain: every decision about device memory, as a pure function of events.
+//! The memory manager: every decision about device memory, as a pure function of events.
 //!
 //! This crate uses `core` and `alloc` and nothing else. It reads no clock, does no I/O, logs nothing and holds
 //! no hash map: time is an argument, every quantity is an integer (nanoseconds, bytes, permille), and the same
@@ -11,10 +11,10 @@
 extern crate alloc;
 
 pub mod action;
-pub mod arbiter;
-pub mod brain;
+pub mod chunk_table;
 pub mod closed_form;
-pub mod deposit;
+pub mod config_error;
+pub mod copy_priority;
 pub mod digest;
 pub mod ellm;
 pub mod event;
@@ -24,19 +24,19 @@ pub mod hang;
 pub mod ids;
 pub mod kv;
 pub mod layer_set;
-pub mod ledger;
-pub mod loss;
-pub mod neighbours;
+pub mod linear_fit;
+pub mod loan_negotiator;
+pub mod memory_manager;
 pub mod params;
+pub mod peers;
 pub mod pending;
 pub mod pie;
 pub mod planner;
 pub mod reason;
-pub mod refused;
+pub mod reclaim_cost;
 pub mod remap;
 pub mod revert;
-pub mod slope;
 pub mod slots;
 pub mod step_model;
-pub mod trader;
+pub mod token_deposit;
 pub mod tunables;

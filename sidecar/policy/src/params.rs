@@ -25,7 +25,7 @@ pub enum PolicyName {
 
 /// Where KV lies while its request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placing {
+pub enum KvPlacementMode {
     /// On the device.
     Device,
     /// On the device, and of prompts that were admitted without room for it in the host tier.
@@ -74,19 +74,19 @@ impl PolicyName {
     }
 
     /// Where KV of running requests lies.
-    pub const fn placing(self) -> Placing {
+    pub const fn placing(self) -> KvPlacementMode {
         match self {
-            PolicyName::Recompute | PolicyName::Oneiros => Placing::Device,
-            PolicyName::Ellm => Placing::Prompts,
-            PolicyName::FlexGen => Placing::Fixed,
-            PolicyName::Pie => Placing::Uniform,
-            PolicyName::OrbitFlow | PolicyName::Unified => Placing::PerRequest,
+            PolicyName::Recompute | PolicyName::Oneiros => KvPlacementMode::Device,
+            PolicyName::Ellm => KvPlacementMode::Prompts,
+            PolicyName::FlexGen => KvPlacementMode::Fixed,
+            PolicyName::Pie => KvPlacementMode::Uniform,
+            PolicyName::OrbitFlow | PolicyName::Unified => KvPlacementMode::PerRequest,
         }
     }
 
     /// Prompts for which there is no room are computed all the same, and their KV goes to the host tier (eLLM 4.4.2).
     pub const fn offloads_prompts(self) -> bool {
-        matches!(self.placing(), Placing::Prompts)
+        matches!(self.placing(), KvPlacementMode::Prompts)
     }
 
     /// Of remedies that cost something the one with the least predicted loss per byte is taken; the others keep their paper's
@@ -179,7 +179,7 @@ pub struct Params {
     pub plan_first_come: bool,
     /// All pauses of one request together take at most this, nanoseconds; 0 = nobody is paused. By deadline from when its
     /// client has read all, and by as much whoever is too late for its first token goes behind others, once. Default 10 s
-    /// ([`crate::planner::pausing::DEFAULT_BOUND_NS`]).
+    /// ([`crate::planner::pause::DEFAULT_BOUND_NS`]).
     pub pause_bound_ns: u64,
     /// What a good answer is: by it losses are predicted, and eLLM's buffer is sized.
     pub slo: Slo,
@@ -190,7 +190,7 @@ pub struct Params {
     /// hide, then pauses, then preemptions. Default on.
     pub remedies_by_loss: bool,
     /// `Unified` asks of inactive neighbours the one first whose next use its arrivals put furthest away
-    /// ([`crate::neighbours::next_use`]); else who was used last. Default on.
+    /// ([`crate::peers::next_use`]); else who was used last. Default on.
     pub next_use_by_arrivals: bool,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
@@ -199,7 +199,7 @@ pub struct Params {
     pub premap_bytes: u64,
     /// eLLM: an inflation only maps; old mappings go with a later transaction, or when nobody waits. Default on.
     pub unmap_later: bool,
-    /// Copies go over the link by when they are needed ([`crate::arbiter`]); else in the order in which they come to it. Default on.
+    /// Copies go over the link by when they are needed ([`crate::copy_priority`]); else in the order in which they come to it. Default on.
     pub link_by_deadline: bool,
     /// Automatic prefix caching. Default on.
     pub prefix_caching: bool,
@@ -214,8 +214,8 @@ impl Params {
     /// Where KV of running requests lies. A byte that an own layer frees costs the link a byte in each step, as one that KV frees
     /// does; but KV has to be written back, and placed anew with each batch. So who weighs and may move both moves layers, and
     /// where those take too long, KV would too.
-    pub const fn placing(&self) -> Placing {
-        if self.moves_layers_instead() { Placing::Device } else { self.policy.placing() }
+    pub const fn placing(&self) -> KvPlacementMode {
+        if self.moves_layers_instead() { KvPlacementMode::Device } else { self.policy.placing() }
     }
 
     /// Requests that are one too many keep their KV and wait, instead of being computed again. Where layers move only by
@@ -230,12 +230,12 @@ impl Params {
         self.policy.weighs() && self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0
     }
 
-    /// Remedies that cost something are compared by what they lose ([`crate::loss::price`]).
+    /// Remedies that cost something are compared by what they lose ([`crate::reclaim_cost::price`]).
     pub const fn compares_losses(&self) -> bool {
         self.policy.weighs() && self.remedies_by_loss
     }
 
-    /// Whom to ask for memory is told by what arrivals let expect ([`crate::neighbours::victim::Asker::expects`]).
+    /// Whom to ask for memory is told by what arrivals let expect ([`crate::peers::victim::Borrower::expects`]).
     pub const fn expects_next_use(&self) -> bool {
         self.policy.weighs() && self.next_use_by_arrivals
     }
@@ -268,7 +268,7 @@ impl Default for Params {
             plan_expansions: crate::planner::search::DEFAULT_EXPANSIONS,
             plan_alike: false,
             plan_first_come: false,
-            pause_bound_ns: crate::planner::pausing::DEFAULT_BOUND_NS,
+            pause_bound_ns: crate::planner::pause::DEFAULT_BOUND_NS,
             slo: Slo::default(),
             loss_window_steps: 64,
             remedies_by_loss: true,

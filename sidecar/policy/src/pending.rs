@@ -5,10 +5,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
-use crate::brain::Claim;
+use crate::chunk_table::Ownership;
 use crate::ids::{ActionId, ChunkId, Generation, LayerId, Nanos, SlotId};
 use crate::kv::Swap;
-use crate::ledger::Holdings;
+use crate::memory_manager::TransferKind;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
@@ -20,13 +20,13 @@ pub enum Pending {
     /// These chunks go.
     Release(Vec<ChunkId>),
     /// These chunks go, and with them a part of the share.
-    Cede(Vec<ChunkId>),
+    ReleaseShare(Vec<ChunkId>),
     /// These chunks come to exist again after a borrower's death.
-    Regrow(Vec<ChunkId>),
+    Recreate(Vec<ChunkId>),
     /// These chunks come to exist on a neighbour's bytes.
-    Accept(Vec<ChunkId>, Earmark, Claim),
+    Accept(Vec<ChunkId>, Earmark, TransferKind),
     /// These chunks, and so many that do not exist, go to a neighbour.
-    Lend(Vec<ChunkId>, u32, Earmark, Claim),
+    Lend(Vec<ChunkId>, u32, Earmark, TransferKind),
     /// The address table becomes this one.
     Reback(Box<Change>),
     /// A slab arrives.
@@ -43,7 +43,7 @@ pub enum Pending {
     /// KV arrives from the host tier.
     SwapIn(Vec<Swap>),
     /// The same beside steps.
-    ComeHome(Vec<Swap>),
+    AsyncSwapIn(Vec<Swap>),
     /// KV of a layer arrives in a buffer for one step.
     Fetch {
         /// The layer.
@@ -67,15 +67,15 @@ impl Pending {
     /// Chunks that come to exist with it.
     pub fn arriving(&self) -> &[ChunkId] {
         match self {
-            Pending::Create(chunks) | Pending::Regrow(chunks) | Pending::Accept(chunks, ..) => chunks,
+            Pending::Create(chunks) | Pending::Recreate(chunks) | Pending::Accept(chunks, ..) => chunks,
             _ => &[],
         }
     }
 
     /// Runs beside steps and moves KV.
     fn streams(&self) -> bool {
-        use Pending::{ComeHome, Fetch, Spill, WriteBack};
-        matches!(self, Fetch { .. } | WriteBack(_) | Spill(_) | ComeHome(_))
+        use Pending::{AsyncSwapIn, Fetch, Spill, WriteBack};
+        matches!(self, Fetch { .. } | WriteBack(_) | Spill(_) | AsyncSwapIn(_))
     }
 }
 
@@ -83,7 +83,7 @@ impl Pending {
 #[derive(Clone, Debug)]
 pub struct Change {
     /// Who holds what afterwards.
-    pub next: Holdings,
+    pub next: Ownership,
     /// The layout afterwards, where it changes.
     pub layout: Option<Layout>,
     /// Why.
@@ -175,7 +175,7 @@ impl PendingActions {
     }
 
     /// No fill may be ordered now: queued ones are being dropped, or the layout changes.
-    pub fn holds_fills(&self) -> bool {
+    pub fn fills_blocked(&self) -> bool {
         let holds = |effect: &Pending| match effect {
             Pending::Drop => true,
             Pending::Reback(change) => change.layout.is_some(),

@@ -4,10 +4,10 @@
 //! step reads; a request's KV is one that grows. For each object a [`problem::Choice`] says which layers are away; the
 //! [`steps`] model predicts the time of a step for all of them on one link; [`search`] finds the choices with the least time,
 //! and among those the fewest link bytes, by branch and bound over the [`relax`]ed problem; [`batch`] compares batches, which
-//! differ in who is paused and who is admitted, by late tokens first and tokens per second second. [`shared`] is how a sidecar
+//! differ in who is paused and who is admitted, by late tokens first and tokens per second second. [`shared_buffers`] is how a sidecar
 //! carries placements out.
 //!
-//! [`pausing`] keeps who is paused and [`replan`] says when a plan is made anew.
+//! [`pause`] keeps who is paused and [`replan`] says when a plan is made anew.
 //!
 //! Nothing here runs within a step: a plan is a [`request`] that somebody answers beside steps, for a later one (OrbitFlow 4.3),
 //! under a budget of node expansions; it says how far from the optimum it may be.
@@ -18,17 +18,17 @@
 //! Sources: OrbitFlow 4 (Eq. 1, Algorithm 1, pruned distances, violation cap).
 
 pub mod batch;
-mod begin;
+mod bytes_used;
 pub mod deadline;
+mod initial;
 pub mod link;
-mod order;
-pub mod pausing;
+pub mod pause;
 pub mod placement;
 pub mod problem;
 pub mod relax;
 pub mod replan;
 pub mod request;
-mod room;
 pub mod search;
-pub mod shared;
+mod search_order;
+pub mod shared_buffers;
 pub mod steps;

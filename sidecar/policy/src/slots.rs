@@ -53,7 +53,7 @@ pub struct Instance {
 
 /// A copy to order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct DueCopy {
     /// What.
     pub instance: Instance,
     /// Whose reader it waits for.
@@ -137,7 +137,7 @@ impl Slots {
     }
 
     /// Takes the copies that are due, in order. They count as ordered from now on.
-    pub fn take_due(&mut self) -> Vec<Due> {
+    pub fn take_due(&mut self) -> Vec<DueCopy> {
         let mut due = Vec::with_capacity(self.window.len());
         let mut readers: Vec<Option<(LayerId, Generation)>> = vec![None; self.base.len()];
         for at in 0..self.window.len() {
@@ -146,7 +146,7 @@ impl Slots {
                 let after = readers[instance.slot.index()];
                 // A layer alone in its slot stays there: one copy serves all of its steps.
                 if after.is_none_or(|(_, generation)| generation != instance.generation) {
-                    due.push(Due { instance, after, early: at >= self.moving() });
+                    due.push(DueCopy { instance, after, early: at >= self.moving() });
                 }
                 self.window[at].progress = Progress::Ordered;
             }
@@ -172,7 +172,7 @@ impl Slots {
 
     /// A copy did not happen. `clean`: the slot still holds what it held. One that no lease names takes a new generation;
     /// one that a running step waits for keeps its name, which nobody has seen, so that the step can go on.
-    pub fn undone(
+    pub fn incomplete(
         &mut self,
         slot: SlotId,
         generation: Generation,
@@ -211,7 +211,7 @@ impl Slots {
 
     /// The step is over: all of its readers are done. Returns whether the news of a copy's end is still to come, which
     /// its reader's can overtake.
-    pub fn step_over(&mut self) -> bool {
+    pub fn finish_step(&mut self) -> bool {
         assert!(self.window.len() >= self.moving(), "a step that ends was leased");
         let late = self.window.range(..self.moving()).any(|i| i.progress != Progress::Committed);
         for instance in self.window.drain(..self.moving()) {
@@ -221,7 +221,7 @@ impl Slots {
     }
 
     /// Starts over with unknown contents: everything is copied anew.
-    pub fn forget(&mut self) {
+    pub fn reset(&mut self) {
         self.window.clear();
         self.base.fill(None);
         self.contents.fill(None);

@@ -187,12 +187,12 @@ impl Tuned {
     ///
     /// # Errors
     /// There is none of this name, or it cannot have it.
-    pub fn set(&mut self, name: &str, value: u64) -> Result<(), Untunable> {
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
         let found = TUNABLES.iter().position(|tunable| tunable.name == name);
-        let index = found.ok_or_else(|| Untunable::Unknown { name: name.to_string() })?;
+        let index = found.ok_or_else(|| TunableError::Unknown { name: name.to_string() })?;
         let Tunable { name, range: (least, most), .. } = TUNABLES[index];
         if !(least..=most).contains(&value) {
-            return Err(Untunable::OutOfRange { name, value, least, most });
+            return Err(TunableError::OutOfRange { name, value, least, most });
         }
         self.0.push((index, value));
         Ok(())
@@ -207,7 +207,7 @@ impl Tuned {
 
 /// Why something cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Untunable {
+pub enum TunableError {
     /// There is no tunable of that name.
     Unknown {
         /// The name.
@@ -226,20 +226,20 @@ pub enum Untunable {
     },
 }
 
-impl fmt::Display for Untunable {
+impl fmt::Display for TunableError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Untunable::Unknown { name } => {
+            TunableError::Unknown { name } => {
                 write!(f, "`{name}` is no tunable (")?;
                 let mut names = TUNABLES.iter().map(|tunable| tunable.name).enumerate();
                 names.try_for_each(|(at, name)| write!(f, "{}{name}", if at > 0 { ", " } else { "" }))?;
                 f.write_str(")")
             }
-            Untunable::OutOfRange { name, value, least, most } => {
+            TunableError::OutOfRange { name, value, least, most } => {
                 write!(f, "{name} is {value}, and must be {least} to {most}")
             }
         }
     }
 }
 
-impl core::error::Error for Untunable {}
+impl core::error::Error for TunableError {}

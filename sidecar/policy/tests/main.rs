@@ -1,7 +1,7 @@
 //! Integration tests of the policy, one binary.
 
-/// Tests of the brain against a device that knows what every chunk holds.
-mod brain {
+/// Tests of the memory manager against a device that knows what every chunk holds.
+mod memory_manager {
     mod cases;
     mod coming;
     mod crowds;
@@ -27,7 +27,7 @@ mod brain {
     mod world;
 }
 
-/// Tests of the pure functions that the brain calls.
+/// Tests of the pure functions that the memory manager calls.
 mod leaves {
     mod arbiter;
     mod closed_form;

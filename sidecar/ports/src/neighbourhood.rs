@@ -1,7 +1,7 @@
 //! The other tenants of the GPU, as the scheduler reaches them.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::trader::{Letter, News};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 
 /// What a tenant says about its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,7 +16,7 @@ pub enum TurnCall {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NeighbourEvent {
     /// About memory.
-    News(News),
+    News(PeerEvent),
     /// The turn has come.
     Turn {
         /// Of this turn; rises with every turn on the GPU.
@@ -38,7 +38,7 @@ pub enum NeighbourEvent {
 /// body puts into the queue, or never.
 pub trait Neighbourhood: Send + std::fmt::Debug {
     /// Sends a letter.
-    fn post(&mut self, now: Nanos, letter: Letter);
+    fn post(&mut self, now: Nanos, letter: PeerCommand);
 
     /// Asks for the turn, or gives it up.
     fn turn(&mut self, now: Nanos, call: TurnCall);
@@ -49,7 +49,7 @@ pub trait Neighbourhood: Send + std::fmt::Debug {
 pub struct Nobody;
 
 impl Neighbourhood for Nobody {
-    fn post(&mut self, _now: Nanos, letter: Letter) {
+    fn post(&mut self, _now: Nanos, letter: PeerCommand) {
         panic!("a tenant without neighbours writes to nobody: {letter:?}");
     }
 

@@ -22,8 +22,8 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::process::ExitCode;
 
+use sluice_policy::chunk_table::Owner;
 use sluice_policy::ids::LayerId;
-use sluice_policy::ledger::Owner;
 use sluice_scheduler::core::Core;
 use sluice_scheduler::journal::replay_with;
 
@@ -109,11 +109,11 @@ struct Moment {
 
 impl Moment {
     fn of(seconds: f64, core: &Core) -> Moment {
-        let brain = core.brain();
-        let (geometry, ledger, kv) = (brain.geometry(), brain.ledger(), brain.kv_counts());
+        let manager = core.manager();
+        let (geometry, ledger, kv) = (manager.geometry(), manager.ledger(), manager.kv_counts());
         let requests = core.snapshot();
         let mib = |chunks: u32| f64::from(chunks) * geometry.chunk_bytes as f64 / MIB;
-        let layers = (0..geometry.layers()).zip(brain.residency()).map(|(layer, residency)| {
+        let layers = (0..geometry.layers()).zip(manager.residency()).map(|(layer, residency)| {
             match (ledger.count(Owner::WeightsLayer(LayerId(layer))), residency.present) {
                 (0, _) => Layer::Lent,
                 (_, true) => Layer::Resident,
@@ -165,7 +165,7 @@ fn read(path: &str) -> Result<Vec<Moment>, String> {
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     let mut moments = Vec::new();
     let report = replay_with(BufReader::new(file), |now, core| {
-        if !moments.is_empty() || core.brain().loaded() {
+        if !moments.is_empty() || core.manager().is_loaded() {
             moments.push(Moment::of(now.0 as f64 / 1e9, core));
         }
     });

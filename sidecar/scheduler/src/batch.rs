@@ -1,8 +1,8 @@
 //! One step's batch: which running sequences take part, with how many tokens.
 
-use sluice_policy::brain::StepNeed;
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::StepNeed;
 
 use crate::sequence::Sequence;
 

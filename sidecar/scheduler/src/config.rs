@@ -1,8 +1,8 @@
 //! Limits of the scheduler.
 
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::trader::Terms;
+use sluice_policy::loan_negotiator::Terms;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::Quantum;
 
 /// Order among waiting requests of the same priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -19,15 +19,15 @@ use std::collections::BTreeMap;
 use std::hash::Hash;
 
 use sluice_policy::action::Action;
-use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::digest::Digest;
 use sluice_policy::ids::{Nanos, RequestId, RowId};
-use sluice_policy::neighbours::grants::Book;
-use sluice_policy::neighbours::next_use::NextUse;
+use sluice_policy::loan_negotiator::LoanNegotiator;
+use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::params::{Bounds, PolicyName};
-use sluice_policy::planner::pausing::Pauses;
-use sluice_policy::planner::request::{Found, PlanAnswer};
-use sluice_policy::trader::Trader;
+use sluice_policy::peers::loans::LoanBook;
+use sluice_policy::peers::next_use::NextUse;
+use sluice_policy::planner::pause::Pauses;
+use sluice_policy::planner::request::{PlanAnswer, PlanResult};
 use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 
 use crate::batch::Batch;
@@ -59,7 +59,7 @@ struct InFlight {
 #[derive(Debug)]
 pub struct Core {
     config: Config,
-    brain: Brain,
+    manager: MemoryManager,
     queue: Queue,
     /// Admitted sequences by order of admission; the first is never a victim.
     running: BTreeMap<u64, Sequence>,
@@ -91,7 +91,7 @@ pub struct Core {
     pauses: Pauses,
     /// The quantum is over and no step has begun: neighbours are waited for no longer.
     hurried: bool,
-    trader: Option<Trader>,
+    trader: Option<LoanNegotiator>,
     commands: Vec<Command>,
     notices: Vec<Notice>,
     actions: Vec<Action>,
@@ -99,19 +99,19 @@ pub struct Core {
 
 impl Core {
     /// A scheduler with nothing to do. [`Core::start`] loads the tenant.
-    pub fn new(config: Config, brain: Brain) -> Self {
+    pub fn new(config: Config, manager: MemoryManager) -> Self {
         let free_rows = (0..config.max_sequences).rev().map(RowId).collect();
         let queue = Queue::new(config.order);
-        let mut brain = brain;
-        let pauses = Pauses::new(brain.params().pause_bound_ns);
+        let mut manager = manager;
+        let pauses = Pauses::new(manager.params().pause_bound_ns);
         let trader = config.neighbours.clone().map(|place| {
-            brain.set_traded(true);
-            let book = Book::new(place.me, brain.share_chunks(), brain.floor_chunks());
-            Trader::new(book, place.terms)
+            manager.set_traded(true);
+            let book = LoanBook::new(place.me, manager.share_chunks(), manager.floor_chunks());
+            LoanNegotiator::new(book, place.terms)
         });
         Core {
             config,
-            brain,
+            manager,
             queue,
             running: BTreeMap::new(),
             admissions: 0,
@@ -141,7 +141,7 @@ impl Core {
 
     /// Orders the tenant's memory.
     pub fn start(&mut self, now: Nanos) {
-        self.brain.start(now, &mut self.actions);
+        self.manager.start(now, &mut self.actions);
         self.flush();
     }
 
@@ -150,7 +150,7 @@ impl Core {
         match event {
             Event::Submit(request) => self.submit(now, request),
             Event::Cancel(request) => self.cancel(request),
-            Event::Memory(completion) => self.brain.complete(now, &completion, &mut self.actions),
+            Event::Memory(completion) => self.manager.complete(now, &completion, &mut self.actions),
             Event::Compute(event) => self.compute(now, event),
             Event::Neighbour(event) => self.neighbour(now, event),
             Event::Sleep(order) => self.sleep(order),
@@ -170,15 +170,15 @@ impl Core {
             Some(_) => {}
         }
         self.flush();
-        self.pauses.asleep(self.brain.rest() != Rest::Awake, now);
+        self.pauses.asleep(self.manager.sleep_state() != SleepState::Awake, now);
         self.note_waits(now);
         self.next_use.observe(now, self.busy());
     }
 
     fn planned(&mut self, answer: PlanAnswer) {
-        let gap = answer.found.as_ref().map(Found::gap_permille);
+        let gap = answer.found.as_ref().map(PlanResult::gap_permille);
         self.notices.extend(gap.map(|gap_permille| Notice::Planned { gap_permille }));
-        self.brain.planned(answer);
+        self.manager.planned(answer);
     }
 
     /// Orders since the last call, in order.
@@ -196,9 +196,9 @@ impl Core {
         &self.config
     }
 
-    /// The brain, to look at.
-    pub fn brain(&self) -> &Brain {
-        &self.brain
+    /// The memory manager, to look at.
+    pub fn manager(&self) -> &MemoryManager {
+        &self.manager
     }
 
     /// Who is paused, to look at.
@@ -207,7 +207,7 @@ impl Core {
     }
 
     /// The trader, to look at; none without neighbours.
-    pub fn trader(&self) -> Option<&Trader> {
+    pub fn trader(&self) -> Option<&LoanNegotiator> {
         self.trader.as_ref()
     }
 
@@ -218,19 +218,19 @@ impl Core {
 
     /// Whether time alone can change something: memory that was borrowed may flow back while nothing runs.
     pub fn wants_ticks(&self) -> bool {
-        if self.brain.awaited_floor().is_some() {
+        if self.manager.awaited_floor().is_some() {
             return true;
         }
         self.in_flight.is_none()
             && (self.engine.is_some() || self.trader.is_some())
             && (self.starved > 0
-                || !self.brain.at_rest()
-                || self.trader.as_ref().is_some_and(Trader::wants_ticks))
+                || !self.manager.is_at_rest()
+                || self.trader.as_ref().is_some_and(LoanNegotiator::wants_ticks))
     }
 
     /// Awake and ready, with nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.serving() && self.brain.rest() == Rest::Awake && !self.busy()
+        self.serving() && self.manager.sleep_state() == SleepState::Awake && !self.busy()
     }
 
     /// Totals since the start.
@@ -247,7 +247,7 @@ impl Core {
             engine_attached: self.engine.is_some(),
             engine_pid: self.engine.map(|e| e.pid),
             serving: self.serving(),
-            rest: self.brain.rest(),
+            rest: self.manager.sleep_state(),
             sleep_ordered: self.told_to_sleep.is_some(),
             counters: self.counters.clone(),
         }
@@ -255,7 +255,7 @@ impl Core {
 
     /// Checks every invariant; panics with a message when one is broken.
     pub fn check(&self) {
-        self.brain.check();
+        self.manager.check();
         assert_eq!(self.places.len(), self.running.len(), "every running sequence has one place");
         let rows = self.running.values().filter(|s| s.row.is_some()).count();
         assert_eq!(rows, self.running.len(), "every running sequence has a row");
@@ -265,7 +265,7 @@ impl Core {
 
     /// A fingerprint of everything that decides: equal runs have equal digests.
     pub fn digest(&self) -> u64 {
-        let mut words = vec![self.brain.digest(), self.next_step, self.admissions, self.queue.len() as u64];
+        let mut words = vec![self.manager.digest(), self.next_step, self.admissions, self.queue.len() as u64];
         for sequence in self.running.values().chain(self.queue.iter()) {
             words.push(sequence.id().0 ^ (u64::from(sequence.committed) << 32));
             words.push(sequence.served);
@@ -282,11 +282,11 @@ impl Core {
             let deadline = |one: &Sequence| [one.put_off_ns, one.read_until.map_or(0, |until| until.0)];
             words.extend(sequences().flat_map(deadline));
         }
-        if self.brain.offloads_prompts() || sequences().any(|one| one.waits_out || one.goes_out) {
+        if self.manager.offloads_prompts() || sequences().any(|one| one.waits_out || one.goes_out) {
             words.extend(sequences().map(|one| u64::from(one.goes_out) << 1 | u64::from(one.waits_out)));
-            words.push(self.brain.prompts_word());
+            words.push(self.manager.prompts_word());
         }
-        words.push(self.trader.as_ref().map_or(0, Trader::digest));
+        words.push(self.trader.as_ref().map_or(0, LoanNegotiator::digest));
         words
             .into_iter()
             .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
@@ -302,7 +302,7 @@ impl Core {
 
     /// Loaded, with an engine.
     fn serving(&self) -> bool {
-        self.engine.is_some() && self.brain.loaded()
+        self.engine.is_some() && self.manager.is_loaded()
     }
 
     fn submit(&mut self, now: Nanos, request: Request) {
@@ -314,13 +314,13 @@ impl Core {
     }
 
     fn set_policy(&mut self, policy: PolicyName) {
-        if let Err(refused) = self.brain.set_policy(policy) {
+        if let Err(refused) = self.manager.set_policy(policy) {
             self.notices.push(Notice::PolicyRefused { policy, refused });
         }
     }
 
     fn set_bounds(&mut self, bounds: Bounds) {
-        if let Err(refused) = self.brain.set_bounds(bounds) {
+        if let Err(refused) = self.manager.set_bounds(bounds) {
             self.notices.push(Notice::BoundsRefused { bounds, refused });
         }
     }
@@ -341,11 +341,11 @@ impl Core {
     /// Ends a request whose client has gone: at once, or at the next boundary when a step uses its memory.
     fn cancel(&mut self, id: RequestId) {
         if let Some(sequence) = self.queue.remove(id) {
-            self.brain.gave_up(id);
+            self.manager.on_cancel(id);
             if sequence.kept {
-                self.brain.close(id);
+                self.manager.close(id);
             }
-            self.pauses.gone(id);
+            self.pauses.on_cancel(id);
             self.notices.push(Notice::Finished { request: id, finish: Finish::Cancelled });
             return;
         }
@@ -377,14 +377,14 @@ impl Core {
             in_flight.lost = true;
             self.deaths += 1;
         }
-        self.brain.engine_lost(now, &mut self.actions);
+        self.manager.engine_lost(now, &mut self.actions);
     }
 
     /// Takes `id` out of the running ones and gives its memory and row back.
     fn end(&mut self, id: RequestId, finish: Finish) {
         self.remove_running(id);
         (self.admission_hold, self.crowd_hold) = (0, 0);
-        self.pauses.completed(id);
+        self.pauses.on_finish(id);
         self.notices.push(Notice::Finished { request: id, finish });
     }
 
@@ -399,7 +399,7 @@ impl Core {
 
     fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {
         let sequence = self.take_running(id)?;
-        self.brain.close(id);
+        self.manager.close(id);
         Some(sequence)
     }
 
@@ -410,7 +410,7 @@ impl Core {
         Some(sequence)
     }
 
-    /// Hands the brain's actions on.
+    /// Hands the memory manager's actions on.
     fn flush(&mut self) {
         self.commands.extend(self.actions.drain(..).map(Command::Memory));
     }

@@ -1,13 +1,13 @@
 //! What goes into the scheduler and what comes out. Everything that can change a decision is one of these events.
 
 use sluice_policy::action::Action;
+use sluice_policy::config_error::ConfigError;
 use sluice_policy::event::Completion;
 use sluice_policy::ids::RequestId;
-use sluice_policy::neighbours::span::Span;
+use sluice_policy::loan_negotiator::PeerCommand;
 use sluice_policy::params::{Bounds, PolicyName};
+use sluice_policy::peers::wait_time::WaitSpan;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
-use sluice_policy::refused::Refused;
-use sluice_policy::trader::Letter;
 use sluice_ports::compute::{ComputeEvent, Step};
 use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
 use sluice_ports::sampling::{SharedSampling, TokenLogprobs};
@@ -77,7 +77,7 @@ pub enum Command {
     /// To compute.
     Compute(Step),
     /// To a neighbour.
-    Letter(Letter),
+    Letter(PeerCommand),
     /// About the turn.
     Turn(TurnCall),
     /// To the planner.
@@ -192,14 +192,14 @@ pub enum Notice {
         /// The one that was asked for.
         policy: PolicyName,
         /// What does not fit.
-        refused: Refused,
+        refused: ConfigError,
     },
     /// Another share or cap does not fit the tenant: those before stay in force.
     BoundsRefused {
         /// Those that were asked for.
         bounds: Bounds,
         /// What does not fit.
-        refused: Refused,
+        refused: ConfigError,
     },
     /// It lost its memory and will be recomputed; its stream goes on.
     Preempted {
@@ -216,7 +216,7 @@ pub enum Notice {
         finish: Finish,
     },
     /// Something that neighbours have or had is here.
-    Waited(Span),
+    Waited(WaitSpan),
     /// A plan has come, and how much faster than it a step might be, permille of its time: the proven gap.
     Planned {
         /// Rounded up.

@@ -26,9 +26,9 @@ mod words;
 
 use std::io::{BufRead, Write};
 
-use sluice_policy::brain::Brain;
 use sluice_policy::digest::Digest;
 use sluice_policy::ids::Nanos;
+use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::Params;
 
 use crate::config::Config;
@@ -160,10 +160,10 @@ impl Recorder {
     }
 
     pub(crate) fn start(&mut self, now: Nanos, core: &Core) {
-        let brain = core.brain();
+        let manager = core.manager();
         let config = setup::config_words(core.config());
-        let params = setup::params_words(brain.params());
-        let geometry = setup::geometry_words(brain.geometry());
+        let params = setup::params_words(manager.params());
+        let geometry = setup::geometry_words(manager.geometry());
         self.line(format_args!(
             "{MAGIC}\nconfig {config}\nparams {params}\ngeometry {geometry}\nstart {}",
             now.0
@@ -288,8 +288,9 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Core, Nanos), JournalErro
     let params = lines.section("params", setup::params)?;
     let geometry = lines.section("geometry", setup::geometry)?;
     let start = lines.section("start", |r| r.u64())?;
-    let brain = Brain::new(params, geometry).map_err(|refused| JournalError::Refused(refused.to_string()))?;
-    Ok((Core::new(config, brain), Nanos(start)))
+    let manager =
+        MemoryManager::new(params, geometry).map_err(|refused| JournalError::Refused(refused.to_string()))?;
+    Ok((Core::new(config, manager), Nanos(start)))
 }
 
 fn parse_event(body: &str) -> Result<(Nanos, Event), String> {

@@ -1,6 +1,6 @@
 //! Figures for people and scrapers. Nothing here decides anything.
 
-use sluice_policy::brain::Rest;
+use sluice_policy::memory_manager::SleepState;
 
 use crate::event::StepNotice;
 
@@ -60,7 +60,7 @@ impl Counters {
     }
 }
 
-/// The scheduler at one moment. Memory's figures are the brain's own.
+/// The scheduler at one moment. Memory's figures are the memory manager's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Requests waiting for admission.
@@ -76,7 +76,7 @@ pub struct Snapshot {
     /// Loaded, with an engine.
     pub serving: bool,
     /// Whether it holds memory.
-    pub rest: Rest,
+    pub rest: SleepState,
     /// It sleeps by order: a request does not wake it.
     pub sleep_ordered: bool,
     /// Totals.

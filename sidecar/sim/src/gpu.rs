@@ -15,8 +15,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
 use sluice_ports::neighbourhood::TurnCall;
 use sluice_scheduler::{Event, Request};
 

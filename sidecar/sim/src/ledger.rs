@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use sluice_policy::action::{Earmark, Work};
 use sluice_policy::event::Failure;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
 
 /// The tenants of one GPU share one ledger.
 pub type SharedLedger = Rc<RefCell<Ledger>>;

@@ -4,8 +4,8 @@ pub mod measure;
 pub mod tenants;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::turn::TurnOrder;
 use sluice_policy::params::PolicyName;
+use sluice_policy::peers::time_slice::TurnOrder;
 use sluice_policy::tunables::Tuned;
 
 use crate::device::Detail;
@@ -62,7 +62,7 @@ pub struct Case {
     /// Prompts that begin alike share KV.
     pub prefix_caching: bool,
     /// Which neighbour is asked for memory first.
-    pub rule: sluice_policy::neighbours::victim::Rule,
+    pub rule: sluice_policy::peers::victim::VictimRule,
     /// What a good answer is.
     pub slo: Slo,
     /// What else is set.
@@ -74,7 +74,7 @@ pub struct Case {
 }
 
 /// Equal turns for all.
-pub const fn round_robin(quantum: sluice_policy::neighbours::turn::Quantum) -> Sharing {
+pub const fn round_robin(quantum: sluice_policy::peers::time_slice::Quantum) -> Sharing {
     Sharing::Temporal { quantum, order: TurnOrder::RoundRobin }
 }
 
@@ -91,7 +91,7 @@ impl Case {
             chunk_bytes: 16 << 20,
             max_sequences: 64,
             prefix_caching: false,
-            rule: sluice_policy::neighbours::victim::Rule::default(),
+            rule: sluice_policy::peers::victim::VictimRule::default(),
             slo: Slo::default(),
             tuning: Tuning::default(),
             tunables: Tuned::default(),

@@ -4,10 +4,10 @@
 //! The last third of every trace is held back, and read only by runs whose tunables were committed before: [`COMMITTED`].
 
 use sluice_policy::digest::Digest;
-use sluice_policy::neighbours::Peer;
+use sluice_policy::loan_negotiator::Terms;
 use sluice_policy::params::{Params, PolicyName};
-use sluice_policy::trader::Terms;
-use sluice_policy::{brain, ellm, ewma, pie, trader};
+use sluice_policy::peers::Peer;
+use sluice_policy::{ellm, ewma, loan_negotiator, memory_manager, pie};
 use sluice_scheduler::{Config, Membership, journal};
 
 /// The digest of the tunables as they were before anything that is held back was read. Whoever changes one changes it too, and
@@ -22,7 +22,12 @@ pub fn lines() -> Vec<String> {
         let params = Params { policy, ..Params::default() };
         format!("{} {}", policy.name(), journal::settings(&config, &params))
     };
-    let constants = [&brain::CONSTANTS[..], &trader::CONSTANTS, &sluice_scheduler::CONSTANTS, &OF_PAPERS];
+    let constants = [
+        &memory_manager::CONSTANTS[..],
+        &loan_negotiator::CONSTANTS,
+        &sluice_scheduler::CONSTANTS,
+        &OF_PAPERS,
+    ];
     let told = |(name, value): &(&str, u64)| format!("{name} {value}");
     let group = |constants: &[(&str, u64)]| constants.iter().map(told).collect::<Vec<_>>().join(" ");
     PolicyName::ALL.into_iter().map(of).chain(constants.into_iter().map(group)).collect()

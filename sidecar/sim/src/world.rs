@@ -1,14 +1,14 @@
-//! A whole tenant in virtual time: brain, scheduler, simulated body, and the loop that moves the clock.
+//! A whole tenant in virtual time: memory manager, scheduler, simulated body, and the loop that moves the clock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sluice_policy::brain::Brain;
+use sluice_policy::config_error::ConfigError;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
-use sluice_policy::refused::Refused;
 use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
 use sluice_ports::planner::{Planner, TimedPlanner};
 use sluice_scheduler::driver::Around;
@@ -94,7 +94,7 @@ impl World {
     ///
     /// # Errors
     /// What the policy refuses.
-    pub fn new(setup: Setup, journal: Option<Recorder>) -> Result<Self, Refused> {
+    pub fn new(setup: Setup, journal: Option<Recorder>) -> Result<Self, ConfigError> {
         World::among(Box::new(Nobody), setup, journal)
     }
 
@@ -106,14 +106,14 @@ impl World {
         neighbourhood: Box<dyn Neighbourhood>,
         setup: Setup,
         journal: Option<Recorder>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, ConfigError> {
         let host_blocks = setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1);
         let host_blocks = u32::try_from(host_blocks).unwrap_or(u32::MAX);
-        let brain = Brain::new(setup.params, setup.geometry.clone())?;
+        let manager = MemoryManager::new(setup.params, setup.geometry.clone())?;
         let device = Device::with_host_tier(setup.geometry, setup.profile, setup.seed, host_blocks);
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::new(device.clone(), setup.vocab);
-        let core = Core::new(setup.config, brain);
+        let core = Core::new(setup.config, manager);
         let asked = Arc::default();
         let planner = Remembering { planner: TimedPlanner::taking(PLAN_NS), asked: Arc::clone(&asked) };
         let around = Around { neighbourhood, planner: Box::new(planner) };
@@ -181,7 +181,7 @@ impl World {
         loop {
             let more = self.tick(limit);
             let ended = self.outcomes.values().all(|o| o.finish.is_some() || o.refusal.is_some());
-            if ended && (!more || self.driver.core().brain().at_rest()) {
+            if ended && (!more || self.driver.core().manager().is_at_rest()) {
                 return true;
             }
             if !more {

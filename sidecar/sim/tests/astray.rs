@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
 use sluice_policy::params::PolicyName;
-use sluice_policy::trader::{Letter, News, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::World;
@@ -26,7 +26,7 @@ const BOUND_NS: u64 = 200 * MS;
 /// What a tenant wrote, and said of its turn.
 #[derive(Clone, Debug)]
 enum Said {
-    Letter(Letter),
+    Letter(PeerCommand),
     Turn(TurnCall),
 }
 
@@ -35,7 +35,7 @@ enum Said {
 struct Silent(Arc<Mutex<VecDeque<(Nanos, Said)>>>);
 
 impl Neighbourhood for Silent {
-    fn post(&mut self, now: Nanos, letter: Letter) {
+    fn post(&mut self, now: Nanos, letter: PeerCommand) {
         self.0.lock().unwrap().push_back((now, Said::Letter(letter)));
     }
 
@@ -48,12 +48,12 @@ impl Neighbourhood for Silent {
 struct Tenant {
     world: World,
     silent: Silent,
-    letters: Vec<(Nanos, Letter)>,
+    letters: Vec<(Nanos, PeerCommand)>,
     /// When its next turn comes, and how many it had.
     turn: Option<Nanos>,
     turns: u64,
     /// What it finds when it looks for memory. They give what they are asked for.
-    neighbours: Vec<Neighbour>,
+    neighbours: Vec<PeerView>,
 }
 
 impl Tenant {
@@ -72,20 +72,20 @@ impl Tenant {
         let (letters, neighbours) = (Vec::new(), Vec::new());
         let mut tenant = Tenant { world, silent, letters, turn: None, turns: 0, neighbours };
         tenant.run_until(Nanos(1_000 * MS));
-        assert!(tenant.world.driver.core().brain().loaded());
+        assert!(tenant.world.driver.core().manager().is_loaded());
         tenant
     }
 
     /// All that it can spare goes to a neighbour, for good.
     fn lend_all(&mut self) {
-        let chunks = self.world.driver.core().brain().lendable_chunks();
-        self.hear(News::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
+        let chunks = self.world.driver.core().manager().lendable_chunks();
+        self.hear(PeerEvent::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
         self.run_until(self.world.now().plus(100 * MS));
-        assert_eq!(self.world.driver.core().brain().lent_chunks(), chunks);
+        assert_eq!(self.world.driver.core().manager().lent_chunks(), chunks);
         assert!(revocations(self).is_empty(), "nobody takes back what is just leaving");
     }
 
-    fn hear(&mut self, news: News) {
+    fn hear(&mut self, news: PeerEvent) {
         self.world.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
     }
 
@@ -118,11 +118,11 @@ impl Tenant {
         }
     }
 
-    fn answer(&mut self, letter: &Letter) {
+    fn answer(&mut self, letter: &PeerCommand) {
         match *letter {
-            Letter::Survey => self.hear(News::Survey(self.neighbours.clone())),
-            Letter::Ask { peer, nonce, chunks, ttl_ns } => {
-                self.hear(News::Granted { peer, nonce, chunks, ttl_ns });
+            PeerCommand::Survey => self.hear(PeerEvent::Survey(self.neighbours.clone())),
+            PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
+                self.hear(PeerEvent::Granted { peer, nonce, chunks, ttl_ns });
             }
             _ => {}
         }
@@ -160,7 +160,7 @@ fn a_tenant_whose_layers_never_come_home_serves_although_its_turns_are_shorter_t
     tenant.ask(1);
     tenant.serves();
     tenant.lend_all();
-    assert!(tenant.world.driver.core().brain().absent_layers() > 0, "layers are lent");
+    assert!(tenant.world.driver.core().manager().absent_layers() > 0, "layers are lent");
     tenant.ask(2);
     let took_ns = tenant.serves();
     // It waits for the bound, turn by turn, and no longer.
@@ -169,7 +169,7 @@ fn a_tenant_whose_layers_never_come_home_serves_although_its_turns_are_shorter_t
 
 /// Times at which the loan was revoked.
 fn revocations(tenant: &Tenant) -> Vec<Nanos> {
-    let revoked = |letter: &Letter| matches!(letter, Letter::Revoke { nonce: LOAN, .. });
+    let revoked = |letter: &PeerCommand| matches!(letter, PeerCommand::Revoke { nonce: LOAN, .. });
     tenant.letters.iter().filter(|(_, letter)| revoked(letter)).map(|(at, _)| *at).collect()
 }
 
@@ -208,14 +208,14 @@ fn a_borrower_that_does_not_give_back_is_told_again_and_less_and_less_often() {
 fn who_is_not_paid_in_time_borrows_of_another() {
     let mut tenant = short_of_memory();
     let other = Peer { index: 2, instance: 3 };
-    let live = Some(Live { lendable_chunks: 4, ..Live::default() });
-    tenant.neighbours = vec![Neighbour { peer: other, priority: 0, reachable: true, live }];
+    let live = Some(PeerState { lendable_chunks: 4, ..PeerState::default() });
+    tenant.neighbours = vec![PeerView { peer: other, priority: 0, reachable: true, live }];
     let since = tenant.world.now();
     tenant.serves();
     let asked = tenant
         .letters
         .iter()
-        .find(|(_, letter)| matches!(letter, Letter::Ask { peer, .. } if *peer == other));
+        .find(|(_, letter)| matches!(letter, PeerCommand::Ask { peer, .. } if *peer == other));
     let (at, _) = asked.expect("the other was asked");
     assert!(at.since(since) >= BOUND_NS, "the loan comes first: {at:?}, {since:?}");
     assert!(tenant.world.driver.core().trader().is_some_and(|trader| trader.loans_taken() > 0));

@@ -124,9 +124,9 @@ fn a_plan_places_kv_only_where_those_who_run_make_more_tokens_by_it() {
         (1..=8).for_each(|id| world.submit(request(id, true)));
         let times = run(&mut world);
         assert_eq!(late(&times), 0, "{link_bytes_per_second} bytes per second");
-        let count = |reason| world.driver.core().brain().counted(reason);
+        let count = |reason| world.driver.core().manager().counted(reason);
         assert!(count(Reason::Pause) > 0, "{link_bytes_per_second} bytes per second: somebody made room");
-        (world.driver.core().brain().fetched_bytes(), count(Reason::DeclinedStall))
+        (world.driver.core().manager().fetched_bytes(), count(Reason::DeclinedStall))
     };
     let (fast, slow) = (placed(1 << 34), placed(1 << 28));
     assert!(

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
 use sluice_policy::params::PolicyName;
-use sluice_policy::trader::{Letter, News, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::World;
@@ -33,7 +33,7 @@ const PATIENCE_NS: u64 = 20_000 * MS;
 
 #[derive(Clone, Debug)]
 enum Word {
-    Letter(Letter),
+    Letter(PeerCommand),
     Turn(TurnCall),
 }
 
@@ -42,7 +42,7 @@ enum Word {
 struct Said(Arc<Mutex<Vec<(Nanos, Word)>>>);
 
 impl Neighbourhood for Said {
-    fn post(&mut self, now: Nanos, letter: Letter) {
+    fn post(&mut self, now: Nanos, letter: PeerCommand) {
         self.0.lock().unwrap().push((now, Word::Letter(letter)));
     }
 
@@ -96,7 +96,7 @@ impl Other {
         self.due.push((at, event));
     }
 
-    fn tell(&mut self, at: Nanos, news: News) {
+    fn tell(&mut self, at: Nanos, news: PeerEvent) {
         self.later(at, 6 * MS, NeighbourEvent::News(news));
     }
 
@@ -108,31 +108,33 @@ impl Other {
         self.later(at, 100 * MS, NeighbourEvent::Sought { epoch });
     }
 
-    fn read(&mut self, at: Nanos, letter: Letter) {
+    fn read(&mut self, at: Nanos, letter: PeerCommand) {
         match letter {
-            Letter::Survey => self.tell(at, News::Survey(vec![self.seen()])),
-            Letter::Ask { nonce, chunks, ttl_ns, .. } => self.lend(at, nonce, chunks, ttl_ns),
-            Letter::Renew { nonce, ttl_ns, .. } => {
-                self.tell(at, News::Renewed { peer: OTHER, nonce, ttl_ns })
+            PeerCommand::Survey => self.tell(at, PeerEvent::Survey(vec![self.seen()])),
+            PeerCommand::Ask { nonce, chunks, ttl_ns, .. } => self.lend(at, nonce, chunks, ttl_ns),
+            PeerCommand::Renew { nonce, ttl_ns, .. } => {
+                self.tell(at, PeerEvent::Renewed { peer: OTHER, nonce, ttl_ns })
             }
-            Letter::Return { nonce, chunks, .. } => self.have_back(nonce, chunks),
-            Letter::Withdraw { nonce, .. } => self.have_back(nonce, u32::MAX),
-            Letter::Answer { nonce, chunks, .. } if chunks > 0 => drop(self.borrowed.insert(nonce, chunks)),
-            Letter::Revoke { nonce, .. } => self.repay(at, nonce),
+            PeerCommand::Return { nonce, chunks, .. } => self.have_back(nonce, chunks),
+            PeerCommand::Withdraw { nonce, .. } => self.have_back(nonce, u32::MAX),
+            PeerCommand::Answer { nonce, chunks, .. } if chunks > 0 => {
+                self.borrowed.insert(nonce, chunks);
+            }
+            PeerCommand::Revoke { nonce, .. } => self.repay(at, nonce),
             _ => {}
         }
     }
 
-    fn seen(&self) -> Neighbour {
-        let live = Live { lendable_chunks: self.left, ..Live::default() };
-        Neighbour { peer: OTHER, priority: 0, reachable: true, live: Some(live) }
+    fn seen(&self) -> PeerView {
+        let live = PeerState { lendable_chunks: self.left, ..PeerState::default() };
+        PeerView { peer: OTHER, priority: 0, reachable: true, live: Some(live) }
     }
 
     fn lend(&mut self, at: Nanos, nonce: Nonce, chunks: u32, ttl_ns: u64) {
         let chunks = chunks.min(self.left);
         let news = match chunks {
-            0 => News::Refused { peer: OTHER, nonce, why: None },
-            _ => News::Granted { peer: OTHER, nonce, chunks, ttl_ns },
+            0 => PeerEvent::Refused { peer: OTHER, nonce, why: None },
+            _ => PeerEvent::Granted { peer: OTHER, nonce, chunks, ttl_ns },
         };
         self.left -= chunks;
         self.lent.insert(nonce, chunks);
@@ -149,7 +151,7 @@ impl Other {
 
     fn repay(&mut self, at: Nanos, nonce: Nonce) {
         if let Some(chunks) = self.borrowed.remove(&nonce) {
-            self.tell(at, News::Returned { peer: OTHER, nonce, chunks });
+            self.tell(at, PeerEvent::Returned { peer: OTHER, nonce, chunks });
         }
     }
 
@@ -158,7 +160,9 @@ impl Other {
         let lent = self.lent.iter().find(|(_, chunks)| **chunks > 0).map(|(nonce, chunks)| (*nonce, *chunks));
         let borrowed = self.borrowed.keys().next().copied();
         match (self.rng.below(3), lent, borrowed) {
-            (0, Some((nonce, chunks)), _) => self.tell(now, News::Revoked { peer: OTHER, nonce, chunks }),
+            (0, Some((nonce, chunks)), _) => {
+                self.tell(now, PeerEvent::Revoked { peer: OTHER, nonce, chunks })
+            }
             (1, ..) => self.ask(now),
             (2, _, Some(nonce)) => self.repay(now, nonce),
             _ => {}
@@ -169,7 +173,7 @@ impl Other {
         self.asks += 1;
         let (nonce, ttl_ns) = (Nonce(1 << 60 | self.asks), 10_000 * MS);
         let chunks = self.rng.between(1, 8) as u32;
-        self.tell(now, News::Asked { peer: OTHER, nonce, chunks, ttl_ns });
+        self.tell(now, PeerEvent::Asked { peer: OTHER, nonce, chunks, ttl_ns });
     }
 }
 

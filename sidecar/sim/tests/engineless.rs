@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
 use sluice_policy::params::PolicyName;
-use sluice_policy::trader::{Letter, News, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::World;
@@ -27,10 +27,10 @@ const SHORT_NS: u64 = 50 * MS;
 
 /// What the tenant writes, and when.
 #[derive(Clone, Debug, Default)]
-struct Letters(Arc<Mutex<Vec<(Nanos, Letter)>>>);
+struct Letters(Arc<Mutex<Vec<(Nanos, PeerCommand)>>>);
 
 impl Neighbourhood for Letters {
-    fn post(&mut self, now: Nanos, letter: Letter) {
+    fn post(&mut self, now: Nanos, letter: PeerCommand) {
         self.0.lock().unwrap().push((now, letter));
     }
 
@@ -69,7 +69,7 @@ impl Tenant {
     }
 
     /// Lets time pass to the first letter that `read` has a use for.
-    fn letter<T>(&mut self, read: impl Fn(&Letter) -> Option<T>) -> (Nanos, T) {
+    fn letter<T>(&mut self, read: impl Fn(&PeerCommand) -> Option<T>) -> (Nanos, T) {
         loop {
             let more = self.world.tick(LIMIT);
             let letters: Vec<_> = self.letters.0.lock().unwrap().drain(..).collect();
@@ -80,15 +80,15 @@ impl Tenant {
         }
     }
 
-    fn news(&mut self, news: News) {
+    fn news(&mut self, news: PeerEvent) {
         self.world.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
     }
 
     /// Its neighbour lends what it asks for.
     fn borrow(&mut self) -> (Nonce, u32) {
-        self.letter(|letter| matches!(letter, Letter::Survey).then_some(()));
+        self.letter(|letter| matches!(letter, PeerCommand::Survey).then_some(()));
         let zero = Nanos(0);
-        let live = Live {
+        let live = PeerState {
             active: false,
             last_used: zero,
             resident_since: zero,
@@ -96,17 +96,17 @@ impl Tenant {
             queue_place: None,
             next_use_ns: None,
         };
-        self.news(News::Survey(vec![Neighbour {
+        self.news(PeerEvent::Survey(vec![PeerView {
             peer: LENDER,
             priority: 0,
             reachable: true,
             live: Some(live),
         }]));
         let (_, (nonce, chunks)) = self.letter(|letter| match letter {
-            Letter::Ask { nonce, chunks, .. } => Some((*nonce, *chunks)),
+            PeerCommand::Ask { nonce, chunks, .. } => Some((*nonce, *chunks)),
             _ => None,
         });
-        self.news(News::Granted { peer: LENDER, nonce, chunks, ttl_ns: TTL_NS });
+        self.news(PeerEvent::Granted { peer: LENDER, nonce, chunks, ttl_ns: TTL_NS });
         while self.borrowed() < chunks {
             assert!(self.world.tick(LIMIT), "the loan comes");
         }
@@ -131,7 +131,7 @@ impl Tenant {
 
     fn returned(&mut self, loan: Nonce) -> (Nanos, u32) {
         self.letter(|letter| match letter {
-            Letter::Return { nonce, chunks, .. } if *nonce == loan => Some(*chunks),
+            PeerCommand::Return { nonce, chunks, .. } if *nonce == loan => Some(*chunks),
             _ => None,
         })
     }
@@ -158,7 +158,7 @@ fn a_borrower_without_an_engine_gives_back_what_is_revoked_and_its_streams_go_on
     let (nonce, chunks) = tenant.borrow();
     tenant.lose_engine();
     let asked = tenant.world.now();
-    tenant.news(News::Revoked { peer: LENDER, nonce, chunks });
+    tenant.news(PeerEvent::Revoked { peer: LENDER, nonce, chunks });
     let (at, returned) = tenant.returned(nonce);
     assert_eq!(returned, chunks);
     assert!(at.since(asked) <= Terms::default().revoke_bound_ns, "{} ns", at.since(asked));
@@ -183,13 +183,13 @@ fn a_borrower_without_an_engine_renews_what_its_requests_need() {
     let (loan, chunks) = tenant.borrow();
     let granted = tenant.world.now();
     tenant.lose_engine();
-    let renewal = |letter: &Letter| match letter {
-        Letter::Renew { nonce, .. } if *nonce == loan => Some(()),
+    let renewal = |letter: &PeerCommand| match letter {
+        PeerCommand::Renew { nonce, .. } if *nonce == loan => Some(()),
         _ => None,
     };
     for _ in 0..3 {
         tenant.letter(renewal);
-        tenant.news(News::Renewed { peer: LENDER, nonce: loan, ttl_ns: TTL_NS });
+        tenant.news(PeerEvent::Renewed { peer: LENDER, nonce: loan, ttl_ns: TTL_NS });
         tenant.world.run_until(tenant.world.now().plus(TTL_NS / 4));
     }
     assert!(tenant.world.now().since(granted) > TTL_NS && !tenant.world.driver.core().snapshot().serving);
@@ -203,9 +203,9 @@ fn a_tenant_without_an_engine_lends_what_is_free() {
     (1..=6).for_each(|id| tenant.world.cancel(RequestId(id)));
     tenant.world.run_until(tenant.world.now().plus(MS));
     let nonce = Nonce(7);
-    tenant.news(News::Asked { peer: LENDER, nonce, chunks: 2, ttl_ns: TTL_NS });
+    tenant.news(PeerEvent::Asked { peer: LENDER, nonce, chunks: 2, ttl_ns: TTL_NS });
     let (_, lent) = tenant.letter(|letter| match letter {
-        Letter::Answer { nonce: Nonce(7), chunks, .. } => Some(*chunks),
+        PeerCommand::Answer { nonce: Nonce(7), chunks, .. } => Some(*chunks),
         _ => None,
     });
     assert_eq!(lent, 2);

@@ -93,7 +93,7 @@ fn a_row_without_any_candidate_fails_alone() {
     }
     assert_eq!(failed, 1);
     assert_eq!(world.driver.core().snapshot().counters.refused_steps, 0);
-    assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0);
 }
 
 /// Requests among `load` whose prompts hold a token that the engine does not know, at places that differ: the first token,
@@ -131,7 +131,7 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
             }
         }
         assert_eq!(world.driver.core().snapshot().counters.refused_steps, 0, "{policy:?}");
-        assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0, "{policy:?}");
+        assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0, "{policy:?}");
     }
 }
 
@@ -155,8 +155,8 @@ fn sequences_that_the_engine_refused_teach_no_times() {
     let failed = worlds[1].outcomes.values().filter(|one| matches!(one.finish, Some(Finish::Failed(_))));
     assert_eq!(failed.count(), 40);
     let [without, with] = [0, 1].map(|one: usize| {
-        let measures = worlds[one].driver.core().brain().measures();
-        (measures.compute_ns(), measures.beside_ns(), measures.prefill_token_ns(), measures.read_columns())
+        let measures = worlds[one].driver.core().manager().step_stats();
+        (measures.compute_ns(), measures.overhead_ns(), measures.prefill_token_ns(), measures.read_columns())
     });
     assert_eq!(with, without);
 }
@@ -173,7 +173,7 @@ fn a_cancelled_request_gives_its_memory_back_within_one_step() {
     let steps = world.driver.core().snapshot().counters.steps;
     assert!(world.run_until_idle(crate::support::LIMIT));
     assert!(world.driver.core().snapshot().counters.steps <= steps + 1);
-    assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0);
     assert!(world.outcomes.values().any(|o| o.finish == Some(Finish::Cancelled)));
 }
 

@@ -1,11 +1,11 @@
 //! Several tenants on one GPU: tokens, bytes, turns, the link.
 
-use sluice_policy::brain::Brain;
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
+use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::PolicyName;
+use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
 use sluice_policy::reason::Reason;
-use sluice_policy::trader::{News, Terms};
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::Detail;
@@ -55,7 +55,7 @@ pub fn record_neighbours(requests: u64) -> Vec<String> {
         load.into_iter().for_each(|(when, request)| gpu.arrives(at, Nanos(50 * MS + when), request));
     }
     gpu.run_until(Nanos(60 * MS));
-    let terms = NeighbourEvent::News(News::Terms(Terms { retry_ns: 10 * MS, ..Terms::default() }));
+    let terms = NeighbourEvent::News(PeerEvent::Terms(Terms { retry_ns: 10 * MS, ..Terms::default() }));
     gpu.seats[0].life.as_mut().unwrap().driver.push(Event::Neighbour(terms));
     assert!(gpu.run_until_done(LIMIT), "everybody is served");
     let lives = gpu.seats.iter().map(|seat| seat.life.as_ref().unwrap().recorded().unwrap());
@@ -101,8 +101,8 @@ pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str
 }
 
 /// Of a tenant that lives.
-fn brain(gpu: &Gpu, at: usize) -> &Brain {
-    gpu.seats[at].life.as_ref().unwrap().driver.core().brain()
+fn manager(gpu: &Gpu, at: usize) -> &MemoryManager {
+    gpu.seats[at].life.as_ref().unwrap().driver.core().manager()
 }
 
 /// Chunks that exist on all devices, and what is promised.
@@ -121,7 +121,7 @@ fn neighbours_that_take_turns_lend_memory_and_no_token_changes() {
     while !gpu.is_done() {
         assert!(gpu.tick(LIMIT), "everybody is served: {} open", gpu.open());
         assert!(existing(&gpu) <= gpu.ledger.borrow().capacity(), "no byte is promised twice");
-        borrowed = borrowed.max(brain(&gpu, 0).borrowed_chunks());
+        borrowed = borrowed.max(manager(&gpu, 0).borrowed_chunks());
     }
     assert!(borrowed > 0, "the tenant with much to do borrows");
     assert!(gpu.turns() > 10, "{} turns", gpu.turns());
@@ -187,8 +187,9 @@ fn copies_of_neighbours_share_one_link() {
             seed: 1,
         };
         let mut gpu = Gpu::new(setup, tenants).unwrap();
-        let loaded =
-            |gpu: &Gpu| gpu.seats.iter().all(|s| s.life.as_ref().unwrap().driver.core().brain().loaded());
+        let loaded = |gpu: &Gpu| {
+            gpu.seats.iter().all(|s| s.life.as_ref().unwrap().driver.core().manager().is_loaded())
+        };
         while !loaded(&gpu) {
             assert!(gpu.tick(LIMIT));
         }
@@ -221,22 +222,22 @@ fn a_tenant_that_dies_gives_its_memory_and_turn_back_and_lives_again() {
 #[test]
 fn what_is_lent_to_a_neighbour_that_died_before_any_look_comes_back() {
     let mut gpu = gpu(Sharing::Spatial, PolicyName::Oneiros, 2, 14);
-    while !brain(&gpu, 0).loaded() {
+    while !manager(&gpu, 0).is_loaded() {
         assert!(gpu.tick(Nanos(20 * MS)), "it looks at the ledger after 25 ms");
     }
     gpu.stop(0, 1000 * MS);
     let begun = gpu.now();
     let load = load(24, 5);
     load.into_iter().for_each(|(when, request)| gpu.arrives(1, begun.plus(when), request));
-    while brain(&gpu, 1).hungry().is_none() {
+    while manager(&gpu, 1).borrow_request().is_none() {
         assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its neighbour is stopped");
     }
     // The survey and what is asked take up to 0.7 ms each, and an answer is awaited for 20 ms.
     gpu.run_until(gpu.now().plus(2 * MS));
     gpu.end_life(1);
-    let lent = |gpu: &Gpu| brain(gpu, 0).lent_chunks();
+    let lent = |gpu: &Gpu| manager(gpu, 0).lent_chunks();
     assert!(gpu.now() < begun.plus(1000 * MS) && lent(&gpu) == 0, "it is stopped");
     gpu.run_until(Nanos(30_000 * MS));
     // Who does not hear of the death lends for ever.
-    assert_eq!((brain(&gpu, 0).counted(Reason::Lend), lent(&gpu)), (1, 0));
+    assert_eq!((manager(&gpu, 0).counted(Reason::Lend), lent(&gpu)), (1, 0));
 }

@@ -41,7 +41,7 @@ pub fn crowd(seed: u64) -> Vec<(u64, Request)> {
 }
 
 fn counted(world: &World, reason: Reason) -> u64 {
-    world.driver.core().brain().counted(reason)
+    world.driver.core().manager().counted(reason)
 }
 
 fn prompts_out(world: &World) -> u64 {
@@ -62,7 +62,7 @@ fn tokens_are_the_same_where_prompts_go_out_and_requests_join_with_kv_away() {
     for seed in 0..6 {
         let mut world = serve(short(), seed, |world, _| world.driver.core().check());
         (out, joined) = (out + prompts_out(&world), joined + counted(&world, Reason::Join));
-        let kv = world.driver.core().brain().kv_counts();
+        let kv = world.driver.core().manager().kv_counts();
         let cache = kv.idle_columns * u32::from(LAYERS);
         assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}: everything is given back");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
@@ -151,7 +151,7 @@ fn most_sets(alike: bool) -> usize {
     watch(
         |setup| setup.params.plan_alike = alike,
         |world| {
-            let placement = world.driver.core().brain().placement();
+            let placement = world.driver.core().manager().placement();
             let sets = placement.of.values().map(|set| &placement.sets[usize::from(*set)]);
             let sets: BTreeSet<_> = sets.filter(|set| set.len() < usize::from(LAYERS)).collect();
             most = most.max(sets.len());

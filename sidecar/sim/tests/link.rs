@@ -1,7 +1,7 @@
 //! Which copy has the link: worked out by hand for a step whose KV comes beside KV that nobody needs yet.
 
 use sluice_policy::action::{Fetch, Work};
-use sluice_policy::arbiter::PATIENCE_NS;
+use sluice_policy::copy_priority::BACKGROUND_DEADLINE_NS;
 use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos};
 use sluice_policy::params::{Params, PolicyName};
 
@@ -67,7 +67,7 @@ fn kv_that_nobody_needs_is_there_in_the_end_however_busy_the_link_is() {
     let later: Vec<_> = (1..20).map(|copy| bench.order_by(needed(copy), fetch(0, 0))).collect();
     let ends: Vec<(ActionId, Nanos)> = (0..21).map(|_| bench.next_end()).collect();
     // The last that is needed within its patience is the sixth after the first, at 4.5 ms; it has the link from 5.25 to 6 ms.
-    assert_eq!(PATIENCE_NS, 5_000_000);
+    assert_eq!(BACKGROUND_DEADLINE_NS, 5_000_000);
     let (_, ended) = ends[7];
     assert_eq!((ends[7].0, ended.since(begun)), (home, 6_000_000));
     let order: Vec<_> = [first].into_iter().chain(later).collect();

@@ -83,10 +83,10 @@ impl Case {
     fn done(&self) -> Done {
         let world = self.run();
         let (core, counters) = (world.driver.core(), world.driver.core().snapshot().counters);
-        let brain = core.brain();
-        assert_eq!(brain.counted(Reason::RemapOwn), 0, "no layer hides");
+        let manager = core.manager();
+        assert_eq!(manager.counted(Reason::RemapOwn), 0, "no layer hides");
         Done {
-            layers: brain.counted(Reason::RemapStalls) > 0,
+            layers: manager.counted(Reason::RemapStalls) > 0,
             pauses: counters.pauses > 0,
             preemptions: counters.preemptions > 0,
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::params::PolicyName;
-use sluice_policy::planner::pausing::Stays;
+use sluice_policy::planner::pause::PausedSince;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::config::Order;
 use sluice_scheduler::{Event, Request, Sleep};
@@ -82,7 +82,7 @@ fn a_client_that_gives_up_in_the_queue_ends_no_pause() {
     world.tick(LIMIT);
     assert!(world.outcomes[&RequestId(99)].finish.is_some(), "it was given up");
     let core = world.driver.core();
-    assert_eq!(core.pauses().may_resume(id, world.now(), true, false), Err(Stays::NothingCompleted));
+    assert_eq!(core.pauses().can_resume(id, world.now(), true, false), Err(PausedSince::NothingCompleted));
 }
 
 #[test]

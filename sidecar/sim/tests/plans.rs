@@ -1,7 +1,7 @@
 //! Plans under a scheduler: who is asked about, who is let in, who is paused, and that no token changes.
 
 use sluice_policy::params::PolicyName;
-use sluice_policy::planner::request::{Found, PlanRequest};
+use sluice_policy::planner::request::{PlanRequest, PlanResult};
 use sluice_policy::reason::Reason;
 use sluice_sim::World;
 use sluice_sim::world::Setup;
@@ -23,7 +23,7 @@ struct Served {
 
 impl Served {
     fn counted(&self, reason: Reason) -> u64 {
-        self.world.driver.core().brain().counted(reason)
+        self.world.driver.core().manager().counted(reason)
     }
 
     fn pauses(&self) -> u64 {
@@ -33,7 +33,7 @@ impl Served {
     /// Plans that pause somebody, and those that let somebody in.
     fn plans(&self) -> (usize, usize) {
         let found: Vec<_> = self.asked.iter().filter_map(|asked| asked.solve().found).collect();
-        let count = |named: fn(&Found) -> u16| found.iter().filter(|found| named(found) > 0).count();
+        let count = |named: fn(&PlanResult) -> u16| found.iter().filter(|found| named(found) > 0).count();
         (count(|found| found.paused), count(|found| found.admitted))
     }
 }
@@ -97,8 +97,8 @@ fn a_plan_looks_at_as_many_as_there_are_rows() {
 fn between_two_plans_steps_are_made() {
     for world in [paced(u64::MAX, SHORT, |_| {}).world, paced(1, SHORT, |_| {}).world] {
         let core = world.driver.core();
-        let plans = core.brain().counted(Reason::Plan) + core.brain().counted(Reason::NoPlan);
-        let (steps, apart) = (core.snapshot().counters.steps, core.brain().params().replan.least_steps);
+        let plans = core.manager().counted(Reason::Plan) + core.manager().counted(Reason::NoPlan);
+        let (steps, apart) = (core.snapshot().counters.steps, core.manager().params().replan.least_steps);
         assert!(plans > 1 && (plans - 1) * u64::from(apart) <= steps, "{plans} plans, {steps} steps");
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::{Placing, PolicyName, Slo};
+use sluice_policy::params::{KvPlacementMode, PolicyName, Slo};
 use sluice_policy::pie::expansion;
 use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
@@ -65,10 +65,11 @@ fn tokens_are_the_same_under_every_policy_and_kv_lies_where_it_says() {
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
         assert_eq!(tokens(&world), expected, "{policy:?}");
         let core = world.driver.core();
-        let places = !matches!(core.brain().params().placing(), Placing::Device | Placing::Prompts);
-        assert_eq!(core.brain().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
+        let places =
+            !matches!(core.manager().params().placing(), KvPlacementMode::Device | KvPlacementMode::Prompts);
+        assert_eq!(core.manager().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
         let pauses = core.snapshot().counters.pauses;
-        assert!(core.brain().params().pauses() || pauses == 0, "{policy:?} paused {pauses} times");
+        assert!(core.manager().params().pauses() || pauses == 0, "{policy:?} paused {pauses} times");
     }
 }
 
@@ -81,7 +82,7 @@ fn who_may_pause_does_where_not_even_plans_make_room_and_nobody_else() {
         assert_eq!(tokens(&world), expected, "{policy:?}");
         let core = world.driver.core();
         let (pauses, preemptions) = (core.snapshot().counters.pauses, core.snapshot().counters.preemptions);
-        assert_eq!(pauses > 0, core.brain().params().pauses(), "{policy:?} paused {pauses} times");
+        assert_eq!(pauses > 0, core.manager().params().pauses(), "{policy:?} paused {pauses} times");
         assert!(pauses + preemptions > 0, "{policy:?}: somebody is one too many");
     }
 }
@@ -107,11 +108,11 @@ fn a_policy_that_changes_under_load_changes_no_token() {
 #[test]
 fn kv_that_cannot_be_fetched_is_computed_again() {
     let mut world = world(PolicyName::FlexGen, 60);
-    while world.driver.core().brain().fetched_bytes() == 0 {
+    while world.driver.core().manager().fetched_bytes() == 0 {
         assert!(world.tick(LIMIT), "KV is fetched");
     }
     world.device.borrow_mut().faults.copy_fails_permille = 1000;
-    while world.driver.core().brain().counted(Reason::SwapLost) == 0 {
+    while world.driver.core().manager().counted(Reason::SwapLost) == 0 {
         assert!(world.tick(LIMIT), "fetches are given up");
     }
     world.device.borrow_mut().faults.copy_fails_permille = 0;

@@ -89,7 +89,7 @@ fn tokens_are_the_same_wherever_their_prompts_went() {
     for seed in 0..6 {
         let mut world = serve_crowd(seed, |world, _| world.driver.core().check());
         out += counters(&world).prompts_out;
-        let kv = world.driver.core().brain().kv_counts();
+        let kv = world.driver.core().manager().kv_counts();
         let cache = kv.idle_columns * u32::from(LAYERS);
         assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}: everything is given back");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
@@ -111,7 +111,7 @@ fn copies_that_fail_and_engines_that_die_over_a_prompt_change_no_token() {
         });
         out += counters(&world).prompts_out;
         replays += counters(&world).replays;
-        lost += world.driver.core().brain().counted(Reason::SwapLost);
+        lost += world.driver.core().manager().counted(Reason::SwapLost);
     }
     assert!(out > 20 && lost > 0 && replays > 0, "{out} went out, {lost} lost, {replays} replays");
 }
@@ -148,7 +148,7 @@ fn the_buffer_grows_with_late_first_tokens_and_shrinks_with_late_others() {
     let columns = |slo| {
         let mut world = loaded(short(slo, 200));
         serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-        (world.driver.core().brain().prompt_buffer_columns(), counters(&world).prompts_out)
+        (world.driver.core().manager().prompt_buffer_columns(), counters(&world).prompts_out)
     };
     assert_eq!(columns(EAGER).0, 200, "never more than there is");
     assert_eq!(columns(Slo { tbt_ns: 1, ..EAGER }).0, 1, "TPOT before TTFT");
@@ -190,7 +190,7 @@ fn clients_that_leave_while_their_prompts_go_out_leave_nothing_behind() {
             }
             world.driver.core().check();
         });
-        let kv = world.driver.core().brain().kv_counts();
+        let kv = world.driver.core().manager().kv_counts();
         let cache = kv.idle_columns * u32::from(LAYERS);
         assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
@@ -202,5 +202,5 @@ fn clients_that_leave_while_their_prompts_go_out_leave_nothing_behind() {
 fn memory_of_idle_activations_is_still_lent_to_those_who_wait() {
     let mut world = loaded(short(EAGER, 200));
     serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-    assert!(world.driver.core().brain().counted(Reason::Inflate) > 0);
+    assert!(world.driver.core().manager().counted(Reason::Inflate) > 0);
 }

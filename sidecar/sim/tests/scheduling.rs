@@ -221,10 +221,10 @@ fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
         let mut world = World::new(setup, None).unwrap();
         (1..=6).for_each(|id| world.submit(request(id, 60, 60)));
         assert!(world.run_until_idle(Nanos(5_000_000_000)), "patience {patience}: every request ends");
-        let brain = world.driver.core().brain();
-        assert!(brain.counted(Reason::RemapOwn) > 0, "patience {patience}: memory was short");
+        let manager = world.driver.core().manager();
+        assert!(manager.counted(Reason::RemapOwn) > 0, "patience {patience}: memory was short");
         let steps = world.driver.core().snapshot().counters.steps;
-        assert!(brain.counted(Reason::RemapOwn) <= steps, "at most once for each step");
+        assert!(manager.counted(Reason::RemapOwn) <= steps, "at most once for each step");
     }
 }
 
@@ -236,9 +236,9 @@ fn a_remapping_declined_before_any_decode_was_measured_says_so() {
     // One token each: all steps are prefills, and nothing is ever known of decodes.
     (1..=6).for_each(|id| world.submit(request(id, 120, 1)));
     assert!(world.run_until_idle(LIMIT));
-    let brain = world.driver.core().brain();
-    assert!(brain.counted(Reason::DeclinedUnmeasured) > 0, "memory was short");
-    assert_eq!((brain.counted(Reason::DeclinedStall), brain.counted(Reason::RemapOwn)), (0, 0));
+    let manager = world.driver.core().manager();
+    assert!(manager.counted(Reason::DeclinedUnmeasured) > 0, "memory was short");
+    assert_eq!((manager.counted(Reason::DeclinedStall), manager.counted(Reason::RemapOwn)), (0, 0));
 }
 
 #[test]
@@ -248,12 +248,12 @@ fn no_more_layers_are_remapped_than_the_cap_that_is_told() {
         setup.params.remap_cap_permille = permille;
         setup.params.stall_allowance_permille = 1_000_000;
         let mut world = World::new(setup, None).unwrap();
-        assert_eq!(world.driver.core().brain().cap_layers(), cap_layers, "{permille} permille");
+        assert_eq!(world.driver.core().manager().cap_layers(), cap_layers, "{permille} permille");
         (1..=8).for_each(|id| world.submit(request(id, 60, 60)));
         let mut most = 0;
         while world.outcomes.values().any(|o| o.finish.is_none()) {
             world.tick(LIMIT);
-            most = most.max(world.driver.core().brain().layout().alpha());
+            most = most.max(world.driver.core().manager().layout().alpha());
         }
         assert_eq!(most, cap_layers, "{permille} permille: all that is allowed was needed");
     }
@@ -268,12 +268,12 @@ fn time_alone_returns_borrowed_memory() {
     let mut remapped = false;
     while world.outcomes.values().any(|o| o.finish.is_none()) {
         world.tick(LIMIT);
-        remapped |= !world.driver.core().brain().layout().moving.is_empty();
+        remapped |= !world.driver.core().manager().layout().moving.is_empty();
     }
     assert!(remapped, "memory was short");
     let now = world.now();
     world.run_until(Nanos(now.0 + 1_000_000_000));
-    assert!(world.driver.core().brain().layout().moving.is_empty(), "ticks alone bring the layers back");
+    assert!(world.driver.core().manager().layout().moving.is_empty(), "ticks alone bring the layers back");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sluice_policy::brain::Rest;
 use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::SleepState;
 use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 use sluice_ports::Memory;
@@ -54,7 +54,7 @@ fn end(world: &mut World) {
 }
 
 fn asleep(world: &World) -> bool {
-    world.driver.core().brain().rest() == Rest::Asleep
+    world.driver.core().manager().sleep_state() == SleepState::Asleep
 }
 
 fn told(world: &mut World, order: Sleep) {
@@ -101,7 +101,7 @@ fn an_idle_tenant_sleeps_until_the_next_request() {
     assert_eq!(world.outcomes[&RequestId(2)].tokens.len(), 30);
     let core = world.driver.core();
     assert_eq!(core.snapshot().counters.cached_tokens, 48, "what was said before is not computed again");
-    assert_eq!(core.brain().counted(Reason::SwapIn), 1);
+    assert_eq!(core.manager().counted(Reason::SwapIn), 1);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_request_that_waits_with_its_kv_can_be_cancelled() {
     world.driver.push(Event::Cancel(RequestId(1)));
     world.driver.push(Event::Sleep(Sleep::WakeUp));
     end(&mut world);
-    assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0);
 }
 
 #[test]

@@ -39,8 +39,8 @@ fn run(r_permille: u64) -> World {
 
 /// Remappings, and those declined because their copies would stall.
 fn decisions(world: &World) -> (u64, u64) {
-    let brain = world.driver.core().brain();
-    (brain.counted(Reason::RemapOwn), brain.counted(Reason::DeclinedStall))
+    let manager = world.driver.core().manager();
+    (manager.counted(Reason::RemapOwn), manager.counted(Reason::DeclinedStall))
 }
 
 #[test]

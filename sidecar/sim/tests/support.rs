@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::{ForcedRemap, Params, Placing, PolicyName};
+use sluice_policy::params::{ForcedRemap, KvPlacementMode, Params, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 use sluice_sim::rng::Rng;
@@ -58,7 +58,7 @@ pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Set
 
 /// The same with a host tier for KV, where the policy takes one: without, it would place and pause nothing.
 pub fn with_tier(mut setup: Setup) -> Setup {
-    if setup.params.placing() != Placing::Device {
+    if setup.params.placing() != KvPlacementMode::Device {
         setup.params.host_kv_bytes = 200 * u64::from(setup.geometry.layers()) * setup.geometry.block_bytes;
     }
     setup

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::loan_negotiator::{PeerCommand, Terms};
 use sluice_policy::params::PolicyName;
-use sluice_policy::trader::{Letter, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::Quantum;
 use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::World;
@@ -23,7 +23,7 @@ const LAYERS: u16 = 6;
 struct Turns(Arc<Mutex<Vec<TurnCall>>>);
 
 impl Neighbourhood for Turns {
-    fn post(&mut self, _now: Nanos, _letter: Letter) {}
+    fn post(&mut self, _now: Nanos, _letter: PeerCommand) {}
 
     fn turn(&mut self, _now: Nanos, call: TurnCall) {
         self.0.lock().unwrap().push(call);

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::loan_negotiator::{PeerCommand, Terms};
 use sluice_policy::params::PolicyName;
-use sluice_policy::trader::{Letter, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::Quantum;
 use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::World;
@@ -23,7 +23,7 @@ const RESTART_NS: u64 = 1_000 * MS;
 struct Calls(Arc<Mutex<Vec<(Nanos, TurnCall)>>>);
 
 impl Neighbourhood for Calls {
-    fn post(&mut self, _now: Nanos, letter: Letter) {
+    fn post(&mut self, _now: Nanos, letter: PeerCommand) {
         panic!("nobody to write to: {letter:?}");
     }
 
@@ -149,7 +149,7 @@ fn decodes_that_were_slow_once_are_looked_at_again_while_prompts_wait() {
         assert!(world.tick(LIMIT) || has_ended(&world), "slowly, but they end");
     }
     assert!(
-        world.driver.core().brain().measures().token_compute_ns() > 5 * u128::from(MS),
+        world.driver.core().manager().step_stats().token_compute_ns() > 5 * u128::from(MS),
         "a decode takes a turn"
     );
     slow(&world, 1);

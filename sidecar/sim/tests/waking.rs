@@ -5,12 +5,12 @@ use std::sync::Arc;
 use sluice_policy::closed_form::prefill::Waking;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
 use sluice_policy::params::PolicyName;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
 use sluice_policy::reason::Reason;
 use sluice_policy::step_model::prefill::chunk_by_chunk_ns;
-use sluice_policy::trader::{Letter, News, Terms};
 use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Membership, Request, Sharing};
@@ -98,14 +98,14 @@ impl Case {
 struct Silent;
 
 impl Neighbourhood for Silent {
-    fn post(&mut self, _now: Nanos, _letter: Letter) {}
+    fn post(&mut self, _now: Nanos, _letter: PeerCommand) {}
 
     fn turn(&mut self, _now: Nanos, call: TurnCall) {
         panic!("all run at once: {call:?}");
     }
 }
 
-fn news(world: &mut World, news: News) {
+fn news(world: &mut World, news: PeerEvent) {
     world.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
 }
 
@@ -116,12 +116,12 @@ fn asleep(case: &Case) -> (World, u32) {
     world.run_until(Nanos(1_000_000_000));
     world.driver.push(Event::Tick);
     world.run_until(world.now().plus(1_000_000));
-    assert!(world.driver.core().brain().loaded(), "{case:?}");
+    assert!(world.driver.core().manager().is_loaded(), "{case:?}");
     // The floor keeps a layer and a slot.
-    let chunks = world.driver.core().brain().lendable_chunks() - SLAB_CHUNKS * u32::from(case.present - 2);
-    news(&mut world, News::Asked { peer: NEIGHBOUR, nonce: Nonce(7), chunks, ttl_ns: 1 << 40 });
+    let chunks = world.driver.core().manager().lendable_chunks() - SLAB_CHUNKS * u32::from(case.present - 2);
+    news(&mut world, PeerEvent::Asked { peer: NEIGHBOUR, nonce: Nonce(7), chunks, ttl_ns: 1 << 40 });
     world.run_until(world.now().plus(100_000_000));
-    assert_eq!(world.driver.core().brain().absent_layers(), case.layers - case.present, "{case:?}");
+    assert_eq!(world.driver.core().manager().absent_layers(), case.layers - case.present, "{case:?}");
     (world, chunks)
 }
 
@@ -129,13 +129,13 @@ fn asleep(case: &Case) -> (World, u32) {
 fn first_token_ns(case: &Case) -> (u64, World) {
     let (mut world, chunks) = asleep(case);
     world.submit(case.request());
-    news(&mut world, News::Returned { peer: NEIGHBOUR, nonce: Nonce(7), chunks });
+    news(&mut world, PeerEvent::Returned { peer: NEIGHBOUR, nonce: Nonce(7), chunks });
     // A tick handles what happens at one moment, and then moves to the next.
     let (mut woke, mut moment) = (None, world.now());
     while world.outcomes[&RequestId(1)].tokens.is_empty() {
         moment = world.now();
         assert!(world.tick(LIMIT), "{case:?}");
-        let back = world.driver.core().brain().absent_layers() == 0;
+        let back = world.driver.core().manager().absent_layers() == 0;
         woke = woke.or_else(|| back.then_some(moment));
     }
     let taken = moment.since(woke.unwrap_or(Nanos(0)));
@@ -166,10 +166,11 @@ fn the_first_token_of_a_waking_tenant_comes_within_the_bound() {
         let bound_ns = case.closed_form().ttft_ns();
         assert!(taken_ns >= bound_ns, "{case:?}: {taken_ns} ns is less than the least, {bound_ns}");
         assert!(taken_ns * 100 <= bound_ns * 115, "{case:?}: {taken_ns} ns, the bound is {bound_ns}");
-        whole += world.driver.core().brain().counted(Reason::WholePrompt);
-        let brain = world.driver.core().brain();
-        let usual = brain.geometry().chunks_for(brain.geometry().activation.bytes(brain.params().max_step));
-        assert_eq!(brain.activation_chunks(), usual, "{case:?}: what prompts took went back");
+        whole += world.driver.core().manager().counted(Reason::WholePrompt);
+        let manager = world.driver.core().manager();
+        let usual =
+            manager.geometry().chunks_for(manager.geometry().activation.bytes(manager.params().max_step));
+        assert_eq!(manager.activation_chunks(), usual, "{case:?}: what prompts took went back");
         assert!(world.driver.core().snapshot().counters.stall_ns == 0, "{case:?}: waking is no stall");
     }
     assert!(whole > 0, "activations grew for some of them");
@@ -182,7 +183,7 @@ fn chunk_by_chunk_misses_the_bound_where_copies_take_longer_than_the_prompt() {
     for (layers, present, ratio_permille) in [(8, 2, 1500), (12, 2, 2000), (12, 6, 1200)] {
         let case = Case { layers, present, prompt_tokens: 390, ratio_permille, spare_columns: 0 };
         let (taken_ns, world) = first_token_ns(&case);
-        assert_eq!(world.driver.core().brain().counted(Reason::WholePrompt), 0, "{case:?}");
+        assert_eq!(world.driver.core().manager().counted(Reason::WholePrompt), 0, "{case:?}");
         let bound_ns = case.closed_form().ttft_ns();
         assert!(taken_ns * 100 > bound_ns * 115, "{case:?}: {taken_ns} ns, the bound is {bound_ns}");
         let loads: Vec<_> = (0..layers).map(|l| if l < present { 0 } else { case.transfer_ns() }).collect();

@@ -51,7 +51,7 @@ pub enum WeightType {
     Float32,
     /// 16 bits, IEEE.
     Float16,
-    /// 16 bits, brain float.
+    /// 16 bits, memory manager float.
     BFloat16,
 }
 

@@ -13,7 +13,7 @@ use sluice_agent::gateway::{Gateway, Keys};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
 use sluice_agent::service::{Inbox, Message, Service, Status, Update};
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SloConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

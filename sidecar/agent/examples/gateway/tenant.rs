@@ -14,7 +14,7 @@ use sluice_agent::metrics::Metrics;
 use sluice_agent::room::{Loading, load};
 use sluice_agent::service::{Inbox, Message, Service, Status};
 use sluice_link::server::Listener;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SidecarConfig, SloConfig};
 use tokio::sync::watch;
 

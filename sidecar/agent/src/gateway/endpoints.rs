@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Outage;
 
 use super::Gateway;

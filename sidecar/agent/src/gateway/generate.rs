@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use sluice_policy::deposit::{Deposit, Pacing};
 use sluice_policy::ids::Nanos;
+use sluice_policy::token_deposit::{Pacing, TokenDeposit};
 use sluice_ports::sampling::TokenLogprobs;
 use sluice_scheduler::{Finish, Outage};
 use tokio::time::Sleep;
@@ -72,7 +72,7 @@ pub struct Generation {
     /// Tokens that end the answer and are not shown.
     stop_tokens: Vec<u32>,
     min_tokens: u32,
-    deposit: Deposit,
+    deposit: TokenDeposit,
     waiting: VecDeque<Piece>,
     /// Rings when the deposit has something due; made when an answer waits for the first time.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -127,7 +127,7 @@ impl Generation {
             stops: setup.stops,
             stop_tokens: setup.stop_tokens,
             min_tokens: setup.min_tokens,
-            deposit: Deposit::new(setup.pacing),
+            deposit: TokenDeposit::new(setup.pacing),
             waiting: VecDeque::new(),
             alarm: None,
             ended: None,

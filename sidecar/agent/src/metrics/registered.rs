@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
-use sluice_policy::neighbours::span::Awaited;
+use sluice_policy::peers::wait_time::WaitKind;
 
 use super::objectives::Attainment;
 use super::timing::Timing;
@@ -225,7 +225,7 @@ impl OwnMetrics {
         names.add(
             "sluice_wake_seconds",
             "Wish for the engine to its being awake",
-            self.waits[Awaited::Wake].clone(),
+            self.waits[WaitKind::Wake].clone(),
         );
         self.slo.register(names);
         names.add(
@@ -284,14 +284,19 @@ impl OwnMetrics {
             self.plan_gap.0.clone(),
         );
         let waits = &self.waits;
-        names.add("sluice_turn_wait_seconds", "Wish for the turn to having it", waits[Awaited::Turn].clone());
+        names.add(
+            "sluice_turn_wait_seconds",
+            "Wish for the turn to having it",
+            waits[WaitKind::Turn].clone(),
+        );
         names.add(
             "sluice_turn_handover_seconds",
             "Release of the turn by another tenant to having it",
             waits.handover.clone(),
         );
         self.register_hangs(names);
-        let (grant, revoke, wake) = (&waits[Awaited::Grant], &waits[Awaited::Revoke], &waits[Awaited::Wake]);
+        let (grant, revoke, wake) =
+            (&waits[WaitKind::Grant], &waits[WaitKind::Revoke], &waits[WaitKind::Wake]);
         names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
         names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
         names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());

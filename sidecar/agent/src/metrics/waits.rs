@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use sluice_policy::neighbours::span::Awaited;
+use sluice_policy::peers::wait_time::WaitKind;
 
 /// As many as [`Awaited`] has kinds.
 const KINDS: usize = 4;
@@ -22,16 +22,16 @@ impl<T> Waits<T> {
     }
 }
 
-impl<T> Index<Awaited> for Waits<T> {
+impl<T> Index<WaitKind> for Waits<T> {
     type Output = T;
 
-    fn index(&self, awaited: Awaited) -> &T {
+    fn index(&self, awaited: WaitKind) -> &T {
         &self.kinds[awaited as usize]
     }
 }
 
-impl<T> IndexMut<Awaited> for Waits<T> {
-    fn index_mut(&mut self, awaited: Awaited) -> &mut T {
+impl<T> IndexMut<WaitKind> for Waits<T> {
+    fn index_mut(&mut self, awaited: WaitKind) -> &mut T {
         &mut self.kinds[awaited as usize]
     }
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sluice_memory::neighbourhood::Seat;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::refusal::Refusal;
-use sluice_policy::trader::News;
+use sluice_policy::loan_negotiator::PeerEvent;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loan_denied::LoanDenied;
+use sluice_policy::peers::loans::Nonce;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tokio::sync::oneshot;
 
@@ -92,7 +92,7 @@ impl Desk {
     }
 
     /// What the scheduler has to hear of a request; nothing when it is answered already.
-    pub fn receive(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<News> {
+    pub fn receive(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<PeerEvent> {
         let from = request.sender();
         if !self.knows(from) {
             let _ = answer.send(GrantAnswer::refused(RefusalReason::UnknownNeighbour));
@@ -104,7 +104,7 @@ impl Desk {
             GrantRequest::Ask { nonce, bytes, ttl_ms, .. } => {
                 let (nonce, chunks) = (Nonce(nonce), self.chunks(bytes));
                 wait(&self.asks, (peer, nonce), answer);
-                vec![News::Asked { peer, nonce, chunks, ttl_ns: ns(ttl_ms) }]
+                vec![PeerEvent::Asked { peer, nonce, chunks, ttl_ns: ns(ttl_ms) }]
             }
             GrantRequest::Renew { nonces, ttl_ms, .. } => self.renew(peer, nonces, ns(ttl_ms), answer),
             GrantRequest::Revoke { nonce, bytes, why, .. } => {
@@ -112,14 +112,14 @@ impl Desk {
                 wait(&self.revocations, (peer, nonce), answer);
                 // A new life names itself: it does not know the loans of its former ones.
                 let claims = why == RevokeReason::FloorNeeded && nonce.0 == peer.instance;
-                let revoked = News::Revoked { peer, nonce, chunks };
-                vec![if claims { News::Claimed { peer, nonce, chunks } } else { revoked }]
+                let revoked = PeerEvent::Revoked { peer, nonce, chunks };
+                vec![if claims { PeerEvent::Claimed { peer, nonce, chunks } } else { revoked }]
             }
             GrantRequest::Cancel { nonce, .. } => {
                 // Nobody waits any more for what was asked, whatever becomes of it.
                 lock(&self.asks).remove(&(peer, Nonce(nonce)));
                 let _ = answer.send(GrantAnswer::Cancelled { nonce });
-                vec![News::Withdrawn { peer, nonce: Nonce(nonce) }]
+                vec![PeerEvent::Withdrawn { peer, nonce: Nonce(nonce) }]
             }
         }
     }
@@ -130,9 +130,9 @@ impl Desk {
         nonces: Vec<u64>,
         ttl_ns: u64,
         answer: oneshot::Sender<GrantAnswer>,
-    ) -> Vec<News> {
+    ) -> Vec<PeerEvent> {
         let open: BTreeSet<_> = nonces.into_iter().map(Nonce).collect();
-        let news = open.iter().map(|nonce| News::Prolonged { peer, nonce: *nonce, ttl_ns }).collect();
+        let news = open.iter().map(|nonce| PeerEvent::Prolonged { peer, nonce: *nonce, ttl_ns }).collect();
         let renewal = Renewal { borrower: peer, open, renewed: Vec::new(), ttl_ns, answer };
         let mut renewals = lock(&self.renewals);
         renewals.retain(|renewal| !renewal.answer.is_closed());
@@ -202,7 +202,7 @@ impl Desk {
     }
 
     /// The answer to an `Ask` that gets nothing.
-    pub fn refuse(&self, peer: Peer, nonce: Nonce, why: Refusal) {
+    pub fn refuse(&self, peer: Peer, nonce: Nonce, why: LoanDenied) {
         if let Some(waiting) = lock(&self.asks).remove(&(peer, nonce)) {
             // Whoever asked may have gone.
             let _ = waiting.send(refusal::answer(why));

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::victim::Live;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::victim::PeerState;
 
 /// What is older says nothing.
 const KEPT: Duration = Duration::from_secs(10);
 
 /// The last words of each neighbour. Whoever is asked decides again from its own state, so old ones do no harm.
 #[derive(Debug, Default)]
-pub struct Heard(Mutex<BTreeMap<Peer, (Instant, Live)>>);
+pub struct Heard(Mutex<BTreeMap<Peer, (Instant, PeerState)>>);
 
 impl Heard {
     /// It says this now. What is too old to be used is forgotten, whoever said it.
-    pub fn note(&self, peer: Peer, live: Live) -> Live {
+    pub fn note(&self, peer: Peer, live: PeerState) -> PeerState {
         let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         heard.retain(|_, (at, _)| at.elapsed() < KEPT);
         heard.insert(peer, (Instant::now(), live));
@@ -24,7 +24,7 @@ impl Heard {
     }
 
     /// What it said, if that was not too long ago.
-    pub fn last(&self, peer: Peer) -> Option<Live> {
+    pub fn last(&self, peer: Peer) -> Option<PeerState> {
         let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         heard.get(&peer).filter(|(at, _)| at.elapsed() < KEPT).map(|(_, live)| *live)
     }

@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::future::join_all;
 use sluice_memory::neighbourhood::{Participant, Seat, TurnOrder};
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::victim::{Live, Neighbour as Seen};
-use sluice_policy::trader::{Letter, News, Terms};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::victim::{PeerState, PeerView as Seen};
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_wire::State;
 use sluice_wire::directive::Neighbour;
@@ -55,7 +55,7 @@ pub struct Office {
 
 impl Office {
     /// Works until nobody can write any more.
-    pub async fn work(self, mut letters: UnboundedReceiver<Letter>) {
+    pub async fn work(self, mut letters: UnboundedReceiver<PeerCommand>) {
         while let Some(letter) = letters.recv().await {
             let office = self.clone();
             tokio::spawn(async move { office.send(letter).await });
@@ -63,24 +63,24 @@ impl Office {
     }
 
     /// Tells the scheduler.
-    pub fn tell(&self, news: News) {
+    pub fn tell(&self, news: PeerEvent) {
         self.inbox.send(Message::Neighbour(Box::new(NeighbourEvent::News(news))));
     }
 
-    async fn send(&self, letter: Letter) {
+    async fn send(&self, letter: PeerCommand) {
         match letter {
-            Letter::Survey => self.tell(News::Survey(self.survey().await)),
-            Letter::Ask { peer, nonce, chunks, ttl_ns } => self.ask(peer, nonce, chunks, ttl_ns).await,
-            Letter::Withdraw { peer, nonce } => self.cancel(peer, nonce).await,
-            Letter::Revoke { peer, nonce, chunks } => self.revoke(peer, nonce, chunks).await,
-            Letter::Renew { peer, nonce, ttl_ns } => self.renew(peer, nonce, ttl_ns).await,
-            Letter::TakeBack { peer, nonce } => self.take_back(peer, nonce).await,
-            Letter::Claim { chunks } => self.claim(chunks).await,
-            Letter::Answer { .. }
-            | Letter::Refuse { .. }
-            | Letter::Return { .. }
-            | Letter::Prolong { .. }
-            | Letter::Owes { .. } => {
+            PeerCommand::Survey => self.tell(PeerEvent::Survey(self.survey().await)),
+            PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => self.ask(peer, nonce, chunks, ttl_ns).await,
+            PeerCommand::Withdraw { peer, nonce } => self.cancel(peer, nonce).await,
+            PeerCommand::Revoke { peer, nonce, chunks } => self.revoke(peer, nonce, chunks).await,
+            PeerCommand::Renew { peer, nonce, ttl_ns } => self.renew(peer, nonce, ttl_ns).await,
+            PeerCommand::TakeBack { peer, nonce } => self.take_back(peer, nonce).await,
+            PeerCommand::Claim { chunks } => self.claim(chunks).await,
+            PeerCommand::Answer { .. }
+            | PeerCommand::Refuse { .. }
+            | PeerCommand::Return { .. }
+            | PeerCommand::Prolong { .. }
+            | PeerCommand::Owes { .. } => {
                 unreachable!("answered at the desk")
             }
         }
@@ -108,9 +108,9 @@ impl Office {
         Seen { peer, priority: neighbour.priority, reachable: true, live }
     }
 
-    fn live(&self, state: &State) -> Option<Live> {
+    fn live(&self, state: &State) -> Option<PeerState> {
         let (place, activity) = (state.neighbourhood.as_ref()?, &state.activity);
-        Some(Live {
+        Some(PeerState {
             active: state.queue.running + state.queue.waiting > 0,
             last_used: self.moment(activity.last_used_unix_ms.unwrap_or(0)),
             resident_since: self.moment(activity.resident_since_unix_ms.unwrap_or(0)),
@@ -156,15 +156,15 @@ impl Office {
         match self.call(peer, &request).await {
             Some(GrantAnswer::Granted { bytes, ttl_ms, .. }) => {
                 let chunks = self.desk.chunks(bytes);
-                self.tell(News::Granted { peer, nonce, chunks, ttl_ns: ns(ttl_ms) });
+                self.tell(PeerEvent::Granted { peer, nonce, chunks, ttl_ns: ns(ttl_ms) });
             }
             Some(answer) => {
                 tracing::debug!(reason = ?answer, index = peer.index, chunks, "a neighbour lends nothing");
-                self.tell(News::Refused { peer, nonce, why: refusal::meaning(&answer) });
+                self.tell(PeerEvent::Refused { peer, nonce, why: refusal::meaning(&answer) });
             }
             None => {
                 // Nobody knows whether it was granted.
-                self.tell(News::Refused { peer, nonce, why: None });
+                self.tell(PeerEvent::Refused { peer, nonce, why: None });
                 self.cancel(peer, nonce).await;
             }
         }
@@ -182,7 +182,7 @@ impl Office {
         match self.call(peer, &request).await {
             Some(GrantAnswer::Returned { bytes, .. }) => {
                 let chunks = self.desk.chunks(bytes);
-                self.tell(News::Returned { peer, nonce, chunks });
+                self.tell(PeerEvent::Returned { peer, nonce, chunks });
             }
             // A loan that the borrower does not know was never accepted.
             Some(GrantAnswer::Refused { .. }) => self.take_back(peer, nonce).await,
@@ -207,7 +207,7 @@ impl Office {
         if let Some(GrantAnswer::Renewed { nonces, ttl_ms }) = self.call(peer, &request).await
             && nonces.contains(&nonce.0)
         {
-            self.tell(News::Renewed { peer, nonce, ttl_ns: ns(ttl_ms) });
+            self.tell(PeerEvent::Renewed { peer, nonce, ttl_ns: ns(ttl_ms) });
         }
     }
 
@@ -216,7 +216,7 @@ impl Office {
         let seat = self.seat.clone();
         // The guard may have to be waited for, which no thread of this runtime may. In vain: the scheduler writes again.
         match tokio::task::spawn_blocking(move || seat.void(nonce.0)).await {
-            Ok(Ok(_)) => self.tell(News::TookBack { nonce }),
+            Ok(Ok(_)) => self.tell(PeerEvent::TookBack { nonce }),
             Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
             // This runtime is at its end.
             Err(_) => {}
@@ -225,9 +225,9 @@ impl Office {
 }
 
 /// Where turns are taken, the ledger says who has it and who waits in which place, at this moment.
-fn in_line(live: Live, participant: &Participant, line: Option<&[Peer]>) -> Live {
+fn in_line(live: PeerState, participant: &Participant, line: Option<&[Peer]>) -> PeerState {
     let Some(line) = line else { return live };
     let place = line.iter().position(|peer| *peer == participant.peer);
     let queue_place = place.and_then(|place| u32::try_from(place).ok());
-    Live { active: participant.has_turn, queue_place, ..live }
+    PeerState { active: participant.has_turn, queue_place, ..live }
 }

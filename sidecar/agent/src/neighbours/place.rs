@@ -8,8 +8,8 @@ use sluice_memory::neighbourhood::{
     Identity, JoinError, LedgerFaults, Neighbourhood, OpenError, Seat, TurnOrder as LedgerOrder, Wish,
     this_boot,
 };
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::Quantum;
 use sluice_scheduler::Sharing;
 use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig};
 use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};

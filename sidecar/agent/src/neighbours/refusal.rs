@@ -1,40 +1,42 @@
 //! Why a neighbour lends nothing: the policy's word as the wire's, and back.
 
-use sluice_policy::neighbours::refusal::Refusal;
+use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_wire::grants::{GrantAnswer, MAX_TTL_MS, RefusalReason};
 
 use super::{ms, ns};
 
 /// The answer of a lender that gives nothing.
-pub fn answer(why: Refusal) -> GrantAnswer {
+pub fn answer(why: LoanDenied) -> GrantAnswer {
     match why {
-        Refusal::Active => GrantAnswer::refused(RefusalReason::Active),
-        Refusal::MinResidence { left_ns } => GrantAnswer::Refused {
+        LoanDenied::Active => GrantAnswer::refused(RefusalReason::Active),
+        LoanDenied::MinResidence { left_ns } => GrantAnswer::Refused {
             reason: RefusalReason::MinResidence,
             // A rest of less than a millisecond is none on the wire.
             after_ms: Some(ms(left_ns).saturating_add(1).min(MAX_TTL_MS)),
         },
-        Refusal::AtCap => GrantAnswer::refused(RefusalReason::AtCap),
-        Refusal::AtFloor => GrantAnswer::refused(RefusalReason::AtFloor),
-        Refusal::Nothing => GrantAnswer::refused(RefusalReason::Nothing),
-        Refusal::Busy => GrantAnswer::refused(RefusalReason::Busy),
-        Refusal::NotTraded => GrantAnswer::refused(RefusalReason::NotTraded),
+        LoanDenied::AtCap => GrantAnswer::refused(RefusalReason::AtCap),
+        LoanDenied::AtFloor => GrantAnswer::refused(RefusalReason::AtFloor),
+        LoanDenied::Nothing => GrantAnswer::refused(RefusalReason::Nothing),
+        LoanDenied::Busy => GrantAnswer::refused(RefusalReason::Busy),
+        LoanDenied::NotTraded => GrantAnswer::refused(RefusalReason::NotTraded),
     }
 }
 
 /// What an answer to an ask says of why nothing is lent; none for one that says nothing of that: whoever takes the asker for
 /// a stranger answers as if it were silent.
-pub fn meaning(answer: &GrantAnswer) -> Option<Refusal> {
+pub fn meaning(answer: &GrantAnswer) -> Option<LoanDenied> {
     let GrantAnswer::Refused { reason, after_ms } = answer else { return None };
     match reason {
-        RefusalReason::Active => Some(Refusal::Active),
+        RefusalReason::Active => Some(LoanDenied::Active),
         // Whoever does not say for how long means all of the directive's time, which bounds it.
-        RefusalReason::MinResidence => Some(Refusal::MinResidence { left_ns: after_ms.map_or(u64::MAX, ns) }),
-        RefusalReason::AtCap => Some(Refusal::AtCap),
-        RefusalReason::AtFloor => Some(Refusal::AtFloor),
-        RefusalReason::Nothing | RefusalReason::UnknownGrant => Some(Refusal::Nothing),
-        RefusalReason::Busy => Some(Refusal::Busy),
-        RefusalReason::NotTraded => Some(Refusal::NotTraded),
+        RefusalReason::MinResidence => {
+            Some(LoanDenied::MinResidence { left_ns: after_ms.map_or(u64::MAX, ns) })
+        }
+        RefusalReason::AtCap => Some(LoanDenied::AtCap),
+        RefusalReason::AtFloor => Some(LoanDenied::AtFloor),
+        RefusalReason::Nothing | RefusalReason::UnknownGrant => Some(LoanDenied::Nothing),
+        RefusalReason::Busy => Some(LoanDenied::Busy),
+        RefusalReason::NotTraded => Some(LoanDenied::NotTraded),
         RefusalReason::UnknownNeighbour => None,
     }
 }
@@ -45,8 +47,8 @@ mod tests {
 
     #[test]
     fn every_word_of_the_policy_is_read_as_it_was_said() {
-        let words = [Refusal::Active, Refusal::AtCap, Refusal::AtFloor, Refusal::Nothing];
-        for why in words.into_iter().chain([Refusal::Busy, Refusal::NotTraded]) {
+        let words = [LoanDenied::Active, LoanDenied::AtCap, LoanDenied::AtFloor, LoanDenied::Nothing];
+        for why in words.into_iter().chain([LoanDenied::Busy, LoanDenied::NotTraded]) {
             assert_eq!(meaning(&answer(why)), Some(why));
         }
     }
@@ -54,14 +56,14 @@ mod tests {
     #[test]
     fn a_residence_is_told_in_whole_milliseconds_and_never_shorter() {
         for (left_ns, told_ms) in [(1, 1), (999_999, 1), (1_000_000, 2), (u64::MAX, MAX_TTL_MS)] {
-            let told = answer(Refusal::MinResidence { left_ns });
+            let told = answer(LoanDenied::MinResidence { left_ns });
             let expected =
                 GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms: Some(told_ms) };
             assert_eq!(told, expected);
-            assert_eq!(meaning(&told), Some(Refusal::MinResidence { left_ns: told_ms * 1_000_000 }));
+            assert_eq!(meaning(&told), Some(LoanDenied::MinResidence { left_ns: told_ms * 1_000_000 }));
         }
         let older = GrantAnswer::refused(RefusalReason::MinResidence);
-        assert_eq!(meaning(&older), Some(Refusal::MinResidence { left_ns: u64::MAX }));
+        assert_eq!(meaning(&older), Some(LoanDenied::MinResidence { left_ns: u64::MAX }));
     }
 
     #[test]

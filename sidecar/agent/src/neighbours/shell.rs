@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use sluice_memory::neighbourhood::{LedgerError, Seat};
 use sluice_policy::ids::Nanos;
-use sluice_policy::trader::Letter;
+use sluice_policy::loan_negotiator::PeerCommand;
 use sluice_ports::neighbourhood::{Neighbourhood, TurnCall};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -19,25 +19,25 @@ pub struct Shell {
     /// Those who wait for an answer.
     pub desk: Arc<Desk>,
     /// Where letters are sent.
-    pub letters: UnboundedSender<Letter>,
+    pub letters: UnboundedSender<PeerCommand>,
     /// Wishes for the turn; none where no turns are taken.
     pub turns: Option<Sender<()>>,
 }
 
 impl Neighbourhood for Shell {
-    fn post(&mut self, _now: Nanos, letter: Letter) {
+    fn post(&mut self, _now: Nanos, letter: PeerCommand) {
         match letter {
-            Letter::Answer { peer, nonce, chunks, ttl_ns } => {
+            PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
                 if !self.desk.answer(peer, nonce, chunks, ttl_ns) {
-                    self.send(Letter::TakeBack { peer, nonce });
+                    self.send(PeerCommand::TakeBack { peer, nonce });
                 }
             }
-            Letter::Refuse { peer, nonce, why } => self.desk.refuse(peer, nonce, why),
-            Letter::Return { peer, nonce, chunks } => self.desk.returned(peer, nonce, chunks),
-            Letter::Owes { peer, nonce, chunks, within_ns } => {
+            PeerCommand::Refuse { peer, nonce, why } => self.desk.refuse(peer, nonce, why),
+            PeerCommand::Return { peer, nonce, chunks } => self.desk.returned(peer, nonce, chunks),
+            PeerCommand::Owes { peer, nonce, chunks, within_ns } => {
                 self.desk.owes(peer, nonce, chunks, within_ns);
             }
-            Letter::Prolong { peer, nonce, ttl_ns } => self.desk.prolonged(peer, nonce, ttl_ns),
+            PeerCommand::Prolong { peer, nonce, ttl_ns } => self.desk.prolonged(peer, nonce, ttl_ns),
             letter => self.send(letter),
         }
     }
@@ -61,7 +61,7 @@ impl Neighbourhood for Shell {
 }
 
 impl Shell {
-    fn send(&self, letter: Letter) {
+    fn send(&self, letter: PeerCommand) {
         // The office ends after the scheduler.
         let _ = self.letters.send(letter);
     }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use sluice_memory::neighbourhood::{EarmarkState, LedgerError, Participant};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::victim::Rule;
-use sluice_policy::trader::{News, Terms};
+use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::victim;
 use sluice_wire::directive::{Directive, VictimRule};
 
 use super::ns;
@@ -57,7 +57,7 @@ async fn look(office: &Office, known: &mut BTreeSet<Peer>) -> Result<(), LedgerE
     let dead: BTreeSet<Peer> = known.difference(&living).copied().collect();
     for peer in &dead {
         tracing::info!(index = peer.index, "a neighbour has gone");
-        office.tell(News::Died(*peer));
+        office.tell(PeerEvent::Died(*peer));
     }
     office.desk.forget(&dead);
     *known = living;
@@ -73,7 +73,7 @@ fn tell_earmarks(office: &Office, lender: &Participant) {
     let waiting = lender.earmarks.iter().filter(|e| e.to == me && e.state == EarmarkState::Waiting);
     for earmark in waiting {
         let (peer, nonce) = (lender.peer, Nonce(earmark.nonce));
-        office.tell(News::Returned { peer, nonce, chunks: office.desk.chunks(earmark.bytes) });
+        office.tell(PeerEvent::Returned { peer, nonce, chunks: office.desk.chunks(earmark.bytes) });
     }
 }
 
@@ -88,7 +88,7 @@ fn tell_terms(office: &Office, directive: Option<&Directive>) {
     let named = directive.neighbours.iter();
     let priorities = named.filter_map(|n| Some((find(&full_name(&n.namespace, &n.name))?, n.priority)));
     let terms = terms(&office.terms, directive, order, priorities.collect());
-    office.tell(News::Terms(terms));
+    office.tell(PeerEvent::Terms(terms));
 }
 
 /// A fixed order is as the neighbours stand; every other rule needs live state, and without it the order that is written
@@ -115,9 +115,9 @@ pub fn terms(usual: &Terms, directive: &Directive, order: Vec<Peer>, priorities:
         priority: directive.tenant.priority,
         priorities,
         rule: match directive.victim {
-            VictimRule::MostRecentlyUsed => Rule::MostRecentlyUsed,
-            VictimRule::LeastRecentlyUsed => Rule::LeastRecentlyUsed,
-            VictimRule::FixedOrder => Rule::FixedOrder,
+            VictimRule::MostRecentlyUsed => victim::VictimRule::MostRecentlyUsed,
+            VictimRule::LeastRecentlyUsed => victim::VictimRule::LeastRecentlyUsed,
+            VictimRule::FixedOrder => victim::VictimRule::FixedOrder,
         },
         order,
         min_residence_ns: ns(directive.min_residence_ms),

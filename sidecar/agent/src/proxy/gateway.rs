@@ -13,7 +13,7 @@ use axum::{Json, Router};
 use futures_util::StreamExt;
 use serde::Deserialize;
 use serde_json::Value;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Outage;
 use sluice_wire::config::LimitsConfig;
 use tokio::sync::watch;

@@ -1,6 +1,6 @@
 //! A stream of the engine on its way to a client: its events, unchanged and in order, at the pace of the tenant's SLO.
 //!
-//! The rule is that of every other stream ([`Deposit`]); a chunk that brings text counts as a token. Choices of one answer
+//! The rule is that of every other stream ([`TokenDeposit`]); a chunk that brings text counts as a token. Choices of one answer
 //! are paced apart and stay in the engine's order.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
-use sluice_policy::deposit::{Deposit, Pacing};
 use sluice_policy::ids::Nanos;
+use sluice_policy::token_deposit::{Pacing, TokenDeposit};
 use sluice_scheduler::Outage;
 use tokio::time::Sleep;
 
@@ -111,7 +111,7 @@ struct Event {
 /// Pace of one choice.
 #[derive(Debug)]
 struct Lane {
-    deposit: Deposit,
+    deposit: TokenDeposit,
     /// Tokens that the deposit has let go and that have not been written: others stand before them.
     free: u32,
     finished: bool,
@@ -126,7 +126,7 @@ struct Lane {
 
 impl Lane {
     fn new(pacing: Pacing) -> Lane {
-        let deposit = Deposit::new(pacing);
+        let deposit = TokenDeposit::new(pacing);
         let (finished, failed) = (false, false);
         Lane { deposit, free: 0, finished, failed, last_arrived: None, waiting: 0, awaited: None }
     }

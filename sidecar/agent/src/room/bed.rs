@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_memory::HostMemory;
-use sluice_policy::brain::Rest;
 use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::SleepState;
 use sluice_scheduler::{Core, Driver, Event, Sleep};
 use sluice_wire::grants::{GrantAnswer, GrantRequest};
 use tokio::sync::oneshot;
@@ -70,11 +70,11 @@ impl Bed {
     /// Requests of those that are open which have been held for so long because the tenant holds no memory.
     pub fn held_too_long(
         &mut self,
-        rest: Rest,
+        rest: SleepState,
         open: impl Iterator<Item = RequestId>,
         hold: Duration,
     ) -> Vec<RequestId> {
-        if rest == Rest::Awake {
+        if rest == SleepState::Awake {
             self.held.clear();
             return Vec::new();
         }
@@ -93,7 +93,7 @@ impl Bed {
     ) -> Option<(GrantRequest, oneshot::Sender<GrantAnswer>)> {
         // Whoever asked may have gone, here as below.
         match call {
-            Call::Sleep(_, answer) | Call::WakeUp(answer) if !driver.core().brain().loaded() => {
+            Call::Sleep(_, answer) | Call::WakeUp(answer) if !driver.core().manager().is_loaded() => {
                 let _ = answer.send(Err(Unable("the tenant has not loaded".into())));
             }
             Call::Sleep(level, answer) => {
@@ -108,7 +108,7 @@ impl Bed {
                 self.wakes.push(answer);
             }
             Call::IsSleeping(answer) => {
-                let _ = answer.send(Ok(driver.core().brain().rest() != Rest::Awake));
+                let _ = answer.send(Ok(driver.core().manager().sleep_state() != SleepState::Awake));
             }
             Call::Grant(request, answer) => return Some((request, answer)),
         }
@@ -116,11 +116,11 @@ impl Bed {
     }
 
     /// Tells those who wait for what has happened.
-    pub fn answer(&mut self, rest: Rest) {
+    pub fn answer(&mut self, rest: SleepState) {
         let happened = match rest {
-            Rest::Asleep => &mut self.sleeps,
-            Rest::Awake => &mut self.wakes,
-            Rest::Falling | Rest::Rising => return,
+            SleepState::Asleep => &mut self.sleeps,
+            SleepState::Awake => &mut self.wakes,
+            SleepState::Suspending | SleepState::Waking => return,
         };
         happened.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
     }

@@ -1,13 +1,13 @@
 //! The share and the cap of a tenant that runs follow the directive, as far as its neighbours leave room.
 //!
-//! Three hold a share: what is wanted, what the ledger grants, and what the brain counts. At any instant
+//! Three hold a share: what is wanted, what the ledger grants, and what the memory manager counts. At any instant
 //!
 //! ```text
-//! the brain counts  <=  the ledger grants,   and grants of all tenants sum to at most the GPU
+//! the memory manager counts  <=  the ledger grants,   and grants of all tenants sum to at most the GPU
 //! ```
 //!
-//! so a share rises in the ledger first and then in the brain, and falls in the brain, chunk by chunk as memory really goes,
-//! before it falls in the ledger. All of it happens on the room's thread between two looks at its inbox: what the brain was told
+//! so a share rises in the ledger first and then in the memory manager, and falls in the memory manager, chunk by chunk as memory really goes,
+//! before it falls in the ledger. All of it happens on the room's thread between two looks at its inbox: what the memory manager was told
 //! in one round it has taken or refused by the next. Nobody waits for the ledger's guard here; what cannot be had now
 //! is asked for again after [`SHORTEST`] to [`LONGEST`], and at once when a directive comes. On a GPU of its own a tenant is granted
 //! all of it, and follows its directive at once.
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_memory::neighbourhood::{LedgerError, Seat};
-use sluice_policy::brain::{self, Brain};
+use sluice_policy::memory_manager::{self, MemoryManager};
 use sluice_policy::params::{Params, PolicyName};
 use sluice_scheduler::Event;
 
@@ -113,7 +113,7 @@ pub struct Deal {
 }
 
 impl Deal {
-    /// Of a brain that begins with all that is granted, on these terms.
+    /// Of a memory manager that begins with all that is granted, on these terms.
     pub(super) fn new(rule: Rule, grant: Grant) -> Deal {
         let want = rule.terms().share_chunks;
         Deal {
@@ -141,51 +141,52 @@ impl Deal {
     }
 
     /// How long nothing has to be done here unless something happens; not at all when it has.
-    pub fn rests(&self, brain: &Brain, now: Instant) -> Duration {
-        if self.seen != Some(self.has(brain)) {
+    pub fn rests(&self, manager: &MemoryManager, now: Instant) -> Duration {
+        if self.seen != Some(self.has(manager)) {
             return Duration::ZERO;
         }
         self.again.map_or(Duration::MAX, |again| again.saturating_duration_since(now))
     }
 
-    /// The brain did not take what it was told last.
+    /// The memory manager did not take what it was told last.
     pub fn refused(&mut self) {
         self.refused = self.seen.zip(self.told);
     }
 
-    /// One round: what the brain is to be told. It handles that before the next round.
-    pub fn follow(&mut self, brain: &Brain, now: Instant) -> Vec<Event> {
+    /// One round: what the memory manager is to be told. It handles that before the next round.
+    pub fn follow(&mut self, manager: &MemoryManager, now: Instant) -> Vec<Event> {
         let changed = self.rule.look();
         let due = self.again.is_some_and(|again| now >= again);
-        if !changed && !due && self.seen == Some(self.has(brain)) {
+        if !changed && !due && self.seen == Some(self.has(manager)) {
             return Vec::new();
         }
         if changed {
             (self.pause, self.waits) = (SHORTEST, false);
-            self.check(brain);
+            self.check(manager);
         }
-        let floor = |policy, cap| floor(brain, policy, cap);
-        self.want = plan::want(self.rule.terms(), self.has(brain), floor, brain.geometry().capacity_chunks);
+        let floor = |policy, cap| floor(manager, policy, cap);
+        self.want =
+            plan::want(self.rule.terms(), self.has(manager), floor, manager.geometry().capacity_chunks);
         let before = self.grant.chunks();
-        let mut well = self.declare(brain);
+        let mut well = self.declare(manager);
         well &= self.grant.rise(self.want);
-        let step = plan::step(self.rule.terms(), self.has(brain), self.want, floor);
+        let step = plan::step(self.rule.terms(), self.has(manager), self.want, floor);
         well &= self.grant.fall(step.keep);
         self.pace(well, before, due, now);
-        self.tell(step, self.has(brain))
+        self.tell(step, self.has(manager))
     }
 
-    fn has(&self, brain: &Brain) -> Has {
+    fn has(&self, manager: &MemoryManager) -> Has {
         Has {
-            policy: brain.params().policy,
-            bounds: brain.bounds(),
-            share: brain.share_chunks(),
+            policy: manager.params().policy,
+            bounds: manager.bounds(),
+            share: manager.share_chunks(),
             granted: self.grant.chunks(),
         }
     }
 
-    fn declare(&mut self, brain: &Brain) -> bool {
-        let floor = brain.floor_chunks();
+    fn declare(&mut self, manager: &MemoryManager) -> bool {
+        let floor = manager.floor_chunks();
         if self.floor != Some(floor) {
             self.floor = Some(floor).filter(|floor| self.grant.declare(*floor));
         }
@@ -225,23 +226,26 @@ impl Deal {
     }
 
     /// Says what of the new terms can never be.
-    fn check(&self, brain: &Brain) {
+    fn check(&self, manager: &MemoryManager) {
         let terms = self.rule.terms();
-        if let Err(refused) = floors(brain, terms.policy, terms.remap_cap_permille) {
+        if let Err(refused) = floors(manager, terms.policy, terms.remap_cap_permille) {
             tracing::error!(?terms, %refused, "the directive does not fit the GPU: what of it fits is followed");
         }
     }
 }
 
-fn floor(brain: &Brain, policy: PolicyName, remap_cap_permille: u32) -> Option<u32> {
-    floors(brain, policy, remap_cap_permille).ok()
+fn floor(manager: &MemoryManager, policy: PolicyName, remap_cap_permille: u32) -> Option<u32> {
+    floors(manager, policy, remap_cap_permille).ok()
 }
 
 /// What the tenant would not lend then.
 fn floors(
-    brain: &Brain,
+    manager: &MemoryManager,
     policy: PolicyName,
     remap_cap_permille: u32,
-) -> Result<u32, sluice_policy::refused::Refused> {
-    brain::floor(&Params { policy, remap_cap_permille, ..brain.params().clone() }, brain.geometry())
+) -> Result<u32, sluice_policy::config_error::ConfigError> {
+    memory_manager::floor(
+        &Params { policy, remap_cap_permille, ..manager.params().clone() },
+        manager.geometry(),
+    )
 }

@@ -202,11 +202,11 @@ impl Loading {
         let own_inbox = inbox.clone();
         let door = Door { listener, setup, pool, control, tables: tables.clone(), life, inbox, closed, seat };
         spawn_door(door)?;
-        let brain = entry.brain(&layout, place.as_ref())?;
+        let manager = entry.manager(&layout, place.as_ref())?;
         let (first, left) = anteroom.leave();
-        let first = first.expect("a brain begins with an engine");
+        let first = first.expect("a memory manager begins with an engine");
         let terms = neighbours::terms(loaded.faults.loan);
-        let core = Core::new(neighbours::scheduling(scheduling, place.as_ref(), &terms), brain);
+        let core = Core::new(neighbours::scheduling(scheduling, place.as_ref(), &terms), manager);
         let clock = Clock::start();
         let compute = LinkCompute::new(tables, peer);
         let journal = config.journal.as_deref().map(journal).transpose()?;

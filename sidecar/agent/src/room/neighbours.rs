@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::{Nonce, TakenState};
-use sluice_policy::neighbours::span::Awaited;
-use sluice_policy::trader::Terms;
+use sluice_policy::loan_negotiator::Terms;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::{LoanInState, Nonce};
+use sluice_policy::peers::wait_time::WaitKind;
 use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
 use sluice_scheduler::{Config, Core, Membership};
 use sluice_wire::state::{Activity, Direction, GrantState, Neighbourhood as PlaceState, State, TurnState};
@@ -137,51 +137,51 @@ impl Seen<'_> {
             last_used_unix_ms: self.diary.last_used_unix_ms(),
             next_use_in_ms: self.core.next_use_ns(self.now).map(|ns| ms(ns).max(u64::from(ns > 0))),
             resident_since_unix_ms: self.diary.resident_since_unix_ms(),
-            absent_layers: self.core.brain().absent_layers(),
+            absent_layers: self.core.manager().absent_layers(),
         };
     }
 
     fn place(&self, place: &Place) -> PlaceState {
-        let (core, brain, metrics) = (self.core, self.core.brain(), self.metrics);
+        let (core, manager, metrics) = (self.core, self.core.manager(), self.metrics);
         PlaceState {
             instance: place.seat.instance(),
-            share_bytes: self.bytes(brain.share_chunks()),
+            share_bytes: self.bytes(manager.share_chunks()),
             wanted_share_bytes: self.bytes(self.deal.wanted_chunks()),
-            floor_bytes: self.bytes(brain.floor_chunks()),
-            budget_bytes: self.bytes(brain.budget_chunks()),
+            floor_bytes: self.bytes(manager.floor_chunks()),
+            budget_bytes: self.bytes(manager.budget_chunks()),
             // Nobody is lent anything where nothing is traded.
-            lendable_bytes: core.trader().map_or(0, |_| self.bytes(brain.lendable_chunks())),
+            lendable_bytes: core.trader().map_or(0, |_| self.bytes(manager.lendable_chunks())),
             held_bytes: place.seat.held_bytes(),
-            in_transit_bytes: self.bytes(brain.moving_chunks()),
-            awaited_bytes: self.bytes(brain.awaited_chunks()),
+            in_transit_bytes: self.bytes(manager.moving_chunks()),
+            awaited_bytes: self.bytes(manager.awaited_chunks()),
             waits_for: place.seat.trouble().map(|error| error.to_string()).or_else(|| self.waits_for()),
-            lent_bytes: self.bytes(brain.lent_chunks()),
-            borrowed_bytes: self.bytes(brain.borrowed_chunks()),
+            lent_bytes: self.bytes(manager.lent_chunks()),
+            borrowed_bytes: self.bytes(manager.borrowed_chunks()),
             grants: self.grants(place),
             turn: place.turns().map(|_| self.turn(place)),
-            grant: metrics.waits_for(Awaited::Grant),
-            revoke: metrics.waits_for(Awaited::Revoke),
-            wake: metrics.waits_for(Awaited::Wake),
+            grant: metrics.waits_for(WaitKind::Grant),
+            revoke: metrics.waits_for(WaitKind::Revoke),
+            wake: metrics.waits_for(WaitKind::Wake),
         }
     }
 
     fn bytes(&self, chunks: u32) -> u64 {
-        u64::from(chunks) * self.core.brain().geometry().chunk_bytes
+        u64::from(chunks) * self.core.manager().geometry().chunk_bytes
     }
 
     fn waits_for(&self) -> Option<String> {
-        let brain = self.core.brain();
-        if let Some(chunks) = brain.awaited_floor() {
-            let (missing, floor) = (self.bytes(chunks), self.bytes(brain.floor_chunks()));
+        let manager = self.core.manager();
+        if let Some(chunks) = manager.awaited_floor() {
+            let (missing, floor) = (self.bytes(chunks), self.bytes(manager.floor_chunks()));
             return Some(format!("{missing} of the {floor} bytes of its floor, which neighbours hold"));
         }
-        let missing = self.bytes(brain.awaited_chunks());
+        let missing = self.bytes(manager.awaited_chunks());
         if missing > 0 {
             return Some(format!("{missing} bytes of its share, which neighbours hold"));
         }
         let missing = self.bytes(self.deal.awaited_chunks());
         // Who still loads has its floor, and does not wait for this.
-        (missing > 0 && brain.loaded())
+        (missing > 0 && manager.is_loaded())
             .then(|| format!("{missing} bytes of its share, which are in the shares of its neighbours"))
     }
 
@@ -203,10 +203,10 @@ impl Seen<'_> {
         let given = book.given().iter();
         let given = given.map(|g| grant(g.peer, Direction::Given, g.nonce, g.chunks, g.expires));
         let taken = book.taken().iter().filter_map(|taken| match taken.state {
-            TakenState::Held { chunks, expires, .. } if chunks > 0 => {
+            LoanInState::Held { chunks, expires, .. } if chunks > 0 => {
                 Some(grant(taken.peer, Direction::Taken, taken.nonce, chunks, expires))
             }
-            TakenState::Held { .. } | TakenState::Asked { .. } => None,
+            LoanInState::Held { .. } | LoanInState::Asked { .. } => None,
         });
         given.chain(taken).collect()
     }
@@ -225,7 +225,7 @@ impl Seen<'_> {
             held_ns_total: counters.turn_held_ns,
             turns_total: counters.turns,
             handover: self.metrics.handovers(),
-            wait: self.metrics.waits_for(Awaited::Turn),
+            wait: self.metrics.waits_for(WaitKind::Turn),
             holder: holder.map(|holder| holder.name),
             holder_overdue_ms: whole_ms(overdue),
             overtaken_total: line.overtaken_total(),

@@ -50,7 +50,7 @@ mod tests {
     use std::time::Duration;
 
     use sluice_policy::planner::link::Link;
-    use sluice_policy::planner::request::Standing;
+    use sluice_policy::planner::request::RequestState;
 
     use super::*;
 
@@ -61,7 +61,7 @@ mod tests {
             let _ = woken.send(());
         })
         .expect("a thread");
-        let one = Standing { full: 4, tails: 1, immune: true, ..Standing::default() };
+        let one = RequestState { full: 4, tails: 1, immune: true, ..RequestState::default() };
         let request = PlanRequest {
             id: 7,
             layers: 8,

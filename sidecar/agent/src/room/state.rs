@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
 
 use sluice_memory::HostMemory;
-use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::chunk_table::Owner;
 use sluice_policy::ids::LayerId;
-use sluice_policy::ledger::Owner;
+use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::reason::Reason;
 use sluice_policy::step_model::Layout;
 use sluice_ports::Memory;
@@ -118,7 +118,7 @@ impl Diary {
         if snapshot.counters.steps != self.steps {
             (self.steps, self.last_used) = (snapshot.counters.steps, Some(now));
         }
-        let whole = core.brain().loaded() && core.brain().absent_layers() == 0;
+        let whole = core.manager().is_loaded() && core.manager().absent_layers() == 0;
         self.resident_since = if whole { self.resident_since.or(Some(now)) } else { None };
     }
 
@@ -141,30 +141,30 @@ impl Diary {
     /// Writes down what has changed since the last look.
     pub fn observe(&mut self, core: &Core, metrics: &Metrics) {
         let snapshot = core.snapshot();
-        self.observe_phase(&snapshot, core.brain());
+        self.observe_phase(&snapshot, core.manager());
         self.observe_activity(core, &snapshot);
         // A directive may have named another one.
-        let policy = core.brain().params().policy.name();
+        let policy = core.manager().params().policy.name();
         if self.policy != policy {
             policy.clone_into(&mut self.policy);
         }
-        let asleep = snapshot.sleep_ordered && snapshot.rest != Rest::Awake;
+        let asleep = snapshot.sleep_ordered && snapshot.rest != SleepState::Awake;
         if asleep != std::mem::replace(&mut self.asleep_by_hand, asleep) {
             metrics.set_asleep(asleep);
         }
-        self.observe_moves(core.brain(), metrics);
+        self.observe_moves(core.manager(), metrics);
     }
 
-    fn observe_phase(&mut self, snapshot: &Snapshot, brain: &Brain) {
+    fn observe_phase(&mut self, snapshot: &Snapshot, manager: &MemoryManager) {
         let busy = snapshot.running + snapshot.waiting > 0;
         let now = SystemTime::now();
         self.idle_since = if busy { None } else { self.idle_since.or(Some(now)) };
-        let phase = match (brain.loaded(), snapshot.engine_attached) {
-            _ if brain.failed().is_some() => Phase::Failed,
+        let phase = match (manager.is_loaded(), snapshot.engine_attached) {
+            _ if manager.failed().is_some() => Phase::Failed,
             (true, false) => Phase::EngineLost,
             (false, _) => Phase::Loading,
-            (true, true) if snapshot.rest == Rest::Asleep => Phase::Hibernated,
-            (true, true) if snapshot.rest == Rest::Rising => Phase::Waking,
+            (true, true) if snapshot.rest == SleepState::Asleep => Phase::Hibernated,
+            (true, true) if snapshot.rest == SleepState::Waking => Phase::Waking,
             (true, true) => calm_phase(self.idle_since, now, self.idle_after),
         };
         if phase != self.phase {
@@ -173,18 +173,18 @@ impl Diary {
     }
 
     /// Every reason that has applied since the last look, and all memory that has moved since.
-    fn observe_moves(&mut self, brain: &Brain, metrics: &Metrics) {
+    fn observe_moves(&mut self, manager: &MemoryManager, metrics: &Metrics) {
         for (index, reason) in Reason::ALL.iter().enumerate() {
-            let times = rise(&mut self.counted[index], brain.counted(*reason));
-            let bytes = rise(&mut self.moved_bytes[index], brain.moved_bytes(*reason));
+            let times = rise(&mut self.counted[index], manager.counted(*reason));
+            let bytes = rise(&mut self.moved_bytes[index], manager.moved_bytes(*reason));
             if *reason == Reason::Stream || (times, bytes) == (0, 0) {
                 continue;
             }
             metrics.moved(reason.label(), times, bytes);
-            self.moved(*reason, (times, bytes), brain.layout());
+            self.moved(*reason, (times, bytes), manager.layout());
         }
-        if brain.layout().moving != self.moving {
-            self.relaid(brain.layout_reason(), brain.layout());
+        if manager.layout().moving != self.moving {
+            self.relaid(manager.layout_reason(), manager.layout());
         }
     }
 
@@ -253,7 +253,7 @@ pub fn assemble(
     let used_bytes = driver.memory().used_bytes();
     let link_messages_total = driver.compute().messages();
     let core = driver.core();
-    let (brain, snapshot) = (core.brain(), core.snapshot());
+    let (manager, snapshot) = (core.manager(), core.snapshot());
     sluice_wire::State {
         at_unix_ms: unix_ms(SystemTime::now()),
         tenant: diary.tenant.clone(),
@@ -262,43 +262,43 @@ pub fn assemble(
         sleep_ordered: snapshot.sleep_ordered,
         idle_since_unix_ms: diary.idle_since.map(unix_ms),
         policy: diary.policy.clone(),
-        remap: remap(brain),
-        layers: layers(brain),
-        memory: memory(brain, used_bytes),
-        kv: kv(brain),
+        remap: remap(manager),
+        layers: layers(manager),
+        memory: memory(manager, used_bytes),
+        kv: kv(manager),
         queue: Queue { waiting: snapshot.waiting, running: snapshot.running, preempted: snapshot.preempted },
         streams: metrics.streams(),
-        figures: Figures { link_messages_total, ..figures(brain, &snapshot, metrics) },
+        figures: Figures { link_messages_total, ..figures(manager, &snapshot, metrics) },
         slo: metrics.slo(),
-        engine: engine(brain, &snapshot, diary),
+        engine: engine(manager, &snapshot, diary),
         moves: diary.moves.iter().cloned().collect(),
         ..sluice_wire::State::default()
     }
 }
 
-fn remap(brain: &Brain) -> RemapState {
-    let layout = brain.layout();
+fn remap(manager: &MemoryManager) -> RemapState {
+    let layout = manager.layout();
     RemapState {
         alpha: layout.alpha(),
         beta: layout.beta,
         moving_layers: layout.moving.iter().map(|layer| layer.0).collect(),
-        cap_layers: brain.cap_layers(),
+        cap_layers: manager.cap_layers(),
     }
 }
 
-fn layers(brain: &Brain) -> Vec<Residency> {
-    let one = |r: sluice_policy::brain::Residency| match (r.slot, r.present) {
+fn layers(manager: &MemoryManager) -> Vec<Residency> {
+    let one = |r: sluice_policy::memory_manager::Residency| match (r.slot, r.present) {
         (Some(slot), _) => Residency::Moving { slot: slot.0 },
         (None, true) => Residency::Resident,
         (None, false) => Residency::Loading,
     };
-    brain.residency().into_iter().map(one).collect()
+    manager.residency().into_iter().map(one).collect()
 }
 
 /// By owner, as the ledger has it. What is free is told by the device: it balances only if both count the same chunks, but
 /// for those on their way.
-fn memory(brain: &Brain, used_bytes: u64) -> MemoryState {
-    let (ledger, chunk_bytes) = (brain.ledger(), brain.geometry().chunk_bytes);
+fn memory(manager: &MemoryManager, used_bytes: u64) -> MemoryState {
+    let (ledger, chunk_bytes) = (manager.ledger(), manager.geometry().chunk_bytes);
     let mut owners = OwnerBytes::default();
     for (owner, count) in ledger.counts() {
         let bytes = u64::from(count) * chunk_bytes;
@@ -314,16 +314,16 @@ fn memory(brain: &Brain, used_bytes: u64) -> MemoryState {
         } += bytes;
     }
     // On a shared GPU the tenant's capacity is what it may hold now.
-    let capacity_bytes = u64::from(brain.budget_chunks().min(ledger.capacity())) * chunk_bytes;
+    let capacity_bytes = u64::from(manager.budget_chunks().min(ledger.capacity())) * chunk_bytes;
     owners.free_bytes += capacity_bytes.saturating_sub(used_bytes);
     // Host memory has no driver and no context.
     let overhead_bytes = 0;
-    let in_transit_bytes = u64::from(brain.moving_chunks()) * chunk_bytes;
+    let in_transit_bytes = u64::from(manager.moving_chunks()) * chunk_bytes;
     MemoryState { capacity_bytes, chunk_bytes, overhead_bytes, owners, in_transit_bytes }
 }
 
-fn kv(brain: &Brain) -> KvState {
-    let (counts, geometry) = (brain.kv_counts(), brain.geometry());
+fn kv(manager: &MemoryManager) -> KvState {
+    let (counts, geometry) = (manager.kv_counts(), manager.geometry());
     let cached = u64::from(counts.idle_columns) * u64::from(geometry.layers());
     let (total, held) = (u64::from(counts.total_blocks), u64::from(counts.used_blocks));
     let used = held.saturating_sub(cached);
@@ -342,11 +342,11 @@ fn kv(brain: &Brain) -> KvState {
     }
 }
 
-fn figures(brain: &Brain, snapshot: &Snapshot, metrics: &Metrics) -> Figures {
-    let (measures, counters) = (brain.measures(), &snapshot.counters);
+fn figures(manager: &MemoryManager, snapshot: &Snapshot, metrics: &Metrics) -> Figures {
+    let (measures, counters) = (manager.step_stats(), &snapshot.counters);
     let mean =
         |times: Vec<u64>| (times.iter().sum::<u64>()).checked_div(times.len() as u64).filter(|ns| *ns > 0);
-    let reasons = Reason::ALL.iter().map(|reason| (reason.label(), brain.counted(*reason)));
+    let reasons = Reason::ALL.iter().map(|reason| (reason.label(), manager.counted(*reason)));
     let events = reasons.filter(|(_, count)| *count > 0);
     Figures {
         engine_tbt: metrics.engine_tbt(),
@@ -371,14 +371,14 @@ fn figures(brain: &Brain, snapshot: &Snapshot, metrics: &Metrics) -> Figures {
     }
 }
 
-fn engine(brain: &Brain, snapshot: &Snapshot, diary: &Diary) -> EngineState {
+fn engine(manager: &MemoryManager, snapshot: &Snapshot, diary: &Diary) -> EngineState {
     EngineState {
         pid: snapshot.engine_pid,
         restarts: diary.engine_restarts,
         attempt: diary.engine_restarts + u64::from(snapshot.engine_attached),
         up_since_unix_ms: diary.engine_since.map(unix_ms),
         lost_unix_ms: diary.engine_lost.map(unix_ms),
-        failure: brain.failed().map(|failure| failure.to_string()),
+        failure: manager.failed().map(|failure| failure.to_string()),
         ..EngineState::default()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use axum::Router;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
 use tokio::net::TcpListener;
 use tokio::sync::watch;

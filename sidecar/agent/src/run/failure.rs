@@ -80,7 +80,7 @@ impl std::fmt::Display for Failure {
 
 #[cfg(test)]
 mod tests {
-    use sluice_policy::refused::Refused;
+    use sluice_policy::config_error::ConfigError;
 
     use super::*;
 
@@ -95,7 +95,8 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_fields_beside_the_problem() {
-        let refused = LoadError::Refused(Refused::FloorExceedsCapacity { floor_bytes: 2, capacity_bytes: 1 });
+        let refused =
+            LoadError::Refused(ConfigError::FloorExceedsCapacity { floor_bytes: 2, capacity_bytes: 1 });
         let refusal = left(&Failure::Config(refused.into())).unwrap();
         assert_eq!(refusal.fields[..2], ["gpu.memory_bytes", "max_model_len"]);
         assert_eq!(refusal.fields[2..], ["memory.guaranteed_kv_bytes", "memory.max_remapped_percent"]);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluice_agent::gateway::serve::{LAST_WORD, finish};
 use sluice_agent::service::Status;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Finish;
 
 use super::client::PATIENCE;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sluice_agent::service::Status;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Finish;
 use sluice_wire::config::SloConfig;
 

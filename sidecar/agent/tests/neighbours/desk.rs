@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use sluice_agent::neighbours::desk::Desk;
 use sluice_memory::neighbourhood::{Identity, Neighbourhood, Seat, this_boot};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::refusal::Refusal;
-use sluice_policy::trader::News;
+use sluice_policy::loan_negotiator::PeerEvent;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loan_denied::LoanDenied;
+use sluice_policy::peers::loans::Nonce;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tempfile::TempDir;
 use tokio::sync::oneshot::{Receiver, channel};
@@ -38,7 +38,7 @@ pub fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
     Participant { namespace: "default".into(), name: name.into(), index, instance }
 }
 
-fn asked(desk: &Desk, request: GrantRequest) -> (Vec<News>, Receiver<GrantAnswer>) {
+fn asked(desk: &Desk, request: GrantRequest) -> (Vec<PeerEvent>, Receiver<GrantAnswer>) {
     let (answer, heard) = channel();
     (desk.receive(request, answer), heard)
 }
@@ -54,7 +54,8 @@ fn a_renewal_is_answered_by_the_book_and_for_all_grants_together() {
         ttl_ms: 900,
     };
     let (news, mut heard) = asked(&desk, renew(&[3, 4]));
-    let expected = [3, 4].map(|nonce| News::Prolonged { peer, nonce: Nonce(nonce), ttl_ns: 900_000_000 });
+    let expected =
+        [3, 4].map(|nonce| PeerEvent::Prolonged { peer, nonce: Nonce(nonce), ttl_ns: 900_000_000 });
     assert_eq!(news, expected);
     desk.prolonged(peer, Nonce(4), 700_000_000);
     assert!(heard.try_recv().is_err(), "nobody has said anything of the other one");
@@ -75,14 +76,14 @@ fn a_new_life_that_lacks_its_share_claims_it_and_hears_what_is_here() {
     let revoke =
         |nonce, why| GrantRequest::Revoke { lender: participant("code", peer), nonce, bytes: 8 * CHUNK, why };
     let (news, mut heard) = asked(&desk, revoke(nonce, RevokeReason::FloorNeeded));
-    assert_eq!(news, [News::Claimed { peer, nonce: Nonce(nonce), chunks: 8 }]);
+    assert_eq!(news, [PeerEvent::Claimed { peer, nonce: Nonce(nonce), chunks: 8 }]);
     desk.owes(peer, Nonce(nonce), 5, 200_000_000);
     assert_eq!(heard.try_recv(), Ok(GrantAnswer::Returning { nonce, bytes: 5 * CHUNK, within_ms: 200 }));
     let (_, mut heard) = asked(&desk, revoke(nonce, RevokeReason::FloorNeeded));
     desk.owes(peer, Nonce(nonce), 0, 200_000_000);
     assert_eq!(heard.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownGrant)));
     let (news, _) = asked(&desk, revoke(77, RevokeReason::LenderActive));
-    assert_eq!(news, [News::Revoked { peer, nonce: Nonce(77), chunks: 8 }]);
+    assert_eq!(news, [PeerEvent::Revoked { peer, nonce: Nonce(77), chunks: 8 }]);
 }
 
 #[test]
@@ -106,10 +107,10 @@ fn whoever_gets_nothing_hears_why_and_for_how_long() {
     let (_folder, [lender, borrower]) = seats(["story", "code"]);
     let desk = Desk::new(lender, "default", "story", CHUNK);
     let (peer, borrower) = (borrower.peer(), participant("code", borrower.peer()));
-    let residence = Refusal::MinResidence { left_ns: 20_500_000 };
+    let residence = LoanDenied::MinResidence { left_ns: 20_500_000 };
     let after = |after_ms| GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms };
     let floor = GrantAnswer::refused(RefusalReason::AtFloor);
-    for (nonce, why, answer) in [(1, Refusal::AtFloor, floor), (2, residence, after(Some(21)))] {
+    for (nonce, why, answer) in [(1, LoanDenied::AtFloor, floor), (2, residence, after(Some(21)))] {
         let ask = GrantRequest::Ask { borrower: borrower.clone(), nonce, bytes: CHUNK, ttl_ms: 900 };
         let (_, mut heard) = asked(&desk, ask);
         desk.refuse(peer, Nonce(nonce), why);
@@ -126,7 +127,7 @@ fn a_question_that_nobody_waits_for_any_more_is_kept_no_longer() {
     let ask = |nonce| GrantRequest::Ask { borrower: who.clone(), nonce, bytes: CHUNK, ttl_ms: 900 };
     let (_, _heard) = asked(&desk, ask(1));
     let (news, _) = asked(&desk, GrantRequest::Cancel { borrower: who.clone(), nonce: 1 });
-    assert_eq!(news, [News::Withdrawn { peer, nonce: Nonce(1) }]);
+    assert_eq!(news, [PeerEvent::Withdrawn { peer, nonce: Nonce(1) }]);
     assert_eq!(desk.open(), 0, "it was withdrawn");
     assert!(!desk.answer(peer, Nonce(1), 1, 1), "what was promised meanwhile is taken back");
     for nonce in 2..10 {

@@ -12,8 +12,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::json;
 use sluice_agent::neighbours::watch::watch;
 use sluice_memory::neighbourhood::{LedgerFaults, Neighbourhood};
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::trader::{Letter, News};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
+use sluice_policy::peers::loans::Nonce;
 use sluice_wire::grants::GrantRequest;
 
 use super::desk::{CHUNK, identity, join, participant};
@@ -95,8 +95,8 @@ async fn tokens_are_streamed_and_neighbours_heard_while_one_is_frozen_within_the
     let (letters, written) = tokio::sync::mpsc::unbounded_channel();
     let working = tokio::spawn(office.clone().work(written));
     for nonce in 1..=LETTERS {
-        letters.send(Letter::TakeBack { peer: code, nonce: Nonce(nonce) }).unwrap();
-        letters.send(Letter::Survey).unwrap();
+        letters.send(PeerCommand::TakeBack { peer: code, nonce: Nonce(nonce) }).unwrap();
+        letters.send(PeerCommand::Survey).unwrap();
     }
     let world = World::start(Setup::default()).await;
     let body = json!({"prompt": "p", "stream": true, "max_tokens": TOKENS});
@@ -112,7 +112,7 @@ async fn tokens_are_streamed_and_neighbours_heard_while_one_is_frozen_within_the
         let (answer, _heard) = tokio::sync::oneshot::channel();
         let borrower = participant("code", code);
         let ask = GrantRequest::Ask { borrower, nonce: 1, bytes: CHUNK, ttl_ms: 900 };
-        assert!(matches!(office.desk.receive(ask, answer)[..], [News::Asked { .. }]), "it is known");
+        assert!(matches!(office.desk.receive(ask, answer)[..], [PeerEvent::Asked { .. }]), "it is known");
     }
     drop((letters, messages));
     ended.send(()).unwrap();

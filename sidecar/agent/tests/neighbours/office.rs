@@ -9,8 +9,8 @@ use std::time::Instant;
 use sluice_agent::neighbours::office::Office;
 use sluice_agent::service::Message;
 use sluice_memory::neighbourhood::TurnOrder;
-use sluice_policy::neighbours::victim::Neighbour;
-use sluice_policy::trader::{Letter, News};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
+use sluice_policy::peers::victim::PeerView;
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_wire::State;
 use sluice_wire::state::Neighbourhood as Place;
@@ -49,13 +49,13 @@ async fn tells(state: State, open: Arc<AtomicBool>) -> SocketAddr {
 }
 
 /// The next survey that is told.
-fn found(messages: &Receiver<Message>) -> Vec<Neighbour> {
+fn found(messages: &Receiver<Message>) -> Vec<PeerView> {
     let begun = Instant::now();
     loop {
         let left = PATIENCE.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left).expect("a survey is told");
         if let Message::Neighbour(event) = message
-            && let NeighbourEvent::News(News::Survey(found)) = *event
+            && let NeighbourEvent::News(PeerEvent::Survey(found)) = *event
         {
             return found;
         }
@@ -72,7 +72,7 @@ fn state(name: &str, lendable_chunks: u64) -> State {
 
 /// An office at work.
 struct Asker {
-    letters: UnboundedSender<Letter>,
+    letters: UnboundedSender<PeerCommand>,
     messages: Option<Receiver<Message>>,
 }
 
@@ -84,8 +84,8 @@ impl Asker {
     }
 
     /// What the next survey finds.
-    async fn survey(&mut self) -> Vec<Neighbour> {
-        self.letters.send(Letter::Survey).expect("the office works");
+    async fn survey(&mut self) -> Vec<PeerView> {
+        self.letters.send(PeerCommand::Survey).expect("the office works");
         let messages = self.messages.take().expect("one survey at a time");
         let waiting = tokio::task::spawn_blocking(move || (found(&messages), messages));
         let (found, messages) = waiting.await.expect("a survey is told");
@@ -94,7 +94,7 @@ impl Asker {
     }
 
     /// The first survey in which all tell.
-    async fn all_tell(&mut self) -> Vec<Neighbour> {
+    async fn all_tell(&mut self) -> Vec<PeerView> {
         let begun = Instant::now();
         loop {
             let found = self.survey().await;
@@ -116,7 +116,7 @@ async fn a_neighbour_that_is_slow_to_tell_is_seen_as_it_told_last() {
     let (office, messages) = office(&folder, &me);
     office.directives.put(directive(1, 1, &[("slow", address)]).to_string().as_bytes()).unwrap();
     let mut asker = Asker::new((office, messages));
-    let unknown = Neighbour { peer: slow.peer(), reachable: true, ..Neighbour::default() };
+    let unknown = PeerView { peer: slow.peer(), reachable: true, ..PeerView::default() };
     assert_eq!(asker.survey().await, [unknown], "it lives, so it can be asked");
     open.store(true, Ordering::Relaxed);
     let told = asker.all_tell().await;

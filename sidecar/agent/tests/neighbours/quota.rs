@@ -4,8 +4,8 @@ use sluice_agent::neighbours::quota::SeatQuota;
 use sluice_memory::neighbourhood::TRANSFERS;
 use sluice_memory::{Quota, QuotaError};
 use sluice_policy::action::Earmark;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
 
 use super::desk::{CHUNK, seats};
 

@@ -12,8 +12,8 @@ use sluice_agent::neighbours::office::Office;
 use sluice_agent::neighbours::watch::watch;
 use sluice_agent::service::{Inbox, Message};
 use sluice_memory::neighbourhood::{Neighbourhood, Seat};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::trader::{News, Terms};
+use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::peers::Peer;
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_wire::directive::{self, Directive, Neighbour, Sharing, TenantRule, VictimRule};
 use tempfile::TempDir;
@@ -43,7 +43,8 @@ fn death_of(peer: Peer, messages: &Receiver<Message>) {
     loop {
         let left = PATIENCE.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left).expect("its death is told");
-        if matches!(message, Message::Neighbour(event) if *event == NeighbourEvent::News(News::Died(peer))) {
+        if matches!(message, Message::Neighbour(event) if *event == NeighbourEvent::News(PeerEvent::Died(peer)))
+        {
             return;
         }
     }
@@ -114,7 +115,7 @@ fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)>
         let message = messages.recv_timeout(left);
         let message = message.unwrap_or_else(|_| panic!("{expected:?} is not told, but {last:?}"));
         if let Message::Neighbour(event) = message
-            && let NeighbourEvent::News(News::Terms(terms)) = *event
+            && let NeighbourEvent::News(PeerEvent::Terms(terms)) = *event
         {
             if terms.order == expected {
                 return terms.priorities;

@@ -17,7 +17,7 @@ use sluice_agent::gateway::serve::{Limits, serve};
 use sluice_agent::gateway::{Gateway, Keys};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
-use sluice_policy::deposit::Pacing;
+use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Finish;
 use sluice_wire::config::{LimitsConfig, SidecarConfig, SloConfig};
 use tokio::net::TcpListener;

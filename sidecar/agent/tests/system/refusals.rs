@@ -2,14 +2,14 @@
 
 use sluice_agent::room::{LoadError, load};
 use sluice_agent::service::Update;
-use sluice_policy::refused::Refused;
+use sluice_policy::config_error::ConfigError;
 use sluice_scheduler::Refusal;
 use sluice_wire::config::{MemoryConfig, SidecarConfig};
 
 use crate::golden::{check, reference, requests};
 use crate::support::{CHUNK, Tenant, Wanted, config, poisoned};
 
-fn refusal(config: SidecarConfig) -> Refused {
+fn refusal(config: SidecarConfig) -> ConfigError {
     match Tenant::begin(config, poisoned()) {
         Err(LoadError::Refused(refused)) => refused,
         Err(other) => panic!("another refusal: {other}"),
@@ -26,11 +26,12 @@ fn memory_below_the_floor_is_refused_with_the_floor_and_the_floor_is_enough() {
             config.max_model_len = Some(192);
             config
         };
-        let Refused::FloorExceedsCapacity { floor_bytes, capacity_bytes } = refusal(sized(4 * CHUNK)) else {
+        let ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes } = refusal(sized(4 * CHUNK))
+        else {
             panic!("{policy}: the floor is the reason")
         };
         assert_eq!(capacity_bytes, 4 * CHUNK);
-        let one_less = Refused::FloorExceedsCapacity { floor_bytes, capacity_bytes: floor_bytes - CHUNK };
+        let one_less = ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes: floor_bytes - CHUNK };
         assert_eq!(refusal(sized(floor_bytes - CHUNK)), one_less, "{policy}: one chunk too small");
         let tenant = Tenant::start(sized(floor_bytes));
         check(&tenant.together(&requests(&folder)), &folder, policy);
@@ -48,12 +49,12 @@ fn a_context_that_does_not_fit_its_kv_is_refused_with_both_sizes() {
     // 12 columns of 5 layers, 4 KiB each.
     let needed_bytes = 12 * 5 * 4096;
     config.memory.guaranteed_kv_bytes = Some(needed_bytes - 1);
-    let refused = Refused::ContextDoesNotFit { needed_bytes, guaranteed_bytes: needed_bytes - 1 };
+    let refused = ConfigError::ContextDoesNotFit { needed_bytes, guaranteed_bytes: needed_bytes - 1 };
     assert_eq!(refusal(config.clone()), refused);
     config.memory.guaranteed_kv_bytes = None;
     config.memory.kv_limit_bytes = Some(needed_bytes / 2);
     let refused = refusal(config.clone());
-    let expected = Refused::ContextDoesNotFit { needed_bytes, guaranteed_bytes: needed_bytes / 2 };
+    let expected = ConfigError::ContextDoesNotFit { needed_bytes, guaranteed_bytes: needed_bytes / 2 };
     assert_eq!(refused, expected);
     config.memory = MemoryConfig {
         guaranteed_kv_bytes: Some(needed_bytes),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sluice_agent::inspect::{Files, inspect};
 use sluice_agent::room::LoadError;
-use sluice_policy::refused::Refused;
+use sluice_policy::config_error::ConfigError;
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 use sluice_wire::geometry::Geometry;
 
@@ -25,7 +25,7 @@ fn refused(config: SidecarConfig) -> u64 {
         ..config
     };
     match Tenant::begin(config, poisoned()) {
-        Err(LoadError::Refused(Refused::FloorExceedsCapacity { floor_bytes, .. })) => floor_bytes,
+        Err(LoadError::Refused(ConfigError::FloorExceedsCapacity { floor_bytes, .. })) => floor_bytes,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("four chunks are enough"),
     }

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sluice_policy::action::Earmark;
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
@@ -25,8 +25,8 @@ pub(super) enum Chore {
     Lend { chunks: Vec<ChunkId>, spare_chunks: u32, earmark: Earmark },
     Ready { backed: Vec<ChunkId>, poisoned: Vec<ChunkId> },
     Move(Vec<BlockCopy>),
-    SwapOut(Vec<TierCopy>, Rank),
-    SwapIn(Vec<TierCopy>, Rank),
+    SwapOut(Vec<TierCopy>, CopyPriority),
+    SwapIn(Vec<TierCopy>, CopyPriority),
 }
 
 /// Chunks, and whose bytes they are.

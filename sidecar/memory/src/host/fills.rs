@@ -2,7 +2,7 @@
 //! theirs.
 
 use sluice_policy::action::{Fill, FillTarget, Work};
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, SlotId};
 
@@ -23,7 +23,7 @@ pub(super) struct Fills {
 #[derive(Debug)]
 struct Parked {
     id: ActionId,
-    rank: Rank,
+    rank: CopyPriority,
     work: Work,
     named: Named,
     /// Operations submitted before it have lower numbers.
@@ -38,7 +38,7 @@ struct Drop {
 
 impl HostMemory {
     /// A fill, a fetch, a spill or a write-back.
-    pub(super) fn order_copy(&mut self, id: ActionId, rank: Rank, work: Work) {
+    pub(super) fn order_copy(&mut self, id: ActionId, rank: CopyPriority, work: Work) {
         let named = Named::by(&work);
         self.fills.parked.push(Parked { id, rank, work, named, before: self.serial.next_number() });
         self.dispatch_copies();
@@ -58,7 +58,7 @@ impl HostMemory {
         self.fills.parked = kept;
     }
 
-    fn dispatch(&mut self, id: ActionId, rank: Rank, work: Work) {
+    fn dispatch(&mut self, id: ActionId, rank: CopyPriority, work: Work) {
         let order = match work {
             Work::Fill(fill) => self.fill_order(fill),
             Work::Fetch(fetch) => self.fetch_order(fetch),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use sluice_policy::action::{Action, Address, BlockMove, Reback, Transaction, Work};
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId, Nanos};
 use sluice_policy::reason::Reason;
@@ -92,9 +92,9 @@ impl Serial {
     }
 
     /// The place of the first operation on the link, if it begins now: whoever waits for a later one waits for it too.
-    fn rank(&self, now: Nanos) -> Rank {
+    fn rank(&self, now: Nanos) -> CopyPriority {
         let first = self.queue.front().expect("an operation is at hand");
-        Rank::new(first.id, self.queue.iter().filter_map(|operation| operation.due).min(), now)
+        CopyPriority::new(first.id, self.queue.iter().filter_map(|operation| operation.due).min(), now)
     }
 
     /// The transaction that the engine has and did not acknowledge.

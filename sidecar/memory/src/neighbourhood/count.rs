@@ -1,6 +1,6 @@
 //! What is counted against the capacity.
 
-use sluice_policy::neighbours::Peer;
+use sluice_policy::peers::Peer;
 
 use super::error::LedgerError;
 use super::guard::Shared;

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use sluice_policy::neighbours::Peer;
+use sluice_policy::peers::Peer;
 
 /// Why the ledger file could not be opened.
 #[derive(Debug, thiserror::Error)]

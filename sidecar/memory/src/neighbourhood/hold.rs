@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sluice_policy::neighbours::Peer;
+use sluice_policy::peers::Peer;
 
 use super::error::LedgerError;
 use super::guard::Shared;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::{TurnOrder, Waiter, line_up};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::{TurnOrder, Waiter, sort_waiters};
 
 use super::error::LedgerError;
 use super::layout::record as word;
@@ -111,7 +111,7 @@ impl TurnLine<'_> {
     /// Those who have a ticket, in order; the dead included.
     fn tickets(&self, order: TurnOrder) -> impl Iterator<Item = Waiter> {
         let mut line: Vec<_> = waiting(self.seat).map(|record| waiter(&record)).collect();
-        line_up(&mut line, order, self.epoch());
+        sort_waiters(&mut line, order, self.epoch());
         line.into_iter()
     }
 }

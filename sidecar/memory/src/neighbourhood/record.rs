@@ -1,6 +1,6 @@
 //! One participant's record, read by everybody and written by its owner.
 
-use sluice_policy::neighbours::Peer;
+use sluice_policy::peers::Peer;
 
 use super::error::LedgerError;
 use super::layout::{RECORDS, TRANSFERS, record, record_start, text_at, text_words};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sluice_policy::neighbours::Peer;
+use sluice_policy::peers::Peer;
 
 use super::count::{LedgerAudit, Living, Participant, counted};
 use super::error::{JoinError, LedgerError, kernel};

@@ -3,7 +3,7 @@
 //! Each function writes in the order of the table in `docs/neighbours.md`, under the guard: nobody who lives sees the
 //! bytes counted twice. Who dies within leaves them counted twice as long as its engine lives, and `UNSETTLED` tells how many.
 
-use sluice_policy::neighbours::Peer;
+use sluice_policy::peers::Peer;
 
 use super::count::{EarmarkState, state};
 use super::error::LedgerError;

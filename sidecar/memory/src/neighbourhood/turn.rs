@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
-use sluice_policy::neighbours::turn::TurnOrder;
+use sluice_policy::peers::time_slice::TurnOrder;
 
 use super::error::{LedgerError, kernel};
 use super::hold::Held;

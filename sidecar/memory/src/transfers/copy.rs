@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use sluice_policy::action::{Fetch, Fill, FillTarget};
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
@@ -17,7 +17,7 @@ use crate::tier::TierCopy;
 const STREAMING_BYTES: usize = 48 << 20;
 
 impl Shared {
-    pub(super) fn carry_out(&self, order: &Order, rank: Rank) -> Outcome {
+    pub(super) fn carry_out(&self, order: &Order, rank: CopyPriority) -> Outcome {
         match order {
             Order::Fill(fill) => self.fill(fill, rank),
             Order::Fetch(fetch, copies) => self.fetch(fetch, rank, copies),
@@ -27,7 +27,7 @@ impl Shared {
         }
     }
 
-    fn fetch(&self, fetch: &Fetch, rank: Rank, copies: &[TierCopy]) -> Outcome {
+    fn fetch(&self, fetch: &Fetch, rank: CopyPriority, copies: &[TierCopy]) -> Outcome {
         let outcome = self.tier.copy_in(&self.pool, rank, copies);
         if matches!(outcome, Outcome::Done { .. }) {
             self.gate.publish_kv_ready(fetch.layer, fetch.generation);
@@ -35,7 +35,7 @@ impl Shared {
         outcome
     }
 
-    fn fill(&self, fill: &Fill, rank: Rank) -> Outcome {
+    fn fill(&self, fill: &Fill, rank: CopyPriority) -> Outcome {
         // What makes pages, or maps them, is slower than the link: it would be taken for a slow one.
         let measured = fill.chunks.iter().all(|chunk| self.pool.is_shown(*chunk));
         let begun = Instant::now();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 
 /// What one transfer takes of the link before a more urgent one gets its turn.
 const QUANTUM_BYTES: usize = 256 << 10;
@@ -64,7 +64,7 @@ struct State {
     /// When everything reserved so far has passed.
     free_at: Instant,
     /// Transfers under way.
-    wanted: BTreeSet<Rank>,
+    wanted: BTreeSet<CopyPriority>,
     /// Those of them that wait for their turn.
     waiting: usize,
     closed: bool,
@@ -74,7 +74,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Transfer<'a> {
     link: &'a Link,
-    rank: Rank,
+    rank: CopyPriority,
     waited: Duration,
 }
 
@@ -116,7 +116,7 @@ impl Link {
     }
 
     /// A transfer begins: time in which the link was idle is not made up for.
-    pub(crate) fn begin(&self, rank: Rank) -> Transfer<'_> {
+    pub(crate) fn begin(&self, rank: CopyPriority) -> Transfer<'_> {
         let mut state = self.lock();
         state.free_at = state.free_at.max(Instant::now());
         let unknown = state.wanted.insert(rank);
@@ -238,7 +238,7 @@ mod tests {
 
     /// Far from urgent: 40 pieces. It says when its first piece is on the link, and each piece is noted.
     fn far(link: &Link, log: &Mutex<Vec<u8>>, first: &Sender<()>) {
-        let mut transfer = link.begin(Rank::new(ActionId(1), None, Nanos(0)));
+        let mut transfer = link.begin(CopyPriority::new(ActionId(1), None, Nanos(0)));
         let carried: Result<(), ()> = transfer.carry(40 * PIECE, true, |_| {
             log.lock().unwrap().push(b'f');
             first.send(()).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     /// Four pieces, once the other is under way.
     fn near(link: &Link, log: &Mutex<Vec<u8>>, due: Option<Nanos>, begun: &Receiver<()>) {
         begun.recv().unwrap();
-        let mut transfer = link.begin(Rank::new(ActionId(2), due, Nanos(0)));
+        let mut transfer = link.begin(CopyPriority::new(ActionId(2), due, Nanos(0)));
         log.lock().unwrap().push(b'|');
         let carried: Result<(), ()> = transfer.carry(4 * PIECE, true, |_| {
             log.lock().unwrap().push(b'n');
@@ -293,8 +293,8 @@ mod tests {
             if close {
                 link.close();
             }
-            let _urgent = link.begin(Rank::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
-            let mut far = link.begin(Rank::new(ActionId(2), None, Nanos(0)));
+            let _urgent = link.begin(CopyPriority::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
+            let mut far = link.begin(CopyPriority::new(ActionId(2), None, Nanos(0)));
             let mut bytes = 0;
             let carried: Result<(), ()> = far.carry(PIECE, true, |piece| {
                 bytes += piece.len();
@@ -308,10 +308,10 @@ mod tests {
     fn another_bandwidth_or_the_close_of_the_link_ends_the_wait_for_a_turn() {
         for news in [(|link: &Link| link.set(None)) as fn(&Link), Link::close] {
             let link = Link::new(Some(50 << 20));
-            let _urgent = link.begin(Rank::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
+            let _urgent = link.begin(CopyPriority::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
             scope(|scope| {
                 let waits = scope.spawn(|| {
-                    let mut far = link.begin(Rank::new(ActionId(2), None, Nanos(0)));
+                    let mut far = link.begin(CopyPriority::new(ActionId(2), None, Nanos(0)));
                     far.carry(PIECE, true, |_| Ok::<(), ()>(()))
                 });
                 while link.lock().waiting == 0 {

@@ -128,8 +128,8 @@ impl Kv {
         } else if away {
             // What was just computed is on the device already: it takes the place of the copy in the host tier.
             self.columns.exchange(same, old);
-            self.wanted.doubt(same);
-            self.wanted.doubt(old);
+            self.wanted.recheck(same);
+            self.wanted.recheck(old);
             for id in [same, old] {
                 let layers = self.columns.get(id).here().iter();
                 let blocks: Vec<_> = layers.filter_map(|layer| self.columns.block(id, layer)).collect();

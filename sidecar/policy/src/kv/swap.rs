@@ -56,7 +56,7 @@ impl Kv {
 
     /// Columns without a place in the host tier.
     fn placeless(&self) -> u32 {
-        self.columns.live() - (self.tier.used() - self.stream.parted())
+        self.columns.live() - (self.tier.used() - self.stream.pinned_host_places())
     }
 
     /// Some column has blocks on the device that the host tier lacks, or that are still there.
@@ -76,7 +76,7 @@ impl Kv {
             self.columns.take_layers(id, self.columns.get(id).hosted, &mut blocks);
             self.frames.give(&blocks);
         }
-        self.wanted.doubt_all();
+        self.wanted.recheck_all();
     }
 
     /// The request holds blocks on the device.
@@ -150,7 +150,7 @@ impl Kv {
             let had_place = self.columns.get(swap.column).stowed.is_some();
             if done {
                 self.frames.give(&self.columns.take_blocks(swap.column));
-                self.wanted.doubt(swap.column);
+                self.wanted.recheck(swap.column);
                 self.columns.stow(swap.column, swap.stowed);
                 self.history.word(swap.stowed.generation.0);
             } else if !had_place {
@@ -174,14 +174,14 @@ impl Kv {
     ///
     /// # Panics
     /// If there are not [`Kv::wanted_blocks`] free blocks.
-    pub fn plan_coming(&mut self, most: u32) -> Vec<Swap> {
+    pub fn plan_async_swap_in(&mut self, most: u32) -> Vec<Swap> {
         let swaps = self.plan_in(most);
         self.coming.extend(swaps.iter().map(|swap| swap.column));
         swaps
     }
 
     /// Nobody but these requests, of those that run, lacks anything on the device.
-    pub fn wanted_only_by(&self, requests: &[RequestId]) -> bool {
+    pub fn missing_only_for(&self, requests: &[RequestId]) -> bool {
         let others = self.sequences.iter().filter(|(id, one)| !one.suspended && !requests.contains(id));
         let mut columns = others.flat_map(|(_, sequence)| &sequence.columns);
         !columns.any(|id| self.wanted.contains(*id))
@@ -193,14 +193,14 @@ impl Kv {
     }
 
     /// Some of the request's KV is.
-    pub fn is_coming(&self, request: RequestId) -> bool {
+    pub fn is_loading(&self, request: RequestId) -> bool {
         let columns = self.sequences.get(&request).filter(|_| self.comes()).map(|one| &one.columns);
         columns.is_some_and(|columns| columns.iter().any(|id| self.coming.contains(id)))
     }
 
     /// A request that runs would read what is still on its way.
-    pub fn outruns(&self) -> bool {
-        self.comes() && self.runners().any(|request| self.is_coming(request))
+    pub fn exceeds_loads(&self) -> bool {
+        self.comes() && self.runners().any(|request| self.is_loading(request))
     }
 
     fn plan_in(&mut self, most: u32) -> Vec<Swap> {
@@ -246,7 +246,7 @@ impl Kv {
     /// follows them. Returns the requests that need them, which have to be computed again.
     pub fn lose(&mut self, swaps: &[Swap]) -> Vec<RequestId> {
         self.arrive(swaps);
-        let requests = self.spoil(&swaps.iter().map(|swap| swap.column).collect());
+        let requests = self.invalidate(&swaps.iter().map(|swap| swap.column).collect());
         swaps.iter().for_each(|swap| self.let_go(swap.column));
         requests
     }
@@ -254,12 +254,12 @@ impl Kv {
     /// What is in the buffers cannot be fetched: nothing is any more under this placement, and who needs it is computed again.
     pub fn give_up_fetches(&mut self) -> Vec<RequestId> {
         let seated = self.stream.give_up();
-        self.spoil(&seated)
+        self.invalidate(&seated)
     }
 
     /// Nobody knows what these columns hold: nobody finds them any more, nor what follows them. Returns the requests that use
     /// any of it.
-    pub(super) fn spoil(&mut self, lost: &BTreeSet<ColumnId>) -> Vec<RequestId> {
+    pub(super) fn invalidate(&mut self, lost: &BTreeSet<ColumnId>) -> Vec<RequestId> {
         let mut requests = Vec::new();
         let mut spoilt = BTreeSet::new();
         for (request, sequence) in &mut self.sequences {

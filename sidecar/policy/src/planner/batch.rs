@@ -11,11 +11,11 @@ use core::cmp::Reverse;
 
 use super::link::Link;
 use super::problem::{Object, Problem};
-use super::search::{self, Cost, Misfit, Plan};
+use super::search::{self, Cost, NoPlan, Plan};
 
 /// A request that runs or waits.
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct BatchCandidate {
     /// The ways to place its KV. One choice only means that it cannot leave.
     pub kv: Object,
     /// What it adds to the compute of each layer, nanoseconds.
@@ -32,7 +32,7 @@ pub struct Member {
 
 /// All that can be decided about for the next window.
 #[derive(Clone, Debug)]
-pub struct Outlook {
+pub struct BatchContext {
     /// Bytes of device memory for what the plan places.
     pub capacity_bytes: u64,
     /// Compute of each layer without any request, nanoseconds.
@@ -50,16 +50,16 @@ pub struct Outlook {
     /// What is there beside requests: weights, first of all.
     pub others: Vec<Object>,
     /// Requests that run, in the order in which they would be paused.
-    pub running: Vec<Member>,
+    pub running: Vec<BatchCandidate>,
     /// Requests that wait, in the order in which they would be admitted.
-    pub waiting: Vec<Member>,
+    pub waiting: Vec<BatchCandidate>,
     /// All objects take the same choice, as far as they have it (OrbitFlow's ablation: one placement for the whole batch).
     pub alike: bool,
 }
 
 /// How good a batch is; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Merit {
+pub struct BatchScore {
     /// Requests that are not let in although they insist on it (first come, first served).
     pub left_out: usize,
     /// Tokens of the window that come late, beyond what is allowed, permille of those that the present batch makes. A share and
@@ -81,7 +81,7 @@ pub struct BatchPlan {
     /// Placement of the others, then the running requests that go on, then the admitted.
     pub placement: Plan,
     /// How good it is.
-    pub merit: Merit,
+    pub merit: BatchScore,
 }
 
 /// Tokens of one request that come late in the next `window` steps of `step_ns` each, when one is due every `tbt_ns` and
@@ -103,17 +103,17 @@ pub fn late_tokens(step_ns: u64, tbt_ns: u64, deposit: u32, window: u16) -> u64 
 /// what those before it have left: in equal parts a budget that is hardly larger than the number of batches changes nothing.
 ///
 /// # Errors
-/// When no batch fits, not even the immune requests alone: [`Misfit::Proven`] if that is certain.
+/// When no batch fits, not even the immune requests alone: [`NoPlan::Proven`] if that is certain.
 pub fn plan(
-    outlook: &Outlook,
+    outlook: &BatchContext,
     budget: u32,
     time_ns: impl Fn(&Problem, &[u16]) -> u64 + Copy,
-) -> Result<BatchPlan, Misfit> {
+) -> Result<BatchPlan, NoPlan> {
     let mut left = budget;
     let mut open: Vec<_> = batches(outlook).into_iter().filter_map(|batch| promise(outlook, batch)).collect();
     open.sort_unstable();
     let mut best: Option<BatchPlan> = None;
-    let mut misfit = Misfit::Proven;
+    let mut misfit = NoPlan::Proven;
     for (promised, (paused, admitted)) in open {
         if best.as_ref().is_some_and(|best| best.merit <= promised) {
             break;
@@ -130,15 +130,15 @@ pub fn plan(
                     best = Some(BatchPlan { paused, admitted, placement, merit });
                 }
             }
-            Err(Misfit::OutOfBudget) => misfit = Misfit::OutOfBudget,
-            Err(Misfit::Proven) => {}
+            Err(NoPlan::OutOfBudget) => misfit = NoPlan::OutOfBudget,
+            Err(NoPlan::Proven) => {}
         }
     }
     best.ok_or(misfit)
 }
 
 /// What a batch could be at best; none when it cannot fit.
-fn promise(outlook: &Outlook, batch: (usize, usize)) -> Option<(Merit, (usize, usize))> {
+fn promise(outlook: &BatchContext, batch: (usize, usize)) -> Option<(BatchScore, (usize, usize))> {
     let requests = members(outlook, batch.0, batch.1).map(|member| &member.kv);
     let objects: Vec<&Object> = outlook.others.iter().chain(requests).collect();
     let added_ns = added_ns(outlook, batch.0, batch.1) * outlook.compute_ns.len() as u64;
@@ -148,24 +148,24 @@ fn promise(outlook: &Outlook, batch: (usize, usize)) -> Option<(Merit, (usize, u
 }
 
 /// What these requests add to the compute of each layer, nanoseconds.
-fn added_ns(outlook: &Outlook, paused: usize, admitted: usize) -> u64 {
+fn added_ns(outlook: &BatchContext, paused: usize, admitted: usize) -> u64 {
     members(outlook, paused, admitted).map(|member| member.compute_ns).sum()
 }
 
 /// All batches: no pause and all numbers of admissions; or pauses, and nobody new in place of who is paused.
-fn batches(outlook: &Outlook) -> Vec<(usize, usize)> {
+fn batches(outlook: &BatchContext) -> Vec<(usize, usize)> {
     let pausable = outlook.running.iter().take_while(|member| !member.immune).count();
     let admissions = (0..=outlook.waiting.len()).map(|admitted| (0, admitted));
     let pauses = (1..=pausable).map(|paused| (paused, 0));
     admissions.chain(pauses).collect()
 }
 
-fn members(outlook: &Outlook, paused: usize, admitted: usize) -> impl Iterator<Item = &Member> {
+fn members(outlook: &BatchContext, paused: usize, admitted: usize) -> impl Iterator<Item = &BatchCandidate> {
     outlook.running.iter().skip(paused).chain(outlook.waiting.iter().take(admitted))
 }
 
 /// The placement problem of one batch.
-pub fn problem(outlook: &Outlook, paused: usize, admitted: usize) -> Problem {
+pub fn problem(outlook: &BatchContext, paused: usize, admitted: usize) -> Problem {
     let added_ns = added_ns(outlook, paused, admitted);
     let requests = members(outlook, paused, admitted).map(|member| member.kv.clone());
     Problem {
@@ -178,10 +178,10 @@ pub fn problem(outlook: &Outlook, paused: usize, admitted: usize) -> Problem {
     }
 }
 
-fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), cost: Cost) -> Merit {
+fn merit(outlook: &BatchContext, (paused, admitted): (usize, usize), cost: Cost) -> BatchScore {
     let step_ns = (cost.time_ns + outlook.beside_ns).max(1);
     let window = u64::from(outlook.window);
-    let late = |member: &Member| late_tokens(step_ns, member.tbt_ns, member.deposit, outlook.window);
+    let late = |member: &BatchCandidate| late_tokens(step_ns, member.tbt_ns, member.deposit, outlook.window);
     let of_batch: u64 = members(outlook, paused, admitted).map(late).sum();
     let gaps: u64 = outlook.running.iter().take(paused).map(|member| gap(member, outlook, step_ns)).sum();
     let going = members(outlook, paused, admitted).count() as u64;
@@ -191,7 +191,7 @@ fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), cost: Cost) -> M
     let late_permille = ((of_batch + gaps) * 1000).div_ceil(tokens);
     let per_s_milli = u128::from(going) * 1_000_000_000_000 / u128::from(step_ns);
     let insisting = outlook.waiting[admitted..].iter().filter(|member| member.insists);
-    Merit {
+    BatchScore {
         left_out: insisting.count(),
         late_permille: late_permille.saturating_sub(u64::from(outlook.allowed_permille)),
         tokens_per_s_milli: Reverse(u64::try_from(per_s_milli).unwrap_or(u64::MAX)),
@@ -200,7 +200,7 @@ fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), cost: Cost) -> M
 }
 
 /// A pause is one gap between two tokens: one late token, unless the deposit lasts for the window or nothing is ever late.
-fn gap(member: &Member, outlook: &Outlook, step_ns: u64) -> u64 {
+fn gap(member: &BatchCandidate, outlook: &BatchContext, step_ns: u64) -> u64 {
     let window_ns = u128::from(step_ns) * u128::from(outlook.window);
     let lasting_ns = u128::from(member.deposit) * u128::from(member.tbt_ns);
     u64::from(member.tbt_ns > 0 && lasting_ns < window_ns)

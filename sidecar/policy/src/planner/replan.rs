@@ -35,7 +35,7 @@ pub enum Trigger {
 
 /// Watches one plan.
 #[derive(Clone, Copy, Debug)]
-pub struct Watch {
+pub struct ReplanWatch {
     tunables: Tunables,
     /// `None` = no plan was found, and its window alone counts.
     predicted_ns: Option<u64>,
@@ -43,15 +43,15 @@ pub struct Watch {
     differing: u16,
 }
 
-impl Watch {
+impl ReplanWatch {
     /// A plan whose steps should take `predicted_ns`.
-    pub const fn new(tunables: Tunables, predicted_ns: u64) -> Watch {
-        Watch { tunables, predicted_ns: Some(predicted_ns), steps: 0, differing: 0 }
+    pub const fn new(tunables: Tunables, predicted_ns: u64) -> ReplanWatch {
+        ReplanWatch { tunables, predicted_ns: Some(predicted_ns), steps: 0, differing: 0 }
     }
 
     /// No plan was found: one is looked for again when the window is over. Memory may have come, or KV may have gone.
-    pub const fn in_vain(tunables: Tunables) -> Watch {
-        Watch { tunables, predicted_ns: None, steps: 0, differing: 0 }
+    pub const fn in_vain(tunables: Tunables) -> ReplanWatch {
+        ReplanWatch { tunables, predicted_ns: None, steps: 0, differing: 0 }
     }
 
     /// A step ended; whether, and why, a new plan is due. It stays due until there is one.

@@ -3,15 +3,15 @@
 
 use alloc::vec::Vec;
 
-use super::batch::{Member, Outlook};
+use super::batch::{BatchCandidate, BatchContext};
 use super::link::Link;
 use super::placement::{by_distance, distances};
 use super::search::gap_permille;
-use super::{batch, shared};
+use super::{batch, shared_buffers};
 
 /// A request that runs or waits, as the planner sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Standing {
+pub struct RequestState {
     /// Columns that may leave the device, as many as there will be when the plan's window is over.
     pub full: u32,
     /// Columns that stay.
@@ -36,9 +36,9 @@ pub struct PlanRequest {
     /// Bytes of a layer-block.
     pub block_bytes: u64,
     /// Requests that run, in the order in which they would be paused.
-    pub running: Vec<Standing>,
+    pub running: Vec<RequestState>,
     /// Requests that wait, in the order in which they would be admitted.
-    pub waiting: Vec<Standing>,
+    pub waiting: Vec<RequestState>,
     /// Bytes on the device for all of them.
     pub capacity_bytes: u64,
     /// Compute of each layer without any KV, nanoseconds.
@@ -67,12 +67,12 @@ pub struct PlanAnswer {
     /// Of which request.
     pub id: u64,
     /// `None` when no placement fits, or the budget ended before one was found.
-    pub found: Option<Found>,
+    pub found: Option<PlanResult>,
 }
 
 /// A batch and its placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PlanResult {
     /// So many of the running requests are paused, the first ones.
     pub paused: u16,
     /// So many of the waiting ones are admitted, the first ones.
@@ -85,7 +85,7 @@ pub struct Found {
     pub bound_ns: u64,
 }
 
-impl Found {
+impl PlanResult {
     /// How much shorter a step of this batch might be, permille of its time, rounded up: the proven gap.
     pub fn gap_permille(&self) -> u32 {
         gap_permille(self.step_ns, self.bound_ns) as u32
@@ -95,8 +95,8 @@ impl Found {
 impl PlanRequest {
     /// The best plan that the budget finds.
     pub fn solve(&self) -> PlanAnswer {
-        let found = batch::plan(&self.outlook(), self.expansions, shared::mean_ns).ok();
-        let found = found.map(|best| Found {
+        let found = batch::plan(&self.outlook(), self.expansions, shared_buffers::mean_ns).ok();
+        let found = found.map(|best| PlanResult {
             paused: best.paused as u16,
             admitted: best.admitted as u16,
             chosen: best.placement.chosen,
@@ -106,10 +106,16 @@ impl PlanRequest {
         PlanAnswer { id: self.id, found }
     }
 
-    fn outlook(&self) -> Outlook {
+    fn outlook(&self) -> BatchContext {
         let options = options(self.layers);
-        let member = |one: &Standing, sets: &[Vec<u16>]| Member {
-            kv: shared::object(&self.link, self.layers, self.block_bytes, (one.full, one.tails), sets),
+        let member = |one: &RequestState, sets: &[Vec<u16>]| BatchCandidate {
+            kv: shared_buffers::object(
+                &self.link,
+                self.layers,
+                self.block_bytes,
+                (one.full, one.tails),
+                sets,
+            ),
             compute_ns: self.column_ns * u64::from(one.full + one.tails),
             tbt_ns: self.tbt_ns,
             deposit: one.deposit,
@@ -117,8 +123,8 @@ impl PlanRequest {
             insists: one.insists,
         };
         let whole = &options[..1];
-        let coming = |one: &Standing| member(one, if one.placed { &options } else { whole });
-        Outlook {
+        let coming = |one: &RequestState| member(one, if one.placed { &options } else { whole });
+        BatchContext {
             capacity_bytes: self.capacity_bytes,
             compute_ns: self.compute_ns.clone(),
             beside_ns: self.beside_ns,

@@ -12,11 +12,11 @@
 
 use alloc::vec::Vec;
 
-use super::begin;
-use super::order::Order;
+use super::bytes_used::BytesUsed;
+use super::initial;
 use super::problem::{Choice, Object, Problem};
 use super::relax::Relaxation;
-use super::room::Room;
+use super::search_order::SearchOrder;
 use super::steps;
 
 /// Expansions of a plan, each a trade that is tried or a node of the tree: 16 requests with 80 layers stay within a millisecond
@@ -62,7 +62,7 @@ pub struct Cost {
 
 /// No placement was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Misfit {
+pub enum NoPlan {
     /// There is none: the objects do not fit, however they are placed.
     Proven,
     /// The budget ended before one was found.
@@ -73,7 +73,7 @@ pub enum Misfit {
 ///
 /// # Errors
 /// When none was found.
-pub fn plan(problem: &Problem, budget: u32) -> Result<Plan, Misfit> {
+pub fn plan(problem: &Problem, budget: u32) -> Result<Plan, NoPlan> {
     plan_with(problem, budget, steps::mean_ns)
 }
 
@@ -86,7 +86,7 @@ pub fn plan_with(
     problem: &Problem,
     budget: u32,
     time_ns: impl Fn(&Problem, &[u16]) -> u64,
-) -> Result<Plan, Misfit> {
+) -> Result<Plan, NoPlan> {
     spend(problem, &mut { budget }, time_ns)
 }
 
@@ -98,8 +98,8 @@ pub(super) fn spend(
     problem: &Problem,
     budget: &mut u32,
     time_ns: impl Fn(&Problem, &[u16]) -> u64,
-) -> Result<Plan, Misfit> {
-    let order = Order::new(problem);
+) -> Result<Plan, NoPlan> {
+    let order = SearchOrder::new(problem);
     let mut search = Search::new(&order, *budget, time_ns);
     search.begin();
     search.improve();
@@ -108,7 +108,7 @@ pub(super) fn spend(
     *budget = search.left;
     let optimal = search.open_ns == u64::MAX;
     let Some((cost, found)) = search.best else {
-        return Err(if optimal { Misfit::Proven } else { Misfit::OutOfBudget });
+        return Err(if optimal { NoPlan::Proven } else { NoPlan::OutOfBudget });
     };
     let bound_ns = search.open_ns.min(cost.time_ns);
     Ok(Plan { chosen: order.by_index(&found), cost, bound_ns, expansions, optimal })
@@ -118,7 +118,7 @@ pub(super) fn spend(
 ///
 /// # Errors
 /// When none fits.
-pub(super) fn alike(problem: &Problem, time_ns: impl Fn(&Problem, &[u16]) -> u64) -> Result<Plan, Misfit> {
+pub(super) fn alike(problem: &Problem, time_ns: impl Fn(&Problem, &[u16]) -> u64) -> Result<Plan, NoPlan> {
     let most = problem.objects.iter().map(|object| object.choices.len()).max().unwrap_or(1);
     let all = |choice: usize| {
         let last = problem.objects.iter().map(|object| object.choices.len() - 1);
@@ -129,7 +129,7 @@ pub(super) fn alike(problem: &Problem, time_ns: impl Fn(&Problem, &[u16]) -> u64
         let link_bytes = problem.choices_of(&chosen).map(|choice| choice.link_bytes).sum();
         (Cost { time_ns: time_ns(problem, &chosen), link_bytes }, chosen)
     });
-    let (cost, chosen) = priced.min().ok_or(Misfit::Proven)?;
+    let (cost, chosen) = priced.min().ok_or(NoPlan::Proven)?;
     Ok(Plan { chosen, cost, bound_ns: cost.time_ns, expansions: most as u32, optimal: true })
 }
 
@@ -141,7 +141,7 @@ pub(super) fn at_least(objects: &[&Object], compute_ns: u64, capacity_bytes: u64
 }
 
 struct Search<'a, T> {
-    order: &'a Order<'a>,
+    order: &'a SearchOrder<'a>,
     time_ns: T,
     compute_ns: u64,
     by_work: Relaxation,
@@ -166,7 +166,7 @@ struct Placed {
 }
 
 impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
-    fn new(order: &'a Order<'a>, budget: u32, time_ns: T) -> Self {
+    fn new(order: &'a SearchOrder<'a>, budget: u32, time_ns: T) -> Self {
         Search {
             order,
             time_ns,
@@ -182,7 +182,7 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
 
     /// The plan to beat.
     fn begin(&mut self) {
-        let Some(chosen) = begin::first(self.order) else { return };
+        let Some(chosen) = initial::first(self.order) else { return };
         self.best = Some((self.cost_of(&chosen), chosen));
     }
 
@@ -211,7 +211,7 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
             return false;
         }
         self.left -= 1;
-        let mut room = Room::new(self.order, chosen);
+        let mut room = BytesUsed::new(self.order, chosen);
         room.swap(place, ranked[more]);
         if !room.fits() {
             return false;

@@ -1,6 +1,6 @@
 //! The order of copies on the link: OrbitFlow's Fig. 3, worked out block by block under it, and its bound.
 
-use sluice_policy::arbiter::{PATIENCE_NS, Rank, Timetable};
+use sluice_policy::copy_priority::{BACKGROUND_DEADLINE_NS, CopyDeadlines, CopyPriority};
 use sluice_policy::ids::{ActionId, LayerId, Nanos};
 
 const LAYERS: u64 = 9;
@@ -41,12 +41,12 @@ impl Step {
 
     /// The link moves a block, of the request whose rank is least.
     fn unit(&mut self) {
-        let timetable = Timetable::new(Nanos(0), &[COMPUTE; LAYERS as usize], 0);
+        let timetable = CopyDeadlines::new(Nanos(0), &[COMPUTE; LAYERS as usize], 0);
         let rank = |(order, request): (usize, &Request)| {
             let layer = request.away.get(request.fetched).filter(|_| !request.held)?;
             let due = timetable.layer(LayerId((layer % LAYERS) as u16), *layer >= LAYERS);
             let due = Some(due).filter(|_| self.by_deadline);
-            Some((Rank::new(ActionId(order as u64), due, Nanos(request.since)), order))
+            Some((CopyPriority::new(ActionId(order as u64), due, Nanos(request.since)), order))
         };
         let next = self.requests.iter().enumerate().filter_map(rank).min();
         self.now += 1;
@@ -97,25 +97,28 @@ fn in_order_of_arrival_its_third_layer_waits_for_the_fourth() {
 #[test]
 fn a_copy_that_nobody_needs_goes_behind_others_for_so_long_and_no_longer() {
     let (since, order) = (Nanos(1_000), ActionId(5));
-    let nobody = Rank::new(order, None, since);
-    let needed = |ns, order| Rank::new(ActionId(order), Some(Nanos(ns)), Nanos(0));
-    assert!(needed(1_000 + PATIENCE_NS - 1, 9) < nobody);
-    assert!(nobody < needed(1_000 + PATIENCE_NS, 9), "a tie goes to who was ordered first");
-    assert!(needed(1_000 + PATIENCE_NS, 4) < nobody);
-    assert!(nobody < needed(1_000 + PATIENCE_NS + 1, 0));
-    assert!(nobody < Rank::new(ActionId(0), None, Nanos(1_001)), "those that nobody needs go as they come");
+    let nobody = CopyPriority::new(order, None, since);
+    let needed = |ns, order| CopyPriority::new(ActionId(order), Some(Nanos(ns)), Nanos(0));
+    assert!(needed(1_000 + BACKGROUND_DEADLINE_NS - 1, 9) < nobody);
+    assert!(nobody < needed(1_000 + BACKGROUND_DEADLINE_NS, 9), "a tie goes to who was ordered first");
+    assert!(needed(1_000 + BACKGROUND_DEADLINE_NS, 4) < nobody);
+    assert!(nobody < needed(1_000 + BACKGROUND_DEADLINE_NS + 1, 0));
+    assert!(
+        nobody < CopyPriority::new(ActionId(0), None, Nanos(1_001)),
+        "those that nobody needs go as they come"
+    );
 }
 
 #[test]
 fn a_step_comes_to_a_layer_when_those_before_it_are_computed_and_the_next_step_when_all_is() {
-    let timetable = Timetable::new(Nanos(100), &[5, 7, 11], 2);
+    let timetable = CopyDeadlines::new(Nanos(100), &[5, 7, 11], 2);
     let at = |layer, next| timetable.layer(LayerId(layer), next).0;
     assert_eq!([0, 1, 2].map(|layer| at(layer, false)), [100, 105, 112]);
     assert_eq!([0, 1, 2].map(|layer| at(layer, true)), [125, 130, 137]);
     assert_eq!((at(3, false), at(u16::MAX, false)), (125, 125), "the end");
-    let slow = Timetable::new(Nanos(9), &[u64::MAX; 2], u64::MAX);
+    let slow = CopyDeadlines::new(Nanos(9), &[u64::MAX; 2], u64::MAX);
     assert_eq!(slow.layer(LayerId(1), true), Nanos(u64::MAX));
-    let unknown = Timetable::new(Nanos(9), &[0; 3], 0);
+    let unknown = CopyDeadlines::new(Nanos(9), &[0; 3], 0);
     assert_eq!(
         unknown.layer(LayerId(2), true),
         Nanos(9),

@@ -1,20 +1,20 @@
 //! Token-Deposit against a naive model: every token carries its number, and the whole history is checked.
 
 use proptest::prelude::*;
-use sluice_policy::deposit::{Deposit, Pacing};
 use sluice_policy::ids::Nanos;
+use sluice_policy::token_deposit::{Pacing, TokenDeposit};
 
 const INTERVAL: u64 = 10;
 
-fn paced() -> Deposit {
-    Deposit::new(Pacing::Paced { interval_ns: INTERVAL })
+fn paced() -> TokenDeposit {
+    TokenDeposit::new(Pacing::Paced { interval_ns: INTERVAL })
 }
 
 /// A write: when, and the numbers of its tokens.
 type Write = (u64, Vec<u32>);
 
 /// Runs `deposit` over batches of tokens (moment, count) and a finish, waking it at every `next_due`, `late` after it was due.
-fn drive(mut deposit: Deposit, batches: &[(u64, u32)], finish: u64, late: u64) -> Vec<Write> {
+fn drive(mut deposit: TokenDeposit, batches: &[(u64, u32)], finish: u64, late: u64) -> Vec<Write> {
     let mut queue = std::collections::VecDeque::new();
     let mut writes = Vec::new();
     let mut made = 0;
@@ -104,7 +104,7 @@ proptest! {
 
     #[test]
     fn immediate_streams_are_written_as_produced((batches, finish) in history()) {
-        let writes = drive(Deposit::new(Pacing::Immediate), &batches, finish, 0);
+        let writes = drive(TokenDeposit::new(Pacing::Immediate), &batches, finish, 0);
         prop_assert_eq!(writes.iter().map(|w| (w.0, w.1.len() as u32)).collect::<Vec<_>>(), batches);
     }
 }

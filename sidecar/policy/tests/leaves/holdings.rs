@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use sluice_policy::action::{Address, Reback};
+use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ChunkId, FrameId};
-use sluice_policy::ledger::{Holdings, Ledger, Owner};
 
 const CHUNKS: u32 = 6;
 const FRAMES: u32 = 4;
 
 /// A tenant without weights whose chunks are activations, and a ledger that says so.
-fn tenant() -> (Holdings, Ledger) {
+fn tenant() -> (Ownership, ChunkTable) {
     let geometry = Geometry {
         chunk_bytes: 64,
         capacity_chunks: CHUNKS,
@@ -28,7 +28,7 @@ fn tenant() -> (Holdings, Ledger) {
         },
         staging_chunks: 0,
     };
-    let (mut holdings, mut ledger) = (Holdings::new(&geometry, FRAMES), Ledger::new(CHUNKS, 64));
+    let (mut holdings, mut ledger) = (Ownership::new(&geometry, FRAMES), ChunkTable::new(CHUNKS, 64));
     for chunk in (0..CHUNKS).map(ChunkId) {
         ledger.create(chunk);
         ledger.hand_over(chunk, Owner::Free, Owner::Activation);
@@ -38,7 +38,7 @@ fn tenant() -> (Holdings, Ledger) {
 }
 
 /// The last `count` activation chunks behind the first frames that are free.
-fn inflated(holdings: &Holdings, count: usize) -> Holdings {
+fn inflated(holdings: &Ownership, count: usize) -> Ownership {
     let mut next = holdings.clone();
     let idle = next.activation.split_off(next.activation.len() - count);
     for (frame, chunk) in next.unbacked_frames(count as u32).into_iter().zip(idle) {
@@ -66,7 +66,7 @@ fn inflation_changes_the_label_of_the_same_chunks_and_makes_none() {
 /// The address table after `ops`, each of which must fit it, and the most addresses that any chunk had on the way. `left` is told
 /// of each chunk that something unmaps and nothing is behind by then.
 fn applied(
-    from: &Holdings,
+    from: &Ownership,
     ops: &[Reback],
     mut left: impl FnMut(ChunkId),
 ) -> (BTreeMap<Address, ChunkId>, usize) {
@@ -122,7 +122,7 @@ fn an_address_that_gets_another_chunk_loses_its_own_first() {
 #[test]
 fn what_an_inflation_leaves_behind_goes_before_anything_else_changes() {
     let (one, mut ledger) = tenant();
-    let inflate = |from: &Holdings, count: usize| {
+    let inflate = |from: &Ownership, count: usize| {
         let mut next = inflated(from, count);
         next.leave_stale(from);
         next

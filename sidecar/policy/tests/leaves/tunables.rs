@@ -1,7 +1,7 @@
 //! Numbers of the policy by name.
 
 use sluice_policy::params::Params;
-use sluice_policy::tunables::{TUNABLES, Tuned, Untunable};
+use sluice_policy::tunables::{TUNABLES, TunableError, Tuned};
 
 #[test]
 fn each_changes_its_own_number_within_its_range_and_no_other() {
@@ -38,7 +38,7 @@ fn names_are_words_of_their_own_and_another_one_is_refused_with_all_of_them() {
     names.dedup();
     assert_eq!(names.len(), TUNABLES.len());
     let refused = Tuned::default().set("patience", 1).unwrap_err();
-    assert_eq!(refused, Untunable::Unknown { name: "patience".into() });
+    assert_eq!(refused, TunableError::Unknown { name: "patience".into() });
     let said = refused.to_string();
     assert!(said.starts_with("`patience` is no tunable (stall_allowance_permille, "), "{said}");
     assert!(names.iter().all(|name| said.contains(name)), "{said}");

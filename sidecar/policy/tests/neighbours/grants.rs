@@ -1,16 +1,18 @@
 //! The book of grants, case by case.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::{Bereaved, Book, GaveBack, Misfit, Nonce, Recall, Vacate};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::{
+    DeadPeerLoans, LoanBook, LoanError, Nonce, Recall, ReturnEffect, ReturnOrder,
+};
 
 const A: Peer = Peer { index: 0, instance: 7 };
 const B: Peer = Peer { index: 1, instance: 8 };
 const TTL: Nanos = Nanos(1000);
 
 /// A lends 10 to B.
-fn lent() -> (Book, Book, Nonce) {
-    let (mut a, mut b) = (Book::new(A, 50, 20), Book::new(B, 30, 10));
+fn lent() -> (LoanBook, LoanBook, Nonce) {
+    let (mut a, mut b) = (LoanBook::new(A, 50, 20), LoanBook::new(B, 30, 10));
     let nonce = b.ask(A, 10);
     a.lent(nonce, B, 10, TTL).expect("it fits");
     b.granted(nonce, A, 10, TTL).expect("it was asked for");
@@ -20,9 +22,9 @@ fn lent() -> (Book, Book, Nonce) {
 /// `order` is refused with `misfit` and leaves the book as it is.
 #[track_caller]
 fn refuses<T: std::fmt::Debug>(
-    book: &mut Book,
-    misfit: Misfit,
-    order: impl FnOnce(&mut Book) -> Result<T, Misfit>,
+    book: &mut LoanBook,
+    misfit: LoanError,
+    order: impl FnOnce(&mut LoanBook) -> Result<T, LoanError>,
 ) {
     let before = book.clone();
     assert_eq!(order(book).expect_err("it does not fit"), misfit);
@@ -31,14 +33,14 @@ fn refuses<T: std::fmt::Debug>(
 
 #[test]
 fn bytes_leave_the_lender_before_they_reach_the_borrower() {
-    let (mut a, mut b) = (Book::new(A, 50, 20), Book::new(B, 30, 10));
+    let (mut a, mut b) = (LoanBook::new(A, 50, 20), LoanBook::new(B, 30, 10));
     let nonce = b.ask(A, 10);
     assert_eq!((a.budget(), b.budget()), (50, 30));
     a.lent(nonce, B, 10, TTL).expect("it fits");
     assert_eq!((a.budget(), b.budget()), (40, 30));
     b.granted(nonce, A, 10, TTL).expect("it was asked for");
     assert_eq!((a.budget(), b.budget()), (40, 40));
-    assert_eq!(b.gave_back(nonce, 4), Ok(GaveBack { nonce, to: Some(A), chunks: 4 }));
+    assert_eq!(b.gave_back(nonce, 4), Ok(ReturnEffect { nonce, to: Some(A), chunks: 4 }));
     assert_eq!((a.budget(), b.budget()), (40, 36));
     a.returned(nonce, B, 4).expect("4 of 10");
     assert_eq!((a.budget(), b.budget()), (44, 36));
@@ -50,7 +52,7 @@ fn bytes_leave_the_lender_before_they_reach_the_borrower() {
 
 #[test]
 fn less_may_be_granted_than_was_asked_for() {
-    let mut b = Book::new(B, 30, 10);
+    let mut b = LoanBook::new(B, 30, 10);
     let nonce = b.ask(A, 10);
     b.granted(nonce, A, 3, TTL).expect("3 of 10");
     assert_eq!(b.budget(), 33);
@@ -58,9 +60,9 @@ fn less_may_be_granted_than_was_asked_for() {
 
 #[test]
 fn a_floor_is_never_lent() {
-    let mut a = Book::new(A, 50, 20);
+    let mut a = LoanBook::new(A, 50, 20);
     assert_eq!(a.lendable(), 30);
-    refuses(&mut a, Misfit::BelowFloor { asked: 31, lendable: 30 }, |a| a.lent(Nonce(1), B, 31, TTL));
+    refuses(&mut a, LoanError::BelowFloor { asked: 31, lendable: 30 }, |a| a.lent(Nonce(1), B, 31, TTL));
     a.lent(Nonce(1), B, 30, TTL).expect("down to the floor");
     assert_eq!((a.budget(), a.lendable()), (20, 0));
 }
@@ -73,7 +75,7 @@ fn what_is_borrowed_is_not_lent_on() {
 
 #[test]
 fn a_hibernated_tenant_lends_its_floor_and_nothing_while_it_misses_it() {
-    let mut a = Book::new(A, 50, 20);
+    let mut a = LoanBook::new(A, 50, 20);
     a.set_floor(0);
     a.lent(Nonce(1), B, 45, TTL).expect("it needs nothing");
     assert_eq!((a.budget(), a.lendable()), (5, 5));
@@ -87,7 +89,7 @@ fn a_hibernated_tenant_lends_its_floor_and_nothing_while_it_misses_it() {
 fn nonces_differ_within_a_life_and_between_lives() {
     let mut names = std::collections::BTreeSet::new();
     for instance in [7, 8, 9, (1 << 40) + 1] {
-        let mut book = Book::new(Peer { index: 1, instance }, 30, 10);
+        let mut book = LoanBook::new(Peer { index: 1, instance }, 30, 10);
         names.extend((0..100).map(|_| book.ask(A, 1)));
     }
     assert_eq!(names.len(), 400);
@@ -97,75 +99,75 @@ fn nonces_differ_within_a_life_and_between_lives() {
 #[test]
 fn an_ask_that_arrives_twice_is_answered_once() {
     let (mut a, mut b, nonce) = lent();
-    refuses(&mut a, Misfit::Replayed { nonce, answered: nonce }, |a| a.lent(nonce, B, 10, TTL));
+    refuses(&mut a, LoanError::Replayed { nonce, answered: nonce }, |a| a.lent(nonce, B, 10, TTL));
     b.gave_back(nonce, 10).expect("all");
     a.returned(nonce, B, 10).expect("all");
-    refuses(&mut a, Misfit::Replayed { nonce, answered: nonce }, |a| a.lent(nonce, B, 10, TTL));
+    refuses(&mut a, LoanError::Replayed { nonce, answered: nonce }, |a| a.lent(nonce, B, 10, TTL));
     let next = b.ask(A, 10);
     a.lent(next, B, 10, TTL).expect("a new one");
 }
 
 #[test]
 fn an_answer_that_nobody_waits_for_is_refused_and_the_lender_has_its_bytes_back() {
-    let (mut a, mut b) = (Book::new(A, 50, 20), Book::new(B, 30, 10));
+    let (mut a, mut b) = (LoanBook::new(A, 50, 20), LoanBook::new(B, 30, 10));
     let nonce = b.ask(A, 10);
     a.lent(nonce, B, 10, TTL).expect("it fits");
     assert_eq!(b.timed_out(nonce), Ok(A));
-    refuses(&mut b, Misfit::UnknownNonce { nonce }, |b| b.granted(nonce, A, 10, TTL));
+    refuses(&mut b, LoanError::UnknownNonce { nonce }, |b| b.granted(nonce, A, 10, TTL));
     assert_eq!(a.took_back(nonce), Ok(10));
     assert_eq!((a.budget(), b.budget()), (50, 30));
 }
 
 #[test]
 fn a_revocation_that_overtakes_the_answer_gives_the_grant_up() {
-    let mut b = Book::new(B, 30, 10);
+    let mut b = LoanBook::new(B, 30, 10);
     let nonce = b.ask(A, 10);
-    assert_eq!(b.revoked(nonce, A, 10), Ok(Vacate { nonce, peer: A, chunks: 0 }));
-    refuses(&mut b, Misfit::UnknownNonce { nonce }, |b| b.granted(nonce, A, 10, TTL));
+    assert_eq!(b.revoked(nonce, A, 10), Ok(ReturnOrder { nonce, peer: A, chunks: 0 }));
+    refuses(&mut b, LoanError::UnknownNonce { nonce }, |b| b.granted(nonce, A, 10, TTL));
 }
 
 #[test]
 fn a_refusal_ends_an_ask_and_not_a_grant() {
-    let mut b = Book::new(B, 30, 10);
+    let mut b = LoanBook::new(B, 30, 10);
     let nonce = b.ask(A, 10);
     let other = Peer { instance: 9, ..A };
-    refuses(&mut b, Misfit::WrongPeer { nonce, expected: A, got: other }, |b| b.refused(nonce, other));
+    refuses(&mut b, LoanError::WrongPeer { nonce, expected: A, got: other }, |b| b.refused(nonce, other));
     b.refused(nonce, A).expect("it was asked");
     assert!(b.taken().is_empty());
     let (_, mut b, nonce) = lent();
-    refuses(&mut b, Misfit::AlreadyGranted { nonce }, |b| b.refused(nonce, A));
-    refuses(&mut b, Misfit::AlreadyGranted { nonce }, |b| b.timed_out(nonce));
+    refuses(&mut b, LoanError::AlreadyGranted { nonce }, |b| b.refused(nonce, A));
+    refuses(&mut b, LoanError::AlreadyGranted { nonce }, |b| b.timed_out(nonce));
 }
 
 #[test]
 fn messages_that_do_not_fit_change_nothing() {
     let (mut a, mut b, nonce) = lent();
     let (none, other) = (Nonce(3), Peer { instance: 99, ..B });
-    let wrong = Misfit::WrongPeer { nonce, expected: B, got: other };
-    refuses(&mut a, Misfit::UnknownNonce { nonce: none }, |a| a.returned(none, B, 1));
-    refuses(&mut a, Misfit::UnknownNonce { nonce: none }, |a| a.revoke(none, 1));
+    let wrong = LoanError::WrongPeer { nonce, expected: B, got: other };
+    refuses(&mut a, LoanError::UnknownNonce { nonce: none }, |a| a.returned(none, B, 1));
+    refuses(&mut a, LoanError::UnknownNonce { nonce: none }, |a| a.revoke(none, 1));
     refuses(&mut a, wrong, |a| a.returned(nonce, other, 1));
     refuses(&mut a, wrong, |a| a.renew(nonce, other, Nanos(9000)));
-    refuses(&mut a, Misfit::MoreThanLent { nonce, lent: 10, returned: 11 }, |a| a.returned(nonce, B, 11));
-    refuses(&mut a, Misfit::NoChunks { nonce }, |a| a.returned(nonce, B, 0));
-    refuses(&mut a, Misfit::NoChunks { nonce: none }, |a| a.lent(none, B, 0, TTL));
-    refuses(&mut b, Misfit::AlreadyGranted { nonce }, |b| b.granted(nonce, A, 10, TTL));
-    refuses(&mut b, Misfit::MoreThanLent { nonce, lent: 10, returned: 11 }, |b| b.gave_back(nonce, 11));
-    refuses(&mut b, Misfit::NoChunks { nonce }, |b| b.gave_back(nonce, 0));
+    refuses(&mut a, LoanError::MoreThanLent { nonce, lent: 10, returned: 11 }, |a| a.returned(nonce, B, 11));
+    refuses(&mut a, LoanError::NoChunks { nonce }, |a| a.returned(nonce, B, 0));
+    refuses(&mut a, LoanError::NoChunks { nonce: none }, |a| a.lent(none, B, 0, TTL));
+    refuses(&mut b, LoanError::AlreadyGranted { nonce }, |b| b.granted(nonce, A, 10, TTL));
+    refuses(&mut b, LoanError::MoreThanLent { nonce, lent: 10, returned: 11 }, |b| b.gave_back(nonce, 11));
+    refuses(&mut b, LoanError::NoChunks { nonce }, |b| b.gave_back(nonce, 0));
     let next = b.ask(A, 4);
-    refuses(&mut b, Misfit::NotGranted { nonce: next }, |b| b.gave_back(next, 1));
-    refuses(&mut b, Misfit::NotGranted { nonce: next }, |b| b.renewed(next, A, TTL));
-    refuses(&mut b, Misfit::MoreThanAsked { nonce: next, asked: 4, granted: 5 }, |b| {
+    refuses(&mut b, LoanError::NotGranted { nonce: next }, |b| b.gave_back(next, 1));
+    refuses(&mut b, LoanError::NotGranted { nonce: next }, |b| b.renewed(next, A, TTL));
+    refuses(&mut b, LoanError::MoreThanAsked { nonce: next, asked: 4, granted: 5 }, |b| {
         b.granted(next, A, 5, TTL)
     });
-    refuses(&mut b, Misfit::NoChunks { nonce: next }, |b| b.granted(next, A, 0, TTL));
+    refuses(&mut b, LoanError::NoChunks { nonce: next }, |b| b.granted(next, A, 0, TTL));
 }
 
 #[test]
 fn an_accepted_earmark_is_not_taken_back_once_some_of_it_returned() {
     let (mut a, _, nonce) = lent();
     a.returned(nonce, B, 1).expect("1 of 10");
-    refuses(&mut a, Misfit::Accepted { nonce }, |a| a.took_back(nonce));
+    refuses(&mut a, LoanError::Accepted { nonce }, |a| a.took_back(nonce));
 }
 
 #[test]
@@ -174,7 +176,7 @@ fn revoking_twice_is_revoking_once_and_counts_what_came_back() {
     assert_eq!(a.revoke(nonce, 6), Ok(Recall { nonce, peer: B, chunks: 6 }));
     assert_eq!(a.revoke(nonce, 6), Ok(Recall { nonce, peer: B, chunks: 6 }));
     for _ in 0..2 {
-        assert_eq!(b.revoked(nonce, A, 6), Ok(Vacate { nonce, peer: A, chunks: 6 }));
+        assert_eq!(b.revoked(nonce, A, 6), Ok(ReturnOrder { nonce, peer: A, chunks: 6 }));
     }
     b.gave_back(nonce, 4).expect("4 of 6");
     a.returned(nonce, B, 4).expect("4 of 6");
@@ -188,7 +190,7 @@ fn expiry_makes_the_borrower_vacate_and_gives_the_lender_nothing() {
     let (a, mut b, nonce) = lent();
     assert_eq!(b.expired(Nanos(999)), []);
     assert_eq!(a.overdue(Nanos(999)).count(), 0);
-    assert_eq!(b.expired(TTL), [Vacate { nonce, peer: A, chunks: 10 }]);
+    assert_eq!(b.expired(TTL), [ReturnOrder { nonce, peer: A, chunks: 10 }]);
     assert_eq!(b.expired(TTL), [], "said once");
     assert_eq!(b.taken()[0].vacating(), 10, "and kept");
     assert_eq!(a.overdue(TTL).count(), 1);
@@ -204,21 +206,21 @@ fn a_renewal_lengthens_and_never_shortens() {
     b.renewed(nonce, A, Nanos(2000)).expect("an old answer");
     assert_eq!(b.expired(Nanos(2999)), []);
     assert_eq!(b.expired(Nanos(3000)).len(), 1);
-    refuses(&mut b, Misfit::NotRenewable { nonce }, |b| b.renewed(nonce, A, Nanos(4000)));
+    refuses(&mut b, LoanError::NotRenewable { nonce }, |b| b.renewed(nonce, A, Nanos(4000)));
     a.revoke(nonce, 10).expect("it is away");
-    refuses(&mut a, Misfit::NotRenewable { nonce }, |a| a.renew(nonce, B, Nanos(4000)));
+    refuses(&mut a, LoanError::NotRenewable { nonce }, |a| a.renew(nonce, B, Nanos(4000)));
 }
 
 #[test]
 fn the_death_of_a_borrower_frees_what_it_held_and_that_of_its_former_life_does_not() {
     let (mut a, _, nonce) = lent();
     let former = Peer { instance: 3, ..B };
-    assert_eq!(a.peer_died(former), Bereaved::default());
+    assert_eq!(a.peer_died(former), DeadPeerLoans::default());
     assert_eq!(a.budget(), 40);
     a.returned(nonce, B, 4).expect("4 of 10");
     assert_eq!(a.peer_died(B).freed_chunks, 6);
-    assert_eq!(a, Book::new(A, 50, 20), "nothing is kept of the dead");
-    refuses(&mut a, Misfit::UnknownNonce { nonce }, |a| a.returned(nonce, B, 6));
+    assert_eq!(a, LoanBook::new(A, 50, 20), "nothing is kept of the dead");
+    refuses(&mut a, LoanError::UnknownNonce { nonce }, |a| a.returned(nonce, B, 6));
 }
 
 #[test]
@@ -226,18 +228,18 @@ fn what_was_borrowed_of_a_dead_lender_leaves_for_nobody() {
     let (_, mut b, nonce) = lent();
     let asked = b.ask(A, 5);
     assert_eq!(b.taken_from(A.index), 10);
-    let vacate = vec![Vacate { nonce, peer: A, chunks: 10 }];
-    assert_eq!(b.peer_died(A), Bereaved { freed_chunks: 0, vacate });
+    let vacate = vec![ReturnOrder { nonce, peer: A, chunks: 10 }];
+    assert_eq!(b.peer_died(A), DeadPeerLoans { freed_chunks: 0, vacate });
     assert_eq!(b.budget(), 40, "until it has left");
-    refuses(&mut b, Misfit::UnknownNonce { nonce: asked }, |b| b.granted(asked, A, 5, TTL));
-    assert_eq!(b.gave_back(nonce, 10), Ok(GaveBack { nonce, to: None, chunks: 10 }));
+    refuses(&mut b, LoanError::UnknownNonce { nonce: asked }, |b| b.granted(asked, A, 5, TTL));
+    assert_eq!(b.gave_back(nonce, 10), Ok(ReturnEffect { nonce, to: None, chunks: 10 }));
     assert_eq!((b.budget(), b.taken_from(A.index)), (30, 0));
 }
 
 #[test]
 fn a_misfit_says_what_was_asked_and_why_not() {
-    let text = Misfit::MoreThanLent { nonce: Nonce(0x2a), lent: 3, returned: 4 }.to_string();
+    let text = LoanError::MoreThanLent { nonce: Nonce(0x2a), lent: 3, returned: 4 }.to_string();
     assert_eq!(text, "grant 0x2a returns 4 chunks where 3 are away");
-    let wrong = Misfit::WrongPeer { nonce: Nonce(1), expected: A, got: B }.to_string();
+    let wrong = LoanError::WrongPeer { nonce: Nonce(1), expected: A, got: B }.to_string();
     assert_eq!(wrong, "grant 0x1 is with participant 0 in life 7, not with 1 in life 8");
 }

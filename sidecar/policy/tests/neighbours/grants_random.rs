@@ -1,7 +1,7 @@
 //! Random lives of two or three books: budgets never sum to more than the GPU, and in the end every byte is back at its share.
 
 use proptest::prelude::*;
-use sluice_policy::neighbours::grants::Book;
+use sluice_policy::peers::loans::LoanBook;
 
 use super::splitmix::word;
 use super::world::mail::Body;
@@ -66,7 +66,7 @@ fn random_runs_lend_return_renew_and_die() {
         let mut world = World::new(&[(30, 5), (25, 0), (20, 10)], Flaw::None);
         for word in words(seed) {
             world.turn(word);
-            let borrowed: u32 = world.books().map(Book::borrowed).sum();
+            let borrowed: u32 = world.books().map(LoanBook::borrowed).sum();
             seen[0] += u32::from(borrowed > 0);
             seen[1] += u32::from(world.earmarks.iter().any(|e| e.returns));
             seen[2] += u32::from(world.mail.iter().any(|m| matches!(m.body, Body::Renewed(_))));

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::next_use::{NextUse, PERIODS_KEPT, PERIODS_MIN};
-use sluice_policy::neighbours::victim::{Asker, Live, Neighbour, order};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::next_use::{NextUse, PERIODS_KEPT, PERIODS_MIN};
+use sluice_policy::peers::victim::{Borrower, PeerState, PeerView, order};
 
 use super::splitmix::word;
 
@@ -122,11 +122,11 @@ impl Gpu {
             let (tenant, peer) = (&self.tenants[*at], Peer { index: *at as u32, instance: 1 });
             let next_use_ns = tenant.seen.expected_ns(Nanos(now));
             let last_used = Nanos(tenant.last_used);
-            let live = Live { last_used, lendable_chunks: 1, next_use_ns, ..Live::default() };
-            Neighbour { peer, priority: 0, reachable: true, live: Some(live) }
+            let live = PeerState { last_used, lendable_chunks: 1, next_use_ns, ..PeerState::default() };
+            PeerView { peer, priority: 0, reachable: true, live: Some(live) }
         };
-        let seen: Vec<Neighbour> = resident.iter().map(seen).collect();
-        let asker = Asker { need_chunks: 1, expects: by == By::Estimate, ..Asker::default() };
+        let seen: Vec<PeerView> = resident.iter().map(seen).collect();
+        let asker = Borrower { need_chunks: 1, expects: by == By::Estimate, ..Borrower::default() };
         order(&seen, &asker, Nanos(now))[0].peer.index as usize
     }
 

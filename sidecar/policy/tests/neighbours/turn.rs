@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::{
-    Decision, Holder, Quantum, TurnOrder, Waiter, largest_prefill_tokens, line_up,
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::{
+    Decision, Holder, Quantum, TurnOrder, Waiter, largest_prefill_tokens, sort_waiters,
 };
 
 fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
@@ -13,13 +13,13 @@ fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
 
 /// Takes who is next out of the line.
 fn next(line: &mut Vec<Waiter>, order: TurnOrder, turns: u64) -> Option<Waiter> {
-    line_up(line, order, turns);
+    sort_waiters(line, order, turns);
     if line.is_empty() { None } else { Some(line.remove(0)) }
 }
 
 fn in_line(waiters: &[Waiter], order: TurnOrder, turns: u64) -> Vec<u32> {
     let mut line = waiters.to_vec();
-    line_up(&mut line, order, turns);
+    sort_waiters(&mut line, order, turns);
     line.iter().map(|waiter| waiter.peer.index).collect()
 }
 
@@ -51,7 +51,7 @@ const QUANTUM_MAX: u64 = 50;
 
 fn decides(used: u64, others_wait: bool, has_work: bool, predicted_step_ns: u64) -> Decision {
     let holder = Holder { started: Nanos(100), others_wait, has_work, predicted_step_ns };
-    Quantum::new(QUANTUM_MIN, QUANTUM_MAX).keep(Nanos(100 + used), &holder)
+    Quantum::new(QUANTUM_MIN, QUANTUM_MAX).should_keep_slice(Nanos(100 + used), &holder)
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_turn_does_not_end_before_the_least_quantum_nor_before_its_first_step() {
     assert_eq!(decides(5, true, true, 47), Decision::Release);
     assert_eq!(decides(0, true, true, 51), Decision::Keep);
     let holder = Holder { started: Nanos(0), others_wait: true, has_work: true, predicted_step_ns: 51 };
-    assert_eq!(Quantum::new(0, 50).keep(Nanos(0), &holder), Decision::Keep);
+    assert_eq!(Quantum::new(0, 50).should_keep_slice(Nanos(0), &holder), Decision::Keep);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn run(loads: &[Load], order: TurnOrder, quantum: Quantum, until: u64) -> u64 {
                 has_work: work[me] > 0,
                 predicted_step_ns: loads[me].step_ns,
             };
-            if now >= until || quantum.keep(Nanos(now), &holder) == Decision::Release {
+            if now >= until || quantum.should_keep_slice(Nanos(now), &holder) == Decision::Release {
                 break;
             }
             now += loads[me].step_ns;
@@ -202,7 +202,7 @@ proptest! {
         let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
         let step = step.min(quantum.left_ns(Nanos(used), Nanos(0)));
         let holder = Holder { started: Nanos(0), others_wait: true, has_work: true, predicted_step_ns: step };
-        let kept = quantum.keep(Nanos(used), &holder) == Decision::Keep;
+        let kept = quantum.should_keep_slice(Nanos(used), &holder) == Decision::Keep;
         prop_assert!(!kept || used > QUANTUM_MAX || used + step <= QUANTUM_MAX);
     }
 }

@@ -4,34 +4,36 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::victim::{Asker, Live, Neighbour, Rule, Supply, Victim, order, supply};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::victim::{
+    Borrower, PeerState, PeerView, Supply, Victim, VictimRule, order, supply,
+};
 
 const NOW: Nanos = Nanos(1_000_000);
 
-fn live(last_used: u64, lendable_chunks: u32) -> Live {
-    Live { last_used: Nanos(last_used), lendable_chunks, ..Live::default() }
+fn live(last_used: u64, lendable_chunks: u32) -> PeerState {
+    PeerState { last_used: Nanos(last_used), lendable_chunks, ..PeerState::default() }
 }
 
 fn tenant(index: u32) -> Peer {
     Peer { index, instance: 1 }
 }
 
-fn neighbour(index: u32, priority: i32, live: Live) -> Neighbour {
-    Neighbour { peer: tenant(index), priority, reachable: true, live: Some(live) }
+fn neighbour(index: u32, priority: i32, live: PeerState) -> PeerView {
+    PeerView { peer: tenant(index), priority, reachable: true, live: Some(live) }
 }
 
-fn asker(need_chunks: u32) -> Asker<'static> {
-    Asker { priority: 100, need_chunks, ..Asker::default() }
+fn asker(need_chunks: u32) -> Borrower<'static> {
+    Borrower { priority: 100, need_chunks, ..Borrower::default() }
 }
 
-fn peers(neighbours: &[Neighbour], asker: &Asker<'_>) -> Vec<u32> {
+fn peers(neighbours: &[PeerView], asker: &Borrower<'_>) -> Vec<u32> {
     order(neighbours, asker, NOW).iter().map(|victim| victim.peer.index).collect()
 }
 
 #[test]
 fn inactive_comes_before_active_then_the_lowest_priority_then_the_last_used() {
-    let active = Live { active: true, ..live(999, 5) };
+    let active = PeerState { active: true, ..live(999, 5) };
     let all = [
         neighbour(1, 0, active),
         neighbour(2, 100, live(50, 5)),
@@ -45,15 +47,15 @@ fn inactive_comes_before_active_then_the_lowest_priority_then_the_last_used() {
 #[test]
 fn the_rule_decides_among_equals() {
     let all = [neighbour(1, 0, live(30, 5)), neighbour(2, 0, live(10, 5)), neighbour(3, 0, live(20, 5))];
-    let by = |rule| peers(&all, &Asker { rule, order: &[tenant(3), tenant(1)], ..asker(1000) });
-    assert_eq!(by(Rule::MostRecentlyUsed), [1, 3, 2]);
-    assert_eq!(by(Rule::LeastRecentlyUsed), [2, 3, 1]);
-    assert_eq!(by(Rule::FixedOrder), [3, 1, 2], "who is not on the list comes last");
+    let by = |rule| peers(&all, &Borrower { rule, order: &[tenant(3), tenant(1)], ..asker(1000) });
+    assert_eq!(by(VictimRule::MostRecentlyUsed), [1, 3, 2]);
+    assert_eq!(by(VictimRule::LeastRecentlyUsed), [2, 3, 1]);
+    assert_eq!(by(VictimRule::FixedOrder), [3, 1, 2], "who is not on the list comes last");
 }
 
 #[test]
 fn the_end_of_the_line_lends_before_its_front_and_who_does_not_wait_before_both() {
-    let waits = |place| Live { queue_place: Some(place), ..live(500, 5) };
+    let waits = |place| PeerState { queue_place: Some(place), ..live(500, 5) };
     let all = [
         neighbour(1, 0, waits(0)),
         neighbour(2, 0, waits(2)),
@@ -65,22 +67,23 @@ fn the_end_of_the_line_lends_before_its_front_and_who_does_not_wait_before_both(
 
 #[test]
 fn whose_next_use_is_expected_to_be_furthest_lends_first_where_that_is_looked_at() {
-    let expected = |last_used, next_use_ns| Live { next_use_ns: Some(next_use_ns), ..live(last_used, 5) };
+    let expected =
+        |last_used, next_use_ns| PeerState { next_use_ns: Some(next_use_ns), ..live(last_used, 5) };
     let all = [
         neighbour(1, 0, expected(10, 9000)),
         neighbour(2, 0, expected(90, 100)),
-        neighbour(3, 0, Live { queue_place: Some(7), ..live(95, 5) }),
+        neighbour(3, 0, PeerState { queue_place: Some(7), ..live(95, 5) }),
         neighbour(4, 0, live(20, 5)),
         neighbour(5, 0, live(30, 5)),
         neighbour(6, -1, expected(40, 1)),
     ];
-    let by = |rule, expects| peers(&all, &Asker { rule, expects, ..asker(1000) });
+    let by = |rule, expects| peers(&all, &Borrower { rule, expects, ..asker(1000) });
     // Of who has no data the next use is as far away as the last one, nearly a million here.
-    assert_eq!(by(Rule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
-    assert_eq!(by(Rule::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
-    assert_eq!(by(Rule::LeastRecentlyUsed, true), by(Rule::LeastRecentlyUsed, false));
+    assert_eq!(by(VictimRule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
+    assert_eq!(by(VictimRule::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
+    assert_eq!(by(VictimRule::LeastRecentlyUsed, true), by(VictimRule::LeastRecentlyUsed, false));
     let alike = [neighbour(1, 0, expected(10, 1023)), neighbour(2, 0, expected(20, 512))];
-    let expecting = Asker { expects: true, ..asker(1000) };
+    let expecting = Borrower { expects: true, ..asker(1000) };
     assert_eq!(peers(&alike, &expecting), [2, 1], "within a power of two");
     let with_now =
         [neighbour(1, 0, expected(10, 0)), neighbour(2, 0, expected(5, 1)), neighbour(3, 0, live(7, 5))];
@@ -100,38 +103,38 @@ fn each_is_asked_for_what_the_others_leave_open() {
 
 #[test]
 fn who_cannot_lend_or_just_came_back_or_cannot_be_reached_is_not_asked() {
-    let fresh = Live { resident_since: Nanos(NOW.0 - 499), ..live(30, 5) };
-    let old_enough = Live { resident_since: Nanos(NOW.0 - 500), ..live(20, 5) };
+    let fresh = PeerState { resident_since: Nanos(NOW.0 - 499), ..live(30, 5) };
+    let old_enough = PeerState { resident_since: Nanos(NOW.0 - 500), ..live(20, 5) };
     let all = [
         neighbour(1, 0, live(40, 0)),
         neighbour(2, 0, fresh),
         neighbour(3, 0, old_enough),
-        Neighbour { reachable: false, ..neighbour(4, 0, live(10, 5)) },
+        PeerView { reachable: false, ..neighbour(4, 0, live(10, 5)) },
     ];
-    assert_eq!(peers(&all, &Asker { min_residence_ns: 500, ..asker(1000) }), [3]);
+    assert_eq!(peers(&all, &Borrower { min_residence_ns: 500, ..asker(1000) }), [3]);
 }
 
 #[test]
 fn a_higher_priority_is_asked_while_inactive_and_never_while_active() {
-    let active = Live { active: true, ..live(40, 5) };
+    let active = PeerState { active: true, ..live(40, 5) };
     let all = [neighbour(1, 101, active), neighbour(2, 100, active), neighbour(3, 101, live(1, 5))];
     assert_eq!(peers(&all, &asker(1000)), [3, 2]);
 }
 
 #[test]
 fn without_live_state_the_directives_order_stands_in() {
-    let silent = |peer| Neighbour { peer: tenant(peer), priority: 0, reachable: true, live: None };
+    let silent = |peer| PeerView { peer: tenant(peer), priority: 0, reachable: true, live: None };
     let all = [
         silent(1),
         silent(2),
-        Neighbour { reachable: false, ..silent(3) },
+        PeerView { reachable: false, ..silent(3) },
         silent(9),
         neighbour(4, 0, live(1, 5)),
     ];
-    let asker = Asker { order: &[tenant(3), tenant(2), tenant(4), tenant(1)], ..asker(8) };
+    let asker = Borrower { order: &[tenant(3), tenant(2), tenant(4), tenant(1)], ..asker(8) };
     let ask = |peer, chunks| Victim { peer: tenant(peer), chunks };
     assert_eq!(order(&all, &asker, NOW), [ask(4, 5), ask(2, 3), ask(1, 3)]);
-    assert_eq!(order(&all, &Asker { need_chunks: 5, ..asker }, NOW), [ask(4, 5)]);
+    assert_eq!(order(&all, &Borrower { need_chunks: 5, ..asker }, NOW), [ask(4, 5)]);
 }
 
 /// Turns in a circle over models of which only some fit: each turn needs its own model, loads it where it is missing and
@@ -170,14 +173,14 @@ impl Circle {
     }
 
     /// By the code under test. `in_line` says whether neighbours tell their place in the line of turns.
-    fn loads_by(&self, rule: Rule, in_line: bool) -> u64 {
+    fn loads_by(&self, rule: VictimRule, in_line: bool) -> u64 {
         self.loads(|turn, resident| {
             let seen = |(peer, used): (&Peer, &u64)| {
                 let place = in_line.then(|| self.next_use(turn, *peer) as u32);
-                neighbour(peer.index, 0, Live { queue_place: place, ..live(*used, 1) })
+                neighbour(peer.index, 0, PeerState { queue_place: place, ..live(*used, 1) })
             };
-            let seen: Vec<Neighbour> = resident.iter().map(seen).collect();
-            order(&seen, &Asker { rule, ..asker(1) }, Nanos(turn))[0].peer
+            let seen: Vec<PeerView> = resident.iter().map(seen).collect();
+            order(&seen, &Borrower { rule, ..asker(1) }, Nanos(turn))[0].peer
         })
     }
 
@@ -229,7 +232,11 @@ fn most_recently_used_loads_as_seldom_as_any_choice_can() {
         let edge = format!("{} models, {} fit", circle.models, circle.fitting);
         assert_eq!(circle.loads_by_belady(), fewest, "{edge}");
         for in_line in [false, true] {
-            assert_eq!(circle.loads_by(Rule::MostRecentlyUsed, in_line), fewest, "{edge}, line: {in_line}");
+            assert_eq!(
+                circle.loads_by(VictimRule::MostRecentlyUsed, in_line),
+                fewest,
+                "{edge}, line: {in_line}"
+            );
         }
     }
 }
@@ -237,7 +244,7 @@ fn most_recently_used_loads_as_seldom_as_any_choice_can() {
 #[test]
 fn least_recently_used_loads_at_every_turn() {
     for circle in circles() {
-        assert_eq!(circle.loads_by(Rule::LeastRecentlyUsed, true), circle.turns);
+        assert_eq!(circle.loads_by(VictimRule::LeastRecentlyUsed, true), circle.turns);
     }
 }
 
@@ -245,11 +252,11 @@ fn least_recently_used_loads_at_every_turn() {
 #[test]
 fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
     let circle = Circle { models: 5, fitting: 4, turns: 4 + 400 };
-    assert_eq!(circle.loads_by(Rule::MostRecentlyUsed, false), 4 + 100);
-    assert_eq!(circle.loads_by(Rule::LeastRecentlyUsed, false), 4 + 400);
+    assert_eq!(circle.loads_by(VictimRule::MostRecentlyUsed, false), 4 + 100);
+    assert_eq!(circle.loads_by(VictimRule::LeastRecentlyUsed, false), 4 + 400);
 }
 
-fn any_neighbour() -> impl Strategy<Value = Neighbour> {
+fn any_neighbour() -> impl Strategy<Value = PeerView> {
     let live = (
         any::<bool>(),
         0_u64..5,
@@ -258,16 +265,17 @@ fn any_neighbour() -> impl Strategy<Value = Neighbour> {
         proptest::option::of(0_u32..3),
         any::<Option<u64>>(),
     );
-    let live = live.prop_map(|(active, last_used, since, lendable_chunks, queue_place, next_use_ns)| Live {
-        active,
-        last_used: Nanos(last_used),
-        resident_since: Nanos(since),
-        lendable_chunks,
-        queue_place,
-        next_use_ns,
-    });
+    let live =
+        live.prop_map(|(active, last_used, since, lendable_chunks, queue_place, next_use_ns)| PeerState {
+            active,
+            last_used: Nanos(last_used),
+            resident_since: Nanos(since),
+            lendable_chunks,
+            queue_place,
+            next_use_ns,
+        });
     let state = (98_i32..103, any::<bool>(), proptest::option::weighted(0.8, live));
-    state.prop_map(|(priority, reachable, live)| Neighbour { peer: tenant(0), priority, reachable, live })
+    state.prop_map(|(priority, reachable, live)| PeerView { peer: tenant(0), priority, reachable, live })
 }
 
 proptest! {
@@ -280,10 +288,10 @@ proptest! {
         turn in 0_usize..8,
         expects in any::<bool>(),
     ) {
-        let number = |(at, one)| Neighbour { peer: tenant(at as u32), ..one };
-        let all: Vec<Neighbour> = all.into_iter().enumerate().map(number).collect();
+        let number = |(at, one)| PeerView { peer: tenant(at as u32), ..one };
+        let all: Vec<PeerView> = all.into_iter().enumerate().map(number).collect();
         let list: Vec<Peer> = (0..4).map(tenant).collect();
-        let asker = Asker { order: &list, min_residence_ns: 300, expects, ..asker(need) };
+        let asker = Borrower { order: &list, min_residence_ns: 300, expects, ..asker(need) };
         let victims = order(&all, &asker, Nanos(1000));
         let names: BTreeSet<Peer> = victims.iter().map(|victim| victim.peer).collect();
         prop_assert_eq!(names.len(), victims.len());
@@ -292,7 +300,7 @@ proptest! {
         prop_assert!(victims.iter().all(|v| v.chunks > 0 && all[v.peer.index as usize].reachable));
         let covered: u32 = victims.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
         prop_assert!(covered <= need);
-        let whole = order(&all, &Asker { need_chunks: u32::MAX, ..asker }, Nanos(1000));
+        let whole = order(&all, &Borrower { need_chunks: u32::MAX, ..asker }, Nanos(1000));
         let can: u32 = whole.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
         let more_unknown = whole.iter().any(|v| live(v).is_none());
         prop_assert_eq!(supply(&all, &asker, Nanos(1000)), Supply { chunks: can, more_unknown });

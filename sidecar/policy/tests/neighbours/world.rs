@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::{Book, Misfit, Nonce};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::{LoanBook, LoanError, Nonce};
 
 use mail::{Body, Message};
 
@@ -41,7 +41,7 @@ pub struct Tenant {
     pub share: u32,
     floor: u32,
     /// None while it is dead.
-    pub book: Option<Book>,
+    pub book: Option<LoanBook>,
     /// Deaths that it was not told of.
     obituaries: Vec<Peer>,
 }
@@ -59,7 +59,7 @@ impl World {
     pub fn new(shares: &[(u32, u32)], flaw: Flaw) -> World {
         let tenant = |(index, (share, floor)): (usize, &(u32, u32))| {
             let me = Peer { index: index as u32, instance: index as u64 + 1 };
-            let book = Some(Book::new(me, *share, *floor));
+            let book = Some(LoanBook::new(me, *share, *floor));
             Tenant { share: *share, floor: *floor, book, obituaries: Vec::new() }
         };
         let tenants: Vec<Tenant> = shares.iter().enumerate().map(tenant).collect();
@@ -73,20 +73,20 @@ impl World {
 
     /// Budgets of the living and what is on its way between them.
     fn promised(&self) -> u32 {
-        let budgets: u32 = self.books().map(Book::budget).sum();
+        let budgets: u32 = self.books().map(LoanBook::budget).sum();
         budgets + self.earmarks.iter().map(|earmark| earmark.chunks).sum::<u32>()
     }
 
-    pub fn books(&self) -> impl Iterator<Item = &Book> {
+    pub fn books(&self) -> impl Iterator<Item = &LoanBook> {
         self.tenants.iter().filter_map(|tenant| tenant.book.as_ref())
     }
 
     fn me(&self, index: usize) -> Option<Peer> {
-        self.tenants[index].book.as_ref().map(Book::me)
+        self.tenants[index].book.as_ref().map(LoanBook::me)
     }
 
     /// The book of this life.
-    fn book(&mut self, peer: Peer) -> Option<&mut Book> {
+    fn book(&mut self, peer: Peer) -> Option<&mut LoanBook> {
         let book = self.tenants[peer.index as usize].book.as_mut();
         book.filter(|book| book.me() == peer)
     }
@@ -229,7 +229,7 @@ impl World {
         self.lives += 1;
         let me = Peer { index: index as u32, instance: self.lives };
         let tenant = &mut self.tenants[index];
-        tenant.book = Some(Book::new(me, tenant.share, tenant.floor));
+        tenant.book = Some(LoanBook::new(me, tenant.share, tenant.floor));
     }
 
     // Runs.
@@ -314,9 +314,9 @@ impl World {
 
 /// What a book refuses leaves it as it was.
 fn attempt<T: Debug>(
-    book: &mut Book,
-    order: impl FnOnce(&mut Book) -> Result<T, Misfit>,
-) -> Result<T, Misfit> {
+    book: &mut LoanBook,
+    order: impl FnOnce(&mut LoanBook) -> Result<T, LoanError>,
+) -> Result<T, LoanError> {
     let before = book.clone();
     let result = order(book);
     if result.is_err() {

@@ -2,23 +2,23 @@
 
 use std::cmp::Reverse;
 
-use sluice_policy::planner::batch::{self, BatchPlan, Member, Merit, Outlook};
+use sluice_policy::planner::batch::{self, BatchCandidate, BatchContext, BatchPlan, BatchScore};
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::request::{Found, PlanRequest, Standing, options};
-use sluice_policy::planner::search::Misfit;
-use sluice_policy::planner::shared;
+use sluice_policy::planner::request::{PlanRequest, PlanResult, RequestState, options};
+use sluice_policy::planner::search::NoPlan;
+use sluice_policy::planner::shared_buffers;
 
 /// With 10 columns of 100 bytes in each of 8 layers a request has 8,000 bytes of KV; with every second layer away over two
 /// buffers it keeps 6,000. A byte takes a nanosecond on the link, a step without stalls 8,000.
 const LAYERS: u16 = 8;
 const STEP_NS: u64 = 8_000;
 
-fn standing(deposit: u32, immune: bool) -> Standing {
-    Standing { full: 10, deposit, immune, ..Standing::default() }
+fn standing(deposit: u32, immune: bool) -> RequestState {
+    RequestState { full: 10, deposit, immune, ..RequestState::default() }
 }
 
-fn request(running: &[Standing], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> PlanRequest {
+fn request(running: &[RequestState], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> PlanRequest {
     PlanRequest {
         id: 1,
         layers: LAYERS,
@@ -38,7 +38,7 @@ fn request(running: &[Standing], waiting: usize, capacity_bytes: u64, tbt_ns: u6
     }
 }
 
-fn found(running: &[Standing], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> Found {
+fn found(running: &[RequestState], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> PlanResult {
     request(running, waiting, capacity_bytes, tbt_ns).solve().found.expect("something fits")
 }
 
@@ -47,7 +47,7 @@ fn what_fits_stays_and_takes_its_compute() {
     let found = found(&[standing(0, false); 2], 0, 16_000, STEP_NS);
     assert_eq!(
         found,
-        Found { paused: 0, admitted: 0, chosen: vec![0, 0], step_ns: STEP_NS, bound_ns: STEP_NS }
+        PlanResult { paused: 0, admitted: 0, chosen: vec![0, 0], step_ns: STEP_NS, bound_ns: STEP_NS }
     );
 }
 
@@ -63,7 +63,7 @@ fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
     let paused = found(&two, 0, 12_000, STEP_NS);
     assert_eq!(
         paused,
-        Found { paused: 1, admitted: 0, chosen: vec![0], step_ns: STEP_NS, bound_ns: STEP_NS }
+        PlanResult { paused: 1, admitted: 0, chosen: vec![0], step_ns: STEP_NS, bound_ns: STEP_NS }
     );
     assert_eq!(found(&two, 0, 12_000, STEP_NS - 1).paused, 0, "where all are late anyway it helps nobody");
     let immune = [standing(0, true); 2];
@@ -122,7 +122,7 @@ fn tokens_come_after_what_a_step_takes_beside_its_layers() {
 #[test]
 fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
     let link = Link::fluid(1_000_000_000);
-    let object = |full| shared::object(&link, LAYERS, 100, (full, 0), &options(LAYERS));
+    let object = |full| shared_buffers::object(&link, LAYERS, 100, (full, 0), &options(LAYERS));
     let problem = |objects: Vec<Object>| Problem {
         capacity_bytes: u64::MAX,
         compute_ns: vec![1_000; LAYERS.into()],
@@ -133,10 +133,10 @@ fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
     };
     let (two, one) = (problem(vec![object(10); 2]), problem(vec![object(20)]));
     for choice in [0, 1, 2] {
-        assert_eq!(shared::mean_ns(&two, &[choice; 2]), shared::mean_ns(&one, &[choice]));
+        assert_eq!(shared_buffers::mean_ns(&two, &[choice; 2]), shared_buffers::mean_ns(&one, &[choice]));
     }
     // Every second layer, 4 fetches of 2,000 in a step: the link is busy all the time once the buffers are full.
-    assert!(shared::mean_ns(&one, &[2]) >= 4 * 2_000);
+    assert!(shared_buffers::mean_ns(&one, &[2]) >= 4 * 2_000);
     let bytes = |choice| one.bytes_of(&[choice]);
     assert_eq!(
         [bytes(0), bytes(1), bytes(2)],
@@ -146,7 +146,7 @@ fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
 }
 
 /// Tokens of a window that come late, by playing it.
-fn late(member: &Member, step_ns: u64, window: u16) -> u64 {
+fn late(member: &BatchCandidate, step_ns: u64, window: u16) -> u64 {
     let (mut due, mut late) = (0, 0);
     for token in 1..=u64::from(member.deposit) + u64::from(window) {
         let made = token.saturating_sub(member.deposit.into()) * step_ns;
@@ -158,7 +158,11 @@ fn late(member: &Member, step_ns: u64, window: u16) -> u64 {
     late
 }
 
-fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), (step_ns, link_bytes): (u64, u64)) -> Merit {
+fn merit(
+    outlook: &BatchContext,
+    (paused, admitted): (usize, usize),
+    (step_ns, link_bytes): (u64, u64),
+) -> BatchScore {
     let going: Vec<_> = outlook.running[paused..].iter().chain(&outlook.waiting[..admitted]).collect();
     let window = outlook.window;
     let late: u64 = going.iter().map(|member| late(member, step_ns, window)).sum();
@@ -168,7 +172,7 @@ fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), (step_ns, link_b
     let present = outlook.running.len() - paused;
     let tokens = (present * usize::from(window) + paused).max(1) as u64;
     let share = ((late + gaps.count() as u64) * 1000).div_ceil(tokens);
-    Merit {
+    BatchScore {
         left_out: outlook.waiting[admitted..].iter().filter(|member| member.insists).count(),
         late_permille: share.saturating_sub(outlook.allowed_permille.into()),
         tokens_per_s_milli: Reverse(going.len() as u64 * 1_000_000_000_000 / step_ns),
@@ -177,7 +181,7 @@ fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), (step_ns, link_b
 }
 
 /// The best merit of all batches and all their placements.
-fn exhaustive(outlook: &Outlook) -> Option<Merit> {
+fn exhaustive(outlook: &BatchContext) -> Option<BatchScore> {
     let pausable = outlook.running.iter().take_while(|member| !member.immune).count();
     let admissions = (0..=outlook.waiting.len()).map(|admitted| (0, admitted));
     let batches = admissions.chain((1..=pausable).map(|paused| (paused, 0)));
@@ -189,7 +193,7 @@ fn exhaustive(outlook: &Outlook) -> Option<Merit> {
             .filter(|chosen| problem.bytes_of(chosen) <= problem.capacity_bytes);
         let cost = |chosen: Vec<u16>| {
             let bytes = problem.choices_of(&chosen).map(|choice| choice.link_bytes).sum();
-            (shared::mean_ns(&problem, &chosen).max(1), bytes)
+            (shared_buffers::mean_ns(&problem, &chosen).max(1), bytes)
         };
         let best = costs.map(cost).min();
         best.map(|(ns, bytes)| merit(outlook, batch, (ns + outlook.beside_ns, bytes)))
@@ -220,8 +224,8 @@ fn no_batch_is_better_than_the_one_that_is_found() {
     for _ in 0..300 {
         let link = Link::fluid(1_000_000_000);
         let (tbt_ns, beside_ns) = (STEP_NS + draw(4_000), draw(2) * 1_000);
-        let mut member = |immune| Member {
-            kv: shared::object(&link, LAYERS, 100, (1 + draw(12) as u32, 1), &options(LAYERS)),
+        let mut member = |immune| BatchCandidate {
+            kv: shared_buffers::object(&link, LAYERS, 100, (1 + draw(12) as u32, 1), &options(LAYERS)),
             compute_ns: draw(200),
             tbt_ns,
             deposit: draw(8) as u32,
@@ -229,7 +233,7 @@ fn no_batch_is_better_than_the_one_that_is_found() {
             insists: draw(4) == 0,
         };
         let (running, waiting) = ([member(false), member(false), member(true)].into(), vec![member(false)]);
-        let outlook = Outlook {
+        let outlook = BatchContext {
             capacity_bytes: 12_000 + draw(14_000),
             compute_ns: vec![1_000; LAYERS.into()],
             beside_ns,
@@ -242,11 +246,11 @@ fn no_batch_is_better_than_the_one_that_is_found() {
             running,
             waiting,
         };
-        let best = batch::plan(&outlook, 1_000_000, shared::mean_ns);
+        let best = batch::plan(&outlook, 1_000_000, shared_buffers::mean_ns);
         if let Ok(BatchPlan { paused, admitted, .. }) = &best {
             (pauses, admissions) = (pauses + paused.min(&1), admissions + admitted);
         }
-        assert_eq!(best.map(|best| best.merit), exhaustive(&outlook).ok_or(Misfit::Proven), "{outlook:?}");
+        assert_eq!(best.map(|best| best.merit), exhaustive(&outlook).ok_or(NoPlan::Proven), "{outlook:?}");
     }
     assert!(pauses > 20 && admissions > 20, "{pauses} pauses, {admissions} admissions");
 }

@@ -2,7 +2,7 @@
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::planner::deadline::{Holder, Wanted, make_room};
-use sluice_policy::planner::pausing::Pauses;
+use sluice_policy::planner::pause::Pauses;
 
 const HOLDERS: [Holder; 4] = [holder(1, 100, 10), holder(2, 400, 10), holder(3, 300, 25), holder(4, 400, 5)];
 

@@ -1,6 +1,6 @@
 //! More objects than a budget has expansions: the search still does something.
 
-use sluice_policy::planner::batch::{self, Member, Outlook};
+use sluice_policy::planner::batch::{self, BatchCandidate, BatchContext};
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::placement::spread;
 use sluice_policy::planner::problem::{Object, Problem};
@@ -58,12 +58,18 @@ fn a_larger_budget_never_finds_a_worse_plan() {
 }
 
 /// As [`one_long`], of which nobody may be paused, with 20 short ones that wait: more batches than there are expansions.
-fn crowd(requests: u64) -> Outlook {
+fn crowd(requests: u64) -> BatchContext {
     let Problem { capacity_bytes, compute_ns, link, objects, .. } = one_long(requests);
-    let member =
-        |kv: Object| Member { kv, compute_ns: 0, tbt_ns: 0, deposit: 0, immune: true, insists: false };
+    let member = |kv: Object| BatchCandidate {
+        kv,
+        compute_ns: 0,
+        tbt_ns: 0,
+        deposit: 0,
+        immune: true,
+        insists: false,
+    };
     let whole = member(Object { choices: objects[1].choices[..1].to_vec() });
-    Outlook {
+    BatchContext {
         capacity_bytes,
         compute_ns,
         beside_ns: 0,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::placement::{by_distance, distances, spread};
 use sluice_policy::planner::problem::{Choice, Object, Problem};
-use sluice_policy::planner::search::{Cost, Misfit, plan, plan_with};
+use sluice_policy::planner::search::{Cost, NoPlan, plan, plan_with};
 use sluice_policy::planner::steps::mean_ns;
 
 const NO_LIMIT: u32 = u32::MAX;
@@ -133,7 +133,7 @@ proptest! {
     fn a_search_with_budget_enough_finds_the_best_of_all_placements(problem in problems()) {
         let found = plan(&problem, NO_LIMIT);
         let Some(best) = exhaustive(&problem) else {
-            prop_assert_eq!(found, Err(Misfit::Proven));
+            prop_assert_eq!(found, Err(NoPlan::Proven));
             return Ok(());
         };
         let found = found.expect("a placement fits");
@@ -147,8 +147,8 @@ proptest! {
     fn a_search_with_any_budget_proves_no_more_than_is_true(problem in problems(), budget in 0..12_u32) {
         let best = exhaustive(&problem);
         match plan(&problem, budget) {
-            Err(Misfit::Proven) => prop_assert_eq!(best, None),
-            Err(Misfit::OutOfBudget) => {}
+            Err(NoPlan::Proven) => prop_assert_eq!(best, None),
+            Err(NoPlan::OutOfBudget) => {}
             Ok(found) => {
                 let best = best.expect("a placement fits");
                 prop_assert!(found.expansions <= budget);
@@ -163,7 +163,7 @@ proptest! {
     fn under_the_relaxation_it_agrees_with_an_integer_program(problem in problems()) {
         let found = plan_with(&problem, NO_LIMIT, relaxed_ns);
         let Some(work_ns) = integer_program(&problem) else {
-            prop_assert_eq!(found, Err(Misfit::Proven));
+            prop_assert_eq!(found, Err(NoPlan::Proven));
             return Ok(());
         };
         let found = found.expect("a placement fits");

@@ -1,8 +1,8 @@
 //! Pause-Resume and the triggers of a new plan.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::planner::pausing::{Candidate, Pauses, Stays};
-use sluice_policy::planner::replan::{Trigger, Tunables, Watch};
+use sluice_policy::planner::pause::{Candidate, PausedSince, Pauses};
+use sluice_policy::planner::replan::{ReplanWatch, Trigger, Tunables};
 use sluice_policy::planner::steps::StepTime;
 
 const BOUND_NS: u64 = 100;
@@ -39,16 +39,16 @@ fn a_pause_ends_after_a_completion_and_with_a_plan() {
     let mut pauses = Pauses::new(BOUND_NS);
     let id = RequestId(2);
     pauses.pause(id, NOW);
-    assert_eq!(pauses.may_resume(id, NOW, true, false), Err(Stays::NothingCompleted));
-    pauses.completed(RequestId(5));
-    assert_eq!(pauses.may_resume(id, NOW, false, false), Err(Stays::NoPlan));
-    assert_eq!(pauses.may_resume(id, NOW, true, false), Ok(()));
+    assert_eq!(pauses.can_resume(id, NOW, true, false), Err(PausedSince::NothingCompleted));
+    pauses.on_finish(RequestId(5));
+    assert_eq!(pauses.can_resume(id, NOW, false, false), Err(PausedSince::NoPlan));
+    assert_eq!(pauses.can_resume(id, NOW, true, false), Ok(()));
     pauses.resume(id, NOW.plus(30));
     pauses.pause(id, NOW.plus(40));
-    let again = pauses.may_resume(id, NOW.plus(40), true, false);
-    assert_eq!(again, Err(Stays::NothingCompleted), "a completion counts for pauses that it ends");
+    let again = pauses.can_resume(id, NOW.plus(40), true, false);
+    assert_eq!(again, Err(PausedSince::NothingCompleted), "a completion counts for pauses that it ends");
     assert_eq!(
-        pauses.may_resume(id, NOW.plus(40), true, true),
+        pauses.can_resume(id, NOW.plus(40), true, true),
         Ok(()),
         "nothing runs, so nothing will complete"
     );
@@ -64,14 +64,14 @@ fn pauses_add_up_to_the_bound_and_then_the_request_is_immune() {
     pauses.pause(id, NOW.plus(500));
     assert!(!pauses.immune(id, NOW.plus(539)) && pauses.immune(id, NOW.plus(540)));
     assert_eq!(
-        pauses.may_resume(id, NOW.plus(540), true, false),
+        pauses.can_resume(id, NOW.plus(540), true, false),
         Ok(()),
         "it waits for no completion any more"
     );
     pauses.pause(RequestId(3), NOW);
     pauses.pause(RequestId(9), NOW.plus(530));
     assert_eq!(pauses.overdue(NOW.plus(539)), Some(RequestId(3)), "the oldest of those who must");
-    pauses.gone(RequestId(3));
+    pauses.on_cancel(RequestId(3));
     assert_eq!(pauses.overdue(NOW.plus(539)), None);
     assert_eq!(pauses.overdue(NOW.plus(540)), Some(id));
     pauses.resume(id, NOW.plus(545));
@@ -83,7 +83,7 @@ fn pauses_add_up_to_the_bound_and_then_the_request_is_immune() {
 fn what_ended_is_forgotten() {
     let mut pauses = Pauses::new(BOUND_NS);
     pauses.pause(RequestId(4), NOW);
-    pauses.completed(RequestId(4));
+    pauses.on_finish(RequestId(4));
     assert_eq!(pauses.total_ns(RequestId(4), NOW.plus(1_000)), 0);
     assert!(!pauses.is_paused(RequestId(4)));
 }
@@ -92,8 +92,8 @@ fn what_ended_is_forgotten() {
 fn who_waited_and_was_given_up_ends_nobodys_pause() {
     let mut pauses = Pauses::new(BOUND_NS);
     pauses.pause(RequestId(2), NOW);
-    pauses.gone(RequestId(5));
-    assert_eq!(pauses.may_resume(RequestId(2), NOW, true, false), Err(Stays::NothingCompleted));
+    pauses.on_cancel(RequestId(5));
+    assert_eq!(pauses.can_resume(RequestId(2), NOW, true, false), Err(PausedSince::NothingCompleted));
 }
 
 #[test]
@@ -118,25 +118,25 @@ fn step(total_ns: u64) -> StepTime {
 
 #[test]
 fn a_plan_holds_for_its_window() {
-    let mut watch = Watch::new(Tunables { window: 4, ..Tunables::default() }, 1_000);
+    let mut watch = ReplanWatch::new(Tunables { window: 4, ..Tunables::default() }, 1_000);
     let triggers: Vec<_> = (0..5).map(|_| watch.step(step(1_100))).collect();
     assert_eq!(triggers, [None, None, None, Some(Trigger::WindowOver), Some(Trigger::WindowOver)]);
 }
 
 #[test]
 fn a_plan_that_was_not_found_is_looked_for_again_after_its_window() {
-    let mut watch = Watch::in_vain(Tunables { window: 4, ..Tunables::default() });
+    let mut watch = ReplanWatch::in_vain(Tunables { window: 4, ..Tunables::default() });
     let triggers: Vec<_> = [1, 1_000, 1, 9_000].map(|ns| watch.step(step(ns))).into();
     assert_eq!(triggers, [None, None, None, Some(Trigger::WindowOver)]);
 }
 
 #[test]
 fn steps_that_differ_in_a_row_are_a_mismatch_and_single_ones_are_not() {
-    let mut watch = Watch::new(Tunables::default(), 1_000);
+    let mut watch = ReplanWatch::new(Tunables::default(), 1_000);
     for total_ns in [1_300, 700, 1_100, 1_201, 799] {
         assert_eq!(watch.step(step(total_ns)), None, "{total_ns}");
     }
     assert_eq!(watch.step(step(5_000)), Some(Trigger::Mismatch));
-    let mut watch = Watch::new(Tunables::default(), 1_000);
+    let mut watch = ReplanWatch::new(Tunables::default(), 1_000);
     assert!((0..20).all(|_| watch.step(step(1_200)).is_none()), "a fifth is still within it");
 }

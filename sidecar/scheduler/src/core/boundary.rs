@@ -1,7 +1,7 @@
 //! The boundary between two steps: admit, ask for memory, start the next step.
 
-use sluice_policy::brain::{Prepared, StepLease};
 use sluice_policy::ids::{Nanos, RequestId, RowId};
+use sluice_policy::memory_manager::{Prepared, StepLease};
 use sluice_ports::compute::{SampleOrder, SequenceStep, Step, TableUpdate};
 
 use super::{Core, InFlight};
@@ -25,18 +25,19 @@ impl Core {
     /// without an engine as well: a dead one maps nothing, so whatever has to be unmapped is.
     pub(super) fn boundary(&mut self, now: Nanos) {
         let absent = self.engine.is_none() && self.trader.is_none();
-        if absent || !self.brain.loaded() || self.brain.blocked() {
+        if absent || !self.manager.is_loaded() || self.manager.is_blocked() {
             return;
         }
         self.rest_or_rise();
         let may_run = self.may_run(now) && self.engine.is_some();
-        self.brain.boundary(now, &mut self.actions);
+        self.manager.boundary(now, &mut self.actions);
         self.trade(now);
         if self.hurried {
-            self.brain.deny();
+            self.manager.on_borrow_denied();
         }
         self.make_host_room(now);
-        if self.brain.blocked() || !may_run || self.brain.dormant() || self.brain.is_spilling() {
+        if self.manager.is_blocked() || !may_run || self.manager.lacks_weights() || self.manager.is_spilling()
+        {
             return;
         }
         self.pause_as_planned(now);
@@ -57,7 +58,7 @@ impl Core {
     /// that costs nobody anything, of neighbours or of layers that hide, which come in large pieces.
     fn admit(&mut self, now: Nanos) -> (Vec<RequestId>, usize) {
         let (mut admitted, mut sure) = (Vec::new(), usize::MAX);
-        self.brain.hold_back(None);
+        self.manager.set_blocked_head(None);
         let by_deadline = self.order_queue();
         if self.admission_on_hold() && !by_deadline {
             return (admitted, sure);
@@ -67,8 +68,11 @@ impl Core {
         }
         self.put_off_late(now);
         let running_tokens = self.running_tokens();
-        let step_tokens =
-            if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
+        let step_tokens = if self.manager.weights_loading() {
+            self.config.max_model_tokens
+        } else {
+            self.config.max_step_tokens
+        };
         let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
         if budget > 0 {
             self.make_row(now);
@@ -88,9 +92,10 @@ impl Core {
             coming_blocks += self.blocks_to_come(now, &sequence);
             let out = self.comes_out(now, &sequence);
             if sequence.kept {
-                self.brain.resume(sequence.id());
+                self.manager.resume(sequence.id());
             } else {
-                sequence.committed = self.brain.open(sequence.id(), sequence.request.salt, &sequence.tokens);
+                sequence.committed =
+                    self.manager.open(sequence.id(), sequence.request.salt, &sequence.tokens);
             }
             budget = budget.saturating_sub(sequence.pending());
             let id = sequence.id();
@@ -156,8 +161,8 @@ impl Core {
             if batch.parts.is_empty() {
                 return None;
             }
-            let need = batch.need(|id| self.brain.columns(id));
-            match self.brain.prepare(now, &need, &mut self.actions) {
+            let need = batch.need(|id| self.manager.columns(id));
+            match self.manager.prepare(now, &need, &mut self.actions) {
                 Prepared::Ready => {
                     self.starved = 0;
                     return Some(batch);
@@ -204,8 +209,8 @@ impl Core {
     }
 
     fn fits_as_it_is(&mut self, now: Nanos, batch: &Batch) -> bool {
-        let need = batch.need(|id| self.brain.columns(id));
-        let ready = self.brain.prepare(now, &need, &mut self.actions) == Prepared::Ready;
+        let need = batch.need(|id| self.manager.columns(id));
+        let ready = self.manager.prepare(now, &need, &mut self.actions) == Prepared::Ready;
         self.starved = if ready { 0 } else { self.starved };
         ready
     }
@@ -213,12 +218,12 @@ impl Core {
     /// While weights arrive: tokens of the step that takes all prompts through a layer before the next one, as far as there is
     /// room for its activations. Else 0.
     fn whole_tokens(&mut self) -> u32 {
-        if !self.brain.arriving() {
+        if !self.manager.weights_loading() {
             return 0;
         }
         let all = Batch::plan(self.running.values(), self.config.max_model_tokens);
-        let need = all.need(|id| self.brain.columns(id));
-        self.brain.whole_tokens(&need)
+        let need = all.need(|id| self.manager.columns(id));
+        self.manager.whole_prompt_tokens(&need)
     }
 
     /// Takes one request out of the batch's way. `false` = only the oldest is left.
@@ -226,7 +231,7 @@ impl Core {
         if self.running.len() <= 1 {
             // A prompt that goes out may lack places in the host tier alone.
             let goes_out = self.running.values().any(|one| one.goes_out);
-            return self.drop_kept(|brain, id| goes_out || brain.on_device(id));
+            return self.drop_kept(|manager, id| goes_out || manager.on_device(id));
         }
         match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
             Some(at) if self.send_out(admitted[at]) => {}
@@ -254,7 +259,7 @@ impl Core {
 
     /// Those of the admitted whose KV is on its way wait for it; the others only where they would need its room.
     fn send_back_coming(&mut self, admitted: &mut Vec<RequestId>) {
-        for id in admitted.extract_if(.., |id| self.brain.is_coming(*id)).collect::<Vec<_>>() {
+        for id in admitted.extract_if(.., |id| self.manager.is_loading(*id)).collect::<Vec<_>>() {
             self.send_back(id);
         }
     }
@@ -264,9 +269,9 @@ impl Core {
         let Some(mut sequence) = self.take_running(id) else { return };
         sequence.goes_out = false;
         if sequence.kept {
-            self.brain.suspend(id);
+            self.manager.suspend(id);
         } else {
-            self.brain.close(id);
+            self.manager.close(id);
             sequence.committed = 0;
         }
         self.queue.push(sequence);
@@ -332,7 +337,7 @@ impl Core {
 
     fn launch(&mut self, now: Nanos, batch: Batch) {
         self.leave_prompts_out(&batch);
-        let lease = self.brain.begin(now, &mut self.actions);
+        let lease = self.manager.begin(now, &mut self.actions);
         self.use_turn();
         self.flush();
         let step = self.build(&batch, lease);
@@ -377,7 +382,7 @@ impl Core {
                 updates.push(TableUpdate::Reset { row, tokens });
             }
         }
-        for change in self.brain.take_table_changes() {
+        for change in self.manager.take_table_changes() {
             if let Some(row) = self.running_one(change.request).and_then(|s| s.row) {
                 updates.push(TableUpdate::Column { row, column: change.column, blocks: change.blocks });
             }
@@ -419,7 +424,7 @@ impl Core {
     fn take_back(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.unheard = in_flight.step.updates;
-        self.brain.forget_step();
+        self.manager.forget_step();
         self.counters.replays += 1;
         self.drop_cancelled();
         self.compute_again();
@@ -427,11 +432,11 @@ impl Core {
 
     /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.
     fn replay(&mut self, now: Nanos) {
-        if !self.serving() || self.brain.blocked() || !self.may_run(now) {
+        if !self.serving() || self.manager.is_blocked() || !self.may_run(now) {
             return;
         }
         let epoch = self.epoch();
-        let lease = self.brain.begin(now, &mut self.actions);
+        let lease = self.manager.begin(now, &mut self.actions);
         self.use_turn();
         self.flush();
         let Some(in_flight) = self.in_flight.as_mut() else { return };

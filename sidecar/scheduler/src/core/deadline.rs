@@ -10,7 +10,7 @@ use crate::sequence::Sequence;
 impl Core {
     /// Objectives by which requests come and go; none under a policy that does not look at them.
     pub(super) fn objectives(&self) -> Option<Slo> {
-        let params = self.brain.params();
+        let params = self.manager.params();
         params.serves_by_deadline().then_some(params.slo)
     }
 
@@ -23,8 +23,8 @@ impl Core {
 
     /// Whose first token cannot come in time goes behind those whose can, once, by as much as a request may be paused.
     pub(super) fn put_off_late(&mut self, now: Nanos) {
-        let (Some(slo), by_ns) = (self.objectives(), self.brain.params().pause_bound_ns) else { return };
-        let token_ns = self.brain.measures().prefill_token_ns();
+        let (Some(slo), by_ns) = (self.objectives(), self.manager.params().pause_bound_ns) else { return };
+        let token_ns = self.manager.step_stats().prefill_token_ns();
         let is_late = |one: &&Sequence| {
             let ready = now.plus(token_ns.saturating_mul(u64::from(one.pending())));
             one.first_token.is_none() && one.put_off_ns == 0 && ready > one.deadline(&slo)
@@ -39,7 +39,7 @@ impl Core {
     /// The next in line fits beside those who run and those who come at this boundary.
     pub(super) fn front_fits(&self, now: Nanos, coming_blocks: u32) -> bool {
         let blocks = |front| self.blocks_to_come(now, front) + coming_blocks;
-        self.queue.front().is_none_or(|front| self.brain.fits_beside(blocks(front)))
+        self.queue.front().is_none_or(|front| self.manager.fits_beside(blocks(front)))
     }
 
     /// The next in line stays where it is: there is no room for it, and it was paused and has enough in store, or memory has
@@ -78,11 +78,11 @@ impl Core {
         (deadline, priority): (Nanos, i32),
         admitted: &[RequestId],
     ) -> bool {
-        if !self.brain.pausing_frees(columns) || self.brain.loss_window_ns() == 0 {
+        if !self.manager.pausing_frees(columns) || self.manager.loss_window_ns() == 0 {
             return false;
         }
         let in_store_until = self.well_after(deadline.max(now));
-        let wanted = Wanted { columns, in_store_until, priority, host_places: self.brain.host_places() };
+        let wanted = Wanted { columns, in_store_until, priority, host_places: self.manager.host_places() };
         let mut holders = self.holders(now);
         holders.retain(|one| !admitted.contains(&one.id));
         let going = deadline::make_room(&wanted, &holders).unwrap_or_default();
@@ -94,7 +94,7 @@ impl Core {
 
     /// The running request that has most in store, of those who may be paused and have a place for their KV.
     pub(super) fn latest_due(&self, now: Nanos) -> Option<RequestId> {
-        let host_places = self.brain.host_places();
+        let host_places = self.manager.host_places();
         let wanted = Wanted { columns: 1, in_store_until: Nanos(0), priority: i32::MAX, host_places };
         deadline::make_room(&wanted, &self.holders(now))?.first().copied()
     }
@@ -106,7 +106,7 @@ impl Core {
                 id,
                 in_store_until: sequence.in_store_until(now),
                 priority: sequence.request.priority,
-                columns: self.brain.own_columns(id),
+                columns: self.manager.own_columns(id),
             })
         };
         self.victims(now).into_iter().filter_map(holder).collect()
@@ -114,6 +114,6 @@ impl Core {
 
     /// Later than this by what makes a change of places worth it.
     fn well_after(&self, at: Nanos) -> Nanos {
-        at.plus(self.brain.loss_window_ns())
+        at.plus(self.manager.loss_window_ns())
     }
 }

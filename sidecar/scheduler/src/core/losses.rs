@@ -1,10 +1,10 @@
 //! Which remedy is taken when running requests have grown beyond memory (`Unified`): the one that loses least for each byte.
 //!
-//! What own layers would give the brain knows; what a request that is paused or computed again loses depends on what its client has
-//! in store, which is known here. The comparison is [`sluice_policy::loss::price`].
+//! What own layers would give the memory manager knows; what a request that is paused or computed again loses depends on what its client has
+//! in store, which is known here. The comparison is [`sluice_policy::reclaim_cost::price`].
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::loss::price::{Clients, Offer, Price, Remedy, least};
+use sluice_policy::reclaim_cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption, least};
 
 use super::Core;
 use crate::config::Sharing;
@@ -15,54 +15,61 @@ impl Core {
     /// requests that could as well be admitted later.
     pub(super) fn take_stalling_layers(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
         let later = admitted.iter().any(|id| !self.is_overdue(now, *id));
-        if later || self.running.len() <= 1 || !self.brain.params().compares_losses() {
+        if later || self.running.len() <= 1 || !self.manager.params().compares_losses() {
             return false;
         }
-        let Some(stalling) = self.brain.stalling(columns) else { return false };
+        let Some(stalling) = self.manager.stalling_remap(columns) else { return false };
         let in_store = self.tokens_in_store(now);
         let clients = self.clients(&in_store);
-        let price = self.brain.price_of_layers(&stalling, &clients);
+        let price = self.manager.price_of_layers(&stalling, &clients);
         let priority = self.running.values().map(|one| one.request.priority).max().unwrap_or(0);
-        let layers = Offer { remedy: Remedy::OwnWeights, request: None, priority, price };
+        let layers = ReclaimOption { remedy: ReclaimKind::OwnWeights, request: None, priority, price };
         let mut offers = self.offers_of_victims(now, &clients);
         let instead = !offers.is_empty();
         offers.push(layers);
         instead
-            && least(offers).is_some_and(|best| best.remedy == Remedy::OwnWeights)
-            && self.brain.take_stalling(stalling, &mut self.actions)
+            && least(offers).is_some_and(|best| best.remedy == ReclaimKind::OwnWeights)
+            && self.manager.apply_stalling_remap(stalling, &mut self.actions)
     }
 
     /// Whoever loses least for it makes room: paused, or computed again.
     pub(super) fn take_cheapest_out(&mut self, now: Nanos) {
         let in_store = self.tokens_in_store(now);
         match least(self.offers_of_victims(now, &self.clients(&in_store))) {
-            Some(Offer { remedy: Remedy::Pause, request: Some(id), .. }) if self.pause(now, id) => {}
+            Some(ReclaimOption { remedy: ReclaimKind::Pause, request: Some(id), .. })
+                if self.pause(now, id) => {}
             _ => self.preempt_youngest(now),
         }
     }
 
     /// Who would be paused first, and who would be computed again first: paused too, where that may be.
-    fn offers_of_victims(&self, now: Nanos, clients: &Clients<'_>) -> Vec<Offer> {
+    fn offers_of_victims(&self, now: Nanos, clients: &Clients<'_>) -> Vec<ReclaimOption> {
         let youngest = self.preemption_victim(now);
-        let pausing = self.brain.pausing_helps();
+        let pausing = self.manager.pausing_helps();
         let latest = self.pause_victim(now).filter(|id| pausing && self.may_be_paused(now, *id));
         let instead = youngest.filter(|id| pausing && self.may_be_paused(now, *id));
-        let pause = |one: &Sequence| self.brain.price_of_pause(one.id(), self.in_store(now, one), clients);
+        let pause = |one: &Sequence| self.manager.price_of_pause(one.id(), self.in_store(now, one), clients);
         let again = |one: &Sequence| {
-            self.brain.price_of_preemption(one.id(), self.in_store(now, one), one.committed, clients)
+            self.manager.price_of_preemption(one.id(), self.in_store(now, one), one.committed, clients)
         };
-        let pauses = latest.into_iter().chain(instead).filter_map(|id| self.offer(id, Remedy::Pause, pause));
-        let all = pauses.chain(youngest.and_then(|id| self.offer(id, Remedy::Preempt, again)));
+        let pauses =
+            latest.into_iter().chain(instead).filter_map(|id| self.offer(id, ReclaimKind::Pause, pause));
+        let all = pauses.chain(youngest.and_then(|id| self.offer(id, ReclaimKind::Preempt, again)));
         all.filter(|offer| offer.price.freed_bytes > 0).collect()
     }
 
     fn may_be_paused(&self, now: Nanos, id: RequestId) -> bool {
-        self.victims(now).contains(&id) && self.brain.own_columns(id) <= self.brain.host_places()
+        self.victims(now).contains(&id) && self.manager.own_columns(id) <= self.manager.host_places()
     }
 
-    fn offer(&self, id: RequestId, remedy: Remedy, price: impl Fn(&Sequence) -> Price) -> Option<Offer> {
+    fn offer(
+        &self,
+        id: RequestId,
+        remedy: ReclaimKind,
+        price: impl Fn(&Sequence) -> ReclaimCost,
+    ) -> Option<ReclaimOption> {
         let one = self.running_one(id)?;
-        Some(Offer { remedy, request: Some(id), priority: one.request.priority, price: price(one) })
+        Some(ReclaimOption { remedy, request: Some(id), priority: one.request.priority, price: price(one) })
     }
 
     /// Neighbours get what is left of the GPU's time and of the link: among them somebody may always wait.
@@ -79,7 +86,7 @@ impl Core {
     fn in_store(&self, now: Nanos, one: &Sequence) -> u32 {
         let left_ns = one.in_store_until(now).since(now);
         left_ns
-            .checked_div(self.brain.params().slo.tbt_ns)
+            .checked_div(self.manager.params().slo.tbt_ns)
             .map_or(0, |tokens| tokens.min(u32::MAX.into()) as u32)
     }
 }

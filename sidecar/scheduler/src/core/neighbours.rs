@@ -1,9 +1,9 @@
 //! The turn, and what is traded with neighbours between two steps.
 
-use sluice_policy::brain::Rest;
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::span::{Awaited, Span};
-use sluice_policy::neighbours::turn::{Decision, Holder, Quantum};
+use sluice_policy::memory_manager::SleepState;
+use sluice_policy::peers::time_slice::{Decision, Holder, Quantum};
+use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
 
 use super::Core;
@@ -44,13 +44,13 @@ impl Core {
         match (event, self.turn) {
             (NeighbourEvent::News(news), _) => {
                 if let Some(trader) = &mut self.trader {
-                    trader.hear(now, news, &mut self.brain);
+                    trader.on_event(now, news, &mut self.manager);
                 }
             }
             (NeighbourEvent::Turn { epoch }, Turn::Wanted { since }) => {
                 self.counters.turns += 1;
                 self.counters.turn_wait_ns += now.since(since);
-                self.notices.push(Notice::Waited(Span { awaited: Awaited::Turn, since, until: now }));
+                self.notices.push(Notice::Waited(WaitSpan { awaited: WaitKind::Turn, since, until: now }));
                 self.turn = Turn::Held { epoch, since: now, ran: false, sought: false };
             }
             (NeighbourEvent::Turn { .. }, Turn::Away | Turn::Held { .. }) => {}
@@ -70,14 +70,14 @@ impl Core {
 
     /// Whether a step may begin now: always, or in the tenant's turn. Asks for the turn and gives it up.
     pub(super) fn may_run(&mut self, now: Nanos) -> bool {
-        let busy = self.busy() && self.brain.rest() == Rest::Awake;
-        self.brain.set_busy(busy && self.engine.is_some());
+        let busy = self.busy() && self.manager.sleep_state() == SleepState::Awake;
+        self.manager.set_busy(busy && self.engine.is_some());
         let active = match self.config.sharing {
             Sharing::Exclusive => return true,
             Sharing::Spatial => busy,
             Sharing::Temporal(quantum) => self.keeps_turn(now, quantum, busy),
         };
-        self.brain.set_active(active);
+        self.manager.set_active(active);
         active
     }
 
@@ -98,10 +98,10 @@ impl Core {
         if let Turn::Held { since, ran, sought, .. } = self.turn {
             let predicted_step_ns = self.predicted_step_ns(quantum);
             let holder = Holder { started: since, others_wait: sought, has_work: busy, predicted_step_ns };
-            match quantum.keep(now, &holder) {
+            match quantum.should_keep_slice(now, &holder) {
                 Decision::Keep => return true,
                 // A turn has its first step: what was to come before it took all of the quantum.
-                Decision::Release if busy && !ran && !self.brain.dormant() && self.starved == 0 => {
+                Decision::Release if busy && !ran && !self.manager.lacks_weights() && self.starved == 0 => {
                     self.hurried = true;
                     return true;
                 }
@@ -120,7 +120,7 @@ impl Core {
     fn predicted_step_ns(&self, quantum: Quantum) -> u64 {
         let running = self.running.values().filter(|s| s.pending() > 1).map(Sequence::pending);
         let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
-        let measures = self.brain.measures();
+        let measures = self.manager.step_stats();
         let decodes = self.decodes();
         let most = measures.prefill_tokens_within(decodes, quantum.max_ns());
         measures.step_ns(decodes, pending.min(most).min(self.config.max_step_tokens))
@@ -138,11 +138,13 @@ impl Core {
         // nobody waits, whoever comes waits for no more than a step of a whole quantum.
         let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
         // A step that waits for moving layers is no shorter for a prompt that was cut.
-        let within_ns = left_ns.max(self.brain.streaming_ns());
+        let within_ns = left_ns.max(self.manager.streaming_ns());
         match self.decodes() {
-            0 if self.decodes_take_most(quantum) => self.brain.measures().prefill_tokens_adding(within_ns),
+            0 if self.decodes_take_most(quantum) => {
+                self.manager.step_stats().prefill_tokens_adding(within_ns)
+            }
             decodes => {
-                decodes.saturating_add(self.brain.measures().prefill_tokens_within(decodes, within_ns))
+                decodes.saturating_add(self.manager.step_stats().prefill_tokens_within(decodes, within_ns))
             }
         }
     }
@@ -150,14 +152,14 @@ impl Core {
     /// Whether decodes are thought to take half of a turn or more. Prompts beside them go on in crumbs then, one in every step for
     /// as long as one waits; and only a step without one tells how long decodes take by now.
     fn decodes_take_most(&self, quantum: Quantum) -> bool {
-        2 * self.brain.measures().decode_step_ns() >= u128::from(quantum.max_ns())
+        2 * self.manager.step_stats().decode_step_ns() >= u128::from(quantum.max_ns())
     }
 
     /// Whether the next step is left to the decodes, to see how long they take.
     pub(super) fn looks_at_decodes(&self) -> bool {
         let Sharing::Temporal(quantum) = self.config.sharing else { return false };
         let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.decodes_take_most(quantum);
-        due && self.decodes() > 0 && !self.brain.arriving()
+        due && self.decodes() > 0 && !self.manager.weights_loading()
     }
 
     /// Running requests that decode.
@@ -203,60 +205,60 @@ impl Core {
     /// loss the one that loses least.
     pub(super) fn trade(&mut self, now: Nanos) {
         self.trade_on(now);
-        while self.brain.stuck() && self.running.len() > 1 {
-            match self.brain.params().compares_losses() {
+        while self.manager.debt_is_blocked() && self.running.len() > 1 {
+            match self.manager.params().compares_losses() {
                 true => self.take_cheapest_out(now),
                 false => self.preempt_youngest(now),
             }
-            self.brain.boundary(now, &mut self.actions);
+            self.manager.boundary(now, &mut self.actions);
         }
-        if self.brain.stuck() {
+        if self.manager.debt_is_blocked() {
             // KV that is left is of the oldest, or of requests that wait with theirs.
-            self.brain.cram();
-            self.brain.boundary(now, &mut self.actions);
+            self.manager.force_reclaim();
+            self.manager.boundary(now, &mut self.actions);
         }
         // Who falls asleep drops them by itself.
-        while self.brain.stuck()
-            && self.brain.rest() == Rest::Awake
-            && self.drop_kept(|brain, id| brain.on_device(id))
+        while self.manager.debt_is_blocked()
+            && self.manager.sleep_state() == SleepState::Awake
+            && self.drop_kept(|manager, id| manager.on_device(id))
         {
-            self.brain.boundary(now, &mut self.actions);
+            self.manager.boundary(now, &mut self.actions);
         }
     }
 
     fn trade_on(&mut self, now: Nanos) {
         let Some(trader) = &mut self.trader else { return };
-        let waited = self.brain.patient();
-        trader.boundary(now, &mut self.brain, &mut self.actions);
-        if waited && !self.brain.patient() && !self.brain.blocked() {
+        let waited = self.manager.awaits_loans();
+        trader.boundary(now, &mut self.manager, &mut self.actions);
+        if waited && !self.manager.awaits_loans() && !self.manager.is_blocked() {
             // What lent layers waited for is here, or is waited for no longer: they come back now, not with the next event.
-            self.brain.boundary(now, &mut self.actions);
+            self.manager.boundary(now, &mut self.actions);
         }
-        self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
+        self.commands.extend(trader.take_commands().into_iter().map(Command::Letter));
     }
 
     /// The floor of a new life is with its neighbours: they are told, and it is tried again.
     pub(super) fn claim_floor(&mut self, now: Nanos) {
-        let (Some(chunks), Some(trader)) = (self.brain.awaited_floor(), &mut self.trader) else { return };
+        let (Some(chunks), Some(trader)) = (self.manager.awaited_floor(), &mut self.trader) else { return };
         trader.claim(now, chunks);
-        self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
-        self.brain.claim_floor(&mut self.actions);
+        self.commands.extend(trader.take_commands().into_iter().map(Command::Letter));
+        self.manager.claim_floor(&mut self.actions);
     }
 
     /// Tells which waits for neighbours have ended.
     pub(super) fn note_waits(&mut self, now: Nanos) {
         let Some(trader) = &self.trader else { return };
-        let ended = self.waits.look(now, &self.brain, trader, self.next_step);
+        let ended = self.waits.look(now, &self.manager, trader, self.next_step);
         self.notices.extend(ended.map(Notice::Waited));
     }
 
     /// A step waits for the memory of neighbours: they are asked. True when they have said no, so that another remedy is
     /// due at once.
     pub(super) fn denied(&mut self, now: Nanos) -> bool {
-        if self.brain.hungry().is_none() {
+        if self.manager.borrow_request().is_none() {
             return false;
         }
         self.trade(now);
-        self.brain.hungry().is_none() && !self.brain.blocked()
+        self.manager.borrow_request().is_none() && !self.manager.is_blocked()
     }
 }

@@ -10,13 +10,13 @@ impl Core {
     /// contract is a bug; what was read from a file is asked about first.
     pub fn objection(&self, event: &Event) -> Option<String> {
         match event {
-            Event::Memory(completion) if !self.brain.awaits(completion.id) => {
+            Event::Memory(completion) if !self.manager.awaits(completion.id) => {
                 Some(format!("memory completes action {}, which is not pending", completion.id.0))
             }
             Event::Submit(request) if self.knows(request.id) => {
                 Some(format!("request {} arrives a second time", request.id.0))
             }
-            Event::Plan(answer) if !self.brain.expects_plan(answer) => {
+            Event::Plan(answer) if !self.manager.expects_plan(answer) => {
                 Some(format!("plan {} was not asked for, or not so", answer.id))
             }
             _ => None,

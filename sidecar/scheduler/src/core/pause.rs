@@ -1,9 +1,9 @@
 //! Pause-Resume (OrbitFlow 4.2): who is one too many waits with its KV instead of being computed again. And what a plan of the
 //! batch must know of it, and says of it.
 
-use sluice_policy::brain::{Crowd, Runner, Waiter};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::planner::pausing::Candidate;
+use sluice_policy::memory_manager::{RunningRequest, SchedulerView, WaitingRequest};
+use sluice_policy::planner::pause::Candidate;
 
 use super::Core;
 use crate::event::Command;
@@ -30,11 +30,11 @@ impl Core {
     /// Those who may be paused, in that order.
     pub(super) fn victims(&self, now: Nanos) -> Vec<RequestId> {
         let oldest = self.running.values().next().map(Sequence::id);
-        let tbt_ns = self.brain.params().slo.tbt_ns;
-        let column_bytes = self.brain.geometry().column_bytes();
+        let tbt_ns = self.manager.params().slo.tbt_ns;
+        let column_bytes = self.manager.geometry().column_bytes();
         let candidate = |sequence: &Sequence| Candidate {
             id: sequence.id(),
-            kv_bytes: u64::from(self.brain.columns(sequence.id())) * column_bytes,
+            kv_bytes: u64::from(self.manager.columns(sequence.id())) * column_bytes,
             deposit: sequence.deposit(now, tbt_ns),
         };
         let candidates: Vec<_> = self.running.values().map(candidate).collect();
@@ -44,41 +44,41 @@ impl Core {
 
     /// A plan is due: it is asked for those who run, and for the next in line.
     pub(super) fn ask_plan(&mut self, now: Nanos) {
-        if self.brain.wants_plan() {
+        if self.manager.wants_plan() {
             let crowd = self.crowd(now);
-            self.commands.push(Command::Plan(self.brain.ask_plan(&crowd)));
+            self.commands.push(Command::Plan(self.manager.ask_plan(&crowd)));
         }
     }
 
-    fn crowd(&self, now: Nanos) -> Crowd {
-        let by_plan = self.brain.pausing_helps() && self.objectives().is_none();
+    fn crowd(&self, now: Nanos) -> SchedulerView {
+        let by_plan = self.manager.pausing_helps() && self.objectives().is_none();
         let victims = if by_plan { self.victims(now) } else { Vec::new() };
         let others = self.running.values().map(Sequence::id).filter(|id| !victims.contains(id));
-        let tbt_ns = self.brain.params().slo.tbt_ns;
+        let tbt_ns = self.manager.params().slo.tbt_ns;
         let runner = |id: RequestId, immune: bool| {
             let sequence = &self.running[&self.places[&id]];
             let deposit = sequence.deposit(now, tbt_ns);
-            Runner { request: id, columns: sequence.next_columns(), deposit, immune }
+            RunningRequest { request: id, columns: sequence.next_columns(), deposit, immune }
         };
         let running = victims.iter().map(|id| runner(*id, false)).chain(others.map(|id| runner(id, true)));
         let running = running.collect();
-        Crowd { running, waiting: self.waiters(now, tbt_ns) }
+        SchedulerView { running, waiting: self.waiters(now, tbt_ns) }
     }
 
     /// Those whom a plan may let in: nobody who has no row, or was sent back a moment ago.
-    fn waiters(&self, now: Nanos, tbt_ns: u64) -> Vec<Waiter> {
-        if !self.brain.plans_batches() || self.admission_on_hold() {
+    fn waiters(&self, now: Nanos, tbt_ns: u64) -> Vec<WaitingRequest> {
+        if !self.manager.plans_batches() || self.admission_on_hold() {
             return Vec::new();
         }
         let may_come = |sequence: &&Sequence| {
             let id = sequence.id();
-            !self.pauses.is_paused(id) || self.pauses.may_resume(id, now, true, false).is_ok()
+            !self.pauses.is_paused(id) || self.pauses.can_resume(id, now, true, false).is_ok()
         };
         let first = self.queue.iter().take(MOST_WAITING.min(self.free_rows.len())).take_while(may_come);
         let mut coming_blocks = 0;
-        let may_be_let_in = |one: &Waiter| {
-            let may = self.brain.may_be_let_in(one, coming_blocks);
-            coming_blocks += self.brain.blocks_to_come(one);
+        let may_be_let_in = |one: &WaitingRequest| {
+            let may = self.manager.may_plan_admission(one, coming_blocks);
+            coming_blocks += self.manager.blocks_needed(one);
             may
         };
         first.map(|one| self.waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
@@ -86,7 +86,7 @@ impl Core {
 
     /// Pauses those whom the plan that was just adopted pauses, as far as they may still be.
     pub(super) fn pause_as_planned(&mut self, now: Nanos) {
-        let planned = self.brain.take_pauses();
+        let planned = self.manager.take_pauses();
         if planned.is_empty() {
             return;
         }
@@ -98,7 +98,7 @@ impl Core {
 
     /// Under a policy that pauses: it was paused for as long as a request may be.
     pub(super) fn is_immune(&self, now: Nanos, id: RequestId) -> bool {
-        self.brain.params().pauses() && self.pauses.immune(id, now)
+        self.manager.params().pauses() && self.pauses.immune(id, now)
     }
 
     /// It is paused, and should not be any more.
@@ -120,7 +120,7 @@ impl Core {
     /// Takes one of the running requests out of the way of others: paused, or else computed again. Neither the oldest nor one
     /// that may not be paused any more. `false` = there is none.
     pub(super) fn take_one_out(&mut self, now: Nanos) -> bool {
-        if !self.brain.params().compares_losses() && self.brain.pausing_helps() && self.pause_one(now) {
+        if !self.manager.params().compares_losses() && self.manager.pausing_helps() && self.pause_one(now) {
             return true;
         }
         let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
@@ -138,7 +138,7 @@ impl Core {
         let parked = self.park(id);
         if parked {
             self.pauses.pause(id, from);
-            self.brain.note_pause();
+            self.manager.note_pause();
             self.counters.pauses += 1;
         }
         parked
@@ -148,7 +148,7 @@ impl Core {
     pub(super) fn park(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take_running(id) else { return false };
         (sequence.kept, sequence.goes_out) = (true, false);
-        self.brain.suspend(id);
+        self.manager.suspend(id);
         self.queue.push(sequence);
         true
     }
@@ -157,36 +157,36 @@ impl Core {
     /// `coming_blocks` are of those who come at this boundary.
     pub(super) fn front_stays(&mut self, now: Nanos, coming_blocks: u32) -> bool {
         let Some(front) = self.queue.front() else { return false };
-        if self.brain.is_coming(front.id()) {
+        if self.manager.is_loading(front.id()) {
             return true;
         }
         if self.objectives().is_some() {
             return self.front_can_wait(now, coming_blocks);
         }
         let (id, idle) = (front.id(), self.running.is_empty());
-        let planned = self.brain.plans_batches();
-        let waiter = self.waiter(front, now, self.brain.params().slo.tbt_ns);
+        let planned = self.manager.plans_batches();
+        let waiter = self.waiter(front, now, self.manager.params().slo.tbt_ns);
         let paused = self.pauses.is_paused(id);
         let feasible = idle
             || self.is_overdue(now, id)
             || match planned {
-                true => self.brain.admits(&waiter, coming_blocks),
+                true => self.manager.can_admit(&waiter, coming_blocks),
                 false if front.waits_out => {
-                    self.brain.may_come_back(id, coming_blocks, self.running_tokens())
+                    self.manager.can_onload(id, coming_blocks, self.running_tokens())
                         && self.leaves_room_for_prompts(now, coming_blocks)
                 }
-                false if paused => self.brain.resume_fits(id),
+                false if paused => self.manager.resume_fits(id),
                 false => self.leaves_room_for_prompts(now, coming_blocks),
             };
         if planned && !feasible {
-            self.brain.hold_back(Some(id));
+            self.manager.set_blocked_head(Some(id));
         }
-        if paused { self.pauses.may_resume(id, now, feasible, idle).is_err() } else { !feasible }
+        if paused { self.pauses.can_resume(id, now, feasible, idle).is_err() } else { !feasible }
     }
 
     /// Blocks that a request of the queue will take when it comes.
     pub(super) fn blocks_to_come(&self, now: Nanos, sequence: &Sequence) -> u32 {
-        self.brain.blocks_to_come(&self.waiter(sequence, now, 0))
+        self.manager.blocks_needed(&self.waiter(sequence, now, 0))
     }
 
     /// Requests that run again were paused no longer than until now.
@@ -200,9 +200,9 @@ impl Core {
     }
 
     /// A request of the queue as plans see it.
-    pub(super) fn waiter(&self, sequence: &Sequence, now: Nanos, tbt_ns: u64) -> Waiter {
+    pub(super) fn waiter(&self, sequence: &Sequence, now: Nanos, tbt_ns: u64) -> WaitingRequest {
         let (request, deposit) = (sequence.id(), sequence.deposit(now, tbt_ns));
         let fresh = !self.pauses.is_paused(request);
-        Waiter { request, columns: sequence.admission_columns(), deposit, fresh }
+        WaitingRequest { request, columns: sequence.admission_columns(), deposit, fresh }
     }
 }

@@ -1,4 +1,4 @@
-//! Prompts that are computed without room for their KV (eLLM 4.4.2): [`sluice_policy::brain::Brain::send_out`].
+//! Prompts that are computed without room for their KV (eLLM 4.4.2): [`sluice_policy::memory manager::MemoryManager::send_out`].
 
 use sluice_policy::ellm::Violations;
 use sluice_policy::geometry::{BLOCK_TOKENS, Geometry};
@@ -17,7 +17,7 @@ impl Core {
     /// all others.
     pub(super) fn park_prompts(&mut self) {
         for sequence in self.running.values_mut().filter(|sequence| sequence.goes_out) {
-            sequence.goes_out = self.brain.goes_out(sequence.id());
+            sequence.goes_out = self.manager.is_prefill_offloaded(sequence.id());
             sequence.waits_out &= sequence.goes_out;
         }
         let computed = self.running.values().filter(|sequence| sequence.waits_out);
@@ -47,12 +47,12 @@ impl Core {
     /// A plan lets the request in with some of its KV away, and there is no room for its prompt.
     pub(super) fn comes_out(&self, now: Nanos, sequence: &Sequence) -> bool {
         let prompt = !sequence.kept && sequence.pending() > 1 && self.config.max_step_tokens >= BLOCK_TOKENS;
-        prompt && self.brain.comes_without_room(&self.waiter(sequence, now, 0))
+        prompt && self.manager.admits_by_prefill_offload(&self.waiter(sequence, now, 0))
     }
 
     pub(super) fn begin_out(&mut self, id: RequestId) {
         let columns = self.running_one(id).map_or(0, |one| Geometry::columns_for(one.len()));
-        self.brain.send_out(id, columns);
+        self.manager.start_prefill_offload(id, columns);
         if let Some(sequence) = self.running_one_mut(id) {
             sequence.goes_out = true;
         }
@@ -60,7 +60,8 @@ impl Core {
 
     fn may_send_out(&mut self, columns: u32) -> bool {
         let step = self.step_columns();
-        self.config.max_step_tokens >= BLOCK_TOKENS && self.brain.may_send_out(columns, columns.min(step))
+        self.config.max_step_tokens >= BLOCK_TOKENS
+            && self.manager.can_offload_prefill(columns, columns.min(step))
     }
 
     fn step_columns(&self) -> u32 {
@@ -73,22 +74,22 @@ impl Core {
         let leaves = |front: &Sequence| {
             let blocks = self.blocks_to_come(now, front) + coming_blocks;
             let tokens = self.running_tokens().saturating_add(front.pending());
-            self.brain.leaves_room_for_prompts(blocks, tokens, step)
+            self.manager.leaves_room_for_prompts(blocks, tokens, step)
         };
-        !self.brain.keeps_room_for_prompts(step) || self.queue.front().is_none_or(leaves)
+        !self.manager.keeps_room_for_prompts(step) || self.queue.front().is_none_or(leaves)
     }
 
     /// When the next in line stays where it is, or waits for room since its prompt went out, others may come whose prompts go out:
     /// they need next to none.
     pub(super) fn admit_prompts(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
-        while self.brain.offloads_prompts() && budget > 0 && !self.free_rows.is_empty() {
+        while self.manager.offloads_prompts() && budget > 0 && !self.free_rows.is_empty() {
             let Some(new) = self.queue.iter().find(|one| !one.kept) else { return };
             let (id, columns) = (new.id(), Geometry::columns_for(new.len()));
             if new.len() <= 1 || !self.may_send_out(columns) {
                 return;
             }
             let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(id)) else { return };
-            sequence.committed = self.brain.open(id, sequence.request.salt, &sequence.tokens);
+            sequence.committed = self.manager.open(id, sequence.request.salt, &sequence.tokens);
             budget = budget.saturating_sub(sequence.pending());
             admitted.push(id);
             self.seat(sequence, row);
@@ -107,14 +108,14 @@ impl Core {
     /// A step without a part of prompts that go out needs nothing of theirs.
     pub(super) fn leave_prompts_out(&mut self, batch: &Batch) {
         let without = !batch.parts.iter().any(|part| self.goes_out(part.request));
-        self.brain.leave_prompts_out(without);
+        self.manager.exclude_offloaded_prefills(without);
     }
 
     /// What this step's end tells Algorithm 2: first tokens that came late, or are late by now, and requests that were given fewer
     /// tokens than they should have been by now.
     pub(super) fn note_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
-        let slo = self.brain.params().slo;
-        if !self.brain.offloads_prompts() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
+        let slo = self.manager.params().slo;
+        if !self.manager.offloads_prompts() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
             return;
         }
         let late =
@@ -125,7 +126,7 @@ impl Core {
         let made: Vec<_> = sampled.iter().filter_map(|token| self.in_row(token.row)).collect();
         let waiting = || self.queue.iter().take(MOST_LOOKED_AT);
         let out = || waiting().filter(|one| one.waits_out);
-        self.brain.note_violations(Violations {
+        self.manager.note_violations(Violations {
             ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),
             tpot: made.iter().any(|one| tpot(one)) || out().any(tpot),
         });

@@ -1,7 +1,7 @@
 //! The end of a step: tokens go out, KV is committed, requests end.
 
-use sluice_policy::brain::StepTimes;
 use sluice_policy::ids::{Nanos, RequestId, RowId, StepId};
+use sluice_policy::memory_manager::StepTimes;
 use sluice_ports::compute::{Sampled, SequenceFailure, StepDone};
 
 use super::{Core, InFlight};
@@ -19,7 +19,7 @@ impl Core {
         let total = |times: &[u64]| times.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
         let (waited_ns, kv_stall_ns) = (total(&done.stall_ns), total(&done.kv_stall_ns));
         let (stall_ns, arrival_ns) =
-            if self.brain.behind_weights() { (0, waited_ns) } else { (waited_ns, 0) };
+            if self.manager.behind_weights() { (0, waited_ns) } else { (waited_ns, 0) };
         let mut notice = StepNotice {
             elapsed_ns: now.since(in_flight.submitted),
             engine_ns: done.total_ns,
@@ -45,7 +45,7 @@ impl Core {
         let (shape, decode_only) = (ran.shape(), notice.prefill_tokens == 0 && !ran.parts.is_empty());
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
-        self.brain.finish(now, &times, &mut self.actions);
+        self.manager.finish(now, &times, &mut self.actions);
         self.note_violations(now, &sampled);
         sampled.into_iter().for_each(|token| self.deliver(now, token));
         failed
@@ -60,7 +60,7 @@ impl Core {
         let Some(in_flight) = self.take_in_flight(id, attempt) else { return };
         self.counters.refused_steps += 1;
         // No layer was passed, so no slot was released: whatever waits for one is dropped and built anew.
-        self.brain.engine_lost(now, &mut self.actions);
+        self.manager.engine_lost(now, &mut self.actions);
         for part in &in_flight.batch.parts {
             self.end(part.request, Finish::Failed(format!("the engine refused the step: {message}")));
         }
@@ -72,7 +72,7 @@ impl Core {
         let Some(in_flight) = self.in_flight.as_mut().filter(current) else { return };
         in_flight.lost = true;
         // Layers that the step did not reach released no slot: copies that wait for them are dropped and ordered anew.
-        self.brain.engine_lost(now, &mut self.actions);
+        self.manager.engine_lost(now, &mut self.actions);
     }
 
     /// What is wrong with an answer to the step in flight ([`StepDone::fits`]).
@@ -96,7 +96,7 @@ impl Core {
         };
         let (start, end) = (sequence.committed, sequence.committed + part.tokens);
         sequence.waits_out |= sequence.goes_out && part.samples;
-        self.brain.commit(part.request, &sequence.tokens[start as usize..end as usize]);
+        self.manager.commit(part.request, &sequence.tokens[start as usize..end as usize]);
         sequence.committed = end;
         if part.tokens == 1 && part.samples && sequence.generated() > 0 {
             notice.decodes += 1;
@@ -108,7 +108,7 @@ impl Core {
 
     /// Hands a sampled token to its request. A row that is nobody's belongs to a request that has ended.
     fn deliver(&mut self, now: Nanos, sampled: Sampled) {
-        let tbt_ns = self.brain.params().slo.tbt_ns;
+        let tbt_ns = self.manager.params().slo.tbt_ns;
         let Some(sequence) = self.by_row(sampled.row) else { return };
         if sequence.cancelled {
             return;

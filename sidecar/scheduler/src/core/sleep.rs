@@ -1,7 +1,7 @@
 //! Giving up all memory, and taking it back: when, and what becomes of requests meanwhile.
 
-use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{MemoryManager, SleepState};
 
 use super::Core;
 use crate::event::{Finish, Sleep};
@@ -12,12 +12,12 @@ impl Core {
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
             Sleep::Idle if self.busy() => {}
-            Sleep::Idle => self.brain.hibernate(true),
+            Sleep::Idle => self.manager.hibernate(true),
             // At the next boundary: a step may run, or wait to be replayed.
             Sleep::Ordered | Sleep::Discard => self.told_to_sleep = Some(order),
             Sleep::WakeUp => {
                 self.told_to_sleep = None;
-                self.brain.wake();
+                self.manager.wake();
             }
         }
     }
@@ -30,11 +30,11 @@ impl Core {
     /// Work wakes a tenant, unless it was told to sleep. One that falls asleep keeps nobody running.
     pub(super) fn rest_or_rise(&mut self) {
         if let Some(order) = self.told_to_sleep {
-            self.brain.hibernate(order == Sleep::Ordered);
+            self.manager.hibernate(order == Sleep::Ordered);
         } else if self.busy() {
-            self.brain.wake();
+            self.manager.wake();
         }
-        if self.brain.rest() == Rest::Falling {
+        if self.manager.sleep_state() == SleepState::Suspending {
             let running: Vec<_> = self.running.values().map(Sequence::id).collect();
             running.into_iter().for_each(|id| {
                 self.park(id);
@@ -44,16 +44,20 @@ impl Core {
 
     /// Requests whose KV has no room in the host tier are computed again.
     pub(super) fn make_host_room(&mut self, now: Nanos) {
-        let in_the_way = |brain: &Brain| brain.rest() == Rest::Falling && brain.stuck() && !brain.blocked();
-        while in_the_way(&self.brain) && self.drop_kept(|_, _| true) {
-            self.brain.boundary(now, &mut self.actions);
+        let in_the_way = |manager: &MemoryManager| {
+            manager.sleep_state() == SleepState::Suspending
+                && manager.debt_is_blocked()
+                && !manager.is_blocked()
+        };
+        while in_the_way(&self.manager) && self.drop_kept(|_, _| true) {
+            self.manager.boundary(now, &mut self.actions);
         }
     }
 
     /// The last request that waits with KV, of those that `which` names, waits without it.
-    pub(super) fn drop_kept(&mut self, which: impl Fn(&Brain, RequestId) -> bool) -> bool {
+    pub(super) fn drop_kept(&mut self, which: impl Fn(&MemoryManager, RequestId) -> bool) -> bool {
         let kept =
-            self.queue.iter().filter(|s| s.kept && which(&self.brain, s.id())).last().map(Sequence::id);
+            self.queue.iter().filter(|s| s.kept && which(&self.manager, s.id())).last().map(Sequence::id);
         kept.is_some_and(|id| self.forget_kept(id))
     }
 
@@ -62,14 +66,14 @@ impl Core {
             return false;
         }
         let Some(sequence) = self.queue.remove(id) else { return false };
-        self.brain.close(id);
+        self.manager.close(id);
         self.begin_anew(sequence);
         true
     }
 
     /// Requests whose KV was lost between host and device begin anew.
     pub(super) fn compute_again(&mut self) {
-        for id in self.brain.take_lost() {
+        for id in self.manager.take_lost() {
             if self.running.values().any(|sequence| sequence.id() == id && sequence.cancelled) {
                 self.end(id, Finish::Cancelled);
             } else if let Some(sequence) = self.remove_running(id) {

@@ -17,14 +17,14 @@ impl Core {
     /// The most tokens of the next step. Beside decodes it ends within [`OBJECTIVE_PERMILLE`] of the objective for the time
     /// between tokens, or [`DECODE_STEPS`] steps if they are longer; prompts go on by a block at least.
     pub(super) fn tokens_beside_decodes(&self) -> u32 {
-        let (decodes, measures) = (self.decodes(), self.brain.measures());
+        let (decodes, measures) = (self.decodes(), self.manager.step_stats());
         if decodes == 0 || !measures.compute_known() {
             return u32::MAX;
         }
         let decode_ns = measures.decode_step_ns().min(u128::from(u64::MAX)) as u64;
         // A step that waits for moving layers is no shorter for a prompt that was cut.
-        let step_ns = decode_ns.saturating_mul(DECODE_STEPS).max(self.brain.streaming_ns());
-        let objective_ns = match self.brain.params().slo.tbt_ns {
+        let step_ns = decode_ns.saturating_mul(DECODE_STEPS).max(self.manager.streaming_ns());
+        let objective_ns = match self.manager.params().slo.tbt_ns {
             0 => UNCUT_NS,
             tbt_ns => tbt_ns / 1000 * OBJECTIVE_PERMILLE,
         };

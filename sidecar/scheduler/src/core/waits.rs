@@ -1,9 +1,9 @@
 //! Since when the tenant waits for its neighbours, seen from outside the decisions: nothing here decides anything.
 
-use sluice_policy::brain::Brain;
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::span::{Awaited, Span};
-use sluice_policy::trader::Trader;
+use sluice_policy::loan_negotiator::LoanNegotiator;
+use sluice_policy::memory_manager::MemoryManager;
+use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 
 /// A search for memory that goes on.
 #[derive(Clone, Copy, Debug)]
@@ -27,22 +27,22 @@ impl Waits {
     pub fn look(
         &mut self,
         now: Nanos,
-        brain: &Brain,
-        trader: &Trader,
+        manager: &MemoryManager,
+        trader: &LoanNegotiator,
         steps: u64,
-    ) -> impl Iterator<Item = Span> {
+    ) -> impl Iterator<Item = WaitSpan> {
         let ended = [
-            (Awaited::Revoke, self.revoked(now, trader)),
-            (Awaited::Wake, self.woken(now, brain)),
-            (Awaited::Grant, self.fed(now, brain, trader.loans_taken(), steps)),
+            (WaitKind::Revoke, self.revoked(now, trader)),
+            (WaitKind::Wake, self.woken(now, manager)),
+            (WaitKind::Grant, self.fed(now, manager, trader.loans_taken(), steps)),
         ];
-        let span = move |(awaited, since): (Awaited, Option<Nanos>)| {
-            since.map(|since| Span { awaited, since, until: now })
+        let span = move |(awaited, since): (WaitKind, Option<Nanos>)| {
+            since.map(|since| WaitSpan { awaited, since, until: now })
         };
         ended.into_iter().filter_map(span)
     }
 
-    fn revoked(&mut self, now: Nanos, trader: &Trader) -> Option<Nanos> {
+    fn revoked(&mut self, now: Nanos, trader: &LoanNegotiator) -> Option<Nanos> {
         if trader.revoking() {
             self.revoking.get_or_insert(now);
             return None;
@@ -50,21 +50,21 @@ impl Waits {
         self.revoking.take()
     }
 
-    fn woken(&mut self, now: Nanos, brain: &Brain) -> Option<Nanos> {
-        if brain.comes_back() {
+    fn woken(&mut self, now: Nanos, manager: &MemoryManager) -> Option<Nanos> {
+        if manager.comes_back() {
             self.waking.get_or_insert(now);
-        } else if brain.absent_layers() > 0 {
+        } else if manager.absent_layers() > 0 {
             // It is not needed any more, or waits for what it lent.
             self.waking = None;
-        } else if brain.is_whole() {
+        } else if manager.is_whole() {
             return self.waking.take();
         }
         None
     }
 
-    fn fed(&mut self, now: Nanos, brain: &Brain, loans: u64, steps: u64) -> Option<Nanos> {
+    fn fed(&mut self, now: Nanos, manager: &MemoryManager, loans: u64, steps: u64) -> Option<Nanos> {
         let fed = self.hunger.take_if(|hunger| steps > hunger.steps).filter(|hunger| loans > hunger.loans);
-        if brain.hungry().is_some() {
+        if manager.borrow_request().is_some() {
             self.hunger.get_or_insert(Hunger { since: now, loans, steps });
         }
         fed.map(|hunger| hunger.since)

@@ -6,7 +6,7 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
 use sluice_policy::params::{Bounds, PolicyName};
-use sluice_policy::planner::request::{Found, PlanAnswer};
+use sluice_policy::planner::request::{PlanAnswer, PlanResult};
 use sluice_ports::compute::{ComputeEvent, EngineHello, FailedSequence, Sampled, SequenceFailure, StepDone};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
@@ -22,7 +22,7 @@ const SLEEPS: [Sleep; 4] = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::
 
 /// [`SequenceFailure::NoCandidate`], as a word.
 const NO_CANDIDATE: u64 = 0;
-/// [`SequenceFailure::Refused`], as a word; its reason follows.
+/// [`SequenceFailure::ConfigError`], as a word; its reason follows.
 const REFUSED: u64 = 1;
 
 /// Name and words of an event.
@@ -103,7 +103,10 @@ fn put_plan(words: &mut Words, answer: &PlanAnswer) {
 fn plan(r: &mut Reader<'_>) -> Result<PlanAnswer, String> {
     let (id, step_ns, bound_ns) = (r.u64()?, r.option()?, r.u64()?);
     let (paused, admitted, chosen) = (r.int()?, r.int()?, r.list(Reader::int)?);
-    Ok(PlanAnswer { id, found: step_ns.map(|step_ns| Found { paused, admitted, chosen, step_ns, bound_ns }) })
+    Ok(PlanAnswer {
+        id,
+        found: step_ns.map(|step_ns| PlanResult { paused, admitted, chosen, step_ns, bound_ns }),
+    })
 }
 
 fn put_text(words: &mut Words, text: &str) {

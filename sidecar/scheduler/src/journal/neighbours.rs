@@ -1,19 +1,20 @@
 //! Neighbours as words: what they say, and a tenant's place among them.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::refusal::Refusal;
-use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::neighbours::victim::{Live, Neighbour, Rule};
-use sluice_policy::trader::{News, Terms};
+use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loan_denied::LoanDenied;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::peers::victim::{PeerState, PeerView, VictimRule};
 use sluice_ports::neighbourhood::NeighbourEvent;
 
 use super::setup::{by_code, code_of};
 use super::words::{Reader, Words};
 use crate::config::{Config, Membership, Sharing};
 
-const RULES: [Rule; 3] = [Rule::MostRecentlyUsed, Rule::LeastRecentlyUsed, Rule::FixedOrder];
+const RULES: [VictimRule; 3] =
+    [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed, VictimRule::FixedOrder];
 
 /// What events of neighbours are called.
 pub const NAMES: [&str; 6] = ["turn", "sought", "overtaken", "survey", "terms", "letter"];
@@ -33,11 +34,11 @@ pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
             words.put(*epoch);
             "overtaken"
         }
-        NeighbourEvent::News(News::Survey(neighbours)) => {
+        NeighbourEvent::News(PeerEvent::Survey(neighbours)) => {
             words.put_list(neighbours, put_neighbour);
             "survey"
         }
-        NeighbourEvent::News(News::Terms(terms)) => {
+        NeighbourEvent::News(PeerEvent::Terms(terms)) => {
             put_terms(words, terms);
             "terms"
         }
@@ -54,8 +55,8 @@ pub fn read(name: &str, r: &mut Reader<'_>) -> Result<NeighbourEvent, String> {
         "turn" => NeighbourEvent::Turn { epoch: r.u64()? },
         "sought" => NeighbourEvent::Sought { epoch: r.u64()? },
         "overtaken" => NeighbourEvent::Overtaken { epoch: r.u64()? },
-        "survey" => NeighbourEvent::News(News::Survey(r.list(neighbour)?)),
-        "terms" => NeighbourEvent::News(News::Terms(terms(r)?)),
+        "survey" => NeighbourEvent::News(PeerEvent::Survey(r.list(neighbour)?)),
+        "terms" => NeighbourEvent::News(PeerEvent::Terms(terms(r)?)),
         _ => NeighbourEvent::News(news(r)?),
     })
 }
@@ -68,99 +69,100 @@ fn peer(r: &mut Reader<'_>) -> Result<Peer, String> {
     Ok(Peer { index: r.int()?, instance: r.u64()? })
 }
 
-fn put_neighbour(words: &mut Words, neighbour: &Neighbour) {
-    let Neighbour { peer, priority, reachable, live } = neighbour;
+fn put_neighbour(words: &mut Words, neighbour: &PeerView) {
+    let PeerView { peer, priority, reachable, live } = neighbour;
     put_peer(words, peer);
     words.put(priority.cast_unsigned()).put(*reachable).put(live.is_some());
-    if let Some(Live { active, last_used, resident_since, lendable_chunks, queue_place, next_use_ns }) = live
+    if let Some(PeerState { active, last_used, resident_since, lendable_chunks, queue_place, next_use_ns }) =
+        live
     {
         words.put(*active).put(last_used.0).put(resident_since.0).put(*lendable_chunks);
         words.put_option(queue_place.map(u64::from)).put_option(*next_use_ns);
     }
 }
 
-fn neighbour(r: &mut Reader<'_>) -> Result<Neighbour, String> {
+fn neighbour(r: &mut Reader<'_>) -> Result<PeerView, String> {
     let (peer, priority, reachable) = (peer(r)?, r.int::<u32>()?.cast_signed(), r.bool()?);
     let live = if r.bool()? { Some(live(r)?) } else { None };
-    Ok(Neighbour { peer, priority, reachable, live })
+    Ok(PeerView { peer, priority, reachable, live })
 }
 
-fn live(r: &mut Reader<'_>) -> Result<Live, String> {
+fn live(r: &mut Reader<'_>) -> Result<PeerState, String> {
     let (active, last_used, resident_since) = (r.bool()?, Nanos(r.u64()?), Nanos(r.u64()?));
     let lendable_chunks = r.int()?;
     let queue_place = r.option()?.map(u32::try_from).transpose().map_err(|_| "a place is too large")?;
     let next_use_ns = r.option()?;
-    Ok(Live { active, last_used, resident_since, lendable_chunks, queue_place, next_use_ns })
+    Ok(PeerState { active, last_used, resident_since, lendable_chunks, queue_place, next_use_ns })
 }
 
 /// A code, whom it is about, and up to two figures.
-fn put_news(words: &mut Words, news: &News) {
+fn put_news(words: &mut Words, news: &PeerEvent) {
     let nobody = Peer::default();
     let (code, who, nonce, chunks, ttl_ns) = match *news {
-        News::Asked { peer, nonce, chunks, ttl_ns } => (0, peer, nonce, chunks, ttl_ns),
-        News::Withdrawn { peer, nonce } => (1, peer, nonce, 0, 0),
-        News::Revoked { peer, nonce, chunks } => (2, peer, nonce, chunks, 0),
-        News::Granted { peer, nonce, chunks, ttl_ns } => (3, peer, nonce, chunks, ttl_ns),
-        News::Refused { peer, nonce, why } => {
+        PeerEvent::Asked { peer, nonce, chunks, ttl_ns } => (0, peer, nonce, chunks, ttl_ns),
+        PeerEvent::Withdrawn { peer, nonce } => (1, peer, nonce, 0, 0),
+        PeerEvent::Revoked { peer, nonce, chunks } => (2, peer, nonce, chunks, 0),
+        PeerEvent::Granted { peer, nonce, chunks, ttl_ns } => (3, peer, nonce, chunks, ttl_ns),
+        PeerEvent::Refused { peer, nonce, why } => {
             let (code, left_ns) = refusal_words(why);
             (4, peer, nonce, code, left_ns)
         }
-        News::Renewed { peer, nonce, ttl_ns } => (5, peer, nonce, 0, ttl_ns),
-        News::Returned { peer, nonce, chunks } => (6, peer, nonce, chunks, 0),
-        News::TookBack { nonce } => (7, nobody, nonce, 0, 0),
-        News::Died(peer) => (8, peer, Nonce(0), 0, 0),
-        News::Prolonged { peer, nonce, ttl_ns } => (9, peer, nonce, 0, ttl_ns),
-        News::Claimed { peer, nonce, chunks } => (10, peer, nonce, chunks, 0),
-        News::Survey(_) | News::Terms(_) => unreachable!("it has its own name"),
+        PeerEvent::Renewed { peer, nonce, ttl_ns } => (5, peer, nonce, 0, ttl_ns),
+        PeerEvent::Returned { peer, nonce, chunks } => (6, peer, nonce, chunks, 0),
+        PeerEvent::TookBack { nonce } => (7, nobody, nonce, 0, 0),
+        PeerEvent::Died(peer) => (8, peer, Nonce(0), 0, 0),
+        PeerEvent::Prolonged { peer, nonce, ttl_ns } => (9, peer, nonce, 0, ttl_ns),
+        PeerEvent::Claimed { peer, nonce, chunks } => (10, peer, nonce, chunks, 0),
+        PeerEvent::Survey(_) | PeerEvent::Terms(_) => unreachable!("it has its own name"),
     };
     words.put(code as u64);
     put_peer(words, &who);
     words.put(nonce.0).put(chunks).put(ttl_ns);
 }
 
-fn news(r: &mut Reader<'_>) -> Result<News, String> {
+fn news(r: &mut Reader<'_>) -> Result<PeerEvent, String> {
     let (code, peer) = (r.u64()?, peer(r)?);
     let (nonce, chunks, ttl_ns) = (Nonce(r.u64()?), r.int()?, r.u64()?);
     Ok(match code {
-        0 => News::Asked { peer, nonce, chunks, ttl_ns },
-        1 => News::Withdrawn { peer, nonce },
-        2 => News::Revoked { peer, nonce, chunks },
-        3 => News::Granted { peer, nonce, chunks, ttl_ns },
-        4 => News::Refused { peer, nonce, why: refusal(chunks, ttl_ns)? },
-        5 => News::Renewed { peer, nonce, ttl_ns },
-        6 => News::Returned { peer, nonce, chunks },
-        7 => News::TookBack { nonce },
-        8 => News::Died(peer),
-        9 => News::Prolonged { peer, nonce, ttl_ns },
-        10 => News::Claimed { peer, nonce, chunks },
+        0 => PeerEvent::Asked { peer, nonce, chunks, ttl_ns },
+        1 => PeerEvent::Withdrawn { peer, nonce },
+        2 => PeerEvent::Revoked { peer, nonce, chunks },
+        3 => PeerEvent::Granted { peer, nonce, chunks, ttl_ns },
+        4 => PeerEvent::Refused { peer, nonce, why: refusal(chunks, ttl_ns)? },
+        5 => PeerEvent::Renewed { peer, nonce, ttl_ns },
+        6 => PeerEvent::Returned { peer, nonce, chunks },
+        7 => PeerEvent::TookBack { nonce },
+        8 => PeerEvent::Died(peer),
+        9 => PeerEvent::Prolonged { peer, nonce, ttl_ns },
+        10 => PeerEvent::Claimed { peer, nonce, chunks },
         other => return Err(format!("{other} is no letter")),
     })
 }
 
 /// A code, 0 for none, and the time that is left.
-fn refusal_words(why: Option<Refusal>) -> (u32, u64) {
+fn refusal_words(why: Option<LoanDenied>) -> (u32, u64) {
     match why {
         None => (0, 0),
-        Some(Refusal::Active) => (1, 0),
-        Some(Refusal::MinResidence { left_ns }) => (2, left_ns),
-        Some(Refusal::AtCap) => (3, 0),
-        Some(Refusal::AtFloor) => (4, 0),
-        Some(Refusal::Nothing) => (5, 0),
-        Some(Refusal::Busy) => (6, 0),
-        Some(Refusal::NotTraded) => (7, 0),
+        Some(LoanDenied::Active) => (1, 0),
+        Some(LoanDenied::MinResidence { left_ns }) => (2, left_ns),
+        Some(LoanDenied::AtCap) => (3, 0),
+        Some(LoanDenied::AtFloor) => (4, 0),
+        Some(LoanDenied::Nothing) => (5, 0),
+        Some(LoanDenied::Busy) => (6, 0),
+        Some(LoanDenied::NotTraded) => (7, 0),
     }
 }
 
-fn refusal(code: u32, left_ns: u64) -> Result<Option<Refusal>, String> {
+fn refusal(code: u32, left_ns: u64) -> Result<Option<LoanDenied>, String> {
     Ok(Some(match code {
         0 => return Ok(None),
-        1 => Refusal::Active,
-        2 => Refusal::MinResidence { left_ns },
-        3 => Refusal::AtCap,
-        4 => Refusal::AtFloor,
-        5 => Refusal::Nothing,
-        6 => Refusal::Busy,
-        7 => Refusal::NotTraded,
+        1 => LoanDenied::Active,
+        2 => LoanDenied::MinResidence { left_ns },
+        3 => LoanDenied::AtCap,
+        4 => LoanDenied::AtFloor,
+        5 => LoanDenied::Nothing,
+        6 => LoanDenied::Busy,
+        7 => LoanDenied::NotTraded,
         other => return Err(format!("{other} is no refusal")),
     }))
 }

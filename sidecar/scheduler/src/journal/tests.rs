@@ -1,11 +1,11 @@
 //! Journals whose recording ended within a line: what a crash leaves behind.
 
 use sluice_policy::ids::{RowId, StepId};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::neighbours::refusal::Refusal;
-use sluice_policy::neighbours::victim::{Live, Neighbour};
-use sluice_policy::trader::{News, Terms};
+use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loan_denied::LoanDenied;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_ports::compute::{ComputeEvent, FailedSequence, SequenceFailure, StepDone};
 use sluice_ports::neighbourhood::NeighbourEvent;
 
@@ -153,15 +153,15 @@ fn a_journal_of_another_version_is_refused_by_its_name() {
 /// One event of each name that neighbours' events have.
 fn neighbours_say() -> Vec<NeighbourEvent> {
     let peer = Peer { index: 3, instance: 7 };
-    let live = Live { active: true, queue_place: Some(2), lendable_chunks: 5, ..Live::default() };
-    let neighbour = Neighbour { peer, priority: -1, reachable: true, live: Some(live) };
+    let live = PeerState { active: true, queue_place: Some(2), lendable_chunks: 5, ..PeerState::default() };
+    let neighbour = PeerView { peer, priority: -1, reachable: true, live: Some(live) };
     vec![
         NeighbourEvent::Turn { epoch: 9 },
         NeighbourEvent::Sought { epoch: 9 },
         NeighbourEvent::Overtaken { epoch: 9 },
-        NeighbourEvent::News(News::Survey(vec![neighbour])),
-        NeighbourEvent::News(News::Terms(Terms { priorities: vec![(peer, -2)], ..Terms::default() })),
-        NeighbourEvent::News(News::Revoked { peer, nonce: Nonce(4), chunks: 6 }),
+        NeighbourEvent::News(PeerEvent::Survey(vec![neighbour])),
+        NeighbourEvent::News(PeerEvent::Terms(Terms { priorities: vec![(peer, -2)], ..Terms::default() })),
+        NeighbourEvent::News(PeerEvent::Revoked { peer, nonce: Nonce(4), chunks: 6 }),
     ]
 }
 
@@ -184,11 +184,11 @@ fn what_neighbours_say_is_read_back_as_it_was_written() {
 
 #[test]
 fn every_word_of_a_refusal_is_read_back_as_it_was_written() {
-    let residence = Refusal::MinResidence { left_ns: 77 };
-    let words = [Refusal::Active, residence, Refusal::AtCap, Refusal::AtFloor, Refusal::Nothing];
-    let words = words.into_iter().chain([Refusal::Busy, Refusal::NotTraded]).map(Some);
+    let residence = LoanDenied::MinResidence { left_ns: 77 };
+    let words = [LoanDenied::Active, residence, LoanDenied::AtCap, LoanDenied::AtFloor, LoanDenied::Nothing];
+    let words = words.into_iter().chain([LoanDenied::Busy, LoanDenied::NotTraded]).map(Some);
     for why in words.chain([None]) {
-        let refused = News::Refused { peer: Peer { index: 3, instance: 7 }, nonce: Nonce(4), why };
+        let refused = PeerEvent::Refused { peer: Peer { index: 3, instance: 7 }, nonce: Nonce(4), why };
         assert_eq!(read_back(Event::Neighbour(NeighbourEvent::News(refused))), "letter");
     }
 }

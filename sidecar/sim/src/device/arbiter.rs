@@ -1,7 +1,7 @@
 //! Which copy has a direction of the link next: of all that want it the most urgent one, by the policy's rule. What is under way
 //! is not interrupted: a copy is the quantum here.
 
-use sluice_policy::arbiter::Rank;
+use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::ids::{ActionId, Nanos};
 
 use super::Device;
@@ -54,12 +54,12 @@ impl Device {
         }
         let copies = self.copies.iter().enumerate().filter(|(_, waiting)| waiting.copy.way() == way);
         let copies = copies.filter_map(|(at, waiting)| {
-            Some((Rank::new(waiting.id, waiting.due, waiting.since?), Next::Copy(at)))
+            Some((CopyPriority::new(waiting.id, waiting.due, waiting.since?), Next::Copy(at)))
         });
         let written = self.write_backs.front().filter(|_| way == Way::Out);
-        let written = written.map(|one| (Rank::new(one.id, one.due, one.since), Next::WriteBack));
+        let written = written.map(|one| (CopyPriority::new(one.id, one.due, one.since), Next::WriteBack));
         let crossing = self.crossing.filter(|one| one.way == way && one.passage.is_none());
-        let crossing = crossing.map(|one| (Rank::new(one.id, one.due, one.since), Next::Crossing));
+        let crossing = crossing.map(|one| (CopyPriority::new(one.id, one.due, one.since), Next::Crossing));
         let all = copies.chain(written).chain(crossing);
         all.min_by_key(|(rank, _)| *rank).map(|(_, next)| next)
     }

@@ -1,10 +1,10 @@
 //! eLLM's two algorithms and its change of owners, case by case.
 
 use sluice_policy::action::{Address, Reback};
+use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
 use sluice_policy::ellm::{BufferController, Need, Phase, Supply, Violations, admit, balloon, premap_chunks};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ChunkId, FrameId};
-use sluice_policy::ledger::{Holdings, Ledger, Owner};
 use sluice_policy::params::Params;
 
 use super::{Figure, Line, Report, Row};
@@ -80,7 +80,7 @@ fn buffers() -> Vec<Row> {
 }
 
 /// Four activation chunks, and the ledger that says so.
-fn tenant() -> (Holdings, Ledger) {
+fn tenant() -> (Ownership, ChunkTable) {
     let activation = ActivationCost {
         fixed_bytes: 0,
         stream_per_token_bytes: 0,
@@ -98,7 +98,7 @@ fn tenant() -> (Holdings, Ledger) {
         activation,
         staging_chunks: 0,
     };
-    let (mut holdings, mut ledger) = (Holdings::new(&geometry, 1), Ledger::new(4, CHUNK_BYTES));
+    let (mut holdings, mut ledger) = (Ownership::new(&geometry, 1), ChunkTable::new(4, CHUNK_BYTES));
     for chunk in (0..4).map(ChunkId) {
         ledger.create(chunk);
         ledger.hand_over(chunk, Owner::Free, Owner::Activation);
@@ -123,7 +123,7 @@ fn owners() -> Vec<Row> {
     let ours = behind.map_or("none".to_owned(), |(_, chunk)| told(chunk.0, activations, kv, all));
     let mut later = after.clone();
     later.leave_stale(&before);
-    let row = |what: &str, paper: &str, from: &Holdings, to: &Holdings| {
+    let row = |what: &str, paper: &str, from: &Ownership, to: &Ownership| {
         Row::equal(what, &paper.to_owned(), &in_words(&from.transaction(to, &[]).ops))
     };
     vec![

@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
-use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
+use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::tunables::Tuned;
 
 use super::runs::{self, Job};
@@ -131,7 +131,7 @@ fn case(rung: &Rung, scale: f64, seed: u64) -> Case {
         chunk_bytes: 2 << 20,
         max_sequences: BATCH,
         prefix_caching: false,
-        rule: Rule::default(),
+        rule: VictimRule::default(),
         slo: Slo { ttft_ns: u64::MAX, tbt_ns: (base_ns * scale) as u64 },
         tuning: Tuning {
             kv_bytes: Some(u64::from(KV_TOKENS) * model.kv_token_bytes()),

@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use sluice_policy::neighbours::turn::Quantum;
 use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::peers::time_slice::Quantum;
 
 use super::runs::{self, Job};
 use super::{Figure, Lab, Line, Reason, Report, Row, Told};

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use sluice_policy::brain::Brain;
+use sluice_policy::config_error::ConfigError;
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
+use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::{Bounds, Params};
-use sluice_policy::refused::Refused;
+use sluice_policy::peers::Peer;
 use sluice_ports::planner::TimedPlanner;
 use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
@@ -45,18 +45,18 @@ impl Gpu {
     ///
     /// # Errors
     /// What the policy refuses.
-    pub(super) fn begin_life(&mut self, at: usize) -> Result<(), Refused> {
+    pub(super) fn begin_life(&mut self, at: usize) -> Result<(), ConfigError> {
         self.lives += 1;
         let me = Peer { index: at as u32, instance: self.lives };
         let setup = self.born_with(at);
-        let brain = Brain::new(setup.params.clone(), setup.geometry.clone())?;
+        let manager = MemoryManager::new(setup.params.clone(), setup.geometry.clone())?;
         let device = self.new_device(&setup, me);
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::starting(device.clone(), setup.vocab, self.now);
         let mouth = Mouth::default();
         let journal = self.setup.recorded.then(Journal::default);
         let recorder = journal.clone().map(|journal| Recorder::new(Box::new(journal)));
-        let core = Core::new(self.config(&setup, me), brain);
+        let core = Core::new(self.config(&setup, me), manager);
         let around = Around {
             neighbourhood: Box::new(mouth.clone()),
             planner: Box::new(TimedPlanner::taking(PLAN_NS)),

@@ -1,6 +1,6 @@
 //! The GPU is dealt out anew: what each tenant may hold and give away changes while it runs.
 
-use sluice_policy::brain::{Brain, fits};
+use sluice_policy::memory_manager::{MemoryManager, fits};
 use sluice_policy::params::{Bounds, Params};
 use sluice_scheduler::Event;
 
@@ -8,8 +8,8 @@ use super::Gpu;
 use super::seat::{Seat, TenantSetup};
 
 impl Seat {
-    fn brain(&self) -> Option<&Brain> {
-        self.life.as_ref().map(|life| life.driver.core().brain())
+    fn manager(&self) -> Option<&MemoryManager> {
+        self.life.as_ref().map(|life| life.driver.core().manager())
     }
 }
 
@@ -31,12 +31,12 @@ impl Gpu {
     pub(super) fn follow(&mut self) {
         for at in 0..self.seats.len() {
             let seat = &self.seats[at];
-            let Some(brain) = seat.brain().filter(|_| !seat.told) else { continue };
-            let (dealt, before) = (seat.dealt, brain.share_chunks());
+            let Some(manager) = seat.manager().filter(|_| !seat.told) else { continue };
+            let (dealt, before) = (seat.dealt, manager.share_chunks());
             if dealt.share_chunks > before && !self.has_room(at) {
                 continue;
             }
-            self.falls += u64::from(dealt.share_chunks < brain.ledger().created());
+            self.falls += u64::from(dealt.share_chunks < manager.ledger().created());
             self.seats[at].told = true;
             self.push(at, Event::Bounds(dealt));
         }
@@ -46,9 +46,9 @@ impl Gpu {
     pub(super) fn has_room(&self, at: usize) -> bool {
         let others = self.seats.iter().enumerate().filter(|(other, _)| *other != at);
         let share = |(_, seat): (usize, &Seat)| {
-            let brain = seat.brain()?;
+            let manager = seat.manager()?;
             // What it was told and has not heard yet counts as well.
-            Some(u64::from(brain.share_chunks().max(if seat.told { seat.dealt.share_chunks } else { 0 })))
+            Some(u64::from(manager.share_chunks().max(if seat.told { seat.dealt.share_chunks } else { 0 })))
         };
         let taken: u64 = others.filter_map(share).sum();
         taken + u64::from(self.seats[at].dealt.share_chunks) <= u64::from(self.setup.capacity_chunks)

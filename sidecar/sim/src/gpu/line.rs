@@ -1,7 +1,7 @@
 //! Turns: who has the GPU, and who waits for it in which place.
 
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::{TurnOrder, Waiter, line_up};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::{TurnOrder, Waiter, sort_waiters};
 
 /// The line before one GPU.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +64,7 @@ impl Line {
     /// How many get the turn before it does; none where it does not wait.
     pub fn place(&self, peer: Peer) -> Option<u32> {
         let mut line = self.waiters.clone();
-        line_up(&mut line, self.order, self.turns);
+        sort_waiters(&mut line, self.order, self.turns);
         line.iter().position(|waiter| waiter.peer == peer).map(|place| place as u32)
     }
 
@@ -72,7 +72,7 @@ impl Line {
     pub fn settle(&mut self) -> Vec<Told> {
         let mut told = Vec::new();
         if self.holder.is_none() && !self.waiters.is_empty() {
-            line_up(&mut self.waiters, self.order, self.turns);
+            sort_waiters(&mut self.waiters, self.order, self.turns);
             self.turns += 1;
             let next = Holder { peer: self.waiters.remove(0).peer, epoch: self.turns, told: false };
             told.push(Told::Turn(next.peer, next.epoch));

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::trader::{Letter, News};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
 use sluice_ports::neighbourhood::NeighbourEvent;
 
 use crate::rng::Rng;
@@ -18,7 +18,7 @@ pub enum Post {
         /// The sender.
         from: Peer,
         /// What it says.
-        news: News,
+        news: PeerEvent,
     },
     /// An answer, or what the tenant's own sidecar has seen.
     Event(NeighbourEvent),
@@ -105,45 +105,47 @@ impl Mail {
     }
 
     /// `from` has written to a neighbour, or to its own sidecar.
-    pub fn send(&mut self, now: Nanos, from: Peer, letter: Letter) {
+    pub fn send(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
         match letter {
-            Letter::Survey => {
+            PeerCommand::Survey => {
                 let at = now.plus(self.delay_ns());
                 self.put(at, from, Post::Survey);
             }
-            Letter::TakeBack { nonce, .. } => self.near(now, from, Post::TakeBack(nonce)),
-            Letter::Ask { peer, nonce, chunks, ttl_ns } => {
-                self.ask(now, from, peer, News::Asked { peer: from, nonce, chunks, ttl_ns }, nonce);
+            PeerCommand::TakeBack { nonce, .. } => self.near(now, from, Post::TakeBack(nonce)),
+            PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
+                self.ask(now, from, peer, PeerEvent::Asked { peer: from, nonce, chunks, ttl_ns }, nonce);
             }
-            Letter::Withdraw { peer, nonce } => {
-                self.request(now, from, peer, News::Withdrawn { peer: from, nonce });
+            PeerCommand::Withdraw { peer, nonce } => {
+                self.request(now, from, peer, PeerEvent::Withdrawn { peer: from, nonce });
             }
-            Letter::Revoke { peer, nonce, chunks } => {
-                self.request(now, from, peer, News::Revoked { peer: from, nonce, chunks });
+            PeerCommand::Revoke { peer, nonce, chunks } => {
+                self.request(now, from, peer, PeerEvent::Revoked { peer: from, nonce, chunks });
             }
-            Letter::Renew { peer, nonce, ttl_ns } => {
-                self.request(now, from, peer, News::Prolonged { peer: from, nonce, ttl_ns });
+            PeerCommand::Renew { peer, nonce, ttl_ns } => {
+                self.request(now, from, peer, PeerEvent::Prolonged { peer: from, nonce, ttl_ns });
             }
             letter => self.answer(now, from, letter),
         }
     }
 
-    fn answer(&mut self, now: Nanos, from: Peer, letter: Letter) {
+    fn answer(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
         let (to, news) = match letter {
-            Letter::Prolong { peer, nonce, ttl_ns } if ttl_ns > 0 => {
-                (peer, News::Renewed { peer: from, nonce, ttl_ns })
+            PeerCommand::Prolong { peer, nonce, ttl_ns } if ttl_ns > 0 => {
+                (peer, PeerEvent::Renewed { peer: from, nonce, ttl_ns })
             }
-            Letter::Refuse { peer, nonce, why } => {
-                (peer, News::Refused { peer: from, nonce, why: Some(why) })
+            PeerCommand::Refuse { peer, nonce, why } => {
+                (peer, PeerEvent::Refused { peer: from, nonce, why: Some(why) })
             }
-            Letter::Answer { peer, nonce, chunks, ttl_ns } => {
-                (peer, News::Granted { peer: from, nonce, chunks, ttl_ns })
+            PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
+                (peer, PeerEvent::Granted { peer: from, nonce, chunks, ttl_ns })
             }
             // A loan that the borrower does not know was never accepted.
-            Letter::Return { peer, nonce, chunks: 0 } => {
+            PeerCommand::Return { peer, nonce, chunks: 0 } => {
                 return self.far(now, peer, Post::TakeBack(nonce));
             }
-            Letter::Return { peer, nonce, chunks } => (peer, News::Returned { peer: from, nonce, chunks }),
+            PeerCommand::Return { peer, nonce, chunks } => {
+                (peer, PeerEvent::Returned { peer: from, nonce, chunks })
+            }
             // Its claimant hears from the ledger what has come free; a loan that is not prolonged ends by itself.
             _ => return,
         };
@@ -152,20 +154,20 @@ impl Mail {
 
     /// `from` has begun a new life and lacks its floor.
     pub fn claim(&mut self, now: Nanos, from: Peer, to: Peer, chunks: u32) {
-        self.request(now, from, to, News::Claimed { peer: from, nonce: Nonce(from.instance), chunks });
+        self.request(now, from, to, PeerEvent::Claimed { peer: from, nonce: Nonce(from.instance), chunks });
     }
 
-    fn request(&mut self, now: Nanos, from: Peer, to: Peer, news: News) {
+    fn request(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent) {
         self.far(now, to, Post::Request { from, news });
     }
 
     /// An ask may arrive although its sender believes that it did not.
-    fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: News, nonce: Nonce) {
+    fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
         self.request(now, from, to, news);
         if self.rng.chance(self.roads.lost_permille) {
-            let refused = NeighbourEvent::News(News::Refused { peer: to, nonce, why: None });
+            let refused = NeighbourEvent::News(PeerEvent::Refused { peer: to, nonce, why: None });
             self.near(now, from, Post::Event(refused));
-            self.request(now, from, to, News::Withdrawn { peer: from, nonce });
+            self.request(now, from, to, PeerEvent::Withdrawn { peer: from, nonce });
         }
     }
 }

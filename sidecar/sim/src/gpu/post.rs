@@ -1,8 +1,8 @@
 //! What tenants say to each other, and what they see of each other.
 
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::victim::Neighbour;
-use sluice_policy::trader::{Letter, News};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::victim::PeerView;
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_scheduler::Event;
 
@@ -15,8 +15,8 @@ impl Gpu {
         self.seats.iter().position(|seat| seat.life.as_ref().is_some_and(|life| life.me == peer))
     }
 
-    pub(super) fn send(&mut self, from: Peer, letter: Letter) {
-        if let Letter::Claim { chunks } = letter {
+    pub(super) fn send(&mut self, from: Peer, letter: PeerCommand) {
+        if let PeerCommand::Claim { chunks } = letter {
             let others = self.living().into_iter().filter(|peer| *peer != from);
             return others.for_each(|to| self.mail.claim(self.now, from, to, chunks));
         }
@@ -46,13 +46,13 @@ impl Gpu {
             Post::Survey => {
                 let seen = self.survey(at);
                 self.meet(at, seen.iter().map(|seen| seen.peer));
-                NeighbourEvent::News(News::Survey(seen))
+                NeighbourEvent::News(PeerEvent::Survey(seen))
             }
             Post::TakeBack(nonce) => {
                 if !self.ledger.borrow_mut().take_back(to.instance, nonce) {
                     return;
                 }
-                NeighbourEvent::News(News::TookBack { nonce })
+                NeighbourEvent::News(PeerEvent::TookBack { nonce })
             }
         };
         self.push(at, Event::Neighbour(event));
@@ -64,7 +64,7 @@ impl Gpu {
         life.known.extend(peers);
     }
 
-    fn survey(&self, asker: usize) -> Vec<Neighbour> {
+    fn survey(&self, asker: usize) -> Vec<PeerView> {
         let turns = matches!(self.setup.sharing, Sharing::Temporal { .. });
         let others = self.seats.iter().enumerate().filter(|(at, _)| *at != asker);
         let seen = others.filter_map(|(_, seat)| {
@@ -72,7 +72,7 @@ impl Gpu {
             let active = if turns { self.line.has(life.me) } else { seat.open() > 0 };
             let live = life.live(self.now, active, self.line.place(life.me));
             let priority = seat.setup.terms.priority;
-            Some(Neighbour { peer: life.me, priority, reachable: true, live: Some(live) })
+            Some(PeerView { peer: life.me, priority, reachable: true, live: Some(live) })
         });
         seen.collect()
     }
@@ -90,13 +90,13 @@ impl Gpu {
         let living = self.living();
         let Some(life) = &mut self.seats[at].life else { return };
         let known = std::mem::replace(&mut life.known, living.clone());
-        let died = known.difference(&living).map(|dead| News::Died(*dead));
+        let died = known.difference(&living).map(|dead| PeerEvent::Died(*dead));
         let name = |life: u64| living.iter().find(|peer| peer.instance == life).copied();
         let waiting: Vec<_> =
             self.ledger.borrow().waiting().filter(|promise| promise.to == me.instance).collect();
         let returned = waiting.into_iter().filter_map(|promise| {
             let peer = name(promise.from)?;
-            Some(News::Returned { peer, nonce: promise.nonce, chunks: promise.chunks })
+            Some(PeerEvent::Returned { peer, nonce: promise.nonce, chunks: promise.chunks })
         });
         let news: Vec<_> = died.chain(returned).collect();
         news.into_iter().for_each(|news| self.push(at, Event::Neighbour(NeighbourEvent::News(news))));

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::span::{Awaited, Span};
-use sluice_policy::neighbours::victim::Live;
+use sluice_policy::loan_negotiator::{PeerCommand, Terms};
 use sluice_policy::params::{Bounds, Params};
-use sluice_policy::trader::{Letter, Terms};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::victim::PeerState;
+use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::neighbourhood::{Neighbourhood, TurnCall};
 use sluice_scheduler::{Config, Driver, Finish, Notice, Refusal, Request};
 
@@ -65,7 +65,7 @@ impl Fate {
 /// What a tenant says to others.
 #[derive(Clone, Debug)]
 pub(super) enum Said {
-    Letter(Letter),
+    Letter(PeerCommand),
     Turn(TurnCall),
 }
 
@@ -84,7 +84,7 @@ impl Mouth {
 }
 
 impl Neighbourhood for Mouth {
-    fn post(&mut self, _now: Nanos, letter: Letter) {
+    fn post(&mut self, _now: Nanos, letter: PeerCommand) {
         self.say(Said::Letter(letter));
     }
 
@@ -141,13 +141,13 @@ impl Life {
     }
 
     /// What it says of itself to neighbours that survey.
-    pub(super) fn live(&self, now: Nanos, active: bool, queue_place: Option<u32>) -> Live {
+    pub(super) fn live(&self, now: Nanos, active: bool, queue_place: Option<u32>) -> PeerState {
         let core = self.driver.core();
-        Live {
+        PeerState {
             active,
             last_used: self.last_used,
             resident_since: self.resident_since.unwrap_or(Nanos(0)),
-            lendable_chunks: core.brain().lendable_chunks(),
+            lendable_chunks: core.manager().lendable_chunks(),
             queue_place,
             next_use_ns: core.next_use_ns(now),
         }
@@ -215,12 +215,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn waited(&mut self, span: Span) {
+    fn waited(&mut self, span: WaitSpan) {
         match span.awaited {
-            Awaited::Turn => {}
-            Awaited::Grant => self.grant_ns += span.ns(),
-            Awaited::Revoke => self.revoke_ns += span.ns(),
-            Awaited::Wake => self.wake_ns += span.ns(),
+            WaitKind::Turn => {}
+            WaitKind::Grant => self.grant_ns += span.ns(),
+            WaitKind::Revoke => self.revoke_ns += span.ns(),
+            WaitKind::Wake => self.wake_ns += span.ns(),
         }
     }
 }
@@ -276,16 +276,16 @@ impl Seat {
         }
     }
 
-    /// Looks at the brain after something happened.
+    /// Looks at the memory manager after something happened.
     pub(super) fn look(&mut self, now: Nanos) {
         let Some(life) = &mut self.life else { return };
-        let brain = life.driver.core().brain();
+        let manager = life.driver.core().manager();
         // Before it is loaded its layers are not away, they were never here.
-        let away = if brain.loaded() { brain.absent_layers() + brain.layout().alpha() } else { 0 };
+        let away = if manager.is_loaded() { manager.absent_layers() + manager.layout().alpha() } else { 0 };
         self.tally.most_remapped = self.tally.most_remapped.max(away);
         self.tally.remapped_layers += u64::from(away.saturating_sub(life.away));
         life.away = away;
-        life.resident_since = if brain.is_whole() { life.resident_since.or(Some(now)) } else { None };
+        life.resident_since = if manager.is_whole() { life.resident_since.or(Some(now)) } else { None };
     }
 
     /// Its process is gone, and with it the streams of its clients.

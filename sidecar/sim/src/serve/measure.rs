@@ -167,7 +167,7 @@ fn lives(gpu: &Gpu) -> impl Iterator<Item = &Life> {
 fn reasons(gpu: &Gpu) -> BTreeMap<&'static str, u64> {
     let lives = || gpu.seats.iter().filter_map(|seat| seat.life.as_ref());
     let counted =
-        |reason: Reason| lives().map(|life| life.driver.core().brain().counted(reason)).sum::<u64>();
+        |reason: Reason| lives().map(|life| life.driver.core().manager().counted(reason)).sum::<u64>();
     let all = Reason::ALL.iter().map(|reason| (reason.label(), counted(*reason)));
     all.filter(|(_, count)| *count > 0).collect()
 }

@@ -1,9 +1,9 @@
 //! Published models as tenants of the production scheduler and policy.
 
 use sluice_policy::geometry::{Geometry, StepShape};
+use sluice_policy::loan_negotiator::Terms;
 use sluice_policy::params::{self, Params};
-use sluice_policy::planner::pausing::DEFAULT_BOUND_NS;
-use sluice_policy::trader::Terms;
+use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_scheduler::Config;
 
 use super::{Case, Place};

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use sluice_policy::action::Address;
-use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::chunk_table::Owner;
 use sluice_policy::digest::Digest;
 use sluice_policy::ids::{ChunkId, Nanos, RequestId};
-use sluice_policy::ledger::Owner;
+use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::reason::Reason;
 use sluice_scheduler::{Finish, Request, Sharing, journal};
@@ -26,8 +26,8 @@ fn lives(gpu: &Gpu) -> impl Iterator<Item = &Life> {
     gpu.seats.iter().filter_map(|seat| seat.life.as_ref())
 }
 
-fn brain(life: &Life) -> &Brain {
-    life.driver.core().brain()
+fn manager(life: &Life) -> &MemoryManager {
+    life.driver.core().manager()
 }
 
 /// Everybody can serve.
@@ -42,12 +42,12 @@ pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
 
 /// Chunks that are with somebody else than their owner.
 pub(super) fn borrowed(gpu: &Gpu) -> u32 {
-    lives(gpu).map(|life| brain(life).borrowed_chunks()).sum()
+    lives(gpu).map(|life| manager(life).borrowed_chunks()).sum()
 }
 
 /// How often those who live did something.
 pub(super) fn counted(gpu: &Gpu, reason: Reason) -> u64 {
-    lives(gpu).map(|life| brain(life).counted(reason)).sum()
+    lives(gpu).map(|life| manager(life).counted(reason)).sum()
 }
 
 /// No byte is promised twice, what exists is counted, nobody reads what it should not, and the device's mappings show what the
@@ -71,7 +71,7 @@ pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
         if device.wrong_reads > 0 {
             return Err(format!("{:?} read memory that held something else", life.me));
         }
-        mappings(&device, brain(life)).map_err(|what| format!("{:?}: {what}", life.me))?;
+        mappings(&device, manager(life)).map_err(|what| format!("{:?}: {what}", life.me))?;
     }
     Ok(())
 }
@@ -110,14 +110,15 @@ fn kind_of(owner: Owner) -> Option<Kind> {
 /// A chunk backs addresses of one kind, more than one only of layers that share a slot, or one of KV and the activation address
 /// that it was left behind. While nothing is under way no step's activations reach such an address, and there are as many of
 /// them, and of each kind, as the policy counts.
-fn mappings(device: &Device, brain: &Brain) -> Result<(), String> {
+fn mappings(device: &Device, manager: &MemoryManager) -> Result<(), String> {
     let mut owners: BTreeMap<ChunkId, Kind> = BTreeMap::new();
-    let (still, mut left) = (!brain.blocked() && brain.loaded(), 0);
+    let (still, mut left) = (!manager.is_blocked() && manager.is_loaded(), 0);
     // KV comes before activations in the order of addresses.
     for (address, chunk) in &device.table {
         let kind = kind(*address);
         let other = owners.get(chunk).copied();
-        let reached = matches!(address, Address::Activation(at) if still && *at < brain.activation_chunks());
+        let reached =
+            matches!(address, Address::Activation(at) if still && *at < manager.activation_chunks());
         match other {
             Some(Kind::Kv) if kind == Kind::Activation && !reached => left += 1,
             Some(other) if other != kind || kind != Kind::Weights => {
@@ -132,15 +133,15 @@ fn mappings(device: &Device, brain: &Brain) -> Result<(), String> {
     if !still {
         return Ok(());
     }
-    if left != brain.stale_addresses() {
+    if left != manager.stale_addresses() {
         return Err(format!(
             "{left} chunks of KV are left behind, the policy counts {}",
-            brain.stale_addresses()
+            manager.stale_addresses()
         ));
     }
     for kind in [Kind::Global, Kind::Weights, Kind::Kv, Kind::Activation, Kind::Staging] {
         let mapped = owners.values().filter(|owner| **owner == kind).count() as u32;
-        let counts = brain.ledger().counts().filter(|(owner, _)| kind_of(*owner) == Some(kind));
+        let counts = manager.ledger().counts().filter(|(owner, _)| kind_of(*owner) == Some(kind));
         let believed: u32 = counts.map(|(_, count)| count).sum();
         if mapped != believed {
             return Err(format!("{mapped} chunks are mapped as {kind:?}, the policy counts {believed}"));
@@ -152,10 +153,12 @@ fn mappings(device: &Device, brain: &Brain) -> Result<(), String> {
 /// Nothing is lent, promised or used, and everybody has the chunks that it had before the load.
 pub(super) fn is_home(gpu: &Gpu, baseline: &[u32]) -> bool {
     let idle = |life: &Life| {
-        let brain = brain(life);
-        let even = brain.borrowed_chunks() == 0 && brain.lent_chunks() == 0 && !brain.owes();
-        let even = even && brain.stale_addresses() == 0;
-        even && brain.rest() == Rest::Awake && brain.is_whole() && brain.kv_counts().used_columns == 0
+        let manager = manager(life);
+        let even = manager.borrowed_chunks() == 0 && manager.lent_chunks() == 0 && !manager.has_debt();
+        let even = even && manager.stale_addresses() == 0;
+        even && manager.sleep_state() == SleepState::Awake
+            && manager.is_whole()
+            && manager.kv_counts().used_columns == 0
     };
     let all = gpu.seats.iter().all(|seat| seat.life.as_ref().is_some_and(idle));
     // Who woke and takes no turns creates the rest of its share when a step needs it.
@@ -258,7 +261,7 @@ pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
 /// For people who look for a defect.
 pub(super) fn state(gpu: &Gpu) -> String {
     let tenant = |life: &Life| {
-        let (brain, snapshot) = (brain(life), life.driver.core().snapshot());
+        let (manager, snapshot) = (manager(life), life.driver.core().snapshot());
         format!(
             "{:?}: {} waiting, {} running, {:?}, serving {}, borrowed {}, lent {}, owes {}, whole {}, failed {:?}, \
              {} columns, {} chunks",
@@ -267,12 +270,12 @@ pub(super) fn state(gpu: &Gpu) -> String {
             snapshot.running,
             snapshot.rest,
             snapshot.serving,
-            brain.borrowed_chunks(),
-            brain.lent_chunks(),
-            brain.owes(),
-            brain.is_whole(),
-            brain.failed(),
-            brain.kv_counts().used_columns,
+            manager.borrowed_chunks(),
+            manager.lent_chunks(),
+            manager.has_debt(),
+            manager.is_whole(),
+            manager.failed(),
+            manager.kv_counts().used_columns,
             life.device.borrow().chunks.len(),
         )
     };

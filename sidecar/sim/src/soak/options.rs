@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::RequestId;
-use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
-use sluice_policy::neighbours::victim::Rule;
+use sluice_policy::loan_negotiator::Terms;
 use sluice_policy::params::{Params, PolicyName, Slo};
-use sluice_policy::planner::pausing::DEFAULT_BOUND_NS;
-use sluice_policy::trader::Terms;
+use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
+use sluice_policy::peers::victim::VictimRule;
+use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 
@@ -351,7 +351,7 @@ fn sharing(rng: &mut Rng) -> Sharing {
 }
 
 fn terms(rng: &mut Rng) -> Terms {
-    let rules = [Rule::MostRecentlyUsed, Rule::LeastRecentlyUsed];
+    let rules = [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed];
     Terms {
         rule: rules[rng.below(2) as usize],
         min_residence_ns: sometimes(rng, 20) * MS,

@@ -1,7 +1,7 @@
 //! What goes wrong, and bugs that may be planted.
 
-use sluice_policy::brain::Brain;
 use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::{Bounds, Params, PolicyName};
 use sluice_scheduler::{Event, Sleep};
 
@@ -141,11 +141,11 @@ fn deal(gpu: &mut Gpu, seed: Option<u64>) {
 
 /// What each tenant needs at least, as it was set up.
 fn floors(gpu: &Gpu) -> Vec<u32> {
-    let brain = |seat: &crate::gpu::seat::Seat| {
-        Brain::new(seat.setup.params.clone(), seat.setup.geometry.clone())
+    let manager = |seat: &crate::gpu::seat::Seat| {
+        MemoryManager::new(seat.setup.params.clone(), seat.setup.geometry.clone())
             .expect("what was accepted once is accepted again")
     };
-    gpu.seats.iter().map(|seat| brain(seat).floor_chunks()).collect()
+    gpu.seats.iter().map(|seat| manager(seat).floor_chunks()).collect()
 }
 
 /// What is above the floors goes to whom the seed says, and more or less of each may be remapped.
@@ -202,7 +202,7 @@ pub(super) fn end(gpu: &mut Gpu, options: &Options) {
     deal(gpu, None);
     for at in 0..gpu.seats.len() {
         let failed = |seat: &crate::gpu::seat::Seat| {
-            seat.life.as_ref().is_some_and(|life| life.driver.core().brain().failed().is_some())
+            seat.life.as_ref().is_some_and(|life| life.driver.core().manager().failed().is_some())
         };
         if failed(&gpu.seats[at]) {
             gpu.end_life(at);

@@ -7,11 +7,11 @@ use super::rule::Terms;
 /// What is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Has {
-    /// Of the brain.
+    /// Of the memory manager.
     pub policy: PolicyName,
-    /// What the brain was told last and took.
+    /// What the memory manager was told last and took.
     pub bounds: Bounds,
-    /// What the brain still counts: more than its bounds say while memory is on its way out.
+    /// What the memory manager still counts: more than its bounds say while memory is on its way out.
     pub share: u32,
     /// What the ledger grants.
     pub granted: u32,
@@ -20,7 +20,7 @@ pub struct Has {
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The brain is told this policy.
+    /// The memory manager is told this policy.
     pub policy: Option<PolicyName>,
     /// And then these bounds.
     pub bounds: Option<Bounds>,

@@ -1,4 +1,4 @@
-//! Several tenants on one GPU follow what they are dealt. Their brains and their ledger are small models here: a brain refuses
+//! Several tenants on one GPU follow what they are dealt. Their memory managers and their ledger are small models here: a memory manager refuses
 //! what does not fit its floor and gives up what is too much bit by bit, a ledger grants what is left.
 
 use proptest::prelude::*;
@@ -63,7 +63,7 @@ impl Tenant {
         step
     }
 
-    /// As a brain does.
+    /// As a memory manager does.
     fn take(&mut self, policy: PolicyName, bounds: Bounds) {
         match floor(policy, bounds.remap_cap_permille) {
             Some(floor) if floor <= bounds.share_chunks => {

@@ -4,8 +4,8 @@
 //! chunk is created before the floor is granted.
 
 use sluice_link::slab::SlabLayout;
-use sluice_policy::brain::{self, Brain};
 use sluice_policy::geometry::Geometry;
+use sluice_policy::memory_manager::{self, MemoryManager};
 use sluice_policy::params::Params;
 use sluice_wire::state::Neighbourhood;
 
@@ -56,12 +56,16 @@ impl Entry<'_> {
         }
     }
 
-    /// Waits for the first engine, which alone can say what activations cost, and for the floor that follows from it. The brain
+    /// Waits for the first engine, which alone can say what activations cost, and for the floor that follows from it. The memory manager
     /// begins with what is granted.
     ///
     /// # Errors
     /// The tenant cannot be served, or was told to stop.
-    pub fn brain(&mut self, layout: &SlabLayout, place: Option<&Place>) -> Result<Brain, LoadError> {
+    pub fn manager(
+        &mut self,
+        layout: &SlabLayout,
+        place: Option<&Place>,
+    ) -> Result<MemoryManager, LoadError> {
         let chunk_bytes = self.loaded.config.gpu.chunk_bytes;
         let mut grant = place.map(|place| Grant::new(Some(place.seat.clone()), 0, chunk_bytes));
         let mut pause = SHORTEST;
@@ -71,9 +75,9 @@ impl Entry<'_> {
             if changed {
                 self.told = Told::default();
             }
-            let brain = self.begin(layout, place.zip(grant.as_mut()));
-            if let Some(brain) = brain.inspect_err(|_| self.anteroom.dismiss())? {
-                return Ok(brain);
+            let manager = self.begin(layout, place.zip(grant.as_mut()));
+            if let Some(manager) = manager.inspect_err(|_| self.anteroom.dismiss())? {
+                return Ok(manager);
             }
             let more = grant.as_ref().map(Grant::chunks) > before;
             pause = if more || changed { SHORTEST } else { (pause * 2).min(LONGEST) };
@@ -86,7 +90,7 @@ impl Entry<'_> {
         &mut self,
         layout: &SlabLayout,
         place: Option<(&Place, &mut Grant)>,
-    ) -> Result<Option<Brain>, LoadError> {
+    ) -> Result<Option<MemoryManager>, LoadError> {
         if let Some(trouble) = place.as_ref().and_then(|(place, _)| place.seat.trouble()) {
             // Nothing is granted by it any more; another start makes a new one.
             return Err(LoadError::Ledger(trouble));
@@ -104,7 +108,7 @@ impl Entry<'_> {
         let (params, floor) = self.possible(&geometry)?;
         let want = share.max(floor).min(geometry.capacity_chunks);
         let Some((place, grant)) = place else {
-            return brain(Params { share_chunks: want, ..params }, geometry);
+            return manager(Params { share_chunks: want, ..params }, geometry);
         };
         grant.rise(want);
         grant.fall(want);
@@ -124,7 +128,7 @@ impl Entry<'_> {
             self.anteroom.say(waiting);
             return Ok(None);
         }
-        brain(Params { share_chunks: granted, ..params }, geometry)
+        manager(Params { share_chunks: granted, ..params }, geometry)
     }
 
     /// Parameters on the terms of the directive, or on those of the configuration where the whole GPU would not do for the
@@ -132,7 +136,7 @@ impl Entry<'_> {
     fn possible(&mut self, geometry: &Geometry) -> Result<(Params, u32), LoadError> {
         let terms = self.rule.terms();
         let told = params(self.loaded, terms);
-        match brain::floor(&told, geometry) {
+        match memory_manager::floor(&told, geometry) {
             Ok(floor) => return Ok((told, floor)),
             Err(refused) if !std::mem::replace(&mut self.told.impossible, true) => {
                 tracing::error!(?terms, %refused, "the directive does not fit the GPU: the configuration holds");
@@ -140,7 +144,7 @@ impl Entry<'_> {
             Err(_) => {}
         }
         let configured = params(self.loaded, self.rule.configured());
-        let floor = brain::floor(&configured, geometry).map_err(LoadError::Refused)?;
+        let floor = memory_manager::floor(&configured, geometry).map_err(LoadError::Refused)?;
         Ok((configured, floor))
     }
 
@@ -168,6 +172,6 @@ impl Entry<'_> {
     }
 }
 
-fn brain(params: Params, geometry: Geometry) -> Result<Option<Brain>, LoadError> {
-    Brain::new(params, geometry).map(Some).map_err(LoadError::Refused)
+fn manager(params: Params, geometry: Geometry) -> Result<Option<MemoryManager>, LoadError> {
+    MemoryManager::new(params, geometry).map(Some).map_err(LoadError::Refused)
 }

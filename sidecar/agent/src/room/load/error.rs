@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use sluice_link::error::LinkError;
 use sluice_memory::neighbourhood::LedgerError;
 use sluice_memory::{HostError, MasterError};
-use sluice_policy::refused::Refused;
+use sluice_policy::config_error::ConfigError;
 use sluice_wire::refusal::Refusal;
 
 use crate::model::ModelError;
@@ -27,7 +27,7 @@ pub enum LoadError {
     },
     /// The device is too small, or the layout impossible.
     #[error("{fields}: {0}", fields = fields(.0))]
-    Refused(Refused),
+    Refused(ConfigError),
     /// Host memory for the weights.
     #[error(transparent)]
     Master(#[from] MasterError),
@@ -57,17 +57,17 @@ pub enum LoadError {
 }
 
 /// The fields of the configuration to look at: the policy knows sizes and not where they come from.
-const fn fields(refused: &Refused) -> &'static str {
+const fn fields(refused: &ConfigError) -> &'static str {
     match refused {
-        Refused::FloorExceedsCapacity { .. } => Refusal::OF_FLOOR,
-        Refused::ContextDoesNotFit { .. } => {
+        ConfigError::FloorExceedsCapacity { .. } => Refusal::OF_FLOOR,
+        ConfigError::ContextDoesNotFit { .. } => {
             "memory.guaranteed_kv_bytes, memory.kv_limit_bytes, max_model_len"
         }
-        Refused::BlockLargerThanChunk { .. } => "gpu.chunk_bytes",
-        Refused::ZeroSize { .. } => "limits",
-        Refused::TooManyLayers { .. } => "model_path",
-        Refused::BadForced { .. } => "debug.force_remap",
-        Refused::BadCap { .. } => "memory.max_remapped_percent",
+        ConfigError::BlockLargerThanChunk { .. } => "gpu.chunk_bytes",
+        ConfigError::ZeroSize { .. } => "limits",
+        ConfigError::TooManyLayers { .. } => "model_path",
+        ConfigError::BadForced { .. } => "debug.force_remap",
+        ConfigError::BadCap { .. } => "memory.max_remapped_percent",
     }
 }
 

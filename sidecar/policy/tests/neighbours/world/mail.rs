@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::{Book, Misfit, Nonce};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::{LoanBook, LoanError, Nonce};
 
 use super::{Earmark, Flaw, TTL_NS, World, attempt};
 
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    fn note<T: Debug>(&mut self, me: Peer, order: impl FnOnce(&mut Book) -> Result<T, Misfit>) {
+    fn note<T: Debug>(&mut self, me: Peer, order: impl FnOnce(&mut LoanBook) -> Result<T, LoanError>) {
         let _ = attempt(self.book(me).expect("it lives"), order);
     }
 
@@ -82,8 +82,8 @@ impl World {
                 self.earmarks.push(Earmark { owner: me, to: borrower, nonce, chunks, returns: false });
                 self.send(me, borrower, nonce, Body::Granted(chunks, expires));
             }
-            Err(Misfit::NoChunks { .. }) => self.send(me, borrower, nonce, Body::Refused),
-            Err(Misfit::Replayed { .. }) => {}
+            Err(LoanError::NoChunks { .. }) => self.send(me, borrower, nonce, Body::Refused),
+            Err(LoanError::Replayed { .. }) => {}
             Err(misfit) => panic!("{misfit}"),
         }
     }

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::tunables::Tuned;
 use sluice_sim::experiments::{Figure, Line};
 use sluice_sim::gpu::Sharing;
@@ -98,7 +98,7 @@ fn case(args: &ServeArgs) -> Result<Case> {
         chunk_bytes: args.chunk_mib << 20,
         max_sequences: args.max_sequences,
         prefix_caching: false,
-        rule: Rule::default(),
+        rule: VictimRule::default(),
         slo: Slo { ttft_ns: args.ttft_ms * MS, tbt_ns: args.tbt_ms * MS },
         tuning: Tuning {
             kv_bytes: args.kv_gib.map(|gib| gib << 30),

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::neighbours::turn::Quantum;
 use sluice_policy::params::PolicyName;
+use sluice_policy::peers::time_slice::Quantum;
 
 use crate::experiments::{Lab, ladder};
 use crate::gpu::Sharing;

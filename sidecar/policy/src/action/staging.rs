@@ -1,0 +1,120 @@
+//! What a fetch copies, said without listing it: a step has one fetch for each moving layer, each of up to a block for every
+//! column that is away, and most of them are the same in every step.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::cell::OnceCell;
+use core::hash::{Hash, Hasher};
+use core::ops::Deref;
+
+use super::BlockSwap;
+use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
+use crate::layer_set::LayerSet;
+
+/// A column in the buffers: where it lies in the host tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagedRange {
+    /// Which layers of it are away: one of the table's sets.
+    pub set: u16,
+    /// Its first host block, of layer 0.
+    pub host: HostBlockId,
+    /// What its host blocks carry.
+    pub generation: Generation,
+}
+
+/// All columns in the buffers, and the buffers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StagingTable {
+    /// By set: the layers that are away.
+    pub sets: Vec<LayerSet>,
+    /// By seat; none where nobody sits.
+    pub seats: Vec<Option<StagedRange>>,
+    /// By buffer, then by seat: the block, and its chunk.
+    pub buffers: Vec<Vec<(BlockId, ChunkId)>>,
+}
+
+impl StagingTable {
+    /// The blocks of one layer that come into one buffer, of the first `seats` seats.
+    fn blocks(&self, layer: LayerId, buffer: SlotId, seats: usize) -> impl Iterator<Item = BlockSwap> + '_ {
+        let places = self.seats[..seats].iter().zip(&self.buffers[buffer.index()]);
+        places.filter_map(move |(seated, (block, chunk))| {
+            let StagedRange { set, host, generation } = (*seated)?;
+            let host = HostBlockId(host.0 + u32::from(layer.0));
+            let away = self.sets[usize::from(set)].contains(layer);
+            away.then_some(BlockSwap { block: *block, chunk: *chunk, host, generation })
+        })
+    }
+
+    /// Those of the first `seats` seats of which this layer is away.
+    fn away(&self, layer: LayerId, seats: usize) -> impl Iterator<Item = &StagedRange> {
+        let away = move |seated: &&StagedRange| self.sets[usize::from(seated.set)].contains(layer);
+        self.seats[..seats].iter().flatten().filter(away)
+    }
+}
+
+/// Host blocks and the blocks that receive them: a list that is made when somebody looks at it.
+#[derive(Clone, Debug)]
+pub struct FetchBlocks {
+    table: Arc<StagingTable>,
+    seats: usize,
+    layer: LayerId,
+    buffer: SlotId,
+    list: OnceCell<Vec<BlockSwap>>,
+}
+
+impl FetchBlocks {
+    /// Those of one layer that come into one buffer, of the first `seats` seats of a table.
+    pub fn of(table: Arc<StagingTable>, layer: LayerId, buffer: SlotId, seats: u32) -> FetchBlocks {
+        FetchBlocks { table, seats: seats as usize, layer, buffer, list: OnceCell::new() }
+    }
+
+    /// Whether there are any.
+    pub fn copies(&self) -> bool {
+        self.list
+            .get()
+            .map_or_else(|| self.table.away(self.layer, self.seats).next().is_some(), |list| !list.is_empty())
+    }
+
+    /// How many there are; counted where nobody has listed them yet.
+    pub fn count(&self) -> usize {
+        self.list.get().map_or_else(|| self.table.away(self.layer, self.seats).count(), Vec::len)
+    }
+}
+
+impl From<Vec<BlockSwap>> for FetchBlocks {
+    fn from(list: Vec<BlockSwap>) -> FetchBlocks {
+        let table = Arc::default();
+        FetchBlocks { table, seats: 0, layer: LayerId(0), buffer: SlotId(0), list: list.into() }
+    }
+}
+
+impl Deref for FetchBlocks {
+    type Target = [BlockSwap];
+
+    fn deref(&self) -> &[BlockSwap] {
+        self.list.get_or_init(|| self.table.blocks(self.layer, self.buffer, self.seats).collect())
+    }
+}
+
+impl PartialEq for FetchBlocks {
+    fn eq(&self, other: &FetchBlocks) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for FetchBlocks {}
+
+impl Hash for FetchBlocks {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl<'a> IntoIterator for &'a FetchBlocks {
+    type Item = &'a BlockSwap;
+    type IntoIter = core::slice::Iter<'a, BlockSwap>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}

@@ -1,0 +1,226 @@
+//! Who holds which chunks, in address order. The address table (address -> chunk) follows from it, and a transaction is
+//! the difference between two of them.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::Owner;
+use crate::action::{Address, Reback, Transaction};
+use crate::geometry::Geometry;
+use crate::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
+
+/// Before and after, of a chunk that nobody holds.
+const NOBODY: (Owner, Owner) = (Owner::Free, Owner::Free);
+
+/// Chunks by holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// Embeddings, head and final norm.
+    pub global: Vec<ChunkId>,
+    /// Own chunks of each layer; empty for a moving one.
+    pub layers: Vec<Vec<ChunkId>>,
+    /// Chunks of each slot.
+    pub slots: Vec<Vec<ChunkId>>,
+    /// The slot that a moving layer uses; none for a resident one.
+    pub slot_of: Vec<Option<SlotId>>,
+    /// The chunk behind each frame of the KV arena.
+    pub frames: Vec<Option<ChunkId>>,
+    /// The activation range, front first.
+    pub activation: Vec<ChunkId>,
+    /// The staging range.
+    pub staging: Vec<ChunkId>,
+    /// Chunks that are KV by now and still behind the activation addresses that they had before (eLLM 5.1, asynchronous
+    /// unmapping). They count once, as KV. No step touches these addresses: they lie behind the last chunk of `activation`, and a
+    /// step is told how far its activations reach (`activation_limit_bytes`).
+    pub stale: Vec<(Address, ChunkId)>,
+    /// Chunks of each layer's slab.
+    slab_chunks: Vec<u32>,
+}
+
+impl Ownership {
+    /// Nothing is held; the arena has `frames` positions.
+    pub fn new(geometry: &Geometry, frames: u32) -> Ownership {
+        let layers = usize::from(geometry.layers());
+        Ownership {
+            global: Vec::new(),
+            layers: vec![Vec::new(); layers],
+            slots: Vec::new(),
+            slot_of: vec![None; layers],
+            frames: vec![None; frames as usize],
+            activation: Vec::new(),
+            staging: Vec::new(),
+            stale: Vec::new(),
+            slab_chunks: (0..layers).map(|l| geometry.slab_chunks(l)).collect(),
+        }
+    }
+
+    /// The chunk behind a block of KV, of which each chunk holds `blocks_per_chunk`.
+    ///
+    /// # Panics
+    /// If the block lies in no backed frame.
+    pub fn chunk_of(&self, block: BlockId, blocks_per_chunk: u32) -> ChunkId {
+        self.frames[(block.0 / blocks_per_chunk) as usize].expect("a block lies in a backed frame")
+    }
+
+    /// The chunks behind a layer's addresses: its own, or the front of its slot.
+    pub fn layer_chunks(&self, layer: LayerId) -> &[ChunkId] {
+        match self.slot_of[layer.index()] {
+            None => &self.layers[layer.index()],
+            Some(slot) => {
+                let chunks = &self.slots[slot.index()];
+                &chunks[..chunks.len().min(self.slab_chunks[layer.index()] as usize)]
+            }
+        }
+    }
+
+    /// Neither own chunks nor a slot: its memory was given away, and no step can run before it is back.
+    pub fn is_absent(&self, layer: LayerId) -> bool {
+        self.slot_of[layer.index()].is_none() && self.layers[layer.index()].is_empty()
+    }
+
+    /// How many layers are absent.
+    pub fn absent_layers(&self) -> u16 {
+        (0..self.layers.len()).filter(|l| self.is_absent(LayerId(*l as u16))).count() as u16
+    }
+
+    /// The address table, stale addresses included.
+    pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
+        let layers = (0..self.layers.len()).flat_map(|l| {
+            let layer = LayerId(l as u16);
+            numbered(self.layer_chunks(layer), move |i| Address::Layer(layer, i))
+        });
+        let kv = self.frames.iter().enumerate();
+        let kv = kv.filter_map(|(f, chunk)| Some((Address::Kv(FrameId(f as u32)), (*chunk)?)));
+        numbered(&self.global, Address::Global)
+            .chain(layers)
+            .chain(kv)
+            .chain(numbered(&self.activation, Address::Activation))
+            .chain(self.stale.iter().copied())
+            .chain(numbered(&self.staging, Address::Staging))
+    }
+
+    /// Every chunk that is held, with its owner, each once.
+    pub fn owners(&self) -> impl Iterator<Item = (ChunkId, Owner)> + '_ {
+        let layers = self.layers.iter().enumerate();
+        let layers = layers.flat_map(|(l, chunks)| owned(chunks, Owner::WeightsLayer(LayerId(l as u16))));
+        let slots = self.slots.iter().enumerate();
+        let slots = slots.flat_map(|(s, chunks)| owned(chunks, Owner::Slot(SlotId(s as u8))));
+        owned(&self.global, Owner::WeightsGlobal)
+            .chain(layers)
+            .chain(slots)
+            .chain(self.frames.iter().flatten().map(|chunk| (*chunk, Owner::Kv)))
+            .chain(owned(&self.activation, Owner::Activation))
+            .chain(owned(&self.staging, Owner::Staging))
+    }
+
+    /// The first `count` frames that nothing backs.
+    pub fn unbacked_frames(&self, count: u32) -> Vec<FrameId> {
+        let frames = self.frames.iter().enumerate().filter(|(_, chunk)| chunk.is_none());
+        frames.map(|(f, _)| FrameId(f as u32)).take(count as usize).collect()
+    }
+
+    /// Chunks that went from activations to KV since `before` stay behind their old addresses, as those that do already.
+    pub fn leave_stale(&mut self, before: &Ownership) {
+        let inflated = |(chunk, from, to)| ((from, to) == (Owner::Activation, Owner::Kv)).then_some(chunk);
+        let inflated: BTreeSet<_> = before.changes(self).into_iter().filter_map(inflated).collect();
+        let left = numbered(&before.activation, Address::Activation).skip(self.activation.len());
+        self.stale.extend(left.filter(|(_, chunk)| inflated.contains(chunk)));
+        self.stale.sort_unstable();
+    }
+
+    /// The changes from `self` to `next`. What is stale goes first, so that a chunk whose owner changes once more has no older
+    /// address than its last one; then what is replaced, so that no address is doubly backed; then new addresses come, and old
+    /// ones that stay empty go last (eLLM 5.1): a chunk that moves is never nowhere, unless another takes its place.
+    /// `kept` chunks change their owner with their contents.
+    pub fn transaction(&self, next: &Ownership, kept: &[ChunkId]) -> Transaction {
+        let late: BTreeSet<(Address, ChunkId)> = next.stale.iter().copied().collect();
+        let mut diff = Diff::default();
+        let stale = self.stale.iter().filter(|mapped| !late.contains(mapped));
+        diff.replaced.extend(stale.map(|(address, chunk)| Reback::Unmap(*address, *chunk)));
+        diff.range(&self.global, &next.global, Address::Global);
+        for l in 0..self.layers.len() {
+            let layer = LayerId(l as u16);
+            diff.range(self.layer_chunks(layer), next.layer_chunks(layer), |i| Address::Layer(layer, i));
+        }
+        for (f, (old, new)) in self.frames.iter().zip(&next.frames).enumerate() {
+            diff.one(*old, *new, Address::Kv(FrameId(f as u32)));
+        }
+        diff.range(&self.activation, &next.activation, Address::Activation);
+        diff.range(&self.staging, &next.staging, Address::Staging);
+        let kept: BTreeSet<ChunkId> = kept.iter().copied().collect();
+        let handed_over = self.changes(next).into_iter().map(|(chunk, _, _)| chunk);
+        let handed_over = handed_over.filter(|chunk| !kept.contains(chunk)).collect();
+        let stays = |op: &Reback| matches!(op, Reback::Unmap(at, chunk) if late.contains(&(*at, *chunk)));
+        diff.emptied.retain(|op| !stays(op));
+        Transaction { ops: [diff.replaced, diff.maps, diff.emptied].concat(), handed_over }
+    }
+
+    /// Chunks whose owner differs in `next`, in order: (chunk, from, to). Its time goes with the parts that differ, not with
+    /// the size of the device.
+    pub fn changes(&self, next: &Ownership) -> Vec<(ChunkId, Owner, Owner)> {
+        let mut owners: BTreeMap<ChunkId, (Owner, Owner)> = BTreeMap::new();
+        self.unlike(next, |chunk, owner| owners.entry(chunk).or_insert(NOBODY).0 = owner);
+        next.unlike(self, |chunk, owner| owners.entry(chunk).or_insert(NOBODY).1 = owner);
+        let changed = owners.into_iter().filter(|(_, (from, to))| from != to);
+        changed.map(|(chunk, (from, to))| (chunk, from, to)).collect()
+    }
+
+    /// Tells the chunks, with their owner, of every holder that holds others in `other`. Frames are compared one by one:
+    /// they all have the same owner.
+    fn unlike(&self, other: &Ownership, mut tell: impl FnMut(ChunkId, Owner)) {
+        let mut part = |own: &[ChunkId], others: &[ChunkId], owner: Owner| {
+            if own != others {
+                own.iter().for_each(|chunk| tell(*chunk, owner));
+            }
+        };
+        part(&self.global, &other.global, Owner::WeightsGlobal);
+        for (l, (own, others)) in self.layers.iter().zip(&other.layers).enumerate() {
+            part(own, others, Owner::WeightsLayer(LayerId(l as u16)));
+        }
+        for (s, own) in self.slots.iter().enumerate() {
+            part(own, other.slots.get(s).map_or(&[], Vec::as_slice), Owner::Slot(SlotId(s as u8)));
+        }
+        part(&self.activation, &other.activation, Owner::Activation);
+        part(&self.staging, &other.staging, Owner::Staging);
+        let frames = self.frames.iter().zip(&other.frames).filter(|(own, others)| own != others);
+        frames.filter_map(|(own, _)| *own).for_each(|chunk| tell(chunk, Owner::Kv));
+    }
+}
+
+#[derive(Default)]
+struct Diff {
+    /// Unmaps of addresses that another chunk backs afterwards.
+    replaced: Vec<Reback>,
+    maps: Vec<Reback>,
+    /// Unmaps of addresses that nothing backs afterwards.
+    emptied: Vec<Reback>,
+}
+
+impl Diff {
+    fn range(&mut self, old: &[ChunkId], new: &[ChunkId], address: impl Fn(u32) -> Address) {
+        for i in 0..old.len().max(new.len()) {
+            self.one(old.get(i).copied(), new.get(i).copied(), address(i as u32));
+        }
+    }
+
+    fn one(&mut self, old: Option<ChunkId>, new: Option<ChunkId>, address: Address) {
+        if old == new {
+            return;
+        }
+        let unmaps = if new.is_some() { &mut self.replaced } else { &mut self.emptied };
+        unmaps.extend(old.map(|chunk| Reback::Unmap(address, chunk)));
+        self.maps.extend(new.map(|chunk| Reback::Map(address, chunk)));
+    }
+}
+
+fn numbered<'a>(
+    chunks: &'a [ChunkId],
+    address: impl Fn(u32) -> Address + 'a,
+) -> impl Iterator<Item = (Address, ChunkId)> + 'a {
+    chunks.iter().enumerate().map(move |(i, chunk)| (address(i as u32), *chunk))
+}
+
+fn owned(chunks: &[ChunkId], owner: Owner) -> impl Iterator<Item = (ChunkId, Owner)> + '_ {
+    chunks.iter().map(move |chunk| (*chunk, owner))
+}

@@ -1,0 +1,89 @@
+//! Why a tenant cannot be served at all: typed, with every number in it.
+
+use core::fmt;
+
+use crate::layer_set::MOST_LAYERS;
+
+/// Why [`crate::memory_manager::MemoryManager::new`] refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConfigError {
+    /// A layer-block does not fit a chunk.
+    BlockLargerThanChunk {
+        /// Bytes of a layer-block.
+        block_bytes: u64,
+        /// Bytes of a chunk.
+        chunk_bytes: u64,
+    },
+    /// A size that must not be zero is zero.
+    ZeroSize {
+        /// Its name in the geometry or the parameters.
+        what: &'static str,
+    },
+    /// The model has more layers than a set of them has room for ([`crate::layer_set::MOST_LAYERS`]).
+    TooManyLayers {
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// What the tenant can never lend does not fit its capacity.
+    FloorExceedsCapacity {
+        /// Bytes of the floor: weights (all but what may be remapped), slots, activations, staging, guaranteed KV.
+        floor_bytes: u64,
+        /// Bytes of the capacity.
+        capacity_bytes: u64,
+    },
+    /// One request of the longest kind does not fit the guaranteed KV.
+    ContextDoesNotFit {
+        /// Bytes of KV of `max_model_tokens` tokens.
+        needed_bytes: u64,
+        /// Bytes of guaranteed KV, within the limit of KV.
+        guaranteed_bytes: u64,
+    },
+    /// The fixed layout is impossible for this model.
+    BadForced {
+        /// Layers to free.
+        alpha: u16,
+        /// Slots.
+        beta: u8,
+        /// Layers of the model.
+        layers: u16,
+    },
+    /// The share of remapped layers is above 1000 permille.
+    BadCap {
+        /// The share, permille.
+        permille: u32,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigError::BlockLargerThanChunk { block_bytes, chunk_bytes } => {
+                write!(f, "a KV block has {block_bytes} bytes, more than a chunk of {chunk_bytes} bytes")
+            }
+            ConfigError::ZeroSize { what } => write!(f, "{what} must not be zero"),
+            ConfigError::TooManyLayers { layers } => {
+                write!(f, "the model has {layers} layers; at most {MOST_LAYERS} are supported")
+            }
+            ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes } => {
+                write!(f, "the tenant needs at least {floor_bytes} bytes and may hold {capacity_bytes} bytes")
+            }
+            ConfigError::ContextDoesNotFit { needed_bytes, guaranteed_bytes } => {
+                write!(
+                    f,
+                    "one request of full length needs {needed_bytes} bytes of KV, of which {guaranteed_bytes} bytes are guaranteed"
+                )
+            }
+            ConfigError::BadForced { alpha, beta, layers } => {
+                write!(
+                    f,
+                    "a layout that frees {alpha} layers with {beta} slots is impossible for {layers} layers"
+                )
+            }
+            ConfigError::BadCap { permille } => {
+                write!(f, "a remapping cap of {permille} permille is above 1000")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}

@@ -1,0 +1,361 @@
+//! KV that stays in the host tier while its request runs (OrbitFlow, Pie): seats, buffers and the fetches of each step.
+//!
+//! Full columns that a [`Placement`] names are written to the host tier beside steps and get a *seat*. Their blocks of the
+//! named layers then leave the device. Each step fetches these layers one after the other into a few buffers, which the block
+//! tables name instead: seat `k` lies in block `k` of each buffer. Full columns never change, so each is written once.
+//!
+//! The layers that move share buffers as moving weight layers share slots, with the same sequence of generations
+//! ([`Slots`]). A fetch covers the seats that there were when it was ordered; a block leaves the device when every fetch
+//! that a step will still read covers its seat, and the tables name the buffer from the first step on whose fetch does.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+mod fetch;
+mod paused;
+mod prefill_spill;
+mod staging;
+mod write_back;
+
+use super::Kv;
+use crate::action::staging::StagingTable;
+use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId, SlotId};
+use crate::layer_set::LayerSet;
+use crate::slots::Slots;
+use crate::step_model::Layout;
+pub(super) use prefill_spill::Spills;
+
+/// Which layers of whose KV are not on the device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// All layers of which any KV is away, and how many buffers they share. Each buffer serves at least two layers.
+    pub layout: Layout,
+    /// Sets of layers that are away, each ascending and part of the layout.
+    pub sets: Vec<Vec<LayerId>>,
+    /// The set of each request. Requests that are not named are on the device.
+    pub of: BTreeMap<RequestId, u16>,
+}
+
+impl Placement {
+    /// One set for all of these requests, over as many buffers as it has use for.
+    pub fn uniform(layout: Layout, requests: impl Iterator<Item = RequestId>) -> Placement {
+        let sets = vec![layout.moving.clone()];
+        Placement { layout, sets, of: requests.map(|request| (request, 0)).collect() }
+    }
+
+    /// Both have the same layers of the same requests away, however their sets are numbered.
+    pub fn is_equivalent(&self, other: &Placement) -> bool {
+        self.layout == other.layout && self.away().eq(other.away())
+    }
+
+    /// Who has which layers away.
+    fn away(&self) -> impl Iterator<Item = (RequestId, &[LayerId])> + '_ {
+        self.of.iter().map(|(request, set)| (*request, self.sets[usize::from(*set)].as_slice()))
+    }
+}
+
+/// A column in the buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StagingSlot {
+    column: ColumnId,
+    set: u16,
+    /// A request that uses it, and where.
+    user: (RequestId, u32),
+}
+
+/// Everything about columns that are partly away.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LayerOffload {
+    placement: Placement,
+    /// By set of the placement.
+    sets: Vec<Set>,
+    slots: Slots,
+    seats: Vec<Option<StagingSlot>>,
+    holes: u32,
+    /// For each buffer its blocks, one for each seat at least.
+    buffers: Vec<Vec<BlockId>>,
+    /// Seats that each fetch covers.
+    covered: Coverage,
+    /// By layer: seats that the tables place in the buffer.
+    told: Vec<u32>,
+    /// By layer: seats whose own blocks have left.
+    shed: Vec<u32>,
+    /// Fetches under way, the oldest first, and the newest that was ordered.
+    fetching: VecDeque<Generation>,
+    newest: Generation,
+    /// Places in the host tier that a fetch under way may still read, by the newest such fetch.
+    parted: Vec<(Generation, u32)>,
+    /// Columns that are being written back.
+    pub(super) writing: Vec<ColumnId>,
+    /// Prompts that go to the host tier while they are computed.
+    pub(super) spills: Spills,
+    /// The step under way reads nothing from buffers, nor writes there.
+    rests: bool,
+    /// Fetches fail: nothing is fetched any more until another placement is in force.
+    given_up: bool,
+    /// Columns whose copies are complete, to be seated.
+    ready: VecDeque<StagingSlot>,
+    /// The same for whoever carries fetches out, as far as it was told.
+    table: Arc<StagingTable>,
+}
+
+/// A set of the placement, as steps ask for it.
+#[derive(Clone, Debug)]
+struct Set {
+    members: LayerSet,
+    /// Each with the buffer that it uses.
+    places: Vec<(LayerId, SlotId)>,
+}
+
+impl Set {
+    fn of(set: &[LayerId], layout: &Layout) -> Set {
+        let places = set.iter().filter_map(|layer| Some((*layer, layout.slot_of(*layer)?)));
+        Set { members: set.iter().copied().collect(), places: places.collect() }
+    }
+}
+
+/// Layers by the seats that each goes over, from one to before another; those that go over none are left out.
+fn by_seats(spans: impl Iterator<Item = (LayerId, [u32; 2])>) -> BTreeMap<[u32; 2], LayerSet> {
+    let mut groups: BTreeMap<_, LayerSet> = BTreeMap::new();
+    for (layer, [from, to]) in spans.filter(|(_, [from, to])| from < to) {
+        groups.entry([from, to]).or_default().insert(layer);
+    }
+    groups
+}
+
+/// Seats by the generation of a fetch, the oldest first.
+#[derive(Clone, Debug, Default)]
+struct Coverage(VecDeque<(Generation, u32)>);
+
+impl Coverage {
+    /// The fetch of this generation covers so many seats, unless it is known to cover others.
+    fn note(&mut self, generation: Generation, seats: u32) {
+        if let Err(at) = self.find(generation) {
+            self.0.insert(at, (generation, seats));
+        }
+    }
+
+    fn get(&self, generation: Generation) -> Option<u32> {
+        self.find(generation).ok().map(|at| self.0[at].1)
+    }
+
+    /// What each of these covers, where that is known. They mostly follow each other.
+    fn walk(&self, generations: impl Iterator<Item = Generation>) -> impl Iterator<Item = Option<u32>> {
+        let mut next = 0;
+        generations.map(move |generation| {
+            let known = |at: &usize| self.0.get(*at).is_some_and(|(known, _)| *known == generation);
+            let at = Some(next).filter(known).or_else(|| self.find(generation).ok())?;
+            next = at + 1;
+            Some(self.0[at].1)
+        })
+    }
+
+    /// Fetches before this one are read by nobody any more.
+    fn forget_before(&mut self, oldest: Option<Generation>) {
+        match oldest {
+            Some(oldest) => drop(self.0.drain(..self.find(oldest).unwrap_or_else(|at| at))),
+            None => self.0.clear(),
+        }
+    }
+
+    fn find(&self, generation: Generation) -> Result<usize, usize> {
+        // Most are the newest so far.
+        match self.0.back() {
+            Some((newest, _)) if *newest < generation => Err(self.0.len()),
+            _ => self.0.binary_search_by_key(&generation, |(known, _)| *known),
+        }
+    }
+}
+
+impl LayerOffload {
+    /// Blocks of all buffers.
+    pub fn buffer_blocks(&self) -> u32 {
+        self.buffers.iter().map(|buffer| buffer.len() as u32).sum()
+    }
+
+    /// Places in the host tier that belong to no column any more.
+    pub fn pinned_host_places(&self) -> u32 {
+        self.parted.len() as u32
+    }
+
+    /// Layers whose block of this seat may be away.
+    pub fn members(&self, seat: u32) -> LayerSet {
+        self.seats[seat as usize].map_or(LayerSet::NONE, |seat| self.sets[usize::from(seat.set)].members)
+    }
+
+    fn set(&self, set: u16) -> &[LayerId] {
+        &self.placement.sets[usize::from(set)]
+    }
+
+    fn set_index(&mut self, members: LayerSet) -> u16 {
+        let at = self.sets.iter().position(|known| known.members == members).unwrap_or_else(|| {
+            let set: Vec<_> = members.iter().collect();
+            self.sets.push(Set::of(&set, &self.placement.layout));
+            self.placement.sets.push(set);
+            self.sets.len() - 1
+        });
+        u16::try_from(at).expect("there are no more sets than requests")
+    }
+
+    /// The fetch is under way.
+    fn note_fetch(&mut self, generation: Generation) {
+        let later = self.fetching.iter().rev().take_while(|known| **known > generation).count();
+        let at = self.fetching.len() - later;
+        if at == 0 || self.fetching[at - 1] != generation {
+            self.fetching.insert(at, generation);
+        }
+        self.newest = self.newest.max(generation);
+    }
+
+    /// Where the tables place this seat's layers in buffers, by layer.
+    pub fn tell_blocks(&self, seat: u32, blocks: &mut [BlockId]) {
+        let Some(StagingSlot { set, .. }) = self.seats[seat as usize] else { return };
+        for (layer, buffer) in &self.sets[usize::from(set)].places {
+            if seat < self.told[layer.index()] {
+                blocks[layer.index()] = self.buffers[buffer.index()][seat as usize];
+            }
+        }
+    }
+
+    /// Nothing of the request is placed any more.
+    pub fn forget_request(&mut self, request: RequestId) {
+        self.placement.of.remove(&request);
+        self.spills.forget(request);
+    }
+
+    /// Nothing is fetched any more, and nobody has a seat who is still there.
+    pub fn gave_up(&self) -> bool {
+        self.given_up
+    }
+
+    /// Nothing is fetched any more. Returns who has a seat.
+    pub fn give_up(&mut self) -> BTreeSet<ColumnId> {
+        self.given_up = true;
+        self.seats.iter().flatten().map(|seat| seat.column).collect()
+    }
+
+    /// Nobody sits there any more.
+    pub fn vacate(&mut self, seat: u32) {
+        self.seats[seat as usize] = None;
+        if (seat as usize) < self.table.seats.len() {
+            Arc::make_mut(&mut self.table).seats[seat as usize] = None;
+        }
+        self.holes += 1;
+    }
+}
+
+impl Kv {
+    /// What the placement orders now.
+    pub fn placement(&self) -> &Placement {
+        &self.stream.placement
+    }
+
+    /// Fetches were given up under the placement in force.
+    pub fn gave_up(&self) -> bool {
+        self.stream.gave_up()
+    }
+
+    /// Blocks of the buffers.
+    pub fn buffer_blocks(&self) -> u32 {
+        self.stream.buffer_blocks()
+    }
+
+    /// Another placement, of running requests, is in force from the next step on. Where its first set is not all layers, no prompt goes
+    /// to the host tier any more. Columns that it keeps in part keep their
+    /// seats as far as there are blocks for the buffers; what has to come back is wanted.
+    ///
+    /// # Panics
+    /// If a fetch is under way, or a buffer would serve one layer only.
+    pub fn place(&mut self, placement: Placement) {
+        assert!(self.stream.fetching.is_empty(), "buffers change while nothing is copied into them");
+        let beta = usize::from(placement.layout.beta);
+        assert!(placement.layout.moving.len() >= 2 * beta, "a buffer serves at least two layers");
+        let layers = self.layers as usize;
+        if placement.sets.first().is_none_or(|set| set.len() < layers) {
+            self.stream.spills.keep_all_in();
+        }
+        let old = core::mem::take(&mut self.stream.seats);
+        self.release_buffers();
+        self.return_parted();
+        for seat in old.iter().flatten() {
+            self.columns.set_seat(seat.column, None);
+            self.wanted.recheck(seat.column);
+        }
+        self.stream = LayerOffload {
+            slots: Slots::new(placement.layout.clone(), vec![None; beta]),
+            buffers: vec![Vec::new(); beta],
+            sets: placement.sets.iter().map(|set| Set::of(set, &placement.layout)).collect(),
+            told: vec![0; layers],
+            shed: vec![0; layers],
+            newest: self.stream.newest,
+            writing: core::mem::take(&mut self.stream.writing),
+            spills: core::mem::take(&mut self.stream.spills),
+            placement,
+            ..LayerOffload::default()
+        };
+        self.history.word(!(self.stream.placement.layout.moving.len() as u64));
+        self.sequences.values_mut().for_each(|sequence| sequence.written = 0);
+        self.reseat();
+        let seated: Vec<_> = old.into_iter().flatten().map(|seat| seat.column).collect();
+        self.touch(&seated.into_iter().collect());
+    }
+
+    /// A running request follows a set of the placement in force; its columns are written back from now on.
+    pub fn register(&mut self, request: RequestId, set: u16) {
+        assert!(usize::from(set) < self.stream.placement.sets.len(), "the set exists");
+        if self.sequences.contains_key(&request) {
+            self.stream.placement.of.insert(request, set);
+        }
+    }
+
+    /// Open requests that run, or may.
+    pub fn runners(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.sequences.iter().filter(|(_, sequence)| !sequence.suspended).map(|(request, _)| *request)
+    }
+
+    pub(super) fn check_stream(&self) {
+        let stream = &self.stream;
+        stream.slots.check();
+        for (at, seat) in stream.seats.iter().enumerate() {
+            let Some(seat) = seat else { continue };
+            assert_eq!(self.columns.get(seat.column).seat(), Some(at as u32), "a column knows its seat");
+            for layer in stream.set(seat.set) {
+                assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
+                let hosted = self.columns.get(seat.column).hosted.contains(*layer);
+                assert!(hosted || self.is_spilling(seat.column), "what may leave has a copy");
+            }
+        }
+        let holes = stream.seats.iter().filter(|seat| seat.is_none()).count() as u32;
+        assert_eq!(holes, stream.holes, "seats that nobody has");
+        for buffer in &stream.buffers {
+            assert!(buffer.len() >= stream.seats.len(), "each buffer has room for each seat");
+            assert!(buffer.iter().all(|block| self.frames.is_buffer(*block)), "buffers hold their blocks");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placement(sets: &[&[u16]], of: &[(u64, u16)]) -> Placement {
+        let sets: Vec<Vec<_>> = sets.iter().map(|set| set.iter().copied().map(LayerId).collect()).collect();
+        let layout = Layout { moving: (0..4).map(LayerId).collect(), beta: 1 };
+        Placement { layout, sets, of: of.iter().map(|(request, set)| (RequestId(*request), *set)).collect() }
+    }
+
+    #[test]
+    fn placements_say_the_same_whatever_their_sets_are_called() {
+        let one = placement(&[&[0, 1], &[2, 3]], &[(1, 0), (2, 1)]);
+        assert!(one.is_equivalent(&placement(&[&[2, 3], &[0, 1, 2], &[0, 1]], &[(1, 2), (2, 0)])));
+        let others = [
+            placement(&[&[0, 1], &[2, 3]], &[(1, 1), (2, 0)]),
+            placement(&[&[0, 1], &[2, 3]], &[(1, 0)]),
+            placement(&[&[0, 1], &[2, 3]], &[(1, 0), (3, 1)]),
+            Placement { layout: Layout::resident(), ..one.clone() },
+        ];
+        others.iter().for_each(|other| assert!(!one.is_equivalent(other), "{other:?}"));
+    }
+}

@@ -1,0 +1,126 @@
+//! Full columns of paused requests go to the host tier beside steps and leave the device when their blocks are needed
+//! (OrbitFlow 4.2: they are removable). What several requests share stays, and so do last columns for as long as others may
+//! leave: a request that goes on writes there, and no step writes what is being copied.
+
+use alloc::vec::Vec;
+
+use crate::ids::{ColumnId, RequestId};
+use crate::kv::{Kv, Swap};
+use crate::slots::Generations;
+
+impl Kv {
+    /// Requests that wait with their KV.
+    fn paused(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.sequences.iter().filter(|(_, sequence)| sequence.suspended).map(|(request, _)| *request)
+    }
+
+    /// Adds copies of up to `left` blocks of paused requests that the host tier lacks.
+    pub(super) fn plan_paused(
+        &mut self,
+        left: &mut u32,
+        generations: &mut Generations,
+        written: &mut Vec<Swap>,
+    ) {
+        for request in self.paused().collect::<Vec<_>>() {
+            while *left > 0 {
+                let Some(column) = self.next_paused(request) else { break };
+                let Some(stowed) = self.spare_place(column, generations) else { return };
+                let layers: Vec<_> =
+                    self.columns.get(column).unhosted().iter().take(*left as usize).collect();
+                *left -= layers.len() as u32;
+                written.push(self.begin_write(column, stowed, layers));
+            }
+        }
+    }
+
+    /// The next column that the request alone uses and of which the host tier lacks something.
+    fn next_paused(&mut self, request: RequestId) -> Option<ColumnId> {
+        let sequence = &self.sequences[&request];
+        let full = &sequence.columns[..sequence.full as usize];
+        let from = (sequence.written as usize).min(full.len());
+        let lacks =
+            |id: &ColumnId| self.leaves_with_its_user(*id) && !self.columns.get(*id).unhosted().is_empty();
+        let at = full[from..].iter().position(lacks).map_or(full.len(), |at| from + at);
+        let column = full.get(at).copied();
+        self.sequences.get_mut(&request).expect("open").written = at as u32 + u32::from(column.is_some());
+        column
+    }
+
+    /// One request uses the column, and nothing of it is on its way.
+    fn leaves_with_its_user(&self, id: ColumnId) -> bool {
+        self.columns.get(id).refs == 1 && self.columns.has_blocks(id) && !self.stream.writing.contains(&id)
+    }
+
+    /// Columns of paused requests that are in the host tier as a whole leave the device, until at least `least` blocks have.
+    /// Returns how many have.
+    pub fn shed_paused(&mut self, least: u32) -> u32 {
+        let paused = self.sequences.values().filter(|sequence| sequence.suspended);
+        let columns = paused.flat_map(|sequence| sequence.columns[..sequence.full as usize].iter().copied());
+        let ready =
+            |id: &ColumnId| self.leaves_with_its_user(*id) && self.columns.get(*id).unhosted().is_empty();
+        let columns: Vec<_> = columns.filter(ready).collect();
+        let mut freed = 0;
+        for id in columns {
+            if freed >= least {
+                break;
+            }
+            let blocks = self.columns.take_blocks(id);
+            freed += blocks.len() as u32;
+            self.frames.give(&blocks);
+            self.wanted.recheck(id);
+            self.history.word(!u64::from(id.0));
+        }
+        freed
+    }
+
+    /// Columns that nobody but this request uses: what would leave the device with it.
+    pub fn own_columns(&self, request: RequestId) -> u32 {
+        self.owned_by(request).count() as u32
+    }
+
+    /// Blocks of them that are on the device.
+    pub fn own_blocks(&self, request: RequestId) -> u32 {
+        self.owned_by(request).map(|id| self.layers - self.columns.absent(id)).sum()
+    }
+
+    /// Blocks of them that the host tier lacks.
+    pub fn own_unwritten_blocks(&self, request: RequestId) -> u32 {
+        self.owned_by(request).map(|id| self.columns.get(id).unhosted().len()).sum()
+    }
+
+    fn owned_by(&self, request: RequestId) -> impl Iterator<Item = ColumnId> + '_ {
+        let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
+        columns.copied().filter(|id| self.columns.get(*id).refs == 1)
+    }
+
+    /// Columns of paused requests that are to leave and have no place in the host tier yet.
+    pub fn unplaced_paused(&self) -> u32 {
+        let paused = self.sequences.values().filter(|sequence| sequence.suspended);
+        let columns = paused.flat_map(|sequence| &sequence.columns);
+        let leaving = columns.filter(|id| self.columns.get(**id).refs == 1);
+        leaving.filter(|id| self.columns.get(**id).stowed.is_none()).count() as u32
+    }
+
+    /// Blocks on the device that paused requests beside this one may lose.
+    pub fn others_paused_blocks(&self, request: RequestId) -> u32 {
+        let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && **id != request);
+        let columns = paused.flat_map(|(_, sequence)| &sequence.columns[..sequence.full as usize]);
+        let leaving = columns.filter(|id| self.leaves_with_its_user(**id));
+        leaving.map(|id| self.layers - self.columns.absent(*id)).sum()
+    }
+
+    /// As [`Kv::plan_swap_out`], of columns that only paused requests use.
+    pub fn plan_paused_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
+        let paused = self.sequences.values().filter(|sequence| sequence.suspended);
+        let columns = paused.flat_map(|sequence| sequence.columns.iter().copied());
+        let columns: Vec<_> =
+            columns.filter(|id| self.leaves_with_its_user(*id)).take(most as usize).collect();
+        self.swap_out(columns, generations)
+    }
+
+    /// Blocks that the request lacks on the device.
+    pub fn absent_blocks(&self, request: RequestId) -> u32 {
+        let columns = self.sequences.get(&request).map(|sequence| &sequence.columns);
+        columns.into_iter().flatten().map(|id| self.columns.absent(*id)).sum()
+    }
+}

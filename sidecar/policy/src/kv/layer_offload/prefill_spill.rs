@@ -1,0 +1,284 @@
+//! KV of prompts that goes to the host tier while it is computed, layer by layer (eLLM 4.4.2).
+//!
+//! Columns of such a prompt have no block of their own on the device, but a place in the host tier and a seat. The step that
+//! computes them writes each layer's part into the buffer that stands for the layer, and a *spill* copies it out behind the
+//! engine, before the next fetch into this buffer. Later steps of the same prompt fetch the columns as any others with a seat.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use super::{Placement, StagingSlot};
+use crate::action::{BlockSwap, Spill};
+use crate::ids::{BlockId, ChunkId, ColumnId, Generation, HostBlockId, LayerId, RequestId, SlotId};
+use crate::kv::Kv;
+use crate::kv::columns::Stowed;
+use crate::slots::{Generations, Progress};
+use crate::step_model::Layout;
+
+/// Prompts that go to the host tier, and what is on its way there.
+#[derive(Clone, Debug, Default)]
+pub(in crate::kv) struct Spills {
+    /// Requests, and the columns of each one's prompt.
+    prompts: BTreeMap<RequestId, u32>,
+    /// The first seat of those that the step under way writes, or the next one; none where there are none.
+    from: Option<u32>,
+    /// These columns, each with one reference more until every copy has ended.
+    pub(in crate::kv) columns: Vec<ColumnId>,
+    copies: Vec<Copy>,
+}
+
+/// One layer's part of a step's columns on its way.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    layer: LayerId,
+    buffer: SlotId,
+    /// What the step names its contents of the buffer.
+    reads: Generation,
+    /// Its own name.
+    name: Generation,
+    progress: Progress,
+}
+
+impl Spills {
+    /// No prompt goes to the host tier any more; what is there stays where it is.
+    pub(super) fn keep_all_in(&mut self) {
+        self.prompts.clear();
+    }
+
+    /// The request's prompt goes nowhere any more.
+    pub(super) fn forget(&mut self, request: RequestId) {
+        self.prompts.remove(&request);
+    }
+
+    /// The step under way lost its engine: what it wrote is written and copied once more.
+    pub(super) fn begin_anew(&mut self) {
+        if self.from.is_some() {
+            self.copies.clear();
+        }
+    }
+
+    /// A spill out of this buffer was ordered that comes after its fetch of `generation`.
+    pub(super) fn wait_behind(&self, buffer: SlotId, generation: Generation) -> bool {
+        let ordered = self.copies.iter().filter(|copy| copy.progress == Progress::Ordered);
+        ordered.filter(|copy| copy.buffer == buffer).any(|copy| copy.reads >= generation)
+    }
+
+    /// The first seat that no fetch of the step under way covers.
+    pub(super) fn first_seat(&self) -> Option<u32> {
+        self.from
+    }
+}
+
+impl Kv {
+    /// From now on all columns that the request gets go to the host tier, `columns` with those that it has. The placement in force
+    /// has a set of all layers, its first one.
+    pub fn send_out(&mut self, request: RequestId, columns: u32) {
+        assert!(self.places_prompts(), "the first set of the placement is all layers");
+        self.register(request, 0);
+        let sequence = self.sequences.get_mut(&request).expect("the prompt of an open request goes out");
+        // Nobody finds what lies in buffers alone.
+        sequence.chain = None;
+        self.stream.spills.prompts.insert(request, columns);
+        self.history.word(request.0 << 32 ^ u64::from(columns));
+    }
+
+    /// The columns that the request gets go to the host tier.
+    pub fn goes_out(&self, request: RequestId) -> bool {
+        self.stream.spills.prompts.contains_key(&request)
+    }
+
+    /// Requests whose prompts go to the host tier.
+    pub fn going_out(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.stream.spills.prompts.keys().copied()
+    }
+
+    /// The placement in force, and room in it for prompts that go to the host tier: its first set is all layers.
+    pub fn placement_with_prompts(&self, layout: Layout) -> Placement {
+        let now = &self.stream.placement;
+        let beta = if now.layout.moving.is_empty() { layout.beta } else { now.layout.beta };
+        let sets = core::iter::once(layout.moving.clone()).chain(now.sets.iter().cloned()).collect();
+        let of = now.of.iter().map(|(request, set)| (*request, set + 1)).collect();
+        Placement { layout: Layout { beta, ..layout }, sets, of }
+    }
+
+    /// The placement in force without room for such prompts, and with room for requests that have these layers away.
+    pub fn placement_without_prompts(&self, coming: &[Vec<LayerId>]) -> Placement {
+        let now = &self.stream.placement;
+        let others = now.of.iter().filter(|(_, set)| **set > 0);
+        let of: BTreeMap<_, _> = others.map(|(request, set)| (*request, set - 1)).collect();
+        let sets: Vec<_> = now.sets[1..].iter().chain(coming).cloned().collect();
+        let moving: BTreeSet<_> = sets.iter().flatten().copied().collect();
+        let layout = Layout { moving: moving.into_iter().collect(), beta: now.layout.beta };
+        if layout.moving.len() < 2 * usize::from(layout.beta) {
+            return Placement::default();
+        }
+        Placement { layout, sets, of }
+    }
+
+    /// Whether there is room for such prompts.
+    pub fn places_prompts(&self) -> bool {
+        self.stream.placement.sets.first().is_some_and(|set| set.len() == self.layers as usize)
+    }
+
+    /// No prompt goes to the host tier any more; what is there stays where it is.
+    pub fn keep_all_in(&mut self) {
+        self.stream.spills.keep_all_in();
+    }
+
+    /// Columns that prompts which go to the host tier have not got yet: each will take a place there.
+    pub fn columns_to_go_out(&self) -> u32 {
+        let prompts = self.stream.spills.prompts.iter();
+        prompts.map(|(request, columns)| columns.saturating_sub(self.columns(*request))).sum()
+    }
+
+    /// Blocks that a new column of this request takes on the device.
+    pub fn column_blocks(&self, request: RequestId) -> u32 {
+        if self.goes_out(request) { u32::from(self.stream.placement.layout.beta) } else { self.layers }
+    }
+
+    /// Gives a prompt that goes to the host tier its new columns there.
+    ///
+    /// # Panics
+    /// If it has no place for one.
+    pub(in crate::kv) fn allocate_out(
+        &mut self,
+        request: RequestId,
+        count: u32,
+        generations: &mut Generations,
+    ) {
+        for _ in 0..count {
+            let id = self.columns.add();
+            self.host_place(id, generations)
+                .expect("the host tier has a place for each column that goes out");
+            let at = self.sequences[&request].columns.len() as u32;
+            self.append(request, id);
+            self.stream.spills.from.get_or_insert(self.stream.seats.len() as u32);
+            self.stream.spills.columns.push(id);
+            self.refer(id);
+            self.sit(StagingSlot { column: id, set: 0, user: (request, at) });
+        }
+    }
+
+    /// A step begins, for the first time or once more: every layer's part of its columns is to be copied.
+    pub(super) fn begin_spills(&mut self, generations: &mut Generations) {
+        let Some(from) = self.stream.spills.from else { return };
+        let seats = self.stream.seats.len() as u32;
+        // The step writes these columns where nothing else says where they are.
+        for layer in &self.stream.placement.layout.moving {
+            self.stream.told[layer.index()] = seats;
+        }
+        let slot = |layer| self.stream.placement.layout.slot_of(layer).expect("a layer of a lease moves");
+        let copy = |(layer, reads)| {
+            let progress = Progress::Due;
+            Copy { layer, buffer: slot(layer), reads, name: generations.fresh(), progress }
+        };
+        self.stream.spills.copies = self.stream.slots.lease().map(copy).collect();
+        self.history.word(u64::from(seats - from));
+    }
+
+    /// Spills that are due, in layer order, each under its name. They count as ordered from now on.
+    pub fn take_due_spills(&mut self, chunk: impl Fn(BlockId) -> ChunkId) -> Vec<(Generation, Spill)> {
+        let mut due = Vec::new();
+        for at in 0..self.stream.spills.copies.len() {
+            let copy = &mut self.stream.spills.copies[at];
+            if copy.progress == Progress::Due {
+                copy.progress = Progress::Ordered;
+                let copy = *copy;
+                self.stream.note_fetch(copy.name);
+                due.push((copy.name, self.spill(copy, &chunk)));
+            }
+        }
+        due
+    }
+
+    fn spill(&self, copy: Copy, chunk: impl Fn(BlockId) -> ChunkId) -> Spill {
+        let buffer = &self.stream.buffers[copy.buffer.index()];
+        let swap = |id: &ColumnId| {
+            let seat = self.columns.get(*id).seat()?;
+            let Stowed { place, generation } = self.columns.get(*id).stowed?;
+            let (block, host) = (buffer[seat as usize], place * self.layers + u32::from(copy.layer.0));
+            Some(BlockSwap { block, chunk: chunk(block), host: HostBlockId(host), generation })
+        };
+        let blocks = self.stream.spills.columns.iter().filter_map(swap).collect();
+        Spill { layer: copy.layer, buffer: copy.buffer.0, after: copy.reads, blocks }
+    }
+
+    /// A spill has ended. One that was dropped (`Err(true)`) is due again where its step will be repeated. Returns the requests whose
+    /// KV is lost with it.
+    pub fn spilled(&mut self, name: Generation, end: Result<(), bool>, repeated: bool) -> Vec<RequestId> {
+        self.stream.fetching.retain(|known| *known != name);
+        let (mut lost, again) = (Vec::new(), repeated && end == Err(true));
+        // One of an attempt that is over has nothing to say.
+        if let Some(copy) = self.stream.spills.copies.iter_mut().find(|copy| copy.name == name) {
+            copy.progress = if again { Progress::Due } else { Progress::Committed };
+            let layer = copy.layer;
+            if end.is_ok() {
+                self.arrived(layer);
+            } else if !again {
+                lost = self.spoil_spills();
+            }
+        }
+        self.end_spills();
+        self.return_parted();
+        lost
+    }
+
+    fn arrived(&mut self, layer: LayerId) {
+        for id in &self.stream.spills.columns {
+            self.columns.get_mut(*id).hosted.insert(layer);
+        }
+        self.history.word(!u64::from(layer.0));
+    }
+
+    /// The step is over: its columns are as others with a seat when they have arrived.
+    pub(super) fn close_spills(&mut self) {
+        if self.stream.spills.from.take().is_some() {
+            self.end_spills();
+        }
+    }
+
+    /// The step under way was never finished and will not be repeated. Returns the requests whose columns it should have written.
+    pub fn abandon_spills(&mut self) -> Vec<RequestId> {
+        if self.stream.spills.from.is_none() {
+            return Vec::new();
+        }
+        let lost = self.spoil_spills();
+        self.close_spills();
+        lost
+    }
+
+    fn spoil_spills(&mut self) -> Vec<RequestId> {
+        self.invalidate(&self.stream.spills.columns.iter().copied().collect())
+    }
+
+    fn end_spills(&mut self) {
+        let spills = &mut self.stream.spills;
+        let under_way = |copy: &Copy| copy.progress == Progress::Ordered;
+        if spills.from.is_none() && !spills.copies.iter().any(under_way) {
+            spills.copies.clear();
+            for id in core::mem::take(&mut spills.columns) {
+                self.let_go(id);
+            }
+        }
+    }
+
+    /// The step that begins, or the one under way, writes columns in buffers.
+    pub fn writes_out(&self) -> bool {
+        self.stream.spills.from.is_some()
+    }
+
+    /// Nobody but prompts has seats, so that steps without them need nothing in the buffers.
+    pub fn seats_prompts_only(&self) -> bool {
+        !self.stream.spills.prompts.is_empty() && self.stream.placement.of.keys().all(|id| self.goes_out(*id))
+    }
+
+    /// Columns of a step that is over are still on their way to the host tier.
+    pub fn spills(&self) -> bool {
+        self.stream.spills.from.is_none() && !self.stream.spills.columns.is_empty()
+    }
+
+    /// The column lies in buffers, and nowhere else for certain.
+    pub(in crate::kv) fn is_spilling(&self, id: ColumnId) -> bool {
+        self.stream.spills.columns.contains(&id)
+    }
+}

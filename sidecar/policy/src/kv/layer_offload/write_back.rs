@@ -1,0 +1,136 @@
+//! Full columns go to the host tier beside steps, each block once.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use super::StagingSlot;
+use crate::ids::{ColumnId, LayerId, RequestId};
+use crate::kv::columns::Stowed;
+use crate::kv::{Kv, Swap};
+use crate::layer_set::LayerSet;
+use crate::slots::Generations;
+
+impl Kv {
+    /// Up to `most` blocks that the host tier lacks: of paused requests if `paused`, then of full columns that the placement
+    /// names if `placed`. They stay where they are until [`Kv::finish_write_back`].
+    pub fn plan_write_back(
+        &mut self,
+        most: u32,
+        (paused, placed): (bool, bool),
+        generations: &mut Generations,
+    ) -> Vec<Swap> {
+        let mut written = Vec::new();
+        let mut left = most;
+        if paused {
+            self.plan_paused(&mut left, generations, &mut written);
+        }
+        let named = self.stream.placement.of.iter().filter(|_| placed);
+        for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
+            while left > 0 {
+                let Some((at, column)) = self.next_to_write(request) else { break };
+                let layers: Vec<_> = self.lacks(column, set).iter().take(left as usize).collect();
+                if layers.is_empty() {
+                    self.stream.ready.push_back(StagingSlot { column, set, user: (request, at) });
+                } else if let Some(stowed) = self.spare_place(column, generations) {
+                    left = left.saturating_sub(layers.len() as u32);
+                    written.push(self.begin_write(column, stowed, layers));
+                } else {
+                    return written;
+                }
+                self.sequences.get_mut(&request).expect("it has a column").written = at + 1;
+            }
+        }
+        written
+    }
+
+    /// Blocks that are free as soon as they have been written back: nobody uses their columns any more.
+    pub fn parting_blocks(&self) -> u32 {
+        let alone = self.stream.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
+        alone.map(|id| self.columns.get(*id).here().len()).sum()
+    }
+
+    /// Up to `most` blocks of a column that a running request has filled, to see how fast the link is; none where there is no such
+    /// column, or no place for it.
+    pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Swap> {
+        let running = self.sequences.values().filter(|sequence| !sequence.suspended);
+        let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
+        let column = full.find(|id| self.columns.is_whole(*id) && !self.is_copied(*id))?;
+        let stowed = self.host_place(column, generations)?;
+        let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
+        Some(self.begin_write(column, stowed, layers))
+    }
+
+    pub(super) fn begin_write(&mut self, column: ColumnId, stowed: Stowed, layers: Vec<LayerId>) -> Swap {
+        self.refer(column);
+        self.stream.writing.push(column);
+        Swap { column, stowed, layers }
+    }
+
+    /// The column is being written back, or comes from the host tier, beside steps.
+    pub(in crate::kv) fn is_copied(&self, id: ColumnId) -> bool {
+        self.stream.writing.contains(&id) || self.coming.contains(&id)
+    }
+
+    fn next_to_write(&mut self, request: RequestId) -> Option<(u32, ColumnId)> {
+        let sequence = self.sequences.get_mut(&request).filter(|sequence| !sequence.suspended)?;
+        let columns = &self.columns;
+        let full = &sequence.columns[..sequence.full as usize];
+        let next =
+            full[sequence.written as usize..].iter().position(|id| columns.get(*id).seat().is_none())?;
+        sequence.written += next as u32;
+        let (at, id) = (sequence.written, full[sequence.written as usize]);
+        // What comes back first, or is being written, comes later.
+        let here = self.columns.is_whole(id) && !self.is_copied(id);
+        here.then_some((at, id))
+    }
+
+    /// Layers of the set whose blocks the host tier lacks.
+    pub(super) fn lacks(&self, column: ColumnId, set: u16) -> LayerSet {
+        self.stream.sets[usize::from(set)].members - self.columns.get(column).hosted
+    }
+
+    /// As [`Kv::host_place`], as far as prompts that go there leave any.
+    pub(super) fn spare_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
+        let promised =
+            self.columns.get(column).stowed.is_none() && self.host_places() <= self.columns_to_go_out();
+        if promised { None } else { self.host_place(column, generations) }
+    }
+
+    /// The column has a place in the host tier; cache there gives way.
+    pub(super) fn host_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
+        let stowed = self.columns.get(column).stowed;
+        // A place that a fetch may still read is not free at once.
+        if stowed.is_none() && self.tier.room() == 0 && !(self.evict_from_host() && self.tier.room() > 0) {
+            return None;
+        }
+        let fresh = || Stowed { place: self.tier.take(), generation: generations.fresh() };
+        let stowed = stowed.unwrap_or_else(fresh);
+        self.columns.get_mut(column).stowed = Some(stowed);
+        Some(stowed)
+    }
+
+    /// The copies have ended, well or not.
+    pub fn finish_write_back(&mut self, written: &[Swap], done: bool) {
+        for one in written {
+            let at = self.stream.writing.iter().position(|id| *id == one.column);
+            self.stream.writing.swap_remove(at.expect("a column that is written back is known"));
+            if done {
+                let hosted = &mut self.columns.get_mut(one.column).hosted;
+                one.layers.iter().for_each(|layer| hosted.insert(*layer));
+                self.history.word(u64::from(one.column.0) ^ (one.layers.len() as u64) << 32);
+            }
+            self.let_go(one.column);
+        }
+        // Whoever uses them looks at them again.
+        let columns: BTreeSet<_> = written.iter().map(|one| one.column).collect();
+        for sequence in self.sequences.values_mut() {
+            let first = sequence.columns.iter().position(|id| columns.contains(id));
+            sequence.written = sequence.written.min(first.map_or(u32::MAX, |at| at as u32));
+        }
+    }
+
+    /// Columns are being written back.
+    pub fn writes_back(&self) -> bool {
+        !self.stream.writing.is_empty()
+    }
+}

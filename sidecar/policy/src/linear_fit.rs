@@ -1,0 +1,99 @@
+//! How much one measured quantity grows with another: a line through pairs of samples, newer ones counting more, in
+//! integers.
+
+/// A new pair counts one in so many. 64: a batch changes about as often.
+const WEIGHT: i128 = 64;
+/// Bits after the binary point.
+const FRACTION_BITS: u32 = 8;
+/// The spread of x, as a part of its mean, from which on the line has a direction: one in so many.
+const LEAST_SPREAD: i128 = 16;
+
+/// Averages of x and y, and how they vary together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinearFit {
+    /// Scaled.
+    x: i128,
+    y: i128,
+    /// Scaled twice.
+    xx: i128,
+    xy: i128,
+    seen: bool,
+    /// As of the last time that it was known.
+    per_x: u64,
+}
+
+impl LinearFit {
+    /// Takes a pair in.
+    pub fn observe(&mut self, x: u64, y: u64) {
+        let scaled = |value: u64| i128::from(value.min(1 << 48)) << FRACTION_BITS;
+        let (x, y) = (scaled(x), scaled(y));
+        if !core::mem::replace(&mut self.seen, true) {
+            (self.x, self.y) = (x, y);
+            return;
+        }
+        let (dx, dy) = (x - self.x, y - self.y);
+        let older = |spread: i128, product: i128| (spread + product / WEIGHT) * (WEIGHT - 1) / WEIGHT;
+        (self.xx, self.xy) = (older(self.xx, dx * dx), older(self.xy, dx * dy));
+        self.x += dx / WEIGHT;
+        self.y += dy / WEIGHT;
+        self.look();
+    }
+
+    fn look(&mut self) {
+        let least = self.x / LEAST_SPREAD;
+        if self.x > 0 && self.xx > least * least {
+            let most = (self.y / self.x).max(0);
+            self.per_x = ((self.xy + self.xx / 2) / self.xx).clamp(0, most) as u64;
+        }
+    }
+
+    /// What y grows by with each x: never less than nothing, and never more than y has for each x. 0 until x has varied.
+    pub fn per_x(&self) -> u64 {
+        self.per_x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// y = 1000 + 7 x, over x that goes up and down.
+    fn line(ends: u64) -> LinearFit {
+        let mut slope = LinearFit::default();
+        for step in 0..ends {
+            let x = 500 + (step * 37) % 400;
+            slope.observe(x, 1000 + 7 * x);
+        }
+        slope
+    }
+
+    #[test]
+    fn a_line_is_found() {
+        assert_eq!(line(200).per_x(), 7);
+    }
+
+    #[test]
+    fn x_that_never_varies_tells_nothing() {
+        let mut slope = LinearFit::default();
+        (0..100).for_each(|step| slope.observe(500, 1000 + step));
+        assert_eq!(slope.per_x(), 0);
+    }
+
+    #[test]
+    fn what_was_known_stays_while_x_rests() {
+        let mut slope = line(200);
+        (0..2000).for_each(|_| slope.observe(700, 1000 + 7 * 700));
+        assert_eq!(slope.per_x(), 7);
+    }
+
+    #[test]
+    fn y_never_falls_and_never_grows_by_more_than_it_has() {
+        let mut falling = LinearFit::default();
+        (0..100).for_each(|step| falling.observe(100 + step % 50, 1000 - step % 50));
+        assert_eq!(falling.per_x(), 0);
+        let mut steep = LinearFit::default();
+        (0..100).for_each(|step| steep.observe(100 + step % 50, 10_000 * (step % 50)));
+        assert!((1..=10_000).contains(&steep.per_x()), "{}", steep.per_x());
+        assert!(steep.per_x() * 100 <= 10_000 * 50, "{}", steep.per_x());
+    }
+}

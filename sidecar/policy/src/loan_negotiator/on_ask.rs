@@ -1,0 +1,73 @@
+//! A neighbour asks. What it gets is decided here, from what holds at this moment: what it saw of this tenant may be old.
+
+use super::{LoanNegotiator, PeerCommand, Terms};
+use crate::action::Earmark;
+use crate::ids::Nanos;
+use crate::memory_manager::{MemoryManager, TransferKind};
+use crate::peers::Peer;
+use crate::peers::loan_denied::LoanDenied;
+use crate::peers::loans::Nonce;
+
+impl LoanNegotiator {
+    pub(super) fn asked(
+        &mut self,
+        now: Nanos,
+        (peer, nonce): (Peer, Nonce),
+        chunks: u32,
+        ttl_ns: u64,
+        manager: &mut MemoryManager,
+    ) {
+        let expires = now.plus(ttl_ns.min(self.terms.ttl_ns));
+        let chunks = match self.lends_to(now, peer, manager) {
+            Ok(most) => chunks.min(most),
+            Err(why) => return self.refuse(Earmark { peer, nonce }, why, manager),
+        };
+        if self.book.lent(nonce, peer, chunks, expires).is_ok() {
+            manager.queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Lend);
+        } else {
+            self.refuse(Earmark { peer, nonce }, LoanDenied::Nothing, manager);
+        }
+    }
+
+    /// Most chunks that this neighbour gets now: the asker's rule, by what is known here.
+    fn lends_to(&self, now: Nanos, peer: Peer, manager: &MemoryManager) -> Result<u32, LoanDenied> {
+        let most = manager.lendable()?;
+        let above = self.terms.priority_of(peer).is_some_and(|priority| priority < self.terms.priority);
+        if manager.active() && above {
+            return Err(LoanDenied::Active);
+        }
+        match self.residence_left_ns(now) {
+            0 => Ok(most),
+            left_ns => Err(LoanDenied::MinResidence { left_ns }),
+        }
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        Earmark { peer, nonce }: Earmark,
+        why: LoanDenied,
+        manager: &mut MemoryManager,
+    ) {
+        manager.note(why.reason());
+        self.letters.push(PeerCommand::Refuse { peer, nonce, why });
+    }
+
+    /// Looks whether all layers have memory, and notes since when.
+    pub(super) fn note_residence(&mut self, now: Nanos, manager: &MemoryManager) {
+        let whole = manager.is_loaded() && manager.absent_layers() == 0;
+        self.whole_since = whole.then(|| self.whole_since.unwrap_or(now));
+    }
+
+    /// For so long nothing is lent because layers came back a moment ago, nanoseconds.
+    fn residence_left_ns(&self, now: Nanos) -> u64 {
+        let resident_ns = self.whole_since.map_or(u64::MAX, |since| now.since(since));
+        self.terms.min_residence_ns.saturating_sub(resident_ns)
+    }
+}
+
+impl Terms {
+    /// The directive's word on a neighbour; none where it is not known.
+    fn priority_of(&self, peer: Peer) -> Option<i32> {
+        self.priorities.iter().find(|(known, _)| *known == peer).map(|(_, priority)| *priority)
+    }
+}

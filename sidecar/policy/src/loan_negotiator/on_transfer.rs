@@ -1,0 +1,117 @@
+//! What became of transfers that the memory manager was told to make.
+
+use super::{Arrival, LoanNegotiator, PeerCommand};
+use crate::action::Earmark;
+use crate::ids::Nanos;
+use crate::memory_manager::{MemoryManager, TransferKind, TransferResult};
+use crate::peers::loan_denied::LoanDenied;
+
+impl LoanNegotiator {
+    pub(super) fn take_outcomes(&mut self, now: Nanos, manager: &mut MemoryManager) {
+        for traded in manager.take_traded() {
+            match traded {
+                TransferResult::Given { earmark, chunks, claim: TransferKind::Lend } => {
+                    self.lent(earmark, chunks, manager)
+                }
+                TransferResult::Given { earmark, chunks, claim: TransferKind::Return } => {
+                    self.repaid(earmark, chunks)
+                }
+                TransferResult::Refused { earmark, claim: TransferKind::Lend, .. } => {
+                    self.declined(earmark, manager)
+                }
+                TransferResult::Refused { earmark, chunks, claim: TransferKind::Return } => {
+                    // It is owed as before.
+                    manager.queue_transfer(earmark, chunks, TransferKind::Return);
+                }
+                TransferResult::Taken { earmark, chunks } => self.taken(earmark, chunks, manager),
+                TransferResult::Unmade { earmark, chunks } => self.unmade(now, earmark, chunks, manager),
+                TransferResult::NotTaken { earmark } => self.not_taken(now, earmark, manager),
+            }
+        }
+        self.book.set_share(manager.share_chunks());
+    }
+
+    fn lent(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+        let Earmark { peer, nonce } = earmark;
+        if !self.lends(earmark) {
+            // The ledger gave it back meanwhile, or the borrower died: nobody has the bytes.
+            manager.recover_share(chunks);
+            return;
+        }
+        self.letters.push(PeerCommand::Answer { peer, nonce, chunks, ttl_ns: self.terms.ttl_ns });
+    }
+
+    fn declined(&mut self, earmark: Earmark, manager: &mut MemoryManager) {
+        // Nothing of it had left.
+        let _ = self.book.took_back(earmark.nonce);
+        self.refuse(earmark, LoanDenied::Busy, manager);
+    }
+
+    fn repaid(&mut self, earmark: Earmark, chunks: u32) {
+        // A loan that was revoked before it was accepted never came into the book.
+        let to = self.book.gave_back(earmark.nonce, chunks).map_or(Some(earmark.peer), |gone| gone.to);
+        if let Some(peer) = to {
+            self.letters.push(PeerCommand::Return { peer, nonce: earmark.nonce, chunks });
+        }
+    }
+
+    fn taken(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+        let Some(arrival) = self.arrived(earmark) else { return };
+        let Earmark { peer, nonce } = earmark;
+        let entered = match arrival.claim {
+            TransferKind::Lend => self.book.granted(nonce, peer, chunks, arrival.expires),
+            TransferKind::Return => self.book.returned(nonce, peer, chunks),
+        };
+        if entered.is_err() && arrival.claim == TransferKind::Lend {
+            // Its lender wanted it back, or died, while it came.
+            manager.queue_transfer(earmark, chunks, TransferKind::Return);
+        }
+        self.loans_taken += u64::from(entered.is_ok() && arrival.claim == TransferKind::Lend);
+    }
+
+    /// Bytes without memory: a loan goes back at once and nobody is asked for a while, a debt is paid and its chunks are
+    /// created later.
+    fn unmade(&mut self, now: Nanos, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+        let Some(arrival) = self.arrived(earmark) else { return };
+        let Earmark { peer, nonce } = earmark;
+        match arrival.claim {
+            TransferKind::Lend => {
+                // Its lender may have wanted it back, or died, while it came.
+                let _ = self.book.timed_out(nonce);
+                manager.queue_transfer(earmark, chunks, TransferKind::Return);
+                self.asked_again_at = now.plus(self.terms.retry_ns);
+            }
+            TransferKind::Return => {
+                let _ = self.book.returned(nonce, peer, chunks);
+            }
+        }
+    }
+
+    /// What was being accepted, and no longer is.
+    fn arrived(&mut self, earmark: Earmark) -> Option<Arrival> {
+        let at = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark)?;
+        Some(self.arriving.remove(at))
+    }
+
+    /// A promise that did not hold: a loan is given up, and nobody is asked for a while, for whoever promises what cannot be
+    /// taken may do so for ever; a debt is paid when the ledger says so again, or is nobody's because
+    /// its debtor died.
+    fn not_taken(&mut self, now: Nanos, earmark: Earmark, manager: &mut MemoryManager) {
+        let Some(arrival) = self.arrived(earmark) else { return };
+        let Earmark { peer, nonce } = earmark;
+        if arrival.claim == TransferKind::Lend {
+            self.asked_again_at = now.plus(self.terms.retry_ns);
+            if self.book.timed_out(nonce).is_ok() {
+                self.letters.push(PeerCommand::Withdraw { peer, nonce });
+            }
+        }
+        if arrival.claim == TransferKind::Return && !self.lends(earmark) {
+            manager.recover_share(arrival.chunks);
+        }
+    }
+
+    /// The loan is in the book.
+    pub(super) fn lends(&self, Earmark { peer, nonce }: Earmark) -> bool {
+        self.book.given().iter().any(|given| given.nonce == nonce && given.peer == peer)
+    }
+}

@@ -1,0 +1,430 @@
+//! The decisions: what is where, what moves, and when.
+//!
+//! Oneiros (when, how many and which own layers become KV, and when they come back), eLLM (activations lent to KV) and
+//! the plain remedies, over one ledger. At most one change of holdings is under way at a time, and only between steps;
+//! copies run beside steps, ordered by generations.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+mod admission;
+mod borrow;
+mod copy_deadlines;
+mod deferred_unmap;
+mod invariants;
+mod kv_offload;
+mod kv_placement;
+mod kv_prefetch;
+mod lend;
+mod lendable;
+mod load;
+mod loan_state;
+mod placement_plans;
+mod prefill_offload;
+mod reclaim;
+mod recreate_chunks;
+mod restore_layers;
+mod revert;
+mod share;
+mod sizes;
+mod sleep;
+mod stalling;
+mod stats;
+mod step_api;
+mod step_stats;
+mod transition;
+mod weight_loads;
+mod whole_prompts;
+
+pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
+pub use loan_state::{TransferKind, TransferResult};
+pub use share::{fits, floor};
+pub use sleep::SleepState;
+pub use stalling::StallingRemap;
+pub use stats::Residency;
+pub use step_api::{Failed, Prepared, StepLease, StepNeed, StepTimes, TableChange};
+pub use step_stats::StepStats;
+pub use weight_loads::FILL_RETRIES;
+
+use crate::action::{Action, Work};
+use crate::chunk_table::{ChunkTable, Ownership};
+use crate::config_error::ConfigError;
+use crate::event::Completion;
+use crate::geometry::Geometry;
+use crate::ids::{Generation, Nanos, RequestId};
+use crate::kv::Kv;
+use crate::params::{ForcedRemap, Params};
+use crate::pending::{Pending, PendingActions};
+use crate::reason::Reason;
+use crate::revert::Hysteresis;
+use crate::slots::{Generations, Slots};
+use crate::step_model::Layout;
+
+use loan_state::LoanState;
+use sizes::Sizes;
+use transition::Transition;
+use weight_loads::WeightStates;
+
+/// Constants by which decisions are made and that nobody sets, with their names: for whoever has to say which ones a run had.
+pub const CONSTANTS: [(&str, u64); 13] = [
+    ("most_stall_permille", stalling::MOST_STALL_PERMILLE),
+    ("decline_memory_steps", reclaim::DECLINE_MEMORY_STEPS),
+    ("write_piece_ns", kv_offload::WRITE_PIECE_NS),
+    ("most_piece_bytes", kv_offload::MOST_PIECE_BYTES),
+    ("most_wait_ns", kv_offload::MOST_WAIT_NS),
+    ("retry_boundaries", revert::RETRY_BOUNDARIES),
+    ("regrow_boundaries", recreate_chunks::REGROW_BOUNDARIES),
+    ("regrow_piece_bytes", recreate_chunks::REGROW_PIECE_BYTES),
+    ("idle_boundaries", borrow::IDLE_BOUNDARIES as u64),
+    ("waited_permille", step_stats::WAITED_PERMILLE),
+    ("least_moving", kv_placement::MIN_MOVING_LAYERS as u64),
+    ("swap_piece_bytes", sleep::SWAP_PIECE_BYTES),
+    ("patience_ns", crate::copy_priority::BACKGROUND_DEADLINE_NS),
+];
+
+/// Every decision about one tenant's memory on one GPU.
+#[derive(Clone, Debug)]
+pub struct MemoryManager {
+    params: Params,
+    geometry: Geometry,
+    sizes: Sizes,
+    /// The layout that the configuration orders.
+    forced: Option<ForcedRemap>,
+    ledger: ChunkTable,
+    holdings: Ownership,
+    kv: Kv,
+    weights: WeightStates,
+    /// No own chunks wait for a copy.
+    slabs_settled: bool,
+    slots: Slots,
+    generations: Generations,
+    /// By layer: the newest generation that a lease named. Its reader may be done with everything up to it.
+    leased: Vec<Generation>,
+    pending: PendingActions,
+    measures: StepStats,
+    hysteresis: Hysteresis,
+    transition: Option<Transition>,
+    loan_state: LoanState,
+    sleep: SleepState,
+    /// KV is not kept while the tenant sleeps.
+    discard: bool,
+    /// Copies to the host tier that failed in a row.
+    swap_failures: u32,
+    /// What is away while its requests run.
+    offload: kv_offload::Offload,
+    /// Requests whose KV was lost on its way.
+    lost: Vec<RequestId>,
+    /// Requests that were admitted again at this boundary, with the KV that they have.
+    resumed: Vec<RequestId>,
+    /// Some ran when this boundary came.
+    some_ran: bool,
+    /// Layers without memory, counted when the holdings of layers change: every step asks.
+    absent: u16,
+    /// Why the last layout was taken: the reason of the copies it needs.
+    fill_reason: Reason,
+    /// The layout without load: all resident, or what the tenant needs to fit at all.
+    base: Layout,
+    loaded: bool,
+    in_step: bool,
+    clock: copy_deadlines::StepClock,
+    /// The step under way, or the last one, began while weights were on their way.
+    waited_for_weights: bool,
+    /// A step lost its engine and will be begun again: nothing that it names may move meanwhile.
+    step_interrupted: bool,
+    failure: Option<Failed>,
+    create_piece: u32,
+    create_tries: u32,
+    map_tries: u32,
+    fill_failures: u32,
+    fill_retries: u64,
+    /// Changes that the backend failed in a row.
+    failed_changes: u32,
+    /// No change that can wait is tried before this boundary.
+    retry_at: u64,
+    /// Remappings that hide and were declined, and those that stall.
+    declined: reclaim::DeclineCache,
+    declined_stalling: reclaim::DeclineCache,
+    moved_at_step: Option<u64>,
+    /// Steps that had ended when own layers were last taken for KV.
+    remapped_at_step: Option<u64>,
+    boundaries: u64,
+    steps: u64,
+    counters: [u64; Reason::ALL.len()],
+    /// Chunks that changed their owner, by reason.
+    moved_chunks: [u64; Reason::ALL.len()],
+}
+
+impl MemoryManager {
+    /// A memory manager that has ordered nothing yet.
+    pub fn new(params: Params, geometry: Geometry) -> Result<MemoryManager, ConfigError> {
+        let sizes = Sizes::new(&params, &geometry)?;
+        Ok(MemoryManager {
+            forced: params.forced,
+            ledger: ChunkTable::new(geometry.capacity_chunks, geometry.chunk_bytes),
+            holdings: Ownership::new(&geometry, sizes.kv_limit),
+            kv: Kv::new(
+                sizes.layers,
+                sizes.kv_limit,
+                sizes.blocks_per_chunk,
+                sizes.host_columns,
+                params.prefix_caching,
+            ),
+            weights: WeightStates::new(sizes.layers),
+            slabs_settled: false,
+            slots: Slots::default(),
+            absent: sizes.layers,
+            generations: Generations::default(),
+            leased: vec![Generation(0); usize::from(sizes.layers)],
+            pending: PendingActions::default(),
+            measures: StepStats::new(&params, &geometry.slab_bytes),
+            hysteresis: Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
+            transition: None,
+            loan_state: LoanState::new(
+                sizes.share,
+                Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
+            ),
+            sleep: SleepState::Awake,
+            discard: false,
+            swap_failures: 0,
+            offload: kv_offload::Offload::new(&params, sizes.layers, sizes.host_columns),
+            lost: Vec::new(),
+            resumed: Vec::new(),
+            some_ran: false,
+            fill_reason: Reason::Load,
+            base: Layout::resident(),
+            loaded: false,
+            in_step: false,
+            clock: copy_deadlines::StepClock::default(),
+            waited_for_weights: false,
+            step_interrupted: false,
+            failure: None,
+            create_piece: u32::MAX,
+            create_tries: 0,
+            map_tries: 0,
+            fill_failures: 0,
+            fill_retries: 0,
+            failed_changes: 0,
+            retry_at: 0,
+            declined: reclaim::DeclineCache::default(),
+            declined_stalling: reclaim::DeclineCache::default(),
+            moved_at_step: None,
+            remapped_at_step: None,
+            boundaries: 0,
+            steps: 0,
+            counters: [0; Reason::ALL.len()],
+            moved_chunks: [0; Reason::ALL.len()],
+            params,
+            geometry,
+            sizes,
+        })
+    }
+
+    /// Orders everything that serving needs: chunks, mappings, slabs.
+    pub fn start(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.clock.now = now;
+        assert_eq!(self.pending.ordered(), 0, "a tenant starts once");
+        self.create_next(out);
+    }
+
+    /// An ordered action has ended.
+    pub fn complete(&mut self, now: Nanos, done: &Completion, out: &mut Vec<Action>) {
+        self.clock.now = now;
+        match self.pending.take(done.id) {
+            Pending::Create(chunks) => self.created(&chunks, done.outcome, out),
+            Pending::Release(chunks) => self.released(&chunks, done.outcome),
+            Pending::Recreate(chunks) => self.on_recreated(&chunks, done.outcome),
+            Pending::Accept(chunks, earmark, claim) => self.accepted(&chunks, earmark, claim, done.outcome),
+            Pending::Lend(chunks, spare, earmark, claim) => {
+                self.lent(&chunks, spare, (earmark, claim), done.outcome)
+            }
+            Pending::Reback(change) => self.on_remapped(*change, done.outcome, out),
+            Pending::Fill { target, generation } => self.filled(target, generation, done.outcome, out),
+            Pending::Move(moves) => self.moved(&moves, done.outcome),
+            Pending::SwapOut(swaps) => self.swapped_out(&swaps, done.outcome),
+            Pending::SwapIn(swaps) | Pending::AsyncSwapIn(swaps) => self.swapped_in(&swaps, done.outcome),
+            Pending::Fetch { layer, buffer, generation, copies } => {
+                self.fetched((layer, buffer), (generation, copies), done.outcome, out);
+            }
+            Pending::WriteBack(written) => self.written_back(&written, done.outcome),
+            Pending::Spill(name) => self.spilled(name, done.outcome),
+            Pending::ReleaseShare(chunks) => self.on_share_released(&chunks, done.outcome),
+            Pending::Drop => self.dropped(out),
+        }
+    }
+
+    /// No copy is under way: a change of layout that waited for it goes on, else what is due is ordered again.
+    fn dropped(&mut self, out: &mut Vec<Action>) {
+        let waiting = self.transition.as_ref().is_some_and(|goal| goal.target.moves_weights());
+        if waiting && !self.in_step && !self.step_interrupted && !self.pending.blocking() {
+            self.advance_transition(out);
+        }
+        self.order_fills(out);
+        self.order_fetches_again(out);
+    }
+
+    /// Every slab was committed once (moving layers: the first instance of each slot).
+    pub fn is_loaded(&self) -> bool {
+        self.loaded && self.failure.is_none()
+    }
+
+    /// An action is pending beside which no step may begin: anything but a fill.
+    pub fn is_blocked(&self) -> bool {
+        self.pending.blocking()
+    }
+
+    /// Nothing would change at the coming boundaries if no request came: everything borrowed is back.
+    pub fn is_at_rest(&self) -> bool {
+        self.is_steady()
+    }
+
+    /// Begins a request's KV and references the cached full columns of its prefix. Returns the tokens cached: a
+    /// multiple of 16, less than `tokens.len()`.
+    pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
+        let cached = self.kv.open(request, salt, tokens);
+        self.apply_plan(request);
+        cached
+    }
+
+    /// The KV of these tokens, which follow those committed before, is written: full columns become shareable.
+    pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
+        self.kv.commit(request, tokens);
+    }
+
+    /// Ends a request's KV: shareable columns stay as cache, the rest is freed. Unknown requests are ignored.
+    pub fn close(&mut self, request: RequestId) {
+        self.kv.close(request);
+    }
+
+    /// Columns that the request holds.
+    pub fn columns(&self, request: RequestId) -> u32 {
+        self.kv.columns(request)
+    }
+
+    /// Every column of an open request whose blocks are new or moved since last taken.
+    pub fn take_table_changes(&mut self) -> Vec<TableChange> {
+        self.kv.take_table_changes()
+    }
+
+    /// Asks for a step's memory, all or nothing. Only at a step boundary.
+    pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+        self.clock.now = now;
+        if self.in_step || self.is_blocked() || !self.is_loaded() {
+            return Prepared::Wait;
+        }
+        self.prepare_step(need, out)
+    }
+
+    /// The step starts. Orders its fills and the early ones of the next. Called again within a step it returns the same
+    /// lease.
+    ///
+    /// # Panics
+    /// If the memory manager is blocked or not loaded.
+    pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
+        self.clock.now = now;
+        assert!(!self.lacks_weights(), "a step begins when every layer has memory");
+        assert_eq!(self.kv.wanted_blocks(), 0, "a step begins when its KV is on the device");
+        assert!(
+            self.is_loaded() && (self.in_step || !self.is_blocked()),
+            "a step begins when nothing is pending"
+        );
+        if !self.in_step {
+            (self.in_step, self.step_interrupted) = (true, false);
+            self.clock.began = now;
+            self.waited_for_weights = !self.slabs_settled;
+            self.slots.extend_step(&mut self.generations);
+            self.order_slot_fills(out);
+            self.begin_fetches(out);
+        }
+        let mut generations: Vec<_> = self.slots.lease().collect();
+        if !self.slabs_settled {
+            generations.extend(self.weights.arriving());
+            generations.sort_unstable();
+        }
+        for (layer, generation) in &generations {
+            self.leased[layer.index()] = *generation;
+        }
+        // Stale addresses lie behind them: the engine does not touch what a lease does not reach.
+        let chunks = self.holdings.activation.len() as u64;
+        StepLease {
+            generations,
+            kv_generations: self.kv.fetch_lease(),
+            activation_limit_bytes: chunks * self.geometry.chunk_bytes,
+        }
+    }
+
+    /// The step is done.
+    pub fn finish(&mut self, _now: Nanos, times: &StepTimes, _out: &mut Vec<Action>) {
+        assert!(self.in_step, "a step that ends has begun");
+        self.in_step = false;
+        self.steps += 1;
+        if self.slots.finish_step() {
+            self.note_slots();
+        }
+        self.observe_step(times);
+        self.kv.end_fetches();
+        if !self.waited_for_weights {
+            self.measures.on_step(times);
+        }
+    }
+
+    /// A step boundary, also an idle one: reversion, compaction, draining.
+    pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.clock.now = now;
+        self.boundaries += 1;
+        self.resumed.clear();
+        self.some_ran = self.kv.runners().next().is_some();
+        // A boundary means that no step is waiting to be replayed.
+        self.step_interrupted = false;
+        self.forget_step();
+        self.loan_state.denied = false;
+        if !self.in_step && !self.is_blocked() && self.is_loaded() {
+            self.at_boundary(out);
+        }
+    }
+
+    /// The engine is dead. Committed KV stays; slots are filled again under new generations; the lease of an unfinished
+    /// step is void and [`MemoryManager::begin`] is called again.
+    pub fn engine_lost(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.clock.now = now;
+        self.step_interrupted |= self.in_step;
+        self.in_step = false;
+        self.count(Reason::Rebuild);
+        self.slots.reset();
+        self.note_slots();
+        self.kv.forget_fetches();
+        if self.pending.fills() > 0 || self.pending.fetches() {
+            self.drop_fills(Reason::Rebuild, out);
+        } else {
+            self.order_fills(out);
+        }
+    }
+
+    /// Sets or lifts the fixed layout. It is taken at the next boundary at which it is feasible. For tests only: it passes
+    /// no queue of events, so a journal would not repeat it.
+    #[cfg(feature = "testing")]
+    pub fn force(&mut self, forced: Option<ForcedRemap>) -> Result<(), ConfigError> {
+        if let Some(forced) = forced {
+            sizes::refuse_forced(forced, self.sizes.layers)?;
+        }
+        self.forced = forced;
+        self.retry_at = self.boundaries;
+        Ok(())
+    }
+
+    /// Orders what a step, or a change between two, waits for.
+    fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
+        self.submit_with_deadline(Some(self.clock.now), work, reason, effect, out);
+    }
+
+    fn count(&mut self, reason: Reason) {
+        self.count_many(reason, 1);
+    }
+
+    fn count_many(&mut self, reason: Reason, times: u32) {
+        self.counters[reason as usize] += u64::from(times);
+    }
+
+    fn count_moved(&mut self, reason: Reason, chunks: u32) {
+        self.moved_chunks[reason as usize] += u64::from(chunks);
+    }
+}

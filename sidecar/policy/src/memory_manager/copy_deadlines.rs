@@ -1,0 +1,49 @@
+//! By when what is ordered is needed: the deadlines of copies, from the moment, the measured compute and the step under way.
+//!
+//! | copy | deadline |
+//! |---|---|
+//! | slab of a layer, KV that is fetched | when its step comes to the layer; of a first copy for the next step, a step later |
+//! | KV that is spilled out of a buffer | when the step comes to the next layer of the buffer |
+//! | write-back, KV that comes home beside steps | none, unless steps wait for it |
+//! | everything between two steps | at once |
+
+use alloc::vec::Vec;
+
+use super::MemoryManager;
+use crate::action::{Action, Work};
+use crate::copy_priority::CopyDeadlines;
+use crate::ids::Nanos;
+use crate::pending::Pending;
+use crate::reason::Reason;
+
+/// Moments that deadlines follow from.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StepClock {
+    /// Of the event that is being answered.
+    pub now: Nanos,
+    /// The step under way, or the last one, began.
+    pub began: Nanos,
+}
+
+impl MemoryManager {
+    /// Orders something that is needed at `due`, if anybody waits for it.
+    pub(super) fn submit_with_deadline(
+        &mut self,
+        due: Option<Nanos>,
+        work: Work,
+        reason: Reason,
+        effect: Pending,
+        out: &mut Vec<Action>,
+    ) {
+        self.count(reason);
+        // Without deadlines all go in the order in which they come to the link.
+        let due = due.filter(|_| self.params.link_by_deadline);
+        self.pending.order(work, (reason, due), effect, out);
+    }
+
+    /// When the step under way comes to each layer; between two, when the next one does, if it begins now.
+    pub(super) fn timetable(&self) -> CopyDeadlines {
+        let begins = if self.in_step { self.clock.began } else { self.clock.now };
+        CopyDeadlines::new(begins, &self.measures.compute_ns(), self.measures.overhead_ns())
+    }
+}

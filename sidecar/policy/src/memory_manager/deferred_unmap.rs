@@ -1,0 +1,53 @@
+//! What eLLM keeps off the path of a step that waits for memory (5.1): an inflation takes what the next tokens will need too, and
+//! only maps; old addresses are unmapped later.
+
+use alloc::vec::Vec;
+
+use super::MemoryManager;
+use super::reclaim::StepDemand;
+use crate::action::Action;
+use crate::chunk_table::Ownership;
+use crate::ellm::premap_chunks;
+use crate::pending::Change;
+use crate::reason::Reason;
+
+impl MemoryManager {
+    /// Idle activation chunks that an inflation of `chunks` takes besides, beside `activation` that the step needs: everybody who
+    /// runs is assumed to make one more token, which begins a column at worst. Only what is idle and what KV has addresses for,
+    /// so that no inflation fails for it.
+    pub(super) fn lookahead_chunks(&self, demand: StepDemand, activation: u32, chunks: u32) -> u32 {
+        let per = self.sizes.blocks_per_chunk;
+        let had = self.kv.frames().free_blocks() + self.kv.evictable_blocks() + chunks * per;
+        let next: u32 = self.kv.runners().map(|request| self.kv.column_blocks(request)).sum();
+        let wanted = (demand.blocks + next).saturating_sub(had.max(demand.blocks)).div_ceil(per);
+        let idle = (self.holdings.activation.len() as u32).saturating_sub(activation + chunks);
+        let room = (self.sizes.kv_limit - self.kv.frames().backed()).saturating_sub(chunks);
+        premap_chunks(wanted, self.params.premap_bytes, self.geometry.chunk_bytes).min(idle).min(room)
+    }
+
+    /// Which old mappings stay behind a change. An inflation keeps those of before and its own, and so has nothing to unmap. Every
+    /// other change removes all: a chunk has one address of one owner before that changes again, is free, or goes to a neighbour
+    /// (DESIGN 4, rule c).
+    pub(super) fn carry_deferred(&self, next: &mut Ownership, reason: Reason) {
+        if reason == Reason::Inflate && self.params.unmap_later {
+            next.leave_stale(&self.holdings);
+        } else {
+            next.stale.clear();
+        }
+    }
+
+    /// Addresses that back a chunk of another owner until the next transaction.
+    pub fn stale_addresses(&self) -> u32 {
+        self.holdings.stale.len() as u32
+    }
+
+    /// At a boundary with nothing else to do, and no request that waits for it, they go.
+    pub(super) fn unmap_deferred(&mut self, out: &mut Vec<Action>) {
+        let idle = !self.loan_state.busy && self.kv.open_requests() == 0;
+        if self.holdings.stale.is_empty() || !idle || !self.is_at_base_layout() || self.in_backoff() {
+            return;
+        }
+        let change = Change { next: self.holdings.clone(), layout: None, reason: Reason::UnmapLater };
+        self.order_change(change, &[], out);
+    }
+}

@@ -1,0 +1,370 @@
+//! KV that is away while its requests run: carrying out a placement. What the placement should be is decided in
+//! [`super::kv_placement`].
+
+use alloc::vec::Vec;
+
+use super::kv_prefetch::FetchFailures;
+use super::placement_plans::PlacementPlans;
+use super::{MemoryManager, Prepared, StepNeed};
+use crate::action::{Action, Work};
+use crate::ellm::BufferController;
+use crate::event::{Failure, Outcome};
+use crate::ewma::Ewma;
+use crate::ids::{Generation, Nanos, RequestId};
+use crate::kv::Swap;
+use crate::kv::layer_offload::Placement;
+use crate::params::{KvPlacementMode, Params};
+use crate::pending::Pending;
+use crate::pie::expansion::Expansion;
+use crate::planner::replan::ReplanWatch;
+use crate::reason::Reason;
+
+/// Time that one order of write-backs takes, by the measured link, nanoseconds: who needs its blocks waits no longer.
+pub(super) const WRITE_PIECE_NS: u64 = 20_000_000;
+
+/// Blocks of the first write-back, before the link to the host was measured: it may be of any slowness.
+const FIRST_PIECE_BLOCKS: u32 = 1;
+
+/// Bytes of one write-back at most: smaller copies do not reach a link's bandwidth, and who waits for a larger one waits long
+/// if the link slows down meanwhile.
+pub(super) const MOST_PIECE_BYTES: u64 = 16 << 20;
+
+/// Steps wait no longer for KV of paused requests to leave the device, nanoseconds: what takes longer is computed again.
+pub(super) const MOST_WAIT_NS: u64 = 200_000_000;
+
+/// State of the carrying out.
+#[derive(Clone, Debug)]
+pub(super) struct Offload {
+    /// Another placement waits until nothing is fetched: the next step orders nothing for its successor.
+    pub due: Option<Placement>,
+    /// How many layers may be away (`Pie`).
+    pub expansion: Expansion,
+    /// Watches the plan in force (`OrbitFlow`).
+    pub watch: Option<ReplanWatch>,
+    pub plans: PlacementPlans,
+    /// The link to the host is to be measured.
+    pub probe: bool,
+    /// Not again before this boundary.
+    pub probe_at: u64,
+    /// Sizes the part of the host tier for prompts (eLLM).
+    pub prompts: BufferController,
+    /// Nanoseconds for a block to the host.
+    block_out_ns: Ewma,
+    pub fetch_failures: FetchFailures,
+    write_failures: u32,
+    /// No write-back is tried before this boundary.
+    write_at: u64,
+    pub fetched_bytes: u64,
+    /// Time that the link took for fetches since the last step ended, nanoseconds.
+    pub fetched_ns: u64,
+}
+
+impl Offload {
+    pub fn new(params: &Params, layers: u16, host_columns: u32) -> Offload {
+        Offload {
+            due: None,
+            expansion: Expansion::new(params.expansion, layers, layers.saturating_sub(1)),
+            watch: None,
+            plans: PlacementPlans::new(layers),
+            probe: false,
+            probe_at: 0,
+            prompts: BufferController::new(host_columns.into()),
+            block_out_ns: Ewma::default(),
+            fetch_failures: FetchFailures::default(),
+            write_failures: 0,
+            write_at: 0,
+            fetched_bytes: 0,
+            fetched_ns: 0,
+        }
+    }
+}
+
+impl MemoryManager {
+    /// Bytes of KV that were fetched for steps.
+    pub fn fetched_bytes(&self) -> u64 {
+        self.offload.fetched_bytes
+    }
+
+    /// The placement in force.
+    pub fn placement(&self) -> &Placement {
+        self.kv.placement()
+    }
+
+    /// A request that runs is to wait; its KV is kept.
+    pub fn suspend(&mut self, request: RequestId) {
+        self.kv.suspend(request);
+    }
+
+    /// A request was paused.
+    pub fn note_pause(&mut self) {
+        self.count(Reason::Pause);
+    }
+
+    /// Takes the placement one boundary further.
+    pub(super) fn place_kv(&mut self, out: &mut Vec<Action>) {
+        if self.kv.gave_up() {
+            if self.kv.fetches() == 0 {
+                self.kv.place(Placement::default());
+            }
+            return;
+        }
+        self.choose_placement();
+        self.take_placement();
+        if !self.kv.placement().layout.moving.is_empty() {
+            let (seated, holes) = self.kv.seats();
+            if seated == 0 && holes > 0 {
+                self.compact_staging();
+            }
+            self.kv.shed();
+        }
+        self.write_back(None, out);
+    }
+
+    /// What is due is in force from now on, if nothing is on its way into a buffer.
+    fn take_placement(&mut self) {
+        if self.kv.fetches() > 0 {
+            return;
+        }
+        if let Some(placement) = self.offload.due.take() {
+            self.count(Reason::Place);
+            self.kv.place(placement);
+        }
+    }
+
+    /// Nothing is away any more: what the device lacks is wanted there, or goes to the host tier whole.
+    pub(super) fn restore_all(&mut self) {
+        self.offload.due = None;
+        self.offload.plans.forget();
+        if !self.kv.placement().layout.moving.is_empty() {
+            self.kv.place(Placement::default());
+        }
+        self.kv.shed_copies();
+    }
+
+    /// Nothing is on its way, and no buffer stands for nobody.
+    pub(super) fn offload_rests(&self) -> bool {
+        self.kv.open_requests() > 0
+            || (self.kv.buffer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.writes_back())
+    }
+
+    /// Buffers keep blocks for seats that nobody has: those are free again, at the price of the fetches that are early. Not while
+    /// something is fetched.
+    pub(super) fn compact_staging(&mut self) -> bool {
+        let quiet = self.kv.fetches() == 0;
+        if quiet {
+            let placement = self.kv.placement().clone();
+            self.kv.place(placement);
+        }
+        quiet
+    }
+
+    /// Buffers leave the frames that drain. `None` = they have; else whether that goes on.
+    pub(super) fn free_buffers(&mut self) -> Option<bool> {
+        if !self.kv.drains_buffers() {
+            return None;
+        }
+        if self.kv.fetches() > 0 {
+            return Some(false);
+        }
+        while !self.kv.move_buffers() {
+            if !self.kv.evict() {
+                return Some(false);
+            }
+            self.count(Reason::PrefixEvicted);
+        }
+        None
+    }
+
+    /// The next piece goes to the host tier, by `due` where somebody waits for its blocks.
+    fn write_back(&mut self, due: Option<Nanos>, out: &mut Vec<Action>) {
+        if self.kv.writes_back() || self.boundaries < self.offload.write_at {
+            return;
+        }
+        let piece = self.write_piece();
+        let which = (self.params.pauses(), self.params.placing() != KvPlacementMode::Prompts);
+        let mut written = self.kv.plan_write_back(piece, which, &mut self.generations);
+        if core::mem::take(&mut self.offload.probe) && written.is_empty() {
+            written.extend(self.kv.plan_probe(piece, &mut self.generations));
+        }
+        if written.is_empty() {
+            return;
+        }
+        let blocks = self.swapped_blocks(&written);
+        self.submit_with_deadline(
+            due,
+            Work::WriteBack(blocks),
+            Reason::WriteBack,
+            Pending::WriteBack(written),
+            out,
+        );
+    }
+
+    /// Nanoseconds for a block to the host; none before one was measured.
+    pub(super) fn block_out_ns(&self) -> Option<u64> {
+        self.offload.block_out_ns.value()
+    }
+
+    /// What decides about writing to the host, for a fingerprint.
+    pub(super) fn write_word(&self) -> u64 {
+        let Offload { write_at, write_failures, probe, probe_at, .. } = &self.offload;
+        write_at ^ u64::from(*write_failures) << 32 ^ u64::from(*probe) << 63 ^ probe_at << 16
+    }
+
+    /// No copy to the host has failed a moment ago.
+    pub(super) fn write_back_is_healthy(&self) -> bool {
+        self.boundaries >= self.offload.write_at
+    }
+
+    /// So many blocks leave the device before steps have waited for long, as far as is known.
+    pub(super) fn writes_back_in_time(&self, blocks: u32) -> bool {
+        let block_ns = self.offload.block_out_ns.value().unwrap_or(0);
+        u64::from(blocks).saturating_mul(block_ns) <= MOST_WAIT_NS
+    }
+
+    /// Pausing a request frees memory soon enough for those who go on.
+    pub fn pausing_helps(&self) -> bool {
+        self.params.pauses() && self.writes_back_in_time(self.kv.layers())
+    }
+
+    /// KV of paused requests leaves the device: what the host tier has as well at once, the rest when it has been written
+    /// there. `None` = there is nothing, or it would take too long.
+    pub(super) fn evict_paused(
+        &mut self,
+        need: &StepNeed,
+        missing: u32,
+        out: &mut Vec<Action>,
+    ) -> Option<Prepared> {
+        // Who comes while nobody runs waits for KV that is on its way. Else what is there of it would leave for them, and come
+        // again when the rest is there, for which theirs would leave, and so on without a step.
+        if self.kv.comes() && !self.some_ran {
+            return Some(Prepared::Wait);
+        }
+        if self.kv.shed_paused(missing) > 0 {
+            return Some(self.prepare_step(need, out));
+        }
+        if !self.writes_back_in_time(missing) {
+            return None;
+        }
+        self.write_back(Some(self.clock.now), out);
+        if !self.kv.writes_back() {
+            self.offload.block_out_ns.value()?;
+            let room = self.kv.host_room().saturating_sub(self.kv.columns_to_go_out());
+            let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
+            let swaps = self.kv.plan_paused_out(most, &mut self.generations);
+            if swaps.is_empty() {
+                return None;
+            }
+            self.order_swaps_out(swaps, out);
+        }
+        Some(Prepared::Wait)
+    }
+
+    /// KV of paused requests leaves for what must happen, under a policy that compares what remedies lose: what the host tier has as
+    /// well at once, so many blocks, the rest when it has been written there (0). `None` = nothing does, or it would take too long.
+    pub(super) fn paused_make_way(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
+        let missing = self.kv.overfull_blocks();
+        if !(reason.must_happen() && self.may_make_way() && self.writes_back_in_time(missing)) {
+            return None;
+        }
+        let shed = self.kv.shed_paused(missing);
+        if shed > 0 {
+            return Some(shed);
+        }
+        self.write_back(Some(self.clock.now), out);
+        self.kv.writes_back().then_some(0)
+    }
+
+    fn may_make_way(&self) -> bool {
+        self.params.compares_losses() && self.params.pauses()
+    }
+
+    /// A paused request could go on: all of its KV would be on the device, and everybody's next tokens.
+    pub fn resume_fits(&self, request: RequestId) -> bool {
+        self.fits_beside(self.kv.absent_blocks(request))
+    }
+
+    /// So many blocks more fit the device as it is, beside everybody's next tokens.
+    pub fn fits_beside(&self, blocks: u32) -> bool {
+        blocks + self.next_blocks() <= self.spare_blocks()
+    }
+
+    /// Places in the host tier for columns of requests that are paused next.
+    pub fn host_places(&self) -> u32 {
+        self.kv.host_places().saturating_sub(self.kv.unplaced_paused())
+    }
+
+    /// Columns that would leave the device if this request were paused.
+    pub fn own_columns(&self, request: RequestId) -> u32 {
+        self.kv.own_columns(request)
+    }
+
+    /// So many columns of requests that are paused leave the device soon enough for whoever waits for them.
+    pub fn pausing_frees(&self, columns: u32) -> bool {
+        let blocks = columns.saturating_mul(self.kv.layers());
+        self.pausing_helps() && !self.in_backoff() && self.writes_back_in_time(blocks)
+    }
+
+    fn write_piece(&self) -> u32 {
+        let most = (MOST_PIECE_BYTES / self.geometry.block_bytes).max(1);
+        let within = |block_ns: u64| (WRITE_PIECE_NS / block_ns.max(1)).clamp(1, most);
+        self.offload.block_out_ns.value().map_or(FIRST_PIECE_BLOCKS, |block_ns| within(block_ns) as u32)
+    }
+
+    pub(super) fn written_back(&mut self, written: &[Swap], outcome: Outcome) {
+        let done = matches!(outcome, Outcome::Done { .. });
+        self.kv.finish_write_back(written, done);
+        if let Outcome::Done { duration_ns, .. } = outcome {
+            let blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
+            self.wrote(blocks, duration_ns);
+        } else {
+            self.count(Reason::BackendFailed);
+            self.pause_writes();
+        }
+    }
+
+    /// A spill has ended.
+    pub(super) fn spilled(&mut self, name: Generation, outcome: Outcome) {
+        let repeated = self.in_step || self.step_interrupted;
+        let end = match outcome {
+            Outcome::Done { bytes, duration_ns } => {
+                self.wrote(bytes / self.geometry.block_bytes.max(1), duration_ns);
+                Ok(())
+            }
+            Outcome::Failed(failure) => Err(failure == Failure::Dropped),
+        };
+        let lost = self.kv.spilled(name, end, repeated);
+        if end.is_err_and(|dropped| !dropped) {
+            self.count(Reason::BackendFailed);
+            // Once for all layers of a step.
+            if self.write_back_is_healthy() {
+                self.pause_writes();
+            }
+        }
+        self.drop_kv(lost);
+    }
+
+    /// Their KV is gone: once for each, however many copies failed.
+    pub(super) fn drop_kv(&mut self, requests: Vec<RequestId>) {
+        for request in requests {
+            if !self.lost.contains(&request) {
+                self.count(Reason::SwapLost);
+                self.lost.push(request);
+            }
+        }
+    }
+
+    /// So many blocks have come to the host in so long.
+    fn wrote(&mut self, blocks: u64, duration_ns: u64) {
+        if let Some(block_ns) = duration_ns.checked_div(blocks) {
+            self.offload.block_out_ns.observe(block_ns);
+            self.offload.write_failures = 0;
+        }
+    }
+
+    /// Nothing is written to the host for a while.
+    fn pause_writes(&mut self) {
+        self.offload.write_failures += 1;
+        let pause = 1 << self.offload.write_failures.min(10);
+        self.offload.write_at = self.boundaries + pause;
+    }
+}

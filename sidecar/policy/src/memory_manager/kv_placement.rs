@@ -1,0 +1,164 @@
+//! Which layers of whose KV are away while their requests run.
+//!
+//! | policy | set | when |
+//! |---|---|---|
+//! | `Ellm` | all layers, of prompts that were admitted without room ([`super::prefill_offload`]) | while they are computed |
+//! | `FlexGen` | a fixed share of the layers, of every request | always |
+//! | `Pie` | the same layers of every request, as many as hide and help ([`crate::pie::expansion`]) | KV is short |
+//! | `OrbitFlow`, `Unified` without leave to move own layers | for each request its own, by the planner | KV is short |
+//!
+//! Positions are fixed while a placement holds, as those of moving weight layers are: a queue of F layers that pass through
+//! two buffers frees F - 2, as Pie's does, and since full blocks never change nothing is written at a swap that was written
+//! before.
+
+use alloc::vec::Vec;
+
+use super::sizes::Sizes;
+use super::{MemoryManager, StepTimes};
+use crate::config_error::ConfigError;
+use crate::ids::LayerId;
+use crate::kv::layer_offload::Placement;
+use crate::params::{KvPlacementMode, Params, PolicyName};
+use crate::pie::expansion::Token;
+use crate::planner::placement::spread;
+use crate::planner::steps::StepTime;
+use crate::step_model::{Layout, MAX_BETA};
+
+/// Fewest layers that can be away: two that share a buffer.
+pub(super) const MIN_MOVING_LAYERS: u16 = 2;
+
+impl MemoryManager {
+    /// Another named policy is in force from the next boundary on. What the former one moved goes back as it would without
+    /// load; requests that it paused go on as before.
+    ///
+    /// # Errors
+    /// When what the tenant may never lend under it does not fit: nothing has changed then.
+    pub fn set_policy(&mut self, policy: PolicyName) -> Result<(), ConfigError> {
+        let params = Params { policy, ..self.params.clone() };
+        let sizes = Sizes::new(&params, &self.geometry)?;
+        (self.params, self.sizes) = (params, sizes);
+        if !policy.offloads_prompts() {
+            self.kv.keep_all_in();
+        }
+        self.offload.plans.forget();
+        Ok(())
+    }
+
+    /// Decides about the placement at this boundary; what differs from the one in force is due.
+    pub(super) fn choose_placement(&mut self) {
+        if self.sizes.host_columns == 0 || self.sizes.layers <= MIN_MOVING_LAYERS {
+            return;
+        }
+        let layout = match self.params.placing() {
+            KvPlacementMode::Device => Layout::resident(),
+            KvPlacementMode::Fixed => self.fixed_layout(),
+            KvPlacementMode::Uniform => self.uniform_layout(),
+            KvPlacementMode::Prompts => return self.request_prefill_placement(),
+            KvPlacementMode::PerRequest => return self.request_plan(),
+        };
+        self.request_uniform(layout);
+    }
+
+    fn request_uniform(&mut self, layout: Layout) {
+        if self.kv.placement().layout != layout {
+            let some = !layout.moving.is_empty();
+            let placement = some.then(|| Placement::uniform(layout, self.kv.runners()));
+            self.offload.due = Some(placement.unwrap_or_default());
+            return;
+        }
+        self.offload.due = None;
+        if layout.moving.is_empty() {
+            return;
+        }
+        let named = &self.kv.placement().of;
+        let new: Vec<_> = self.kv.runners().filter(|request| !named.contains_key(request)).collect();
+        new.into_iter().for_each(|request| self.kv.register(request, 0));
+    }
+
+    fn fixed_layout(&self) -> Layout {
+        let layers = u32::from(self.sizes.layers);
+        let away = layers * self.params.fixed_away_permille / 1000;
+        moving_layout(self.sizes.layers, away.min(layers - 1) as u16)
+    }
+
+    /// Pie: the controller says how many may be away, need says how many have to be.
+    fn uniform_layout(&mut self) -> Layout {
+        let queue = self.offload.expansion.queue();
+        let current = &self.kv.placement().layout;
+        if !self.kv_is_short() && (current.moving.is_empty() || self.all_kv_fits()) {
+            return Layout::resident();
+        }
+        moving_layout(self.sizes.layers, queue)
+    }
+
+    /// Blocks that are free, or would be at no cost.
+    pub(super) fn spare_blocks(&self) -> u32 {
+        let frames = self.kv.frames();
+        frames.free_blocks() + self.kv.evictable_blocks() + self.free_frames() * self.sizes.blocks_per_chunk
+    }
+
+    /// Blocks that should be free: what the running requests need next, and the reserve.
+    pub(super) fn wanted_spare(&self) -> u32 {
+        self.kv.runners().count() as u32 * self.kv.layers() + self.reserve_blocks()
+    }
+
+    /// Blocks that should be free beyond what the next steps need.
+    pub(super) fn reserve_blocks(&self) -> u32 {
+        let total = u64::from(self.kv.frames().total_blocks());
+        (total * u64::from(self.params.offload_reserve_permille) / 1000) as u32
+    }
+
+    pub(super) fn kv_is_short(&self) -> bool {
+        self.spare_blocks() < self.wanted_spare()
+    }
+
+    /// Everything that is away would fit the device, and leave twice of what should be free.
+    pub(super) fn all_kv_fits(&self) -> bool {
+        let away = self.kv.away_blocks();
+        let home = away.saturating_sub(self.kv.buffer_blocks());
+        self.spare_blocks() >= home.saturating_add(2 * self.wanted_spare())
+    }
+
+    /// What a step took, for the controllers. `Pie` grows while the link has time to spare: as many of its swaps count as
+    /// early as it has time left for.
+    pub(super) fn observe_step(&mut self, times: &StepTimes) {
+        let busy_ns = core::mem::take(&mut self.offload.fetched_ns).min(times.total_ns);
+        if !times.decode_only {
+            return;
+        }
+        let stall_ns = times.kv_stall_ns.iter().fold(0, |all: u64, one| all.saturating_add(*one));
+        self.note_kv_read(times);
+        self.check_plan(StepTime { total_ns: times.total_ns, stall_ns });
+        if self.params.placing() != KvPlacementMode::Uniform {
+            return;
+        }
+        let swaps = self.kv.placement().layout.moving.len() as u32;
+        let spare_ns = u128::from(times.total_ns - busy_ns);
+        let early_swaps = u128::from(swaps) * spare_ns / u128::from(times.total_ns.max(1));
+        let token = Token {
+            total_ns: times.total_ns,
+            stall_ns,
+            swaps,
+            early_swaps: early_swaps as u32,
+            sequences: times.shape.sequences,
+        };
+        if swaps > 0 || self.kv_is_short() {
+            self.offload.expansion.token(&token);
+        }
+    }
+}
+
+/// So many layers away, spread over the model, in as many buffers as each serves two of them; none if there are too few.
+pub(super) fn moving_layout(layers: u16, away: u16) -> Layout {
+    if away < MIN_MOVING_LAYERS {
+        return Layout::resident();
+    }
+    let moving: Vec<_> = spread(layers, away.min(layers - 1)).into_iter().map(LayerId).collect();
+    let beta = buffers(moving.len());
+    Layout { moving, beta }
+}
+
+/// Buffers that so many layers share: as many as there may be, each for two of them at least.
+pub(super) fn buffers(layers: usize) -> u8 {
+    (layers / 2).min(usize::from(MAX_BETA)) as u8
+}

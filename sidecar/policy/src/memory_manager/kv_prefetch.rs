@@ -1,0 +1,150 @@
+//! Fetches of KV for each step: their orders, and what becomes of those that fail.
+
+use alloc::vec::Vec;
+
+use super::{Failed, MemoryManager};
+use crate::action::{Action, Fetch, Spill, Work};
+use crate::copy_priority::CopyDeadlines;
+use crate::event::{Failure, Outcome};
+use crate::ids::{Generation, LayerId, SlotId};
+use crate::params::KvPlacementMode;
+use crate::pending::Pending;
+use crate::reason::Reason;
+use crate::slots::DueCopy;
+use crate::step_model::Layout;
+
+/// Fetches in a row that may fail before their KV is given up.
+const FETCH_RETRIES: u32 = super::FILL_RETRIES;
+/// Those that may fail before the tenant counts as failed.
+pub(super) const FETCH_FAILURES: u32 = 2 * (FETCH_RETRIES + 1);
+
+/// Fetches that failed in a row. Those that copy nothing, because nobody whom they cover has the layer away or what is away was
+/// given up, are counted by themselves: that they succeed does not show that others would, and where they fail nobody's KV is
+/// lost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FetchFailures {
+    copies: u32,
+    empty: u32,
+}
+
+impl FetchFailures {
+    /// Of fetches that copy something, or of those that do not.
+    fn of(&mut self, copies: bool) -> &mut u32 {
+        if copies { &mut self.copies } else { &mut self.empty }
+    }
+}
+
+impl MemoryManager {
+    /// A step begins: its fetches are ordered.
+    pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
+        // A prompt's last step would bring in for nobody what its next one reads.
+        let prompts = self.params.placing() == KvPlacementMode::Prompts || self.kv.places_prompts();
+        let still = prompts || self.kv.writes_out() || self.offload.plans.quiet;
+        let early = self.offload.due.is_none() && !self.kv.gave_up() && !still;
+        let due = self.kv.begin_fetches(early, &mut self.generations);
+        self.order_fetches(due, out);
+    }
+
+    /// Fetches that were dropped or failed are ordered again.
+    pub(super) fn order_fetches_again(&mut self, out: &mut Vec<Action>) {
+        if !self.pending.dropping() && self.failure.is_none() {
+            let due = self.kv.due_fetches();
+            self.order_fetches(due, out);
+        }
+    }
+
+    /// What a step reads from a buffer, and what it writes there, in the order in which the buffer is used.
+    fn order_fetches(&mut self, due: Vec<DueCopy>, out: &mut Vec<Action>) {
+        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
+        let mut spills =
+            self.kv.take_due_spills(|block| holdings.chunk_of(block, per)).into_iter().peekable();
+        if due.is_empty() && spills.len() == 0 {
+            return;
+        }
+        let timetable = self.timetable();
+        out.reserve(due.len() + spills.len());
+        for due in due {
+            let layer = due.instance.layer;
+            while let Some(spill) = spills.next_if(|(_, spill)| spill.layer < layer) {
+                self.order_spill(spill, &timetable, out);
+            }
+            self.order_fetch(due, &timetable, out);
+        }
+        spills.for_each(|spill| self.order_spill(spill, &timetable, out));
+    }
+
+    /// The next layer that the step writes into the buffer waits for it.
+    fn order_spill(
+        &mut self,
+        (name, spill): (Generation, Spill),
+        timetable: &CopyDeadlines,
+        out: &mut Vec<Action>,
+    ) {
+        let Layout { moving, beta } = &self.kv.placement().layout;
+        let this = moving.binary_search(&spill.layer).unwrap_or_else(|at| at);
+        let next = moving.get(this + usize::from(*beta)).copied().unwrap_or(LayerId(u16::MAX));
+        let due = Some(timetable.layer(next, false));
+        self.submit_with_deadline(due, Work::Spill(spill), Reason::WriteBack, Pending::Spill(name), out);
+    }
+
+    fn order_fetch(&mut self, due: DueCopy, timetable: &CopyDeadlines, out: &mut Vec<Action>) {
+        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
+        let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
+        let DueCopy { instance, after, early } = due;
+        let (layer, generation) = (instance.layer, instance.generation);
+        let copies = blocks.copies();
+        let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
+        let effect = Pending::Fetch { layer, buffer: instance.slot, generation, copies };
+        let needed = Some(timetable.layer(layer, early));
+        self.submit_with_deadline(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);
+    }
+
+    /// A fetch has ended.
+    pub(super) fn fetched(
+        &mut self,
+        place: (LayerId, SlotId),
+        (generation, copies): (Generation, bool),
+        outcome: Outcome,
+        out: &mut Vec<Action>,
+    ) {
+        let end = match outcome {
+            Outcome::Done { bytes, duration_ns } => {
+                self.measures.timed(bytes, duration_ns);
+                self.offload.fetched_bytes = self.offload.fetched_bytes.saturating_add(bytes);
+                self.offload.fetched_ns = self.offload.fetched_ns.saturating_add(duration_ns);
+                *self.offload.fetch_failures.of(copies) = 0;
+                Ok(())
+            }
+            Outcome::Failed(failure) => Err(failure == Failure::Dropped),
+        };
+        self.kv.fetched(place, generation, end, self.in_step, &mut self.generations);
+        let Err(clean) = end else { return };
+        if self.pending.dropping() && clean {
+            return;
+        }
+        self.count(Reason::BackendFailed);
+        let failures = self.offload.fetch_failures.of(copies);
+        *failures += 1;
+        let (given_up, failed) = (*failures == FETCH_RETRIES + 1, *failures > FETCH_FAILURES);
+        if copies && given_up {
+            self.abort_fetches();
+        }
+        if failed {
+            self.failure = Some(Failed::Fetch { layer: place.0 });
+        } else if self.kv.fetches_behind(place.1, generation) {
+            self.drop_fills(Reason::BackendFailed, out);
+        } else {
+            self.order_fetches_again(out);
+        }
+    }
+
+    /// The step under way goes on without what cannot be fetched, which its requests do not survive; afterwards nothing is
+    /// away.
+    fn abort_fetches(&mut self) {
+        let lost = self.kv.give_up_fetches();
+        self.count_many(Reason::SwapLost, lost.len() as u32);
+        self.lost.extend(lost);
+        self.offload.plans.forget();
+        self.offload.due = None;
+    }
+}

@@ -1,0 +1,138 @@
+//! What could go to a neighbour, and what has to change first.
+
+use alloc::vec::Vec;
+
+use super::loan_state::TransferKind;
+use super::transition::TransitionTarget;
+use super::{MemoryManager, SleepState};
+use crate::chunk_table::Owner;
+use crate::ids::LayerId;
+use crate::peers::loan_denied::LoanDenied;
+
+impl MemoryManager {
+    /// Chunks that could be lent without hurting a request: what is free, cache that nobody uses, and, while the tenant is
+    /// not active, its last weight layers. Never below the floor, and never what was borrowed: that goes back instead.
+    /// Where weights never become KV (`Recompute`) partitions are fixed and nothing is.
+    pub fn lendable_chunks(&self) -> u32 {
+        self.lendable().unwrap_or(0)
+    }
+
+    /// As [`MemoryManager::lendable_chunks`], at least one.
+    ///
+    /// # Errors
+    /// Why nothing can be lent now.
+    pub fn lendable(&self) -> Result<u32, LoanDenied> {
+        if !self.params.policy.remaps() {
+            return Err(LoanDenied::NotTraded);
+        }
+        let still = matches!(self.sleep, SleepState::Awake | SleepState::Asleep);
+        if !self.is_loaded() || !still || self.waking() || self.releasing_chunks() > 0 {
+            return Err(LoanDenied::Busy);
+        }
+        if self.loan_state.active && self.borrow_request().is_some() {
+            return Err(LoanDenied::Active);
+        }
+        let promised = self.earmarked_chunks(TransferKind::Lend);
+        let unlent = self.loan_state.share.saturating_sub(self.loan_state.lent);
+        let above = unlent.saturating_sub(self.unlent_floor_chunks());
+        let idle = self.free_after_eviction() + self.idle_frames() + self.lendable_weights();
+        match idle.min(above).saturating_sub(promised) {
+            0 if above <= promised => Err(LoanDenied::AtFloor),
+            0 if self.loan_state.active => Err(LoanDenied::Active),
+            0 if self.layers_away() >= usize::from(self.sizes.cap_m) => Err(LoanDenied::AtCap),
+            0 => Err(LoanDenied::Nothing),
+            chunks => Ok(chunks),
+        }
+    }
+
+    /// Free chunks, and those that may be created and were not.
+    pub(super) fn free_after_eviction(&self) -> u32 {
+        self.ledger.count(Owner::Free) + self.spare_chunks()
+    }
+
+    pub(super) fn spare_chunks(&self) -> u32 {
+        self.loan_state.budget().saturating_sub(self.ledger.created() + self.loan_state.regrow)
+    }
+
+    /// Frames of KV that could be emptied without dropping a block that a request uses.
+    pub(super) fn idle_frames(&self) -> u32 {
+        let idle = self.kv.frames().free_blocks() + self.kv.evictable_blocks();
+        (idle / self.sizes.blocks_per_chunk).min(self.frames_above_guarantee())
+    }
+
+    pub(super) fn frames_above_guarantee(&self) -> u32 {
+        self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed)
+    }
+
+    fn lendable_weights(&self) -> u32 {
+        let layers = self.lendable_layers().take(self.layers_that_hide());
+        layers.map(|layer| self.sizes.slabs[layer.index()]).sum()
+    }
+
+    /// Layers that a tenant can lend and have back at the price of a step or less, T_T * N <= T_compute with those that are
+    /// away already: who has work and waits for its turn needs them in that turn. All, where nobody waits for them.
+    fn layers_that_hide(&self) -> usize {
+        let compute_ns = self.measures.token_compute_ns();
+        if !self.loan_state.busy || compute_ns == 0 {
+            return usize::MAX;
+        }
+        let transfer_ns = self.measures.transfer_ns().into_iter().max().unwrap_or(0);
+        let hidden = compute_ns.checked_div(u128::from(transfer_ns)).unwrap_or(u128::MAX);
+        (hidden.min(u128::from(u16::MAX)) as usize).saturating_sub(usize::from(self.absent_layers()))
+    }
+
+    /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
+    /// that are away already no more than the cap.
+    fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
+        let idle = !self.loan_state.active && self.loaded && self.params.policy.remaps();
+        let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(self.layers_away()) } else { 0 };
+        let layers = (0..self.sizes.layers).rev().map(LayerId);
+        layers.filter(|layer| !self.holdings.layers[layer.index()].is_empty()).take(left)
+    }
+
+    /// Layers without memory of their own.
+    fn layers_away(&self) -> usize {
+        self.slots.layout().moving.len() + usize::from(self.absent_layers())
+    }
+
+    /// Chunks of all layers and slots now.
+    pub(super) fn weights_held(&self) -> u32 {
+        self.holdings.layers.iter().chain(&self.holdings.slots).map(Vec::len).sum::<usize>() as u32
+    }
+
+    /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last
+    /// layers; for a debt also KV in use, own layers that move, and at last idle activation space.
+    pub(super) fn capacity_for(&self, missing: u32, claim: TransferKind) -> Option<TransitionTarget> {
+        let idle = self.idle_frames().min(missing);
+        let cheap = |layers: &u16| self.loan_state.cramped || usize::from(*layers) <= self.layers_that_hide();
+        if let Some(layers) = self.layers_for(missing - idle).filter(cheap) {
+            return Some(TransitionTarget::Vacate { frames: idle, layers });
+        }
+        if claim == TransferKind::Lend {
+            return None;
+        }
+        let frames = self.frames_above_guarantee().min(missing);
+        let layers =
+            self.layers_for(missing - frames).map(|layers| TransitionTarget::Vacate { frames, layers });
+        layers
+            .or_else(|| self.smaller_layout(missing - frames).map(TransitionTarget::Layout))
+            .or_else(|| self.idle_activations(missing - frames))
+    }
+
+    /// The fewest last layers that hold so many chunks.
+    fn layers_for(&self, chunks: u32) -> Option<u16> {
+        let mut missing = chunks;
+        let mut count = 0;
+        let mut layers = self.lendable_layers();
+        while missing > 0 {
+            missing = missing.saturating_sub(self.sizes.slabs[layers.next()?.index()]);
+            count += 1;
+        }
+        Some(count)
+    }
+
+    /// The last `count` layers that have chunks of their own.
+    pub(super) fn last_own_layers(&self, count: u16) -> Vec<LayerId> {
+        self.lendable_layers().take(usize::from(count)).collect()
+    }
+}

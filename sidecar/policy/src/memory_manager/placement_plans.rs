@@ -1,0 +1,368 @@
+//! A plan for each request's KV (OrbitFlow 4.1 to 4.3): made when KV is short, and anew when the batch has changed, when steps
+//! take other times than predicted, and when its window is over.
+//!
+//! No step waits for a plan. At a boundary it is due ([`MemoryManager::wants_plan`]); whoever drives the memory manager asks the question
+//! ([`MemoryManager::ask_plan`]), answers it in its own time and says so ([`MemoryManager::planned`]). The next boundary carries it out.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use super::kv_placement::moving_layout;
+use super::{MemoryManager, RunningRequest, SchedulerView};
+use crate::digest::mix;
+use crate::geometry::BLOCK_TOKENS;
+use crate::ids::{LayerId, RequestId};
+use crate::kv::layer_offload::Placement;
+use crate::planner::link::Link;
+use crate::planner::replan::ReplanWatch;
+use crate::planner::request::{PlanAnswer, PlanRequest, PlanResult, options};
+use crate::planner::steps::StepTime;
+use crate::reason::Reason;
+use crate::step_model::Layout;
+
+/// A plan that is awaited, and who it is for.
+#[derive(Clone, Debug)]
+struct PlanInFlight {
+    id: u64,
+    running: Vec<RequestId>,
+    waiting: Vec<RequestId>,
+}
+
+impl PlanInFlight {
+    /// Those who run by what was found, in the order in which it places them.
+    fn going(&self, found: &PlanResult) -> Vec<RequestId> {
+        let (paused, admitted) = (usize::from(found.paused), usize::from(found.admitted));
+        self.running[paused..].iter().chain(&self.waiting[..admitted]).copied().collect()
+    }
+
+    fn is_answered_by(&self, found: &PlanResult, options: usize) -> bool {
+        let (paused, admitted) = (usize::from(found.paused), usize::from(found.admitted));
+        paused <= self.running.len()
+            && admitted <= self.waiting.len()
+            && found.chosen.len() == self.running.len() - paused + admitted
+            && found.chosen.iter().all(|at| usize::from(*at) < options)
+    }
+}
+
+/// Questions about plans, and what became of them.
+#[derive(Clone, Debug)]
+pub(super) struct PlacementPlans {
+    /// Sets of layers to choose from.
+    options: Vec<Vec<u16>>,
+    /// Plans that were asked for so far: the name of the last one.
+    asked: u64,
+    /// One is due, and nobody has asked for it yet.
+    wanted: bool,
+    awaited: Option<PlanInFlight>,
+    answer: Option<PlanAnswer>,
+    /// Requests that run by the plan in force, and those of them that it admitted, each with the layers of which its KV is away.
+    made_for: BTreeSet<RequestId>,
+    pub admitted: BTreeMap<RequestId, Vec<LayerId>>,
+    /// Those whom it pauses, until the scheduler knows.
+    pub pauses: Vec<RequestId>,
+    /// The next in line, who does not come yet, and who it was when the plan in force was asked for.
+    pub held_back: Option<RequestId>,
+    looked_at: Option<RequestId>,
+    /// Whoever is let in waits for nothing but the end of fetches: none is early at the next step.
+    pub quiet: bool,
+    /// Those of `admitted` who have come with part of their KV away, until they are struck.
+    pub joined: BTreeSet<RequestId>,
+    /// The plan no longer holds.
+    stale: bool,
+    /// No plan is asked for before so many steps have been made.
+    again_at: u64,
+}
+
+impl PlacementPlans {
+    pub fn new(layers: u16) -> PlacementPlans {
+        PlacementPlans {
+            options: options(layers),
+            asked: 0,
+            wanted: false,
+            awaited: None,
+            answer: None,
+            made_for: BTreeSet::new(),
+            admitted: BTreeMap::new(),
+            pauses: Vec::new(),
+            held_back: None,
+            looked_at: None,
+            quiet: false,
+            joined: BTreeSet::new(),
+            stale: false,
+            again_at: 0,
+        }
+    }
+
+    /// There is no plan any more, and an answer that comes is for nothing.
+    pub fn forget(&mut self) {
+        (self.wanted, self.awaited, self.answer, self.looked_at) = (false, None, None, None);
+        self.made_for.clear();
+        self.admitted.clear();
+        self.joined.clear();
+        self.pauses.clear();
+        self.quiet = false;
+    }
+
+    /// The layers of an option.
+    fn set(&self, option: u16) -> Vec<LayerId> {
+        self.options[usize::from(option)].iter().copied().map(LayerId).collect()
+    }
+
+    /// This request is not let in any more.
+    pub fn drop_waiter(&mut self, request: RequestId) {
+        self.held_back = self.held_back.filter(|held| *held != request);
+        self.admitted.remove(&request);
+        self.made_for.remove(&request);
+        self.joined.remove(&request);
+    }
+
+    /// A number that differs when another plan is awaited, or in force.
+    pub fn word(&self) -> u64 {
+        let flags = [self.wanted, self.awaited.is_some(), self.answer.is_some()];
+        let flags = flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag));
+        let named = self.admitted.keys().chain(&self.pauses).chain(&self.held_back);
+        named.fold(self.asked << 3 | flags, |word, request| mix(word ^ request.0))
+    }
+
+    /// Whether the plan in force was made for those who run now, and for who is next in line.
+    fn is_for(&self, mut runners: impl Iterator<Item = RequestId>, next: Option<RequestId>) -> bool {
+        // Both ascend: a set, and the keys of a map.
+        let (mut made_for, mut known) = (self.made_for.iter(), 0);
+        let all = runners.all(|request| {
+            known += 1;
+            made_for.any(|one| *one == request)
+        });
+        // Those whom it admitted may still be on their way.
+        all && self.made_for.len() - known <= self.admitted.len()
+            && (next.is_none() || next == self.looked_at)
+    }
+}
+
+impl MemoryManager {
+    /// A plan is due: whoever drives the memory manager asks for it. Not where all fits and whoever waited for a plan has come without.
+    pub fn wants_plan(&self) -> bool {
+        let (placed, next) = (!self.kv.placement().layout.moving.is_empty(), self.offload.plans.held_back);
+        self.offload.plans.wanted && (placed || next.is_some() || self.kv_is_short())
+    }
+
+    /// What is to be planned for these; whoever asks answers with [`MemoryManager::planned`], however long that takes.
+    pub fn ask_plan(&mut self, crowd: &SchedulerView) -> PlanRequest {
+        let request = self.plan_request(crowd);
+        let plans = &mut self.offload.plans;
+        plans.asked = request.id;
+        (plans.wanted, plans.stale) = (false, false);
+        // A plan costs a change of placement: not at every boundary, whatever comes and goes. It is steps that count, not
+        // boundaries: what a placement wants on the device comes in pieces, and the next plan would send it back before any
+        // step was made.
+        plans.again_at = self.steps + u64::from(self.params.replan.least_steps);
+        plans.looked_at = plans.held_back;
+        plans.awaited =
+            Some(PlanInFlight { id: request.id, running: crowd.runners(), waiting: crowd.waiters() });
+        request
+    }
+
+    /// The same for those who run, none of whom may be paused, if a plan is due.
+    pub fn take_plan_request(&mut self) -> Option<PlanRequest> {
+        let columns = |request| self.kv.columns(request);
+        let runner =
+            |request| RunningRequest { request, columns: columns(request), deposit: 0, immune: true };
+        let crowd = SchedulerView { running: self.kv.runners().map(runner).collect(), waiting: Vec::new() };
+        self.wants_plan().then(|| self.ask_plan(&crowd))
+    }
+
+    /// Whether this answers something that was asked.
+    pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
+        let plans = &self.offload.plans;
+        let asked = plans.awaited.as_ref().filter(|asked| asked.id == answer.id);
+        let fits = asked
+            .zip(answer.found.as_ref())
+            .is_none_or(|(asked, found)| asked.is_answered_by(found, plans.options.len()));
+        (1..=plans.asked).contains(&answer.id) && fits
+    }
+
+    /// A plan has come. The next boundary carries it out, unless something else is due by then.
+    pub fn planned(&mut self, answer: PlanAnswer) {
+        let plans = &mut self.offload.plans;
+        if plans.awaited.as_ref().is_some_and(|asked| asked.id == answer.id) {
+            plans.answer = Some(answer);
+        }
+    }
+
+    /// A plan is due when KV is short or somebody waits for it, and the one in force no longer holds; or when everything fits
+    /// the device again.
+    pub(super) fn request_plan(&mut self) {
+        let placed = !self.kv.placement().layout.moving.is_empty();
+        let (next, short) = (self.offload.plans.held_back, self.kv_is_short());
+        if self.kv.going_out().next().is_some() {
+            // Their prompts first: no other placement has their buffers. Nobody else is let in meanwhile, so that they are no more
+            // than one plan lets in.
+            return;
+        }
+        if !placed && !short && next.is_none() {
+            self.offload.plans.forget();
+            return;
+        }
+        if placed && self.all_kv_fits() {
+            self.offload.due = Some(Placement::default());
+            self.offload.plans.forget();
+            return;
+        }
+        if let Some(answer) = self.offload.plans.answer.take() {
+            return self.adopt(&answer);
+        }
+        if self.kv.places_prompts() {
+            let coming: Vec<_> =
+                self.offload.plans.admitted.values().filter(|set| !set.is_empty()).cloned().collect();
+            self.offload.due = Some(self.kv.placement_without_prompts(&coming));
+        }
+        self.strike_who_came();
+        let plans = &self.offload.plans;
+        let waiting = plans.awaited.is_some() || plans.again_at > self.steps;
+        // Also where nothing is away by it: KV of who was paused stays on the device until somebody needs the blocks.
+        let holds = !plans.stale && plans.is_for(self.kv.runners(), next);
+        self.offload.plans.wanted = !waiting && !holds;
+    }
+
+    /// Who was let in and runs now is one of those for whom the plan was made: it holds until one of them is gone.
+    fn strike_who_came(&mut self) {
+        if !self.offload.plans.admitted.is_empty() {
+            let runners: BTreeSet<_> = self.kv.runners().collect();
+            self.offload.plans.admitted.retain(|request, _| !runners.contains(request));
+            let joined = self.offload.plans.joined.extract_if(.., |request| runners.contains(request));
+            let joined = joined.count() as u32;
+            self.count_many(Reason::Join, joined);
+        }
+    }
+
+    fn plan_request(&self, crowd: &SchedulerView) -> PlanRequest {
+        // As long as they will be when the plan's window is over.
+        let growth = u32::from(self.params.replan.window).div_ceil(BLOCK_TOKENS);
+        let column_ns = self.measures.column_ns() / u64::from(self.sizes.layers);
+        // Compute is an average over steps of this batch and of those before it: what they read is taken off, not what is read now.
+        let read_ns = column_ns * self.measures.read_columns().unwrap_or(0);
+        let mut compute_ns = self.measures.compute_ns();
+        compute_ns.iter_mut().for_each(|ns| *ns = ns.saturating_sub(read_ns));
+        PlanRequest {
+            id: self.offload.plans.asked + 1,
+            layers: self.sizes.layers,
+            block_bytes: self.geometry.block_bytes,
+            running: self.planner_requests(&crowd.running, growth),
+            waiting: crowd
+                .waiting
+                .iter()
+                .map(|waiter| self.planner_request_of_waiting(waiter, growth))
+                .collect(),
+            capacity_bytes: self.plan_capacity_bytes(),
+            compute_ns,
+            column_ns,
+            beside_ns: self.measures.overhead_ns(),
+            link: self.link(),
+            window: self.params.replan.window.max(1),
+            tbt_ns: self.params.slo.tbt_ns,
+            allowed_permille: self.params.slo.allowed_miss_permille,
+            expansions: self.params.plan_expansions,
+            alike: self.params.plan_alike,
+        }
+    }
+
+    /// The plan is due, for those who still run.
+    fn adopt(&mut self, answer: &PlanAnswer) {
+        let Some(asked) = self.offload.plans.awaited.take() else { return };
+        if self.params.serves_by_deadline() && !self.pays(&asked, answer.found.as_ref()) {
+            return self.place_nothing(&asked);
+        }
+        // Where none was found somebody is one too many, which shows when a step does not fit. Until then as much is away as
+        // may be.
+        let most = self.offload.plans.options.len() as u16 - 1;
+        let nobody = || PlanResult {
+            paused: 0,
+            admitted: 0,
+            chosen: alloc::vec![most; asked.running.len()],
+            step_ns: 0,
+            bound_ns: 0,
+        };
+        let reason = if answer.found.is_some() { Reason::Plan } else { Reason::NoPlan };
+        let found = answer.found.clone().unwrap_or_else(nobody);
+        let replan = self.params.replan;
+        let watch = answer.found.as_ref().map(|found| ReplanWatch::new(replan, found.step_ns));
+        self.offload.watch = Some(watch.unwrap_or(ReplanWatch::in_vain(replan)));
+        self.count(reason);
+        let going = asked.going(&found);
+        let placement = self.placement_of(&going, &found.chosen);
+        let (first, plans) = (usize::from(found.paused), &mut self.offload.plans);
+        let coming = going.iter().zip(&found.chosen).skip(asked.running.len() - first);
+        plans.admitted = coming.map(|(request, at)| (*request, plans.set(*at))).collect();
+        plans.pauses = asked.running[..first].to_vec();
+        plans.made_for = going.into_iter().collect();
+        self.offload.due = (!placement.is_equivalent(self.kv.placement())).then_some(placement);
+    }
+
+    /// All that run make more tokens per second by this plan than those of them would for whose KV there is room. Where none was
+    /// found, as much is fetched in each step as there is no room for.
+    fn pays(&self, asked: &PlanInFlight, found: Option<&PlanResult>) -> bool {
+        let columns: u64 = asked.running.iter().map(|request| u64::from(self.kv.columns(*request))).sum();
+        let needed_bytes = columns * u64::from(self.kv.layers()) * self.geometry.block_bytes;
+        let room_bytes = needed_bytes.min(self.plan_capacity_bytes());
+        let alone_ns = self.measures.decode_step_ns();
+        let fetched_ns = self.link().in_ns(needed_bytes - room_bytes);
+        let step_ns = u128::from(found.map_or(fetched_ns, |found| found.step_ns)).max(alone_ns);
+        step_ns * u128::from(room_bytes)
+            <= (alone_ns + u128::from(self.allowance_ns())) * u128::from(needed_bytes)
+    }
+
+    /// Requests that fall due later make room at no loss, so no placement is taken that has one.
+    fn place_nothing(&mut self, asked: &PlanInFlight) {
+        self.count(Reason::DeclinedStall);
+        self.offload.watch = Some(ReplanWatch::in_vain(self.params.replan));
+        self.offload.plans.made_for = asked.running.iter().copied().collect();
+        let placed = !self.kv.placement().layout.moving.is_empty();
+        self.offload.due = placed.then(Placement::default);
+    }
+
+    /// What KV may take: all of its blocks but those of the reserve.
+    fn plan_capacity_bytes(&self) -> u64 {
+        let free = u64::from(self.free_frames()) * u64::from(self.sizes.blocks_per_chunk);
+        let total = u64::from(self.kv.frames().total_blocks()) + free;
+        total.saturating_sub(u64::from(self.reserve_blocks())) * self.geometry.block_bytes
+    }
+
+    fn link(&self) -> Link {
+        Link::fluid(self.measures.link_bytes_per_second().max(1))
+    }
+
+    /// The sets that were chosen as a placement; all that move share buffers. Who is admitted takes its set when it comes.
+    fn placement_of(&self, going: &[RequestId], chosen: &[u16]) -> Placement {
+        let options = &self.offload.plans.options;
+        let mut away: Vec<u16> =
+            chosen.iter().flat_map(|at| options[usize::from(*at)].iter().copied()).collect();
+        away.sort_unstable();
+        away.dedup();
+        if away.is_empty() {
+            return Placement::default();
+        }
+        // Each request's set serves each buffer twice, so that a seat never takes more blocks than it frees.
+        let least = chosen.iter().filter(|at| **at > 0).map(|at| options[usize::from(*at)].len()).min();
+        let Layout { beta, .. } = moving_layout(self.sizes.layers, least.map_or(0, |least| least as u16));
+        let layout = Layout { moving: away.into_iter().map(LayerId).collect(), beta };
+        let mut sets: Vec<Vec<LayerId>> = Vec::new();
+        let runners: BTreeSet<_> = self.kv.runners().collect();
+        let mut of = BTreeMap::new();
+        for (request, at) in going.iter().zip(chosen).filter(|(_, at)| **at > 0) {
+            let set = self.offload.plans.set(*at);
+            let known = sets.iter().position(|other| *other == set).unwrap_or_else(|| {
+                sets.push(set);
+                sets.len() - 1
+            });
+            if runners.contains(request) {
+                of.insert(*request, known as u16);
+            }
+        }
+        Placement { layout, sets, of }
+    }
+
+    /// A step ended: whether the plan still tells its time.
+    pub(super) fn check_plan(&mut self, seen: StepTime) {
+        let due = self.offload.watch.as_mut().and_then(|watch| watch.step(seen));
+        self.offload.plans.stale |= due.is_some();
+    }
+}

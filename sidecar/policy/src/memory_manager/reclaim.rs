@@ -1,0 +1,337 @@
+//! Where a step's memory comes from. In this order: free blocks, free chunks, own chunks that do not exist yet, cached
+//! columns nobody uses; then what the named policy adds: idle activation chunks (eLLM) or own weight layers (Oneiros). All or
+//! nothing: no remedy is applied that does not cover what is missing.
+
+use alloc::vec::Vec;
+
+use super::transition::{Transition, TransitionProgress, TransitionTarget};
+use super::{MemoryManager, Prepared, StepNeed};
+use crate::action::Action;
+use crate::chunk_table::Owner;
+use crate::ellm::{Balloon, balloon};
+use crate::reason::Reason;
+use crate::remap::{Choice, Question, choose};
+use crate::step_model::{Layout, Times};
+
+/// Steps for which a declined remapping is not thought through again.
+pub(super) const DECLINE_MEMORY_STEPS: u64 = 16;
+
+/// The last remapping that was declined: at which step, and how many chunks it was to give.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DeclineCache(Option<(u64, u32)>);
+
+impl DeclineCache {
+    pub fn note(&mut self, step: u64, chunks: u32) {
+        self.0 = Some((step, chunks));
+    }
+
+    /// Whether as much or less was declined a moment ago.
+    pub fn covers(self, step: u64, chunks: u32) -> bool {
+        self.0.is_some_and(|(at, least)| step < at + DECLINE_MEMORY_STEPS && chunks >= least)
+    }
+}
+
+/// A step's need in the ledger's units.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepDemand {
+    pub blocks: u32,
+    pub activation: u32,
+}
+
+impl MemoryManager {
+    pub(super) fn prepare_step(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+        let demand = StepDemand {
+            blocks: self.blocks_of(need),
+            activation: self.geometry.chunks_for(self.geometry.activation.bytes(need.shape)),
+        };
+        let most =
+            if self.weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max };
+        if demand.activation > most {
+            return Prepared::Short { missing_columns: 0, activation: true };
+        }
+        if self.lacks_weights()
+            || (self.has_debt() && !self.in_backoff())
+            || self.kv.spills()
+            || self.kv.exceeds_loads()
+        {
+            return Prepared::Wait;
+        }
+        let held = self.holdings.activation.len() as u32;
+        if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
+            return self.allocate(need, out);
+        }
+        if self.transition.is_some() {
+            self.abort_transition();
+        }
+        if demand.blocks > self.kv.frames().free_blocks() && self.kv.seats().1 > 0 {
+            return if self.compact_staging() { self.prepare_step(need, out) } else { Prepared::Wait };
+        }
+        self.reclaim(need, demand, out)
+    }
+
+    /// Blocks that the step adds, and those that come back for it.
+    pub(super) fn blocks_of(&mut self, need: &StepNeed) -> u32 {
+        let added = need.columns.iter().map(|(request, count)| count * self.kv.column_blocks(*request));
+        added.sum::<u32>() + self.kv.wanted_blocks()
+    }
+
+    fn reclaim(&mut self, need: &StepNeed, demand: StepDemand, out: &mut Vec<Action>) -> Prepared {
+        let free = self.kv.frames().free_blocks();
+        let gainable = self.free_frames() * self.sizes.blocks_per_chunk;
+        let missing = demand.blocks.saturating_sub(free + self.kv.evictable_blocks());
+        if demand.activation > self.sizes.activation_max {
+            return self.widen(demand, out);
+        }
+        if let Some(Transition { target, reason }) = self.narrow().filter(|_| demand.blocks > free) {
+            return self.start_transition(target, reason, missing, out);
+        }
+        if demand.activation > self.holdings.activation.len() as u32 {
+            return self.balloon(demand, missing, out);
+        }
+        if demand.blocks > free && gainable > 0 && missing <= gainable && !self.in_backoff() {
+            let chunks = (demand.blocks - free).div_ceil(self.sizes.blocks_per_chunk).min(self.free_frames());
+            return self.start_transition(TransitionTarget::Frames(chunks), Reason::FreeChunks, missing, out);
+        }
+        let lacking = demand.blocks.saturating_sub(free + gainable);
+        if self.recreate_for(lacking, out) {
+            return Prepared::Wait;
+        }
+        if missing == 0 {
+            self.evict_until(demand.blocks);
+            return self.allocate(need, out);
+        }
+        if let Some(asked) = self.request_loan(need, demand.blocks - missing + gainable) {
+            return asked;
+        }
+        match self.reclaim_lossy(need, demand, missing, out) {
+            // What nobody uses any more is free when it has been written back; how soon that is the first write-back tells.
+            Prepared::Short { activation: false, .. }
+                if self.kv.parting_blocks() >= missing && self.block_out_ns().is_some() =>
+            {
+                Prepared::Wait
+            }
+            answer => answer,
+        }
+    }
+
+    /// What the named policy does when all that is free is used up, in its paper's order.
+    fn reclaim_lossy(
+        &mut self,
+        need: &StepNeed,
+        demand: StepDemand,
+        missing: u32,
+        out: &mut Vec<Action>,
+    ) -> Prepared {
+        let policy = self.params.policy;
+        if policy.inflates() {
+            let inflated = self.balloon(demand, missing, out);
+            if inflated == Prepared::Wait || !policy.remaps() {
+                return inflated;
+            }
+        }
+        if self.params.pauses()
+            && !self.in_backoff()
+            && let Some(answer) = self.evict_paused(need, missing, out)
+        {
+            return answer;
+        }
+        if policy.remaps() && self.forced.is_none() {
+            self.remap_own(missing, out)
+        } else {
+            self.shortfall(missing)
+        }
+    }
+
+    /// There are enough free blocks: what lies in the host tier comes back first.
+    fn allocate(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+        if self.kv.wanted_blocks() > 0 {
+            return self.swap_in_missing(out);
+        }
+        let out = need.columns.iter().filter(|(request, _)| self.kv.goes_out(*request));
+        if !self.reserve_host_places(out.map(|(_, count)| *count).sum()) {
+            // A place that a fetch may still read is free when that has ended.
+            return if self.kv.fetches() > 0 { Prepared::Wait } else { self.shortfall(self.kv.layers()) };
+        }
+        self.kv.allocate(&need.columns, &mut self.generations);
+        Prepared::Ready
+    }
+
+    /// Chunks that own layers would give at most, by what the step model allows now.
+    pub(super) fn own_chunks(&self) -> u32 {
+        let remaps = self.params.policy.remaps() && self.forced.is_none();
+        if !remaps || self.in_backoff() || !self.measures.compute_known() {
+            return 0;
+        }
+        let current = self.slots.layout();
+        let most = self.choose(current, u16::MAX, self.allowance_ns()).layout;
+        self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
+    }
+
+    /// Free chunks that KV may take.
+    pub(super) fn free_frames(&self) -> u32 {
+        self.ledger.count(Owner::Free).min(self.sizes.kv_limit - self.kv.frames().backed())
+    }
+
+    fn evict_until(&mut self, blocks: u32) {
+        while self.kv.frames().free_blocks() < blocks && self.kv.evict() {
+            self.count(Reason::PrefixEvicted);
+        }
+    }
+
+    fn shortfall(&self, missing_blocks: u32) -> Prepared {
+        Prepared::Short { missing_columns: missing_blocks.div_ceil(self.kv.layers()), activation: false }
+    }
+
+    /// Sets the goal and orders its first action.
+    pub(super) fn start_transition(
+        &mut self,
+        target: TransitionTarget,
+        reason: Reason,
+        missing: u32,
+        out: &mut Vec<Action>,
+    ) -> Prepared {
+        self.transition = Some(Transition { target, reason });
+        match self.advance_transition(out) {
+            TransitionProgress::Ordered => Prepared::Wait,
+            TransitionProgress::Abandoned => self.shortfall(missing),
+        }
+    }
+
+    /// eLLM: chunks change between activations and KV, as Algorithm 1's balloon says.
+    fn balloon(&mut self, demand: StepDemand, missing: u32, out: &mut Vec<Action>) -> Prepared {
+        let per = self.sizes.blocks_per_chunk;
+        let held = self.holdings.activation.len() as u32;
+        let short_activation = demand.activation > held;
+        let short = Prepared::Short {
+            missing_columns: missing.div_ceil(self.kv.layers()),
+            activation: short_activation,
+        };
+        if !self.params.policy.inflates() || self.in_backoff() {
+            return short;
+        }
+        // A deflation takes free chunks first; an inflation counts those that KV may still take.
+        let free = if short_activation { self.ledger.count(Owner::Free) } else { self.free_frames() };
+        let free_kv = (self.kv.frames().free_blocks() + self.kv.evictable_blocks()) / per + free;
+        let activation = demand.activation.max(self.sizes.activation_min);
+        match balloon(free_kv, held, demand.blocks.div_ceil(per), activation) {
+            Balloon::Inflate(chunks) => {
+                let room = self.sizes.kv_limit - self.kv.frames().backed();
+                if chunks > room {
+                    return short;
+                }
+                let ahead = self.lookahead_chunks(demand, activation, chunks);
+                self.start_transition(
+                    TransitionTarget::Activation(held - chunks - ahead),
+                    Reason::Inflate,
+                    missing,
+                    out,
+                )
+            }
+            Balloon::Deflate(_) => {
+                match self.start_transition(
+                    TransitionTarget::Activation(activation),
+                    Reason::Deflate,
+                    missing,
+                    out,
+                ) {
+                    Prepared::Short { .. } => short,
+                    other => other,
+                }
+            }
+            Balloon::Level | Balloon::Short { .. } => short,
+        }
+    }
+
+    /// Oneiros: as many layers as cover what is missing, if the step model allows them.
+    fn remap_own(&mut self, missing: u32, out: &mut Vec<Action>) -> Prepared {
+        let declined = |chunks: &u32| self.declined.covers(self.steps, *chunks);
+        let Some(chunks) = self.chunks_of_layers(missing).filter(|chunks| !declined(chunks)) else {
+            return self.shortfall(missing);
+        };
+        if !self.measures.compute_known() {
+            // Not remembered: the next step may measure it.
+            self.count(Reason::DeclinedUnmeasured);
+            return self.shortfall(missing);
+        }
+        match self.layout_for(chunks, self.allowance_ns()) {
+            Ok(layout) => {
+                self.start_transition(TransitionTarget::Layout(layout), Reason::RemapOwn, missing, out)
+            }
+            Err(reason) => self.decline(reason, chunks, missing),
+        }
+    }
+
+    /// Chunks that own layers have to give where so many blocks are missing; none when KV may not grow by them, or not now.
+    pub(super) fn chunks_of_layers(&self, missing: u32) -> Option<u32> {
+        let (per, usable_free) = (self.sizes.blocks_per_chunk, self.free_frames());
+        let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
+        let room = self.sizes.kv_limit - self.kv.frames().backed();
+        (!self.in_backoff() && chunks + usable_free <= room).then_some(chunks)
+    }
+
+    /// The layout with the fewest moving layers that gives so many chunks and stalls no longer than that; else why there is none.
+    pub(super) fn layout_for(&self, chunks: u32, allowance_ns: u64) -> Result<Layout, Reason> {
+        let current = self.slots.layout();
+        let weights = self.sizes.weights(current);
+        let mut wanted = current.alpha() + (chunks / self.sizes.largest_slab()).max(1) as u16;
+        loop {
+            let choice = self.choose(current, wanted, allowance_ns);
+            if let Some(reason) = choice.declined {
+                return Err(reason);
+            }
+            if self.sizes.weights(&choice.layout) + chunks <= weights {
+                return Ok(choice.layout);
+            }
+            wanted = wanted.max(choice.layout.alpha()) + 1;
+        }
+    }
+
+    /// Memory or shares have changed: what was declined is thought through again.
+    pub(super) fn forget_declined(&mut self) {
+        (self.declined, self.declined_stalling) = Default::default();
+    }
+
+    fn decline(&mut self, reason: Reason, chunks: u32, missing: u32) -> Prepared {
+        self.count(reason);
+        self.declined.note(self.steps, chunks);
+        self.shortfall(missing)
+    }
+
+    /// Stall that a step may pay.
+    pub(super) fn allowance_ns(&self) -> u64 {
+        self.share_of_token(self.params.stall_allowance_permille.into())
+    }
+
+    /// So much of a token's compute, nanoseconds.
+    pub(super) fn share_of_token(&self, permille: u64) -> u64 {
+        let token = self.measures.token_compute_ns();
+        (token * u128::from(permille) / 1000).min(u128::from(u64::MAX)) as u64
+    }
+
+    /// The layout for `wanted_alpha`, by measured times.
+    pub(super) fn choose(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
+        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        choose(&Question {
+            times: &Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns },
+            current,
+            wanted_alpha,
+            cap_m: self.sizes.cap_m,
+            allowance_ns,
+            horizon_tokens: u64::from(self.params.revert_patience_steps.max(1)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_declined_is_not_thought_through_again_for_a_while() {
+        let mut declined = DeclineCache::default();
+        assert!(!declined.covers(7, 3), "nothing was");
+        declined.note(7, 3);
+        assert_eq!([2, 3, 4].map(|chunks| declined.covers(7, chunks)), [false, true, true], "less may do");
+        assert_eq!([22, 23].map(|step| declined.covers(step, 3)), [true, false]);
+    }
+}

@@ -1,0 +1,79 @@
+//! Chunks of the share that no neighbour has any more are created anew: at once where layers wait for them or nobody waits at
+//! all, else when a step needs them, so that a tenant that wakes computes before all of its share exists.
+
+use alloc::vec::Vec;
+
+use super::MemoryManager;
+use crate::action::{Action, Work};
+use crate::event::{Failure, Outcome};
+use crate::ids::ChunkId;
+use crate::pending::Pending;
+use crate::reason::Reason;
+
+/// Boundaries after which chunks that neighbours still had are tried again.
+pub(super) const REGROW_BOUNDARIES: u64 = 16;
+
+/// Bytes that are created at least when a step needs some.
+pub(super) const REGROW_PIECE_BYTES: u64 = 16 << 20;
+
+impl MemoryManager {
+    /// A borrower is dead, and what it held is the device's: chunks that were lent may be created again.
+    ///
+    /// # Panics
+    /// If fewer were lent.
+    pub fn recover_share(&mut self, chunks: u32) {
+        self.loan_state.lent -= chunks;
+        self.loan_state.regrow += chunks;
+    }
+
+    /// Chunks are to be created, and may be now.
+    pub(super) fn is_recreating(&self) -> bool {
+        self.loan_state.regrow > 0 && self.boundaries >= self.loan_state.regrow_at
+    }
+
+    /// They are not left for a step that needs them.
+    pub(super) fn recreates_at_once(&self) -> bool {
+        let away = self.absent_layers() > 0 || self.slots.layout().alpha() > self.base.alpha();
+        let idle = !self.loan_state.active && self.kv.open_requests() == 0;
+        self.loan_state.regrow > 0 && (away || idle || !self.loan_state.partings.is_empty())
+    }
+
+    /// Creates at most so many of them, as many as the ledger is likely to give.
+    pub(super) fn order_recreation(&mut self, most: u32, out: &mut Vec<Action>) {
+        let chunks = self.fresh_chunks(self.loan_state.regrow.min(self.loan_state.regrow_piece).min(most));
+        self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
+    }
+
+    /// Creates what a step lacks, if it can be created.
+    pub(super) fn recreate_for(&mut self, missing_blocks: u32, out: &mut Vec<Action>) -> bool {
+        if missing_blocks == 0 || !self.is_recreating() || self.in_backoff() {
+            return false;
+        }
+        let piece = (REGROW_PIECE_BYTES / self.geometry.chunk_bytes).min(u64::from(u32::MAX)) as u32;
+        self.order_recreation(missing_blocks.div_ceil(self.sizes.blocks_per_chunk).max(piece), out);
+        true
+    }
+
+    pub(super) fn on_recreated(&mut self, chunks: &[ChunkId], outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            self.loan_state.regrow -= chunks.len() as u32;
+            self.loan_state.regrow_refused &= self.loan_state.regrow > 0;
+            chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
+            self.failed_changes = 0;
+        } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
+            self.recreate_later(chunks.len() as u32);
+        } else {
+            self.trade_failed();
+        }
+    }
+
+    /// Neighbours still have what is to be created: half as much is tried, and after the last chunk all of it a while later.
+    fn recreate_later(&mut self, refused: u32) {
+        self.loan_state.regrow_refused = true;
+        self.loan_state.regrow_piece = refused / 2;
+        if refused <= 1 {
+            self.loan_state.regrow_piece = u32::MAX;
+            self.loan_state.regrow_at = self.boundaries + REGROW_BOUNDARIES;
+        }
+    }
+}

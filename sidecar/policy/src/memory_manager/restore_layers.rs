@@ -1,0 +1,106 @@
+//! Coming back after weight layers were lent: all of them if there is room, else moving through slots. What neighbours still
+//! have may leave no more than the floor: then idle activation space makes room, for the floor counts on the least of it.
+
+use super::transition::{Transition, TransitionTarget};
+use super::{MemoryManager, SleepState};
+use crate::chunk_table::Owner;
+use crate::reason::Reason;
+use crate::step_model::Layout;
+
+impl MemoryManager {
+    /// A layout with more moving layers that takes so many chunks fewer, whatever its stall.
+    pub(super) fn smaller_layout(&self, chunks: u32) -> Option<Layout> {
+        let limit = self.weights_held().checked_sub(chunks)?;
+        let fits = |layout: &Layout| self.sizes.weights(layout) <= limit;
+        self.larger_remaps().find(fits).or_else(|| self.min_layout().filter(fits))
+    }
+
+    /// Layouts that free more and more layers, beginning with one more than now.
+    pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
+        let current = self.slots.layout();
+        // Whoever has lent under another policy comes back as one that lends.
+        let lends = self.params.policy.remaps() || self.loan_state.lent > 0;
+        let most = if lends { self.sizes.cap_m } else { 0 };
+        let wanted = current.alpha() + 1..most;
+        wanted
+            .map(move |alpha| self.choose(current, alpha, u64::MAX))
+            .filter(|choice| choice.declined.is_none())
+            .map(|choice| choice.layout)
+    }
+
+    /// The tenant has work and some of its layers are away: they come back, all if there is room, else moving through slots.
+    pub(super) fn restore(&mut self) {
+        if !self.waking() || self.loan_state.patient {
+            return;
+        }
+        let home = self.weights_held() + self.ledger.count(Owner::Free);
+        let cheapest = self.cheapest_way_back(home).map(TransitionTarget::Layout);
+        match cheapest.or_else(|| self.last_way_back(home)) {
+            Some(target) => self.transition = Some(Transition { target, reason: Reason::Wake }),
+            None => self.loan_state.stuck = true,
+        }
+    }
+
+    /// Where no layout fits that is chosen for its stall: the evenly spaced one with the fewest moving layers that fits when all
+    /// idle activation space has made room. Whoever waits for a loan that does not come has no other way, whatever policy and
+    /// cap are in force by now.
+    fn last_way_back(&self, home: u32) -> Option<TransitionTarget> {
+        let room = home + self.frames_above_guarantee();
+        let idle = self.activation_chunks().saturating_sub(self.least_activations());
+        let most = if self.loan_state.lent > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
+        let mut layouts = (2..=most).map(|moving| self.sizes.evenly(moving));
+        let layout = layouts.find(|layout| self.sizes.weights(layout) <= room + idle)?;
+        let missing = self.sizes.weights(&layout).saturating_sub(room);
+        Some(self.idle_activations(missing).unwrap_or(TransitionTarget::Layout(layout)))
+    }
+
+    /// Of the layouts that fit what is here: the one whose stall, together with the KV that has to go for it, loses least. As
+    /// long as layers hide they move before KV goes. Oneiros has no more of them move (T_T * N <= T_compute), unless nothing
+    /// else fits; a policy that weighs losses takes a stall where requests would lose more.
+    fn cheapest_way_back(&self, home: u32) -> Option<Layout> {
+        let (idle, most) = (self.idle_frames(), self.frames_above_guarantee());
+        let (outlook, weighs) = (self.cost_context(), self.params.policy.weighs());
+        let mut best: Option<((u64, u64), Layout)> = None;
+        for layout in core::iter::once(self.slots.layout().clone()).chain(self.larger_remaps()) {
+            let frames = self.sizes.weights(&layout).saturating_sub(home);
+            if frames > most {
+                continue;
+            }
+            let dropped = self.dropping(&outlook, frames.saturating_sub(idle));
+            let loss = (self.stall_loss(&outlook, &layout), dropped);
+            let loss = if weighs { (0, loss.0.saturating_add(loss.1)) } else { loss };
+            if best.as_ref().is_none_or(|(least, _)| loss < *least) {
+                best = Some((loss, layout));
+            }
+            if dropped == 0 {
+                break; // more layers only stall longer
+            }
+        }
+        best.map(|(_, layout)| layout)
+    }
+
+    /// Layers that were lent come back: what there is of their memory is here.
+    pub fn comes_back(&self) -> bool {
+        self.wants_layers() && !self.loan_state.patient
+    }
+
+    /// Every layer has memory, and what it holds is complete.
+    pub fn is_whole(&self) -> bool {
+        self.is_loaded() && self.absent_layers() == 0 && self.slabs_settled
+    }
+
+    /// Some layers are away, and the tenant has work, or nobody has their memory any more.
+    pub(super) fn waking(&self) -> bool {
+        match self.sleep {
+            SleepState::Suspending | SleepState::Asleep => return false,
+            SleepState::Waking => return true,
+            SleepState::Awake => {}
+        }
+        let leaving = self.outgoing_chunks(|_, _| true) > 0;
+        let home = self.loan_state.lent == 0
+            && self.loan_state.partings.is_empty()
+            && self.loan_state.regrow == 0
+            && !leaving;
+        (self.loan_state.active || home) && self.absent_layers() > 0
+    }
+}

@@ -1,0 +1,176 @@
+//! Giving memory back: Dynamic Reversion, layouts that the configuration orders, draining from boundary to boundary.
+
+use alloc::vec::Vec;
+
+use super::transition::{Transition, TransitionTarget};
+use super::{MemoryManager, SleepState};
+use crate::action::Action;
+use crate::chunk_table::Owner;
+use crate::reason::Reason;
+use crate::revert::Pressure;
+use crate::step_model::Layout;
+
+/// Boundaries after which a change that did not work out is tried again; doubled for each failure of the backend.
+pub(super) const RETRY_BOUNDARIES: u64 = 16;
+
+impl MemoryManager {
+    /// Decides what shall change at this boundary and takes it one action further.
+    pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
+        match self.sleep {
+            SleepState::Suspending => return self.suspend_step(out),
+            SleepState::Waking => return self.wake_step(out),
+            SleepState::Asleep => return self.asleep_tick(out),
+            SleepState::Awake => {}
+        }
+        self.grow();
+        self.place_kv(out);
+        let must = self.transition.as_ref().is_some_and(|goal| goal.reason.must_happen());
+        if self.transition.is_some() && !must && (self.has_debt() || self.waking()) {
+            // It may wait for the next step, which waits for what must happen first.
+            self.abort_transition();
+        }
+        if self.transition.is_none() && !self.weights_loading() {
+            self.transition = self.narrow();
+        }
+        if self.transition.is_none() {
+            self.settle_trade(out);
+        }
+        if self.is_blocked() {
+            return;
+        }
+        if self.transition.is_none() && !self.trading() {
+            self.transition = self.next_transition();
+        }
+        // Compaction's budget is per step: while requests run, the next moves wait for the next step.
+        let moved = self.moved_at_step == Some(self.steps) && self.kv.open_requests() > 0;
+        let urgent = self.transition.as_ref().is_some_and(|goal| {
+            matches!(goal.target, TransitionTarget::Activation(_)) || goal.reason.must_happen()
+        });
+        if self.transition.is_some() && (!moved || urgent) {
+            self.advance_transition(out);
+        }
+        self.unmap_deferred(out);
+    }
+
+    fn next_transition(&mut self) -> Option<Transition> {
+        if let Some(forced) = self.forced {
+            let layout = self.sizes.forced_layout(forced);
+            let differs = layout != *self.slots.layout() && self.boundaries >= self.retry_at;
+            return differs
+                .then_some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Forced });
+        }
+        if let Some(layout) = self.layout_below_cap() {
+            return Some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Revert });
+        }
+        let reversion = self
+            .reversion()
+            .map(|layout| Transition { target: TransitionTarget::Layout(layout), reason: Reason::Revert });
+        reversion.or_else(|| self.returned_activations())
+    }
+
+    /// What eLLM lent of the activations comes back when it is no longer the policy.
+    fn returned_activations(&self) -> Option<Transition> {
+        let few = (self.holdings.activation.len() as u32) < self.sizes.activation_min;
+        let due = few && self.loaded && self.boundaries >= self.retry_at;
+        due.then_some(Transition {
+            target: TransitionTarget::Activation(self.sizes.activation_min),
+            reason: Reason::Deflate,
+        })
+    }
+
+    /// The layout to go back to, when KV has been calm for long enough.
+    fn reversion(&mut self) -> Option<Layout> {
+        let current = self.slots.layout();
+        let alpha = current.alpha();
+        if alpha <= self.base.alpha() || !self.slabs_settled || self.boundaries < self.retry_at {
+            return None;
+        }
+        if self.remapped_for_this_step() {
+            return None;
+        }
+        let pressure = self.pressure(alpha - self.base.alpha());
+        let patience = self.patience();
+        let layers = self.hysteresis.observe_within(patience, &pressure);
+        if layers == 0 {
+            return None;
+        }
+        let wanted = alpha - layers;
+        if wanted == self.base.alpha() || !self.params.policy.remaps() {
+            return Some(self.base.clone());
+        }
+        // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.
+        let layout = self.choose(&self.slots.layout().clone(), wanted, u64::MAX).layout;
+        (layout.alpha() < alpha).then_some(layout)
+    }
+
+    /// Boundaries for which KV has to be calm. Where moving layers stall, no more than what the stall of so many steps takes
+    /// to pay for the copies: whoever waits longer loses more than a layer that is taken again would cost. An eighth of the
+    /// patience at least, since what KV gives up and wants back at once costs more than copies.
+    fn patience(&self) -> u32 {
+        let stall_ns = self.stall_of(self.slots.layout());
+        let copies_ns: u64 = self.measures.transfer_ns().iter().max().copied().unwrap_or(0);
+        match copies_ns.checked_div(stall_ns / u64::from(self.slots.layout().alpha().max(1))) {
+            Some(steps) if stall_ns > self.allowance_ns() => {
+                let most = self.params.revert_patience_steps;
+                (steps.min(u64::from(most)) as u32).max(most / 8)
+            }
+            _ => self.params.revert_patience_steps,
+        }
+    }
+
+    /// Memory that was taken for a step is not given back before one has run: until its columns are allocated it looks
+    /// spare, and a short patience would have reversion and remapping take turns at one boundary for ever.
+    fn remapped_for_this_step(&self) -> bool {
+        self.remapped_at_step == Some(self.steps) && self.kv.open_requests() > 0
+    }
+
+    /// `alpha` layers are lent beyond those that never come back.
+    fn pressure(&self, alpha: u16) -> Pressure {
+        let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
+        let idle = self.kv.evictable_blocks();
+        let free = self.ledger.count(Owner::Free);
+        let empty = (self.kv.frames().free_blocks() + idle) / self.sizes.blocks_per_chunk;
+        let above_guarantee = self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed);
+        let used = self.kv.frames().used_blocks().saturating_sub(idle);
+        let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.slots.layout()));
+        Pressure {
+            spare_bytes: bytes(free + empty.min(above_guarantee)),
+            used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
+            layer_bytes: bytes(lent.div_ceil(u32::from(alpha)).max(1)),
+            alpha,
+        }
+    }
+
+    /// Boundaries to wait after a change did not work out.
+    pub(super) fn backoff(&self) -> u64 {
+        RETRY_BOUNDARIES << self.failed_changes.min(6)
+    }
+
+    /// The backend failed a change a moment ago: no other one is tried now, the remedies that need none go on.
+    pub(super) fn in_backoff(&self) -> bool {
+        self.failed_changes > 0 && self.boundaries < self.retry_at
+    }
+
+    /// Nothing would change at the coming boundaries if no request came.
+    pub(super) fn is_steady(&self) -> bool {
+        self.is_at_base_layout() && self.holdings.stale.is_empty()
+    }
+
+    /// The same of who holds what, whatever addresses are left behind.
+    pub(super) fn is_at_base_layout(&self) -> bool {
+        let layout = self.slots.layout();
+        let home = match self.forced {
+            Some(forced) => *layout == self.sizes.forced_layout(forced),
+            None => layout.alpha() <= self.base.alpha(),
+        };
+        let rests = matches!(self.sleep, SleepState::Awake | SleepState::Asleep);
+        home && rests
+            && self.surplus() == 0
+            && self.releasing_chunks() == 0
+            && !self.loan_state.grows
+            && self.transition.is_none()
+            && !self.trading()
+            && self.offload_rests()
+            && !self.pending.blocking()
+    }
+}

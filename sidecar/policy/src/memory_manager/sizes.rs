@@ -1,0 +1,206 @@
+//! Sizes in chunks, and whether they fit.
+
+use alloc::vec::Vec;
+
+use crate::config_error::ConfigError;
+use crate::geometry::{Geometry, StepShape};
+use crate::ids::SlotId;
+use crate::layer_set::MOST_LAYERS;
+use crate::params::{ForcedRemap, Params};
+use crate::remap::uniform;
+use crate::step_model::Layout;
+
+/// What everything takes, in chunks.
+#[derive(Clone, Debug)]
+pub(super) struct Sizes {
+    pub layers: u16,
+    /// What the tenant may hold without asking a neighbour.
+    pub share: u32,
+    pub global: u32,
+    pub slabs: Vec<u32>,
+    pub staging: u32,
+    /// Of the largest step.
+    pub activation_max: u32,
+    /// Of a whole context in one step: the most that a step has while weights arrive.
+    pub activation_wake: u32,
+    /// Never lent: of the smallest step under eLLM, else of the largest.
+    pub activation_min: u32,
+    /// Never lent under any policy.
+    pub activation_least: u32,
+    /// KV that the tenant always holds.
+    pub kv_guaranteed: u32,
+    pub kv_limit: u32,
+    pub blocks_per_chunk: u32,
+    /// Room of the host tier, in columns.
+    pub host_columns: u32,
+    /// Most moving layers.
+    pub cap_m: u16,
+}
+
+impl Sizes {
+    /// Sizes of a tenant that can be served.
+    pub fn new(params: &Params, geometry: &Geometry) -> Result<Sizes, ConfigError> {
+        refuse_impossible(params, geometry)?;
+        let layers = geometry.layers();
+        let columns = Geometry::columns_for(params.max_model_tokens);
+        let context = geometry.kv_chunks_for(columns);
+        let limit_chunks = params.kv_limit_bytes / geometry.chunk_bytes;
+        let kv_limit = limit_chunks.min(u64::from(geometry.capacity_chunks)) as u32;
+        let activation_max = geometry.chunks_for(geometry.activation.bytes(params.max_step));
+        let tokens = params.max_model_tokens.max(params.max_step.tokens);
+        let whole = StepShape { tokens, ..params.max_step };
+        let ellm = params.policy.inflates();
+        let smallest = if ellm { params.min_step } else { params.max_step };
+        let share = u64::from(layers) * u64::from(params.remap_cap_permille) / 1000;
+        let sizes = Sizes {
+            layers,
+            share: params.share_chunks.min(geometry.capacity_chunks),
+            global: geometry.chunks_for(geometry.global_bytes),
+            slabs: (0..usize::from(layers)).map(|l| geometry.slab_chunks(l)).collect(),
+            staging: geometry.staging_chunks,
+            activation_max,
+            activation_wake: geometry.chunks_for(geometry.activation.bytes(whole)).max(activation_max),
+            activation_min: geometry.chunks_for(geometry.activation.bytes(smallest)).min(activation_max),
+            activation_least: geometry
+                .chunks_for(geometry.activation.bytes(params.min_step))
+                .min(activation_max),
+            kv_guaranteed: geometry
+                .chunks_for(params.guaranteed_kv_bytes)
+                .max(context)
+                .min(kv_limit.max(context)),
+            kv_limit,
+            blocks_per_chunk: geometry.blocks_per_chunk(),
+            host_columns: host_columns(params, geometry),
+            cap_m: (share as u16).min(layers - 1),
+        };
+        // The floor first: a device that is too small for it cannot hold a context either, and this tells the size that can.
+        sizes.refuse_floor(params, geometry)?;
+        sizes.refuse_context(params, geometry, context)?;
+        Ok(sizes)
+    }
+
+    fn refuse_context(&self, params: &Params, geometry: &Geometry, context: u32) -> Result<(), ConfigError> {
+        let columns = u64::from(Geometry::columns_for(params.max_model_tokens));
+        let needed_bytes = columns * geometry.column_bytes();
+        let guaranteed_bytes = params.guaranteed_kv_bytes.min(params.kv_limit_bytes);
+        if needed_bytes > guaranteed_bytes || context > self.kv_limit {
+            return Err(ConfigError::ContextDoesNotFit { needed_bytes, guaranteed_bytes });
+        }
+        Ok(())
+    }
+
+    fn refuse_floor(&self, params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
+        let floor = self.floor(params);
+        if floor > self.share {
+            let bytes = |chunks: u32| u64::from(chunks) * geometry.chunk_bytes;
+            return Err(ConfigError::FloorExceedsCapacity {
+                floor_bytes: bytes(floor),
+                capacity_bytes: bytes(self.share),
+            });
+        }
+        Ok(())
+    }
+
+    /// What the tenant can never lend.
+    pub fn floor(&self, params: &Params) -> u32 {
+        let least = match params.forced {
+            Some(forced) => self.weights(&self.forced_layout(forced)),
+            None if params.policy.remaps() && self.cap_m >= 2 => {
+                self.weights(&self.evenly(self.cap_m)).min(self.weights(&Layout::resident()))
+            }
+            None => self.weights(&Layout::resident()),
+        };
+        self.global + least + self.activation_min + self.staging + self.kv_guaranteed
+    }
+
+    /// So many layers move, evenly spaced, through one slot.
+    pub fn evenly(&self, moving: u16) -> Layout {
+        Layout { moving: uniform(self.layers, moving), beta: 1 }
+    }
+
+    /// The evenly spaced layout that a configuration orders.
+    pub fn forced_layout(&self, forced: ForcedRemap) -> Layout {
+        Layout { moving: uniform(self.layers, forced.alpha + u16::from(forced.beta)), beta: forced.beta }
+    }
+
+    /// Chunks of a slot: the largest slab that uses it.
+    pub fn slot(&self, layout: &Layout, slot: SlotId) -> u32 {
+        let users = layout.moving.iter().skip(slot.index()).step_by(usize::from(layout.beta));
+        users.map(|layer| self.slabs[layer.index()]).max().unwrap_or(0)
+    }
+
+    /// Chunks of all layers, resident ones and slots.
+    pub fn weights(&self, layout: &Layout) -> u32 {
+        let own: u32 = self.slabs.iter().sum();
+        let moving: u32 = layout.moving.iter().map(|layer| self.slabs[layer.index()]).sum();
+        let slots: u32 = (0..layout.beta).map(|s| self.slot(layout, SlotId(s))).sum();
+        own - moving + slots
+    }
+
+    /// Chunks of everything but KV, with the least activation space.
+    pub fn fixed_chunks(&self, layout: &Layout) -> u32 {
+        self.global + self.weights(layout) + self.staging + self.activation_min
+    }
+
+    /// Chunks with which a tenant with this layout can take any step and any one request.
+    pub fn initial_chunks(&self, layout: &Layout) -> u32 {
+        self.fixed_at_most(layout) + self.kv_guaranteed
+    }
+
+    /// Chunks of everything but KV, with the activation space of the largest step.
+    fn fixed_at_most(&self, layout: &Layout) -> u32 {
+        self.fixed_chunks(layout) - self.activation_min + self.activation_max
+    }
+
+    /// Chunks of the largest slab.
+    pub fn largest_slab(&self) -> u32 {
+        self.slabs.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Chunks worth creating: what all layers, the largest step and the limit of KV take.
+    pub fn useful(&self) -> u32 {
+        self.fixed_at_most(&Layout::resident()).saturating_add(self.kv_limit).min(self.share)
+    }
+}
+
+/// Whole columns only, as many as their blocks can be counted.
+fn host_columns(params: &Params, geometry: &Geometry) -> u32 {
+    let columns = params.host_kv_bytes / geometry.column_bytes();
+    columns.min(u64::from(u32::MAX / u32::from(geometry.layers()))) as u32
+}
+
+fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
+    let sizes = [
+        ("chunk_bytes", geometry.chunk_bytes),
+        ("block_bytes", geometry.block_bytes),
+        ("global_bytes", geometry.global_bytes),
+        ("slab_bytes", geometry.slab_bytes.iter().copied().min().unwrap_or(0)),
+        ("max_model_tokens", u64::from(params.max_model_tokens)),
+    ];
+    if let Some((what, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+        return Err(ConfigError::ZeroSize { what });
+    }
+    let layers = geometry.slab_bytes.len();
+    if layers > usize::from(MOST_LAYERS) {
+        return Err(ConfigError::TooManyLayers { layers });
+    }
+    let (block_bytes, chunk_bytes) = (geometry.block_bytes, geometry.chunk_bytes);
+    if block_bytes > chunk_bytes {
+        return Err(ConfigError::BlockLargerThanChunk { block_bytes, chunk_bytes });
+    }
+    if params.remap_cap_permille > 1000 {
+        return Err(ConfigError::BadCap { permille: params.remap_cap_permille });
+    }
+    match params.forced {
+        Some(forced) => refuse_forced(forced, geometry.layers()),
+        None => Ok(()),
+    }
+}
+
+/// A fixed layout frees at least one layer, has one or two slots and leaves at least one layer resident.
+pub(super) fn refuse_forced(forced: ForcedRemap, layers: u16) -> Result<(), ConfigError> {
+    let ForcedRemap { alpha, beta } = forced;
+    let moving = u32::from(alpha) + u32::from(beta);
+    let possible = alpha >= 1 && (1..=2).contains(&beta) && moving < u32::from(layers);
+    if possible { Ok(()) } else { Err(ConfigError::BadForced { alpha, beta, layers }) }
+}

@@ -1,0 +1,275 @@
+//! Hibernation: a tenant that nobody asks gives up every chunk. Its KV lies in the host tier meanwhile, and its weights in
+//! the host's master copy. It comes back with all its layers if there is room, else with moving ones, and
+//! its layers stream in behind the first prefill (DESIGN 6, ours; DESIGN 8 for its floor).
+//!
+//! | falling | rising |
+//! |---|---|
+//! | KV goes to the host tier, cache that has no room there is given up | chunks for weights, activations and guaranteed KV are created |
+//! | copies under way are dropped | loans are revoked: the trader does that |
+//! | everything is unmapped in one transaction | everything is mapped in one transaction |
+//! | the chunks are released | slabs are ordered, embeddings first |
+
+use alloc::vec::Vec;
+
+use super::{MemoryManager, Prepared, TransferKind};
+use crate::action::{Action, BlockSwap, Work};
+use crate::chunk_table::Ownership;
+use crate::event::Outcome;
+use crate::ids::{BlockId, Nanos, RequestId};
+use crate::kv::Swap;
+use crate::pending::{Change, Pending};
+use crate::reason::Reason;
+use crate::step_model::Layout;
+
+/// Copies to the host tier that may fail in a row before the KV is given up instead.
+const SWAP_TRIES: u32 = 3;
+
+/// Bytes of KV that one order copies to or from the host tier.
+pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
+
+/// Whether a tenant holds memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SleepState {
+    /// It does.
+    #[default]
+    Awake,
+    /// It gives it up.
+    Suspending,
+    /// It holds none: hibernated.
+    Asleep,
+    /// It takes it back.
+    Waking,
+}
+
+impl MemoryManager {
+    /// Whether the tenant holds memory.
+    pub fn sleep_state(&self) -> SleepState {
+        self.sleep
+    }
+
+    /// All memory is to be given up. No step may begin before [`MemoryManager::wake`]. With `keep_kv`, cache and the KV of open
+    /// requests are kept as far as the host tier has room, else nothing is. Without effect before the tenant has loaded.
+    pub fn hibernate(&mut self, keep_kv: bool) {
+        self.discard = !keep_kv;
+        if self.is_loaded() && !matches!(self.sleep, SleepState::Suspending | SleepState::Asleep) {
+            self.sleep = SleepState::Suspending;
+            self.loan_state.stuck = false;
+            self.clear_borrow_request();
+        }
+        if self.discard && self.sleep == SleepState::Asleep {
+            self.give_up_cache();
+        }
+    }
+
+    fn give_up_cache(&mut self) {
+        let given_up = self.kv.give_up_cache();
+        self.count_many(Reason::PrefixEvicted, given_up);
+    }
+
+    /// Memory is needed again.
+    pub fn wake(&mut self) {
+        if self.sleep != SleepState::Awake {
+            // One that has not fallen asleep is awake at once: this very boundary may be the last one for long.
+            let fell = self.sleep == SleepState::Asleep || self.nothing_mapped() || self.is_blocked();
+            self.sleep = if fell { SleepState::Waking } else { SleepState::Awake };
+            // What was lent is revoked before anything is mapped.
+            self.loan_state.patient |= self.loan_state.lent > 0;
+        }
+    }
+
+    /// A request that was open when the tenant fell asleep, or was sent back, is admitted again with the KV that it has.
+    pub fn resume(&mut self, request: RequestId) {
+        self.resumed.push(request);
+        self.kv.resume(request);
+        self.apply_plan(request);
+    }
+
+    /// KV of this request is on its way from the host tier beside steps: it may be admitted again when it is there.
+    pub fn is_loading(&self, request: RequestId) -> bool {
+        self.kv.is_loading(request)
+    }
+
+    /// The request holds KV on the device.
+    pub fn on_device(&self, request: RequestId) -> bool {
+        self.kv.holds_blocks(request)
+    }
+
+    /// The KV of this request was lost on its way, and nobody has taken notice yet.
+    pub fn is_lost(&self, request: RequestId) -> bool {
+        self.lost.contains(&request)
+    }
+
+    /// Requests whose KV was lost on its way: they have to be closed, and computed again.
+    pub fn take_lost(&mut self) -> Vec<RequestId> {
+        core::mem::take(&mut self.lost)
+    }
+
+    /// Takes falling asleep one action further.
+    pub(super) fn suspend_step(&mut self, out: &mut Vec<Action>) {
+        self.loan_state.stuck = false;
+        if self.in_backoff() {
+            return;
+        }
+        if self.transition.is_some() {
+            self.abort_transition();
+        }
+        if self.kv.spills() || self.kv.comes() {
+            return;
+        }
+        if self.pending.fetches() {
+            return self.drop_fills(Reason::Hibernate, out);
+        }
+        self.restore_all();
+        if self.kv.on_device() {
+            self.order_swap_out(out);
+        } else if self.pending.fills() > 0 {
+            self.drop_fills(Reason::Hibernate, out);
+        } else if !self.nothing_mapped() {
+            let next = Ownership::new(&self.geometry, self.sizes.kv_limit);
+            let change = Change { next, layout: Some(Layout::resident()), reason: Reason::Hibernate };
+            self.order_change(change, &[], out);
+        } else if self.ledger.created() > 0 {
+            self.order_release(Reason::Hibernate, out);
+        } else {
+            self.sleep = SleepState::Asleep;
+        }
+    }
+
+    /// What neighbours want is lent, and what they give back is the device's again.
+    pub(super) fn asleep_tick(&mut self, out: &mut Vec<Action>) {
+        // What a dead borrower held need not be created before it is needed.
+        (self.loan_state.regrow, self.loan_state.regrow_refused) = (0, false);
+        self.release_uncreated_share();
+        if !self.loan_state.partings.is_empty() {
+            self.settle_trade(out);
+        } else if self.ledger.created() > 0 && !self.in_backoff() {
+            self.order_release(Reason::Hibernate, out);
+        }
+    }
+
+    fn order_swap_out(&mut self, out: &mut Vec<Action>) {
+        if self.discard || self.swap_failures >= SWAP_TRIES {
+            self.give_up_cache();
+            self.loan_state.stuck = self.kv.on_device();
+            return;
+        }
+        let (evicted, too_many) = self.kv.make_host_room();
+        self.count_many(Reason::PrefixEvicted, evicted);
+        self.loan_state.stuck = too_many > 0;
+        if too_many > 0 || !self.kv.on_device() {
+            return;
+        }
+        let swaps = self.kv.plan_swap_out(self.swap_piece(), &mut self.generations);
+        if !swaps.is_empty() {
+            self.order_swaps_out(swaps, out);
+        }
+    }
+
+    pub(super) fn order_swaps_out(&mut self, swaps: Vec<Swap>, out: &mut Vec<Action>) {
+        let blocks = self.swapped_blocks(&swaps);
+        self.order(Work::SwapOut(blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
+    }
+
+    pub(super) fn swapped_blocks(&self, swaps: &[Swap]) -> Vec<BlockSwap> {
+        let mut blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
+        for Swap { column, stowed, layers } in swaps {
+            blocks.extend(self.kv.block_swaps((*column, *stowed), layers, |block| self.chunk_of(block)));
+        }
+        blocks
+    }
+
+    /// Columns that one order copies: whoever needs the tenant meanwhile waits no longer than for these.
+    pub(super) fn swap_piece(&self) -> u32 {
+        (SWAP_PIECE_BYTES / self.geometry.column_bytes()).clamp(1, u64::from(u32::MAX)) as u32
+    }
+
+    pub(super) fn swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
+        let done = matches!(outcome, Outcome::Done { .. });
+        self.kv.finish_swap_out(swaps, done);
+        if done {
+            self.swap_failures = 0;
+        } else {
+            self.swap_failures += u32::from(self.sleep == SleepState::Suspending);
+            self.trade_failed();
+        }
+    }
+
+    /// What is wanted on the device comes: beside steps where nobody needs it who was there before, else between two.
+    pub(super) fn swap_in_missing(&mut self, out: &mut Vec<Action>) -> Prepared {
+        if !self.kv.missing_only_for(&self.resumed) {
+            let swaps = self.kv.plan_swap_in(self.swap_piece());
+            self.order_swaps_in(Some(self.clock.now), swaps, Pending::SwapIn, out);
+            return Prepared::Wait;
+        }
+        while self.kv.wanted_blocks() > 0 {
+            let swaps = self.kv.plan_async_swap_in(self.swap_piece());
+            self.order_swaps_in(None, swaps, Pending::AsyncSwapIn, out);
+        }
+        Prepared::Coming
+    }
+
+    fn order_swaps_in(
+        &mut self,
+        due: Option<Nanos>,
+        swaps: Vec<Swap>,
+        effect: fn(Vec<Swap>) -> Pending,
+        out: &mut Vec<Action>,
+    ) {
+        let blocks = self.swapped_blocks(&swaps);
+        self.submit_with_deadline(due, Work::SwapIn(blocks), Reason::SwapIn, effect(swaps), out);
+    }
+
+    pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            return self.kv.finish_swap_in(swaps);
+        }
+        self.count(Reason::BackendFailed);
+        self.count_many(Reason::SwapLost, swaps.len() as u32);
+        self.lost.extend(self.kv.lose(swaps));
+    }
+
+    pub(super) fn chunk_of(&self, block: BlockId) -> crate::ids::ChunkId {
+        self.holdings.chunk_of(block, self.sizes.blocks_per_chunk)
+    }
+
+    /// Takes waking one action further.
+    pub(super) fn wake_step(&mut self, out: &mut Vec<Action>) {
+        self.loan_state.stuck = false;
+        if !self.nothing_mapped() {
+            // It had not fallen asleep yet.
+            self.sleep = SleepState::Awake;
+            return;
+        }
+        if self.in_backoff() {
+            return;
+        }
+        if let Some(parting) = self.loan_state.partings.front().copied() {
+            return match parting.claim {
+                TransferKind::Lend => self.refuse_loan(),
+                TransferKind::Return => self.settle_trade(out),
+            };
+        }
+        self.release_uncreated_share();
+        self.loan_state.grows = false;
+        let existing = self.ledger.created() + self.loan_state.regrow;
+        let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
+        self.loan_state.regrow += spare;
+        let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.ledger.created());
+        if first > 0 && self.is_recreating() {
+            return self.order_recreation(first, out);
+        }
+        let layout = self.start_layout(self.ledger.created());
+        let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
+        if let Some(layout) = layout.filter(|_| whole || !self.loan_state.patient) {
+            let next = self.first_holdings(&layout);
+            self.order_change(Change { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
+        }
+    }
+
+    /// Everything is mapped again, if it is.
+    pub(super) fn on_awake(&mut self) {
+        if self.sleep == SleepState::Waking && !self.nothing_mapped() {
+            self.sleep = SleepState::Awake;
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Predicted losses of what could be done now ([`crate::reclaim_cost`]).
+
+use alloc::vec::Vec;
+
+use super::transition::TransitionTarget;
+use super::{MemoryManager, Prepared};
+use crate::action::Action;
+use crate::geometry::BLOCK_TOKENS;
+use crate::ids::RequestId;
+use crate::reason::Reason;
+use crate::reclaim_cost::CostContext;
+use crate::reclaim_cost::price::{Clients, LateTokens, ReclaimCost};
+use crate::step_model::{Layout, Times, stall_per_token_ns};
+
+/// The longest stall that losses are compared for, permille of a token's compute. A layout stays for as long as KV is short, and
+/// whoever comes meanwhile waits for it too: what nobody misses now may be missed then.
+pub(super) const MOST_STALL_PERMILLE: u64 = 1000;
+
+/// Own layers that would give what is missing, although tokens wait for them longer than the allowance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StallingRemap {
+    layout: Layout,
+    missing_blocks: u32,
+    /// What tokens wait for the layers that move now, and for those that would, nanoseconds.
+    stall_ns: [u64; 2],
+    freed_bytes: u64,
+}
+
+impl MemoryManager {
+    /// The requests that run, as remedies would hurt them.
+    pub(super) fn cost_context(&self) -> CostContext {
+        let token_ns = self.measures.token_compute_ns().min(u128::from(u64::MAX)) as u64;
+        CostContext {
+            window_steps: self.params.loss_window_steps,
+            step_ns: token_ns,
+            requests: (self.kv.runners().count() as u32).max(1),
+            tbt_ns: self.params.slo.tbt_ns,
+            prefill_token_ns: self.measures.prefill_token_ns(),
+        }
+    }
+
+    /// Time of the steps over which losses are compared, nanoseconds; 0 = unknown.
+    pub fn loss_window_ns(&self) -> u64 {
+        let step_ns = self.measures.token_compute_ns().min(u128::from(u64::MAX)) as u64;
+        step_ns.saturating_mul(u64::from(self.params.loss_window_steps))
+    }
+
+    /// What a token waits for moving layers under this layout, by measured times, nanoseconds.
+    pub(super) fn stall_of(&self, layout: &Layout) -> u64 {
+        if layout.moving.is_empty() {
+            return 0;
+        }
+        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        stall_per_token_ns(&Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns }, layout)
+    }
+
+    /// The loss by what tokens wait for moving layers; none as far as the allowance goes.
+    pub(super) fn stall_loss(&self, outlook: &CostContext, layout: &Layout) -> u64 {
+        let stall_ns = self.stall_of(layout);
+        if stall_ns <= self.allowance_ns() { 0 } else { outlook.stalled(stall_ns) }
+    }
+
+    /// The layout with the fewest moving layers that covers what a step was refused, although it stalls; none where own layers do
+    /// not become KV, or not now, or steps would take more than twice as long.
+    pub fn stalling_remap(&mut self, missing_columns: u32) -> Option<StallingRemap> {
+        let remaps = self.params.policy.remaps() && self.forced.is_none() && self.measures.compute_known();
+        let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
+        let chunks = self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.transition.is_none())?;
+        if self.declined_stalling.covers(self.steps, chunks) {
+            return None;
+        }
+        let Ok(layout) = self.layout_for(chunks, self.share_of_token(MOST_STALL_PERMILLE)) else {
+            self.declined_stalling.note(self.steps, chunks);
+            return None;
+        };
+        let freed = self.sizes.weights(self.slots.layout()).saturating_sub(self.sizes.weights(&layout));
+        let stall_ns = [self.slots.layout(), &layout].map(|layout| self.stall_of(layout));
+        let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
+        Some(StallingRemap { layout, missing_blocks, stall_ns, freed_bytes })
+    }
+
+    /// What these layers cost beyond those that move now.
+    pub fn price_of_layers(&self, stalling: &StallingRemap, clients: &Clients<'_>) -> ReclaimCost {
+        let outlook = self.cost_context();
+        let [now, then] = stalling.stall_ns.map(|ns| {
+            let hides = ns <= self.allowance_ns();
+            if hides { LateTokens::default() } else { outlook.stall(ns, clients) }
+        });
+        let loss = LateTokens {
+            late: then.late.saturating_sub(now.late),
+            unmade: then.unmade.saturating_sub(now.unmade),
+        };
+        ReclaimCost { loss, freed_bytes: stalling.freed_bytes }
+    }
+
+    /// What a pause of this request costs, which has so many tokens in store.
+    pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> ReclaimCost {
+        let unwritten = u64::from(self.kv.own_unwritten_blocks(request));
+        let leaving_ns = unwritten.saturating_mul(self.block_out_ns().unwrap_or(0));
+        ReclaimCost {
+            loss: self.cost_context().pause(in_store, leaving_ns, clients),
+            freed_bytes: self.own_bytes(request),
+        }
+    }
+
+    /// What it costs to compute so many tokens of this request again.
+    pub fn price_of_preemption(
+        &self,
+        request: RequestId,
+        in_store: u32,
+        tokens: u32,
+        clients: &Clients<'_>,
+    ) -> ReclaimCost {
+        ReclaimCost {
+            loss: self.cost_context().preemption(in_store, tokens.into(), clients),
+            freed_bytes: self.own_bytes(request),
+        }
+    }
+
+    /// What leaves the device with the request: KV that nobody else uses, as far as it is there.
+    fn own_bytes(&self, request: RequestId) -> u64 {
+        u64::from(self.kv.own_blocks(request)) * self.geometry.block_bytes
+    }
+
+    /// These layers move from now on: their chunks are KV's. `false` = they do not.
+    pub fn apply_stalling_remap(&mut self, stalling: StallingRemap, out: &mut Vec<Action>) -> bool {
+        let StallingRemap { layout, missing_blocks, .. } = stalling;
+        self.start_transition(TransitionTarget::Layout(layout), Reason::RemapStalls, missing_blocks, out)
+            == Prepared::Wait
+    }
+
+    /// The loss when requests lose so many chunks of KV that they use and compute it again.
+    pub(super) fn dropping(&self, outlook: &CostContext, chunks: u32) -> u64 {
+        let blocks = u64::from(chunks) * u64::from(self.sizes.blocks_per_chunk);
+        if blocks == 0 {
+            return 0;
+        }
+        let used = u64::from(self.kv.frames().used_blocks().saturating_sub(self.kv.evictable_blocks()));
+        let blocks = blocks.min(used);
+        let requests = (u64::from(outlook.requests) * blocks).div_ceil(used.max(1)) as u32;
+        let tokens = blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
+        if self.params.compares_losses() {
+            outlook.dropped(requests, tokens)
+        } else {
+            outlook.recomputed(requests, tokens, 0)
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The memory manager, to look at: everything that ends in a metric, a log field or a memory map.
+
+use alloc::vec::Vec;
+
+use super::{Failed, MemoryManager, StepStats};
+use crate::action::Address;
+use crate::chunk_table::{ChunkTable, Owner, State};
+use crate::geometry::Geometry;
+use crate::ids::{ActionId, ChunkId, LayerId, SlotId};
+use crate::kv::KvCounts;
+use crate::params::Params;
+use crate::reason::Reason;
+use crate::step_model::{Layout, Times, stall_per_token_ns};
+
+/// Where a layer's weights are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Residency {
+    /// The slot it shares; none for a resident layer.
+    pub slot: Option<SlotId>,
+    /// State of its own chunks, or of its slot.
+    pub state: State,
+    /// Its weights are complete at its addresses now.
+    pub present: bool,
+}
+
+impl MemoryManager {
+    /// Sizes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Tunables.
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// Who holds what.
+    pub fn ledger(&self) -> &ChunkTable {
+        &self.ledger
+    }
+
+    /// The address table, for the backend's audit. While a Reback is pending the backend may be one transaction ahead.
+    pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
+        self.holdings.addresses()
+    }
+
+    /// The action was ordered and has not ended: only its completion may be passed on.
+    pub fn awaits(&self, action: ActionId) -> bool {
+        self.pending.contains(action)
+    }
+
+    /// Figures of KV.
+    pub fn kv_counts(&self) -> KvCounts {
+        self.kv.counts()
+    }
+
+    /// The layout of moving layers.
+    pub fn layout(&self) -> &Layout {
+        self.slots.layout()
+    }
+
+    /// How long a step takes that decodes, with its waits for moving layers, by what was measured, nanoseconds; 0 while none
+    /// moves. Prompts that are computed meanwhile cost nothing.
+    pub fn streaming_ns(&self) -> u64 {
+        if self.layout().moving.is_empty() {
+            return 0;
+        }
+        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        let times = Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns };
+        times.token_compute_ns().saturating_add(stall_per_token_ns(&times, self.layout()))
+    }
+
+    /// Layers that remapping may give away at most. The slot that their slabs stream through counts against the cap as well.
+    pub fn cap_layers(&self) -> u16 {
+        self.sizes.cap_m.saturating_sub(1)
+    }
+
+    /// Where each layer is, front first.
+    pub fn residency(&self) -> Vec<Residency> {
+        (0..self.sizes.layers).map(|l| self.residency_of(LayerId(l))).collect()
+    }
+
+    fn residency_of(&self, layer: LayerId) -> Residency {
+        let slot = self.holdings.slot_of[layer.index()];
+        let holder = slot.map_or(Owner::WeightsLayer(layer), Owner::Slot);
+        let shown = slot.and_then(|s| self.slots.contents()[s.index()]);
+        let state = self.ledger.contents(holder);
+        let present = match slot {
+            Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Committed(g)),
+            None => matches!(state, State::Committed(_)),
+        };
+        Residency { slot, state, present }
+    }
+
+    /// How often each reason applied: actions ordered, columns evicted, remappings declined, failures met.
+    pub fn counted(&self, reason: Reason) -> u64 {
+        self.counters[reason as usize]
+    }
+
+    /// Bytes that changed their owner for each reason, counted when they have changed it: weights, KV and activations alike.
+    /// Of a trade with another tenant, the bytes that passed between the two.
+    pub fn moved_bytes(&self, reason: Reason) -> u64 {
+        self.moved_chunks[reason as usize].saturating_mul(self.geometry.chunk_bytes)
+    }
+
+    /// Why the layout of moving layers that is in force was taken.
+    pub fn layout_reason(&self) -> Reason {
+        self.fill_reason
+    }
+
+    /// Measured times and bandwidth.
+    pub fn step_stats(&self) -> &StepStats {
+        &self.measures
+    }
+
+    /// Why the tenant cannot be served, when the backend has failed for good.
+    pub fn failed(&self) -> Option<Failed> {
+        self.failure
+    }
+
+    /// Copies that had to be repeated.
+    pub fn fill_retries(&self) -> u64 {
+        self.fill_retries
+    }
+
+    /// Chunks of the activation range that are backed.
+    pub fn activation_chunks(&self) -> u32 {
+        self.holdings.activation.len() as u32
+    }
+}

@@ -1,0 +1,129 @@
+//! What passes between the scheduler and the memory manager, as plain data.
+
+use alloc::vec::Vec;
+
+use super::kv_prefetch::FETCH_FAILURES;
+use super::weight_loads::FILL_RETRIES;
+use crate::action::FillTarget;
+use crate::geometry::StepShape;
+use crate::ids::{BlockId, Generation, LayerId, RequestId};
+
+/// What a step asks of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepNeed {
+    /// New columns per request.
+    pub columns: Vec<(RequestId, u32)>,
+    /// What the step asks of the activation space.
+    pub shape: StepShape,
+}
+
+/// Answer of [`super::MemoryManager::prepare`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepared {
+    /// All columns are allocated and the activation space is there: [`super::MemoryManager::begin`] may follow.
+    Ready,
+    /// Actions were ordered, or are under way, and must complete first; ask again.
+    Wait,
+    /// KV of requests that were admitted again at this boundary is on its way, beside steps ([`MemoryManager::is_loading`]): the others need not
+    /// wait for them. The scheduler suspends those and asks again, for more of the others if it likes: what it asked for them is
+    /// there.
+    ///
+    /// [`MemoryManager::is_loading`]: super::MemoryManager::is_loading
+    Coming,
+    /// Nothing more can be freed: the scheduler makes the batch smaller or preempts.
+    Short {
+        /// Columns that are missing.
+        missing_columns: u32,
+        /// The activation space is what is missing.
+        activation: bool,
+    },
+}
+
+/// What one step may rely on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepLease {
+    /// Generation that each moving layer must show before it is read, in layer order; others are resident.
+    pub generations: Vec<(LayerId, Generation)>,
+    /// Generation that the KV of each layer which lies partly in the host tier must show before it is read, in layer
+    /// order; the KV of others is on the device.
+    pub kv_generations: Vec<(LayerId, Generation)>,
+    /// Bytes of the activation range that are backed.
+    pub activation_limit_bytes: u64,
+}
+
+/// What a finished step took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Its shape.
+    pub shape: StepShape,
+    /// Every sequence was given one token.
+    pub decode_only: bool,
+    /// Compute time of each layer, waiting not counted, nanoseconds.
+    pub layer_ns: Vec<u64>,
+    /// Time each layer waited for its slot, nanoseconds.
+    pub stall_ns: Vec<u64>,
+    /// Time each layer waited for its KV, nanoseconds.
+    pub kv_stall_ns: Vec<u64>,
+    /// The whole step, nanoseconds.
+    pub total_ns: u64,
+}
+
+/// The blocks behind a column of an open request are new or have moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableChange {
+    /// The request.
+    pub request: RequestId,
+    /// Index of the column within the request.
+    pub column: u32,
+    /// Block of each layer, front first.
+    pub blocks: Vec<BlockId>,
+}
+
+/// Why a tenant cannot be served although it fits: the backend failed for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// The device did not give what the tenant can never lend.
+    Create {
+        /// Bytes that it gave.
+        created_bytes: u64,
+        /// Bytes of the floor.
+        floor_bytes: u64,
+    },
+    /// The first mapping was refused again and again.
+    Map,
+    /// Copies failed again and again.
+    Fill {
+        /// The last one.
+        target: FillTarget,
+    },
+    /// Fetches of KV failed again and again.
+    Fetch {
+        /// Of the last one.
+        layer: LayerId,
+    },
+}
+
+impl core::fmt::Display for Failed {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Failed::Create { created_bytes, floor_bytes } => {
+                write!(
+                    f,
+                    "the device gave {created_bytes} bytes of the {floor_bytes} bytes that are the least"
+                )
+            }
+            Failed::Map => write!(f, "the first mapping failed every time it was tried"),
+            Failed::Fill { target } => {
+                write!(f, "copies failed {FILL_RETRIES} times in a row, the last one of {target:?}")
+            }
+            Failed::Fetch { layer } => {
+                write!(
+                    f,
+                    "more than {FETCH_FAILURES} fetches of KV failed in a row, the last one of {layer:?}"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for Failed {}

@@ -1,0 +1,299 @@
+//! What steps and copies really took.
+
+use alloc::vec::Vec;
+
+use super::StepTimes;
+use crate::ewma::Ewma;
+use crate::linear_fit::LinearFit;
+use crate::params::Params;
+use crate::peers::time_slice::largest_prefill_tokens;
+
+const MIB: u64 = 1 << 20;
+/// A wait of more than this share of a layer's compute leaves caches and threads cold: what follows is no sample of T_c.
+/// Taken as one, each stall would raise T_c, a larger T_c hide more copies, and those stall more.
+pub(super) const WAITED_PERMILLE: u64 = 50;
+
+/// Averages of measured times; the configured estimates until there are any.
+#[derive(Clone, Debug)]
+pub struct StepStats {
+    slab_bytes: Vec<u64>,
+    /// Nanoseconds for 2^20 bytes over the link.
+    link: Ewma,
+    copied_bytes: u64,
+    /// T_c of each layer, decode steps only.
+    compute: Vec<Ewma>,
+    /// What a token adds to a step that prefills, all layers together. Tokens of prompts and of decodes count alike.
+    prefill_token: Ewma,
+    /// Of a decode step, what is neither a layer nor a wait: embeddings, the head, sampling.
+    beside: Ewma,
+    /// Columns of KV that decode steps read.
+    columns: Ewma,
+    /// Compute of a decode step over the columns of KV that it reads, all layers together.
+    kv: LinearFit,
+    estimated_bytes_per_second: u64,
+    estimated_compute_ns: u64,
+}
+
+impl StepStats {
+    pub(super) fn new(params: &Params, slab_bytes: &[u64]) -> StepStats {
+        StepStats {
+            slab_bytes: slab_bytes.to_vec(),
+            link: Ewma::default(),
+            copied_bytes: 0,
+            compute: slab_bytes.iter().map(|_| Ewma::default()).collect(),
+            prefill_token: Ewma::default(),
+            beside: Ewma::default(),
+            columns: Ewma::default(),
+            kv: LinearFit::default(),
+            estimated_bytes_per_second: params.link_bytes_per_second.max(1),
+            estimated_compute_ns: params.layer_compute_ns,
+        }
+    }
+
+    pub(super) fn copied(&mut self, bytes: u64, duration_ns: u64) {
+        self.copied_bytes = self.copied_bytes.saturating_add(bytes);
+        self.timed(bytes, duration_ns);
+    }
+
+    /// The link took so long for so many bytes to the device, of whatever kind.
+    pub(super) fn timed(&mut self, bytes: u64, duration_ns: u64) {
+        if bytes > 0 && duration_ns > 0 {
+            let ns_per_mib = u128::from(duration_ns) * u128::from(MIB) / u128::from(bytes);
+            self.link.observe(ns_per_mib.min(u128::from(u64::MAX)) as u64);
+        }
+    }
+
+    pub(super) fn on_step(&mut self, times: &StepTimes) {
+        if times.layer_ns.len() != self.compute.len() {
+            return;
+        }
+        if times.decode_only {
+            let waits = times.stall_ns.iter().copied().chain(core::iter::repeat(0));
+            let samples = times.layer_ns.iter().zip(waits);
+            for (average, (&ns, wait_ns)) in self.compute.iter_mut().zip(samples) {
+                if wait_ns <= ns / 1000 * WAITED_PERMILLE {
+                    average.observe(ns);
+                }
+            }
+            self.beside.observe(beside_ns(times));
+        } else {
+            self.prefilled(times);
+        }
+    }
+
+    /// The part of a step with prefill that a decode step would not take, shared among its tokens. At least a nanosecond: 0
+    /// means that nothing was measured.
+    fn prefilled(&mut self, times: &StepTimes) {
+        let total_ns: u128 = times.layer_ns.iter().copied().map(u128::from).sum();
+        let added_ns = total_ns.saturating_sub(self.token_compute_ns());
+        if let Some(token_ns) = added_ns.checked_div(u128::from(times.shape.tokens)) {
+            self.prefill_token.observe(token_ns.clamp(1, u128::from(u64::MAX)) as u64);
+        }
+    }
+
+    /// A decode step read so many columns of KV.
+    pub(super) fn read(&mut self, columns: u64) {
+        self.columns.observe(columns);
+    }
+
+    /// It took so long for them.
+    pub(super) fn observe_kv_read(&mut self, columns: u64, times: &StepTimes) {
+        self.kv.observe(columns, total(&times.layer_ns));
+    }
+
+    /// Columns of KV behind the averages of compute; none before a step has read any.
+    pub fn read_columns(&self) -> Option<u64> {
+        self.columns.value()
+    }
+
+    /// What a decode step takes beside its layers and what they wait for, nanoseconds; 0 = unknown.
+    pub fn overhead_ns(&self) -> u64 {
+        self.beside.value().unwrap_or(0)
+    }
+
+    /// What each column of KV adds to a decode step, nanoseconds; 0 = unknown.
+    pub fn column_ns(&self) -> u64 {
+        self.kv.per_x()
+    }
+
+    /// What each token adds to a step that prefills, of a prompt or of a decode, nanoseconds; 0 = unknown.
+    pub fn prefill_token_ns(&self) -> u64 {
+        self.prefill_token.value().unwrap_or(0)
+    }
+
+    /// How long a step of `decodes` sequences that decode and `prefill_tokens` tokens of prompts takes, nanoseconds, as far as is
+    /// known.
+    pub fn step_ns(&self, decodes: u32, prefill_tokens: u32) -> u64 {
+        // In a step with prompts the token of a decode counts as one of a prompt; so it does before a decode was measured.
+        let decodes = if prefill_tokens == 0 && self.compute_known() { 0 } else { decodes };
+        let tokens = u64::from(prefill_tokens) + u64::from(decodes);
+        let added_ns = u128::from(self.prefill_token_ns()) * u128::from(tokens);
+        (self.decode_step_ns() + added_ns).min(u128::from(u64::MAX)) as u64
+    }
+
+    /// The most tokens of prompts for a step that is to take at most `max_ns` and in which `decodes` sequences decode. At least
+    /// one; no bound while nothing was measured.
+    pub fn prefill_tokens_within(&self, decodes: u32, max_ns: u64) -> u32 {
+        let Some(token_ns) = self.prefill_token.value() else { return u32::MAX };
+        let left_ns = u128::from(max_ns).saturating_sub(self.decode_step_ns()) as u64;
+        largest_prefill_tokens(token_ns, left_ns).saturating_sub(decodes).max(1)
+    }
+
+    /// The same by what its tokens add alone, whatever a decode takes.
+    pub fn prefill_tokens_adding(&self, max_ns: u64) -> u32 {
+        largest_prefill_tokens(self.prefill_token_ns(), max_ns)
+    }
+
+    /// Nanoseconds for 2^20 bytes over the link.
+    fn ns_per_mib(&self) -> u64 {
+        let estimate = u128::from(MIB) * 1_000_000_000 / u128::from(self.estimated_bytes_per_second);
+        self.link.value().unwrap_or(estimate.min(u128::from(u64::MAX)) as u64).max(1)
+    }
+
+    /// Bytes copied from host to device since the start.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
+
+    /// Bytes per second from host to device.
+    pub fn link_bytes_per_second(&self) -> u64 {
+        MIB * 1_000_000_000 / self.ns_per_mib()
+    }
+
+    /// T_T: the copy of each layer's slab, nanoseconds.
+    pub fn transfer_ns(&self) -> Vec<u64> {
+        let rate = u128::from(self.ns_per_mib());
+        self.slab_bytes.iter().map(|bytes| (u128::from(*bytes) * rate / u128::from(MIB)) as u64).collect()
+    }
+
+    /// T_c: each layer's compute in a decode step, nanoseconds; 0 = unknown.
+    pub fn compute_ns(&self) -> Vec<u64> {
+        self.compute.iter().map(|average| average.value().unwrap_or(self.estimated_compute_ns)).collect()
+    }
+
+    /// Compute of a whole token in a decode step, nanoseconds; 0 = unknown.
+    pub fn token_compute_ns(&self) -> u128 {
+        let layer = |average: &Ewma| average.value().unwrap_or(self.estimated_compute_ns);
+        self.compute.iter().map(|average| u128::from(layer(average))).sum()
+    }
+
+    /// A step of decodes alone, waits left out, nanoseconds; 0 = unknown.
+    pub fn decode_step_ns(&self) -> u128 {
+        self.token_compute_ns() + u128::from(self.overhead_ns())
+    }
+
+    /// Whether T_c is known, measured or estimated.
+    pub fn compute_known(&self) -> bool {
+        self.compute.iter().all(|average| average.value().unwrap_or(self.estimated_compute_ns) > 0)
+    }
+
+    /// r = T_T / T_c over all layers, permille; none while T_c is unknown.
+    pub fn ratio_permille(&self) -> Option<u64> {
+        let transfer_ns: u128 = self.transfer_ns().into_iter().map(u128::from).sum();
+        let ratio = (transfer_ns * 1000).checked_div(self.token_compute_ns())?;
+        Some(ratio.min(u128::from(u64::MAX)) as u64)
+    }
+}
+
+fn beside_ns(times: &StepTimes) -> u64 {
+    let within = [&times.layer_ns, &times.stall_ns, &times.kv_stall_ns].map(|ns| total(ns));
+    times.total_ns.saturating_sub(total(&within))
+}
+
+fn total(times: &[u64]) -> u64 {
+    times.iter().fold(0, |sum, ns| sum.saturating_add(*ns))
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::geometry::StepShape;
+
+    #[test]
+    fn a_layer_that_waited_tells_nothing_of_its_compute() {
+        let mut measures = StepStats::new(&Params::default(), &[1, 1]);
+        let step =
+            |layer_ns, stall_ns| StepTimes { decode_only: true, layer_ns, stall_ns, ..Default::default() };
+        measures.on_step(&step(vec![100_000, 100_000], vec![0, 5_000]));
+        assert_eq!(measures.compute_ns(), [100_000, 100_000], "a short wait is none");
+        measures.on_step(&step(vec![100_000, 900_000], vec![0, 100_000]));
+        assert_eq!(measures.compute_ns(), [100_000, 100_000]);
+        measures.on_step(&step(vec![100_000, 900_000], vec![0, 0]));
+        assert_eq!(measures.compute_ns(), [100_000, 200_000], "one eighth of a new sample");
+        measures.on_step(&StepTimes { decode_only: false, ..step(vec![1, 1], vec![]) });
+        assert_eq!(measures.compute_ns(), [100_000, 200_000], "a prefill is no sample");
+    }
+
+    #[test]
+    fn what_is_no_layer_and_no_wait_is_beside_them() {
+        let mut measures = StepStats::new(&Params::default(), &[1, 1]);
+        let step = |decode_only| StepTimes {
+            decode_only,
+            layer_ns: vec![100, 100],
+            stall_ns: vec![0, 7],
+            kv_stall_ns: vec![3, 0],
+            total_ns: 250,
+            ..Default::default()
+        };
+        measures.on_step(&step(false));
+        assert_eq!(measures.overhead_ns(), 0, "a prefill is no sample");
+        measures.on_step(&step(true));
+        assert_eq!(measures.overhead_ns(), 40);
+    }
+
+    #[test]
+    fn a_copy_that_was_not_timed_counts_its_bytes_and_leaves_the_bandwidth_as_it_is() {
+        let params = Params { link_bytes_per_second: 5 * MIB, ..Params::default() };
+        let mut measures = StepStats::new(&params, &[1, 1]);
+        measures.copied(MIB, 0);
+        assert_eq!((measures.copied_bytes(), measures.link_bytes_per_second()), (MIB, 5 * MIB));
+        measures.copied(MIB, 1_000_000_000);
+        measures.copied(MIB, 0);
+        assert_eq!((measures.copied_bytes(), measures.link_bytes_per_second()), (3 * MIB, MIB));
+    }
+
+    fn prefill(tokens: u32, layer_ns: u64) -> StepTimes {
+        let shape = StepShape { tokens, sequences: 1, logit_rows: 0 };
+        StepTimes { shape, layer_ns: vec![layer_ns; 2], ..Default::default() }
+    }
+
+    #[test]
+    fn a_prompt_is_cut_to_the_time_that_is_left_and_always_goes_on() {
+        let mut measures = StepStats::new(&Params::default(), &[1, 1]);
+        assert_eq!(measures.prefill_tokens_within(9, 0), u32::MAX, "nothing was measured");
+        let decode = StepTimes {
+            decode_only: true,
+            layer_ns: vec![100_000; 2],
+            total_ns: 250_000,
+            ..Default::default()
+        };
+        measures.on_step(&decode);
+        // 250,000 ns whatever the step, and 2,000 for each token.
+        measures.on_step(&prefill(100, 200_000));
+        assert_eq!(measures.prefill_token_ns(), 2_000);
+        assert_eq!((measures.step_ns(9, 0), measures.step_ns(9, 91)), (250_000, 450_000));
+        assert_eq!(measures.prefill_tokens_within(9, 450_000), 91, "decodes are tokens too");
+        assert_eq!(measures.prefill_tokens_within(9, 449_999), 90);
+        assert_eq!(measures.prefill_tokens_within(9, 100), 1, "not even a decode fits");
+        measures.on_step(&prefill(100, 600_000));
+        assert_eq!(measures.prefill_token_ns(), 3_000, "one eighth of a new sample");
+        assert_eq!(measures.step_ns(0, u32::MAX), 250_000 + 3_000 * u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn a_prefill_that_costs_no_more_than_a_decode_is_a_measurement_too() {
+        let mut measures = StepStats::new(&Params::default(), &[1, 1]);
+        measures.on_step(&StepTimes { decode_only: true, layer_ns: vec![100_000; 2], ..Default::default() });
+        measures.on_step(&prefill(8, 50_000));
+        assert_eq!(measures.prefill_token_ns(), 1);
+    }
+
+    #[test]
+    fn before_a_decode_was_measured_it_takes_as_long_as_a_token_of_a_prompt() {
+        let mut measures = StepStats::new(&Params::default(), &[1, 1]);
+        measures.on_step(&prefill(10, 50_000));
+        assert_eq!((measures.step_ns(3, 0), measures.step_ns(3, 4)), (30_000, 70_000));
+    }
+}

@@ -1,0 +1,409 @@
+//! Changing who holds what while the tenant serves.
+//!
+//! Every change is one transaction between two steps. Chunks that KV gives up are drained first, copies into slots have
+//! ended before, and nothing new is created: what arrives somewhere has left somewhere else in the same transaction, so it
+//! is feasible with zero spare chunks. Nothing is written down before the backend has said that it happened.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::MemoryManager;
+use super::weight_loads::Slab;
+use crate::action::{Action, BlockMove, FillTarget, Work};
+use crate::chunk_table::{Owner, Ownership, State};
+use crate::event::Outcome;
+use crate::ids::{ChunkId, FrameId, Generation, LayerId, SlotId};
+use crate::kv::compact::Drain;
+use crate::pending::{Change, Pending};
+use crate::reason::Reason;
+use crate::slots::{Progress, Slots};
+use crate::step_model::{Layout, MAX_BETA};
+
+/// What shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum TransitionTarget {
+    /// This layout of moving layers; what it frees becomes KV.
+    Layout(Layout),
+    /// This many activation chunks; KV gives or takes the difference.
+    Activation(u32),
+    /// This many free chunks more for KV.
+    Frames(u32),
+    /// This many frames of KV, and the last so many layers, without chunks.
+    Vacate { frames: u32, layers: u16 },
+}
+
+impl TransitionTarget {
+    /// Weights lose chunks or gain them: no copy may be under way.
+    pub fn moves_weights(&self) -> bool {
+        matches!(self, TransitionTarget::Layout(_) | TransitionTarget::Vacate { layers: 1.., .. })
+    }
+}
+
+/// A change that was decided and has not happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Transition {
+    pub target: TransitionTarget,
+    pub reason: Reason,
+}
+
+/// How a goal came on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TransitionProgress {
+    /// An action was ordered.
+    Ordered,
+    /// There is no room for it; it was given up.
+    Abandoned,
+}
+
+impl MemoryManager {
+    /// Takes the goal one action further.
+    pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
+        let goal = self.transition.clone().expect("a goal is pursued");
+        let from_kv = self.transition_shortfall(&goal.target);
+        if from_kv + self.sizes.kv_guaranteed > self.kv.frames().backed() && from_kv > 0 {
+            return self.abort_transition();
+        }
+        self.drain(from_kv);
+        match self.free_buffers() {
+            Some(true) => return TransitionProgress::Ordered,
+            Some(false) => {
+                // What is fetched into them ends by itself; for want of room a request has to go.
+                if self.kv.fetches() == 0 {
+                    self.no_room(goal.reason);
+                }
+                return self.abort_transition();
+            }
+            None => {}
+        }
+        let (drain, evicted) = self.kv.make_room();
+        self.count_many(Reason::PrefixEvicted, evicted);
+        match drain {
+            Drain::NoRoom => match self.paused_make_way(goal.reason, out) {
+                Some(0) => return self.abort_transition(),
+                Some(_) => return self.advance_transition(out),
+                None => {
+                    self.no_room(goal.reason);
+                    return self.abort_transition();
+                }
+            },
+            Drain::Movable => return self.order_moves(out),
+            Drain::Empty if goal.target.moves_weights() && self.pending.fills() > 0 => {
+                self.drop_fills(goal.reason, out);
+            }
+            Drain::Empty => self.order_goal(&goal, out),
+        }
+        TransitionProgress::Ordered
+    }
+
+    /// Chunks that KV must give up for it.
+    fn transition_shortfall(&self, target: &TransitionTarget) -> u32 {
+        let (before, after) = match target {
+            TransitionTarget::Layout(layout) => (self.weights_held(), self.sizes.weights(layout)),
+            TransitionTarget::Activation(chunks) => (self.holdings.activation.len() as u32, *chunks),
+            TransitionTarget::Frames(_) => (0, 0),
+            TransitionTarget::Vacate { frames, .. } => return *frames,
+        };
+        after.saturating_sub(before + self.ledger.count(Owner::Free))
+    }
+
+    /// Gives the goal up; every frame takes blocks again.
+    pub(super) fn abort_transition(&mut self) -> TransitionProgress {
+        self.transition = None;
+        self.drain(0);
+        self.hysteresis.reset();
+        self.retry_at = self.boundaries + self.backoff();
+        TransitionProgress::Abandoned
+    }
+
+    /// Makes `count` frames drain, in KV's table and in the ledger.
+    fn drain(&mut self, count: u32) {
+        for frame in self.kv.drain(count) {
+            let chunk = self.holdings.frames[frame.index()].expect("a backed frame has a chunk");
+            self.ledger.set_draining(chunk, self.kv.frames().draining().contains(&frame));
+        }
+    }
+
+    /// Blocks move out of draining frames. Where only such are left that are being written to the host tier, the change is for
+    /// another time.
+    fn order_moves(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
+        let limit = (self.params.compact_budget_bytes / self.geometry.block_bytes).clamp(1, 1 << 20) as u32;
+        let planned = self.kv.plan_moves(limit);
+        if planned.is_empty() {
+            return self.abort_transition();
+        }
+        let chunk_of = |block| self.chunk_of(block);
+        let moves: Vec<_> = planned
+            .into_iter()
+            .map(|(from, to)| BlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
+            .collect();
+        self.moved_at_step = Some(self.steps);
+        self.order(Work::MoveBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
+        TransitionProgress::Ordered
+    }
+
+    pub(super) fn moved(&mut self, moves: &[BlockMove], outcome: Outcome) {
+        let done = matches!(outcome, Outcome::Done { .. });
+        self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
+        if !done {
+            self.count(Reason::BackendFailed);
+            self.failed_changes += 1;
+            self.abort_transition();
+        }
+    }
+
+    fn order_goal(&mut self, goal: &Transition, out: &mut Vec<Action>) {
+        let (next, layout) = match &goal.target {
+            TransitionTarget::Layout(layout) => (self.holdings_for(layout), Some(layout.clone())),
+            TransitionTarget::Activation(chunks) => (self.holdings_for_activation(*chunks), None),
+            TransitionTarget::Frames(chunks) => {
+                let mut next = self.holdings.clone();
+                let free: Vec<_> = self.ledger.free().take(*chunks as usize).collect();
+                self.map_frames(&mut next, free);
+                (next, None)
+            }
+            TransitionTarget::Vacate { layers, .. } => self.vacated(*layers),
+        };
+        let kept = layout.as_ref().map_or(Vec::new(), |_| self.preserved_chunks(&next));
+        self.order_change(Change { next, layout, reason: goal.reason }, &kept, out);
+    }
+
+    /// Holdings without drained frames and without the last `layers` own layers.
+    fn vacated(&self, layers: u16) -> (Ownership, Option<Layout>) {
+        let mut next = self.holdings.clone();
+        self.kv.drained().into_iter().for_each(|frame| next.frames[frame.index()] = None);
+        let going = self.last_own_layers(layers);
+        going.iter().for_each(|layer| next.layers[layer.index()].clear());
+        (next, (layers > 0).then(|| self.slots.layout().clone()))
+    }
+
+    /// Orders the transaction that leads to `change`.
+    pub(super) fn order_change(&mut self, mut change: Change, kept: &[ChunkId], out: &mut Vec<Action>) {
+        self.carry_deferred(&mut change.next, change.reason);
+        let transaction = self.holdings.transaction(&change.next, kept);
+        let reason = change.reason;
+        self.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(change)), out);
+    }
+
+    /// Holdings under another layout. Holders that stay keep their chunks; a new slot takes those of its first layer, a
+    /// layer takes those of a slot that goes while it holds that layer; the rest comes from what was released, from free
+    /// chunks, from drained frames, in this order. What is left becomes KV.
+    fn holdings_for(&self, layout: &Layout) -> Ownership {
+        let mut next = self.holdings.clone();
+        self.assign_slots(layout, &mut next);
+        let mut pool = self.release_for(layout, &mut next);
+        let released = pool.len();
+        pool.extend(self.ledger.free());
+        let mut drained = self.kv.drained().into_iter();
+        let mut given = 0;
+        let mut fill = |chunks: &mut Vec<ChunkId>, size: u32, next_frames: &mut Vec<Option<ChunkId>>| {
+            while chunks.len() < size as usize {
+                let from_kv =
+                    || next_frames[drained.next().expect("enough frames were drained").index()].take();
+                let chunk = pool.get(given).copied().or_else(from_kv);
+                given += 1;
+                chunks.push(chunk.expect("a drained frame has a chunk"));
+            }
+        };
+        for s in 0..layout.beta {
+            let size = self.sizes.slot(layout, SlotId(s));
+            fill(&mut next.slots[usize::from(s)], size, &mut next.frames);
+        }
+        for l in (0..next.layers.len()).filter(|l| next.slot_of[*l].is_none()).collect::<Vec<_>>() {
+            fill(&mut next.layers[l], self.sizes.slabs[l], &mut next.frames);
+        }
+        let left: Vec<_> = pool[..released].iter().copied().skip(given).collect();
+        self.map_frames(&mut next, left);
+        next
+    }
+
+    /// Notes who uses which slot.
+    pub(super) fn assign_slots(&self, layout: &Layout, next: &mut Ownership) {
+        next.slot_of.fill(None);
+        for (index, layer) in layout.moving.iter().enumerate() {
+            next.slot_of[layer.index()] = Some(layout.slot(index));
+        }
+    }
+
+    /// Takes from `next` what holders no longer need, after those that can go on with the same chunks got them.
+    fn release_for(&self, layout: &Layout, next: &mut Ownership) -> Vec<ChunkId> {
+        let mut pool = Vec::new();
+        let mut leaving: Vec<Vec<ChunkId>> =
+            next.slots.split_off(next.slots.len().min(usize::from(layout.beta)));
+        let kept_slots = next.slots.len();
+        for (chunks, content) in leaving.iter_mut().zip(&self.slots.contents()[kept_slots..]) {
+            let heir = content.map(|(layer, _)| layer).filter(|layer| next.slot_of[layer.index()].is_none());
+            if let Some(layer) = heir {
+                next.layers[layer.index()] = core::mem::take(chunks);
+            }
+        }
+        for s in kept_slots..usize::from(layout.beta) {
+            let first = layout.moving[s];
+            next.slots.push(core::mem::take(&mut next.layers[first.index()]));
+        }
+        for layer in &layout.moving {
+            pool.append(&mut next.layers[layer.index()]);
+        }
+        let slots =
+            next.slots.iter_mut().enumerate().map(|(s, c)| (c, self.sizes.slot(layout, SlotId(s as u8))));
+        let layers = next.layers.iter_mut().zip(self.sizes.slabs.iter().copied());
+        for (chunks, size) in slots.chain(layers) {
+            pool.extend(chunks.drain((size as usize).min(chunks.len())..));
+        }
+        pool.extend(leaving.into_iter().flatten());
+        pool
+    }
+
+    fn holdings_for_activation(&self, chunks: u32) -> Ownership {
+        let mut next = self.holdings.clone();
+        let held = next.activation.len();
+        if (chunks as usize) < held {
+            let idle = next.activation.split_off(chunks as usize);
+            self.map_frames(&mut next, idle);
+            return next;
+        }
+        let drained = self.kv.drained();
+        let from_kv =
+            drained.iter().map(|frame| self.holdings.frames[frame.index()].expect("a backed frame"));
+        let more: Vec<_> = self.ledger.free().chain(from_kv).take(chunks as usize - held).collect();
+        for frame in drained {
+            let chunk = &mut next.frames[frame.index()];
+            *chunk = chunk.filter(|c| !more.contains(c));
+        }
+        next.activation.extend(more);
+        next
+    }
+
+    /// Backs the first frames without chunks, up to the limit of KV; what is left is free.
+    fn map_frames(&self, next: &mut Ownership, chunks: Vec<ChunkId>) {
+        for (frame, chunk) in next.unbacked_frames(chunks.len() as u32).into_iter().zip(chunks) {
+            next.frames[frame.index()] = Some(chunk);
+        }
+    }
+
+    /// Layers whose contents stay readable at their addresses across the change.
+    fn preserved_layers(&self, next: &Ownership) -> Vec<(LayerId, Generation)> {
+        let layers = (0..self.sizes.layers).map(LayerId);
+        let whole = layers.filter_map(|layer| Some((layer, self.content_of(layer)?)));
+        whole.filter(|(layer, _)| self.holdings.layer_chunks(*layer) == next.layer_chunks(*layer)).collect()
+    }
+
+    /// Generation of a layer's complete copy, wherever it lies.
+    fn content_of(&self, layer: LayerId) -> Option<Generation> {
+        match self.holdings.slot_of[layer.index()] {
+            Some(slot) => {
+                let (shown, generation) = (*self.slots.contents().get(slot.index())?)?;
+                (shown == layer).then_some(generation)
+            }
+            None => {
+                let slab = self.weights.layers[layer.index()]?;
+                (slab.progress == Progress::Committed).then_some(slab.generation)
+            }
+        }
+    }
+
+    /// Chunks that carry a layer's contents to a new owner: they must not be overwritten on the way.
+    fn preserved_chunks(&self, next: &Ownership) -> Vec<ChunkId> {
+        self.preserved_layers(next).iter().flat_map(|(layer, _)| next.layer_chunks(*layer).to_vec()).collect()
+    }
+
+    /// A transaction has ended.
+    pub(super) fn on_remapped(&mut self, change: Change, outcome: Outcome, out: &mut Vec<Action>) {
+        if matches!(outcome, Outcome::Done { .. }) {
+            self.failed_changes = 0;
+            self.apply(change);
+        } else {
+            self.count(Reason::BackendFailed);
+            if self.nothing_mapped() && !self.loaded {
+                self.first_mapping_failed(out);
+                return;
+            }
+            self.failed_changes += 1;
+            self.abort_transition();
+        }
+        self.order_fills(out);
+    }
+
+    fn apply(&mut self, change: Change) {
+        let Change { next, layout, reason } = change;
+        let changes = self.holdings.changes(&next);
+        if !reason.is_trade() {
+            self.count_moved(reason, changes.len() as u32);
+        }
+        for (chunk, from, to) in changes {
+            self.ledger.hand_over(chunk, from, to);
+        }
+        for f in 0..next.frames.len() {
+            match (self.holdings.frames[f], next.frames[f]) {
+                (None, Some(_)) => self.kv.frames_mut().back(FrameId(f as u32)),
+                (Some(_), None) => self.kv.frames_mut().unback(FrameId(f as u32)),
+                _ => {}
+            }
+        }
+        let carried = self.preserved_layers(&next);
+        self.holdings = next;
+        if let Some(layout) = layout {
+            self.take_layout(layout, &carried);
+            self.remapped_at_step = reason.takes_layers().then_some(self.steps);
+            self.fill_reason = reason;
+        }
+        self.on_awake();
+        self.transition = None;
+        self.drain(0);
+        self.hysteresis.reset();
+        self.forget_declined();
+    }
+
+    /// The layout is in force: layers and slots that lost their contents are filled.
+    fn take_layout(&mut self, layout: Layout, carried: &[(LayerId, Generation)]) {
+        let mut contents = vec![None; usize::from(layout.beta)];
+        if self.holdings.global.is_empty() {
+            self.weights.global = None;
+        } else if self.weights.global.is_none() {
+            self.weights.global = Some(Slab::due(&mut self.generations));
+        }
+        for l in 0..self.sizes.layers {
+            let layer = LayerId(l);
+            let content =
+                carried.iter().find(|(carried, _)| *carried == layer).map(|(_, generation)| *generation);
+            let entry = &mut self.weights.layers[layer.index()];
+            match (self.holdings.slot_of[layer.index()], content) {
+                (Some(slot), content) => {
+                    *entry = None;
+                    // A copy that was read before cannot hold back the next one in its slot: its reader is done. Unless
+                    // the layer has the slot to itself it is copied anew.
+                    let alone = slot.index() + usize::from(layout.beta) >= layout.moving.len();
+                    if let Some(generation) = content.filter(|g| alone || *g > self.leased[layer.index()]) {
+                        contents[slot.index()] = Some((layer, generation));
+                    }
+                }
+                (None, _) if self.holdings.is_absent(layer) => *entry = None,
+                (None, Some(generation)) => *entry = Some(Slab { generation, progress: Progress::Committed }),
+                (None, None) => *entry = Some(Slab::due(&mut self.generations)),
+            }
+        }
+        self.slots = Slots::new(layout, contents);
+        self.absent = self.holdings.absent_layers();
+        self.slabs_settled = self.weights.all_committed();
+        self.note_all_contents();
+    }
+
+    fn note_all_contents(&mut self) {
+        self.note_contents(FillTarget::Global);
+        for l in 0..self.sizes.layers {
+            self.note_contents(FillTarget::Resident(LayerId(l)));
+        }
+        self.note_slots();
+    }
+
+    /// Writes what the slots contain into the ledger.
+    pub(super) fn note_slots(&mut self) {
+        for slot in (0..MAX_BETA).map(SlotId) {
+            if slot.0 < self.slots.layout().beta {
+                self.note_contents(FillTarget::Slot(slot, LayerId(0)));
+            } else {
+                self.ledger.set_contents(Owner::Slot(slot), State::Idle);
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What a remedy would cost: tokens that are not made in time over the steps to come, in thousandths of a token.
+//!
+//! Remedies hurt in different coins. A stall makes every token of the batch later; a pause stops one request; a preemption
+//! stops one and has its tokens computed again. Over a stated window all three are tokens that would have been made and are
+//! not, so they can be compared (DESIGN 6: the least predicted goodput loss).
+//!
+//! Tokens that come too late for the objective count as not made, unless they came too late before.
+
+pub mod price;
+
+/// Thousandths of one.
+const MILLI: u128 = 1000;
+
+/// The batch that a remedy would hurt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CostContext {
+    /// Steps that are looked ahead.
+    pub window_steps: u32,
+    /// Time of a step as it is now, nanoseconds; 0 = unknown.
+    pub step_ns: u64,
+    /// Requests in it.
+    pub requests: u32,
+    /// The longest time between two tokens that is good, nanoseconds; 0 = none is too long.
+    pub tbt_ns: u64,
+    /// What each token of a prompt adds to a step, nanoseconds; 0 = unknown.
+    pub prefill_token_ns: u64,
+}
+
+impl CostContext {
+    /// Every step takes so much longer. It is [`CostContext::stall`]'s late tokens where somebody waits and no client has any in store.
+    pub fn stalled(&self, added_ns: u64) -> u64 {
+        let later_ns = self.step_ns.saturating_add(added_ns);
+        if added_ns == 0 {
+            return 0;
+        }
+        if self.tbt_ns > 0 && later_ns > self.tbt_ns && self.step_ns <= self.tbt_ns {
+            return self.all();
+        }
+        part(self.all(), added_ns, later_ns)
+    }
+
+    /// So many requests make no token for the window; each has so many in store that its client reads meanwhile.
+    pub fn paused(&self, requests: u32, deposit: u32) -> u64 {
+        let missing = self.window_steps.saturating_sub(deposit);
+        u64::from(requests).saturating_mul(u64::from(missing)).saturating_mul(MILLI as u64)
+    }
+
+    /// So many requests make no token for the window, and so many of their tokens are computed again, which the others wait
+    /// for.
+    pub fn recomputed(&self, requests: u32, tokens: u64, deposit: u32) -> u64 {
+        let work_ns = self.prefill_token_ns.saturating_mul(tokens);
+        self.paused(requests, deposit).saturating_add(self.once(work_ns))
+    }
+
+    /// So much time passes once in which the batch makes no token, or the link carries what it needs.
+    pub fn once(&self, ns: u64) -> u64 {
+        let tokens = u128::from(ns) * u128::from(self.requests) * MILLI;
+        tokens.checked_div(u128::from(self.step_ns)).map_or(0, |milli| milli.min(u128::from(u64::MAX)) as u64)
+    }
+
+    /// Everything that the batch makes in the window.
+    pub fn all(&self) -> u64 {
+        (u128::from(self.window_steps) * u128::from(self.requests) * MILLI) as u64
+    }
+}
+
+fn part(of: u64, share: u64, whole: u64) -> u64 {
+    (u128::from(of) * u128::from(share)).checked_div(u128::from(whole)).map_or(of, |part| part as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BATCH: CostContext =
+        CostContext { window_steps: 10, step_ns: 100, requests: 4, tbt_ns: 0, prefill_token_ns: 5 };
+
+    #[test]
+    fn a_stall_costs_its_share_of_every_step() {
+        assert_eq!(BATCH.stalled(0), 0);
+        assert_eq!(BATCH.stalled(25), 8_000, "a fifth of 40 tokens");
+        assert_eq!(BATCH.stalled(u64::MAX), 40_000, "never more than all");
+    }
+
+    #[test]
+    fn tokens_that_become_too_late_are_all_lost_and_those_that_were_are_only_slower() {
+        let paced = CostContext { tbt_ns: 120, ..BATCH };
+        assert_eq!((paced.stalled(20), paced.stalled(25)), (6_666, 40_000));
+        assert_eq!(CostContext { tbt_ns: 90, ..BATCH }.stalled(25), 8_000);
+    }
+
+    #[test]
+    fn a_pause_costs_what_the_deposit_does_not_bridge() {
+        assert_eq!((BATCH.paused(1, 0), BATCH.paused(2, 4), BATCH.paused(1, 30)), (10_000, 12_000, 0));
+    }
+
+    #[test]
+    fn a_preemption_costs_the_pause_and_the_work() {
+        // 60 tokens take 300 ns: three steps of four requests.
+        assert_eq!(BATCH.recomputed(1, 60, 0), 10_000 + 12_000);
+        let unknown = CostContext { step_ns: 0, ..BATCH };
+        assert_eq!((unknown.recomputed(1, 60, 0), unknown.stalled(1)), (10_000, 40_000));
+    }
+}

@@ -1,0 +1,306 @@
+//! What remedies cost for each byte that they free, and which of them loses least (DESIGN 6: the least predicted goodput loss per
+//! byte freed).
+//!
+//! A token that is made later is lost only if that makes it late. Where there is an objective, a client reads one token in that
+//! time, from what was made before as long as that lasts: while nobody waits, a step that takes longer than before costs nobody
+//! anything as long as it is within the objective. Where somebody waits, a token that is not made is one that somebody does not
+//! get, whoever it is made for: so it is where there is no objective.
+//!
+//! Of remedies that lose as much, the one after which most tokens are made is taken (the planner's second objective), and of
+//! those the first in the order of [`ReclaimKind`].
+
+use core::cmp::Ordering;
+
+use super::{CostContext, MILLI};
+use crate::ids::RequestId;
+
+/// What clients have, and whether others wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clients<'a> {
+    /// Tokens in store, of each running request.
+    pub in_store: &'a [u32],
+    /// Requests wait that could make tokens.
+    pub waiting: bool,
+}
+
+/// Tokens of the window, thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LateTokens {
+    /// Not made in time.
+    pub late: u64,
+    /// Not made, also where nobody misses them yet.
+    pub unmade: u64,
+}
+
+/// What a remedy gives and what it costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReclaimCost {
+    /// What it costs.
+    pub loss: LateTokens,
+    /// Bytes that it frees.
+    pub freed_bytes: u64,
+}
+
+impl ReclaimCost {
+    /// By loss for each byte: the smaller first.
+    pub fn by_byte(&self, other: &ReclaimCost) -> Ordering {
+        let cross = |a: u64, b: &ReclaimCost| u128::from(a) * u128::from(b.freed_bytes);
+        let late = cross(self.loss.late, other).cmp(&cross(other.loss.late, self));
+        late.then_with(|| cross(self.loss.unmade, other).cmp(&cross(other.loss.unmade, self)))
+    }
+}
+
+/// Remedies that use the link or time, in the order that breaks ties (DESIGN 6). KV of paused requests goes before them: its loss is
+/// paid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReclaimKind {
+    /// More own layers move, and tokens wait for them.
+    OwnWeights,
+    /// A request keeps its KV in the host tier and waits.
+    Pause,
+    /// A request is computed again.
+    Preempt,
+}
+
+/// A remedy that could be taken now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReclaimOption {
+    /// Which one.
+    pub remedy: ReclaimKind,
+    /// Who is paused or computed again.
+    pub request: Option<RequestId>,
+    /// The priority of the most important request that it hurts.
+    pub priority: i32,
+    /// What it costs.
+    pub price: ReclaimCost,
+}
+
+impl ReclaimOption {
+    /// Nobody important loses anything for somebody less important, whatever the price.
+    fn before(&self, other: &ReclaimOption) -> Ordering {
+        let hurt = |offer: &ReclaimOption| (offer.price.loss.late > 0).then_some(offer.priority);
+        let price = || self.price.by_byte(&other.price);
+        hurt(self).cmp(&hurt(other)).then_with(price).then_with(|| self.remedy.cmp(&other.remedy))
+    }
+}
+
+/// The remedy that loses least, the first of equals. One that frees nothing is none.
+pub fn least(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimOption> {
+    let offers = offers.into_iter().filter(|offer| offer.price.freed_bytes > 0);
+    offers.min_by(ReclaimOption::before)
+}
+
+impl CostContext {
+    /// Every step takes so much longer.
+    pub fn stall(&self, added_ns: u64, clients: &Clients<'_>) -> LateTokens {
+        if added_ns == 0 {
+            return LateTokens::default();
+        }
+        let later_ns = self.step_ns.saturating_add(added_ns);
+        let unmade = super::part(self.all(), added_ns, later_ns);
+        let counts = self.misses_all(clients) || !self.was_good();
+        let late = clients.in_store.iter().map(|store| self.late_under(later_ns, *store)).sum();
+        let late = if counts { unmade.max(late) } else { late };
+        LateTokens { late, unmade }
+    }
+
+    /// A request with so many tokens in store makes none for the window, and for so long nobody does, while its KV leaves.
+    pub fn pause(&self, in_store: u32, leaving_ns: u64, clients: &Clients<'_>) -> LateTokens {
+        let halt = self.halt(leaving_ns, clients);
+        let late = u64::from(self.read_in_window().saturating_sub(in_store)) * MILLI as u64;
+        LateTokens {
+            late: late.saturating_add(halt.late),
+            unmade: self.paused(1, 0).saturating_add(halt.unmade),
+        }
+    }
+
+    /// The same of one of which so many tokens are computed again then, which the others wait for.
+    pub fn preemption(&self, in_store: u32, tokens: u64, clients: &Clients<'_>) -> LateTokens {
+        self.pause(in_store, self.prefill_token_ns.saturating_mul(tokens), clients)
+    }
+
+    /// So many requests, whose clients have nothing in store for all that is known, make none for the window, and so many of their
+    /// tokens are computed again.
+    pub fn dropped(&self, requests: u32, tokens: u64) -> u64 {
+        let late = u64::from(requests) * u64::from(self.read_in_window()) * MILLI as u64;
+        late.saturating_add(self.once(self.prefill_token_ns.saturating_mul(tokens)))
+    }
+
+    /// Nobody makes a token for so long, once.
+    fn halt(&self, ns: u64, clients: &Clients<'_>) -> LateTokens {
+        let unmade = self.once(ns);
+        let later_ns = self.step_ns.saturating_add(ns);
+        let misses =
+            |store: &&u32| u64::from(**store).saturating_add(1).saturating_mul(self.tbt_ns) < later_ns;
+        let late = || clients.in_store.iter().filter(misses).count() as u64 * MILLI as u64;
+        LateTokens { late: if self.misses_all(clients) { unmade } else { unmade.min(late()) }, unmade }
+    }
+
+    /// Whatever is not made somebody misses.
+    fn misses_all(&self, clients: &Clients<'_>) -> bool {
+        clients.waiting || self.tbt_ns == 0
+    }
+
+    /// There is an objective, and steps are within it.
+    fn was_good(&self) -> bool {
+        (1..=self.tbt_ns).contains(&self.step_ns)
+    }
+
+    /// Tokens that a client reads while the window's steps are made.
+    fn read_in_window(&self) -> u32 {
+        let window_ns = u128::from(self.step_ns) * u128::from(self.window_steps);
+        let read = window_ns.div_ceil(u128::from(self.tbt_ns.max(1)));
+        if self.tbt_ns == 0 || self.step_ns == 0 {
+            self.window_steps
+        } else {
+            read.min(self.window_steps.into()) as u32
+        }
+    }
+
+    /// Of one request, late tokens of the window whose steps take so long: those that come when its store is empty.
+    fn late_under(&self, step_ns: u64, in_store: u32) -> u64 {
+        let Some(behind_ns) = step_ns.checked_sub(self.tbt_ns).filter(|ns| *ns > 0 && self.was_good()) else {
+            return 0;
+        };
+        let bridged = u128::from(self.tbt_ns) * u128::from(in_store) / u128::from(behind_ns);
+        (u128::from(self.window_steps).saturating_sub(bridged) * MILLI) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten steps of 100 ns; a client reads a token in 400 ns, so three of them while the window lasts.
+    const PACED: CostContext =
+        CostContext { window_steps: 10, step_ns: 100, requests: 4, tbt_ns: 400, prefill_token_ns: 5 };
+    const UNPACED: CostContext = CostContext { tbt_ns: 0, ..PACED };
+
+    const fn alone(in_store: &[u32]) -> Clients<'_> {
+        Clients { in_store, waiting: false }
+    }
+
+    const fn crowded(in_store: &[u32]) -> Clients<'_> {
+        Clients { in_store, waiting: true }
+    }
+
+    fn loss(late: u64, unmade: u64) -> LateTokens {
+        LateTokens { late, unmade }
+    }
+
+    #[test]
+    fn a_stall_within_the_objective_makes_no_token_late_unless_somebody_waits() {
+        let of = |outlook: CostContext, clients| outlook.stall(300, &clients);
+        assert_eq!(of(PACED, alone(&[0; 4])), loss(0, 30_000), "400 ns instead of 100: three quarters of 40");
+        assert_eq!(of(PACED, crowded(&[9; 4])), loss(30_000, 30_000));
+        assert_eq!(of(UNPACED, alone(&[0; 4])), loss(30_000, 30_000), "whatever is late");
+        assert_eq!(
+            of(CostContext { tbt_ns: 50, ..PACED }, alone(&[0; 4])),
+            loss(30_000, 30_000),
+            "late before"
+        );
+        assert_eq!(PACED.stall(0, &crowded(&[0; 4])), LateTokens::default());
+    }
+
+    /// Layers that come back from neighbours are weighed without knowing clients: somebody waits for a shared GPU.
+    #[test]
+    fn a_stall_without_clients_is_that_of_a_crowd_with_nothing_in_store() {
+        for outlook in [PACED, UNPACED, CostContext { tbt_ns: 50, ..PACED }] {
+            for added_ns in [0, 1, 300, 301, 5000] {
+                assert_eq!(outlook.stalled(added_ns), outlook.stall(added_ns, &crowded(&[0; 4])).late);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_in_store_bridges_a_stall_beyond_the_objective_for_a_while() {
+        // 500 ns a step: each is 100 ns behind, so a token in store lasts for four steps.
+        let clients = alone(&[0, 1, 2, 3]);
+        assert_eq!(PACED.stall(400, &clients).late, 10_000 + 6_000 + 2_000);
+        let waiting = Clients { waiting: true, ..clients };
+        assert_eq!(PACED.stall(400, &waiting).late, 32_000, "four fifths of 40");
+    }
+
+    #[test]
+    fn a_pause_loses_what_its_client_reads_beyond_its_store() {
+        let of = |outlook: CostContext, in_store| outlook.pause(in_store, 0, &alone(&[0; 4]));
+        assert_eq!([0, 1, 3, 9].map(|store| of(PACED, store).late), [3_000, 2_000, 0, 0]);
+        assert_eq!(of(PACED, 9).unmade, 10_000);
+        assert_eq!(of(UNPACED, 0), loss(10_000, 10_000));
+        let unknown = CostContext { step_ns: 0, ..PACED };
+        assert_eq!(of(unknown, 0), loss(10_000, 10_000));
+    }
+
+    #[test]
+    fn while_its_kv_leaves_or_is_computed_again_the_others_wait() {
+        // 60 tokens take 300 ns: three steps of four requests.
+        assert_eq!(UNPACED.preemption(0, 60, &alone(&[0; 4])), loss(10_000 + 12_000, 10_000 + 12_000));
+        assert_eq!(PACED.preemption(9, 60, &crowded(&[0; 4])), loss(12_000, 22_000));
+        assert_eq!(PACED.preemption(9, 60, &alone(&[0; 4])), loss(0, 22_000), "400 ns are not too long");
+        assert_eq!(PACED.preemption(9, 61, &alone(&[0, 0, 0, 1])), loss(3_000, 10_000 + 12_200));
+        assert_eq!(PACED.pause(9, 301, &alone(&[0, 1, 9, 9])).late, 1_000);
+    }
+
+    #[test]
+    fn requests_that_are_dropped_lose_what_their_clients_read_and_the_work() {
+        // 60 tokens take 300 ns: three steps of four requests.
+        assert_eq!((PACED.dropped(2, 60), UNPACED.dropped(2, 60)), (6_000 + 12_000, 20_000 + 12_000));
+    }
+
+    fn offer(remedy: ReclaimKind, late: u64, unmade: u64, freed_bytes: u64) -> ReclaimOption {
+        ReclaimOption {
+            remedy,
+            request: None,
+            priority: 0,
+            price: ReclaimCost { loss: LateTokens { late, unmade }, freed_bytes },
+        }
+    }
+
+    fn least(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimKind> {
+        super::least(offers).map(|offer| offer.remedy)
+    }
+
+    use ReclaimKind::{OwnWeights, Pause, Preempt};
+
+    #[test]
+    fn the_least_loss_for_each_byte_is_taken_whatever_it_frees() {
+        let of = |weights, pause, preempt| {
+            least([
+                offer(Preempt, 6, 0, preempt),
+                offer(Pause, 4, 0, pause),
+                offer(OwnWeights, 9, 0, weights),
+            ])
+        };
+        assert_eq!(of(100, 40, 60), Some(OwnWeights), "9/100 of 10/100 and 10/100");
+        assert_eq!(of(100, 45, 60), Some(Pause), "4/45 is less than 9/100");
+        assert_eq!(of(100, 45, 68), Some(Preempt), "6/68 is less than 4/45");
+        assert_eq!(of(0, 0, 1), Some(Preempt), "what frees nothing is no remedy");
+        assert_eq!(least([]), None);
+    }
+
+    #[test]
+    fn large_figures_are_compared_exactly() {
+        let bytes = u64::MAX / 3;
+        let offers = |late| [offer(OwnWeights, u64::MAX, 0, bytes), offer(Pause, late, 0, bytes)];
+        assert_eq!(least(offers(u64::MAX - 1)), Some(Pause));
+        assert_eq!(least(offers(u64::MAX)), Some(OwnWeights));
+    }
+
+    #[test]
+    fn of_equal_losses_the_one_that_leaves_most_tokens_and_then_the_first_in_order() {
+        assert_eq!(least([offer(OwnWeights, 0, 3, 10), offer(Pause, 0, 2, 10)]), Some(Pause));
+        assert_eq!(least([offer(OwnWeights, 0, 3, 10), offer(Pause, 1, 0, 10)]), Some(OwnWeights));
+        let equal = [offer(Preempt, 4, 4, 20), offer(Pause, 2, 2, 10), offer(OwnWeights, 6, 6, 30)];
+        assert_eq!(least(equal), Some(OwnWeights));
+        assert_eq!(least([equal[0], equal[1]]), Some(Pause));
+    }
+
+    #[test]
+    fn the_more_important_lose_nothing_for_the_less_important_at_any_price() {
+        let weights = ReclaimOption { priority: 5, ..offer(OwnWeights, 1, 0, 1000) };
+        let preempt = offer(Preempt, 1000, 0, 1);
+        assert_eq!(least([weights, preempt]), Some(Preempt));
+        let nobodys = ReclaimOption { priority: 5, ..offer(OwnWeights, 0, 9, 1) };
+        assert_eq!(least([nobodys, preempt]), Some(OwnWeights), "nobody loses anything");
+    }
+}

@@ -1,0 +1,467 @@
+//! A device for tests: carries out actions late, in any order that the contract allows, and sometimes not at all. It
+//! knows what is in every chunk, so that it sees a wrong read, and trusts nothing that the memory manager says of itself.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use sluice_policy::action::{Action, Address, BlockMove, Fill, FillTarget, Reback, Transaction, Work};
+use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, LayerId};
+
+use super::quota::Quota;
+use kv::KvCopy;
+
+mod kv;
+mod tier;
+
+/// SplitMix64.
+#[derive(Clone, Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+
+    pub fn permille(&mut self, permille: u32) -> bool {
+        self.below(1000) < u64::from(permille)
+    }
+}
+
+pub fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// What a chunk holds of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cell {
+    Poison,
+    Global(u32),
+    Layer(LayerId, u32),
+}
+
+/// How often actions fail, and how many failures there will be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub permille: u32,
+    pub left: u32,
+    /// The device has this many chunks fewer than the memory manager was told.
+    pub missing_chunks: u32,
+    /// So many times no chunk is made of bytes that were accepted.
+    pub unmade: u32,
+    /// So many promises of neighbours cannot be taken although they stand.
+    pub untaken: u32,
+    /// The next transfers of this number find the ledger full.
+    pub busy: u32,
+    /// So many copies from the host tier fail.
+    pub lost_swaps: u32,
+    /// So many fetches of KV fail.
+    pub lost_fetches: u32,
+    /// So many of those fail that copy nothing.
+    pub lost_empty_fetches: u32,
+}
+
+/// What may happen next.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Order,
+    Drop,
+    Fill(usize),
+    Kv(usize),
+}
+
+#[derive(Debug)]
+struct QueuedFill {
+    id: ActionId,
+    fill: Fill,
+    running: bool,
+}
+
+#[derive(Debug)]
+pub struct Device {
+    pub geometry: Geometry,
+    pub rng: Rng,
+    pub faults: Faults,
+    orders: VecDeque<Action>,
+    fills: Vec<QueuedFill>,
+    kv: Vec<KvCopy>,
+    dropped: VecDeque<ActionId>,
+    dropping: Option<ActionId>,
+    pub chunks: BTreeSet<ChunkId>,
+    pub table: BTreeMap<Address, ChunkId>,
+    pub cells: BTreeMap<ChunkId, Cell>,
+    /// Tags of the 16 tokens of each block, by where it really lies.
+    blocks: BTreeMap<(ChunkId, u32), [u64; 16]>,
+    /// What the host tier holds, and under which name.
+    host: BTreeMap<HostBlockId, (Generation, [u64; 16])>,
+    /// KV that comes back is what somebody else's was.
+    pub mix_up_swaps: bool,
+    pub ready: Vec<Generation>,
+    pub done: Vec<Generation>,
+    /// The same of KV that is fetched.
+    pub kv_ready: Vec<Generation>,
+    pub kv_done: Vec<Generation>,
+    /// Fetches of what their host blocks carried no more.
+    pub refused_fetches: u32,
+    /// How often, of a thousand times, a write-back gets no further although it might.
+    pub slow_writes_permille: u32,
+    /// Fetches that ended well.
+    pub fetched: u32,
+    /// Spills that did.
+    pub spilt: u32,
+    pub rebacks: u32,
+    pub moves: u32,
+    pub bytes_filled: u64,
+    pub fill_ns_per_byte: u64,
+    pub refuse_rebacks: bool,
+    /// The ledger of a GPU that is shared.
+    pub quota: Option<Quota>,
+    /// What ended last moved chunks between neighbours.
+    pub traded: bool,
+}
+
+impl Device {
+    pub fn new(geometry: Geometry, seed: u64, faults: Faults) -> Device {
+        let layers = usize::from(geometry.layers());
+        Device {
+            geometry,
+            rng: Rng(seed),
+            faults,
+            orders: VecDeque::new(),
+            fills: Vec::new(),
+            kv: Vec::new(),
+            dropped: VecDeque::new(),
+            dropping: None,
+            chunks: BTreeSet::new(),
+            table: BTreeMap::new(),
+            cells: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            host: BTreeMap::new(),
+            mix_up_swaps: false,
+            ready: vec![Generation(0); layers],
+            done: vec![Generation(0); layers],
+            kv_ready: vec![Generation(0); layers],
+            kv_done: vec![Generation(0); layers],
+            refused_fetches: 0,
+            slow_writes_permille: 0,
+            fetched: 0,
+            spilt: 0,
+            rebacks: 0,
+            moves: 0,
+            bytes_filled: 0,
+            fill_ns_per_byte: 1,
+            refuse_rebacks: false,
+            quota: None,
+            traded: false,
+        }
+    }
+
+    pub fn submit(&mut self, action: Action) {
+        match action.work {
+            Work::Fill(fill) => {
+                self.check_fill_target(&fill);
+                self.fills.push(QueuedFill { id: action.id, fill, running: false });
+            }
+            Work::DropFills => {
+                assert!(self.dropping.is_none(), "one drop at a time");
+                self.dropping = Some(action.id);
+                self.dropped.extend(self.fills.iter().filter(|f| !f.running).map(|f| f.id));
+                self.fills.retain(|f| f.running);
+                self.drop_fetches();
+            }
+            Work::Fetch(fetch) => self.queue_fetch(action.id, fetch),
+            Work::WriteBack(swaps) => self.queue_write_back(action.id, swaps),
+            Work::Spill(spill) => self.queue_spill(action.id, spill),
+            _ => self.orders.push_back(action),
+        }
+    }
+
+    /// One thing ends, chosen at random; none when nothing can.
+    pub fn poll(&mut self) -> Option<Completion> {
+        self.traded = false;
+        let mut choices = Vec::new();
+        if !self.orders.is_empty() {
+            choices.push(Choice::Order);
+        }
+        let running = self.fills.iter().any(|f| f.running) || self.fetches_run();
+        if !self.dropped.is_empty() || (self.dropping.is_some() && !running) {
+            choices.push(Choice::Drop);
+        }
+        let fills = (0..self.fills.len()).filter(|at| self.fills[*at].running || self.may_start(*at));
+        choices.extend(fills.map(Choice::Fill));
+        let slow = self.rng.permille(self.slow_writes_permille) && !choices.is_empty();
+        let copies = (0..self.kv.len()).filter(|at| self.may_go_on(*at));
+        choices.extend(copies.filter(|at| !slow || self.kv[*at].is_of_buffer()).map(Choice::Kv));
+        if choices.is_empty() {
+            return None;
+        }
+        match choices[self.rng.below(choices.len() as u64) as usize] {
+            Choice::Order => self.end_order(),
+            Choice::Drop => Some(self.end_drop()),
+            Choice::Fill(at) => self.step_fill(at),
+            Choice::Kv(at) => self.step_kv(at),
+        }
+    }
+
+    /// Nothing is under way.
+    pub fn idle(&self) -> bool {
+        self.orders.is_empty() && self.fills.is_empty() && self.kv.is_empty() && self.dropping.is_none()
+    }
+
+    /// First in its slot, and the reader before it has finished.
+    fn may_start(&self, at: usize) -> bool {
+        let fill = &self.fills[at].fill;
+        let first = !self.fills[..at].iter().any(|f| same_place(&f.fill, fill));
+        first && fill.after.is_none_or(|(layer, generation)| self.done[layer.index()] >= generation)
+    }
+
+    /// A copy starts, and what was there is gone; or it ends.
+    fn step_fill(&mut self, at: usize) -> Option<Completion> {
+        if !self.fills[at].running {
+            self.fills[at].running = true;
+            self.check_fill_target(&self.fills[at].fill.clone());
+            let chunks = self.fills[at].fill.chunks.clone();
+            chunks.into_iter().for_each(|chunk| {
+                self.cells.insert(chunk, Cell::Poison);
+            });
+            return None;
+        }
+        let QueuedFill { id, fill, .. } = self.fills.remove(at);
+        if self.fails() {
+            return Some(failed(id, Failure::CopyFailed));
+        }
+        for (part, chunk) in fill.chunks.iter().enumerate() {
+            let cell = match fill.target {
+                FillTarget::Global => Cell::Global(part as u32),
+                FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => Cell::Layer(layer, part as u32),
+            };
+            self.cells.insert(*chunk, cell);
+        }
+        let bytes = match fill.target {
+            FillTarget::Global => self.geometry.global_bytes,
+            FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => {
+                self.ready[layer.index()] = fill.generation;
+                self.geometry.slab_bytes[layer.index()]
+            }
+        };
+        self.bytes_filled += bytes;
+        let outcome = Outcome::Done { bytes, duration_ns: bytes * self.fill_ns_per_byte };
+        Some(Completion { id, outcome })
+    }
+
+    /// The chunks named are those behind the addresses of the target.
+    fn check_fill_target(&self, fill: &Fill) {
+        for (part, chunk) in fill.chunks.iter().enumerate() {
+            let address = match fill.target {
+                FillTarget::Global => Address::Global(part as u32),
+                FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => {
+                    Address::Layer(layer, part as u32)
+                }
+            };
+            assert_eq!(self.table.get(&address), Some(chunk), "a copy writes where its target is read");
+        }
+    }
+
+    fn fails(&mut self) -> bool {
+        let fails = self.faults.left > 0 && self.rng.permille(self.faults.permille);
+        self.faults.left -= u32::from(fails);
+        fails
+    }
+
+    fn end_drop(&mut self) -> Completion {
+        if let Some(id) = self.dropped.pop_front() {
+            return failed(id, Failure::Dropped);
+        }
+        let id = self.dropping.take().expect("a drop is under way");
+        Completion { id, outcome: DONE }
+    }
+
+    fn end_order(&mut self) -> Option<Completion> {
+        let action = self.orders.pop_front().expect("an order");
+        let id = action.id;
+        if let Work::Create(chunks) = &action.work {
+            let capacity = self.geometry.capacity_chunks - self.faults.missing_chunks;
+            if self.chunks.len() + chunks.len() > capacity as usize {
+                return Some(failed(id, Failure::OutOfMemory));
+            }
+        }
+        let refused = self.refuse_rebacks && matches!(action.work, Work::Reback(_));
+        if self.faults.lost_swaps > 0 && matches!(action.work, Work::SwapIn(_)) {
+            self.faults.lost_swaps -= 1;
+            return Some(failed(id, Failure::CopyFailed));
+        }
+        if self.faults.busy > 0 && matches!(action.work, Work::Lend { .. } | Work::Accept { .. }) {
+            self.faults.busy -= 1;
+            return Some(failed(id, Failure::Busy));
+        }
+        let untaken = self.faults.untaken > 0 && matches!(action.work, Work::Accept { .. });
+        self.faults.untaken -= u32::from(untaken);
+        if refused || untaken || self.fails() {
+            return Some(failed(id, Failure::Refused));
+        }
+        if let Some(failure) = self.quota.as_ref().and_then(|quota| quota.refuses(&action.work)) {
+            return Some(failed(id, failure));
+        }
+        if let Work::Accept { chunks, .. } = &action.work
+            && self.faults.unmade > 0
+        {
+            self.faults.unmade -= 1;
+            self.quota.iter().for_each(|quota| quota.give_up(chunks.len() as u32));
+            return Some(failed(id, Failure::OutOfMemory));
+        }
+        self.traded = matches!(action.work, Work::Lend { .. } | Work::Accept { .. });
+        match action.work {
+            Work::Create(chunks) => chunks.iter().for_each(|chunk| {
+                assert!(self.chunks.insert(*chunk), "a chunk is created once");
+                self.cells.insert(*chunk, Cell::Poison);
+            }),
+            Work::Accept { chunks, .. } => chunks.iter().for_each(|chunk| {
+                assert!(self.chunks.insert(*chunk), "a chunk is created once");
+                self.cells.insert(*chunk, Cell::Poison);
+            }),
+            Work::Release(chunks) | Work::Lend { chunks, .. } => chunks.iter().for_each(|chunk| {
+                assert!(!self.table.values().any(|mapped| mapped == chunk), "released chunks are unmapped");
+                assert!(self.chunks.remove(chunk), "released chunks exist");
+                self.check_untouched(*chunk);
+                self.blocks.retain(|(at, _), _| at != chunk);
+            }),
+            Work::Reback(transaction) => self.reback(&transaction),
+            Work::MoveBlocks(moves) => self.move_blocks(&moves),
+            Work::SwapOut(swaps) => self.swap_out(&swaps),
+            Work::SwapIn(swaps) => self.swap_in(&swaps),
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
+                unreachable!("queued elsewhere")
+            }
+        }
+        Some(Completion { id, outcome: DONE })
+    }
+
+    /// Change by change, so that a transaction which is infeasible half way is seen. On the way a chunk may be behind two
+    /// addresses, at the end it has one owner.
+    pub fn reback(&mut self, transaction: &Transaction) {
+        self.rebacks += 1;
+        for op in &transaction.ops {
+            match *op {
+                Reback::Unmap(address, chunk) => {
+                    if let Address::Kv(_) = address {
+                        self.check_untouched(chunk);
+                    }
+                    assert_eq!(
+                        self.table.remove(&address),
+                        Some(chunk),
+                        "{address:?} is unmapped as it was mapped"
+                    );
+                }
+                Reback::Map(address, chunk) => {
+                    assert!(self.chunks.contains(&chunk), "{chunk:?} exists");
+                    assert_eq!(self.table.insert(address, chunk), None, "{address:?} is mapped over nothing");
+                }
+            }
+        }
+        for chunk in &transaction.handed_over {
+            self.cells.insert(*chunk, Cell::Poison);
+            self.blocks.retain(|(at, _), _| at != chunk);
+        }
+        self.check_sharing();
+    }
+
+    /// Only layers share a chunk, each at the same position; and KV may be behind an activation address that it had before.
+    fn check_sharing(&self) {
+        let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
+        for (address, chunk) in &self.table {
+            users.entry(*chunk).or_default().push(*address);
+        }
+        for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
+            let shared = match (users[0], users[1]) {
+                (Address::Layer(_, a), _) => {
+                    users.iter().all(|other| matches!(other, Address::Layer(_, b) if *b == a))
+                }
+                (Address::Kv(_), Address::Activation(_)) => users.len() == 2,
+                _ => false,
+            };
+            assert!(shared, "{chunk:?} is behind {users:?}");
+        }
+    }
+
+    /// Every activation that a step may touch is there, and nobody else's.
+    pub fn check_activations(&self, limit_bytes: u64) {
+        for at in (0..limit_bytes / self.geometry.chunk_bytes).map(|at| Address::Activation(at as u32)) {
+            let chunk = self.table.get(&at).unwrap_or_else(|| panic!("{at:?} is backed"));
+            let users = self.table.values().filter(|other| *other == chunk).count();
+            assert_eq!(users, 1, "{chunk:?} is behind {at:?} alone");
+        }
+    }
+
+    fn move_blocks(&mut self, moves: &[BlockMove]) {
+        for m in moves {
+            self.moves += 1;
+            self.check_read(m.from);
+            self.check_write(m.to);
+            assert_eq!(
+                (self.place(m.from).0, self.place(m.to).0),
+                (m.from_chunk, m.to_chunk),
+                "moves name chunks"
+            );
+            if let Some(tags) = self.blocks.get(&self.place(m.from)).copied() {
+                let to = self.place(m.to);
+                self.blocks.insert(to, tags);
+            }
+        }
+    }
+
+    /// Where a block really lies.
+    fn place(&self, block: BlockId) -> (ChunkId, u32) {
+        let per = self.geometry.blocks_per_chunk();
+        let frame = sluice_policy::ids::FrameId(block.0 / per);
+        let chunk = self.table.get(&Address::Kv(frame)).unwrap_or_else(|| panic!("{block:?} is backed"));
+        (*chunk, block.0 % per)
+    }
+
+    pub fn write_token(&mut self, block: BlockId, at: usize, tag: u64) {
+        let place = self.place(block);
+        self.blocks.entry(place).or_insert([0; 16])[at] = tag;
+    }
+
+    pub fn read_token(&self, block: BlockId, at: usize) -> u64 {
+        self.blocks.get(&self.place(block)).map_or(0, |tags| tags[at])
+    }
+
+    /// What a layer's kernel would see. `Err` names the first wrong chunk.
+    pub fn read_layer(&self, layer: LayerId) -> Result<(), String> {
+        for part in 0..self.geometry.slab_chunks(layer.index()) {
+            let chunk = self.table.get(&Address::Layer(layer, part));
+            let chunk = chunk.ok_or_else(|| format!("{layer:?} part {part} is not mapped"))?;
+            let cell = self.cells[chunk];
+            if cell != Cell::Layer(layer, part) {
+                return Err(format!("{layer:?} part {part} reads {cell:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The engine is gone: nobody will finish reading.
+    pub fn forget_readers(&mut self) {
+        self.done.fill(Generation(0));
+        self.kv_done.fill(Generation(0));
+    }
+}
+
+const DONE: Outcome = Outcome::Done { bytes: 0, duration_ns: 0 };
+
+fn failed(id: ActionId, failure: Failure) -> Completion {
+    Completion { id, outcome: Outcome::Failed(failure) }
+}
+
+fn same_place(a: &Fill, b: &Fill) -> bool {
+    match (a.target, b.target) {
+        (FillTarget::Slot(a, _), FillTarget::Slot(b, _)) => a == b,
+        (a, b) => a == b,
+    }
+}

@@ -1,0 +1,228 @@
+//! Memory that flows: draining, compaction, reversion, the prefix cache as the first to go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_policy::action::Work;
+use sluice_policy::chunk_table::Owner;
+use sluice_policy::geometry::StepShape;
+use sluice_policy::ids::{BlockId, Generation, Nanos, RequestId};
+use sluice_policy::memory_manager::{Prepared, StepNeed, StepTimes};
+use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::reason::Reason;
+
+use super::cases::{BLOCK, CHUNK, guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::world::World;
+
+fn world(policy: PolicyName, extra_kv: u32) -> World {
+    let (params, _) = tenant(policy, &[4; 6], 0, 96);
+    let (params, geometry) = tenant(policy, &[4; 6], guaranteed_chunks(&params) + extra_kv, 96);
+    World::new(params, geometry, 11, Faults::default())
+}
+
+/// Blocks are small here, so that a frame holds those of several requests.
+pub const SMALL_BLOCK: u64 = BLOCK / 4;
+
+pub fn small_blocks() -> World {
+    let (params, _) = tenant(PolicyName::Recompute, &[4; 6], 0, 96);
+    let (params, mut geometry) = tenant(PolicyName::Recompute, &[4; 6], guaranteed_chunks(&params) + 8, 96);
+    geometry.block_bytes = SMALL_BLOCK;
+    World::new(params, geometry, 11, Faults::default())
+}
+
+/// Requests 0..8 hold columns that alternate in the arena until it is full; then the odd ones end. Every frame has holes.
+/// Returns the blocks of the even ones, each token of them tagged.
+pub fn with_holes(world: &mut World) -> Tables {
+    world.manager.force(Some(ForcedRemap { alpha: 3, beta: 1 })).expect("possible");
+    assert!(world.load());
+    world.rest(100);
+    (0..8).for_each(|id| {
+        world.manager.open(RequestId(id), 0, &[id as u32; 600]);
+    });
+    for column in 0.. {
+        let need = StepNeed { columns: vec![(RequestId(column % 8), 1)], shape: StepShape::default() };
+        let answer = world.tell(|manager, out| manager.prepare(Nanos(0), &need, out));
+        if answer != Prepared::Ready {
+            break;
+        }
+    }
+    let mut tables = Tables::new();
+    follow(world, &mut tables);
+    for (key, blocks) in &tables {
+        blocks.iter().for_each(|block| world.device.write_token(*block, 3, tag(*key, *block, blocks)));
+    }
+    [1, 3, 5, 7].into_iter().for_each(|id| world.manager.close(RequestId(id)));
+    tables.retain(|(request, _), _| request.0 % 2 == 0);
+    tables
+}
+
+/// Blocks by request and column.
+pub type Tables = BTreeMap<(RequestId, u32), Vec<BlockId>>;
+
+fn follow(world: &mut World, tables: &mut Tables) {
+    for change in world.manager.take_table_changes() {
+        tables.insert((change.request, change.column), change.blocks);
+    }
+}
+
+fn tag(key: (RequestId, u32), block: BlockId, blocks: &[BlockId]) -> u64 {
+    let layer = blocks.iter().position(|b| *b == block).expect("its own block");
+    key.0.0 << 32 | u64::from(key.1) << 8 | layer as u64
+}
+
+#[test]
+fn a_reversion_moves_live_blocks_within_the_budget_and_drops_none() {
+    let mut world = small_blocks();
+    let mut tables = with_holes(&mut world);
+    assert!(world.manager.kv_counts().fragmentation_permille > 500, "most free blocks are scattered");
+    world.spoil = Some(|action| {
+        if let Work::MoveBlocks(moves) = &action.work {
+            assert!(moves.len() as u64 * SMALL_BLOCK <= 4 * BLOCK, "moves of one boundary");
+        }
+    });
+    let before = world.manager.kv_counts().used_blocks;
+    world.manager.force(None).expect("possible");
+    for _ in 0..100 {
+        // A step between any two boundaries, or the next moves would wait.
+        world.rest(1);
+        if !world.manager.is_blocked() {
+            world.tell(|manager, out| manager.begin(Nanos(0), out));
+            world.device.done.fill(Generation(u64::MAX));
+            world.drain();
+            world.tell(|manager, out| manager.finish(Nanos(0), &StepTimes::default(), out));
+        }
+    }
+    world.rest(1000);
+    assert_eq!(world.manager.layout().alpha(), 0);
+    assert!(world.device.moves > 0, "blocks moved");
+    assert!(world.manager.counted(Reason::Compact) > 1, "over several boundaries");
+    assert_eq!(world.manager.kv_counts().used_blocks, before);
+    follow(&mut world, &mut tables);
+    for (key, blocks) in &tables {
+        for block in blocks {
+            assert_eq!(world.device.read_token(*block, 3), tag(*key, *block, blocks), "{key:?} kept its KV");
+        }
+    }
+}
+
+#[test]
+fn when_load_ends_everything_is_resident_again() {
+    let mut world = world(PolicyName::Oneiros, 2);
+    assert!(world.load());
+    let filled = world.device.bytes_filled;
+    assert_eq!(filled, 2 * CHUNK - 5 + 6 * (4 * CHUNK - 3), "each slab is copied once");
+    (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
+    world.run();
+    assert!(world.most_alpha > 0, "layers were remapped");
+    world.rest(3000);
+    assert!(world.manager.is_at_rest());
+    assert_eq!(world.manager.layout().alpha(), 0);
+    assert!(world.manager.residency().iter().all(|layer| layer.present && layer.slot.is_none()));
+    let kv = world.manager.kv_counts();
+    assert_eq!((kv.draining_frames, kv.frames), (0, guaranteed_chunks(world.manager.params()) + 2));
+}
+
+#[test]
+fn a_tenant_that_is_not_short_changes_nothing() {
+    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
+        let mut world = world(policy, 60);
+        assert!(world.load());
+        let (rebacks, filled) = (world.device.rebacks, world.device.bytes_filled);
+        (0..6).for_each(|id| world.submit(id, id, vec![1, 2, 3], 30));
+        world.run();
+        world.rest(100);
+        assert_eq!((world.device.rebacks, world.device.bytes_filled), (rebacks, filled), "{policy:?}");
+        assert_eq!(world.device.moves, 0);
+    }
+}
+
+#[test]
+fn cached_columns_go_before_anything_else_is_done() {
+    let mut world = world(PolicyName::Oneiros, 2);
+    assert!(world.load());
+    // One after the other: there is never a shortage that giving up the cache does not cover.
+    for id in 0..20 {
+        world.submit(id, id, (0..40).collect(), 50);
+        world.run();
+    }
+    assert!(world.manager.counted(Reason::PrefixEvicted) > 0);
+    assert_eq!(world.most_alpha, 0);
+    assert_eq!(world.preemptions, 0);
+}
+
+#[test]
+fn a_shared_prefix_is_computed_once_and_survives_its_first_user() {
+    let mut world = world(PolicyName::Recompute, 40);
+    assert!(world.load());
+    world.submit(0, 0, (0..40).collect(), 4);
+    world.run();
+    let cached = world.manager.kv_counts().idle_columns;
+    assert!(cached >= 2);
+    world.submit(1, 0, (0..40).collect(), 4);
+    world.run();
+    assert_eq!(world.finished.values().next(), world.finished.values().next_back());
+    assert_eq!(world.manager.kv_counts().idle_columns, cached, "nothing new was needed");
+}
+
+#[test]
+fn activations_swell_and_shrink_with_the_step() {
+    let mut world = world(PolicyName::Ellm, 2);
+    assert!(world.load());
+    let full = world.manager.activation_chunks();
+    (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
+    let mut least = full;
+    while world.finished.len() < 8 {
+        world.tick();
+        least = least.min(world.manager.activation_chunks());
+    }
+    assert!(least < full, "idle activation chunks became KV");
+    assert!(world.manager.counted(Reason::Inflate) > 0);
+    // A prefill of several sequences wants them back, and gets them: KV is idle now.
+    (10..14).for_each(|id| world.submit(id, id, (0..60).collect(), 2));
+    world.run();
+    assert!(world.manager.counted(Reason::Deflate) > 0);
+    assert_eq!(world.most_alpha, 0);
+}
+
+#[test]
+fn an_inflation_is_a_change_of_labels_and_copies_not_a_byte() {
+    let mut world = world(PolicyName::Ellm, 2);
+    assert!(world.load());
+    let holders = |world: &World| {
+        let of =
+            |owner| world.manager.ledger().owners().filter(move |(_, o)| *o == owner).map(|(chunk, _)| chunk);
+        [Owner::Activation, Owner::Kv].map(|owner| of(owner).collect::<BTreeSet<_>>())
+    };
+    let [activation, kv] = holders(&world);
+    let (created, filled) = (world.manager.ledger().created(), world.device.bytes_filled);
+    (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
+    // Counted when the goal is set; the labels change when the device has done it.
+    let grows = (0..10_000).any(|_| {
+        world.tick();
+        holders(&world)[1] != kv
+    });
+    assert!(grows, "nothing was inflated");
+    let [left, grown] = holders(&world);
+    let moved: BTreeSet<_> = activation.difference(&left).copied().collect();
+    assert!(!moved.is_empty() && world.manager.counted(Reason::Inflate) > 0, "{left:?}");
+    assert_eq!(grown.difference(&kv).copied().collect::<BTreeSet<_>>(), moved, "the same chunks");
+    assert_eq!(world.manager.ledger().created(), created, "none was made");
+    assert_eq!((world.device.bytes_filled, world.device.moves), (filled, 0), "nothing was copied");
+}
+
+#[test]
+fn kv_never_grows_beyond_its_limit() {
+    for policy in [PolicyName::Oneiros, PolicyName::Ellm] {
+        let (params, _) = tenant(policy, &[4; 6], 0, 96);
+        let limit = guaranteed_chunks(&params) + 3;
+        let (mut params, geometry) = tenant(policy, &[4; 6], limit + 5, 96);
+        params.kv_limit_bytes = u64::from(limit) * CHUNK;
+        let mut world = World::new(params, geometry, 11, Faults::default());
+        assert!(world.load());
+        (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
+        while world.finished.len() < 8 {
+            world.tick();
+            assert!(world.manager.kv_counts().frames <= limit);
+        }
+    }
+}

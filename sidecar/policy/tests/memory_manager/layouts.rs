@@ -1,0 +1,93 @@
+//! Exhaustive small scope: every layout of small models, every change from one to another.
+
+use sluice_policy::geometry::StepShape;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{Prepared, StepNeed};
+use sluice_policy::params::{ForcedRemap, PolicyName};
+
+use super::cases::{guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::world::World;
+
+fn layouts(layers: u16) -> Vec<Option<ForcedRemap>> {
+    let pairs = (1..layers).flat_map(|alpha| (1..=2).map(move |beta| ForcedRemap { alpha, beta }));
+    let fits = pairs.filter(|f| f.alpha + u16::from(f.beta) < layers);
+    std::iter::once(None).chain(fits.map(Some)).collect()
+}
+
+/// A tenant whose capacity is exactly what the larger of the two layouts and the guaranteed KV take: no spare chunk.
+fn tight(slabs: &[u64], from: Option<ForcedRemap>) -> World {
+    let (params, _) = tenant(PolicyName::Recompute, slabs, 0, 32);
+    let kv = guaranteed_chunks(&params);
+    let (mut params, geometry) = tenant(PolicyName::Recompute, slabs, kv, 32);
+    params.forced = from;
+    let mut world = World::new(params, geometry, 1, Faults::default());
+    assert!(world.load());
+    world
+}
+
+fn alpha_of(layout: Option<ForcedRemap>) -> u16 {
+    layout.map_or(0, |f| f.alpha)
+}
+
+#[test]
+fn every_layout_loads_and_serves() {
+    for layers in 2..=6u16 {
+        for layout in layouts(layers) {
+            let mut world = tight(&vec![3; usize::from(layers)], layout);
+            assert_eq!(world.manager.layout().alpha(), alpha_of(layout));
+            (0..3).for_each(|id| world.submit(id, 0, vec![1, 2, 3], 20));
+            world.run();
+            assert_eq!(world.finished.len(), 3);
+        }
+    }
+}
+
+#[test]
+fn every_change_of_layout_is_feasible_without_a_spare_chunk_between_any_two_steps() {
+    for slabs in [vec![3u64; 3], vec![2; 5], vec![1, 3, 2, 4, 2], vec![4, 1, 1, 3]] {
+        let all = layouts(slabs.len() as u16);
+        for from in &all {
+            for to in &all {
+                change(&slabs, *from, *to);
+            }
+        }
+    }
+}
+
+fn change(slabs: &[u64], from: Option<ForcedRemap>, to: Option<ForcedRemap>) {
+    let mut world = tight(slabs, from);
+    world.submit(0, 0, vec![1, 2, 3], 20);
+    for _ in 0..60 {
+        world.tick();
+    }
+    world.manager.force(to).expect("a possible layout");
+    (1..4).for_each(|id| world.submit(id, 0, vec![1, 2, 3, id as u32], 16));
+    world.run();
+    world.rest(500);
+    assert!(world.manager.is_at_rest(), "{from:?} to {to:?} comes to an end");
+    assert_eq!(world.manager.layout().alpha(), alpha_of(to), "{from:?} to {to:?}");
+    assert_eq!(world.manager.layout().beta, to.map_or(0, |f| f.beta), "{from:?} to {to:?}");
+    world.submit(9, 0, vec![5, 6], 10);
+    world.run();
+    assert_eq!(world.finished.len(), 5);
+}
+
+#[test]
+fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
+    let mut world = tight(&[3; 5], Some(ForcedRemap { alpha: 3, beta: 1 }));
+    let now = Nanos(0);
+    let request = RequestId(7);
+    world.manager.open(request, 0, &[1; 200]);
+    // All KV in use: the freed layers' chunks as well.
+    let columns = world.manager.kv_counts().free_blocks / 5;
+    let need = StepNeed { columns: vec![(request, columns)], shape: StepShape::default() };
+    let prepared = world.tell(|manager, out| manager.prepare(now, &need, out));
+    assert_eq!(prepared, Prepared::Ready);
+    world.manager.force(None).expect("no layout is always possible");
+    world.rest(100);
+    assert_eq!(world.manager.layout().alpha(), 3, "live requests are never evicted for it");
+    world.manager.close(request);
+    world.rest(1000);
+    assert_eq!(world.manager.layout().alpha(), 0);
+}

@@ -1,0 +1,121 @@
+//! Negative controls: each safety mechanism is switched off on the way to the device, and the checks must see it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use sluice_policy::action::{Action, Reback, Work};
+use sluice_policy::params::{ForcedRemap, PolicyName};
+
+use super::cases::{guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::world::World;
+
+/// A load under which layers stream and the layout changes, with `spoil` applied to every action.
+fn serve(spoil: Option<fn(&mut Action)>, seed: u64) {
+    let (params, _) = tenant(PolicyName::Oneiros, &[3; 6], 0, 96);
+    let (mut params, geometry) = tenant(PolicyName::Oneiros, &[3; 6], guaranteed_chunks(&params) + 2, 96);
+    params.forced = Some(ForcedRemap { alpha: 2, beta: 1 });
+    let mut world = World::new(params, geometry, seed, Faults::default());
+    assert!(world.load());
+    world.spoil = spoil;
+    (0..3).for_each(|id| world.submit(id, id, vec![1, 2, 3], 20));
+    world.run();
+    world.manager.force(None).expect("possible");
+    world.rest(1000);
+    (4..6).for_each(|id| world.submit(id, id, vec![1, 2, 3], 20));
+    world.run();
+    assert_eq!(world.finished.len(), 5);
+}
+
+fn caught(spoil: fn(&mut Action)) -> bool {
+    (0..8).any(|seed| catch_unwind(AssertUnwindSafe(|| serve(Some(spoil), seed))).is_err())
+}
+
+#[test]
+fn the_load_passes_when_nothing_is_spoiled() {
+    (0..8).for_each(|seed| serve(None, seed));
+}
+
+#[test]
+fn a_copy_that_does_not_wait_for_the_reader_before_it_is_caught() {
+    assert!(caught(|action| {
+        if let Work::Fill(fill) = &mut action.work {
+            fill.after = None;
+        }
+    }));
+}
+
+#[test]
+fn a_copy_under_an_old_name_is_caught() {
+    // The engine would wait for ever; the load does not end.
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        serve(
+            Some(|action| {
+                if let Work::Fill(fill) = &mut action.work {
+                    fill.generation.0 -= 1;
+                }
+            }),
+            0,
+        );
+    }));
+    assert!(result.is_err());
+}
+
+#[test]
+fn a_lost_unmap_is_caught() {
+    assert!(caught(|action| {
+        if let Work::Reback(transaction) = &mut action.work
+            && let Some(at) = transaction.ops.iter().position(|op| matches!(op, Reback::Unmap(..)))
+        {
+            transaction.ops.remove(at);
+        }
+    }));
+}
+
+#[test]
+fn a_lost_map_is_caught() {
+    assert!(caught(|action| {
+        if let Work::Reback(transaction) = &mut action.work
+            && let Some(at) = transaction.ops.iter().rposition(|op| matches!(op, Reback::Map(..)))
+        {
+            transaction.ops.remove(at);
+        }
+    }));
+}
+
+#[test]
+fn a_chunk_that_keeps_its_old_owner_s_address_is_caught() {
+    assert!(caught(|action| {
+        if let Work::Reback(transaction) = &mut action.work
+            && let Some(Reback::Unmap(..)) = transaction.ops.last()
+        {
+            transaction.ops.pop();
+        }
+    }));
+}
+
+#[test]
+fn a_chunk_mapped_for_two_owners_is_caught() {
+    assert!(caught(|action| {
+        if let Work::Reback(transaction) = &mut action.work {
+            let maps = transaction.ops.iter().position(|op| matches!(op, Reback::Map(..)));
+            let Some(first) = maps else { return };
+            let Reback::Map(_, chunk) = transaction.ops[first] else { return };
+            let last = transaction.ops.iter_mut().rev().find_map(|op| match op {
+                Reback::Map(_, chunk) => Some(chunk),
+                Reback::Unmap(..) => None,
+            });
+            last.into_iter().for_each(|last| *last = chunk);
+        }
+    }));
+}
+
+#[test]
+fn an_owner_that_does_not_hold_the_chunk_cannot_hand_it_over() {
+    use sluice_policy::chunk_table::{ChunkTable, Owner};
+    use sluice_policy::ids::ChunkId;
+    let mut ledger = ChunkTable::new(4, 64);
+    ledger.create(ChunkId(0));
+    ledger.hand_over(ChunkId(0), Owner::Free, Owner::Kv);
+    let broken = catch_unwind(AssertUnwindSafe(|| ledger.hand_over(ChunkId(0), Owner::Free, Owner::Staging)));
+    assert!(broken.is_err(), "a chunk promised twice");
+}

@@ -1,0 +1,195 @@
+//! The ledger file of a GPU as a model: it counts as the real one does and refuses what the real one refuses.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use sluice_policy::action::{Earmark, Work};
+use sluice_policy::event::Failure;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+
+/// One life of a participant.
+#[derive(Debug, Default)]
+struct Record {
+    held: u32,
+    /// By nonce: for which life, how many chunks.
+    earmarks: BTreeMap<u64, (u64, u32)>,
+    /// Lender's life and nonce.
+    accepted: BTreeSet<(u64, u64)>,
+}
+
+/// Chunks of one GPU, by life. Who is not in it is dead.
+#[derive(Debug)]
+pub struct Ledger {
+    capacity: u32,
+    records: BTreeMap<u64, Record>,
+    /// So many earmarks are not written although their chunks leave: a broken ledger.
+    pub loses: u32,
+}
+
+impl Ledger {
+    pub fn new(capacity: u32) -> Ledger {
+        Ledger { capacity, records: BTreeMap::new(), loses: 0 }
+    }
+
+    pub fn join(&mut self, life: u64) {
+        assert!(self.records.insert(life, Record::default()).is_none(), "a life begins once");
+    }
+
+    /// What a dead life held and promised is nobody's.
+    pub fn die(&mut self, life: u64) {
+        self.records.remove(&life).expect("who dies has lived");
+    }
+
+    pub fn lives(&self, life: u64) -> bool {
+        self.records.contains_key(&life)
+    }
+
+    pub fn held(&self, life: u64) -> u32 {
+        self.record(life).held
+    }
+
+    fn record(&self, life: u64) -> &Record {
+        self.records.get(&life).expect("a living record")
+    }
+
+    fn record_mut(&mut self, life: u64) -> &mut Record {
+        self.records.get_mut(&life).expect("a living record")
+    }
+
+    /// Lender's life, borrower's life, nonce and chunks of what is promised to the living and not accepted.
+    pub fn waiting(&self) -> impl Iterator<Item = (u64, u64, Nonce, u32)> + '_ {
+        let all = self.records.iter().flat_map(|(lender, record)| {
+            record.earmarks.iter().map(|(nonce, (to, chunks))| (*lender, *to, *nonce, *chunks))
+        });
+        all.filter(|(lender, to, nonce, _)| {
+            self.records.get(to).is_some_and(|to| !to.accepted.contains(&(*lender, *nonce)))
+        })
+        .map(|(lender, to, nonce, chunks)| (lender, to, Nonce(nonce), chunks))
+    }
+
+    pub fn promised(&self) -> u32 {
+        self.waiting().map(|(.., chunks)| chunks).sum()
+    }
+
+    fn counted(&self) -> u32 {
+        self.records.values().map(|record| record.held).sum::<u32>() + self.promised()
+    }
+
+    fn reserve(&mut self, life: u64, chunks: u32) -> bool {
+        let fits = self.counted() + chunks <= self.capacity;
+        if fits {
+            self.record_mut(life).held += chunks;
+        }
+        fits
+    }
+
+    fn release(&mut self, life: u64, chunks: u32) {
+        self.record_mut(life).held -= chunks;
+    }
+
+    fn earmark(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32, spare: u32) -> bool {
+        let to = peer.instance;
+        if !self.lives(to) {
+            self.release(life, chunks);
+            return true;
+        }
+        if !self.reserve(life, spare) {
+            return false;
+        }
+        let used = self.record(life).earmarks.contains_key(&nonce.0)
+            || self.record(to).accepted.contains(&(life, nonce.0));
+        if used {
+            self.release(life, spare);
+            return false;
+        }
+        if self.loses > 0 {
+            self.loses -= 1;
+        } else {
+            self.record_mut(life).earmarks.insert(nonce.0, (to, chunks + spare));
+        }
+        self.release(life, chunks + spare);
+        true
+    }
+
+    fn accept(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32) -> bool {
+        let waits =
+            self.waiting().any(|w| w == (peer.instance, life, nonce, chunks)) && self.lives(peer.instance);
+        if waits {
+            let record = self.record_mut(life);
+            record.held += chunks;
+            record.accepted.insert((peer.instance, nonce.0));
+        }
+        waits
+    }
+
+    /// The promise of `life` is void, if nobody has accepted it.
+    pub fn take_back(&mut self, life: u64, nonce: Nonce) -> bool {
+        let Some((to, chunks)) = self.record(life).earmarks.get(&nonce.0).copied() else { return false };
+        let free = match self.records.get(&to) {
+            Some(borrower) => !borrower.accepted.contains(&(life, nonce.0)),
+            None => self.counted() + chunks <= self.capacity,
+        };
+        if free {
+            self.record_mut(life).earmarks.remove(&nonce.0);
+        }
+        free
+    }
+
+    /// Puts away what is settled, on both sides.
+    pub fn clear(&mut self, life: u64) {
+        let waiting: BTreeSet<_> = self.waiting().map(|(lender, _, nonce, _)| (lender, nonce.0)).collect();
+        let living: BTreeSet<u64> = self.records.keys().copied().collect();
+        let record = self.record_mut(life);
+        record.earmarks.retain(|nonce, (to, _)| waiting.contains(&(life, *nonce)) || !living.contains(to));
+        let stands: BTreeSet<_> =
+            self.records.iter().flat_map(|(l, r)| r.earmarks.keys().map(|n| (*l, *n))).collect();
+        self.record_mut(life).accepted.retain(|entry| stands.contains(entry));
+    }
+}
+
+/// The ledger as a device asks it.
+#[derive(Clone, Debug)]
+pub struct Quota {
+    pub ledger: Rc<RefCell<Ledger>>,
+    pub me: Peer,
+}
+
+impl Quota {
+    /// Counts an order, or says why it cannot be carried out.
+    pub fn refuses(&self, work: &Work) -> Option<Failure> {
+        let promised = matches!(work, Work::Accept { .. });
+        let why = if promised { Failure::Refused } else { Failure::OutOfMemory };
+        (!self.allows(work)).then_some(why)
+    }
+
+    /// Chunks that were counted are not made after all.
+    pub fn give_up(&self, chunks: u32) {
+        self.ledger.borrow_mut().release(self.me.instance, chunks);
+    }
+
+    fn allows(&self, work: &Work) -> bool {
+        let (mut ledger, life) = (self.ledger.borrow_mut(), self.me.instance);
+        match work {
+            Work::Create(chunks) => ledger.reserve(life, chunks.len() as u32),
+            Work::Release(chunks) => {
+                ledger.release(life, chunks.len() as u32);
+                true
+            }
+            Work::Lend { chunks, spare_chunks, earmark } => {
+                ledger.earmark(life, *earmark, chunks.len() as u32, *spare_chunks)
+            }
+            Work::Accept { chunks, earmark } => ledger.accept(life, *earmark, chunks.len() as u32),
+            Work::Reback(_)
+            | Work::MoveBlocks(_)
+            | Work::SwapOut(_)
+            | Work::Fetch(_)
+            | Work::WriteBack(_)
+            | Work::Spill(_)
+            | Work::SwapIn(_)
+            | Work::Fill(_)
+            | Work::DropFills => true,
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The share of a tenant changes while it runs, and how much of it may be remapped.
+
+use sluice_policy::config_error::ConfigError;
+use sluice_policy::loan_negotiator::{LoanNegotiator, PeerCommand, PeerEvent, Terms};
+use sluice_policy::params::{Bounds, PolicyName};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loan_denied::LoanDenied;
+use sluice_policy::peers::loans::{LoanBook, Nonce};
+
+use super::cases::{CHUNK, guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::world::World;
+
+const MS: u64 = 1_000_000;
+const TOKENS: u32 = 48;
+const BOUND_NS: u64 = 60 * MS;
+const EXTRA_KV: u32 = 24;
+
+/// A tenant of six layers of four chunks on a GPU twice as large as its share.
+fn loaded(policy: PolicyName) -> World {
+    let (params, _) = tenant(policy, &[4; 6], 0, TOKENS);
+    let kv = guaranteed_chunks(&params) + EXTRA_KV;
+    let (mut params, mut geometry) = tenant(policy, &[4; 6], kv, TOKENS);
+    params.share_chunks = geometry.capacity_chunks;
+    geometry.capacity_chunks *= 2;
+    let mut world = World::new(params, geometry, 3, Faults::default());
+    world.manager.set_traded(true);
+    let me = Peer { index: 0, instance: 1 };
+    let book = LoanBook::new(me, world.manager.share_chunks(), world.manager.floor_chunks());
+    let terms =
+        Terms { min_residence_ns: 0, revoke_bound_ns: BOUND_NS, ttl_ns: 1_000_000 * MS, ..Terms::default() };
+    world.trader = Some(LoanNegotiator::new(book, terms));
+    assert!(world.load());
+    world
+}
+
+/// Neighbours that are asked do not answer, and time passes.
+fn tick(world: &mut World) {
+    world.now = world.now.plus(MS);
+    world.tick();
+}
+
+/// Until every request has ended.
+fn run(world: &mut World) {
+    until(world, |world| !world.busy());
+}
+
+fn until(world: &mut World, so: impl Fn(&World) -> bool) {
+    for _ in 0..200_000 {
+        if so(world) {
+            return;
+        }
+        tick(world);
+    }
+    panic!("it never comes: {:?}", world.manager.ledger().counts().collect::<Vec<_>>());
+}
+
+/// Its share is this now; ticks until all that is too much has gone.
+fn deal(world: &mut World, share_chunks: u32) -> Result<u32, ConfigError> {
+    let bounds = Bounds { share_chunks, ..world.manager.bounds() };
+    world.manager.set_bounds(bounds)?;
+    for ticks in 0..20_000 {
+        world.manager.check();
+        if world.manager.releasing_chunks() == 0 && !world.manager.is_blocked() {
+            return Ok(ticks);
+        }
+        tick(world);
+    }
+    panic!("it keeps {} chunks too many", world.manager.releasing_chunks());
+}
+
+fn created(world: &World) -> u32 {
+    world.device.chunks.len() as u32
+}
+
+/// More requests than its KV has room for.
+fn work(world: &mut World) {
+    (0..12).for_each(|id| world.submit(10 + id, id, vec![id as u32; 20], 20));
+    world.max_batch = 12;
+    until(world, |world| world.steps >= 4);
+}
+
+/// What all of it answers where nothing changes.
+fn undisturbed(policy: PolicyName) -> World {
+    let mut world = loaded(policy);
+    work(&mut world);
+    run(&mut world);
+    world
+}
+
+#[test]
+fn a_share_that_falls_goes_back_to_the_device_and_never_below_the_floor() {
+    let mut world = loaded(PolicyName::Oneiros);
+    let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
+    for share in [before - 5, floor + 3, floor] {
+        deal(&mut world, share).expect("it fits");
+        assert_eq!(
+            (created(&world), world.manager.share_chunks(), world.manager.budget_chunks()),
+            (share, share, share)
+        );
+    }
+    let refused = deal(&mut world, floor - 1).expect_err("below its floor");
+    let (floor_bytes, capacity_bytes) = (u64::from(floor) * CHUNK, u64::from(floor - 1) * CHUNK);
+    assert_eq!(refused, ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes });
+    assert_eq!(world.manager.share_chunks(), floor, "nothing has changed");
+    work(&mut world);
+    run(&mut world);
+}
+
+#[test]
+fn a_share_that_rises_counts_at_once() {
+    let mut world = loaded(PolicyName::Oneiros);
+    let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
+    deal(&mut world, floor).expect("it fits");
+    world.manager.set_bounds(Bounds { share_chunks: before + 7, ..world.manager.bounds() }).expect("it fits");
+    assert_eq!((world.manager.share_chunks(), world.manager.budget_chunks()), (before + 7, before + 7));
+    world.active = false;
+    (0..400).for_each(|_| tick(&mut world));
+    assert_eq!(created(&world), before + 7);
+    assert_eq!(world.manager.layout().alpha(), 0, "its layers are back");
+}
+
+#[test]
+fn whoever_loses_a_part_of_its_share_under_load_answers_as_if_nothing_had_happened() {
+    for policy in PolicyName::ALL {
+        let mut world = loaded(policy);
+        work(&mut world);
+        let floor = world.manager.floor_chunks();
+        deal(&mut world, floor).expect("it fits");
+        assert_eq!(created(&world), floor, "{policy:?}");
+        run(&mut world);
+        assert_eq!(world.finished, undisturbed(policy).finished, "{policy:?}");
+    }
+}
+
+#[test]
+fn a_share_that_falls_and_rises_again_meanwhile_is_whole() {
+    let mut world = loaded(PolicyName::Unified);
+    work(&mut world);
+    let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
+    for ticks in 0..40 {
+        world.manager.set_bounds(Bounds { share_chunks: floor, ..world.manager.bounds() }).expect("it fits");
+        (0..ticks).for_each(|_| tick(&mut world));
+        world.manager.set_bounds(Bounds { share_chunks: before, ..world.manager.bounds() }).expect("it fits");
+        assert_eq!(world.manager.share_chunks() + world.manager.releasing_chunks(), before);
+    }
+    run(&mut world);
+    world.active = false;
+    (0..4_000).for_each(|_| tick(&mut world));
+    assert_eq!(created(&world), before);
+    assert_eq!(world.finished, undisturbed(PolicyName::Unified).finished);
+}
+
+/// A neighbour has all above the floor.
+fn lender() -> World {
+    let mut world = loaded(PolicyName::Oneiros);
+    world.active = false;
+    (0..50).for_each(|_| tick(&mut world));
+    let peer = Peer { index: 3, instance: 1 };
+    world.hear(PeerEvent::Asked { peer, nonce: Nonce(1), chunks: u32::MAX, ttl_ns: 1_000_000 * MS });
+    until(&mut world, |world| world.manager.lent_chunks() > 0);
+    (0..50).for_each(|_| tick(&mut world));
+    world.letters.clear();
+    world
+}
+
+#[test]
+fn what_is_lent_of_a_share_that_falls_is_told_to_come_back_and_no_more() {
+    let mut world = lender();
+    let (lent, floor) = (world.manager.lent_chunks(), world.manager.floor_chunks());
+    assert_eq!(world.manager.share_chunks(), lent + floor);
+    world
+        .manager
+        .set_bounds(Bounds { share_chunks: floor + lent - 5, ..world.manager.bounds() })
+        .expect("it fits");
+    assert_eq!(world.manager.lendable(), Err(LoanDenied::Busy), "nothing more is lent meanwhile");
+    (0..50).for_each(|_| tick(&mut world));
+    let revoked = world.letters.iter().find_map(|letter| match letter {
+        PeerCommand::Revoke { chunks, .. } => Some(*chunks),
+        _ => None,
+    });
+    assert_eq!(revoked, Some(5));
+    assert!(!world.manager.has_debt(), "its steps do not wait for a neighbour");
+    let peer = Peer { index: 3, instance: 1 };
+    world.hear(PeerEvent::Returned { peer, nonce: Nonce(1), chunks: 5 });
+    until(&mut world, |world| world.manager.releasing_chunks() == 0);
+    tick(&mut world);
+    let book = world.trader.as_ref().expect("it trades").book();
+    assert_eq!((book.share(), book.lent_out(), book.budget()), (floor + lent - 5, lent - 5, floor));
+    assert_eq!(world.manager.lent_chunks(), lent - 5);
+}
+
+#[test]
+fn a_borrower_that_dies_pays_what_a_share_that_fell_still_owes() {
+    let mut world = lender();
+    let floor = world.manager.floor_chunks();
+    world.manager.set_bounds(Bounds { share_chunks: floor, ..world.manager.bounds() }).expect("it fits");
+    (0..50).for_each(|_| tick(&mut world));
+    assert!(world.manager.releasing_chunks() > 0, "a neighbour has it");
+    world.hear(PeerEvent::Died(Peer { index: 3, instance: 1 }));
+    (0..50).for_each(|_| tick(&mut world));
+    assert_eq!(
+        (world.manager.share_chunks(), world.manager.budget_chunks(), created(&world)),
+        (floor, floor, floor)
+    );
+}
+
+#[test]
+fn a_tenant_that_sleeps_gives_its_share_up_at_once_and_wakes_in_what_is_left() {
+    let mut world = loaded(PolicyName::Oneiros);
+    world.active = false;
+    world.manager.hibernate(true);
+    (0..400).for_each(|_| tick(&mut world));
+    assert_eq!(created(&world), 0);
+    let floor = world.manager.floor_chunks();
+    assert!(deal(&mut world, floor).expect("it fits") < 100);
+    assert_eq!((world.manager.share_chunks(), created(&world)), (floor, 0));
+    world.manager.wake();
+    world.active = true;
+    work(&mut world);
+    run(&mut world);
+    assert_eq!(created(&world), floor);
+    assert_eq!(world.finished, undisturbed(PolicyName::Oneiros).finished);
+}
+
+fn cap(world: &mut World, percent: u32) -> Result<(), ConfigError> {
+    let bounds = Bounds { remap_cap_permille: percent * 10, ..world.manager.bounds() };
+    world.manager.set_bounds(bounds)
+}
+
+#[test]
+fn a_lower_cap_brings_layers_back_as_memory_allows_and_lends_less() {
+    let mut world = loaded(PolicyName::Oneiros);
+    work(&mut world);
+    until(&mut world, |world| world.manager.layout().moving.len() > 2);
+    cap(&mut world, 34).expect("its share has room for all layers");
+    run(&mut world);
+    (0..400).for_each(|_| tick(&mut world));
+    assert!(world.manager.layout().moving.len() <= 2, "two of six layers may move");
+    world.active = false;
+    (0..400).for_each(|_| tick(&mut world));
+    let few = world.manager.lendable_chunks();
+    cap(&mut world, 90).expect("it may give more");
+    (0..400).for_each(|_| tick(&mut world));
+    assert!(world.manager.lendable_chunks() > few, "{few} before");
+}
+
+#[test]
+fn a_cap_that_makes_the_floor_larger_than_the_share_is_refused() {
+    let mut world = loaded(PolicyName::Oneiros);
+    let floor = world.manager.floor_chunks();
+    deal(&mut world, floor).expect("it fits");
+    assert!(matches!(cap(&mut world, 0), Err(ConfigError::FloorExceedsCapacity { .. })));
+    assert_eq!(world.manager.floor_chunks(), floor, "nothing has changed");
+}
+
+#[test]
+fn chunks_that_cannot_be_released_are_tried_again() {
+    let mut world = loaded(PolicyName::Oneiros);
+    world.device.faults = Faults { permille: 400, left: 12, ..Faults::default() };
+    let floor = world.manager.floor_chunks();
+    deal(&mut world, floor).expect("it fits");
+    assert_eq!(created(&world), floor);
+}

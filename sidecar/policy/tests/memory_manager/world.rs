@@ -1,0 +1,387 @@
+//! A memory manager, a device and a small scheduler around them. After every event the memory manager checks itself and [`audit`] checks
+//! the memory manager against the device.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use sluice_policy::action::Action;
+use sluice_policy::event::Completion;
+use sluice_policy::geometry::{Geometry, StepShape};
+use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
+use sluice_policy::loan_negotiator::{LoanNegotiator, PeerCommand};
+use sluice_policy::memory_manager::{MemoryManager, Prepared, StepLease, StepNeed};
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+
+use super::device::{Device, Faults, Rng};
+
+mod admission;
+mod audit;
+mod naps;
+mod step;
+mod trading;
+
+pub use audit::audit;
+
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub id: RequestId,
+    pub salt: u64,
+    pub tokens: Vec<u32>,
+    pub limit: usize,
+    pub committed: usize,
+    /// Its KV was kept when it was sent back.
+    pub kept: bool,
+}
+
+#[derive(Debug)]
+struct Running {
+    lease: BTreeMap<LayerId, Generation>,
+    kv_lease: BTreeMap<LayerId, Generation>,
+    layer: u16,
+    /// Request and tokens.
+    parts: Vec<(RequestId, usize)>,
+    shape: StepShape,
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub manager: MemoryManager,
+    pub device: Device,
+    pub waiting: VecDeque<Request>,
+    pub running: Vec<Request>,
+    pub finished: BTreeMap<RequestId, Vec<u32>>,
+    tables: BTreeMap<RequestId, Vec<Vec<BlockId>>>,
+    step: Option<Running>,
+    lost: Option<Running>,
+    rng: Rng,
+    pub kill_permille: u32,
+    pub max_batch: usize,
+    pub steps: u64,
+    pub preemptions: u32,
+    pub pauses: u32,
+    pub layer_ns: u64,
+    pub most_alpha: u16,
+    /// Spoils actions on their way to the device.
+    pub spoil: Option<fn(&mut Action)>,
+    /// Steps may run: the tenant holds the turn.
+    pub active: bool,
+    pub now: Nanos,
+    /// Trades with neighbours.
+    pub trader: Option<LoanNegotiator>,
+    /// What it wrote to them.
+    pub letters: Vec<PeerCommand>,
+    /// How often the end of a transfer is told late, and the one that is.
+    pub late_permille: u32,
+    late: Option<Completion>,
+    /// The trader knows how every transfer ended.
+    pub told: bool,
+    /// How often, of a thousand boundaries, the tenant is put to sleep, or woken.
+    pub nap_permille: u32,
+    /// How often, of a thousand boundaries, another policy is in force.
+    pub switch_permille: u32,
+    /// How often, of a thousand admissions, a prompt goes to the host tier, and how many did.
+    pub send_out_permille: u32,
+    pub sent_out: u32,
+    /// Requests whose KV came beside steps.
+    pub came: u32,
+    /// A plan that is being made.
+    planning: Option<PlanRequest>,
+    /// Nobody ever finds a plan.
+    pub no_plans: bool,
+    /// Policies that came into force.
+    pub switches: u32,
+    /// Requests computed again because their KV was lost or had no room in the host tier.
+    pub dropped: u32,
+}
+
+impl World {
+    pub fn new(params: Params, geometry: Geometry, seed: u64, faults: Faults) -> World {
+        let manager = MemoryManager::new(params, geometry.clone()).expect("a tenant that fits");
+        World {
+            manager,
+            device: Device::new(geometry, seed, faults),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            finished: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            step: None,
+            lost: None,
+            rng: Rng(seed ^ 0x5eed),
+            kill_permille: 0,
+            max_batch: 4,
+            steps: 0,
+            preemptions: 0,
+            pauses: 0,
+            layer_ns: 1_000_000,
+            most_alpha: 0,
+            spoil: None,
+            active: true,
+            now: Nanos(0),
+            trader: None,
+            letters: Vec::new(),
+            late_permille: 0,
+            late: None,
+            told: true,
+            nap_permille: 0,
+            switch_permille: 0,
+            send_out_permille: 0,
+            sent_out: 0,
+            came: 0,
+            planning: None,
+            no_plans: false,
+            switches: 0,
+            dropped: 0,
+        }
+    }
+
+    /// Starts and loads the tenant. False when the backend failed for good.
+    pub fn load(&mut self) -> bool {
+        let now = self.now;
+        self.tell(|manager, out| manager.start(now, out));
+        for _ in 0..100_000 {
+            if self.manager.is_loaded() {
+                return true;
+            }
+            if self.device.idle() {
+                return false;
+            }
+            self.poll();
+        }
+        panic!("loading does not end");
+    }
+
+    pub fn submit(&mut self, id: u64, salt: u64, tokens: Vec<u32>, more: usize) {
+        let limit = tokens.len() + more;
+        self.waiting.push_back(Request { id: RequestId(id), salt, tokens, limit, committed: 0, kept: false });
+    }
+
+    /// Runs until every request has finished.
+    pub fn run(&mut self) {
+        for _ in 0..2_000_000 {
+            if self.waiting.is_empty() && self.running.is_empty() {
+                return;
+            }
+            self.tick();
+            assert_eq!(self.manager.failed(), None, "the backend has not failed for good");
+        }
+        panic!("no progress: {} waiting, {} running", self.waiting.len(), self.running.len());
+    }
+
+    /// Boundaries without load, until nothing changes any more or `limit` is reached.
+    pub fn rest(&mut self, limit: u32) {
+        let now = self.now;
+        for _ in 0..limit {
+            self.drain();
+            if self.manager.is_at_rest() {
+                return;
+            }
+            self.tell(|manager, out| manager.boundary(now, out));
+            self.settle_naps();
+        }
+    }
+
+    /// Everything under way ends.
+    pub fn drain(&mut self) {
+        while !self.idle() {
+            self.poll();
+        }
+    }
+
+    /// One thing happens somewhere.
+    pub fn tick(&mut self) {
+        if !self.manager.is_loaded() {
+            return self.load_on();
+        }
+        let device_first = self.rng.permille(500);
+        if device_first && self.poll() {
+            return;
+        }
+        if self.step.is_some() && self.rng.permille(self.kill_permille) {
+            self.kill();
+        } else if self.step.is_some() {
+            self.run_layer();
+        } else {
+            self.boundary();
+        }
+    }
+
+    /// Calls the memory manager and hands its orders on.
+    pub fn tell<T>(&mut self, call: impl FnOnce(&mut MemoryManager, &mut Vec<Action>) -> T) -> T {
+        self.tell_trader(|manager, _, out| call(manager, out))
+    }
+
+    /// A step runs, or waits to be replayed.
+    pub fn in_step(&self) -> bool {
+        self.step.is_some() || self.lost.is_some()
+    }
+
+    /// A plan that was asked for is made, sooner or later.
+    fn answer_plan(&mut self) {
+        self.planning = self.manager.take_plan_request().or(self.planning.take());
+        if let Some(request) =
+            self.planning.take_if(|request| request.id % 2 == 0 || self.steps.is_multiple_of(4))
+        {
+            let none = PlanAnswer { id: request.id, found: None };
+            self.manager.planned(if self.no_plans { none } else { request.solve() });
+        }
+    }
+
+    fn kill(&mut self) {
+        let now = self.now;
+        self.lost = self.step.take();
+        self.device.forget_readers();
+        self.tell(|manager, out| manager.engine_lost(now, out));
+    }
+
+    fn boundary(&mut self) {
+        if self.manager.is_blocked() || !self.manager.is_loaded() {
+            return;
+        }
+        if let Some(lost) = self.lost.take() {
+            self.start(lost.parts, lost.shape);
+            return;
+        }
+        if self.trader.is_some() {
+            self.manager.set_active(self.active);
+            self.manager.set_busy(self.busy());
+        }
+        self.nap();
+        self.switch_policy();
+        self.answer_plan();
+        let now = self.now;
+        self.tell(|manager, out| manager.boundary(now, out));
+        self.trade();
+        self.settle_naps();
+        if !self.active || self.manager.lacks_weights() {
+            return;
+        }
+        self.park_prompts();
+        let admitted = self.admit();
+        if !self.launch() {
+            self.send_back(admitted);
+        }
+    }
+
+    /// Begins a step, if memory is there for one.
+    fn launch(&mut self) -> bool {
+        let mut tried = false;
+        while !self.manager.is_blocked() && !self.running.is_empty() {
+            let now = self.now;
+            let whole = self.plan_whole().filter(|_| !tried);
+            tried |= whole.is_some();
+            let usual = whole.is_none();
+            let (parts, need) = whole.unwrap_or_else(|| self.plan());
+            match self.tell(|manager, out| manager.prepare(now, &need, out)) {
+                Prepared::Ready => {
+                    self.start(parts, need.shape);
+                    return true;
+                }
+                Prepared::Wait if self.denied() => {}
+                Prepared::Wait => return false,
+                Prepared::Coming => self.send_back_coming(),
+                Prepared::Short { activation: true, .. } if !usual => {}
+                Prepared::Short { .. } => self.preempt(),
+            }
+        }
+        false
+    }
+
+    fn switch_policy(&mut self) {
+        if self.switch_permille > 0 && self.rng.permille(self.switch_permille) {
+            let policy = PolicyName::ALL[self.rng.below(PolicyName::ALL.len() as u64) as usize];
+            self.switches += u32::from(self.manager.set_policy(policy).is_ok());
+        }
+    }
+
+    fn plan(&self) -> (Vec<(RequestId, usize)>, StepNeed) {
+        self.plan_within(self.manager.params().max_step.tokens as usize, 24)
+    }
+
+    /// A step of whole prompts, where weights arrive and there is room.
+    fn plan_whole(&mut self) -> Option<(Vec<(RequestId, usize)>, StepNeed)> {
+        let all = self.plan_within(usize::MAX, usize::MAX).1;
+        let tokens = self.manager.whole_prompt_tokens(&all) as usize;
+        (tokens > self.manager.params().max_step.tokens as usize)
+            .then(|| self.plan_within(tokens, usize::MAX))
+    }
+
+    fn plan_within(&self, mut budget: usize, longest: usize) -> (Vec<(RequestId, usize)>, StepNeed) {
+        let mut parts = Vec::new();
+        for request in &self.running {
+            let pending = request.tokens.len() - request.committed;
+            let mut tokens = pending.min(longest).min(budget);
+            if 0 < tokens && tokens < pending && self.manager.is_prefill_offloaded(request.id) {
+                tokens = (tokens - tokens % 16).max(16).min(pending);
+            }
+            budget = budget.saturating_sub(tokens);
+            if tokens > 0 {
+                parts.push((request.id, tokens));
+            }
+        }
+        let columns = parts.iter().map(|(id, tokens)| {
+            let committed = self.request(*id).committed;
+            let wanted = (committed + tokens).div_ceil(16) as u32;
+            (*id, wanted.saturating_sub(self.manager.columns(*id)))
+        });
+        let tokens = parts.iter().map(|(_, tokens)| *tokens as u32).sum();
+        let sequences = parts.len() as u32;
+        let shape = StepShape { tokens, sequences, logit_rows: sequences };
+        (parts.clone(), StepNeed { columns: columns.filter(|(_, count)| *count > 0).collect(), shape })
+    }
+
+    /// The youngest goes back to the queue. The oldest always fits alone.
+    fn preempt(&mut self) {
+        if self.running.len() == 1 && self.drop_kept(|manager, id| manager.on_device(id)) {
+            return;
+        }
+        assert!(self.running.len() > 1, "the oldest request always fits alone");
+        let mut request = self.running.pop().expect("more than one");
+        if self.manager.pausing_helps() {
+            self.manager.suspend(request.id);
+            self.manager.check();
+            self.pauses += 1;
+            self.tables.remove(&request.id);
+            request.kept = true;
+            self.waiting.push_front(request);
+            self.max_batch = self.running.len();
+            return;
+        }
+        self.preemptions += 1;
+        request.committed = 0;
+        self.manager.close(request.id);
+        self.manager.check();
+        self.tables.remove(&request.id);
+        self.waiting.push_front(request);
+        self.max_batch = self.running.len();
+    }
+
+    fn request(&self, id: RequestId) -> &Request {
+        self.running.iter().find(|r| r.id == id).expect("a running request")
+    }
+
+    fn start(&mut self, parts: Vec<(RequestId, usize)>, shape: StepShape) {
+        let now = self.now;
+        let StepLease { generations, kv_generations, activation_limit_bytes } =
+            self.tell(|manager, out| manager.begin(now, out));
+        for change in self.manager.take_table_changes() {
+            let Some(table) = self.tables.get_mut(&change.request) else {
+                assert!(self.waiting.iter().any(|r| r.id == change.request), "changes are of open requests");
+                continue;
+            };
+            table.resize_with(table.len().max(change.column as usize + 1), Vec::new);
+            table[change.column as usize] = change.blocks;
+        }
+        assert!(generations.is_sorted() && kv_generations.is_sorted(), "layers of a lease ascend");
+        let needed = self.device.geometry.activation.bytes(shape);
+        assert!(activation_limit_bytes >= needed, "activations of a step are backed");
+        self.device.check_activations(activation_limit_bytes);
+        let held = u64::from(self.manager.activation_chunks());
+        assert_eq!(
+            activation_limit_bytes,
+            held * self.device.geometry.chunk_bytes,
+            "as far as the lease says"
+        );
+        let (lease, kv_lease) = (generations.into_iter().collect(), kv_generations.into_iter().collect());
+        self.step = Some(Running { lease, kv_lease, layer: 0, parts, shape });
+    }
+}

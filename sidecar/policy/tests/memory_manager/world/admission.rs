@@ -1,0 +1,94 @@
+//! The part of the scheduler that lets requests in, and sends those back whose first step finds no memory yet.
+
+use sluice_policy::ids::RequestId;
+
+use super::{Request, World};
+
+/// A request that was let in at this boundary, and whether its KV was kept for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Admitted {
+    id: RequestId,
+    kept: bool,
+}
+
+impl World {
+    /// Fills the batch.
+    pub(super) fn admit(&mut self) -> Vec<Admitted> {
+        let mut admitted = Vec::new();
+        while self.running.len() < self.max_batch {
+            let coming = |request: &mut Request| self.manager.is_loading(request.id);
+            let Some(mut request) = self.waiting.pop_front_if(|request| !coming(request)) else { break };
+            let kept = std::mem::take(&mut request.kept);
+            if kept {
+                self.manager.resume(request.id);
+            } else {
+                let cached = self.manager.open(request.id, request.salt, &request.tokens);
+                assert!(
+                    cached.is_multiple_of(16) && (cached as usize) < request.tokens.len(),
+                    "the last token is computed"
+                );
+                request.committed = cached as usize;
+                self.send_out(&request);
+            }
+            admitted.push(Admitted { id: request.id, kept });
+            self.tables.insert(request.id, Vec::new());
+            self.running.push(request);
+        }
+        admitted
+    }
+
+    fn send_out(&mut self, request: &Request) {
+        let columns = request.tokens.len().div_ceil(16) as u32;
+        if self.rng.permille(self.send_out_permille) && self.manager.can_offload_prefill(columns, columns) {
+            self.manager.start_prefill_offload(request.id, columns);
+            self.sent_out += 1;
+        }
+    }
+
+    /// Whose KV is on its way waits for it.
+    pub(super) fn send_back_coming(&mut self) {
+        let coming = |request: &mut Request| self.manager.is_loading(request.id);
+        let sent: Vec<_> = self.running.extract_if(.., coming).collect();
+        assert!(!sent.is_empty(), "somebody's KV is on its way");
+        for request in sent.into_iter().rev() {
+            self.manager.suspend(request.id);
+            self.tables.remove(&request.id);
+            self.waiting.push_front(Request { kept: true, ..request });
+            self.came += 1;
+        }
+    }
+
+    /// Whose prompt has gone out waits behind all others.
+    pub(super) fn park_prompts(&mut self) {
+        let computed = |r: &Request| {
+            self.manager.is_prefill_offloaded(r.id) && r.tokens.len() - r.committed == 1 && r.committed > 0
+        };
+        let (going, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(computed);
+        self.running = staying;
+        for mut request in going {
+            self.manager.suspend(request.id);
+            self.manager.check();
+            self.tables.remove(&request.id);
+            request.kept = true;
+            self.waiting.push_back(request);
+        }
+    }
+
+    /// No step has begun: those who were to have their first one wait as before, in their order.
+    pub(super) fn send_back(&mut self, admitted: Vec<Admitted>) {
+        for Admitted { id, kept } in admitted.into_iter().rev() {
+            let Some(at) = self.running.iter().position(|request| request.id == id) else { continue };
+            let mut request = self.running.remove(at);
+            self.tables.remove(&id);
+            request.kept = kept;
+            if kept {
+                self.manager.suspend(id);
+            } else {
+                request.committed = 0;
+                self.manager.close(id);
+                self.manager.check();
+            }
+            self.waiting.push_front(request);
+        }
+    }
+}

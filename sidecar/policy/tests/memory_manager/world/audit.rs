@@ -1,0 +1,51 @@
+//! The checker.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_policy::action::Address;
+use sluice_policy::ids::ChunkId;
+use sluice_policy::memory_manager::MemoryManager;
+
+use crate::memory_manager::device::Device;
+
+/// The naive checker: capacity, one owner for each chunk, and both address tables equal. It looks at the device only
+/// and at the memory manager's plain lists.
+pub fn audit(manager: &MemoryManager, device: &Device) {
+    let created: BTreeSet<ChunkId> = manager.ledger().owners().map(|(chunk, _)| chunk).collect();
+    let capacity = device.geometry.capacity_chunks as usize;
+    assert!(device.chunks.len() <= capacity, "never more chunks than the capacity");
+    let mapped: BTreeSet<ChunkId> = device.table.values().copied().collect();
+    assert!(mapped.is_subset(&device.chunks), "what is mapped exists");
+    if manager.is_blocked() {
+        return;
+    }
+    assert_eq!(created, device.chunks, "the ledger knows what exists");
+    assert_eq!(
+        manager.addresses().collect::<BTreeMap<_, _>>(),
+        device.table,
+        "both address tables are equal"
+    );
+    let by_owner: u32 = manager.ledger().counts().map(|(_, count)| count).sum();
+    assert_eq!(by_owner as usize, device.chunks.len(), "capacity = the sum over owners");
+    let free = manager.ledger().free().count();
+    assert_eq!(mapped.len() + free, device.chunks.len(), "chunks are mapped or free, none is lost");
+    let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
+    for (address, chunk) in &device.table {
+        users.entry(*chunk).or_default().push(*address);
+    }
+    let mut left = 0;
+    for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
+        if let [Address::Kv(_), Address::Activation(at)] = users[..] {
+            assert!(
+                at >= manager.activation_chunks(),
+                "{chunk:?} is KV, and a step could reach it: {users:?}"
+            );
+            left += 1;
+            continue;
+        }
+        let moving =
+            |a: &Address| matches!(a, Address::Layer(layer, _) if manager.layout().moving.contains(layer));
+        assert!(users.iter().all(moving), "{chunk:?} is shared by moving layers only: {users:?}");
+    }
+    assert_eq!(left, manager.stale_addresses(), "what an inflation left behind is known");
+}

@@ -1,0 +1,98 @@
+//! The engine's side of a step: layer by layer, each reads the KV that it has written before.
+
+use sluice_policy::ellm::Violations;
+use sluice_policy::ids::{LayerId, RequestId};
+use sluice_policy::memory_manager::StepTimes;
+
+use super::super::device::mix;
+use super::World;
+
+impl World {
+    /// The engine computes one layer, if it is there.
+    pub(super) fn run_layer(&mut self) {
+        let step = self.step.as_mut().expect("a step runs");
+        let layer = LayerId(step.layer);
+        let generation = step.lease.get(&layer).copied();
+        let kv_generation = step.kv_lease.get(&layer).copied();
+        if generation.is_some_and(|generation| self.device.ready[layer.index()] != generation)
+            || kv_generation.is_some_and(|generation| self.device.kv_ready[layer.index()] != generation)
+        {
+            return;
+        }
+        self.device
+            .read_layer(layer)
+            .unwrap_or_else(|wrong| panic!("a layer is read when it is there: {wrong}"));
+        step.layer += 1;
+        let (parts, over) = (step.parts.clone(), step.layer == self.device.geometry.layers());
+        parts.iter().for_each(|(id, tokens)| self.attend(layer, *id, *tokens));
+        if let Some(generation) = generation {
+            self.device.done[layer.index()] = generation;
+        }
+        if let Some(generation) = kv_generation {
+            self.device.kv_done[layer.index()] = generation;
+        }
+        if over {
+            self.finish();
+        }
+    }
+
+    /// Writes the new tokens' KV and reads everybody's before them.
+    fn attend(&mut self, layer: LayerId, id: RequestId, tokens: usize) {
+        if self.manager.is_lost(id) {
+            return;
+        }
+        let request = self.running.iter().find(|r| r.id == id).expect("running").clone();
+        let (start, end) = (request.committed, request.committed + tokens);
+        let table = &self.tables[&id];
+        let mut tag = mix(request.salt) ^ u64::from(layer.0);
+        for (position, token) in request.tokens[..end].iter().enumerate() {
+            tag = mix(tag ^ u64::from(*token));
+            let block = table[position / 16][layer.index()];
+            if position >= start {
+                self.device.write_token(block, position % 16, tag);
+            }
+            let read = self.device.read_token(block, position % 16);
+            assert_eq!(read, tag, "{id:?} reads its own KV at {position} of {layer:?}");
+        }
+    }
+
+    fn finish(&mut self) {
+        let step = self.step.take().expect("a step runs");
+        self.settle_lost();
+        let mut decode_only = true;
+        for (id, tokens) in &step.parts {
+            // Who was lost on the way is computed again.
+            let Some(request) = self.running.iter_mut().find(|r| r.id == *id) else { continue };
+            decode_only &= *tokens == 1;
+            let end = request.committed + tokens;
+            self.manager.commit(*id, &request.tokens[request.committed..end]);
+            request.committed = end;
+            if end == request.tokens.len() && end < request.limit {
+                let next = request.tokens.iter().fold(request.salt, |h, t| mix(h ^ u64::from(*t)));
+                request.tokens.push((next % 50) as u32);
+            }
+        }
+        let now = self.now;
+        self.manager.note_violations(Violations { ttft: self.send_out_permille > 0, tpot: false });
+        let layers = usize::from(self.device.geometry.layers());
+        let layer_ns = vec![self.layer_ns; layers];
+        let total_ns = self.layer_ns * layers as u64;
+        let (shape, stall_ns, kv_stall_ns) = (step.shape, vec![0; layers], vec![0; layers]);
+        let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
+        self.tell(|manager, out| manager.finish(now, &times, out));
+        self.steps += 1;
+        self.retire();
+    }
+
+    fn retire(&mut self) {
+        let (over, going): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| r.committed == r.limit);
+        self.running = going;
+        for request in over {
+            self.manager.close(request.id);
+            self.manager.check();
+            self.tables.remove(&request.id);
+            self.finished.insert(request.id, request.tokens);
+            self.max_batch = 4;
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The part of the scheduler that trades with neighbours.
+
+use sluice_policy::action::Action;
+use sluice_policy::event::Completion;
+use sluice_policy::loan_negotiator::{LoanNegotiator, PeerEvent};
+use sluice_policy::memory_manager::{MemoryManager, SleepState};
+
+use super::{World, audit};
+
+impl World {
+    /// What ended on the device is told.
+    pub fn poll(&mut self) -> bool {
+        let Some(done) = self.next_completion() else { return false };
+        self.told = false;
+        let now = self.now;
+        self.tell(|manager, out| manager.complete(now, &done, out));
+        audit(&self.manager, &self.device);
+        true
+    }
+
+    pub(super) fn tell_trader<T>(
+        &mut self,
+        call: impl FnOnce(&mut MemoryManager, Option<&mut LoanNegotiator>, &mut Vec<Action>) -> T,
+    ) -> T {
+        let mut out = Vec::new();
+        let answer = call(&mut self.manager, self.trader.as_mut(), &mut out);
+        for mut action in out {
+            if let Some(spoil) = self.spoil {
+                spoil(&mut action);
+            }
+            self.device.submit(action);
+        }
+        self.manager.check();
+        self.most_alpha = self.most_alpha.max(self.manager.layout().alpha());
+        answer
+    }
+
+    pub(super) fn next_completion(&mut self) -> Option<Completion> {
+        if self.late.is_some() && self.rng.permille(300) {
+            return self.late.take();
+        }
+        let Some(done) = self.device.poll() else { return self.late.take() };
+        if self.device.traded && self.late_permille > 0 && self.rng.permille(self.late_permille) {
+            self.late = Some(done);
+            return None;
+        }
+        Some(done)
+    }
+
+    /// Starts to load a tenant whose floor its neighbours may have.
+    pub fn begin(&mut self) {
+        let now = self.now;
+        self.tell(|manager, out| manager.start(now, out));
+    }
+
+    /// Loading goes on, or the floor is claimed.
+    pub(super) fn load_on(&mut self) {
+        assert_eq!(self.manager.failed(), None, "a floor is waited for");
+        if self.poll() {
+            return;
+        }
+        let now = self.now;
+        let letters = self.tell_trader(|manager, trader, out| {
+            let (chunks, trader) = (manager.awaited_floor()?, trader?);
+            trader.claim(now, chunks);
+            manager.claim_floor(out);
+            Some(trader.take_commands())
+        });
+        self.letters.extend(letters.into_iter().flatten());
+    }
+
+    /// Nothing is under way.
+    pub fn idle(&self) -> bool {
+        self.device.idle() && self.late.is_none()
+    }
+
+    /// A neighbour said something.
+    pub fn hear(&mut self, news: PeerEvent) {
+        let now = self.now;
+        self.tell_trader(|manager, trader, _| trader.expect("a trader hears").on_event(now, news, manager));
+        if self.step.is_none() {
+            self.boundary();
+        }
+    }
+
+    pub fn busy(&self) -> bool {
+        !self.waiting.is_empty() || !self.running.is_empty()
+    }
+
+    /// What goes to neighbours and comes from them, as the scheduler does it.
+    pub(super) fn trade(&mut self) {
+        let now = self.now;
+        let letters = self.tell_trader(|manager, trader, out| {
+            trader.map(|trader| {
+                trader.boundary(now, manager, out);
+                trader.take_commands()
+            })
+        });
+        self.told = true;
+        self.letters.extend(letters.into_iter().flatten());
+        let alone = usize::from(self.trader.is_some());
+        while self.manager.debt_is_blocked() && self.running.len() > alone {
+            self.preempt();
+            self.tell(|manager, out| manager.boundary(now, out));
+        }
+        if self.manager.debt_is_blocked() {
+            self.tell(|manager, out| {
+                manager.force_reclaim();
+                manager.boundary(now, out);
+            });
+        }
+        while self.manager.debt_is_blocked()
+            && self.manager.sleep_state() == SleepState::Awake
+            && self.drop_kept(|manager, id| manager.on_device(id))
+        {
+            self.tell(|manager, out| manager.boundary(now, out));
+        }
+    }
+
+    /// Neighbours have said no, so that another remedy is due at once.
+    pub(super) fn denied(&mut self) -> bool {
+        if self.manager.borrow_request().is_none() {
+            return false;
+        }
+        self.trade();
+        self.manager.borrow_request().is_none() && !self.manager.is_blocked()
+    }
+}
