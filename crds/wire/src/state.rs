@@ -200,6 +200,10 @@ pub struct Streams {
     pub deposit_tokens: u64,
 }
 
+/// A later token is in time within its objective and this many percent more: a paced stream is never written before its
+/// interval has passed, so exactly the interval is the earliest, not the latest.
+pub const TBT_TOLERANCE_PERCENT: u32 = 10;
+
 /// Objectives of delivered tokens and how they are met.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

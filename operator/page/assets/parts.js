@@ -67,7 +67,7 @@ function layersText(letters) {
 
 function objective(one) {
   const [kind, sign] = one.missed ? ["missed", "✗ missed:"] : ["met", "✓ met:"];
-  const text = ` ${percent(one.attained_permille)} of ${one.name}s came within ${duration(one.target_ns / 1e6)} in the last ${age(one.window_seconds * 1e3)} `;
+  const text = ` ${percent(one.attained_permille)} of ${one.name}s came within ${one.within} in the last ${age(one.window_seconds * 1e3)} `;
   const promised = el("span", { class: "quiet" }, `(${percent(one.promised_permille, one.promised_permille % 10 ? 1 : 0)} promised)`);
   return el("li", { class: kind }, el("strong", {}, sign), text, promised);
 }

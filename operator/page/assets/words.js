@@ -34,7 +34,7 @@ export function counted(count, one, many = `${one}s`) {
 
 // A move's reason, such as `remap_own`, as words, and how often it moved something.
 export function times(move) {
-  return move.reason.replaceAll("_", " ") + (move.count > 1 ? ` ×${move.count}` : "");
+  return move.reason.replaceAll("_", " ") + (move.count > 1 ? `, ${move.count} moves` : "");
 }
 
 // The name of a tenant where all on the GPU have one namespace, else with it.

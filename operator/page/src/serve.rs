@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn};
@@ -46,12 +47,19 @@ const UPDATE_LIMIT: Duration = Duration::from_secs(2);
 /// The page of `hub`, at `/`. Serve it through [`local_only`], at a loopback address: it asks for no credential.
 pub fn routes(hub: Arc<Hub>) -> Router {
     let files = FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
-        router.route(path, get(async move || file(kind, text)))
+        let text: Bytes = without_comments(text).into();
+        router.route(path, get(async move || file(kind, text.clone())))
     });
     files.route(STATE, get(state)).route(EVENTS, get(events)).with_state(hub)
 }
 
-fn file(kind: &'static str, text: &'static str) -> Response {
+/// Lines that are comments of a script cost every viewer their bytes.
+fn without_comments(text: &str) -> String {
+    let is_comment = |line: &&str| line.trim_start().starts_with("//");
+    text.split_inclusive('\n').filter(|line| !is_comment(line)).collect()
+}
+
+fn file(kind: &'static str, text: Bytes) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::CONTENT_SECURITY_POLICY, POLICY),

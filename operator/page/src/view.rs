@@ -129,8 +129,10 @@ pub struct Objective {
     pub attained_permille: u32,
     /// Share that is promised, permille.
     pub promised_permille: u32,
-    /// In time means within this, ns.
+    /// The objective, ns.
     pub target_ns: u64,
+    /// In time means within this, for people.
+    pub within: String,
     /// Length of the window that ends now and that the share is over, seconds.
     pub window_seconds: u32,
     /// Whether fewer tokens were in time than are promised.
@@ -166,7 +168,7 @@ impl GpuView {
         let reasons: Vec<_> = problem.into_iter().chain(late_holder(reading.tenants)).collect();
         let own = reasons.iter().map(|reason| reason.level);
         let level = own.chain(tenants.iter().map(|tenant| tenant.level)).max().unwrap_or_default();
-        let held = tenants.iter().map(|tenant| tenant.capacity_bytes).sum();
+        let held = reading.tenants.iter().map(granted).sum();
         GpuView {
             key: reading.key(),
             pool: reading.pool.to_owned(),
@@ -325,25 +327,34 @@ fn used_permille(used: u64, total: u64) -> Option<u32> {
     u32::try_from(used.saturating_mul(1000).checked_div(total)?).ok()
 }
 
+/// What a tenant may hold of its GPU without loans: these move memory, and the GPU stays as large.
+fn granted(report: &TenantReport) -> u64 {
+    let TenantReport::State(state) = report else { return 0 };
+    let share = state.neighbourhood.as_ref().map_or(0, |place| place.share_bytes);
+    if share > 0 { share } else { state.memory.capacity_bytes }
+}
+
 fn p99(measured: &Percentiles) -> Option<u64> {
     (measured.samples > 0).then_some(measured.p99_ns)
 }
 
 fn objectives(slo: &SloState) -> Vec<Objective> {
     let promised_permille = explain::promised_permille(slo);
-    let one = |name, attained: Option<u32>, target_ns| {
+    let one = |name, attained: Option<u32>, target_ns, within| {
         let of = |attained_permille| Objective {
             name,
             attained_permille,
             promised_permille,
             target_ns,
+            within,
             window_seconds: slo.window_seconds,
             missed: attained_permille < promised_permille,
         };
         attained.map(of)
     };
-    let first = one("first token", slo.ttft_attained_permille, slo.ttft_target_ns);
-    let next = one("later token", slo.tbt_attained_permille, slo.tbt_target_ns);
+    let [ttft, tbt] = explain::limits(slo);
+    let first = one("first token", slo.ttft_attained_permille, slo.ttft_target_ns, ttft);
+    let next = one("later token", slo.tbt_attained_permille, slo.tbt_target_ns, tbt);
     first.into_iter().chain(next).collect()
 }
 

@@ -54,6 +54,8 @@ pub enum ConfigError {
     },
 }
 
+const MIB: u64 = 1 << 20;
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -65,7 +67,13 @@ impl fmt::Display for ConfigError {
                 write!(f, "the model has {layers} layers; at most {MOST_LAYERS} are supported")
             }
             ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes } => {
-                write!(f, "the tenant needs at least {floor_bytes} bytes and may hold {capacity_bytes} bytes")
+                let needed_mib = floor_bytes.div_ceil(MIB);
+                write!(
+                    f,
+                    "the tenant needs at least {needed_mib} MiB ({floor_bytes} bytes) and may hold {} MiB ({capacity_bytes} \
+                     bytes)",
+                    capacity_bytes / MIB
+                )
             }
             ConfigError::ContextDoesNotFit { needed_bytes, guaranteed_bytes } => {
                 write!(

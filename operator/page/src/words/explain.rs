@@ -3,7 +3,9 @@
 
 use serde::Serialize;
 use sluice_wire::State;
-use sluice_wire::state::{Direction, HANG_REPORTED_MS, Neighbourhood, Percentiles, Phase, SloState};
+use sluice_wire::state::{
+    Direction, HANG_REPORTED_MS, Neighbourhood, Percentiles, Phase, SloState, TBT_TOLERANCE_PERCENT,
+};
 
 use super::figures::{age, bytes, duration, move_words, moved_bytes, moved_memory, percent, window};
 use super::{hangs, missed};
@@ -154,9 +156,10 @@ fn waiting(state: &State) -> Option<Reason> {
 /// Whether tokens come in time, by the objective that is missed.
 fn pace(state: &State) -> Vec<Reason> {
     let (slo, figures) = (&state.slo, &state.figures);
-    let first = objective("First token", slo, slo.ttft_attained_permille, slo.ttft_target_ns, &figures.ttft);
-    let (attained, target_ns) = (slo.tbt_attained_permille, slo.tbt_target_ns);
-    let next = objective("Time between tokens", slo, attained, target_ns, &figures.delivered_tbt);
+    let [first, next] = limits(slo);
+    let first = objective("First token", slo, slo.ttft_attained_permille, &first, &figures.ttft);
+    let next =
+        objective("Time between tokens", slo, slo.tbt_attained_permille, &next, &figures.delivered_tbt);
     let overdue = [overdue(slo.ttft_overdue, "first"), overdue(slo.tbt_overdue, "next")];
     let overdue = overdue.into_iter().flatten().map(|text| Reason::new(Level::Watch, "overdue", text));
     let engine = slow_engine(state).map(|text| Reason::new(Level::Watch, "cause", text));
@@ -197,24 +200,30 @@ pub const fn promised_permille(slo: &SloState) -> u32 {
 }
 
 /// The share is over the window of the objectives, the percentile over another one: each says which.
+/// Within which a first and a later token are in time.
+pub fn limits(slo: &SloState) -> [String; 2] {
+    let tbt = duration(slo.tbt_target_ns);
+    [duration(slo.ttft_target_ns), format!("{tbt} + {TBT_TOLERANCE_PERCENT} %")]
+}
+
 fn objective(
     what: &str,
     slo: &SloState,
     attained: Option<u32>,
-    target_ns: u64,
+    limit: &str,
     recent: &Percentiles,
 ) -> Option<Reason> {
     let attained = attained?;
     let promised = promised_permille(slo);
     let (level, verdict) = if attained < promised { (Level::Bad, "MISSED") } else { (Level::Fine, "met") };
-    let (share, target, window) = (percent(Some(attained)), duration(target_ns), slo.window_seconds);
+    let (share, window) = (percent(Some(attained)), slo.window_seconds);
     let p99 = match recent.samples {
         0 => String::new(),
         _ => format!("; P99 of the last minute {}", duration(recent.p99_ns)),
     };
     let promised = percent(Some(promised));
     let text = format!(
-        "{what}: {verdict}, {share} within {target} over the last {window} s ({promised} promised){p99}."
+        "{what}: {verdict}, {share} within {limit} over the last {window} s ({promised} promised){p99}."
     );
     Some(Reason::new(level, "objective", text))
 }
@@ -429,7 +438,7 @@ mod tests {
             said[1..],
             [
                 "  First token: met, 99.5 % within 155 s over the last 300 s (99.0 % promised).",
-                "  Time between tokens: MISSED, 92.1 % within 50 ms over the last 300 s (99.0 % promised); P99 of the last \
+                "  Time between tokens: MISSED, 92.1 % within 50 ms + 10 % over the last 300 s (99.0 % promised); P99 of the last \
                  minute 80 ms.",
             ],
             "no first token came in the last minute"
@@ -636,9 +645,9 @@ mod tests {
         assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1 MiB", "what moved no byte is none of them");
         state.moves.push(Move { reason: "borrow".into(), detail: "3 times".into(), bytes: 0, ..moved(9) });
         let last = |state: &State| explain(state, NOW).pop().unwrap();
-        assert_eq!(last(&state), "    1.0s ago: borrow 3 times", "its memory has not moved yet");
+        assert_eq!(last(&state), "    1.0s ago: borrow in 3 moves", "its memory has not moved yet");
         state.moves.last_mut().unwrap().bytes = 3 << 20;
-        assert_eq!(last(&state), "    1.0s ago: borrow 3 times, 3 MiB");
+        assert_eq!(last(&state), "    1.0s ago: borrow in 3 moves, 3 MiB");
         state.moves.pop();
         state.moves.retain(|moved| moved.bytes == 0);
         assert_eq!(explain(&state, NOW).len(), 1);

@@ -91,7 +91,10 @@ pub fn move_words(moved: &Move) -> String {
         Some("0") => "all layers have their memory".into(),
         Some("1") => "1 layer gave up its memory".into(),
         Some(alpha) => format!("{alpha} layers gave up their memory"),
-        None => moved.detail.clone(),
+        None => match move_times(&moved.detail) {
+            Some(times) if times > 1 => format!("in {times} moves"),
+            _ => moved.detail.clone(),
+        },
     }
 }
 

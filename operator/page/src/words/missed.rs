@@ -16,7 +16,8 @@ pub fn sleep(state: &State) -> Option<Reason> {
     let text = || {
         format!(
             "Asleep by hand: no request wakes it. On this machine: `sluice wake {}/{}`; in a cluster: POST /wake_up at the \
-             admin port. Requests wait for that, and fail after limits.holdSeconds.",
+             admin port. Requests wait for that, 30 s unless limits.holdSeconds says \
+             otherwise, and then fail.",
             state.tenant.namespace, state.tenant.name
         )
     };

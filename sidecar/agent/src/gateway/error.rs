@@ -93,7 +93,11 @@ impl ApiError {
 
     /// 404 for a path.
     pub fn no_route(path: &str) -> Self {
-        ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
+        let message = format!(
+            "there is nothing at {path}: GET /v1/models lists the models, POST /v1/chat/completions and /v1/completions \
+             answer"
+        );
+        ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
     /// 405.

@@ -8,13 +8,9 @@ use std::time::{Duration, Instant};
 
 use slab::Slab;
 use sluice_wire::config::SloConfig;
-use sluice_wire::state::TokenCounts;
+use sluice_wire::state::{TBT_TOLERANCE_PERCENT, TokenCounts};
 
 use super::window::{Tokens, Window};
-
-/// A later token is in time when it is written within this many percent of its objective: a paced stream is never
-/// written before its interval has passed, so exactly the interval is the earliest, not the latest.
-const TBT_TOLERANCE_PERCENT: u32 = 110;
 
 /// How one objective is met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,7 +105,7 @@ impl Objectives {
     pub fn new(now: Instant, slo: &SloConfig) -> Self {
         let window = Duration::from_secs(u64::from(slo.window_seconds));
         let milliseconds = |ms: u32| Duration::from_millis(u64::from(ms));
-        let tbt = milliseconds(slo.tbt_milliseconds) * TBT_TOLERANCE_PERCENT / 100;
+        let tbt = milliseconds(slo.tbt_milliseconds) * (100 + TBT_TOLERANCE_PERCENT) / 100;
         Objectives {
             ttft: Objective::new(now, milliseconds(slo.ttft_milliseconds), window),
             tbt: Objective::new(now, tbt, window),

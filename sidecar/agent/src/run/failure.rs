@@ -95,12 +95,17 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_fields_beside_the_problem() {
-        let refused =
-            LoadError::Refused(ConfigError::FloorExceedsCapacity { floor_bytes: 2, capacity_bytes: 1 });
+        let refused = LoadError::Refused(ConfigError::FloorExceedsCapacity {
+            floor_bytes: (2 << 20) + 1,
+            capacity_bytes: 3 << 19,
+        });
         let refusal = left(&Failure::Config(refused.into())).unwrap();
         assert_eq!(refusal.fields[..2], ["gpu.memory_bytes", "max_model_len"]);
         assert_eq!(refusal.fields[2..], ["memory.guaranteed_kv_bytes", "memory.max_remapped_percent"]);
-        assert_eq!(refusal.problem, "the tenant needs at least 2 bytes and may hold 1 bytes");
+        assert_eq!(
+            refusal.problem,
+            "the tenant needs at least 3 MiB (2097153 bytes) and may hold 1 MiB (1572864 bytes)"
+        );
         let wrong = LoadError::Config { field: "policy", problem: "`X` is not built".into() };
         let refusal = left(&Failure::Config(wrong.into())).unwrap();
         assert_eq!((refusal.fields[0].as_str(), refusal.problem.as_str()), ("policy", "`X` is not built"));

@@ -80,9 +80,9 @@ impl Page<'_> {
             if one.missed { ("✗ missed:", self.theme.bad()) } else { ("✓ met:", self.theme.good()) };
         let share = percent(Some(one.attained_permille));
         let promised = percent(Some(one.promised_permille));
-        let (target, within) = (duration(one.target_ns), window(u64::from(one.window_seconds) * 1000));
-        let text =
-            format!(" {share} of {}s within {target} in the last {within}, {promised} promised", one.name);
+        let (name, limit) = (one.name, &one.within);
+        let last = window(u64::from(one.window_seconds) * 1000);
+        let text = format!(" {share} of {name}s within {limit} in {last}, {promised} promised");
         Line::from(vec![Span::styled(sign, style), Span::raw(text)])
     }
 

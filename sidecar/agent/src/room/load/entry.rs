@@ -136,15 +136,15 @@ impl Entry<'_> {
     fn possible(&mut self, geometry: &Geometry) -> Result<(Params, u32), LoadError> {
         let terms = self.rule.terms();
         let told = params(self.loaded, terms);
-        match memory_manager::floor(&told, geometry) {
+        let refused = match memory_manager::floor(&told, geometry) {
             Ok(floor) => return Ok((told, floor)),
-            Err(refused) if !std::mem::replace(&mut self.told.impossible, true) => {
-                tracing::error!(?terms, %refused, "the directive does not fit the GPU: the configuration holds");
-            }
-            Err(_) => {}
-        }
+            Err(refused) => refused,
+        };
         let configured = params(self.loaded, self.rule.configured());
         let floor = memory_manager::floor(&configured, geometry).map_err(LoadError::Refused)?;
+        if !std::mem::replace(&mut self.told.impossible, true) {
+            tracing::error!(?terms, %refused, "the tenant cannot follow its directive and follows its configuration");
+        }
         Ok((configured, floor))
     }
 
