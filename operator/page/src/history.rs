@@ -18,17 +18,33 @@ pub const SPAN_MS: u64 = 900_000;
 /// Most samples of a page: one a second.
 const SAMPLES: usize = 900;
 
+/// A figure, where it is known. A leader keeps some hundred thousand of them: half as large as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Maybe(u32);
+
+impl Maybe {
+    const UNKNOWN: Maybe = Maybe(u32::MAX);
+
+    fn of(value: Option<u64>) -> Maybe {
+        value
+            .map_or(Maybe::UNKNOWN, |value| Maybe(u32::try_from(value).unwrap_or(u32::MAX).min(u32::MAX - 1)))
+    }
+
+    fn get(self) -> Option<u64> {
+        (self != Maybe::UNKNOWN).then_some(u64::from(self.0))
+    }
+}
+
 /// One tenant in one sample.
 #[derive(Clone, Debug, PartialEq)]
 struct Point {
-    title: Arc<str>,
     /// Weights, KV and all else that is not free, KiB.
     memory_kib: [u32; 3],
-    /// Tokens per second, rounded; `None` = not known.
-    tokens: Option<u32>,
+    /// Tokens per second, rounded.
+    tokens: Maybe,
     /// Time to the first token and between tokens, 99th percentiles, tenths of a millisecond.
-    ttft: Option<u32>,
-    tbt: Option<u32>,
+    ttft: Maybe,
+    tbt: Maybe,
     /// KV cache that requests use, permille.
     kv_permille: u16,
 }
@@ -36,9 +52,9 @@ struct Point {
 impl Point {
     fn figure(&self, figure: Figure) -> Option<u64> {
         match figure {
-            Figure::Tokens => self.tokens.map(u64::from),
-            Figure::Ttft => self.ttft.map(u64::from),
-            Figure::Tbt => self.tbt.map(u64::from),
+            Figure::Tokens => self.tokens.get(),
+            Figure::Ttft => self.ttft.get(),
+            Figure::Tbt => self.tbt.get(),
             Figure::KvUsed => Some(u64::from(self.kv_permille)),
         }
     }
@@ -47,7 +63,16 @@ impl Point {
 #[derive(Clone, Debug)]
 struct Sample {
     at_unix_ms: u64,
+    /// The tenants, which samples share while the same are there.
+    titles: Arc<[Arc<str>]>,
+    /// A point for each of them.
     points: Box<[Point]>,
+}
+
+impl Sample {
+    fn point(&self, title: &str) -> Option<&Point> {
+        self.titles.iter().position(|one| **one == *title).map(|at| &self.points[at])
+    }
 }
 
 /// A figure of a tenant that has a history.
@@ -98,8 +123,7 @@ impl History {
     /// Times of the samples, milliseconds since the Unix epoch, and a figure of a tenant then; `None` = not known.
     pub fn series(&self, title: &str, figure: Figure) -> impl Iterator<Item = (u64, Option<u64>)> {
         self.samples.iter().map(move |sample| {
-            let point = sample.points.iter().find(|point| *point.title == *title);
-            (sample.at_unix_ms, point.and_then(|point| point.figure(figure)))
+            (sample.at_unix_ms, sample.point(title).and_then(|point| point.figure(figure)))
         })
     }
 
@@ -115,9 +139,10 @@ impl History {
 
     /// Adds what was read at `at_unix_ms`. A tenant that did not answer holds what it held, and its speed is not known.
     pub fn add(&mut self, at_unix_ms: u64, view: &GpuView, reports: &[sluice_wire::state::TenantReport]) {
-        let points: Box<[Point]> = view.tenants.iter().map(|tenant| self.point(tenant)).collect();
-        self.last_there.extend(points.iter().map(|point| (point.title.clone(), at_unix_ms)));
-        self.samples.push_back(Sample { at_unix_ms, points });
+        let points = view.tenants.iter().map(|tenant| self.point(tenant)).collect();
+        let titles = self.titles_of(view);
+        self.last_there.extend(titles.iter().map(|title| (title.clone(), at_unix_ms)));
+        self.samples.push_back(Sample { at_unix_ms, titles, points });
         self.seen += 1;
         let oldest = at_unix_ms.saturating_sub(SPAN_MS);
         while self.samples.len() > self.most_samples
@@ -136,24 +161,31 @@ impl History {
         self.last_there.keys().map(|title| &**title)
     }
 
-    fn before(&self, title: &str) -> Option<&Point> {
-        self.samples.back()?.points.iter().find(|point| *point.title == *title)
+    /// Those of the last sample where the same tenants are there.
+    fn titles_of(&self, view: &GpuView) -> Arc<[Arc<str>]> {
+        let now = || view.tenants.iter().map(|tenant| tenant.title.as_str());
+        let before = self.samples.back().map(|sample| &sample.titles);
+        let same = before.filter(|titles| titles.iter().map(|title| &**title).eq(now()));
+        let named = |title: &str| self.last_there.get_key_value(title).map(|(title, _)| title.clone());
+        same.map_or_else(
+            || now().map(|title| named(title).unwrap_or_else(|| title.into())).collect(),
+            Arc::clone,
+        )
     }
 
     fn point(&self, tenant: &TenantView) -> Point {
-        let before = self.before(&tenant.title);
-        let title = before.map_or_else(|| tenant.title.as_str().into(), |point| point.title.clone());
         if !tenant.answers {
+            let before = self.samples.back().and_then(|sample| sample.point(&tenant.title));
             let memory_kib = before.map_or([0; 3], |point| point.memory_kib);
-            return Point { title, memory_kib, tokens: None, ttft: None, tbt: None, kv_permille: 0 };
+            let unknown = Maybe::UNKNOWN;
+            return Point { memory_kib, tokens: unknown, ttft: unknown, tbt: unknown, kv_permille: 0 };
         }
         let [global, layers, slots, kv, rest @ .., _free] = tenant.owners;
         let kib = |bytes: u64| u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
-        let tenths = |ns: Option<u64>| ns.map(|ns| u32::try_from(ns / 100_000).unwrap_or(u32::MAX));
+        let tenths = |ns: Option<u64>| Maybe::of(ns.map(|ns| ns / 100_000));
         Point {
-            title,
             memory_kib: [kib(global + layers + slots), kib(kv), kib(rest.iter().sum())],
-            tokens: tenant.tokens_per_s.map(|rate| rate.round() as u32),
+            tokens: Maybe::of(tenant.tokens_per_s.map(|rate| rate.round() as u64)),
             ttft: tenths(tenant.ttft_ns),
             tbt: tenths(tenant.tbt_ns),
             kv_permille: tenant.kv_used_permille.and_then(|used| u16::try_from(used).ok()).unwrap_or(0),
@@ -234,15 +266,15 @@ impl Part {
             tenants: BTreeMap::new(),
             moves,
         };
-        for point in samples.iter().flat_map(|sample| sample.points.iter()) {
-            part.tenants.entry(point.title.clone()).or_default();
+        for title in samples.iter().flat_map(|sample| sample.titles.iter()) {
+            part.tenants.entry(title.clone()).or_default();
         }
         let mut before = start_unix_ms;
         for sample in samples {
             part.after_ms.push(Some(sample.at_unix_ms.saturating_sub(before)));
             before = sample.at_unix_ms;
             for (title, columns) in &mut part.tenants {
-                columns.push(sample.points.iter().find(|point| point.title == *title));
+                columns.push(sample.point(title));
             }
         }
         part
@@ -260,10 +292,9 @@ impl Columns {
         self.weights.push(memory(0));
         self.kv.push(memory(1));
         self.other.push(memory(2));
-        let wide = |value: Option<u32>| value.map(u64::from);
-        self.tokens.push(point.and_then(|point| wide(point.tokens)));
-        self.ttft.push(point.and_then(|point| wide(point.ttft)));
-        self.tbt.push(point.and_then(|point| wide(point.tbt)));
+        self.tokens.push(point.and_then(|point| point.tokens.get()));
+        self.ttft.push(point.and_then(|point| point.ttft.get()));
+        self.tbt.push(point.and_then(|point| point.tbt.get()));
         self.kv_used.push(point.map(|point| u64::from(point.kv_permille)));
     }
 }

@@ -7,7 +7,7 @@ use sluice_wire::State;
 use crate::history::SPAN_MS;
 
 /// Time between two readings that are kept, milliseconds.
-const STEP_MS: u64 = 10_000;
+const STEP_MS: u64 = 60_000;
 /// A shorter window says little, milliseconds.
 const LEAST_MS: u64 = 60_000;
 
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded_and_a_tenant_that_is_gone_is_forgotten() {
         let (mut shortages, _) = after(3000, |second| (second, second));
-        assert!(shortages.kept["team/chat"].len() <= 91);
+        assert!(shortages.kept["team/chat"].len() <= 16);
         shortages.read(START + 3_100_000, std::iter::empty());
         assert_eq!((shortages.get("team/chat"), shortages.kept.len()), (None, 1), "silent for a moment");
         shortages.read(START + 4_000_000, std::iter::empty());
