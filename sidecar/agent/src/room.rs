@@ -24,7 +24,7 @@ use sluice_memory::HostMemory;
 use sluice_memory::neighbourhood::LedgerError;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::neighbourhood::NeighbourEvent;
-use sluice_scheduler::{Driver, Event, Finish, Notice, Outage, Sleep};
+use sluice_scheduler::{Driver, Event, Finish, Notice, Sleep, UnavailableReason};
 use sluice_wire::state::SidecarHangs;
 use tokio::sync::{mpsc, watch};
 
@@ -122,7 +122,7 @@ impl Room {
             self.update_status();
             if let Some(failure) = self.driver.core().manager().failed() {
                 let why = failure.to_string();
-                self.end_streams(&Outage::Device(why.clone()));
+                self.end_streams(&UnavailableReason::Device(why.clone()));
                 self.stop();
                 return Err(DeviceFailed(why));
             }
@@ -297,7 +297,7 @@ impl Room {
             return;
         }
         tracing::error!(streams = self.streams.len(), "no engine came back within the hold budget");
-        self.end_streams(&Outage::NoEngine { held_seconds: self.hold.as_secs() });
+        self.end_streams(&UnavailableReason::NoEngine { held_seconds: self.hold.as_secs() });
     }
 
     /// The tenant was idle for long enough, or holds requests in its sleep for too long.
@@ -311,7 +311,7 @@ impl Room {
             return;
         }
         let by_hand = self.driver.core().snapshot().sleep_ordered;
-        let outage = Outage::Asleep { held_seconds: self.hold.as_secs(), by_hand };
+        let outage = UnavailableReason::Asleep { held_seconds: self.hold.as_secs(), by_hand };
         late.into_iter().for_each(|request| self.end_stream(request, &outage));
     }
 
@@ -326,12 +326,12 @@ impl Room {
         self.deal.rests(self.driver.core().manager(), Instant::now())
     }
 
-    fn end_streams(&mut self, outage: &Outage) {
+    fn end_streams(&mut self, outage: &UnavailableReason) {
         let open: Vec<_> = self.streams.keys().copied().collect();
         open.into_iter().for_each(|request| self.end_stream(request, outage));
     }
 
-    fn end_stream(&mut self, request: RequestId, outage: &Outage) {
+    fn end_stream(&mut self, request: RequestId, outage: &UnavailableReason) {
         let Some(stream) = self.streams.remove(&request) else { return };
         // A client that has gone needs no telling.
         let _ = stream.send(Update::Finished(Finish::Unavailable(outage.clone())));

@@ -24,8 +24,8 @@ use std::process::ExitCode;
 
 use sluice_policy::chunk_table::Owner;
 use sluice_policy::ids::LayerId;
-use sluice_scheduler::core::Core;
 use sluice_scheduler::journal::replay_with;
+use sluice_scheduler::scheduler::Scheduler;
 
 const USAGE: &str = "\
 Draws the loan of an idle tenant's layers from the journals of two tenants of one GPU.
@@ -108,7 +108,7 @@ struct Moment {
 }
 
 impl Moment {
-    fn of(seconds: f64, core: &Core) -> Moment {
+    fn of(seconds: f64, core: &Scheduler) -> Moment {
         let manager = core.manager();
         let (geometry, ledger, kv) = (manager.geometry(), manager.ledger(), manager.kv_counts());
         let requests = core.snapshot();

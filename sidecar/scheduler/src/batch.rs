@@ -32,7 +32,7 @@ impl Batch {
     /// them, so with n running sequences nobody is passed over n times in a row. `running` comes in order of admission.
     pub fn plan<'a>(running: impl Iterator<Item = &'a Sequence>, max_tokens: u32) -> Batch {
         let mut running: Vec<_> = running.enumerate().filter(|(_, s)| s.pending() > 0).collect();
-        running.sort_by_key(|(_, sequence)| sequence.served);
+        running.sort_by_key(|(_, sequence)| sequence.last_step);
         let decodes = running.iter().filter(|(_, s)| s.pending() == 1).count() as u32;
         let kept = u32::from(running.first().is_some_and(|(_, longest)| longest.pending() > 1));
         let mut decode_budget = decodes.min(max_tokens.saturating_sub(kept));

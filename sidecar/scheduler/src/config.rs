@@ -6,7 +6,7 @@ use sluice_policy::peers::time_slice::Quantum;
 
 /// Order among waiting requests of the same priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum QueueOrder {
     /// First come, first served.
     #[default]
     FirstCome,
@@ -47,7 +47,7 @@ pub struct Config {
     /// Requests that may wait. One more is refused.
     pub max_queued: u32,
     /// Order among waiting requests.
-    pub order: Order,
+    pub order: QueueOrder,
     /// How the GPU's time is shared.
     pub sharing: Sharing,
     /// Neighbours with whom memory is traded; none where everybody keeps to what it has.
@@ -61,7 +61,7 @@ impl Default for Config {
             max_step_tokens: 512,
             max_sequences: 64,
             max_queued: 1024,
-            order: Order::FirstCome,
+            order: QueueOrder::FirstCome,
             sharing: Sharing::Exclusive,
             neighbours: None,
         }

@@ -10,16 +10,16 @@ use sluice_policy::ids::Nanos;
 use sluice_ports::neighbourhood::Neighbourhood;
 use sluice_ports::{Compute, Memory, Planner};
 
-use crate::core::Core;
 use crate::event::{Command, Event, Notice};
 use crate::journal::Recorder;
+use crate::scheduler::Scheduler;
 
 /// How long an idle body may sleep while borrowed memory has yet to flow back.
 const IDLE_TICK_NS: u64 = 20_000_000;
 
 /// What there is beside memory and compute.
 #[derive(Debug)]
-pub struct Around {
+pub struct Ports {
     /// The way to the neighbours.
     pub neighbourhood: Box<dyn Neighbourhood>,
     /// Who makes plans.
@@ -29,10 +29,10 @@ pub struct Around {
 /// Core, memory, compute, neighbours and planner.
 #[derive(Debug)]
 pub struct Driver<M, C> {
-    core: Core,
+    core: Scheduler,
     memory: M,
     compute: C,
-    around: Around,
+    ports: Ports,
     queue: VecDeque<Event>,
     journal: Option<Recorder>,
     notices: Vec<Notice>,
@@ -42,9 +42,9 @@ pub struct Driver<M, C> {
 impl<M: Memory, C: Compute> Driver<M, C> {
     /// Starts to load the tenant.
     pub fn start(
-        around: Around,
+        around: Ports,
         now: Nanos,
-        mut core: Core,
+        mut core: Scheduler,
         memory: M,
         compute: C,
         mut journal: Option<Recorder>,
@@ -57,13 +57,13 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             core,
             memory,
             compute,
-            around,
+            ports: around,
             queue: VecDeque::new(),
             journal,
             notices: Vec::new(),
             ticked: now,
         };
-        driver.carry_out(now);
+        driver.dispatch(now);
         driver
     }
 
@@ -84,7 +84,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             self.handle(now, Event::Tick);
         }
         let tick = self.core.wants_ticks().then(|| self.ticked.plus(IDLE_TICK_NS));
-        let planned = self.around.planner.next_due();
+        let planned = self.ports.planner.next_due();
         [tick, self.memory.next_due(), self.compute.next_due(), planned].into_iter().flatten().min()
     }
 
@@ -94,7 +94,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
     }
 
     /// The core, to look at.
-    pub fn core(&self) -> &Core {
+    pub fn core(&self) -> &Scheduler {
         &self.core
     }
 
@@ -109,7 +109,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
     }
 
     /// Ends the recording and takes the body apart.
-    pub fn into_parts(self) -> (Core, M, C) {
+    pub fn into_parts(self) -> (Scheduler, M, C) {
         (self.core, self.memory, self.compute)
     }
 
@@ -120,7 +120,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         while let Some(event) = self.compute.poll(now) {
             self.queue.push_back(Event::Compute(event));
         }
-        while let Some(answer) = self.around.planner.poll(now) {
+        while let Some(answer) = self.ports.planner.poll(now) {
             self.queue.push_back(Event::Plan(answer));
         }
     }
@@ -133,17 +133,17 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         if let Some(journal) = &mut self.journal {
             journal.outcome(&self.core);
         }
-        self.carry_out(now);
+        self.dispatch(now);
     }
 
-    fn carry_out(&mut self, now: Nanos) {
+    fn dispatch(&mut self, now: Nanos) {
         for command in self.core.take_commands() {
             match command {
                 Command::Memory(action) => self.memory.submit(now, action),
                 Command::Compute(step) => self.compute.submit(now, step),
-                Command::Letter(letter) => self.around.neighbourhood.post(now, letter),
-                Command::Turn(call) => self.around.neighbourhood.turn(now, call),
-                Command::Plan(request) => self.around.planner.ask(now, request),
+                Command::Peer(letter) => self.ports.neighbourhood.post(now, letter),
+                Command::Turn(call) => self.ports.neighbourhood.turn(now, call),
+                Command::Plan(request) => self.ports.planner.ask(now, request),
             }
         }
         self.notices.append(&mut self.core.take_notices());

@@ -77,7 +77,7 @@ pub enum Command {
     /// To compute.
     Compute(Step),
     /// To a neighbour.
-    Letter(PeerCommand),
+    Peer(PeerCommand),
     /// About the turn.
     Turn(TurnCall),
     /// To the planner.
@@ -123,12 +123,12 @@ pub enum Finish {
     Failed(String),
     /// Nobody can run it here now, and a later try may go well. Only whoever drives the scheduler knows that; the scheduler
     /// itself never ends a request so.
-    Unavailable(Outage),
+    Unavailable(UnavailableReason),
 }
 
 /// Why nobody can run a request. The text is for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Hash)]
-pub enum Outage {
+pub enum UnavailableReason {
     /// The server ends.
     #[error("the server is shutting down")]
     ShuttingDown,

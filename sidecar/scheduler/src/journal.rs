@@ -22,7 +22,7 @@
 mod events;
 mod neighbours;
 mod setup;
-mod words;
+mod text_codec;
 
 use std::io::{BufRead, Write};
 
@@ -32,9 +32,9 @@ use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::Params;
 
 use crate::config::Config;
-use crate::core::Core;
 use crate::event::Event;
-use words::Reader;
+use crate::scheduler::Scheduler;
+use text_codec::Reader;
 
 /// First line of every journal.
 const MAGIC: &str = "sluice-journal 15";
@@ -159,7 +159,7 @@ impl Recorder {
         Recorder { out, failed: false }
     }
 
-    pub(crate) fn start(&mut self, now: Nanos, core: &Core) {
+    pub(crate) fn start(&mut self, now: Nanos, core: &Scheduler) {
         let manager = core.manager();
         let config = setup::config_words(core.config());
         let params = setup::params_words(manager.params());
@@ -177,7 +177,7 @@ impl Recorder {
     }
 
     /// The state after it, and what it led to. Commands and notices were not taken yet.
-    pub(crate) fn outcome(&mut self, core: &Core) {
+    pub(crate) fn outcome(&mut self, core: &Scheduler) {
         self.line(format_args!("{} {}", core.digest(), core.outputs_digest()));
     }
 
@@ -219,7 +219,10 @@ pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
 ///
 /// # Errors
 /// As [`replay`].
-pub fn replay_with(input: impl BufRead, mut look: impl FnMut(Nanos, &Core)) -> Result<Report, JournalError> {
+pub fn replay_with(
+    input: impl BufRead,
+    mut look: impl FnMut(Nanos, &Scheduler),
+) -> Result<Report, JournalError> {
     let mut lines = Lines { input, line: 0, open_end: false, outputs: true };
     let (mut core, start) = header(&mut lines)?;
     core.start(start);
@@ -255,7 +258,7 @@ pub fn replay_with(input: impl BufRead, mut look: impl FnMut(Nanos, &Core)) -> R
     Ok(report)
 }
 
-fn handle(core: &mut Core, now: Nanos, event: Event) -> Digests {
+fn handle(core: &mut Scheduler, now: Nanos, event: Event) -> Digests {
     core.handle(now, event);
     let digests = Digests { state: core.digest(), outputs: core.outputs_digest() };
     core.take_commands();
@@ -273,12 +276,12 @@ fn may_come_down<T>(line: usize, run: impl FnOnce() -> T) -> Result<T, JournalEr
     })
 }
 
-fn objection(core: &Core, clock: Nanos, now: Nanos, event: &Event) -> Option<String> {
+fn objection(core: &Scheduler, clock: Nanos, now: Nanos, event: &Event) -> Option<String> {
     let backwards = (now < clock).then(|| format!("it happens at {} ns, after {} ns", now.0, clock.0));
     backwards.or_else(|| core.objection(event))
 }
 
-fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Core, Nanos), JournalError> {
+fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Scheduler, Nanos), JournalError> {
     let magic = lines.next()?.unwrap_or_default();
     lines.outputs = magic != MAGIC_14;
     if lines.outputs && magic != MAGIC {
@@ -290,7 +293,7 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Core, Nanos), JournalErro
     let start = lines.section("start", |r| r.u64())?;
     let manager =
         MemoryManager::new(params, geometry).map_err(|refused| JournalError::Refused(refused.to_string()))?;
-    Ok((Core::new(config, manager), Nanos(start)))
+    Ok((Scheduler::new(config, manager), Nanos(start)))
 }
 
 fn parse_event(body: &str) -> Result<(Nanos, Event), String> {

@@ -1,6 +1,6 @@
 //! The step loop: which requests run, in which batch, with which tokens.
 //!
-//! [`core::Core`] is a pure state machine: events in, orders and notices out, time an argument. [`driver::Driver`] joins
+//! [`scheduler::Scheduler`] is a pure state machine: events in, orders and notices out, time an argument. [`driver::Driver`] joins
 //! it to a body (memory and compute ports) through one totally ordered queue. [`journal`] writes that queue down and
 //! replays it. The same code runs in the simulator, on host memory and on CUDA.
 //!
@@ -8,16 +8,16 @@
 
 pub mod batch;
 pub mod config;
-pub mod core;
 pub mod driver;
 pub mod event;
 pub mod journal;
 pub mod queue;
+pub mod scheduler;
 pub mod sequence;
 pub mod snapshot;
 
-pub use config::{Config, Membership, Order, Sharing};
-pub use core::{CONSTANTS, Core};
+pub use config::{Config, Membership, QueueOrder, Sharing};
 pub use driver::Driver;
-pub use event::{Command, Event, Finish, Notice, Outage, Refusal, Request, Sleep};
+pub use event::{Command, Event, Finish, Notice, Refusal, Request, Sleep, UnavailableReason};
+pub use scheduler::{CONSTANTS, Scheduler};
 pub use snapshot::Snapshot;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Slo;
 
-use crate::config::Order;
+use crate::config::QueueOrder;
 use crate::sequence::Sequence;
 
 /// The key by which waiting requests are ordered: smallest first.
@@ -26,7 +26,7 @@ struct Key {
 /// The waiting line.
 #[derive(Debug)]
 pub struct Queue {
-    order: Order,
+    order: QueueOrder,
     /// Objectives by which requests have deadlines; none = they have none.
     objectives: Option<Slo>,
     waiting: BTreeMap<Key, Sequence>,
@@ -34,14 +34,14 @@ pub struct Queue {
 
 impl Queue {
     /// An empty line.
-    pub fn new(order: Order) -> Self {
+    pub fn new(order: QueueOrder) -> Self {
         Queue { order, objectives: None, waiting: BTreeMap::new() }
     }
 
     fn key(&self, sequence: &Sequence) -> Key {
         let remaining = match self.order {
-            Order::FirstCome => 0,
-            Order::ShortestRemaining => sequence.remaining(),
+            QueueOrder::FirstCome => 0,
+            QueueOrder::ShortestRemaining => sequence.remaining(),
         };
         Key {
             at_ease: !sequence.overdue,
@@ -84,7 +84,7 @@ impl Queue {
     }
 
     /// Puts `id` before everybody else.
-    pub fn hurry(&mut self, id: RequestId) {
+    pub fn move_to_front(&mut self, id: RequestId) {
         if let Some(mut sequence) = self.remove(id) {
             sequence.overdue = true;
             self.push(sequence);

@@ -22,7 +22,7 @@ pub struct Sequence {
     /// Place in the order of admission, of the first admission.
     pub admission: Option<u64>,
     /// The last step that it had a part in, at first the one before its admission: who waits longest is served first.
-    pub served: u64,
+    pub last_step: u64,
     /// When it came.
     pub arrived: Nanos,
     /// When its first token was made.
@@ -32,17 +32,17 @@ pub struct Sequence {
     /// It has been admitted at least once.
     pub started: bool,
     /// Its row has not been written yet.
-    pub fresh: bool,
+    pub row_is_new: bool,
     /// It is to be dropped at the next boundary.
     pub cancelled: bool,
     /// It waits with the KV of its committed tokens.
-    pub kept: bool,
+    pub kv_suspended: bool,
     /// It was paused for as long as a request may be, and goes on next.
     pub overdue: bool,
     /// Its prompt's KV goes to the host tier while it is computed (eLLM).
-    pub goes_out: bool,
+    pub prefill_offloaded: bool,
     /// Its prompt's KV went there, and it waits until there is room for it.
-    pub waits_out: bool,
+    pub waiting_offloaded: bool,
     /// What was added to the deadline of its first token when that could not be kept; 0 = nothing yet.
     pub put_off_ns: u64,
 }
@@ -58,17 +58,17 @@ impl Sequence {
             computed_before: 0,
             row: None,
             admission: None,
-            served: 0,
+            last_step: 0,
             arrived,
             first_token: None,
             read_until: None,
             started: false,
-            fresh: false,
+            row_is_new: false,
             cancelled: false,
-            kept: false,
+            kv_suspended: false,
             overdue: false,
-            goes_out: false,
-            waits_out: false,
+            prefill_offloaded: false,
+            waiting_offloaded: false,
             put_off_ns: 0,
         }
     }
@@ -118,13 +118,17 @@ impl Sequence {
     /// Columns that it holds when a step begins that computes so many of its tokens. Where its KV goes to the host tier, those of
     /// these tokens and the ones before.
     pub fn columns_for(&self, tokens: u32) -> u32 {
-        if self.goes_out { Geometry::columns_for(self.committed + tokens) } else { self.next_columns() }
+        if self.prefill_offloaded {
+            Geometry::columns_for(self.committed + tokens)
+        } else {
+            self.next_columns()
+        }
     }
 
     /// Of `tokens` that a step has room for those that it computes of this sequence: where its KV goes to the host tier no column is
     /// left unfinished but the prompt's last one, and one is computed at least.
     pub fn whole_columns(&self, tokens: u32) -> u32 {
-        if !self.goes_out || tokens >= self.pending() {
+        if !self.prefill_offloaded || tokens >= self.pending() {
             return tokens.min(self.pending());
         }
         let column = sluice_policy::geometry::BLOCK_TOKENS;
@@ -147,7 +151,7 @@ impl Sequence {
     }
 
     /// Until when its client has something to read; `now` at the least.
-    pub fn in_store_until(&self, now: Nanos) -> Nanos {
+    pub fn buffered_until(&self, now: Nanos) -> Nanos {
         self.read_until.map_or(now, |until| until.max(now))
     }
 
@@ -155,7 +159,7 @@ impl Sequence {
     pub fn note_token(&mut self, now: Nanos, tbt_ns: u64) {
         self.first_token.get_or_insert(now);
         if self.request.paced && tbt_ns > 0 {
-            self.read_until = Some(self.in_store_until(now).plus(tbt_ns));
+            self.read_until = Some(self.buffered_until(now).plus(tbt_ns));
         }
     }
 
@@ -176,7 +180,7 @@ impl Sequence {
         self.computed_before = self.computed_before.max(dropped);
         self.committed = 0;
         self.row = None;
-        (self.kept, self.goes_out, self.waits_out) = (false, false, false);
+        (self.kv_suspended, self.prefill_offloaded, self.waiting_offloaded) = (false, false, false);
         dropped
     }
 }
@@ -200,7 +204,7 @@ mod tests {
     fn the_next_token_is_due_when_all_before_it_are_read_and_a_client_that_waited_reads_on_from_then() {
         let slo = Slo { ttft_ns: 1000, tbt_ns: 50, allowed_miss_permille: 0 };
         let mut sequence = Sequence { first_token: None, ..made(true) };
-        assert_eq!((sequence.deadline(&slo), sequence.in_store_until(Nanos(7))), (Nanos(1000), Nanos(7)));
+        assert_eq!((sequence.deadline(&slo), sequence.buffered_until(Nanos(7))), (Nanos(1000), Nanos(7)));
         sequence.put_off_ns = 500;
         assert_eq!(sequence.deadline(&slo), Nanos(1500));
         [100, 110, 120].into_iter().for_each(|at| sequence.note_token(Nanos(at), slo.tbt_ns));
@@ -209,7 +213,7 @@ mod tests {
         assert_eq!(sequence.deadline(&slo), Nanos(950), "650 ns late, and no longer behind");
         let mut at_once = made(false);
         at_once.note_token(Nanos(100), slo.tbt_ns);
-        assert_eq!((at_once.deadline(&slo), at_once.in_store_until(Nanos(300))), (Nanos(1000), Nanos(300)));
+        assert_eq!((at_once.deadline(&slo), at_once.buffered_until(Nanos(300))), (Nanos(1000), Nanos(300)));
     }
 
     #[test]

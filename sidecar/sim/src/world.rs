@@ -11,9 +11,9 @@ use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
 use sluice_ports::planner::{Planner, TimedPlanner};
-use sluice_scheduler::driver::Around;
+use sluice_scheduler::driver::Ports;
 use sluice_scheduler::journal::Recorder;
-use sluice_scheduler::{Config, Core, Driver, Event, Finish, Notice, Refusal, Request};
+use sluice_scheduler::{Config, Driver, Event, Finish, Notice, Refusal, Request, Scheduler};
 
 use crate::compute::SimCompute;
 use crate::device::{Device, Profile, Shared};
@@ -113,10 +113,10 @@ impl World {
         let device = Device::with_host_tier(setup.geometry, setup.profile, setup.seed, host_blocks);
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::new(device.clone(), setup.vocab);
-        let core = Core::new(setup.config, manager);
+        let core = Scheduler::new(setup.config, manager);
         let asked = Arc::default();
         let planner = Remembering { planner: TimedPlanner::taking(PLAN_NS), asked: Arc::clone(&asked) };
-        let around = Around { neighbourhood, planner: Box::new(planner) };
+        let around = Ports { neighbourhood, planner: Box::new(planner) };
         let driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         Ok(World { driver, device, outcomes: BTreeMap::new(), checked: true, asked, now: Nanos(0) })
     }

@@ -218,5 +218,5 @@ fn who_is_not_paid_in_time_borrows_of_another() {
         .find(|(_, letter)| matches!(letter, PeerCommand::Ask { peer, .. } if *peer == other));
     let (at, _) = asked.expect("the other was asked");
     assert!(at.since(since) >= BOUND_NS, "the loan comes first: {at:?}, {since:?}");
-    assert!(tenant.world.driver.core().trader().is_some_and(|trader| trader.loans_taken() > 0));
+    assert!(tenant.world.driver.core().negotiator().is_some_and(|trader| trader.loans_taken() > 0));
 }

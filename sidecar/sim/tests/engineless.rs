@@ -114,7 +114,7 @@ impl Tenant {
     }
 
     fn borrowed(&self) -> u32 {
-        self.world.driver.core().trader().unwrap().book().borrowed()
+        self.world.driver.core().negotiator().unwrap().book().borrowed()
     }
 
     /// Its engine dies in the middle of a step.

@@ -6,7 +6,7 @@ use sluice_policy::ids::RequestId;
 use sluice_policy::params::PolicyName;
 use sluice_policy::planner::pause::PausedSince;
 use sluice_ports::sampling::Sampling;
-use sluice_scheduler::config::Order;
+use sluice_scheduler::config::QueueOrder;
 use sluice_scheduler::{Event, Request, Sleep};
 use sluice_sim::World;
 
@@ -23,7 +23,7 @@ fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
 }
 
 /// A tenant whose KV is too small for the requests that it has at once.
-fn world(order: Order) -> World {
+fn world(order: QueueOrder) -> World {
     let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 24, 5);
     setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.block_bytes;
     setup.params.pause_bound_ns = BOUND_NS;
@@ -51,7 +51,7 @@ fn paused_ns(world: &World, id: RequestId) -> u64 {
 /// Some long requests, and short ones that always go before them.
 #[test]
 fn a_pause_ends_soon_after_its_bound_whoever_else_wants_the_memory() {
-    let mut world = world(Order::ShortestRemaining);
+    let mut world = world(QueueOrder::ShortestRemaining);
     (1..=6).for_each(|id| world.submit(request(id, 40, 100)));
     let (mut next, mut longest, mut pauses) = (7, 0, 0);
     while next < 300 {
@@ -73,7 +73,7 @@ fn a_pause_ends_soon_after_its_bound_whoever_else_wants_the_memory() {
 
 #[test]
 fn a_client_that_gives_up_in_the_queue_ends_no_pause() {
-    let mut world = world(Order::FirstCome);
+    let mut world = world(QueueOrder::FirstCome);
     (1..=8).for_each(|id| world.submit(request(id, 40, 100)));
     let id = until_one_is_paused(&mut world);
     world.submit(request(99, 40, 100));
@@ -87,7 +87,7 @@ fn a_client_that_gives_up_in_the_queue_ends_no_pause() {
 
 #[test]
 fn the_tenants_sleep_is_nobodys_pause() {
-    let mut world = world(Order::FirstCome);
+    let mut world = world(QueueOrder::FirstCome);
     (1..=8).for_each(|id| world.submit(request(id, 40, 100)));
     let id = until_one_is_paused(&mut world);
     world.driver.push(Event::Sleep(Sleep::Ordered));

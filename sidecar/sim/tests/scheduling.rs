@@ -7,7 +7,7 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
-use sluice_scheduler::{Finish, Order, Refusal, Request};
+use sluice_scheduler::{Finish, QueueOrder, Refusal, Request};
 use sluice_sim::World;
 use sluice_sim::world::Setup;
 
@@ -37,7 +37,7 @@ fn order_of_ending(setup: Setup, requests: Vec<Request>) -> Vec<u64> {
     ended
 }
 
-fn one_at_a_time(order: Order) -> Setup {
+fn one_at_a_time(order: QueueOrder) -> Setup {
     let mut setup = plenty();
     setup.config.max_sequences = 1;
     setup.config.order = order;
@@ -47,13 +47,13 @@ fn one_at_a_time(order: Order) -> Setup {
 #[test]
 fn first_come_is_first_served() {
     let requests = vec![request(1, 20, 40), request(2, 10, 10), request(3, 10, 2)];
-    assert_eq!(order_of_ending(one_at_a_time(Order::FirstCome), requests), [1, 2, 3]);
+    assert_eq!(order_of_ending(one_at_a_time(QueueOrder::FirstCome), requests), [1, 2, 3]);
 }
 
 #[test]
 fn shortest_remaining_runs_first_when_asked_for() {
     let requests = vec![request(1, 20, 40), request(2, 10, 10), request(3, 10, 2)];
-    assert_eq!(order_of_ending(one_at_a_time(Order::ShortestRemaining), requests), [3, 2, 1]);
+    assert_eq!(order_of_ending(one_at_a_time(QueueOrder::ShortestRemaining), requests), [3, 2, 1]);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_higher_priority_is_admitted_first() {
     let mut requests = vec![request(1, 20, 20), request(2, 20, 20), request(3, 20, 20)];
     requests[2].priority = 5;
     requests[1].priority = 1;
-    assert_eq!(order_of_ending(one_at_a_time(Order::FirstCome), requests), [3, 2, 1]);
+    assert_eq!(order_of_ending(one_at_a_time(QueueOrder::FirstCome), requests), [3, 2, 1]);
 }
 
 #[test]

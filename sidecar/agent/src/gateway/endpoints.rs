@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sluice_policy::token_deposit::Pacing;
-use sluice_scheduler::Outage;
+use sluice_scheduler::UnavailableReason;
 
 use super::Gateway;
 use super::answer::{self, Frame, Kind};
@@ -201,11 +201,11 @@ impl Gateway {
         let settled = status.wait_for(|s| matches!(s, Status::Serving | Status::Failed(_)));
         let state = match tokio::time::timeout(hold, settled).await {
             Ok(Ok(state)) => state.clone(),
-            Ok(Err(_)) => return Err(ApiError::outage(&Outage::ShuttingDown)),
+            Ok(Err(_)) => return Err(ApiError::outage(&UnavailableReason::ShuttingDown)),
             Err(_) => return Err(ApiError::unavailable("the model is not ready yet", RETRY_SOON_SECONDS)),
         };
         match state {
-            Status::Failed(why) => Err(ApiError::outage(&Outage::Device(why))),
+            Status::Failed(why) => Err(ApiError::outage(&UnavailableReason::Device(why))),
             _ => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use sluice_scheduler::{Outage, Refusal};
+use sluice_scheduler::{Refusal, UnavailableReason};
 
 use super::answer::Kind;
 
@@ -144,10 +144,12 @@ impl ApiError {
     }
 
     /// 503: nobody can run the request now. It is for the client to come back, not to change it.
-    pub fn outage(outage: &Outage) -> Self {
+    pub fn outage(outage: &UnavailableReason) -> Self {
         let retry_after_seconds = match outage {
-            Outage::ShuttingDown | Outage::NoEngine { .. } | Outage::Asleep { .. } => RETRY_SOON_SECONDS,
-            Outage::Device(_) => RETRY_LATER_SECONDS,
+            UnavailableReason::ShuttingDown
+            | UnavailableReason::NoEngine { .. }
+            | UnavailableReason::Asleep { .. } => RETRY_SOON_SECONDS,
+            UnavailableReason::Device(_) => RETRY_LATER_SECONDS,
         };
         ApiError::unavailable(outage.to_string(), retry_after_seconds)
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sluice_policy::ids::Nanos;
 use sluice_policy::token_deposit::{Pacing, TokenDeposit};
 use sluice_ports::sampling::TokenLogprobs;
-use sluice_scheduler::{Finish, Outage};
+use sluice_scheduler::{Finish, UnavailableReason};
 use tokio::time::Sleep;
 
 use super::answer::Kind;
@@ -242,7 +242,7 @@ impl Generation {
             Some(Update::Finished(Finish::Unavailable(outage))) => self.end(Err(ApiError::outage(&outage))),
             // Nobody but a server that ends cancels what its client still waits for.
             Some(Update::Finished(Finish::Cancelled)) | None => {
-                self.end(Err(ApiError::outage(&Outage::ShuttingDown)));
+                self.end(Err(ApiError::outage(&UnavailableReason::ShuttingDown)));
             }
             Some(Update::Refused(refusal)) => self.end(Err(ApiError::refused(self.kind, refusal))),
         }

@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use sluice_policy::peers::wait_time::WaitKind;
 
-/// As many as [`Awaited`] has kinds.
+/// As many as [`WaitKind`] has kinds.
 const KINDS: usize = 4;
 
 /// What is kept of waits.

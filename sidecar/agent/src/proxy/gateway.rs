@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use serde::Deserialize;
 use serde_json::Value;
 use sluice_policy::token_deposit::Pacing;
-use sluice_scheduler::Outage;
+use sluice_scheduler::UnavailableReason;
 use sluice_wire::config::LimitsConfig;
 use tokio::sync::watch;
 
@@ -180,7 +180,7 @@ impl Gateway {
         tokio::select! {
             answer = self.send(&sent, questions, account) => answer,
             // A sender that has gone cannot say it any more.
-            _ = cut.wait_for(|cut| *cut) => Err(ApiError::outage(&Outage::ShuttingDown)),
+            _ = cut.wait_for(|cut| *cut) => Err(ApiError::outage(&UnavailableReason::ShuttingDown)),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use sluice_scheduler::Outage;
+use sluice_scheduler::UnavailableReason;
 use tokio::sync::{Notify, watch};
 
 use crate::gateway::error::{ApiError, RETRY_SOON_SECONDS};
@@ -195,7 +195,7 @@ impl Lobby {
         self.metrics.held(start.elapsed());
         match come {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) => Err(ApiError::outage(&Outage::ShuttingDown)),
+            Ok(Err(_)) => Err(ApiError::outage(&UnavailableReason::ShuttingDown)),
             Err(_) => Err(self.not_yet()),
         }
     }

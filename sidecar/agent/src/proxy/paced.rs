@@ -13,7 +13,7 @@ use axum::body::Bytes;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use sluice_policy::ids::Nanos;
 use sluice_policy::token_deposit::{Pacing, TokenDeposit};
-use sluice_scheduler::Outage;
+use sluice_scheduler::UnavailableReason;
 use tokio::time::Sleep;
 
 use super::engine::Trouble;
@@ -240,7 +240,7 @@ impl Paced {
             return Poll::Pending;
         }
         if self.cut.as_mut().poll(cx).is_ready() {
-            self.end(Err(ApiError::outage(&Outage::ShuttingDown)));
+            self.end(Err(ApiError::outage(&UnavailableReason::ShuttingDown)));
             return Poll::Ready(());
         }
         if self.queued_bytes >= HELD_BYTES_MAX {

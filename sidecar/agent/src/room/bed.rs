@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sluice_memory::HostMemory;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::SleepState;
-use sluice_scheduler::{Core, Driver, Event, Sleep};
+use sluice_scheduler::{Driver, Event, Scheduler, Sleep};
 use sluice_wire::grants::{GrantAnswer, GrantRequest};
 use tokio::sync::oneshot;
 
@@ -58,7 +58,7 @@ impl Bed {
     }
 
     /// It is time to sleep.
-    pub fn tired(&mut self, core: &Core) -> bool {
+    pub fn tired(&mut self, core: &Scheduler) -> bool {
         if !core.is_idle() {
             self.idle_since = None;
             return false;

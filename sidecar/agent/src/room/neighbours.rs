@@ -10,7 +10,7 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::{LoanInState, Nonce};
 use sluice_policy::peers::wait_time::WaitKind;
 use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
-use sluice_scheduler::{Config, Core, Membership};
+use sluice_scheduler::{Config, Membership, Scheduler};
 use sluice_wire::state::{Activity, Direction, GrantState, Neighbourhood as PlaceState, State, TurnState};
 use tokio::runtime::Handle;
 
@@ -119,7 +119,7 @@ pub(super) fn scheduling(limits: Config, place: Option<&Place>, terms: &Terms) -
 
 /// All that a state says of neighbours is read from here.
 pub(super) struct Seen<'a> {
-    pub core: &'a Core,
+    pub core: &'a Scheduler,
     pub diary: &'a Diary,
     pub metrics: &'a Metrics,
     /// What becomes of its share.
@@ -150,7 +150,7 @@ impl Seen<'_> {
             floor_bytes: self.bytes(manager.floor_chunks()),
             budget_bytes: self.bytes(manager.budget_chunks()),
             // Nobody is lent anything where nothing is traded.
-            lendable_bytes: core.trader().map_or(0, |_| self.bytes(manager.lendable_chunks())),
+            lendable_bytes: core.negotiator().map_or(0, |_| self.bytes(manager.lendable_chunks())),
             held_bytes: place.seat.held_bytes(),
             in_transit_bytes: self.bytes(manager.moving_chunks()),
             awaited_bytes: self.bytes(manager.awaited_chunks()),
@@ -186,7 +186,7 @@ impl Seen<'_> {
     }
 
     fn grants(&self, place: &Place) -> Vec<GrantState> {
-        let Some(book) = self.core.trader().map(|trader| trader.book()) else { return Vec::new() };
+        let Some(book) = self.core.negotiator().map(|trader| trader.book()) else { return Vec::new() };
         let survey = place.seat.survey().unwrap_or_default();
         let grant = |who: Peer, direction, nonce: Nonce, chunks: u32, expires: Nanos| {
             let named = survey.iter().find(|p| p.peer == who).map(|p| p.name.as_str());

@@ -10,7 +10,7 @@ use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::reason::Reason;
 use sluice_policy::step_model::Layout;
 use sluice_ports::Memory;
-use sluice_scheduler::{Core, Driver, Snapshot};
+use sluice_scheduler::{Driver, Scheduler, Snapshot};
 use sluice_wire::state::{
     EngineState, Figures, KvState, MAX_MOVES, MemoryState, Move, OwnerBytes, Phase, Queue, ReasonCount,
     RemapState, Residency, Tenant,
@@ -111,7 +111,7 @@ impl Diary {
         self.resident_since.map(unix_ms)
     }
 
-    fn observe_activity(&mut self, core: &Core, snapshot: &Snapshot) {
+    fn observe_activity(&mut self, core: &Scheduler, snapshot: &Snapshot) {
         let now = SystemTime::now();
         let active = core.holds_turn() && snapshot.running + snapshot.waiting > 0;
         self.inactive_since = if active { None } else { self.inactive_since.or(Some(now)) };
@@ -139,7 +139,7 @@ impl Diary {
     }
 
     /// Writes down what has changed since the last look.
-    pub fn observe(&mut self, core: &Core, metrics: &Metrics) {
+    pub fn observe(&mut self, core: &Scheduler, metrics: &Metrics) {
         let snapshot = core.snapshot();
         self.observe_phase(&snapshot, core.manager());
         self.observe_activity(core, &snapshot);

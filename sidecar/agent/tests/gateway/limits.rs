@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sluice_agent::service::{Status, Update};
-use sluice_scheduler::{Finish, Outage, Refusal};
+use sluice_scheduler::{Finish, Refusal, UnavailableReason};
 use sluice_wire::config::LimitsConfig;
 
 use super::world::{Setup, World};
@@ -74,11 +74,11 @@ async fn what_the_scheduler_refuses_is_a_status_streamed_or_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_nobody_can_run_is_503_with_a_time_to_come_back_streamed_or_not() {
-    let device = Outage::Device("no memory".into());
+    let device = UnavailableReason::Device("no memory".into());
     let ends: [(Option<Finish>, &str, &str); 5] = [
-        (Some(Finish::Unavailable(Outage::ShuttingDown)), "the server is shutting down", "5"),
+        (Some(Finish::Unavailable(UnavailableReason::ShuttingDown)), "the server is shutting down", "5"),
         (
-            Some(Finish::Unavailable(Outage::NoEngine { held_seconds: 9 })),
+            Some(Finish::Unavailable(UnavailableReason::NoEngine { held_seconds: 9 })),
             "no engine came back within 9 s",
             "5",
         ),
@@ -107,7 +107,7 @@ async fn a_whole_answer_that_fails_is_a_status_though_tokens_came() {
     let mut client = world.posted("/v1/completions", &json!({"prompt": "p"})).await;
     let taken = world.scheduler.taken().await;
     taken.say("abc");
-    taken.finish(Finish::Unavailable(Outage::NoEngine { held_seconds: 9 }));
+    taken.finish(Finish::Unavailable(UnavailableReason::NoEngine { held_seconds: 9 }));
     let answer = client.answer().await;
     answer.error(503, "service_unavailable", None, None);
     assert_eq!(answer.head.header("retry-after"), Some("5"));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sluice_policy::token_deposit::Pacing;
-use sluice_scheduler::{Finish, Outage};
+use sluice_scheduler::{Finish, UnavailableReason};
 
 use super::client::Client;
 use super::world::{Setup, World};
@@ -82,7 +82,10 @@ async fn an_answer_that_fails_writes_its_deposit_first_and_the_error_next() {
     let shutting_down = "the server is shutting down";
     let ends: [(Option<Finish>, &str); 4] = [
         (Some(Finish::Failed("broken".into())), "broken"),
-        (Some(Finish::Unavailable(Outage::NoEngine { held_seconds: 7 })), "no engine came back within 7 s"),
+        (
+            Some(Finish::Unavailable(UnavailableReason::NoEngine { held_seconds: 7 })),
+            "no engine came back within 7 s",
+        ),
         (Some(Finish::Cancelled), shutting_down),
         // The scheduler has gone.
         (None, shutting_down),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use sluice_agent::neighbours::call::{Call, SleepLevel};
-use sluice_scheduler::{Finish, Outage};
+use sluice_scheduler::{Finish, UnavailableReason};
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::{Phase, State};
 use tempfile::TempDir;
@@ -171,7 +171,7 @@ fn a_request_is_not_held_for_ever() {
     sleep(&tenant, SleepLevel::One);
     let (answer, finish) = tenant.finish(tenant.submit(&Wanted::greedy(&prompt(1, 20), 5)));
     assert!(answer.tokens.is_empty());
-    let outage = Outage::Asleep { held_seconds: 1, by_hand: true };
+    let outage = UnavailableReason::Asleep { held_seconds: 1, by_hand: true };
     assert_eq!(outage.to_string(), "the tenant was put to sleep by hand and was not woken within 1 s");
     assert_eq!(finish, Finish::Unavailable(outage));
     wake(&tenant);

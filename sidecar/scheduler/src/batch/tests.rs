@@ -29,7 +29,7 @@ fn sequence(id: u64, prompt_tokens: usize) -> Sequence {
 fn serve(running: &mut [Sequence], batch: &Batch, step: u64) {
     for sequence in running {
         let Some(part) = batch.part(sequence.id()) else { continue };
-        sequence.served = step;
+        sequence.last_step = step;
         sequence.committed += part.tokens;
         if part.samples {
             let _ = sequence.accept(7);
@@ -55,7 +55,7 @@ proptest! {
             let batch = Batch::plan(running.iter(), max_tokens);
             check_batch(&batch, max_tokens);
             serve(&mut running, &batch, step);
-            let longest = running.iter().map(|s| step - s.served).max().unwrap_or(0);
+            let longest = running.iter().map(|s| step - s.last_step).max().unwrap_or(0);
             prop_assert!(longest < running.len() as u64, "step {step}: someone waited {longest} steps");
         }
     }

@@ -12,7 +12,7 @@ use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
 use super::neighbours;
 use super::setup::{by_code, code_of};
-use super::words::{Reader, Words};
+use super::text_codec::{Encoder, Reader};
 use crate::event::{Event, Request, Sleep};
 
 const FAILURES: [Failure; 5] =
@@ -22,12 +22,12 @@ const SLEEPS: [Sleep; 4] = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::
 
 /// [`SequenceFailure::NoCandidate`], as a word.
 const NO_CANDIDATE: u64 = 0;
-/// [`SequenceFailure::ConfigError`], as a word; its reason follows.
+/// [`SequenceFailure::Refused`], as a word; its reason follows.
 const REFUSED: u64 = 1;
 
 /// Name and words of an event.
-pub fn encode(event: &Event) -> (&'static str, Words) {
-    let mut words = Words::default();
+pub fn encode(event: &Event) -> (&'static str, Encoder) {
+    let mut words = Encoder::default();
     let name = match event {
         Event::Submit(request) => {
             put_request(&mut words, request);
@@ -89,7 +89,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
     })
 }
 
-fn put_plan(words: &mut Words, answer: &PlanAnswer) {
+fn put_plan(words: &mut Encoder, answer: &PlanAnswer) {
     let found = answer.found.as_ref();
     words.put(answer.id).put_option(found.map(|found| found.step_ns));
     words.put(found.map_or(0, |found| found.bound_ns));
@@ -109,7 +109,7 @@ fn plan(r: &mut Reader<'_>) -> Result<PlanAnswer, String> {
     })
 }
 
-fn put_text(words: &mut Words, text: &str) {
+fn put_text(words: &mut Encoder, text: &str) {
     words.put_list(text.as_bytes(), |w, byte| {
         w.put(*byte);
     });
@@ -119,13 +119,13 @@ fn text(r: &mut Reader<'_>) -> Result<String, String> {
     String::from_utf8(r.list(Reader::int)?).map_err(|_| "a text is not UTF-8".into())
 }
 
-fn put_tokens(words: &mut Words, tokens: &[u32]) {
+fn put_tokens(words: &mut Encoder, tokens: &[u32]) {
     words.put_list(tokens, |w, token| {
         w.put(*token);
     });
 }
 
-fn put_pairs(words: &mut Words, pairs: &[(u32, f32)]) {
+fn put_pairs(words: &mut Encoder, pairs: &[(u32, f32)]) {
     words.put_list(pairs, |w, (token, value)| {
         w.put(*token).put_f32(*value);
     });
@@ -135,7 +135,7 @@ fn pairs(r: &mut Reader<'_>) -> Result<Vec<(u32, f32)>, String> {
     r.list(|r| Ok((r.int()?, r.f32()?)))
 }
 
-fn put_request(words: &mut Words, request: &Request) {
+fn put_request(words: &mut Encoder, request: &Request) {
     let Request { id, prompt, max_tokens, sampling, priority, salt, paced } = request;
     words.put(id.0).put(*max_tokens).put(priority.cast_unsigned()).put(*salt).put(*paced);
     put_tokens(words, prompt);
@@ -149,7 +149,7 @@ fn request(r: &mut Reader<'_>) -> Result<Request, String> {
     Ok(Request { id, prompt, max_tokens, sampling: Arc::new(sampling(r)?), priority, salt, paced })
 }
 
-fn put_sampling(words: &mut Words, sampling: &Sampling) {
+fn put_sampling(words: &mut Encoder, sampling: &Sampling) {
     let Sampling { temperature, top_p, top_k, min_p, presence_penalty, frequency_penalty, .. } = sampling;
     let Sampling {
         repetition_penalty, logit_bias, seed, stop_tokens, min_tokens, ignore_stop, logprobs, ..
@@ -183,7 +183,7 @@ fn sampling(r: &mut Reader<'_>) -> Result<Sampling, String> {
     })
 }
 
-fn put_completion(words: &mut Words, completion: &Completion) {
+fn put_completion(words: &mut Encoder, completion: &Completion) {
     words.put(completion.id.0);
     match completion.outcome {
         Outcome::Done { bytes, duration_ns } => words.put(0u64).put(bytes).put(duration_ns),
@@ -206,7 +206,7 @@ fn completion(r: &mut Reader<'_>) -> Result<Completion, String> {
     Ok(Completion { id, outcome })
 }
 
-fn put_compute(words: &mut Words, event: &ComputeEvent) -> &'static str {
+fn put_compute(words: &mut Encoder, event: &ComputeEvent) -> &'static str {
     match event {
         ComputeEvent::Attached(hello) => {
             let a = hello.activation;
@@ -245,8 +245,8 @@ fn hello(r: &mut Reader<'_>) -> Result<EngineHello, String> {
     Ok(EngineHello { activation, pid })
 }
 
-fn put_done(words: &mut Words, done: &StepDone) {
-    let put_ns = |w: &mut Words, ns: &u64| {
+fn put_done(words: &mut Encoder, done: &StepDone) {
+    let put_ns = |w: &mut Encoder, ns: &u64| {
         w.put(*ns);
     };
     words.put(done.id.0).put(done.attempt).put(done.total_ns);
@@ -256,7 +256,7 @@ fn put_done(words: &mut Words, done: &StepDone) {
     words.put_list(&done.failed, put_failed);
 }
 
-fn put_sampled(words: &mut Words, sampled: &Sampled) {
+fn put_sampled(words: &mut Encoder, sampled: &Sampled) {
     words.put(sampled.row.0).put(sampled.token).put(sampled.logprobs.is_some());
     if let Some(logprobs) = &sampled.logprobs {
         words.put_f32(logprobs.chosen);
@@ -277,7 +277,7 @@ fn done(r: &mut Reader<'_>) -> Result<StepDone, String> {
     })
 }
 
-fn put_failed(words: &mut Words, failed: &FailedSequence) {
+fn put_failed(words: &mut Encoder, failed: &FailedSequence) {
     words.put(failed.row.0);
     match &failed.failure {
         SequenceFailure::NoCandidate => drop(words.put(NO_CANDIDATE)),

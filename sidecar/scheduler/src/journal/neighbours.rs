@@ -10,7 +10,7 @@ use sluice_policy::peers::victim::{PeerState, PeerView, VictimRule};
 use sluice_ports::neighbourhood::NeighbourEvent;
 
 use super::setup::{by_code, code_of};
-use super::words::{Reader, Words};
+use super::text_codec::{Encoder, Reader};
 use crate::config::{Config, Membership, Sharing};
 
 const RULES: [VictimRule; 3] =
@@ -20,7 +20,7 @@ const RULES: [VictimRule; 3] =
 pub const NAMES: [&str; 6] = ["turn", "sought", "overtaken", "survey", "terms", "letter"];
 
 /// Writes an event and returns its name, one of [`NAMES`].
-pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
+pub fn put(words: &mut Encoder, event: &NeighbourEvent) -> &'static str {
     match event {
         NeighbourEvent::Turn { epoch } => {
             words.put(*epoch);
@@ -61,7 +61,7 @@ pub fn read(name: &str, r: &mut Reader<'_>) -> Result<NeighbourEvent, String> {
     })
 }
 
-fn put_peer(words: &mut Words, peer: &Peer) {
+fn put_peer(words: &mut Encoder, peer: &Peer) {
     words.put(peer.index).put(peer.instance);
 }
 
@@ -69,7 +69,7 @@ fn peer(r: &mut Reader<'_>) -> Result<Peer, String> {
     Ok(Peer { index: r.int()?, instance: r.u64()? })
 }
 
-fn put_neighbour(words: &mut Words, neighbour: &PeerView) {
+fn put_neighbour(words: &mut Encoder, neighbour: &PeerView) {
     let PeerView { peer, priority, reachable, live } = neighbour;
     put_peer(words, peer);
     words.put(priority.cast_unsigned()).put(*reachable).put(live.is_some());
@@ -96,7 +96,7 @@ fn live(r: &mut Reader<'_>) -> Result<PeerState, String> {
 }
 
 /// A code, whom it is about, and up to two figures.
-fn put_news(words: &mut Words, news: &PeerEvent) {
+fn put_news(words: &mut Encoder, news: &PeerEvent) {
     let nobody = Peer::default();
     let (code, who, nonce, chunks, ttl_ns) = match *news {
         PeerEvent::Asked { peer, nonce, chunks, ttl_ns } => (0, peer, nonce, chunks, ttl_ns),
@@ -168,7 +168,7 @@ fn refusal(code: u32, left_ns: u64) -> Result<Option<LoanDenied>, String> {
 }
 
 /// A tenant's place: how time is shared, and with whom memory is traded.
-pub fn put_place(words: &mut Words, config: &Config) {
+pub fn put_place(words: &mut Encoder, config: &Config) {
     match config.sharing {
         Sharing::Exclusive => words.put(0u64).put(0u64).put(0u64),
         Sharing::Spatial => words.put(1u64).put(0u64).put(0u64),
@@ -195,7 +195,7 @@ pub fn place(r: &mut Reader<'_>) -> Result<(Sharing, Option<Membership>), String
     Ok((sharing, neighbours))
 }
 
-fn put_terms(words: &mut Words, terms: &Terms) {
+fn put_terms(words: &mut Encoder, terms: &Terms) {
     let Terms { priority, priorities, rule, order, min_residence_ns, revoke_bound_ns, .. } = terms;
     let Terms { ask_patience_ns, ttl_ns, retry_ns, .. } = terms;
     words.put(priority.cast_unsigned()).put(code_of(&RULES, rule));

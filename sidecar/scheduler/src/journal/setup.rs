@@ -6,10 +6,10 @@ use sluice_policy::pie::expansion;
 use sluice_policy::planner::replan;
 
 use super::neighbours;
-use super::words::{Reader, Words};
-use crate::config::{Config, Order};
+use super::text_codec::{Encoder, Reader};
+use crate::config::{Config, QueueOrder};
 
-const ORDERS: [Order; 2] = [Order::FirstCome, Order::ShortestRemaining];
+const ORDERS: [QueueOrder; 2] = [QueueOrder::FirstCome, QueueOrder::ShortestRemaining];
 
 pub fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
     all.iter().position(|each| each == one).expect("every variant is listed") as u64
@@ -21,9 +21,9 @@ pub fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
 }
 
 /// The scheduler's limits.
-pub fn config_words(config: &Config) -> Words {
+pub fn config_words(config: &Config) -> Encoder {
     let Config { max_model_tokens, max_step_tokens, max_sequences, max_queued, order, .. } = config;
-    let mut words = Words::default();
+    let mut words = Encoder::default();
     words.put(*max_model_tokens).put(*max_step_tokens).put(*max_sequences).put(*max_queued);
     words.put(code_of(&ORDERS, order));
     neighbours::put_place(&mut words, config);
@@ -44,7 +44,7 @@ pub fn config(r: &mut Reader<'_>) -> Result<Config, String> {
     Ok(Config { sharing, neighbours, ..limits })
 }
 
-fn put_shape(words: &mut Words, shape: &StepShape) {
+fn put_shape(words: &mut Encoder, shape: &StepShape) {
     words.put(shape.tokens).put(shape.sequences).put(shape.logit_rows);
 }
 
@@ -53,14 +53,14 @@ fn shape(r: &mut Reader<'_>) -> Result<StepShape, String> {
 }
 
 /// The policy's tunables.
-pub fn params_words(params: &Params) -> Words {
+pub fn params_words(params: &Params) -> Encoder {
     let Params { policy, remap_cap_permille, forced, max_model_tokens, guaranteed_kv_bytes, .. } = params;
     let Params { kv_limit_bytes, max_step, min_step, stall_allowance_permille, .. } = params;
     let Params { revert_patience_steps, revert_reserve_permille, compact_budget_bytes, .. } = params;
     let Params {
         prefix_caching, link_bytes_per_second, layer_compute_ns, share_chunks, host_kv_bytes, ..
     } = params;
-    let mut words = Words::default();
+    let mut words = Encoder::default();
     words.put(code_of(&PolicyName::ALL, policy)).put(*remap_cap_permille);
     words.put_option(forced.map(|f| u64::from(f.alpha))).put(forced.map_or(0, |f| f.beta));
     words.put(*max_model_tokens).put(*guaranteed_kv_bytes).put(*kv_limit_bytes);
@@ -74,7 +74,7 @@ pub fn params_words(params: &Params) -> Words {
 }
 
 /// The tunables of placing KV.
-fn put_offload(words: &mut Words, params: &Params) {
+fn put_offload(words: &mut Encoder, params: &Params) {
     let Params { fixed_away_permille, offload_reserve_permille, expansion, replan, plan_expansions, .. } =
         params;
     words.put(*fixed_away_permille).put(*offload_reserve_permille).put(*plan_expansions);
@@ -142,10 +142,10 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
 }
 
 /// Sizes of the tenant.
-pub fn geometry_words(geometry: &Geometry) -> Words {
+pub fn geometry_words(geometry: &Geometry) -> Encoder {
     let Geometry { chunk_bytes, capacity_chunks, global_bytes, slab_bytes, .. } = geometry;
     let Geometry { block_bytes, activation, staging_chunks, .. } = geometry;
-    let mut words = Words::default();
+    let mut words = Encoder::default();
     words.put(*chunk_bytes).put(*capacity_chunks).put(*global_bytes);
     words.put_list(slab_bytes, |w, bytes| {
         w.put(*bytes);

@@ -8,9 +8,9 @@ use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::{Bounds, Params};
 use sluice_policy::peers::Peer;
 use sluice_ports::planner::TimedPlanner;
-use sluice_scheduler::driver::Around;
+use sluice_scheduler::driver::Ports;
 use sluice_scheduler::journal::Recorder;
-use sluice_scheduler::{Core, Driver, Membership};
+use sluice_scheduler::{Driver, Membership, Scheduler};
 
 use super::seat::{Journal, Life, Mouth, Seat, Tally, TenantSetup};
 use super::{Gpu, LOOK_NS, Sharing};
@@ -56,8 +56,8 @@ impl Gpu {
         let mouth = Mouth::default();
         let journal = self.setup.recorded.then(Journal::default);
         let recorder = journal.clone().map(|journal| Recorder::new(Box::new(journal)));
-        let core = Core::new(self.config(&setup, me), manager);
-        let around = Around {
+        let core = Scheduler::new(self.config(&setup, me), manager);
+        let around = Ports {
             neighbourhood: Box::new(mouth.clone()),
             planner: Box::new(TimedPlanner::taking(PLAN_NS)),
         };

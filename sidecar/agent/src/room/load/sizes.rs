@@ -5,7 +5,7 @@ use sluice_link::slab::SlabLayout;
 use sluice_memory::RangeSizes;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, PolicyName, Slo};
-use sluice_scheduler::{Config, Order};
+use sluice_scheduler::{Config, QueueOrder};
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 
 use super::error::wrong;
@@ -134,8 +134,8 @@ fn one_sequence_bytes(loaded: &Loaded) -> u64 {
 pub(super) fn scheduler_config(loaded: &Loaded) -> Result<Config, LoadError> {
     let limits = &loaded.config.limits;
     let order = match loaded.config.order.as_str() {
-        "FirstCome" => Order::FirstCome,
-        "ShortestRemaining" => Order::ShortestRemaining,
+        "FirstCome" => QueueOrder::FirstCome,
+        "ShortestRemaining" => QueueOrder::ShortestRemaining,
         other => {
             return Err(wrong("order", format!("`{other}` is not built (FirstCome, ShortestRemaining)")));
         }

@@ -7,7 +7,7 @@ use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 
 /// A search for memory that goes on.
 #[derive(Clone, Copy, Debug)]
-struct Hunger {
+struct Shortfall {
     since: Nanos,
     /// Loans taken and steps begun when it began.
     loans: u64,
@@ -16,15 +16,15 @@ struct Hunger {
 
 /// The waits that go on.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
-    hunger: Option<Hunger>,
+pub(super) struct PeerWaits {
+    shortfall: Option<Shortfall>,
     revoking: Option<Nanos>,
     waking: Option<Nanos>,
 }
 
-impl Waits {
+impl PeerWaits {
     /// Looks after an event; `steps` were begun so far. Returns the waits that have ended with it.
-    pub fn look(
+    pub fn sample(
         &mut self,
         now: Nanos,
         manager: &MemoryManager,
@@ -34,7 +34,7 @@ impl Waits {
         let ended = [
             (WaitKind::Revoke, self.revoked(now, trader)),
             (WaitKind::Wake, self.woken(now, manager)),
-            (WaitKind::Grant, self.fed(now, manager, trader.loans_taken(), steps)),
+            (WaitKind::Grant, self.loan_arrived(now, manager, trader.loans_taken(), steps)),
         ];
         let span = move |(awaited, since): (WaitKind, Option<Nanos>)| {
             since.map(|since| WaitSpan { awaited, since, until: now })
@@ -62,10 +62,10 @@ impl Waits {
         None
     }
 
-    fn fed(&mut self, now: Nanos, manager: &MemoryManager, loans: u64, steps: u64) -> Option<Nanos> {
-        let fed = self.hunger.take_if(|hunger| steps > hunger.steps).filter(|hunger| loans > hunger.loans);
+    fn loan_arrived(&mut self, now: Nanos, manager: &MemoryManager, loans: u64, steps: u64) -> Option<Nanos> {
+        let fed = self.shortfall.take_if(|hunger| steps > hunger.steps).filter(|hunger| loans > hunger.loans);
         if manager.borrow_request().is_some() {
-            self.hunger.get_or_insert(Hunger { since: now, loans, steps });
+            self.shortfall.get_or_insert(Shortfall { since: now, loans, steps });
         }
         fed.map(|hunger| hunger.since)
     }

@@ -4,9 +4,9 @@ use core::fmt;
 
 /// Words being written.
 #[derive(Debug, Default)]
-pub struct Words(Vec<u64>);
+pub struct Encoder(Vec<u64>);
 
-impl Words {
+impl Encoder {
     /// One word.
     pub fn put(&mut self, word: impl Into<u64>) -> &mut Self {
         self.0.push(word.into());
@@ -34,7 +34,7 @@ impl Words {
     }
 }
 
-impl fmt::Display for Words {
+impl fmt::Display for Encoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, word) in self.0.iter().enumerate() {
             write!(f, "{}{word}", if i == 0 { "" } else { " " })?;

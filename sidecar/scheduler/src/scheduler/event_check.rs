@@ -2,11 +2,11 @@
 
 use sluice_policy::ids::RequestId;
 
-use super::Core;
+use super::Scheduler;
 use crate::event::Event;
 
-impl Core {
-    /// Why `event` cannot come now; `None` when [`Core::handle`] can take it. A live body is trusted, and one that breaks its
+impl Scheduler {
+    /// Why `event` cannot come now; `None` when [`Scheduler::handle`] can take it. A live body is trusted, and one that breaks its
     /// contract is a bug; what was read from a file is asked about first.
     pub fn objection(&self, event: &Event) -> Option<String> {
         match event {
@@ -24,6 +24,6 @@ impl Core {
     }
 
     fn knows(&self, id: RequestId) -> bool {
-        self.places.contains_key(&id) || self.queue.iter().any(|sequence| sequence.id() == id)
+        self.admission_order.contains_key(&id) || self.queue.iter().any(|sequence| sequence.id() == id)
     }
 }

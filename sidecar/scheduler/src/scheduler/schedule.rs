@@ -4,7 +4,7 @@ use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::memory_manager::{Prepared, StepLease};
 use sluice_ports::compute::{SampleOrder, SequenceStep, Step, TableUpdate};
 
-use super::{Core, InFlight};
+use super::{InFlight, Scheduler};
 use crate::batch::{Batch, Part};
 use crate::event::{Command, Finish, Notice};
 use crate::sequence::Sequence;
@@ -20,19 +20,19 @@ pub(super) const STARVED_BOUNDARIES_MAX: u32 = 4096;
 /// Engines that may die over one step before its requests are failed: a step that kills every engine must end.
 const REPLAYS_MAX: u32 = 16;
 
-impl Core {
+impl Scheduler {
     /// Called whenever no step is in flight. Does nothing while memory is being re-backed. Among neighbours memory moves
     /// without an engine as well: a dead one maps nothing, so whatever has to be unmapped is.
-    pub(super) fn boundary(&mut self, now: Nanos) {
-        let absent = self.engine.is_none() && self.trader.is_none();
+    pub(super) fn schedule(&mut self, now: Nanos) {
+        let absent = self.engine.is_none() && self.negotiator.is_none();
         if absent || !self.manager.is_loaded() || self.manager.is_blocked() {
             return;
         }
-        self.rest_or_rise();
+        self.sleep_or_wake();
         let may_run = self.may_run(now) && self.engine.is_some();
         self.manager.boundary(now, &mut self.actions);
         self.trade(now);
-        if self.hurried {
+        if self.quantum_expired {
             self.manager.on_borrow_denied();
         }
         self.make_host_room(now);
@@ -40,16 +40,16 @@ impl Core {
         {
             return;
         }
-        self.pause_as_planned(now);
-        self.park_prompts();
+        self.apply_plan_pauses(now);
+        self.suspend_offloaded();
         let (mut admitted, sure) = self.admit(now);
         self.ask_plan(now);
-        match self.fit(now, &mut admitted, sure) {
+        match self.build_batch(now, &mut admitted, sure) {
             Some(batch) => {
-                self.confirm(now, &admitted);
-                self.launch(now, batch);
+                self.commit_admissions(now, &admitted);
+                self.submit_step(now, batch);
             }
-            None => admitted.into_iter().for_each(|id| self.send_back(id)),
+            None => admitted.into_iter().for_each(|id| self.requeue(id)),
         }
     }
 
@@ -64,9 +64,9 @@ impl Core {
             return (admitted, sure);
         }
         if !self.admission_on_hold() {
-            self.hurry_overdue(now);
+            self.promote_overdue(now);
         }
-        self.put_off_late(now);
+        self.demote_late(now);
         let running_tokens = self.running_tokens();
         let step_tokens = if self.manager.weights_loading() {
             self.config.max_model_tokens
@@ -79,19 +79,19 @@ impl Core {
         }
         let mut coming_blocks = 0;
         while budget > 0
-            && (sure == usize::MAX || self.may_crowd())
+            && (sure == usize::MAX || self.may_admit_extra())
             && !self.free_rows.is_empty()
             && !self.queue.is_empty()
-            && !self.front_stays(now, coming_blocks)
+            && !self.head_must_wait(now, coming_blocks)
         {
             if by_deadline && sure == usize::MAX && !self.front_fits(now, coming_blocks) {
                 sure = admitted.len() + 1;
             }
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
-            coming_blocks += self.blocks_to_come(now, &sequence);
-            let out = self.comes_out(now, &sequence);
-            if sequence.kept {
+            coming_blocks += self.blocks_needed(now, &sequence);
+            let out = self.starts_offloaded(now, &sequence);
+            if sequence.kv_suspended {
                 self.manager.resume(sequence.id());
             } else {
                 sequence.committed =
@@ -100,9 +100,9 @@ impl Core {
             budget = budget.saturating_sub(sequence.pending());
             let id = sequence.id();
             admitted.push(id);
-            self.seat(sequence, row);
+            self.assign_row(sequence, row);
             if out {
-                self.begin_out(id);
+                self.start_offload(id);
             }
         }
         self.admit_prompts(budget, &mut admitted);
@@ -111,8 +111,9 @@ impl Core {
 
     /// The next in line may be tried although somebody before it did not fit. Not one that was paused: its KV is all that it would
     /// hold at once, and would go back to where it is.
-    fn may_crowd(&self) -> bool {
-        self.next_step >= self.crowd_hold && self.queue.front().is_some_and(|front| !front.kept)
+    fn may_admit_extra(&self) -> bool {
+        self.next_step >= self.burst_backoff_until
+            && self.queue.front().is_some_and(|front| !front.kv_suspended)
     }
 
     /// Tokens that those who run have to compute.
@@ -121,17 +122,17 @@ impl Core {
     }
 
     /// The request runs, in a row of its own.
-    pub(super) fn seat(&mut self, mut sequence: Sequence, row: RowId) {
+    pub(super) fn assign_row(&mut self, mut sequence: Sequence, row: RowId) {
         sequence.row = Some(row);
-        sequence.fresh = true;
-        sequence.served = self.next_step;
+        sequence.row_is_new = true;
+        sequence.last_step = self.next_step;
         self.place(sequence);
     }
 
     /// Memory refused somebody a moment ago. Where nothing runs, nothing can end: whoever was sent back while memory was on its
     /// way is tried again.
     pub(super) fn admission_on_hold(&self) -> bool {
-        self.next_step < self.admission_hold && !self.running.is_empty()
+        self.next_step < self.admission_backoff_until && !self.running.is_empty()
     }
 
     fn place(&mut self, mut sequence: Sequence) {
@@ -140,7 +141,7 @@ impl Core {
             *admissions += 1;
             *admissions
         });
-        self.places.insert(sequence.id(), place);
+        self.admission_order.insert(sequence.id(), place);
         self.running.insert(place, sequence);
     }
 
@@ -148,15 +149,15 @@ impl Core {
     /// prompts behind arriving weights as many as usual), else the newest admissions go back, else the youngest running
     /// request is preempted. The oldest is never a victim.
     /// `None` = memory is on its way, or nothing can run.
-    fn fit(&mut self, now: Nanos, admitted: &mut Vec<RequestId>, sure: usize) -> Option<Batch> {
+    fn build_batch(&mut self, now: Nanos, admitted: &mut Vec<RequestId>, sure: usize) -> Option<Batch> {
         let fitting = self.fitting_tokens(now);
         let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes());
         let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
         let (mut made_room, mut prompts_wait, mut rest) = (false, false, None);
         loop {
-            let alone = self.looks_at_decodes();
+            let alone = self.prefers_decodes();
             let taken = self.running.values().filter(|sequence| !alone || sequence.pending() == 1);
-            let taken = taken.filter(|sequence| !prompts_wait || !sequence.goes_out);
+            let taken = taken.filter(|sequence| !prompts_wait || !sequence.prefill_offloaded);
             let batch = Batch::plan(taken, max_tokens);
             if batch.parts.is_empty() {
                 return None;
@@ -164,19 +165,19 @@ impl Core {
             let need = batch.need(|id| self.manager.columns(id));
             match self.manager.prepare(now, &need, &mut self.actions) {
                 Prepared::Ready => {
-                    self.starved = 0;
+                    self.head_starved = 0;
                     return Some(batch);
                 }
-                Prepared::Wait if self.denied(now) => {}
+                Prepared::Wait if self.borrow_denied(now) => {}
                 Prepared::Wait => return rest.filter(|rest| self.fits_as_it_is(now, rest)),
                 Prepared::Coming => {
-                    self.send_back_coming(admitted);
-                    rest = self.who_stays(batch);
+                    self.requeue_loading(admitted);
+                    rest = self.retain_running(batch);
                 }
                 Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
                 Prepared::Short { activation: false, .. } if admitted.len() > sure => {
-                    self.send_back_half(admitted, sure);
+                    self.requeue_half(admitted, sure);
                 }
                 // Once: what has left by then and does not serve will not.
                 Prepared::Short { missing_columns, .. }
@@ -184,17 +185,17 @@ impl Core {
                 {
                     made_room = true;
                 }
-                Prepared::Short { .. } if !prompts_wait && self.prompts_can_wait(&batch, admitted) => {
+                Prepared::Short { .. } if !prompts_wait && self.can_defer_prefills(&batch, admitted) => {
                     prompts_wait = true;
                 }
                 Prepared::Short { missing_columns, activation: false }
-                    if self.take_stalling_layers(now, missing_columns, admitted) =>
+                    if self.apply_stalling_remap(now, missing_columns, admitted) =>
                 {
                     return None;
                 }
                 Prepared::Short { .. } => {
-                    if !self.relieve(now, admitted) {
-                        self.starve();
+                    if !self.shrink_batch(now, admitted) {
+                        self.fail_if_starved();
                         return None;
                     }
                 }
@@ -203,15 +204,15 @@ impl Core {
     }
 
     /// What is left of a batch when those have gone back whose KV is on its way: there was memory for all of it.
-    fn who_stays(&self, mut batch: Batch) -> Option<Batch> {
-        batch.parts.retain(|part| self.places.contains_key(&part.request));
+    fn retain_running(&self, mut batch: Batch) -> Option<Batch> {
+        batch.parts.retain(|part| self.admission_order.contains_key(&part.request));
         (!batch.parts.is_empty()).then_some(batch)
     }
 
     fn fits_as_it_is(&mut self, now: Nanos, batch: &Batch) -> bool {
         let need = batch.need(|id| self.manager.columns(id));
         let ready = self.manager.prepare(now, &need, &mut self.actions) == Prepared::Ready;
-        self.starved = if ready { 0 } else { self.starved };
+        self.head_starved = if ready { 0 } else { self.head_starved };
         ready
     }
 
@@ -227,48 +228,48 @@ impl Core {
     }
 
     /// Takes one request out of the batch's way. `false` = only the oldest is left.
-    fn relieve(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
+    fn shrink_batch(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
         if self.running.len() <= 1 {
             // A prompt that goes out may lack places in the host tier alone.
-            let goes_out = self.running.values().any(|one| one.goes_out);
-            return self.drop_kept(|manager, id| goes_out || manager.on_device(id));
+            let goes_out = self.running.values().any(|one| one.prefill_offloaded);
+            return self.drop_suspended_kv(|manager, id| goes_out || manager.on_device(id));
         }
         match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
-            Some(at) if self.send_out(admitted[at]) => {}
-            Some(at) => self.refuse_for_now(admitted.remove(at)),
-            None if self.take_one_out(now) => {}
+            Some(at) if self.start_prefill_offload(admitted[at]) => {}
+            Some(at) => self.requeue_with_backoff(admitted.remove(at)),
+            None if self.pause_or_preempt(now) => {}
             None => match admitted.pop() {
-                Some(overdue) => self.refuse_for_now(overdue),
+                Some(overdue) => self.requeue_with_backoff(overdue),
                 None => self.preempt_youngest(now),
             },
         }
         true
     }
 
-    fn refuse_for_now(&mut self, id: RequestId) {
-        self.send_back(id);
-        self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
+    fn requeue_with_backoff(&mut self, id: RequestId) {
+        self.requeue(id);
+        self.admission_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
     }
 
     /// Of those beyond the first `sure` ones half go back, the last ones.
-    fn send_back_half(&mut self, admitted: &mut Vec<RequestId>, sure: usize) {
+    fn requeue_half(&mut self, admitted: &mut Vec<RequestId>, sure: usize) {
         let kept = sure + (admitted.len() - sure) / 2;
-        admitted.drain(kept..).rev().for_each(|id| self.send_back(id));
-        self.crowd_hold = self.next_step + ADMISSION_HOLD_STEPS;
+        admitted.drain(kept..).rev().for_each(|id| self.requeue(id));
+        self.burst_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
     }
 
     /// Those of the admitted whose KV is on its way wait for it; the others only where they would need its room.
-    fn send_back_coming(&mut self, admitted: &mut Vec<RequestId>) {
+    fn requeue_loading(&mut self, admitted: &mut Vec<RequestId>) {
         for id in admitted.extract_if(.., |id| self.manager.is_loading(*id)).collect::<Vec<_>>() {
-            self.send_back(id);
+            self.requeue(id);
         }
     }
 
     /// Puts a request back that was to be admitted in this very boundary.
-    fn send_back(&mut self, id: RequestId) {
+    fn requeue(&mut self, id: RequestId) {
         let Some(mut sequence) = self.take_running(id) else { return };
-        sequence.goes_out = false;
-        if sequence.kept {
+        sequence.prefill_offloaded = false;
+        if sequence.kv_suspended {
             self.manager.suspend(id);
         } else {
             self.manager.close(id);
@@ -289,12 +290,12 @@ impl Core {
     /// It waits and is recomputed; its tokens stay the same.
     pub(super) fn preempt_youngest(&mut self, now: Nanos) {
         if let Some(sequence) = self.preemption_victim(now).and_then(|id| self.remove_running(id)) {
-            self.begin_anew(sequence);
+            self.requeue_for_recompute(sequence);
         }
     }
 
     /// A request whose memory is gone waits, and will be computed again.
-    pub(super) fn begin_anew(&mut self, mut sequence: Sequence) {
+    pub(super) fn requeue_for_recompute(&mut self, mut sequence: Sequence) {
         let dropped_tokens = sequence.preempt();
         self.counters.preemptions += 1;
         self.notices.push(Notice::Preempted { request: sequence.id(), dropped_tokens });
@@ -302,28 +303,29 @@ impl Core {
     }
 
     /// The oldest request alone does not fit. Its memory is guaranteed, so it waits for a backend that fails; not for ever.
-    fn starve(&mut self) {
-        self.starved += 1;
-        if self.starved < STARVED_BOUNDARIES_MAX {
+    fn fail_if_starved(&mut self) {
+        self.head_starved += 1;
+        if self.head_starved < STARVED_BOUNDARIES_MAX {
             return;
         }
-        self.starved = 0;
+        self.head_starved = 0;
         if let Some(id) = self.running.values().next().map(Sequence::id) {
             self.end(id, Finish::Failed("the device did not give the memory that was guaranteed".into()));
         }
     }
 
-    fn confirm(&mut self, now: Nanos, admitted: &[RequestId]) {
+    fn commit_admissions(&mut self, now: Nanos, admitted: &[RequestId]) {
         self.note_resumed(now, admitted);
         for id in admitted {
-            let Some(sequence) = self.places.get(id).and_then(|place| self.running.get_mut(place)) else {
+            let Some(sequence) = self.admission_order.get(id).and_then(|place| self.running.get_mut(place))
+            else {
                 continue;
             };
             let first = !std::mem::replace(&mut sequence.started, true);
             let queued_ns = first.then(|| now.since(sequence.arrived));
-            sequence.waits_out = false;
-            self.counters.prompts_out += u64::from(sequence.goes_out);
-            if !std::mem::take(&mut sequence.kept) {
+            sequence.waiting_offloaded = false;
+            self.counters.prompts_out += u64::from(sequence.prefill_offloaded);
+            if !std::mem::take(&mut sequence.kv_suspended) {
                 self.counters.cached_tokens += u64::from(sequence.committed);
                 self.counters.queried_tokens += u64::from(sequence.len());
             }
@@ -335,8 +337,8 @@ impl Core {
         }
     }
 
-    fn launch(&mut self, now: Nanos, batch: Batch) {
-        self.leave_prompts_out(&batch);
+    fn submit_step(&mut self, now: Nanos, batch: Batch) {
+        self.exclude_offloaded_prefills(&batch);
         let lease = self.manager.begin(now, &mut self.actions);
         self.use_turn();
         self.flush();
@@ -365,18 +367,18 @@ impl Core {
 
     fn note_served(&mut self, batch: &Batch) {
         for part in &batch.parts {
-            let place = self.places.get(&part.request);
+            let place = self.admission_order.get(&part.request);
             if let Some(sequence) = place.and_then(|place| self.running.get_mut(place)) {
-                sequence.served = self.next_step;
+                sequence.last_step = self.next_step;
             }
         }
     }
 
     /// New rows first, then every column that is new or has moved.
     fn table_updates(&mut self) -> Vec<TableUpdate> {
-        let mut updates = core::mem::take(&mut self.unheard);
-        for sequence in self.running.values_mut().filter(|s| s.fresh) {
-            sequence.fresh = false;
+        let mut updates = core::mem::take(&mut self.unsent_table_updates);
+        for sequence in self.running.values_mut().filter(|s| s.row_is_new) {
+            sequence.row_is_new = false;
             if let Some(row) = sequence.row {
                 let tokens = sequence.tokens[..sequence.committed as usize].to_vec();
                 updates.push(TableUpdate::Reset { row, tokens });
@@ -408,26 +410,26 @@ impl Core {
     /// A step was lost with its engine. Among neighbours nobody knows who wants memory before the next engine comes, so the
     /// step is taken back; alone it waits, and is repeated as it was.
     pub(super) fn resume(&mut self, now: Nanos) {
-        if self.deaths > REPLAYS_MAX {
-            return self.give_up();
+        if self.engine_crashes > REPLAYS_MAX {
+            return self.fail_step();
         }
-        match self.trader {
+        match self.negotiator {
             Some(_) => {
-                self.take_back();
-                self.boundary(now);
+                self.undo_step();
+                self.schedule(now);
             }
             None => self.replay(now),
         }
     }
 
     /// The step was never begun: its sequences are where they were, with the columns that they got for it.
-    fn take_back(&mut self) {
+    fn undo_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
-        self.unheard = in_flight.step.updates;
+        self.unsent_table_updates = in_flight.step.updates;
         self.manager.forget_step();
         self.counters.replays += 1;
         self.drop_cancelled();
-        self.compute_again();
+        self.requeue_lost();
     }
 
     /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.
@@ -451,10 +453,10 @@ impl Core {
     }
 
     /// Fails the requests of a step that no engine survives.
-    fn give_up(&mut self) {
+    fn fail_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
-        self.deaths = 0;
-        self.unheard = in_flight.step.updates;
+        self.engine_crashes = 0;
+        self.unsent_table_updates = in_flight.step.updates;
         for part in in_flight.batch.parts {
             self.end(part.request, Finish::Failed(format!("{REPLAYS_MAX} engines died over this step")));
         }

@@ -3,20 +3,20 @@
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
 
-use super::Core;
+use super::Scheduler;
 use crate::event::{Finish, Sleep};
 use crate::sequence::Sequence;
 
-impl Core {
+impl Scheduler {
     /// The tenant is told to sleep, or woken.
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
             Sleep::Idle if self.busy() => {}
             Sleep::Idle => self.manager.hibernate(true),
             // At the next boundary: a step may run, or wait to be replayed.
-            Sleep::Ordered | Sleep::Discard => self.told_to_sleep = Some(order),
+            Sleep::Ordered | Sleep::Discard => self.sleep_requested = Some(order),
             Sleep::WakeUp => {
-                self.told_to_sleep = None;
+                self.sleep_requested = None;
                 self.manager.wake();
             }
         }
@@ -28,8 +28,8 @@ impl Core {
     }
 
     /// Work wakes a tenant, unless it was told to sleep. One that falls asleep keeps nobody running.
-    pub(super) fn rest_or_rise(&mut self) {
-        if let Some(order) = self.told_to_sleep {
+    pub(super) fn sleep_or_wake(&mut self) {
+        if let Some(order) = self.sleep_requested {
             self.manager.hibernate(order == Sleep::Ordered);
         } else if self.busy() {
             self.manager.wake();
@@ -37,7 +37,7 @@ impl Core {
         if self.manager.sleep_state() == SleepState::Suspending {
             let running: Vec<_> = self.running.values().map(Sequence::id).collect();
             running.into_iter().for_each(|id| {
-                self.park(id);
+                self.suspend_with_kv(id);
             });
         }
     }
@@ -49,37 +49,41 @@ impl Core {
                 && manager.debt_is_blocked()
                 && !manager.is_blocked()
         };
-        while in_the_way(&self.manager) && self.drop_kept(|_, _| true) {
+        while in_the_way(&self.manager) && self.drop_suspended_kv(|_, _| true) {
             self.manager.boundary(now, &mut self.actions);
         }
     }
 
     /// The last request that waits with KV, of those that `which` names, waits without it.
-    pub(super) fn drop_kept(&mut self, which: impl Fn(&MemoryManager, RequestId) -> bool) -> bool {
-        let kept =
-            self.queue.iter().filter(|s| s.kept && which(&self.manager, s.id())).last().map(Sequence::id);
-        kept.is_some_and(|id| self.forget_kept(id))
+    pub(super) fn drop_suspended_kv(&mut self, which: impl Fn(&MemoryManager, RequestId) -> bool) -> bool {
+        let kept = self
+            .queue
+            .iter()
+            .filter(|s| s.kv_suspended && which(&self.manager, s.id()))
+            .last()
+            .map(Sequence::id);
+        kept.is_some_and(|id| self.drop_kv_of(id))
     }
 
-    fn forget_kept(&mut self, id: RequestId) -> bool {
-        if !self.queue.iter().any(|sequence| sequence.id() == id && sequence.kept) {
+    fn drop_kv_of(&mut self, id: RequestId) -> bool {
+        if !self.queue.iter().any(|sequence| sequence.id() == id && sequence.kv_suspended) {
             return false;
         }
         let Some(sequence) = self.queue.remove(id) else { return false };
         self.manager.close(id);
-        self.begin_anew(sequence);
+        self.requeue_for_recompute(sequence);
         true
     }
 
     /// Requests whose KV was lost between host and device begin anew.
-    pub(super) fn compute_again(&mut self) {
+    pub(super) fn requeue_lost(&mut self) {
         for id in self.manager.take_lost() {
             if self.running.values().any(|sequence| sequence.id() == id && sequence.cancelled) {
                 self.end(id, Finish::Cancelled);
             } else if let Some(sequence) = self.remove_running(id) {
-                self.begin_anew(sequence);
+                self.requeue_for_recompute(sequence);
             } else {
-                self.forget_kept(id);
+                self.drop_kv_of(id);
             }
         }
     }

@@ -6,7 +6,7 @@ use sluice_policy::peers::time_slice::{Decision, Holder, Quantum};
 use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
 
-use super::Core;
+use super::Scheduler;
 use crate::config::Sharing;
 use crate::event::{Command, Notice};
 use crate::sequence::Sequence;
@@ -16,7 +16,7 @@ const LOOK_EVERY: u64 = 8;
 
 /// The right to run steps, where tenants take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum SliceState {
     /// Nobody has asked for it.
     #[default]
     Away,
@@ -38,29 +38,31 @@ pub(super) enum Turn {
     },
 }
 
-impl Core {
+impl Scheduler {
     /// A neighbour said something, or the turn has come.
-    pub(super) fn neighbour(&mut self, now: Nanos, event: NeighbourEvent) {
+    pub(super) fn on_peer_event(&mut self, now: Nanos, event: NeighbourEvent) {
         match (event, self.turn) {
             (NeighbourEvent::News(news), _) => {
-                if let Some(trader) = &mut self.trader {
+                if let Some(trader) = &mut self.negotiator {
                     trader.on_event(now, news, &mut self.manager);
                 }
             }
-            (NeighbourEvent::Turn { epoch }, Turn::Wanted { since }) => {
+            (NeighbourEvent::Turn { epoch }, SliceState::Wanted { since }) => {
                 self.counters.turns += 1;
                 self.counters.turn_wait_ns += now.since(since);
                 self.notices.push(Notice::Waited(WaitSpan { awaited: WaitKind::Turn, since, until: now }));
-                self.turn = Turn::Held { epoch, since: now, ran: false, sought: false };
+                self.turn = SliceState::Held { epoch, since: now, ran: false, sought: false };
             }
-            (NeighbourEvent::Turn { .. }, Turn::Away | Turn::Held { .. }) => {}
-            (NeighbourEvent::Overtaken { epoch: lost }, Turn::Held { epoch, since, .. }) if lost == epoch => {
+            (NeighbourEvent::Turn { .. }, SliceState::Away | SliceState::Held { .. }) => {}
+            (NeighbourEvent::Overtaken { epoch: lost }, SliceState::Held { epoch, since, .. })
+                if lost == epoch =>
+            {
                 self.counters.turn_held_ns += now.since(since);
-                (self.turn, self.hurried) = (Turn::Away, false);
+                (self.turn, self.quantum_expired) = (SliceState::Away, false);
             }
             (NeighbourEvent::Overtaken { .. }, _) => {}
             (NeighbourEvent::Sought { epoch: wanted }, _) => {
-                if let Turn::Held { epoch, sought, .. } = &mut self.turn {
+                if let SliceState::Held { epoch, sought, .. } = &mut self.turn {
                     // What was said of a turn before says nothing of this one.
                     *sought |= *epoch == wanted;
                 }
@@ -83,33 +85,35 @@ impl Core {
 
     /// Whether the tenant may run steps as far as turns go: it holds the turn, or there are none.
     pub fn holds_turn(&self) -> bool {
-        !matches!(self.config.sharing, Sharing::Temporal(_)) || matches!(self.turn, Turn::Held { .. })
+        !matches!(self.config.sharing, Sharing::Temporal(_)) || matches!(self.turn, SliceState::Held { .. })
     }
 
     /// The epoch of the turn that the tenant holds.
     pub fn held_epoch(&self) -> Option<u64> {
         match self.turn {
-            Turn::Held { epoch, .. } => Some(epoch),
-            Turn::Away | Turn::Wanted { .. } => None,
+            SliceState::Held { epoch, .. } => Some(epoch),
+            SliceState::Away | SliceState::Wanted { .. } => None,
         }
     }
 
     fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
-        if let Turn::Held { since, ran, sought, .. } = self.turn {
+        if let SliceState::Held { since, ran, sought, .. } = self.turn {
             let predicted_step_ns = self.predicted_step_ns(quantum);
             let holder = Holder { started: since, others_wait: sought, has_work: busy, predicted_step_ns };
             match quantum.should_keep_slice(now, &holder) {
                 Decision::Keep => return true,
                 // A turn has its first step: what was to come before it took all of the quantum.
-                Decision::Release if busy && !ran && !self.manager.lacks_weights() && self.starved == 0 => {
-                    self.hurried = true;
+                Decision::Release
+                    if busy && !ran && !self.manager.lacks_weights() && self.head_starved == 0 =>
+                {
+                    self.quantum_expired = true;
                     return true;
                 }
                 Decision::Release => self.release_turn(now),
             }
         }
-        if busy && self.turn == Turn::Away && self.engine.is_some() {
-            self.turn = Turn::Wanted { since: now };
+        if busy && self.turn == SliceState::Away && self.engine.is_some() {
+            self.turn = SliceState::Wanted { since: now };
             self.commands.push(Command::Turn(TurnCall::Want));
         }
         false
@@ -129,7 +133,7 @@ impl Core {
     /// Tokens of a step that ends within the turn by what was measured: each running request's decode, and of prompts as many
     /// as fit, at least one. No bound where there are no turns.
     pub(super) fn fitting_tokens(&self, now: Nanos) -> u32 {
-        let (Sharing::Temporal(quantum), Turn::Held { since, ran, sought, .. }) =
+        let (Sharing::Temporal(quantum), SliceState::Held { since, ran, sought, .. }) =
             (self.config.sharing, self.turn)
         else {
             return u32::MAX;
@@ -156,7 +160,7 @@ impl Core {
     }
 
     /// Whether the next step is left to the decodes, to see how long they take.
-    pub(super) fn looks_at_decodes(&self) -> bool {
+    pub(super) fn prefers_decodes(&self) -> bool {
         let Sharing::Temporal(quantum) = self.config.sharing else { return false };
         let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.decodes_take_most(quantum);
         due && self.decodes() > 0 && !self.manager.weights_loading()
@@ -169,9 +173,9 @@ impl Core {
 
     /// Gives the turn up, if it is here.
     pub(super) fn release_turn(&mut self, now: Nanos) {
-        if let Turn::Held { since, .. } = self.turn {
+        if let SliceState::Held { since, .. } = self.turn {
             self.counters.turn_held_ns += now.since(since);
-            (self.turn, self.hurried) = (Turn::Away, false);
+            (self.turn, self.quantum_expired) = (SliceState::Away, false);
             self.commands.push(Command::Turn(TurnCall::Release));
         }
     }
@@ -188,15 +192,15 @@ impl Core {
     /// The epoch that a step carries.
     pub(super) fn epoch(&self) -> u64 {
         match self.turn {
-            Turn::Held { epoch, .. } => epoch,
-            Turn::Away | Turn::Wanted { .. } => 0,
+            SliceState::Held { epoch, .. } => epoch,
+            SliceState::Away | SliceState::Wanted { .. } => 0,
         }
     }
 
     /// A step of this turn begins.
     pub(super) fn use_turn(&mut self) {
-        self.hurried = false;
-        if let Turn::Held { ran, .. } = &mut self.turn {
+        self.quantum_expired = false;
+        if let SliceState::Held { ran, .. } = &mut self.turn {
             *ran = true;
         }
     }
@@ -207,7 +211,7 @@ impl Core {
         self.trade_on(now);
         while self.manager.debt_is_blocked() && self.running.len() > 1 {
             match self.manager.params().compares_losses() {
-                true => self.take_cheapest_out(now),
+                true => self.evict_cheapest(now),
                 false => self.preempt_youngest(now),
             }
             self.manager.boundary(now, &mut self.actions);
@@ -220,41 +224,43 @@ impl Core {
         // Who falls asleep drops them by itself.
         while self.manager.debt_is_blocked()
             && self.manager.sleep_state() == SleepState::Awake
-            && self.drop_kept(|manager, id| manager.on_device(id))
+            && self.drop_suspended_kv(|manager, id| manager.on_device(id))
         {
             self.manager.boundary(now, &mut self.actions);
         }
     }
 
     fn trade_on(&mut self, now: Nanos) {
-        let Some(trader) = &mut self.trader else { return };
+        let Some(trader) = &mut self.negotiator else { return };
         let waited = self.manager.awaits_loans();
         trader.boundary(now, &mut self.manager, &mut self.actions);
         if waited && !self.manager.awaits_loans() && !self.manager.is_blocked() {
             // What lent layers waited for is here, or is waited for no longer: they come back now, not with the next event.
             self.manager.boundary(now, &mut self.actions);
         }
-        self.commands.extend(trader.take_commands().into_iter().map(Command::Letter));
+        self.commands.extend(trader.take_commands().into_iter().map(Command::Peer));
     }
 
     /// The floor of a new life is with its neighbours: they are told, and it is tried again.
     pub(super) fn claim_floor(&mut self, now: Nanos) {
-        let (Some(chunks), Some(trader)) = (self.manager.awaited_floor(), &mut self.trader) else { return };
+        let (Some(chunks), Some(trader)) = (self.manager.awaited_floor(), &mut self.negotiator) else {
+            return;
+        };
         trader.claim(now, chunks);
-        self.commands.extend(trader.take_commands().into_iter().map(Command::Letter));
+        self.commands.extend(trader.take_commands().into_iter().map(Command::Peer));
         self.manager.claim_floor(&mut self.actions);
     }
 
     /// Tells which waits for neighbours have ended.
     pub(super) fn note_waits(&mut self, now: Nanos) {
-        let Some(trader) = &self.trader else { return };
-        let ended = self.waits.look(now, &self.manager, trader, self.next_step);
+        let Some(trader) = &self.negotiator else { return };
+        let ended = self.waits.sample(now, &self.manager, trader, self.next_step);
         self.notices.extend(ended.map(Notice::Waited));
     }
 
     /// A step waits for the memory of neighbours: they are asked. True when they have said no, so that another remedy is
     /// due at once.
-    pub(super) fn denied(&mut self, now: Nanos) -> bool {
+    pub(super) fn borrow_denied(&mut self, now: Nanos) -> bool {
         if self.manager.borrow_request().is_none() {
             return false;
         }

@@ -5,14 +5,14 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{RunningRequest, SchedulerView, WaitingRequest};
 use sluice_policy::planner::pause::Candidate;
 
-use super::Core;
+use super::Scheduler;
 use crate::event::Command;
 use crate::sequence::Sequence;
 
 /// Requests that wait of which a plan looks at the first ones: more seldom come at once.
 const MOST_WAITING: usize = 4;
 
-impl Core {
+impl Scheduler {
     /// Pauses the request with most KV, or by deadline with most in store; never the oldest, and nobody who was paused for as
     /// long as a request may be. Returns whether there was one.
     pub(super) fn pause_one(&mut self, now: Nanos) -> bool {
@@ -22,7 +22,7 @@ impl Core {
     /// Who that would be.
     pub(super) fn pause_victim(&self, now: Nanos) -> Option<RequestId> {
         match self.objectives() {
-            Some(_) => self.latest_due(now),
+            Some(_) => self.latest_deadline(now),
             None => self.victims(now).first().copied(),
         }
     }
@@ -45,18 +45,18 @@ impl Core {
     /// A plan is due: it is asked for those who run, and for the next in line.
     pub(super) fn ask_plan(&mut self, now: Nanos) {
         if self.manager.wants_plan() {
-            let crowd = self.crowd(now);
+            let crowd = self.scheduler_view(now);
             self.commands.push(Command::Plan(self.manager.ask_plan(&crowd)));
         }
     }
 
-    fn crowd(&self, now: Nanos) -> SchedulerView {
+    fn scheduler_view(&self, now: Nanos) -> SchedulerView {
         let by_plan = self.manager.pausing_helps() && self.objectives().is_none();
         let victims = if by_plan { self.victims(now) } else { Vec::new() };
         let others = self.running.values().map(Sequence::id).filter(|id| !victims.contains(id));
         let tbt_ns = self.manager.params().slo.tbt_ns;
         let runner = |id: RequestId, immune: bool| {
-            let sequence = &self.running[&self.places[&id]];
+            let sequence = &self.running[&self.admission_order[&id]];
             let deposit = sequence.deposit(now, tbt_ns);
             RunningRequest { request: id, columns: sequence.next_columns(), deposit, immune }
         };
@@ -85,7 +85,7 @@ impl Core {
     }
 
     /// Pauses those whom the plan that was just adopted pauses, as far as they may still be.
-    pub(super) fn pause_as_planned(&mut self, now: Nanos) {
+    pub(super) fn apply_plan_pauses(&mut self, now: Nanos) {
         let planned = self.manager.take_pauses();
         if planned.is_empty() {
             return;
@@ -107,25 +107,25 @@ impl Core {
     }
 
     /// Who was paused for as long as a request may be is the next to go on, and has a row for it.
-    pub(super) fn hurry_overdue(&mut self, now: Nanos) {
+    pub(super) fn promote_overdue(&mut self, now: Nanos) {
         let Some(id) = self.pauses.overdue(now).filter(|id| self.is_immune(now, *id)) else { return };
         if self.queue.front().is_some_and(|front| front.id() != id && !front.overdue) {
-            self.queue.hurry(id);
+            self.queue.move_to_front(id);
         }
         if self.free_rows.is_empty() {
-            self.take_one_out(now);
+            self.pause_or_preempt(now);
         }
     }
 
     /// Takes one of the running requests out of the way of others: paused, or else computed again. Neither the oldest nor one
     /// that may not be paused any more. `false` = there is none.
-    pub(super) fn take_one_out(&mut self, now: Nanos) -> bool {
+    pub(super) fn pause_or_preempt(&mut self, now: Nanos) -> bool {
         if !self.manager.params().compares_losses() && self.manager.pausing_helps() && self.pause_one(now) {
             return true;
         }
         let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
         if !spared {
-            self.take_cheapest_out(now);
+            self.evict_cheapest(now);
         }
         !spared
     }
@@ -134,8 +134,8 @@ impl Core {
         // What is in store nobody misses: a pause begins when that is used up.
         let sequence = self.running_one(id);
         let from =
-            sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.in_store_until(now));
-        let parked = self.park(id);
+            sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.buffered_until(now));
+        let parked = self.suspend_with_kv(id);
         if parked {
             self.pauses.pause(id, from);
             self.manager.note_pause();
@@ -145,9 +145,9 @@ impl Core {
     }
 
     /// The request waits, with its KV.
-    pub(super) fn park(&mut self, id: RequestId) -> bool {
+    pub(super) fn suspend_with_kv(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take_running(id) else { return false };
-        (sequence.kept, sequence.goes_out) = (true, false);
+        (sequence.kv_suspended, sequence.prefill_offloaded) = (true, false);
         self.manager.suspend(id);
         self.queue.push(sequence);
         true
@@ -155,7 +155,7 @@ impl Core {
 
     /// The next in line does not come yet: its KV is on its way, it was paused and does not go on, or no plan lets it in. Nobody goes past it.
     /// `coming_blocks` are of those who come at this boundary.
-    pub(super) fn front_stays(&mut self, now: Nanos, coming_blocks: u32) -> bool {
+    pub(super) fn head_must_wait(&mut self, now: Nanos, coming_blocks: u32) -> bool {
         let Some(front) = self.queue.front() else { return false };
         if self.manager.is_loading(front.id()) {
             return true;
@@ -171,7 +171,7 @@ impl Core {
             || self.is_overdue(now, id)
             || match planned {
                 true => self.manager.can_admit(&waiter, coming_blocks),
-                false if front.waits_out => {
+                false if front.waiting_offloaded => {
                     self.manager.can_onload(id, coming_blocks, self.running_tokens())
                         && self.leaves_room_for_prompts(now, coming_blocks)
                 }
@@ -185,7 +185,7 @@ impl Core {
     }
 
     /// Blocks that a request of the queue will take when it comes.
-    pub(super) fn blocks_to_come(&self, now: Nanos, sequence: &Sequence) -> u32 {
+    pub(super) fn blocks_needed(&self, now: Nanos, sequence: &Sequence) -> u32 {
         self.manager.blocks_needed(&self.waiter(sequence, now, 0))
     }
 

@@ -2,7 +2,7 @@
 
 use sluice_policy::geometry::BLOCK_TOKENS;
 
-use super::Core;
+use super::Scheduler;
 
 /// A step with prompts takes at most as long as this number of steps without: requests that decode keep this part of their
 /// pace, and prompts have the rest of the device.
@@ -13,7 +13,7 @@ const OBJECTIVE_PERMILLE: u64 = 800;
 /// A step within this time is not cut where there is no objective, nanoseconds: 25 tokens per second are faster than people read.
 const UNCUT_NS: u64 = 40_000_000;
 
-impl Core {
+impl Scheduler {
     /// The most tokens of the next step. Beside decodes it ends within [`OBJECTIVE_PERMILLE`] of the objective for the time
     /// between tokens, or [`DECODE_STEPS`] steps if they are longer; prompts go on by a block at least.
     pub(super) fn tokens_beside_decodes(&self) -> u32 {

@@ -5,60 +5,61 @@ use sluice_policy::geometry::{BLOCK_TOKENS, Geometry};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::compute::Sampled;
 
-use super::Core;
+use super::Scheduler;
 use crate::batch::Batch;
 use crate::sequence::Sequence;
 
 /// Waiting requests that an iteration looks at for late ones.
 const MOST_LOOKED_AT: usize = 64;
 
-impl Core {
+impl Scheduler {
     /// Prompts that went to the host tier have their first token now: they wait there for room. Those that go nowhere any more are as
     /// all others.
-    pub(super) fn park_prompts(&mut self) {
-        for sequence in self.running.values_mut().filter(|sequence| sequence.goes_out) {
-            sequence.goes_out = self.manager.is_prefill_offloaded(sequence.id());
-            sequence.waits_out &= sequence.goes_out;
+    pub(super) fn suspend_offloaded(&mut self) {
+        for sequence in self.running.values_mut().filter(|sequence| sequence.prefill_offloaded) {
+            sequence.prefill_offloaded = self.manager.is_prefill_offloaded(sequence.id());
+            sequence.waiting_offloaded &= sequence.prefill_offloaded;
         }
-        let computed = self.running.values().filter(|sequence| sequence.waits_out);
+        let computed = self.running.values().filter(|sequence| sequence.waiting_offloaded);
         for id in computed.map(Sequence::id).collect::<Vec<_>>() {
-            self.park(id);
+            self.suspend_with_kv(id);
         }
     }
 
     /// The request runs, and its prompt goes to the host tier.
-    fn goes_out(&self, id: RequestId) -> bool {
-        self.running_one(id).is_some_and(|sequence| sequence.goes_out)
+    fn is_prefill_offloaded(&self, id: RequestId) -> bool {
+        self.running_one(id).is_some_and(|sequence| sequence.prefill_offloaded)
     }
 
     /// Who was admitted at this boundary and does not fit is computed all the same, and its KV goes to the host tier. `false` = it
     /// may not.
-    pub(super) fn send_out(&mut self, id: RequestId) -> bool {
+    pub(super) fn start_prefill_offload(&mut self, id: RequestId) -> bool {
         let Some(sequence) = self.running_one(id) else { return false };
-        let fresh = !sequence.kept && !sequence.goes_out && sequence.pending() > 1;
+        let fresh = !sequence.kv_suspended && !sequence.prefill_offloaded && sequence.pending() > 1;
         let columns = Geometry::columns_for(sequence.len());
-        if !fresh || !self.may_send_out(columns) {
+        if !fresh || !self.can_offload_prefill(columns) {
             return false;
         }
-        self.begin_out(id);
+        self.start_offload(id);
         true
     }
 
     /// A plan lets the request in with some of its KV away, and there is no room for its prompt.
-    pub(super) fn comes_out(&self, now: Nanos, sequence: &Sequence) -> bool {
-        let prompt = !sequence.kept && sequence.pending() > 1 && self.config.max_step_tokens >= BLOCK_TOKENS;
+    pub(super) fn starts_offloaded(&self, now: Nanos, sequence: &Sequence) -> bool {
+        let prompt =
+            !sequence.kv_suspended && sequence.pending() > 1 && self.config.max_step_tokens >= BLOCK_TOKENS;
         prompt && self.manager.admits_by_prefill_offload(&self.waiter(sequence, now, 0))
     }
 
-    pub(super) fn begin_out(&mut self, id: RequestId) {
+    pub(super) fn start_offload(&mut self, id: RequestId) {
         let columns = self.running_one(id).map_or(0, |one| Geometry::columns_for(one.len()));
         self.manager.start_prefill_offload(id, columns);
         if let Some(sequence) = self.running_one_mut(id) {
-            sequence.goes_out = true;
+            sequence.prefill_offloaded = true;
         }
     }
 
-    fn may_send_out(&mut self, columns: u32) -> bool {
+    fn can_offload_prefill(&mut self, columns: u32) -> bool {
         let step = self.step_columns();
         self.config.max_step_tokens >= BLOCK_TOKENS
             && self.manager.can_offload_prefill(columns, columns.min(step))
@@ -72,7 +73,7 @@ impl Core {
     pub(super) fn leaves_room_for_prompts(&self, now: Nanos, coming_blocks: u32) -> bool {
         let step = self.step_columns();
         let leaves = |front: &Sequence| {
-            let blocks = self.blocks_to_come(now, front) + coming_blocks;
+            let blocks = self.blocks_needed(now, front) + coming_blocks;
             let tokens = self.running_tokens().saturating_add(front.pending());
             self.manager.leaves_room_for_prompts(blocks, tokens, step)
         };
@@ -83,31 +84,31 @@ impl Core {
     /// they need next to none.
     pub(super) fn admit_prompts(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
         while self.manager.offloads_prompts() && budget > 0 && !self.free_rows.is_empty() {
-            let Some(new) = self.queue.iter().find(|one| !one.kept) else { return };
+            let Some(new) = self.queue.iter().find(|one| !one.kv_suspended) else { return };
             let (id, columns) = (new.id(), Geometry::columns_for(new.len()));
-            if new.len() <= 1 || !self.may_send_out(columns) {
+            if new.len() <= 1 || !self.can_offload_prefill(columns) {
                 return;
             }
             let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(id)) else { return };
             sequence.committed = self.manager.open(id, sequence.request.salt, &sequence.tokens);
             budget = budget.saturating_sub(sequence.pending());
             admitted.push(id);
-            self.seat(sequence, row);
-            self.begin_out(id);
+            self.assign_row(sequence, row);
+            self.start_offload(id);
         }
     }
 
     /// The step does without the prompts that go out, which were begun before: they are computed when there is room for a part of
     /// them.
-    pub(super) fn prompts_can_wait(&self, batch: &Batch, admitted: &[RequestId]) -> bool {
+    pub(super) fn can_defer_prefills(&self, batch: &Batch, admitted: &[RequestId]) -> bool {
         admitted.is_empty()
-            && batch.parts.iter().any(|part| self.goes_out(part.request))
-            && batch.parts.iter().any(|part| !self.goes_out(part.request))
+            && batch.parts.iter().any(|part| self.is_prefill_offloaded(part.request))
+            && batch.parts.iter().any(|part| !self.is_prefill_offloaded(part.request))
     }
 
     /// A step without a part of prompts that go out needs nothing of theirs.
-    pub(super) fn leave_prompts_out(&mut self, batch: &Batch) {
-        let without = !batch.parts.iter().any(|part| self.goes_out(part.request));
+    pub(super) fn exclude_offloaded_prefills(&mut self, batch: &Batch) {
+        let without = !batch.parts.iter().any(|part| self.is_prefill_offloaded(part.request));
         self.manager.exclude_offloaded_prefills(without);
     }
 
@@ -125,7 +126,7 @@ impl Core {
             |one: &Sequence| one.first_token.is_some_and(|first| late(first, one.generated(), slo.tbt_ns));
         let made: Vec<_> = sampled.iter().filter_map(|token| self.in_row(token.row)).collect();
         let waiting = || self.queue.iter().take(MOST_LOOKED_AT);
-        let out = || waiting().filter(|one| one.waits_out);
+        let out = || waiting().filter(|one| one.waiting_offloaded);
         self.manager.note_violations(Violations {
             ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),
             tpot: made.iter().any(|one| tpot(one)) || out().any(tpot),

@@ -6,14 +6,14 @@
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::reclaim_cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption, least};
 
-use super::Core;
+use super::Scheduler;
 use crate::config::Sharing;
 use crate::sequence::Sequence;
 
-impl Core {
+impl Scheduler {
     /// Own layers that stall lose less than any request that could be taken out of the way: they are on their way to KV. Not for
     /// requests that could as well be admitted later.
-    pub(super) fn take_stalling_layers(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
+    pub(super) fn apply_stalling_remap(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
         let later = admitted.iter().any(|id| !self.is_overdue(now, *id));
         if later || self.running.len() <= 1 || !self.manager.params().compares_losses() {
             return false;
@@ -33,7 +33,7 @@ impl Core {
     }
 
     /// Whoever loses least for it makes room: paused, or computed again.
-    pub(super) fn take_cheapest_out(&mut self, now: Nanos) {
+    pub(super) fn evict_cheapest(&mut self, now: Nanos) {
         let in_store = self.tokens_in_store(now);
         match least(self.offers_of_victims(now, &self.clients(&in_store))) {
             Some(ReclaimOption { remedy: ReclaimKind::Pause, request: Some(id), .. })
@@ -84,7 +84,7 @@ impl Core {
 
     /// Tokens that the client has not read yet.
     fn in_store(&self, now: Nanos, one: &Sequence) -> u32 {
-        let left_ns = one.in_store_until(now).since(now);
+        let left_ns = one.buffered_until(now).since(now);
         left_ns
             .checked_div(self.manager.params().slo.tbt_ns)
             .map_or(0, |tokens| tokens.min(u32::MAX.into()) as u32)

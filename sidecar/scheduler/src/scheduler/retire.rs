@@ -4,15 +4,15 @@ use sluice_policy::ids::{Nanos, RequestId, RowId, StepId};
 use sluice_policy::memory_manager::StepTimes;
 use sluice_ports::compute::{Sampled, SequenceFailure, StepDone};
 
-use super::{Core, InFlight};
+use super::{InFlight, Scheduler};
 use crate::batch::Part;
 use crate::event::{Finish, Notice, StepNotice};
 use crate::sequence::Sequence;
 
-impl Core {
+impl Scheduler {
     /// Takes the answer to the step in flight. An answer to anything else is old and ignored.
     pub(super) fn retire(&mut self, now: Nanos, done: StepDone) {
-        if let Some(problem) = self.misfit(&done) {
+        if let Some(problem) = self.mismatch(&done) {
             return self.refused(now, done.id, done.attempt, problem);
         }
         let Some(in_flight) = self.take_in_flight(done.id, done.attempt) else { return };
@@ -29,7 +29,7 @@ impl Core {
             ..StepNotice::default()
         };
         // Whose KV was lost while the step ran is computed again: nothing that the step says of it counts.
-        self.compute_again();
+        self.requeue_lost();
         let failed: Vec<_> =
             done.failed.iter().filter_map(|one| Some((self.of_row(one.row)?, one.failure.clone()))).collect();
         for part in &in_flight.batch.parts {
@@ -76,7 +76,7 @@ impl Core {
     }
 
     /// What is wrong with an answer to the step in flight ([`StepDone::fits`]).
-    fn misfit(&self, done: &StepDone) -> Option<&'static str> {
+    fn mismatch(&self, done: &StepDone) -> Option<&'static str> {
         let step = &self.in_flight.as_ref()?.step;
         let rows: Vec<_> = step.sequences.iter().map(|s| (s.row, s.sample.is_some())).collect();
         let current = step.id == done.id && step.attempt == done.attempt;
@@ -86,16 +86,17 @@ impl Core {
     /// The step that was answered.
     fn take_in_flight(&mut self, id: StepId, attempt: u32) -> Option<InFlight> {
         let answered = self.in_flight.take_if(|f| !f.lost && f.step.id == id && f.step.attempt == attempt)?;
-        self.deaths = 0;
+        self.engine_crashes = 0;
         Some(answered)
     }
 
     fn commit(&mut self, part: &Part, notice: &mut StepNotice) {
-        let Some(sequence) = self.places.get(&part.request).and_then(|p| self.running.get_mut(p)) else {
+        let Some(sequence) = self.admission_order.get(&part.request).and_then(|p| self.running.get_mut(p))
+        else {
             return;
         };
         let (start, end) = (sequence.committed, sequence.committed + part.tokens);
-        sequence.waits_out |= sequence.goes_out && part.samples;
+        sequence.waiting_offloaded |= sequence.prefill_offloaded && part.samples;
         self.manager.commit(part.request, &sequence.tokens[start as usize..end as usize]);
         sequence.committed = end;
         if part.tokens == 1 && part.samples && sequence.generated() > 0 {

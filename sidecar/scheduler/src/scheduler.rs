@@ -3,17 +3,17 @@
 //! Between two steps lies a *boundary*. There the finished step is retired, memory is asked for the next batch, and
 //! only then the next step starts. At most one step is in flight, and no step is in flight while an address is re-backed.
 
-mod boundary;
-mod deadline;
-mod losses;
-mod neighbours;
-mod objection;
+mod edf;
+mod event_check;
 mod pause;
-mod prompts;
+mod peer_waits;
+mod peers;
+mod prefill_offload;
+mod reclaim_choice;
 mod retire;
+mod schedule;
 mod sleep;
 mod tempo;
-mod waits;
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -36,13 +36,13 @@ use crate::event::{Command, Event, Finish, Notice, Refusal, Request, Sleep};
 use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
-use neighbours::Turn;
-use waits::Waits;
+use peer_waits::PeerWaits;
+use peers::SliceState;
 
 /// Constants by which decisions are made and that nobody sets, with their names.
 pub const CONSTANTS: [(&str, u64); 2] = [
-    ("admission_hold_steps", boundary::ADMISSION_HOLD_STEPS),
-    ("starved_boundaries_max", boundary::STARVED_BOUNDARIES_MAX as u64),
+    ("admission_hold_steps", schedule::ADMISSION_HOLD_STEPS),
+    ("starved_boundaries_max", schedule::STARVED_BOUNDARIES_MAX as u64),
 ];
 
 /// A step that was submitted and not answered.
@@ -57,7 +57,7 @@ struct InFlight {
 
 /// The scheduler without a body.
 #[derive(Debug)]
-pub struct Core {
+pub struct Scheduler {
     config: Config,
     manager: MemoryManager,
     queue: Queue,
@@ -65,40 +65,40 @@ pub struct Core {
     running: BTreeMap<u64, Sequence>,
     admissions: u64,
     /// Whose turn a key of `running` is.
-    places: BTreeMap<RequestId, u64>,
+    admission_order: BTreeMap<RequestId, u64>,
     free_rows: Vec<RowId>,
     in_flight: Option<InFlight>,
     /// Engines in a row that died over a step.
-    deaths: u32,
+    engine_crashes: u32,
     /// What a step that was taken back had to say of the tables: nobody knows whether it was heard.
-    unheard: Vec<TableUpdate>,
+    unsent_table_updates: Vec<TableUpdate>,
     engine: Option<EngineHello>,
     next_step: u64,
     /// No admission is tried before this step, unless something ends: memory said no a moment ago. By deadline none of whoever
     /// does not fit as it is.
-    admission_hold: u64,
+    admission_backoff_until: u64,
     /// Until this step no more than one request comes at a boundary that does not fit.
-    crowd_hold: u64,
+    burst_backoff_until: u64,
     /// Boundaries in a row at which the oldest request alone did not fit.
-    starved: u32,
+    head_starved: u32,
     /// The tenant sleeps until it is woken, whatever comes.
-    told_to_sleep: Option<Sleep>,
+    sleep_requested: Option<Sleep>,
     counters: Counters,
-    turn: Turn,
-    waits: Waits,
+    turn: SliceState,
+    waits: PeerWaits,
     next_use: NextUse,
     /// Who is paused (OrbitFlow).
     pauses: Pauses,
     /// The quantum is over and no step has begun: neighbours are waited for no longer.
-    hurried: bool,
-    trader: Option<LoanNegotiator>,
+    quantum_expired: bool,
+    negotiator: Option<LoanNegotiator>,
     commands: Vec<Command>,
     notices: Vec<Notice>,
     actions: Vec<Action>,
 }
 
-impl Core {
-    /// A scheduler with nothing to do. [`Core::start`] loads the tenant.
+impl Scheduler {
+    /// A scheduler with nothing to do. [`Scheduler::start`] loads the tenant.
     pub fn new(config: Config, manager: MemoryManager) -> Self {
         let free_rows = (0..config.max_sequences).rev().map(RowId).collect();
         let queue = Queue::new(config.order);
@@ -109,30 +109,30 @@ impl Core {
             let book = LoanBook::new(place.me, manager.share_chunks(), manager.floor_chunks());
             LoanNegotiator::new(book, place.terms)
         });
-        Core {
+        Scheduler {
             config,
             manager,
             queue,
             running: BTreeMap::new(),
             admissions: 0,
-            places: BTreeMap::new(),
+            admission_order: BTreeMap::new(),
             free_rows,
             in_flight: None,
-            deaths: 0,
-            unheard: Vec::new(),
+            engine_crashes: 0,
+            unsent_table_updates: Vec::new(),
             engine: None,
             next_step: 0,
-            admission_hold: 0,
-            crowd_hold: 0,
-            starved: 0,
-            told_to_sleep: None,
+            admission_backoff_until: 0,
+            burst_backoff_until: 0,
+            head_starved: 0,
+            sleep_requested: None,
             counters: Counters::default(),
-            turn: Turn::default(),
-            waits: Waits::default(),
+            turn: SliceState::default(),
+            waits: PeerWaits::default(),
             next_use: NextUse::default(),
             pauses,
-            hurried: false,
-            trader,
+            quantum_expired: false,
+            negotiator: trader,
             commands: Vec::new(),
             notices: Vec::new(),
             actions: Vec::new(),
@@ -152,7 +152,7 @@ impl Core {
             Event::Cancel(request) => self.cancel(request),
             Event::Memory(completion) => self.manager.complete(now, &completion, &mut self.actions),
             Event::Compute(event) => self.compute(now, event),
-            Event::Neighbour(event) => self.neighbour(now, event),
+            Event::Neighbour(event) => self.on_peer_event(now, event),
             Event::Sleep(order) => self.sleep(order),
             Event::Policy(policy) => self.set_policy(policy),
             Event::Bounds(bounds) => self.set_bounds(bounds),
@@ -161,11 +161,11 @@ impl Core {
         }
         self.flush();
         if self.in_flight.is_none() {
-            self.compute_again();
+            self.requeue_lost();
         }
         self.leave_idle_turn(now);
         match &self.in_flight {
-            None => self.boundary(now),
+            None => self.schedule(now),
             Some(step) if step.lost => self.resume(now),
             Some(_) => {}
         }
@@ -207,8 +207,8 @@ impl Core {
     }
 
     /// The trader, to look at; none without neighbours.
-    pub fn trader(&self) -> Option<&LoanNegotiator> {
-        self.trader.as_ref()
+    pub fn negotiator(&self) -> Option<&LoanNegotiator> {
+        self.negotiator.as_ref()
     }
 
     /// In how long it is needed, nanoseconds: 0 while it has requests; none without data.
@@ -222,10 +222,10 @@ impl Core {
             return true;
         }
         self.in_flight.is_none()
-            && (self.engine.is_some() || self.trader.is_some())
-            && (self.starved > 0
+            && (self.engine.is_some() || self.negotiator.is_some())
+            && (self.head_starved > 0
                 || !self.manager.is_at_rest()
-                || self.trader.as_ref().is_some_and(LoanNegotiator::wants_ticks))
+                || self.negotiator.as_ref().is_some_and(LoanNegotiator::wants_ticks))
     }
 
     /// Awake and ready, with nothing to do.
@@ -248,7 +248,7 @@ impl Core {
             engine_pid: self.engine.map(|e| e.pid),
             serving: self.serving(),
             rest: self.manager.sleep_state(),
-            sleep_ordered: self.told_to_sleep.is_some(),
+            sleep_ordered: self.sleep_requested.is_some(),
             counters: self.counters.clone(),
         }
     }
@@ -256,7 +256,7 @@ impl Core {
     /// Checks every invariant; panics with a message when one is broken.
     pub fn check(&self) {
         self.manager.check();
-        assert_eq!(self.places.len(), self.running.len(), "every running sequence has one place");
+        assert_eq!(self.admission_order.len(), self.running.len(), "every running sequence has one place");
         let rows = self.running.values().filter(|s| s.row.is_some()).count();
         assert_eq!(rows, self.running.len(), "every running sequence has a row");
         let known = rows + self.free_rows.len();
@@ -268,13 +268,13 @@ impl Core {
         let mut words = vec![self.manager.digest(), self.next_step, self.admissions, self.queue.len() as u64];
         for sequence in self.running.values().chain(self.queue.iter()) {
             words.push(sequence.id().0 ^ (u64::from(sequence.committed) << 32));
-            words.push(sequence.served);
+            words.push(sequence.last_step);
             words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
         }
         words.push(self.epoch());
         words.push(
-            u64::from(self.told_to_sleep.is_some()) << 32
-                | self.queue.iter().filter(|s| s.kept).count() as u64,
+            u64::from(self.sleep_requested.is_some()) << 32
+                | self.queue.iter().filter(|s| s.kv_suspended).count() as u64,
         );
         words.push(self.pauses.word());
         let sequences = || self.running.values().chain(self.queue.iter());
@@ -282,11 +282,16 @@ impl Core {
             let deadline = |one: &Sequence| [one.put_off_ns, one.read_until.map_or(0, |until| until.0)];
             words.extend(sequences().flat_map(deadline));
         }
-        if self.manager.offloads_prompts() || sequences().any(|one| one.waits_out || one.goes_out) {
-            words.extend(sequences().map(|one| u64::from(one.goes_out) << 1 | u64::from(one.waits_out)));
+        if self.manager.offloads_prompts()
+            || sequences().any(|one| one.waiting_offloaded || one.prefill_offloaded)
+        {
+            words.extend(
+                sequences()
+                    .map(|one| u64::from(one.prefill_offloaded) << 1 | u64::from(one.waiting_offloaded)),
+            );
             words.push(self.manager.prompts_word());
         }
-        words.push(self.trader.as_ref().map_or(0, LoanNegotiator::digest));
+        words.push(self.negotiator.as_ref().map_or(0, LoanNegotiator::digest));
         words
             .into_iter()
             .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
@@ -342,14 +347,14 @@ impl Core {
     fn cancel(&mut self, id: RequestId) {
         if let Some(sequence) = self.queue.remove(id) {
             self.manager.on_cancel(id);
-            if sequence.kept {
+            if sequence.kv_suspended {
                 self.manager.close(id);
             }
             self.pauses.on_cancel(id);
             self.notices.push(Notice::Finished { request: id, finish: Finish::Cancelled });
             return;
         }
-        let Some(place) = self.places.get(&id).copied() else { return };
+        let Some(place) = self.admission_order.get(&id).copied() else { return };
         let in_step = self.in_flight.as_ref().is_some_and(|f| f.batch.part(id).is_some());
         if in_step {
             if let Some(sequence) = self.running.get_mut(&place) {
@@ -375,7 +380,7 @@ impl Core {
         self.counters.engine_losses += 1;
         if let Some(in_flight) = self.in_flight.as_mut().filter(|in_flight| !in_flight.lost) {
             in_flight.lost = true;
-            self.deaths += 1;
+            self.engine_crashes += 1;
         }
         self.manager.engine_lost(now, &mut self.actions);
     }
@@ -383,18 +388,18 @@ impl Core {
     /// Takes `id` out of the running ones and gives its memory and row back.
     fn end(&mut self, id: RequestId, finish: Finish) {
         self.remove_running(id);
-        (self.admission_hold, self.crowd_hold) = (0, 0);
+        (self.admission_backoff_until, self.burst_backoff_until) = (0, 0);
         self.pauses.on_finish(id);
         self.notices.push(Notice::Finished { request: id, finish });
     }
 
     /// A request that runs.
     fn running_one(&self, id: RequestId) -> Option<&Sequence> {
-        self.running.get(self.places.get(&id)?)
+        self.running.get(self.admission_order.get(&id)?)
     }
 
     fn running_one_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
-        self.running.get_mut(self.places.get(&id)?)
+        self.running.get_mut(self.admission_order.get(&id)?)
     }
 
     fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {
@@ -405,7 +410,7 @@ impl Core {
 
     /// Takes `id` out of the running ones; its KV stays.
     fn take_running(&mut self, id: RequestId) -> Option<Sequence> {
-        let mut sequence = self.running.remove(&self.places.remove(&id)?)?;
+        let mut sequence = self.running.remove(&self.admission_order.remove(&id)?)?;
         self.free_rows.extend(sequence.row.take());
         Some(sequence)
     }

@@ -4,10 +4,10 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Slo;
 use sluice_policy::planner::deadline::{self, Holder, Wanted};
 
-use super::Core;
+use super::Scheduler;
 use crate::sequence::Sequence;
 
-impl Core {
+impl Scheduler {
     /// Objectives by which requests come and go; none under a policy that does not look at them.
     pub(super) fn objectives(&self) -> Option<Slo> {
         let params = self.manager.params();
@@ -22,7 +22,7 @@ impl Core {
     }
 
     /// Whose first token cannot come in time goes behind those whose can, once, by as much as a request may be paused.
-    pub(super) fn put_off_late(&mut self, now: Nanos) {
+    pub(super) fn demote_late(&mut self, now: Nanos) {
         let (Some(slo), by_ns) = (self.objectives(), self.manager.params().pause_bound_ns) else { return };
         let token_ns = self.manager.step_stats().prefill_token_ns();
         let is_late = |one: &&Sequence| {
@@ -38,14 +38,15 @@ impl Core {
 
     /// The next in line fits beside those who run and those who come at this boundary.
     pub(super) fn front_fits(&self, now: Nanos, coming_blocks: u32) -> bool {
-        let blocks = |front| self.blocks_to_come(now, front) + coming_blocks;
+        let blocks = |front| self.blocks_needed(now, front) + coming_blocks;
         self.queue.front().is_none_or(|front| self.manager.fits_beside(blocks(front)))
     }
 
     /// The next in line stays where it is: there is no room for it, and it was paused and has enough in store, or memory has
     /// refused somebody a moment ago.
     pub(super) fn front_can_wait(&self, now: Nanos, coming_blocks: u32) -> bool {
-        let in_store = |front: &Sequence| front.kept && front.in_store_until(now) > self.well_after(now);
+        let in_store =
+            |front: &Sequence| front.kv_suspended && front.buffered_until(now) > self.well_after(now);
         let in_store = self.queue.front().is_some_and(in_store);
         (in_store || self.admission_on_hold())
             && !self.running.is_empty()
@@ -93,7 +94,7 @@ impl Core {
     }
 
     /// The running request that has most in store, of those who may be paused and have a place for their KV.
-    pub(super) fn latest_due(&self, now: Nanos) -> Option<RequestId> {
+    pub(super) fn latest_deadline(&self, now: Nanos) -> Option<RequestId> {
         let host_places = self.manager.host_places();
         let wanted = Wanted { columns: 1, in_store_until: Nanos(0), priority: i32::MAX, host_places };
         deadline::make_room(&wanted, &self.holders(now))?.first().copied()
@@ -104,7 +105,7 @@ impl Core {
             let sequence = self.running_one(id)?;
             Some(Holder {
                 id,
-                in_store_until: sequence.in_store_until(now),
+                in_store_until: sequence.buffered_until(now),
                 priority: sequence.request.priority,
                 columns: self.manager.own_columns(id),
             })
