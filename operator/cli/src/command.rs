@@ -1,5 +1,6 @@
 //! The command line: one definition, from which help, completion and man pages come.
 
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +19,7 @@ use crate::run::{self, RunArgs};
 use crate::sleep::{self, SleepArgs, Target};
 use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
-use crate::{EX_CONFIG, Misconfigured, print, siblings};
+use crate::{EX_CONFIG, Misconfigured, print, siblings, terminal};
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (api, wire) = (sluice_types::API_VERSION, sluice_wire::state::VERSION);
@@ -119,8 +120,9 @@ enum CompletionShell {
 pub fn main(name: &'static str) -> ExitCode {
     let installed = rustls::crypto::ring::default_provider().install_default();
     assert!(installed.is_ok(), "nobody installs a TLS provider before main");
-    let cli = Cli::from_arg_matches(&Cli::command().bin_name(name).get_matches());
-    let mut cli = cli.unwrap_or_else(|error| error.exit());
+    let matches = Cli::command().bin_name(name).try_get_matches().unwrap_or_else(|error| refuse(&error));
+    let cli = Cli::from_arg_matches(&matches);
+    let mut cli = cli.unwrap_or_else(|error| refuse(&error));
     cli.command.look_into(name == KUBECTL);
     log_to_stderr();
     match carry_out(cli.command) {
@@ -130,6 +132,22 @@ pub fn main(name: &'static str) -> ExitCode {
             let misconfigured = error.chain().any(|cause| cause.is::<Misconfigured>());
             ExitCode::from(if misconfigured { EX_CONFIG } else { 1 })
         }
+    }
+}
+
+/// Ends the process as clap does, with help or an error. An error on a terminal has lines that break between words; clap breaks
+/// those of help alone.
+fn refuse(error: &clap::Error) -> ! {
+    match terminal::columns_of(&std::io::stderr()) {
+        Some(columns) if error.use_stderr() => {
+            let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+            let words = error.render();
+            let text = if colour { words.ansi().to_string() } else { words.to_string() };
+            // A terminal that has gone has no reader; the status says the rest.
+            let _ = write!(std::io::stderr(), "{}", terminal::wrap(&text, columns));
+            std::process::exit(error.exit_code())
+        }
+        _ => error.exit(),
     }
 }
 

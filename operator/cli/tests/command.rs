@@ -49,6 +49,18 @@ fn an_unknown_flag_is_named_and_ends_with_2() {
 }
 
 #[test]
+fn help_breaks_lines_between_words() {
+    for arguments in [&["--help"][..], &["run", "--help"], &["up", "--help"]] {
+        let world = World::new();
+        let mut command = world.sluice(arguments);
+        command.env("COLUMNS", "80");
+        let outcome = finish(command);
+        let long = outcome.stdout.lines().find(|line| line.chars().count() > 80);
+        assert_eq!((outcome.code, long), (Some(0), None));
+    }
+}
+
+#[test]
 fn completion_covers_the_three_shells() {
     for shell in ["bash", "zsh", "fish"] {
         let outcome = finish(World::new().sluice(&["completion", shell]));
@@ -80,8 +92,10 @@ fn the_probe_is_started_with_its_arguments_and_its_status_is_passed_on() {
 fn the_arguments_of_the_probe_are_named_where_there_is_none() {
     let outcome = finish(World::new().lonely_sluice(&["gpu-probe", "--help"]));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    // Lines break between words.
+    let words = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     for argument in ["--device N", "--only ROW[,ROW]", "--list", "--quick", "--json FILE"] {
-        assert!(outcome.stdout.contains(argument), "{argument}: {}", outcome.stdout);
+        assert!(words.contains(argument), "{argument}: {words}");
     }
 }
 

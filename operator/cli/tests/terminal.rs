@@ -200,3 +200,13 @@ fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_mo
         assert_eq!(up.child.wait().unwrap().code(), Some(0));
     }
 }
+
+#[test]
+fn an_error_of_the_command_line_breaks_its_lines_between_words() {
+    let world = World::new();
+    let mut run = OnTerminal::start(&world, &["run", "model", "--policy", "none"]);
+    run.until_written("For more information, try '--help'.");
+    assert_eq!(run.child.wait().unwrap().code(), Some(2), "{}", run.seen);
+    let broken = "unknown variant `none`, expected one of\r\n`Unified`, `Recompute`, ";
+    assert!(run.seen.contains(broken), "{}", run.seen);
+}
