@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use anyhow::Context;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
@@ -120,7 +121,7 @@ enum CompletionShell {
 pub fn main(name: &'static str) -> ExitCode {
     let installed = rustls::crypto::ring::default_provider().install_default();
     assert!(installed.is_ok(), "nobody installs a TLS provider before main");
-    let matches = Cli::command().bin_name(name).try_get_matches().unwrap_or_else(|error| refuse(&error));
+    let matches = Cli::command().bin_name(name).try_get_matches().unwrap_or_else(|error| refuse(&tip(error)));
     let cli = Cli::from_arg_matches(&matches);
     let mut cli = cli.unwrap_or_else(|error| refuse(&error));
     cli.command.look_into(name == KUBECTL);
@@ -149,6 +150,18 @@ fn refuse(error: &clap::Error) -> ! {
         }
         _ => error.exit(),
     }
+}
+
+/// With the tip to write `-f FILE` where a command that takes files so was given one without.
+fn tip(mut error: clap::Error) -> clap::Error {
+    let of = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let (given, usage) = (of(ContextKind::InvalidArg), of(ContextKind::Usage));
+    let is_file = error.kind() == ErrorKind::UnknownArgument && !given.starts_with('-');
+    if is_file && usage.contains("--file") {
+        let tip = format!("write -f {given}");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// Warnings and worse, unless `RUST_LOG` asks for more.

@@ -49,6 +49,21 @@ fn an_unknown_flag_is_named_and_ends_with_2() {
 }
 
 #[test]
+fn a_file_without_its_option_comes_with_the_option() {
+    for (arguments, has_tip) in [
+        (vec!["up", "local.yaml"], true),
+        (vec!["plan", "local.yaml"], true),
+        (vec!["up", "-f", "local.yaml", "other.yaml"], true),
+        (vec!["bench", "local.yaml"], false),
+    ] {
+        let outcome = finish(World::new().sluice(&arguments));
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        let tip = format!("tip: write -f {}\n", arguments.last().unwrap());
+        assert_eq!(outcome.stderr.contains(&tip), has_tip, "{}", outcome.stderr);
+    }
+}
+
+#[test]
 fn help_breaks_lines_between_words() {
     for arguments in [&["--help"][..], &["run", "--help"], &["up", "--help"]] {
         let world = World::new();
