@@ -97,7 +97,7 @@ impl Chat {
     pub async fn run(mut self, mut interrupt: Signal) -> anyhow::Result<()> {
         let mut input = Input::open()?;
         if input.is_terminal() {
-            hint("/help lists the commands, /bye or Ctrl-D ends.");
+            say("/help lists the commands, /bye or Ctrl-D ends.");
         }
         self.greet();
         let mut assembler = Assembler::default();
@@ -114,7 +114,7 @@ impl Chat {
                 },
                 Read::Interrupted => {
                     assembler = Assembler::default();
-                    hint("/bye or Ctrl-D ends.");
+                    say("/bye or Ctrl-D ends.");
                     Next::Goes
                 }
                 Read::End => Next::Ends,
@@ -150,24 +150,32 @@ impl Chat {
                     self.failures += 1;
                     note(format_args!("{error:#}"));
                     if !self.messages.is_empty() {
-                        hint("/clear forgets the conversation, if that is too long.");
+                        say("/clear forgets the conversation, if that is too long.");
                     }
                 }
             }
-            Ok(Command::Help) => hint(HELP),
+            Ok(Command::Help) => say(HELP),
             Ok(Command::Clear) => {
                 self.messages.clear();
-                hint("The conversation is forgotten.");
+                say("The conversation is forgotten.");
             }
-            Ok(Command::ShowSettings) => hint(self.settings.list(self.model().settings())),
-            Ok(Command::Set(setting)) => {
-                hint(format_args!("{} is {} from now on.", setting.name, setting.value));
-                self.settings.set(setting);
+            Ok(Command::ShowSettings) => say(&self.settings.list(self.model().settings())),
+            Ok(Command::ShowSetting(name)) => say(&self.settings.line(name, self.model().settings())),
+            Ok(Command::Set(setting)) => match setting.check(self.model().settings()) {
+                Ok(()) => {
+                    say(&format!("{} is {} from now on.", setting.name, setting.value));
+                    self.settings.set(setting);
+                }
+                Err(problem) => say(&problem),
+            },
+            Ok(Command::Unset(name)) => {
+                let model = self.models[self.current].settings();
+                say(&format!("{name} is back at its default: {}.", self.settings.unset(name, model)));
             }
-            Ok(Command::ShowModels) => hint(self.list()),
+            Ok(Command::ShowModels) => say(&self.list()),
             Ok(Command::Model(name)) => self.switch(name),
             Ok(Command::Bye) => return Ok(Next::Ends),
-            Err(problem) => hint(problem),
+            Err(problem) => say(&problem),
         }
         Ok(Next::Goes)
     }
@@ -186,7 +194,7 @@ impl Chat {
                 self.current = index;
                 self.greet();
             }
-            None => hint(format_args!("no model is called `{name}`:\n{}", self.list())),
+            None => say(&format!("no model is called `{name}`:\n{}", self.list())),
         }
     }
 
@@ -222,7 +230,7 @@ impl Chat {
             write("\n", None).context("standard output")?;
         }
         if matches!(done, Ok(Ending::TokenLimit)) {
-            hint(at_limit(body["max_tokens"].as_u64(), model));
+            say(&at_limit(body["max_tokens"].as_u64(), model));
         }
         if done.is_ok() && has_template {
             self.messages.extend([user, json!({"role": "assistant", "content": answer})]);
@@ -250,6 +258,14 @@ fn at_limit(max_tokens: Option<u64>, model: &ChatModel) -> String {
         }
     };
     format!("(The answer stopped at max_tokens, {tokens}. {helps})")
+}
+
+/// Says `text` to the person who chats; on a terminal its lines break between words.
+fn say(text: &str) {
+    match terminal::columns_of(&std::io::stderr()) {
+        Some(columns) => hint(terminal::wrap(text, columns)),
+        None => hint(text),
+    }
 }
 
 /// Writes a piece of an answer at once, to a terminal by `wrapper`.

@@ -1,15 +1,22 @@
 //! Lines of a chat: prompts of one line or several, and commands. Pure.
 
-use super::settings::Setting;
+use super::settings::{self, Setting};
 
 /// What `/help` prints.
 pub const HELP: &str = "\
-/clear               forget the conversation
-/set NAME VALUE      set temperature, top_p, top_k, max_tokens or seed; /set alone shows all values
-/model NAME          go on with another model; /model alone lists them
-/bye                 end; so does Ctrl-D
-\"\"\"                  begins and ends a prompt of several lines
-Ctrl-C               stops an answer";
+/clear             forget the conversation
+/set               show temperature, top_p, top_k, max_tokens and seed
+/set NAME          show one of them
+/set NAME VALUE    set it
+/set NAME default  go back to its default
+/model             list the models
+/model NAME        go on with another model
+/bye               end; so does Ctrl-D
+\"\"\"                begins and ends a prompt of several lines
+Ctrl-C             stops an answer";
+
+/// In place of a value: no value of the user's.
+const DEFAULT: &str = "default";
 
 /// What begins and ends a prompt of several lines.
 const FENCE: &str = "\"\"\"";
@@ -67,8 +74,12 @@ pub enum Command<'a> {
     Clear,
     /// The settings.
     ShowSettings,
+    /// The one of this name.
+    ShowSetting(&'static str),
     /// Another value for one.
     Set(Setting),
+    /// The default for the one of this name.
+    Unset(&'static str),
     /// The names of the models.
     ShowModels,
     /// Another model.
@@ -95,8 +106,13 @@ impl Command<'_> {
             ["/clear"] => Ok(Command::Clear),
             ["/bye" | "/exit" | "/quit"] => Ok(Command::Bye),
             ["/set"] => Ok(Command::ShowSettings),
+            ["/set", name] => settings::name_of(name).map(Command::ShowSetting),
+            ["/set", name, DEFAULT] => settings::name_of(name).map(Command::Unset),
             ["/set", name, value] => Setting::parse(name, value).map(Command::Set),
-            ["/set", ..] => Err("/set takes a name and a value, such as /set temperature 0.7".into()),
+            ["/set", ..] => {
+                Err("/set takes a name and a value, such as /set temperature 0.7 or /set temperature default"
+                    .into())
+            }
             ["/model"] => Ok(Command::ShowModels),
             // Names of folders may have blanks.
             ["/model", ..] => Ok(Command::Model(text["/model".len()..].trim())),
@@ -137,6 +153,11 @@ mod tests {
     }
 
     #[test]
+    fn the_help_fits_a_terminal_of_80_columns() {
+        HELP.lines().for_each(|line| assert!(line.len() < 80, "{line}"));
+    }
+
+    #[test]
     fn commands_are_known_by_their_slash() {
         let temperature = Setting { name: "temperature", value: Number::from_f64(0.7).unwrap() };
         for (text, command) in [
@@ -147,6 +168,8 @@ mod tests {
             ("/bye", Command::Bye),
             ("/set", Command::ShowSettings),
             ("/set temperature 0.7", Command::Set(temperature)),
+            ("/set temperature", Command::ShowSetting("temperature")),
+            ("/set top_p default", Command::Unset("top_p")),
             ("/model", Command::ShowModels),
             ("/model  my model ", Command::Model("my model")),
         ] {
@@ -154,7 +177,9 @@ mod tests {
         }
         for (text, words) in [
             ("/path/to", "`/path/to` is no command"),
-            ("/set temperature", "/set takes a name and a value"),
+            ("/set temperature 0.7 0.8", "/set takes a name and a value"),
+            ("/set heat", "`heat` is no setting"),
+            ("/set heat default", "`heat` is no setting"),
             ("/set heat 1", "`heat` is no setting; there are max_tokens, seed"),
             ("/set seed 0.5", "seed: `0.5` is not a whole number"),
             ("/set top_p much", "top_p: `much` is not a number"),

@@ -31,14 +31,53 @@ impl Setting {
     /// # Errors
     /// No setting has this name, or the value is not one of its kind; for people.
     pub fn parse(name: &str, value: &str) -> Result<Setting, String> {
-        let Some((name, fraction)) = SETTINGS.into_iter().find(|(known, _)| *known == name) else {
-            let names: Vec<_> = SETTINGS.iter().map(|(name, _)| *name).collect();
-            return Err(format!("`{name}` is no setting; there are {}", names.join(", ")));
-        };
+        let (name, fraction) = known(name)?;
         let number = value.parse::<Number>().ok().filter(|number| fraction || !number.is_f64());
         let kind = if fraction { "a number" } else { "a whole number" };
         number.map(|value| Setting { name, value }).ok_or_else(|| format!("{name}: `{value}` is not {kind}"))
     }
+
+    /// Whether the API takes this value in a request to `model`: the limits are those of the sidecar's gateway.
+    ///
+    /// # Errors
+    /// The values that it takes, for people.
+    pub fn check(&self, model: Model<'_>) -> Result<(), String> {
+        // The gateway reads fractions as f32.
+        let number = self.value.as_f64().unwrap_or(f64::NAN) as f32;
+        let whole = self.value.as_i64();
+        let (fits, wanted) = match self.name {
+            "temperature" => ((0.0..=2.0).contains(&number), "a number from 0 to 2".to_owned()),
+            "top_p" => (number > 0.0 && number <= 1.0, "a number above 0 and at most 1".to_owned()),
+            "top_k" => {
+                let most = u32::MAX;
+                let fits = whole.is_some_and(|whole| (-1..=i64::from(most)).contains(&whole));
+                (fits, format!("a whole number from 1 to {most}, or 0 or -1 for all tokens"))
+            }
+            "max_tokens" => {
+                let most = model.context_tokens;
+                let fits = whole.is_some_and(|whole| (1..=i64::from(most)).contains(&whole));
+                (fits, format!("a whole number from 1 to {most}, the context of this model"))
+            }
+            _ => (whole.is_some(), format!("a whole number from {} to {}", i64::MIN, i64::MAX)),
+        };
+        if fits { Ok(()) } else { Err(format!("{} must be {wanted}, not {}.", self.name, self.value)) }
+    }
+}
+
+/// The setting that is called `name`, and whether its value may have a fraction.
+fn known(name: &str) -> Result<(&'static str, bool), String> {
+    SETTINGS.into_iter().find(|(known, _)| *known == name).ok_or_else(|| {
+        let names: Vec<_> = SETTINGS.iter().map(|(name, _)| *name).collect();
+        format!("`{name}` is no setting; there are {}", names.join(", "))
+    })
+}
+
+/// The setting that is called `name`.
+///
+/// # Errors
+/// There is none, for people.
+pub fn name_of(name: &str) -> Result<&'static str, String> {
+    known(name).map(|(name, _)| name)
 }
 
 /// Sampling that the model's author recommends, by the names of settings.
@@ -108,6 +147,12 @@ impl Settings {
         self.0.insert(setting.name, setting.value);
     }
 
+    /// Takes the user's value of `name` back, and returns the value that now applies to a request to `model`.
+    pub fn unset(&mut self, name: &'static str, model: Model<'_>) -> String {
+        self.0.remove(name);
+        model.default(name).map_or_else(|| model.unsent(name), |value| value.to_string())
+    }
+
     /// Writes them into a request to `model`.
     pub fn apply(&self, model: Model<'_>, body: &mut Value) {
         for (name, _) in SETTINGS {
@@ -119,13 +164,18 @@ impl Settings {
 
     /// The value of each for a request to `model`, one a line.
     pub fn list(&self, model: Model<'_>) -> String {
-        let value = |name| match (self.0.get(name), model.default(name)) {
+        let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| self.line(name, model)).collect();
+        lines.join("\n")
+    }
+
+    /// `name` and its value for a request to `model`.
+    pub fn line(&self, name: &'static str, model: Model<'_>) -> String {
+        let value = match (self.0.get(name), model.default(name)) {
             (Some(value), _) => format!("{value} (set)"),
             (None, Some(value)) => format!("{value} (default)"),
             (None, None) => model.unsent(name),
         };
-        let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| format!("{name:12} {}", value(name))).collect();
-        lines.join("\n")
+        format!("{name:12} {value}")
     }
 }
 
@@ -164,6 +214,53 @@ mod tests {
         let settings = set(&[("temperature", "0"), ("top_k", "5"), ("temperature", "0.5"), ("seed", "1")]);
         let all = json!({"seed": 1, "temperature": 0.5, "top_k": 5, "top_p": 0.95});
         assert_eq!((sent(&settings, chat), sent(&settings, of_author)), (all.clone(), all));
+    }
+
+    #[test]
+    fn a_value_that_the_api_refuses_is_refused_with_the_limits() {
+        let nothing = Recommended::default();
+        let model = Model { has_template: true, context_tokens: 512, recommended: &nothing };
+        let check = |name, value| Setting::parse(name, value).unwrap().check(model);
+        for (name, values) in [
+            ("temperature", ["0", "2", "2.0"]),
+            ("top_p", ["0.001", "1", "1.0"]),
+            ("top_k", ["-1", "0", "4294967295"]),
+            ("max_tokens", ["1", "256", "512"]),
+            ("seed", ["-9223372036854775808", "0", "9223372036854775807"]),
+        ] {
+            values.iter().for_each(|value| assert_eq!(check(name, value), Ok(()), "{name} {value}"));
+        }
+        for (name, values, wanted) in [
+            ("temperature", ["9", "-0.1", "2.1"], "a number from 0 to 2"),
+            ("top_p", ["3", "0", "-1"], "a number above 0 and at most 1"),
+            ("top_p", ["1e-60", "1.1", "-0.5"], "a number above 0 and at most 1"),
+            (
+                "top_k",
+                ["-2", "4294967296", "18446744073709551615"],
+                "a whole number from 1 to 4294967295, or",
+            ),
+            ("max_tokens", ["-1", "0", "513"], "a whole number from 1 to 512, the context of this model"),
+            ("max_tokens", ["99999", "-9", "4294967297"], "a whole number from 1 to 512"),
+        ] {
+            for value in values {
+                let refused = check(name, value).unwrap_err();
+                assert!(refused.starts_with(&format!("{name} must be {wanted}")), "{refused}");
+            }
+        }
+        assert!(check("seed", "9223372036854775808").is_err());
+    }
+
+    #[test]
+    fn a_setting_that_is_taken_back_has_the_default_of_its_model() {
+        let author = recommended(r#"{"top_k": 20}"#);
+        let model = Model { has_template: true, context_tokens: 512, recommended: &author };
+        let mut settings = set(&[("temperature", "0"), ("top_k", "5"), ("max_tokens", "9")]);
+        assert_eq!(settings.line("temperature", model), "temperature  0 (set)");
+        assert_eq!(settings.unset("temperature", model), "0.7");
+        assert_eq!(settings.line("temperature", model), "temperature  0.7 (default)");
+        assert_eq!(settings.unset("top_k", model), "20 (from generation_config.json)");
+        assert_eq!(settings.unset("max_tokens", model), "what the context of 512 tokens leaves");
+        assert_eq!(sent(&settings, model), sent(&set(&[]), model));
     }
 
     #[test]
