@@ -7,10 +7,15 @@ use anyhow::Context;
 /// Folder that is looked in first, for packagers who install the binaries apart and for tests.
 pub const BIN_DIR: &str = "SLUICE_BIN_DIR";
 
+/// Builds the binaries that `sluice` starts, all but the GPU probe.
+const BUILD: &str = "cargo build --profile dist -p sluice-cli -p sluice-agent -p sluice-kernels";
+/// The binary that [`BUILD`] does not build, and the end of the command that does.
+const PROBE: (&str, &str) = ("sluice-gpu-probe", " -p sluice-probe");
+
 /// The path of the binary `name`.
 ///
 /// # Errors
-/// It is in none of these places.
+/// It is in none of these places; with the command that builds it.
 pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     let named = std::env::var_os(BIN_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let own = std::env::current_exe().ok().and_then(|path| path.canonicalize().ok());
@@ -18,7 +23,13 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = named.into_iter().chain(beside).chain(std::env::split_paths(&path));
     let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
-    found.with_context(|| format!("{name} is neither in ${BIN_DIR}, nor beside this program, nor on PATH"))
+    found.with_context(|| {
+        let probe = if name == PROBE.0 { PROBE.1 } else { "" };
+        format!(
+            "{name} is neither in ${BIN_DIR}, nor beside this program, nor on PATH; this builds it and all others in a \
+             source tree of Sluice: {BUILD}{probe}"
+        )
+    })
 }
 
 /// The command by which a user runs this program again, as short as it can be and as a shell takes it.

@@ -120,6 +120,7 @@ fn a_missing_probe_is_said() {
     let outcome = finish(world.lonely_sluice(&["gpu-probe"]));
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.starts_with("sluice: this installation has no GPU probe: "), "{}", outcome.stderr);
+    assert!(outcome.stderr.ends_with(" -p sluice-kernels -p sluice-probe\n"), "{}", outcome.stderr);
 }
 
 #[test]

@@ -148,6 +148,7 @@ fn a_sibling_that_is_not_installed_is_named() {
     let outcome = finish(world.lonely_sluice(&["up", "-f", "local.yaml"]));
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.starts_with("sluice: sluice-engine is neither in"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("cargo build --profile dist -p sluice-cli "), "{}", outcome.stderr);
 }
 
 /// A sidecar that says where it listens, then stays.
