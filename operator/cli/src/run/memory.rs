@@ -80,13 +80,11 @@ pub enum TooLittle {
         problem: String,
     },
     /// `--memory` is less than what the models hold at least.
-    #[error("--memory {}: too little; {needs}, together at least {}", bytes(*given), bytes(*least))]
+    #[error("--memory {}: too little; {needs}", bytes(*given))]
     Gpu {
         /// As given, bytes.
         given: u64,
-        /// What all models need, bytes.
-        least: u64,
-        /// What each needs.
+        /// What each needs at least, and several together.
         needs: String,
     },
     /// The machine has too little.
@@ -183,7 +181,10 @@ impl Draft {
             let need = Need::of(model, wishes, chunk_bytes, *tokens, sequences)?;
             (gpu, host, floor) = (gpu + need.gpu_bytes, host + need.host_bytes, floor + need.floor_bytes);
             needs.push(need.words(&model.name));
-            floors.push(format!("{} needs {}", model.name, bytes(need.floor_bytes)));
+            floors.push(format!("{} needs at least {}", model.name, bytes(need.floor_bytes)));
+        }
+        if models.len() > 1 {
+            floors.push(format!("together {}", bytes(floor)));
         }
         // A round number for people who read the YAML.
         let host = host.next_multiple_of(1 << 20);
@@ -197,7 +198,7 @@ impl Draft {
     fn checked(self, wishes: &Wishes) -> Result<MemoryPlan, TooLittle> {
         match wishes.memory_bytes {
             Some(given) if self.plan.gpu_bytes < self.floor_bytes => {
-                Err(TooLittle::Gpu { given, least: self.floor_bytes, needs: self.floors })
+                Err(TooLittle::Gpu { given, needs: self.floors })
             }
             _ => Ok(self.plan),
         }

@@ -106,7 +106,10 @@ fn memory_that_is_named_is_taken_if_the_models_can_start_in_it() {
     let plenty = plan(&[model("a")], &named(2 * GIB + 5), 64 * GIB).unwrap();
     assert_eq!((plenty.gpu_bytes, plenty.sequences), (2 * GIB, 1));
     let little = plan(&[model("a")], &named(GIB / 4), 64 * GIB).unwrap_err().to_string();
-    assert!(little.starts_with("--memory 256 MiB: too little; a needs "), "{little}");
+    assert!(little.starts_with("--memory 256 MiB: too little; a needs at least "), "{little}");
+    assert!(!little.contains("together"), "{little}");
+    let both = plan(&[model("a"), model("b")], &named(GIB / 4), 64 * GIB).unwrap_err().to_string();
+    assert!(both.contains(", b needs at least ") && both.contains(", together "), "{both}");
     let host = plan(&[model("a")], &named(100 * GIB), 64 * GIB).unwrap_err().to_string();
     assert!(host.contains("and 64 GiB are available") && host.ends_with("; lower --memory"), "{host}");
 }
