@@ -110,7 +110,7 @@ async fn a_short_demo_shows_its_tenants_and_ends_with_a_table_and_identical_toke
     assert_eq!(
         lines[same + 1..].len(),
         7,
-        "three sentences and the next step, each after a blank line\n{stdout}"
+        "three lines of words and the next step, each after a blank line\n{stdout}"
     );
     assert!(lines[same + 4].starts_with("All ") && lines[same + 4].contains("no token changed"), "{stdout}");
     let next =

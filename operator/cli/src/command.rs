@@ -42,7 +42,7 @@ pub struct Cli {
 enum Command {
     /// Show how three models share one GPU made of host memory under bursts of load, with lending and with fixed partitions.
     ///
-    /// Measures the machine, opens a live page, plays a day under both rules, and ends with a table and three sentences. It needs no
+    /// Measures the machine, opens a live page, plays a day under both rules, and ends with a table and what it means. It needs no
     /// model and no GPU. Exit status 1 says that it was interrupted, that a request failed, or that an answer differed between the
     /// rules.
     Demo(DemoArgs),

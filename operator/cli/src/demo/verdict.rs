@@ -118,7 +118,7 @@ pub fn table(lending: &Outcome, fixed: &Outcome) -> String {
     text
 }
 
-/// The table in three sentences, one a line.
+/// What the table means, in three lines.
 pub fn sentences(lending: &Outcome, fixed: &Outcome, setting: &Setting) -> String {
     [room(lending, fixed, setting), speed(lending, fixed), tokens(lending, fixed)].join("\n")
 }
@@ -163,18 +163,28 @@ fn speed(lending: &Outcome, fixed: &Outcome) -> String {
     );
     let times = speed.lending / speed.fixed;
     let wait = |one: &Compared| format!("{:.0} ms instead of {:.0} ms", one.lending, one.fixed);
+    let both = |one: &Compared, unit| format!("{:.0} and {:.0} {unit}", one.lending, one.fixed);
     let all = [
-        (speed, "tokens per second", format!("the tenants wrote {times:.2} times the tokens per second")),
-        (first, "first tokens", format!("the slowest first tokens (P99) came after {}", wait(&first))),
+        (
+            speed,
+            both(&speed, "tokens per second"),
+            format!("the tenants wrote {times:.2} times the tokens per second"),
+        ),
+        (
+            first,
+            both(&first, "ms until the slowest first tokens (P99)"),
+            format!("the slowest first tokens (P99) came after {}", wait(&first)),
+        ),
         (
             pause,
-            "pauses between tokens",
+            both(&pause, "ms for the longest pauses between tokens (P99)"),
             format!("the longest pauses between tokens (P99) took {}", wait(&pause)),
         ),
     ];
     let differing: Vec<_> =
         all.iter().filter(|(one, ..)| one.differs()).map(|(.., words)| words.as_str()).collect();
-    let alike: Vec<_> = all.iter().filter(|(one, ..)| !one.differs()).map(|(_, name, _)| *name).collect();
+    let alike: Vec<_> =
+        all.iter().filter(|(one, ..)| !one.differs()).map(|(_, words, _)| words.as_str()).collect();
     let why = |noise: f64| match [lending, fixed].iter().filter_map(|run| run.others_permille).max() {
         Some(others) if others > CALM_PERMILLE => {
             format!("other programs took up to {} % of this machine's processor", others.div_ceil(10))
@@ -183,12 +193,23 @@ fn speed(lending: &Outcome, fixed: &Outcome) -> String {
     };
     let noise =
         all.iter().filter(|(one, ..)| !one.differs()).map(|(one, ..)| one.noise_percent).fold(0.0, f64::max);
-    let same = format!("no difference beyond noise in {}: {}", alike.join(", "), why(noise));
-    match (differing.is_empty(), alike.is_empty()) {
-        (true, _) => format!("This run shows {same}."),
-        (false, true) => format!("Under lending {}.", differing.join(", ")),
-        (false, false) => format!("Under lending {}; this run shows {same}.", differing.join(", ")),
+    let mut said = Vec::new();
+    if !differing.is_empty() {
+        said.push(format!("Under lending {}.", differing.join(", ")));
     }
+    if !alike.is_empty() {
+        said.push(format!(
+            "This run measured, under lending and under fixed partitions: {}.",
+            alike.join(", ")
+        ));
+        let (these, do_not) = if alike.len() == 1 {
+            ("This difference is", "does not")
+        } else {
+            ("These differences are", "do not")
+        };
+        said.push(format!("{these} within the noise and {do_not} count: {}.", why(noise)));
+    }
+    said.join(" ")
 }
 
 fn tokens(lending: &Outcome, fixed: &Outcome) -> String {
@@ -253,8 +274,9 @@ mod tests {
         assert_eq!(disturbance(&lending).unwrap(), "other programs took 40 % of this machine's processor");
         // With 60 % of a processor a run is slower by two thirds.
         assert!((speeds(&lending, &fixed).noise_percent - 66.7).abs() < 0.1);
-        let expected = "This run shows no difference beyond noise in tokens per second, first tokens, pauses between tokens: \
-                        other programs took up to 40 % of this machine's processor.";
+        let expected = "This run measured, under lending and under fixed partitions: 150 and 100 tokens per second, \
+                        100 and 100 ms until the slowest first tokens (P99), 50 and 50 ms for the longest pauses between tokens (P99). \
+                        These differences are within the noise and do not count: other programs took up to 40 % of this machine's processor.";
         assert_eq!(speed(&lending, &fixed), expected);
         assert!(speeds(&run(&[200.0, 200.0], 400), &fixed).differs());
     }
@@ -285,7 +307,8 @@ mod tests {
         let expected = "\
 Idle tenants lent the memory of up to 12 layers to the busy one, so requests lost their memory and were computed again once instead of 30 times.
 Under lending the tenants wrote 1.50 times the tokens per second, the slowest first tokens (P99) came after \
-30 ms instead of 100 ms; this run shows no difference beyond noise in pauses between tokens: two halves of a run under the same rule may differ by 5 %.
+30 ms instead of 100 ms. This run measured, under lending and under fixed partitions: 50 and 50 ms for the longest pauses between tokens (P99). \
+This difference is within the noise and does not count: two halves of a run under the same rule may differ by 5 %.
 All 2 answers were the same under both rules: memory moved, and no token changed.";
         assert_eq!(sentences(&lending, &fixed, &setting), expected);
         assert!(room(&fixed, &fixed, &setting).starts_with("Idle tenants lent nothing"));
