@@ -114,10 +114,13 @@ impl Admin {
     ) -> anyhow::Result<(StatusCode, Value)> {
         let request = self.0.put(format!("http://{}/v1/directive", record.admin));
         let request = authorised(request, record)?.header(CONTENT_TYPE, "application/json");
-        let answer = request.body(serde_json::to_vec(directive)?).send().await?;
+        // The caller names the tenant: its address says no more.
+        let sent = request.body(serde_json::to_vec(directive)?).send().await;
+        let answer = sent.map_err(reqwest::Error::without_url)?;
         let status = answer.status();
+        let body = answer.bytes().await.map_err(reqwest::Error::without_url)?;
         // Whatever it is: the status has been said.
-        Ok((status, serde_json::from_slice(&answer.bytes().await?).unwrap_or_default()))
+        Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
     }
 }
 

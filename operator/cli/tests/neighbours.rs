@@ -202,8 +202,8 @@ fn a_directive_that_fails_is_tried_again_and_one_that_is_refused_is_not() {
     told.directive("mail", 0);
     let said = end(up, &world).stderr;
     let of = |name: &str| said.lines().filter(|line| line.contains(name)).collect::<Vec<_>>();
-    let failed =
-        |wait| format!("sluice: default/chat: directive not delivered: not now; trying again in {wait}ms");
+    let known = "it does not know its new share of the GPU yet, and keeps the one that it has";
+    let failed = |wait| format!("sluice: default/chat: {known}: not now; trying again in {wait}ms");
     assert_eq!(of("default/chat"), [failed(50), failed(100)], "{said}");
     assert_eq!((of("default/code").len(), of("default/mail").len()), (1, 0), "{said}");
     let refused = of("default/code")[0];
@@ -309,5 +309,5 @@ fn three_real_tenants_serve_on_one_gpu_and_have_a_directive_each() {
         assert_eq!(others, expected);
     }
     let said = end(up, &world).stderr;
-    assert!(!said.contains("not delivered") && !said.contains("refused"), "{said}");
+    assert!(!said.contains("does not know its new share") && !said.contains("refused"), "{said}");
 }

@@ -218,7 +218,10 @@ async fn deliver(admin: &Admin, title: String, record: &SidecarRecord, directive
             }
             Err(NotTaken::Failed(error)) => {
                 let wait = back_off.after(Duration::ZERO);
-                note(format_args!("{title}: directive not delivered: {error:#}; trying again in {wait:?}"));
+                note(format_args!(
+                    "{title}: it does not know its new share of the GPU yet, and keeps the one that it has: {error:#}; \
+                     trying again in {wait:?}"
+                ));
                 tokio::time::sleep(wait).await;
             }
         }
