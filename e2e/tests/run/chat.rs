@@ -47,6 +47,12 @@ async fn a_person_chats_stops_an_answer_switches_models_and_leaves() {
     pty.press("/set\r");
     let at = pty.shows(at, "temperature  0 (set)").await;
     let at = pty.shows(at, "top_p        0.95 (default)").await;
+    pty.press("/set temperature 9\r/set temperature\r");
+    let at = pty.shows(at, "temperature must be a number from 0 to 2, not 9.").await;
+    let at = pty.shows(at, "temperature  0 (set)").await;
+    pty.press("/set max_tokens 99999\r/set temperature default\r");
+    let at = pty.shows(at, "max_tokens must be a whole number from 1 to ").await;
+    let at = pty.shows(at, "temperature is back at its default: 0.7.").await;
     // Several lines are one prompt.
     pty.press("\"\"\"Once upon\r");
     let at = pty.shows(at, "... ").await;
