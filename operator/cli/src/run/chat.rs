@@ -22,7 +22,7 @@ pub use self::settings::Recommended;
 use self::settings::Settings;
 use self::wrap::Wrapper;
 use crate::terminal;
-use crate::up::speak::{hint, note};
+use crate::up::speak::hint;
 
 /// A model to talk to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,8 +136,8 @@ impl Chat {
     fn greet(&self) {
         let ChatModel { name, has_template, .. } = self.model();
         if !has_template {
-            note(format_args!(
-                "{name} has no chat template: it completes each prompt on its own, with no conversation"
+            say(&format!(
+                "sluice: {name} has no chat template: it completes each prompt on its own, with no conversation"
             ));
         }
     }
@@ -148,7 +148,7 @@ impl Chat {
             Ok(Command::Prompt(text)) => {
                 if let Err(error) = self.answer(text, interrupt).await? {
                     self.failures += 1;
-                    note(format_args!("{error:#}"));
+                    say(&format!("sluice: {error:#}"));
                     if !self.messages.is_empty() {
                         say("/clear forgets the conversation, if that is too long.");
                     }
