@@ -48,11 +48,16 @@ impl Bound {
     }
 }
 
+/// Whether the engine of a tenant in this state is at this work: `step`, `re-backing` or `attach`.
+pub fn is_at(state: &State, work: &str) -> bool {
+    state.engine.work.as_ref().is_some_and(|one| one.during == work)
+}
+
 /// The longest recent step. The limit of a step is twice the longest of its size and the timeout. Times between tokens know of no
 /// step that only reads prompts, so they do where no step runs or its time is unknown.
 fn longest_step(state: &State, hang_timeout: Duration) -> Duration {
     let between_tokens = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-    let work = state.engine.work.as_ref().filter(|work| work.during == "step");
+    let work = state.engine.work.as_ref().filter(|_| is_at(state, "step"));
     let limit = work.map(|work| Duration::from_millis(work.limit_ms));
     let known = limit.filter(|limit| *limit < UNKNOWN || hang_timeout >= UNKNOWN);
     let by_limit = known.map_or(Duration::ZERO, |limit| limit.saturating_sub(hang_timeout) / 2);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use sluice_e2e::bound::Bound;
+use sluice_e2e::bound::{Bound, is_at};
 use sluice_wire::State;
 
 use crate::support::tenant::{greedy, prompt};
@@ -50,12 +50,11 @@ impl When {
     fn is_met(self, state: &State) -> bool {
         let place = place(state);
         let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
-        let does = |what| state.engine.work.as_ref().is_some_and(|work| work.during == what);
         match self {
-            When::Computing => holds && does("step"),
+            When::Computing => holds && is_at(state, "step"),
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
-            When::Rebacking => does("re-backing"),
+            When::Rebacking => is_at(state, "re-backing"),
         }
     }
 }

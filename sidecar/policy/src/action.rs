@@ -253,6 +253,6 @@ pub struct Action {
     pub work: Work,
     /// Why: ends in a metric and a log field.
     pub reason: Reason,
-    /// When it is needed: copies over the link go in this order ([`crate::copy_priority`]). `None` = nobody waits for it.
+    /// When it is needed: copies over the link go in this order ([`crate::copy_priority`]). `None` = no step waits for it.
     pub due: Option<Nanos>,
 }

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::geometry::MIB;
 use crate::layer_set::MOST_LAYERS;
 
 /// Why [`crate::memory_manager::MemoryManager::new`] refused.
@@ -53,8 +54,6 @@ pub enum ConfigError {
         permille: u32,
     },
 }
-
-const MIB: u64 = 1 << 20;
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

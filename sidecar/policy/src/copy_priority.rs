@@ -2,8 +2,8 @@
 //!
 //! One link carries weights that stream, KV that is fetched or spilled for a step, write-backs, and KV that comes home. Each
 //! direction serves one copy at a time, earliest deadline first; what a copy has moved stays moved when it gives way at a
-//! quantum. Who orders a copy says when it is needed ([`CopyDeadlines`]); whoever carries it out serves the least [`CopyPriority`]. The same
-//! rule is in the planner's model of a step ([`crate::planner::steps`]), where the layer stands for the moment.
+//! quantum. The memory manager says when it needs a copy ([`CopyDeadlines`]); a backend serves the least [`CopyPriority`]. The
+//! planner's model of a step has the same rule ([`crate::planner::steps`]), with a layer in place of a time.
 //!
 //! Source: OrbitFlow Fig. 3 for deadlines with carried-over progress; one link for all users is ours (DESIGN 6).
 

@@ -2,6 +2,9 @@
 
 use alloc::vec::Vec;
 
+/// Bytes of a MiB.
+pub(crate) const MIB: u64 = 1 << 20;
+
 /// Tokens in a layer-block.
 pub const BLOCK_TOKENS: u32 = 16;
 

@@ -75,7 +75,7 @@ const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 /// How often a share that is missing is claimed, nanoseconds.
 const CLAIM_AGAIN_NS: u64 = 500_000_000;
 
-/// Constants of trade that nobody sets, with their names, as [`crate::memory_manager::CONSTANTS`].
+/// Fixed constants of trade by name, as [`crate::memory_manager::CONSTANTS`].
 pub const CONSTANTS: [(&str, u64); 6] = [
     ("pause_max_ns", revoke::ASK_BACKOFF_MAX_NS),
     ("silence_max_ns", borrow_search::SILENCE_MAX_NS),

@@ -65,7 +65,7 @@ use sizes::Sizes;
 use transition::Transition;
 use weight_loads::WeightStates;
 
-/// Constants by which decisions are made and that nobody sets, with their names: for whoever has to say which ones a run had.
+/// Fixed decision constants by name, which a report of a run records.
 pub const CONSTANTS: [(&str, u64); 13] = [
     ("most_stall_permille", stalling::MOST_STALL_PERMILLE),
     ("decline_memory_steps", reclaim::DECLINE_MEMORY_STEPS),

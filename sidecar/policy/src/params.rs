@@ -199,7 +199,8 @@ pub struct Params {
     pub premap_bytes: u64,
     /// eLLM: an inflation only maps; old mappings go with a later transaction, or when nobody waits. Default on.
     pub unmap_later: bool,
-    /// Copies go over the link by when they are needed ([`crate::copy_priority`]); else in the order in which they come to it. Default on.
+    /// Copies go over the link by when they are needed ([`crate::copy_priority`]); else in the order in which they come to it.
+    /// Default on.
     pub link_by_deadline: bool,
     /// Automatic prefix caching. Default on.
     pub prefix_caching: bool,

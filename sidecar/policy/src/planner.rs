@@ -4,8 +4,8 @@
 //! step reads; a request's KV is one that grows. For each object a [`problem::Choice`] says which layers are away; the
 //! [`steps`] model predicts the time of a step for all of them on one link; [`search`] finds the choices with the least time,
 //! and among those the fewest link bytes, by branch and bound over the [`relax`]ed problem; [`batch`] compares batches, which
-//! differ in who is paused and who is admitted, by late tokens first and tokens per second second. [`shared_buffers`] is how a sidecar
-//! carries placements out.
+//! differ in who is paused and who is admitted, by late tokens first and tokens per second second. [`shared_buffers`] is how a
+//! sidecar carries placements out.
 //!
 //! [`pause`] keeps who is paused and [`replan`] says when a plan is made anew.
 //!

@@ -39,7 +39,7 @@ use crate::snapshot::{Counters, Snapshot};
 use peer_waits::PeerWaits;
 use peers::SliceState;
 
-/// Constants by which decisions are made and that nobody sets, with their names.
+/// Fixed decision constants by name.
 pub const CONSTANTS: [(&str, u64); 2] = [
     ("admission_hold_steps", schedule::ADMISSION_HOLD_STEPS),
     ("starved_boundaries_max", schedule::STARVED_BOUNDARIES_MAX as u64),

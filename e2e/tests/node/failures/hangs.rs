@@ -141,7 +141,7 @@ impl Row {
         {
             assert!(
                 overtaken(&now) > overtaken(before),
-                "{what}: nobody took the turn from it: {:?}, {:?}; before: {:?}, {:?}",
+                "{what}: no neighbour took the turn from it: {:?}, {:?}; before: {:?}, {:?}",
                 now.neighbourhood,
                 now.engine.work,
                 before.neighbourhood,

@@ -1,6 +1,7 @@
 //! Tokens that never came, tokens that were missed in a sleep by order, and what ends such a sleep.
 
 use sluice_wire::State;
+use sluice_wire::config::LimitsConfig;
 use sluice_wire::state::{Phase, TokenCounts};
 
 use super::explain::{Level, Reason, promised_permille};
@@ -16,9 +17,11 @@ pub fn sleep(state: &State) -> Option<Reason> {
     let text = || {
         format!(
             "Asleep by hand: no request wakes it. On this machine: `sluice wake {}/{}`; in a cluster: POST /wake_up at the \
-             admin port. Requests wait for that, 30 s unless limits.holdSeconds says \
+             admin port. Requests wait for that, {} s unless limits.holdSeconds says \
              otherwise, and then fail.",
-            state.tenant.namespace, state.tenant.name
+            state.tenant.namespace,
+            state.tenant.name,
+            LimitsConfig::default().hold_seconds
         )
     };
     asleep_by_hand(state).then(|| Reason::new(level, "sleep", text()))

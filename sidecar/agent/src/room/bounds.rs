@@ -6,11 +6,11 @@
 //! the memory manager counts  <=  the ledger grants,   and grants of all tenants sum to at most the GPU
 //! ```
 //!
-//! so a share rises in the ledger first and then in the memory manager, and falls in the memory manager, chunk by chunk as memory really goes,
-//! before it falls in the ledger. All of it happens on the room's thread between two looks at its inbox: what the memory manager was told
-//! in one round it has taken or refused by the next. Nobody waits for the ledger's guard here; what cannot be had now
-//! is asked for again after [`SHORTEST`] to [`LONGEST`], and at once when a directive comes. On a GPU of its own a tenant is granted
-//! all of it, and follows its directive at once.
+//! so a share rises in the ledger first and then in the memory manager. It falls in the memory manager, chunk by chunk as memory
+//! really goes, before it falls in the ledger. All of it happens on the room's thread between two looks at its inbox: the memory
+//! manager takes or refuses the bounds of one round before the next. This thread never waits for the ledger's guard: it asks for
+//! what it did not get again after [`SHORTEST`] to [`LONGEST`], and at once when a directive comes. On a GPU of its own a
+//! tenant is granted all of it, and follows its directive at once.
 
 mod plan;
 mod rule;
@@ -148,7 +148,7 @@ impl Deal {
         self.again.map_or(Duration::MAX, |again| again.saturating_duration_since(now))
     }
 
-    /// The memory manager did not take what it was told last.
+    /// The memory manager refused the last policy or bounds.
     pub fn refused(&mut self) {
         self.refused = self.seen.zip(self.told);
     }

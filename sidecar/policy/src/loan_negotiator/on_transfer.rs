@@ -1,4 +1,4 @@
-//! What became of transfers that the memory manager was told to make.
+//! Results of the transfers that the memory manager made.
 
 use super::{Arrival, LoanNegotiator, PeerCommand};
 use crate::action::Earmark;
@@ -34,7 +34,7 @@ impl LoanNegotiator {
     fn lent(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
         let Earmark { peer, nonce } = earmark;
         if !self.lends(earmark) {
-            // The ledger gave it back meanwhile, or the borrower died: nobody has the bytes.
+            // The ledger gave it back, or the borrower died: no tenant holds the bytes.
             manager.recover_share(chunks);
             return;
         }

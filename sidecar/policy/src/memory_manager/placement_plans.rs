@@ -1,8 +1,9 @@
 //! A plan for each request's KV (OrbitFlow 4.1 to 4.3): made when KV is short, and anew when the batch has changed, when steps
 //! take other times than predicted, and when its window is over.
 //!
-//! No step waits for a plan. At a boundary it is due ([`MemoryManager::wants_plan`]); whoever drives the memory manager asks the question
-//! ([`MemoryManager::ask_plan`]), answers it in its own time and says so ([`MemoryManager::planned`]). The next boundary carries it out.
+//! No step waits for a plan. At a boundary it is due ([`MemoryManager::wants_plan`]); whoever drives the memory manager asks
+//! the question ([`MemoryManager::ask_plan`]), answers it in its own time and says so ([`MemoryManager::planned`]). The next
+//! boundary carries it out.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;

@@ -143,7 +143,8 @@ impl MemoryManager {
     /// The KV of this request, which was opened at this boundary and has `columns` in all, goes to the host tier.
     ///
     /// # Panics
-    /// If something is on its way into a buffer: [`MemoryManager::can_offload_prefill`] or [`MemoryManager::admits_by_prefill_offload`] is asked before.
+    /// If something is on its way into a buffer: [`MemoryManager::can_offload_prefill`] or
+    /// [`MemoryManager::admits_by_prefill_offload`] is asked before.
     pub fn start_prefill_offload(&mut self, request: RequestId, columns: u32) {
         if !self.kv.places_prompts() {
             self.kv.place(self.kv.placement_with_prompts(self.layout_of_prompts()));

@@ -24,9 +24,9 @@ pub enum Prepared {
     Ready,
     /// Actions were ordered, or are under way, and must complete first; ask again.
     Wait,
-    /// KV of requests that were admitted again at this boundary is on its way, beside steps ([`MemoryManager::is_loading`]): the others need not
-    /// wait for them. The scheduler suspends those and asks again, for more of the others if it likes: what it asked for them is
-    /// there.
+    /// KV of requests that were admitted again at this boundary is on its way, beside steps ([`MemoryManager::is_loading`]):
+    /// the others need not wait for them. The scheduler suspends those and asks again, for more of the others if it likes:
+    /// what it asked for them is there.
     ///
     /// [`MemoryManager::is_loading`]: super::MemoryManager::is_loading
     Coming,

@@ -4,11 +4,11 @@ use alloc::vec::Vec;
 
 use super::StepTimes;
 use crate::ewma::Ewma;
+use crate::geometry::MIB;
 use crate::linear_fit::LinearFit;
 use crate::params::Params;
 use crate::peers::time_slice::largest_prefill_tokens;
 
-const MIB: u64 = 1 << 20;
 /// A wait of more than this share of a layer's compute leaves caches and threads cold: what follows is no sample of T_c.
 /// Taken as one, each stall would raise T_c, a larger T_c hide more copies, and those stall more.
 pub(super) const WAITED_PERMILLE: u64 = 50;

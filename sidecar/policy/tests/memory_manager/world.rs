@@ -1,5 +1,5 @@
-//! A memory manager, a device and a small scheduler around them. After every event the memory manager checks itself and [`audit`] checks
-//! the memory manager against the device.
+//! A memory manager, a device and a small scheduler around them. After every event the memory manager checks itself and
+//! [`audit`] checks the memory manager against the device.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 use serde_json::json;
+use sluice_e2e::bound::is_at;
 use sluice_e2e::cluster::within;
 use sluice_wire::State;
 use sluice_wire::state::Phase;
@@ -69,13 +70,12 @@ impl When {
     fn is_met(self, state: &State) -> bool {
         let Some(place) = &state.neighbourhood else { return false };
         let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
-        let does = |what| state.engine.work.as_ref().is_some_and(|work| work.during == what);
         match self {
-            When::Computing => holds && does("step"),
+            When::Computing => holds && is_at(state, "step"),
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
             When::Waiting => !holds && state.queue.running > 0,
-            When::Rebacking => does("re-backing"),
+            When::Rebacking => is_at(state, "re-backing"),
             When::Waking => state.phase == Phase::Waking,
         }
     }

@@ -3,6 +3,8 @@
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
+use crate::terminal;
+
 const ELLIPSIS: &str = "…";
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -86,18 +88,9 @@ pub fn phrases(
 
 /// Words in lines of at most `most` columns, all of `style`, with `indent` columns before each.
 pub fn wrapped(text: &str, indent: usize, most: usize, style: Style) -> Vec<Line<'static>> {
-    let before = " ".repeat(indent);
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.last_mut().expect("there is one");
-        if !last.is_empty() && indent + width(last) + 1 + width(word) > most {
-            lines.push(word.to_owned());
-        } else {
-            *last += if last.is_empty() { "" } else { " " };
-            *last += word;
-        }
-    }
-    lines.into_iter().map(|line| cut_line(Line::styled(format!("{before}{line}"), style), most)).collect()
+    let (before, words) = (" ".repeat(indent), text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let lines = terminal::wrap(&words, most.saturating_sub(indent));
+    lines.split('\n').map(|line| cut_line(Line::styled(format!("{before}{line}"), style), most)).collect()
 }
 
 /// Values of equal parts of the time from `from` to `to` (milliseconds), `count` of them: `join` of those in a part, `None` where

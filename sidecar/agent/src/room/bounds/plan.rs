@@ -9,7 +9,7 @@ use super::rule::Terms;
 pub struct Has {
     /// Of the memory manager.
     pub policy: PolicyName,
-    /// What the memory manager was told last and took.
+    /// The last bounds that the memory manager took.
     pub bounds: Bounds,
     /// What the memory manager still counts: more than its bounds say while memory is on its way out.
     pub share: u32,
@@ -20,7 +20,7 @@ pub struct Has {
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The memory manager is told this policy.
+    /// The policy that the memory manager gets.
     pub policy: Option<PolicyName>,
     /// And then these bounds.
     pub bounds: Option<Bounds>,

@@ -1,5 +1,5 @@
-//! Several tenants on one GPU follow what they are dealt. Their memory managers and their ledger are small models here: a memory manager refuses
-//! what does not fit its floor and gives up what is too much bit by bit, a ledger grants what is left.
+//! Several tenants on one GPU follow what they are dealt. Their memory managers and their ledger are small models here: a
+//! memory manager refuses what does not fit its floor and gives up what is too much bit by bit, a ledger grants what is left.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
