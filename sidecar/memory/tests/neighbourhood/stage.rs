@@ -75,7 +75,6 @@ impl Stage {
         actor
     }
 
-    /// As [`Stage::actor`], by a command that ends with the test binary.
     /// An engine that has the liveness of `sidecar`.
     pub fn engine_of(&self, sidecar: &mut Actor) -> Actor {
         let (mut engine, path) = (self.actor(), self.folder().join("engine"));
@@ -96,6 +95,7 @@ impl Stage {
         actor
     }
 
+    /// As [`Stage::actor`], by a command that ends with the test binary.
     pub fn spawn(&self, mut command: Command) -> std::io::Result<Actor> {
         command.args(["--exact", "neighbourhood::actor::actor", "--ignored", "--nocapture"]);
         command.env(FOLDER_VAR, self.folder()).env(CAPACITY_VAR, self.capacity.to_string());
@@ -200,16 +200,23 @@ impl Actor {
         rustix::process::waitid(WaitId::Pid(self.pid()), options).unwrap();
     }
 
-    /// Whether it is stopped now.
-    pub fn is_stopped(&self) -> bool {
-        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        rustix::process::waitid(WaitId::Pid(self.pid()), options)
-            .unwrap()
-            .is_some_and(|status| status.stopped())
+    /// Waits until it stops itself or answers, and lets it go on. Returns whether it stopped, and its answer.
+    pub fn stop_or_answer(&mut self) -> (bool, Option<Result<String, String>>) {
+        let pid = self.pid();
+        std::thread::scope(|scope| {
+            let answer = scope.spawn(|| self.answer());
+            let mut stopped = false;
+            while !stopped && !answer.is_finished() {
+                stopped = is_stopped(pid);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            continue_process(pid);
+            (stopped, answer.join().unwrap())
+        })
     }
 
     pub fn go_on(&self) {
-        rustix::process::kill_process(self.pid(), Signal::CONT).unwrap();
+        continue_process(self.pid());
     }
 
     fn pid(&self) -> Pid {
@@ -222,4 +229,14 @@ impl Drop for Actor {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether the kernel reports the child as stopped now.
+fn is_stopped(pid: Pid) -> bool {
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    rustix::process::waitid(WaitId::Pid(pid), options).unwrap().is_some_and(|status| status.stopped())
+}
+
+fn continue_process(pid: Pid) {
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
 }
