@@ -10,9 +10,9 @@ use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 use sluice_link::slab::slab_layout;
 
 const CHUNK_BYTES: u64 = 2 << 20;
-const LONGEST: u32 = 2048;
+const MAX_TOKENS: u32 = 2048;
 /// Of which one is for a prompt.
-const MOST_SEQUENCES: usize = 17;
+const MAX_SEQUENCES: usize = 17;
 
 fn smollm2_135m(dtype: Dtype) -> ModelSpec {
     ModelSpec {
@@ -25,7 +25,7 @@ fn smollm2_135m(dtype: Dtype) -> ModelSpec {
         heads: 9,
         kv_heads: 3,
         head_dim: 64,
-        max_positions: LONGEST,
+        max_positions: MAX_TOKENS,
         norm_eps: 1e-5,
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::None,
@@ -67,10 +67,10 @@ impl Bench {
     fn new(spec: &ModelSpec, threads: usize) -> Bench {
         let model = Model::new(spec.clone(), CHUNK_BYTES, threads).expect("the shape is sound");
         let (layout, layers) = (slab_layout(spec), u32::from(spec.layers));
-        let per_sequence = LONGEST / 16 * layers;
-        let kv_blocks = per_sequence * MOST_SEQUENCES as u32;
+        let per_sequence = MAX_TOKENS / 16 * layers;
+        let kv_blocks = per_sequence * MAX_SEQUENCES as u32;
         let per_chunk = CHUNK_BYTES / spec.block_bytes();
-        let shape = StepShape { tokens: LONGEST, sequences: 1, logit_rows: MOST_SEQUENCES as u32 };
+        let shape = StepShape { tokens: MAX_TOKENS, sequences: 1, logit_rows: MAX_SEQUENCES as u32 };
         let activation_limit_bytes = model.activation_cost().bytes(shape);
         let parts = RangeParts {
             global: numbers(spec.dtype, layout.global.bytes),
@@ -83,7 +83,7 @@ impl Bench {
         // SAFETY: the memory is leaked, so valid for ever, and this thread alone runs steps.
         let ranges = unsafe { Ranges::new(parts) };
         let table = |s: u32| (s * per_sequence..(s + 1) * per_sequence).collect();
-        Bench { model, ranges, tables: (0..MOST_SEQUENCES as u32).map(table).collect() }
+        Bench { model, ranges, tables: (0..MAX_SEQUENCES as u32).map(table).collect() }
     }
 
     /// Seconds of one step in which `sequences` decode at `start` and one more, where there is a prompt, feeds the first
@@ -91,7 +91,7 @@ impl Bench {
     fn step_s(&mut self, sequences: usize, start: u32, prompt: usize) -> f64 {
         let vocab = self.model.spec().vocab;
         let ids: Vec<u32> = (0..prompt.max(1) as u32).map(|n| n * 37 % vocab).collect();
-        let columns = LONGEST as usize / 16;
+        let columns = MAX_TOKENS as usize / 16;
         let sequence = |table, start, tokens: usize| Sequence {
             start,
             tokens: &ids[..tokens],

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use half::{bf16, f16};
-use sluice_kernels::ops::team::Team;
+use sluice_kernels::ops::thread_pool::StepThreads;
 use sluice_kernels::simd::matmul::{Epilogue, Narrow, Product, scratch_words};
 use sluice_kernels::simd::{Dot, Element, Isa};
 
@@ -37,7 +37,7 @@ fn aligned<T: Copy>(values: impl ExactSizeIterator<Item = T>) -> *const T {
     base
 }
 
-fn measure<E: Element>(isa: Isa, team: &Team, name: &str, (rows, k, tokens): (usize, usize, usize)) {
+fn measure<E: Element>(isa: Isa, team: &StepThreads, name: &str, (rows, k, tokens): (usize, usize, usize)) {
     let weights = aligned((0..rows * k).map(|n| E::narrow((n % 17) as f32 / 17.0 - 0.5)));
     let input = aligned((0..tokens * k).map(|n| (n % 13) as f32 / 13.0 - 0.5));
     for token in 0..tokens {
@@ -52,7 +52,7 @@ fn measure<E: Element>(isa: Isa, team: &Team, name: &str, (rows, k, tokens): (us
     let (weights, input) = (Shared(weights.cast_mut().cast()), Shared(input.cast_mut()));
     let tasks = team.threads() * 4;
     let once = || {
-        team.each(tasks, usize::MAX, |task| {
+        team.for_each(tasks, usize::MAX, |task| {
             let product = Product {
                 weights: weights.get().cast::<E>(),
                 bias: None,
@@ -63,7 +63,7 @@ fn measure<E: Element>(isa: Isa, team: &Team, name: &str, (rows, k, tokens): (us
                 tokens: 0..tokens,
                 epilogue: Epilogue::Store,
                 // SAFETY: one piece of scratch for each member.
-                scratch: unsafe { scratch.get().add(team.member() * scratch_words(k)) },
+                scratch: unsafe { scratch.get().add(team.thread_index() * scratch_words(k)) },
             };
             // SAFETY: the buffers have the sizes that `Product` asks for; tasks have rows of their own.
             unsafe { isa.run(product) }
@@ -88,7 +88,7 @@ fn measure<E: Element>(isa: Isa, team: &Team, name: &str, (rows, k, tokens): (us
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
-    let team = Team::new(threads).expect("threads start");
+    let team = StepThreads::new(threads).expect("threads start");
     for isa in Isa::available() {
         for shape in [
             (1536, 576, 48),

@@ -4,13 +4,13 @@
 //! and ends itself within 100 ms of its sidecar's death, even inside a step (DESIGN 4, 5).
 
 mod inputs;
-mod live;
+mod liveness;
 mod logs;
 mod memory;
 mod options;
+mod sidecar_watch;
 mod step;
 mod supervisor;
-mod watcher;
 mod worker;
 
 use std::process::ExitCode;
@@ -20,12 +20,12 @@ use clap::{CommandFactory, Parser};
 use options::Options;
 
 /// Exit status of a worker whose sidecar said goodbye: there is nothing left to do.
-const EXIT_BYE: u8 = 0;
+const EXIT_GOODBYE: u8 = 0;
 /// Exit status of a worker whose sidecar has gone without a word. A successor waits for the next sidecar.
 const EXIT_SIDECAR_GONE: u8 = 75;
 
 /// Exit status of a worker whose mappings are neither the old nor the new ones. A successor maps everything afresh.
-const EXIT_TORN: u8 = 70;
+const EXIT_MAPPING_TORN: u8 = 70;
 
 /// The definition of the command line.
 pub fn command() -> clap::Command {

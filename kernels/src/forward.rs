@@ -13,8 +13,8 @@ mod batch;
 mod check;
 mod chunk;
 mod error;
+pub(crate) mod layer_pass;
 mod logits;
-pub(crate) mod pass;
 mod ranges;
 pub(crate) mod step;
 
@@ -31,7 +31,7 @@ use sluice_link::activation::{self, Layout};
 use sluice_link::model::{Dtype, ModelSpec};
 use sluice_link::slab::{SlabLayout, slab_layout};
 
-use crate::ops::team::Team;
+use crate::ops::thread_pool::StepThreads;
 use crate::rope;
 use crate::simd::Isa;
 use step::Step;
@@ -68,7 +68,7 @@ pub struct Model {
     frequencies: Vec<f32>,
     /// Tokens that go through a layer together at most.
     chunk_tokens: u32,
-    team: Team,
+    threads: StepThreads,
     isa: Isa,
 }
 
@@ -84,8 +84,8 @@ impl Model {
         check::shape(&spec, chunk_bytes)?;
         assert!(Isa::available().contains(&isa), "{isa:?} is not an instruction set of this processor");
         let (slabs, frequencies) = (slab_layout(&spec), rope::frequencies(&spec));
-        let (team, chunk_tokens) = (Team::new(threads)?, u32::MAX);
-        Ok(Model { slabs, frequencies, chunk_bytes, chunk_tokens, team, isa, spec })
+        let (team, chunk_tokens) = (StepThreads::new(threads)?, u32::MAX);
+        Ok(Model { slabs, frequencies, chunk_bytes, chunk_tokens, threads: team, isa, spec })
     }
 
     /// The same model, whose steps go through each layer in chunks of at most `tokens` tokens (at least 1). The bits stay
@@ -102,7 +102,7 @@ impl Model {
 
     /// Activation bytes by step shape. [`Model::run`] needs exactly this much.
     pub fn activation_cost(&self) -> ActivationCost {
-        activation::cost(&self.spec, self.team.threads(), self.chunk_tokens)
+        activation::cost(&self.spec, self.threads.threads(), self.chunk_tokens)
     }
 
     /// Runs one step. Rows of the returned logits are in batch order, positions ascending within a sequence.
@@ -118,7 +118,7 @@ impl Model {
         let parts = ranges.parts();
         check::batch(&self.spec, parts, batch)?;
         let shape = batch.shape();
-        let layout = Layout::new(&self.spec, self.team.threads(), self.chunk_tokens, shape);
+        let layout = Layout::new(&self.spec, self.threads.threads(), self.chunk_tokens, shape);
         debug_assert_eq!(layout.bytes(), self.activation_cost().bytes(shape), "cost and layout agree");
         check::activations(layout.bytes(), parts)?;
         match self.spec.dtype {

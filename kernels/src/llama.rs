@@ -2,18 +2,18 @@
 
 use sluice_link::slab::Tensor;
 
-use crate::forward::pass::Pass;
+use crate::forward::layer_pass::LayerPass;
 use crate::forward::step::Linear;
 use crate::simd::Element;
 use crate::simd::matmul::Epilogue;
 
 /// `x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))`
-pub(crate) fn layer<E: Element>(pass: &Pass<'_, '_, E>, layer: usize) {
+pub(crate) fn layer<E: Element>(pass: &LayerPass<'_, '_, E>, layer: usize) {
     attention(pass, layer);
     mlp(pass, layer);
 }
 
-fn attention<E: Element>(pass: &Pass<'_, '_, E>, layer: usize) {
+fn attention<E: Element>(pass: &LayerPass<'_, '_, E>, layer: usize) {
     use Tensor::{AttentionNorm, AttentionNormBias};
     let weights = pass.layer_weights(layer);
     pass.norm(weights, AttentionNorm, AttentionNormBias);
@@ -28,17 +28,17 @@ fn attention<E: Element>(pass: &Pass<'_, '_, E>, layer: usize) {
     pass.write_kv(layer);
     pass.attend(layer);
     let (matrix, bias) = (Tensor::Output, Tensor::OutputBias);
-    let output = Linear { matrix, bias, output: pass.stream(), epilogue: Epilogue::Add };
+    let output = Linear { matrix, bias, output: pass.residual(), epilogue: Epilogue::Add };
     pass.multiply(weights, pass.attended(), &[output]);
 }
 
-fn mlp<E: Element>(pass: &Pass<'_, '_, E>, layer: usize) {
+fn mlp<E: Element>(pass: &LayerPass<'_, '_, E>, layer: usize) {
     let weights = pass.layer_weights(layer);
     pass.norm(weights, Tensor::MlpNorm, Tensor::MlpNormBias);
     let linear = |matrix, bias, output, epilogue| Linear { matrix, bias, output, epilogue };
-    let gate = linear(Tensor::Gate, Tensor::GateBias, pass.inner(), Epilogue::Silu);
-    let up = linear(Tensor::Up, Tensor::UpBias, pass.inner(), Epilogue::Multiply);
+    let gate = linear(Tensor::Gate, Tensor::GateBias, pass.ffn_hidden(), Epilogue::Silu);
+    let up = linear(Tensor::Up, Tensor::UpBias, pass.ffn_hidden(), Epilogue::Multiply);
     pass.multiply_twice(weights, pass.normed(), [&gate, &up]);
-    let down = linear(Tensor::Down, Tensor::DownBias, pass.stream(), Epilogue::Add);
-    pass.multiply(weights, pass.inner(), &[down]);
+    let down = linear(Tensor::Down, Tensor::DownBias, pass.residual(), Epilogue::Add);
+    pass.multiply(weights, pass.ffn_hidden(), &[down]);
 }

@@ -4,4 +4,4 @@ pub mod attention;
 pub mod embed;
 pub mod kv;
 pub mod norm;
-pub mod team;
+pub mod thread_pool;

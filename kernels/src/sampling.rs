@@ -5,7 +5,7 @@
 //! top-p over what top-k left. Ties go to the lowest id. Nothing is allocated beyond the answer: the row's scratch
 //! (4 bytes a token of the vocabulary, counted in the activation cost) holds counts, then candidates.
 
-mod choose;
+mod draw;
 mod logprobs;
 mod penalties;
 mod random;
@@ -140,9 +140,9 @@ impl SamplingParams {
         if let Some((_, message)) = rules.iter().find(|(holds, _)| !holds) {
             return Err(SamplingError::Parameter(message));
         }
-        within("logit_bias", self.logit_bias.iter().map(|(token, _)| token), vocab)?;
-        within("banned_tokens", &self.banned_tokens, vocab)?;
-        within("stop_tokens", &self.stop_tokens, vocab)
+        check_ids("logit_bias", self.logit_bias.iter().map(|(token, _)| token), vocab)?;
+        check_ids("banned_tokens", &self.banned_tokens, vocab)?;
+        check_ids("stop_tokens", &self.stop_tokens, vocab)
     }
 
     fn needs_counts(&self) -> bool {
@@ -150,7 +150,7 @@ impl SamplingParams {
     }
 }
 
-fn within<'a>(
+fn check_ids<'a>(
     field: &'static str,
     tokens: impl IntoIterator<Item = &'a u32>,
     vocab: usize,
@@ -171,13 +171,14 @@ pub fn sample(
     history: History<'_>,
 ) -> Result<Choice, SamplingError> {
     params.check(row.logits.len())?;
-    within("the history", history.tokens, row.logits.len())?;
-    let raw = params.logprobs.map(|top| logprobs::Raw::of(row.logits, top, changeable(params, history)));
+    check_ids("the history", history.tokens, row.logits.len())?;
+    let raw =
+        params.logprobs.map(|top| logprobs::RawLogprobs::of(row.logits, top, changeable(params, history)));
     ban_and_bias(row.logits, params, history);
     if params.needs_counts() {
         penalties::apply(row, params, history);
     }
-    let token = choose::choose(row, params, history.tokens.len() as u64)?;
+    let token = draw::choose(row, params, history.tokens.len() as u64)?;
     let logprobs = raw.map(|raw| raw.finish(token, row.logits[token as usize]));
     Ok(Choice { token, logprobs })
 }

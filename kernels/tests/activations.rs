@@ -4,7 +4,7 @@ use sluice_kernels::forward::{ForwardError, StepShape};
 use sluice_link::model::Dtype;
 
 use crate::agreement::{checkpoint, tokens};
-use crate::memory::{Memory, Part};
+use crate::memory::{Memory, TestSequence};
 use crate::specs::{DTYPES, llama, opt};
 
 #[test]
@@ -23,7 +23,7 @@ fn exactly_the_stated_bytes_are_enough_and_one_less_is_refused() {
         ] {
             let model = memory.model(threads).in_chunks_of(chunk);
             let tokens = tokens(count, 1, &spec);
-            let part = Part { start: 0, tokens: &tokens, blocks: &blocks, columns: 3, rows };
+            let part = TestSequence { start: 0, tokens: &tokens, blocks: &blocks, columns: 3, rows };
             let shape = StepShape { tokens: count as u32, sequences: 1, logit_rows: rows as u32 };
             let needed_bytes = model.activation_cost().bytes(shape);
             let refused = memory.run_within(&model, std::slice::from_ref(&part), needed_bytes - 1);

@@ -6,7 +6,7 @@ use sluice_kernels::simd::Isa;
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 
 use crate::checkpoint::Checkpoint;
-use crate::memory::{Memory, Part};
+use crate::memory::{Memory, TestSequence};
 use crate::reference::Reference;
 use crate::specs::{DTYPES, LLAMA3_SCALING, llama, opt};
 
@@ -33,20 +33,20 @@ fn error(found: &[Vec<f32>], expected: &[Vec<f64>]) -> f64 {
     rows.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
-fn agrees(spec: &ModelSpec) {
+fn assert_agrees(spec: &ModelSpec) {
     for isa in Isa::available() {
-        agrees_on(spec, isa);
+        assert_agrees_on(spec, isa);
     }
 }
 
-fn agrees_on(spec: &ModelSpec, isa: Isa) {
+fn assert_agrees_on(spec: &ModelSpec, isa: Isa) {
     let checkpoint = checkpoint(spec);
     let tokens = tokens(TOKENS, 1, spec);
     let columns = TOKENS.div_ceil(16);
     let blocks: Vec<u32> = (0..(columns * usize::from(spec.layers)) as u32).collect();
     let mut memory = Memory::new(spec, &checkpoint, blocks.len() as u32);
     let model = Model::with_isa(spec.clone(), memory.chunk_bytes, 2, isa).unwrap();
-    let part = Part { start: 0, tokens: &tokens, blocks: &blocks, columns, rows: TOKENS };
+    let part = TestSequence { start: 0, tokens: &tokens, blocks: &blocks, columns, rows: TOKENS };
     let found = memory.run(&model, &[part]).unwrap();
     let expected = Reference { spec, checkpoint: &checkpoint }.logits(&tokens);
     // In half precision a K or V on the edge of two cache values may be rounded to the other one.
@@ -61,24 +61,24 @@ fn agrees_on(spec: &ModelSpec, isa: Isa) {
 
 #[test]
 fn llama_agrees_in_every_dtype() {
-    DTYPES.into_iter().for_each(|dtype| agrees(&llama(dtype)));
+    DTYPES.into_iter().for_each(|dtype| assert_agrees(&llama(dtype)));
 }
 
 #[test]
 fn opt_agrees_in_every_dtype() {
-    DTYPES.into_iter().for_each(|dtype| agrees(&opt(dtype)));
+    DTYPES.into_iter().for_each(|dtype| assert_agrees(&opt(dtype)));
 }
 
 #[test]
 fn tied_embeddings_biases_and_head_counts_agree() {
     let base = llama(Dtype::F32);
-    agrees(&ModelSpec { tied_embeddings: true, ..base.clone() });
-    agrees(&ModelSpec { attention_bias: true, mlp_bias: true, ..base.clone() });
-    agrees(&ModelSpec { kv_heads: 6, ..base.clone() });
-    agrees(&ModelSpec { kv_heads: 1, ..base.clone() });
-    agrees(&ModelSpec { heads: 34, kv_heads: 1, head_dim: 2, ..base.clone() });
-    agrees(&ModelSpec { head_dim: 64, hidden: 256, intermediate: 272, ..base });
-    agrees(&ModelSpec { family: Family::Opt, tied_embeddings: false, ..opt(Dtype::F32) });
+    assert_agrees(&ModelSpec { tied_embeddings: true, ..base.clone() });
+    assert_agrees(&ModelSpec { attention_bias: true, mlp_bias: true, ..base.clone() });
+    assert_agrees(&ModelSpec { kv_heads: 6, ..base.clone() });
+    assert_agrees(&ModelSpec { kv_heads: 1, ..base.clone() });
+    assert_agrees(&ModelSpec { heads: 34, kv_heads: 1, head_dim: 2, ..base.clone() });
+    assert_agrees(&ModelSpec { head_dim: 64, hidden: 256, intermediate: 272, ..base });
+    assert_agrees(&ModelSpec { family: Family::Opt, tied_embeddings: false, ..opt(Dtype::F32) });
 }
 
 #[test]
@@ -86,13 +86,13 @@ fn scaled_rotary_positions_agree() {
     let linear = RopeScaling::Linear { factor: 4.0 };
     for (rope_scaling, rope_theta) in [(linear, 10_000.0), (LLAMA3_SCALING, 10_000.0), (LLAMA3_SCALING, 5e5)]
     {
-        agrees(&ModelSpec { rope_scaling, rope_theta, ..llama(Dtype::F32) });
+        assert_agrees(&ModelSpec { rope_scaling, rope_theta, ..llama(Dtype::F32) });
     }
 }
 
 /// The tester tested: a reference without the option under test must be seen to differ.
 #[test]
-fn a_reference_without_the_scaling_is_seen_to_differ() {
+fn reference_without_rope_scaling_differs() {
     let scaled = ModelSpec { rope_scaling: LLAMA3_SCALING, ..llama(Dtype::F32) };
     let checkpoint = checkpoint(&scaled);
     let tokens = tokens(40, 1, &scaled);

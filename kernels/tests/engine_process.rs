@@ -7,4 +7,4 @@ mod harness;
 mod lifecycle;
 mod smaps;
 mod steps;
-mod turns;
+mod time_slice;

@@ -8,7 +8,7 @@ use sluice_link::model::{Dtype, Family, ModelSpec};
 use sluice_link::slab::slab_layout;
 
 use crate::checkpoint::Checkpoint;
-use crate::memory::{Memory, Part};
+use crate::memory::{Memory, TestSequence};
 use crate::specs::{DTYPES, LLAMA3_SCALING, llama, opt};
 
 fn json(folder: &tempfile::TempDir, name: &str) -> Value {
@@ -46,7 +46,7 @@ fn a_folder_holds_every_tensor_of_the_shape_and_an_index_of_its_shards() {
 }
 
 #[test]
-fn the_configuration_says_the_shape() {
+fn configuration_matches_shape() {
     let folder = written(&ModelSpec { rope_scaling: LLAMA3_SCALING, ..llama(Dtype::Bf16) }, 1, 1);
     let config = json(&folder, "config.json");
     assert_eq!(config["architectures"][0], "LlamaForCausalLM");
@@ -77,7 +77,7 @@ fn the_tokenizer_has_one_token_for_each_id_and_every_byte() {
 }
 
 #[test]
-fn shapes_that_a_folder_cannot_say_are_refused() {
+fn unrepresentable_shapes_are_refused() {
     let refused = |spec: ModelSpec| {
         let folder = tempfile::tempdir().unwrap();
         RandomModel { spec, seed: 1, shards: 1 }.write(folder.path()).unwrap_err()
@@ -117,7 +117,7 @@ fn greedy(spec: &ModelSpec, count: usize) -> Vec<u32> {
     let mut tokens = vec![0];
     while tokens.len() <= count {
         let start = tokens.len() - 1;
-        let part = Part { start, tokens: &tokens[start..], blocks: &blocks, columns, rows: 1 };
+        let part = TestSequence { start, tokens: &tokens[start..], blocks: &blocks, columns, rows: 1 };
         let rows = memory.run(&model, &[part]).unwrap();
         let best = (0..rows[0].len()).max_by(|a, b| rows[0][*a].total_cmp(&rows[0][*b])).unwrap();
         tokens.push(best as u32);

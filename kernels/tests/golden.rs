@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use sluice_link::model::{Dtype, ModelSpec};
 
 use crate::checkpoint::Checkpoint;
-use crate::memory::{Memory, Part};
+use crate::memory::{Memory, TestSequence};
 use crate::specs::llama;
 
 fn folder() -> PathBuf {
@@ -45,7 +45,7 @@ fn ids(value: &serde_json::Value) -> Vec<u32> {
 }
 
 #[test]
-fn stories260k_says_its_golden_tokens() {
+fn stories260k_generates_golden_tokens() {
     let folder = folder();
     let Ok(text) = std::fs::read_to_string(folder.join("golden.json")) else {
         // Not by `eprintln!`: the test harness would swallow it.
@@ -72,7 +72,7 @@ fn greedy(checkpoint: &Checkpoint, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     let mut start = 0;
     while tokens.len() < prompt.len() + count {
-        let part = Part { start, tokens: &tokens[start..], blocks: &blocks, columns, rows: 1 };
+        let part = TestSequence { start, tokens: &tokens[start..], blocks: &blocks, columns, rows: 1 };
         let rows = memory.run(&model, &[part]).unwrap();
         start = tokens.len();
         tokens.push(largest(&rows[0]));

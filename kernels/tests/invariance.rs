@@ -8,7 +8,7 @@ use sluice_link::model::{Dtype, ModelSpec};
 
 use crate::agreement::{checkpoint, tokens};
 use crate::checkpoint::Checkpoint;
-use crate::memory::{Memory, Part};
+use crate::memory::{Memory, TestSequence};
 use crate::specs::{DTYPES, llama, opt};
 
 /// Lengths of the sequences of a scenario: below, on and above block edges.
@@ -22,9 +22,9 @@ struct Trace {
     kv: Vec<Vec<Vec<u32>>>,
 }
 
-struct Dice(u64, u64);
+struct TestRng(u64, u64);
 
-impl Dice {
+impl TestRng {
     fn below(&mut self, bound: usize) -> usize {
         self.1 += 1;
         (unit_interval(self.0, self.1) * bound as f64) as usize
@@ -44,30 +44,30 @@ struct Plan {
     longest: usize,
     /// Sequences that join a step.
     together: usize,
-    dice: Dice,
+    rng: TestRng,
 }
 
 fn trace(memory: &mut Memory, mut plan: Plan, sequences: &[Vec<u32>]) -> Vec<Trace> {
     let layers = usize::from(memory.spec.layers);
     let per_sequence = layers * COLUMNS;
     let mut ids: Vec<u32> = (0..memory.blocks).collect();
-    plan.dice.shuffle(&mut ids);
+    plan.rng.shuffle(&mut ids);
     let tables: Vec<&[u32]> = ids.chunks(per_sequence).take(sequences.len()).collect();
     let mut done = vec![0; sequences.len()];
     let mut logits = vec![Vec::new(); sequences.len()];
     while done.iter().zip(sequences).any(|(done, tokens)| *done < tokens.len()) {
         let mut open: Vec<usize> = (0..sequences.len()).filter(|s| done[*s] < sequences[*s].len()).collect();
         while open.len() > plan.together {
-            open.remove(plan.dice.below(open.len()));
+            open.remove(plan.rng.below(open.len()));
         }
         let mut ends = Vec::new();
         for &s in &open {
-            ends.push((done[s] + 1 + plan.dice.below(plan.longest)).min(sequences[s].len()));
+            ends.push((done[s] + 1 + plan.rng.below(plan.longest)).min(sequences[s].len()));
         }
-        let parts: Vec<Part<'_>> = open
+        let parts: Vec<TestSequence<'_>> = open
             .iter()
             .zip(&ends)
-            .map(|(&s, &end)| Part {
+            .map(|(&s, &end)| TestSequence {
                 start: done[s],
                 tokens: &sequences[s][done[s]..end],
                 blocks: tables[s],
@@ -101,7 +101,7 @@ fn trace(memory: &mut Memory, mut plan: Plan, sequences: &[Vec<u32>]) -> Vec<Tra
 fn plain(spec: &ModelSpec, checkpoint: &Checkpoint, sequences: &[Vec<u32>], isa: Isa) -> Vec<Trace> {
     let mut memory = fresh(spec, checkpoint);
     let model = Model::with_isa(spec.clone(), memory.chunk_bytes, 1, isa).unwrap();
-    trace(&mut memory, Plan { model, longest: 1, together: 1, dice: Dice(0, 0) }, sequences)
+    trace(&mut memory, Plan { model, longest: 1, together: 1, rng: TestRng(0, 0) }, sequences)
 }
 
 fn fresh(spec: &ModelSpec, checkpoint: &Checkpoint) -> Memory {
@@ -131,14 +131,14 @@ fn invariant(spec: &ModelSpec, cases: u64) {
         let expected = plain(spec, &checkpoint, &sequences, isa);
         for seed in 1..=cases {
             let mut memory = fresh(spec, &checkpoint);
-            let mut dice = Dice(seed, 0);
+            let mut dice = TestRng(seed, 0);
             let threads = 1 + dice.below(4);
             let model = Model::with_isa(spec.clone(), memory.chunk_bytes, threads, isa).unwrap();
             let longest = [1, 3, 17, 40, 79][dice.below(5)];
             let chunk = [1, 2, 7, 16, 33, 500][dice.below(6)];
             let model = model.in_chunks_of(chunk);
             let together = 1 + dice.below(sequences.len());
-            let found = trace(&mut memory, Plan { model, longest, together, dice }, &sequences);
+            let found = trace(&mut memory, Plan { model, longest, together, rng: dice }, &sequences);
             if let Some(difference) = first_difference(&found, &expected) {
                 panic!(
                     "{isa:?}, seed {seed}, {threads} threads, up to {longest} tokens in chunks of {chunk}, {together} \
@@ -161,7 +161,7 @@ fn opt_has_the_same_bits_under_every_split_of_the_work() {
 
 /// Whole prompts in one step, cut within sequences and within blocks, against steps of one token.
 #[test]
-fn prompts_that_go_through_each_layer_chunk_by_chunk_have_the_same_bits() {
+fn chunked_prefill_has_same_bits() {
     for spec in [llama(Dtype::Bf16), opt(Dtype::F32)] {
         let checkpoint = checkpoint(&spec);
         let sequences = scenario(&spec);
@@ -176,7 +176,7 @@ fn prompts_that_go_through_each_layer_chunk_by_chunk_have_the_same_bits() {
             let parts: Vec<_> = sequences
                 .iter()
                 .zip(tables)
-                .map(|(tokens, blocks)| Part {
+                .map(|(tokens, blocks)| TestSequence {
                     start: 0,
                     tokens,
                     blocks,
@@ -223,7 +223,7 @@ fn fused_instruction_sets_give_the_same_bits() {
 
 /// The tester tested: another order of rounding (no fused multiply-add) is seen, and so is one flipped bit of a weight.
 #[test]
-fn another_order_and_one_flipped_bit_are_seen() {
+fn different_order_and_flipped_bit_are_detected() {
     let spec = llama(Dtype::F32);
     let checkpoint = checkpoint(&spec);
     let sequences = scenario(&spec);
@@ -235,7 +235,7 @@ fn another_order_and_one_flipped_bit_are_seen() {
     let mut memory = fresh(&spec, &checkpoint);
     memory.layers[1].as_mut_slice()[4096] ^= 1;
     let model = memory.model(1);
-    let flipped = trace(&mut memory, Plan { model, longest: 1, together: 1, dice: Dice(0, 0) }, &sequences);
+    let flipped = trace(&mut memory, Plan { model, longest: 1, together: 1, rng: TestRng(0, 0) }, &sequences);
     assert!(first_difference(&expected, &flipped).is_some(), "a flipped bit went unseen");
 }
 
@@ -247,7 +247,7 @@ fn a_step_writes_no_position_before_its_start() {
     let model = memory.model(2);
     let tokens = tokens(40, 1, &spec);
     let blocks: Vec<u32> = (0..(COLUMNS * 3) as u32).collect();
-    let part = |start: usize, end: usize| Part {
+    let part = |start: usize, end: usize| TestSequence {
         start,
         tokens: &tokens[start..end],
         blocks: &blocks,

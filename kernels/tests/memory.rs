@@ -48,7 +48,7 @@ pub struct Memory {
 
 /// One sequence's part of a step, with its blocks as `[layers][columns]`.
 #[derive(Clone)]
-pub struct Part<'a> {
+pub struct TestSequence<'a> {
     pub start: usize,
     pub tokens: &'a [u32],
     pub blocks: &'a [u32],
@@ -78,7 +78,7 @@ impl Memory {
     }
 
     /// Runs a step in a poisoned activation arena of exactly the stated cost; rows of logits in order.
-    pub fn run(&mut self, model: &Model, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, ForwardError> {
+    pub fn run(&mut self, model: &Model, parts: &[TestSequence<'_>]) -> Result<Vec<Vec<f32>>, ForwardError> {
         let shape = StepShape {
             tokens: parts.iter().map(|part| part.tokens.len() as u32).sum(),
             sequences: parts.len() as u32,
@@ -92,7 +92,7 @@ impl Memory {
     pub fn run_within(
         &mut self,
         model: &Model,
-        parts: &[Part<'_>],
+        parts: &[TestSequence<'_>],
         limit_bytes: u64,
     ) -> Result<Vec<Vec<f32>>, ForwardError> {
         let mut activations = Bytes::poisoned(limit_bytes as usize + 4096);
@@ -145,7 +145,7 @@ impl Memory {
     }
 }
 
-fn sequence<'a>(part: &Part<'a>) -> Sequence<'a> {
+fn sequence<'a>(part: &TestSequence<'a>) -> Sequence<'a> {
     Sequence {
         start: part.start as u32,
         tokens: part.tokens,

@@ -9,14 +9,15 @@ use sluice_kernels::forward::{
 use sluice_link::model::{Dtype, ModelSpec};
 
 use crate::agreement::{checkpoint, tokens};
-use crate::memory::{Bytes, Memory, Part};
+use crate::memory::{Bytes, Memory, TestSequence};
 use crate::specs::llama;
 
-fn refused(change: impl Fn(&mut Part<'_>)) -> SequenceError {
+fn refused(change: impl Fn(&mut TestSequence<'_>)) -> SequenceError {
     let spec = llama(Dtype::Bf16);
     let mut memory = Memory::new(&spec, &checkpoint(&spec), 6);
     let tokens = tokens(20, 1, &spec);
-    let mut part = Part { start: 0, tokens: &tokens, blocks: &[0, 1, 2, 3, 4, 5], columns: 2, rows: 1 };
+    let mut part =
+        TestSequence { start: 0, tokens: &tokens, blocks: &[0, 1, 2, 3, 4, 5], columns: 2, rows: 1 };
     let model = memory.model(2);
     change(&mut part);
     let error = memory.run(&model, &[part]).unwrap_err();
@@ -79,9 +80,9 @@ fn shapes_that_cannot_be_computed_are_refused() {
 }
 
 /// Records calls and stops before a layer.
-struct Stop(usize, Vec<String>);
+struct StopHook(usize, Vec<String>);
 
-impl LayerHooks for Stop {
+impl LayerHooks for StopHook {
     fn before_layer(&mut self, layer: usize) -> ControlFlow<()> {
         self.1.push(format!("before {layer}"));
         if layer == self.0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -115,7 +116,7 @@ fn a_hook_ends_the_step_before_its_layer_is_read() {
     let mut ranges = unsafe { Ranges::new(parts) };
     let blocks = BlockTable::by_column(&[0, 1, 2], 3);
     let sequence = Sequence { start: 0, tokens: &[1, 2, 3], blocks, logit_rows: 0 };
-    let mut hooks = Stop(2, Vec::new());
+    let mut hooks = StopHook(2, Vec::new());
     let result = model.run(&mut ranges, &Batch { sequences: &[sequence] }, &mut hooks);
     assert_eq!(result.err(), Some(ForwardError::Aborted { layer: 2 }));
     assert_eq!(hooks.1, ["before 0", "after 0", "before 1", "after 1", "before 2"]);

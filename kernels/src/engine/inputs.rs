@@ -8,27 +8,27 @@ use sluice_link::tables::{TableError, TableReader};
 use sluice_link::vocabulary::{BLOCK_TOKENS, FailedSequence, Generation, LayerId, RowId, SequenceFailure};
 use thiserror::Error;
 
-use super::memory::{EngineMemory, Unbacked};
+use super::memory::{EngineMemory, UnmappedAddress};
 use super::step::StepError;
 use crate::forward::{BlockTable, Sequence, SequenceError};
 use crate::sampling::{SamplingError, SamplingParams};
 
 /// Why one sequence is refused, in a step that runs for the others. It was found before anything is written.
 #[derive(Debug, Error)]
-enum Unfit {
+enum InputError {
     /// An index outside of the tables.
     #[error(transparent)]
     Table(#[from] TableError),
     /// A block that nothing backs.
     #[error(transparent)]
-    Unbacked(#[from] Unbacked),
+    Unmapped(#[from] UnmappedAddress),
     /// Bad parameters.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
 }
 
 /// One sequence's part of the buffers.
-struct Span {
+struct SequenceInput {
     /// Index among the sequences of the order.
     index: usize,
     start: u32,
@@ -40,7 +40,7 @@ struct Span {
 
 /// What a layer must show before it is read; none = it is there.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Expected {
+pub(super) struct ExpectedGenerations {
     /// Of its weights.
     pub(super) weights: Option<Generation>,
     /// Of its KV.
@@ -53,12 +53,12 @@ pub(super) struct StepInputs {
     tokens: Vec<u32>,
     blocks: Vec<u32>,
     /// The sequences that run, in the order of the step.
-    spans: Vec<Span>,
+    spans: Vec<SequenceInput>,
     rows: Vec<bool>,
     /// Those that do not.
     refused: Vec<FailedSequence>,
     /// Generation that each layer must show.
-    pub(super) expected: Vec<Expected>,
+    pub(super) expected: Vec<ExpectedGenerations>,
 }
 
 impl StepInputs {
@@ -99,7 +99,7 @@ impl StepInputs {
     }
 
     /// Leaves out the sequence at `place` among those that run.
-    pub(super) fn refuse(&mut self, place: usize, order: &StepOrder, problem: &SequenceError) {
+    pub(super) fn reject(&mut self, place: usize, order: &StepOrder, problem: &SequenceError) {
         let span = self.spans.remove(place);
         self.refused.push(refused(order.sequences[span.index].row, problem));
     }
@@ -111,7 +111,7 @@ impl StepInputs {
 
     fn read_generations(&mut self, order: &StepOrder, layers: u16) -> Result<(), StepError> {
         self.expected.clear();
-        self.expected.resize(usize::from(layers), Expected::default());
+        self.expected.resize(usize::from(layers), ExpectedGenerations::default());
         for (layer, generation) in &order.generations {
             self.expected(*layer)?.weights = Some(*generation);
         }
@@ -121,7 +121,7 @@ impl StepInputs {
         Ok(())
     }
 
-    fn expected(&mut self, layer: LayerId) -> Result<&mut Expected, StepError> {
+    fn expected(&mut self, layer: LayerId) -> Result<&mut ExpectedGenerations, StepError> {
         let layers = self.expected.len() as u16;
         self.expected.get_mut(layer.index()).ok_or(StepError::Layer { layer: layer.0, layers })
     }
@@ -133,7 +133,7 @@ impl StepInputs {
         tables: &TableReader,
         memory: &EngineMemory,
         vocab: u32,
-    ) -> Result<Span, Unfit> {
+    ) -> Result<SequenceInput, InputError> {
         let parity = order.parity;
         let SequenceOrder { row, start, count, sample } = &order.sequences[index];
         let (tokens_at, blocks_at) = (self.tokens.len(), self.blocks.len());
@@ -144,7 +144,7 @@ impl StepInputs {
         self.blocks[blocks_at..].iter().try_for_each(|block| memory.check_block(*block))?;
         let params = sample.as_ref().map(|order| params(&order.sampling));
         params.as_ref().map_or(Ok(()), |params| params.check(vocab as usize))?;
-        Ok(Span {
+        Ok(SequenceInput {
             index,
             start: *start,
             tokens: tokens_at..self.tokens.len(),
@@ -156,7 +156,7 @@ impl StepInputs {
 
     /// The sequences, for the forward pass: the last token of those that are sampled has logits.
     pub(super) fn sequences(&self) -> Vec<Sequence<'_>> {
-        let sequence = |span: &Span| Sequence {
+        let sequence = |span: &SequenceInput| Sequence {
             start: span.start,
             tokens: &self.tokens[span.tokens.clone()],
             blocks: BlockTable::by_layer(&self.blocks[span.blocks.clone()], span.columns),

@@ -11,7 +11,7 @@ use crate::forward::{RangeParts, Ranges};
 
 /// Memory that a step would touch and nothing backs.
 #[derive(Debug, Error)]
-pub(super) enum Unbacked {
+pub(super) enum UnmappedAddress {
     /// Embeddings, head, norms.
     #[error("the global range is not fully backed")]
     Global,
@@ -46,7 +46,7 @@ pub(super) struct EngineMemory {
     kv_frames: u32,
     blocks_per_chunk: u32,
     /// Found after each change, so that a step asks nothing of each chunk.
-    weights: Result<(), Unbacked>,
+    weights: Result<(), UnmappedAddress>,
     activation_bytes: u64,
 }
 
@@ -69,7 +69,7 @@ impl EngineMemory {
             layer_bytes: layout.layer.bytes,
             kv_frames: setup.kv_frames,
             blocks_per_chunk: setup.blocks_per_chunk(),
-            weights: Err(Unbacked::Global),
+            weights: Err(UnmappedAddress::Global),
             activation_bytes: 0,
         })
     }
@@ -97,48 +97,48 @@ impl EngineMemory {
         let outcome = self.mapping.apply_all(self.pool.as_fd(), ops);
         self.weights = self.find_weights();
         // A chunk that became KV may still be behind its old address: no step may claim it as activations.
-        let chunks = self.mapping.own_prefix_chunks(Range::Activation);
+        let chunks = self.mapping.exclusive_prefix_chunks(Range::Activation);
         self.activation_bytes = chunks * self.mapping.chunk_bytes();
         outcome
     }
 
-    fn find_weights(&self) -> Result<(), Unbacked> {
+    fn find_weights(&self) -> Result<(), UnmappedAddress> {
         let backed = |range| self.mapping.backed_prefix_chunks(range) * self.mapping.chunk_bytes();
         if backed(Range::Global) < self.global_bytes {
-            return Err(Unbacked::Global);
+            return Err(UnmappedAddress::Global);
         }
         let mut layers = 0..self.layers;
         match layers.find(|layer| backed(Range::Layer(LayerId(*layer))) < self.layer_bytes) {
-            Some(layer) => Err(Unbacked::Layer(layer)),
+            Some(layer) => Err(UnmappedAddress::Layer(layer)),
             None => Ok(()),
         }
     }
 
     /// Whether every weight is backed.
-    pub(super) fn check_weights(&self) -> Result<(), Unbacked> {
+    pub(super) fn check_weights(&self) -> Result<(), UnmappedAddress> {
         match self.weights {
             Ok(()) => Ok(()),
-            Err(Unbacked::Layer(layer)) => Err(Unbacked::Layer(layer)),
-            Err(_) => Err(Unbacked::Global),
+            Err(UnmappedAddress::Layer(layer)) => Err(UnmappedAddress::Layer(layer)),
+            Err(_) => Err(UnmappedAddress::Global),
         }
     }
 
     /// Whether `limit_bytes` of the activation range are backed.
-    pub(super) fn check_activations(&self, limit_bytes: u64) -> Result<(), Unbacked> {
+    pub(super) fn check_activations(&self, limit_bytes: u64) -> Result<(), UnmappedAddress> {
         let backed_bytes = self.activation_bytes;
         if limit_bytes <= backed_bytes {
             Ok(())
         } else {
-            Err(Unbacked::Activations { limit_bytes, backed_bytes })
+            Err(UnmappedAddress::Activations { limit_bytes, backed_bytes })
         }
     }
 
     /// Whether `block` is backed.
-    pub(super) fn check_block(&self, block: u32) -> Result<(), Unbacked> {
+    pub(super) fn check_block(&self, block: u32) -> Result<(), UnmappedAddress> {
         let frame = block / self.blocks_per_chunk;
-        match self.mapping.mapped(Address::Kv(FrameId(frame))) {
+        match self.mapping.chunk_at(Address::Kv(FrameId(frame))) {
             Some(_) if frame < self.kv_frames => Ok(()),
-            _ => Err(Unbacked::Block { block, frame }),
+            _ => Err(UnmappedAddress::Block { block, frame }),
         }
     }
 

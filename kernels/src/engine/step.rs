@@ -10,11 +10,11 @@ use sluice_link::tables::TableReader;
 use sluice_link::vocabulary::{
     FailedSequence, Generation, LayerId, Sampled, SequenceFailure, StepDone, TokenLogprobs,
 };
-use sluice_memory::TurnFence;
+use sluice_memory::SliceFence;
 use thiserror::Error;
 
-use super::inputs::{Expected, StepInputs};
-use super::memory::{EngineMemory, Unbacked};
+use super::inputs::{ExpectedGenerations, StepInputs};
+use super::memory::{EngineMemory, UnmappedAddress};
 use crate::forward::{Batch, ForwardError, LayerHooks, LogitRow, LogitsView, Model, Ranges};
 use crate::sampling::{Choice, History, SamplingError, SamplingParams, sample};
 
@@ -25,7 +25,7 @@ use crate::sampling::{Choice, History, SamplingError, SamplingParams, sample};
 pub(super) enum StepError {
     /// Memory that nothing backs.
     #[error(transparent)]
-    Unbacked(#[from] Unbacked),
+    Unmapped(#[from] UnmappedAddress),
     /// No such layer.
     #[error("a generation for layer {layer} of a model with {layers} layers")]
     Layer {
@@ -68,7 +68,7 @@ pub(super) struct Stepper {
     control: ControlPage,
     tables: TableReader,
     /// Which turn is in force; none on a GPU without turns.
-    fence: Option<TurnFence>,
+    fence: Option<SliceFence>,
     faults: Faults,
     inputs: StepInputs,
     history: Vec<u32>,
@@ -82,7 +82,7 @@ impl Stepper {
         memory: EngineMemory,
         control: ControlPage,
         tables: TableReader,
-        fence: Option<TurnFence>,
+        fence: Option<SliceFence>,
         faults: Faults,
     ) -> Stepper {
         let ranges = memory.ranges();
@@ -110,9 +110,9 @@ impl Stepper {
         // SAFETY: `read` found that many bytes backed, and backing does not change during a step.
         unsafe { self.ranges.set_activation_limit(order.activation_limit_bytes) };
         let (logits, times) = loop {
-            let turn = Turn { fence: self.fence.as_ref(), epoch: order.epoch };
+            let slice = StepSlice { fence: self.fence.as_ref(), epoch: order.epoch };
             let mut hooks =
-                Hooks::new(&self.control, turn, &self.inputs.expected, self.faults, &mut self.waits);
+                Hooks::new(&self.control, slice, &self.inputs.expected, self.faults, &mut self.waits);
             let sequences = self.inputs.sequences();
             if sequences.is_empty() {
                 match pass_layers(&mut hooks, self.model.spec().layers) {
@@ -124,7 +124,7 @@ impl Stepper {
                 Ok(logits) => break (Some(logits), hooks.times()),
                 // Nothing was written and no layer was waited for: the others run without it.
                 Err(ForwardError::Sequence { sequence, problem }) => {
-                    self.inputs.refuse(sequence, order, &problem);
+                    self.inputs.reject(sequence, order, &problem);
                 }
                 Err(error) => return Err(hooks.failure(error)),
             }
@@ -170,7 +170,7 @@ impl Sampler<'_> {
             let mut row = rows.next().expect("the forward pass gives one row for each sampled sequence");
             let sequence = &order.sequences[index];
             match self.choose(order.parity, sequence, params, &mut row) {
-                Ok(choice) => sampled.push(answer(sequence, choice)),
+                Ok(choice) => sampled.push(sampled_token(sequence, choice)),
                 Err(failure) => failed.push(FailedSequence { row: sequence.row, failure }),
             }
         }
@@ -198,7 +198,7 @@ impl Sampler<'_> {
     }
 }
 
-fn answer(sequence: &SequenceOrder, choice: Choice) -> Sampled {
+fn sampled_token(sequence: &SequenceOrder, choice: Choice) -> Sampled {
     let logprobs = choice.logprobs.map(|of| TokenLogprobs { chosen: of.chosen, top: of.top });
     Sampled { row: sequence.row, token: choice.token, logprobs }
 }
@@ -214,24 +214,24 @@ struct LayerTimes {
     kv_stall_ns: Vec<u64>,
 }
 
-/// The turn of a step.
+/// The time slice of a step.
 #[derive(Clone, Copy)]
-struct Turn<'a> {
-    fence: Option<&'a TurnFence>,
+struct StepSlice<'a> {
+    fence: Option<&'a SliceFence>,
     epoch: u64,
 }
 
-impl Turn<'_> {
-    fn has_passed(self) -> bool {
-        self.fence.is_some_and(|fence| fence.passed(self.epoch))
+impl StepSlice<'_> {
+    fn is_expired(self) -> bool {
+        self.fence.is_some_and(|fence| fence.is_stale(self.epoch))
     }
 }
 
-/// What happens between layers: end with the step's turn, wait for `ready` of weights and KV, publish `done`, keep the times.
+/// What happens between layers: end when the step's time slice ends, wait for `ready` of weights and KV, publish `done`, keep the times.
 struct Hooks<'a> {
     control: &'a ControlPage,
-    turn: Turn<'a>,
-    expected: &'a [Expected],
+    slice: StepSlice<'a>,
+    expected: &'a [ExpectedGenerations],
     faults: Faults,
     waits: &'a mut u64,
     layer_ns: Vec<u64>,
@@ -247,14 +247,14 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 impl<'a> Hooks<'a> {
     fn new(
         control: &'a ControlPage,
-        turn: Turn<'a>,
-        expected: &'a [Expected],
+        slice: StepSlice<'a>,
+        expected: &'a [ExpectedGenerations],
         faults: Faults,
         waits: &'a mut u64,
     ) -> Self {
         let zeros = || vec![0; expected.len()];
         let (layer_ns, stall_ns, kv_stall_ns) = (zeros(), zeros(), zeros());
-        Hooks { control, turn, expected, faults, waits, layer_ns, stall_ns, kv_stall_ns, overtaken: None }
+        Hooks { control, slice, expected, faults, waits, layer_ns, stall_ns, kv_stall_ns, overtaken: None }
     }
 
     fn times(self) -> LayerTimes {
@@ -312,12 +312,12 @@ impl LayerHooks for Hooks<'_> {
         if self.faults.layer_delay_ns > 0 {
             std::thread::sleep(Duration::from_nanos(self.faults.layer_delay_ns));
         }
-        if self.turn.has_passed() {
-            self.overtaken = Some(StepError::TurnPassed { epoch: self.turn.epoch });
+        if self.slice.is_expired() {
+            self.overtaken = Some(StepError::TurnPassed { epoch: self.slice.epoch });
             return ControlFlow::Break(());
         }
         self.control.begin_layer();
-        let Expected { weights, kv } = self.expected[layer];
+        let ExpectedGenerations { weights, kv } = self.expected[layer];
         weights.map_or(ControlFlow::Continue(()), |generation| self.wait_weights(layer, generation))?;
         kv.map_or(ControlFlow::Continue(()), |generation| self.wait_kv(layer, generation))
     }
@@ -325,7 +325,7 @@ impl LayerHooks for Hooks<'_> {
     /// A step goes through a layer with all of its chunks before this is called, so nothing reads the layer afterwards.
     fn after_layer(&mut self, layer: usize, elapsed_ns: u64) {
         self.layer_ns[layer] = elapsed_ns;
-        let (id, Expected { weights, kv }) = (LayerId(layer as u16), self.expected[layer]);
+        let (id, ExpectedGenerations { weights, kv }) = (LayerId(layer as u16), self.expected[layer]);
         let weights = weights.map(|generation| self.control.publish_done(id, generation));
         let kv = kv.map(|generation| self.control.publish_kv_done(id, generation));
         for published in [weights, kv].into_iter().flatten() {

@@ -23,9 +23,9 @@ use sluice_link::watch::{Found, LOOK_EVERY, SIDECAR_LIMIT, SidecarWatch, shown};
 use sluice_wire::restart::BackOff;
 use sluice_wire::sidecar_hangs::SidecarHangs;
 
-use super::live::Live;
+use super::liveness::LivenessServer;
 use super::options::Options;
-use super::{EXIT_BYE, EXIT_SIDECAR_GONE};
+use super::{EXIT_GOODBYE, EXIT_SIDECAR_GONE};
 
 /// A worker ends by itself within 100 ms of its sidecar's death; one that is stopped is ended after this long.
 const WORKER_GRACE: Duration = Duration::from_millis(200);
@@ -36,17 +36,17 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     supervisor.start()?;
     loop {
         supervisor.sleep()?;
-        if supervisor.take_term() {
-            return Ok(ExitCode::from(EXIT_BYE));
+        if supervisor.forward_term() {
+            return Ok(ExitCode::from(EXIT_GOODBYE));
         }
         while let Some((pid, status)) = reap()? {
-            if supervisor.buried(pid, status) {
-                return Ok(ExitCode::from(EXIT_BYE));
+            if supervisor.on_worker_exit(pid, status) {
+                return Ok(ExitCode::from(EXIT_GOODBYE));
             }
         }
         supervisor.watch_sidecar();
         supervisor.start_when_due()?;
-        supervisor.live.iter_mut().for_each(Live::answer);
+        supervisor.live.iter_mut().for_each(LivenessServer::respond);
     }
 }
 
@@ -109,7 +109,7 @@ impl Worker {
     }
 
     /// When to look again.
-    fn look_in(&self) -> Option<Duration> {
+    fn poll_timeout(&self) -> Option<Duration> {
         let watched = self.sidecar.as_ref().map(|_| LOOK_EVERY);
         self.orphaned.map(|_| WORKER_GRACE).or(watched)
     }
@@ -126,13 +126,14 @@ struct Supervisor<'a> {
     /// A byte arrives with every signal.
     wake: UnixStream,
     /// The socket of liveness probes.
-    live: Option<Live>,
+    live: Option<LivenessServer>,
 }
 
 impl<'a> Supervisor<'a> {
     fn new(options: &'a Options) -> anyhow::Result<Self> {
         let live = options.live.map(|address| {
-            Live::open(address).with_context(|| format!("cannot listen at {address} (SLUICE_ENGINE_LIVE)"))
+            LivenessServer::open(address)
+                .with_context(|| format!("cannot listen at {address} (SLUICE_ENGINE_LIVE)"))
         });
         let (wake, write) = UnixStream::pair().context("signal pipe")?;
         wake.set_nonblocking(true).context("signal pipe")?;
@@ -209,13 +210,13 @@ impl<'a> Supervisor<'a> {
     /// to be looked at.
     fn sleep(&mut self) -> anyhow::Result<()> {
         let left = self.due.map(|due| due.saturating_duration_since(Instant::now()));
-        let look = self.worker.as_ref().and_then(Worker::look_in);
+        let look = self.worker.as_ref().and_then(Worker::poll_timeout);
         let timeout = [left, look].into_iter().flatten().min();
         let timeout = timeout
             .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) });
         let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
         fds.extend(self.worker.as_ref().and_then(Worker::poll_fd));
-        let asking = self.live.iter().flat_map(Live::fds);
+        let asking = self.live.iter().flat_map(LivenessServer::fds);
         fds.extend(asking.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => self.drain_wake().context("signal pipe"),
@@ -236,7 +237,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Hands SIGTERM on; the worker knows whether its sidecar still needs it. `true` when there is no worker to ask.
-    fn take_term(&mut self) -> bool {
+    fn forward_term(&mut self) -> bool {
         if self.term.swap(false, Ordering::SeqCst) {
             self.terminating = true;
             if let Some(worker) = &self.worker {
@@ -248,12 +249,12 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Takes note of a process that ended. `true` when it was the worker and no other is wanted.
-    fn buried(&mut self, pid: Pid, status: WaitStatus) -> bool {
+    fn on_worker_exit(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let Some(worker) = self.worker.take_if(|worker| worker.pid == pid) else {
             return false;
         };
         match status.exit_status() {
-            Some(code) if code == i32::from(EXIT_BYE) => return true,
+            Some(code) if code == i32::from(EXIT_GOODBYE) => return true,
             Some(code) if code == i32::from(EXIT_SIDECAR_GONE) => {
                 self.backoff = BackOff::default();
                 if self.terminating {

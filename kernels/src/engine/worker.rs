@@ -15,49 +15,49 @@ use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
 use sluice_link::vocabulary::{ActionId, FailedSequence, Reback};
 use sluice_link::watch::show;
-use sluice_memory::TurnFence;
+use sluice_memory::SliceFence;
 use sluice_memory::mapping::MappingError;
 
 use super::memory::EngineMemory;
 use super::options::{BUILD, Options};
 use super::step::{StepError, Stepper};
-use super::{EXIT_BYE, EXIT_SIDECAR_GONE, EXIT_TORN, watcher};
+use super::{EXIT_GOODBYE, EXIT_MAPPING_TORN, EXIT_SIDECAR_GONE, sidecar_watch};
 use crate::forward::Model;
 
 const RETRY: Duration = Duration::from_millis(20);
 /// How long the worker of an ending pod looks for a sidecar that still needs it.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves one sidecar until it says goodbye or is gone.
 pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    die_with_supervisor(options)?;
+    exit_with_supervisor(options)?;
     let term = Arc::new(AtomicBool::new(options.drain));
     for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&term)).context("signal handler")?;
     }
     let Some(mut link) = connect(&options.socket, options.drain, &term)? else {
-        return Ok(ExitCode::from(EXIT_BYE));
+        return Ok(ExitCode::from(EXIT_GOODBYE));
     };
-    watcher::start(link.fd())?;
+    sidecar_watch::start(link.fd())?;
     let ended = attach(&mut link, options).and_then(|stepper| serve(&mut link, stepper));
     status(ended).map(ExitCode::from)
 }
 
 /// The exit status that tells the supervisor how a worker ended.
 fn status(ended: anyhow::Result<()>) -> anyhow::Result<u8> {
-    let Err(error) = ended else { return Ok(EXIT_BYE) };
+    let Err(error) = ended else { return Ok(EXIT_GOODBYE) };
     if matches!(error.downcast_ref(), Some(LinkError::Closed)) {
         return Ok(EXIT_SIDECAR_GONE);
     }
-    if matches!(error.downcast_ref(), Some(MappingError::Torn { .. })) {
+    if matches!(error.downcast_ref(), Some(MappingError::RollbackFailed { .. })) {
         tracing::error!("this worker ends, and its successor maps its memory afresh: {error:#}");
-        return Ok(EXIT_TORN);
+        return Ok(EXIT_MAPPING_TORN);
     }
     Err(error)
 }
 
 /// A supervisor that is killed takes its worker along: nobody else would restart or reap it.
-fn die_with_supervisor(options: &Options) -> anyhow::Result<()> {
+fn exit_with_supervisor(options: &Options) -> anyhow::Result<()> {
     let Some(supervisor) = options.worker else { return Ok(()) };
     set_parent_process_death_signal(Some(Signal::KILL)).context("prctl(PR_SET_PDEATHSIG)")?;
     // It may have died before the line above; then the parent is already another process.
@@ -73,10 +73,10 @@ fn connect(socket: &Path, drain: bool, term: &AtomicBool) -> anyhow::Result<Opti
     loop {
         match SidecarLink::connect(socket) {
             Ok(link) => return Ok(Some(link)),
-            Err(LinkError::Path { source, .. }) if absent(&source) => {}
+            Err(LinkError::Path { source, .. }) if is_absent(&source) => {}
             Err(error) => return Err(error).context("connecting to the sidecar"),
         }
-        let over = !drain || begun.elapsed() >= DRAIN_PATIENCE;
+        let over = !drain || begun.elapsed() >= DRAIN_TIMEOUT;
         if term.load(Ordering::SeqCst) && over {
             return Ok(None);
         }
@@ -84,7 +84,7 @@ fn connect(socket: &Path, drain: bool, term: &AtomicBool) -> anyhow::Result<Opti
     }
 }
 
-fn absent(error: &std::io::Error) -> bool {
+fn is_absent(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error.kind(), NotFound | ConnectionRefused)
 }
@@ -97,7 +97,7 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
         // The standard input of a worker is the socket of its supervisor.
         show(std::io::stdin().as_fd(), &control, sidecar.as_fd()).context("showing the sidecar")?;
     }
-    let fence = TurnFence::open(life.as_fd()).context("the epoch of the turn")?;
+    let fence = SliceFence::open(life.as_fd()).context("the epoch of the turn")?;
     // Open until this process ends, however it ends.
     std::mem::forget(life);
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
@@ -133,7 +133,7 @@ fn reback(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[Reback
     }
     match stepper.memory().apply(ops) {
         Ok(()) => link.applied(id)?,
-        Err(torn @ MappingError::Torn { .. }) => return Err(torn.into()),
+        Err(torn @ MappingError::RollbackFailed { .. }) => return Err(torn.into()),
         Err(error) => link.refused(id, format!("{:#}", anyhow::Error::new(error)))?,
     }
     Ok(())
@@ -164,12 +164,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_mapping_ends_the_worker_with_a_status_of_its_own() {
+    fn torn_mapping_ends_worker_with_distinct_status() {
         let refused = || Box::new(MappingError::TooLarge { chunks: 1, chunk_bytes: 1 });
-        let torn = MappingError::Torn { refused: refused(), stuck: refused() };
-        assert_eq!(status(Err(torn.into())).ok(), Some(EXIT_TORN));
+        let torn = MappingError::RollbackFailed { refused: refused(), stuck: refused() };
+        assert_eq!(status(Err(torn.into())).ok(), Some(EXIT_MAPPING_TORN));
         assert_eq!(status(Err(LinkError::Closed.into())).ok(), Some(EXIT_SIDECAR_GONE));
-        assert_eq!(status(Ok(())).ok(), Some(EXIT_BYE));
+        assert_eq!(status(Ok(())).ok(), Some(EXIT_GOODBYE));
         assert!(status(Err((*refused()).into())).is_err(), "anything else is told as it is");
     }
 }

@@ -12,7 +12,7 @@ use crate::ops::attention::MAX_QUERIES;
 
 /// Tokens of one sequence within a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct TokenRange {
     /// Index in the batch.
     pub sequence: usize,
     /// Row of its first token, in the chunk.
@@ -27,7 +27,7 @@ pub(crate) struct Piece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionTask {
     /// Whose tokens.
-    pub piece: Piece,
+    pub range: TokenRange,
     pub kv_head: usize,
     /// Among the query heads that share the K and V head.
     pub heads: Range<usize>,
@@ -41,7 +41,7 @@ pub(crate) struct Chunk {
     /// Rows of the step.
     pub rows: Range<usize>,
     /// Its sequences' parts, in the order of the batch.
-    pub pieces: Vec<Piece>,
+    pub ranges: Vec<TokenRange>,
     /// Attention over them.
     pub attention: Vec<AttentionTask>,
 }
@@ -62,15 +62,15 @@ fn chunk(spec: &ModelSpec, batch: &Batch<'_>, rows: Range<usize>) -> Chunk {
         let here = rows.start.max(first)..rows.end.min(first + part.tokens.len());
         if !here.is_empty() {
             let start = part.start as usize + here.start - first;
-            pieces.push(Piece { sequence, row: here.start - rows.start, start, tokens: here.len() });
+            pieces.push(TokenRange { sequence, row: here.start - rows.start, start, tokens: here.len() });
         }
         first += part.tokens.len();
     }
     let attention = pieces.iter().flat_map(|piece| attention_tasks(spec, *piece)).collect();
-    Chunk { rows, pieces, attention }
+    Chunk { rows, ranges: pieces, attention }
 }
 
-fn attention_tasks(spec: &ModelSpec, piece: Piece) -> Vec<AttentionTask> {
+fn attention_tasks(spec: &ModelSpec, piece: TokenRange) -> Vec<AttentionTask> {
     let group = (spec.heads / spec.kv_heads) as usize;
     let heads = group.min(MAX_QUERIES);
     let tokens = MAX_QUERIES / heads;
@@ -80,7 +80,7 @@ fn attention_tasks(spec: &ModelSpec, piece: Piece) -> Vec<AttentionTask> {
             for token in (0..piece.tokens).step_by(tokens) {
                 let heads = head..(head + heads).min(group);
                 let tokens = token..(token + tokens).min(piece.tokens);
-                tasks.push(AttentionTask { piece, kv_head, heads, tokens });
+                tasks.push(AttentionTask { range: piece, kv_head, heads, tokens });
             }
         }
     }
@@ -126,7 +126,7 @@ mod tests {
         };
         let sequences: Vec<_> = lengths.iter().enumerate().map(sequence).collect();
         let pieces = |chunk: &Chunk| {
-            chunk.pieces.iter().map(|p| (p.sequence, p.row, p.start, p.tokens)).collect::<Vec<_>>()
+            chunk.ranges.iter().map(|p| (p.sequence, p.row, p.start, p.tokens)).collect::<Vec<_>>()
         };
         chunks(&spec, &Batch { sequences: &sequences }, most).iter().map(pieces).collect()
     }

@@ -8,10 +8,10 @@ use sluice_link::model::Family;
 use sluice_link::slab::{Slab, Tensor};
 
 use super::chunk::{Chunk, chunks};
-use super::pass::Pass;
+use super::layer_pass::LayerPass;
 use super::{Batch, ForwardError, LayerHooks, Model, RangeParts, Sequence};
 use crate::ops::embed::Embed;
-use crate::ops::kv::Arena;
+use crate::ops::kv::KvArena;
 use crate::ops::norm::Norm;
 use crate::rope;
 use crate::simd::matmul::{Epilogue, Narrow, PANEL_ROWS, Product};
@@ -65,7 +65,7 @@ pub(crate) struct Step<'a, E> {
     parts: &'a RangeParts,
     pub(super) batch: &'a Batch<'a>,
     pub(super) layout: Layout,
-    pub(super) arena: Arena<E>,
+    pub(super) arena: KvArena<E>,
     chunks: Vec<Chunk>,
 }
 
@@ -75,14 +75,14 @@ unsafe impl<E: Element> Sync for Step<'_, E> {}
 
 impl<'a, E: Element> Step<'a, E> {
     pub fn new(model: &'a Model, parts: &'a RangeParts, batch: &'a Batch<'a>, layout: Layout) -> Self {
-        let arena = Arena::new(&model.spec, parts.kv, parts.kv_blocks, model.chunk_bytes);
+        let arena = KvArena::new(&model.spec, parts.kv, parts.kv_blocks, model.chunk_bytes);
         let chunks = chunks(&model.spec, batch, model.chunk_tokens as usize);
         Step { model, parts, batch, layout, arena, chunks }
     }
 
     /// Runs all layers, then the head.
     pub fn run<H: LayerHooks>(&self, hooks: &mut H) -> Result<(), ForwardError> {
-        self.model.team.enter(|| {
+        self.model.threads.enter(|| {
             self.embed();
             for layer in 0..self.parts.layers.len() {
                 if let ControlFlow::Break(()) = hooks.before_layer(layer) {
@@ -99,7 +99,7 @@ impl<'a, E: Element> Step<'a, E> {
 
     /// Takes one chunk through one layer.
     fn pass(&self, chunk: &Chunk, layer: usize) {
-        let pass = Pass::new(self, chunk);
+        let pass = LayerPass::new(self, chunk);
         match self.model.spec.family {
             Family::Llama => llama::layer(&pass, layer),
             Family::Opt => opt::layer(&pass, layer),
@@ -111,7 +111,7 @@ impl<'a, E: Element> Step<'a, E> {
     }
 
     /// Residual stream of the whole step.
-    pub(super) fn stream(&self) -> Rows {
+    pub(super) fn residual(&self) -> Rows {
         self.rows(self.layout.stream)
     }
 
@@ -152,7 +152,7 @@ impl<'a, E: Element> Step<'a, E> {
                     // OPT's table begins with two rows that no position uses.
                     position: positions.map(|table| row(table, position + 2)),
                     width,
-                    output: at(self.stream(), first + index),
+                    output: at(self.residual(), first + index),
                 };
                 // SAFETY: token and position were checked to be rows of the tables.
                 unsafe { self.model.isa.run(embed) }
@@ -220,24 +220,24 @@ impl<'a, E: Element> Step<'a, E> {
         };
         let cost = chains.iter().map(work).sum();
         let tokens = chains.first().map_or(0, |chain| chain[0].tokens.len());
-        let grain = row_grain(rows, self.model.team.threads(), tokens);
+        let grain = row_grain(rows, self.model.threads.threads(), tokens);
         let pieces = |chain: &[Product<E>; N]| chain[0].rows.len().div_ceil(grain);
-        let chains = Shared(chains);
-        self.model.team.each(chains.get().iter().map(pieces).sum(), cost, |task| {
+        let chains = SendPtr(chains);
+        self.model.threads.for_each(chains.get().iter().map(pieces).sum(), cost, |task| {
             let mut piece = task;
             for chain in chains.get() {
                 if piece < pieces(chain) {
-                    return chain.iter().for_each(|product| self.run_piece(product, piece, grain));
+                    return chain.iter().for_each(|product| self.run_rows(product, piece, grain));
                 }
                 piece -= pieces(chain);
             }
         });
     }
 
-    fn run_piece(&self, product: &Product<E>, piece: usize, grain: usize) {
+    fn run_rows(&self, product: &Product<E>, piece: usize, grain: usize) {
         let rows = &product.rows;
         let first = rows.start + piece * grain;
-        let scratch = at(self.rows(self.layout.scratch), self.model.team.member());
+        let scratch = at(self.rows(self.layout.scratch), self.model.threads.thread_index());
         let piece = Product { rows: first..(first + grain).min(rows.end), scratch, ..product.clone() };
         // SAFETY: matrices have the slab's sizes, values the layout's; pieces have rows of their own and each
         // member of the team its own scratch.
@@ -253,7 +253,7 @@ impl<'a, E: Element> Step<'a, E> {
         for (first, sequence) in self.each_sequence() {
             let end = first + sequence.tokens.len();
             for token in end - sequence.logit_rows..end {
-                self.norm_row((at(self.stream(), token), at(last, rows)), norm, bias);
+                self.norm_row((at(self.residual(), token), at(last, rows)), norm, bias);
                 self.narrow_row(at(last, rows), self.model.spec.hidden as usize);
                 rows += 1;
             }
@@ -282,12 +282,12 @@ fn row_grain(rows: usize, threads: usize, tokens: usize) -> usize {
 }
 
 /// A value whose pointers may be read by the whole team.
-pub(crate) struct Shared<T>(pub T);
+pub(crate) struct SendPtr<T>(pub T);
 
 // SAFETY: only pointers to weights and values of a step travel in it, valid from any thread as for `Step`.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SendPtr<T> {}
 
-impl<T: Copy> Shared<T> {
+impl<T: Copy> SendPtr<T> {
     pub fn get(&self) -> T {
         self.0
     }

@@ -14,7 +14,7 @@ const LETTERS: usize = 26;
 
 /// The printable stand-in of each byte in byte-level BPE (GPT-2's table): itself where it is printable, else the next
 /// character from U+0100 on.
-fn stand_ins() -> Vec<char> {
+fn byte_chars() -> Vec<char> {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 0x100;
     let stand_in = |byte: u32| {
@@ -48,7 +48,7 @@ pub(super) fn tokenizer(vocab: u32) -> Value {
     let mut ids = Map::new();
     let mut merges = Vec::new();
     let specials = ["<s>", "</s>"].map(str::to_owned);
-    let bytes = stand_ins().into_iter().map(String::from);
+    let bytes = byte_chars().into_iter().map(String::from);
     let added = (vocab - SMALLEST_VOCAB) as usize;
     for (id, token) in specials.into_iter().chain(bytes).chain(words(added)).enumerate() {
         if id >= SMALLEST_VOCAB as usize {

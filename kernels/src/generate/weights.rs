@@ -14,10 +14,10 @@ use super::{GenerateError, RandomModel, in_file, tensor_name, write_json};
 use crate::sampling::random_bits;
 
 /// Values made at a time.
-const PIECE: usize = 1 << 20;
+const BATCH_VALUES: usize = 1 << 20;
 
 /// One tensor of the checkpoint.
-struct Entry {
+struct TensorEntry {
     name: String,
     place: Place,
 }
@@ -38,11 +38,11 @@ pub(super) fn write(model: &RandomModel, folder: &Path) -> Result<(), GenerateEr
     write_json(folder, "model.safetensors.index.json", &index)
 }
 
-fn entries(model: &RandomModel) -> Vec<Entry> {
+fn entries(model: &RandomModel) -> Vec<TensorEntry> {
     let layout = slab_layout(&model.spec);
     let entry = |layer, place: &Place| {
         let name = tensor_name(model.spec.family, place.tensor, layer);
-        Entry { name, place: *place }
+        TensorEntry { name, place: *place }
     };
     let global = layout.global.places.iter().map(|place| entry(0, place));
     let layers = (0..usize::from(model.spec.layers))
@@ -51,12 +51,12 @@ fn entries(model: &RandomModel) -> Vec<Entry> {
 }
 
 /// `shards` runs of entries; the last may be shorter, none beyond the tensors is left out.
-fn split(entries: &[Entry], shards: usize) -> Vec<&[Entry]> {
+fn split(entries: &[TensorEntry], shards: usize) -> Vec<&[TensorEntry]> {
     let bound = |shard: usize| entries.len() * shard / shards;
     (0..shards).map(|shard| &entries[bound(shard)..bound(shard + 1)]).collect()
 }
 
-fn write_shard(model: &RandomModel, path: &Path, entries: &[Entry]) -> Result<(), GenerateError> {
+fn write_shard(model: &RandomModel, path: &Path, entries: &[TensorEntry]) -> Result<(), GenerateError> {
     let write = || -> io::Result<()> {
         let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
         let header = header(model, entries);
@@ -71,7 +71,7 @@ fn write_shard(model: &RandomModel, path: &Path, entries: &[Entry]) -> Result<()
 }
 
 /// The JSON header, padded so that the data begin at a multiple of 64.
-fn header(model: &RandomModel, entries: &[Entry]) -> String {
+fn header(model: &RandomModel, entries: &[TensorEntry]) -> String {
     let dtype = match model.spec.dtype {
         Dtype::F32 => "F32",
         Dtype::F16 => "F16",
@@ -113,7 +113,7 @@ fn is_bias(tensor: Tensor) -> bool {
 }
 
 /// Mean and deviation of a tensor's values.
-fn spread(family: Family, place: &Place) -> (f32, f32) {
+fn mean_and_deviation(family: Family, place: &Place) -> (f32, f32) {
     let per_input = 1.0 / (place.columns as f32).sqrt();
     match place.tensor {
         Tensor::FinalNorm | Tensor::AttentionNorm | Tensor::MlpNorm => (1.0, 0.1),
@@ -127,16 +127,16 @@ fn spread(family: Family, place: &Place) -> (f32, f32) {
     }
 }
 
-fn write_tensor(model: &RandomModel, entry: &Entry, to: &mut impl Write) -> io::Result<()> {
+fn write_tensor(model: &RandomModel, entry: &TensorEntry, to: &mut impl Write) -> io::Result<()> {
     let stream = fnv(&entry.name) ^ model.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let (mean, deviation) = spread(model.spec.family, &entry.place);
+    let (mean, deviation) = mean_and_deviation(model.spec.family, &entry.place);
     let count = entry.place.rows as usize * entry.place.columns as usize;
     let width = model.spec.dtype.bytes();
-    let mut piece = vec![0; PIECE.min(count) * width];
-    for first in (0..count).step_by(PIECE) {
-        let bytes = &mut piece[..PIECE.min(count - first) * width];
+    let mut piece = vec![0; BATCH_VALUES.min(count) * width];
+    for first in (0..count).step_by(BATCH_VALUES) {
+        let bytes = &mut piece[..BATCH_VALUES.min(count - first) * width];
         bytes.par_chunks_exact_mut(width).enumerate().for_each(|(index, bytes)| {
-            let value = mean + deviation * bell(random_bits(stream, (first + index) as u64));
+            let value = mean + deviation * normal_sample(random_bits(stream, (first + index) as u64));
             store(model.spec.dtype, value, bytes);
         });
         to.write_all(bytes)?;
@@ -153,7 +153,7 @@ fn store(dtype: Dtype, value: f32, to: &mut [u8]) {
 }
 
 /// A nearly normal number of mean 0 and deviation 1: the sum of four uniform ones.
-fn bell(bits: u64) -> f32 {
+fn normal_sample(bits: u64) -> f32 {
     let sum: u64 = (0..4).map(|part| (bits >> (16 * part)) & 0xffff).sum();
     // Four uniform numbers in 0 ..= 65535 have mean 131070 and deviation 65536 / sqrt(3).
     (sum as f32 - 131_070.0) * (1.732_050_8 / 65_536.0)

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::kv::Arena;
+use super::kv::KvArena;
 use crate::forward::BLOCK_TOKENS;
 use crate::simd::{Element, Kernel, LANES, Lanes, math};
 
@@ -24,7 +24,7 @@ pub const MAX_QUERIES: usize = 32;
 /// [`MAX_QUERIES`] of them. Blocks hold positions `0..=` the last token's.
 pub struct Attention<'a, E, B> {
     /// Blocks of the layer.
-    pub arena: &'a Arena<E>,
+    pub arena: &'a KvArena<E>,
     /// Id of the block behind a column.
     pub block: B,
     /// The shared K and V head.
@@ -52,7 +52,7 @@ struct Softmax {
 struct Tile<E> {
     keys: *const E,
     values: *const E,
-    seen: usize,
+    visible: usize,
 }
 
 impl<E: Element, B: Fn(usize) -> u32> Kernel for Attention<'_, E, B> {
@@ -85,10 +85,10 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
         let query = |position: usize| (position - self.tokens.start) * self.heads;
         unsafe {
             for position in begin..whole {
-                let tile = Tile { keys, values, seen: position + 1 - first };
+                let tile = Tile { keys, values, visible: position + 1 - first };
                 self.queries::<V>(query(position)..query(position + 1), tile, softmax);
             }
-            let tile = Tile { keys, values, seen: BLOCK_TOKENS };
+            let tile = Tile { keys, values, visible: BLOCK_TOKENS };
             self.queries::<V>(query(whole)..query(self.tokens.end), tile, softmax);
         }
     }
@@ -124,7 +124,8 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
             for q in 0..Q {
                 let before = softmax.largest[at + q];
                 let largest = before.max(scores[q].fold_max());
-                let weight = math::exp(scores[q].sub(V::splat(largest))).first_or(tile.seen, V::splat(0.0));
+                let weight =
+                    math::exp(scores[q].sub(V::splat(largest))).first_or(tile.visible, V::splat(0.0));
                 weight.store(weights[q].as_mut_ptr());
                 corrections[q] = before - largest;
                 softmax.largest[at + q] = largest;
@@ -162,7 +163,7 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
             let mut scores = even;
             for q in 0..Q {
                 let score = even[q].add(odd[q]).mul(V::splat(scale));
-                scores[q] = score.first_or(tile.seen, V::splat(f32::NEG_INFINITY));
+                scores[q] = score.first_or(tile.visible, V::splat(f32::NEG_INFINITY));
             }
             scores
         }
@@ -186,7 +187,7 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
                     let output = self.output.add(self.offset(at + q) + first);
                     sums[q] = load::<V, f32>(output, count).mul(V::splat(corrections[q]));
                 }
-                for place in 0..tile.seen {
+                for place in 0..tile.visible {
                     let values = load::<V, E>(tile.values.add(place * head_dim + first), count);
                     for q in 0..Q {
                         sums[q] = V::splat(weights[q][place]).mul_add(values, sums[q]);

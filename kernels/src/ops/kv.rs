@@ -16,7 +16,7 @@ use crate::simd::{Element, Kernel, Lanes};
 
 /// Where blocks lie.
 #[derive(Clone, Copy, Debug)]
-pub struct Arena<E> {
+pub struct KvArena<E> {
     base: *mut u8,
     chunk_bytes: usize,
     block_bytes: usize,
@@ -26,10 +26,10 @@ pub struct Arena<E> {
     element: PhantomData<E>,
 }
 
-impl<E: Element> Arena<E> {
+impl<E: Element> KvArena<E> {
     /// The arena at `base` of `blocks` blocks in chunks of `chunk_bytes`.
     pub fn new(spec: &ModelSpec, base: *mut u8, blocks: u32, chunk_bytes: u64) -> Self {
-        Arena {
+        KvArena {
             base,
             chunk_bytes: chunk_bytes as usize,
             block_bytes: spec.block_bytes() as usize,
@@ -66,7 +66,7 @@ impl<E: Element> Arena<E> {
 /// Rounds one head's K and V of successive tokens to the cache's dtype and writes them to their block.
 ///
 /// `keys` and `values` point at the head in the first token's row; all tokens lie in one block.
-pub struct Write<E> {
+pub struct WriteKv<E> {
     /// K of the head in the block.
     pub block_keys: *mut E,
     /// V of the head in the block.
@@ -83,7 +83,7 @@ pub struct Write<E> {
     pub head_dim: usize,
 }
 
-impl<E: Element> Kernel for Write<E> {
+impl<E: Element> Kernel for WriteKv<E> {
     type Output = ();
 
     #[inline(always)]

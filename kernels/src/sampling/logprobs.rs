@@ -10,16 +10,16 @@ pub struct TokenLogprobs {
 }
 
 /// What must be remembered of the raw logits before they are changed in place.
-pub(super) struct Raw {
+pub(super) struct RawLogprobs {
     log_sum: f64,
     top: Vec<(u32, f32)>,
     /// Raw logits of the tokens that may change.
     saved: Vec<(u32, f32)>,
 }
 
-impl Raw {
-    pub(super) fn of(logits: &[f32], top: u8, changeable: impl Iterator<Item = u32>) -> Raw {
-        Raw {
+impl RawLogprobs {
+    pub(super) fn of(logits: &[f32], top: u8, changeable: impl Iterator<Item = u32>) -> RawLogprobs {
+        RawLogprobs {
             log_sum: log_sum_exp(logits),
             top: most_likely(logits, usize::from(top)),
             saved: changeable.map(|token| (token, logits[token as usize])).collect(),

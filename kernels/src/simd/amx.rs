@@ -12,7 +12,7 @@
 
 // Copies of a block of tokens fill at most the scratch of a product: 2 bytes of each column for each token.
 const _: () =
-    assert!(MOST_TILES * SIDE * 2 <= PANEL_ROWS * 4, "a block of tokens fits the scratch of a product");
+    assert!(MAX_TILES * SIDE * 2 <= PANEL_ROWS * 4, "a block of tokens fits the scratch of a product");
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,7 @@ const SIDE: usize = 16;
 /// Columns of a tile.
 const COLUMNS: usize = 32;
 /// Tiles of tokens that meet a tile of rows before the next one is read.
-const MOST_TILES: usize = 4;
+const MAX_TILES: usize = 4;
 
 /// Whether the processor has the unit and the kernel lets this process use it.
 pub(super) fn is_supported() -> bool {
@@ -55,7 +55,7 @@ fn is_permitted() -> bool {
 }
 
 /// Whether the unit multiplies `product`.
-pub(super) fn takes<E: Element>(product: &Product<E>) -> bool {
+pub(super) fn is_supported_for<E: Element>(product: &Product<E>) -> bool {
     E::Dot::NARROWS && product.k > 0 && product.k.is_multiple_of(COLUMNS)
 }
 
@@ -66,7 +66,7 @@ pub(super) unsafe fn run<E: Element>(product: &Product<E>) {
 }
 
 /// What multiplies tiles.
-pub(super) trait Unit {
+pub(super) trait TileUnit {
     /// Prepares it for tiles of `rows` rows; from then on until [`Unit::release`] the thread has its registers.
     ///
     /// # Safety
@@ -95,15 +95,15 @@ pub(super) trait Unit {
 
 /// `[tile][row][token]`
 #[repr(C, align(64))]
-pub(super) struct Sums(pub [[[f32; SIDE]; SIDE]; MOST_TILES]);
+pub(super) struct Sums(pub [[[f32; SIDE]; SIDE]; MAX_TILES]);
 
 /// [`run`] on a unit of the caller's choice.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn run_on<U: Unit, E: Element>(product: &Product<E>) {
+pub(super) unsafe fn run_on<U: TileUnit, E: Element>(product: &Product<E>) {
     let middle = product.rows.start + product.rows.len() / SIDE * SIDE;
     let (whole, rest) = (product.rows.start..middle, middle..product.rows.end);
-    for first in product.tokens.clone().step_by(MOST_TILES * SIDE) {
-        let tokens = first..(first + MOST_TILES * SIDE).min(product.tokens.end);
+    for first in product.tokens.clone().step_by(MAX_TILES * SIDE) {
+        let tokens = first..(first + MAX_TILES * SIDE).min(product.tokens.end);
         unsafe {
             copy_tokens(product, &tokens);
             if !whole.is_empty() {
@@ -123,7 +123,7 @@ pub(super) unsafe fn run_on<U: Unit, E: Element>(product: &Product<E>) {
 
 /// At most [`SIDE`] rows times a block of tokens that were copied to scratch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn rows_of_block<U: Unit, E: Element>(
+unsafe fn rows_of_block<U: TileUnit, E: Element>(
     product: &Product<E>,
     rows: Range<usize>,
     tokens: &Range<usize>,
@@ -131,7 +131,7 @@ unsafe fn rows_of_block<U: Unit, E: Element>(
     let stride = product.k * size_of::<E>();
     let weights = (product.weights.wrapping_add(rows.start * product.k).cast(), stride);
     let (copies, steps) = (product.scratch.cast_const().cast(), product.k / COLUMNS);
-    let mut sums = Sums([[[0.0; SIDE]; SIDE]; MOST_TILES]);
+    let mut sums = Sums([[[0.0; SIDE]; SIDE]; MAX_TILES]);
     unsafe {
         match tokens.len().div_ceil(SIDE) {
             1 => U::multiply::<1>(weights, copies, steps, &mut sums),
@@ -245,7 +245,7 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-impl Unit for Amx {
+impl TileUnit for Amx {
     unsafe fn configure(rows: usize) {
         let mut all =
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };

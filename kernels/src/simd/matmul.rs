@@ -13,7 +13,7 @@ use std::ops::Range;
 
 pub use sluice_link::activation::{PANEL_ROWS, scratch_words};
 
-use super::tile::{Carry, Tile};
+use super::tile::{Accumulator, Tile};
 use super::{Dot, Element, Kernel, LANES, Lanes, Widened, math};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx512};
@@ -24,13 +24,13 @@ const TOKEN_BLOCK_BYTES: usize = 512 << 10;
 /// stream past and the accumulators that wait.
 const TILE_TOKEN_BYTES: usize = 24 << 10;
 /// Tokens of the widest tile.
-const MOST_TOKENS: usize = 6;
+const MAX_TILE_TOKENS: usize = 6;
 /// From this many tokens on, widening a panel first is cheaper than widening it for every tile.
 const WIDEN_FROM_TOKENS: usize = 12;
 
 /// Accumulators of a panel's rows and a tile's tokens that wait for their next columns.
 #[repr(C, align(64))]
-struct Carried([f32; PANEL_ROWS * MOST_TOKENS * LANES]);
+struct CarriedSums([f32; PANEL_ROWS * MAX_TILE_TOKENS * LANES]);
 
 /// Rows of weights that meet a block of tokens, tile by tile.
 #[derive(Clone, Copy)]
@@ -114,7 +114,7 @@ impl<E: Element> Kernel for Product<E> {
 
     #[cfg(target_arch = "x86_64")]
     unsafe fn run_amx(self) {
-        unsafe { if amx::takes(&self) { amx::run(&self) } else { avx512::enter_bf16(self) } }
+        unsafe { if amx::is_supported_for(&self) { amx::run(&self) } else { avx512::enter_bf16(self) } }
     }
 }
 
@@ -176,10 +176,10 @@ impl<E: Element> Product<E> {
     ) {
         let columns = columns_between_breaks::<D>(self.k, C);
         // Lies there untouched where `k` has no break.
-        let mut carried = MaybeUninit::<Carried>::uninit();
+        let mut carried = MaybeUninit::<CarriedSums>::uninit();
         for first in (0..self.k).step_by(columns) {
             let range = first..(first + columns).min(self.k);
-            let mut carry = |row: usize| Carry {
+            let mut carry = |row: usize| Accumulator {
                 at: carried.as_mut_ptr().cast::<f32>().wrapping_add(row * C * LANES),
                 resume: range.start > 0,
                 suspend: range.end < self.k,
@@ -208,7 +208,7 @@ impl<E: Element> Product<E> {
         (weights, stride): (*const D::Weight, usize),
         (row, token): (usize, usize),
         columns: &Range<usize>,
-        (carry, ahead): (Carry, *const u8),
+        (carry, ahead): (Accumulator, *const u8),
     ) {
         unsafe {
             let (input, words) = self.input;

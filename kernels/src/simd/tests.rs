@@ -46,7 +46,7 @@ fn narrowed<E: Element>(isa: Isa, input: &[f32]) -> Vec<f32> {
     rows
 }
 
-fn one_order_everywhere<E: Element>() {
+fn assert_same_order_on_all_isas<E: Element>() {
     let weights: Vec<E> = numbers(ROWS * K, 1).into_iter().map(E::narrow).collect();
     let input = numbers(40 * K, 2);
     for isa in Isa::available() {
@@ -78,9 +78,9 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 
 #[test]
 fn products_have_one_order_of_summation_on_each_instruction_set() {
-    one_order_everywhere::<f32>();
-    one_order_everywhere::<f16>();
-    one_order_everywhere::<bf16>();
+    assert_same_order_on_all_isas::<f32>();
+    assert_same_order_on_all_isas::<f16>();
+    assert_same_order_on_all_isas::<bf16>();
 }
 
 fn fused_sets_agree<E: Element>() {
@@ -121,7 +121,7 @@ fn a_row_is_rounded_in_place_to_the_nearest_bfloat16() {
 
 /// The tester tested: another width of accumulator is another order, and the comparison sees it.
 #[test]
-fn another_accumulator_width_is_seen_as_different_bits() {
+fn different_accumulator_width_changes_bits() {
     let (a, b) = (numbers(K, 1), numbers(K, 2));
     let with_width = |width: usize| {
         let mut sums = vec![0.0_f32; width];

@@ -15,7 +15,7 @@ pub(super) struct Tile<D: Dot, const R: usize, const C: usize> {
     pub weights: Rows<D::Weight>,
     pub tokens: Rows<D::Input>,
     pub k: usize,
-    pub carry: Carry,
+    pub carry: Accumulator,
     /// A row that later tiles want from memory: as many bytes of it are asked for as a step reads. Any address will do.
     pub ahead: *const u8,
 }
@@ -23,7 +23,7 @@ pub(super) struct Tile<D: Dot, const R: usize, const C: usize> {
 /// Accumulators that pass from one run of columns to the next: whole vectors, so that the order of the sums is the
 /// same as without the break.
 #[derive(Clone, Copy)]
-pub(super) struct Carry {
+pub(super) struct Accumulator {
     /// Room for `R * C` vectors, where either of the others is set.
     pub at: *mut f32,
     /// Columns came before: begin with their accumulators.
@@ -44,12 +44,12 @@ impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
                 each_sum(&mut sums, |index, sum| *sum = V::load(carry.at.add(index * LANES)));
             }
             let whole = k - k % D::STEP;
-            let mut rest = MaybeUninit::<Rest<D, R, C>>::uninit();
+            let mut rest = MaybeUninit::<Remainder<D, R, C>>::uninit();
             for at in (0..k).step_by(D::STEP) {
                 let (mut weights, mut tokens) =
                     ((weights.wrapping_add(at), row_stride), (tokens.wrapping_add(at), token_stride));
                 if at == whole {
-                    (weights, tokens) = Rest::fill(rest.as_mut_ptr(), k - whole, weights, tokens);
+                    (weights, tokens) = Remainder::fill(rest.as_mut_ptr(), k - whole, weights, tokens);
                 }
                 V::prefetch_later(ahead.wrapping_add(at * size_of::<D::Weight>()));
                 let mut row = [D::load_weights::<V>(weights.0); R];
@@ -80,12 +80,12 @@ impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
 type Rows<T> = (*const T, usize);
 
 /// The last columns of a tile, fewer than a step, with zeros behind them.
-struct Rest<D: Dot, const R: usize, const C: usize> {
+struct Remainder<D: Dot, const R: usize, const C: usize> {
     weights: [[MaybeUninit<D::Weight>; PAIRED]; R],
     tokens: [[MaybeUninit<D::Input>; PAIRED]; C],
 }
 
-impl<D: Dot, const R: usize, const C: usize> Rest<D, R, C> {
+impl<D: Dot, const R: usize, const C: usize> Remainder<D, R, C> {
     /// Copies `count` columns of each row and returns where they begin, as the tile's own pointers say it.
     #[cold]
     #[inline(never)]

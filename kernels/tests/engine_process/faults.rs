@@ -36,14 +36,14 @@ pub fn stop_inside(
     step.generations = vec![(LayerId(0), generation), (LayerId(1), generation)];
     sidecar.control.publish_ready(LayerId(0), generation).unwrap();
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-    let patience = Patience { abort: &AtomicBool::new(false), limit: Some(SOON) };
+    let patience = Patience { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
     let waited = sidecar.control.wait_done(LayerId(0), generation, patience).unwrap();
     assert!(matches!(waited, Wait::Reached), "the worker computes layer 0");
     step
 }
 
 #[test]
-fn a_worker_killed_inside_a_step_has_a_successor_that_gives_the_same_bits() {
+fn worker_killed_in_step_is_replaced_with_same_bits() {
     let spec = llama(Dtype::F32);
     let prompt = tokens(10, 4, &spec);
     let mut sidecar = MiniSidecar::new(&spec, Faults::default());
@@ -59,7 +59,7 @@ fn a_worker_killed_inside_a_step_has_a_successor_that_gives_the_same_bits() {
             let generation = Generation(number);
             step = stop_inside(&mut sidecar, &link, step, generation);
             kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::KILL).unwrap();
-            assert!(matches!(link.receiver.recv_within(SOON), Err(LinkError::Closed)));
+            assert!(matches!(link.receiver.recv_within(TEST_TIMEOUT), Err(LinkError::Closed)));
             link.process.confirm(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
             link = sidecar.attach(&sidecar.resident());
             step.attempt += 1;
@@ -73,7 +73,7 @@ fn a_worker_killed_inside_a_step_has_a_successor_that_gives_the_same_bits() {
     }
     // The first run was fed in chunks and this one was not; batch invariance makes them equal all the same.
     assert_eq!(disturbed, undisturbed);
-    assert!(engine.ended_within(Duration::ZERO).is_none(), "the supervisor lives on");
+    assert!(engine.exited_within(Duration::ZERO).is_none(), "the supervisor lives on");
 }
 
 /// Time from the sidecar's end to that of its worker.
@@ -115,7 +115,7 @@ fn a_killed_sidecars_successor_is_served() {
 }
 
 /// A change to a good step that makes it one to be refused, and a word of the refusal.
-type Spoil = (&'static str, fn(&mut Step));
+type StepMutation = (&'static str, fn(&mut Step));
 
 #[test]
 fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
@@ -124,7 +124,7 @@ fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
     let good = sidecar.generate(&mut link, &[1, 2, 3], 2);
-    let spoils: [Spoil; 5] = [
+    let spoils: [StepMutation; 5] = [
         ("layer 3 of a model", |step| step.generations.push((LayerId(3), Generation(1)))),
         ("layer 3 of a model", |step| step.kv_generations.push((LayerId(3), Generation(1)))),
         ("are backed", |step| step.activation_limit_bytes += 1),
@@ -142,7 +142,7 @@ fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
     for bad in [
         kv_full,
         Reback::Map(Address::Kv(FrameId(99)), ChunkId(0)),
-        Reback::Map(Address::Staging(0), ChunkId(sidecar.places.end)),
+        Reback::Map(Address::Staging(0), ChunkId(sidecar.chunk_layout.end)),
         Reback::Unmap(Address::Staging(0), ChunkId(0)),
         Reback::Unmap(Address::Layer(LayerId(9), 0), ChunkId(0)),
     ] {
@@ -156,26 +156,26 @@ fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
 }
 
 /// A row beside row 0, with the same prompt in blocks of its own.
-const BESIDE: RowId = RowId(1);
+const OTHER_ROW: RowId = RowId(1);
 
-fn put_beside(step: &mut Step, layers: u16) {
+fn add_other_row(step: &mut Step, layers: u16) {
     let layers = u32::from(layers);
     let blocks = (0..layers).map(|layer| BlockId(5 * layers + layer)).collect();
-    step.updates.push(TableUpdate::Reset { row: BESIDE, tokens: Vec::new() });
-    step.updates.push(TableUpdate::Column { row: BESIDE, column: 0, blocks });
-    let beside = SequenceStep { row: BESIDE, ..step.sequences[0].clone() };
+    step.updates.push(TableUpdate::Reset { row: OTHER_ROW, tokens: Vec::new() });
+    step.updates.push(TableUpdate::Column { row: OTHER_ROW, column: 0, blocks });
+    let beside = SequenceStep { row: OTHER_ROW, ..step.sequences[0].clone() };
     step.sequences.push(beside);
 }
 
 /// Another way to sample the sequence at `index`.
 fn sampled_by(step: &mut Step, index: usize, sampling: Sampling) {
-    step.sequences[index].sample = Some(SampleOrder { sampling: Arc::new(sampling), prompt_tokens: 3 });
+    step.sequences[index].sample = Some(SampleRequest { sampling: Arc::new(sampling), prompt_tokens: 3 });
 }
 
 /// Changes to the sequence at an index that make it unfit, and a word of the refusal.
-type Unfit = (&'static str, fn(&mut Step, usize));
+type SequenceMutation = (&'static str, fn(&mut Step, usize));
 
-const UNFIT: [Unfit; 6] = [
+const INVALID_SEQUENCES: [SequenceMutation; 6] = [
     ("token 300 at index 0 is not below", |step, index| step.sequences[index].tokens[0] = 300),
     ("token 4294967295 at index 2", |step, index| step.sequences[index].tokens[2] = u32::MAX),
     ("which is not backed", |step, index| put_block(step, index, 24 * 1000)),
@@ -187,16 +187,16 @@ const UNFIT: [Unfit; 6] = [
 ];
 
 #[test]
-fn an_unfit_sequence_is_refused_alone_and_the_others_have_their_tokens() {
+fn invalid_sequence_is_refused_alone_and_others_get_tokens() {
     let spec = llama(Dtype::F32);
     let mut sidecar = MiniSidecar::new(&spec, Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
     let good = sidecar.generate(&mut link, &[1, 2, 3], 1);
-    for (word, spoil) in UNFIT {
+    for (word, spoil) in INVALID_SEQUENCES {
         for unfit in 0..2 {
             let mut step = sidecar.step(0, &[1, 2, 3]);
-            put_beside(&mut step, spec.layers);
+            add_other_row(&mut step, spec.layers);
             spoil(&mut step, unfit);
             // A part of a prompt asks for no token, and is refused as well.
             if word.contains("token 3") && !word.contains("bias") {
@@ -213,14 +213,14 @@ fn an_unfit_sequence_is_refused_alone_and_the_others_have_their_tokens() {
 
 /// The layers are passed all the same: a sidecar that moves them waits for each.
 #[test]
-fn a_step_of_unfit_sequences_alone_passes_its_layers_and_refuses_each() {
+fn step_of_only_invalid_sequences_runs_and_refuses_each() {
     let spec = llama(Dtype::F32);
     let mut sidecar = MiniSidecar::new(&spec, Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
-    for (word, spoil) in UNFIT {
+    for (word, spoil) in INVALID_SEQUENCES {
         let mut step = sidecar.step(0, &[1, 2, 3]);
-        put_beside(&mut step, spec.layers);
+        add_other_row(&mut step, spec.layers);
         (0..2).for_each(|index| spoil(&mut step, index));
         let generation = Generation(step.id.0);
         step.generations = (0..spec.layers).map(|layer| (LayerId(layer), generation)).collect();
@@ -229,9 +229,9 @@ fn a_step_of_unfit_sequences_alone_passes_its_layers_and_refuses_each() {
         }
         let done = sidecar.run(&mut link, &step).expect("the step goes on");
         assert_eq!(done.sampled, []);
-        assert_refused(&done, &[RowId(0), BESIDE], word);
+        assert_refused(&done, &[RowId(0), OTHER_ROW], word);
         let last = LayerId(spec.layers - 1);
-        let patience = Patience { abort: &AtomicBool::new(false), limit: Some(SOON) };
+        let patience = Patience { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
         let waited = sidecar.control.wait_done(last, generation, patience).unwrap();
         assert!(matches!(waited, Wait::Reached), "{word}");
     }
@@ -245,19 +245,19 @@ fn assert_refused(done: &StepDone, rows: &[RowId], word: &str) {
 }
 
 #[test]
-fn a_row_without_any_candidate_fails_alone_and_the_others_have_their_tokens() {
+fn row_without_candidate_fails_alone_and_others_get_tokens() {
     let spec = llama(Dtype::F32);
     let mut sidecar = MiniSidecar::new(&spec, Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
     let good = sidecar.generate(&mut link, &[1, 2, 3], 1);
     let mut step = sidecar.step(0, &[1, 2, 3]);
-    put_beside(&mut step, spec.layers);
+    add_other_row(&mut step, spec.layers);
     let logit_bias = (0..spec.vocab).map(|token| (token, f32::NEG_INFINITY)).collect();
     sampled_by(&mut step, 1, Sampling { logit_bias, ..Sampling::default() });
     let done = sidecar.run(&mut link, &step).expect("the step goes on");
     assert_eq!(done.sampled, good);
-    assert_eq!(done.failed, [FailedSequence { row: BESIDE, failure: SequenceFailure::NoCandidate }]);
+    assert_eq!(done.failed, [FailedSequence { row: OTHER_ROW, failure: SequenceFailure::NoCandidate }]);
 }
 
 /// Another block behind the first column of the sequence at `index`.
@@ -271,20 +271,20 @@ fn put_block(step: &mut Step, index: usize, id: u32) {
 }
 
 #[test]
-fn a_sidecar_that_speaks_nonsense_is_left_and_the_next_one_served() {
+fn malformed_sidecar_is_disconnected_and_next_one_served() {
     let sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let listener = sidecar.listener.as_ref().unwrap();
     let bye = Header { kind: Kind::Done, part: 0, parts: 1, length: 0 }.encode();
     for nonsense in [&[0xff; 400][..], &bye[..], &bye[..9]] {
-        assert!(readable(listener.as_fd(), SOON).unwrap());
+        assert!(readable(listener.as_fd(), TEST_TIMEOUT).unwrap());
         let socket = accept_with(listener, SocketFlags::CLOEXEC).unwrap();
         send(&socket, nonsense, SendFlags::NOSIGNAL).unwrap();
         // The worker leaves: after its Hello, the end of the stream.
         let mut buffer = [0; 4096];
         let begun = Instant::now();
         loop {
-            assert!(begun.elapsed() < SOON && readable(socket.as_fd(), SOON).unwrap());
+            assert!(begun.elapsed() < TEST_TIMEOUT && readable(socket.as_fd(), TEST_TIMEOUT).unwrap());
             let received = rustix::net::recv(&socket, &mut buffer, rustix::net::RecvFlags::empty());
             if received.is_err() || received.is_ok_and(|(_, bytes)| bytes == 0) {
                 break;

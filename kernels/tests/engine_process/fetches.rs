@@ -20,7 +20,7 @@ const HELD_BACK: Duration = Duration::from_millis(200);
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// A sidecar whose first column lies on the device in layer 0 alone; layers 1 and 2 keep theirs in host memory.
-struct Away {
+struct OffloadedKv {
     sidecar: MiniSidecar,
     link: EngineLink,
     _engine: Engine,
@@ -30,8 +30,8 @@ struct Away {
     expected: Vec<Sampled>,
 }
 
-impl Away {
-    fn new(feed: usize, faults: Faults) -> Away {
+impl OffloadedKv {
+    fn new(feed: usize, faults: Faults) -> OffloadedKv {
         let spec = llama(Dtype::F32);
         let mut sidecar = MiniSidecar::new(&spec, faults);
         let engine = Engine::start(&sidecar.socket(), &[]);
@@ -43,8 +43,8 @@ impl Away {
         let step = sidecar.step(16, feed);
         let expected = sidecar.run(&mut link, &step).unwrap().sampled;
         let mut away =
-            Away { sidecar, link, _engine: engine, host: Vec::new(), feed: feed.to_vec(), expected };
-        away.host = [1, 2].map(|layer| away.take(BlockId(2 - layer))).into();
+            OffloadedKv { sidecar, link, _engine: engine, host: Vec::new(), feed: feed.to_vec(), expected };
+        away.host = [1, 2].map(|layer| away.read_and_invalidate(BlockId(2 - layer))).into();
         away
     }
 
@@ -59,13 +59,13 @@ impl Away {
 
     fn words(&self, block: BlockId) -> &[AtomicU32] {
         let (per, bytes) = (self.blocks_per_chunk(), self.sidecar.setup.spec.block_bytes() as usize);
-        let chunk = self.sidecar.places.kv + block.0 / per;
+        let chunk = self.sidecar.chunk_layout.kv + block.0 / per;
         let start = chunk as usize * 65_536 + (block.0 % per) as usize * bytes;
         self.sidecar.pool.words(start / 4, bytes / 4).unwrap()
     }
 
     /// What a block holds, which nobody finds there any more.
-    fn take(&self, block: BlockId) -> Vec<u32> {
+    fn read_and_invalidate(&self, block: BlockId) -> Vec<u32> {
         self.words(block).iter().map(|word| word.swap(u32::MAX, Ordering::Relaxed)).collect()
     }
 
@@ -99,11 +99,11 @@ impl Away {
 #[test]
 fn layers_that_share_a_buffer_of_kv_read_their_own_also_in_a_step_of_several_chunks() {
     for feed in [1, 40] {
-        let mut away = Away::new(feed, Faults::default());
+        let mut away = OffloadedKv::new(feed, Faults::default());
         let step = away.step();
         away.send(&step);
         away.fetch(1, 5);
-        assert!(away.wait_done(1, 5, SOON), "layer 1 is read");
+        assert!(away.wait_done(1, 5, TEST_TIMEOUT), "layer 1 is read");
         std::thread::sleep(HELD_BACK);
         away.fetch(2, 6);
         let done = answer(&mut away.link).unwrap();
@@ -124,7 +124,7 @@ fn layers_that_share_a_buffer_of_kv_read_their_own_also_in_a_step_of_several_chu
 #[test]
 fn one_dropped_wait_for_kv_reads_another_layers() {
     let late = |faults| {
-        let mut away = Away::new(1, faults);
+        let mut away = OffloadedKv::new(1, faults);
         let step = away.step();
         away.send(&step);
         away.fetch(1, 5);
@@ -139,7 +139,7 @@ fn one_dropped_wait_for_kv_reads_another_layers() {
 
 #[test]
 fn a_buffer_that_was_filled_again_before_it_was_read_refuses_the_step() {
-    let mut away = Away::new(1, Faults::default());
+    let mut away = OffloadedKv::new(1, Faults::default());
     let step = away.step();
     away.fetch(1, 7);
     let refused = away.sidecar.run(&mut away.link, &step).expect_err("generation 5 never comes");

@@ -18,12 +18,12 @@ use crate::specs::llama;
 /// Process of the test that starts [`sidecar`].
 const PARENT_VAR: &str = "SLUICE_TEST_PARENT";
 /// Longer than any test of this module runs.
-const LONGEST: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 const SOCKET: &str = "socket: ";
 const WORKER: &str = "worker: ";
 
 /// A sidecar as a process of its own, with the engine that serves it.
-struct Pair {
+struct SidecarAndEngine {
     sidecar: Child,
     engine: Engine,
     worker: Pid,
@@ -31,9 +31,9 @@ struct Pair {
     folder: PathBuf,
 }
 
-impl Pair {
+impl SidecarAndEngine {
     /// `folder` is for the sidecar's files, which it does not remove when it is killed.
-    fn start(folder: &Path) -> Pair {
+    fn start(folder: &Path) -> SidecarAndEngine {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "engine_process::hangs::sidecar", "--ignored", "--nocapture"]);
         command.env("TMPDIR", folder).env(PARENT_VAR, getpid().to_string());
@@ -44,11 +44,11 @@ impl Pair {
         let engine = Engine::start(&socket, &[]);
         let worker = Pid::from_raw(told(WORKER).parse().unwrap()).unwrap();
         let folder = socket.parent().unwrap().to_owned();
-        Pair { sidecar, engine, worker, folder }
+        SidecarAndEngine { sidecar, engine, worker, folder }
     }
 }
 
-impl Drop for Pair {
+impl Drop for SidecarAndEngine {
     fn drop(&mut self) {
         // It may be dead already.
         let _ = self.sidecar.kill();
@@ -56,7 +56,7 @@ impl Drop for Pair {
     }
 }
 
-fn dead_within(pid: Pid, limit: Duration) -> bool {
+fn exits_within(pid: Pid, limit: Duration) -> bool {
     // A process that has been reaped has no pidfd any more.
     pidfd_open(pid, PidfdFlags::empty()).map_or(true, |fd| PeerProcess::new(fd).dead_within(limit).unwrap())
 }
@@ -75,7 +75,7 @@ fn sidecar() {
     sidecar.control.beat();
     println!("{WORKER}{}", link.hello.pid);
     // As its scheduler, which runs once a second at least. A test that is killed cannot end it.
-    while getppid().is_some_and(|pid| pid.to_string() == parent) && begun.elapsed() < LONGEST {
+    while getppid().is_some_and(|pid| pid.to_string() == parent) && begun.elapsed() < TEST_TIMEOUT {
         std::thread::sleep(Duration::from_millis(100));
         sidecar.control.beat();
     }
@@ -84,14 +84,14 @@ fn sidecar() {
 #[test]
 fn a_sidecar_that_is_stopped_is_killed_and_one_that_runs_is_not() {
     let folder = tempfile::tempdir().unwrap();
-    let pair = Pair::start(folder.path());
+    let pair = SidecarAndEngine::start(folder.path());
     let sidecar = Pid::from_child(&pair.sidecar);
-    assert!(!dead_within(sidecar, SIDECAR_LIMIT + Duration::from_secs(2)), "it runs");
+    assert!(!exits_within(sidecar, SIDECAR_LIMIT + Duration::from_secs(2)), "it runs");
     kill_process(sidecar, Signal::STOP).unwrap();
-    assert!(!dead_within(sidecar, SIDECAR_LIMIT / 2), "it is given its time");
+    assert!(!exits_within(sidecar, SIDECAR_LIMIT / 2), "it is given its time");
     assert_eq!(SidecarHangs::read(&pair.folder).unwrap(), None, "there was no hang so far");
     // A quarter of the time counts at least, however slow the node is.
-    assert!(dead_within(sidecar, 4 * SIDECAR_LIMIT), "it is stopped");
+    assert!(exits_within(sidecar, 4 * SIDECAR_LIMIT), "it is stopped");
     let hangs = SidecarHangs::read(&pair.folder).unwrap().expect("the next sidecar reports it");
     assert_eq!(hangs.total, 1, "{hangs:?}");
     assert!(Duration::from_millis(hangs.waited_ms) >= SIDECAR_LIMIT, "{hangs:?}");
@@ -100,10 +100,10 @@ fn a_sidecar_that_is_stopped_is_killed_and_one_that_runs_is_not() {
 #[test]
 fn a_worker_that_is_stopped_does_not_outlive_its_sidecar() {
     let folder = tempfile::tempdir().unwrap();
-    let mut pair = Pair::start(folder.path());
+    let mut pair = SidecarAndEngine::start(folder.path());
     kill_process(pair.worker, Signal::STOP).unwrap();
     pair.sidecar.kill().unwrap();
     pair.sidecar.wait().unwrap();
-    assert!(dead_within(pair.worker, SOON), "it cannot end itself");
-    assert!(pair.engine.ended_within(Duration::ZERO).is_none(), "its supervisor waits for the next sidecar");
+    assert!(exits_within(pair.worker, TEST_TIMEOUT), "it cannot end itself");
+    assert!(pair.engine.exited_within(Duration::ZERO).is_none(), "its supervisor waits for the next sidecar");
 }

@@ -14,13 +14,13 @@ use sluice_link::region::Region;
 use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared};
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_link::vocabulary::*;
-use sluice_memory::neighbourhood::Seat;
+use sluice_memory::gpu_ledger::ParticipantHandle;
 use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 
 use crate::checkpoint::Checkpoint;
 use crate::reference::Reference;
 
-pub const SOON: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An engine process, supervisor or bare worker, that does not outlive the test.
 pub struct Engine(pub Child);
@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// Exit status within `limit`.
-    pub fn ended_within(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+    pub fn exited_within(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
         let begun = std::time::Instant::now();
         loop {
             match self.0.try_wait().unwrap() {
@@ -64,7 +64,7 @@ impl Drop for Engine {
 
 /// First chunk of each part of the pool.
 #[derive(Clone, Copy)]
-pub struct Places {
+pub struct ChunkLayout {
     pub layers: u32,
     pub kv: u32,
     pub activations: u32,
@@ -78,9 +78,9 @@ pub struct MiniSidecar {
     pub pool: Region,
     pub control: ControlPage,
     pub tables: TableWriter,
-    pub places: Places,
+    pub chunk_layout: ChunkLayout,
     /// Among neighbours that take turns; none on a GPU of its own.
-    pub seat: Option<Seat>,
+    pub seat: Option<ParticipantHandle>,
     pub listener: Option<Listener>,
     next_step: u64,
 }
@@ -112,7 +112,7 @@ impl MiniSidecar {
         let layers = setup.global_chunks();
         let kv = layers + u32::from(spec.layers) * setup.layer_chunks();
         let activations = kv + setup.kv_frames;
-        let places = Places { layers, kv, activations, end: activations + setup.activation_chunks };
+        let places = ChunkLayout { layers, kv, activations, end: activations + setup.activation_chunks };
         let folder = tempfile::tempdir().unwrap();
         let sidecar = MiniSidecar {
             listener: Some(Listener::bind(&folder.path().join("engine.sock")).unwrap()),
@@ -121,7 +121,7 @@ impl MiniSidecar {
             pool: Region::create("sluice-test-pool", u64::from(places.end) as usize * 65_536).unwrap(),
             control: ControlPage::create(spec.layers).unwrap(),
             tables: TableWriter::create(TableShape::of(&setup)).unwrap(),
-            places,
+            chunk_layout: places,
             seat: None,
             setup,
             next_step: 1,
@@ -144,7 +144,7 @@ impl MiniSidecar {
 
     /// First chunk of a resident layer.
     pub fn layer_chunk(&self, layer: u16) -> u32 {
-        self.places.layers + u32::from(layer) * self.setup.layer_chunks()
+        self.chunk_layout.layers + u32::from(layer) * self.setup.layer_chunks()
     }
 
     /// Copies bytes into the pool from `chunk` on.
@@ -158,7 +158,7 @@ impl MiniSidecar {
     /// Every range on its own chunks.
     pub fn resident(&self) -> Vec<Reback> {
         let mut ops = Vec::new();
-        ops.extend((0..self.places.layers).map(|at| Reback::Map(Address::Global(at), ChunkId(at))));
+        ops.extend((0..self.chunk_layout.layers).map(|at| Reback::Map(Address::Global(at), ChunkId(at))));
         for layer in 0..self.setup.spec.layers {
             ops.extend(self.map_layer(layer, self.layer_chunk(layer)));
         }
@@ -173,19 +173,20 @@ impl MiniSidecar {
     }
 
     fn map_rest(&self) -> Vec<Reback> {
-        let kv = |at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(self.places.kv + at));
-        let activation = |at| Reback::Map(Address::Activation(at), ChunkId(self.places.activations + at));
+        let kv = |at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(self.chunk_layout.kv + at));
+        let activation =
+            |at| Reback::Map(Address::Activation(at), ChunkId(self.chunk_layout.activations + at));
         (0..self.setup.kv_frames).map(kv).chain((0..self.setup.activation_chunks).map(activation)).collect()
     }
 
     /// Waits for the next engine and shakes hands.
     pub fn accept(&self) -> Result<EngineLink, LinkError> {
-        let connection = self.listener.as_ref().unwrap().accept(SOON)?.expect("an engine connects");
+        let connection = self.listener.as_ref().unwrap().accept(TEST_TIMEOUT)?.expect("an engine connects");
         let shared = Shared {
             pool: self.pool.fd(),
             control: &self.control,
             tables: &self.tables,
-            life: self.seat.as_ref().map_or(self.pool.fd(), Seat::liveness),
+            life: self.seat.as_ref().map_or(self.pool.fd(), ParticipantHandle::liveness),
         };
         connection.introduction()?.offer(&self.setup, shared)?.ready(&self.setup)
     }
@@ -209,7 +210,7 @@ impl MiniSidecar {
         }
         updates.extend(fresh.map(|column| self.column(column)));
         let sampling = Arc::new(Sampling { logprobs: Some(20), ..Sampling::default() });
-        let sample = Some(SampleOrder { sampling, prompt_tokens: 0 });
+        let sample = Some(SampleRequest { sampling, prompt_tokens: 0 });
         Step {
             id,
             attempt: 0,
@@ -270,7 +271,7 @@ impl MiniSidecar {
 /// Orders changes and waits for the answer.
 pub fn reback(link: &mut EngineLink, ops: &[Reback]) -> Result<(), String> {
     link.sender.send_reback(ActionId(1), ops).unwrap();
-    match link.receiver.recv_within(SOON).unwrap() {
+    match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
         EngineEvent::Applied { .. } => Ok(()),
         EngineEvent::Refused { message, .. } => Err(message),
         other => panic!("{other:?} in answer to a change"),
@@ -279,7 +280,7 @@ pub fn reback(link: &mut EngineLink, ops: &[Reback]) -> Result<(), String> {
 
 /// The engine's answer to a step.
 pub fn answer(link: &mut EngineLink) -> Result<StepDone, String> {
-    match link.receiver.recv_within(SOON).unwrap() {
+    match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
         EngineEvent::Done(done) => Ok(done),
         EngineEvent::StepRefused { message, .. } => Err(message),
         other => panic!("{other:?} in answer to a step"),

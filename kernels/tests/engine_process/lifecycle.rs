@@ -23,7 +23,7 @@ fn an_engine_waits_for_a_socket_that_is_not_there_yet() {
     let mut sidecar = sidecar();
     drop(sidecar.listener.take());
     let mut engine = Engine::start(&sidecar.socket(), &[]);
-    assert!(engine.ended_within(A_WHILE).is_none());
+    assert!(engine.exited_within(A_WHILE).is_none());
     sidecar.listener = Some(sluice_link::server::Listener::bind(&sidecar.socket()).unwrap());
     drop(sidecar.attach(&sidecar.resident()));
 }
@@ -36,43 +36,43 @@ fn sigterm_takes_effect_only_after_goodbye() {
         let mut link = sidecar.attach(&sidecar.resident());
         engine.signal(Signal::TERM);
         engine.signal(Signal::INT);
-        assert!(engine.ended_within(A_WHILE).is_none(), "its sidecar still needs it");
+        assert!(engine.exited_within(A_WHILE).is_none(), "its sidecar still needs it");
         let step = sidecar.step(0, &[1, 2, 3]);
         assert!(sidecar.run(&mut link, &step).is_ok());
         link.sender.bye().unwrap();
-        let status = engine.ended_within(SOON).expect("ends after Bye");
+        let status = engine.exited_within(TEST_TIMEOUT).expect("ends after Bye");
         assert!(status.success(), "{status}");
     }
 }
 
 #[test]
-fn sigterm_ends_an_engine_whose_sidecar_is_gone_or_never_came() {
+fn sigterm_ends_engine_without_sidecar() {
     let mut sidecar = sidecar();
     let mut engine = Engine::start(&sidecar.socket(), &[]);
     let link = sidecar.attach(&sidecar.resident());
     drop(sidecar.listener.take());
     engine.signal(Signal::TERM);
-    assert!(engine.ended_within(A_WHILE).is_none());
+    assert!(engine.exited_within(A_WHILE).is_none());
     drop(link);
-    assert!(engine.ended_within(SOON).expect("ends with its sidecar").success());
+    assert!(engine.exited_within(TEST_TIMEOUT).expect("ends with its sidecar").success());
 
     let mut engine = Engine::start(&sidecar.socket(), &[]);
-    assert!(engine.ended_within(A_WHILE).is_none());
+    assert!(engine.exited_within(A_WHILE).is_none());
     engine.signal(Signal::TERM);
-    assert!(engine.ended_within(SOON).expect("nobody needs it").success());
+    assert!(engine.exited_within(TEST_TIMEOUT).expect("nobody needs it").success());
 }
 
 #[test]
-fn goodbye_ends_the_engine_for_good() {
+fn goodbye_ends_engine() {
     let sidecar = sidecar();
     let mut engine = Engine::start(&sidecar.socket(), &[]);
     let link = sidecar.attach(&sidecar.resident());
     link.sender.bye().unwrap();
-    assert!(engine.ended_within(SOON).expect("ends").success());
+    assert!(engine.exited_within(TEST_TIMEOUT).expect("ends").success());
 }
 
 #[test]
-fn workers_that_die_are_replaced_with_growing_patience() {
+fn crashed_workers_are_restarted_with_backoff() {
     let sidecar = sidecar();
     let mut engine = Engine::start(&sidecar.socket(), &[]);
     let mut waits = Vec::new();
@@ -83,8 +83,11 @@ fn workers_that_die_are_replaced_with_growing_patience() {
         link.process.confirm(Duration::from_secs(5), Duration::from_secs(5)).unwrap();
         drop(link);
         assert!(
-            sluice_link::socket::readable(std::os::fd::AsFd::as_fd(sidecar.listener.as_ref().unwrap()), SOON)
-                .unwrap()
+            sluice_link::socket::readable(
+                std::os::fd::AsFd::as_fd(sidecar.listener.as_ref().unwrap()),
+                TEST_TIMEOUT
+            )
+            .unwrap()
         );
         waits.push(begun.elapsed());
     }
@@ -92,7 +95,7 @@ fn workers_that_die_are_replaced_with_growing_patience() {
     for (number, wait) in waits.iter().enumerate() {
         assert!(*wait >= Duration::from_millis(50 << number), "{waits:?}");
     }
-    assert!(engine.ended_within(Duration::ZERO).is_none(), "the supervisor is not one of the dead");
+    assert!(engine.exited_within(Duration::ZERO).is_none(), "the supervisor is not one of the dead");
 }
 
 #[test]
@@ -116,7 +119,7 @@ fn a_killed_supervisor_takes_its_worker_along() {
     let engine = Engine::start(&sidecar.socket(), &[]);
     let link = sidecar.attach(&sidecar.resident());
     engine.signal(Signal::KILL);
-    assert!(link.process.dead_within(SOON).unwrap());
+    assert!(link.process.dead_within(TEST_TIMEOUT).unwrap());
 }
 
 /// An address that no other process of the machine listens at.
@@ -135,21 +138,21 @@ fn is_live(address: SocketAddr, limit: Duration) -> bool {
 }
 
 #[test]
-fn a_supervisor_answers_probes_whatever_its_worker_does_and_none_while_it_is_stopped() {
+fn supervisor_answers_probes_independent_of_worker_unless_stopped() {
     let (sidecar, address) = (sidecar(), address());
     let engine = Engine::start(&sidecar.socket(), &["--live", &address.to_string()]);
     let link = sidecar.attach(&sidecar.resident());
-    assert!(is_live(address, SOON));
+    assert!(is_live(address, TEST_TIMEOUT));
     kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::STOP).unwrap();
-    assert!(is_live(address, SOON), "its sidecar sees to the worker");
+    assert!(is_live(address, TEST_TIMEOUT), "its sidecar sees to the worker");
     engine.signal(Signal::STOP);
     assert!(!is_live(address, A_WHILE));
     engine.signal(Signal::CONT);
-    assert!(is_live(address, SOON));
+    assert!(is_live(address, TEST_TIMEOUT));
 }
 
 #[test]
-fn help_and_version_name_what_they_must() {
+fn help_and_version_list_required_items() {
     let say = |program: &str, argument| {
         let output = Command::new(program).arg(argument).output().unwrap();
         assert!(output.status.success());

@@ -39,7 +39,7 @@ fn each_layer_reports_its_time_and_only_moving_ones_their_stall() {
     sidecar.control.publish_ready(LayerId(1), Generation(4)).unwrap();
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     // Only an engine that is done with layer 1 comes to wait for layer 2, however late it begins.
-    let patience = Patience { abort: &AtomicBool::new(false), limit: Some(SOON) };
+    let patience = Patience { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
     assert_eq!(sidecar.control.wait_done(LayerId(1), Generation(4), patience).unwrap(), Wait::Reached);
     std::thread::sleep(HELD_BACK);
     sidecar.control.publish_ready(LayerId(2), Generation(4)).unwrap();
@@ -77,7 +77,7 @@ fn moving_step(
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     fill(sidecar, 1, generations[0]);
     let never = AtomicBool::new(false);
-    let patience = Patience { abort: &never, limit: Some(SOON) };
+    let patience = Patience { abort: &never, limit: Some(TEST_TIMEOUT) };
     let free = sidecar.control.wait_done(LayerId(1), generations[0], patience).unwrap();
     assert_eq!(free, Wait::Reached);
     fill(sidecar, 2, generations[1]);

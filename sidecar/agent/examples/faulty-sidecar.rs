@@ -55,7 +55,7 @@ impl Faulty {
             None => {}
             Some(Fault::LostEarmark) => faults.ledger.lose_earmark = true,
             Some(Fault::EarlyEarmark) => faults.memory.early_earmark = EARLY,
-            Some(Fault::SpoiltBlock) => faults.memory.spoil_block = Some(SPOILT),
+            Some(Fault::SpoiltBlock) => faults.memory.corrupt_block = Some(SPOILT),
         }
         faults
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use sluice_memory::KvCopied;
+use sluice_memory::KvCopyStats;
 use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_scheduler::event::StepNotice;
 use sluice_wire::State;
@@ -281,7 +281,7 @@ impl Metrics {
     }
 
     /// So much KV has passed the links beside steps since the start.
-    pub fn kv_copied(&self, total: KvCopied) {
+    pub fn kv_copied(&self, total: KvCopyStats) {
         let grow = |counter: &Counter, total| counter.inner().fetch_max(total, Ordering::Relaxed);
         grow(&self.own.kv_fetched_bytes, total.fetched_bytes);
         grow(&self.own.kv_written_back_bytes, total.written_back_bytes);

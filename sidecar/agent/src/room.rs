@@ -21,9 +21,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sluice_link::control::ControlPage;
 use sluice_memory::HostMemory;
-use sluice_memory::neighbourhood::LedgerError;
+use sluice_memory::gpu_ledger::LedgerError;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_ports::peers::PeerPortEvent;
 use sluice_scheduler::{Driver, Event, Finish, Notice, Sleep, UnavailableReason};
 use sluice_wire::state::SidecarHangs;
 use tokio::sync::{mpsc, watch};
@@ -164,7 +164,7 @@ impl Room {
         let Some((request, answer)) = self.bed.call(call, &mut self.driver) else { return };
         let Some(desk) = &self.desk else { return decline(answer) };
         for news in desk.receive(request, answer) {
-            self.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
+            self.driver.push(Event::Neighbour(PeerPortEvent::Peer(news)));
         }
     }
 
@@ -199,19 +199,19 @@ impl Room {
     /// Extends the deadline of the turn while the engine gets on. A holder whose engine hangs extends nothing.
     fn keep_turn(&mut self) {
         let (Some(place), Some(epoch)) = (&self.place, self.driver.core().held_epoch()) else { return };
-        let turn = place.seat.turn();
+        let turn = place.seat.slice_queue();
         let promised = match self.watch.turn_lasts(PROMISE) {
-            Some(lasts) => turn.promise(boot_ns(sluice_memory::since_boot() + lasts)),
-            None if turn.held().is_none() => Err(LedgerError::Overtaken),
+            Some(lasts) => turn.set_deadline(boot_ns(sluice_memory::since_boot() + lasts)),
+            None if turn.held().is_none() => Err(LedgerError::SliceTakenOver),
             None => Ok(()),
         };
         match promised {
             // Released a moment ago, or the next turn is on its way to the scheduler.
-            Ok(()) | Err(LedgerError::NoTurn) => {}
-            Err(LedgerError::Overtaken) => {
+            Ok(()) | Err(LedgerError::SliceNotHeld) => {}
+            Err(LedgerError::SliceTakenOver) => {
                 tracing::error!(epoch, "a neighbour took the turn, since this tenant was past its deadline");
                 self.watch.overtaken();
-                self.driver.push(Event::Neighbour(NeighbourEvent::Overtaken { epoch }));
+                self.driver.push(Event::Neighbour(PeerPortEvent::SliceTakenOver { epoch }));
             }
             Err(error) => tracing::warn!(%error, "the deadline of the turn was not extended"),
         }
@@ -223,7 +223,7 @@ impl Room {
         let (ordered, steps, rebacks) = (compute.ordered(), compute.take_steps(), compute.take_rebacks());
         steps.into_iter().for_each(|(tokens, took)| self.watch.step_done(tokens, took));
         rebacks.into_iter().for_each(|(addresses, took)| self.watch.rebacked(addresses, took));
-        let carried = self.driver.memory().carried_bytes();
+        let carried = self.driver.memory().transferred_bytes();
         let before = self.watch.hangs();
         self.watch.look(Instant::now(), ordered, carried);
         (before..self.watch.hangs()).for_each(|_| self.metrics.engine_hung());
@@ -232,7 +232,7 @@ impl Room {
     /// Counts the turns that neighbours took from this tenant.
     fn count_overtaken(&mut self) {
         let Some(place) = &self.place else { return };
-        let total = place.seat.turn().overtaken_total();
+        let total = place.seat.slice_queue().takeovers_total();
         let before = std::mem::replace(&mut self.overtaken, total);
         (before..total).for_each(|_| self.metrics.turn_overtaken());
     }
@@ -273,7 +273,7 @@ impl Room {
             }
         }
         self.diary.idle_after(self.bed.idle_after());
-        self.metrics.kv_copied(self.driver.memory().kv_copied());
+        self.metrics.kv_copied(self.driver.memory().kv_copy_stats());
         let core = self.driver.core();
         self.metrics.prompts_out(core.counters().prompts_out, core.manager().prompt_buffer_bytes());
         self.diary.observe(self.driver.core(), &self.metrics);

@@ -98,7 +98,7 @@ pub enum Message {
     /// A neighbour, or whoever places tenants, wants something.
     Call(crate::neighbours::call::Call),
     /// A neighbour has something to say, or the turn has come.
-    Neighbour(Box<sluice_ports::neighbourhood::NeighbourEvent>),
+    Neighbour(Box<sluice_ports::peers::PeerPortEvent>),
     /// The state, please.
     State(oneshot::Sender<Box<sluice_wire::State>>),
     /// End: running requests are cut.

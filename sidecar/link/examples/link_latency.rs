@@ -213,7 +213,7 @@ fn step(round: u32, rows: u32) -> Step {
         row: RowId(row),
         start,
         tokens: vec![round % 1000],
-        sample: Some(SampleOrder { sampling: Arc::clone(&sampling), prompt_tokens: 512 }),
+        sample: Some(SampleRequest { sampling: Arc::clone(&sampling), prompt_tokens: 512 }),
     };
     let column = |row, column: u32| {
         let first = (row * 64 + column) * u32::from(LAYERS);

@@ -80,7 +80,7 @@ impl Owed {
 
     fn done(&mut self, done: &StepDone) -> Result<(), String> {
         let owed = self.take_step(done.id, done.attempt)?;
-        if !done.fits(&owed.rows) {
+        if !done.matches_rows(&owed.rows) {
             let sampled = numbers(done.sampled.iter().map(|one| one.row));
             let failed = numbers(done.failed.iter().map(|one| one.row));
             let rows = numbers(owed.rows.iter().map(|(row, _)| *row));

@@ -29,6 +29,6 @@ pub mod vocabulary {
     pub use sluice_policy::action::{Address, Reback};
     pub use sluice_policy::geometry::{ActivationCost, BLOCK_TOKENS, StepShape};
     pub use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, RowId, StepId};
-    pub use sluice_ports::compute::{FailedSequence, SampleOrder, Sampled, SequenceFailure, StepDone};
+    pub use sluice_ports::compute::{FailedSequence, SampleRequest, Sampled, SequenceFailure, StepDone};
     pub use sluice_ports::sampling::{Sampling, SharedSampling, TokenLogprobs};
 }

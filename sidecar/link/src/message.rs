@@ -6,7 +6,7 @@ mod wire;
 use sluice_policy::action::Reback;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, Generation, LayerId, RowId, StepId};
-use sluice_ports::compute::{SampleOrder, StepDone};
+use sluice_ports::compute::{SampleRequest, StepDone};
 
 use crate::frame::{Kind, Refusal};
 
@@ -42,7 +42,7 @@ pub struct SequenceOrder {
     /// Tokens fed, at least 1.
     pub count: u32,
     /// `Some` when the next token is sampled after the last one.
-    pub sample: Option<SampleOrder>,
+    pub sample: Option<SampleRequest>,
 }
 
 /// A step as the engine receives it: `ports::Step` without tokens and updates, which travel in shared memory.

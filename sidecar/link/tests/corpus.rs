@@ -87,7 +87,7 @@ fn orders(link: &EngineLink, sidecar: &mut Sidecar) {
         row: RowId(row),
         start: 0,
         tokens: vec![4, 5],
-        sample: sample.then(|| SampleOrder { sampling: SharedSampling::default(), prompt_tokens: 2 }),
+        sample: sample.then(|| SampleRequest { sampling: SharedSampling::default(), prompt_tokens: 2 }),
     };
     let step = Step {
         id: StepId(9),

@@ -81,7 +81,7 @@ fn sequence() -> impl Strategy<Value = SequenceOrder> {
         start,
         count,
         sample: sample
-            .map(|(sampling, prompt_tokens)| SampleOrder { sampling: Arc::new(sampling), prompt_tokens }),
+            .map(|(sampling, prompt_tokens)| SampleRequest { sampling: Arc::new(sampling), prompt_tokens }),
     })
 }
 

@@ -10,7 +10,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use sluice_memory::{EnginePeer, Gate, HostMemory, HostOptions, MasterCopy, RangeSizes, Slab};
+use sluice_memory::{
+    EngineConnection, HostMemory, HostOptions, HostWeightsBuilder, LayerGate, RangeSizes, Slab,
+};
 use sluice_policy::action::{Action, Fill, FillTarget, Reback, Work};
 use sluice_policy::event::Outcome;
 use sluice_policy::geometry::{ActivationCost, Geometry};
@@ -28,7 +30,7 @@ const CLASSES: [(u64, u64); 6] = [
     (2 << 20, 512 << 20),
 ];
 /// Interleaved pairs of a fill and a memcpy; the best of each counts, since both stand for what the machine can do.
-const LEAST_PAIRS: usize = 12;
+const MIN_PAIRS: usize = 12;
 /// Bytes copied in a class, so that small slabs are measured more often.
 const CLASS_BYTES: u64 = 512 << 20;
 /// Least share of the peak.
@@ -65,13 +67,13 @@ fn main() -> Result<ExitCode> {
 fn measure(chunk_bytes: u64, slab_bytes: u64) -> Result<(f64, f64)> {
     let mut bench = Bench::new(chunk_bytes, slab_bytes)?;
     // Both buffers as the master copy has its slabs: prefaulted, huge pages where allowed.
-    let mut source = MasterCopy::new(slab_bytes, &[])?;
+    let mut source = HostWeightsBuilder::new(slab_bytes, &[])?;
     source.slab_mut(Slab::Global).fill(7);
     let source = source.freeze()?;
     let source = source.slab(Slab::Global).context("the source has a global slab")?;
-    let mut target = MasterCopy::new(slab_bytes, &[])?;
+    let mut target = HostWeightsBuilder::new(slab_bytes, &[])?;
     let (mut fill, mut peak) = (Duration::MAX, Duration::MAX);
-    for _ in 0..LEAST_PAIRS.max((CLASS_BYTES / slab_bytes) as usize) {
+    for _ in 0..MIN_PAIRS.max((CLASS_BYTES / slab_bytes) as usize) {
         fill = fill.min(bench.fill()?);
         let target = target.slab_mut(Slab::Global);
         let begun = Instant::now();
@@ -104,7 +106,7 @@ impl Bench {
             staging_chunks: 0,
         };
         let ranges = RangeSizes { layer_chunks: vec![chunks.len() as u32], ..RangeSizes::default() };
-        let mut master = MasterCopy::new(0, &geometry.slab_bytes)?;
+        let mut master = HostWeightsBuilder::new(0, &geometry.slab_bytes)?;
         master.slab_mut(Slab::Layer(LayerId(0))).fill(3);
         let options = HostOptions {
             geometry,
@@ -114,12 +116,17 @@ impl Bench {
             link_bytes_per_s: None,
             to_host_bytes_per_s: None,
             host_kv_bytes: 0,
-            quota: Arc::new(sluice_memory::Alone),
+            quota: Arc::new(sluice_memory::UnsharedQuota),
         };
         let (wake, wakes) = channel();
         let notify = Arc::new(move || _ = wake.send(()));
-        let memory =
-            HostMemory::new(options, Arc::new(master.freeze()?), Arc::new(Open), Box::new(Nobody), notify)?;
+        let memory = HostMemory::new(
+            options,
+            Arc::new(master.freeze()?),
+            Arc::new(OpenGate),
+            Box::new(NoEngine),
+            notify,
+        )?;
         let mut bench = Bench { memory, wakes, chunks: chunks.clone(), orders: 0 };
         bench.run(Work::Create(chunks))?;
         Ok(bench)
@@ -148,10 +155,10 @@ impl Bench {
 }
 
 /// Nobody reads, so nobody has to be waited for.
-struct Open;
+struct OpenGate;
 
-impl Gate for Open {
-    fn done_reached(&self, _: LayerId, _: Generation) -> bool {
+impl LayerGate for OpenGate {
+    fn is_done(&self, _: LayerId, _: Generation) -> bool {
         true
     }
 
@@ -161,7 +168,7 @@ impl Gate for Open {
 
     fn publish_ready(&self, _: Option<LayerId>, _: Generation) {}
 
-    fn kv_done_reached(&self, _: LayerId, _: Generation) -> bool {
+    fn is_kv_done(&self, _: LayerId, _: Generation) -> bool {
         true
     }
 
@@ -173,9 +180,9 @@ impl Gate for Open {
 }
 
 /// No engine.
-struct Nobody;
+struct NoEngine;
 
-impl EnginePeer for Nobody {
+impl EngineConnection for NoEngine {
     fn reback(&mut self, _: ActionId, _: &[Reback]) -> bool {
         false
     }

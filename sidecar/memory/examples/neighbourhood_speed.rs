@@ -6,12 +6,14 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use sluice_memory::neighbourhood::{Identity, Neighbourhood, RECORDS, Seat, TurnOrder, this_boot};
+use sluice_memory::gpu_ledger::{
+    GpuLedger, LedgerIdentity, ParticipantHandle, RECORDS, TurnOrder, current_boot_id,
+};
 
 const ROUNDS: usize = 2_000;
 const CHUNK: u64 = 2 << 20;
 const CAPACITY: u64 = 80 << 30;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
     if let Some(folder) = std::env::args_os().nth(1) {
@@ -23,14 +25,15 @@ fn main() -> Result<()> {
         let neighbourhood = open(folder.path())?;
         // The last place is the partner's.
         let names = (1..participants).map(|at| format!("tenant-{at}"));
-        let seats: Vec<Seat> = names.map(|name| neighbourhood.join(&name, 0, 0)).collect::<Result<_, _>>()?;
+        let seats: Vec<ParticipantHandle> =
+            names.map(|name| neighbourhood.join(&name, 0, 0)).collect::<Result<_, _>>()?;
         let borrower = open(folder.path())?.join("borrower", 0, 0)?;
         for seat in &seats {
             seat.reserve(CHUNK)?;
         }
         let told = |operation: &str, median: u64| println!("{participants} {operation} {median}");
         told("reserve and release", reserve(&seats[0])?);
-        told("reserve in vain", reserve_in_vain(&seats[0])?);
+        told("reserve in vain", reserve_refused(&seats[0])?);
         transfer(&seats[0], &borrower, told)?;
         drop(borrower);
         told("hand-over of the turn", hand_over(folder.path(), &seats[0])?);
@@ -38,10 +41,11 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn open(folder: &Path) -> Result<Neighbourhood> {
+fn open(folder: &Path) -> Result<GpuLedger> {
     let (capacity_bytes, chunk_bytes) = (CAPACITY, CHUNK);
-    let identity = Identity { boot_id: this_boot()?, claim_id: "speed".into(), capacity_bytes, chunk_bytes };
-    Ok(Neighbourhood::open(folder, &identity)?)
+    let identity =
+        LedgerIdentity { boot_id: current_boot_id()?, claim_id: "speed".into(), capacity_bytes, chunk_bytes };
+    Ok(GpuLedger::open(folder, &identity)?)
 }
 
 /// Nanoseconds of the median.
@@ -50,7 +54,7 @@ fn median(mut times: Vec<Duration>) -> u64 {
     times[times.len() / 2].as_nanos() as u64
 }
 
-fn reserve(seat: &Seat) -> Result<u64> {
+fn reserve(seat: &ParticipantHandle) -> Result<u64> {
     let mut times = vec![];
     for _ in 0..ROUNDS {
         let begun = Instant::now();
@@ -62,7 +66,7 @@ fn reserve(seat: &Seat) -> Result<u64> {
 }
 
 /// The kernel is asked about everybody's life before memory is refused.
-fn reserve_in_vain(seat: &Seat) -> Result<u64> {
+fn reserve_refused(seat: &ParticipantHandle) -> Result<u64> {
     let mut times = vec![];
     for _ in 0..ROUNDS {
         let begun = Instant::now();
@@ -72,7 +76,11 @@ fn reserve_in_vain(seat: &Seat) -> Result<u64> {
     Ok(median(times))
 }
 
-fn transfer(lender: &Seat, borrower: &Seat, told: impl Fn(&str, u64)) -> Result<()> {
+fn transfer(
+    lender: &ParticipantHandle,
+    borrower: &ParticipantHandle,
+    told: impl Fn(&str, u64),
+) -> Result<()> {
     let (mut earmarks, mut accepts, mut clears) = (vec![], vec![], vec![]);
     for nonce in 1..=ROUNDS as u64 {
         lender.reserve(CHUNK)?;
@@ -83,8 +91,8 @@ fn transfer(lender: &Seat, borrower: &Seat, told: impl Fn(&str, u64)) -> Result<
         borrower.accept(&lender.peer(), nonce, CHUNK)?;
         accepts.push(begun.elapsed());
         let begun = Instant::now();
-        lender.clear()?;
-        borrower.clear()?;
+        lender.clear_settled()?;
+        borrower.clear_settled()?;
         clears.push(begun.elapsed());
         borrower.release(CHUNK);
     }
@@ -95,7 +103,7 @@ fn transfer(lender: &Seat, borrower: &Seat, told: impl Fn(&str, u64)) -> Result<
 }
 
 /// From a release here to the turn being had here again, over the partner that had it in between: two hand-overs.
-fn hand_over(folder: &Path, seat: &Seat) -> Result<u64> {
+fn hand_over(folder: &Path, seat: &ParticipantHandle) -> Result<u64> {
     let mut child = Command::new(std::env::current_exe()?).arg(folder).spawn()?;
     let result = ping_pong(seat, &mut child);
     let _ = child.kill();
@@ -103,11 +111,11 @@ fn hand_over(folder: &Path, seat: &Seat) -> Result<u64> {
     result
 }
 
-fn ping_pong(seat: &Seat, partner: &mut Child) -> Result<u64> {
-    let (turn, order) = (seat.turn(), TurnOrder::RoundRobin);
+fn ping_pong(seat: &ParticipantHandle, partner: &mut Child) -> Result<u64> {
+    let (turn, order) = (seat.slice_queue(), TurnOrder::RoundRobin);
     let mut times = vec![];
     turn.request(0)?;
-    turn.take_within(order, PATIENCE)?.context("the first turn")?;
+    turn.acquire_within(order, TIMEOUT)?.context("the first turn")?;
     while turn.waiters()? == 0 {
         ensure!(partner.try_wait()?.is_none(), "the partner ended");
         std::thread::yield_now();
@@ -116,7 +124,7 @@ fn ping_pong(seat: &Seat, partner: &mut Child) -> Result<u64> {
         let begun = Instant::now();
         turn.release()?;
         turn.request(0)?;
-        turn.take_within(order, PATIENCE)?.context("the turn comes back")?;
+        turn.acquire_within(order, TIMEOUT)?.context("the turn comes back")?;
         times.push(begun.elapsed() / 2);
         // The partner asks again before it is given the turn again.
         while turn.waiters()? == 0 {
@@ -131,10 +139,10 @@ fn ping_pong(seat: &Seat, partner: &mut Child) -> Result<u64> {
 fn partner(folder: &Path) -> Result<()> {
     let seat = open(folder)?.join("partner", 0, 0)?;
     loop {
-        seat.turn().request(0)?;
-        if seat.turn().take_within(TurnOrder::RoundRobin, PATIENCE)?.is_none() {
+        seat.slice_queue().request(0)?;
+        if seat.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT)?.is_none() {
             return Ok(());
         }
-        seat.turn().release()?;
+        seat.slice_queue().release()?;
     }
 }

@@ -12,7 +12,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::shrunk::Watched;
+use crate::truncation_guard::TruncationGuard;
 
 /// "SLUICEFN".
 const MAGIC: u64 = u64::from_be_bytes(*b"SLUICEFN");
@@ -37,34 +37,34 @@ pub struct FenceError {
 ///
 /// It keeps the description alive that it was opened with, as the engine's own copy does.
 #[derive(Debug)]
-pub struct TurnFence {
+pub struct SliceFence {
     page: FencePage,
 }
 
-impl TurnFence {
+impl SliceFence {
     /// Looks at the turns of the GPU through `life`, the description that the engine got in the set-up. `None` when it is not
     /// a file of locks with an epoch in it: the tenant is alone on its GPU, or that file is damaged.
     ///
     /// # Errors
     /// The kernel refuses to say what `life` is, or to map it.
-    pub fn open(life: BorrowedFd<'_>) -> Result<Option<TurnFence>, FenceError> {
+    pub fn open(life: BorrowedFd<'_>) -> Result<Option<SliceFence>, FenceError> {
         let failed = |call| move |source| FenceError { call, source };
-        if !is_marked(life).map_err(failed("read"))? {
+        if !has_epoch(life).map_err(failed("read"))? {
             return Ok(None);
         }
         let page = FencePage::map(life, ProtFlags::READ).map_err(failed("mmap"))?;
-        Ok(Some(TurnFence { page }))
+        Ok(Some(SliceFence { page }))
     }
 
     /// Whether another turn than `epoch` is in force, so that nothing of `epoch` may run any more. Epoch 0 belongs to no
     /// turn and never passes. No epoch passes once the file is damaged: then the locks alone say who has the turn.
-    pub fn passed(&self, epoch: u64) -> bool {
+    pub fn is_stale(&self, epoch: u64) -> bool {
         epoch != 0 && self.page.epoch().is_some_and(|in_force| in_force != epoch)
     }
 }
 
 /// Whether the file has an epoch in it.
-pub(crate) fn is_marked(file: BorrowedFd<'_>) -> Result<bool, Errno> {
+pub(crate) fn has_epoch(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     let stat = rustix::fs::fstat(file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Ok(false);
@@ -79,7 +79,7 @@ pub(crate) fn is_marked(file: BorrowedFd<'_>) -> Result<bool, Errno> {
 pub(crate) struct FencePage {
     base: *mut AtomicU64,
     /// Says so once the page was gone when it was touched.
-    watched: Watched,
+    truncation_guard: TruncationGuard,
     /// The page is not what it was any more.
     lost: AtomicBool,
 }
@@ -100,17 +100,17 @@ impl FencePage {
         let base =
             unsafe { rustix::mm::mmap(ptr::null_mut(), FENCE_BYTES, access, MapFlags::SHARED, file, 0) }?;
         // SAFETY: the mapping is as long as it is said to be, and unmapped in `drop` alone.
-        let watched = unsafe { Watched::new(base.cast(), FENCE_BYTES) };
+        let watched = unsafe { TruncationGuard::new(base.cast(), FENCE_BYTES) };
         let Some(watched) = watched else {
             // SAFETY: nothing refers to the mapping yet.
             unsafe { rustix::mm::munmap(base, FENCE_BYTES) }?;
             return Err(Errno::NOMEM);
         };
-        Ok(FencePage { base: base.cast(), watched, lost: AtomicBool::new(false) })
+        Ok(FencePage { base: base.cast(), truncation_guard: watched, lost: AtomicBool::new(false) })
     }
 
     /// Makes the page of a new file one with an epoch.
-    pub(crate) fn mark(&self) {
+    pub(crate) fn init(&self) {
         self.word(EPOCH_AT).store(0, Ordering::Release);
         self.word(MAGIC_AT).store(MAGIC, Ordering::Release);
     }
@@ -122,7 +122,7 @@ impl FencePage {
         }
         let epoch = self.word(EPOCH_AT).load(Ordering::Acquire);
         // After the epoch: while the magic stays, what was read before it was the file's.
-        if self.word(MAGIC_AT).load(Ordering::Acquire) == MAGIC && !self.watched.has_shrunk() {
+        if self.word(MAGIC_AT).load(Ordering::Acquire) == MAGIC && !self.truncation_guard.is_truncated() {
             return Some(epoch);
         }
         self.lost.store(true, Ordering::Release);
@@ -130,7 +130,7 @@ impl FencePage {
     }
 
     /// Puts a turn in force. The caller holds the lock of that turn and the guard.
-    pub(crate) fn put_in_force(&self, epoch: u64) {
+    pub(crate) fn set_epoch(&self, epoch: u64) {
         self.word(EPOCH_AT).store(epoch, Ordering::Release);
     }
 
@@ -144,7 +144,7 @@ impl FencePage {
 
 impl Drop for FencePage {
     fn drop(&mut self) {
-        self.watched.end();
+        self.truncation_guard.unregister();
         // SAFETY: the mapping belongs to `self` alone and no reference into it outlives `self`.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), FENCE_BYTES) };
         assert!(result.is_ok(), "what was mapped can be unmapped");

@@ -4,10 +4,10 @@
 //! Fills, fetches, spills and write-backs go to their lanes at once, unless an operation that names one of their chunks or host
 //! blocks is still in that queue.
 
-mod chores;
-mod claims;
-mod fills;
-mod serial;
+mod block_reservations;
+mod copy_queue;
+mod serial_queue;
+mod serial_worker;
 mod table;
 mod tier;
 
@@ -25,20 +25,20 @@ use sluice_policy::ids::{ActionId, ChunkId, Nanos};
 use sluice_ports::Memory;
 
 use crate::faults::{Faults, SharedFaults};
+use crate::host_weights::{HostWeights, Slab};
 use crate::mapping::RangeSizes;
-use crate::master::{Master, Slab};
-use crate::pool::{Pool, PoolError};
+use crate::pool::{ChunkPool, PoolError};
 use crate::quota::Quota;
-use crate::tier::Tier;
-use crate::transfers::{Event, Gate, Links, Notify, Outbox, Parts, Transfers};
-use chores::{Bank, Chores};
-use claims::Claims;
-use fills::Fills;
-use serial::Serial;
-use table::Table;
+use crate::tier::HostTier;
+use crate::transfers::{CompletionSink, Event, LayerGate, Notify, PacedLinks, TransferResources, Transfers};
+use block_reservations::BlockReservations;
+use copy_queue::CopyQueue;
+use serial_queue::SerialQueue;
+use serial_worker::{ChunkAllocator, SerialWorker};
+use table::MappingTable;
 
 /// Sends transactions to the engine.
-pub trait EnginePeer: Send {
+pub trait EngineConnection: Send {
     /// Hands the changes to the engine, which answers through [`HostMemory::acknowledge`]. False: no engine is attached,
     /// so there is nothing to wait for.
     fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool;
@@ -70,7 +70,7 @@ pub struct HostOptions {
 pub enum HostError {
     /// The master copy is another model's.
     #[error("the master copy has {got_bytes} bytes of {slab:?}, the geometry {needed_bytes}")]
-    Master {
+    Weights {
         /// Which slab differs.
         slab: Slab,
         /// Bytes of the master copy, 0 for a slab that it lacks.
@@ -94,7 +94,7 @@ pub enum HostError {
 
 /// KV that passed the links beside steps, in bytes since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KvCopied {
+pub struct KvCopyStats {
     /// Into buffers ([`Work::Fetch`]).
     pub fetched_bytes: u64,
     /// To the host ([`Work::WriteBack`], [`Work::Spill`]).
@@ -116,22 +116,22 @@ pub struct AuditError {
 /// Host memory that stands for a device's. Dropping it ends its threads.
 pub struct HostMemory {
     // The threads first: they end before what they work on goes.
-    chores: Chores,
+    worker: SerialWorker,
     transfers: Transfers,
-    links: Links,
-    tier: Arc<Tier>,
-    claims: Claims,
-    kv_copied: KvCopied,
-    pool: Arc<Pool>,
+    links: PacedLinks,
+    tier: Arc<HostTier>,
+    reservations: BlockReservations,
+    kv_copy_stats: KvCopyStats,
+    pool: Arc<ChunkPool>,
     geometry: Geometry,
     poison: bool,
-    engine: Box<dyn EnginePeer>,
-    table: Table,
-    serial: Serial,
-    fills: Fills,
+    engine: Box<dyn EngineConnection>,
+    table: MappingTable,
+    serial_queue: SerialQueue,
+    copy_queue: CopyQueue,
     faults: SharedFaults,
     events: Receiver<Event>,
-    ended: VecDeque<Completion>,
+    completions: VecDeque<Completion>,
     /// When it was last spoken to.
     now: Nanos,
 }
@@ -140,42 +140,50 @@ impl HostMemory {
     /// Memory without a chunk. `notify` is called on a worker's thread when [`Memory::poll`] may have something.
     pub fn new(
         options: HostOptions,
-        master: Arc<Master>,
-        gate: Arc<dyn Gate>,
-        engine: Box<dyn EnginePeer>,
+        master: Arc<HostWeights>,
+        gate: Arc<dyn LayerGate>,
+        engine: Box<dyn EngineConnection>,
         notify: Notify,
     ) -> Result<HostMemory, HostError> {
         let HostOptions { geometry, ranges, poison, copy_threads, host_kv_bytes, quota, .. } = options;
-        check_master(&master, &geometry)?;
+        check_weights(&master, &geometry)?;
         let both = options.link_bytes_per_s;
-        let links = Links::new(both, options.to_host_bytes_per_s.or(both));
+        let links = PacedLinks::new(both, options.to_host_bytes_per_s.or(both));
         let faults = SharedFaults::default();
-        let tier = tier(host_kv_bytes, geometry.block_bytes, links.clone(), faults.clone())?;
-        let pool = Arc::new(Pool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
+        let tier = new_host_tier(host_kv_bytes, geometry.block_bytes, links.clone(), faults.clone())?;
+        let pool = Arc::new(ChunkPool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
         let (sender, events) = channel();
-        let outbox = Outbox { events: sender, notify };
-        let bank = Bank { pool: pool.clone(), quota };
-        let chores = Chores::new(bank, tier.clone(), faults.clone(), outbox.clone());
+        let outbox = CompletionSink { events: sender, notify };
+        let bank = ChunkAllocator { pool: pool.clone(), quota };
+        let chores = SerialWorker::new(bank, tier.clone(), faults.clone(), outbox.clone());
         let link = links.to_device.clone();
         let (pooled, tiered) = (pool.clone(), tier.clone());
-        let parts = Parts { pool: pooled, master, gate, faults: faults.clone(), link, tier: tiered, outbox };
+        let parts = TransferResources {
+            pool: pooled,
+            weights: master,
+            gate,
+            faults: faults.clone(),
+            link,
+            tier: tiered,
+            completions: outbox,
+        };
         Ok(HostMemory {
-            chores,
+            worker: chores,
             transfers: Transfers::new(parts, copy_threads),
             links,
             tier,
-            claims: Claims::default(),
-            kv_copied: KvCopied::default(),
-            table: Table::new(&ranges, geometry.capacity_chunks),
+            reservations: BlockReservations::default(),
+            kv_copy_stats: KvCopyStats::default(),
+            table: MappingTable::new(&ranges, geometry.capacity_chunks),
             pool,
             geometry,
             poison,
             engine,
-            serial: Serial::default(),
-            fills: Fills::default(),
+            serial_queue: SerialQueue::default(),
+            copy_queue: CopyQueue::default(),
             faults,
             events,
-            ended: VecDeque::new(),
+            completions: VecDeque::new(),
             now: Nanos(0),
         })
     }
@@ -186,23 +194,23 @@ impl HostMemory {
     }
 
     /// Bytes that copies have moved so far; rises while one gets on.
-    pub fn carried_bytes(&self) -> u64 {
-        self.links.carried_bytes()
+    pub fn transferred_bytes(&self) -> u64 {
+        self.links.transferred_bytes()
     }
 
     /// The engine's answer to a transaction. Not `ok`: it has changed nothing, and the order fails. False when no such
     /// transaction is waited for, as after [`HostMemory::engine_lost`].
-    pub fn acknowledge(&mut self, id: ActionId, ok: bool) -> bool {
-        let known = self.acknowledged(id, ok);
-        self.pump();
+    pub fn on_acknowledge(&mut self, id: ActionId, ok: bool) -> bool {
+        let known = self.complete_reback(id, ok);
+        self.process_events();
         known
     }
 
     /// The engine is dead: what it had not acknowledged is complete, since its mappings are gone with it. The
     /// [`EnginePeer`] must know by then that no engine is attached.
-    pub fn engine_lost(&mut self) {
-        if let Some(id) = self.serial.awaited() {
-            self.acknowledge(id, true);
+    pub fn on_engine_lost(&mut self) {
+        if let Some(id) = self.serial_queue.awaiting_ack() {
+            self.on_acknowledge(id, true);
         }
     }
 
@@ -244,8 +252,8 @@ impl HostMemory {
     }
 
     /// KV that was copied beside steps so far.
-    pub fn kv_copied(&self) -> KvCopied {
-        self.kv_copied
+    pub fn kv_copy_stats(&self) -> KvCopyStats {
+        self.kv_copy_stats
     }
 
     /// Copies `bytes` out of a chunk, for checks and dumps.
@@ -254,22 +262,22 @@ impl HostMemory {
     }
 
     /// Takes in what workers report and starts what can start.
-    fn pump(&mut self) {
+    fn process_events(&mut self) {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                Event::Copied { id, order, outcome } => self.copied(id, &order, outcome),
-                Event::Chore(outcome) => self.chore_ended(outcome),
+                Event::CopyDone { id, order, outcome } => self.on_copy_done(id, &order, outcome),
+                Event::JobDone(outcome) => self.on_job_done(outcome),
             }
         }
         self.start_serial();
     }
 
-    fn end(&mut self, id: ActionId, outcome: Outcome) {
-        self.ended.push_back(Completion { id, outcome });
+    fn complete(&mut self, id: ActionId, outcome: Outcome) {
+        self.completions.push_back(Completion { id, outcome });
     }
 
     fn fail(&mut self, id: ActionId, failure: Failure) {
-        self.end(id, Outcome::Failed(failure));
+        self.complete(id, Outcome::Failed(failure));
     }
 }
 
@@ -278,20 +286,20 @@ impl Memory for HostMemory {
         self.now = now;
         match action.work {
             work @ (Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_)) => {
-                self.order_copy(action.id, CopyPriority::new(action.id, action.due, now), work)
+                self.submit_copy(action.id, CopyPriority::new(action.id, action.due, now), work)
             }
             Work::DropFills => self.drop_fills(action.id),
-            _ => self.serial.push(action),
+            _ => self.serial_queue.push(action),
         }
-        self.pump();
+        self.process_events();
     }
 
     fn poll(&mut self, now: Nanos) -> Option<Completion> {
         self.now = now;
-        if self.ended.is_empty() {
-            self.pump();
+        if self.completions.is_empty() {
+            self.process_events();
         }
-        self.ended.pop_front()
+        self.completions.pop_front()
     }
 
     fn used_bytes(&self) -> u64 {
@@ -299,20 +307,25 @@ impl Memory for HostMemory {
     }
 }
 
-fn tier(bytes: u64, block_bytes: u64, links: Links, faults: SharedFaults) -> Result<Arc<Tier>, HostError> {
+fn new_host_tier(
+    bytes: u64,
+    block_bytes: u64,
+    links: PacedLinks,
+    faults: SharedFaults,
+) -> Result<Arc<HostTier>, HostError> {
     let bytes = bytes - bytes % block_bytes;
-    let tier = Tier::new(bytes, block_bytes, links, faults);
+    let tier = HostTier::new(bytes, block_bytes, links, faults);
     tier.map(Arc::new).map_err(|source| HostError::Tier { bytes, source })
 }
 
 /// Every slab of the geometry has its bytes in the master copy.
-fn check_master(master: &Master, geometry: &Geometry) -> Result<(), HostError> {
+fn check_weights(master: &HostWeights, geometry: &Geometry) -> Result<(), HostError> {
     let layers = geometry.slab_bytes.iter().enumerate();
     let layers = layers.map(|(l, bytes)| (Slab::Layer(sluice_policy::ids::LayerId(l as u16)), *bytes));
     for (slab, needed_bytes) in std::iter::once((Slab::Global, geometry.global_bytes)).chain(layers) {
         let got_bytes = master.slab(slab).map_or(0, |bytes| bytes.len() as u64);
         if got_bytes != needed_bytes {
-            return Err(HostError::Master { slab, got_bytes, needed_bytes });
+            return Err(HostError::Weights { slab, got_bytes, needed_bytes });
         }
     }
     Ok(())

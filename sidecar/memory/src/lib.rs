@@ -6,26 +6,27 @@
 mod clock;
 mod faults;
 mod fence;
+pub mod gpu_ledger;
 pub mod host;
+pub mod host_weights;
 pub mod mapping;
-pub mod master;
-pub mod neighbourhood;
 pub mod pool;
 pub mod quota;
 mod region;
-mod shrunk;
 mod tier;
 pub mod transfers;
+mod truncation_guard;
 
 pub use clock::since_boot;
 pub use faults::Faults;
-pub use fence::{FenceError, TurnFence};
-pub use host::{AuditError, EnginePeer, HostError, HostMemory, HostOptions, KvCopied};
-pub use mapping::{Mapping, MappingError, Range, RangeSizes};
-pub use master::{Master, MasterCopy, MasterError, Slab};
-pub use neighbourhood::{
-    Identity, JoinError, LedgerError, Neighbourhood, OpenError, Peer, Seat, TurnLine, TurnOrder,
+pub use fence::{FenceError, SliceFence};
+pub use gpu_ledger::{
+    GpuLedger, JoinError, LedgerError, LedgerIdentity, OpenError, ParticipantHandle, Peer, SliceQueue,
+    TurnOrder,
 };
-pub use pool::{Pool, PoolError};
-pub use quota::{Alone, Quota, QuotaError};
-pub use transfers::{Gate, Notify};
+pub use host::{AuditError, EngineConnection, HostError, HostMemory, HostOptions, KvCopyStats};
+pub use host_weights::{HostWeights, HostWeightsBuilder, HostWeightsError, Slab};
+pub use mapping::{Mapping, MappingError, Range, RangeSizes};
+pub use pool::{ChunkPool, PoolError};
+pub use quota::{Quota, QuotaError, UnsharedQuota};
+pub use transfers::{LayerGate, Notify};

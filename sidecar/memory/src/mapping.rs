@@ -72,7 +72,7 @@ pub enum MappingError {
     /// A transaction was refused half way and could not be taken back: what backs which address is no longer known to anyone
     /// but this table, and the process must end before it touches a range.
     #[error("refused half way ({refused}), and what had been changed could not be taken back")]
-    Torn {
+    RollbackFailed {
         /// Why the transaction stopped.
         refused: Box<MappingError>,
         /// Why its changes stay.
@@ -143,12 +143,14 @@ impl Mapping {
     pub fn apply_all(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
         let mut done = 0;
         while done < ops.len() {
-            let run = self.run(&ops[done..]);
+            let run = self.contiguous_maps(&ops[done..]);
             let changed = if run.is_empty() { self.apply(pool, &ops[done]) } else { self.map(pool, &run) };
             if let Err(refused) = changed {
-                return Err(match self.take_back(pool, &ops[..done]) {
+                return Err(match self.rollback(pool, &ops[..done]) {
                     Ok(()) => refused,
-                    Err(stuck) => MappingError::Torn { refused: Box::new(refused), stuck: Box::new(stuck) },
+                    Err(stuck) => {
+                        MappingError::RollbackFailed { refused: Box::new(refused), stuck: Box::new(stuck) }
+                    }
                 });
             }
             done += run.len().max(1);
@@ -157,7 +159,7 @@ impl Mapping {
     }
 
     /// The first changes, as far as they map neighbouring chunks at neighbouring addresses: the kernel is told once of all.
-    fn run(&self, ops: &[Reback]) -> Vec<(Address, ChunkId)> {
+    fn contiguous_maps(&self, ops: &[Reback]) -> Vec<(Address, ChunkId)> {
         let maps = ops.iter().map_while(|op| match *op {
             Reback::Map(address, chunk) => Some((self.layout.index(address)?, address, chunk)),
             Reback::Unmap(..) => None,
@@ -172,7 +174,7 @@ impl Mapping {
         neighbours.map(|(_, address, chunk)| (address, chunk)).collect()
     }
 
-    fn take_back(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
+    fn rollback(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
         ops.iter().rev().try_for_each(|op| match *op {
             Reback::Map(address, chunk) => self.unmap(address, chunk),
             Reback::Unmap(address, chunk) => self.map(pool, &[(address, chunk)]),
@@ -186,13 +188,13 @@ impl Mapping {
     }
 
     /// First byte of one position; `None` outside the ranges.
-    pub fn position(&self, address: Address) -> Option<*mut u8> {
+    pub fn position_ptr(&self, address: Address) -> Option<*mut u8> {
         let index = self.layout.index(address)?;
         Some(self.reservation.at(self.offset(index)))
     }
 
     /// The chunk behind `address`, if any.
-    pub fn mapped(&self, address: Address) -> Option<ChunkId> {
+    pub fn chunk_at(&self, address: Address) -> Option<ChunkId> {
         self.table[self.layout.index(address)? as usize]
     }
 
@@ -205,7 +207,7 @@ impl Mapping {
 
     /// The same as far as these chunks back nothing else. A chunk may stay behind an address that it had before it was somebody
     /// else's (eLLM 5.1): nobody may touch it there.
-    pub fn own_prefix_chunks(&self, range: Range) -> u64 {
+    pub fn exclusive_prefix_chunks(&self, range: Range) -> u64 {
         let Some((start, chunks)) = self.layout.span(range) else { return 0 };
         let span = &self.table[start as usize..(start + chunks) as usize];
         let own = |entry: &&Option<ChunkId>| entry.is_some_and(|chunk| self.uses.get(&chunk) == Some(&1));

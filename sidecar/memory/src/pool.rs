@@ -84,18 +84,18 @@ const CHANGING: u32 = u32::MAX;
 
 /// Chunks `0..capacity` of one memfd; chunk `c` starts at byte `c * chunk_bytes`.
 #[derive(Debug)]
-pub struct Pool {
+pub struct ChunkPool {
     file: OwnedFd,
     view: Reservation,
     chunk_bytes: u64,
     states: Vec<AtomicU32>,
-    pages: Vec<AtomicU8>,
+    page_flags: Vec<AtomicU8>,
     used_chunks: AtomicU32,
 }
 
-impl Pool {
+impl ChunkPool {
     /// An empty pool: address space and a sparse file, no memory yet.
-    pub fn new(chunk_bytes: u64, capacity_chunks: u32) -> Result<Pool, PoolError> {
+    pub fn new(chunk_bytes: u64, capacity_chunks: u32) -> Result<ChunkPool, PoolError> {
         let page_bytes = rustix::param::page_size() as u64;
         if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
             return Err(MappingError::ChunkSize { chunk_bytes, page_bytes }.into());
@@ -109,7 +109,7 @@ impl Pool {
         let view = Reservation::new(bytes as usize)?;
         let states = (0..capacity_chunks).map(|_| AtomicU32::new(ABSENT)).collect();
         let pages = (0..capacity_chunks).map(|_| AtomicU8::new(backing::NONE)).collect();
-        Ok(Pool { file, view, chunk_bytes, states, pages, used_chunks: AtomicU32::new(0) })
+        Ok(ChunkPool { file, view, chunk_bytes, states, page_flags: pages, used_chunks: AtomicU32::new(0) })
     }
 
     /// The memfd: what an engine maps chunks from.
@@ -141,9 +141,9 @@ impl Pool {
     /// Gives a chunk's pages back to the machine. The caller has seen to it that no engine maps it.
     pub fn release(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let state = self.states.get(chunk.index()).ok_or(PoolError::Missing { chunk })?;
-        exchange(state, CREATED, CHANGING).map_err(|found| refusal(chunk, found))?;
-        let result = self.unback(chunk);
-        self.forget_pages(chunk);
+        compare_exchange(state, CREATED, CHANGING).map_err(|found| state_error(chunk, found))?;
+        let result = self.punch_hole(chunk);
+        self.clear_page_flags(chunk);
         self.used_chunks.fetch_sub(u32::from(result.is_ok()), Ordering::AcqRel);
         state.store(if result.is_ok() { ABSENT } else { CREATED }, Ordering::Release);
         result
@@ -152,7 +152,7 @@ impl Pool {
     /// Copies `bytes` into the chunk from byte `offset` on.
     pub fn write(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let pin = self.pin(chunk, offset, bytes.len() as u64)?;
-        if self.write_first(chunk, offset, bytes)? {
+        if self.write_via_file(chunk, offset, bytes)? {
             return Ok(());
         }
         // SAFETY: the pin keeps the chunk mapped in our view, and the range was checked to lie in it. The engine may
@@ -164,7 +164,7 @@ impl Pool {
     /// As [`Pool::write`], past the cache: for chunks of a slab that is larger than any cache.
     pub fn write_streaming(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let pin = self.pin(chunk, offset, bytes.len() as u64)?;
-        if self.write_first(chunk, offset, bytes)? {
+        if self.write_via_file(chunk, offset, bytes)? {
             return Ok(());
         }
         // SAFETY: as in `write`; `bytes` lies outside of the pool's view, so nothing overlaps.
@@ -197,7 +197,7 @@ impl Pool {
         Ok(())
     }
 
-    fn pin(&self, chunk: ChunkId, offset: u64, bytes: u64) -> Result<Pin<'_>, PoolError> {
+    fn pin(&self, chunk: ChunkId, offset: u64, bytes: u64) -> Result<ChunkPin<'_>, PoolError> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.chunk_bytes) {
             return Err(PoolError::OutsideChunk { offset, bytes, chunk_bytes: self.chunk_bytes });
         }
@@ -205,14 +205,14 @@ impl Pool {
         let more = |found| (found != ABSENT && found != CHANGING).then(|| found + 1);
         let pinned = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         pinned.map_err(|_| PoolError::Missing { chunk })?;
-        Ok(Pin { state, at: self.view.at(self.start(chunk) as usize + offset as usize) })
+        Ok(ChunkPin { state, at: self.view.at(self.chunk_offset(chunk) as usize + offset as usize) })
     }
 
-    fn start(&self, chunk: ChunkId) -> u64 {
+    fn chunk_offset(&self, chunk: ChunkId) -> u64 {
         u64::from(chunk.0) * self.chunk_bytes
     }
 
-    fn refused_by_kernel(&self, chunk: ChunkId, error: MappingError) -> PoolError {
+    fn kernel_error(&self, chunk: ChunkId, error: MappingError) -> PoolError {
         match error {
             // A populating fault that finds no memory reports EFAULT.
             MappingError::Kernel { source: Errno::NOMEM | Errno::NOSPC | Errno::FAULT, .. } => {
@@ -230,22 +230,22 @@ impl Pool {
 }
 
 /// Keeps a chunk from being released.
-struct Pin<'a> {
+struct ChunkPin<'a> {
     state: &'a AtomicU32,
     at: *mut u8,
 }
 
-impl Drop for Pin<'_> {
+impl Drop for ChunkPin<'_> {
     fn drop(&mut self) {
         self.state.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn exchange(state: &AtomicU32, from: u32, to: u32) -> Result<u32, u32> {
+fn compare_exchange(state: &AtomicU32, from: u32, to: u32) -> Result<u32, u32> {
     state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
 }
 
-fn refusal(chunk: ChunkId, state: u32) -> PoolError {
+fn state_error(chunk: ChunkId, state: u32) -> PoolError {
     if state == ABSENT { PoolError::Missing { chunk } } else { PoolError::Busy { chunk } }
 }
 

@@ -45,9 +45,9 @@ pub trait Quota: Send + Sync + Debug {
 
 /// A tenant that has its GPU, or a fixed part of it, for itself: the pool alone limits it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Alone;
+pub struct UnsharedQuota;
 
-impl Quota for Alone {
+impl Quota for UnsharedQuota {
     fn reserve(&self, _bytes: u64) -> Result<(), QuotaError> {
         Ok(())
     }

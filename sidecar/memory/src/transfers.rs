@@ -9,7 +9,7 @@
 mod copy;
 mod lane;
 mod link;
-mod order;
+mod transfer_order;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
@@ -22,17 +22,17 @@ use sluice_policy::event::Outcome;
 use sluice_policy::ids::{ActionId, Generation, LayerId};
 
 use crate::faults::SharedFaults;
-use crate::master::Master;
-use crate::pool::Pool;
-use crate::tier::Tier;
-pub(crate) use link::{Link, Links, sleep_precisely};
-pub(crate) use order::Order;
-use order::{LaneKey, Place};
+use crate::host_weights::HostWeights;
+use crate::pool::ChunkPool;
+use crate::tier::HostTier;
+pub(crate) use link::{PacedLink, PacedLinks, set_timer_slack};
+pub(crate) use transfer_order::TransferOrder;
+use transfer_order::{LaneKey, WriteTarget};
 
 /// The generations on the control page, seen from the copying side. The owner implements it over the link.
-pub trait Gate: Send + Sync {
+pub trait LayerGate: Send + Sync {
     /// Whether the engine's `done` of `layer` is `generation` or later.
-    fn done_reached(&self, layer: LayerId, generation: Generation) -> bool;
+    fn is_done(&self, layer: LayerId, generation: Generation) -> bool;
 
     /// Waits for it, at most about `timeout`; true when it is reached.
     fn wait_done(&self, layer: LayerId, generation: Generation, timeout: Duration) -> bool;
@@ -41,7 +41,7 @@ pub trait Gate: Send + Sync {
     fn publish_ready(&self, layer: Option<LayerId>, generation: Generation);
 
     /// Whether the engine's `done` of the KV of `layer` is `generation` or later.
-    fn kv_done_reached(&self, layer: LayerId, generation: Generation) -> bool;
+    fn is_kv_done(&self, layer: LayerId, generation: Generation) -> bool;
 
     /// Waits for it, at most about `timeout`; true when it is reached.
     fn wait_kv_done(&self, layer: LayerId, generation: Generation, timeout: Duration) -> bool;
@@ -57,19 +57,19 @@ pub type Notify = Arc<dyn Fn() + Send + Sync>;
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A copy of a lane has ended.
-    Copied { id: ActionId, order: Order, outcome: Outcome },
+    CopyDone { id: ActionId, order: TransferOrder, outcome: Outcome },
     /// The chore at hand has ended.
-    Chore(Outcome),
+    JobDone(Outcome),
 }
 
 /// Where events go.
 #[derive(Clone)]
-pub(crate) struct Outbox {
+pub(crate) struct CompletionSink {
     pub(crate) events: Sender<Event>,
     pub(crate) notify: Notify,
 }
 
-impl Outbox {
+impl CompletionSink {
     pub(crate) fn send(&self, event: Event) {
         // The owner that is going away no longer listens, and that is all right.
         if self.events.send(event).is_ok() {
@@ -79,27 +79,27 @@ impl Outbox {
 }
 
 /// What all lanes share.
-struct Shared {
-    pool: Arc<Pool>,
-    master: Arc<Master>,
-    gate: Arc<dyn Gate>,
+struct LaneContext {
+    pool: Arc<ChunkPool>,
+    weights: Arc<HostWeights>,
+    gate: Arc<dyn LayerGate>,
     faults: SharedFaults,
-    link: Arc<Link>,
-    tier: Arc<Tier>,
+    link: Arc<PacedLink>,
+    tier: Arc<HostTier>,
     threads: usize,
-    outbox: Outbox,
-    state: Mutex<State>,
+    completions: CompletionSink,
+    state: Mutex<LaneState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct LaneState {
     lanes: BTreeMap<LaneKey, VecDeque<Job>>,
     /// Jobs queued or running.
-    live: BTreeSet<u64>,
+    active: BTreeSet<u64>,
     /// The jobs that change something, as far as they are live.
-    writers: BTreeMap<Place, Vec<u64>>,
-    jobs: u64,
+    writers: BTreeMap<WriteTarget, Vec<u64>>,
+    submitted: u64,
     /// Slabs that are being copied.
     copying: usize,
     stopping: bool,
@@ -108,39 +108,39 @@ struct State {
 struct Job {
     number: u64,
     id: ActionId,
-    rank: CopyPriority,
-    order: Order,
+    priority: CopyPriority,
+    order: TransferOrder,
     /// Earlier jobs that change the same.
-    needs: Vec<u64>,
+    depends_on: Vec<u64>,
 }
 
 /// The copying threads. Dropping it ends them, running copies at their next chunk or block and without a wait for the link.
 pub(crate) struct Transfers {
-    shared: Arc<Shared>,
+    shared: Arc<LaneContext>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// What the threads work on.
-pub(crate) struct Parts {
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) master: Arc<Master>,
-    pub(crate) gate: Arc<dyn Gate>,
+pub(crate) struct TransferResources {
+    pub(crate) pool: Arc<ChunkPool>,
+    pub(crate) weights: Arc<HostWeights>,
+    pub(crate) gate: Arc<dyn LayerGate>,
     pub(crate) faults: SharedFaults,
     /// From the host to the device.
-    pub(crate) link: Arc<Link>,
-    pub(crate) tier: Arc<Tier>,
-    pub(crate) outbox: Outbox,
+    pub(crate) link: Arc<PacedLink>,
+    pub(crate) tier: Arc<HostTier>,
+    pub(crate) completions: CompletionSink,
 }
 
 impl Transfers {
     /// `threads` copies of slabs at once.
-    pub(crate) fn new(parts: Parts, threads: usize) -> Transfers {
-        let shared = Shared {
+    pub(crate) fn new(parts: TransferResources, threads: usize) -> Transfers {
+        let shared = LaneContext {
             pool: parts.pool,
-            master: parts.master,
+            weights: parts.weights,
             gate: parts.gate,
             faults: parts.faults,
-            outbox: parts.outbox,
+            completions: parts.completions,
             link: parts.link,
             tier: parts.tier,
             threads: threads.max(1),
@@ -151,11 +151,11 @@ impl Transfers {
     }
 
     /// Queues an order. What it names stays where it is until it has ended.
-    pub(crate) fn submit(&mut self, id: ActionId, rank: CopyPriority, order: Order) {
+    pub(crate) fn submit(&mut self, id: ActionId, rank: CopyPriority, order: TransferOrder) {
         let key = order.key(self.shared.threads);
         let mut state = self.shared.lock();
         let known = state.lanes.contains_key(&key);
-        let job = state.job(id, rank, order);
+        let job = state.new_job(id, rank, order);
         state.lanes.entry(key).or_default().push_back(job);
         drop(state);
         self.shared.changed.notify_all();
@@ -165,12 +165,12 @@ impl Transfers {
     }
 
     /// Takes back every fill and fetch that has not started, in the order submitted.
-    pub(crate) fn drop_queued(&self) -> Vec<(ActionId, Order)> {
+    pub(crate) fn drop_queued(&self) -> Vec<(ActionId, TransferOrder)> {
         let mut state = self.shared.lock();
-        let lanes = state.lanes.iter_mut().filter(|(key, _)| **key != LaneKey::Out);
+        let lanes = state.lanes.iter_mut().filter(|(key, _)| **key != LaneKey::WriteBack);
         let mut dropped: Vec<Job> = lanes.flat_map(|(_, lane)| lane.drain(..)).collect();
         for job in &dropped {
-            state.live.remove(&job.number);
+            state.active.remove(&job.number);
         }
         drop(state);
         self.shared.changed.notify_all();
@@ -197,26 +197,26 @@ impl Drop for Transfers {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl LaneContext {
+    fn lock(&self) -> MutexGuard<'_, LaneState> {
         self.state.lock().expect("no lane panics with the state locked")
     }
 }
 
-impl State {
-    fn job(&mut self, id: ActionId, rank: CopyPriority, order: Order) -> Job {
-        self.jobs += 1;
-        let number = self.jobs;
+impl LaneState {
+    fn new_job(&mut self, id: ActionId, rank: CopyPriority, order: TransferOrder) -> Job {
+        self.submitted += 1;
+        let number = self.submitted;
         let mut needs = Vec::new();
-        for place in order.places() {
+        for place in order.write_targets() {
             let writers = self.writers.entry(place).or_default();
-            writers.retain(|job| self.live.contains(job));
+            writers.retain(|job| self.active.contains(job));
             needs.extend_from_slice(writers);
             writers.push(number);
         }
         needs.sort_unstable();
         needs.dedup();
-        self.live.insert(number);
-        Job { number, id, rank, order, needs }
+        self.active.insert(number);
+        Job { number, id, priority: rank, order, depends_on: needs }
     }
 }

@@ -3,16 +3,16 @@
 use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
-use sluice_ports::conformance::{self, Body, SlabPart};
+use sluice_ports::conformance::{self, Backend, SlabChunk};
 
-use super::world::World;
+use super::harness::Harness;
 
-impl Body for World {
+impl Backend for Harness {
     type Memory = sluice_memory::HostMemory;
 
     fn start(geometry: &Geometry, host_blocks: u32) -> Self {
         let host_kv_bytes = u64::from(host_blocks) * geometry.block_bytes;
-        World::with(geometry, |options| options.host_kv_bytes = host_kv_bytes)
+        Harness::with(geometry, |options| options.host_kv_bytes = host_kv_bytes)
     }
 
     fn memory(&mut self) -> &mut Self::Memory {
@@ -24,11 +24,11 @@ impl Body for World {
     }
 
     fn advance(&mut self) -> bool {
-        World::advance(self)
+        Harness::advance(self)
     }
 
     fn hold_engine(&mut self, held: bool) {
-        World::hold_engine(self, held);
+        Harness::hold_engine(self, held);
     }
 
     fn set_done(&mut self, layer: LayerId, generation: Generation) {
@@ -47,59 +47,59 @@ impl Body for World {
         self.page.ready(layer)
     }
 
-    fn contents(&mut self, address: Address) -> Option<SlabPart> {
-        World::contents(self, address)
+    fn contents(&mut self, address: Address) -> Option<SlabChunk> {
+        Harness::contents(self, address)
     }
 
     fn write_block(&mut self, block: BlockId, tag: u32) {
-        World::write_block(self, block, tag);
+        Harness::write_block(self, block, tag);
     }
 
     fn block(&mut self, block: BlockId) -> Option<u32> {
-        World::block(self, block)
+        Harness::block(self, block)
     }
 }
 
 macro_rules! rules {
     ($($rule:ident),+ $(,)?) => {
-        $(#[test] fn $rule() { conformance::$rule::<World>(); })+
+        $(#[test] fn $rule() { conformance::$rule::<Harness>(); })+
     };
 }
 
 rules!(
     every_action_completes_exactly_once,
-    creation_beyond_the_capacity_leaves_nothing,
-    created_chunks_come_back,
-    what_contradicts_the_table_is_refused,
+    create_beyond_capacity_creates_no_chunk,
+    released_chunks_can_be_recreated,
+    inconsistent_operation_is_refused,
     a_refused_transaction_changes_nothing,
     a_chunk_backs_many_addresses,
-    a_chunk_is_mapped_anew_before_its_old_address_goes,
-    a_chunk_of_two_owners_is_refused,
-    a_chunk_that_is_mapped_is_not_released,
+    chunk_is_remapped_before_old_address_is_unmapped,
+    chunk_with_two_owners_is_refused,
+    mapped_chunk_cannot_be_released,
     a_reback_waits_for_the_engine,
     operations_take_effect_in_order,
     a_moved_block_keeps_its_contents,
-    a_fill_puts_each_chunk_of_its_slab_in_order,
+    fill_copies_slab_chunks_in_order,
     ready_is_published_with_the_completion,
-    a_fill_waits_for_the_reader_it_names,
+    fill_waits_for_its_reader,
     fills_of_one_slot_run_in_the_order_submitted,
-    dropping_fills_drops_those_that_wait,
-    what_goes_out_comes_back_elsewhere,
-    a_swap_in_names_what_the_host_block_carries,
-    a_host_block_written_again_answers_to_its_new_name_only,
-    a_swap_that_contradicts_the_table_is_refused,
-    a_swap_waits_for_what_came_before,
-    a_copy_of_kv_that_contradicts_the_table_is_refused,
-    a_copy_of_kv_waits_for_operations_before_it,
-    a_fetch_brings_what_host_blocks_carry,
-    a_fetch_names_what_the_host_block_carries,
+    drop_fills_drops_waiting_fills,
+    swapped_out_blocks_swap_in_to_other_chunks,
+    swap_in_with_stale_generation_is_refused,
+    rewritten_host_block_has_only_new_generation,
+    inconsistent_swap_is_refused,
+    swap_waits_for_earlier_operations,
+    inconsistent_kv_copy_is_refused,
+    kv_copy_waits_for_earlier_operations,
+    fetch_copies_host_block_contents,
+    fetch_with_stale_generation_is_refused,
     a_fetch_waits_for_the_reader_of_the_buffer,
-    dropping_fills_drops_fetches_and_no_write_back,
+    drop_fills_drops_fetches_but_not_write_backs,
     fetches_into_one_buffer_run_in_the_order_submitted,
-    memory_that_kv_is_fetched_to_stays,
-    what_is_written_back_is_fetched_under_its_name,
-    a_spill_waits_for_the_step_and_what_enters_the_buffer_waits_for_it,
-    what_was_spilt_is_fetched_from_behind_it,
-    a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays,
-    dropping_fills_drops_spills_and_takes_nothing_away,
+    fetch_target_memory_cannot_be_reused,
+    written_back_block_is_fetched_by_generation,
+    spill_waits_for_step_and_blocks_fetch_into_its_buffer,
+    fetch_after_spill_reads_spilled_blocks,
+    inconsistent_spill_is_refused_and_memory_kept,
+    drop_fills_drops_spills_and_keeps_host_blocks,
 );

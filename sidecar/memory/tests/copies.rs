@@ -8,7 +8,7 @@ use sluice_policy::action::{Address, Fill, FillTarget, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerId, SlotId};
 
-use super::world::{World, chunks, geometry, map_layer, reback};
+use super::harness::{Harness, chunks, geometry, map_layer, reback};
 
 const CHUNK: u64 = 256 << 10;
 /// Four layers of four chunks; two slots fit.
@@ -16,8 +16,8 @@ const SLAB: u64 = 4 * CHUNK;
 const A: LayerId = LayerId(1);
 const B: LayerId = LayerId(2);
 
-fn world(change: impl Fn(&mut sluice_memory::HostOptions)) -> World {
-    let mut world = World::with(&geometry(CHUNK, 8, 4, SLAB), change);
+fn world(change: impl Fn(&mut sluice_memory::HostOptions)) -> Harness {
+    let mut world = Harness::with(&geometry(CHUNK, 8, 4, SLAB), change);
     world.succeed(Work::Create(chunks(0..8)));
     world
 }
@@ -55,7 +55,7 @@ fn transfers_share_the_link() {
         options.copy_threads = 2;
     });
     let begun = Instant::now();
-    let orders = [fill(0, A, 1, None), fill(1, B, 2, None)].map(|work| world.order(work));
+    let orders = [fill(0, A, 1, None), fill(1, B, 2, None)].map(|work| world.submit_work(work));
     for id in orders {
         world.wait(id);
     }
@@ -64,9 +64,9 @@ fn transfers_share_the_link() {
 }
 
 #[test]
-fn the_measured_time_leaves_out_the_wait_for_the_reader() {
+fn measured_time_excludes_reader_wait() {
     let mut world = world(|_| ());
-    let order = world.order(fill(0, A, 1, Some((B, Generation(1)))));
+    let order = world.submit_work(fill(0, A, 1, Some((B, Generation(1)))));
     let wait = Duration::from_secs(1);
     std::thread::sleep(wait);
     world.page.set_done(B, Generation(1));
@@ -75,21 +75,21 @@ fn the_measured_time_leaves_out_the_wait_for_the_reader() {
 }
 
 #[test]
-fn a_drop_waits_for_the_copy_that_runs() {
+fn drop_fills_waits_for_running_copy() {
     let mut world = world(|_| ());
     let geometry = world.geometry.clone();
     world.succeed(reback(map_layer(&geometry, A, 0), vec![]));
-    world.memory.set_faults(Faults { slow_chunk: Duration::from_millis(200), ..Faults::default() });
-    let running = world.order(fill(0, A, 1, None));
+    world.memory.set_faults(Faults { chunk_delay: Duration::from_millis(200), ..Faults::default() });
+    let running = world.submit_work(fill(0, A, 1, None));
     while world.contents(Address::Layer(A, 0)).is_none() {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let queued = world.order(fill(0, B, 2, None));
-    let drop = world.order(Work::DropFills);
+    let queued = world.submit_work(fill(0, B, 2, None));
+    let drop = world.submit_work(Work::DropFills);
     assert_eq!(world.outcome(queued), Some(Outcome::Failed(Failure::Dropped)));
     assert_eq!((world.outcome(running), world.outcome(drop)), (None, None), "the copy is still running");
     world.wait(drop);
-    let order: Vec<_> = world.ended().iter().map(|c| c.id).collect();
+    let order: Vec<_> = world.completions().iter().map(|c| c.id).collect();
     assert_eq!(order[order.len() - 3..], [queued, running, drop]);
     assert!(duration(world.wait(running)) >= Duration::from_millis(800), "four slow chunks");
     assert_eq!([world.page.ready(Some(A)), world.page.ready(Some(B))], [Generation(1), Generation(0)]);
@@ -100,7 +100,7 @@ fn a_failed_copy_publishes_nothing_and_the_next_one_runs() {
     let mut world = world(|_| ());
     world.memory.set_faults(Faults { fail_copy: Some(2), ..Faults::default() });
     let orders =
-        [fill(0, A, 1, None), fill(0, B, 2, None), fill(0, A, 3, None)].map(|work| world.order(work));
+        [fill(0, A, 1, None), fill(0, B, 2, None), fill(0, A, 3, None)].map(|work| world.submit_work(work));
     let failed = orders.map(|id| world.wait(id) == Outcome::Failed(Failure::CopyFailed));
     assert_eq!(failed, [false, true, false]);
     assert_eq!([world.page.ready(Some(A)), world.page.ready(Some(B))], [Generation(3), Generation(0)]);
@@ -119,9 +119,9 @@ fn a_flipped_byte_in_a_slot_is_seen_by_the_reader() {
 }
 
 #[test]
-fn a_chunk_under_a_fill_is_neither_released_nor_handed_over() {
+fn filling_chunk_cannot_be_released_or_handed_over() {
     let mut world = world(|_| ());
-    let waits = world.order(fill(0, A, 1, Some((B, Generation(1)))));
+    let waits = world.submit_work(fill(0, A, 1, Some((B, Generation(1)))));
     let refused = Outcome::Failed(Failure::Refused);
     assert_eq!(world.run(Work::Release(chunks(3..4))), refused);
     assert_eq!(world.run(reback(vec![], chunks(0..1))), refused);
@@ -134,9 +134,9 @@ fn a_chunk_under_a_fill_is_neither_released_nor_handed_over() {
 #[test]
 fn fills_that_share_a_chunk_keep_their_order_across_slots() {
     let mut world = world(|options| options.copy_threads = 2);
-    let first = world.order(fill(0, A, 1, Some((B, Generation(1)))));
+    let first = world.submit_work(fill(0, A, 1, Some((B, Generation(1)))));
     let target = FillTarget::Resident(LayerId(3));
-    let second = world.order(Work::Fill(Fill {
+    let second = world.submit_work(Work::Fill(Fill {
         target,
         generation: Generation(2),
         after: None,
@@ -146,16 +146,16 @@ fn fills_that_share_a_chunk_keep_their_order_across_slots() {
     assert_eq!((world.outcome(first), world.outcome(second)), (None, None));
     world.page.set_done(B, Generation(1));
     world.wait(second);
-    let order: Vec<_> = world.ended().iter().map(|c| c.id).collect();
+    let order: Vec<_> = world.completions().iter().map(|c| c.id).collect();
     assert_eq!(order[order.len() - 2..], [first, second]);
 }
 
 #[test]
 fn dropping_the_memory_ends_its_threads() {
     let mut world = world(|_| ());
-    world.memory.set_faults(Faults { slow_chunk: Duration::from_millis(50), ..Faults::default() });
-    world.order(fill(0, A, 1, None));
-    world.order(fill(1, B, 2, Some((A, Generation(9)))));
+    world.memory.set_faults(Faults { chunk_delay: Duration::from_millis(50), ..Faults::default() });
+    world.submit_work(fill(0, A, 1, None));
+    world.submit_work(fill(1, B, 2, Some((A, Generation(9)))));
     let (page, notify) = (world.page.clone(), world.notify.clone());
     assert!(Arc::strong_count(&page) > 2, "the workers hold the page");
     drop(world);
@@ -163,9 +163,9 @@ fn dropping_the_memory_ends_its_threads() {
 }
 
 #[test]
-fn a_slab_that_is_copied_past_the_cache_arrives_whole() {
+fn streaming_slab_copy_is_exact() {
     let geometry = geometry(2 << 20, 25, 1, (48 << 20) + 4096);
-    let mut world = World::new(&geometry);
+    let mut world = Harness::new(&geometry);
     let layer = LayerId(0);
     world.succeed(Work::Create(chunks(0..25)));
     world.succeed(reback(map_layer(&geometry, layer, 0), vec![]));
@@ -174,6 +174,6 @@ fn a_slab_that_is_copied_past_the_cache_arrives_whole() {
     world.succeed(Work::Fill(fill));
     for part in 0..25 {
         let found = world.contents(Address::Layer(layer, part));
-        assert_eq!(found.map(|found| (found.layer, found.part)), Some((Some(layer), part)));
+        assert_eq!(found.map(|found| (found.layer, found.chunk)), Some((Some(layer), part)));
     }
 }

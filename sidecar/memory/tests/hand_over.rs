@@ -4,23 +4,23 @@ use sluice_memory::AuditError;
 use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, LayerId};
-use sluice_ports::conformance::SlabPart;
+use sluice_ports::conformance::SlabChunk;
 
-use super::world::{World, chunks, geometry, map_layer, reback};
+use super::harness::{Harness, chunks, geometry, map_layer, reback};
 
 const FRAME: Address = Address::Kv(FrameId(0));
 const OTHER: Address = Address::Kv(FrameId(1));
 const C0: ChunkId = ChunkId(0);
 
-fn world(poison: bool) -> World {
+fn world(poison: bool) -> Harness {
     let geometry = geometry(64 << 10, 6, 2, 128 << 10);
-    let mut world = World::with(&geometry, |options| options.poison = poison);
+    let mut world = Harness::with(&geometry, |options| options.poison = poison);
     world.succeed(Work::Create(chunks(0..6)));
     world
 }
 
 #[test]
-fn a_handed_over_chunk_is_poisoned_before_it_is_mapped_when_asked_for() {
+fn handed_over_chunk_is_poisoned_before_mapping() {
     for poison in [false, true] {
         let mut world = world(poison);
         world.succeed(reback(vec![Reback::Map(FRAME, C0)], vec![]));
@@ -33,9 +33,9 @@ fn a_handed_over_chunk_is_poisoned_before_it_is_mapped_when_asked_for() {
 }
 
 #[test]
-fn a_chunk_that_is_mapped_before_its_old_address_goes_is_poisoned_behind_both_once() {
+fn chunk_mapped_at_two_addresses_is_poisoned_once() {
     let activation = Address::Activation(0);
-    let poisoned = |world: &World, at| world.read(at).map(|bytes| bytes.iter().all(|byte| *byte == 0xFF));
+    let poisoned = |world: &Harness, at| world.read(at).map(|bytes| bytes.iter().all(|byte| *byte == 0xFF));
     for later in [false, true] {
         let mut world = world(true);
         world.succeed(reback(vec![Reback::Map(activation, C0)], vec![]));
@@ -63,14 +63,14 @@ fn a_refused_transaction_poisons_nothing() {
 }
 
 #[test]
-fn a_fill_waits_for_the_transaction_that_names_its_chunks() {
+fn fill_waits_for_transaction_with_same_chunks() {
     let mut world = world(true);
     let geometry = world.geometry.clone();
     world.hold_engine(true);
     let layer = LayerId(0);
-    world.order(reback(map_layer(&geometry, layer, 0), chunks(0..2)));
+    world.submit_work(reback(map_layer(&geometry, layer, 0), chunks(0..2)));
     let target = FillTarget::Resident(layer);
-    let fill = world.order(Work::Fill(Fill {
+    let fill = world.submit_work(Work::Fill(Fill {
         target,
         generation: Generation(1),
         after: None,
@@ -80,41 +80,41 @@ fn a_fill_waits_for_the_transaction_that_names_its_chunks() {
     assert_eq!((world.outcome(fill), world.page.ready(Some(layer))), (None, Generation(0)));
     world.hold_engine(false);
     world.wait(fill);
-    let part = SlabPart { layer: Some(layer), part: 1 };
+    let part = SlabChunk { layer: Some(layer), chunk: 1 };
     assert_eq!(world.contents(Address::Layer(layer, 1)), Some(part), "the poison came first");
 }
 
 #[test]
-fn a_transaction_that_the_engine_refuses_is_taken_back() {
+fn transaction_refused_by_engine_is_rolled_back() {
     let mut world = world(false);
     world.hold_engine(true);
-    let order = world.order(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    let order = world.submit_work(reback(vec![Reback::Map(FRAME, C0)], vec![]));
     world.settle();
     assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0)]);
-    assert!(world.memory.acknowledge(order, false));
+    assert!(world.memory.on_acknowledge(order, false));
     assert_eq!(world.wait(order), Outcome::Failed(Failure::Refused));
     assert_eq!(world.memory.snapshot(), []);
 }
 
 #[test]
-fn losing_the_engine_completes_what_it_had_not_acknowledged() {
+fn engine_loss_completes_unacknowledged_reback() {
     let mut world = world(false);
     world.hold_engine(true);
-    let first = world.order(reback(vec![Reback::Map(FRAME, C0)], vec![]));
-    let second = world.order(reback(vec![Reback::Map(OTHER, ChunkId(1))], vec![]));
+    let first = world.submit_work(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    let second = world.submit_work(reback(vec![Reback::Map(OTHER, ChunkId(1))], vec![]));
     world.settle();
     assert_eq!(world.outcome(first), None);
     world.detach_engine();
-    world.memory.engine_lost();
+    world.memory.on_engine_lost();
     for order in [first, second] {
         assert!(matches!(world.outcome(order), Some(Outcome::Done { .. })), "{order:?}");
     }
-    assert!(!world.memory.acknowledge(first, true), "an answer that comes late is nobody's");
+    assert!(!world.memory.on_acknowledge(first, true), "an answer that comes late is nobody's");
     assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0), Reback::Map(OTHER, ChunkId(1))]);
 }
 
 #[test]
-fn the_audit_names_the_first_difference_to_the_ledger() {
+fn audit_reports_first_difference() {
     let mut world = world(false);
     world.succeed(reback(vec![Reback::Map(FRAME, C0), Reback::Map(OTHER, ChunkId(1))], vec![]));
     let audit = |entries: &[(Address, ChunkId)]| world.memory.audit(entries.iter().copied());

@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails as it should")]
 
-mod beside;
+mod async_copies;
 mod conformance;
 mod copies;
+mod gpu_ledger;
 mod hand_over;
+mod harness;
 mod mapping;
-mod neighbourhood;
 mod ordering;
 mod pool;
 mod quota;
 mod tier;
-mod world;

@@ -1,10 +1,10 @@
 //! The engine's half: constant addresses, refusals, and `PROT_NONE` wherever no chunk is.
 
-use sluice_memory::{Mapping, MappingError, Pool, Range, RangeSizes};
+use sluice_memory::{ChunkPool, Mapping, MappingError, Range, RangeSizes};
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::ids::{ChunkId, FrameId, LayerId};
 
-use super::world::read;
+use super::harness::read;
 
 const CHUNK: u64 = 64 << 10;
 const FRAME: Address = Address::Kv(FrameId(1));
@@ -20,14 +20,14 @@ fn sizes() -> RangeSizes {
     }
 }
 
-fn pool() -> Pool {
-    let pool = Pool::new(CHUNK, 4).unwrap();
+fn pool() -> ChunkPool {
+    let pool = ChunkPool::new(CHUNK, 4).unwrap();
     (0..4).for_each(|c| pool.create(ChunkId(c)).unwrap());
     pool
 }
 
 /// Start, end and permissions of the kernel's area that holds `at`.
-fn area(at: *mut u8) -> (usize, usize, String) {
+fn mapped_area(at: *mut u8) -> (usize, usize, String) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let areas = maps.lines().map(|line| {
         let (range, rest) = line.split_once(' ').unwrap();
@@ -58,24 +58,24 @@ fn ranges_keep_their_addresses_and_a_guard_follows_each() {
     let pool = pool();
     mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
     assert_eq!(starts, all.map(|range| mapping.address(range) as u64));
-    assert_eq!(mapping.position(FRAME).unwrap() as u64, starts[3] + CHUNK);
+    assert_eq!(mapping.position_ptr(FRAME).unwrap() as u64, starts[3] + CHUNK);
 }
 
 #[test]
-fn what_no_chunk_backs_is_prot_none_before_and_after() {
+fn unbacked_address_is_prot_none() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    let at = mapping.position(FRAME).unwrap();
-    assert_eq!(area(at).2, "---p");
+    let at = mapping.position_ptr(FRAME).unwrap();
+    assert_eq!(mapped_area(at).2, "---p");
     mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(2))).unwrap();
-    let (start, end, permissions) = area(at);
+    let (start, end, permissions) = mapped_area(at);
     assert_eq!((start, end, permissions.as_str()), (at as usize, at as usize + CHUNK as usize, "rw-s"));
     mapping.apply(pool.fd(), &Reback::Unmap(FRAME, ChunkId(2))).unwrap();
-    assert_eq!(area(at).2, "---p");
+    assert_eq!(mapped_area(at).2, "---p");
 }
 
 #[test]
-fn a_contradiction_is_refused_by_name_and_changes_nothing() {
+fn inconsistent_change_is_refused_without_effect() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
     mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
@@ -92,23 +92,23 @@ fn a_contradiction_is_refused_by_name_and_changes_nothing() {
     assert!(matches!(refused(Reback::Unmap(LAYER, ChunkId(0))), MappingError::NotMapped { found: None, .. }));
     assert!(matches!(refused(Reback::Map(outside, ChunkId(1))), MappingError::OutOfRange { .. }));
     assert!(matches!(refused(Reback::Map(LAYER, ChunkId(4))), MappingError::BeyondPool { .. }));
-    assert_eq!((mapping.mapped(FRAME), mapping.mapped(LAYER)), (Some(ChunkId(0)), None));
+    assert_eq!((mapping.chunk_at(FRAME), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
 }
 
 #[test]
-fn a_transaction_that_is_refused_half_way_is_taken_back() {
+fn refused_transaction_is_rolled_back() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
     mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
     let ops =
         [Reback::Unmap(FRAME, ChunkId(0)), Reback::Map(LAYER, ChunkId(0)), Reback::Map(LAYER, ChunkId(1))];
     assert!(mapping.apply_all(pool.fd(), &ops).is_err());
-    assert_eq!((mapping.mapped(FRAME), mapping.mapped(LAYER)), (Some(ChunkId(0)), None));
-    assert_eq!(area(mapping.position(FRAME).unwrap()).2, "rw-s");
+    assert_eq!((mapping.chunk_at(FRAME), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
+    assert_eq!(mapped_area(mapping.position_ptr(FRAME).unwrap()).2, "rw-s");
 }
 
 #[test]
-fn a_transaction_that_cannot_be_taken_back_says_so_and_why() {
+fn failed_rollback_is_reported_with_cause() {
     use rustix::fd::AsFd;
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -117,7 +117,7 @@ fn a_transaction_that_cannot_be_taken_back_says_so_and_why() {
     // What the sidecar's seals forbid: the chunk that is to come back is no longer there.
     rustix::fs::ftruncate(&pool, CHUNK).unwrap();
     let ops = [Reback::Unmap(FRAME, ChunkId(3)), Reback::Unmap(LAYER, ChunkId(1))];
-    let Err(MappingError::Torn { refused, stuck }) = mapping.apply_all(pool.as_fd(), &ops) else {
+    let Err(MappingError::RollbackFailed { refused, stuck }) = mapping.apply_all(pool.as_fd(), &ops) else {
         panic!("it can be neither made nor taken back")
     };
     assert!(matches!(*refused, MappingError::NotMapped { address: LAYER, .. }), "{refused}");
@@ -125,16 +125,20 @@ fn a_transaction_that_cannot_be_taken_back_says_so_and_why() {
 }
 
 #[test]
-fn neighbouring_chunks_come_to_neighbouring_addresses_together_or_not_at_all() {
+fn contiguous_chunks_map_together_or_not_at_all() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
     let layer = |at| Address::Layer(LayerId(1), at);
     let run = |first: u32| (0..3).map(move |at| Reback::Map(layer(at), ChunkId(first + at)));
     mapping.apply_all(pool.fd(), &run(1).collect::<Vec<_>>()).unwrap();
-    assert_eq!([0, 1, 2].map(|at| mapping.mapped(layer(at))), [1, 2, 3].map(|c| Some(ChunkId(c))));
+    assert_eq!([0, 1, 2].map(|at| mapping.chunk_at(layer(at))), [1, 2, 3].map(|c| Some(ChunkId(c))));
     let start = mapping.address(Range::Layer(LayerId(1))) as usize;
     let expected = (start, start + 3 * CHUNK as usize, "rw-s".to_owned());
-    assert_eq!(area(mapping.position(layer(1)).unwrap()), expected, "the kernel has one area for all");
+    assert_eq!(
+        mapped_area(mapping.position_ptr(layer(1)).unwrap()),
+        expected,
+        "the kernel has one area for all"
+    );
     pool.write(ChunkId(3), 0, b"sluice").unwrap();
     assert_eq!(&read(&mapping, layer(2), CHUNK as usize).unwrap()[..6], b"sluice");
 
@@ -145,13 +149,13 @@ fn neighbouring_chunks_come_to_neighbouring_addresses_together_or_not_at_all() {
         panic!("two of three addresses are taken")
     };
     assert_eq!((address, chunk, found), (layer(1), ChunkId(1), ChunkId(2)));
-    assert_eq!(mapping.mapped(layer(0)), None);
+    assert_eq!(mapping.chunk_at(layer(0)), None);
     // The last one lies behind the pool: the first two go again, also of a run that is a part of a transaction.
     let frames = (0..3).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(2 + at)));
     let ops: Vec<_> = std::iter::once(Reback::Map(layer(0), ChunkId(0))).chain(frames).collect();
     let beyond = mapping.apply_all(pool.fd(), &ops).unwrap_err();
     assert!(matches!(beyond, MappingError::BeyondPool { chunk: ChunkId(4), .. }), "{beyond}");
-    assert_eq!((mapping.mapped(layer(0)), mapping.backed_prefix_chunks(Range::Kv)), (None, 0));
+    assert_eq!((mapping.chunk_at(layer(0)), mapping.backed_prefix_chunks(Range::Kv)), (None, 0));
 }
 
 #[test]
@@ -171,7 +175,7 @@ fn one_chunk_shows_the_same_bytes_at_every_address() {
 }
 
 #[test]
-fn a_drop_gives_the_addresses_back() {
+fn drop_unmaps_reservation() {
     let largest = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let bytes = maps.lines().map(|line| {
@@ -188,20 +192,20 @@ fn a_drop_gives_the_addresses_back() {
 }
 
 #[test]
-fn a_chunk_that_is_no_multiple_of_the_page_is_refused() {
+fn chunk_size_not_multiple_of_page_is_refused() {
     assert!(matches!(Mapping::reserve(1000, sizes()), Err(MappingError::ChunkSize { .. })));
     assert!(matches!(Mapping::reserve(0, sizes()), Err(MappingError::ChunkSize { .. })));
     assert!(matches!(Mapping::reserve(1 << 62, sizes()), Err(MappingError::TooLarge { .. })));
 }
 
 #[test]
-fn a_chunk_that_is_behind_another_address_too_is_not_its_range_s_own() {
+fn shared_chunk_ends_exclusive_prefix() {
     let mut mapping = Mapping::reserve(CHUNK, RangeSizes { activation_chunks: 3, ..sizes() }).unwrap();
     let pool = pool();
     let ops: Vec<_> = (0..3).map(|at| Reback::Map(Address::Activation(at), ChunkId(at))).collect();
     mapping.apply_all(pool.fd(), &ops).unwrap();
     let prefixes = |mapping: &Mapping| {
-        [mapping.backed_prefix_chunks(Range::Activation), mapping.own_prefix_chunks(Range::Activation)]
+        [mapping.backed_prefix_chunks(Range::Activation), mapping.exclusive_prefix_chunks(Range::Activation)]
     };
     assert_eq!(prefixes(&mapping), [3, 3]);
     // An inflation that leaves the old address for later.

@@ -9,16 +9,16 @@ use sluice_memory::{Faults, Mapping};
 use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ChunkId, Generation, LayerId, SlotId};
-use sluice_ports::conformance::SlabPart;
+use sluice_ports::conformance::SlabChunk;
 
-use super::world::{Page, World, chunks, decode, geometry, ranges, read};
+use super::harness::{ControlPage, Harness, chunks, decode, geometry, ranges, read};
 
 const LAYERS: u16 = 4;
 const PARTS: u32 = 3;
 
 /// One stay of a layer in a slot, and how long its reader takes.
 #[derive(Clone, Debug)]
-struct Stay {
+struct LayerUse {
     slot: u8,
     layer: u16,
     read: Duration,
@@ -26,8 +26,8 @@ struct Stay {
     pause: Duration,
 }
 
-fn stay() -> impl Strategy<Value = Stay> {
-    (0..2u8, 0..LAYERS / 2, 0..1500u64, 0..800u64).prop_map(|(slot, half, read_us, pause_us)| Stay {
+fn layer_use() -> impl Strategy<Value = LayerUse> {
+    (0..2u8, 0..LAYERS / 2, 0..1500u64, 0..800u64).prop_map(|(slot, half, read_us, pause_us)| LayerUse {
         slot,
         // Each layer has a fixed slot, as its address has fixed chunks.
         layer: half * 2 + u16::from(slot),
@@ -37,13 +37,18 @@ fn stay() -> impl Strategy<Value = Stay> {
 }
 
 /// The engine: waits for each stay's generation in turn, reads its slab at both ends of its work, and is done.
-fn reader(geometry: Geometry, page: Arc<Page>, mapping: Mapping, stays: Vec<Stay>) -> Result<(), String> {
+fn reader(
+    geometry: Geometry,
+    page: Arc<ControlPage>,
+    mapping: Mapping,
+    stays: Vec<LayerUse>,
+) -> Result<(), String> {
     for (at, stay) in stays.iter().enumerate() {
         let (layer, generation) = (LayerId(stay.layer), Generation(at as u64 + 1));
         if !page.wait_ready(layer, generation) {
             return Err(format!("{stay:?}: {generation:?} is never shown"));
         }
-        let intact = || (0..PARTS).all(|part| holds(&geometry, &mapping, layer, part));
+        let intact = || (0..PARTS).all(|part| has_layer_bytes(&geometry, &mapping, layer, part));
         let before = intact();
         std::thread::sleep(stay.read);
         if !before || !intact() {
@@ -54,15 +59,15 @@ fn reader(geometry: Geometry, page: Arc<Page>, mapping: Mapping, stays: Vec<Stay
     Ok(())
 }
 
-fn holds(geometry: &Geometry, mapping: &Mapping, layer: LayerId, part: u32) -> bool {
+fn has_layer_bytes(geometry: &Geometry, mapping: &Mapping, layer: LayerId, part: u32) -> bool {
     let bytes = read(mapping, Address::Layer(layer, part), geometry.chunk_bytes as usize).unwrap();
-    decode(geometry, &bytes) == Some(SlabPart { layer: Some(layer), part })
+    decode(geometry, &bytes) == Some(SlabChunk { layer: Some(layer), chunk: part })
 }
 
 /// Orders every stay's copy as early as it likes, each after the reader before it in its slot.
-fn run(stays: &[Stay], faults: Faults, copy_threads: usize) -> Result<(), String> {
+fn run(stays: &[LayerUse], faults: Faults, copy_threads: usize) -> Result<(), String> {
     let geometry = geometry(16 << 10, 2 * PARTS, usize::from(LAYERS), u64::from(PARTS) * (16 << 10));
-    let mut world = World::with(&geometry, |options| options.copy_threads = copy_threads);
+    let mut world = Harness::with(&geometry, |options| options.copy_threads = copy_threads);
     world.succeed(Work::Create(chunks(0..2 * PARTS)));
     world.memory.set_faults(faults);
     let mut mapping = Mapping::reserve(geometry.chunk_bytes, ranges(&geometry)).unwrap();
@@ -79,14 +84,14 @@ fn run(stays: &[Stay], faults: Faults, copy_threads: usize) -> Result<(), String
     for (at, stay) in stays.iter().enumerate() {
         std::thread::sleep(stay.pause);
         let slot = usize::from(stay.slot);
-        world.order(Work::Fill(copy(stay, at as u64 + 1, before[slot])));
+        world.submit_work(Work::Fill(copy(stay, at as u64 + 1, before[slot])));
         before[slot] = Some((LayerId(stay.layer), Generation(at as u64 + 1)));
         world.collect();
     }
     reader.join().expect("the reader does not panic")
 }
 
-fn copy(stay: &Stay, generation: u64, after: Option<(LayerId, Generation)>) -> Fill {
+fn copy(stay: &LayerUse, generation: u64, after: Option<(LayerId, Generation)>) -> Fill {
     let first = u32::from(stay.slot) * PARTS;
     Fill {
         target: FillTarget::Slot(SlotId(stay.slot), LayerId(stay.layer)),
@@ -100,8 +105,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_reader_never_sees_another_layer_in_its_slot(
-        stays in prop::collection::vec(stay(), 1..24),
+    fn reader_sees_only_its_own_layer_in_slot(
+        stays in prop::collection::vec(layer_use(), 1..24),
         threads in 1..3usize,
     ) {
         prop_assert_eq!(run(&stays, Faults::default(), threads), Ok(()));
@@ -109,8 +114,8 @@ proptest! {
 }
 
 #[test]
-fn without_the_wait_for_the_reader_the_same_check_fails() {
-    let stay = |layer| Stay { slot: 0, layer, read: Duration::from_millis(100), pause: Duration::ZERO };
+fn skipping_reader_wait_fails_the_check() {
+    let stay = |layer| LayerUse { slot: 0, layer, read: Duration::from_millis(100), pause: Duration::ZERO };
     let stays = [stay(0), stay(2)];
     assert_eq!(run(&stays, Faults::default(), 1), Ok(()));
     let broken = Faults { skip_after_wait: true, ..Faults::default() };

@@ -1,23 +1,23 @@
 //! Physical memory: capacity, what the machine really gives and gets back, seals.
 
-use sluice_memory::{Faults, Pool, PoolError};
+use sluice_memory::{ChunkPool, Faults, PoolError};
 use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, FrameId, Generation, LayerId};
 use sluice_policy::reason::Reason;
-use sluice_ports::conformance::SlabPart;
+use sluice_ports::conformance::SlabChunk;
 
-use super::world::{World, chunks, geometry, map_layer, reback};
+use super::harness::{Harness, chunks, geometry, map_layer, reback};
 
 /// What the file really occupies.
-fn allocated_bytes(pool: &Pool) -> u64 {
+fn allocated_bytes(pool: &ChunkPool) -> u64 {
     rustix::fs::fstat(pool.fd()).unwrap().st_blocks as u64 * 512
 }
 
 #[test]
-fn memory_exists_when_created_and_comes_back_when_released() {
+fn create_allocates_and_release_frees_memory() {
     for chunk_bytes in [64 << 10, 2 << 20] {
-        let pool = Pool::new(chunk_bytes, 8).unwrap();
+        let pool = ChunkPool::new(chunk_bytes, 8).unwrap();
         assert_eq!(allocated_bytes(&pool), 0);
         (0..8).for_each(|c| pool.create(ChunkId(c)).unwrap());
         assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (8 * chunk_bytes, 8 * chunk_bytes));
@@ -29,10 +29,10 @@ fn memory_exists_when_created_and_comes_back_when_released() {
 }
 
 #[test]
-fn a_promised_chunk_reads_as_zeros_and_its_pages_come_with_what_is_written() {
+fn lazy_chunk_reads_zero_and_allocates_on_write() {
     for chunk_bytes in [64 << 10, 2 << 20] {
-        let pool = Pool::new(chunk_bytes, 4).unwrap();
-        pool.promise(&[ChunkId(0), ChunkId(1), ChunkId(3)]).unwrap();
+        let pool = ChunkPool::new(chunk_bytes, 4).unwrap();
+        pool.create_lazy(&[ChunkId(0), ChunkId(1), ChunkId(3)]).unwrap();
         assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (0, 3 * chunk_bytes));
         assert!([0, 1, 3].iter().all(|c| pool.exists(ChunkId(*c)) && !pool.is_backed(ChunkId(*c))));
         let bytes: Vec<u8> = (0..chunk_bytes as u32).map(|at| (at % 251) as u8).collect();
@@ -44,14 +44,14 @@ fn a_promised_chunk_reads_as_zeros_and_its_pages_come_with_what_is_written() {
         pool.read(ChunkId(3), 0, &mut found).unwrap();
         let end = found.split_off(chunk_bytes as usize - 7);
         assert!(end == b"the end" && found.iter().all(|byte| *byte == 0));
-        pool.back(ChunkId(0)).unwrap();
+        pool.ensure_backed(ChunkId(0)).unwrap();
         assert!(pool.is_backed(ChunkId(0)));
         pool.write(ChunkId(0), 0, b"sluice").unwrap();
-        pool.back(ChunkId(3)).unwrap();
+        pool.ensure_backed(ChunkId(3)).unwrap();
         assert_eq!(allocated_bytes(&pool), 3 * chunk_bytes);
         [0, 1, 3].iter().for_each(|c| pool.release(ChunkId(*c)).unwrap());
         assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (0, 0));
-        pool.promise(&[ChunkId(0)]).unwrap();
+        pool.create_lazy(&[ChunkId(0)]).unwrap();
         assert!(!pool.is_backed(ChunkId(0)), "the pages of its former life have gone");
         pool.read(ChunkId(0), 0, &mut found[..6]).unwrap();
         assert_eq!(&found[..6], [0; 6]);
@@ -59,35 +59,35 @@ fn a_promised_chunk_reads_as_zeros_and_its_pages_come_with_what_is_written() {
 }
 
 #[test]
-fn a_promise_is_kept_for_all_chunks_or_made_for_none() {
-    let pool = Pool::new(64 << 10, 4).unwrap();
+fn lazy_create_is_all_or_nothing() {
+    let pool = ChunkPool::new(64 << 10, 4).unwrap();
     pool.create(ChunkId(2)).unwrap();
     for (chunks, exists) in [([0, 2], true), ([0, 4], false), ([1, 1], true)] {
-        let error = pool.promise(&chunks.map(ChunkId)).unwrap_err();
+        let error = pool.create_lazy(&chunks.map(ChunkId)).unwrap_err();
         assert_eq!(matches!(error, PoolError::Exists { .. }), exists, "{error}");
         assert!(!pool.exists(ChunkId(0)) && !pool.exists(ChunkId(1)));
     }
     assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (64 << 10, 64 << 10));
-    pool.promise(&[0, 1, 3].map(ChunkId)).unwrap();
+    pool.create_lazy(&[0, 1, 3].map(ChunkId)).unwrap();
 }
 
 #[test]
-fn pages_of_weights_come_with_their_copy_and_those_of_kv_before_the_engine_hears_of_them() {
+fn weight_pages_allocate_on_copy_and_kv_pages_before_map() {
     let layer = LayerId(0);
     let geometry = geometry(64 << 10, 4, 1, 128 << 10);
-    let mut world = World::new(&geometry);
-    let allocated = |world: &World| {
+    let mut world = Harness::new(&geometry);
+    let allocated = |world: &Harness| {
         rustix::fs::fstat(world.memory.pool_fd()).unwrap().st_blocks as u64 * 512 / geometry.chunk_bytes
     };
-    world.succeed_because(Reason::Load, Work::Create(chunks(0..4)));
+    world.succeed_with_reason(Reason::Load, Work::Create(chunks(0..4)));
     assert_eq!(allocated(&world), 4, "nobody waits for a tenant that loads");
     world.succeed(Work::Release(chunks(0..4)));
-    world.succeed_because(Reason::Wake, Work::Create(chunks(0..4)));
+    world.succeed_with_reason(Reason::Wake, Work::Create(chunks(0..4)));
     assert_eq!(allocated(&world), 0);
     world.hold_engine(true);
     let kv = (2..4).map(|c| Reback::Map(Address::Kv(FrameId(c)), ChunkId(c)));
     let ops: Vec<_> = map_layer(&geometry, layer, 0).into_iter().chain(kv).collect();
-    let order = world.order(reback(ops, vec![]));
+    let order = world.submit_work(reback(ops, vec![]));
     world.settle();
     assert_eq!(
         (world.outcome(order), allocated(&world)),
@@ -105,22 +105,22 @@ fn pages_of_weights_come_with_their_copy_and_those_of_kv_before_the_engine_hears
     let fills = [1, 2, 3].map(|generation| measured(fill(generation)));
     assert_eq!(fills, [false, false, true], "what makes pages and what maps them tell nothing of the link");
     assert_eq!(allocated(&world), 4);
-    let part = |part| Some(SlabPart { layer: Some(layer), part });
+    let part = |part| Some(SlabChunk { layer: Some(layer), chunk: part });
     let at = |part| world.contents(Address::Layer(layer, part));
     assert_eq!([at(0), at(1)], [part(0), part(1)]);
 }
 
 #[test]
 fn one_chunk_more_than_the_capacity_is_out_of_memory() {
-    let pool = Pool::new(64 << 10, 3).unwrap();
+    let pool = ChunkPool::new(64 << 10, 3).unwrap();
     (0..3).for_each(|c| pool.create(ChunkId(c)).unwrap());
     assert!(matches!(pool.create(ChunkId(3)), Err(PoolError::OutOfMemory { .. })));
     assert_eq!(allocated_bytes(&pool), 3 * (64 << 10));
 }
 
 #[test]
-fn a_chunk_that_does_not_exist_is_neither_read_nor_written_nor_released() {
-    let pool = Pool::new(64 << 10, 2).unwrap();
+fn missing_chunk_cannot_be_read_written_or_released() {
+    let pool = ChunkPool::new(64 << 10, 2).unwrap();
     pool.create(ChunkId(0)).unwrap();
     let missing = |result: Result<(), PoolError>| matches!(result, Err(PoolError::Missing { .. }));
     for chunk in [ChunkId(1), ChunkId(9)] {
@@ -137,7 +137,7 @@ fn a_chunk_that_does_not_exist_is_neither_read_nor_written_nor_released() {
 
 #[test]
 fn a_recreated_chunk_holds_zeros() {
-    let pool = Pool::new(64 << 10, 1).unwrap();
+    let pool = ChunkPool::new(64 << 10, 1).unwrap();
     pool.create(ChunkId(0)).unwrap();
     pool.poison(ChunkId(0)).unwrap();
     pool.release(ChunkId(0)).unwrap();
@@ -149,7 +149,7 @@ fn a_recreated_chunk_holds_zeros() {
 
 #[test]
 fn a_peer_cannot_truncate_or_grow_the_file() {
-    let pool = Pool::new(64 << 10, 2).unwrap();
+    let pool = ChunkPool::new(64 << 10, 2).unwrap();
     let peer = pool.fd().try_clone_to_owned().unwrap();
     for bytes in [0, 1 << 20] {
         assert_eq!(rustix::fs::ftruncate(&peer, bytes), Err(rustix::io::Errno::PERM));
@@ -159,8 +159,8 @@ fn a_peer_cannot_truncate_or_grow_the_file() {
 }
 
 #[test]
-fn a_device_that_fails_to_allocate_leaves_nothing_and_recovers() {
-    let mut world = World::new(&geometry(64 << 10, 4, 1, 64 << 10));
+fn failed_allocation_leaves_no_chunk_and_recovers() {
+    let mut world = Harness::new(&geometry(64 << 10, 4, 1, 64 << 10));
     world.memory.set_faults(Faults { fail_creates: 1, ..Faults::default() });
     assert_eq!(world.run(Work::Create(chunks(0..4))), Outcome::Failed(Failure::OutOfMemory));
     assert_eq!(sluice_ports::Memory::used_bytes(&world.memory), 0);
@@ -168,8 +168,8 @@ fn a_device_that_fails_to_allocate_leaves_nothing_and_recovers() {
 }
 
 #[test]
-fn a_streaming_write_puts_every_byte_in_place_whatever_the_alignment() {
-    let pool = Pool::new(64 << 10, 1).unwrap();
+fn streaming_write_is_exact_at_any_alignment() {
+    let pool = ChunkPool::new(64 << 10, 1).unwrap();
     pool.create(ChunkId(0)).unwrap();
     let source: Vec<u8> = (0..64 << 10).map(|at: u32| (at % 251) as u8).collect();
     for (offset, bytes) in [(0, 64 << 10), (1, 1000), (63, 65), (64, 64), (7, 20), (130, 0), (65, 64 << 9)] {

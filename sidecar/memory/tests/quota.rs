@@ -9,18 +9,18 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 
-use super::world::{World, chunks, geometry};
+use super::harness::{Harness, chunks, geometry};
 
 const CHUNK: u64 = 64 << 10;
 
 /// A ledger with one promise.
 #[derive(Debug)]
-struct Promise {
+struct SingleEarmarkQuota {
     nonce: Nonce,
     held: AtomicU64,
 }
 
-impl Quota for Promise {
+impl Quota for SingleEarmarkQuota {
     fn reserve(&self, bytes: u64) -> Result<(), QuotaError> {
         self.held.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
@@ -43,9 +43,9 @@ impl Quota for Promise {
 }
 
 #[test]
-fn a_promise_that_holds_and_has_no_memory_is_told_from_one_that_does_not_hold() {
-    let ledger = Arc::new(Promise { nonce: Nonce(7), held: AtomicU64::new(0) });
-    let mut world = World::with(&geometry(CHUNK, 4, 1, CHUNK), |options| options.quota = ledger.clone());
+fn accept_distinguishes_out_of_memory_from_invalid_earmark() {
+    let ledger = Arc::new(SingleEarmarkQuota { nonce: Nonce(7), held: AtomicU64::new(0) });
+    let mut world = Harness::with(&geometry(CHUNK, 4, 1, CHUNK), |options| options.quota = ledger.clone());
     let accept = |nonce| {
         let earmark = Earmark { peer: Peer { index: 1, instance: 5 }, nonce: Nonce(nonce) };
         Work::Accept { chunks: chunks(0..3), earmark }
@@ -59,9 +59,9 @@ fn a_promise_that_holds_and_has_no_memory_is_told_from_one_that_does_not_hold() 
 }
 
 #[test]
-fn a_loan_that_the_ledger_has_no_entry_for_leaves_its_chunks_with_the_lender() {
-    let ledger = Arc::new(Promise { nonce: Nonce(7), held: AtomicU64::new(0) });
-    let mut world = World::with(&geometry(CHUNK, 4, 1, CHUNK), |options| options.quota = ledger.clone());
+fn refused_earmark_leaves_chunks_with_lender() {
+    let ledger = Arc::new(SingleEarmarkQuota { nonce: Nonce(7), held: AtomicU64::new(0) });
+    let mut world = Harness::with(&geometry(CHUNK, 4, 1, CHUNK), |options| options.quota = ledger.clone());
     world.succeed(Work::Create(chunks(0..3)));
     let earmark = Earmark { peer: Peer { index: 1, instance: 5 }, nonce: Nonce(9) };
     let loan = Work::Lend { chunks: chunks(0..2), spare_chunks: 0, earmark };

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_memory::{EnginePeer, Faults, HostError, HostMemory, HostOptions};
+use sluice_memory::{EngineConnection, Faults, HostError, HostMemory, HostOptions};
 use sluice_policy::action::{Address, BlockSwap, Fill, FillTarget, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId};
 
-use super::world::{Page, World, chunks, geometry, master, options, reback};
+use super::harness::{ControlPage, Harness, chunks, geometry, master, options, reback};
 
 const CHUNK: u64 = 256 << 10;
 /// Eight blocks in a chunk.
@@ -20,8 +20,8 @@ fn small() -> Geometry {
 }
 
 /// Frames 0, 1, .. on the chunks of the same number.
-fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> World {
-    let mut world = World::with(geometry, |options| {
+fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
+    let mut world = Harness::with(geometry, |options| {
         options.host_kv_bytes = 64 * geometry.block_bytes;
         change(options);
     });
@@ -48,13 +48,13 @@ fn duration(outcome: Outcome) -> Duration {
 }
 
 /// Bytes of which no part is like another.
-fn noise(seed: u64, bytes: u64) -> Vec<u8> {
+fn random_bytes(seed: u64, bytes: u64) -> Vec<u8> {
     let words = (0..bytes / 8).map(|at| (seed + at).wrapping_mul(0x9e37_79b9_7f4a_7c15).swap_bytes());
     words.flat_map(u64::to_ne_bytes).collect()
 }
 
 #[test]
-fn blocks_come_back_bit_by_bit_also_over_a_link_that_takes_them_in_pieces() {
+fn swapped_blocks_are_bit_identical_over_paced_link() {
     // A block is not a whole number of the pieces in which a limited link passes it.
     let mut geometry = geometry(2 << 20, 4, 1, 2 << 20);
     geometry.block_bytes = 640 << 10;
@@ -65,26 +65,29 @@ fn blocks_come_back_bit_by_bit_also_over_a_link_that_takes_them_in_pieces() {
             ..swap(block, host, generation)
         };
         for block in 0..3 {
-            world.write_bytes(BlockId(block), noise(u64::from(block) << 32, geometry.block_bytes));
+            world.write_bytes(BlockId(block), random_bytes(u64::from(block) << 32, geometry.block_bytes));
         }
         world.succeed(Work::SwapOut(vec![place(0, 9, 1), place(1, 0, 2), place(2, 63, 3)]));
         world.succeed(Work::SwapIn(vec![place(5, 9, 1), place(9, 63, 3), place(4, 0, 2)]));
         for (block, seed) in [(5, 0), (4, 1), (9, 2)] {
             let found = world.block_bytes(BlockId(block)).unwrap();
-            assert!(found == noise(seed << 32, geometry.block_bytes), "block {block}, {link_bytes_per_s:?}");
+            assert!(
+                found == random_bytes(seed << 32, geometry.block_bytes),
+                "block {block}, {link_bytes_per_s:?}"
+            );
         }
     }
 }
 
 #[test]
-fn a_tier_holds_as_many_whole_blocks_as_fit() {
+fn tier_capacity_is_rounded_down_to_blocks() {
     let mut world = world(&small(), |options| options.host_kv_bytes = 3 * BLOCK - 1);
     world.succeed(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2)]));
     assert_eq!(world.run(Work::SwapOut(vec![swap(2, 2, 3)])), Outcome::Failed(Failure::Refused));
 }
 
 #[test]
-fn swaps_take_the_time_of_the_link_and_only_those_to_the_device_share_it_with_fills() {
+fn swaps_are_paced_and_only_swap_in_shares_link_with_fills() {
     let rate = 128 << 10;
     let mut world = world(&small(), |options| options.link_bytes_per_s = Some(rate));
     let taken = |blocks: u64| Duration::from_secs_f64((blocks * BLOCK) as f64 / rate as f64);
@@ -94,7 +97,7 @@ fn swaps_take_the_time_of_the_link_and_only_those_to_the_device_share_it_with_fi
     let begun = Instant::now();
     let target = FillTarget::Resident(LayerId(0));
     let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) };
-    let fill = world.order(Work::Fill(fill));
+    let fill = world.submit_work(Work::Fill(fill));
     while world.contents(layer).is_none() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -109,7 +112,7 @@ fn swaps_take_the_time_of_the_link_and_only_those_to_the_device_share_it_with_fi
 }
 
 #[test]
-fn a_swap_out_that_fails_half_way_leaves_no_name_old_or_new() {
+fn failed_swap_out_leaves_host_block_without_generation() {
     let mut world = world(&small(), |_| ());
     world.write_block(BlockId(0), 10);
     world.write_block(BlockId(1), 11);
@@ -127,7 +130,7 @@ fn a_swap_out_that_fails_half_way_leaves_no_name_old_or_new() {
 }
 
 #[test]
-fn a_swap_in_that_fails_half_way_may_be_repeated() {
+fn failed_swap_in_can_be_retried() {
     let mut world = world(&small(), |_| ());
     world.write_block(BlockId(0), 10);
     world.succeed(Work::SwapOut(vec![swap(0, 0, 1)]));
@@ -138,32 +141,32 @@ fn a_swap_in_that_fails_half_way_may_be_repeated() {
 }
 
 #[test]
-fn a_fill_into_a_chunk_whose_block_goes_out_waits_for_it() {
+fn fill_waits_for_swap_out_of_same_chunk() {
     let mut world = world(&small(), |_| ());
     world.write_block(BlockId(0), 10);
-    world.memory.set_faults(Faults { slow_chunk: Duration::from_millis(50), ..Faults::default() });
+    world.memory.set_faults(Faults { chunk_delay: Duration::from_millis(50), ..Faults::default() });
     let target = FillTarget::Resident(LayerId(0));
     let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(0..2) };
     let orders = [Work::SwapOut(vec![swap(20, 1, 1), swap(0, 0, 1)]), Work::Fill(fill)];
-    let [out, fill] = orders.map(|work| world.order(work));
+    let [out, fill] = orders.map(|work| world.submit_work(work));
     world.wait(fill);
-    let order: Vec<_> = world.ended().iter().map(|c| c.id).collect();
+    let order: Vec<_> = world.completions().iter().map(|c| c.id).collect();
     assert_eq!(order[order.len() - 2..], [out, fill]);
     world.succeed(Work::SwapIn(vec![swap(30, 0, 1)]));
     assert_eq!(world.block(BlockId(30)), Some(10), "what was there before the fill");
 }
 
 #[test]
-fn swaps_go_on_when_the_engine_is_dead() {
+fn swaps_continue_after_engine_exit() {
     let mut world = world(&small(), |_| ());
     world.write_block(BlockId(0), 10);
     world.hold_engine(true);
     let mapped = Reback::Unmap(Address::Kv(FrameId(7)), ChunkId(7));
     let orders =
         [reback(vec![mapped], vec![]), Work::SwapOut(vec![swap(0, 0, 1)]), Work::SwapIn(vec![swap(8, 0, 1)])];
-    let ids = orders.map(|work| world.order(work));
+    let ids = orders.map(|work| world.submit_work(work));
     world.detach_engine();
-    world.memory.engine_lost();
+    world.memory.on_engine_lost();
     for id in ids {
         assert!(matches!(world.wait(id), Outcome::Done { .. }), "{id:?}");
     }
@@ -178,11 +181,11 @@ fn anonymous_bytes() -> u64 {
 }
 
 #[test]
-fn the_tier_is_taken_at_the_start_and_given_back_at_the_end() {
+fn tier_memory_is_allocated_at_start_and_freed_on_drop() {
     let tier_bytes = 512 << 20;
     // What other tests do meanwhile is less than half of it.
     let (begin, half) = (anonymous_bytes(), tier_bytes / 2);
-    let world = World::with(&small(), |options| options.host_kv_bytes = tier_bytes);
+    let world = Harness::with(&small(), |options| options.host_kv_bytes = tier_bytes);
     let taken = anonymous_bytes();
     assert!(taken > begin + half, "{begin} bytes before, {taken} with the tier");
     drop(world);
@@ -191,31 +194,31 @@ fn the_tier_is_taken_at_the_start_and_given_back_at_the_end() {
 }
 
 /// No engine.
-struct Nobody;
+struct NoEngine;
 
-impl EnginePeer for Nobody {
+impl EngineConnection for NoEngine {
     fn reback(&mut self, _: ActionId, _: &[Reback]) -> bool {
         false
     }
 }
 
 #[test]
-fn a_tier_for_which_there_is_no_memory_is_refused_at_the_start() {
+fn oversized_tier_is_refused_at_start() {
     let geometry = small();
     // More than any address space.
     let options = HostOptions { host_kv_bytes: (1 << 60) + 1, ..options(&geometry) };
-    let page = Page::new(geometry.layers());
+    let page = ControlPage::new(geometry.layers());
     let refused =
-        HostMemory::new(options, master(&geometry), page, Box::new(Nobody), Arc::new(|| ())).err().unwrap();
+        HostMemory::new(options, master(&geometry), page, Box::new(NoEngine), Arc::new(|| ())).err().unwrap();
     assert!(matches!(refused, HostError::Tier { bytes, .. } if bytes == 1 << 60), "{refused:?}");
     assert_eq!(refused.to_string(), "no host memory for 1152921504606846976 bytes of KV");
 }
 
 #[test]
-fn dropping_the_memory_ends_a_swap_at_its_next_block() {
+fn drop_stops_swap_at_next_block() {
     // A second for each block, a minute for all.
     let mut world = world(&small(), |options| options.link_bytes_per_s = Some(BLOCK));
-    world.order(Work::SwapOut((0..60).map(|block| swap(block, block, 1)).collect()));
+    world.submit_work(Work::SwapOut((0..60).map(|block| swap(block, block, 1)).collect()));
     let notify = world.notify.clone();
     let begun = Instant::now();
     drop(world);

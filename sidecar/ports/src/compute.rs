@@ -15,12 +15,12 @@ pub struct SequenceStep {
     /// Tokens fed, at positions `start..start + tokens.len()`.
     pub tokens: Vec<u32>,
     /// `Some` when the next token is sampled after the last of `tokens`.
-    pub sample: Option<SampleOrder>,
+    pub sample: Option<SampleRequest>,
 }
 
 /// What to sample.
 #[derive(Clone, Debug, PartialEq, Hash)]
-pub struct SampleOrder {
+pub struct SampleRequest {
     /// How.
     pub sampling: SharedSampling,
     /// Tokens of the history that are prompt; the rest was generated.
@@ -135,7 +135,7 @@ pub struct StepDone {
 impl StepDone {
     /// Whether this answers a step of `rows`, each with whether it asks for a token: every row that asks is named once, a
     /// row that does not ask is named at most once and only as refused, and no other row is named.
-    pub fn fits(&self, rows: &[(RowId, bool)]) -> bool {
+    pub fn matches_rows(&self, rows: &[(RowId, bool)]) -> bool {
         let asks = |row: RowId| rows.iter().find(|(one, _)| *one == row).map(|(_, asks)| *asks);
         let refused = |one: &FailedSequence| matches!(one.failure, SequenceFailure::Refused(_));
         let known = self.sampled.iter().all(|one| asks(one.row) == Some(true))
@@ -179,7 +179,7 @@ pub enum ComputeEvent {
     },
     /// The engine left a step unfinished, because another turn than the step's is in force on the GPU. It sampled no token;
     /// KV is written at the step's own positions at most.
-    TurnPassed {
+    StaleEpoch {
         /// Which.
         id: StepId,
         /// Of this attempt.

@@ -1,7 +1,7 @@
 //! The contract of [`crate::Memory`] as a suite that every backend passes. Each rule is a function of its own; a backend
 //! implements [`Body`] and calls [`run_all`], or the rules one by one.
 
-mod beside;
+mod async_copies;
 mod copies;
 mod harness;
 mod spills;
@@ -14,49 +14,46 @@ use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
 
 use crate::Memory;
 
-pub use beside::{
-    a_copy_of_kv_that_contradicts_the_table_is_refused, a_copy_of_kv_waits_for_operations_before_it,
-    a_fetch_brings_what_host_blocks_carry, a_fetch_names_what_the_host_block_carries,
-    a_fetch_waits_for_the_reader_of_the_buffer, dropping_fills_drops_fetches_and_no_write_back,
-    fetches_into_one_buffer_run_in_the_order_submitted, memory_that_kv_is_fetched_to_stays,
-    what_is_written_back_is_fetched_under_its_name,
+pub use async_copies::{
+    a_fetch_waits_for_the_reader_of_the_buffer, drop_fills_drops_fetches_but_not_write_backs,
+    fetch_copies_host_block_contents, fetch_target_memory_cannot_be_reused,
+    fetch_with_stale_generation_is_refused, fetches_into_one_buffer_run_in_the_order_submitted,
+    inconsistent_kv_copy_is_refused, kv_copy_waits_for_earlier_operations,
+    written_back_block_is_fetched_by_generation,
 };
 pub use copies::{
-    a_fill_puts_each_chunk_of_its_slab_in_order, a_fill_waits_for_the_reader_it_names,
-    dropping_fills_drops_those_that_wait, fills_of_one_slot_run_in_the_order_submitted,
-    ready_is_published_with_the_completion,
+    drop_fills_drops_waiting_fills, fill_copies_slab_chunks_in_order, fill_waits_for_its_reader,
+    fills_of_one_slot_run_in_the_order_submitted, ready_is_published_with_the_completion,
 };
 pub use spills::{
-    a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays,
-    a_spill_waits_for_the_step_and_what_enters_the_buffer_waits_for_it,
-    dropping_fills_drops_spills_and_takes_nothing_away, what_was_spilt_is_fetched_from_behind_it,
+    drop_fills_drops_spills_and_keeps_host_blocks, fetch_after_spill_reads_spilled_blocks,
+    inconsistent_spill_is_refused_and_memory_kept, spill_waits_for_step_and_blocks_fetch_into_its_buffer,
 };
 pub use table::{
-    a_chunk_backs_many_addresses, a_chunk_is_mapped_anew_before_its_old_address_goes,
-    a_chunk_of_two_owners_is_refused, a_chunk_that_is_mapped_is_not_released,
-    a_moved_block_keeps_its_contents, a_reback_waits_for_the_engine, a_refused_transaction_changes_nothing,
-    created_chunks_come_back, creation_beyond_the_capacity_leaves_nothing,
-    every_action_completes_exactly_once, operations_take_effect_in_order,
-    what_contradicts_the_table_is_refused,
+    a_chunk_backs_many_addresses, a_moved_block_keeps_its_contents, a_reback_waits_for_the_engine,
+    a_refused_transaction_changes_nothing, chunk_is_remapped_before_old_address_is_unmapped,
+    chunk_with_two_owners_is_refused, create_beyond_capacity_creates_no_chunk,
+    every_action_completes_exactly_once, inconsistent_operation_is_refused, mapped_chunk_cannot_be_released,
+    operations_take_effect_in_order, released_chunks_can_be_recreated,
 };
 
 pub use tier::{
-    a_host_block_written_again_answers_to_its_new_name_only, a_swap_in_names_what_the_host_block_carries,
-    a_swap_that_contradicts_the_table_is_refused, a_swap_waits_for_what_came_before,
-    what_goes_out_comes_back_elsewhere,
+    inconsistent_swap_is_refused, rewritten_host_block_has_only_new_generation,
+    swap_in_with_stale_generation_is_refused, swap_waits_for_earlier_operations,
+    swapped_out_blocks_swap_in_to_other_chunks,
 };
 
 /// Which slab's bytes, and which chunk of it, lie somewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlabPart {
+pub struct SlabChunk {
     /// The layer; `None` = embeddings, head and final norm.
     pub layer: Option<LayerId>,
     /// Chunk of the slab, front first.
-    pub part: u32,
+    pub chunk: u32,
 }
 
 /// A backend under test together with an engine that sees its memory.
-pub trait Body {
+pub trait Backend {
     /// The backend.
     type Memory: Memory;
 
@@ -90,7 +87,7 @@ pub trait Body {
     fn ready(&mut self, layer: Option<LayerId>) -> Generation;
 
     /// What the engine reads at `address`; `None` when nothing backs it or it is no slab's part.
-    fn contents(&mut self, address: Address) -> Option<SlabPart>;
+    fn contents(&mut self, address: Address) -> Option<SlabChunk>;
 
     /// The engine writes a recognisable block.
     fn write_block(&mut self, block: BlockId, tag: u32);
@@ -100,40 +97,40 @@ pub trait Body {
 }
 
 /// Runs every rule against a body. A broken rule panics and names itself.
-pub fn run_all<B: Body>() {
+pub fn run_all<B: Backend>() {
     every_action_completes_exactly_once::<B>();
-    creation_beyond_the_capacity_leaves_nothing::<B>();
-    created_chunks_come_back::<B>();
-    what_contradicts_the_table_is_refused::<B>();
+    create_beyond_capacity_creates_no_chunk::<B>();
+    released_chunks_can_be_recreated::<B>();
+    inconsistent_operation_is_refused::<B>();
     a_refused_transaction_changes_nothing::<B>();
     a_chunk_backs_many_addresses::<B>();
-    a_chunk_is_mapped_anew_before_its_old_address_goes::<B>();
-    a_chunk_of_two_owners_is_refused::<B>();
-    a_chunk_that_is_mapped_is_not_released::<B>();
+    chunk_is_remapped_before_old_address_is_unmapped::<B>();
+    chunk_with_two_owners_is_refused::<B>();
+    mapped_chunk_cannot_be_released::<B>();
     a_reback_waits_for_the_engine::<B>();
     operations_take_effect_in_order::<B>();
     a_moved_block_keeps_its_contents::<B>();
-    a_fill_puts_each_chunk_of_its_slab_in_order::<B>();
+    fill_copies_slab_chunks_in_order::<B>();
     ready_is_published_with_the_completion::<B>();
-    a_fill_waits_for_the_reader_it_names::<B>();
+    fill_waits_for_its_reader::<B>();
     fills_of_one_slot_run_in_the_order_submitted::<B>();
-    dropping_fills_drops_those_that_wait::<B>();
-    what_goes_out_comes_back_elsewhere::<B>();
-    a_swap_in_names_what_the_host_block_carries::<B>();
-    a_host_block_written_again_answers_to_its_new_name_only::<B>();
-    a_swap_that_contradicts_the_table_is_refused::<B>();
-    a_swap_waits_for_what_came_before::<B>();
-    a_copy_of_kv_that_contradicts_the_table_is_refused::<B>();
-    a_copy_of_kv_waits_for_operations_before_it::<B>();
-    a_fetch_brings_what_host_blocks_carry::<B>();
-    a_fetch_names_what_the_host_block_carries::<B>();
+    drop_fills_drops_waiting_fills::<B>();
+    swapped_out_blocks_swap_in_to_other_chunks::<B>();
+    swap_in_with_stale_generation_is_refused::<B>();
+    rewritten_host_block_has_only_new_generation::<B>();
+    inconsistent_swap_is_refused::<B>();
+    swap_waits_for_earlier_operations::<B>();
+    inconsistent_kv_copy_is_refused::<B>();
+    kv_copy_waits_for_earlier_operations::<B>();
+    fetch_copies_host_block_contents::<B>();
+    fetch_with_stale_generation_is_refused::<B>();
     a_fetch_waits_for_the_reader_of_the_buffer::<B>();
-    dropping_fills_drops_fetches_and_no_write_back::<B>();
+    drop_fills_drops_fetches_but_not_write_backs::<B>();
     fetches_into_one_buffer_run_in_the_order_submitted::<B>();
-    memory_that_kv_is_fetched_to_stays::<B>();
-    what_is_written_back_is_fetched_under_its_name::<B>();
-    a_spill_waits_for_the_step_and_what_enters_the_buffer_waits_for_it::<B>();
-    what_was_spilt_is_fetched_from_behind_it::<B>();
-    a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays::<B>();
-    dropping_fills_drops_spills_and_takes_nothing_away::<B>();
+    fetch_target_memory_cannot_be_reused::<B>();
+    written_back_block_is_fetched_by_generation::<B>();
+    spill_waits_for_step_and_blocks_fetch_into_its_buffer::<B>();
+    fetch_after_spill_reads_spilled_blocks::<B>();
+    inconsistent_spill_is_refused_and_memory_kept::<B>();
+    drop_fills_drops_spills_and_keeps_host_blocks::<B>();
 }

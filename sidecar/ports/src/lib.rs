@@ -8,7 +8,7 @@ pub mod compute;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod memory;
-pub mod neighbourhood;
+pub mod peers;
 pub mod planner;
 pub mod sampling;
 

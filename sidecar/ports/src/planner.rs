@@ -8,7 +8,7 @@ use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 /// Answers what the policy wants planned. `ask` returns at once; answers come in the order of the questions.
 pub trait Planner: Send + std::fmt::Debug {
     /// Begins a plan.
-    fn ask(&mut self, now: Nanos, request: PlanRequest);
+    fn submit(&mut self, now: Nanos, request: PlanRequest);
 
     /// A plan that is made by `now`.
     fn poll(&mut self, now: Nanos) -> Option<PlanAnswer>;
@@ -22,27 +22,27 @@ pub trait Planner: Send + std::fmt::Debug {
 /// Plans where it is asked, and hands each out when a stated time has passed.
 #[derive(Clone, Debug, Default)]
 pub struct TimedPlanner {
-    takes_ns: u64,
-    made: VecDeque<(Nanos, PlanAnswer)>,
+    latency_ns: u64,
+    plans: VecDeque<(Nanos, PlanAnswer)>,
 }
 
 impl TimedPlanner {
     /// Each plan takes so long, nanoseconds of the time that it is told.
-    pub fn taking(takes_ns: u64) -> TimedPlanner {
-        TimedPlanner { takes_ns, made: VecDeque::new() }
+    pub fn with_latency(takes_ns: u64) -> TimedPlanner {
+        TimedPlanner { latency_ns: takes_ns, plans: VecDeque::new() }
     }
 }
 
 impl Planner for TimedPlanner {
-    fn ask(&mut self, now: Nanos, request: PlanRequest) {
-        self.made.push_back((now.plus(self.takes_ns), request.solve()));
+    fn submit(&mut self, now: Nanos, request: PlanRequest) {
+        self.plans.push_back((now.plus(self.latency_ns), request.solve()));
     }
 
     fn poll(&mut self, now: Nanos) -> Option<PlanAnswer> {
-        self.made.pop_front_if(|(due, _)| *due <= now).map(|(_, answer)| answer)
+        self.plans.pop_front_if(|(due, _)| *due <= now).map(|(_, answer)| answer)
     }
 
     fn next_due(&self) -> Option<Nanos> {
-        self.made.front().map(|(due, _)| *due)
+        self.plans.front().map(|(due, _)| *due)
     }
 }

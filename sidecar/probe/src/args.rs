@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use clap::{Parser, Subcommand};
 
 use crate::bench::Setup;
-use crate::rows;
+use crate::checks;
 
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (commit {})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT")));
@@ -25,8 +25,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: u32,
     /// Only these questions, by number or name.
-    #[arg(long, value_name = "ROW", value_delimiter = ',', value_parser = rows::named)]
-    pub only: Vec<rows::Id>,
+    #[arg(long, value_name = "ROW", value_delimiter = ',', value_parser = checks::parse_id)]
+    pub only: Vec<checks::CheckId>,
     /// Print the questions and end.
     #[arg(long)]
     pub list: bool,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn command_line_definition_is_valid() {
         Args::command().debug_assert();
     }
 

@@ -18,9 +18,9 @@ use serde::de::DeserializeOwned;
 use crate::Error;
 
 /// Longest message, bytes: below what a socket's default buffer takes.
-const LONGEST: usize = 128 << 10;
+const MAX_MESSAGE_BYTES: usize = 128 << 10;
 /// Descriptors of one message at most.
-pub const MOST_FDS: usize = 128;
+pub const MAX_FDS: usize = 128;
 
 /// One end.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Channel {
     }
 
     /// The end that this descriptor is.
-    pub fn of(socket: OwnedFd) -> Channel {
+    pub fn from_socket(socket: OwnedFd) -> Channel {
         Channel { socket }
     }
 
@@ -51,13 +51,13 @@ impl Channel {
     /// If they are more than [`MOST_FDS`].
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let bytes = serde_json::to_vec(message)?;
-        if bytes.len() > LONGEST {
-            return Err(Error::TooLong { limit: LONGEST });
+        if bytes.len() > MAX_MESSAGE_BYTES {
+            return Err(Error::TooLong { limit: MAX_MESSAGE_BYTES });
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fits = fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        assert!(fits, "at most {MOST_FDS} descriptors beside a message");
+        assert!(fits, "at most {MAX_FDS} descriptors beside a message");
         loop {
             match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
                 Ok(_) => return Ok(()),
@@ -68,12 +68,12 @@ impl Channel {
     }
 
     /// The next message with its descriptors, within `limit`; none when the other end is gone.
-    pub fn hear<T: DeserializeOwned>(&self, limit: Duration) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
-        if !self.readable(limit)? {
+    pub fn recv<T: DeserializeOwned>(&self, limit: Duration) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
+        if !self.wait_readable(limit)? {
             return Err(Error::Timeout { what: "another process of the probe".into(), limit });
         }
-        let mut bytes = vec![0; LONGEST];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
         let got = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
@@ -82,7 +82,7 @@ impl Channel {
         };
         // What did not fit is gone: the rest is not what was said, also when it is JSON.
         if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(Error::TooLong { limit: LONGEST });
+            return Err(Error::TooLong { limit: MAX_MESSAGE_BYTES });
         }
         let got = got.bytes;
         let fds = ancillary.drain().filter_map(rights).flatten().collect();
@@ -95,7 +95,7 @@ impl Channel {
         let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
-    fn readable(&self, limit: Duration) -> Result<bool, Error> {
+    fn wait_readable(&self, limit: Duration) -> Result<bool, Error> {
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -124,17 +124,17 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
 
     #[test]
-    fn what_is_too_long_is_refused_by_both_ends() {
+    fn oversized_message_is_refused_by_both_ends() {
         let (ours, theirs) = Channel::pair().expect("a socket");
-        let long = "x".repeat(LONGEST - 2);
+        let long = "x".repeat(MAX_MESSAGE_BYTES - 2);
         ours.send(&long, &[]).expect("two quotes more are just not too long");
-        let theirs = Channel::of(theirs);
-        let (heard, _) = theirs.hear::<String>(SOON).expect("it was sent").expect("it is there");
+        let theirs = Channel::from_socket(theirs);
+        let (heard, _) = theirs.recv::<String>(SOON).expect("it was sent").expect("it is there");
         assert_eq!(heard, long);
         assert!(matches!(ours.send(&(long + "x"), &[]), Err(Error::TooLong { .. })));
         // Another program may send more; the first part of it would be good JSON.
-        let more = format!("1{}", " ".repeat(LONGEST));
+        let more = format!("1{}", " ".repeat(MAX_MESSAGE_BYTES));
         rustix::net::send(&ours.socket, more.as_bytes(), SendFlags::empty()).expect("the socket takes it");
-        assert!(matches!(theirs.hear::<u64>(SOON), Err(Error::TooLong { .. })));
+        assert!(matches!(theirs.recv::<u64>(SOON), Err(Error::TooLong { .. })));
     }
 }

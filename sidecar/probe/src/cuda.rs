@@ -11,7 +11,7 @@ pub mod stream;
 
 pub use context::{Context, MemoryInfo};
 pub use device::Device;
-pub use graph::{Chain, Ready};
+pub use graph::{ExecGraph, GraphBuilder};
 pub use host::HostMemory;
 pub use kernels::Kernels;
 pub use launch::{Argument, Function, Grid, Launch, Module};

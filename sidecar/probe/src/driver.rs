@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::Error;
 
 /// What every question needs: a driver without one of these is refused.
-pub const NEED: [&str; 47] = [
+pub const REQUIRED: [&str; 47] = [
     "cuCtxCreate_v2",
     "cuCtxDestroy_v2",
     "cuCtxSetCurrent",
@@ -100,10 +100,10 @@ impl Driver {
     /// # Errors
     /// [`Error::NoDriver`], [`Error::MissingSymbol`], or what `cuInit` says.
     pub fn open() -> Result<Driver, Error> {
-        if !present() {
+        if !is_present() {
             return Err(Error::NoDriver);
         }
-        if let Some(missing) = NEED.iter().find(|name| !exported(name)) {
+        if let Some(missing) = REQUIRED.iter().find(|name| !is_exported(name)) {
             return Err(Error::MissingSymbol(missing));
         }
         // SAFETY: no argument but the flags, which must be 0.
@@ -111,7 +111,7 @@ impl Driver {
         let mut version = 0;
         // SAFETY: writes one integer.
         unsafe { call!(cuDriverGetVersion(&mut version)) }?;
-        Ok(Driver { optional: OPTIONAL.map(exported), version: u32::try_from(version).unwrap_or(0) })
+        Ok(Driver { optional: OPTIONAL.map(is_exported), version: u32::try_from(version).unwrap_or(0) })
     }
 
     /// Whether the driver has this function of [`OPTIONAL`]; otherwise the error to return.
@@ -136,13 +136,13 @@ impl Driver {
 }
 
 /// Whether a library of the driver can be loaded.
-pub fn present() -> bool {
+pub fn is_present() -> bool {
     // SAFETY: loads a library by its name, as `dlopen` does; its initialisers are the driver's own.
     unsafe { sys::is_culib_present() }
 }
 
 /// Whether the loaded driver exports `name`. Call only when the library is present.
-fn exported(name: &str) -> bool {
+fn is_exported(name: &str) -> bool {
     // SAFETY: the library is present; the symbol is looked up, neither called nor read.
     unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_ok()
 }
@@ -156,11 +156,11 @@ pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), Error> {
     let ask_name = |text| unsafe { sys::cuGetErrorName(result, text) };
     // SAFETY: as above.
     let ask_words = |text| unsafe { sys::cuGetErrorString(result, text) };
-    let (name, words) = (said(ask_name), said(ask_words));
+    let (name, words) = (driver_text(ask_name), driver_text(ask_words));
     Err(Error::Call { call, code: result as u32, name, words })
 }
 
-fn said(ask: impl FnOnce(*mut *const c_char) -> CUresult) -> String {
+fn driver_text(ask: impl FnOnce(*mut *const c_char) -> CUresult) -> String {
     let mut text = ptr::null();
     if ask(&mut text) != CUresult::CUDA_SUCCESS || text.is_null() {
         return "unknown".into();

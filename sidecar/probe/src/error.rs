@@ -89,7 +89,7 @@ impl Error {
     }
 
     /// Whether no driver can be used at all, as opposed to one that shows no device or refuses a call.
-    pub fn no_driver(&self) -> bool {
+    pub fn is_no_driver(&self) -> bool {
         match self {
             Error::NoDriver | Error::MissingSymbol(_) => true,
             Error::Call { call: "cuInit", code, .. } => *code != NO_DEVICE,
@@ -98,7 +98,7 @@ impl Error {
     }
 
     /// Whether a driver works and has no such device.
-    pub fn no_device(&self) -> bool {
+    pub fn is_no_device(&self) -> bool {
         matches!(self, Error::NoDevice { .. } | Error::Call { call: "cuInit", code: NO_DEVICE, .. })
     }
 }

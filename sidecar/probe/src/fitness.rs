@@ -7,15 +7,15 @@
 use serde::{Deserialize, Serialize};
 use sluice_policy::closed_form::Alike;
 
+use crate::checks::link;
 use crate::layouts;
 use crate::models::{self, Model};
-use crate::report::{Answer, DeviceFacts, Row};
-use crate::rows::link;
+use crate::report::{Answer, CheckResult, DeviceFacts};
 
 /// Whether a machine is fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum FitnessClass {
     /// It does everything that the design needs.
     Fit,
     /// It does not.
@@ -29,7 +29,7 @@ pub enum Verdict {
 #[serde(deny_unknown_fields)]
 pub struct Fitness {
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: FitnessClass,
     /// The verdict and its reason in one sentence.
     pub sentence: String,
     /// Common models; none when the link was not measured.
@@ -64,20 +64,20 @@ pub struct Expectation {
 pub const DECIDE: [&str; 4] = ["aliases", "share", "limits", "signals"];
 
 /// What these answers of this device say.
-pub fn judge(device: &DeviceFacts, rows: &[Row]) -> Fitness {
+pub fn judge(device: &DeviceFacts, rows: &[CheckResult]) -> Fitness {
     let models = bandwidths(rows).map(|rates| expect(rates, device.memory_bytes)).unwrap_or_default();
     let (verdict, reason) = verdict(rows);
     let sentence = match verdict {
-        Verdict::Fit => format!("fit: {}", remapping(&models)),
-        Verdict::Unfit => format!("not fit, because {reason}"),
-        Verdict::Unknown => format!("not known to be fit, because {reason}"),
+        FitnessClass::Fit => format!("fit: {}", remapping(&models)),
+        FitnessClass::Unfit => format!("not fit, because {reason}"),
+        FitnessClass::Unknown => format!("not known to be fit, because {reason}"),
     };
     Fitness { verdict, sentence, models }
 }
 
 /// Bytes per nanosecond (GB/s): the link to the device, and the device's memory.
-fn bandwidths(rows: &[Row]) -> Option<[f64; 2]> {
-    let asked = rows.iter().find(|row| row.name == link::QUESTION.name)?;
+fn bandwidths(rows: &[CheckResult]) -> Option<[f64; 2]> {
+    let asked = rows.iter().find(|row| row.name == link::CHECK.name)?;
     let rate = |name| {
         let figure = asked.figures.iter().find(|figure| figure.name == name)?;
         Some(figure.median).filter(|rate| *rate > 0.0)
@@ -107,7 +107,7 @@ fn of_model(model: &Model, [link, device]: [f64; 2], memory_bytes: u64) -> Expec
     }
 }
 
-fn verdict(rows: &[Row]) -> (Verdict, String) {
+fn verdict(rows: &[CheckResult]) -> (FitnessClass, String) {
     let mut unknown = None;
     for name in DECIDE {
         let Some(row) = rows.iter().find(|row| row.name == name) else {
@@ -116,13 +116,13 @@ fn verdict(rows: &[Row]) -> (Verdict, String) {
         };
         match &row.answer {
             Answer::Yes => {}
-            Answer::No { reason } => return (Verdict::Unfit, format!("'{name}' answered no: {reason}")),
+            Answer::No { reason } => return (FitnessClass::Unfit, format!("'{name}' answered no: {reason}")),
             Answer::Unknown { reason } => {
                 unknown.get_or_insert_with(|| format!("'{name}' could not be asked: {reason}"));
             }
         }
     }
-    unknown.map_or((Verdict::Fit, String::new()), |reason| (Verdict::Unknown, reason))
+    unknown.map_or((FitnessClass::Fit, String::new()), |reason| (FitnessClass::Unknown, reason))
 }
 
 /// What remapping of active models would bring.
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_cannot_hold_is_said() {
+    fn model_that_does_not_fit_is_reported() {
         let found = expect([55.0, 4000.0], 141 << 30);
         let fits: Vec<_> = found.iter().map(|model| (model.model.as_str(), model.fits)).collect();
         assert_eq!(fits[1], ("Llama-3-70B", true));
@@ -169,29 +169,32 @@ mod tests {
         assert_eq!((found[0].alpha_one_slot, found[0].alpha_two_slots), (0, 0));
     }
 
-    fn row(name: &str, answer: Answer) -> Row {
+    fn row(name: &str, answer: Answer) -> CheckResult {
         let (question, figures, notes) = (String::new(), Vec::new(), Vec::new());
-        Row { id: 1, name: name.into(), question, answer, figures, notes, seconds: 0.0 }
+        CheckResult { id: 1, name: name.into(), question, answer, figures, notes, seconds: 0.0 }
     }
 
     #[test]
-    fn one_no_is_enough_and_one_unknown_leaves_it_open() {
+    fn one_no_is_unfit_and_one_unknown_is_unknown() {
         let no = Answer::No { reason: "stale".into() };
         let open = Answer::Unknown { reason: "cuMemMap: x".into() };
         let yes = |name| row(name, Answer::Yes);
         let all = ["aliases", "share", "limits", "signals"].map(yes);
-        assert_eq!(verdict(&all), (Verdict::Fit, String::new()));
-        assert_eq!(verdict(&all[..3]), (Verdict::Unknown, "'signals' was not asked".into()));
+        assert_eq!(verdict(&all), (FitnessClass::Fit, String::new()));
+        assert_eq!(verdict(&all[..3]), (FitnessClass::Unknown, "'signals' was not asked".into()));
         let unfit = [row("aliases", open.clone()), row("share", no.clone()), yes("limits")];
-        assert_eq!(verdict(&unfit), (Verdict::Unfit, "'share' answered no: stale".into()));
+        assert_eq!(verdict(&unfit), (FitnessClass::Unfit, "'share' answered no: stale".into()));
         let unknown = [yes("aliases"), row("share", open), yes("limits")];
         let deaf = [yes("aliases"), yes("share"), yes("limits"), row("signals", no)];
-        assert_eq!(verdict(&deaf), (Verdict::Unfit, "'signals' answered no: stale".into()));
-        assert_eq!(verdict(&unknown), (Verdict::Unknown, "'share' could not be asked: cuMemMap: x".into()));
+        assert_eq!(verdict(&deaf), (FitnessClass::Unfit, "'signals' answered no: stale".into()));
+        assert_eq!(
+            verdict(&unknown),
+            (FitnessClass::Unknown, "'share' could not be asked: cuMemMap: x".into())
+        );
     }
 
     #[test]
-    fn the_sentence_says_what_remapping_brings() {
+    fn sentence_states_remapping_gain() {
         assert!(remapping(&expect([55.0, 4000.0], 0)).contains("73 times as long to copy"));
         assert!(
             remapping(&expect([400.0, 3000.0], 0))

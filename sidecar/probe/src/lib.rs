@@ -7,18 +7,18 @@
 pub mod args;
 pub mod bench;
 pub mod channel;
+pub mod checks;
+pub mod child_process;
 pub mod cuda;
 pub mod driver;
 pub mod error;
-pub mod findings;
 pub mod fitness;
 pub mod layouts;
 pub mod machine;
 pub mod models;
-pub mod peer;
-pub mod place;
+pub mod numa;
 pub mod report;
-pub mod rows;
+pub mod results;
 pub mod run;
 pub mod statistics;
 

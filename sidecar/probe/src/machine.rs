@@ -23,7 +23,7 @@ pub struct Machine {
 
 impl Machine {
     /// This one.
-    pub fn here() -> Machine {
+    pub fn current() -> Machine {
         let system = rustix::system::uname();
         Machine {
             cpu: cpu().unwrap_or_else(|| "unknown processor".into()),
@@ -54,15 +54,15 @@ fn sandbox(release: &str) -> Option<String> {
 /// the file name of the library that is loaded. Asked when the driver is open.
 pub fn driver_version() -> Option<String> {
     let read = |path| std::fs::read_to_string(path).ok();
-    let kernel = read("/proc/driver/nvidia/version").and_then(|text| of_kernel(&text));
-    kernel.or_else(|| read("/proc/self/maps").and_then(|maps| of_library(&maps)))
+    let kernel = read("/proc/driver/nvidia/version").and_then(|text| version_of_kernel(&text));
+    kernel.or_else(|| read("/proc/self/maps").and_then(|maps| version_of_library(&maps)))
 }
 
-fn of_kernel(text: &str) -> Option<String> {
+fn version_of_kernel(text: &str) -> Option<String> {
     text.lines().next()?.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
 }
 
-fn of_library(maps: &str) -> Option<String> {
+fn version_of_library(maps: &str) -> Option<String> {
     let versions =
         maps.lines().filter_map(|line| line.rsplit_once("/libcuda.so.").map(|(_, version)| version));
     versions.filter(|version| is_version(version)).map(str::to_owned).next()
@@ -105,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_s_version_is_that_of_its_library_where_the_kernel_says_nothing() {
+    fn driver_version_falls_back_to_library() {
         let maps = "7f00-7f01 r--p 00000000 08:01 7 /usr/lib/libcudart.so.12.8\n\
                     7f02-7f03 r-xp 00000000 08:01 9 /usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06\n";
-        assert_eq!(of_library(maps).as_deref(), Some("580.65.06"));
-        assert_eq!(of_library("7f02-7f03 r-xp 0 08:01 9 /tmp/libcuda.so.1\n"), None);
+        assert_eq!(version_of_library(maps).as_deref(), Some("580.65.06"));
+        assert_eq!(version_of_library("7f02-7f03 r-xp 0 08:01 9 /tmp/libcuda.so.1\n"), None);
         let kernel =
             "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:23:03 UTC 2025\n";
-        assert_eq!(of_kernel(kernel).as_deref(), Some("580.65.06"));
+        assert_eq!(version_of_kernel(kernel).as_deref(), Some("580.65.06"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub const SCHEMA: u32 = 1;
 /// A whole run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Report {
+pub struct ProbeReport {
     /// [`SCHEMA`].
     pub schema: u32,
     /// When it began, UTC, RFC 3339.
@@ -33,7 +33,7 @@ pub struct Report {
     /// The machine that it is in.
     pub machine: Machine,
     /// The answers.
-    pub rows: Vec<Row>,
+    pub rows: Vec<CheckResult>,
     /// What they mean for a user.
     pub fitness: Fitness,
 }
@@ -63,7 +63,7 @@ pub struct DeviceFacts {
 /// One question and its answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct CheckResult {
     /// Its number.
     pub id: u8,
     /// Its name on the command line.
@@ -110,9 +110,9 @@ impl Answer {
     }
 }
 
-impl Report {
+impl ProbeReport {
     /// Whether every question was answered.
-    pub fn complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.rows.iter().all(|row| !matches!(row.answer, Answer::Unknown { .. }))
     }
 

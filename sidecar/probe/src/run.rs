@@ -10,14 +10,14 @@ use anyhow::Context as _;
 use crate::Error;
 use crate::args::{Args, Part};
 use crate::bench::{Bench, Setup};
+use crate::checks::{self, Check};
+use crate::child_process::{ChildProcess, ParentPipe};
 use crate::cuda::Device;
 use crate::driver::Driver;
-use crate::findings::{Findings, Said};
 use crate::fitness;
 use crate::machine::{self, Machine};
-use crate::peer::{Parent, Peer};
-use crate::report::{Answer, DeviceFacts, Report, Row, SCHEMA};
-use crate::rows::{self, Question};
+use crate::report::{Answer, CheckResult, DeviceFacts, ProbeReport, SCHEMA};
+use crate::results::{CheckEvent, Findings};
 
 /// A question could not be answered.
 const UNANSWERED: u8 = 1;
@@ -29,56 +29,56 @@ const NO_DEVICE: u8 = 4;
 const QUICK: Duration = Duration::from_secs(54);
 const FULL: Duration = Duration::from_secs(450);
 /// Before the name of the role that asks a question.
-const ASKS: &str = "row/";
+const CHECK_ROLE_PREFIX: &str = "row/";
 
 /// The whole program.
 pub fn main(args: &Args) -> ExitCode {
     if let Some(Part::Child { role, device, quick }) = &args.part {
-        return ending(child(role, Setup { ordinal: *device, quick: *quick }).map_err(Into::into));
+        return exit_code(child(role, Setup { ordinal: *device, quick: *quick }).map_err(Into::into));
     }
     if args.list {
-        return ending(show(&list()).map(|()| ExitCode::SUCCESS));
+        return exit_code(print(&list()).map(|()| ExitCode::SUCCESS));
     }
-    ending(probe(args).and_then(|report| publish(args, &report)))
+    exit_code(probe(args).and_then(|report| publish(args, &report)))
 }
 
 /// Says what went wrong, in one line.
-fn ending(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("sluice-gpu-probe: {error:#}");
         match error.downcast_ref::<Error>() {
-            Some(error) if error.no_driver() => ExitCode::from(NO_DRIVER),
-            Some(error) if error.no_device() => ExitCode::from(NO_DEVICE),
+            Some(error) if error.is_no_driver() => ExitCode::from(NO_DRIVER),
+            Some(error) if error.is_no_device() => ExitCode::from(NO_DEVICE),
             _ => ExitCode::from(UNANSWERED),
         }
     })
 }
 
 fn list() -> String {
-    let line = |question: &Question| {
-        let Question { id, name, text, mib, quick_mib, .. } = question;
+    let line = |question: &Check| {
+        let Check { id, name, text, mib, quick_mib, .. } = question;
         format!("{id} {name:10} at most {mib:5} MiB, {quick_mib:4} with --quick  {text}\n")
     };
-    rows::ALL.iter().map(line).collect()
+    checks::ALL.iter().map(line).collect()
 }
 
 /// Writes `text` to stdout. A reader that has gone, such as `head`, wants no more: that is no failure.
-fn show(text: &str) -> anyhow::Result<()> {
+fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.context("standard output"),
     }
 }
 
-fn probe(args: &Args) -> anyhow::Result<Report> {
+fn probe(args: &Args) -> anyhow::Result<ProbeReport> {
     let (date, setup) = (machine::now(), args.setup());
     let device = facts(Device::open(Driver::open()?, args.device)?)?;
     eprintln!("{}, CUDA {}", device.name, device.cuda);
     let deadline = Instant::now() + setup.pick(QUICK, FULL);
-    let mut rows: Vec<Row> =
-        chosen(args).into_iter().map(|question| row(setup, question, deadline)).collect();
+    let mut rows: Vec<CheckResult> =
+        selected_checks(args).into_iter().map(|question| check_result(setup, question, deadline)).collect();
     rows.sort_by_key(|row| row.id);
-    Ok(Report {
+    Ok(ProbeReport {
         schema: SCHEMA,
         date,
         command: file_names(std::env::args()),
@@ -87,7 +87,7 @@ fn probe(args: &Args) -> anyhow::Result<Report> {
         quick: args.quick,
         fitness: fitness::judge(&device, &rows),
         device,
-        machine: Machine::here(),
+        machine: Machine::current(),
         rows,
     })
 }
@@ -105,9 +105,9 @@ fn file_names(arguments: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// What is asked, what decides about fitness first: a slow device may run out of time.
-fn chosen(args: &Args) -> Vec<&'static Question> {
-    let wanted = |question: &&Question| args.only.is_empty() || args.only.contains(&question.id);
-    let mut chosen: Vec<_> = rows::ALL.iter().filter(wanted).collect();
+fn selected_checks(args: &Args) -> Vec<&'static Check> {
+    let wanted = |question: &&Check| args.only.is_empty() || args.only.contains(&question.id);
+    let mut chosen: Vec<_> = checks::ALL.iter().filter(wanted).collect();
     chosen.sort_by_key(|question| (!fitness::DECIDE.contains(&question.name), question.id));
     chosen
 }
@@ -126,11 +126,11 @@ fn facts(device: Device) -> Result<DeviceFacts, Error> {
 }
 
 /// Asks one question. Whatever happens to the process that asks it, there is a row.
-fn row(setup: Setup, question: &Question, deadline: Instant) -> Row {
+fn check_result(setup: Setup, question: &Check, deadline: Instant) -> CheckResult {
     let start = Instant::now();
     eprintln!("{} {}: {}", question.id, question.name, question.text);
     let limit = question.limit.min(deadline.saturating_duration_since(start));
-    let mut row = Row {
+    let mut row = CheckResult {
         id: question.id,
         name: question.name.into(),
         question: question.text.into(),
@@ -139,14 +139,14 @@ fn row(setup: Setup, question: &Question, deadline: Instant) -> Row {
         notes: Vec::new(),
         seconds: 0.0,
     };
-    let answer = ask_apart(setup, limit, &mut row);
+    let answer = run_in_child(setup, limit, &mut row);
     row.answer = answer.unwrap_or_else(|error| Answer::unknown(&error));
     row.seconds = start.elapsed().as_secs_f64();
     row
 }
 
 /// The answer; what was found on the way goes to `row` as it comes, and is there when the process is gone.
-fn ask_apart(setup: Setup, limit: Duration, row: &mut Row) -> Result<Answer, Error> {
+fn run_in_child(setup: Setup, limit: Duration, row: &mut CheckResult) -> Result<Answer, Error> {
     if limit.is_zero() {
         return Err(Error::Timeout {
             what: "the questions before it".into(),
@@ -154,74 +154,78 @@ fn ask_apart(setup: Setup, limit: Duration, row: &mut Row) -> Result<Answer, Err
         });
     }
     let until = Instant::now() + limit;
-    let peer = Peer::start(setup, &format!("{ASKS}{}", row.id))?;
+    let peer = ChildProcess::start(setup, &format!("{CHECK_ROLE_PREFIX}{}", row.id))?;
     let pid = peer.pid();
-    let answer = told(peer, (until, limit), row);
-    rows::clean_up(pid);
+    let answer = collect_results(peer, (until, limit), row);
+    checks::clean_up(pid);
     answer
 }
 
 /// What the process says until it has answered; it has ended then.
-fn told(mut peer: Peer, (until, limit): (Instant, Duration), row: &mut Row) -> Result<Answer, Error> {
+fn collect_results(
+    mut peer: ChildProcess,
+    (until, limit): (Instant, Duration),
+    row: &mut CheckResult,
+) -> Result<Answer, Error> {
     let answer = loop {
-        match next(&mut peer, until).map_err(|error| in_time(error, until, limit))? {
-            Said::Figure(figure) => row.figures.push(figure),
-            Said::Note(note) => row.notes.push(note),
-            Said::Answer(answer) => break answer,
+        match next_event(&mut peer, until).map_err(|error| timeout_or(error, until, limit))? {
+            CheckEvent::Figure(figure) => row.figures.push(figure),
+            CheckEvent::Note(note) => row.notes.push(note),
+            CheckEvent::Answer(answer) => break answer,
         }
     };
     // Its memory is gone before the next question counts what is free. How it ends changes nothing that it has said.
-    if let Err(error) = peer.dismiss() {
+    if let Err(error) = peer.stop() {
         eprintln!("  {error}");
     }
     Ok(answer)
 }
 
-fn next(peer: &mut Peer, until: Instant) -> Result<Said, Error> {
-    peer.hear_within(until.saturating_duration_since(Instant::now())).map(|(said, _)| said)
+fn next_event(peer: &mut ChildProcess, until: Instant) -> Result<CheckEvent, Error> {
+    peer.recv_within(until.saturating_duration_since(Instant::now())).map(|(said, _)| said)
 }
 
 /// The limit is the question's, however long its last silence was.
-fn in_time(error: Error, until: Instant, limit: Duration) -> Error {
+fn timeout_or(error: Error, until: Instant, limit: Duration) -> Error {
     let late = Instant::now() >= until;
     if late { Error::Timeout { what: "the question".into(), limit } } else { error }
 }
 
 /// A process that the probe started.
 fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
-    let parent = Parent::take()?;
-    let asks = role.strip_prefix(ASKS).and_then(|id| rows::named(id).ok());
+    let parent = ParentPipe::open()?;
+    let asks = role.strip_prefix(CHECK_ROLE_PREFIX).and_then(|id| checks::parse_id(id).ok());
     if let Some(id) = asks {
-        return ask(setup, rows::numbered(id), &parent).map(|()| ExitCode::SUCCESS);
+        return run_check(setup, checks::by_id(id), &parent).map(|()| ExitCode::SUCCESS);
     }
-    let known = rows::ROLES.iter().find(|(name, _)| *name == role);
+    let known = checks::ROLES.iter().find(|(name, _)| *name == role);
     let (_, part) = known.unwrap_or_else(|| panic!("the probe starts itself in known roles, not as {role}"));
     let done = part(setup, &parent);
     done.inspect_err(|error| parent.fail(error)).map(|()| ExitCode::SUCCESS)
 }
 
 /// Tells the answer before the context goes: that may hang where the device has failed.
-fn ask(setup: Setup, question: &Question, parent: &Parent) -> Result<(), Error> {
+fn run_check(setup: Setup, question: &Check, parent: &ParentPipe) -> Result<(), Error> {
     let bench = Bench::open(setup);
     let answer = bench.as_ref().map_err(Answer::unknown).and_then(|bench| {
         let needed = bench.need(setup.pick(question.quick_mib, question.mib));
         let asked = needed.and_then(|()| (question.ask)(bench, &mut Findings::new(parent)));
         asked.map_err(|error| Answer::unknown(&error))
     });
-    parent.tell(&Said::Answer(answer.unwrap_or_else(|unknown| unknown)), &[])
+    parent.send(&CheckEvent::Answer(answer.unwrap_or_else(|unknown| unknown)), &[])
 }
 
 /// Writes the report where it was asked for. The text comes first: a file that cannot be written costs no answer.
-fn publish(args: &Args, report: &Report) -> anyhow::Result<ExitCode> {
+fn publish(args: &Args, report: &ProbeReport) -> anyhow::Result<ExitCode> {
     let stdout = Path::new("-");
     match args.json.as_deref() {
-        Some(path) if path == stdout => show(&report.json())?,
-        _ => show(&report.to_string())?,
+        Some(path) if path == stdout => print(&report.json())?,
+        _ => print(&report.to_string())?,
     }
     if let Some(path) = args.json.as_deref().filter(|path| *path != stdout) {
         std::fs::write(path, report.json()).with_context(|| path.display().to_string())?;
     }
-    Ok(if report.complete() { ExitCode::SUCCESS } else { ExitCode::from(UNANSWERED) })
+    Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(UNANSWERED) })
 }
 
 #[cfg(test)]
@@ -229,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_names_files_and_no_folders() {
+    fn report_contains_file_names_without_directories() {
         let given =
             ["/opt/bin/sluice-gpu-probe", "--only", "1,2", "--json", "out/a.json", "--json=/x/b.json"];
         let kept = ["sluice-gpu-probe", "--only", "1,2", "--json", "a.json", "--json=b.json"];

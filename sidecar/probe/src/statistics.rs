@@ -43,7 +43,7 @@ impl Figure {
     }
 
     /// A figure that was counted, or measured once.
-    pub fn one(name: impl Into<String>, unit: &str, value: f64) -> Figure {
+    pub fn single(name: impl Into<String>, unit: &str, value: f64) -> Figure {
         Figure::of(name, unit, &[value])
     }
 }
@@ -65,7 +65,7 @@ fn median(sorted: &[f64]) -> f64 {
 ///
 /// # Panics
 /// As [`Figure::of`].
-pub fn middle(samples: &[f64]) -> f64 {
+pub fn median_of(samples: &[f64]) -> f64 {
     Figure::of("", "", samples).median
 }
 
@@ -78,12 +78,12 @@ mod tests {
         let odd = Figure::of("x", "us", &[3.0, 1.0, 2.0]);
         assert_eq!((odd.median, odd.min, odd.max, odd.samples), (2.0, 1.0, 3.0, 3));
         assert_eq!(Figure::of("x", "us", &[4.0, 1.0, 2.0, 3.0]).median, 2.5);
-        assert_eq!(Figure::one("x", "us", 7.0).median, 7.0);
+        assert_eq!(Figure::single("x", "us", 7.0).median, 7.0);
     }
 
     #[test]
     #[should_panic(expected = "samples are numbers")]
-    fn what_is_no_number_is_refused() {
+    fn nan_is_refused() {
         Figure::of("x", "us", &[1.0, f64::NAN]);
     }
 }

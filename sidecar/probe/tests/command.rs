@@ -7,13 +7,13 @@ fn probe(arguments: &[&str]) -> Output {
     command.args(arguments).env_remove("LD_LIBRARY_PATH").output().expect("the probe starts")
 }
 
-fn said(bytes: &[u8]) -> String {
+fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the probe writes text")
 }
 
 /// Whether this machine has a driver, so that its absence cannot be tested.
 fn has_driver() -> bool {
-    let found = sluice_probe::driver::present();
+    let found = sluice_probe::driver::is_present();
     if found {
         eprintln!(
             "SKIPPED: this machine has a CUDA driver, so nothing here shows what the probe says without one"
@@ -23,16 +23,16 @@ fn has_driver() -> bool {
 }
 
 #[test]
-fn without_a_driver_it_says_so_in_one_line() {
+fn missing_driver_is_reported_in_one_line() {
     if has_driver() {
         return;
     }
     for arguments in [&[][..], &["--quick", "--json", "-"], &["--only", "aliases"]] {
         let output = probe(arguments);
         assert_eq!(output.status.code(), Some(3), "{arguments:?}");
-        assert_eq!(said(&output.stdout), "");
+        assert_eq!(text(&output.stdout), "");
         let line = "sluice-gpu-probe: no CUDA driver: libcuda.so.1 is not on the library path\n";
-        assert_eq!(said(&output.stderr), line);
+        assert_eq!(text(&output.stderr), line);
     }
 }
 
@@ -40,13 +40,13 @@ fn without_a_driver_it_says_so_in_one_line() {
 fn questions_are_listed_without_a_driver() {
     let output = probe(&["--list"]);
     assert_eq!(output.status.code(), Some(0));
-    let listed = said(&output.stdout);
-    assert_eq!(listed.lines().count(), sluice_probe::rows::ALL.len());
+    let listed = text(&output.stdout);
+    assert_eq!(listed.lines().count(), sluice_probe::checks::ALL.len());
     assert!(listed.starts_with("1 aliases"), "{listed}");
 }
 
 #[test]
-fn output_that_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none() {
+fn unwritable_output_fails_and_broken_pipe_does_not() {
     let list = |stdout: Stdio| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
         command.arg("--list").stdout(stdout).output().expect("the probe starts")
@@ -55,11 +55,11 @@ fn output_that_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none(
     let output = list(full.into());
     assert_eq!(output.status.code(), Some(1));
     let line = "sluice-gpu-probe: standard output: No space left on device (os error 28)\n";
-    assert_eq!(said(&output.stderr), line);
+    assert_eq!(text(&output.stderr), line);
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let output = list(writer.into());
-    assert_eq!((output.status.code(), said(&output.stderr).as_str()), (Some(0), ""));
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn wrong_arguments_end_with_2() {
     ] {
         let output = probe(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        let stderr = said(&output.stderr);
+        let stderr = text(&output.stderr);
         assert!(stderr.contains(words), "{stderr}");
     }
 }
@@ -79,7 +79,7 @@ fn wrong_arguments_end_with_2() {
 #[test]
 fn help_names_the_exit_statuses_and_no_inner_part() {
     let output = probe(&["--help"]);
-    let help = said(&output.stdout);
+    let help = text(&output.stdout);
     assert!(help.contains("3 when there is no usable CUDA driver; 4 when there is no such device"), "{help}");
     assert!(!help.contains("child"), "{help}");
 }

@@ -2,13 +2,13 @@
 
 use sluice_probe::fitness;
 use sluice_probe::machine::Machine;
-use sluice_probe::report::{Answer, DeviceFacts, Report, Row, SCHEMA};
+use sluice_probe::report::{Answer, CheckResult, DeviceFacts, ProbeReport, SCHEMA};
 use sluice_probe::statistics::Figure;
 
 const JSON: &str = include_str!("golden/report.json");
 const TEXT: &str = include_str!("golden/report.txt");
 
-fn sample() -> Report {
+fn sample() -> ProbeReport {
     let device = DeviceFacts {
         name: "NVIDIA GH200 480GB".into(),
         uuid: "GPU-00112233-4455-6677-8899-aabbccddeeff".into(),
@@ -20,7 +20,7 @@ fn sample() -> Report {
         cuda: "13.0".into(),
     };
     let rows = vec![aliases(), share(), link(), limits()];
-    Report {
+    ProbeReport {
         schema: SCHEMA,
         date: "2026-11-22T08:00:00Z".into(),
         command: ["sluice-gpu-probe", "--only", "1,2,4,8"].map(str::to_owned).to_vec(),
@@ -40,46 +40,49 @@ fn sample() -> Report {
     }
 }
 
-fn row(id: u8, name: &str, question: &str, answer: Answer) -> Row {
+fn row(id: u8, name: &str, question: &str, answer: Answer) -> CheckResult {
     let (name, question) = (name.into(), question.into());
-    Row { id, name, question, answer, figures: Vec::new(), notes: Vec::new(), seconds: 1.5 }
+    CheckResult { id, name, question, answer, figures: Vec::new(), notes: Vec::new(), seconds: 1.5 }
 }
 
-fn aliases() -> Row {
-    let stale = Figure::one("stale reads", "reads", 0.0);
-    Row {
+fn aliases() -> CheckResult {
+    let stale = Figure::single("stale reads", "reads", 0.0);
+    CheckResult {
         figures: vec![stale],
         ..row(1, "aliases", "Is one handle seen alike through all its addresses?", Answer::Yes)
     }
 }
 
-fn share() -> Row {
+fn share() -> CheckResult {
     let reason = "cuMemImportFromShareableHandle: CUDA_ERROR_NOT_SUPPORTED (operation not supported)";
     let question = "Does a handle exported as a file descriptor show the same bytes in a second process, and is its memory free \
                     again when the last mapping, import and descriptor have gone?";
     row(2, "share", question, Answer::Unknown { reason: format!("the process 'importer' failed: {reason}") })
 }
 
-fn link() -> Row {
+fn link() -> CheckResult {
     let figures = vec![
         Figure::of("device memory, read by a kernel", "GB/s", &[3212.5, 3190.25, 3230.0]),
         Figure::of("to device, registered: peak", "GB/s", &[401.5, 427.0]),
     ];
     let no = Answer::No { reason: "registered 401.5 to device, the driver's 450.1 GB/s".into() };
-    Row { figures, ..row(4, "link", "Do registered pages copy as fast as the driver's own memory?", no) }
+    CheckResult {
+        figures,
+        ..row(4, "link", "Do registered pages copy as fast as the driver's own memory?", no)
+    }
 }
 
-fn limits() -> Row {
+fn limits() -> CheckResult {
     let notes =
         vec!["no fabric handles: cuMemCreate: CUDA_ERROR_NOT_PERMITTED (operation not permitted)".into()];
-    Row { notes, ..row(8, "limits", "Can the device do what the design asks for?", Answer::Yes) }
+    CheckResult { notes, ..row(8, "limits", "Can the device do what the design asks for?", Answer::Yes) }
 }
 
 #[test]
 fn json_is_as_committed_and_reads_back() {
     let report = sample();
     assert_eq!(report.json(), JSON);
-    assert_eq!(serde_json::from_str::<Report>(JSON).expect("a report"), report);
+    assert_eq!(serde_json::from_str::<ProbeReport>(JSON).expect("a report"), report);
 }
 
 #[test]

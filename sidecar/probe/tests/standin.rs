@@ -2,6 +2,7 @@
 //! time.
 
 mod aliases;
+mod full_report;
 mod handles;
 mod limits;
 mod link;
@@ -10,23 +11,22 @@ mod run;
 mod share;
 mod sharing;
 mod signals;
-mod whole;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use sluice_probe::report::{Answer, Report, Row};
+use sluice_probe::report::{Answer, CheckResult, ProbeReport};
 use tempfile::TempDir;
 
 /// A machine with one device that is none.
-pub struct World {
+pub struct TestEnv {
     folder: TempDir,
     variables: Vec<(String, String)>,
 }
 
-impl World {
-    pub fn new() -> World {
+impl TestEnv {
+    pub fn new() -> TestEnv {
         // Device memory is files: in memory where there is such a folder.
         let shm = Path::new("/dev/shm");
         let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
@@ -41,17 +41,17 @@ impl World {
             ("SLUICE_STANDIN_REPORT", folder.path().join("held")),
         ];
         let variables = paths.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec();
-        World { folder, variables }
+        TestEnv { folder, variables }
     }
 
     /// As `new`, with this switch of the stand-in.
-    pub fn with(mut self, name: &str, value: &str) -> World {
+    pub fn with(mut self, name: &str, value: &str) -> TestEnv {
         self.variables.push((name.into(), value.into()));
         self
     }
 
     /// As `new`, with a driver that is older than this function: it has another name, of the same length.
-    pub fn without(self, function: &str) -> World {
+    pub fn without(self, function: &str) -> TestEnv {
         let place = self.folder.path().join("libcuda.so.1");
         let mut bytes = std::fs::read(&place).expect("the stand-in is a file");
         let wanted = format!("\0{function}\0").into_bytes();
@@ -80,27 +80,27 @@ impl World {
     }
 
     /// The answer to one question, and the exit status.
-    pub fn ask(&self, name: &str) -> (Row, i32) {
+    pub fn ask(&self, name: &str) -> (CheckResult, i32) {
         let output = self.probe(&["--quick", "--only", name, "--json", "-"]);
-        let [row] = <[Row; 1]>::try_from(read(&output).rows).expect("one question was asked");
+        let [row] = <[CheckResult; 1]>::try_from(read(&output).rows).expect("one question was asked");
         (row, output.status.code().expect("the probe exits"))
     }
 
     /// The report of a run with these arguments.
-    pub fn report(&self, arguments: &[&str]) -> Report {
+    pub fn report(&self, arguments: &[&str]) -> ProbeReport {
         read(&self.probe(&[arguments, &["--json", "-"]].concat()))
     }
 
     /// The answer to one question that is yes, with nothing left behind by any process.
-    pub fn yes(&self, name: &str) -> Row {
+    pub fn assert_yes(&self, name: &str) -> CheckResult {
         let (row, status) = self.ask(name);
         assert_eq!((&row.answer, status), (&Answer::Yes, 0), "{row:?}");
-        self.nothing_is_held();
+        self.assert_nothing_leaked();
         row
     }
 
     /// Every process that had a context gave everything back before it ended.
-    pub fn nothing_is_held(&self) {
+    pub fn assert_nothing_leaked(&self) {
         let text = std::fs::read_to_string(self.folder.path().join("held")).expect("processes reported");
         for line in text.lines() {
             let held: Value = serde_json::from_str(line).expect("a line of JSON");
@@ -111,7 +111,7 @@ impl World {
     }
 }
 
-fn read(output: &Output) -> Report {
+fn read(output: &Output) -> ProbeReport {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
@@ -126,7 +126,7 @@ fn library() -> PathBuf {
 
 #[test]
 fn a_driver_without_a_device_ends_with_4() {
-    let world = World::new();
+    let world = TestEnv::new();
     let output = world.probe(&["--device", "1"]);
     assert_eq!(output.status.code(), Some(4));
     let line = "sluice-gpu-probe: no CUDA device 1: the driver shows 1\n";
@@ -135,14 +135,14 @@ fn a_driver_without_a_device_ends_with_4() {
 
 #[test]
 fn a_driver_without_any_device_ends_with_4() {
-    let output = World::new().with("SLUICE_STANDIN_FAULTS", "cuInit=100").probe(&["--quick"]);
+    let output = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuInit=100").probe(&["--quick"]);
     assert_eq!(output.status.code(), Some(4));
     assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
 }
 
 #[test]
 fn a_driver_that_is_too_old_ends_with_3_and_names_what_it_lacks() {
-    let output = World::new().without("cuMemCreate").probe(&["--quick"]);
+    let output = TestEnv::new().without("cuMemCreate").probe(&["--quick"]);
     assert_eq!(output.status.code(), Some(3));
     let line = "sluice-gpu-probe: the CUDA driver is too old: it has no cuMemCreate\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), line);
@@ -150,7 +150,7 @@ fn a_driver_that_is_too_old_ends_with_3_and_names_what_it_lacks() {
 
 #[test]
 fn a_driver_that_does_not_start_ends_with_3() {
-    let output = World::new().with("SLUICE_STANDIN_FAULTS", "cuInit=999").probe(&[]);
+    let output = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuInit=999").probe(&[]);
     assert_eq!(output.status.code(), Some(3));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.starts_with("sluice-gpu-probe: cuInit: CUDA_ERROR_UNKNOWN ("), "{stderr}");

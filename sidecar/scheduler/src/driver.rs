@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use sluice_policy::ids::Nanos;
-use sluice_ports::neighbourhood::Neighbourhood;
+use sluice_ports::peers::PeerPort;
 use sluice_ports::{Compute, Memory, Planner};
 
 use crate::event::{Command, Event, Notice};
@@ -21,7 +21,7 @@ const IDLE_TICK_NS: u64 = 20_000_000;
 #[derive(Debug)]
 pub struct Ports {
     /// The way to the neighbours.
-    pub neighbourhood: Box<dyn Neighbourhood>,
+    pub neighbourhood: Box<dyn PeerPort>,
     /// Who makes plans.
     pub planner: Box<dyn Planner>,
 }
@@ -141,9 +141,9 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             match command {
                 Command::Memory(action) => self.memory.submit(now, action),
                 Command::Compute(step) => self.compute.submit(now, step),
-                Command::Peer(letter) => self.ports.neighbourhood.post(now, letter),
-                Command::Turn(call) => self.ports.neighbourhood.turn(now, call),
-                Command::Plan(request) => self.ports.planner.ask(now, request),
+                Command::Peer(letter) => self.ports.neighbourhood.send(now, letter),
+                Command::Turn(call) => self.ports.neighbourhood.send_slice_command(now, call),
+                Command::Plan(request) => self.ports.planner.submit(now, request),
             }
         }
         self.notices.append(&mut self.core.take_notices());

@@ -9,7 +9,7 @@ use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::peers::wait_time::WaitSpan;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_ports::compute::{ComputeEvent, Step};
-use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
+use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 use sluice_ports::sampling::{SharedSampling, TokenLogprobs};
 
 /// A request for tokens.
@@ -43,7 +43,7 @@ pub enum Event {
     /// The engine reports.
     Compute(ComputeEvent),
     /// A neighbour, or the turn.
-    Neighbour(NeighbourEvent),
+    Neighbour(PeerPortEvent),
     /// The tenant is to give up its memory, or to take it back.
     Sleep(Sleep),
     /// Another named policy is in force from now on.
@@ -79,7 +79,7 @@ pub enum Command {
     /// To a neighbour.
     Peer(PeerCommand),
     /// About the turn.
-    Turn(TurnCall),
+    Turn(SliceCommand),
     /// To the planner.
     Plan(PlanRequest),
 }

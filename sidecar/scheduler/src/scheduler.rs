@@ -371,7 +371,7 @@ impl Scheduler {
             ComputeEvent::Lost => self.lost(now),
             ComputeEvent::Done(done) => self.retire(now, done),
             ComputeEvent::Refused { id, attempt, message } => self.refused(now, id, attempt, &message),
-            ComputeEvent::TurnPassed { id, attempt } => self.turn_passed(now, id, attempt),
+            ComputeEvent::StaleEpoch { id, attempt } => self.turn_passed(now, id, attempt),
         }
     }
 

@@ -10,8 +10,8 @@ use std::time::Instant;
 use sluice_policy::params::PolicyName;
 use sluice_sim::gpu::Sharing;
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::serve::{self, Case};
-use sluice_sim::workload::{Coming, Lengths};
+use sluice_sim::serve::{self, ServeConfig};
+use sluice_sim::workload::{Arrival, Lengths};
 
 /// Tokens a second at least.
 const LIMIT: f64 = 5_000.0;
@@ -19,15 +19,15 @@ const REQUESTS: u64 = 200;
 const GAP_NS: u64 = 500_000_000;
 const LENGTHS: Lengths = Lengths { prompt: 128, output: 256 };
 
-fn case(policy: PolicyName) -> Case {
-    let machine = *hardware::named("gh200").expect("a machine of the list");
-    let model = *model::named("opt-13b").expect("a model of the list");
-    Case::new(machine, serve::places(&machine, &[model], &[300]), Sharing::Isolated, policy)
+fn case(policy: PolicyName) -> ServeConfig {
+    let machine = *hardware::find("gh200").expect("a machine of the list");
+    let model = *model::find("opt-13b").expect("a model of the list");
+    ServeConfig::new(machine, serve::tenant_models(&machine, &[model], &[300]), Sharing::Isolated, policy)
 }
 
 /// Tokens made, and how many that is in a second.
 fn measure(policy: PolicyName) -> (u64, f64) {
-    let coming = |at: u64| Coming { at_ns: at * GAP_NS, tenant: 0, lengths: LENGTHS };
+    let coming = |at: u64| Arrival { at_ns: at * GAP_NS, tenant: 0, lengths: LENGTHS };
     let load: Vec<_> = (0..REQUESTS).map(coming).collect();
     let start = Instant::now();
     let served = serve::serve(&case(policy), &load, &mut |_| ()).expect("a case that runs");

@@ -14,28 +14,28 @@ use sluice_ports::compute::{
     StepDone, TableUpdate,
 };
 
-use crate::device::{Content, Detail, Device, Shared};
+use crate::device::{Content, Detail, Device, SharedDevice};
 use crate::profiles::cost::{self, Batch};
-use crate::rng::join;
+use crate::rng::combine;
 
 /// Steps that share the processors look again how many they are after so many layers.
-const LOOK_LAYERS: u16 = 8;
+const LOOKAHEAD_LAYERS: u16 = 8;
 
 /// Block table of one row: column to blocks by layer.
-type Row = BTreeMap<u32, Vec<BlockId>>;
+type BlockTable = BTreeMap<u32, Vec<BlockId>>;
 
 /// A step under way.
 #[derive(Debug)]
-pub struct Run {
+pub struct RunningStep {
     step: Step,
-    rows: BTreeMap<RowId, Row>,
+    rows: BTreeMap<RowId, BlockTable>,
     layer: u16,
     /// Layers that are computed at this moment, one after the other: more than one only where none of them can wait.
     span: u16,
     /// When they end; `None` = the first of them waits for its slab.
     ends: Option<Nanos>,
-    work: Work,
-    waits_since: Nanos,
+    work: StepWork,
+    wait_started: Nanos,
     started: Nanos,
     hidden: Vec<Vec<u64>>,
     layer_ns: Vec<u64>,
@@ -52,14 +52,14 @@ pub struct Run {
 
 /// What a step computes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Work {
+struct StepWork {
     batch: Batch,
     tokens: u64,
 }
 
-impl Work {
-    fn of(sequences: &[SequenceStep]) -> Work {
-        let mut work = Work::default();
+impl StepWork {
+    fn of(sequences: &[SequenceStep]) -> StepWork {
+        let mut work = StepWork::default();
         for SequenceStep { start, tokens, sample, .. } in sequences {
             let (start, count) = (u64::from(*start), tokens.len() as u64);
             work.tokens += count;
@@ -75,7 +75,7 @@ impl Work {
     }
 }
 
-impl Run {
+impl RunningStep {
     /// When the present layer ends.
     pub fn layer_ends(&self) -> Option<Nanos> {
         self.ends.filter(|_| self.finished.is_none())
@@ -89,16 +89,16 @@ impl Run {
         let layer = LayerId(self.layer);
         // The wait for weights comes first, and is over when this layer's stall is known.
         if self.stall_ns.len() == layer.index() {
-            if !shows(&device.ready, named(&self.step.generations, layer), layer) {
+            if !is_ready(&device.ready, generation_of(&self.step.generations, layer), layer) {
                 return;
             }
-            self.stall_ns.push(device.clock().since(self.waits_since));
-            self.waits_since = device.clock();
+            self.stall_ns.push(device.clock().since(self.wait_started));
+            self.wait_started = device.clock();
         }
-        if !shows(&device.kv_ready, named(&self.step.kv_generations, layer), layer) {
+        if !is_ready(&device.kv_ready, generation_of(&self.step.kv_generations, layer), layer) {
             return;
         }
-        self.kv_stall_ns.push(device.clock().since(self.waits_since));
+        self.kv_stall_ns.push(device.clock().since(self.wait_started));
         if device.detail == Detail::Fingerprints {
             self.check_slab(device, layer);
             self.check_kv(device, layer);
@@ -119,7 +119,7 @@ impl Run {
         if device.detail == Detail::Fingerprints || waits(self.layer) {
             return 1;
         }
-        let most = if device.machine.borrow().shares_compute { LOOK_LAYERS } else { u16::MAX };
+        let most = if device.machine.borrow().shares_compute { LOOKAHEAD_LAYERS } else { u16::MAX };
         let last = device.geometry.layers().min(self.layer.saturating_add(most));
         (self.layer..last).take_while(|layer| !waits(*layer)).count() as u16
     }
@@ -129,7 +129,7 @@ impl Run {
         let (sharers, profile) = (device.machine.borrow().sharers(), &device.profile);
         match &profile.kernels {
             Some(kernels) => cost::layer_ns(
-                &kernels.hardware.among(sharers),
+                &kernels.hardware.with_sharers(sharers),
                 &kernels.model,
                 &self.work.batch,
                 kernels.launch,
@@ -147,7 +147,7 @@ impl Run {
         let last = self.layer + self.span == device.geometry.layers();
         let kernels = device.profile.kernels.as_ref().filter(|_| last);
         let sharers = device.machine.borrow().sharers();
-        kernels.map_or(0, |kernels| cost::head_ns(&kernels.hardware.among(sharers), &kernels.model))
+        kernels.map_or(0, |kernels| cost::head_ns(&kernels.hardware.with_sharers(sharers), &kernels.model))
     }
 
     /// Ends the present layers: reads their slabs and KV, writes their KV, says `done`.
@@ -160,11 +160,15 @@ impl Run {
                 self.forward(device, i, layer, slab);
             }
         }
-        device.done.extend(named(&self.step.generations, layer).map(|generation| (layer, generation)));
-        device.kv_done.extend(named(&self.step.kv_generations, layer).map(|generation| (layer, generation)));
+        device
+            .done
+            .extend(generation_of(&self.step.generations, layer).map(|generation| (layer, generation)));
+        device
+            .kv_done
+            .extend(generation_of(&self.step.kv_generations, layer).map(|generation| (layer, generation)));
         self.layer += self.span;
         self.ends = None;
-        self.waits_since = now;
+        self.wait_started = now;
         if self.layer == device.geometry.layers() {
             self.finish(device, now);
         }
@@ -172,7 +176,7 @@ impl Run {
 
     /// Fingerprint of the slab that stands at the layer's addresses; wrong contents change it and are counted.
     fn check_slab(&mut self, device: &Device, layer: LayerId) -> u64 {
-        let expected = named(&self.step.generations, layer);
+        let expected = generation_of(&self.step.generations, layer);
         let mut fingerprint = 0;
         for index in 0..device.geometry.slab_chunks(layer.index()) {
             let right = match device.content(Address::Layer(layer, index)) {
@@ -182,14 +186,14 @@ impl Run {
                 _ => false,
             };
             self.wrong_reads += u64::from(!right);
-            fingerprint = join(fingerprint, if right { u64::from(layer.0) } else { 0xbad });
+            fingerprint = combine(fingerprint, if right { u64::from(layer.0) } else { 0xbad });
         }
         fingerprint
     }
 
     /// The layer's KV that was fetched for this step is there.
     fn check_kv(&mut self, device: &mut Device, layer: LayerId) {
-        let Some(generation) = named(&self.step.kv_generations, layer) else { return };
+        let Some(generation) = generation_of(&self.step.kv_generations, layer) else { return };
         self.wrong_reads += u64::from(device.kv_ready.get(&layer) != Some(&generation));
         for SequenceStep { row, start, .. } in &self.step.sequences {
             let past = start.checked_sub(1).map(|last| read_kv(device, &self.rows[row], layer, last));
@@ -203,10 +207,10 @@ impl Run {
         for i in 0..tokens.len() {
             let position = start + i as u32;
             let hidden = self.hidden[sequence][i];
-            let written = write_kv(device, table, layer, position, join(hidden, slab));
+            let written = write_kv(device, table, layer, position, combine(hidden, slab));
             let (past, missing) = read_kv(device, table, layer, position);
             self.wrong_reads += missing + u64::from(!written);
-            self.hidden[sequence][i] = join(hidden, join(past, slab));
+            self.hidden[sequence][i] = combine(hidden, combine(past, slab));
         }
     }
 
@@ -241,7 +245,7 @@ impl Run {
 }
 
 /// Takes out the sequences that feed a token beyond the vocabulary, as an engine refuses them.
-fn leave_out_unfit(sequences: &mut Vec<SequenceStep>, vocab: u32) -> Vec<FailedSequence> {
+fn reject_invalid_sequences(sequences: &mut Vec<SequenceStep>, vocab: u32) -> Vec<FailedSequence> {
     let unfit = |s: &mut SequenceStep| s.tokens.iter().any(|token| *token >= vocab);
     let refused = |s: SequenceStep| {
         let beyond = s.tokens.iter().max().copied().unwrap_or_default();
@@ -251,40 +255,40 @@ fn leave_out_unfit(sequences: &mut Vec<SequenceStep>, vocab: u32) -> Vec<FailedS
     sequences.extract_if(.., unfit).map(refused).collect()
 }
 
-fn named(generations: &[(LayerId, Generation)], layer: LayerId) -> Option<Generation> {
+fn generation_of(generations: &[(LayerId, Generation)], layer: LayerId) -> Option<Generation> {
     generations.iter().find(|(l, _)| *l == layer).map(|(_, generation)| *generation)
 }
 
 /// Whether a layer's word has come to a generation. A later one means that the one waited for was overwritten: it never
 /// comes, and the read shows it.
-fn shows(ready: &BTreeMap<LayerId, Generation>, expected: Option<Generation>, layer: LayerId) -> bool {
+fn is_ready(ready: &BTreeMap<LayerId, Generation>, expected: Option<Generation>, layer: LayerId) -> bool {
     expected.is_none_or(|generation| ready.get(&layer).is_some_and(|ready| *ready >= generation))
 }
 
-fn block_of(table: &Row, layer: LayerId, position: u32) -> Option<BlockId> {
+fn block_of(table: &BlockTable, layer: LayerId, position: u32) -> Option<BlockId> {
     table.get(&(position / 16))?.get(layer.index()).copied()
 }
 
-fn write_kv(device: &mut Device, table: &Row, layer: LayerId, position: u32, value: u64) -> bool {
+fn write_kv(device: &mut Device, table: &BlockTable, layer: LayerId, position: u32, value: u64) -> bool {
     let block = block_of(table, layer, position).and_then(|block| device.block_mut(block));
     block.map(|tokens| tokens[position as usize % 16] = Some(value)).is_some()
 }
 
 /// Hash of the KV at positions `0..=position`, and how many of them were missing.
-fn read_kv(device: &mut Device, table: &Row, layer: LayerId, position: u32) -> (u64, u64) {
+fn read_kv(device: &mut Device, table: &BlockTable, layer: LayerId, position: u32) -> (u64, u64) {
     let (mut past, mut missing) = (0, 0);
     for p in 0..=position {
         let block = block_of(table, layer, p).and_then(|block| device.block_mut(block));
         let value = block.and_then(|tokens| tokens[p as usize % 16]);
         missing += u64::from(value.is_none());
-        past = join(past, value.unwrap_or(0xdead));
+        past = combine(past, value.unwrap_or(0xdead));
     }
     (past, missing)
 }
 
 impl Device {
     /// Activations that a step claims and nothing backs, or a chunk that backs something else.
-    fn activations_astray(&self, limit_bytes: u64) -> u64 {
+    fn unmapped_activations(&self, limit_bytes: u64) -> u64 {
         if self.detail == Detail::Times {
             return 0;
         }
@@ -297,8 +301,8 @@ impl Device {
 /// The compute port of a simulated device.
 #[derive(Debug)]
 pub struct SimCompute {
-    device: Shared,
-    rows: BTreeMap<RowId, Row>,
+    device: SharedDevice,
+    rows: BTreeMap<RowId, BlockTable>,
     events: VecDeque<(Nanos, ComputeEvent)>,
     activation: ActivationCost,
     vocab: u32,
@@ -308,12 +312,12 @@ pub struct SimCompute {
 
 impl SimCompute {
     /// An engine that attaches at once.
-    pub fn new(device: Shared, vocab: u32) -> Self {
-        SimCompute::starting(device, vocab, Nanos(0))
+    pub fn new(device: SharedDevice, vocab: u32) -> Self {
+        SimCompute::with_start_time(device, vocab, Nanos(0))
     }
 
     /// An engine that attaches at `now`.
-    pub fn starting(device: Shared, vocab: u32, now: Nanos) -> Self {
+    pub fn with_start_time(device: SharedDevice, vocab: u32, now: Nanos) -> Self {
         let activation = device.borrow().geometry.activation;
         let mut compute = SimCompute {
             device,
@@ -356,14 +360,14 @@ impl SimCompute {
     }
 
     /// The engine finds that another turn is in force: it leaves its step where it is. Returns whether there was one.
-    pub fn pass_turn(&mut self, now: Nanos) -> bool {
+    pub fn expire_turn(&mut self, now: Nanos) -> bool {
         let mut device = self.device.borrow_mut();
         device.advance(now);
         let Some(run) = device.run.take_if(|run| run.finished.is_none()) else { return false };
         device.machine.borrow_mut().end_step();
         self.wrong_reads += run.wrong_reads;
         let (id, attempt) = (run.step.id, run.step.attempt);
-        self.events.push_back((now, ComputeEvent::TurnPassed { id, attempt }));
+        self.events.push_back((now, ComputeEvent::StaleEpoch { id, attempt }));
         true
     }
 
@@ -374,7 +378,7 @@ impl SimCompute {
 
     fn update(&mut self, update: &TableUpdate) {
         match update {
-            TableUpdate::Reset { row, .. } => drop(self.rows.insert(*row, Row::new())),
+            TableUpdate::Reset { row, .. } => drop(self.rows.insert(*row, BlockTable::new())),
             TableUpdate::Column { row, column, blocks } => {
                 self.rows.entry(*row).or_default().insert(*column, blocks.clone());
             }
@@ -392,25 +396,25 @@ impl Compute for SimCompute {
         if detail == Detail::Fingerprints {
             step.updates.iter().for_each(|update| self.update(update));
         }
-        let refused = leave_out_unfit(&mut step.sequences, self.vocab);
+        let refused = reject_invalid_sequences(&mut step.sequences, self.vocab);
         let mut device = self.device.borrow_mut();
         device.advance(now);
         assert!(device.run.is_none(), "at most one step is in flight");
         device.machine.borrow_mut().begin_step();
-        let wrong_reads = device.activations_astray(step.activation_limit_bytes);
-        let first = |s: &SequenceStep| s.tokens.iter().map(|t| join(u64::from(*t), 1)).collect();
+        let wrong_reads = device.unmapped_activations(step.activation_limit_bytes);
+        let first = |s: &SequenceStep| s.tokens.iter().map(|t| combine(u64::from(*t), 1)).collect();
         let hidden = match detail {
             Detail::Fingerprints => step.sequences.iter().map(first).collect(),
             Detail::Times => vec![Vec::new(); step.sequences.len()],
         };
-        device.run = Some(Run {
+        device.run = Some(RunningStep {
             hidden,
             rows: self.rows.clone(),
             layer: 0,
             span: 1,
-            work: Work::of(&step.sequences),
+            work: StepWork::of(&step.sequences),
             ends: None,
-            waits_since: now,
+            wait_started: now,
             started: now,
             layer_ns: Vec::new(),
             stall_ns: Vec::new(),

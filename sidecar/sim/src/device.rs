@@ -13,20 +13,20 @@ use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
 
-use crate::compute::Run;
-use crate::ledger::Quota;
-use crate::machine::{Machine, Passage, SharedMachine, Way};
+use crate::compute::RunningStep;
+use crate::gpu_ledger::Quota;
+use crate::machine::{Direction, LinkTransfer, Machine, SharedMachine};
 use crate::profiles::cost::Launch;
 use crate::profiles::hardware::Hardware;
 use crate::profiles::model::Model;
 use crate::rng::Rng;
-pub(crate) use arbiter::Crossing;
-use copies::{Copying, Waiting};
-pub(crate) use kv::Use;
-use kv::{ToWrite, Writing};
+pub(crate) use arbiter::SwapTransfer;
+use copies::{QueuedCopy, RunningCopy};
+pub(crate) use kv::BlockAccess;
+use kv::{QueuedWriteBack, RunningWriteBack};
 
 /// Memory and compute of one GPU share one device.
-pub type Shared = Rc<RefCell<Device>>;
+pub type SharedDevice = Rc<RefCell<Device>>;
 
 /// Speeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,10 +90,10 @@ impl Profile {
     }
 
     /// Time of a copy of `bytes` that has the link for itself, nanoseconds.
-    pub fn copy_ns(&self, way: Way, bytes: u64) -> u64 {
+    pub fn copy_ns(&self, way: Direction, bytes: u64) -> u64 {
         let rate = match way {
-            Way::In => self.link_bytes_per_second,
-            Way::Out => self.out_bytes_per_second,
+            Direction::In => self.link_bytes_per_second,
+            Direction::Out => self.out_bytes_per_second,
         };
         self.copy_start_ns + (u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1))) as u64
     }
@@ -210,37 +210,37 @@ pub struct Device {
     /// What its KV word `done` shows.
     pub kv_done: BTreeMap<LayerId, Generation>,
     /// Copies to the device and out of buffers that wait, in order.
-    copies: VecDeque<Waiting>,
-    copying: Option<Copying>,
-    spilling: Option<Copying>,
+    copies: VecDeque<QueuedCopy>,
+    running_copy: Option<RunningCopy>,
+    running_spill: Option<RunningCopy>,
     /// Write-backs that wait, in order.
-    write_backs: VecDeque<ToWrite>,
-    writing: Option<Writing>,
+    write_backs: VecDeque<QueuedWriteBack>,
+    running_write_back: Option<RunningWriteBack>,
     /// The swap between two steps, or of KV that comes home, that wants the link or has it.
-    crossing: Option<Crossing>,
+    swap_transfer: Option<SwapTransfer>,
     /// Completions of copies.
-    pub completed: VecDeque<Completion>,
+    pub completions: VecDeque<Completion>,
     /// `DropFills` that wait for the copy under way.
-    drops: Vec<ActionId>,
+    pending_drops: Vec<ActionId>,
     /// Reads of memory that held something else than it should have, by steps that have ended.
     pub wrong_reads: u64,
     /// The step that runs.
-    pub run: Option<Run>,
+    pub run: Option<RunningStep>,
     clock: Nanos,
 }
 
 impl Device {
     /// An empty device without a host tier.
-    pub fn new(geometry: Geometry, profile: Profile, seed: u64) -> Shared {
+    pub fn new(geometry: Geometry, profile: Profile, seed: u64) -> SharedDevice {
         Device::with_host_tier(geometry, profile, seed, 0)
     }
 
     /// An empty device with a tier of `host_blocks` layer-blocks in host memory.
-    pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> Shared {
+    pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> SharedDevice {
         Rc::new(RefCell::new(Device {
             mapped: BTreeMap::new(),
             wrong_reads: 0,
-            machine: Machine::alone(),
+            machine: Machine::single_tenant(),
             quota: None,
             detail: Detail::default(),
             geometry,
@@ -256,13 +256,13 @@ impl Device {
             kv_ready: BTreeMap::new(),
             kv_done: BTreeMap::new(),
             copies: VecDeque::new(),
-            copying: None,
-            spilling: None,
+            running_copy: None,
+            running_spill: None,
             write_backs: VecDeque::new(),
-            writing: None,
-            crossing: None,
-            completed: VecDeque::new(),
-            drops: Vec::new(),
+            running_write_back: None,
+            swap_transfer: None,
+            completions: VecDeque::new(),
+            pending_drops: Vec::new(),
             run: None,
             clock: Nanos(0),
         }))
@@ -278,11 +278,11 @@ impl Device {
         self.kick();
         while let Some(due) = self.next_due().filter(|due| *due <= now) {
             self.clock = self.clock.max(due);
-            if self.copying.as_ref().is_some_and(|c| c.passage.ends <= due) {
+            if self.running_copy.as_ref().is_some_and(|c| c.transfer.ends <= due) {
                 self.end_copy();
-            } else if self.spilling.as_ref().is_some_and(|s| s.passage.ends <= due) {
+            } else if self.running_spill.as_ref().is_some_and(|s| s.transfer.ends <= due) {
                 self.end_spill();
-            } else if self.writing.as_ref().is_some_and(|w| w.passage.ends <= due) {
+            } else if self.running_write_back.as_ref().is_some_and(|w| w.transfer.ends <= due) {
                 self.end_write_back();
             } else if let Some(mut run) = self.run.take_if(|run| run.layer_ends() == Some(due)) {
                 run.end_layer(self, due);
@@ -296,11 +296,11 @@ impl Device {
 
     /// The next moment at which something ends.
     pub fn next_due(&self) -> Option<Nanos> {
-        let copy = self.copying.as_ref().map(|c| c.passage.ends);
-        let spilling = self.spilling.as_ref().map(|s| s.passage.ends);
-        let writing = self.writing.as_ref().map(|w| w.passage.ends);
-        let layer = self.run.as_ref().and_then(Run::layer_ends);
-        [copy, spilling, writing, self.crossing_ends(), layer].into_iter().flatten().min()
+        let copy = self.running_copy.as_ref().map(|c| c.transfer.ends);
+        let spilling = self.running_spill.as_ref().map(|s| s.transfer.ends);
+        let writing = self.running_write_back.as_ref().map(|w| w.transfer.ends);
+        let layer = self.run.as_ref().and_then(RunningStep::layer_ends);
+        [copy, spilling, writing, self.swap_transfer_end(), layer].into_iter().flatten().min()
     }
 
     /// Starts what can start: in each direction of the link the most urgent copy, and the layer that waits if its slab and KV are
@@ -314,9 +314,9 @@ impl Device {
     }
 
     /// A copy begins at `now`, or when the link is free. Now and then it takes ten times as long where the faults say so.
-    pub(crate) fn pass(&mut self, now: Nanos, way: Way, bytes: u64) -> Passage {
+    pub(crate) fn start_transfer(&mut self, now: Nanos, way: Direction, bytes: u64) -> LinkTransfer {
         let slowdown = if self.rng.chance(self.faults.copy_slow_permille) { 10 } else { 1 };
-        self.machine.borrow_mut().pass(now, way, bytes, &self.profile, slowdown)
+        self.machine.borrow_mut().transfer(now, way, bytes, &self.profile, slowdown)
     }
 
     /// What stands behind an address. `None` = nothing is mapped there.
@@ -346,6 +346,6 @@ impl Device {
 }
 
 /// A completion that went well.
-pub const fn done(id: ActionId, bytes: u64, duration_ns: u64) -> Completion {
+pub const fn completion(id: ActionId, bytes: u64, duration_ns: u64) -> Completion {
     Completion { id, outcome: Outcome::Done { bytes, duration_ns } }
 }

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     /// What the policy frees when all that is free is wanted.
-    fn chosen(layers: u16, compute_ns: u64, transfer_ns: u64) -> u16 {
+    fn policy_alpha(layers: u16, compute_ns: u64, transfer_ns: u64) -> u16 {
         let (compute, transfer) = (vec![compute_ns; layers.into()], vec![transfer_ns; layers.into()]);
         let choice = choose(&Question {
             times: &Times { compute_ns: &compute, transfer_ns: &transfer },
@@ -78,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_estimated_is_what_the_policy_finds() {
+    fn estimate_matches_policy_search() {
         let largest = |layers, transfer_ns| {
             [1, 2].map(|beta| largest_alpha(layers, 10, transfer_ns, beta)).into_iter().max().unwrap_or(0)
         };
         // Figures of another step model: one more than sets without a wider end give at r = 3.5.
         assert_eq!([largest(40, 35), largest(48, 35)], [9, 11]);
         for (layers, tenths) in [32, 40, 48].into_iter().flat_map(|n| (10..90).map(move |r| (n, r))) {
-            assert_eq!(largest(layers, tenths), chosen(layers, 10, tenths), "r {tenths} of {layers}");
+            assert_eq!(largest(layers, tenths), policy_alpha(layers, 10, tenths), "r {tenths} of {layers}");
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
+pub mod ablation;
 pub mod ellm;
-pub mod ladder;
 pub mod oneiros;
 pub mod orbitflow;
 pub mod pie;
@@ -12,13 +12,13 @@ pub mod runs;
 pub mod tenants;
 pub mod unified;
 
-pub use row::{Reason, Row, Told, Verdict};
+pub use row::{ComparisonRow, DeviationReason, ExperimentCheck, PaperValue};
 
 use crate::workload::table::Table;
 
 /// A line of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Line {
+pub struct Series {
     /// Its name in the legend.
     pub name: String,
     /// Its points.
@@ -38,14 +38,14 @@ pub struct Figure {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
     /// Its lines.
-    pub lines: Vec<Line>,
+    pub lines: Vec<Series>,
 }
 
 /// What an experiment found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct ExperimentReport {
     /// Comparisons, in the paper's order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ComparisonRow>,
     /// What to draw, one below the other.
     pub figures: Vec<Figure>,
     /// What was measured in each run, where there were many: a heading and lines.
@@ -53,20 +53,20 @@ pub struct Report {
     pub details: Vec<Vec<String>>,
 }
 
-impl Report {
+impl ExperimentReport {
     /// Comparisons and a figure.
-    pub fn new(rows: Vec<Row>, figure: Figure) -> Report {
-        Report { rows, figures: vec![figure], details: Vec::new() }
+    pub fn new(rows: Vec<ComparisonRow>, figure: Figure) -> ExperimentReport {
+        ExperimentReport { rows, figures: vec![figure], details: Vec::new() }
     }
 
     /// Every figure agrees, or has a reason not to, and all that is required holds.
-    pub fn is_well(&self) -> bool {
-        self.rows.iter().all(|row| row.verdict.is_well())
+    pub fn has_passed(&self) -> bool {
+        self.rows.iter().all(|row| row.verdict.is_pass())
     }
 }
 
 /// What experiments over time work with.
-pub struct Lab<'a> {
+pub struct ExperimentContext<'a> {
     /// Reads a file of lengths or arrivals.
     pub read: &'a dyn Fn(&str) -> Result<Table, String>,
     /// Hears of each run that is done: its name, how many are, and of how many.
@@ -81,11 +81,11 @@ pub struct Lab<'a> {
 
 /// How an experiment is run.
 #[derive(Clone, Copy, Debug)]
-pub enum Way {
+pub enum ExperimentKind {
     /// Worked by hand in a paper: no time passes.
-    Worked(fn() -> Report),
+    Analytic(fn() -> ExperimentReport),
     /// Over virtual time, under loads from trace files.
-    Timed(fn(&Lab<'_>) -> Result<Report, String>),
+    Simulated(fn(&ExperimentContext<'_>) -> Result<ExperimentReport, String>),
 }
 
 /// An experiment.
@@ -96,7 +96,7 @@ pub struct Experiment {
     /// What it shows, and where the paper says so.
     pub about: &'static str,
     /// Runs it.
-    pub way: Way,
+    pub kind: ExperimentKind,
 }
 
 impl Experiment {
@@ -104,10 +104,10 @@ impl Experiment {
     ///
     /// # Errors
     /// A file that cannot be read, or a load that cannot be served.
-    pub fn run(&self, lab: &Lab<'_>) -> Result<Report, String> {
-        match self.way {
-            Way::Worked(run) => Ok(run()),
-            Way::Timed(run) => run(lab),
+    pub fn run(&self, lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
+        match self.kind {
+            ExperimentKind::Analytic(run) => Ok(run()),
+            ExperimentKind::Simulated(run) => run(lab),
         }
     }
 }
@@ -117,51 +117,51 @@ pub const ALL: [Experiment; 9] = [
     Experiment {
         name: "orbitflow-fig3",
         about: "stalls and memory of three placements of two requests (OrbitFlow Fig. 3)",
-        way: Way::Worked(orbitflow::fig3),
+        kind: ExperimentKind::Analytic(orbitflow::fig3),
     },
     Experiment {
         name: "orbitflow-dl",
         about: "distinct placements of a request by the number of layers (OrbitFlow 4.2)",
-        way: Way::Worked(orbitflow::dl),
+        kind: ExperimentKind::Analytic(orbitflow::dl),
     },
     Experiment {
         name: "pie-fig4",
         about: "first swaps, stay, stalls and longest queues without one (Pie 3.3, Fig. 4)",
-        way: Way::Worked(pie::fig4),
+        kind: ExperimentKind::Analytic(pie::fig4),
     },
     Experiment {
         name: "oneiros-alpha",
         about: "layers that can be given away without a stall, over one slot and two (Oneiros 5.4)",
-        way: Way::Worked(oneiros::alpha),
+        kind: ExperimentKind::Analytic(oneiros::alpha),
     },
     Experiment {
         name: "ellm-algorithms",
         about: "admission, inflation, the elastic buffer and changes of owner, case by case (eLLM Algorithms 1 and 2)",
-        way: Way::Worked(ellm::algorithms),
+        kind: ExperimentKind::Analytic(ellm::algorithms),
     },
     Experiment {
         name: "oneiros-c1",
         about: "throughput and tails over load: OPT-13B, Llama-2-13B and Llama-3-8B in turns on a GH200 (Oneiros Fig. 8)",
-        way: Way::Timed(tenants::c1),
+        kind: ExperimentKind::Simulated(tenants::c1),
     },
     Experiment {
         name: "oneiros-c2",
         about: "the same of OPT-30B and OPT-6.7B (Oneiros Fig. 8)",
-        way: Way::Timed(tenants::c2),
+        kind: ExperimentKind::Simulated(tenants::c2),
     },
     Experiment {
         name: "orbitflow-ladder",
         about: "tokens in time as OrbitFlow's parts are added, at SLO scale 1 and 2.5, Llama-3-8B on an A5000 (OrbitFlow, ablation)",
-        way: Way::Timed(ladder::run),
+        kind: ExperimentKind::Simulated(ablation::run),
     },
     Experiment {
         name: unified::NAME,
         about: "goodput of Unified against every single policy, in twelve scenarios with and without mixes (what we require)",
-        way: Way::Timed(unified::run),
+        kind: ExperimentKind::Simulated(unified::run),
     },
 ];
 
 /// The experiment of this name.
-pub fn named(name: &str) -> Option<&'static Experiment> {
+pub fn find(name: &str) -> Option<&'static Experiment> {
     ALL.iter().find(|experiment| experiment.name == name)
 }

@@ -3,13 +3,13 @@
 //!
 //! Everything that happens passes one queue ordered by time, so the same options and seed give the same run to the last bit.
 
-pub mod line;
-pub mod mail;
-pub mod seat;
+pub mod network;
+pub mod slice_queue;
+pub mod tenant;
 
-mod births;
-mod dealt;
-mod post;
+mod delivery;
+mod lifecycle;
+mod share_changes;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,19 +17,19 @@ use std::rc::Rc;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
-use sluice_ports::neighbourhood::TurnCall;
+use sluice_ports::peers::SliceCommand;
 use sluice_scheduler::{Event, Request};
 
 use crate::device::{Detail, Faults};
-use crate::ledger::{Ledger, SharedLedger};
+use crate::gpu_ledger::{SharedLedger, SimGpuLedger};
 use crate::machine::{Machine, SharedMachine};
 use crate::rng::Rng;
-use line::Line;
-use mail::{Mail, Roads};
-use seat::{Fate, Life, Said, Seat, TenantSetup};
+use network::{LinkDelays, SimNetwork};
+use slice_queue::SliceQueue;
+use tenant::{Instance, OutMessage, RequestOutcome, SimTenant, TenantSetup};
 
 /// How often a tenant looks at the ledger by itself, nanoseconds.
-const LOOK_NS: u64 = 25_000_000;
+const SURVEY_INTERVAL_NS: u64 = 25_000_000;
 
 /// How the tenants of the GPU share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,11 +55,11 @@ pub struct GpuSetup {
     /// Chunks of its memory.
     pub capacity_chunks: u32,
     /// How letters travel.
-    pub roads: Roads,
+    pub link_delays: LinkDelays,
     /// What is simulated.
     pub detail: Detail,
     /// After so long a dead tenant's next life begins, nanoseconds.
-    pub rebirth_ns: u64,
+    pub restart_ns: u64,
     /// Lives record their journals.
     pub recorded: bool,
     /// Of everything that is random here.
@@ -71,21 +71,21 @@ pub struct GpuSetup {
 pub struct Gpu {
     setup: GpuSetup,
     /// Its tenants.
-    pub seats: Vec<Seat>,
+    pub tenants: Vec<SimTenant>,
     /// Who holds which bytes.
     pub ledger: SharedLedger,
     /// Link and processors.
     pub machine: SharedMachine,
-    line: Line,
+    slice_queue: SliceQueue,
     /// Letters on their way.
-    pub mail: Mail,
+    pub network: SimNetwork,
     /// What goes wrong in the devices of lives to come.
     pub faults: Faults,
     /// Invariants of every tenant are checked after each of its events; slow.
     pub checked: bool,
     now: Nanos,
-    lives: u64,
-    falls: u64,
+    instances_started: u64,
+    share_reductions: u64,
     rng: Rng,
 }
 
@@ -95,29 +95,29 @@ impl Gpu {
     /// # Errors
     /// The name of a tenant, and why the policy refuses it.
     pub fn new(setup: GpuSetup, tenants: Vec<TenantSetup>) -> Result<Gpu, (String, String)> {
-        let machine = Machine::of(setup.sharing == Sharing::Spatial);
+        let machine = Machine::with_shared_compute(setup.sharing == Sharing::Spatial);
         let order = match setup.sharing {
             Sharing::Temporal { order, .. } => order,
             _ => TurnOrder::default(),
         };
         let keeps_tokens = setup.detail == Detail::Fingerprints;
         let mut gpu = Gpu {
-            seats: tenants.into_iter().map(|tenant| Seat::new(tenant, keeps_tokens)).collect(),
-            ledger: Rc::new(RefCell::new(Ledger::new(setup.capacity_chunks))),
+            tenants: tenants.into_iter().map(|tenant| SimTenant::new(tenant, keeps_tokens)).collect(),
+            ledger: Rc::new(RefCell::new(SimGpuLedger::new(setup.capacity_chunks))),
             machine: Rc::new(RefCell::new(machine)),
-            line: Line::new(order),
-            mail: Mail::new(setup.roads, setup.seed ^ 0x3a11),
+            slice_queue: SliceQueue::new(order),
+            network: SimNetwork::new(setup.link_delays, setup.seed ^ 0x3a11),
             faults: Faults::default(),
             checked: setup.detail == Detail::Fingerprints,
             now: Nanos(0),
-            lives: 0,
-            falls: 0,
+            instances_started: 0,
+            share_reductions: 0,
             rng: Rng::new(setup.seed),
             setup,
         };
-        for at in 0..gpu.seats.len() {
-            let born = gpu.begin_life(at);
-            born.map_err(|refused| (gpu.seats[at].setup.name.clone(), refused.to_string()))?;
+        for at in 0..gpu.tenants.len() {
+            let born = gpu.start_instance(at);
+            born.map_err(|refused| (gpu.tenants[at].setup.name.clone(), refused.to_string()))?;
         }
         Ok(gpu)
     }
@@ -128,23 +128,23 @@ impl Gpu {
     }
 
     /// A request that arrives at `at`, later than those that were given before.
-    pub fn arrives(&mut self, tenant: usize, at: Nanos, request: Request) {
-        self.seats[tenant].arrivals.push_back((at, request));
+    pub fn submit_at(&mut self, tenant: usize, at: Nanos, request: Request) {
+        self.tenants[tenant].arrivals.push_back((at, request));
     }
 
     /// Requests that came and have not ended, of all tenants.
     pub fn open(&self) -> usize {
-        self.seats.iter().map(Seat::open).sum()
+        self.tenants.iter().map(SimTenant::open).sum()
     }
 
     /// Every request has come and ended.
     pub fn is_done(&self) -> bool {
-        self.seats.iter().all(Seat::is_done)
+        self.tenants.iter().all(SimTenant::is_done)
     }
 
     /// Hand-overs of the turn so far.
     pub fn turns(&self) -> u64 {
-        self.line.turns()
+        self.slice_queue.turns()
     }
 
     /// Runs until every request has ended. `false` = `limit` came first, or nothing more will happen.
@@ -167,80 +167,84 @@ impl Gpu {
     pub fn tick(&mut self, limit: Nanos) -> bool {
         let Some(due) = self.next_due().filter(|due| *due <= limit) else { return false };
         self.now = self.now.max(due);
-        while let Some((to, post)) = self.mail.next(self.now) {
+        while let Some((to, post)) = self.network.next(self.now) {
             self.deliver(to, post);
         }
-        for at in 0..self.seats.len() {
-            self.be_reborn(at);
-            self.take_arrivals(at);
-            self.look_around(at);
-            let wakes = self.seats[at].life.as_ref().and_then(Life::wakes_at);
+        for at in 0..self.tenants.len() {
+            self.restart_due(at);
+            self.admit_arrivals(at);
+            self.poll_ledger(at);
+            let wakes = self.tenants[at].instance.as_ref().and_then(Instance::next_wake_at);
             if wakes.is_some_and(|wakes| wakes <= self.now) {
                 self.step(at);
             }
         }
-        self.follow();
+        self.apply_shares();
         true
     }
 
     fn next_due(&self) -> Option<Nanos> {
-        let seats = self.seats.iter().flat_map(|seat| self.due_of(seat));
-        seats.chain(self.mail.next_due()).min()
+        let tenants = self.tenants.iter().flat_map(|tenant| self.due_of(tenant));
+        tenants.chain(self.network.next_due()).min()
     }
 
-    fn due_of(&self, seat: &Seat) -> impl Iterator<Item = Nanos> {
-        let Some(life) = &seat.life else { return [seat.reborn_at, None, None].into_iter().flatten() };
-        let arrival = seat.arrivals.front().map(|(at, _)| (*at).max(life.stopped_until));
-        let looks = (!self.ledger.borrow().is_quiet() || self.deaths() > 0)
-            .then_some(life.looks_at.max(life.stopped_until));
-        [life.wakes_at(), arrival, looks].into_iter().flatten()
+    fn due_of(&self, tenant: &SimTenant) -> impl Iterator<Item = Nanos> {
+        let Some(life) = &tenant.instance else {
+            return [tenant.restart_at, None, None].into_iter().flatten();
+        };
+        let arrival = tenant.arrivals.front().map(|(at, _)| (*at).max(life.stopped_until));
+        let looks = (!self.ledger.borrow().has_no_transfers() || self.exit_count() > 0)
+            .then_some(life.next_survey_at.max(life.stopped_until));
+        [life.next_wake_at(), arrival, looks].into_iter().flatten()
     }
 
     /// Lives that have ended.
-    fn deaths(&self) -> u64 {
-        let living = self.seats.iter().filter(|seat| seat.life.is_some()).count() as u64;
-        self.lives - living
+    fn exit_count(&self) -> u64 {
+        let living = self.tenants.iter().filter(|tenant| tenant.instance.is_some()).count() as u64;
+        self.instances_started - living
     }
 
-    fn take_arrivals(&mut self, at: usize) {
-        let (seat, now) = (&mut self.seats[at], self.now);
-        let Some(life) = seat.life.as_mut().filter(|life| life.stopped_until <= now) else { return };
-        while let Some((at, request)) = seat.arrivals.pop_front_if(|(at, _)| *at <= now) {
+    fn admit_arrivals(&mut self, at: usize) {
+        let (tenant, now) = (&mut self.tenants[at], self.now);
+        let Some(life) = tenant.instance.as_mut().filter(|life| life.stopped_until <= now) else { return };
+        while let Some((at, request)) = tenant.arrivals.pop_front_if(|(at, _)| *at <= now) {
             let id = request.id;
             life.due = Some(now);
             life.driver.push(Event::Submit(request));
-            seat.fates.insert(id, Fate { arrived: at, ..Fate::default() });
-            seat.open += 1;
+            tenant.outcomes.insert(id, RequestOutcome { arrived: at, ..RequestOutcome::default() });
+            tenant.open += 1;
         }
     }
 
     /// Lets a tenant handle what has happened, and carries on what it says.
     fn step(&mut self, at: usize) {
-        let (seat, now, checked) = (&mut self.seats[at], self.now, self.checked);
-        let Some(life) = &mut seat.life else { return };
+        let (tenant, now, checked) = (&mut self.tenants[at], self.now, self.checked);
+        let Some(life) = &mut tenant.instance else { return };
         life.due = life.driver.step(now);
         if checked {
             life.driver.core().check();
         }
-        let (me, said) = (life.me, life.mouth.take());
-        seat.hear(now);
-        seat.look(now);
-        said.into_iter().for_each(|said| self.carry(at, me, said));
+        let (me, said) = (life.me, life.outbox.take());
+        tenant.process_notices(now);
+        tenant.observe_memory(now);
+        said.into_iter().for_each(|said| self.dispatch(at, me, said));
     }
 
-    fn carry(&mut self, at: usize, me: Peer, said: Said) {
+    fn dispatch(&mut self, at: usize, me: Peer, said: OutMessage) {
         match said {
-            Said::Letter(letter) => self.send(me, letter),
-            Said::Turn(TurnCall::Want) => self.line.want(me, self.seats[at].setup.terms.priority),
-            Said::Turn(TurnCall::Release) => self.line.release(me),
+            OutMessage::Peer(letter) => self.send(me, letter),
+            OutMessage::Turn(SliceCommand::Request) => {
+                self.slice_queue.enqueue(me, self.tenants[at].setup.terms.priority)
+            }
+            OutMessage::Turn(SliceCommand::Release) => self.slice_queue.release(me),
         }
-        self.settle_line();
+        self.grant_next_slice();
     }
 
     /// The engine of a tenant is killed now.
     pub fn kill_engine(&mut self, at: usize) {
         let now = self.now;
-        if let Some(life) = &mut self.seats[at].life {
+        if let Some(life) = &mut self.tenants[at].instance {
             life.driver.compute().kill(now);
             life.due = Some(now);
         }
@@ -254,7 +258,7 @@ impl Gpu {
     /// Something happens to a tenant now.
     pub fn push(&mut self, at: usize, event: Event) {
         let now = self.now;
-        if let Some(life) = &mut self.seats[at].life {
+        if let Some(life) = &mut self.tenants[at].instance {
             life.driver.push(event);
             life.due = Some(now);
         }
@@ -263,7 +267,7 @@ impl Gpu {
     /// A tenant's process is stopped for so long: letters, arrivals and completions wait.
     pub fn stop(&mut self, at: usize, for_ns: u64) {
         let until = self.now.plus(for_ns);
-        if let Some(life) = &mut self.seats[at].life {
+        if let Some(life) = &mut self.tenants[at].instance {
             life.stopped_until = life.stopped_until.max(until);
         }
     }

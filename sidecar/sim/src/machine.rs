@@ -15,7 +15,7 @@ pub type SharedMachine = Rc<RefCell<Machine>>;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Host to device.
     In,
     /// Device to host.
@@ -37,7 +37,7 @@ pub struct Machine {
 
 /// A copy's place on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passage {
+pub struct LinkTransfer {
     /// Its last byte has passed.
     pub ends: Nanos,
     /// From the wish to the last byte, nanoseconds: waiting for neighbours' copies counts.
@@ -46,33 +46,40 @@ pub struct Passage {
 
 impl Machine {
     /// A machine of one tenant.
-    pub fn alone() -> SharedMachine {
+    pub fn single_tenant() -> SharedMachine {
         SharedMachine::default()
     }
 
     /// A machine on which steps that run at once share the processors, or do not.
-    pub fn of(shares_compute: bool) -> Machine {
+    pub fn with_shared_compute(shares_compute: bool) -> Machine {
         Machine { shares_compute, ..Machine::default() }
     }
 
     /// A copy of `bytes` wants to begin at `now` and takes `slowdown` times as long as it should.
-    pub fn pass(&mut self, now: Nanos, way: Way, bytes: u64, profile: &Profile, slowdown: u64) -> Passage {
+    pub fn transfer(
+        &mut self,
+        now: Nanos,
+        way: Direction,
+        bytes: u64,
+        profile: &Profile,
+        slowdown: u64,
+    ) -> LinkTransfer {
         let (own, other) = match way {
-            Way::In => (0, 1),
-            Way::Out => (1, 0),
+            Direction::In => (0, 1),
+            Direction::Out => (1, 0),
         };
         let starts = now.max(self.busy_until[own]);
         let full = profile.copy_ns(way, bytes).saturating_mul(slowdown);
-        let coupled = if way == Way::In { profile.coupled_permille.max(1) } else { 1000 };
+        let coupled = if way == Direction::In { profile.coupled_permille.max(1) } else { 1000 };
         let ns = stretched(full, self.busy_until[other].since(starts), coupled);
         let ends = starts.plus(ns);
         self.busy_until[own] = ends;
         self.bytes[own] += bytes;
-        Passage { ends, ns: ends.since(now) }
+        LinkTransfer { ends, ns: ends.since(now) }
     }
 
     /// Bytes that have passed, into the device and out of it.
-    pub fn passed_bytes(&self) -> (u64, u64) {
+    pub fn transferred_bytes(&self) -> (u64, u64) {
         (self.bytes[0], self.bytes[1])
     }
 
@@ -118,20 +125,20 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_neighbours_go_one_after_the_other_in_each_direction() {
+    fn peer_copies_are_serialized_per_direction() {
         let mut machine = Machine::default();
-        let mut pass = |at, way| machine.pass(Nanos(at), way, 1000, &profile(), 1);
-        assert_eq!(pass(0, Way::In), Passage { ends: Nanos(1010), ns: 1010 });
-        assert_eq!(pass(500, Way::In), Passage { ends: Nanos(2020), ns: 1520 });
-        assert_eq!(pass(500, Way::Out), Passage { ends: Nanos(2510), ns: 2010 });
+        let mut pass = |at, way| machine.transfer(Nanos(at), way, 1000, &profile(), 1);
+        assert_eq!(pass(0, Direction::In), LinkTransfer { ends: Nanos(1010), ns: 1010 });
+        assert_eq!(pass(500, Direction::In), LinkTransfer { ends: Nanos(2020), ns: 1520 });
+        assert_eq!(pass(500, Direction::Out), LinkTransfer { ends: Nanos(2510), ns: 2010 });
     }
 
     #[test]
-    fn a_copy_into_the_device_is_slowed_while_one_goes_out() {
+    fn copy_to_device_is_slowed_by_concurrent_copy_to_host() {
         let mut machine = Machine::default();
-        assert_eq!(machine.pass(Nanos(0), Way::Out, 195, &profile(), 1).ends, Nanos(400));
+        assert_eq!(machine.transfer(Nanos(0), Direction::Out, 195, &profile(), 1).ends, Nanos(400));
         // 200 of 1,010 ns of work in the first 400.
-        assert_eq!(machine.pass(Nanos(0), Way::In, 1000, &profile(), 1).ends, Nanos(400 + 810));
-        assert_eq!(machine.passed_bytes(), (1000, 195));
+        assert_eq!(machine.transfer(Nanos(0), Direction::In, 1000, &profile(), 1).ends, Nanos(400 + 810));
+        assert_eq!(machine.transferred_bytes(), (1000, 195));
     }
 }

@@ -1,7 +1,7 @@
 //! Simulated memory: orders of the ledger, carried out on the device's table in virtual time.
 
-mod parked;
-mod tier;
+mod deferred_ops;
+mod host_tier;
 
 use std::collections::VecDeque;
 
@@ -10,19 +10,19 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Nanos};
 use sluice_ports::Memory;
 
-use crate::device::{Content, Crossing, Detail, Device, Shared, Use, done};
-use crate::machine::{Passage, Way};
-use parked::Parked;
+use crate::device::{BlockAccess, Content, Detail, Device, SharedDevice, SwapTransfer, completion};
+use crate::machine::{Direction, LinkTransfer};
+use deferred_ops::DeferredCopies;
 
 /// The memory port of a simulated device.
 #[derive(Debug)]
 pub struct SimMemory {
-    device: Shared,
+    device: SharedDevice,
     /// Everything but copies beside it: in order, one at a time.
     serial: VecDeque<Operation>,
-    first: First,
+    head: HeadState,
     /// Fetches and write-backs behind an operation that names something of theirs.
-    parked: Parked,
+    deferred: DeferredCopies,
     /// The engine acknowledges no transaction.
     held: bool,
 }
@@ -37,58 +37,65 @@ struct Operation {
 
 /// How far the first operation is.
 #[derive(Clone, Copy, Debug)]
-enum First {
+enum HeadState {
     /// There is none.
     None,
     /// It takes so long.
-    Takes(Passage),
+    Timed(LinkTransfer),
     /// It ends when it has crossed the link.
-    Crosses,
+    OnLink,
 }
 
 impl SimMemory {
     /// Memory of `device`.
-    pub fn new(device: Shared) -> Self {
-        let (serial, first) = (VecDeque::new(), First::None);
-        SimMemory { device, serial, first, parked: Parked::default(), held: false }
+    pub fn new(device: SharedDevice) -> Self {
+        let (serial, first) = (VecDeque::new(), HeadState::None);
+        SimMemory { device, serial, head: first, deferred: DeferredCopies::default(), held: false }
     }
 
     /// While held, the engine acknowledges no transaction, and nothing after it takes effect.
     pub fn hold_engine(&mut self, now: Nanos, held: bool) {
         self.held = held;
-        if let First::Takes(first) = &mut self.first {
+        if let HeadState::Timed(first) = &mut self.head {
             first.ends = now.max(first.ends);
         }
     }
 
     /// The first operation begins at `from`, or when it was ordered. Whoever waits for a later one waits for it too.
-    fn begin_first(&mut self, from: Nanos) {
+    fn start_head(&mut self, from: Nanos) {
         let mut device = self.device.borrow_mut();
-        device.cross(None);
+        device.set_swap_transfer(None);
         let Some(Operation { ordered, id, work, .. }) = self.serial.front() else {
-            self.first = First::None;
+            self.head = HeadState::None;
             return;
         };
         let since = from.max(*ordered);
         let way = match work {
-            Work::SwapOut(_) => Way::Out,
-            Work::SwapIn(_) => Way::In,
+            Work::SwapOut(_) => Direction::Out,
+            Work::SwapIn(_) => Direction::In,
             _ => {
                 let ns = device.profile.reback_ns;
-                self.first = First::Takes(Passage { ends: since.plus(ns), ns });
+                self.head = HeadState::Timed(LinkTransfer { ends: since.plus(ns), ns });
                 return;
             }
         };
-        let (bytes, due) = (device.passing_bytes(work), self.serial.iter().filter_map(|one| one.due).min());
-        device.cross(Some(Crossing { id: *id, way, bytes, due, since, passage: None }));
-        self.first = First::Crosses;
+        let (bytes, due) = (device.link_bytes(work), self.serial.iter().filter_map(|one| one.due).min());
+        device.set_swap_transfer(Some(SwapTransfer {
+            id: *id,
+            direction: way,
+            bytes,
+            due,
+            since,
+            transfer: None,
+        }));
+        self.head = HeadState::OnLink;
     }
 
-    fn passage(&self) -> Option<Passage> {
-        match self.first {
-            First::None => None,
-            First::Takes(passage) => Some(passage),
-            First::Crosses => self.device.borrow().crossed(),
+    fn current_transfer(&self) -> Option<LinkTransfer> {
+        match self.head {
+            HeadState::None => None,
+            HeadState::Timed(passage) => Some(passage),
+            HeadState::OnLink => self.device.borrow().current_swap_transfer(),
         }
     }
 
@@ -97,7 +104,7 @@ impl SimMemory {
     }
 
     /// The device.
-    pub fn device(&self) -> Shared {
+    pub fn device(&self) -> SharedDevice {
         self.device.clone()
     }
 }
@@ -109,19 +116,20 @@ impl Memory for SimMemory {
         match action.work {
             Work::Fill(fill) => device.queue_fill((action.id, action.due), fill),
             Work::DropFills => {
-                self.parked.drop_fetches(&mut device);
+                self.deferred.drop_fetches(&mut device);
                 device.drop_fills(action.id);
             }
             work @ (Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_)) => {
-                let behind = self.serial.iter().rev().find(|earlier| parked::meet(&earlier.work, &work));
+                let behind =
+                    self.serial.iter().rev().find(|earlier| deferred_ops::overlaps(&earlier.work, &work));
                 let copy = (action.id, action.due);
-                self.parked.submit(copy, work, behind.map(|earlier| earlier.id), &mut device);
+                self.deferred.submit(copy, work, behind.map(|earlier| earlier.id), &mut device);
             }
             work => {
                 drop(device);
                 self.serial.push_back(Operation { ordered: now, id: action.id, work, due: action.due });
-                if matches!(self.first, First::None) {
-                    self.begin_first(now);
+                if matches!(self.head, HeadState::None) {
+                    self.start_head(now);
                 }
             }
         }
@@ -129,28 +137,29 @@ impl Memory for SimMemory {
 
     fn poll(&mut self, now: Nanos) -> Option<Completion> {
         self.device.borrow_mut().advance(now);
-        let completed = self.device.borrow_mut().completed.pop_front();
+        let completed = self.device.borrow_mut().completions.pop_front();
         if completed.is_some() {
             return completed;
         }
-        let Passage { ends, ns } = self.passage().filter(|first| first.ends <= now && !self.is_held())?;
+        let LinkTransfer { ends, ns } =
+            self.current_transfer().filter(|first| first.ends <= now && !self.is_held())?;
         let Operation { id, work, .. } = self.serial.pop_front()?;
         let mut device = self.device.borrow_mut();
-        let bytes = device.passing_bytes(&work);
-        let outcome = device.carry_out(work);
-        self.parked.release(id, &mut device);
+        let bytes = device.link_bytes(&work);
+        let outcome = device.execute(work);
+        self.deferred.release(id, &mut device);
         drop(device);
-        self.begin_first(ends);
+        self.start_head(ends);
         Some(match outcome {
-            Ok(()) => done(id, bytes, ns),
+            Ok(()) => completion(id, bytes, ns),
             Err(failure) => Completion { id, outcome: Outcome::Failed(failure) },
         })
     }
 
     fn next_due(&self) -> Option<Nanos> {
-        let serial = self.passage().filter(|_| !self.is_held()).map(|first| first.ends);
+        let serial = self.current_transfer().filter(|_| !self.is_held()).map(|first| first.ends);
         let device = self.device.borrow();
-        let completed = (!device.completed.is_empty()).then(|| device.clock());
+        let completed = (!device.completions.is_empty()).then(|| device.clock());
         [serial, completed, device.next_due()].into_iter().flatten().min()
     }
 
@@ -162,14 +171,14 @@ impl Memory for SimMemory {
 
 impl Device {
     /// Bytes that an operation copies over the link.
-    fn passing_bytes(&self, work: &Work) -> u64 {
+    fn link_bytes(&self, work: &Work) -> u64 {
         match work {
             Work::SwapOut(swaps) | Work::SwapIn(swaps) => swaps.len() as u64 * self.geometry.block_bytes,
             _ => 0,
         }
     }
 
-    fn carry_out(&mut self, work: Work) -> Result<(), Failure> {
+    fn execute(&mut self, work: Work) -> Result<(), Failure> {
         self.count(&work)?;
         match work {
             Work::Create(chunks) | Work::Accept { chunks, .. } => self.create(&chunks),
@@ -190,7 +199,7 @@ impl Device {
         let fails = matches!(work, Work::Create(_) | Work::Accept { .. })
             && self.rng.chance(self.faults.create_fails_permille);
         let quota = self.quota.clone();
-        let count = |work| quota.as_ref().map_or(Ok(()), |quota| quota.count(work));
+        let count = |work| quota.as_ref().map_or(Ok(()), |quota| quota.apply(work));
         match work {
             Work::Create(chunks) => {
                 self.creatable(chunks)?;
@@ -201,7 +210,7 @@ impl Device {
                 let possible = self.creatable(chunks);
                 if fails || possible.is_err() {
                     // The bytes are this tenant's from now on, and no chunk is made of them.
-                    quota.inspect(|quota| quota.give_up(chunks.len() as u32));
+                    quota.inspect(|quota| quota.release_uncreated(chunks.len() as u32));
                     return Err(Failure::OutOfMemory);
                 }
                 Ok(())
@@ -224,7 +233,7 @@ impl Device {
     }
 
     fn releasable(&self, chunks: &[ChunkId]) -> Result<(), Failure> {
-        let copied = self.copied();
+        let copied = self.copying_chunks();
         let bound =
             |c: &ChunkId| !self.chunks.contains_key(c) || self.mapped.contains_key(c) || copied.contains(c);
         if chunks.iter().any(bound) { Err(Failure::Refused) } else { Ok(()) }
@@ -243,7 +252,7 @@ impl Device {
         if self.rng.chance(self.faults.refused_permille) {
             return Err(Failure::Refused);
         }
-        let copied = self.copied();
+        let copied = self.copying_chunks();
         if transaction.handed_over.iter().any(|c| !self.chunks.contains_key(c) || copied.contains(c)) {
             return Err(Failure::Refused);
         }
@@ -254,10 +263,10 @@ impl Device {
             return Err(Failure::Refused);
         }
         let ops = self.kept(&transaction.ops);
-        let made = ops.iter().take_while(|op| self.change(**op)).count();
+        let made = ops.iter().take_while(|op| self.apply_op(**op)).count();
         let owned = self.faults.keep_unmapped || ops.iter().all(|op| self.has_one_owner(op));
         if made < ops.len() || !owned {
-            ops[..made].iter().rev().for_each(|op| self.change_back(*op));
+            ops[..made].iter().rev().for_each(|op| self.revert_op(*op));
             return Err(Failure::Refused);
         }
         if self.detail == Detail::Fingerprints {
@@ -281,7 +290,7 @@ impl Device {
     }
 
     /// False, and nothing changed, when the operation contradicts the table.
-    fn change(&mut self, op: Reback) -> bool {
+    fn apply_op(&mut self, op: Reback) -> bool {
         match op {
             Reback::Unmap(address, chunk) => {
                 let fits = self.table.get(&address) == Some(&chunk);
@@ -300,7 +309,7 @@ impl Device {
         }
     }
 
-    fn change_back(&mut self, op: Reback) {
+    fn revert_op(&mut self, op: Reback) {
         match op {
             Reback::Unmap(address, chunk) => self.map(address, chunk),
             Reback::Map(address, chunk) => self.unmap(address, chunk),
@@ -329,7 +338,7 @@ impl Device {
         let backed = |block: BlockId, chunk| {
             self.table.get(&Address::Kv(FrameId(block.0 / per_chunk))) == Some(&chunk)
         };
-        let (fetched, taken) = (self.taken(Use::Read), self.taken(Use::Write));
+        let (fetched, taken) = (self.busy_blocks(BlockAccess::Read), self.busy_blocks(BlockAccess::Write));
         let fits = |one: &BlockMove| {
             let free = !fetched.contains(&(one.from_chunk, one.from.0 % per_chunk))
                 && !taken.contains(&(one.to_chunk, one.to.0 % per_chunk));

@@ -13,14 +13,14 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub const fn word(&mut self) -> u64 {
+    pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
     /// A number below `bound` (> 0). The bias of the modulus is below 2^-32 for the bounds used here.
     pub const fn below(&mut self, bound: u64) -> u64 {
-        self.word() % bound
+        self.next_u64() % bound
     }
 
     /// A number in `low..=high`.
@@ -42,6 +42,6 @@ pub const fn mix(word: u64) -> u64 {
 }
 
 /// A fingerprint of two.
-pub const fn join(a: u64, b: u64) -> u64 {
+pub const fn combine(a: u64, b: u64) -> u64 {
     mix(a ^ mix(b.wrapping_add(0x9e37_79b9_7f4a_7c15)))
 }

@@ -9,20 +9,20 @@ use sluice_policy::peers::time_slice::TurnOrder;
 use sluice_policy::tunables::Tuned;
 
 use crate::device::Detail;
-use crate::gpu::mail::Roads;
+use crate::gpu::network::LinkDelays;
 use crate::gpu::{Gpu, GpuSetup, Sharing};
 use crate::profiles::cost::Launch;
 use crate::profiles::hardware::Hardware;
 use crate::profiles::model::Model;
-use crate::workload::{Coming, request};
-pub use measure::{Served, Slo};
+use crate::workload::{Arrival, request};
+pub use measure::{ServeStats, Slo};
 
 /// Ten days of virtual time: no load lasts so long.
 const LIMIT: Nanos = Nanos(864_000_000_000_000);
 
 /// A model and the memory that is its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TenantModel {
     /// The model.
     pub model: Model,
     /// Its share of the GPU's memory, permille.
@@ -31,7 +31,7 @@ pub struct Place {
 
 /// What a run sets beside the name of the policy; everything else is production's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tuning {
+pub struct ServeOptions {
     /// KV that each tenant holds on the device at most, bytes; as much as there is when left out.
     pub kv_bytes: Option<u64>,
     /// Host memory for KV of each tenant, bytes; equal parts of what the machine has beside all weights when left out.
@@ -44,11 +44,11 @@ pub struct Tuning {
 
 /// What serves a load.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct ServeConfig {
     /// The machine.
     pub hardware: Hardware,
     /// Its tenants.
-    pub places: Vec<Place>,
+    pub tenants: Vec<TenantModel>,
     /// How they share it.
     pub sharing: Sharing,
     /// By which policy.
@@ -66,7 +66,7 @@ pub struct Case {
     /// What a good answer is.
     pub slo: Slo,
     /// What else is set.
-    pub tuning: Tuning,
+    pub options: ServeOptions,
     /// Numbers of the policy that are not its defaults.
     pub tunables: Tuned,
     /// Of letters and prompts.
@@ -78,13 +78,18 @@ pub const fn round_robin(quantum: sluice_policy::peers::time_slice::Quantum) -> 
     Sharing::Temporal { quantum, order: TurnOrder::RoundRobin }
 }
 
-impl Case {
+impl ServeConfig {
     /// These tenants with everything else as it usually is: captured graphs, chunks of 16 MiB, 64 sequences at once, no shared
     /// prefixes, seed 1.
-    pub fn new(hardware: Hardware, places: Vec<Place>, sharing: Sharing, policy: PolicyName) -> Case {
-        Case {
+    pub fn new(
+        hardware: Hardware,
+        tenants: Vec<TenantModel>,
+        sharing: Sharing,
+        policy: PolicyName,
+    ) -> ServeConfig {
+        ServeConfig {
             hardware,
-            places,
+            tenants,
             sharing,
             policy,
             launch: Launch::Graph,
@@ -93,7 +98,7 @@ impl Case {
             prefix_caching: false,
             rule: sluice_policy::peers::victim::VictimRule::default(),
             slo: Slo::default(),
-            tuning: Tuning::default(),
+            options: ServeOptions::default(),
             tunables: Tuned::default(),
             seed: 1,
         }
@@ -101,15 +106,15 @@ impl Case {
 
     /// Host memory for KV of each tenant, bytes.
     pub fn host_kv_bytes(&self) -> u64 {
-        let weights: u64 = self.places.iter().map(|place| place.model.weight_bytes()).sum();
+        let weights: u64 = self.tenants.iter().map(|place| place.model.weight_bytes()).sum();
         let rest = self.hardware.host_bytes.saturating_sub(weights);
-        self.tuning.host_kv_bytes.unwrap_or(rest / self.places.len().max(1) as u64)
+        self.options.host_kv_bytes.unwrap_or(rest / self.tenants.len().max(1) as u64)
     }
 }
 
 /// Places of these models with shares in proportion to what `shares_permille` says, or, where that is empty, with everybody's
 /// weights and equal parts of the rest.
-pub fn places(hardware: &Hardware, models: &[Model], shares_permille: &[u32]) -> Vec<Place> {
+pub fn tenant_models(hardware: &Hardware, models: &[Model], shares_permille: &[u32]) -> Vec<TenantModel> {
     let weights: u64 = models.iter().map(Model::weight_bytes).sum();
     let rest = hardware.memory_bytes.saturating_sub(weights) / models.len().max(1) as u64;
     let equal = |model: &Model| ((model.weight_bytes() + rest) * 1000 / hardware.memory_bytes) as u32;
@@ -117,7 +122,7 @@ pub fn places(hardware: &Hardware, models: &[Model], shares_permille: &[u32]) ->
     models
         .iter()
         .enumerate()
-        .map(|(at, model)| Place { model: *model, share_permille: share(at, model) })
+        .map(|(at, model)| TenantModel { model: *model, share_permille: share(at, model) })
         .collect()
 }
 
@@ -125,14 +130,18 @@ pub fn places(hardware: &Hardware, models: &[Model], shares_permille: &[u32]) ->
 ///
 /// # Errors
 /// Which tenant the policy refuses, and why; or that requests wait for ever.
-pub fn serve(case: &Case, load: &[Coming], progress: &mut dyn FnMut(u64)) -> Result<Served, String> {
+pub fn serve(
+    case: &ServeConfig,
+    load: &[Arrival],
+    progress: &mut dyn FnMut(u64),
+) -> Result<ServeStats, String> {
     let mut gpu = start(case)?;
-    let begin = settle(&mut gpu)?;
-    let loaded_bytes = gpu.machine.borrow().passed_bytes();
+    let begin = run_until_loaded(&mut gpu)?;
+    let loaded_bytes = gpu.machine.borrow().transferred_bytes();
     for (id, coming) in (1..).zip(load) {
-        let vocab = case.places[coming.tenant].model.vocab as u32;
-        let request = request(id, coming.lengths, vocab, case.seed, !case.tuning.unpaced);
-        gpu.arrives(coming.tenant, begin.plus(coming.at_ns), request);
+        let vocab = case.tenants[coming.tenant].model.vocab as u32;
+        let request = request(id, coming.lengths, vocab, case.seed, !case.options.unpaced);
+        gpu.submit_at(coming.tenant, begin.plus(coming.at_ns), request);
     }
     let mut ticks = 0_u64;
     while !gpu.is_done() {
@@ -141,24 +150,24 @@ pub fn serve(case: &Case, load: &[Coming], progress: &mut dyn FnMut(u64)) -> Res
         }
         ticks += 1;
         if ticks.is_multiple_of(4096) {
-            progress(ended(&gpu));
+            progress(ended_requests(&gpu));
         }
     }
-    progress(ended(&gpu));
+    progress(ended_requests(&gpu));
     Ok(measure::measure(case, &gpu, begin, loaded_bytes))
 }
 
-fn ended(gpu: &Gpu) -> u64 {
-    gpu.seats.iter().map(|seat| (seat.fates.len() - seat.open()) as u64).sum()
+fn ended_requests(gpu: &Gpu) -> u64 {
+    gpu.tenants.iter().map(|seat| (seat.outcomes.len() - seat.open()) as u64).sum()
 }
 
-fn start(case: &Case) -> Result<Gpu, String> {
+fn start(case: &ServeConfig) -> Result<Gpu, String> {
     let setup = GpuSetup {
         sharing: case.sharing,
         capacity_chunks: tenants::capacity_chunks(case),
-        roads: Roads::default(),
+        link_delays: LinkDelays::default(),
         detail: Detail::Times,
-        rebirth_ns: 0,
+        restart_ns: 0,
         recorded: false,
         seed: case.seed,
     };
@@ -167,9 +176,9 @@ fn start(case: &Case) -> Result<Gpu, String> {
 }
 
 /// Until everybody is loaded; the load begins then.
-fn settle(gpu: &mut Gpu) -> Result<Nanos, String> {
+fn run_until_loaded(gpu: &mut Gpu) -> Result<Nanos, String> {
     let loaded = |gpu: &Gpu| {
-        let mut lives = gpu.seats.iter().filter_map(|seat| seat.life.as_ref());
+        let mut lives = gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());
         lives.all(|life| life.driver.core().is_idle())
     };
     while !loaded(gpu) {

@@ -5,8 +5,8 @@
 //! the tokens that it gets when its tenant is alone, and every pool has to go back to what it was before the load.
 
 mod check;
+mod faults;
 mod options;
-mod troubles;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,20 +19,20 @@ use sluice_scheduler::Request;
 
 use crate::gpu::Gpu;
 use crate::rng::Rng;
+pub use faults::{Fault, PlantedBug};
 pub use options::Options;
-pub use troubles::{Plant, Trouble};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Time for tenants to load, and after the load for everything to go home, nanoseconds.
-const CALM_NS: u64 = 600 * SECOND_NS;
+const SETTLE_NS: u64 = 600 * SECOND_NS;
 /// More moments than any seed has that ends: where orders follow each other for ever, virtual time passes slowly.
-const MOST_MOMENTS: u64 = 5_000_000;
+const MAX_TICKS: u64 = 5_000_000;
 
 /// A requirement that did not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("seed {seed}, at {at_ns} ns: {what}")]
-pub struct Broken {
+pub struct SeedFailure {
     /// Of which seed.
     pub seed: u64,
     /// When, virtual time.
@@ -43,7 +43,7 @@ pub struct Broken {
 
 /// What happened in a seed that held, or in many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct SoakStats {
     /// Seeds.
     pub seeds: u64,
     /// Requests that ended with all their tokens.
@@ -53,7 +53,7 @@ pub struct Tally {
     /// Requests that failed because a backend kept failing.
     pub failed: u64,
     /// Troubles that happened.
-    pub troubles: u64,
+    pub faults: u64,
     /// Loans that were seen.
     pub loans: u64,
     /// Layers that gave their memory away.
@@ -63,7 +63,7 @@ pub struct Tally {
     /// Requests that lost their memory.
     pub preemptions: u64,
     /// Shares that fell below what was held.
-    pub falls: u64,
+    pub share_reductions: u64,
     /// Requests that waited with their KV.
     pub pauses: u64,
     /// Plans that were carried out.
@@ -80,21 +80,21 @@ pub struct Tally {
     pub decisions: u64,
 }
 
-impl Tally {
+impl SoakStats {
     /// Both together.
     #[must_use]
-    pub fn plus(self, other: Tally) -> Tally {
-        Tally {
+    pub fn plus(self, other: SoakStats) -> SoakStats {
+        SoakStats {
             seeds: self.seeds + other.seeds,
             answered: self.answered + other.answered,
             cut_short: self.cut_short + other.cut_short,
             failed: self.failed + other.failed,
-            troubles: self.troubles + other.troubles,
+            faults: self.faults + other.faults,
             loans: self.loans + other.loans,
             remapped_layers: self.remapped_layers + other.remapped_layers,
             inflations: self.inflations + other.inflations,
             preemptions: self.preemptions + other.preemptions,
-            falls: self.falls + other.falls,
+            share_reductions: self.share_reductions + other.share_reductions,
             pauses: self.pauses + other.pauses,
             plans: self.plans + other.plans,
             joins: self.joins + other.joins,
@@ -110,7 +110,7 @@ impl Tally {
 ///
 /// # Errors
 /// The first requirement that did not hold, a broken invariant of the production code included.
-pub fn run(seed: u64, plant: Option<Plant>) -> Result<Tally, Broken> {
+pub fn run(seed: u64, plant: Option<PlantedBug>) -> Result<SoakStats, SeedFailure> {
     run_with(seed, plant, false)
 }
 
@@ -118,24 +118,24 @@ pub fn run(seed: u64, plant: Option<Plant>) -> Result<Tally, Broken> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_recorded(seed: u64, plant: Option<Plant>) -> Result<Tally, Broken> {
+pub fn run_recorded(seed: u64, plant: Option<PlantedBug>) -> Result<SoakStats, SeedFailure> {
     run_with(seed, plant, true)
 }
 
-fn run_with(seed: u64, plant: Option<Plant>, recorded: bool) -> Result<Tally, Broken> {
+fn run_with(seed: u64, plant: Option<PlantedBug>, recorded: bool) -> Result<SoakStats, SeedFailure> {
     let at = Rc::new(Cell::new(Nanos(0)));
     let done = catch_unwind(AssertUnwindSafe(|| {
         let mut soak = Soak::new(seed, plant, recorded, at.clone())?;
-        soak.run().map(|()| soak.tally)
+        soak.run().map(|()| soak.stats)
     }));
     let told = match done {
         Ok(done) => done,
-        Err(panic) => Err(words_of(&*panic)),
+        Err(panic) => Err(panic_message(&*panic)),
     };
-    told.map_err(|what| Broken { seed, at_ns: at.get().0, what })
+    told.map_err(|what| SeedFailure { seed, at_ns: at.get().0, what })
 }
 
-fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     format!("an invariant is broken: {}", text.unwrap_or("a panic without words"))
@@ -145,137 +145,143 @@ fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
 struct Soak {
     gpu: Gpu,
     options: Options,
-    plant: Option<Plant>,
+    planted_bug: Option<PlantedBug>,
     /// The requests of each tenant.
     loads: Vec<Vec<(u64, Request)>>,
     /// Chunks of each tenant before the load.
     baseline: Vec<u32>,
     borrowed_before: u32,
-    tally: Tally,
+    stats: SoakStats,
     /// Where it is, for whoever catches a panic.
     at: Rc<Cell<Nanos>>,
     /// Moments so far.
-    moments: u64,
+    ticks: u64,
 }
 
 impl Soak {
-    fn new(seed: u64, plant: Option<Plant>, recorded: bool, at: Rc<Cell<Nanos>>) -> Result<Soak, String> {
+    fn new(
+        seed: u64,
+        plant: Option<PlantedBug>,
+        recorded: bool,
+        at: Rc<Cell<Nanos>>,
+    ) -> Result<Soak, String> {
         let mut rng = Rng::new(seed);
         let mut options = Options::draw(&mut rng);
-        options.add_deals(seed);
+        options.add_share_changes(seed);
         options.add_objectives(seed);
-        options.add_crowds(seed);
+        options.add_bursts(seed);
         options.recorded |= recorded;
         let loads = options.loads(&mut rng);
-        let gpu = options.gpu(rng.word()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;
-        let tally = Tally { seeds: 1, ..Tally::default() };
+        let gpu = options.gpu(rng.next_u64()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;
+        let tally = SoakStats { seeds: 1, ..SoakStats::default() };
         Ok(Soak {
             gpu,
             options,
-            plant,
+            planted_bug: plant,
             loads,
             baseline: Vec::new(),
             borrowed_before: 0,
-            tally,
+            stats: tally,
             at,
-            moments: 0,
+            ticks: 0,
         })
     }
 
     fn run(&mut self) -> Result<(), String> {
         self.wait_for("tenants load", check::all_loaded)?;
         self.baseline = check::chunks(&self.gpu);
-        self.suffer()?;
-        self.calm_down();
+        self.run_faults()?;
+        self.end_faults();
         self.wait_for("every request ends", Gpu::is_done)?;
         self.wake_all();
         let baseline = self.baseline.clone();
-        self.wait_for("pools go back to what they were", |gpu| check::is_home(gpu, &baseline))?;
-        check::tokens(&self.gpu, &self.options, &self.loads, &mut self.tally)?;
-        self.tally.falls = self.gpu.falls();
+        self.wait_for("pools go back to what they were", |gpu| check::is_at_baseline(gpu, &baseline))?;
+        check::tokens(&self.gpu, &self.options, &self.loads, &mut self.stats)?;
+        self.stats.share_reductions = self.gpu.share_reductions();
         let counted = |reason| check::counted(&self.gpu, reason);
-        let tally = &mut self.tally;
+        let tally = &mut self.stats;
         (tally.inflations, tally.plans) = (counted(Reason::Inflate), counted(Reason::Plan));
         (tally.pauses, tally.joins) = (counted(Reason::Pause), counted(Reason::Join));
         (tally.fetches, tally.write_backs) = (counted(Reason::Fetch), counted(Reason::WriteBack));
-        (self.tally.replayed, self.tally.decisions) = check::journals(&self.gpu)?;
-        for seat in &self.gpu.seats {
-            self.tally.remapped_layers += seat.tally.remapped_layers;
-            self.tally.preemptions += seat.tally.preemptions;
+        (self.stats.replayed, self.stats.decisions) = check::journals(&self.gpu)?;
+        for seat in &self.gpu.tenants {
+            self.stats.remapped_layers += seat.stats.remapped_layers;
+            self.stats.preemptions += seat.stats.preemptions;
         }
         Ok(())
     }
 
     /// The load, and troubles beside it.
-    fn suffer(&mut self) -> Result<(), String> {
+    fn run_faults(&mut self) -> Result<(), String> {
         let begin = self.gpu.now();
         for (tenant, load) in self.loads.iter().enumerate() {
-            load.iter().for_each(|(at, request)| self.gpu.arrives(tenant, begin.plus(*at), request.clone()));
+            load.iter()
+                .for_each(|(at, request)| self.gpu.submit_at(tenant, begin.plus(*at), request.clone()));
         }
-        troubles::begin(&mut self.gpu, &self.options, self.plant);
-        for (after_ns, trouble) in self.options.troubles.clone() {
+        faults::begin(&mut self.gpu, &self.options, self.planted_bug);
+        for (after_ns, trouble) in self.options.fault_schedule.clone() {
             self.run_until(begin.plus(after_ns))?;
-            self.tally.troubles += 1;
-            troubles::happen(&mut self.gpu, &trouble);
+            self.stats.faults += 1;
+            faults::inject(&mut self.gpu, &trouble);
         }
         self.run_until(begin.plus(self.options.span_ns))
     }
 
     fn run_until(&mut self, limit: Nanos) -> Result<(), String> {
         while self.gpu.tick(limit) {
-            self.look()?;
+            self.check_tick()?;
         }
         self.gpu.run_until(limit);
         Ok(())
     }
 
     /// After every moment.
-    fn look(&mut self) -> Result<(), String> {
+    fn check_tick(&mut self) -> Result<(), String> {
         self.at.set(self.gpu.now());
-        self.moments += 1;
-        if self.moments > MOST_MOMENTS {
+        self.ticks += 1;
+        if self.ticks > MAX_TICKS {
             return Err(format!(
-                "{MOST_MOMENTS} moments are not enough: {}; {:?}",
+                "{MAX_TICKS} moments are not enough: {}; {:?}",
                 check::state(&self.gpu),
                 self.options
             ));
         }
         check::bytes(&self.gpu)?;
         let borrowed = check::borrowed(&self.gpu);
-        self.tally.loans += u64::from(borrowed > self.borrowed_before);
+        self.stats.loans += u64::from(borrowed > self.borrowed_before);
         self.borrowed_before = borrowed;
         Ok(())
     }
 
     /// What began to go to the host while the way was slow is on its way until so long after, nanoseconds.
     fn slow_ns(&self) -> u64 {
-        let slow = self.options.troubles.iter().any(|(_, trouble)| *trouble == Trouble::SlowOut);
+        let slow = self.options.fault_schedule.iter().any(|(_, trouble)| *trouble == Fault::SlowHostLink);
         // One copy in many takes ten times as long besides.
         let bytes = self.options.host_kv_bytes * self.options.tenants as u64 * 10;
-        if slow { bytes * SECOND_NS / troubles::SLOW_BYTES_PER_SECOND } else { 0 }
+        if slow { bytes * SECOND_NS / faults::SLOW_BYTES_PER_SECOND } else { 0 }
     }
 
     fn wait_for(&mut self, what: &str, so: impl Fn(&Gpu) -> bool) -> Result<(), String> {
-        let limit = self.gpu.now().plus(CALM_NS + self.slow_ns());
+        let limit = self.gpu.now().plus(SETTLE_NS + self.slow_ns());
         while !so(&self.gpu) {
             if !self.gpu.tick(limit) {
                 let (state, baseline, options) = (check::state(&self.gpu), &self.baseline, &self.options);
                 return Err(format!("it never comes that {what}: {state}; before {baseline:?}; {options:?}"));
             }
-            self.look()?;
+            self.check_tick()?;
         }
         Ok(())
     }
 
     /// Nothing more goes wrong; who sleeps is woken, and whose backend failed for good starts anew.
-    fn calm_down(&mut self) {
-        troubles::end(&mut self.gpu, &self.options);
+    fn end_faults(&mut self) {
+        faults::end(&mut self.gpu, &self.options);
         self.wake_all();
     }
 
     fn wake_all(&mut self) {
-        for at in 0..self.gpu.seats.len() {
-            troubles::happen(&mut self.gpu, &Trouble::Sleep(at, sluice_scheduler::Sleep::WakeUp));
+        for at in 0..self.gpu.tenants.len() {
+            faults::inject(&mut self.gpu, &Fault::Sleep(at, sluice_scheduler::Sleep::WakeUp));
         }
     }
 }

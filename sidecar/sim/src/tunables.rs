@@ -26,15 +26,15 @@ pub fn lines() -> Vec<String> {
         &memory_manager::CONSTANTS[..],
         &loan_negotiator::CONSTANTS,
         &sluice_scheduler::CONSTANTS,
-        &OF_PAPERS,
+        &PAPER_VALUES,
     ];
-    let told = |(name, value): &(&str, u64)| format!("{name} {value}");
-    let group = |constants: &[(&str, u64)]| constants.iter().map(told).collect::<Vec<_>>().join(" ");
+    let entry = |(name, value): &(&str, u64)| format!("{name} {value}");
+    let group = |constants: &[(&str, u64)]| constants.iter().map(entry).collect::<Vec<_>>().join(" ");
     PolicyName::ALL.into_iter().map(of).chain(constants.into_iter().map(group)).collect()
 }
 
 /// Constants of the papers' mechanisms.
-const OF_PAPERS: [(&str, u64); 5] = [
+const PAPER_VALUES: [(&str, u64); 5] = [
     ("ewma_weight_permille", ewma::DEFAULT_WEIGHT_PERMILLE as u64),
     ("ellm_window", ellm::buffer::WINDOW as u64),
     ("ellm_violations", ellm::buffer::VIOLATIONS as u64),
@@ -54,7 +54,7 @@ fn of(lines: &[String]) -> u64 {
 }
 
 /// The digest as it is printed, and whether it is the one that was committed.
-pub fn told() -> String {
+pub fn summary() -> String {
     let committed = if digest() == COMMITTED { "as committed" } else { "NOT those that were committed" };
     format!("{:016x}, {committed}", digest())
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tunables_are_those_that_were_committed() {
+    fn tunables_match_committed_digest() {
         assert_eq!(
             format!("{:016x}", digest()),
             format!("{COMMITTED:016x}"),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_and_every_constant_counts() {
+    fn every_policy_and_constant_changes_digest() {
         let lines = lines();
         assert_eq!(lines.len(), PolicyName::ALL.len() + 4);
         for at in 0..lines.len() {

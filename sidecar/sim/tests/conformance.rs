@@ -6,24 +6,24 @@ use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
 use sluice_ports::Memory;
-use sluice_ports::conformance::{Body, SlabPart, a_chunk_of_two_owners_is_refused, run_all};
-use sluice_sim::device::{Content, Shared};
+use sluice_ports::conformance::{Backend, SlabChunk, chunk_with_two_owners_is_refused, run_all};
+use sluice_sim::device::{Content, SharedDevice};
 use sluice_sim::{Device, Profile, SimMemory};
 
 /// A careless one lets chunks have two owners.
-struct SimBody<const CARELESS: bool> {
+struct SimBackend<const CARELESS: bool> {
     memory: SimMemory,
-    device: Shared,
+    device: SharedDevice,
     now: Nanos,
 }
 
-impl<const CARELESS: bool> Body for SimBody<CARELESS> {
+impl<const CARELESS: bool> Backend for SimBackend<CARELESS> {
     type Memory = SimMemory;
 
     fn start(geometry: &Geometry, host_blocks: u32) -> Self {
         let device = Device::with_host_tier(geometry.clone(), Profile::default(), 1, host_blocks);
         device.borrow_mut().faults.keep_unmapped = CARELESS;
-        SimBody { memory: SimMemory::new(device.clone()), device, now: Nanos(0) }
+        SimBackend { memory: SimMemory::new(device.clone()), device, now: Nanos(0) }
     }
 
     fn memory(&mut self) -> &mut SimMemory {
@@ -68,9 +68,9 @@ impl<const CARELESS: bool> Body for SimBody<CARELESS> {
         }
     }
 
-    fn contents(&mut self, address: Address) -> Option<SlabPart> {
+    fn contents(&mut self, address: Address) -> Option<SlabChunk> {
         match self.device.borrow().content(address) {
-            Some(Content::Slab { layer, index, .. }) => Some(SlabPart { layer: *layer, part: *index }),
+            Some(Content::Slab { layer, index, .. }) => Some(SlabChunk { layer: *layer, chunk: *index }),
             _ => None,
         }
     }
@@ -88,13 +88,13 @@ impl<const CARELESS: bool> Body for SimBody<CARELESS> {
 }
 
 #[test]
-fn simulated_memory_passes_the_suite_that_host_memory_passes() {
-    run_all::<SimBody<false>>();
+fn simulated_memory_passes_conformance_suite() {
+    run_all::<SimBackend<false>>();
 }
 
 #[test]
-fn a_body_that_lets_a_chunk_have_two_owners_does_not_pass() {
-    let broken = catch_unwind(a_chunk_of_two_owners_is_refused::<SimBody<true>>).expect_err("caught");
+fn backend_with_doubly_owned_chunk_fails_suite() {
+    let broken = catch_unwind(chunk_with_two_owners_is_refused::<SimBackend<true>>).expect_err("caught");
     let said = broken.downcast_ref::<String>().expect("a rule names itself");
     assert!(said.contains("a chunk of two owners is refused"), "{said}");
 }

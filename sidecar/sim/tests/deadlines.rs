@@ -8,9 +8,9 @@ use sluice_policy::params::{PolicyName, Slo};
 use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
-use sluice_sim::World;
+use sluice_sim::Simulation;
 use sluice_sim::rng::Rng;
-use sluice_sim::world::Setup;
+use sluice_sim::simulation::Setup;
 
 use crate::support::{self, LIMIT, setup};
 
@@ -36,8 +36,8 @@ fn short(slo: Slo, host_columns: u64) -> Setup {
     setup
 }
 
-fn loaded(setup: Setup) -> World {
-    let mut world = World::new(setup, None).unwrap();
+fn loaded(setup: Setup) -> Simulation {
+    let mut world = Simulation::new(setup, None).unwrap();
     assert!(world.run_until_idle(LIMIT), "it loads");
     world
 }
@@ -45,17 +45,17 @@ fn loaded(setup: Setup) -> World {
 /// When each request's tokens were made.
 type Times = BTreeMap<RequestId, Vec<Nanos>>;
 
-fn note(world: &World, times: &mut Times) {
+fn record_tokens(world: &Simulation, times: &mut Times) {
     for (id, outcome) in &world.outcomes {
         times.entry(*id).or_default().resize(outcome.tokens.len(), world.now());
     }
 }
 
-fn run(world: &mut World) -> Times {
+fn run(world: &mut Simulation) -> Times {
     let mut times = Times::new();
     while !world.driver.core().is_idle() {
         assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "every request ends");
-        note(world, &mut times);
+        record_tokens(world, &mut times);
     }
     times
 }
@@ -73,7 +73,7 @@ fn slowest_first(times: &Times) -> u64 {
     times.values().map(|tokens| tokens[0].0).max().unwrap_or(0)
 }
 
-fn served(slo: Slo, host_columns: u64, paced: bool) -> (World, Times) {
+fn served(slo: Slo, host_columns: u64, paced: bool) -> (Simulation, Times) {
     let mut world = loaded(short(slo, host_columns));
     (1..=8).for_each(|id| world.submit(request(id, paced)));
     let begun = world.now();
@@ -83,7 +83,7 @@ fn served(slo: Slo, host_columns: u64, paced: bool) -> (World, Times) {
 }
 
 #[test]
-fn who_has_tokens_in_store_makes_room_for_who_waits_and_is_back_before_they_are_read() {
+fn request_with_buffered_tokens_is_paused_and_resumes_before_they_run_out() {
     let (world, times) = served(SLO, 400, true);
     let counters = &world.driver.core().snapshot().counters;
     assert!(counters.pauses > 0, "somebody made room");
@@ -96,7 +96,7 @@ fn who_has_tokens_in_store_makes_room_for_who_waits_and_is_back_before_they_are_
 }
 
 #[test]
-fn nobody_makes_room_whose_client_has_nothing_to_read() {
+fn request_without_buffered_tokens_is_not_paused() {
     let (world, times) = served(SLO, 400, false);
     assert!(slowest_first(&times) > SLO.ttft_ns, "{} ns", slowest_first(&times));
     let pauses = world.driver.core().snapshot().counters.pauses;
@@ -104,7 +104,7 @@ fn nobody_makes_room_whose_client_has_nothing_to_read() {
 }
 
 #[test]
-fn nobody_waits_with_kv_that_has_no_place_to_go() {
+fn request_without_host_space_for_kv_is_not_paused() {
     let (world, _) = served(SLO, 0, true);
     let counters = &world.driver.core().snapshot().counters;
     assert_eq!(counters.pauses, 0);
@@ -113,7 +113,7 @@ fn nobody_waits_with_kv_that_has_no_place_to_go() {
 
 /// Where no layer may move, KV of running requests is away as far as that pays, and requests make room all the same.
 #[test]
-fn a_plan_places_kv_only_where_those_who_run_make_more_tokens_by_it() {
+fn plan_offloads_kv_only_if_running_requests_gain_tokens() {
     let placed = |link_bytes_per_second: u64| {
         let mut setup = short(SLO, 400);
         setup.params.remap_cap_permille = 0;
@@ -137,7 +137,7 @@ fn a_plan_places_kv_only_where_those_who_run_make_more_tokens_by_it() {
 
 /// More than can be in time come at once, and then others that can, one after the other.
 #[test]
-fn who_is_late_already_waits_for_who_can_still_be_in_time_but_not_for_ever() {
+fn late_request_yields_to_timely_one_for_bounded_time() {
     const BOUND_NS: u64 = 400 * MS;
     let slo = Slo { ttft_ns: 30 * MS, ..SLO };
     let mut setup = short(slo, 400);
@@ -149,7 +149,7 @@ fn who_is_late_already_waits_for_who_can_still_be_in_time_but_not_for_ever() {
     let mut came = BTreeMap::new();
     while !(1..=30).all(|id| has_one(&times, id)) {
         assert!(world.tick(LIMIT));
-        note(&world, &mut times);
+        record_tokens(&world, &mut times);
         if world.now().since(begun) > (next - 30) * 40 * MS {
             came.insert(RequestId(next), world.now());
             world.submit(Request { max_tokens: 10, ..request(next, true) });
@@ -167,7 +167,7 @@ fn who_is_late_already_waits_for_who_can_still_be_in_time_but_not_for_ever() {
 
 /// All pauses of a request together leave its client without a token for no longer than the bound, and a little.
 #[test]
-fn a_pause_is_bounded_from_when_the_store_is_empty() {
+fn pause_bound_starts_when_buffer_is_empty() {
     const BOUND_NS: u64 = 30 * MS;
     let mut setup = short(SLO, 400);
     setup.params.pause_bound_ns = BOUND_NS;
@@ -190,7 +190,7 @@ fn a_pause_is_bounded_from_when_the_store_is_empty() {
 }
 
 #[test]
-fn tokens_are_the_same_also_while_the_policy_changes() {
+fn policy_change_changes_no_token() {
     let mut pauses = 0;
     for seed in 1..=12 {
         let load = support::load(24, seed);

@@ -8,7 +8,7 @@ use sluice_policy::params::PolicyName;
 use sluice_scheduler::journal::replay;
 use sluice_sim::soak;
 
-use crate::gpu::record_neighbours;
+use crate::gpu::record_peers;
 use crate::journal::{record_directed, record_load};
 
 const COMMITTED: &str = include_str!("decisions.txt");
@@ -22,7 +22,7 @@ fn outputs(journal: &str) -> u64 {
     replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{error}")).outputs
 }
 
-fn of_journals() -> Vec<(String, u64)> {
+fn journal_digests() -> Vec<(String, u64)> {
     let mut rows = Vec::new();
     for policy in PolicyName::ALL {
         for (seed, kills) in [(3, false), (5, true)] {
@@ -34,21 +34,21 @@ fn of_journals() -> Vec<(String, u64)> {
         }
     }
     rows.push(("directives".into(), outputs(&record_directed(7, 16))));
-    for (tenant, journal) in record_neighbours(24).iter().enumerate() {
+    for (tenant, journal) in record_peers(24).iter().enumerate() {
         rows.push((format!("two tenants in turn, tenant {tenant}"), outputs(journal)));
     }
     rows
 }
 
-fn of_soak() -> Vec<(String, u64)> {
+fn soak_digests() -> Vec<(String, u64)> {
     let decisions =
         |seed| soak::run_recorded(seed, None).unwrap_or_else(|broken| panic!("{broken}")).decisions;
     SEEDS.map(|seed| (format!("soak, seed {seed}"), decisions(seed))).into()
 }
 
 #[test]
-fn decisions_are_those_that_are_committed() {
-    let rows: Vec<_> = of_journals().into_iter().chain(of_soak()).collect();
+fn decisions_match_committed_digests() {
+    let rows: Vec<_> = journal_digests().into_iter().chain(soak_digests()).collect();
     let text: String = rows.iter().map(|(what, digest)| format!("{digest:016x}  {what}\n")).collect();
     if std::env::var_os("SLUICE_WRITE_DECISIONS").is_some() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/decisions.txt");

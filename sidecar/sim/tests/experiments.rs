@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use sluice_sim::experiments::{self, Lab, Report, Row, Verdict};
-use sluice_sim::workload::Part;
+use sluice_sim::experiments::{self, ComparisonRow, ExperimentCheck, ExperimentContext, ExperimentReport};
+use sluice_sim::workload::TraceSplit;
 use sluice_sim::workload::table::Table;
 
 /// Arrivals in bursts, lengths of some hundred tokens.
@@ -11,19 +11,19 @@ fn read(_: &str) -> Result<Table, String> {
     let row = |at: u32| format!("{}.{},{},{}\n", at / 8, at % 8, 150 + at % 50 * 8, 20 + at % 7 * 30);
     let rows: String = (0..600).map(row).collect();
     let text = format!("arrival_s,context_tokens,generated_tokens\n{rows}");
-    Table::parse("made.csv", &text, Part::Shown).map_err(|error| error.to_string())
+    Table::parse("made.csv", &text, TraceSplit::Shown).map_err(|error| error.to_string())
 }
 
-fn run(name: &str, requests: usize) -> (Report, Vec<String>) {
+fn run(name: &str, requests: usize) -> (ExperimentReport, Vec<String>) {
     let told = RefCell::new(Vec::new());
     let progress = |name: &str, done: usize, of: usize| told.borrow_mut().push(format!("{done}/{of} {name}"));
-    let lab = Lab { read: &read, progress: &progress, requests, seed: 1, seeds: 2 };
-    let report = experiments::named(name).unwrap().run(&lab).unwrap();
+    let lab = ExperimentContext { read: &read, progress: &progress, requests, seed: 1, seeds: 2 };
+    let report = experiments::find(name).unwrap().run(&lab).unwrap();
     (report, told.into_inner())
 }
 
 #[test]
-fn oneiros_is_compared_with_what_the_paper_compares_and_link_classes_stand_apart() {
+fn oneiros_is_compared_with_paper_baselines_per_link_class() {
     let (report, told) = run("oneiros-c1", 24);
     let policies = ["Recompute", "Pie", "Oneiros"];
     let runs = &report.details[1..];
@@ -39,7 +39,13 @@ fn oneiros_is_compared_with_what_the_paper_compares_and_link_classes_stand_apart
     let runs = &runs[..];
     let links: Vec<_> = report.rows.iter().map(|row| row.link).collect();
     assert!(links.is_sorted() && links[0] == "C2C" && *links.last().unwrap() == "PCIe 5", "{links:?}");
-    assert!(report.rows.iter().filter(|row| row.link == "PCIe 5").all(|row| row.verdict == Verdict::Untold));
+    assert!(
+        report
+            .rows
+            .iter()
+            .filter(|row| row.link == "PCIe 5")
+            .all(|row| row.verdict == ExperimentCheck::Untold)
+    );
     assert_eq!(report.figures.len(), 3, "throughput, first token, tokens");
     for row in report.rows.iter().filter(|row| {
         row.what.ends_with("against Recompute") && !row.what.contains("memory for all") && row.link == "C2C"
@@ -49,7 +55,7 @@ fn oneiros_is_compared_with_what_the_paper_compares_and_link_classes_stand_apart
 }
 
 /// Mean change by memory for all, as [`change`].
-fn there_is(runs: &[Vec<String>], controls: &[Vec<String>], column: usize) -> f64 {
+fn available_gain(runs: &[Vec<String>], controls: &[Vec<String>], column: usize) -> f64 {
     let figure = |run: &[String]| run[column].parse::<f64>().unwrap();
     let loads = runs.chunks(3).filter(|load| load[0][0] == "C2C");
     let changes = loads.zip(controls).map(|(load, all)| 100.0 * (figure(all) / figure(&load[0]) - 1.0));
@@ -66,7 +72,7 @@ fn change(runs: &[Vec<String>], column: usize) -> f64 {
 
 /// What a row says of Oneiros is what its runs show, and its verdict is the one that the paper's range, a third of it, and
 /// what memory for all does ask for.
-fn assert_change(row: &Row, runs: &[Vec<String>], controls: &[Vec<String>]) {
+fn assert_change(row: &ComparisonRow, runs: &[Vec<String>], controls: &[Vec<String>]) {
     let told = [
         ("tokens per second, Oneiros", 4, 39.9, 86.7),
         ("P99 of the first token, Oneiros", 6, -74.8, -99.3),
@@ -74,28 +80,33 @@ fn assert_change(row: &Row, runs: &[Vec<String>], controls: &[Vec<String>]) {
     ];
     let Some((_, column, least, most)) = told.into_iter().find(|(what, ..)| row.what.starts_with(what))
     else {
-        return assert_eq!(row.verdict, Verdict::Untold, "{}: of Pie the paper tells nothing", row.what);
+        return assert_eq!(
+            row.verdict,
+            ExperimentCheck::Untold,
+            "{}: of Pie the paper tells nothing",
+            row.what
+        );
     };
     let ours: f64 = row.ours.split(' ').next().unwrap().parse().unwrap();
     // Runs are printed rounded, to a token per second and a millisecond.
     assert!((ours - change(runs, column)).abs() < 3.0, "{}: {ours} and {}", row.what, change(runs, column));
-    let there_is = there_is(runs, controls, column);
+    let there_is = available_gain(runs, controls, column);
     let share = ours / least;
     let explained = match column {
         4 => ours >= there_is.min(least) / 3.0 - 0.5,
         _ => share >= 1.0 / 3.0 || ours <= if column == 7 { 1.05 * there_is + 5.0 } else { there_is },
     };
     let expected = match share {
-        _ if share >= 1.0 && share <= most / least => Verdict::Same,
-        _ if share < 1.0 && explained => Verdict::Reasoned,
-        _ => Verdict::Differs,
+        _ if share >= 1.0 && share <= most / least => ExperimentCheck::Same,
+        _ if share < 1.0 && explained => ExperimentCheck::Reasoned,
+        _ => ExperimentCheck::Differs,
     };
     assert_eq!(row.verdict, expected, "{}: {ours}", row.what);
-    assert_eq!(row.reason.is_some(), expected == Verdict::Reasoned, "{}", row.what);
+    assert_eq!(row.reason.is_some(), expected == ExperimentCheck::Reasoned, "{}", row.what);
 }
 
 #[test]
-fn the_ladder_has_four_rungs_at_two_scales_and_repeats_itself() {
+fn ablation_has_four_steps_at_two_scales_and_is_deterministic() {
     let (report, _) = run("orbitflow-ladder", 60);
     let levels = |scale: &str| {
         let is_level = |what: &str| what.starts_with(&format!("scale {scale}:")) && !what.contains(" add");
@@ -107,10 +118,10 @@ fn the_ladder_has_four_rungs_at_two_scales_and_repeats_itself() {
 }
 
 #[test]
-fn a_file_that_is_missing_is_named() {
+fn missing_file_is_named() {
     let missing = |file: &str| Err(format!("no {file}"));
-    let lab = Lab { read: &missing, progress: &|_, _, _| {}, requests: 10, seed: 1, seeds: 2 };
-    let refused = |name| experiments::named(name).unwrap().run(&lab).unwrap_err();
+    let lab = ExperimentContext { read: &missing, progress: &|_, _, _| {}, requests: 10, seed: 1, seeds: 2 };
+    let refused = |name| experiments::find(name).unwrap().run(&lab).unwrap_err();
     assert_eq!(refused("oneiros-c2"), "no azure_llm_2023_code.csv");
     assert_eq!(refused("orbitflow-ladder"), "no sharegpt_lengths.csv");
 }
@@ -127,7 +138,7 @@ fn unified_is_compared_with_every_policy_in_every_scenario() {
 }
 
 /// A verdict is the one that the printed figure asks for.
-fn assert_required(row: &Row) {
+fn assert_required(row: &ComparisonRow) {
     let number = |text: &str| text.trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<f64>().unwrap();
     let lowest = || number(row.ours.split(['(', ' ']).nth(2).unwrap());
     let holds = match &row.what {
@@ -136,6 +147,6 @@ fn assert_required(row: &Row) {
         what if what.contains("dominated") => row.ours == "nobody",
         _ => row.ours == "0",
     };
-    let expected = if holds { Verdict::Holds } else { Verdict::Fails };
+    let expected = if holds { ExperimentCheck::Holds } else { ExperimentCheck::Fails };
     assert_eq!(row.verdict, expected, "{}: {} where {} is asked", row.what, row.ours, row.paper);
 }

@@ -2,7 +2,7 @@
 
 use sluice_policy::params::PolicyName;
 use sluice_scheduler::{Finish, Request};
-use sluice_sim::{Faults, World};
+use sluice_sim::{Faults, Simulation};
 
 use crate::support::{assert_same, expected, forced, load, run, setup};
 
@@ -11,7 +11,7 @@ fn tokens_survive_engines_that_are_killed() {
     for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
         let load = load(24, 11);
         let expected = expected(&load, 6);
-        let kill = |world: &mut World, id: u64| {
+        let kill = |world: &mut Simulation, id: u64| {
             if id.is_multiple_of(3) {
                 world.kill_engine();
             }
@@ -32,7 +32,7 @@ fn tokens_survive_kills_at_any_moment_of_a_drain_that_spans_steps() {
         // One layer-block at a boundary: chunks drain over many steps, and kills fall between them.
         setup.params.compact_budget_bytes = 12_000;
         let mut rng = sluice_sim::rng::Rng::new(seed);
-        let mut world = World::new(setup, None).unwrap();
+        let mut world = Simulation::new(setup, None).unwrap();
         load.iter().for_each(|(_, request)| world.submit(request.clone()));
         for _ in 0..30 {
             let now = world.now();
@@ -53,7 +53,7 @@ fn tokens_survive_failing_copies_and_refused_mappings() {
         let mut setup = setup(PolicyName::Oneiros, 6, 18, seed);
         setup.params.stall_allowance_permille = 1000;
         let world = {
-            let mut world = World::new(setup, None).unwrap();
+            let mut world = Simulation::new(setup, None).unwrap();
             world.run_until(sluice_policy::ids::Nanos(50_000_000));
             world.device.borrow_mut().faults = Faults {
                 copy_fails_permille: 30,
@@ -76,7 +76,7 @@ fn tokens_survive_failing_copies_and_refused_mappings() {
 fn a_row_without_any_candidate_fails_alone() {
     let load = load(8, 31);
     let expected = expected(&load, 6);
-    let mut world = World::new(setup(PolicyName::Oneiros, 6, 100, 1), None).unwrap();
+    let mut world = Simulation::new(setup(PolicyName::Oneiros, 6, 100, 1), None).unwrap();
     load.iter().for_each(|(_, request)| world.submit(request.clone()));
     world.run_until(sluice_policy::ids::Nanos(20_000_000));
     world.device.borrow_mut().faults.no_candidate = true;
@@ -107,7 +107,7 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
     for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Unified] {
         let load = load(12, 33);
         let expected = expected(&load, 6);
-        let mut world = World::new(setup(policy, 6, 14, 1), None).unwrap();
+        let mut world = Simulation::new(setup(policy, 6, 14, 1), None).unwrap();
         let vocab = setup(policy, 6, 14, 1).vocab;
         let bad = spoiled(&load);
         for (place, (_, request)) in load.iter().enumerate() {
@@ -136,11 +136,11 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
 }
 
 #[test]
-fn sequences_that_the_engine_refused_teach_no_times() {
+fn refused_sequences_do_not_update_step_times() {
     let good = load(12, 33);
     let (setup, mut worlds) = (setup(PolicyName::Oneiros, 6, 100, 1), Vec::new());
     for refused in [false, true] {
-        let mut world = World::new(setup.clone(), None).unwrap();
+        let mut world = Simulation::new(setup.clone(), None).unwrap();
         good.iter().for_each(|(_, request)| world.submit(request.clone()));
         assert!(world.run_until_idle(crate::support::LIMIT));
         for id in 100..if refused { 140 } else { 100 } {
@@ -162,9 +162,9 @@ fn sequences_that_the_engine_refused_teach_no_times() {
 }
 
 #[test]
-fn a_cancelled_request_gives_its_memory_back_within_one_step() {
+fn cancelled_request_frees_memory_within_one_step() {
     let load = load(6, 30);
-    let mut world = World::new(setup(PolicyName::Oneiros, 6, 60, 1), None).unwrap();
+    let mut world = Simulation::new(setup(PolicyName::Oneiros, 6, 60, 1), None).unwrap();
     for (_, request) in &load {
         world.submit(request.clone());
     }
@@ -186,7 +186,7 @@ fn wrong_reads(faults: Faults) -> u64 {
 fn run_planted(faults: Faults, link_bytes_per_second: u64) -> (u64, bool) {
     let mut setup = forced(setup(PolicyName::Oneiros, 6, 14, 1), 3, 1);
     setup.profile.link_bytes_per_second = link_bytes_per_second;
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     world.run_until(sluice_policy::ids::Nanos(50_000_000));
     world.device.borrow_mut().faults = faults;
     // The policy's own checks would see some of these bugs first; here the reads must show them.
@@ -198,7 +198,7 @@ fn run_planted(faults: Faults, link_bytes_per_second: u64) -> (u64, bool) {
 }
 
 #[test]
-fn a_slot_that_is_reused_too_early_over_a_fast_link_is_caught_and_hangs_nobody() {
+fn early_slot_reuse_over_fast_link_is_caught_without_hang() {
     for link in [16_000_000_000, 1_000_000_000_000] {
         let (wrong, ended) = run_planted(Faults { ignore_after: true, ..Faults::default() }, link);
         assert!(wrong > 0 && ended, "{link} bytes per second: {wrong} wrong reads, ended: {ended}");

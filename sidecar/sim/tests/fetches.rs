@@ -6,7 +6,7 @@ use sluice_policy::ids::{Generation, LayerId};
 use sluice_ports::compute::StepDone;
 use sluice_sim::Faults;
 
-use crate::tier::{Bench, swap_of};
+use crate::host_tier::{Bench, swap_of};
 
 /// 16 GB/s after a microsecond.
 const BLOCK_NS: u64 = 1_000 + 750;
@@ -29,8 +29,8 @@ fn step(faults: Faults) -> (StepDone, u64) {
     let written = bench.run(Work::WriteBack(vec![swap_of((0, 1, 1)), swap_of((1, 0, 2))]));
     assert!(matches!(written, Outcome::Done { .. }), "{written:?}");
     bench.set_faults(faults);
-    bench.order(fetch(0, 5, None, (1, 1)));
-    bench.order(fetch(1, 6, Some((0, 5)), (0, 2)));
+    bench.submit(fetch(0, 5, None, (1, 1)));
+    bench.submit(fetch(1, 6, Some((0, 5)), (0, 2)));
     let named = vec![(LayerId(0), Generation(5)), (LayerId(1), Generation(6))];
     let done = bench.step_of(16, vec![7], &[(0, [6, 6]), (1, [7, 8])], named);
     (done, bench.compute.wrong_reads())
@@ -53,7 +53,7 @@ fn layers_that_share_a_buffer_read_their_own_and_wait_for_it() {
 }
 
 #[test]
-fn every_planted_mistake_about_fetched_kv_shows() {
+fn every_planted_kv_fetch_bug_is_detected() {
     let planted = [
         Faults { ignore_after: true, ..Faults::default() },
         Faults { publish_early: true, ..Faults::default() },
@@ -66,7 +66,7 @@ fn every_planted_mistake_about_fetched_kv_shows() {
 }
 
 #[test]
-fn copies_of_kv_beside_steps_take_the_time_of_their_bytes_and_fail_as_swaps_do() {
+fn async_kv_copies_take_link_time_and_fail_like_swaps() {
     let mut bench = Bench::new();
     let begun = bench.now;
     let taken = Outcome::Done { bytes: 12_000, duration_ns: BLOCK_NS };

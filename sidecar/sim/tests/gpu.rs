@@ -6,11 +6,11 @@ use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
 use sluice_policy::reason::Reason;
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_ports::peers::PeerPortEvent;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::Detail;
-use sluice_sim::gpu::mail::Roads;
-use sluice_sim::gpu::seat::TenantSetup;
+use sluice_sim::gpu::network::LinkDelays;
+use sluice_sim::gpu::tenant::TenantSetup;
 use sluice_sim::gpu::{Gpu, GpuSetup, Sharing};
 
 use crate::support::{LIMIT, VOCAB, expected, load, setup};
@@ -48,17 +48,17 @@ fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu
 }
 
 /// The journals of two tenants that take turns and lend each other memory.
-pub fn record_neighbours(requests: u64) -> Vec<String> {
+pub fn record_peers(requests: u64) -> Vec<String> {
     let mut gpu = recording(true, temporal(), PolicyName::Oneiros, 2, 14);
     for (at, requests) in [requests, requests / 4].into_iter().enumerate() {
         let load = load(requests, 3 + at as u64);
-        load.into_iter().for_each(|(when, request)| gpu.arrives(at, Nanos(50 * MS + when), request));
+        load.into_iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(50 * MS + when), request));
     }
     gpu.run_until(Nanos(60 * MS));
-    let terms = NeighbourEvent::News(PeerEvent::Terms(Terms { retry_ns: 10 * MS, ..Terms::default() }));
-    gpu.seats[0].life.as_mut().unwrap().driver.push(Event::Neighbour(terms));
+    let terms = PeerPortEvent::Peer(PeerEvent::Terms(Terms { retry_ns: 10 * MS, ..Terms::default() }));
+    gpu.tenants[0].instance.as_mut().unwrap().driver.push(Event::Neighbour(terms));
     assert!(gpu.run_until_done(LIMIT), "everybody is served");
-    let lives = gpu.seats.iter().map(|seat| seat.life.as_ref().unwrap().recorded().unwrap());
+    let lives = gpu.tenants.iter().map(|seat| seat.instance.as_ref().unwrap().recorded_journal().unwrap());
     lives.map(|text| String::from_utf8(text).unwrap()).collect()
 }
 
@@ -71,9 +71,9 @@ pub fn shared(recorded: bool, sharing: Sharing, (capacity_chunks, tenants): (u32
     let setup = GpuSetup {
         sharing,
         capacity_chunks,
-        roads: Roads::default(),
+        link_delays: LinkDelays::default(),
         detail: Detail::Fingerprints,
-        rebirth_ns: 50 * MS,
+        restart_ns: 50 * MS,
         recorded,
         seed: 7,
     };
@@ -83,17 +83,17 @@ pub fn shared(recorded: bool, sharing: Sharing, (capacity_chunks, tenants): (u32
 /// Gives the first tenant much to do and the others little.
 fn uneven_load(gpu: &mut Gpu, seed: u64) -> Vec<Vec<(u64, Request)>> {
     let loads: Vec<_> =
-        (0..gpu.seats.len()).map(|at| load(if at == 0 { 24 } else { 3 }, seed + at as u64)).collect();
+        (0..gpu.tenants.len()).map(|at| load(if at == 0 { 24 } else { 3 }, seed + at as u64)).collect();
     for (at, load) in loads.iter().enumerate() {
-        load.iter().for_each(|(when, request)| gpu.arrives(at, Nanos(50 * MS + when), request.clone()));
+        load.iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(50 * MS + when), request.clone()));
     }
     loads
 }
 
 /// Panics when a token differs from the tenant's alone.
 pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str) {
-    for (seat, load) in gpu.seats.iter().zip(loads) {
-        for (fate, alone) in seat.fates.values().zip(expected(load, LAYERS)) {
+    for (seat, load) in gpu.tenants.iter().zip(loads) {
+        for (fate, alone) in seat.outcomes.values().zip(expected(load, LAYERS)) {
             assert_eq!(fate.tokens, alone.tokens, "{what}: {}", seat.setup.name);
             assert_eq!(fate.finish, alone.finish, "{what}: {}", seat.setup.name);
         }
@@ -102,19 +102,19 @@ pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str
 
 /// Of a tenant that lives.
 fn manager(gpu: &Gpu, at: usize) -> &MemoryManager {
-    gpu.seats[at].life.as_ref().unwrap().driver.core().manager()
+    gpu.tenants[at].instance.as_ref().unwrap().driver.core().manager()
 }
 
 /// Chunks that exist on all devices, and what is promised.
 fn existing(gpu: &Gpu) -> u32 {
-    let chunks = |seat: &sluice_sim::gpu::seat::Seat| {
-        seat.life.as_ref().map_or(0, |life| life.device.borrow().chunks.len() as u32)
+    let chunks = |seat: &sluice_sim::gpu::tenant::SimTenant| {
+        seat.instance.as_ref().map_or(0, |life| life.device.borrow().chunks.len() as u32)
     };
-    gpu.seats.iter().map(chunks).sum::<u32>() + gpu.ledger.borrow().promised()
+    gpu.tenants.iter().map(chunks).sum::<u32>() + gpu.ledger.borrow().pending_chunks()
 }
 
 #[test]
-fn neighbours_that_take_turns_lend_memory_and_no_token_changes() {
+fn time_sliced_peers_lend_memory_and_change_no_token() {
     let mut gpu = gpu(temporal(), PolicyName::Oneiros, 3, 14);
     let loads = uneven_load(&mut gpu, 3);
     let mut borrowed = 0;
@@ -129,12 +129,12 @@ fn neighbours_that_take_turns_lend_memory_and_no_token_changes() {
 }
 
 #[test]
-fn a_run_is_the_same_to_the_last_bit_when_it_is_run_again() {
+fn run_is_deterministic() {
     let run = || {
         let mut gpu = gpu(temporal(), PolicyName::Oneiros, 3, 14);
         uneven_load(&mut gpu, 3);
         assert!(gpu.run_until_done(LIMIT));
-        let fates: Vec<_> = gpu.seats.iter().map(|seat| seat.fates.clone()).collect();
+        let fates: Vec<_> = gpu.tenants.iter().map(|seat| seat.outcomes.clone()).collect();
         (gpu.now(), gpu.turns(), fates)
     };
     assert_eq!(run(), run());
@@ -157,7 +157,7 @@ fn ends(sharing: Sharing, count: u32) -> u64 {
     let mut gpu = gpu(sharing, PolicyName::Recompute, count, 100);
     for at in 0..count as usize {
         let load = load(8, 9);
-        load.into_iter().for_each(|(_, request)| gpu.arrives(at, Nanos(100 * MS), request));
+        load.into_iter().for_each(|(_, request)| gpu.submit_at(at, Nanos(100 * MS), request));
     }
     assert!(gpu.run_until_done(LIMIT));
     gpu.now().0 - 100 * MS
@@ -172,7 +172,7 @@ fn tenants_that_compute_at_once_share_the_processors() {
 }
 
 #[test]
-fn copies_of_neighbours_share_one_link() {
+fn peer_copies_share_one_link() {
     let loaded = |count: u32| {
         let (capacity_chunks, mut tenants) = tenants(PolicyName::Recompute, count, 20);
         // A slab takes a millisecond: loading is copying.
@@ -180,20 +180,20 @@ fn copies_of_neighbours_share_one_link() {
         let setup = GpuSetup {
             sharing: Sharing::Isolated,
             capacity_chunks,
-            roads: Roads::default(),
+            link_delays: LinkDelays::default(),
             detail: Detail::Times,
-            rebirth_ns: 0,
+            restart_ns: 0,
             recorded: false,
             seed: 1,
         };
         let mut gpu = Gpu::new(setup, tenants).unwrap();
         let loaded = |gpu: &Gpu| {
-            gpu.seats.iter().all(|s| s.life.as_ref().unwrap().driver.core().manager().is_loaded())
+            gpu.tenants.iter().all(|s| s.instance.as_ref().unwrap().driver.core().manager().is_loaded())
         };
         while !loaded(&gpu) {
             assert!(gpu.tick(LIMIT));
         }
-        (gpu.now().0, gpu.machine.borrow().passed_bytes().0)
+        (gpu.now().0, gpu.machine.borrow().transferred_bytes().0)
     };
     let ((alone, bytes), (both, both_bytes)) = (loaded(1), loaded(2));
     assert_eq!(both_bytes, 2 * bytes);
@@ -202,25 +202,27 @@ fn copies_of_neighbours_share_one_link() {
 }
 
 #[test]
-fn a_tenant_that_dies_gives_its_memory_and_turn_back_and_lives_again() {
+fn killed_tenant_releases_memory_and_time_slice_and_restarts() {
     let mut gpu = gpu(temporal(), PolicyName::Oneiros, 2, 14);
     let loads = uneven_load(&mut gpu, 11);
     gpu.run_until(Nanos(90 * MS));
-    gpu.end_life(0);
-    assert_eq!(existing(&gpu), gpu.seats[1].life.as_ref().unwrap().device.borrow().chunks.len() as u32);
-    let broken = gpu.seats[0].fates.values().filter(|fate| fate.broken).count();
+    gpu.stop_instance(0);
+    assert_eq!(existing(&gpu), gpu.tenants[1].instance.as_ref().unwrap().device.borrow().chunks.len() as u32);
+    let broken = gpu.tenants[0].outcomes.values().filter(|fate| fate.is_disconnected).count();
     assert!(broken > 0, "its clients see closed streams");
     assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());
-    assert!(gpu.seats[0].life.is_some());
+    assert!(gpu.tenants[0].instance.is_some());
     let alone = expected(&loads[0], LAYERS);
-    for (fate, alone) in gpu.seats[0].fates.values().zip(&alone) {
-        assert!(alone.tokens.starts_with(&fate.tokens) && (fate.broken || fate.tokens == alone.tokens));
+    for (fate, alone) in gpu.tenants[0].outcomes.values().zip(&alone) {
+        assert!(
+            alone.tokens.starts_with(&fate.tokens) && (fate.is_disconnected || fate.tokens == alone.tokens)
+        );
     }
 }
 
 /// A tenant is stopped before it has looked at the ledger once, and its neighbour asks it for memory and dies meanwhile.
 #[test]
-fn what_is_lent_to_a_neighbour_that_died_before_any_look_comes_back() {
+fn loan_to_peer_that_died_before_first_survey_is_recovered() {
     let mut gpu = gpu(Sharing::Spatial, PolicyName::Oneiros, 2, 14);
     while !manager(&gpu, 0).is_loaded() {
         assert!(gpu.tick(Nanos(20 * MS)), "it looks at the ledger after 25 ms");
@@ -228,13 +230,13 @@ fn what_is_lent_to_a_neighbour_that_died_before_any_look_comes_back() {
     gpu.stop(0, 1000 * MS);
     let begun = gpu.now();
     let load = load(24, 5);
-    load.into_iter().for_each(|(when, request)| gpu.arrives(1, begun.plus(when), request));
+    load.into_iter().for_each(|(when, request)| gpu.submit_at(1, begun.plus(when), request));
     while manager(&gpu, 1).borrow_request().is_none() {
         assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its neighbour is stopped");
     }
     // The survey and what is asked take up to 0.7 ms each, and an answer is awaited for 20 ms.
     gpu.run_until(gpu.now().plus(2 * MS));
-    gpu.end_life(1);
+    gpu.stop_instance(1);
     let lent = |gpu: &Gpu| manager(gpu, 0).lent_chunks();
     assert!(gpu.now() < begun.plus(1000 * MS) && lent(&gpu) == 0, "it is stopped");
     gpu.run_until(Nanos(30_000 * MS));

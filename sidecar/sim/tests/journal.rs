@@ -7,8 +7,8 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::params::{Bounds, PolicyName};
 use sluice_scheduler::journal::{JournalError, Recorder, replay};
 use sluice_scheduler::{Event, Sleep};
-use sluice_sim::World;
-use sluice_sim::world::Setup;
+use sluice_sim::Simulation;
+use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, load, setup, with_tier};
 
@@ -64,10 +64,10 @@ pub fn record_directed(seed: u64, requests: u64) -> String {
     })
 }
 
-fn record_with(setup: Setup, requests: u64, mut before: impl FnMut(&mut World, u64)) -> String {
+fn record_with(setup: Setup, requests: u64, mut before: impl FnMut(&mut Simulation, u64)) -> String {
     let buffer = Buffer::default();
     let seed = setup.seed;
-    let mut world = World::new(setup, Some(Recorder::new(Box::new(buffer.clone())))).unwrap();
+    let mut world = Simulation::new(setup, Some(Recorder::new(Box::new(buffer.clone())))).unwrap();
     for (at, request) in load(requests, seed) {
         world.run_until(Nanos(at));
         before(&mut world, request.id.0);
@@ -139,7 +139,7 @@ fn malformed_journals_are_refused_with_their_line() {
 }
 
 #[test]
-fn a_completion_whose_action_was_never_ordered_names_its_line() {
+fn completion_without_action_names_its_line() {
     let journal = record(PolicyName::Oneiros, 6, false);
     let mut lines: Vec<_> = journal.lines().collect();
     let at = lines.iter().position(|line| line.contains(" memory ")).unwrap();

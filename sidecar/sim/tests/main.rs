@@ -1,28 +1,29 @@
 //! The production policy and scheduler over a simulated body.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap in a test's helper fails the test")]
 
-mod astray;
 mod conformance;
-mod damage;
 mod deadlines;
-mod deaths;
+mod debts;
 mod decisions;
-mod engineless;
+mod engine_crashes;
+mod engine_down;
 mod experiments;
 mod faults;
 mod fetches;
 mod gpu;
-mod joining;
+mod host_tier;
 mod journal;
-mod link;
-mod losses;
+mod journal_damage;
+mod link_order;
+mod lost_messages;
 mod next_use;
-mod owed;
 mod pauses;
+mod plan_admission;
 mod plans;
 mod policies;
+mod prefill_offload;
 mod profiles;
-mod prompts;
+mod reclaim_choice;
 mod scheduling;
 mod serve;
 mod sleep;
@@ -30,7 +31,6 @@ mod slow_link;
 mod soak;
 mod support;
 mod takeovers;
-mod tier;
+mod time_slice;
 mod tokens;
-mod turns;
 mod waking;

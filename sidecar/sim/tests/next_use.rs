@@ -4,7 +4,7 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::params::PolicyName;
 use sluice_scheduler::Request;
 use sluice_sim::gpu::Sharing;
-use sluice_sim::gpu::seat::Tally;
+use sluice_sim::gpu::tenant::TenantStats;
 
 use crate::gpu::{MS, assert_same_as_alone, shared, tenants};
 use crate::support::{LIMIT, load};
@@ -21,7 +21,7 @@ fn bursts(count: u64, size: u64, first_ms: u64, period_ms: u64) -> Vec<(u64, Req
 }
 
 /// One tenant needs memory ten times, each time just after the one that is used often was. Another one is used seldom.
-fn served(policy: PolicyName, by_arrivals: bool) -> [Tally; 2] {
+fn served(policy: PolicyName, by_arrivals: bool) -> [TenantStats; 2] {
     let (capacity_chunks, mut tenants) = tenants(policy, 3, 14);
     for tenant in &mut tenants {
         tenant.params.next_use_by_arrivals = by_arrivals;
@@ -30,21 +30,21 @@ fn served(policy: PolicyName, by_arrivals: bool) -> [Tally; 2] {
     let mut gpu = shared(false, Sharing::Spatial, (capacity_chunks, tenants));
     let loads = [bursts(10, 16, 9060, 1000), bursts(95, 1, 50, 200), bursts(7, 1, 40, 3000)];
     for (at, load) in loads.iter().enumerate() {
-        load.iter().for_each(|(when, request)| gpu.arrives(at, Nanos(*when), request.clone()));
+        load.iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(*when), request.clone()));
     }
     assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());
     assert_same_as_alone(&gpu, &loads, &format!("{policy:?}, by arrivals {by_arrivals}"));
-    [gpu.seats[1].tally, gpu.seats[2].tally]
+    [gpu.tenants[1].stats, gpu.tenants[2].stats]
 }
 
 #[test]
-fn who_is_used_seldom_lends_before_who_was_used_last() {
+fn rarely_used_tenant_lends_before_recently_used_one() {
     let ([often, seldom], [often_by_use, seldom_by_use]) =
         (served(PolicyName::Unified, true), served(PolicyName::Unified, false));
     let said = format!("{often:?}\n{seldom:?}\n{often_by_use:?}\n{seldom_by_use:?}");
     assert!(often_by_use.remapped_layers > seldom_by_use.remapped_layers, "{said}");
     assert!(often.remapped_layers < seldom.remapped_layers, "{said}");
-    let waited_ns = |tally: &Tally| tally.revoke_ns + tally.wake_ns;
+    let waited_ns = |tally: &TenantStats| tally.revoke_ns + tally.wake_ns;
     assert!(2 * waited_ns(&often) < waited_ns(&often_by_use), "it waits less for its own: {said}");
 }
 

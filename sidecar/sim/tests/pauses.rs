@@ -8,7 +8,7 @@ use sluice_policy::planner::pause::PausedSince;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::config::QueueOrder;
 use sluice_scheduler::{Event, Request, Sleep};
-use sluice_sim::World;
+use sluice_sim::Simulation;
 
 use crate::support::{LIMIT, setup};
 
@@ -23,19 +23,19 @@ fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
 }
 
 /// A tenant whose KV is too small for the requests that it has at once.
-fn world(order: QueueOrder) -> World {
+fn world(order: QueueOrder) -> Simulation {
     let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 24, 5);
     setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.block_bytes;
     setup.params.pause_bound_ns = BOUND_NS;
     setup.config.order = order;
-    World::new(setup, None).unwrap()
+    Simulation::new(setup, None).unwrap()
 }
 
-fn paused(world: &World) -> Option<RequestId> {
+fn paused(world: &Simulation) -> Option<RequestId> {
     (1..1000).map(RequestId).find(|id| world.driver.core().pauses().is_paused(*id))
 }
 
-fn until_one_is_paused(world: &mut World) -> RequestId {
+fn run_until_paused(world: &mut Simulation) -> RequestId {
     loop {
         assert!(world.tick(LIMIT), "nobody was paused");
         if let Some(id) = paused(world) {
@@ -44,13 +44,13 @@ fn until_one_is_paused(world: &mut World) -> RequestId {
     }
 }
 
-fn paused_ns(world: &World, id: RequestId) -> u64 {
+fn paused_ns(world: &Simulation, id: RequestId) -> u64 {
     world.driver.core().pauses().total_ns(id, world.now())
 }
 
 /// Some long requests, and short ones that always go before them.
 #[test]
-fn a_pause_ends_soon_after_its_bound_whoever_else_wants_the_memory() {
+fn pause_ends_soon_after_bound_despite_memory_demand() {
     let mut world = world(QueueOrder::ShortestRemaining);
     (1..=6).for_each(|id| world.submit(request(id, 40, 100)));
     let (mut next, mut longest, mut pauses) = (7, 0, 0);
@@ -72,10 +72,10 @@ fn a_pause_ends_soon_after_its_bound_whoever_else_wants_the_memory() {
 }
 
 #[test]
-fn a_client_that_gives_up_in_the_queue_ends_no_pause() {
+fn cancelled_queued_request_ends_no_pause() {
     let mut world = world(QueueOrder::FirstCome);
     (1..=8).for_each(|id| world.submit(request(id, 40, 100)));
-    let id = until_one_is_paused(&mut world);
+    let id = run_until_paused(&mut world);
     world.submit(request(99, 40, 100));
     world.tick(LIMIT);
     world.cancel(RequestId(99));
@@ -86,10 +86,10 @@ fn a_client_that_gives_up_in_the_queue_ends_no_pause() {
 }
 
 #[test]
-fn the_tenants_sleep_is_nobodys_pause() {
+fn tenant_sleep_counts_as_no_pause() {
     let mut world = world(QueueOrder::FirstCome);
     (1..=8).for_each(|id| world.submit(request(id, 40, 100)));
-    let id = until_one_is_paused(&mut world);
+    let id = run_until_paused(&mut world);
     world.driver.push(Event::Sleep(Sleep::Ordered));
     let asleep = world.now();
     world.run_until(asleep.plus(100 * BOUND_NS));

@@ -3,8 +3,8 @@
 use sluice_policy::params::PolicyName;
 use sluice_policy::planner::request::{PlanRequest, PlanResult};
 use sluice_policy::reason::Reason;
-use sluice_sim::World;
-use sluice_sim::world::Setup;
+use sluice_sim::Simulation;
+use sluice_sim::simulation::Setup;
 
 use crate::policies::{roomy, submit_all, tokens};
 use crate::support::{LIMIT, setup};
@@ -15,10 +15,10 @@ const SHORT: u32 = 24;
 
 /// Of a load on memory that is short.
 struct Served {
-    world: World,
+    world: Simulation,
     /// Requests that ran at once.
     most_running: u32,
-    asked: Vec<PlanRequest>,
+    plan_requests: Vec<PlanRequest>,
 }
 
 impl Served {
@@ -32,7 +32,7 @@ impl Served {
 
     /// Plans that pause somebody, and those that let somebody in.
     fn plans(&self) -> (usize, usize) {
-        let found: Vec<_> = self.asked.iter().filter_map(|asked| asked.solve().found).collect();
+        let found: Vec<_> = self.plan_requests.iter().filter_map(|asked| asked.solve().found).collect();
         let count = |named: fn(&PlanResult) -> u16| found.iter().filter(|found| named(found) > 0).count();
         (count(|found| found.paused), count(|found| found.admitted))
     }
@@ -43,7 +43,7 @@ fn paced(tbt_ns: u64, kv_chunks: u32, set: impl Fn(&mut Setup)) -> Served {
     setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
     setup.params.slo.tbt_ns = tbt_ns;
     set(&mut setup);
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     submit_all(&mut world);
     let mut most_running = 0;
     while world.tick(LIMIT) {
@@ -51,14 +51,14 @@ fn paced(tbt_ns: u64, kv_chunks: u32, set: impl Fn(&mut Setup)) -> Served {
     }
     assert!(world.driver.core().is_idle(), "every request ends");
     assert_eq!(tokens(&world), roomy(), "no token changes");
-    Served { asked: world.asked_plans(), most_running, world }
+    Served { plan_requests: world.plan_requests(), most_running, world }
 }
 
 #[test]
-fn who_would_make_all_late_is_let_in_by_no_plan() {
+fn request_that_delays_all_is_not_admitted_by_plan() {
     let (loose, tight) = (paced(u64::MAX, SHORT, |_| {}), paced(1, SHORT, |_| {}));
     assert!(loose.plans().1 > 0, "what is tested happens");
-    assert!(tight.asked.iter().any(|asked| !asked.waiting.is_empty()), "somebody waits for a plan");
+    assert!(tight.plan_requests.iter().any(|asked| !asked.waiting.is_empty()), "somebody waits for a plan");
     assert_eq!(tight.plans().1, 0);
     for served in [&loose, &tight] {
         assert!(served.counted(Reason::Plan) > 0 && served.counted(Reason::Fetch) > 0);
@@ -67,7 +67,7 @@ fn who_would_make_all_late_is_let_in_by_no_plan() {
 
 /// Under `Recompute` whoever fits comes.
 #[test]
-fn where_nobody_may_be_paused_either_nobody_comes_without_a_plan_while_memory_is_short() {
+fn without_pauses_no_request_is_admitted_unplanned_under_pressure() {
     let never = |setup: &mut Setup| setup.params.pause_bound_ns = 0;
     let tight = paced(1, SHORT, never);
     assert_eq!((tight.pauses(), tight.plans()), (0, (0, 0)));
@@ -76,25 +76,25 @@ fn where_nobody_may_be_paused_either_nobody_comes_without_a_plan_while_memory_is
 }
 
 #[test]
-fn whom_a_plan_pauses_waits() {
+fn request_paused_by_plan_waits() {
     let served = paced(u64::MAX, 32, |_| {});
     assert!(served.plans().0 > 1, "what is tested happens");
     assert_eq!(served.pauses(), served.plans().0 as u64);
 }
 
 #[test]
-fn a_plan_looks_at_as_many_as_there_are_rows() {
+fn plan_considers_as_many_requests_as_rows() {
     const ROWS: usize = 3;
     let served = paced(u64::MAX, SHORT, |setup| setup.config.max_sequences = ROWS as u32);
     let asked = |asked: &PlanRequest| (asked.running.len(), asked.waiting.len());
-    let asked: Vec<_> = served.asked.iter().map(asked).collect();
+    let asked: Vec<_> = served.plan_requests.iter().map(asked).collect();
     assert!(asked.iter().any(|(_, waiting)| *waiting > 0), "{asked:?}");
     assert!(asked.iter().all(|(running, waiting)| running + waiting <= ROWS), "{asked:?}");
 }
 
 /// Else plan after plan moves KV to and fro, and no step is ever made.
 #[test]
-fn between_two_plans_steps_are_made() {
+fn steps_run_between_two_plans() {
     for world in [paced(u64::MAX, SHORT, |_| {}).world, paced(1, SHORT, |_| {}).world] {
         let core = world.driver.core();
         let plans = core.manager().counted(Reason::Plan) + core.manager().counted(Reason::NoPlan);
@@ -104,7 +104,7 @@ fn between_two_plans_steps_are_made() {
 }
 
 #[test]
-fn steps_that_take_other_times_than_planned_have_a_plan_made_anew() {
+fn deviating_step_times_trigger_replan() {
     let plans = |mismatch_permille| {
         let served = paced(u64::MAX, SHORT, |setup| {
             let replan = &mut setup.params.replan;

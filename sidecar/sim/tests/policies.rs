@@ -9,7 +9,7 @@ use sluice_policy::pie::expansion;
 use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
-use sluice_sim::World;
+use sluice_sim::Simulation;
 
 use crate::support::{LIMIT, setup};
 
@@ -18,17 +18,17 @@ const REQUESTS: u64 = 10;
 /// By which `Unified` lets requests come and go.
 const SLO: Slo = Slo { ttft_ns: 100_000_000, tbt_ns: 20_000_000, allowed_miss_permille: 10 };
 
-fn world(policy: PolicyName, kv_chunks: u32) -> World {
+fn world(policy: PolicyName, kv_chunks: u32) -> Simulation {
     let mut setup = setup(policy, LAYERS, kv_chunks, 5);
     setup.params.slo = SLO;
     setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
     setup.params.expansion = expansion::Tunables { trial_tokens: 2, ..Default::default() };
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     submit_all(&mut world);
     world
 }
 
-pub fn submit_all(world: &mut World) {
+pub fn submit_all(world: &mut Simulation) {
     for id in 1..=REQUESTS {
         let sampling = Arc::new(Sampling::default());
         let prompt = (0..20 + 5 * id as u32).collect();
@@ -45,7 +45,7 @@ pub fn submit_all(world: &mut World) {
     }
 }
 
-pub fn tokens(world: &World) -> Vec<Vec<u32>> {
+pub fn tokens(world: &Simulation) -> Vec<Vec<u32>> {
     world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
 }
 
@@ -58,7 +58,7 @@ pub fn roomy() -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn tokens_are_the_same_under_every_policy_and_kv_lies_where_it_says() {
+fn every_policy_gives_same_tokens_and_places_kv_as_declared() {
     let expected = roomy();
     for policy in PolicyName::ALL {
         let mut world = world(policy, 60);
@@ -74,7 +74,7 @@ fn tokens_are_the_same_under_every_policy_and_kv_lies_where_it_says() {
 }
 
 #[test]
-fn who_may_pause_does_where_not_even_plans_make_room_and_nobody_else() {
+fn only_pausing_policies_pause_when_plans_do_not_fit() {
     let expected = roomy();
     for policy in PolicyName::ALL {
         let mut world = world(policy, 24);

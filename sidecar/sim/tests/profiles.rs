@@ -2,16 +2,16 @@
 
 use sluice_sim::estimate::Estimate;
 use sluice_sim::experiments;
-use sluice_sim::experiments::{Verdict, Way};
+use sluice_sim::experiments::{ExperimentCheck, ExperimentKind};
 use sluice_sim::profiles::cost::{Batch, Launch, step_ns};
 use sluice_sim::profiles::{hardware, model};
 
 fn machine(name: &str) -> hardware::Hardware {
-    *hardware::named(name).expect("a machine of this name")
+    *hardware::find(name).expect("a machine of this name")
 }
 
-fn shape(name: &str) -> model::Model {
-    *model::named(name).expect("a model of this name")
+fn model(name: &str) -> model::Model {
+    *model::find(name).expect("a model of this name")
 }
 
 #[test]
@@ -25,14 +25,14 @@ fn models_have_the_published_sizes() {
         ("llama-3-8b", 131_072, 44),
         ("llama-3-70b", 327_680, 171),
     ] {
-        let model = shape(name);
+        let model = model(name);
         assert_eq!(model.kv_token_bytes(), kv_bytes, "{name}");
         assert_eq!((model.layer_bytes() + 5_000_000) / 10_000_000, layer_centi_gb, "{name}");
     }
     for (name, billions) in
         [("opt-6.7b", 6.7), ("opt-13b", 13.0), ("opt-30b", 30.0), ("llama-3-8b", 8.0), ("llama-3-70b", 70.6)]
     {
-        let parameters = shape(name).weight_bytes() as f64 / 2e9;
+        let parameters = model(name).weight_bytes() as f64 / 2e9;
         assert!((parameters / billions - 1.0).abs() < 0.02, "{name}: {parameters} of {billions} billion");
     }
 }
@@ -47,7 +47,7 @@ fn published_prefill_ms(tokens: f64) -> f64 {
 }
 
 fn ours_ms(batch: Batch) -> f64 {
-    step_ns(&machine("a100-pcie4"), &shape("opt-13b"), &batch, Launch::Eager) as f64 / 1e6
+    step_ns(&machine("a100-pcie4"), &model("opt-13b"), &batch, Launch::Eager) as f64 / 1e6
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn prompts_take_what_distserve_measured() {
 fn r_is_about_7_5_on_gh200_and_about_70_over_pcie_5_when_weights_bound_a_step() {
     let estimate = |name| {
         let batch = Batch::decode(1, 0);
-        Estimate::new(&machine(name), &shape("opt-13b"), &batch, Launch::Graph)
+        Estimate::new(&machine(name), &model("opt-13b"), &batch, Launch::Graph)
     };
     let (coherent, pcie) = (estimate("gh200"), estimate("h200-pcie5"));
     // Launching takes its share of a layer, so r is a little below the bound of memory alone.
@@ -88,7 +88,7 @@ fn a_larger_batch_lowers_r_and_frees_more() {
     let estimates: Vec<Estimate> = [1, 16, 64, 128]
         .iter()
         .map(|&sequences| {
-            Estimate::new(&machine, &shape("opt-13b"), &Batch::decode(sequences, 1_024), Launch::Graph)
+            Estimate::new(&machine, &model("opt-13b"), &Batch::decode(sequences, 1_024), Launch::Graph)
         })
         .collect();
     assert!(
@@ -98,19 +98,19 @@ fn a_larger_batch_lowers_r_and_frees_more() {
 }
 
 /// Where ours is another figure on purpose: what stands below the table says why.
-const OTHERWISE: [(&str, &str, Verdict); 1] =
-    [("pie-fig4", "a queue of five: layer times that a token waits", Verdict::Reasoned)];
+const OTHERWISE: [(&str, &str, ExperimentCheck); 1] =
+    [("pie-fig4", "a queue of five: layer times that a token waits", ExperimentCheck::Reasoned)];
 
 #[test]
-fn every_experiment_agrees_with_its_paper_but_where_it_says_why_not() {
+fn every_experiment_matches_paper_or_explains_deviation() {
     let mut otherwise = Vec::new();
     for experiment in experiments::ALL {
-        let Way::Worked(run) = experiment.way else { continue };
+        let ExperimentKind::Analytic(run) = experiment.kind else { continue };
         let report = run();
         let lines: Vec<_> = report.figures.iter().flat_map(|figure| &figure.lines).collect();
         assert!(!report.rows.is_empty() && !lines.is_empty(), "{}", experiment.name);
         assert!(lines.iter().all(|line| line.points.len() > 1), "{}", experiment.name);
-        for row in report.rows.iter().filter(|row| row.verdict != Verdict::Same) {
+        for row in report.rows.iter().filter(|row| row.verdict != ExperimentCheck::Same) {
             let what = format!("{}: {}: {} and not {}", experiment.name, row.what, row.ours, row.paper);
             assert!(row.reason.is_some(), "{what}, and no reason");
             otherwise.push((experiment.name, row.what.clone(), row.verdict));
@@ -127,5 +127,5 @@ fn names_are_unique_and_found() {
         let unique: std::collections::BTreeSet<&str> = names.iter().copied().collect();
         assert_eq!(unique.len(), names.len());
     }
-    assert!(experiments::named("pie-fig4").is_some() && experiments::named("pie").is_none());
+    assert!(experiments::find("pie-fig4").is_some() && experiments::find("pie").is_none());
 }

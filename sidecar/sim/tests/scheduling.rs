@@ -8,12 +8,12 @@ use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Finish, QueueOrder, Refusal, Request};
-use sluice_sim::World;
-use sluice_sim::world::Setup;
+use sluice_sim::Simulation;
+use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, setup};
 
-fn plenty() -> Setup {
+fn setup_with_ample_memory() -> Setup {
     setup(PolicyName::Recompute, 4, 200, 1)
 }
 
@@ -25,7 +25,7 @@ fn request(id: u64, prompt_tokens: u32, max_tokens: u32) -> Request {
 
 /// Requests in the order in which they ended.
 fn order_of_ending(setup: Setup, requests: Vec<Request>) -> Vec<u64> {
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     requests.into_iter().for_each(|request| world.submit(request));
     let mut ended = Vec::new();
     while ended.len() < world.outcomes.len() {
@@ -38,7 +38,7 @@ fn order_of_ending(setup: Setup, requests: Vec<Request>) -> Vec<u64> {
 }
 
 fn one_at_a_time(order: QueueOrder) -> Setup {
-    let mut setup = plenty();
+    let mut setup = setup_with_ample_memory();
     setup.config.max_sequences = 1;
     setup.config.order = order;
     setup
@@ -65,8 +65,8 @@ fn a_higher_priority_is_admitted_first() {
 }
 
 #[test]
-fn what_the_context_cannot_hold_is_refused_with_the_numbers() {
-    let mut world = World::new(plenty(), None).unwrap();
+fn request_beyond_context_is_refused_with_numbers() {
+    let mut world = Simulation::new(setup_with_ample_memory(), None).unwrap();
     world.submit(request(1, 100, 61));
     world.submit(request(2, 100, 60));
     assert!(world.run_until_idle(LIMIT));
@@ -77,9 +77,9 @@ fn what_the_context_cannot_hold_is_refused_with_the_numbers() {
 
 #[test]
 fn a_full_queue_refuses_and_an_empty_request_too() {
-    let mut setup = plenty();
+    let mut setup = setup_with_ample_memory();
     setup.config.max_queued = 2;
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     world.submit(request(1, 0, 5));
     (2..=4).for_each(|id| world.submit(request(id, 5, 5)));
     assert!(world.run_until_idle(LIMIT));
@@ -98,12 +98,12 @@ fn step_ns(tokens: usize) -> u64 {
 /// Two requests decode when four prompts of 60 tokens come. The longest time between two tokens of one of them, nanoseconds, and
 /// the largest part of it to a step of what decoded by then.
 fn longest_gap(tbt_ns: u64) -> (u64, f64) {
-    let mut setup = plenty();
+    let mut setup = setup_with_ample_memory();
     (setup.profile.layer_ns, setup.profile.layer_token_ns) = (STEP.1, STEP.2);
     setup.params.slo.tbt_ns = tbt_ns;
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     (1..=2).for_each(|id| world.submit(request(id, 16, 100)));
-    let tokens = |world: &World, id| world.outcomes[&RequestId(id)].tokens.len();
+    let tokens = |world: &Simulation, id| world.outcomes[&RequestId(id)].tokens.len();
     while tokens(&world, 1) < 20 {
         assert!(world.tick(LIMIT));
     }
@@ -135,8 +135,8 @@ fn a_burst_of_prompts_leaves_decodes_half_of_their_pace() {
 }
 
 #[test]
-fn the_youngest_loses_its_memory_and_the_oldest_never_does() {
-    let mut world = World::new(setup(PolicyName::Recompute, 4, 14, 1), None).unwrap();
+fn youngest_request_is_preempted_and_oldest_never() {
+    let mut world = Simulation::new(setup(PolicyName::Recompute, 4, 14, 1), None).unwrap();
     (1..=4).for_each(|id| world.submit(request(id, 40, 60)));
     assert!(world.run_until_idle(LIMIT));
     let preemptions: Vec<_> = world.outcomes.values().map(|o| o.preemptions).collect();
@@ -147,11 +147,11 @@ fn the_youngest_loses_its_memory_and_the_oldest_never_does() {
 
 #[test]
 fn when_activations_are_too_small_for_all_requests_all_are_served_in_turn() {
-    let mut setup = plenty();
+    let mut setup = setup_with_ample_memory();
     setup.geometry.activation.chunk_per_token_bytes = 19_500;
     setup.params.max_step = StepShape { tokens: 2, sequences: 2, logit_rows: 2 };
     setup.params.min_step = setup.params.max_step;
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     (1..=6).for_each(|id| world.submit(request(id, 4, 40)));
     while world.outcomes.values().all(|o| o.finish.is_none()) {
         world.tick(LIMIT);
@@ -162,7 +162,7 @@ fn when_activations_are_too_small_for_all_requests_all_are_served_in_turn() {
 
 #[test]
 fn a_request_of_full_length_runs_in_the_guaranteed_memory_alone() {
-    let mut world = World::new(setup(PolicyName::Recompute, 4, 11, 1), None).unwrap();
+    let mut world = Simulation::new(setup(PolicyName::Recompute, 4, 11, 1), None).unwrap();
     (1..=3).for_each(|id| world.submit(request(id, 100, 60)));
     assert!(world.run_until_idle(LIMIT));
     assert!(world.outcomes.values().all(|o| o.finish == Some(Finish::Length) && o.tokens.len() == 60));
@@ -170,7 +170,7 @@ fn a_request_of_full_length_runs_in_the_guaranteed_memory_alone() {
 
 #[test]
 fn a_prompt_seen_before_is_found_in_the_cache_and_gives_the_same_tokens() {
-    let mut world = World::new(plenty(), None).unwrap();
+    let mut world = Simulation::new(setup_with_ample_memory(), None).unwrap();
     let again = Request { id: RequestId(2), ..request(1, 60, 20) };
     world.submit(request(1, 60, 20));
     assert!(world.run_until_idle(LIMIT));
@@ -182,7 +182,7 @@ fn a_prompt_seen_before_is_found_in_the_cache_and_gives_the_same_tokens() {
 
 #[test]
 fn another_salt_finds_nothing_in_the_cache() {
-    let mut world = World::new(plenty(), None).unwrap();
+    let mut world = Simulation::new(setup_with_ample_memory(), None).unwrap();
     for (id, salt) in [(1, 0), (2, 1)] {
         world.submit(Request { id: RequestId(id), salt, ..request(1, 60, 20) });
         assert!(world.run_until_idle(LIMIT));
@@ -192,7 +192,7 @@ fn another_salt_finds_nothing_in_the_cache() {
 
 /// Tokens and end of one request with this sampling.
 fn run_with(sampling: Sampling) -> (Vec<u32>, Option<Finish>) {
-    let mut world = World::new(plenty(), None).unwrap();
+    let mut world = Simulation::new(setup_with_ample_memory(), None).unwrap();
     world.submit(Request { sampling: Arc::new(sampling), ..request(1, 20, 30) });
     assert!(world.run_until_idle(LIMIT));
     let outcome = world.outcomes.remove(&RequestId(1)).unwrap();
@@ -200,7 +200,7 @@ fn run_with(sampling: Sampling) -> (Vec<u32>, Option<Finish>) {
 }
 
 #[test]
-fn stop_tokens_end_a_request_unless_told_otherwise() {
+fn stop_tokens_end_request_unless_ignored() {
     let (all, finish) = run_with(Sampling::default());
     assert_eq!((all.len(), finish), (30, Some(Finish::Length)));
     let stop = |sampling| run_with(Sampling { stop_tokens: vec![all[4]], ..sampling });
@@ -218,7 +218,7 @@ fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
         let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
         setup.params.revert_patience_steps = patience;
         setup.params.revert_reserve_permille = 0;
-        let mut world = World::new(setup, None).unwrap();
+        let mut world = Simulation::new(setup, None).unwrap();
         (1..=6).for_each(|id| world.submit(request(id, 60, 60)));
         assert!(world.run_until_idle(Nanos(5_000_000_000)), "patience {patience}: every request ends");
         let manager = world.driver.core().manager();
@@ -232,7 +232,7 @@ fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
 fn a_remapping_declined_before_any_decode_was_measured_says_so() {
     let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
     setup.params.layer_compute_ns = 0;
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     // One token each: all steps are prefills, and nothing is ever known of decodes.
     (1..=6).for_each(|id| world.submit(request(id, 120, 1)));
     assert!(world.run_until_idle(LIMIT));
@@ -242,12 +242,12 @@ fn a_remapping_declined_before_any_decode_was_measured_says_so() {
 }
 
 #[test]
-fn no_more_layers_are_remapped_than_the_cap_that_is_told() {
+fn remapped_layers_stay_within_new_cap() {
     for (permille, cap_layers) in [(0, 0), (200, 0), (400, 1), (600, 2), (1000, 4)] {
         let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
         setup.params.remap_cap_permille = permille;
         setup.params.stall_allowance_permille = 1_000_000;
-        let mut world = World::new(setup, None).unwrap();
+        let mut world = Simulation::new(setup, None).unwrap();
         assert_eq!(world.driver.core().manager().cap_layers(), cap_layers, "{permille} permille");
         (1..=8).for_each(|id| world.submit(request(id, 60, 60)));
         let mut most = 0;
@@ -263,7 +263,7 @@ fn no_more_layers_are_remapped_than_the_cap_that_is_told() {
 fn time_alone_returns_borrowed_memory() {
     let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
     setup.params.revert_patience_steps = 4;
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     (1..=6).for_each(|id| world.submit(request(id, 60, 60)));
     let mut remapped = false;
     while world.outcomes.values().any(|o| o.finish.is_none()) {
@@ -277,14 +277,14 @@ fn time_alone_returns_borrowed_memory() {
 }
 
 #[test]
-fn who_is_sent_back_while_memory_is_on_its_way_is_admitted_again_when_nothing_runs() {
+fn requeued_request_is_admitted_again_when_nothing_runs() {
     let mut setup = setup(PolicyName::Ellm, 4, 11, 1);
     let large = StepShape { tokens: 256, sequences: 8, logit_rows: 8 };
     let chunks = |step| setup.geometry.chunks_for(setup.geometry.activation.bytes(step));
     // Activations are idle in a step that is smaller than the largest, and become the KV that it lacks.
     setup.geometry.capacity_chunks += chunks(large) - chunks(setup.params.max_step);
     (setup.params.max_step, setup.config.max_step_tokens) = (large, large.tokens);
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     (1..=8).for_each(|id| world.submit(request(id, 40, 20)));
     assert!(world.run_until_idle(LIMIT), "somebody is admitted");
     assert!(world.outcomes.values().all(|o| o.finish == Some(Finish::Length)));

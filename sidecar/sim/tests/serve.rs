@@ -8,35 +8,35 @@ use sluice_policy::peers::time_slice::Quantum;
 use sluice_sim::gpu::Sharing;
 use sluice_sim::profiles::cost::Launch;
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::serve::{self, Case, Served, Tuning};
-use sluice_sim::workload::arrivals::Arrivals;
+use sluice_sim::serve::{self, ServeConfig, ServeOptions, ServeStats};
+use sluice_sim::workload::arrivals::ArrivalProcess;
 use sluice_sim::workload::table::Table;
-use sluice_sim::workload::{self, Coming, Deal, Lengths, Limits, Part, Source};
+use sluice_sim::workload::{self, Arrival, LengthSource, Lengths, Limits, TenantAssignment, TraceSplit};
 
 /// Two models whose KV is short, taking turns.
-fn case(policy: PolicyName) -> Case {
-    let hardware = *hardware::named("gh200").unwrap();
-    let models = ["opt-13b", "opt-6.7b"].map(|name| *model::named(name).unwrap());
+fn case(policy: PolicyName) -> ServeConfig {
+    let hardware = *hardware::find("gh200").unwrap();
+    let models = ["opt-13b", "opt-6.7b"].map(|name| *model::find(name).unwrap());
     let turns = serve::round_robin(Quantum::new(5_000_000, 50_000_000));
-    Case::new(hardware, serve::places(&hardware, &models, &[300, 170]), turns, policy)
+    ServeConfig::new(hardware, serve::tenant_models(&hardware, &models, &[300, 170]), turns, policy)
 }
 
 /// Bursts for the first tenant, a request now and then for the second.
-fn load(requests: usize, rate: f64) -> Vec<Coming> {
+fn load(requests: usize, rate: f64) -> Vec<Arrival> {
     let limits = Limits { model_tokens: vec![2048; 2], prompt_tokens: 2048, requests };
-    let lengths = [Source::fixed(Lengths { prompt: 300, output: 200 })];
-    let arrivals = Arrivals::Gamma { rate, cv: 3.0 };
-    let mut load = workload::load(&arrivals, &lengths, &limits, Deal::Lot, 5);
+    let lengths = [LengthSource::fixed(Lengths { prompt: 300, output: 200 })];
+    let arrivals = ArrivalProcess::Gamma { rate, cv: 3.0 };
+    let mut load = workload::load(&arrivals, &lengths, &limits, TenantAssignment::Random, 5);
     load.iter_mut().enumerate().for_each(|(at, coming)| coming.tenant = usize::from(at % 12 == 0));
     load
 }
 
-fn serve(case: &Case, load: &[Coming]) -> Served {
+fn serve(case: &ServeConfig, load: &[Arrival]) -> ServeStats {
     serve::serve(case, load, &mut |_| {}).unwrap()
 }
 
 #[test]
-fn memory_of_an_idle_neighbour_serves_more_requests_at_once() {
+fn idle_peer_memory_serves_more_concurrent_requests() {
     let load = load(90, 40.0);
     let recompute = serve(&case(PolicyName::Recompute), &load);
     let oneiros = serve(&case(PolicyName::Oneiros), &load);
@@ -50,19 +50,19 @@ fn memory_of_an_idle_neighbour_serves_more_requests_at_once() {
 }
 
 #[test]
-fn a_run_repeats_to_the_last_bit_and_depends_on_its_seed() {
+fn run_is_deterministic_per_seed() {
     let load = load(40, 20.0);
     let case = case(PolicyName::Oneiros);
     let first = serve(&case, &load);
     assert_eq!(first, serve(&case, &load));
-    assert_ne!(first.made, serve(&Case { seed: 2, ..case }, &load).made, "letters take other times");
+    assert_ne!(first.made, serve(&ServeConfig { seed: 2, ..case }, &load).made, "letters take other times");
 }
 
 #[test]
 fn a_load_that_fits_is_served_alike_under_every_policy_and_however_the_gpu_is_shared() {
     let load = load(6, 1.0);
     for sharing in [Sharing::Spatial, Sharing::Isolated, case(PolicyName::Recompute).sharing] {
-        let served = |policy| serve(&Case { sharing, ..case(policy) }, &load);
+        let served = |policy| serve(&ServeConfig { sharing, ..case(policy) }, &load);
         let reference = served(PolicyName::Recompute);
         for policy in PolicyName::ALL {
             let found = served(policy);
@@ -77,22 +77,22 @@ fn a_load_that_fits_is_served_alike_under_every_policy_and_however_the_gpu_is_sh
 
 #[test]
 fn a_step_alone_takes_the_time_that_the_cost_model_says() {
-    let load = [Coming { at_ns: 0, tenant: 0, lengths: Lengths { prompt: 100, output: 400 } }];
+    let load = [Arrival { at_ns: 0, tenant: 0, lengths: Lengths { prompt: 100, output: 400 } }];
     let case = case(PolicyName::Recompute);
     let served = serve(&case, &load);
     let batch = sluice_sim::profiles::cost::Batch::decode(1, 300);
     let step_ns =
-        sluice_sim::profiles::cost::step_ns(&case.hardware, &case.places[0].model, &batch, Launch::Graph);
+        sluice_sim::profiles::cost::step_ns(&case.hardware, &case.tenants[0].model, &batch, Launch::Graph);
     let error = served.tbt_p50 * 1e6 / step_ns as f64 - 1.0;
     assert!(error.abs() < 0.01, "{} ms, the model says {step_ns} ns", served.tbt_p50);
 }
 
 #[test]
-fn who_may_not_be_paused_is_computed_again() {
+fn unpausable_request_is_recomputed() {
     let load = load(60, 60.0);
     let served = |never_pauses| {
-        let tuning = Tuning { never_pauses, kv_bytes: Some(1 << 32), ..Tuning::default() };
-        serve(&Case { tuning, ..case(PolicyName::OrbitFlow) }, &load)
+        let tuning = ServeOptions { never_pauses, kv_bytes: Some(1 << 32), ..ServeOptions::default() };
+        serve(&ServeConfig { options: tuning, ..case(PolicyName::OrbitFlow) }, &load)
     };
     let (pausing, not) = (served(false), served(true));
     assert!(pausing.pauses > 0 && not.pauses == 0, "{} and {} pauses", pausing.pauses, not.pauses);
@@ -121,7 +121,7 @@ fn published_traces_are_read_and_their_last_third_is_held_back() {
     ] {
         let text = std::fs::read_to_string(data.join(file)).unwrap();
         let part = |held_back| Table::parse(file, &text, held_back).unwrap();
-        let (used, held) = (part(Part::Shown), part(Part::HeldBack));
+        let (used, held) = (part(TraceSplit::Shown), part(TraceSplit::HeldBack));
         // The last line of one of them has no end.
         assert!((rows..=rows + 1).contains(&(used.rows.len() + held.rows.len())), "{file}");
         if let (Some(last), Some(first)) = (used.rows.last().unwrap().at_ns, held.rows[0].at_ns) {
@@ -178,7 +178,7 @@ fn the_command_serves_a_trace_under_several_policies_side_by_side() {
 }
 
 #[test]
-fn what_the_command_cannot_do_it_says_with_names_and_lines() {
+fn command_errors_name_items_and_lines() {
     let said = |args: &[&str]| {
         let all: Vec<_> =
             ["serve-trace", "--profile", "gh200", "--model", "opt-13b"].iter().chain(args).copied().collect();
@@ -235,7 +235,7 @@ fn numbers_of_the_policy_are_listed_and_what_is_set_decides() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none() {
+fn unwritable_output_fails_and_broken_pipe_does_not() {
     for args in [&["list"][..], &["tunables"], &["estimate", "--json"], &["soak", "--seeds", "1"]] {
         let run = |stdout: Stdio| {
             Command::new(env!("CARGO_BIN_EXE_sluice-sim")).args(args).stdout(stdout).output().unwrap()

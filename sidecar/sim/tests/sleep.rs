@@ -9,8 +9,8 @@ use sluice_policy::reason::Reason;
 use sluice_ports::Memory;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request, Sleep};
-use sluice_sim::World;
-use sluice_sim::world::Setup;
+use sluice_sim::Simulation;
+use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, setup};
 
@@ -37,52 +37,52 @@ fn request(id: u64, prompt: std::ops::Range<u32>, max_tokens: u32) -> Request {
     }
 }
 
-fn loaded(host_columns: u64) -> World {
-    let mut world = World::new(tenant(host_columns), None).unwrap();
-    until(&mut world, |world| world.driver.core().snapshot().serving);
+fn loaded(host_columns: u64) -> Simulation {
+    let mut world = Simulation::new(tenant(host_columns), None).unwrap();
+    run_until(&mut world, |world| world.driver.core().snapshot().serving);
     world
 }
 
-fn until(world: &mut World, holds: impl Fn(&World) -> bool) {
+fn run_until(world: &mut Simulation, holds: impl Fn(&Simulation) -> bool) {
     while !holds(world) {
         assert!(world.tick(LIMIT) || holds(world), "nothing more happens");
     }
 }
 
-fn end(world: &mut World) {
+fn run_to_end(world: &mut Simulation) {
     assert!(world.run_until_idle(LIMIT), "every request ends");
 }
 
-fn asleep(world: &World) -> bool {
+fn asleep(world: &Simulation) -> bool {
     world.driver.core().manager().sleep_state() == SleepState::Asleep
 }
 
-fn told(world: &mut World, order: Sleep) {
+fn order_sleep(world: &mut Simulation, order: Sleep) {
     world.driver.push(Event::Sleep(order));
 }
 
 /// A tenant with three requests.
-fn busy(host_columns: u64) -> World {
+fn busy(host_columns: u64) -> Simulation {
     let mut world = loaded(host_columns);
     (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
     world
 }
 
 /// The same, some steps on.
-fn amid(host_columns: u64) -> World {
+fn mid_run(host_columns: u64) -> Simulation {
     let mut world = busy(host_columns);
-    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    run_until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
     world
 }
 
-fn tokens(world: &World) -> Vec<Vec<u32>> {
+fn tokens(world: &Simulation) -> Vec<Vec<u32>> {
     world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
 }
 
 /// Tokens of its requests that nobody disturbs.
 fn alone() -> Vec<Vec<u32>> {
     let mut world = busy(0);
-    end(&mut world);
+    run_to_end(&mut world);
     tokens(&world)
 }
 
@@ -90,14 +90,14 @@ fn alone() -> Vec<Vec<u32>> {
 fn an_idle_tenant_sleeps_until_the_next_request() {
     let mut world = loaded(KEPT_COLUMNS);
     world.submit(request(1, 0..50, 30));
-    told(&mut world, Sleep::Idle);
-    end(&mut world);
+    order_sleep(&mut world, Sleep::Idle);
+    run_to_end(&mut world);
     assert!(!asleep(&world), "it had work");
-    told(&mut world, Sleep::Idle);
-    until(&mut world, asleep);
+    order_sleep(&mut world, Sleep::Idle);
+    run_until(&mut world, asleep);
     assert_eq!(world.driver.memory().used_bytes(), 0, "it holds nothing");
     world.submit(request(2, 0..60, 30));
-    end(&mut world);
+    run_to_end(&mut world);
     assert_eq!(world.outcomes[&RequestId(2)].tokens.len(), 30);
     let core = world.driver.core();
     assert_eq!(core.snapshot().counters.cached_tokens, 48, "what was said before is not computed again");
@@ -105,16 +105,16 @@ fn an_idle_tenant_sleeps_until_the_next_request() {
 }
 
 #[test]
-fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
-    let mut world = amid(KEPT_COLUMNS);
-    told(&mut world, Sleep::Ordered);
-    until(&mut world, asleep);
+fn requests_keep_kv_while_tenant_sleeps_by_order() {
+    let mut world = mid_run(KEPT_COLUMNS);
+    order_sleep(&mut world, Sleep::Ordered);
+    run_until(&mut world, asleep);
     assert_eq!(world.driver.core().snapshot().waiting, 3);
     let now = world.now();
     world.run_until(now.plus(1_000_000_000));
     assert!(asleep(&world), "nobody wakes it but who told it to sleep");
-    told(&mut world, Sleep::WakeUp);
-    end(&mut world);
+    order_sleep(&mut world, Sleep::WakeUp);
+    run_to_end(&mut world);
     assert_eq!(tokens(&world), alone());
     let counters = world.driver.core().snapshot().counters;
     assert_eq!((counters.preemptions, counters.recomputed_tokens), (0, 0), "nothing is computed twice");
@@ -122,11 +122,11 @@ fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
 
 #[test]
 fn without_a_host_tier_requests_are_computed_again() {
-    let mut world = amid(0);
-    told(&mut world, Sleep::Ordered);
-    until(&mut world, asleep);
-    told(&mut world, Sleep::WakeUp);
-    end(&mut world);
+    let mut world = mid_run(0);
+    order_sleep(&mut world, Sleep::Ordered);
+    run_until(&mut world, asleep);
+    order_sleep(&mut world, Sleep::WakeUp);
+    run_to_end(&mut world);
     assert_eq!(tokens(&world), alone());
     assert!(world.driver.core().snapshot().counters.recomputed_tokens > 0);
 }
@@ -135,22 +135,22 @@ fn without_a_host_tier_requests_are_computed_again() {
 fn a_request_that_waits_with_its_kv_can_be_cancelled() {
     let mut world = loaded(KEPT_COLUMNS);
     (1..=2).for_each(|id| world.submit(request(id, 0..30, 40)));
-    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 5);
-    told(&mut world, Sleep::Ordered);
-    until(&mut world, asleep);
+    run_until(&mut world, |world| world.driver.core().snapshot().counters.steps > 5);
+    order_sleep(&mut world, Sleep::Ordered);
+    run_until(&mut world, asleep);
     world.driver.push(Event::Cancel(RequestId(1)));
     world.driver.push(Event::Sleep(Sleep::WakeUp));
-    end(&mut world);
+    run_to_end(&mut world);
     assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0);
 }
 
 #[test]
 fn an_engine_that_dies_in_a_step_before_sleep_is_replayed_first() {
-    let mut world = amid(KEPT_COLUMNS);
+    let mut world = mid_run(KEPT_COLUMNS);
     world.kill_engine();
-    told(&mut world, Sleep::Ordered);
-    until(&mut world, asleep);
-    told(&mut world, Sleep::WakeUp);
-    end(&mut world);
+    order_sleep(&mut world, Sleep::Ordered);
+    run_until(&mut world, asleep);
+    order_sleep(&mut world, Sleep::WakeUp);
+    run_to_end(&mut world);
     assert_eq!(tokens(&world), alone());
 }

@@ -4,9 +4,9 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 use sluice_scheduler::Request;
-use sluice_sim::World;
+use sluice_sim::Simulation;
 use sluice_sim::rng::Rng;
-use sluice_sim::world::Setup;
+use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, VOCAB, assert_same, expected, load, request, setup};
 
@@ -25,9 +25,9 @@ fn over_link(r_permille: u64) -> Setup {
 }
 
 /// A run over it.
-fn run(r_permille: u64) -> World {
+fn run(r_permille: u64) -> Simulation {
     let load = load(16, 5);
-    let mut world = World::new(over_link(r_permille), None).unwrap();
+    let mut world = Simulation::new(over_link(r_permille), None).unwrap();
     for (at, request) in &load {
         world.run_until(Nanos(*at));
         world.submit(request.clone());
@@ -38,7 +38,7 @@ fn run(r_permille: u64) -> World {
 }
 
 /// Remappings, and those declined because their copies would stall.
-fn decisions(world: &World) -> (u64, u64) {
+fn decisions(world: &Simulation) -> (u64, u64) {
     let manager = world.driver.core().manager();
     (manager.counted(Reason::RemapOwn), manager.counted(Reason::DeclinedStall))
 }
@@ -59,7 +59,7 @@ fn own_layers_are_remapped_at_r_7_5_and_not_at_r_70() {
 fn gaps(change: Nanos, permille: u64) -> [Vec<u64>; 2] {
     let mut setup = over_link(6_000);
     setup.geometry.capacity_chunks += setup.geometry.kv_chunks_for(3);
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = Simulation::new(setup, None).unwrap();
     let slow = permille * world.device.borrow().profile.link_bytes_per_second / 1000;
     [[1, 2], [3, 4]].map(|pair| {
         pair.into_iter().for_each(|id| world.submit(long_request(id)));

@@ -3,10 +3,10 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use sluice_sim::soak::{self, Plant, Tally};
+use sluice_sim::soak::{self, PlantedBug, SoakStats};
 
 /// The first of these seeds that a bug breaks.
-fn broken_by(plant: Plant, seeds: u64) -> Option<soak::Broken> {
+fn first_failure_of(plant: PlantedBug, seeds: u64) -> Option<soak::SeedFailure> {
     (0..seeds).find_map(|seed| soak::run(seed, Some(plant)).err())
 }
 
@@ -17,15 +17,15 @@ const BUDGET: Duration = Duration::from_secs(60);
 const SEEDS: [u64; 2] = [64, 10_000];
 
 /// Seeds in which requests join by plans; in the last one fetches of nothing fail now and then.
-const JOINING: [u64; 4] = [27, 49, 79, 3580];
+const PLAN_ADMISSION_SEEDS: [u64; 4] = [27, 49, 79, 3580];
 
 #[test]
-fn seeds_hold_and_much_happens_in_them() {
+fn seeds_hold_and_cover_every_mechanism() {
     let begun = Instant::now();
     // Among these the first one (1390) where a tenant owed a chunk in which buffers lay that found no other place.
     let wanted = |run: &u64| *run < SEEDS[0] || begun.elapsed() < BUDGET;
     let seeds = (0..SEEDS[1]).take_while(wanted).map(|run| (1376 + run) % SEEDS[1]);
-    let sum = JOINING.into_iter().chain(seeds).fold(Tally::default(), |sum, seed| {
+    let sum = PLAN_ADMISSION_SEEDS.into_iter().chain(seeds).fold(SoakStats::default(), |sum, seed| {
         sum.plus(soak::run(seed, None).unwrap_or_else(|broken| panic!("{broken}")))
     });
     eprintln!("soak: {} of {} seeds hold in {:?}", sum.seeds, SEEDS[1], begun.elapsed());
@@ -33,12 +33,12 @@ fn seeds_hold_and_much_happens_in_them() {
     for (what, count) in [
         ("answers", sum.answered),
         ("requests cut short", sum.cut_short),
-        ("troubles", sum.troubles),
+        ("troubles", sum.faults),
         ("loans", sum.loans),
         ("remapped layers", sum.remapped_layers),
         ("inflations", sum.inflations),
         ("preemptions", sum.preemptions),
-        ("shares that fell", sum.falls),
+        ("shares that fell", sum.share_reductions),
         ("pauses", sum.pauses),
         ("plans", sum.plans),
         ("joins", sum.joins),
@@ -62,8 +62,8 @@ fn a_seed_means_the_same_whenever_it_is_run() {
 
 #[test]
 fn every_planted_bug_breaks_some_seed() {
-    for plant in Plant::ALL {
-        let broken = broken_by(plant, 400);
+    for plant in PlantedBug::ALL {
+        let broken = first_failure_of(plant, 400);
         assert!(broken.is_some(), "{} breaks none of 400 seeds", plant.name());
     }
 }
@@ -74,7 +74,7 @@ fn sluice_sim(args: &[&str]) -> Output {
 
 #[test]
 fn a_broken_seed_prints_the_line_that_runs_it_again() {
-    let seed = broken_by(Plant::FlippedByte, 400).unwrap().seed.to_string();
+    let seed = first_failure_of(PlantedBug::FlippedByte, 400).unwrap().seed.to_string();
     let args = ["soak", "--seeds", "1", "--from", &seed, "--plant", "flipped-byte"];
     let done = sluice_sim(&args);
     let out = String::from_utf8(done.stdout).unwrap();

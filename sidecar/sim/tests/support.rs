@@ -8,8 +8,8 @@ use sluice_policy::params::{ForcedRemap, KvPlacementMode, Params, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 use sluice_sim::rng::Rng;
-use sluice_sim::world::{Outcome, Setup};
-use sluice_sim::{Profile, World};
+use sluice_sim::simulation::{RequestResult, Setup};
+use sluice_sim::{Profile, Simulation};
 
 /// One hour: no test needs as much.
 pub const LIMIT: Nanos = Nanos(3_600_000_000_000);
@@ -102,8 +102,8 @@ pub fn load(count: u64, seed: u64) -> Vec<(u64, Request)> {
 }
 
 /// Runs a load to its end, with `each` called before every request.
-pub fn run(setup: Setup, load: &[(u64, Request)], mut each: impl FnMut(&mut World, u64)) -> World {
-    let mut world = World::new(setup, None).unwrap_or_else(|refused| panic!("{refused}"));
+pub fn run(setup: Setup, load: &[(u64, Request)], mut each: impl FnMut(&mut Simulation, u64)) -> Simulation {
+    let mut world = Simulation::new(setup, None).unwrap_or_else(|refused| panic!("{refused}"));
     for (at, request) in load {
         world.run_until(Nanos(*at));
         each(&mut world, request.id.0);
@@ -114,14 +114,14 @@ pub fn run(setup: Setup, load: &[(u64, Request)], mut each: impl FnMut(&mut Worl
 }
 
 /// Tokens by request, of a run with memory for everybody.
-pub fn expected(load: &[(u64, Request)], layers: u16) -> Vec<Outcome> {
+pub fn expected(load: &[(u64, Request)], layers: u16) -> Vec<RequestResult> {
     let world = run(setup(PolicyName::Recompute, layers, 400, 1), load, |_, _| {});
     assert!(world.outcomes.values().all(|o| o.preemptions == 0), "the reference never runs short");
     world.outcomes.into_values().collect()
 }
 
 /// Panics when any token differs.
-pub fn assert_same(world: &World, expected: &[Outcome], what: &str) {
+pub fn assert_same(world: &Simulation, expected: &[RequestResult], what: &str) {
     for (outcome, expected) in world.outcomes.values().zip(expected) {
         assert_eq!(outcome.tokens, expected.tokens, "{what}");
         assert_eq!(outcome.finish, expected.finish, "{what}");

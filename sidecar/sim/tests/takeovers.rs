@@ -7,9 +7,9 @@ use sluice_policy::loan_negotiator::{PeerCommand, Terms};
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
-use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_scheduler::{Event, Membership, Sharing};
-use sluice_sim::World;
+use sluice_sim::Simulation;
 use sluice_sim::rng::Rng;
 
 use crate::support::{LIMIT, expected, load, setup, with_tier};
@@ -20,19 +20,19 @@ const LAYERS: u16 = 6;
 
 /// Turns that are wanted and given up; messages go nowhere.
 #[derive(Clone, Debug, Default)]
-struct Turns(Arc<Mutex<Vec<TurnCall>>>);
+struct RecordingPort(Arc<Mutex<Vec<SliceCommand>>>);
 
-impl Neighbourhood for Turns {
-    fn post(&mut self, _now: Nanos, _letter: PeerCommand) {}
+impl PeerPort for RecordingPort {
+    fn send(&mut self, _now: Nanos, _letter: PeerCommand) {}
 
-    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+    fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
         self.0.lock().unwrap().push(call);
     }
 }
 
 /// How the sidecar and its engine find out, in which order.
 #[derive(Clone, Copy, Debug)]
-enum Finds {
+enum FirstToNotice {
     EngineFirst,
     SidecarFirst,
     /// The step ends before the engine looks.
@@ -40,8 +40,8 @@ enum Finds {
 }
 
 struct Tenant {
-    world: World,
-    turns: Turns,
+    world: Simulation,
+    turns: RecordingPort,
     epoch: u64,
     held: bool,
     left_steps: u64,
@@ -54,8 +54,8 @@ impl Tenant {
         setup.config.sharing = Sharing::Temporal(Quantum::new(0, QUANTUM_NS));
         let me = Peer { index: 0, instance: 1 };
         setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
-        let turns = Turns::default();
-        let world = World::among(Box::new(turns.clone()), setup, None);
+        let turns = RecordingPort::default();
+        let world = Simulation::with_peers(Box::new(turns.clone()), setup, None);
         let world = world.unwrap_or_else(|refused| panic!("{refused}"));
         Tenant { world, turns, epoch: 0, held: false, left_steps: 0, takeovers: 0 }
     }
@@ -65,12 +65,12 @@ impl Tenant {
         let calls: Vec<_> = self.turns.0.lock().unwrap().drain(..).collect();
         for call in calls {
             match call {
-                TurnCall::Want => {
+                SliceCommand::Request => {
                     (self.epoch, self.held) = (self.epoch + 1, true);
-                    let event = NeighbourEvent::Turn { epoch: self.epoch };
+                    let event = PeerPortEvent::SliceGranted { epoch: self.epoch };
                     self.world.driver.push(Event::Neighbour(event));
                 }
-                TurnCall::Release => {
+                SliceCommand::Release => {
                     assert!(self.held, "a turn that was taken over is not given up once more");
                     self.held = false;
                 }
@@ -78,23 +78,23 @@ impl Tenant {
         }
     }
 
-    fn take_over(&mut self, finds: Finds) {
+    fn take_over(&mut self, finds: FirstToNotice) {
         if !self.held {
             return;
         }
         (self.held, self.takeovers) = (false, self.takeovers + 1);
-        let overtaken = Event::Neighbour(NeighbourEvent::Overtaken { epoch: self.epoch });
+        let overtaken = Event::Neighbour(PeerPortEvent::SliceTakenOver { epoch: self.epoch });
         match finds {
-            Finds::EngineFirst => {
-                self.left_steps += u64::from(self.world.pass_turn());
+            FirstToNotice::EngineFirst => {
+                self.left_steps += u64::from(self.world.expire_turn());
                 self.world.run_until(self.world.now().plus(1));
                 self.world.driver.push(overtaken);
             }
-            Finds::SidecarFirst => {
+            FirstToNotice::SidecarFirst => {
                 self.world.driver.push(overtaken);
-                self.left_steps += u64::from(self.world.pass_turn());
+                self.left_steps += u64::from(self.world.expire_turn());
             }
-            Finds::SidecarAlone => self.world.driver.push(overtaken),
+            FirstToNotice::SidecarAlone => self.world.driver.push(overtaken),
         }
     }
 
@@ -118,7 +118,8 @@ fn tokens_survive(policy: PolicyName, seed: u64) -> (u64, u64) {
         }
         if now.0 >= next {
             next = now.0 + rng.between(MS, 60 * MS);
-            let finds = [Finds::EngineFirst, Finds::SidecarFirst, Finds::SidecarAlone];
+            let finds =
+                [FirstToNotice::EngineFirst, FirstToNotice::SidecarFirst, FirstToNotice::SidecarAlone];
             tenant.take_over(finds[rng.below(3) as usize]);
         }
         tenant.serve_turns();
@@ -133,7 +134,7 @@ fn tokens_survive(policy: PolicyName, seed: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_turn_that_is_taken_over_changes_no_token_and_no_request_fails() {
+fn taken_over_time_slice_changes_no_token_and_fails_no_request() {
     let (mut left_steps, mut takeovers) = (0, 0);
     for policy in PolicyName::ALL {
         for seed in 1..=6 {

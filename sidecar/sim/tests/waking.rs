@@ -11,11 +11,11 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::reason::Reason;
 use sluice_policy::step_model::prefill::chunk_by_chunk_ns;
-use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Membership, Request, Sharing};
-use sluice_sim::World;
-use sluice_sim::world::Setup;
+use sluice_sim::Simulation;
+use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, VOCAB, setup};
 
@@ -24,7 +24,7 @@ const MODEL_TOKENS: u32 = 400;
 const SLAB_CHUNKS: u32 = 4;
 const TOKEN_NS: u64 = 5_000;
 const CHUNK_NS: u64 = 20_000;
-const NEIGHBOUR: Peer = Peer { index: 1, instance: 1 };
+const PEER: Peer = Peer { index: 1, instance: 1 };
 
 /// n layers of which f stay, a prompt, and how long a layer's copy takes beside the whole prompt's compute in it.
 #[derive(Clone, Copy, Debug)]
@@ -95,23 +95,23 @@ impl Case {
 
 /// A neighbour that reads its letters; the test answers them.
 #[derive(Debug)]
-struct Silent;
+struct NullPort;
 
-impl Neighbourhood for Silent {
-    fn post(&mut self, _now: Nanos, _letter: PeerCommand) {}
+impl PeerPort for NullPort {
+    fn send(&mut self, _now: Nanos, _letter: PeerCommand) {}
 
-    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+    fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
         panic!("all run at once: {call:?}");
     }
 }
 
-fn news(world: &mut World, news: PeerEvent) {
-    world.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
+fn on_peer_event(world: &mut Simulation, news: PeerEvent) {
+    world.driver.push(Event::Neighbour(PeerPortEvent::Peer(news)));
 }
 
 /// Lends the last n - f layers, and all KV that may go with them.
-fn asleep(case: &Case) -> (World, u32) {
-    let world = World::among(Box::new(Silent), case.setup(), None);
+fn asleep(case: &Case) -> (Simulation, u32) {
+    let world = Simulation::with_peers(Box::new(NullPort), case.setup(), None);
     let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
     world.run_until(Nanos(1_000_000_000));
     world.driver.push(Event::Tick);
@@ -119,17 +119,17 @@ fn asleep(case: &Case) -> (World, u32) {
     assert!(world.driver.core().manager().is_loaded(), "{case:?}");
     // The floor keeps a layer and a slot.
     let chunks = world.driver.core().manager().lendable_chunks() - SLAB_CHUNKS * u32::from(case.present - 2);
-    news(&mut world, PeerEvent::Asked { peer: NEIGHBOUR, nonce: Nonce(7), chunks, ttl_ns: 1 << 40 });
+    on_peer_event(&mut world, PeerEvent::Asked { peer: PEER, nonce: Nonce(7), chunks, ttl_ns: 1 << 40 });
     world.run_until(world.now().plus(100_000_000));
     assert_eq!(world.driver.core().manager().absent_layers(), case.layers - case.present, "{case:?}");
     (world, chunks)
 }
 
 /// Time from the moment at which layers have memory again to the first token.
-fn first_token_ns(case: &Case) -> (u64, World) {
+fn first_token_ns(case: &Case) -> (u64, Simulation) {
     let (mut world, chunks) = asleep(case);
     world.submit(case.request());
-    news(&mut world, PeerEvent::Returned { peer: NEIGHBOUR, nonce: Nonce(7), chunks });
+    on_peer_event(&mut world, PeerEvent::Returned { peer: PEER, nonce: Nonce(7), chunks });
     // A tick handles what happens at one moment, and then moves to the next.
     let (mut woke, mut moment) = (None, world.now());
     while world.outcomes[&RequestId(1)].tokens.is_empty() {
@@ -159,7 +159,7 @@ fn cases() -> impl Iterator<Item = Case> {
 }
 
 #[test]
-fn the_first_token_of_a_waking_tenant_comes_within_the_bound() {
+fn first_token_of_waking_tenant_is_within_bound() {
     let mut whole = 0;
     for case in cases() {
         let (taken_ns, world) = first_token_ns(&case);

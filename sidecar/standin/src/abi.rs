@@ -24,7 +24,7 @@ pub mod code {
 }
 
 /// A code's name and its words, both ending in a zero byte.
-pub fn words(code: u32) -> (&'static [u8], &'static [u8]) {
+pub fn code_text(code: u32) -> (&'static [u8], &'static [u8]) {
     match code {
         0 => (b"CUDA_SUCCESS\0", b"no error\0"),
         code::INVALID_VALUE => (b"CUDA_ERROR_INVALID_VALUE\0", b"invalid argument\0"),
@@ -61,9 +61,9 @@ pub fn words(code: u32) -> (&'static [u8], &'static [u8]) {
 /// A place for a result that the caller gives. It comes only from callers across the C interface, whose promise is the
 /// driver's: it is null, or points to room for a `T`.
 #[repr(transparent)]
-pub struct Out<T>(*mut T);
+pub struct OutPtr<T>(*mut T);
 
-impl<T> Out<T> {
+impl<T> OutPtr<T> {
     /// Writes the result.
     pub fn set(&self, value: T) -> Result<(), u32> {
         if self.0.is_null() {
@@ -83,9 +83,9 @@ impl<T> Out<T> {
 /// A value that the caller shows. Same promise as [`Out`]: null, or a live `T`.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct In<T>(*const T);
+pub struct InPtr<T>(*const T);
 
-impl<T: Copy> In<T> {
+impl<T: Copy> InPtr<T> {
     /// A place that is a field of a structure.
     ///
     /// # Safety

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// One record of an event. Recording again makes a new one, so that who waits for the old one is not held up.
 #[derive(Default)]
-pub struct Mark {
+pub struct RecordedEvent {
     reached: Mutex<Option<Instant>>,
     changed: Condvar,
 }
@@ -13,24 +13,24 @@ pub struct Mark {
 /// An event: its last record, if it has one.
 #[derive(Default)]
 pub struct Event {
-    last: Mutex<Option<Arc<Mark>>>,
+    last: Mutex<Option<Arc<RecordedEvent>>>,
 }
 
 impl Event {
     /// A new record.
-    pub fn renew(&self) -> Arc<Mark> {
-        let mark = Arc::new(Mark::default());
+    pub fn renew(&self) -> Arc<RecordedEvent> {
+        let mark = Arc::new(RecordedEvent::default());
         *locked(&self.last) = Some(Arc::clone(&mark));
         mark
     }
 
     /// The last record.
-    pub fn mark(&self) -> Option<Arc<Mark>> {
+    pub fn mark(&self) -> Option<Arc<RecordedEvent>> {
         locked(&self.last).clone()
     }
 }
 
-impl Mark {
+impl RecordedEvent {
     /// The stream has come here.
     pub fn reach(&self) {
         *locked(&self.reached) = Some(Instant::now());

@@ -8,7 +8,7 @@ pub struct Node {
     pub handle: usize,
     pub operation: Operation,
     /// The words of a node that waits or writes, as the driver shows them.
-    pub shown: Vec<crate::abi::BatchOperation>,
+    pub batch_params: Vec<crate::abi::BatchOperation>,
 }
 
 /// A graph, or one made ready for launching.
@@ -24,7 +24,7 @@ impl Node {
             Operation::Words(all) => all.iter().copied().map(WordOperation::to_batch).collect(),
             _ => Vec::new(),
         };
-        Self { handle, operation, shown }
+        Self { handle, operation, batch_params: shown }
     }
 
     /// `CUgraphNodeType`.

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::abi::code;
-use crate::operation::{until, word};
-use crate::space::View;
+use crate::address_space::View;
+use crate::operation::{wait_until, word};
 
 /// A kernel and how many arguments it takes, each a word of 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Launch {
 
 fn spin(time: Duration, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
     let start = Instant::now();
-    until(given_up, || Ok(start.elapsed() >= time))
+    wait_until(given_up, || Ok(start.elapsed() >= time))
 }
 
 fn read(from: u64, count: u64, sums: u64, threads: u64) -> Result<(), u32> {
@@ -147,7 +147,7 @@ fn await_flag(
     let wanted = word(counter, |word| word.load(Ordering::Acquire))?;
     let start = Instant::now();
     let mut reached = false;
-    until(given_up, || {
+    wait_until(given_up, || {
         reached = word(flag, |word| word.load(Ordering::Acquire))? >= wanted;
         Ok(reached || start.elapsed() > limit)
     })?;
@@ -163,7 +163,7 @@ mod tests {
     use super::ALL;
 
     #[test]
-    fn every_kernel_of_the_source_is_here_with_as_many_arguments() {
+    fn every_source_kernel_exists_with_same_argument_count() {
         let source = include_str!("../../probe/cuda/probe.cu");
         let kernels = source.lines().filter_map(|line| line.strip_prefix("extern \"C\" __global__ void "));
         let kernels: Vec<_> = kernels

@@ -20,15 +20,15 @@
 #![allow(non_snake_case, reason = "the driver's functions have their names")]
 
 mod abi;
+mod address_space;
+mod call_guard;
 mod calls;
-mod entry;
+mod env_config;
 mod event;
 mod graph;
-mod held;
 mod kernels;
+mod leak_report;
 mod objects;
 mod operation;
 mod pool;
-mod space;
 mod stream;
-mod switches;

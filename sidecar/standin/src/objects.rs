@@ -6,12 +6,12 @@ use std::fs::File;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::code;
+use crate::env_config::ENV_CONFIG;
 use crate::event::Event;
 use crate::graph::{Graph, Node};
 use crate::kernels::Kernel;
 use crate::pool::Pool;
-use crate::stream::{Shared, Stream};
-use crate::switches::SWITCHES;
+use crate::stream::{ContextState, Stream};
 
 /// Device memory that a context takes, bytes.
 const CONTEXT_BYTES: u64 = 32 << 20;
@@ -44,7 +44,7 @@ pub struct Function {
 }
 
 struct Context {
-    shared: Arc<Shared>,
+    shared: Arc<ContextState>,
     default_stream: Arc<Stream>,
     /// What the context takes of the device's memory.
     _memory: File,
@@ -54,7 +54,7 @@ static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
 
 /// The device's memory; `None` without a folder for it.
 pub static POOL: LazyLock<Option<Pool>> =
-    LazyLock::new(|| SWITCHES.pool.as_deref().map(|folder| Pool::open(folder, SWITCHES.bytes)));
+    LazyLock::new(|| ENV_CONFIG.pool.as_deref().map(|folder| Pool::open(folder, ENV_CONFIG.bytes)));
 
 /// The locked objects.
 pub struct Guard(MutexGuard<'static, Objects>);
@@ -101,7 +101,7 @@ pub fn pool() -> Result<&'static Pool, u32> {
 
 impl Objects {
     /// A number for a new object.
-    pub fn number(&mut self) -> usize {
+    pub fn next_handle(&mut self) -> usize {
         self.next += 1;
         // Neither null nor one of the small numbers that stand for special streams.
         0x1000 + 16 * self.next
@@ -109,10 +109,10 @@ impl Objects {
 
     /// A new context.
     pub fn create_context(&mut self) -> Result<usize, u32> {
-        let memory = pool()?.take(CONTEXT_BYTES)?;
-        let shared = Arc::new(Shared::default());
+        let memory = pool()?.allocate(CONTEXT_BYTES)?;
+        let shared = Arc::new(ContextState::default());
         let default_stream = Stream::start(Arc::clone(&shared));
-        let number = self.number();
+        let number = self.next_handle();
         self.contexts.insert(number, Context { shared, default_stream, _memory: memory });
         Ok(number)
     }
@@ -120,7 +120,7 @@ impl Objects {
     /// Ends a context with its streams.
     pub fn destroy_context(&mut self, context: usize) -> Result<(), u32> {
         let gone = self.contexts.remove(&context).ok_or(code::INVALID_CONTEXT)?;
-        gone.shared.over.store(true, std::sync::atomic::Ordering::Release);
+        gone.shared.is_closed.store(true, std::sync::atomic::Ordering::Release);
         gone.default_stream.close();
         self.streams.retain(|_, (owner, stream)| {
             if *owner == context {
@@ -132,14 +132,14 @@ impl Objects {
     }
 
     /// What a context shares with its streams.
-    pub fn context(&self, context: usize) -> Result<&Arc<Shared>, u32> {
+    pub fn context(&self, context: usize) -> Result<&Arc<ContextState>, u32> {
         self.contexts.get(&context).map(|context| &context.shared).ok_or(code::INVALID_CONTEXT)
     }
 
     /// A new stream of a context.
     pub fn create_stream(&mut self, context: usize) -> Result<usize, u32> {
         let stream = Stream::start(Arc::clone(self.context(context)?));
-        let number = self.number();
+        let number = self.next_handle();
         self.streams.insert(number, (context, stream));
         Ok(number)
     }
@@ -147,7 +147,7 @@ impl Objects {
     /// A stream; the small numbers are the default stream of the current context.
     pub fn stream(&self, stream: usize) -> Result<Arc<Stream>, u32> {
         if stream <= 2 {
-            let context = self.contexts.get(&crate::entry::current()).ok_or(code::INVALID_CONTEXT)?;
+            let context = self.contexts.get(&crate::call_guard::current()).ok_or(code::INVALID_CONTEXT)?;
             return Ok(Arc::clone(&context.default_stream));
         }
         self.streams.get(&stream).map(|(_, stream)| Arc::clone(stream)).ok_or(code::INVALID_HANDLE)

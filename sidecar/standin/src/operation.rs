@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::abi::{BatchOperation, code};
-use crate::event::Mark;
+use crate::address_space::View;
+use crate::event::RecordedEvent;
 use crate::kernels::Launch;
-use crate::space::View;
 
 /// One piece of work.
 #[derive(Clone)]
@@ -21,9 +21,9 @@ pub enum Operation {
     /// Waits for words and writes words, in order.
     Words(Vec<WordOperation>),
     /// An event is reached.
-    Record(Arc<Mark>),
+    Record(Arc<RecordedEvent>),
     /// Waits for an event.
-    Wait(Arc<Mark>),
+    Wait(Arc<RecordedEvent>),
 }
 
 /// Waits for or writes one word of 64 bits.
@@ -58,9 +58,9 @@ impl WordOperation {
     fn run(self, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
         match self {
             Self::Write { address, value } => word(address, |word| word.store(value, Ordering::Release)),
-            Self::Wait { address, value, flags } => {
-                until(given_up, || word(address, |word| holds(word.load(Ordering::Acquire), value, flags)))
-            }
+            Self::Wait { address, value, flags } => wait_until(given_up, || {
+                word(address, |word| is_satisfied(word.load(Ordering::Acquire), value, flags))
+            }),
         }
     }
 }
@@ -89,7 +89,10 @@ impl Operation {
 }
 
 /// Asks `done` until it says so. Waits are short in tests that pass, so it first only lets others run.
-pub fn until(given_up: &dyn Fn() -> bool, mut done: impl FnMut() -> Result<bool, u32>) -> Result<(), u32> {
+pub fn wait_until(
+    given_up: &dyn Fn() -> bool,
+    mut done: impl FnMut() -> Result<bool, u32>,
+) -> Result<(), u32> {
     let mut tries = 0_u32;
     while !done()? {
         if given_up() {
@@ -117,7 +120,7 @@ pub fn word<R>(address: u64, with: impl FnOnce(&AtomicU64) -> R) -> Result<R, u3
     Ok(with(unsafe { AtomicU64::from_ptr(place) }))
 }
 
-fn holds(word: u64, value: u64, flags: u32) -> bool {
+fn is_satisfied(word: u64, value: u64, flags: u32) -> bool {
     match flags {
         0 => word.wrapping_sub(value).cast_signed() >= 0,
         1 => word == value,
@@ -127,7 +130,7 @@ fn holds(word: u64, value: u64, flags: u32) -> bool {
 }
 
 /// Where bytes lie; ordinary host memory is taken at its word, as the driver does.
-fn place(view: &View, address: u64, bytes: u64) -> Result<*mut u8, u32> {
+fn host_pointer(view: &View, address: u64, bytes: u64) -> Result<*mut u8, u32> {
     match view.host(address, bytes) {
         Err(_) if address != 0 && address >> 56 == 0 => Ok(address as *mut u8),
         other => other,
@@ -136,7 +139,7 @@ fn place(view: &View, address: u64, bytes: u64) -> Result<*mut u8, u32> {
 
 fn copy(to: u64, from: u64, bytes: u64) -> Result<(), u32> {
     let view = View::new();
-    let (to, from) = (place(&view, to, bytes)?, place(&view, from, bytes)?);
+    let (to, from) = (host_pointer(&view, to, bytes)?, host_pointer(&view, from, bytes)?);
     // SAFETY: both are mapped, or the caller's own live memory; the view keeps mappings while bytes move. Ranges that overlap
     // are allowed by `copy`.
     unsafe { std::ptr::copy(from, to, bytes as usize) };
@@ -158,13 +161,13 @@ fn fill(to: u64, word: u32, count: u64) -> Result<(), u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::holds;
+    use super::is_satisfied;
 
     #[test]
     fn a_wait_compares_as_the_driver_documents_it() {
-        assert!(holds(5, 5, 0) && holds(6, 5, 0) && !holds(4, 5, 0));
-        assert!(holds(1, u64::MAX, 0), "at least, on a circle");
-        assert!(holds(5, 5, 1) && !holds(6, 5, 1));
-        assert!(holds(6, 2, 2) && !holds(4, 2, 2));
+        assert!(is_satisfied(5, 5, 0) && is_satisfied(6, 5, 0) && !is_satisfied(4, 5, 0));
+        assert!(is_satisfied(1, u64::MAX, 0), "at least, on a circle");
+        assert!(is_satisfied(5, 5, 1) && !is_satisfied(6, 5, 1));
+        assert!(is_satisfied(6, 2, 2) && !is_satisfied(4, 2, 2));
     }
 }

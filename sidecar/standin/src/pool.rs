@@ -35,7 +35,7 @@ impl Pool {
     }
 
     /// Takes `bytes`: a file of that length, of zeros, that is its own as long as anybody holds it.
-    pub fn take(&self, bytes: u64) -> Result<File, u32> {
+    pub fn allocate(&self, bytes: u64) -> Result<File, u32> {
         let _lock = self.lock().map_err(failed)?;
         if self.used().map_err(failed)? + bytes > self.capacity {
             return Err(code::OUT_OF_MEMORY);
@@ -98,9 +98,9 @@ mod tests {
         let pool = Pool::open(folder.path(), 100);
         // Another process has a pool object of its own on the same folder.
         let other = Pool::open(folder.path(), 100);
-        let first = pool.take(60).expect("there is room");
+        let first = pool.allocate(60).expect("there is room");
         assert_eq!(other.free(), Ok(40));
-        assert_eq!(other.take(60).map(drop), Err(code::OUT_OF_MEMORY));
+        assert_eq!(other.allocate(60).map(drop), Err(code::OUT_OF_MEMORY));
 
         let passed_on = first.try_clone().expect("a second descriptor");
         drop(first);

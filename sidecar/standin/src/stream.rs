@@ -10,16 +10,16 @@ use crate::operation::Operation;
 
 /// What a context and its streams share.
 #[derive(Default)]
-pub struct Shared {
+pub struct ContextState {
     /// The first fault of any work; from then on everything fails with it.
     pub fault: AtomicU32,
     /// The context is gone: waits end.
-    pub over: AtomicBool,
+    pub is_closed: AtomicBool,
 }
 
 /// A stream.
 pub struct Stream {
-    shared: Arc<Shared>,
+    shared: Arc<ContextState>,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -35,7 +35,7 @@ struct Queue {
 
 impl Stream {
     /// A stream with its thread.
-    pub fn start(shared: Arc<Shared>) -> Arc<Self> {
+    pub fn start(shared: Arc<ContextState>) -> Arc<Self> {
         let stream = Arc::new(Self { shared, queue: Mutex::default(), changed: Condvar::new() });
         let worker = Arc::clone(&stream);
         thread::spawn(move || worker.work());
@@ -59,7 +59,7 @@ impl Stream {
     }
 
     /// Whether all work is done.
-    pub fn idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         let queue = self.locked();
         queue.waiting.is_empty() && !queue.busy
     }
@@ -94,7 +94,7 @@ impl Stream {
     }
 
     fn work(&self) {
-        let given_up = || self.shared.over.load(Ordering::Acquire);
+        let given_up = || self.shared.is_closed.load(Ordering::Acquire);
         while let Some(operation) = self.next() {
             let faulty = self.shared.fault.load(Ordering::Acquire) != 0;
             // After a fault nothing is done any more, but who waits for an event has to come to an end.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sluice_e2e::cluster::within;
-use sluice_memory::neighbourhood::{Identity, LedgerError, Neighbourhood, Participant, this_boot};
+use sluice_memory::gpu_ledger::{GpuLedger, LedgerError, LedgerIdentity, Participant, current_boot_id};
 use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 use tokio::task::JoinSet;
@@ -28,7 +28,7 @@ const A_WHILE: Duration = Duration::from_secs(2);
 
 /// What the tenants of a GPU share, opened by somebody who has no part in it.
 #[derive(Clone)]
-pub struct Ledger(Neighbourhood, Arc<File>);
+pub struct Ledger(GpuLedger, Arc<File>);
 
 /// The guard of a ledger, held as by a process that stands still within it.
 pub struct HeldGuard(File);
@@ -59,8 +59,8 @@ impl Ledger {
         let config: SidecarConfig =
             serde_json::from_str(texts.values().next().unwrap().as_str().unwrap()).unwrap();
         let place = config.neighbourhood.unwrap();
-        let identity = Identity {
-            boot_id: this_boot().unwrap(),
+        let identity = LedgerIdentity {
+            boot_id: current_boot_id().unwrap(),
             claim_id: place.claim,
             capacity_bytes: config.gpu.memory_bytes,
             chunk_bytes: config.gpu.chunk_bytes,
@@ -70,7 +70,7 @@ impl Ledger {
         let folder = root.join(place.folder.strip_prefix("/").unwrap());
         // Neither ends with the process by which it was found.
         let locks = File::options().read(true).write(true).open(folder.join("locks")).unwrap();
-        Ledger(Neighbourhood::open(&folder, &identity).unwrap(), Arc::new(locks))
+        Ledger(GpuLedger::open(&folder, &identity).unwrap(), Arc::new(locks))
     }
 
     /// Takes the guard as soon as nobody has it.
@@ -83,7 +83,7 @@ impl Ledger {
     /// What the living record of a tenant says.
     pub fn record(&self, product: &Product<'_>, tenant: &str) -> Option<Participant> {
         let name = format!("{}/{tenant}", product.namespace);
-        self.0.survey().unwrap().into_iter().find(|one| one.live && one.name == name)
+        self.0.survey().unwrap().into_iter().find(|one| one.is_live && one.name == name)
     }
 
     /// Waits until a tenant holds more than its share.
@@ -229,7 +229,7 @@ impl Rows<'_> {
         let still = async || processes.iter().all(Stopped::is_still).then_some(());
         within(MINUTE, "they stand still", still).await;
         let record = ledger.record(self.product, CHAT).filter(borrows)?;
-        let free = !record.has_turn && ledger.0.audit().is_ok();
+        let free = !record.has_slice && ledger.0.audit().is_ok();
         free.then_some((processes, record.held_bytes))
     }
 

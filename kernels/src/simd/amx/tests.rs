@@ -11,14 +11,14 @@ use crate::simd::matmul::{Narrow, scratch_words};
 use crate::simd::tests::numbers;
 
 /// `tdpbf16ps` after Intel's manual, for numbers that are no denormals.
-struct Software;
+struct SoftwareUnit;
 
 thread_local! {
     /// Rows of the tiles that [`Software`] was set up for last.
     static ROWS_OF_TILES: Cell<usize> = const { Cell::new(0) };
 }
 
-impl Unit for Software {
+impl TileUnit for SoftwareUnit {
     unsafe fn configure(rows: usize) {
         ROWS_OF_TILES.set(rows);
     }
@@ -114,7 +114,7 @@ fn software() -> Option<unsafe fn(&Product<bf16>)> {
         eprintln!("skipped: the processor has no AVX-512 BF16");
         return None;
     }
-    Some(run_on::<Software, bf16>)
+    Some(run_on::<SoftwareUnit, bf16>)
 }
 
 fn after(epilogue: Epilogue, sum: f64) -> f64 {
@@ -182,7 +182,7 @@ fn the_processors_unit_has_the_bits_of_the_manual() {
     same_bits_in_parts(&case, run_on::<Amx, bf16>);
     for epilogue in EPILOGUES {
         let everything = || (0..ROWS, 0..70);
-        let expected = case.multiply(everything(), epilogue, run_on::<Software, bf16>);
+        let expected = case.multiply(everything(), epilogue, run_on::<SoftwareUnit, bf16>);
         let found = case.multiply(everything(), epilogue, run_on::<Amx, bf16>);
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&found), bits(&expected), "{epilogue:?}");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sluice_memory::neighbourhood::Seat;
+use sluice_memory::gpu_ledger::ParticipantHandle;
 use sluice_policy::loan_negotiator::PeerEvent;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
@@ -19,7 +19,7 @@ type Waiting = BTreeMap<(Peer, Nonce), oneshot::Sender<GrantAnswer>>;
 /// Turns requests into news, and the scheduler's letters into answers.
 #[derive(Debug)]
 pub struct Desk {
-    seat: Arc<Seat>,
+    seat: Arc<ParticipantHandle>,
     namespace: String,
     name: String,
     chunk_bytes: u64,
@@ -57,7 +57,7 @@ pub fn named(participant: &Participant) -> Peer {
 
 impl Desk {
     /// The desk of the tenant `namespace/name`.
-    pub fn new(seat: Arc<Seat>, namespace: &str, name: &str, chunk_bytes: u64) -> Desk {
+    pub fn new(seat: Arc<ParticipantHandle>, namespace: &str, name: &str, chunk_bytes: u64) -> Desk {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         Desk {
             seat,
@@ -190,7 +190,7 @@ impl Desk {
         let own = named(who).index == self.seat.index();
         let name = full_name(&who.namespace, &who.name);
         let survey = self.seat.survey().unwrap_or_default();
-        !own && survey.iter().any(|p| p.live && p.name == name && p.peer == named(who))
+        !own && survey.iter().any(|p| p.is_live && p.name == name && p.peer == named(who))
     }
 
     /// The answer to an `Ask` that gets something. False when nobody waits for it any more: what it promised must be taken back.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
-use sluice_memory::neighbourhood::{Participant, Seat, TurnOrder};
+use sluice_memory::gpu_ledger::{Participant, ParticipantHandle, TurnOrder};
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::victim::{PeerState, PeerView as Seen};
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::State;
 use sluice_wire::directive::Neighbour;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, RevokeReason};
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct Office {
     /// The record in the ledger.
-    pub seat: Arc<Seat>,
+    pub seat: Arc<ParticipantHandle>,
     /// Who this is.
     pub desk: Arc<Desk>,
     /// Who the neighbours are.
@@ -64,7 +64,7 @@ impl Office {
 
     /// Tells the scheduler.
     pub fn tell(&self, news: PeerEvent) {
-        self.inbox.send(Message::Neighbour(Box::new(NeighbourEvent::News(news))));
+        self.inbox.send(Message::Neighbour(Box::new(PeerPortEvent::Peer(news))));
     }
 
     async fn send(&self, letter: PeerCommand) {
@@ -87,7 +87,8 @@ impl Office {
     }
 
     async fn survey(&self) -> Vec<Seen> {
-        let line = self.order.map(|order| self.seat.turn().line(order).unwrap_or_default());
+        let line =
+            self.order.map(|order| self.seat.slice_queue().waiters_in_order(order).unwrap_or_default());
         let looks = self.known().into_iter().map(|(participant, neighbour)| {
             let line = line.as_deref();
             async move { self.look(&participant, &neighbour, line).await }
@@ -134,7 +135,7 @@ impl Office {
         let living = self.seat.survey().unwrap_or_default();
         let found = in_force.directive.neighbours.iter().filter_map(|neighbour| {
             let name = full_name(&neighbour.namespace, &neighbour.name);
-            let participant = living.iter().find(|p| p.live && p.name == name)?;
+            let participant = living.iter().find(|p| p.is_live && p.name == name)?;
             Some((participant.clone(), neighbour.clone()))
         });
         found.inspect(|(participant, _)| self.desk.meet(participant.peer)).collect()
@@ -215,7 +216,7 @@ impl Office {
     async fn take_back(&self, peer: Peer, nonce: Nonce) {
         let seat = self.seat.clone();
         // The guard may have to be waited for, which no thread of this runtime may. In vain: the scheduler writes again.
-        match tokio::task::spawn_blocking(move || seat.void(nonce.0)).await {
+        match tokio::task::spawn_blocking(move || seat.cancel_earmark(nonce.0)).await {
             Ok(Ok(_)) => self.tell(PeerEvent::TookBack { nonce }),
             Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
             // This runtime is at its end.
@@ -229,5 +230,5 @@ fn in_line(live: PeerState, participant: &Participant, line: Option<&[Peer]>) ->
     let Some(line) = line else { return live };
     let place = line.iter().position(|peer| *peer == participant.peer);
     let queue_place = place.and_then(|place| u32::try_from(place).ok());
-    PeerState { active: participant.has_turn, queue_place, ..live }
+    PeerState { active: participant.has_slice, queue_place, ..live }
 }

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_memory::neighbourhood::{
-    Identity, JoinError, LedgerFaults, Neighbourhood, OpenError, Seat, TurnOrder as LedgerOrder, Wish,
-    this_boot,
+use sluice_memory::gpu_ledger::{
+    GpuLedger, JoinError, LedgerFaults, LedgerIdentity, OpenError, ParticipantHandle, ShareRequest,
+    TurnOrder as LedgerOrder, current_boot_id,
 };
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
@@ -56,7 +56,7 @@ pub enum PlaceError {
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Its record.
-    pub seat: Arc<Seat>,
+    pub seat: Arc<ParticipantHandle>,
     /// What the configuration says of it.
     pub config: NeighbourhoodConfig,
     /// Turns that it took from holders that were past their deadline.
@@ -82,19 +82,21 @@ impl PlaceError {
     fn awaited(&self) -> Option<&'static str> {
         match self {
             // It still finishes its streams, and takes as long as it is given.
-            PlaceError::Join { source: JoinError::NameTaken { .. }, .. } => {
+            PlaceError::Join { source: JoinError::NameInUse { .. }, .. } => {
                 Some("the end of the tenant's last pod")
             }
             PlaceError::Join { source: JoinError::Overcommitted { .. }, .. } => {
                 Some("its share of the GPU, which others have")
             }
             PlaceError::Open { source, .. } => match source {
-                OpenError::OtherVersion { .. } => Some("the end of the pods of another version on its GPU"),
-                OpenError::OtherLife { .. } => Some("the end of the pods of another claim on its GPU"),
+                OpenError::VersionMismatch { .. } => {
+                    Some("the end of the pods of another version on its GPU")
+                }
+                OpenError::IdentityMismatch { .. } => Some("the end of the pods of another claim on its GPU"),
                 OpenError::Damaged { .. } => Some("the end of all pods on its GPU, whose ledger is damaged"),
-                OpenError::OtherSize { .. }
+                OpenError::SizeMismatch { .. }
                 | OpenError::Busy { .. }
-                | OpenError::ClaimId { .. }
+                | OpenError::InvalidClaimId { .. }
                 | OpenError::Kernel { .. } => None,
             },
             PlaceError::Join { .. } | PlaceError::Boot(_) => None,
@@ -160,19 +162,20 @@ impl Place {
         faults: &LedgerFaults,
         share_bytes: u64,
     ) -> Result<Place, PlaceError> {
-        let identity = Identity {
-            boot_id: this_boot()?,
+        let identity = LedgerIdentity {
+            boot_id: current_boot_id()?,
             claim_id: place.claim.clone(),
             capacity_bytes: config.gpu.memory_bytes,
             chunk_bytes: config.gpu.chunk_bytes,
         };
         let name = full_name(&config.namespace, &config.name);
         let folder = || place.folder.clone();
-        let ledger = Neighbourhood::open_with(&place.folder, &identity, faults.clone());
+        let ledger = GpuLedger::open_with(&place.folder, &identity, faults.clone());
         let ledger = ledger.map_err(|source| PlaceError::Open { folder: folder(), source })?;
         // The floor is known when the first engine has said what activations cost.
         let least_bytes = if place.sharing == SharingRule::Isolated { share_bytes } else { 0 };
-        let seat = ledger.join_for(&name, Wish { floor_bytes: 0, share_bytes, least_bytes });
+        let seat =
+            ledger.join_with(&name, ShareRequest { floor_bytes: 0, share_bytes, min_bytes: least_bytes });
         let seat = seat.map_err(|source| PlaceError::Join { folder: folder(), source })?;
         Ok(Place { seat: Arc::new(seat), config: place.clone(), takeovers: Arc::default() })
     }
@@ -218,7 +221,7 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
-    use sluice_memory::neighbourhood::LedgerError;
+    use sluice_memory::gpu_ledger::LedgerError;
 
     use super::*;
 
@@ -229,7 +232,7 @@ mod tests {
     #[test]
     fn what_others_have_to_end_is_waited_for_and_what_no_wait_mends_is_not() {
         let mut patience = Patience::new();
-        let named = || join(JoinError::NameTaken { name: "n/a".into(), index: 0 });
+        let named = || join(JoinError::NameInUse { name: "n/a".into(), index: 0 });
         let busy = || join(JoinError::Busy(LedgerError::Busy { holder: String::new(), waited_ms: 1 }));
         assert_eq!(patience.after(named()).unwrap(), JOIN_AGAIN);
         assert_eq!(patience.awaits(), Some("the end of the tenant's last pod"));
@@ -253,11 +256,11 @@ mod tests {
         let text = || String::from("x");
         let waits = [
             (
-                OpenError::OtherVersion { found: 1, expected: 2 },
+                OpenError::VersionMismatch { found: 1, expected: 2 },
                 "the end of the pods of another version on its GPU",
             ),
             (
-                OpenError::OtherLife { what: "claim", found: text(), expected: text() },
+                OpenError::IdentityMismatch { what: "claim", found: text(), expected: text() },
                 "the end of the pods of another claim on its GPU",
             ),
             (OpenError::Damaged { what: text() }, "the end of all pods on its GPU, whose ledger is damaged"),
@@ -269,7 +272,7 @@ mod tests {
             assert_eq!(patience.after(open(source)).unwrap(), JOIN_AGAIN);
             assert_eq!(patience.awaits(), Some(what));
         }
-        let size = OpenError::OtherSize { what: "bytes a chunk", found: 1, expected: 2 };
+        let size = OpenError::SizeMismatch { what: "bytes a chunk", found: 1, expected: 2 };
         assert!(Patience::new().after(open(size)).is_err());
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use sluice_memory::neighbourhood::{LedgerError, Seat};
+use sluice_memory::gpu_ledger::{LedgerError, ParticipantHandle};
 use sluice_memory::{Quota, QuotaError};
 use sluice_policy::action::Earmark;
 
 /// Every byte of a chunk is reserved in the ledger before the chunk exists and given back after it has gone.
 #[derive(Clone, Debug)]
-pub struct SeatQuota(pub Arc<Seat>);
+pub struct SeatQuota(pub Arc<ParticipantHandle>);
 
 fn refused(error: LedgerError) -> QuotaError {
     match error {
@@ -16,7 +16,7 @@ fn refused(error: LedgerError) -> QuotaError {
         LedgerError::OutOfMemory { .. } | LedgerError::Busy { .. } => {
             QuotaError::OutOfMemory(error.to_string())
         }
-        LedgerError::TooMany { .. } => QuotaError::Busy(error.to_string()),
+        LedgerError::TooManyTransfers { .. } => QuotaError::Busy(error.to_string()),
         other => QuotaError::Refused(other.to_string()),
     }
 }
@@ -40,12 +40,12 @@ impl Quota for SeatQuota {
             Ok(()) => Ok(()),
             // Who is dead needs no promise: the bytes are free for the next life, which may have those that were never
             // reserved already.
-            Err(LedgerError::Gone { .. }) => {
+            Err(LedgerError::PeerDead { .. }) => {
                 self.0.release(bytes);
                 Ok(())
             }
             // The scheduler refuses the loan, and its borrower asks again later.
-            Err(error @ LedgerError::TooMany { .. }) => Err(refused(error)),
+            Err(error @ LedgerError::TooManyTransfers { .. }) => Err(refused(error)),
             Err(error) => {
                 tracing::warn!(%error, nonce = earmark.nonce.0, "bytes could not be earmarked");
                 Err(refused(error))

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use sluice_memory::neighbourhood::{LedgerError, Seat};
+use sluice_memory::gpu_ledger::{LedgerError, ParticipantHandle};
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::PeerCommand;
-use sluice_ports::neighbourhood::{Neighbourhood, TurnCall};
+use sluice_ports::peers::{PeerPort, SliceCommand};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::desk::Desk;
@@ -15,7 +15,7 @@ use super::desk::Desk;
 #[derive(Debug)]
 pub struct Shell {
     /// The record in the ledger.
-    pub seat: Arc<Seat>,
+    pub seat: Arc<ParticipantHandle>,
     /// Those who wait for an answer.
     pub desk: Arc<Desk>,
     /// Where letters are sent.
@@ -24,12 +24,12 @@ pub struct Shell {
     pub turns: Option<Sender<()>>,
 }
 
-impl Neighbourhood for Shell {
-    fn post(&mut self, _now: Nanos, letter: PeerCommand) {
+impl PeerPort for Shell {
+    fn send(&mut self, _now: Nanos, letter: PeerCommand) {
         match letter {
             PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
                 if !self.desk.answer(peer, nonce, chunks, ttl_ns) {
-                    self.send(PeerCommand::TakeBack { peer, nonce });
+                    self.forward(PeerCommand::TakeBack { peer, nonce });
                 }
             }
             PeerCommand::Refuse { peer, nonce, why } => self.desk.refuse(peer, nonce, why),
@@ -38,30 +38,30 @@ impl Neighbourhood for Shell {
                 self.desk.owes(peer, nonce, chunks, within_ns);
             }
             PeerCommand::Prolong { peer, nonce, ttl_ns } => self.desk.prolonged(peer, nonce, ttl_ns),
-            letter => self.send(letter),
+            letter => self.forward(letter),
         }
     }
 
-    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+    fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
         match (call, &self.turns) {
-            (TurnCall::Want, Some(turns)) => {
+            (SliceCommand::Request, Some(turns)) => {
                 // A thread that has gone has said why; the tenant then waits, as for a turn that does not come.
                 let _ = turns.send(());
             }
-            (TurnCall::Release, _) => match self.seat.turn().release() {
+            (SliceCommand::Release, _) => match self.seat.slice_queue().release() {
                 Ok(()) => {}
-                Err(LedgerError::Overtaken) => {
+                Err(LedgerError::SliceTakenOver) => {
                     tracing::error!("a neighbour took the turn, since this tenant was past its deadline");
                 }
                 Err(error) => tracing::error!(%error, "the turn could not be given up"),
             },
-            (TurnCall::Want, None) => {}
+            (SliceCommand::Request, None) => {}
         }
     }
 }
 
 impl Shell {
-    fn send(&self, letter: PeerCommand) {
+    fn forward(&self, letter: PeerCommand) {
         // The office ends after the scheduler.
         let _ = self.letters.send(letter);
     }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use sluice_memory::neighbourhood::TakenOver;
+use sluice_memory::gpu_ledger::SliceTakeover;
 use sluice_wire::state::{Skip, Takeover, TurnState};
 
 use crate::clock::{unix_ms, whole_ms};
@@ -22,7 +22,7 @@ struct Counted {
 
 impl Takeovers {
     /// A turn was taken over.
-    pub fn note(&self, taken: TakenOver) {
+    pub fn note(&self, taken: SliceTakeover) {
         let (at_unix_ms, overdue_ms) = (unix_ms(SystemTime::now()), whole_ms(taken.overdue));
         tracing::warn!(from = taken.from, overdue_ms, "the turn was taken from a holder past its deadline");
         let mut counted = self.counted();

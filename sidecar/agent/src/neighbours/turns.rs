@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::Duration;
 
-use sluice_memory::neighbourhood::{Epoch, Seat, TurnLine, TurnOrder};
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_memory::gpu_ledger::{Epoch, ParticipantHandle, SliceQueue, TurnOrder};
+use sluice_ports::peers::PeerPortEvent;
 
 use super::takeovers::Takeovers;
 use crate::directive::Directives;
@@ -51,37 +51,42 @@ impl Standing {
 ///
 /// # Errors
 /// The machine has no room for a thread.
-pub fn spawn(seat: Arc<Seat>, standing: Standing, ends: Ends) -> std::io::Result<Sender<()>> {
+pub fn spawn(seat: Arc<ParticipantHandle>, standing: Standing, ends: Ends) -> std::io::Result<Sender<()>> {
     let (sender, wishes) = channel();
     let work = move || wait_for_turns(&seat, &standing, &wishes, &ends);
     std::thread::Builder::new().name("turns".into()).spawn(work)?;
     Ok(sender)
 }
 
-fn wait_for_turns(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends: &Ends) {
+fn wait_for_turns(seat: &ParticipantHandle, standing: &Standing, wishes: &Receiver<()>, ends: &Ends) {
     let mut wished = false;
     while wished || wishes.recv().is_ok() {
         let Some(epoch) = next_turn(seat, standing, wishes, ends) else { return };
-        let event = NeighbourEvent::Turn { epoch: epoch.0 };
+        let event = PeerPortEvent::SliceGranted { epoch: epoch.0 };
         ends.inbox.send(Message::Neighbour(Box::new(event)));
-        if let Some(time) = seat.turn().handover() {
+        if let Some(time) = seat.slice_queue().handover() {
             ends.metrics.handed_over(time);
         }
-        if let Some(taken) = seat.turn().taken_over() {
+        if let Some(taken) = seat.slice_queue().takeover() {
             ends.takeovers.note(taken);
             ends.metrics.turn_taken_over();
         }
-        wished = tell_when_sought(&seat.turn(), epoch, wishes, ends);
+        wished = tell_when_sought(&seat.slice_queue(), epoch, wishes, ends);
     }
 }
 
 /// Waits until the turn comes; none when nobody wants it any more. Each wait begins with a ticket: who has one keeps it,
 /// under the priority of now, and who has lost it draws another.
-fn next_turn(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends: &Ends) -> Option<Epoch> {
-    let (line, mut pause) = (seat.turn(), PAUSE);
+fn next_turn(
+    seat: &ParticipantHandle,
+    standing: &Standing,
+    wishes: &Receiver<()>,
+    ends: &Ends,
+) -> Option<Epoch> {
+    let (line, mut pause) = (seat.slice_queue(), PAUSE);
     loop {
         let ticket = line.request(standing.priority());
-        let taken = ticket.and_then(|()| line.take_within(standing.order, WAIT));
+        let taken = ticket.and_then(|()| line.acquire_within(standing.order, WAIT));
         for of in line.take_skipped() {
             ends.takeovers.record_skip(of);
             ends.metrics.turn_skipped();
@@ -104,11 +109,11 @@ fn next_turn(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends: &End
 
 /// Returns when the turn is given up, or after the scheduler was told that somebody waits for it. True when the next turn was
 /// wished for meanwhile.
-fn tell_when_sought(line: &TurnLine<'_>, epoch: Epoch, wishes: &Receiver<()>, ends: &Ends) -> bool {
+fn tell_when_sought(line: &SliceQueue<'_>, epoch: Epoch, wishes: &Receiver<()>, ends: &Ends) -> bool {
     while line.held() == Some(epoch) {
-        match line.sought_within(WAIT) {
+        match line.wait_for_waiter(WAIT) {
             Ok(true) => {
-                let event = NeighbourEvent::Sought { epoch: epoch.0 };
+                let event = PeerPortEvent::SliceRequested { epoch: epoch.0 };
                 ends.inbox.send(Message::Neighbour(Box::new(event)));
                 return false;
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use sluice_memory::neighbourhood::{EarmarkState, LedgerError, Participant};
+use sluice_memory::gpu_ledger::{EarmarkState, LedgerError, Participant};
 use sluice_policy::loan_negotiator::{PeerEvent, Terms};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
@@ -53,7 +53,7 @@ async fn look(office: &Office, known: &mut BTreeSet<Peer>) -> Result<(), LedgerE
     // Before the ledger is read: whoever was met and is not in it then has died, also if no look has ever seen it.
     known.append(&mut office.desk.met());
     let participants = office.seat.survey()?;
-    let living: BTreeSet<Peer> = participants.iter().filter(|p| p.live).map(|p| p.peer).collect();
+    let living: BTreeSet<Peer> = participants.iter().filter(|p| p.is_live).map(|p| p.peer).collect();
     let dead: BTreeSet<Peer> = known.difference(&living).copied().collect();
     for peer in &dead {
         tracing::info!(index = peer.index, "a neighbour has gone");
@@ -61,10 +61,10 @@ async fn look(office: &Office, known: &mut BTreeSet<Peer>) -> Result<(), LedgerE
     }
     office.desk.forget(&dead);
     *known = living;
-    participants.iter().filter(|p| p.live).for_each(|p| tell_earmarks(office, p));
+    participants.iter().filter(|p| p.is_live).for_each(|p| tell_earmarks(office, p));
     let seat = office.seat.clone();
     // The guard may have to be waited for, which no thread of this runtime may. At its end nothing has to be cleared.
-    tokio::task::spawn_blocking(move || seat.clear().map(drop)).await.unwrap_or(Ok(()))
+    tokio::task::spawn_blocking(move || seat.clear_settled().map(drop)).await.unwrap_or(Ok(()))
 }
 
 /// Earmarks for this tenant that nobody has told it of: what is a loan that came back, the scheduler knows.
@@ -81,7 +81,7 @@ fn tell_terms(office: &Office, directive: Option<&Directive>) {
     let Some(directive) = directive else { return };
     let living = office.seat.survey().unwrap_or_default();
     let find = |name: &str| {
-        let found = living.iter().find(|p| p.live && is_named(directive, p, name))?;
+        let found = living.iter().find(|p| p.is_live && is_named(directive, p, name))?;
         Some(found.peer)
     };
     let order = order(directive).into_iter().filter_map(|name| find(name)).collect();

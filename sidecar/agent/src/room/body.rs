@@ -9,7 +9,7 @@ use sluice_link::control::{ControlPage, Patience, Wait};
 use sluice_link::error::LinkError;
 use sluice_link::server::{EngineEvent, EngineSender};
 use sluice_link::tables::TableWriter;
-use sluice_memory::{EnginePeer, Gate, HostMemory};
+use sluice_memory::{EngineConnection, HostMemory, LayerGate};
 use sluice_policy::action::Reback;
 use sluice_policy::hang::Work;
 use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, RowId, StepId};
@@ -31,8 +31,8 @@ pub struct PageGate(pub Arc<ControlPage>);
 /// Waits of transfers have a limit and no other end.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-impl Gate for PageGate {
-    fn done_reached(&self, layer: LayerId, generation: Generation) -> bool {
+impl LayerGate for PageGate {
+    fn is_done(&self, layer: LayerId, generation: Generation) -> bool {
         self.0.done(layer).is_ok_and(|done| done >= generation)
     }
 
@@ -47,7 +47,7 @@ impl Gate for PageGate {
         self.0.publish_ready(layer, generation).expect("the ledger names only layers of the model");
     }
 
-    fn kv_done_reached(&self, layer: LayerId, generation: Generation) -> bool {
+    fn is_kv_done(&self, layer: LayerId, generation: Generation) -> bool {
         self.0.kv_done(layer).is_ok_and(|done| done >= generation)
     }
 
@@ -101,7 +101,7 @@ impl Peer {
     }
 }
 
-impl EnginePeer for Peer {
+impl EngineConnection for Peer {
     fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool {
         let mut state = self.state();
         let Some(engine) = &state.engine else { return false };
@@ -284,7 +284,7 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
         EngineEvent::Applied { id: SNAPSHOT } => driver.compute().mapped(),
         EngineEvent::Applied { id } => {
             if driver.compute().peer.answered(id) {
-                driver.memory().acknowledge(id, true);
+                driver.memory().on_acknowledge(id, true);
             }
         }
         EngineEvent::Refused { id, message } => {
@@ -294,7 +294,7 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
                 SNAPSHOT => driver.compute().engine.iter().for_each(EngineSender::shutdown),
                 id => {
                     driver.compute().peer.closed(id);
-                    driver.memory().acknowledge(id, false);
+                    driver.memory().on_acknowledge(id, false);
                 }
             }
         }
@@ -304,7 +304,7 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
         }
         EngineEvent::TurnPassed { id, attempt } => {
             driver.compute().answered(id);
-            driver.compute().events.push_back(ComputeEvent::TurnPassed { id, attempt });
+            driver.compute().events.push_back(ComputeEvent::StaleEpoch { id, attempt });
         }
         EngineEvent::StepRefused { id, attempt, message } => {
             driver.compute().answered(id);
@@ -317,7 +317,7 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
 /// The engine is dead.
 pub fn lost(driver: &mut Body) {
     driver.compute().peer.set(None);
-    driver.memory().engine_lost();
+    driver.memory().on_engine_lost();
     let compute = driver.compute();
     compute.past_messages = compute.messages();
     compute.engine = None;

@@ -21,7 +21,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_memory::neighbourhood::{LedgerError, Seat};
+use sluice_memory::gpu_ledger::{LedgerError, ParticipantHandle};
 use sluice_policy::memory_manager::{self, MemoryManager};
 use sluice_policy::params::{Params, PolicyName};
 use sluice_scheduler::Event;
@@ -36,7 +36,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(1);
 /// What a tenant may hold of its GPU, in chunks: as its record in the ledger says, or all where there are no neighbours.
 #[derive(Debug)]
 pub(super) struct Grant {
-    seat: Option<Arc<Seat>>,
+    seat: Option<Arc<ParticipantHandle>>,
     whole: u32,
     chunk_bytes: u64,
     trouble: Option<LedgerError>,
@@ -44,7 +44,7 @@ pub(super) struct Grant {
 
 impl Grant {
     /// Of a GPU of `whole` chunks. `seat`: the record there; `None` = the GPU is the tenant's own.
-    pub fn new(seat: Option<Arc<Seat>>, whole: u32, chunk_bytes: u64) -> Grant {
+    pub fn new(seat: Option<Arc<ParticipantHandle>>, whole: u32, chunk_bytes: u64) -> Grant {
         Grant { seat, whole, chunk_bytes: chunk_bytes.max(1), trouble: None }
     }
 
@@ -57,21 +57,21 @@ impl Grant {
     /// Has it rise to `want` chunks, as far as others leave room. False if it could not be asked for.
     pub fn rise(&mut self, want: u32) -> bool {
         let (more, bytes) = (want > self.chunks(), self.bytes(want));
-        let asked = self.seat.as_ref().filter(|_| more).map(|seat| seat.ask_share(bytes).map(drop));
+        let asked = self.seat.as_ref().filter(|_| more).map(|seat| seat.raise_share(bytes).map(drop));
         self.went(asked.unwrap_or(Ok(())))
     }
 
     /// Leaves others all but `keep` chunks. False if that could not be written.
     pub fn fall(&mut self, keep: u32) -> bool {
         let (less, bytes) = (keep < self.chunks(), self.bytes(keep));
-        let ceded = self.seat.as_ref().filter(|_| less).map(|seat| seat.cede_share(bytes).map(drop));
+        let ceded = self.seat.as_ref().filter(|_| less).map(|seat| seat.release_share(bytes).map(drop));
         self.went(ceded.unwrap_or(Ok(())))
     }
 
     /// Tells the floor, which is within what is granted. False if that could not be written.
     pub fn declare(&mut self, floor: u32) -> bool {
         let bytes = self.bytes(floor);
-        let declared = self.seat.as_ref().map(|seat| seat.declare_floor(bytes));
+        let declared = self.seat.as_ref().map(|seat| seat.set_floor(bytes));
         self.went(declared.unwrap_or(Ok(())))
     }
 

@@ -20,8 +20,8 @@ use sluice_link::model::ModelSpec;
 use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
-use sluice_memory::neighbourhood::LedgerFaults;
-use sluice_memory::{Alone, HostMemory, HostOptions, Quota};
+use sluice_memory::gpu_ledger::LedgerFaults;
+use sluice_memory::{HostMemory, HostOptions, Quota, UnsharedQuota};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::Nanos;
 use sluice_policy::tunables::Tuned;
@@ -297,7 +297,7 @@ fn grant(config: &SidecarConfig, place: Option<&Place>) -> Grant {
 fn quota(place: Option<&Place>) -> Arc<dyn Quota> {
     match place {
         Some(place) => Arc::new(SeatQuota(place.seat.clone())),
-        None => Arc::new(Alone),
+        None => Arc::new(UnsharedQuota),
     }
 }
 

@@ -9,7 +9,7 @@ use sluice_policy::loan_negotiator::Terms;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::{LoanInState, Nonce};
 use sluice_policy::peers::wait_time::WaitKind;
-use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
+use sluice_ports::peers::{NoPeers, PeerPort};
 use sluice_scheduler::{Config, Membership, Scheduler};
 use sluice_wire::state::{Activity, Direction, GrantState, Neighbourhood as PlaceState, State, TurnState};
 use tokio::runtime::Handle;
@@ -50,7 +50,7 @@ impl Among {
         desk: &Arc<Desk>,
         (inbox, clock): (&Inbox, Clock),
         terms: Terms,
-    ) -> Result<Box<dyn Neighbourhood>, LoadError> {
+    ) -> Result<Box<dyn PeerPort>, LoadError> {
         let (seat, desk) = (place.seat.clone(), desk.clone());
         let (letters, written) = tokio::sync::mpsc::unbounded_channel();
         let office = Office {
@@ -86,10 +86,10 @@ pub(super) fn port(
     place: Option<(&Place, &Arc<Desk>)>,
     to_room: (&Inbox, Clock),
     terms: Terms,
-) -> Result<Box<dyn Neighbourhood>, LoadError> {
+) -> Result<Box<dyn PeerPort>, LoadError> {
     match (place, among) {
         (Some((place, desk)), Some(among)) => among.open(place, desk, to_room, terms),
-        _ => Ok(Box::new(Nobody)),
+        _ => Ok(Box::new(NoPeers)),
     }
 }
 
@@ -154,7 +154,7 @@ impl Seen<'_> {
             held_bytes: place.seat.held_bytes(),
             in_transit_bytes: self.bytes(manager.moving_chunks()),
             awaited_bytes: self.bytes(manager.awaited_chunks()),
-            waits_for: place.seat.trouble().map(|error| error.to_string()).or_else(|| self.waits_for()),
+            waits_for: place.seat.damage().map(|error| error.to_string()).or_else(|| self.waits_for()),
             lent_bytes: self.bytes(manager.lent_chunks()),
             borrowed_bytes: self.bytes(manager.borrowed_chunks()),
             grants: self.grants(place),
@@ -213,7 +213,7 @@ impl Seen<'_> {
 
     fn turn(&self, place: &Place) -> TurnState {
         let counters = self.core.snapshot().counters;
-        let line = place.seat.turn();
+        let line = place.seat.slice_queue();
         // A line that cannot be read has no holder that could be named.
         let holder = line.holder().ok().flatten();
         let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
@@ -228,7 +228,7 @@ impl Seen<'_> {
             wait: self.metrics.waits_for(WaitKind::Turn),
             holder: holder.map(|holder| holder.name),
             holder_overdue_ms: whole_ms(overdue),
-            overtaken_total: line.overtaken_total(),
+            overtaken_total: line.takeovers_total(),
             ..TurnState::default()
         })
     }

@@ -36,7 +36,7 @@ impl PlannerThread {
 }
 
 impl Planner for PlannerThread {
-    fn ask(&mut self, _now: Nanos, request: PlanRequest) {
+    fn submit(&mut self, _now: Nanos, request: PlanRequest) {
         self.questions.send(request).expect("the planner's thread lives as long as its room");
     }
 
@@ -79,7 +79,7 @@ mod tests {
             expansions: 1_000,
             alike: false,
         };
-        planner.ask(Nanos(0), request.clone());
+        planner.submit(Nanos(0), request.clone());
         wakes.recv_timeout(Duration::from_secs(60)).expect("the room is woken");
         let answer = planner.poll(Nanos(1)).expect("an answer is there when the room is woken");
         assert_eq!(answer, request.solve());

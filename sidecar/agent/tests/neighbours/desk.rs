@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sluice_agent::neighbours::desk::Desk;
-use sluice_memory::neighbourhood::{Identity, Neighbourhood, Seat, this_boot};
+use sluice_memory::gpu_ledger::{GpuLedger, LedgerIdentity, ParticipantHandle, current_boot_id};
 use sluice_policy::loan_negotiator::PeerEvent;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
@@ -15,22 +15,22 @@ use tokio::sync::oneshot::{Receiver, channel};
 pub const CHUNK: u64 = 4096;
 
 /// `names` on one GPU, in namespace `default`.
-pub fn seats<const N: usize>(names: [&str; N]) -> (TempDir, [Arc<Seat>; N]) {
+pub fn seats<const N: usize>(names: [&str; N]) -> (TempDir, [Arc<ParticipantHandle>; N]) {
     let folder = TempDir::new().expect("a folder");
     let seats = names.map(|name| Arc::new(join(&folder, name)));
     (folder, seats)
 }
 
 /// A new life of `name`.
-pub fn join(folder: &TempDir, name: &str) -> Seat {
-    let ledger = Neighbourhood::open(folder.path(), &identity()).expect("a ledger");
+pub fn join(folder: &TempDir, name: &str) -> ParticipantHandle {
+    let ledger = GpuLedger::open(folder.path(), &identity()).expect("a ledger");
     ledger.join(&format!("default/{name}"), 0, 30 * CHUNK).expect("a place")
 }
 
 /// What the GPU is.
-pub fn identity() -> Identity {
-    let boot_id = this_boot().expect("the id of this boot");
-    Identity { boot_id, claim_id: "c".into(), capacity_bytes: 100 * CHUNK, chunk_bytes: CHUNK }
+pub fn identity() -> LedgerIdentity {
+    let boot_id = current_boot_id().expect("the id of this boot");
+    LedgerIdentity { boot_id, claim_id: "c".into(), capacity_bytes: 100 * CHUNK, chunk_bytes: CHUNK }
 }
 
 /// How messages name it.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::json;
 use sluice_agent::neighbours::watch::watch;
-use sluice_memory::neighbourhood::{LedgerFaults, Neighbourhood};
+use sluice_memory::gpu_ledger::{GpuLedger, LedgerFaults};
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::loans::Nonce;
 use sluice_wire::grants::GrantRequest;
@@ -45,7 +45,7 @@ fn neighbour() {
         }
     };
     let faults = LedgerFaults { before_write: Some(Arc::new(tap)), ..LedgerFaults::default() };
-    let ledger = Neighbourhood::open_with(&folder, &identity(), faults).unwrap();
+    let ledger = GpuLedger::open_with(&folder, &identity(), faults).unwrap();
     let seat = ledger.join("default/code", 0, 30 * CHUNK).unwrap();
     armed.store(true, Ordering::SeqCst);
     seat.reserve(CHUNK).unwrap();

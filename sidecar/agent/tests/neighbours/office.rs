@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use sluice_agent::neighbours::office::Office;
 use sluice_agent::service::Message;
-use sluice_memory::neighbourhood::TurnOrder;
+use sluice_memory::gpu_ledger::TurnOrder;
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::victim::PeerView;
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::State;
 use sluice_wire::state::Neighbourhood as Place;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,7 +55,7 @@ fn found(messages: &Receiver<Message>) -> Vec<PeerView> {
         let left = PATIENCE.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left).expect("a survey is told");
         if let Message::Neighbour(event) = message
-            && let NeighbourEvent::News(PeerEvent::Survey(found)) = *event
+            && let PeerPortEvent::Peer(PeerEvent::Survey(found)) = *event
         {
             return found;
         }
@@ -130,7 +130,7 @@ async fn a_neighbour_that_is_slow_to_tell_is_seen_as_it_told_last() {
 async fn a_neighbours_place_in_the_line_is_how_many_are_before_it() {
     let (folder, [me, first, second]) = seats(["story", "first", "second"]);
     for seat in [&first, &second] {
-        seat.turn().request(0).unwrap();
+        seat.slice_queue().request(0).unwrap();
     }
     let open = Arc::new(AtomicBool::new(true));
     let addresses =

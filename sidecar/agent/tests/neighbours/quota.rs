@@ -1,7 +1,7 @@
 //! The ledger file behind the pool of chunks.
 
 use sluice_agent::neighbours::quota::SeatQuota;
-use sluice_memory::neighbourhood::TRANSFERS;
+use sluice_memory::gpu_ledger::TRANSFERS;
 use sluice_memory::{Quota, QuotaError};
 use sluice_policy::action::Earmark;
 use sluice_policy::peers::Peer;
@@ -19,7 +19,7 @@ fn a_promise_of_another_size_than_announced_goes_back_to_its_lender_whole() {
     assert!(quota.accept(earmark, 3 * CHUNK).is_err());
     let counted = || lender.audit().unwrap().counted_bytes;
     assert_eq!((borrower.held_bytes(), counted()), (0, 10 * CHUNK), "no byte is lost");
-    assert_eq!(lender.void(9), Ok(4 * CHUNK));
+    assert_eq!(lender.cancel_earmark(9), Ok(4 * CHUNK));
     assert_eq!((lender.held_bytes(), counted()), (6 * CHUNK, 6 * CHUNK));
 }
 
@@ -49,10 +49,10 @@ fn a_full_ledger_is_busy_until_transfers_are_settled() {
     assert_eq!(lender.held_bytes(), CHUNK, "the bytes of the refused loan stay with the lender");
 
     (1..=transfers).for_each(|nonce| takes.accept(from(nonce), CHUNK).unwrap());
-    lender.clear().unwrap();
+    lender.clear_settled().unwrap();
     lends.earmark(to(1000), CHUNK, 0).unwrap();
     assert!(busy(takes.accept(from(1000), CHUNK)));
-    borrower.clear().unwrap();
+    borrower.clear_settled().unwrap();
     takes.accept(from(1000), CHUNK).unwrap();
     assert_eq!((lender.held_bytes(), borrower.held_bytes()), (0, (transfers + 1) * CHUNK));
 }

@@ -9,8 +9,8 @@ use sluice_agent::directive::Directives;
 use sluice_agent::metrics::Metrics;
 use sluice_agent::neighbours::turns::{Ends, Standing, spawn};
 use sluice_agent::service::{Inbox, Message};
-use sluice_memory::neighbourhood::{Seat, TurnOrder};
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_memory::gpu_ledger::{ParticipantHandle, TurnOrder};
+use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::config::SloConfig;
 
 use super::desk::seats;
@@ -24,7 +24,7 @@ fn directives(folder: &Path) -> Arc<Directives> {
 }
 
 /// A tenant that waits for its turn with the priority of its configuration.
-fn waits(seat: &Arc<Seat>, priority: i32, directives: &Arc<Directives>) -> Receiver<Message> {
+fn waits(seat: &Arc<ParticipantHandle>, priority: i32, directives: &Arc<Directives>) -> Receiver<Message> {
     let (inbox, messages) = Inbox::new();
     let ends = Ends {
         inbox,
@@ -49,37 +49,38 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 fn has_turn(messages: &Receiver<Message>) {
     let message = messages.recv_timeout(PATIENCE).expect("its turn comes");
-    let told = matches!(message, Message::Neighbour(event) if matches!(*event, NeighbourEvent::Turn { .. }));
+    let told =
+        matches!(message, Message::Neighbour(event) if matches!(*event, PeerPortEvent::SliceGranted { .. }));
     assert!(told);
 }
 
 #[test]
 fn a_directive_changes_the_priority_of_who_waits_already() {
     let (folder, [holder, first, second]) = seats(["holder", "first", "second"]);
-    holder.turn().request(0).unwrap();
-    assert!(holder.turn().try_take(ORDER).unwrap().is_some());
+    holder.slice_queue().request(0).unwrap();
+    assert!(holder.slice_queue().try_acquire(ORDER).unwrap().is_some());
     let none = directives(&folder.path().join("none"));
     let changing = directives(folder.path());
     let _first = waits(&first, 0, &none);
-    until("it draws a ticket", || holder.turn().waiters() == Ok(1));
+    until("it draws a ticket", || holder.slice_queue().waiters() == Ok(1));
     let told = waits(&second, 0, &changing);
-    let line = || holder.turn().line(ORDER).unwrap();
+    let line = || holder.slice_queue().waiters_in_order(ORDER).unwrap();
     until("both wait", || line() == [first.peer(), second.peer()]);
     let text = directive(1, 1, &[]).to_string();
     changing.put(text.as_bytes()).unwrap();
     until("its priority is 1", || line() == [second.peer(), first.peer()]);
-    holder.turn().release().unwrap();
+    holder.slice_queue().release().unwrap();
     has_turn(&told);
 }
 
 #[test]
 fn who_has_lost_its_ticket_draws_another() {
     let (folder, [holder, other]) = seats(["holder", "other"]);
-    holder.turn().request(0).unwrap();
-    assert!(holder.turn().try_take(ORDER).unwrap().is_some());
+    holder.slice_queue().request(0).unwrap();
+    assert!(holder.slice_queue().try_acquire(ORDER).unwrap().is_some());
     let messages = waits(&other, 0, &directives(folder.path()));
-    until("it draws a ticket", || holder.turn().waiters() == Ok(1));
-    other.turn().cancel().unwrap();
-    holder.turn().release().unwrap();
+    until("it draws a ticket", || holder.slice_queue().waiters() == Ok(1));
+    other.slice_queue().cancel().unwrap();
+    holder.slice_queue().release().unwrap();
     has_turn(&messages);
 }

@@ -11,17 +11,17 @@ use sluice_agent::neighbours::desk::Desk;
 use sluice_agent::neighbours::office::Office;
 use sluice_agent::neighbours::watch::watch;
 use sluice_agent::service::{Inbox, Message};
-use sluice_memory::neighbourhood::{Neighbourhood, Seat};
+use sluice_memory::gpu_ledger::{GpuLedger, ParticipantHandle};
 use sluice_policy::loan_negotiator::{PeerEvent, Terms};
 use sluice_policy::peers::Peer;
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::directive::{self, Directive, Neighbour, Sharing, TenantRule, VictimRule};
 use tempfile::TempDir;
 
 use super::desk::{CHUNK, identity, join, seats};
 use crate::gateway::client::PATIENCE;
 
-pub fn office(folder: &TempDir, seat: &Arc<Seat>) -> (Office, Receiver<Message>) {
+pub fn office(folder: &TempDir, seat: &Arc<ParticipantHandle>) -> (Office, Receiver<Message>) {
     let (inbox, messages) = Inbox::new();
     let office = Office {
         seat: seat.clone(),
@@ -43,7 +43,7 @@ fn death_of(peer: Peer, messages: &Receiver<Message>) {
     loop {
         let left = PATIENCE.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left).expect("its death is told");
-        if matches!(message, Message::Neighbour(event) if *event == NeighbourEvent::News(PeerEvent::Died(peer)))
+        if matches!(message, Message::Neighbour(event) if *event == PeerPortEvent::Peer(PeerEvent::Died(peer)))
         {
             return;
         }
@@ -115,7 +115,7 @@ fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)>
         let message = messages.recv_timeout(left);
         let message = message.unwrap_or_else(|_| panic!("{expected:?} is not told, but {last:?}"));
         if let Message::Neighbour(event) = message
-            && let NeighbourEvent::News(PeerEvent::Terms(terms)) = *event
+            && let PeerPortEvent::Peer(PeerEvent::Terms(terms)) = *event
         {
             if terms.order == expected {
                 return terms.priorities;
@@ -126,8 +126,8 @@ fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)>
 }
 
 /// A new life of `name` once the former one is gone: a child that another test starts has its description for a moment.
-fn next_life(folder: &TempDir, name: &str) -> Seat {
-    let ledger = Neighbourhood::open(folder.path(), &identity()).expect("a ledger");
+fn next_life(folder: &TempDir, name: &str) -> ParticipantHandle {
+    let ledger = GpuLedger::open(folder.path(), &identity()).expect("a ledger");
     let begun = Instant::now();
     loop {
         match ledger.join(&format!("default/{name}"), 0, 30 * CHUNK) {

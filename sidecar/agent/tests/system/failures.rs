@@ -45,7 +45,7 @@ fn copies_that_fail_or_are_slow_change_no_token() {
         assert!(times(&tenant.assert_nothing_leaks(&what), "backend_failed") > 0, "{what}");
     }
     let mut faults = poisoned();
-    faults.memory.slow_chunk = Duration::from_micros(300);
+    faults.memory.chunk_delay = Duration::from_micros(300);
     let tenant = Tenant::start_with(short(&folder, "Oneiros"), faults);
     check(&tenant.together(&requests(&folder)), &folder, "slow copies");
     tenant.assert_nothing_leaks("slow copies");

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, ChunkId, FrameId, Generation, LayerId, RowId, StepId};
-use sluice_ports::compute::SampleOrder;
+use sluice_ports::compute::SampleRequest;
 use sluice_ports::sampling::Sampling;
 
 use self::done::WireDone;
@@ -273,8 +273,8 @@ impl From<WireOp> for Reback {
     }
 }
 
-impl From<&SampleOrder> for WireSampling {
-    fn from(order: &SampleOrder) -> Self {
+impl From<&SampleRequest> for WireSampling {
+    fn from(order: &SampleRequest) -> Self {
         let sampling = order.sampling.as_ref();
         WireSampling {
             temperature: sampling.temperature,
@@ -295,7 +295,7 @@ impl From<&SampleOrder> for WireSampling {
     }
 }
 
-impl From<WireSampling> for SampleOrder {
+impl From<WireSampling> for SampleRequest {
     fn from(wire: WireSampling) -> Self {
         let sampling = Sampling {
             temperature: wire.temperature,
@@ -312,7 +312,7 @@ impl From<WireSampling> for SampleOrder {
             ignore_stop: wire.ignore_stop,
             logprobs: wire.logprobs,
         };
-        SampleOrder { sampling: Arc::new(sampling), prompt_tokens: wire.prompt_tokens }
+        SampleRequest { sampling: Arc::new(sampling), prompt_tokens: wire.prompt_tokens }
     }
 }
 
@@ -351,7 +351,7 @@ impl From<WireStep> for StepOrder {
             row: RowId(sequence.row),
             start: sequence.start,
             count: sequence.count,
-            sample: sequence.sample.map(SampleOrder::from),
+            sample: sequence.sample.map(SampleRequest::from),
         };
         StepOrder {
             id: StepId(wire.id),

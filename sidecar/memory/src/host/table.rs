@@ -11,18 +11,18 @@ use crate::mapping::layout::Layout;
 
 /// Address to chunk, and which addresses and how many fills use each chunk.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct MappingTable {
     layout: Layout,
     backing: BTreeMap<Address, ChunkId>,
     mapped: Vec<Vec<Address>>,
     filling: Vec<u32>,
 }
 
-impl Table {
-    pub(super) fn new(ranges: &RangeSizes, capacity_chunks: u32) -> Table {
+impl MappingTable {
+    pub(super) fn new(ranges: &RangeSizes, capacity_chunks: u32) -> MappingTable {
         let (mapped, filling) =
             (vec![Vec::new(); capacity_chunks as usize], vec![0; capacity_chunks as usize]);
-        Table { layout: Layout::new(ranges), backing: BTreeMap::new(), mapped, filling }
+        MappingTable { layout: Layout::new(ranges), backing: BTreeMap::new(), mapped, filling }
     }
 
     pub(super) fn backing(&self, address: Address) -> Option<ChunkId> {
@@ -43,11 +43,11 @@ impl Table {
         self.filling[chunk.index()] != 0
     }
 
-    pub(super) fn fill_begins(&mut self, chunks: &[ChunkId]) {
+    pub(super) fn begin_fill(&mut self, chunks: &[ChunkId]) {
         chunks.iter().for_each(|chunk| self.filling[chunk.index()] += 1);
     }
 
-    pub(super) fn fill_ends(&mut self, chunks: &[ChunkId]) {
+    pub(super) fn end_fill(&mut self, chunks: &[ChunkId]) {
         chunks.iter().for_each(|chunk| self.filling[chunk.index()] -= 1);
     }
 

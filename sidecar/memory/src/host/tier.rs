@@ -4,69 +4,69 @@ use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::Failure;
 
 use super::HostMemory;
-use super::claims::Use;
-use super::fills::distinct;
+use super::block_reservations::BlockUse;
+use super::copy_queue::all_distinct;
 use crate::tier::TierCopy;
-use crate::transfers::Order;
+use crate::transfers::TransferOrder;
 
 impl HostMemory {
     /// Checked as a whole first. The blocks lose what they carried before the first byte is copied, and carry the new
     /// generation only once the chore has ended well.
     pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) -> Result<Vec<TierCopy>, Failure> {
-        let copies = self.tier_copies(swaps, Use::Read)?;
-        if self.tier.promise(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
+        let copies = self.tier_copies(swaps, BlockUse::Read)?;
+        if self.tier.reserve_write(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
     }
 
     pub(super) fn swap_in(&self, swaps: &[BlockSwap]) -> Result<Vec<TierCopy>, Failure> {
-        let copies = self.tier_copies(swaps, Use::Write)?;
-        if self.tier.is_settled(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
+        let copies = self.tier_copies(swaps, BlockUse::Write)?;
+        if self.tier.has_no_pending_write(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
     }
 
     /// What the host blocks carry is looked at when the copy starts.
-    pub(super) fn fetch_order(&mut self, fetch: Fetch) -> Result<Order, Failure> {
-        let copies = self.tier_copies(&fetch.blocks, Use::Fetch)?;
+    pub(super) fn fetch_order(&mut self, fetch: Fetch) -> Result<TransferOrder, Failure> {
+        let copies = self.tier_copies(&fetch.blocks, BlockUse::Fetch)?;
         let layers = usize::from(self.geometry.layers());
         let named = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]);
         if !named.into_iter().all(|layer| layer.index() < layers)
-            || !self.tier.is_settled(&copies, Some(fetch.buffer))
+            || !self.tier.has_no_pending_write(&copies, Some(fetch.buffer))
         {
             return Err(Failure::Refused);
         }
-        self.claims.begin(&copies, Use::Fetch);
-        Ok(Order::Fetch(fetch, copies))
+        self.reservations.begin(&copies, BlockUse::Fetch);
+        Ok(TransferOrder::Fetch(fetch, copies))
     }
 
-    pub(super) fn write_back_order(&mut self, swaps: &[BlockSwap]) -> Result<Order, Failure> {
-        let copies = self.tier_copies(swaps, Use::Read)?;
-        if !self.tier.promise(&copies, None) {
+    pub(super) fn write_back_order(&mut self, swaps: &[BlockSwap]) -> Result<TransferOrder, Failure> {
+        let copies = self.tier_copies(swaps, BlockUse::Read)?;
+        if !self.tier.reserve_write(&copies, None) {
             return Err(Failure::Refused);
         }
-        self.claims.begin(&copies, Use::Read);
-        Ok(Order::WriteBack(copies))
+        self.reservations.begin(&copies, BlockUse::Read);
+        Ok(TransferOrder::WriteBack(copies))
     }
 
-    pub(super) fn spill_order(&mut self, spill: Spill) -> Result<Order, Failure> {
-        let copies = self.tier_copies(&spill.blocks, Use::Fetch)?;
+    pub(super) fn spill_order(&mut self, spill: Spill) -> Result<TransferOrder, Failure> {
+        let copies = self.tier_copies(&spill.blocks, BlockUse::Fetch)?;
         let layer = spill.layer.index() < usize::from(self.geometry.layers());
-        if !layer || !self.tier.promise(&copies, Some(spill.buffer)) {
+        if !layer || !self.tier.reserve_write(&copies, Some(spill.buffer)) {
             return Err(Failure::Refused);
         }
-        self.claims.begin(&copies, Use::Fetch);
-        Ok(Order::Spill(spill, copies))
+        self.reservations.begin(&copies, BlockUse::Fetch);
+        Ok(TransferOrder::Spill(spill, copies))
     }
 
     /// Every block is where the order says and free for it, on both sides, and none is named twice.
-    fn tier_copies(&self, swaps: &[BlockSwap], to: Use) -> Result<Vec<TierCopy>, Failure> {
+    fn tier_copies(&self, swaps: &[BlockSwap], to: BlockUse) -> Result<Vec<TierCopy>, Failure> {
         let copies: Option<Vec<TierCopy>> = swaps.iter().map(|swap| self.tier_copy(swap, to)).collect();
         let copies = copies.ok_or(Failure::Refused)?;
-        let once =
-            distinct(copies.iter().map(|copy| copy.host)) && distinct(copies.iter().map(|copy| copy.device));
+        let once = all_distinct(copies.iter().map(|copy| copy.host))
+            && all_distinct(copies.iter().map(|copy| copy.device));
         if once { Ok(copies) } else { Err(Failure::Refused) }
     }
 
-    fn tier_copy(&self, swap: &BlockSwap, to: Use) -> Option<TierCopy> {
-        let device = self.block_place(swap.block, swap.chunk, to)?;
+    fn tier_copy(&self, swap: &BlockSwap, to: BlockUse) -> Option<TierCopy> {
+        let device = self.block_location(swap.block, swap.chunk, to)?;
         let copy = TierCopy { host: swap.host, generation: swap.generation, device };
-        self.tier.has(swap.host).then_some(copy)
+        self.tier.contains(swap.host).then_some(copy)
     }
 }

@@ -15,8 +15,8 @@ const BASE_ALIGN: usize = 2 << 20;
 #[derive(Debug)]
 pub struct Reservation {
     /// What `mmap` returned and `munmap` gets back.
-    whole: *mut c_void,
-    whole_bytes: usize,
+    mmap_base: *mut c_void,
+    mmap_bytes: usize,
     /// First usable byte, aligned.
     base: *mut u8,
     bytes: usize,
@@ -47,7 +47,7 @@ impl Reservation {
         let skip = whole.cast::<u8>().align_offset(BASE_ALIGN);
         assert!(skip <= BASE_ALIGN, "aligning never skips more than the alignment");
         let base = whole.cast::<u8>().wrapping_add(skip);
-        Ok(Reservation { whole, whole_bytes, base, bytes })
+        Ok(Reservation { mmap_base: whole, mmap_bytes: whole_bytes, base, bytes })
     }
 
     /// The address of byte `offset`. Dereferencing it is sound only while something is mapped there.
@@ -64,7 +64,7 @@ impl Reservation {
         file: BorrowedFd<'_>,
         from: u64,
     ) -> Result<(), MappingError> {
-        let at = self.checked(offset, bytes);
+        let at = self.checked_ptr(offset, bytes);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: `checked` keeps the range inside the reservation, which nothing but this type maps into, so MAP_FIXED
         // replaces only our own PROT_NONE pages; no reference into them exists because they are not backed.
@@ -75,7 +75,7 @@ impl Reservation {
 
     /// Puts `PROT_NONE` back, in one call: after a plain `munmap` another allocation could take the hole.
     pub fn unmap(&self, offset: usize, bytes: usize) -> Result<(), MappingError> {
-        let at = self.checked(offset, bytes);
+        let at = self.checked_ptr(offset, bytes);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: `checked` keeps the range inside the reservation; the caller's rule of re-backing (DESIGN 4, rule b)
         // is that nobody uses these addresses while they change.
@@ -88,11 +88,11 @@ impl Reservation {
     pub(crate) fn advise(&self, offset: usize, bytes: usize, advice: Advice) -> Result<(), MappingError> {
         assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxPopulateWrite), "contents are kept");
         // SAFETY: `checked` keeps the range inside our reservation, and the advice allowed above changes no byte.
-        unsafe { mm::madvise(self.checked(offset, bytes), bytes, advice) }
+        unsafe { mm::madvise(self.checked_ptr(offset, bytes), bytes, advice) }
             .map_err(|source| MappingError::Kernel { call: "madvise", source })
     }
 
-    fn checked(&self, offset: usize, bytes: usize) -> *mut c_void {
+    fn checked_ptr(&self, offset: usize, bytes: usize) -> *mut c_void {
         let end = offset.checked_add(bytes).expect("no range wraps around");
         assert!(end <= self.bytes, "{offset}..{end} lies in the reservation of {} bytes", self.bytes);
         self.at(offset).cast()
@@ -102,7 +102,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         // SAFETY: `whole` is our own mapping and the owner is going, so nobody may use its addresses any more.
-        let result = unsafe { mm::munmap(self.whole, self.whole_bytes) };
+        let result = unsafe { mm::munmap(self.mmap_base, self.mmap_bytes) };
         debug_assert!(result.is_ok(), "munmap of our own reservation: {result:?}");
     }
 }

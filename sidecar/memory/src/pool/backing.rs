@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use sluice_policy::ids::ChunkId;
 
-use super::{ABSENT, CHANGING, CREATED, Pool, PoolError, exchange};
+use super::{ABSENT, CHANGING, CREATED, ChunkPool, PoolError, compare_exchange};
 use crate::mapping::MappingError;
 
 /// Chunks that are a multiple of this are backed by huge pages where the kernel allows it.
@@ -25,9 +25,9 @@ const WRITTEN: u8 = 1;
 /// Bit of one that has all its pages, whatever they hold.
 const BACKED: u8 = 2;
 /// Bit of one whose pages this process has mapped: a copy into it costs nothing but the copy.
-const SHOWN: u8 = 4;
+const POPULATED: u8 = 4;
 
-impl Pool {
+impl ChunkPool {
     /// Creates a chunk with all its pages, which read as zeros. A failure leaves nothing.
     pub fn create(&self, chunk: ChunkId) -> Result<(), PoolError> {
         self.create_all(&[chunk])
@@ -35,81 +35,88 @@ impl Pool {
 
     /// Creates chunks with all their pages, ready to be written. A failure leaves none of them.
     pub(crate) fn create_all(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
-        self.promise(chunks)?;
-        let made = chunks.iter().try_for_each(|chunk| self.back(*chunk).and_then(|()| self.populate(*chunk)));
-        made.inspect_err(|_| self.unpromise(chunks))
+        self.create_lazy(chunks)?;
+        let made = chunks
+            .iter()
+            .try_for_each(|chunk| self.ensure_backed(*chunk).and_then(|()| self.populate(*chunk)));
+        made.inspect_err(|_| self.undo_create(chunks))
     }
 
     /// Creates chunks whose pages come with what is written to them, or with [`Pool::back`]: until then they read as zeros.
     /// A failure leaves none of them.
-    pub fn promise(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
+    pub fn create_lazy(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
         for (at, chunk) in chunks.iter().enumerate() {
-            if let Err(error) = self.claim(*chunk) {
-                self.end_claims(&chunks[..at], ABSENT);
+            if let Err(error) = self.begin_change(*chunk) {
+                self.end_changes(&chunks[..at], ABSENT);
                 return Err(error);
             }
         }
-        for run in runs(chunks) {
-            if let Err(error) = self.show(&chunks[run]) {
-                let undone = chunks.iter().try_for_each(|chunk| self.hide(*chunk));
+        for run in contiguous_runs(chunks) {
+            if let Err(error) = self.map_view(&chunks[run]) {
+                let undone = chunks.iter().try_for_each(|chunk| self.unmap_view(*chunk));
                 assert!(undone.is_ok(), "what was just mapped can be unmapped: {undone:?}");
-                self.end_claims(chunks, ABSENT);
+                self.end_changes(chunks, ABSENT);
                 return Err(error);
             }
         }
         self.used_chunks.fetch_add(chunks.len() as u32, Ordering::AcqRel);
-        self.end_claims(chunks, CREATED);
+        self.end_changes(chunks, CREATED);
         Ok(())
     }
 
     /// Sees to it that the chunk has all its pages: who touches it through any mapping takes no memory of the machine.
-    pub fn back(&self, chunk: ChunkId) -> Result<(), PoolError> {
+    pub fn ensure_backed(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let _pin = self.pin(chunk, 0, self.chunk_bytes)?;
         if self.is_backed(chunk) {
             return Ok(());
         }
-        if self.huge() {
+        if self.uses_huge_pages() {
             self.populate(chunk)?;
         }
         self.allocate(chunk)?;
-        self.pages[chunk.index()].fetch_or(BACKED, Ordering::AcqRel);
+        self.page_flags[chunk.index()].fetch_or(BACKED, Ordering::AcqRel);
         Ok(())
     }
 
     /// Whether the chunk has all its pages.
     pub fn is_backed(&self, chunk: ChunkId) -> bool {
-        self.pages_of(chunk) & BACKED != 0
+        self.page_flags(chunk) & BACKED != 0
     }
 
     /// The chunk has been filled: what is written from now on finds its pages.
-    pub(crate) fn filled(&self, chunk: ChunkId) {
-        self.pages[chunk.index()].fetch_or(WRITTEN, Ordering::AcqRel);
+    pub(crate) fn mark_written(&self, chunk: ChunkId) {
+        self.page_flags[chunk.index()].fetch_or(WRITTEN, Ordering::AcqRel);
     }
 
     /// Whether a write to the chunk makes or maps no pages first.
-    pub(crate) fn is_shown(&self, chunk: ChunkId) -> bool {
-        self.pages_of(chunk) & SHOWN != 0
+    pub(crate) fn is_populated(&self, chunk: ChunkId) -> bool {
+        self.page_flags(chunk) & POPULATED != 0
     }
 
     /// Writes `bytes` as a file's, with the pages that hold them if they are lacking, where no fill has been yet; false:
     /// write to the view.
-    pub(super) fn write_first(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<bool, PoolError> {
-        let pages = self.pages_of(chunk);
-        if pages & SHOWN != 0 {
+    pub(super) fn write_via_file(
+        &self,
+        chunk: ChunkId,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<bool, PoolError> {
+        let pages = self.page_flags(chunk);
+        if pages & POPULATED != 0 {
             return Ok(false);
         }
-        if pages & WRITTEN != 0 || self.huge() {
+        if pages & WRITTEN != 0 || self.uses_huge_pages() {
             return self.populate(chunk).map(|()| false);
         }
         let mut written = 0;
         while written < bytes.len() {
-            let at = self.start(chunk) + offset + written as u64;
+            let at = self.chunk_offset(chunk) + offset + written as u64;
             match rustix::io::pwrite(self.fd(), &bytes[written..], at) {
                 Ok(more) => written += more,
                 Err(Errno::INTR) => {}
                 Err(source) => {
                     let error = MappingError::Kernel { call: "pwrite", source };
-                    return Err(self.refused_by_kernel(chunk, error));
+                    return Err(self.kernel_error(chunk, error));
                 }
             }
         }
@@ -117,77 +124,80 @@ impl Pool {
     }
 
     /// Gives the pages back and hides the chunk, in this order: a chunk whose pages the kernel keeps stays one that can be used.
-    pub(super) fn unback(&self, chunk: ChunkId) -> Result<(), PoolError> {
+    pub(super) fn punch_hole(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(self.fd(), flags, self.start(chunk), self.chunk_bytes)
+        rustix::fs::fallocate(self.fd(), flags, self.chunk_offset(chunk), self.chunk_bytes)
             .map_err(|source| PoolError::Kernel { call: "fallocate(PUNCH_HOLE)", source })?;
-        self.hide(chunk)
+        self.unmap_view(chunk)
     }
 
     /// The chunk has gone, and its pages with it.
-    pub(super) fn forget_pages(&self, chunk: ChunkId) {
-        self.pages[chunk.index()].store(NONE, Ordering::Release);
+    pub(super) fn clear_page_flags(&self, chunk: ChunkId) {
+        self.page_flags[chunk.index()].store(NONE, Ordering::Release);
     }
 
-    fn pages_of(&self, chunk: ChunkId) -> u8 {
-        self.pages.get(chunk.index()).map_or(NONE, |pages| pages.load(Ordering::Acquire))
+    fn page_flags(&self, chunk: ChunkId) -> u8 {
+        self.page_flags.get(chunk.index()).map_or(NONE, |pages| pages.load(Ordering::Acquire))
     }
 
-    fn huge(&self) -> bool {
+    fn uses_huge_pages(&self) -> bool {
         self.chunk_bytes.is_multiple_of(HUGE_PAGE_BYTES)
     }
 
     /// Nobody else may create, use or release the chunk until [`Pool::end_claims`].
-    fn claim(&self, chunk: ChunkId) -> Result<(), PoolError> {
+    fn begin_change(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let state = self.states.get(chunk.index()).ok_or_else(|| self.out_of_memory(chunk))?;
-        exchange(state, ABSENT, CHANGING).map(drop).map_err(|_| PoolError::Exists { chunk })
+        compare_exchange(state, ABSENT, CHANGING).map(drop).map_err(|_| PoolError::Exists { chunk })
     }
 
-    fn end_claims(&self, chunks: &[ChunkId], state: u32) {
+    fn end_changes(&self, chunks: &[ChunkId], state: u32) {
         chunks.iter().for_each(|chunk| self.states[chunk.index()].store(state, Ordering::Release));
     }
 
-    fn unpromise(&self, chunks: &[ChunkId]) {
+    fn undo_create(&self, chunks: &[ChunkId]) {
         let undone = chunks.iter().try_for_each(|chunk| self.release(*chunk));
         assert!(undone.is_ok(), "half a chunk can be given back: {undone:?}");
     }
 
     /// Maps neighbouring chunks into the pool's own view.
-    fn show(&self, run: &[ChunkId]) -> Result<(), PoolError> {
+    fn map_view(&self, run: &[ChunkId]) -> Result<(), PoolError> {
         let Some(&first) = run.first() else { return Ok(()) };
-        let (start, bytes) = (self.start(first), run.len() * self.chunk_bytes as usize);
+        let (start, bytes) = (self.chunk_offset(first), run.len() * self.chunk_bytes as usize);
         let shown = self.view.map(start as usize, bytes, self.fd(), start);
-        shown.map_err(|error| self.refused_by_kernel(first, error))?;
-        if self.huge() {
+        shown.map_err(|error| self.kernel_error(first, error))?;
+        if self.uses_huge_pages() {
             // Only advice: without huge pages the chunk consists of small ones.
             let _ = self.view.advise(start as usize, bytes, Advice::LinuxHugepage);
         }
         Ok(())
     }
 
-    fn hide(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        Ok(self.view.unmap(self.start(chunk) as usize, self.chunk_bytes as usize)?)
+    fn unmap_view(&self, chunk: ChunkId) -> Result<(), PoolError> {
+        Ok(self.view.unmap(self.chunk_offset(chunk) as usize, self.chunk_bytes as usize)?)
     }
 
     /// Maps all pages into the view, the lacking ones zeroed.
     fn populate(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        let (start, bytes) = (self.start(chunk) as usize, self.chunk_bytes as usize);
+        let (start, bytes) = (self.chunk_offset(chunk) as usize, self.chunk_bytes as usize);
         let populated = self.view.advise(start, bytes, Advice::LinuxPopulateWrite);
-        populated.map_err(|error| self.refused_by_kernel(chunk, error))?;
-        self.pages[chunk.index()].fetch_or(SHOWN, Ordering::AcqRel);
+        populated.map_err(|error| self.kernel_error(chunk, error))?;
+        self.page_flags[chunk.index()].fetch_or(POPULATED, Ordering::AcqRel);
         Ok(())
     }
 
     fn allocate(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        rustix::fs::fallocate(self.fd(), FallocateFlags::KEEP_SIZE, self.start(chunk), self.chunk_bytes)
-            .map_err(|source| {
-                self.refused_by_kernel(chunk, MappingError::Kernel { call: "fallocate", source })
-            })
+        rustix::fs::fallocate(
+            self.fd(),
+            FallocateFlags::KEEP_SIZE,
+            self.chunk_offset(chunk),
+            self.chunk_bytes,
+        )
+        .map_err(|source| self.kernel_error(chunk, MappingError::Kernel { call: "fallocate", source }))
     }
 }
 
 /// The parts of `chunks` in which each follows its predecessor: one call of the kernel is enough for each.
-fn runs(chunks: &[ChunkId]) -> impl Iterator<Item = Range<usize>> + '_ {
+fn contiguous_runs(chunks: &[ChunkId]) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut from = 0;
     std::iter::from_fn(move || {
         let run = chunks[from..].chunk_by(|one, next| one.0.checked_add(1) == Some(next.0)).next()?;

@@ -42,15 +42,15 @@ const BLOCK: usize = STREAMS * STRIDE;
 #[inline]
 unsafe fn copy_block(from: *const u8, to: *mut u8) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    const PART: usize = size_of::<__m128i>();
+    const VECTOR_BYTES: usize = size_of::<__m128i>();
     for line in (0..STRIDE).step_by(LINE) {
         for at in (0..STREAMS).map(|stream| stream * STRIDE + line) {
             // SAFETY: `at + LINE <= BLOCK`; SSE2 is part of x86_64; `to + at` is aligned as streaming stores need.
             unsafe {
-                let parts: [__m128i; LINE / PART] =
-                    std::array::from_fn(|part| _mm_loadu_si128(from.add(at + part * PART).cast()));
+                let parts: [__m128i; LINE / VECTOR_BYTES] =
+                    std::array::from_fn(|part| _mm_loadu_si128(from.add(at + part * VECTOR_BYTES).cast()));
                 for (part, value) in parts.into_iter().enumerate() {
-                    _mm_stream_si128(to.add(at + part * PART).cast(), value);
+                    _mm_stream_si128(to.add(at + part * VECTOR_BYTES).cast(), value);
                 }
             }
         }

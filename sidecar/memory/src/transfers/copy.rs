@@ -8,20 +8,20 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
 use super::link::Transfer;
-use super::{Order, Shared};
-use crate::master::Slab;
-use crate::pool::{Pool, PoolError};
+use super::{LaneContext, TransferOrder};
+use crate::host_weights::Slab;
+use crate::pool::{ChunkPool, PoolError};
 use crate::tier::TierCopy;
 
 /// Slabs of at least this size are copied past the cache: well above a core's own caches and its share of the last level.
 const STREAMING_BYTES: usize = 48 << 20;
 
-impl Shared {
-    pub(super) fn carry_out(&self, order: &Order, rank: CopyPriority) -> Outcome {
+impl LaneContext {
+    pub(super) fn execute(&self, order: &TransferOrder, rank: CopyPriority) -> Outcome {
         match order {
-            Order::Fill(fill) => self.fill(fill, rank),
-            Order::Fetch(fetch, copies) => self.fetch(fetch, rank, copies),
-            Order::WriteBack(copies) | Order::Spill(_, copies) => {
+            TransferOrder::Fill(fill) => self.fill(fill, rank),
+            TransferOrder::Fetch(fetch, copies) => self.fetch(fetch, rank, copies),
+            TransferOrder::WriteBack(copies) | TransferOrder::Spill(_, copies) => {
                 self.tier.copy_out(&self.pool, rank, copies)
             }
         }
@@ -37,7 +37,7 @@ impl Shared {
 
     fn fill(&self, fill: &Fill, rank: CopyPriority) -> Outcome {
         // What makes pages, or maps them, is slower than the link: it would be taken for a slow one.
-        let measured = fill.chunks.iter().all(|chunk| self.pool.is_shown(*chunk));
+        let measured = fill.chunks.iter().all(|chunk| self.pool.is_populated(*chunk));
         let begun = Instant::now();
         let mut transfer = self.link.begin(rank);
         match self.copy_slab(fill, &mut transfer) {
@@ -52,29 +52,29 @@ impl Shared {
     }
 
     fn copy_slab(&self, fill: &Fill, transfer: &mut Transfer<'_>) -> Result<u64, Failure> {
-        let slab = self.master.slab(Slab::of(fill.target)).ok_or(Failure::Refused)?;
-        let fails = self.faults.copy_fails();
+        let slab = self.weights.slab(Slab::of(fill.target)).ok_or(Failure::Refused)?;
+        let fails = self.faults.should_fail_copy();
         let parts = slab.chunks(self.pool.chunk_bytes() as usize);
         let last = parts.len().saturating_sub(1);
-        let write = if slab.len() >= STREAMING_BYTES { Pool::write_streaming } else { Pool::write };
+        let write = if slab.len() >= STREAMING_BYTES { ChunkPool::write_streaming } else { ChunkPool::write };
         for (at, (chunk, part)) in fill.chunks.iter().zip(parts).enumerate() {
-            self.faults.slow();
-            let copied = transfer.carry(part.len(), at == last, |piece| {
+            self.faults.delay();
+            let copied = transfer.transfer(part.len(), at == last, |piece| {
                 write(&self.pool, *chunk, piece.start as u64, &part[piece])
             });
             copied.map_err(|error| failure(&error))?;
-            self.pool.filled(*chunk);
+            self.pool.mark_written(*chunk);
             if fails || self.lock().stopping {
                 return Err(Failure::CopyFailed);
             }
         }
         if matches!(fill.target, FillTarget::Slot(..)) && self.faults.current().flip_slot_byte {
-            self.flip(&fill.chunks).map_err(|_| Failure::CopyFailed)?;
+            self.flip_byte(&fill.chunks).map_err(|_| Failure::CopyFailed)?;
         }
         Ok(slab.len() as u64)
     }
 
-    fn flip(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
+    fn flip_byte(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
         let Some(&chunk) = chunks.first() else { return Ok(()) };
         let mut byte = [0];
         self.pool.read(chunk, 0, &mut byte)?;

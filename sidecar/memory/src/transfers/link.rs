@@ -12,31 +12,31 @@ use sluice_policy::copy_priority::CopyPriority;
 /// What one transfer takes of the link before a more urgent one gets its turn.
 const QUANTUM_BYTES: usize = 256 << 10;
 /// Least of it, on a link so slow that a quantum would hold it for longer than a tenth of a second.
-const LEAST_QUANTUM_BYTES: usize = 256;
+const MIN_QUANTUM_BYTES: usize = 256;
 /// Sleeps shorter than this are put off: waking up takes a computing core from the engine each time. The last quantum of a
 /// copy sleeps however short the rest is, so that the copy takes as long as on a real link.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(250);
+const MIN_SLEEP: Duration = Duration::from_micros(250);
 const NS_PER_S: u128 = 1_000_000_000;
 
 /// Both directions, which do not slow each other down.
 #[derive(Clone, Debug)]
-pub(crate) struct Links {
+pub(crate) struct PacedLinks {
     /// Host to device: fills, and KV that comes back.
-    pub(crate) to_device: Arc<Link>,
+    pub(crate) to_device: Arc<PacedLink>,
     /// Device to host: KV that goes out.
-    pub(crate) to_host: Arc<Link>,
+    pub(crate) to_host: Arc<PacedLink>,
 }
 
-impl Links {
+impl PacedLinks {
     /// Bytes per second to the device and to the host; `None` = as fast as memory.
-    pub(crate) fn new(to_device: Option<u64>, to_host: Option<u64>) -> Links {
-        let link = |bytes_per_s| Arc::new(Link::new(bytes_per_s));
-        Links { to_device: link(to_device), to_host: link(to_host) }
+    pub(crate) fn new(to_device: Option<u64>, to_host: Option<u64>) -> PacedLinks {
+        let link = |bytes_per_s| Arc::new(PacedLink::new(bytes_per_s));
+        PacedLinks { to_device: link(to_device), to_host: link(to_host) }
     }
 
     /// Bytes that have passed in both directions: rises while a copy gets on.
-    pub(crate) fn carried_bytes(&self) -> u64 {
-        let of = |link: &Link| link.carried.load(Ordering::Relaxed);
+    pub(crate) fn transferred_bytes(&self) -> u64 {
+        let of = |link: &PacedLink| link.transferred.load(Ordering::Relaxed);
         of(&self.to_device).wrapping_add(of(&self.to_host))
     }
 
@@ -49,22 +49,22 @@ impl Links {
 
 /// One direction of the link, shared by its transfers: of those that want it the most urgent one has it, quantum by quantum.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct PacedLink {
     /// 0 = not limited: then nobody waits for anybody.
     bytes_per_s: AtomicU64,
-    carried: AtomicU64,
-    state: Mutex<State>,
+    transferred: AtomicU64,
+    state: Mutex<LinkState>,
     /// Another transfer may have its turn.
-    turns: Condvar,
-    closes: Condvar,
+    priority_changed: Condvar,
+    close_signal: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct LinkState {
     /// When everything reserved so far has passed.
     free_at: Instant,
     /// Transfers under way.
-    wanted: BTreeSet<CopyPriority>,
+    active: BTreeSet<CopyPriority>,
     /// Those of them that wait for their turn.
     waiting: usize,
     closed: bool,
@@ -73,20 +73,20 @@ struct State {
 /// One transfer: it wants the link until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Transfer<'a> {
-    link: &'a Link,
-    rank: CopyPriority,
+    link: &'a PacedLink,
+    priority: CopyPriority,
     waited: Duration,
 }
 
-impl Link {
-    fn new(bytes_per_s: Option<u64>) -> Link {
+impl PacedLink {
+    fn new(bytes_per_s: Option<u64>) -> PacedLink {
         let (wanted, free_at) = (BTreeSet::new(), Instant::now());
-        Link {
+        PacedLink {
             bytes_per_s: AtomicU64::new(bytes_per_s.unwrap_or(0)),
-            carried: AtomicU64::new(0),
-            state: Mutex::new(State { free_at, wanted, waiting: 0, closed: false }),
-            turns: Condvar::new(),
-            closes: Condvar::new(),
+            transferred: AtomicU64::new(0),
+            state: Mutex::new(LinkState { free_at, active: wanted, waiting: 0, closed: false }),
+            priority_changed: Condvar::new(),
+            close_signal: Condvar::new(),
         }
     }
 
@@ -95,13 +95,13 @@ impl Link {
         let state = self.lock();
         self.bytes_per_s.store(bytes_per_s.unwrap_or(0), Ordering::Relaxed);
         drop(state);
-        self.turns.notify_all();
+        self.priority_changed.notify_all();
     }
 
     fn close(&self) {
         self.lock().closed = true;
-        self.turns.notify_all();
-        self.closes.notify_all();
+        self.priority_changed.notify_all();
+        self.close_signal.notify_all();
     }
 
     fn rate(&self) -> u64 {
@@ -112,16 +112,16 @@ impl Link {
     fn quantum(&self) -> Option<usize> {
         let rate = self.rate();
         let tenth = usize::try_from(rate / 10).unwrap_or(QUANTUM_BYTES);
-        (rate != 0).then(|| tenth.clamp(LEAST_QUANTUM_BYTES, QUANTUM_BYTES))
+        (rate != 0).then(|| tenth.clamp(MIN_QUANTUM_BYTES, QUANTUM_BYTES))
     }
 
     /// A transfer begins: time in which the link was idle is not made up for.
     pub(crate) fn begin(&self, rank: CopyPriority) -> Transfer<'_> {
         let mut state = self.lock();
         state.free_at = state.free_at.max(Instant::now());
-        let unknown = state.wanted.insert(rank);
+        let unknown = state.active.insert(rank);
         assert!(unknown, "each order is one transfer");
-        Transfer { link: self, rank, waited: Duration::ZERO }
+        Transfer { link: self, priority: rank, waited: Duration::ZERO }
     }
 
     /// Sleeps until `moment`, or not at all when that is very near and more quanta follow, or the link is closed.
@@ -129,14 +129,14 @@ impl Link {
         let mut state = self.lock();
         loop {
             let left = moment.saturating_duration_since(Instant::now());
-            if state.closed || left.is_zero() || (left < SHORTEST_SLEEP && !last) {
+            if state.closed || left.is_zero() || (left < MIN_SLEEP && !last) {
                 return;
             }
-            state = self.closes.wait_timeout(state, left).expect("no holder of the link panics").0;
+            state = self.close_signal.wait_timeout(state, left).expect("no holder of the link panics").0;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().expect("no holder of the link panics")
     }
 }
@@ -145,7 +145,7 @@ impl<'a> Transfer<'a> {
     /// Part of a transfer: `copy` gets the range `0..bytes` piece by piece, at the pace of the link and while nothing is more
     /// urgent; `last` = the transfer ends with this part, however near the moment is at which it has passed. Stops at the first
     /// error.
-    pub(crate) fn carry<E>(
+    pub(crate) fn transfer<E>(
         &mut self,
         bytes: usize,
         last: bool,
@@ -155,13 +155,13 @@ impl<'a> Transfer<'a> {
         while from < bytes {
             let Some(quantum) = self.link.quantum() else {
                 copy(from..bytes)?;
-                self.link.carried.fetch_add((bytes - from) as u64, Ordering::Relaxed);
+                self.link.transferred.fetch_add((bytes - from) as u64, Ordering::Relaxed);
                 return Ok(());
             };
             let to = bytes.min(from + quantum);
-            let passed = self.pass(to - from);
+            let passed = self.reserve(to - from);
             copy(from..to)?;
-            self.link.carried.fetch_add((to - from) as u64, Ordering::Relaxed);
+            self.link.transferred.fetch_add((to - from) as u64, Ordering::Relaxed);
             self.link.sleep_until(passed, last && to == bytes);
             from = to;
         }
@@ -174,8 +174,8 @@ impl<'a> Transfer<'a> {
     }
 
     /// `bytes` pass, after everything that was reserved before. Returns the moment when they have.
-    fn pass(&mut self, bytes: usize) -> Instant {
-        let mut state = self.turn();
+    fn reserve(&mut self, bytes: usize) -> Instant {
+        let mut state = self.wait_until_first();
         let rate = u128::from(self.link.rate());
         if rate != 0 {
             state.free_at += Duration::from_nanos((bytes as u128 * NS_PER_S).div_ceil(rate) as u64);
@@ -185,17 +185,17 @@ impl<'a> Transfer<'a> {
 
     /// Waits until nothing on the link is more urgent. A rank never changes, so only an end, another bandwidth or the close of
     /// the link is news.
-    fn turn(&mut self) -> MutexGuard<'a, State> {
-        let (link, rank) = (self.link, self.rank);
+    fn wait_until_first(&mut self) -> MutexGuard<'a, LinkState> {
+        let (link, rank) = (self.link, self.priority);
         let mut state = link.lock();
-        let waits = |state: &State| {
-            let passed = state.wanted.first().is_some_and(|most| *most < rank);
+        let waits = |state: &LinkState| {
+            let passed = state.active.first().is_some_and(|most| *most < rank);
             passed && !state.closed && link.rate() != 0
         };
         if waits(&state) {
             let begun = Instant::now();
             state.waiting += 1;
-            let woken = link.turns.wait_while(state, |state| waits(state));
+            let woken = link.priority_changed.wait_while(state, |state| waits(state));
             state = woken.expect("no holder of the link panics");
             state.waiting -= 1;
             let now = Instant::now();
@@ -210,18 +210,18 @@ impl Drop for Transfer<'_> {
     fn drop(&mut self) {
         // A holder that panicked took the whole memory with it.
         let Ok(mut state) = self.link.state.lock() else { return };
-        state.wanted.remove(&self.rank);
+        state.active.remove(&self.priority);
         let others_wait = state.waiting > 0;
         drop(state);
         if others_wait {
-            self.link.turns.notify_all();
+            self.link.priority_changed.notify_all();
         }
     }
 }
 
 /// Lets the thread's sleeps end when they are due: paced copies sleep often and briefly. Without the right to change it, the
 /// default slack stays.
-pub(crate) fn sleep_precisely() {
+pub(crate) fn set_timer_slack() {
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
 }
 
@@ -237,9 +237,9 @@ mod tests {
     const PIECE: usize = QUANTUM_BYTES;
 
     /// Far from urgent: 40 pieces. It says when its first piece is on the link, and each piece is noted.
-    fn far(link: &Link, log: &Mutex<Vec<u8>>, first: &Sender<()>) {
+    fn run_background(link: &PacedLink, log: &Mutex<Vec<u8>>, first: &Sender<()>) {
         let mut transfer = link.begin(CopyPriority::new(ActionId(1), None, Nanos(0)));
-        let carried: Result<(), ()> = transfer.carry(40 * PIECE, true, |_| {
+        let carried: Result<(), ()> = transfer.transfer(40 * PIECE, true, |_| {
             log.lock().unwrap().push(b'f');
             first.send(()).unwrap();
             Ok(())
@@ -248,11 +248,11 @@ mod tests {
     }
 
     /// Four pieces, once the other is under way.
-    fn near(link: &Link, log: &Mutex<Vec<u8>>, due: Option<Nanos>, begun: &Receiver<()>) {
+    fn run_urgent(link: &PacedLink, log: &Mutex<Vec<u8>>, due: Option<Nanos>, begun: &Receiver<()>) {
         begun.recv().unwrap();
         let mut transfer = link.begin(CopyPriority::new(ActionId(2), due, Nanos(0)));
         log.lock().unwrap().push(b'|');
-        let carried: Result<(), ()> = transfer.carry(4 * PIECE, true, |_| {
+        let carried: Result<(), ()> = transfer.transfer(4 * PIECE, true, |_| {
             log.lock().unwrap().push(b'n');
             Ok(())
         });
@@ -260,20 +260,20 @@ mod tests {
     }
 
     /// Which pieces passed, `|` where the nearer one came.
-    fn passed(due: Option<Nanos>) -> String {
+    fn piece_order(due: Option<Nanos>) -> String {
         // A piece takes 5 ms: time in which the second comes before the first has passed.
-        let (link, log) = (Link::new(Some(50 << 20)), Mutex::default());
+        let (link, log) = (PacedLink::new(Some(50 << 20)), Mutex::default());
         let (first, begun) = channel();
         scope(|scope| {
-            scope.spawn(|| far(&link, &log, &first));
-            near(&link, &log, due, &begun);
+            scope.spawn(|| run_background(&link, &log, &first));
+            run_urgent(&link, &log, due, &begun);
         });
         String::from_utf8(log.into_inner().unwrap()).unwrap()
     }
 
     #[test]
-    fn an_urgent_transfer_waits_for_the_quantum_under_way_and_the_far_one_still_ends() {
-        let log = passed(Some(Nanos(1)));
+    fn urgent_transfer_preempts_after_current_quantum() {
+        let log = piece_order(Some(Nanos(1)));
         let (_, after) = log.split_once('|').unwrap();
         let ahead = after.find("nnnn").expect("nothing comes between its pieces");
         assert!(ahead <= 1, "at most the piece that had its turn: {log}");
@@ -281,22 +281,22 @@ mod tests {
     }
 
     #[test]
-    fn without_deadlines_who_came_first_ends_first() {
-        let log = passed(None);
+    fn transfers_without_deadlines_are_fifo() {
+        let log = piece_order(None);
         assert!(log.ends_with("fnnnn"), "{log}");
     }
 
     #[test]
-    fn nobody_waits_for_a_turn_where_the_link_is_not_limited_or_closed() {
+    fn unlimited_or_closed_link_never_waits() {
         for close in [false, true] {
-            let link = Link::new(close.then_some(1));
+            let link = PacedLink::new(close.then_some(1));
             if close {
                 link.close();
             }
             let _urgent = link.begin(CopyPriority::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
             let mut far = link.begin(CopyPriority::new(ActionId(2), None, Nanos(0)));
             let mut bytes = 0;
-            let carried: Result<(), ()> = far.carry(PIECE, true, |piece| {
+            let carried: Result<(), ()> = far.transfer(PIECE, true, |piece| {
                 bytes += piece.len();
                 Ok(())
             });
@@ -305,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn another_bandwidth_or_the_close_of_the_link_ends_the_wait_for_a_turn() {
-        for news in [(|link: &Link| link.set(None)) as fn(&Link), Link::close] {
-            let link = Link::new(Some(50 << 20));
+    fn bandwidth_change_or_close_wakes_waiting_transfer() {
+        for news in [(|link: &PacedLink| link.set(None)) as fn(&PacedLink), PacedLink::close] {
+            let link = PacedLink::new(Some(50 << 20));
             let _urgent = link.begin(CopyPriority::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
             scope(|scope| {
                 let waits = scope.spawn(|| {
                     let mut far = link.begin(CopyPriority::new(ActionId(2), None, Nanos(0)));
-                    far.carry(PIECE, true, |_| Ok::<(), ()>(()))
+                    far.transfer(PIECE, true, |_| Ok::<(), ()>(()))
                 });
                 while link.lock().waiting == 0 {
                     std::thread::yield_now();

@@ -6,7 +6,7 @@ use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, LayerId};
 use sluice_policy::reason::Reason;
 
-use super::Body;
+use super::Backend;
 use crate::Memory;
 
 pub(super) const CHUNK_BYTES: u64 = 64 << 10;
@@ -30,62 +30,67 @@ pub(super) fn geometry() -> Geometry {
 }
 
 /// A body and the orders given to it.
-pub(super) struct Trial<B: Body> {
-    pub(super) body: B,
+pub(super) struct BackendTest<B: Backend> {
+    pub(super) backend: B,
     rule: &'static str,
-    orders: u64,
-    ended: Vec<Completion>,
+    submitted: u64,
+    completions: Vec<Completion>,
 }
 
-impl<B: Body> Trial<B> {
+impl<B: Backend> BackendTest<B> {
     pub(super) fn new(rule: &'static str) -> Self {
-        Trial::with_tier(rule, HOST_BLOCKS)
+        BackendTest::with_tier(rule, HOST_BLOCKS)
     }
 
     /// A body with so much of a host tier.
     pub(super) fn with_tier(rule: &'static str, host_blocks: u32) -> Self {
-        Trial { body: B::start(&geometry(), host_blocks), rule, orders: 0, ended: Vec::new() }
+        BackendTest {
+            backend: B::start(&geometry(), host_blocks),
+            rule,
+            submitted: 0,
+            completions: Vec::new(),
+        }
     }
 
     /// A body whose chunks `0..count` exist.
     pub(super) fn with_chunks(rule: &'static str, count: u32) -> Self {
-        let mut trial = Trial::new(rule);
+        let mut trial = BackendTest::new(rule);
         trial.succeed(Work::Create(chunks(0..count)));
         trial
     }
 
-    pub(super) fn order(&mut self, work: Work) -> ActionId {
-        self.orders += 1;
-        let id = ActionId(self.orders);
-        let now = self.body.now();
-        self.body.memory().submit(now, Action { id, work, reason: Reason::Load, due: None });
+    pub(super) fn submit(&mut self, work: Work) -> ActionId {
+        self.submitted += 1;
+        let id = ActionId(self.submitted);
+        let now = self.backend.now();
+        self.backend.memory().submit(now, Action { id, work, reason: Reason::Load, due: None });
         id
     }
 
     /// Takes over what has ended by now.
     pub(super) fn collect(&mut self) {
-        let now = self.body.now();
-        while let Some(completion) = self.body.memory().poll(now) {
-            let twice = self.ended.iter().any(|c| c.id == completion.id);
+        let now = self.backend.now();
+        while let Some(completion) = self.backend.memory().poll(now) {
+            let twice = self.completions.iter().any(|c| c.id == completion.id);
             assert!(!twice, "{}: {:?} completed twice", self.rule, completion.id);
-            let known = completion.id.0 >= 1 && completion.id.0 <= self.orders;
+            let known = completion.id.0 >= 1 && completion.id.0 <= self.submitted;
             assert!(known, "{}: {:?} was never ordered", self.rule, completion.id);
-            self.ended.push(completion);
+            self.completions.push(completion);
         }
     }
 
     /// How an order ended, if it has.
     pub(super) fn outcome(&self, id: ActionId) -> Option<Outcome> {
-        self.ended.iter().find(|c| c.id == id).map(|c| c.outcome)
+        self.completions.iter().find(|c| c.id == id).map(|c| c.outcome)
     }
 
     /// Position of an order among those that have ended.
-    pub(super) fn place(&self, id: ActionId) -> usize {
-        self.ended.iter().position(|c| c.id == id).expect("the order has ended")
+    pub(super) fn completion_index(&self, id: ActionId) -> usize {
+        self.completions.iter().position(|c| c.id == id).expect("the order has ended")
     }
 
-    pub(super) fn ended(&self) -> usize {
-        self.ended.len()
+    pub(super) fn completed_count(&self) -> usize {
+        self.completions.len()
     }
 
     /// Waits for an order.
@@ -95,21 +100,21 @@ impl<B: Body> Trial<B> {
             if let Some(outcome) = self.outcome(id) {
                 return outcome;
             }
-            assert!(self.body.advance(), "{}: {id:?} never completes", self.rule);
+            assert!(self.backend.advance(), "{}: {id:?} never completes", self.rule);
         }
     }
 
     /// Lets everything end that will.
     pub(super) fn settle(&mut self) {
         self.collect();
-        while self.body.advance() {
+        while self.backend.advance() {
             self.collect();
         }
         self.collect();
     }
 
     pub(super) fn run(&mut self, work: Work) -> Outcome {
-        let id = self.order(work);
+        let id = self.submit(work);
         self.wait(id)
     }
 

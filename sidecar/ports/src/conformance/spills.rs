@@ -4,8 +4,10 @@ use sluice_policy::action::{BlockSwap, Spill, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{BlockId, Generation, LayerId};
 
-use super::Body;
-use super::beside::{A, B_LAYER, OTHER, after, away, blocks, contradictions, fetch, is_done, write_back};
+use super::Backend;
+use super::async_copies::{
+    A, B_LAYER, OTHER, after, blocks, contradictions, fetch, is_done, with_offloaded_blocks, write_back,
+};
 use super::harness::{LAYERS, reback, swap, swap_in, swap_out, unmap};
 
 fn spill(layer: LayerId, buffer: u8, after: u64, blocks: &[BlockSwap]) -> Work {
@@ -14,41 +16,44 @@ fn spill(layer: LayerId, buffer: u8, after: u64, blocks: &[BlockSwap]) -> Work {
 
 /// It takes what the engine has written by then, and a fetch into the buffer comes after it, though nothing else holds that back;
 /// other buffers do not wait.
-pub fn a_spill_waits_for_the_step_and_what_enters_the_buffer_waits_for_it<B: Body>() {
+pub fn spill_waits_for_step_and_blocks_fetch_into_its_buffer<B: Backend>() {
     let rule = "a spill waits for the step, and what enters the buffer waits for it";
-    let mut trial = away::<B>(rule);
-    let leaves = trial.order(spill(A, 0, 4, &[swap(9, 1, 3, 7)]));
-    let enters = trial.order(fetch(B_LAYER, 0, 5, None, &[swap(9, 1, 1, 5)]));
-    let other = trial.order(fetch(LayerId(3), 1, 6, None, &[swap(10, 1, 2, 6)]));
-    trial.body.set_done(A, Generation(9));
-    trial.body.set_kv_done(A, Generation(3));
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let leaves = trial.submit(spill(A, 0, 4, &[swap(9, 1, 3, 7)]));
+    let enters = trial.submit(fetch(B_LAYER, 0, 5, None, &[swap(9, 1, 1, 5)]));
+    let other = trial.submit(fetch(LayerId(3), 1, 6, None, &[swap(10, 1, 2, 6)]));
+    trial.backend.set_done(A, Generation(9));
+    trial.backend.set_kv_done(A, Generation(3));
     trial.settle();
     assert!(is_done(trial.outcome(other)), "{rule}: others do not wait with it");
     assert_eq!([leaves, enters].map(|id| trial.outcome(id)), [None; 2], "{rule}");
-    trial.body.write_block(BlockId(9), 77);
-    trial.body.set_kv_done(A, Generation(4));
+    trial.backend.write_block(BlockId(9), 77);
+    trial.backend.set_kv_done(A, Generation(4));
     assert!(matches!(trial.wait(enters), Outcome::Done { .. }), "{rule}");
-    assert!(is_done(trial.outcome(leaves)) && trial.place(leaves) < trial.place(enters), "{rule}");
+    assert!(
+        is_done(trial.outcome(leaves)) && trial.completion_index(leaves) < trial.completion_index(enters),
+        "{rule}"
+    );
     assert_eq!(blocks(&mut trial, [9]), [Some(1)], "{rule}: the buffer is the next layer's");
     trial.succeed(swap_in(&[swap(3, 0, 3, 7)]));
     assert_eq!(blocks(&mut trial, [3]), [Some(77)], "{rule}: what the step wrote is in the host tier");
-    assert_eq!(trial.body.kv_ready(A), Generation(0), "{rule}: a spill publishes nothing");
+    assert_eq!(trial.backend.kv_ready(A), Generation(0), "{rule}: a spill publishes nothing");
 }
 
 /// A fetch of the next step that comes into the same buffer is ordered behind it, names what it will have written, and brings it.
-pub fn what_was_spilt_is_fetched_from_behind_it<B: Body>() {
+pub fn fetch_after_spill_reads_spilled_blocks<B: Backend>() {
     let rule = "what was spilt is fetched from behind it";
-    let mut trial = away::<B>(rule);
-    let leaves = trial.order(spill(A, 0, 4, &[swap(8, 1, 3, 7), swap(9, 1, 1, 8)]));
-    let fetched = trial.order(fetch(A, 0, 5, after(A, 4), &[swap(10, 1, 3, 7), swap(11, 1, 1, 8)]));
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let leaves = trial.submit(spill(A, 0, 4, &[swap(8, 1, 3, 7), swap(9, 1, 1, 8)]));
+    let fetched = trial.submit(fetch(A, 0, 5, after(A, 4), &[swap(10, 1, 3, 7), swap(11, 1, 1, 8)]));
     trial.fail(fetch(B_LAYER, 1, 6, None, &[swap(12, 1, 3, 7)]), Failure::Refused);
     trial.fail(write_back(&[swap(1, 0, 3, 9)]), Failure::Refused);
     trial.fail(swap_out(&[swap(1, 0, 1, 9)]), Failure::Refused);
     trial.fail(swap_in(&[swap(1, 0, 1, 5)]), Failure::Refused);
     trial.fail(spill(B_LAYER, 1, 6, &[swap(12, 1, 3, 9)]), Failure::Refused);
     assert_eq!([leaves, fetched].map(|id| trial.outcome(id)), [None; 2], "{rule}");
-    trial.body.write_block(BlockId(9), 77);
-    trial.body.set_kv_done(A, Generation(4));
+    trial.backend.write_block(BlockId(9), 77);
+    trial.backend.set_kv_done(A, Generation(4));
     assert!(matches!(trial.wait(fetched), Outcome::Done { .. }), "{rule}: {:?}", trial.outcome(fetched));
     assert_eq!(blocks(&mut trial, [10, 11]), [Some(8), Some(77)], "{rule}");
     trial.fail(fetch(B_LAYER, 1, 6, None, &[swap(12, 1, 1, 5)]), Failure::Refused);
@@ -56,35 +61,35 @@ pub fn what_was_spilt_is_fetched_from_behind_it<B: Body>() {
 
 /// Places that do not exist or are others', a layer that does not exist, names given twice; and while one waits, its blocks and
 /// their chunk are nobody else's.
-pub fn a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays<B: Body>() {
+pub fn inconsistent_spill_is_refused_and_memory_kept<B: Backend>() {
     let rule = "a spill that contradicts the table is refused, and its memory stays";
-    let mut trial = away::<B>(rule);
+    let mut trial = with_offloaded_blocks::<B>(rule);
     for swaps in contradictions() {
         trial.fail(spill(A, 0, 0, &swaps), Failure::Refused);
     }
     trial.fail(spill(LayerId(LAYERS), 0, 0, &[swap(8, 1, 3, 7)]), Failure::Refused);
-    let waits = trial.order(spill(A, 0, 4, &[swap(8, 1, 3, 7)]));
+    let waits = trial.submit(spill(A, 0, 4, &[swap(8, 1, 3, 7)]));
     trial.fail(reback(vec![unmap(OTHER, 1)]), Failure::Refused);
     trial.fail(write_back(&[swap(8, 1, 4, 8)]), Failure::Refused);
     trial.fail(swap_in(&[swap(8, 1, 1, 5)]), Failure::Refused);
-    trial.body.set_kv_done(A, Generation(4));
+    trial.backend.set_kv_done(A, Generation(4));
     assert!(matches!(trial.wait(waits), Outcome::Done { .. }), "{rule}: what was refused left nothing");
     trial.succeed(reback(vec![unmap(OTHER, 1)]));
 }
 
 /// One that waits is dropped with the fetches behind it, and its host blocks carry what they carried.
-pub fn dropping_fills_drops_spills_and_takes_nothing_away<B: Body>() {
+pub fn drop_fills_drops_spills_and_keeps_host_blocks<B: Backend>() {
     let rule = "dropping fills drops spills and takes nothing away";
-    let mut trial = away::<B>(rule);
+    let mut trial = with_offloaded_blocks::<B>(rule);
     let orders = [spill(A, 0, 4, &[swap(9, 1, 1, 7)]), fetch(B_LAYER, 0, 5, None, &[swap(9, 1, 2, 6)])];
-    let dropped = orders.map(|work| trial.order(work));
-    let drop = trial.order(Work::DropFills);
+    let dropped = orders.map(|work| trial.submit(work));
+    let drop = trial.submit(Work::DropFills);
     assert!(matches!(trial.wait(drop), Outcome::Done { .. }), "{rule}");
     for id in dropped {
         assert_eq!(trial.outcome(id), Some(Outcome::Failed(Failure::Dropped)), "{rule}");
-        assert!(trial.place(id) < trial.place(drop), "{rule}: the drop ends last");
+        assert!(trial.completion_index(id) < trial.completion_index(drop), "{rule}: the drop ends last");
     }
-    trial.body.set_kv_done(A, Generation(4));
+    trial.backend.set_kv_done(A, Generation(4));
     trial.settle();
     trial.succeed(fetch(A, 1, 6, None, &[swap(10, 1, 1, 5)]));
     assert_eq!(blocks(&mut trial, [10]), [Some(1)], "{rule}");

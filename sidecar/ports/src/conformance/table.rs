@@ -5,9 +5,9 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
 
 use super::harness::{
-    CAPACITY, CHUNK_BYTES, Trial, chunks, fill, map, map_layer, reback, swap, swap_in, swap_out, unmap,
+    BackendTest, CAPACITY, CHUNK_BYTES, chunks, fill, map, map_layer, reback, swap, swap_in, swap_out, unmap,
 };
-use super::{Body, SlabPart};
+use super::{Backend, SlabChunk};
 use crate::Memory;
 
 const FRAME: Address = Address::Kv(FrameId(0));
@@ -15,8 +15,8 @@ const OTHER: Address = Address::Kv(FrameId(1));
 const ACTIVATION: Address = Address::Activation(0);
 
 /// Orders that succeed and orders that fail end once each, empty ones too.
-pub fn every_action_completes_exactly_once<B: Body>() {
-    let mut trial = Trial::<B>::new("every action completes exactly once");
+pub fn every_action_completes_exactly_once<B: Backend>() {
+    let mut trial = BackendTest::<B>::new("every action completes exactly once");
     let orders = [
         Work::Create(chunks(0..2)),
         Work::Create(chunks(0..2)),
@@ -32,31 +32,31 @@ pub fn every_action_completes_exactly_once<B: Body>() {
         Work::Release(chunks(1..2)),
         Work::DropFills,
     ];
-    let ids = orders.map(|work| trial.order(work));
+    let ids = orders.map(|work| trial.submit(work));
     trial.settle();
     let failed = |id| matches!(trial.outcome(id), Some(Outcome::Failed(_)));
-    assert_eq!(trial.ended(), ids.len(), "every action completes exactly once");
+    assert_eq!(trial.completed_count(), ids.len(), "every action completes exactly once");
     let expected = [false, true, false, true, false, false, true, false, false, false, true, false, false];
     assert_eq!(ids.map(failed), expected);
 }
 
 /// One chunk more than the capacity fails as a whole.
-pub fn creation_beyond_the_capacity_leaves_nothing<B: Body>() {
+pub fn create_beyond_capacity_creates_no_chunk<B: Backend>() {
     let rule = "creation beyond the capacity leaves nothing";
-    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY - 2);
+    let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY - 2);
     trial.fail(Work::Create(chunks(CAPACITY - 2..CAPACITY + 1)), Failure::OutOfMemory);
-    assert_eq!(trial.body.memory().used_bytes(), u64::from(CAPACITY - 2) * CHUNK_BYTES, "{rule}");
+    assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY - 2) * CHUNK_BYTES, "{rule}");
     trial.fail(reback(vec![map(FRAME, CAPACITY - 2)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(CAPACITY - 2..CAPACITY)));
-    assert_eq!(trial.body.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}");
+    assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}");
 }
 
 /// Released chunks no longer count, can be created again, and are unknown until then.
-pub fn created_chunks_come_back<B: Body>() {
+pub fn released_chunks_can_be_recreated<B: Backend>() {
     let rule = "created chunks come back";
-    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY);
+    let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
     trial.succeed(Work::Release(chunks(3..CAPACITY)));
-    assert_eq!(trial.body.memory().used_bytes(), 3 * CHUNK_BYTES, "{rule}");
+    assert_eq!(trial.backend.memory().used_bytes(), 3 * CHUNK_BYTES, "{rule}");
     trial.fail(Work::Release(chunks(3..4)), Failure::Refused);
     trial.fail(reback(vec![map(FRAME, 5)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(3..CAPACITY)));
@@ -64,8 +64,8 @@ pub fn created_chunks_come_back<B: Body>() {
 }
 
 /// Map over a mapping, unmap of what is not there, chunks that do not exist.
-pub fn what_contradicts_the_table_is_refused<B: Body>() {
-    let mut trial = Trial::<B>::with_chunks("what contradicts the table is refused", 2);
+pub fn inconsistent_operation_is_refused<B: Backend>() {
+    let mut trial = BackendTest::<B>::with_chunks("what contradicts the table is refused", 2);
     trial.succeed(reback(vec![map(FRAME, 0)]));
     for ops in [
         vec![map(FRAME, 1)],
@@ -85,64 +85,68 @@ pub fn what_contradicts_the_table_is_refused<B: Body>() {
 }
 
 /// A transaction whose last change is impossible undoes its first ones.
-pub fn a_refused_transaction_changes_nothing<B: Body>() {
-    let mut trial = Trial::<B>::with_chunks("a refused transaction changes nothing", 3);
+pub fn a_refused_transaction_changes_nothing<B: Backend>() {
+    let mut trial = BackendTest::<B>::with_chunks("a refused transaction changes nothing", 3);
     trial.succeed(reback(vec![map(FRAME, 0)]));
-    trial.body.write_block(BlockId(0), 7);
+    trial.backend.write_block(BlockId(0), 7);
     let ops = vec![unmap(FRAME, 0), map(FRAME, 1), map(OTHER, 2), unmap(OTHER, 0)];
     let contradiction = Transaction { ops, handed_over: chunks(0..1) };
     trial.fail(Work::Reback(contradiction), Failure::Refused);
-    assert_eq!(trial.body.block(BlockId(0)), Some(7), "a refused transaction changes nothing");
-    assert_eq!(trial.body.block(BlockId(8)), None, "a refused transaction changes nothing");
+    assert_eq!(trial.backend.block(BlockId(0)), Some(7), "a refused transaction changes nothing");
+    assert_eq!(trial.backend.block(BlockId(8)), None, "a refused transaction changes nothing");
     trial.succeed(reback(vec![unmap(FRAME, 0), map(OTHER, 0)]));
-    assert_eq!(trial.body.block(BlockId(8)), Some(7), "the chunk keeps its contents where it goes");
+    assert_eq!(trial.backend.block(BlockId(8)), Some(7), "the chunk keeps its contents where it goes");
 }
 
 /// What is written behind one address is read behind all.
-pub fn a_chunk_backs_many_addresses<B: Body>() {
+pub fn a_chunk_backs_many_addresses<B: Backend>() {
     let rule = "a chunk backs many addresses";
-    let mut trial = Trial::<B>::with_chunks(rule, 2);
+    let mut trial = BackendTest::<B>::with_chunks(rule, 2);
     let layers = || (0..3).map(LayerId);
     trial.succeed(reback(layers().flat_map(|layer| map_layer(layer, 0)).collect()));
     trial.succeed(fill(FillTarget::Slot(SlotId(0), LayerId(1)), 1, 0, None));
     let part = |layer, part| Address::Layer(layer, part);
-    let written = |at| Some(SlabPart { layer: Some(LayerId(1)), part: at });
+    let written = |at| Some(SlabChunk { layer: Some(LayerId(1)), chunk: at });
     for layer in layers() {
-        assert_eq!([0, 1].map(|at| trial.body.contents(part(layer, at))), [0, 1].map(written), "{rule}");
+        assert_eq!([0, 1].map(|at| trial.backend.contents(part(layer, at))), [0, 1].map(written), "{rule}");
     }
-    assert_eq!(trial.body.memory().used_bytes(), 2 * CHUNK_BYTES, "{rule}: it counts once");
+    assert_eq!(trial.backend.memory().used_bytes(), 2 * CHUNK_BYTES, "{rule}: it counts once");
     trial.succeed(reback(vec![unmap(part(LayerId(0), 1), 1)]));
-    let read = [0, 1].map(|layer| trial.body.contents(part(LayerId(layer), 1)));
+    let read = [0, 1].map(|layer| trial.backend.contents(part(LayerId(layer), 1)));
     assert_eq!(read, [None, written(1)], "{rule}");
 }
 
 /// On its way to another address a chunk is behind both, counts once and keeps what it holds.
-pub fn a_chunk_is_mapped_anew_before_its_old_address_goes<B: Body>() {
+pub fn chunk_is_remapped_before_old_address_is_unmapped<B: Backend>() {
     let rule = "a chunk is mapped anew before its old address goes";
-    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY);
+    let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
     trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1), map(ACTIVATION, 2)]));
-    trial.body.write_block(BlockId(1), 5);
+    trial.backend.write_block(BlockId(1), 5);
     // Frame 1 gets the chunk of frame 0, and its own becomes staging.
     let last = CAPACITY - 1;
     let ops = vec![unmap(OTHER, 1), map(OTHER, 0), map(Address::Staging(0), 1), unmap(FRAME, 0)];
     trial.succeed(reback(ops));
-    assert_eq!([1, 9].map(|b| trial.body.block(BlockId(b))), [None, Some(5)], "{rule}");
-    assert_eq!(trial.body.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}: it counts once");
+    assert_eq!([1, 9].map(|b| trial.backend.block(BlockId(b))), [None, Some(5)], "{rule}");
+    assert_eq!(
+        trial.backend.memory().used_bytes(),
+        u64::from(CAPACITY) * CHUNK_BYTES,
+        "{rule}: it counts once"
+    );
     // Half way through nothing is left of a transaction that ends in a contradiction.
     trial.fail(reback(vec![map(FRAME, 0), unmap(OTHER, 0), unmap(OTHER, last)]), Failure::Refused);
-    assert_eq!([1, 9].map(|b| trial.body.block(BlockId(b))), [None, Some(5)], "{rule}");
+    assert_eq!([1, 9].map(|b| trial.backend.block(BlockId(b))), [None, Some(5)], "{rule}");
     // An inflation may leave the old address for later, where the chunk is what its new owner writes.
     trial.succeed(reback(vec![map(FRAME, 2)]));
-    trial.body.write_block(BlockId(3), 7);
+    trial.backend.write_block(BlockId(3), 7);
     trial.succeed(reback(vec![unmap(ACTIVATION, 2), map(ACTIVATION, last)]));
-    assert_eq!(trial.body.block(BlockId(3)), Some(7), "{rule}");
+    assert_eq!(trial.backend.block(BlockId(3)), Some(7), "{rule}");
 }
 
 /// When a transaction has ended a chunk has one owner: layers that share a slot are one, and KV may still be where it was
 /// activations.
-pub fn a_chunk_of_two_owners_is_refused<B: Body>() {
+pub fn chunk_with_two_owners_is_refused<B: Backend>() {
     let rule = "a chunk of two owners is refused";
-    let mut trial = Trial::<B>::with_chunks(rule, 2);
+    let mut trial = BackendTest::<B>::with_chunks(rule, 2);
     let layer = |layer, part| Address::Layer(LayerId(layer), part);
     for (one, other) in [
         (FRAME, OTHER),
@@ -172,61 +176,61 @@ pub fn a_chunk_of_two_owners_is_refused<B: Body>() {
 }
 
 /// Release needs the last mapping gone.
-pub fn a_chunk_that_is_mapped_is_not_released<B: Body>() {
-    let mut trial = Trial::<B>::with_chunks("a chunk that is mapped is not released", 2);
+pub fn mapped_chunk_cannot_be_released<B: Backend>() {
+    let mut trial = BackendTest::<B>::with_chunks("a chunk that is mapped is not released", 2);
     trial.succeed(reback(vec![map(FRAME, 0), map(ACTIVATION, 0)]));
     trial.succeed(reback(vec![unmap(FRAME, 0)]));
     trial.fail(Work::Release(chunks(0..2)), Failure::Refused);
-    assert_eq!(trial.body.memory().used_bytes(), 2 * CHUNK_BYTES, "a refused release gives nothing back");
+    assert_eq!(trial.backend.memory().used_bytes(), 2 * CHUNK_BYTES, "a refused release gives nothing back");
     trial.succeed(reback(vec![unmap(ACTIVATION, 0)]));
     trial.succeed(Work::Release(chunks(0..2)));
 }
 
 /// No completion before the engine has answered.
-pub fn a_reback_waits_for_the_engine<B: Body>() {
+pub fn a_reback_waits_for_the_engine<B: Backend>() {
     let rule = "a reback waits for the engine";
-    let mut trial = Trial::<B>::with_chunks(rule, 1);
-    trial.body.hold_engine(true);
-    let order = trial.order(reback(vec![map(FRAME, 0)]));
+    let mut trial = BackendTest::<B>::with_chunks(rule, 1);
+    trial.backend.hold_engine(true);
+    let order = trial.submit(reback(vec![map(FRAME, 0)]));
     trial.settle();
     assert_eq!(trial.outcome(order), None, "{rule}");
-    trial.body.hold_engine(false);
+    trial.backend.hold_engine(false);
     assert!(matches!(trial.wait(order), Outcome::Done { .. }), "{rule}");
 }
 
 /// Unmap and release may be ordered at once: the memory goes only when the engine has let go.
-pub fn operations_take_effect_in_order<B: Body>() {
+pub fn operations_take_effect_in_order<B: Backend>() {
     let rule = "operations take effect in order";
-    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY);
+    let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
     trial.succeed(reback(vec![map(FRAME, 0)]));
-    trial.body.hold_engine(true);
+    trial.backend.hold_engine(true);
     let orders = [
         reback(vec![unmap(FRAME, 0)]),
         Work::Release(chunks(0..1)),
         Work::Create(chunks(0..1)),
         reback(vec![map(FRAME, 0), map(ACTIVATION, 0)]),
     ];
-    let ids = orders.map(|work| trial.order(work));
+    let ids = orders.map(|work| trial.submit(work));
     trial.settle();
     assert!(ids.iter().all(|id| trial.outcome(*id).is_none()), "{rule}: all wait for the engine");
-    trial.body.hold_engine(false);
+    trial.backend.hold_engine(false);
     trial.settle();
     for id in ids {
         assert!(matches!(trial.outcome(id), Some(Outcome::Done { .. })), "{rule}: {id:?}");
     }
-    assert!(ids.map(|id| trial.place(id)).is_sorted(), "{rule}");
+    assert!(ids.map(|id| trial.completion_index(id)).is_sorted(), "{rule}");
 }
 
 /// A block read at its new place is the one that was written at its old one, also inside one chunk.
-pub fn a_moved_block_keeps_its_contents<B: Body>() {
+pub fn a_moved_block_keeps_its_contents<B: Backend>() {
     let rule = "a moved block keeps its contents";
-    let mut trial = Trial::<B>::with_chunks(rule, 2);
+    let mut trial = BackendTest::<B>::with_chunks(rule, 2);
     trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
-    trial.body.write_block(BlockId(2), 21);
-    trial.body.write_block(BlockId(3), 31);
+    trial.backend.write_block(BlockId(2), 21);
+    trial.backend.write_block(BlockId(3), 31);
     let to_other =
         BlockMove { from: BlockId(2), from_chunk: ChunkId(0), to: BlockId(13), to_chunk: ChunkId(1) };
     let inside = BlockMove { from: BlockId(3), from_chunk: ChunkId(0), to: BlockId(6), to_chunk: ChunkId(0) };
     trial.succeed(Work::MoveBlocks(vec![to_other, inside]));
-    assert_eq!([13, 6].map(|b| trial.body.block(BlockId(b))), [Some(21), Some(31)], "{rule}");
+    assert_eq!([13, 6].map(|b| trial.backend.block(BlockId(b))), [Some(21), Some(31)], "{rule}");
 }

@@ -4,9 +4,10 @@ use sluice_policy::action::{Address, BlockSwap, FillTarget, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{BlockId, FrameId, Generation, LayerId};
 
-use super::Body;
+use super::Backend;
 use super::harness::{
-    CHUNK_BYTES, HOST_BLOCKS, Trial, chunks, fill, geometry, map, reback, swap, swap_in, swap_out, unmap,
+    BackendTest, CHUNK_BYTES, HOST_BLOCKS, chunks, fill, geometry, map, reback, swap, swap_in, swap_out,
+    unmap,
 };
 use crate::Memory;
 
@@ -14,19 +15,19 @@ const FRAME: Address = Address::Kv(FrameId(0));
 const OTHER: Address = Address::Kv(FrameId(1));
 
 /// Frame 0 on chunk 0, frame 1 on chunk 1; each of `written` is the tag of the block that has its number.
-fn two_frames<B: Body>(rule: &'static str, written: &[u32]) -> Trial<B> {
-    let mut trial = Trial::<B>::with_chunks(rule, 4);
+fn two_frames<B: Backend>(rule: &'static str, written: &[u32]) -> BackendTest<B> {
+    let mut trial = BackendTest::<B>::with_chunks(rule, 4);
     trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
-    written.iter().for_each(|tag| trial.body.write_block(BlockId(*tag), *tag));
+    written.iter().for_each(|tag| trial.backend.write_block(BlockId(*tag), *tag));
     trial
 }
 
-fn blocks<B: Body, const N: usize>(trial: &mut Trial<B>, blocks: [u32; N]) -> [Option<u32>; N] {
-    blocks.map(|block| trial.body.block(BlockId(block)))
+fn blocks<B: Backend, const N: usize>(trial: &mut BackendTest<B>, blocks: [u32; N]) -> [Option<u32>; N] {
+    blocks.map(|block| trial.backend.block(BlockId(block)))
 }
 
 /// Several blocks to other blocks of another chunk, twice. Neither way takes anything away where it came from.
-pub fn what_goes_out_comes_back_elsewhere<B: Body>() {
+pub fn swapped_out_blocks_swap_in_to_other_chunks<B: Backend>() {
     let rule = "what goes out comes back elsewhere";
     let mut trial = two_frames::<B>(rule, &[1, 2, 6]);
     let bytes = 3 * geometry().block_bytes;
@@ -36,7 +37,7 @@ pub fn what_goes_out_comes_back_elsewhere<B: Body>() {
     let outcome = trial.run(swap_out(&out));
     assert!(moved(outcome), "{rule}: {outcome:?}");
     assert_eq!(blocks(&mut trial, [1, 2, 6]), [1, 2, 6].map(Some), "{rule}: the device's stay");
-    [1, 2, 6].into_iter().for_each(|block| trial.body.write_block(BlockId(block), 99));
+    [1, 2, 6].into_iter().for_each(|block| trial.backend.write_block(BlockId(block), 99));
     let back = [swap(15, 1, 0, 8), swap(8, 1, last, 7), swap(12, 1, 3, 9)];
     let outcome = trial.run(swap_in(&back));
     assert!(moved(outcome), "{rule}: {outcome:?}");
@@ -46,7 +47,7 @@ pub fn what_goes_out_comes_back_elsewhere<B: Body>() {
 }
 
 /// One name that is not the host block's spoils the whole order, and nothing changes.
-pub fn a_swap_in_names_what_the_host_block_carries<B: Body>() {
+pub fn swap_in_with_stale_generation_is_refused<B: Backend>() {
     let rule = "a swap in names what the host block carries";
     let mut trial = two_frames::<B>(rule, &[1, 2, 8, 9]);
     trial.succeed(swap_out(&[swap(1, 0, 0, 5), swap(2, 0, 1, 6)]));
@@ -59,7 +60,7 @@ pub fn a_swap_in_names_what_the_host_block_carries<B: Body>() {
 }
 
 /// Who remembers the old name gets nothing, whichever of both the bytes are.
-pub fn a_host_block_written_again_answers_to_its_new_name_only<B: Body>() {
+pub fn rewritten_host_block_has_only_new_generation<B: Backend>() {
     let rule = "a host block written again answers to its new name only";
     let mut trial = two_frames::<B>(rule, &[1, 2, 8]);
     trial.succeed(swap_out(&[swap(1, 0, 4, 5)]));
@@ -72,13 +73,13 @@ pub fn a_host_block_written_again_answers_to_its_new_name_only<B: Body>() {
 
 /// Places that do not exist, frames that another chunk backs or none, chunks under a fill, names given twice: refused in both
 /// directions, as a whole, and the host block that the first swap names keeps what it carries.
-pub fn a_swap_that_contradicts_the_table_is_refused<B: Body>() {
+pub fn inconsistent_swap_is_refused<B: Backend>() {
     let rule = "a swap that contradicts the table is refused";
     let mut trial = two_frames::<B>(rule, &[1, 2, 3, 8]);
     trial.succeed(reback(vec![map(Address::Kv(FrameId(3)), 2)]));
     trial.succeed(swap_out(&[swap(1, 0, 0, 5), swap(3, 0, 1, 6)]));
     let never = Some((LayerId(0), Generation(1)));
-    let waits = trial.order(fill(FillTarget::Resident(LayerId(1)), 1, 2, never));
+    let waits = trial.submit(fill(FillTarget::Resident(LayerId(1)), 1, 2, never));
     let wrong: [BlockSwap; 8] = [
         swap(8, 1, HOST_BLOCKS, 6),
         swap(8, 1, u32::MAX, 6),
@@ -99,7 +100,7 @@ pub fn a_swap_that_contradicts_the_table_is_refused<B: Body>() {
     assert_eq!(blocks(&mut trial, [8]), [Some(1)], "{rule}: a refused swap out takes nothing away");
     trial.succeed(Work::DropFills);
     assert_eq!(trial.outcome(waits), Some(Outcome::Failed(Failure::Dropped)), "{rule}");
-    let mut without = Trial::<B>::with_tier(rule, 0);
+    let mut without = BackendTest::<B>::with_tier(rule, 0);
     without.succeed(Work::Create(chunks(0..1)));
     without.succeed(reback(vec![map(FRAME, 0)]));
     without.fail(swap_out(&[swap(0, 0, 0, 1)]), Failure::Refused);
@@ -107,10 +108,10 @@ pub fn a_swap_that_contradicts_the_table_is_refused<B: Body>() {
 
 /// A block goes out, its chunk is unmapped, released, made anew and mapped elsewhere, and the block comes back there: all
 /// ordered at once, while the engine keeps everybody waiting.
-pub fn a_swap_waits_for_what_came_before<B: Body>() {
+pub fn swap_waits_for_earlier_operations<B: Backend>() {
     let rule = "a swap waits for what came before";
     let mut trial = two_frames::<B>(rule, &[3]);
-    trial.body.hold_engine(true);
+    trial.backend.hold_engine(true);
     let third = Address::Kv(FrameId(2));
     let orders = [
         swap_out(&[swap(3, 0, 2, 5)]),
@@ -121,17 +122,17 @@ pub fn a_swap_waits_for_what_came_before<B: Body>() {
         reback(vec![map(third, 0)]),
         swap_in(&[swap(20, 0, 2, 5)]),
     ];
-    let ids = orders.map(|work| trial.order(work));
+    let ids = orders.map(|work| trial.submit(work));
     trial.settle();
-    let done = |trial: &Trial<B>| ids.map(|id| trial.outcome(id).is_some());
+    let done = |trial: &BackendTest<B>| ids.map(|id| trial.outcome(id).is_some());
     assert_eq!(done(&trial), [true, false, false, false, false, false, false], "{rule}");
-    trial.body.hold_engine(false);
+    trial.backend.hold_engine(false);
     trial.settle();
     let failed = |id| matches!(trial.outcome(id), Some(Outcome::Failed(_)));
     assert_eq!(done(&trial), [true; 7], "{rule}");
     assert_eq!(ids.map(failed), [false, false, false, true, false, false, false], "{rule}");
-    assert!(ids.map(|id| trial.place(id)).is_sorted(), "{rule}");
-    assert_eq!(trial.ended(), 2 + ids.len(), "{rule}: each ends once");
+    assert!(ids.map(|id| trial.completion_index(id)).is_sorted(), "{rule}");
+    assert_eq!(trial.completed_count(), 2 + ids.len(), "{rule}: each ends once");
     assert_eq!(blocks(&mut trial, [20]), [Some(3)], "{rule}");
-    assert_eq!(trial.body.memory().used_bytes(), 4 * CHUNK_BYTES, "{rule}: the tier is no device memory");
+    assert_eq!(trial.backend.memory().used_bytes(), 4 * CHUNK_BYTES, "{rule}: the tier is no device memory");
 }

@@ -12,19 +12,19 @@ use crate::driver::call;
 /// A context of this process, shared by everything made in it and destroyed with the last of that.
 #[derive(Clone, Debug)]
 pub struct Context {
-    owned: Arc<Owned>,
+    owned: Arc<ContextHandle>,
 }
 
 #[derive(Debug)]
-struct Owned {
+struct ContextHandle {
     raw: sys::CUcontext,
     device: Device,
 }
 
 // SAFETY: a context may be current on any thread, and on several at once; the driver locks what it must.
-unsafe impl Send for Owned {}
+unsafe impl Send for ContextHandle {}
 // SAFETY: as above; nothing here changes through a shared reference.
-unsafe impl Sync for Owned {}
+unsafe impl Sync for ContextHandle {}
 
 /// The device's memory as the driver counts it, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer; the device was found by the driver.
         unsafe { call!(cuCtxCreate_v2(&mut raw, 0, device.raw())) }?;
-        Ok(Context { owned: Arc::new(Owned { raw, device }) })
+        Ok(Context { owned: Arc::new(ContextHandle { raw, device }) })
     }
 
     /// Makes it current on this thread. A thread other than the one that made it has to call this first.
@@ -69,7 +69,7 @@ impl Context {
     }
 }
 
-impl Drop for Owned {
+impl Drop for ContextHandle {
     fn drop(&mut self) {
         // SAFETY: whatever was made in the context held it, so all of it is gone. An error has nobody to go to: after a fault
         // of the device every call fails.

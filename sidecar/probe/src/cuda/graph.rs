@@ -17,7 +17,7 @@ use crate::Error;
 use crate::driver::call;
 
 /// Functions that this module needs, all of which are optional.
-const NEED: [&str; 8] = [
+const REQUIRED: [&str; 8] = [
     "cuGraphAddBatchMemOpNode",
     "cuGraphAddKernelNode_v2",
     "cuGraphCreate",
@@ -40,7 +40,7 @@ const CAPTURE: [&str; 6] = [
 
 /// What a node does with one word of memory.
 #[derive(Clone, Copy, Debug)]
-pub enum Word {
+pub enum MemOp {
     /// Waits until it is at least the value (as a circular comparison of 64 bits).
     AtLeast(Address, u64),
     /// Writes it.
@@ -49,7 +49,7 @@ pub enum Word {
 
 /// A graph in the making: every node waits for the one before.
 #[derive(Debug)]
-pub struct Chain {
+pub struct GraphBuilder {
     raw: sys::CUgraph,
     last: Option<sys::CUgraphNode>,
     context: Context,
@@ -61,28 +61,31 @@ pub struct Node(sys::CUgraphNode);
 
 /// A graph that can be launched.
 #[derive(Debug)]
-pub struct Ready {
+pub struct ExecGraph {
     raw: sys::CUgraphExec,
     // Nodes are those of the chain: it lives as long.
-    chain: Chain,
+    chain: GraphBuilder,
 }
 
-impl Chain {
+impl GraphBuilder {
     /// A graph without nodes.
     ///
     /// # Errors
     /// [`Error::Absent`] for a driver that is older than such graphs.
-    pub fn new(context: &Context) -> Result<Chain, Error> {
+    pub fn new(context: &Context) -> Result<GraphBuilder, Error> {
         let driver = context.device().driver();
-        NEED.iter().try_for_each(|name| driver.optional(name))?;
+        REQUIRED.iter().try_for_each(|name| driver.optional(name))?;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer.
         unsafe { call!(cuGraphCreate(&mut raw, 0)) }?;
-        Ok(Chain { raw, last: None, context: context.clone() })
+        Ok(GraphBuilder { raw, last: None, context: context.clone() })
     }
 
     /// A graph of what `work` puts on the stream, which does not run.
-    pub fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), Error>) -> Result<Chain, Error> {
+    pub fn capture(
+        stream: &Stream,
+        work: impl FnOnce(&Stream) -> Result<(), Error>,
+    ) -> Result<GraphBuilder, Error> {
         let driver = stream.context().device().driver();
         CAPTURE.iter().try_for_each(|name| driver.optional(name))?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -93,13 +96,14 @@ impl Chain {
         // SAFETY: writes one pointer. The capture has to end also when the work could not be put on the stream.
         let ended = unsafe { call!(cuStreamEndCapture(stream.raw(), &mut raw)) };
         // A capture that failed may still have left a graph, which is destroyed with this.
-        let chain = (!raw.is_null()).then(|| Chain { raw, last: None, context: stream.context().clone() });
+        let chain =
+            (!raw.is_null()).then(|| GraphBuilder { raw, last: None, context: stream.context().clone() });
         done.and(ended)?;
         Ok(chain.expect("a capture that succeeds makes a graph"))
     }
 
     /// Adds a node that does these things with words, in order.
-    pub fn words(&mut self, words: &[Word]) -> Result<Node, Error> {
+    pub fn words(&mut self, words: &[MemOp]) -> Result<Node, Error> {
         let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
         let parameters = batch(&self.context, &mut operations);
         let (before, count) = self.before();
@@ -124,11 +128,11 @@ impl Chain {
     }
 
     /// Makes it ready for launching.
-    pub fn ready(self) -> Result<Ready, Error> {
+    pub fn instantiate(self) -> Result<ExecGraph, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer.
         unsafe { call!(cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)) }?;
-        Ok(Ready { raw, chain: self })
+        Ok(ExecGraph { raw, chain: self })
     }
 
     /// The node that the next one waits for, as the driver takes it.
@@ -137,16 +141,16 @@ impl Chain {
     }
 }
 
-impl Drop for Chain {
+impl Drop for GraphBuilder {
     fn drop(&mut self) {
         // SAFETY: the graph is ours. After a fault of the device every call fails.
         let _ = unsafe { call!(cuGraphDestroy(self.raw)) };
     }
 }
 
-impl Ready {
+impl ExecGraph {
     /// Changes what a node does with words, from the next launch on.
-    pub fn change(&self, node: Node, words: &[Word]) -> Result<(), Error> {
+    pub fn set_node(&self, node: Node, words: &[MemOp]) -> Result<(), Error> {
         let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
         let parameters = batch(&self.chain.context, &mut operations);
         // SAFETY: the node is one of the chain's, which lives; the driver copies the parameters and their list.
@@ -160,17 +164,17 @@ impl Ready {
     }
 }
 
-impl Drop for Ready {
+impl Drop for ExecGraph {
     fn drop(&mut self) {
         // SAFETY: the graph is ours. After a fault of the device every call fails.
         let _ = unsafe { call!(cuGraphExecDestroy(self.raw)) };
     }
 }
 
-impl Word {
+impl MemOp {
     fn operation(self) -> CUstreamBatchMemOpParams {
         match self {
-            Word::AtLeast(address, value) => CUstreamBatchMemOpParams {
+            MemOp::AtLeast(address, value) => CUstreamBatchMemOpParams {
                 waitValue: WaitParams {
                     operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64,
                     address,
@@ -179,7 +183,7 @@ impl Word {
                     alias: 0,
                 },
             },
-            Word::Write(address, value) => CUstreamBatchMemOpParams {
+            MemOp::Write(address, value) => CUstreamBatchMemOpParams {
                 writeValue: WriteParams {
                     operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
                     address,

@@ -33,11 +33,11 @@ impl HostMemory {
         let file =
             memfd_create("sluice-gpu-probe", MemfdFlags::CLOEXEC).map_err(Error::kernel("memfd_create"))?;
         ftruncate(&file, bytes).map_err(Error::kernel("ftruncate"))?;
-        HostMemory::of(context, file, bytes)
+        HostMemory::from_file(context, file, bytes)
     }
 
     /// The first `bytes`, in whole pages, of a memfd that this or another process registered; mapped, prefaulted and registered.
-    pub fn of(context: &Context, file: OwnedFd, bytes: u64) -> Result<HostMemory, Error> {
+    pub fn from_file(context: &Context, file: OwnedFd, bytes: u64) -> Result<HostMemory, Error> {
         let bytes = pages(bytes);
         let start = mapped(file.as_fd(), bytes)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;

@@ -31,7 +31,7 @@ pub struct Kernels {
 
 /// What [`Kernels::await_flag`] waits for.
 #[derive(Clone, Copy, Debug)]
-pub struct Await {
+pub struct FlagWait {
     /// The word that another process writes.
     pub flag: Address,
     /// The device's own word that the flag must reach.
@@ -41,7 +41,7 @@ pub struct Await {
     /// When it gives up, nanoseconds.
     pub limit_ns: u64,
     /// The word that is raised by one then.
-    pub gave_up: Address,
+    pub timed_out: Address,
 }
 
 impl Kernels {
@@ -104,14 +104,14 @@ impl Kernels {
     }
 
     /// Waits on the device for a flag.
-    pub fn await_flag(&self, stream: &Stream, order: Await) -> Result<(), Error> {
+    pub fn await_flag(&self, stream: &Stream, order: FlagWait) -> Result<(), Error> {
         let Launch { function, grid, arguments } = self.await_node(order);
         run(stream, function, grid, &arguments)
     }
 
     /// [`Kernels::await_flag`] for a graph.
-    pub fn await_node(&self, order: Await) -> Launch<'_> {
-        let Await { flag, counter, bump, limit_ns, gave_up } = order;
+    pub fn await_node(&self, order: FlagWait) -> Launch<'_> {
+        let FlagWait { flag, counter, bump, limit_ns, timed_out: gave_up } = order;
         let [flag, counter, gave_up] = [flag, counter, gave_up].map(Argument::Address);
         let arguments = vec![flag, counter, Argument::U64(bump), Argument::U64(limit_ns), gave_up];
         Launch { function: &self.await_flag, grid: Grid::line(1, 1), arguments }

@@ -13,11 +13,11 @@ use crate::driver::call;
 /// Code on the device, unloaded with the last of its functions.
 #[derive(Clone, Debug)]
 pub struct Module {
-    owned: Rc<Owned>,
+    owned: Rc<ModuleHandle>,
 }
 
 #[derive(Debug)]
-struct Owned {
+struct ModuleHandle {
     raw: sys::CUmodule,
     _context: Context,
 }
@@ -68,7 +68,7 @@ impl Module {
         let mut raw = ptr::null_mut();
         // SAFETY: the image ends in a zero byte, as PTX must.
         unsafe { call!(cuModuleLoadData(&mut raw, image.as_ptr().cast())) }?;
-        Ok(Module { owned: Rc::new(Owned { raw, _context: context.clone() }) })
+        Ok(Module { owned: Rc::new(ModuleHandle { raw, _context: context.clone() }) })
     }
 
     /// The kernel of this name.
@@ -81,7 +81,7 @@ impl Module {
     }
 }
 
-impl Drop for Owned {
+impl Drop for ModuleHandle {
     fn drop(&mut self) {
         // SAFETY: the module is ours and its functions do not outlive it. After a fault of the device every call fails.
         let _ = unsafe { call!(cuModuleUnload(self.raw)) };

@@ -17,7 +17,7 @@ use crate::driver::call;
 /// The only kind of handle that we export.
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-fn place(device: Device) -> CUmemLocation {
+fn location(device: Device) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.raw() }
 }
 
@@ -25,7 +25,7 @@ fn properties(device: Device, handles: CUmemAllocationHandleType) -> CUmemAlloca
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: handles,
-        location: place(device),
+        location: location(device),
         win32HandleMetaData: std::ptr::null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
@@ -65,16 +65,20 @@ impl Handle {
         bytes: u64,
         kind: CUmemAllocationHandleType,
     ) -> Result<Handle, Error> {
-        Handle::take(context, bytes, properties(context.device(), kind))
+        Handle::create_with(context, bytes, properties(context.device(), kind))
     }
 
     /// As [`Handle::create`], but of the host's memory at NUMA node `node`.
     pub fn create_on_host(context: &Context, node: i32, bytes: u64) -> Result<Handle, Error> {
         let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: node };
-        Handle::take(context, bytes, CUmemAllocationProp { location, ..properties(context.device(), FD) })
+        Handle::create_with(
+            context,
+            bytes,
+            CUmemAllocationProp { location, ..properties(context.device(), FD) },
+        )
     }
 
-    fn take(context: &Context, bytes: u64, wanted: CUmemAllocationProp) -> Result<Handle, Error> {
+    fn create_with(context: &Context, bytes: u64, wanted: CUmemAllocationProp) -> Result<Handle, Error> {
         let mut raw = 0;
         // SAFETY: reads the properties and writes the handle.
         unsafe { call!(cuMemCreate(&mut raw, bytes as usize, &wanted, 0)) }?;
@@ -172,7 +176,7 @@ impl Range {
     /// Lets the device read and write what is mapped at `offset`.
     pub fn allow(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
         let access = CUmemAccessDesc {
-            location: place(self.context.device()),
+            location: location(self.context.device()),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the addresses are ours, and the driver refuses those that are not mapped.
@@ -180,7 +184,7 @@ impl Range {
     }
 
     /// [`Range::map`] and [`Range::allow`]; when the second fails the first is undone.
-    pub fn back(&mut self, offset: u64, handle: &Handle) -> Result<(), Error> {
+    pub fn remap(&mut self, offset: u64, handle: &Handle) -> Result<(), Error> {
         self.map(offset, handle)?;
         let allowed = self.allow(offset, handle.bytes);
         if allowed.is_err() {
@@ -225,7 +229,7 @@ impl Buffer {
         let bytes = bytes.next_multiple_of(granularity(context.device())?);
         let handle = Handle::create(context, bytes)?;
         let mut range = Range::reserve(context, bytes)?;
-        range.back(0, &handle)?;
+        range.remap(0, &handle)?;
         Ok(Buffer { range, _handle: handle })
     }
 

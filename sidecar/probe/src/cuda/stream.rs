@@ -10,7 +10,7 @@ use crate::Error;
 use crate::driver::{call, check};
 
 /// Longest that anything on the device is waited for unless the caller says otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 /// Work in order. Streams do not wait for each other, nor for the default stream.
 #[derive(Debug)]
@@ -43,19 +43,19 @@ impl Stream {
     }
 
     /// Whether all of its work is done. An error of that work comes back here.
-    pub fn idle(&self) -> Result<bool, Error> {
+    pub fn is_idle(&self) -> Result<bool, Error> {
         // SAFETY: the stream lives as long as `self`.
         ready("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) })
     }
 
     /// Waits for all of its work, at most [`PATIENCE`].
     pub fn finish(&self) -> Result<(), Error> {
-        self.finish_within(PATIENCE)
+        self.finish_within(WAIT_LIMIT)
     }
 
     /// Waits for all of its work, at most `limit`.
     pub fn finish_within(&self, limit: Duration) -> Result<(), Error> {
-        until(limit, "work on a stream", || self.idle())
+        poll_until(limit, "work on a stream", || self.is_idle())
     }
 
     /// Its further work waits for `event`.
@@ -149,19 +149,19 @@ impl Event {
     }
 
     /// Whether it was reached.
-    pub fn reached(&self) -> Result<bool, Error> {
+    pub fn is_reached(&self) -> Result<bool, Error> {
         // SAFETY: the event lives as long as `self`.
         ready("cuEventQuery", unsafe { sys::cuEventQuery(self.raw) })
     }
 
     /// Waits until it was reached, at most [`PATIENCE`].
     pub fn finish(&self) -> Result<(), Error> {
-        self.finish_within(PATIENCE)
+        self.finish_within(WAIT_LIMIT)
     }
 
     /// Waits until it was reached, at most `limit`.
     pub fn finish_within(&self, limit: Duration) -> Result<(), Error> {
-        until(limit, "an event", || self.reached())
+        poll_until(limit, "an event", || self.is_reached())
     }
 
     /// Nanoseconds from `start` to this event, by the device's clock (resolution about half a microsecond). Both were reached.
@@ -188,7 +188,7 @@ fn ready(call: &'static str, result: CUresult) -> Result<bool, Error> {
 }
 
 /// Asks until the answer is yes, at most `limit`. It spins: what it waits for takes microseconds, and is being timed.
-pub(crate) fn until(
+pub(crate) fn poll_until(
     limit: Duration,
     what: &str,
     mut done: impl FnMut() -> Result<bool, Error>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Answer, Report, Row};
+use super::{Answer, CheckResult, ProbeReport};
 use crate::fitness::Fitness;
 use crate::statistics::Figure;
 
@@ -11,7 +11,7 @@ const WIDTH: usize = 100;
 /// Columns of a figure's name.
 const NAME: usize = 47;
 
-impl fmt::Display for Report {
+impl fmt::Display for ProbeReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (device, machine) = (&self.device, &self.machine);
         let driver = device.driver.as_deref().unwrap_or("unknown");
@@ -57,7 +57,7 @@ fn expectations(out: &mut fmt::Formatter<'_>, fitness: &Fitness) -> fmt::Result 
     paragraph(out, "This machine is ", &fitness.sentence)
 }
 
-fn one(out: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
+fn one(out: &mut fmt::Formatter<'_>, row: &CheckResult) -> fmt::Result {
     writeln!(out)?;
     paragraph(out, &format!("{} ", row.id), &row.question)?;
     let (word, reason) = match &row.answer {

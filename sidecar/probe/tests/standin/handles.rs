@@ -2,11 +2,11 @@
 
 use sluice_probe::report::Answer;
 
-use super::World;
+use super::TestEnv;
 
 #[test]
-fn every_call_is_priced_and_everything_given_back() {
-    let row = World::new().yes("handles");
+fn every_call_is_timed_and_everything_released() {
+    let row = TestEnv::new().assert_yes("handles");
     for name in [
         "create, 2 MiB",
         "release, 64 MiB",
@@ -21,7 +21,7 @@ fn every_call_is_priced_and_everything_given_back() {
 
 #[test]
 fn a_device_with_too_little_memory_is_refused_politely() {
-    let (row, status) = World::new().with("SLUICE_STANDIN_BYTES", "268435456").ask("handles");
+    let (row, status) = TestEnv::new().with("SLUICE_STANDIN_BYTES", "268435456").ask("handles");
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
     // The stand-in's context takes 32 MiB of 256.
     assert_eq!(reason, "needs 448 MiB of device memory, 224 MiB are free");

@@ -2,11 +2,11 @@
 
 use sluice_probe::report::Answer;
 
-use super::World;
+use super::TestEnv;
 
 #[test]
-fn what_only_trying_shows_is_noted_in_the_driver_s_words() {
-    let row = World::new().yes("limits");
+fn attempted_feature_failure_is_noted_in_driver_words() {
+    let row = TestEnv::new().assert_yes("limits");
     for words in [
         "not so: part of a handle can be mapped: cuMemMap: CUDA_ERROR_",
         "not so: fabric handles can be made: ",
@@ -16,8 +16,8 @@ fn what_only_trying_shows_is_noted_in_the_driver_s_words() {
 }
 
 #[test]
-fn what_the_design_asks_for_and_is_not_there_answers_no() {
-    let world = World::new()
+fn missing_required_feature_answers_no() {
+    let world = TestEnv::new()
         .with("SLUICE_STANDIN_ATTRIBUTES", "102=0")
         .with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=801");
     let (row, status) = world.ask("limits");
@@ -29,7 +29,7 @@ fn what_the_design_asks_for_and_is_not_there_answers_no() {
 
 #[test]
 fn a_write_that_never_arrives_ends_the_wait_for_it() {
-    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWriteValue64_v2=drop");
+    let world = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWriteValue64_v2=drop");
     let (row, _) = world.ask("limits");
     let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
     assert!(reason.contains("work on a stream took more than 2s"), "{reason}");
@@ -37,8 +37,8 @@ fn a_write_that_never_arrives_ends_the_wait_for_it() {
 
 #[test]
 fn a_device_for_one_process_at_a_time_is_noted() {
-    let (row, _) = World::new().with("SLUICE_STANDIN_ATTRIBUTES", "20=3").ask("limits");
+    let (row, _) = TestEnv::new().with("SLUICE_STANDIN_ATTRIBUTES", "20=3").ask("limits");
     assert!(row.notes.iter().any(|note| note.starts_with("compute mode: exclusive")), "{:?}", row.notes);
-    let (row, _) = World::new().ask("limits");
+    let (row, _) = TestEnv::new().ask("limits");
     assert!(!row.notes.iter().any(|note| note.starts_with("compute mode")), "{:?}", row.notes);
 }

@@ -2,14 +2,14 @@
 
 use sluice_probe::report::Answer;
 
-use super::World;
+use super::TestEnv;
 
 #[test]
-fn every_way_and_size_is_measured_and_everything_given_back() {
-    let world = World::new();
+fn every_direction_and_size_is_measured_and_everything_released() {
+    let world = TestEnv::new();
     let (row, status) = world.ask("link");
     assert!(!matches!(row.answer, Answer::Unknown { .. }) && status == 0, "{row:?}");
-    world.nothing_is_held();
+    world.assert_nothing_leaked();
     for name in [
         "device memory, read by a kernel",
         "to device, registered: peak",
@@ -23,8 +23,8 @@ fn every_way_and_size_is_measured_and_everything_given_back() {
 }
 
 #[test]
-fn what_was_measured_before_a_refusal_is_kept_and_says_what_to_expect() {
-    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuMemHostAlloc=2");
+fn measurements_before_refusal_are_kept_and_used() {
+    let world = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuMemHostAlloc=2");
     let report = world.report(&["--quick", "--only", "link"]);
     let row = &report.rows[0];
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
@@ -35,7 +35,7 @@ fn what_was_measured_before_a_refusal_is_kept_and_says_what_to_expect() {
 
 #[test]
 fn pages_that_cannot_be_registered_are_named() {
-    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuMemHostRegister_v2=801");
+    let world = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuMemHostRegister_v2=801");
     let (row, _) = world.ask("link");
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
     assert!(reason.starts_with("cuMemHostRegister_v2: CUDA_ERROR_NOT_SUPPORTED ("), "{reason}");

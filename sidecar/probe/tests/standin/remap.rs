@@ -2,15 +2,15 @@
 
 use sluice_probe::report::Answer;
 
-use super::World;
+use super::TestEnv;
 
 #[test]
-fn stalls_are_measured_beside_what_the_step_model_expects() {
+fn stalls_are_reported_with_step_model_expectation() {
     // Small layers: a quarter of what the stand-in's device would take.
-    let world = World::new().with("SLUICE_STANDIN_BYTES", "536870912");
+    let world = TestEnv::new().with("SLUICE_STANDIN_BYTES", "536870912");
     let (row, status) = world.ask("remap");
     assert!(!matches!(row.answer, Answer::Unknown { .. }) && status == 0, "{row:?}");
-    world.nothing_is_held();
+    world.assert_nothing_leaked();
     let names: Vec<_> = row.figures.iter().map(|figure| figure.name.as_str()).collect();
     for slots in ["slots 1", "slots 2"] {
         let measured = names.iter().filter(|name| name.ends_with(&format!("{slots}: stall"))).count();
@@ -29,7 +29,7 @@ fn stalls_are_measured_beside_what_the_step_model_expects() {
 
 #[test]
 fn a_fill_that_is_lost_is_found() {
-    let world = World::new()
+    let world = TestEnv::new()
         .with("SLUICE_STANDIN_BYTES", "536870912")
         .with("SLUICE_STANDIN_FAULTS", "cuMemcpyHtoDAsync_v2=drop");
     let (row, _) = world.ask("remap");

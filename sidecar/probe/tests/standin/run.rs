@@ -5,12 +5,12 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_probe::report::{Answer, Report};
+use sluice_probe::report::{Answer, ProbeReport};
 
-use super::World;
+use super::TestEnv;
 
 /// The process that asks, once there is one.
-pub fn asking(probe: &Child) -> Pid {
+pub fn check_pid(probe: &Child) -> Pid {
     let (pid, deadline) = (probe.id(), Instant::now() + Duration::from_secs(20));
     while Instant::now() < deadline {
         let children =
@@ -25,14 +25,14 @@ pub fn asking(probe: &Child) -> Pid {
 }
 
 #[test]
-fn a_row_whose_process_dies_is_unknown_and_the_next_one_is_asked() {
+fn crashed_check_is_unknown_and_next_one_runs() {
     // Work on streams never ends, so that the process is there to be killed.
-    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamQuery=600");
+    let world = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuStreamQuery=600");
     let mut command = world.command(&["--quick", "--only", "aliases,limits", "--json", "-"]);
     let probe = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the probe starts");
-    kill_process(asking(&probe), Signal::KILL).expect("the process is there");
+    kill_process(check_pid(&probe), Signal::KILL).expect("the process is there");
     let output = probe.wait_with_output().expect("the probe ends");
-    let report: Report = serde_json::from_slice(&output.stdout).expect("a report");
+    let report: ProbeReport = serde_json::from_slice(&output.stdout).expect("a report");
     let Answer::Unknown { reason } = &report.rows[0].answer else { panic!("{report:?}") };
     assert_eq!(reason, "the process 'row/1' ended with signal: 9 (SIGKILL)");
     assert!(matches!(report.rows[1].answer, Answer::No { .. }), "{report:?}");
@@ -40,16 +40,16 @@ fn a_row_whose_process_dies_is_unknown_and_the_next_one_is_asked() {
 }
 
 #[test]
-fn a_row_whose_process_dies_keeps_what_it_has_told() {
-    let world = World::new();
+fn crashed_check_keeps_reported_results() {
+    let world = TestEnv::new();
     let mut command = world.command(&["--quick", "--only", "link", "--json", "-"]);
     let mut probe = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the probe starts");
     let mut progress = BufReader::new(probe.stderr.take().expect("piped")).lines();
     let later = progress.any(|line| line.expect("text").ends_with("host memory: cuMemHostAlloc"));
     assert!(later, "the row comes to its second part");
-    kill_process(asking(&probe), Signal::KILL).expect("the process is there");
+    kill_process(check_pid(&probe), Signal::KILL).expect("the process is there");
     let output = probe.wait_with_output().expect("the probe ends");
-    let report: Report = serde_json::from_slice(&output.stdout).expect("a report");
+    let report: ProbeReport = serde_json::from_slice(&output.stdout).expect("a report");
     assert!(matches!(report.rows[0].answer, Answer::Unknown { .. }), "{report:?}");
     let kept = report.rows[0].figures.iter().any(|figure| figure.name == "to device, registered: peak");
     assert!(kept, "{report:?}");
@@ -57,11 +57,12 @@ fn a_row_whose_process_dies_keeps_what_it_has_told() {
 
 #[test]
 fn the_report_goes_to_a_file_as_json_and_to_stdout_as_text() {
-    let world = World::new();
+    let world = TestEnv::new();
     let file = world.folder.path().join("report.json");
     let output = world.probe(&["--quick", "--only", "limits", "--json", &file.display().to_string()]);
     assert_eq!(output.status.code(), Some(0));
-    let report: Report = serde_json::from_slice(&std::fs::read(file).expect("the file")).expect("a report");
+    let report: ProbeReport =
+        serde_json::from_slice(&std::fs::read(file).expect("the file")).expect("a report");
     assert_eq!(String::from_utf8_lossy(&output.stdout), report.to_string());
     assert_eq!((report.device.name.as_str(), report.quick), ("Sluice stand-in", true));
     assert_eq!(report.command[1..4], ["--quick", "--only", "limits"]);
@@ -69,7 +70,7 @@ fn the_report_goes_to_a_file_as_json_and_to_stdout_as_text() {
 
 #[test]
 fn a_file_that_cannot_be_written_costs_no_answer() {
-    let output = World::new().probe(&["--quick", "--only", "limits", "--json", "/proc/no/such"]);
+    let output = TestEnv::new().probe(&["--quick", "--only", "limits", "--json", "/proc/no/such"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("-> yes"));
     assert!(

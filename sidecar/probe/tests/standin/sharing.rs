@@ -7,10 +7,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
-use sluice_probe::report::{Answer, Row};
+use sluice_probe::report::{Answer, CheckResult};
 
-use super::World;
-use super::run::asking;
+use super::TestEnv;
+use super::run::check_pid;
 
 /// Stands for the daemon and for its control program, as far as the probe uses them.
 const DAEMON: &str = r#"#!/bin/sh
@@ -29,14 +29,14 @@ cat > "$pipe"
 "#;
 
 /// One that starts and never answers.
-const DEAF: &str = r#"#!/bin/sh
+const UNRESPONSIVE_DAEMON: &str = r#"#!/bin/sh
 echo "$$" >> "$DAEMON_LOG"
 exec sleep 300
 "#;
 
 /// A machine whose MPS daemon is this script.
-fn with_daemon(script: &str) -> World {
-    let world = World::new();
+fn with_daemon(script: &str) -> TestEnv {
+    let world = TestEnv::new();
     let (program, temporary) = (world.path("bin/nvidia-cuda-mps-control"), world.path("tmp"));
     fs::create_dir(world.path("bin")).expect("the folder is ours");
     fs::create_dir(&temporary).expect("the folder is ours");
@@ -48,31 +48,31 @@ fn with_daemon(script: &str) -> World {
 }
 
 /// What the daemon wrote: its process id, then the orders that it got.
-fn log(world: &World) -> Vec<String> {
+fn log(world: &TestEnv) -> Vec<String> {
     let text = fs::read_to_string(world.path("daemon")).expect("the daemon was started");
     text.lines().map(str::to_owned).collect()
 }
 
 /// The answer depends on how busy this machine is: it is one of the two that there are.
-fn answered(row: &Row) {
+fn answered(row: &CheckResult) {
     assert!(!matches!(row.answer, Answer::Unknown { .. }), "{row:?}");
 }
 
-fn has(row: &Row, name: &str) -> bool {
+fn has(row: &CheckResult, name: &str) -> bool {
     row.figures.iter().any(|figure| figure.name == name)
 }
 
-fn notes<'a>(row: &'a Row, start: &str) -> Vec<&'a String> {
+fn notes<'a>(row: &'a CheckResult, start: &str) -> Vec<&'a String> {
     row.notes.iter().filter(|note| note.starts_with(start)).collect()
 }
 
-const ALL_GO_ON: &str = "the other engine goes on; the owner of the memory goes on; a new engine beside them goes on; \
+const ALL_CONTINUE: &str = "the other engine goes on; the owner of the memory goes on; a new engine beside them goes on; \
                          one after both have gone goes on ";
 
 #[test]
-fn copies_and_computing_are_measured_beside_each_other_and_deaths_are_survived() {
+fn concurrent_copies_and_compute_are_measured_and_crashes_survived() {
     // Here a daemon of the machine that runs this test must not be found.
-    let world = World::new().with("PATH", "/nowhere");
+    let world = TestEnv::new().with("PATH", "/nowhere");
     let (row, status) = world.ask("sharing");
     answered(&row);
     assert_eq!(status, 0);
@@ -89,12 +89,12 @@ fn copies_and_computing_are_measured_beside_each_other_and_deaths_are_survived()
     let deaths = notes(&row, "without MPS, after");
     assert_eq!(deaths.len(), 2, "{:?}", row.notes);
     assert!(
-        deaths.iter().all(|note| note.contains(ALL_GO_ON) && note.ends_with(" ms after its start")),
+        deaths.iter().all(|note| note.contains(ALL_CONTINUE) && note.ends_with(" ms after its start")),
         "{deaths:?}"
     );
     assert!(deaths[1].contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{deaths:?}");
     assert_eq!(notes(&row, "MPS: "), ["MPS: the process 'nvidia-cuda-mps-control' is not installed"]);
-    world.nothing_is_held();
+    world.assert_nothing_leaked();
 }
 
 #[test]
@@ -119,12 +119,13 @@ fn an_mps_daemon_does_not_outlive_a_probe_that_is_killed() {
         .stderr(Stdio::null())
         .spawn()
         .expect("the probe starts");
-    let started = until(|| fs::read_to_string(world.path("daemon")).is_ok_and(|log| log.ends_with("list\n")));
+    let started =
+        wait_until(|| fs::read_to_string(world.path("daemon")).is_ok_and(|log| log.ends_with("list\n")));
     probe.kill().expect("it runs");
     probe.wait().expect("it is ours");
     assert!(started, "the daemon was started");
     let daemon = log(&world)[0].clone();
-    assert!(until(|| ended(&daemon)), "{daemon} still runs");
+    assert!(wait_until(|| ended(&daemon)), "{daemon} still runs");
 }
 
 /// One with a server, as the real one has.
@@ -149,12 +150,13 @@ fn a_row_that_is_killed_leaves_neither_its_mps_server_nor_its_folder() {
     let world = with_daemon(SERVING);
     let mut command = world.command(&["--quick", "--only", "sharing"]);
     let mut probe = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the probe starts");
-    let started = until(|| fs::read_to_string(world.path("daemon")).is_ok_and(|log| log.ends_with("list\n")));
-    kill_process(asking(&probe), Signal::KILL).expect("the row runs");
+    let started =
+        wait_until(|| fs::read_to_string(world.path("daemon")).is_ok_and(|log| log.ends_with("list\n")));
+    kill_process(check_pid(&probe), Signal::KILL).expect("the row runs");
     probe.wait().expect("it is ours");
     assert!(started, "the daemon was started");
     for pid in &log(&world)[..2] {
-        assert!(until(|| ended(pid)), "{pid} still runs");
+        assert!(wait_until(|| ended(pid)), "{pid} still runs");
     }
     assert_eq!(fs::read_dir(world.path("tmp")).expect("a folder").count(), 0, "its folders are gone");
 }
@@ -166,7 +168,7 @@ fn ended(pid: &str) -> bool {
 }
 
 /// Asks again and again, at most 40 s: nobody tells another process's child.
-fn until(done: impl Fn() -> bool) -> bool {
+fn wait_until(done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(40) {
         if done() {
@@ -179,7 +181,7 @@ fn until(done: impl Fn() -> bool) -> bool {
 
 #[test]
 fn an_mps_daemon_that_never_answers_is_ended() {
-    let world = with_daemon(DEAF);
+    let world = with_daemon(UNRESPONSIVE_DAEMON);
     let (row, _) = world.ask("sharing");
     answered(&row);
     let said = notes(&row, "MPS: ");
@@ -192,18 +194,18 @@ fn an_mps_daemon_that_never_answers_is_ended() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_said_politely() {
+fn missing_memory_is_reported() {
     let bytes = (128_u64 << 20).to_string();
-    let world = World::new().with("SLUICE_STANDIN_BYTES", &bytes);
+    let world = TestEnv::new().with("SLUICE_STANDIN_BYTES", &bytes);
     let (row, status) = world.ask("sharing");
     let reason = "needs 256 MiB of device memory, 96 MiB are free".to_owned();
     assert_eq!((row.answer, status), (Answer::Unknown { reason }, 1));
-    world.nothing_is_held();
+    world.assert_nothing_leaked();
 }
 
 #[test]
-fn memory_that_runs_out_under_way_is_said_in_the_driver_s_words() {
-    let (row, status) = World::new().with("SLUICE_STANDIN_FAULTS", "cuMemCreate=2").ask("sharing");
+fn memory_exhausted_midway_is_reported_in_driver_words() {
+    let (row, status) = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuMemCreate=2").ask("sharing");
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
     assert!(reason.ends_with("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"), "{reason}");
     assert_eq!(status, 1);
@@ -211,7 +213,7 @@ fn memory_that_runs_out_under_way_is_said_in_the_driver_s_words() {
 
 #[test]
 fn a_device_without_waits_for_words_is_asked_for_plain_copies() {
-    let world = World::new().without("cuStreamWaitValue64_v2").with("PATH", "/nowhere");
+    let world = TestEnv::new().without("cuStreamWaitValue64_v2").with("PATH", "/nowhere");
     let (row, _) = world.ask("sharing");
     answered(&row);
     assert!(has(&row, "two processes: copy beside read, keeps"), "{row:?}");
@@ -224,7 +226,7 @@ fn a_device_without_waits_for_words_is_asked_for_plain_copies() {
 #[test]
 fn a_signalled_copy_that_does_not_wait_is_found() {
     let world =
-        World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").with("PATH", "/nowhere");
+        TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").with("PATH", "/nowhere");
     let (row, _) = world.ask("sharing");
     let said = notes(&row, "two processes: no signalled copies: ");
     assert!(said.iter().any(|note| note.ends_with("the device copied before the word was there")), "{row:?}");

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use sluice_probe::report::Answer;
 
-use super::World;
+use super::TestEnv;
 
 #[test]
-fn a_stream_and_every_kind_of_graph_wait_for_the_other_process_and_a_death_is_survived() {
-    let row = World::new().yes("signals");
+fn stream_and_graphs_wait_for_other_process_and_survive_its_exit() {
+    let row = TestEnv::new().assert_yes("signals");
     assert_eq!(row.notes, ["a stream's wait for a word can be captured into a graph"]);
     let beside = ["stream", "graph by counter"].map(|way| format!("{way}, beside a process that computes"));
     let ways = ["stream", "graph by parameters", "graph by counter", "graph by flags"].map(str::to_owned);
@@ -22,16 +22,16 @@ fn a_stream_and_every_kind_of_graph_wait_for_the_other_process_and_a_death_is_su
 
 #[test]
 fn a_driver_without_waits_for_words_leaves_the_question_open() {
-    let (row, status) = World::new().without("cuStreamWaitValue64_v2").ask("signals");
+    let (row, status) = TestEnv::new().without("cuStreamWaitValue64_v2").ask("signals");
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
     assert!(reason.ends_with("this CUDA driver has no cuStreamWaitValue64_v2"), "{reason}");
     assert_eq!(status, 1);
 }
 
 #[test]
-fn a_word_that_never_comes_ends_the_wait_and_not_the_probe() {
+fn missing_signal_times_out_wait_and_probe_continues() {
     let start = Instant::now();
-    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWriteValue64_v2=drop");
+    let world = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWriteValue64_v2=drop");
     let (row, _) = world.ask("signals");
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
     assert!(reason.contains("a word that the device writes took more than 2s"), "{reason}");
@@ -41,7 +41,7 @@ fn a_word_that_never_comes_ends_the_wait_and_not_the_probe() {
 
 #[test]
 fn a_wait_that_does_not_wait_is_found() {
-    let (row, _) = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").ask("signals");
+    let (row, _) = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").ask("signals");
     // Without a wait, either the kernel is seen too early or the copy is.
     let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
     let words = ["the device did not wait for the word", "the device copied before the word was there"];
@@ -51,7 +51,7 @@ fn a_wait_that_does_not_wait_is_found() {
 #[test]
 fn a_driver_that_refuses_graphs_is_a_no_in_its_own_words() {
     let (row, status) =
-        World::new().with("SLUICE_STANDIN_FAULTS", "cuGraphAddKernelNode_v2=801").ask("signals");
+        TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuGraphAddKernelNode_v2=801").ask("signals");
     assert_eq!(row.answer, Answer::No { reason: "a stream waits, and no graph does".into() });
     let words = "cuGraphAddKernelNode_v2: CUDA_ERROR_NOT_SUPPORTED (operation not supported)";
     assert_eq!(row.notes.iter().filter(|note| note.contains(words)).count(), 3, "{:?}", row.notes);

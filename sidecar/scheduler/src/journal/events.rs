@@ -78,7 +78,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         "attached" => Event::Compute(ComputeEvent::Attached(hello(r)?)),
         "lost" => Event::Compute(ComputeEvent::Lost),
         "done" => Event::Compute(ComputeEvent::Done(done(r)?)),
-        "turn_passed" => Event::Compute(ComputeEvent::TurnPassed { id: StepId(r.u64()?), attempt: r.int()? }),
+        "turn_passed" => Event::Compute(ComputeEvent::StaleEpoch { id: StepId(r.u64()?), attempt: r.int()? }),
         "refused" => Event::Compute(ComputeEvent::Refused {
             id: StepId(r.u64()?),
             attempt: r.int()?,
@@ -225,7 +225,7 @@ fn put_compute(words: &mut Encoder, event: &ComputeEvent) -> &'static str {
             put_text(words, message);
             "refused"
         }
-        ComputeEvent::TurnPassed { id, attempt } => {
+        ComputeEvent::StaleEpoch { id, attempt } => {
             words.put(id.0).put(*attempt);
             "turn_passed"
         }

@@ -7,7 +7,7 @@ use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::peers::victim::{PeerState, PeerView, VictimRule};
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_ports::peers::PeerPortEvent;
 
 use super::setup::{by_code, code_of};
 use super::text_codec::{Encoder, Reader};
@@ -20,29 +20,29 @@ const RULES: [VictimRule; 3] =
 pub const NAMES: [&str; 6] = ["turn", "sought", "overtaken", "survey", "terms", "letter"];
 
 /// Writes an event and returns its name, one of [`NAMES`].
-pub fn put(words: &mut Encoder, event: &NeighbourEvent) -> &'static str {
+pub fn put(words: &mut Encoder, event: &PeerPortEvent) -> &'static str {
     match event {
-        NeighbourEvent::Turn { epoch } => {
+        PeerPortEvent::SliceGranted { epoch } => {
             words.put(*epoch);
             "turn"
         }
-        NeighbourEvent::Sought { epoch } => {
+        PeerPortEvent::SliceRequested { epoch } => {
             words.put(*epoch);
             "sought"
         }
-        NeighbourEvent::Overtaken { epoch } => {
+        PeerPortEvent::SliceTakenOver { epoch } => {
             words.put(*epoch);
             "overtaken"
         }
-        NeighbourEvent::News(PeerEvent::Survey(neighbours)) => {
+        PeerPortEvent::Peer(PeerEvent::Survey(neighbours)) => {
             words.put_list(neighbours, put_neighbour);
             "survey"
         }
-        NeighbourEvent::News(PeerEvent::Terms(terms)) => {
+        PeerPortEvent::Peer(PeerEvent::Terms(terms)) => {
             put_terms(words, terms);
             "terms"
         }
-        NeighbourEvent::News(news) => {
+        PeerPortEvent::Peer(news) => {
             put_news(words, news);
             "letter"
         }
@@ -50,14 +50,14 @@ pub fn put(words: &mut Encoder, event: &NeighbourEvent) -> &'static str {
 }
 
 /// The event of that name.
-pub fn read(name: &str, r: &mut Reader<'_>) -> Result<NeighbourEvent, String> {
+pub fn read(name: &str, r: &mut Reader<'_>) -> Result<PeerPortEvent, String> {
     Ok(match name {
-        "turn" => NeighbourEvent::Turn { epoch: r.u64()? },
-        "sought" => NeighbourEvent::Sought { epoch: r.u64()? },
-        "overtaken" => NeighbourEvent::Overtaken { epoch: r.u64()? },
-        "survey" => NeighbourEvent::News(PeerEvent::Survey(r.list(neighbour)?)),
-        "terms" => NeighbourEvent::News(PeerEvent::Terms(terms(r)?)),
-        _ => NeighbourEvent::News(news(r)?),
+        "turn" => PeerPortEvent::SliceGranted { epoch: r.u64()? },
+        "sought" => PeerPortEvent::SliceRequested { epoch: r.u64()? },
+        "overtaken" => PeerPortEvent::SliceTakenOver { epoch: r.u64()? },
+        "survey" => PeerPortEvent::Peer(PeerEvent::Survey(r.list(neighbour)?)),
+        "terms" => PeerPortEvent::Peer(PeerEvent::Terms(terms(r)?)),
+        _ => PeerPortEvent::Peer(news(r)?),
     })
 }
 

@@ -7,7 +7,7 @@ use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_ports::compute::{ComputeEvent, FailedSequence, SequenceFailure, StepDone};
-use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_ports::peers::PeerPortEvent;
 
 use super::*;
 
@@ -135,7 +135,7 @@ fn an_answer_to_a_step_is_read_back_with_both_sorts_of_waits() {
 
 #[test]
 fn a_step_of_an_old_turn_is_read_back_as_it_was_written() {
-    let event = Event::Compute(ComputeEvent::TurnPassed { id: StepId(7), attempt: 2 });
+    let event = Event::Compute(ComputeEvent::StaleEpoch { id: StepId(7), attempt: 2 });
     read_back(event);
 }
 
@@ -151,17 +151,17 @@ fn a_journal_of_another_version_is_refused_by_its_name() {
 }
 
 /// One event of each name that neighbours' events have.
-fn neighbours_say() -> Vec<NeighbourEvent> {
+fn neighbours_say() -> Vec<PeerPortEvent> {
     let peer = Peer { index: 3, instance: 7 };
     let live = PeerState { active: true, queue_place: Some(2), lendable_chunks: 5, ..PeerState::default() };
     let neighbour = PeerView { peer, priority: -1, reachable: true, live: Some(live) };
     vec![
-        NeighbourEvent::Turn { epoch: 9 },
-        NeighbourEvent::Sought { epoch: 9 },
-        NeighbourEvent::Overtaken { epoch: 9 },
-        NeighbourEvent::News(PeerEvent::Survey(vec![neighbour])),
-        NeighbourEvent::News(PeerEvent::Terms(Terms { priorities: vec![(peer, -2)], ..Terms::default() })),
-        NeighbourEvent::News(PeerEvent::Revoked { peer, nonce: Nonce(4), chunks: 6 }),
+        PeerPortEvent::SliceGranted { epoch: 9 },
+        PeerPortEvent::SliceRequested { epoch: 9 },
+        PeerPortEvent::SliceTakenOver { epoch: 9 },
+        PeerPortEvent::Peer(PeerEvent::Survey(vec![neighbour])),
+        PeerPortEvent::Peer(PeerEvent::Terms(Terms { priorities: vec![(peer, -2)], ..Terms::default() })),
+        PeerPortEvent::Peer(PeerEvent::Revoked { peer, nonce: Nonce(4), chunks: 6 }),
     ]
 }
 
@@ -189,6 +189,6 @@ fn every_word_of_a_refusal_is_read_back_as_it_was_written() {
     let words = words.into_iter().chain([LoanDenied::Busy, LoanDenied::NotTraded]).map(Some);
     for why in words.chain([None]) {
         let refused = PeerEvent::Refused { peer: Peer { index: 3, instance: 7 }, nonce: Nonce(4), why };
-        assert_eq!(read_back(Event::Neighbour(NeighbourEvent::News(refused))), "letter");
+        assert_eq!(read_back(Event::Neighbour(PeerPortEvent::Peer(refused))), "letter");
     }
 }

@@ -4,7 +4,7 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::SleepState;
 use sluice_policy::peers::time_slice::{Decision, Holder, Quantum};
 use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
-use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
+use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 
 use super::Scheduler;
 use crate::config::Sharing;
@@ -40,28 +40,28 @@ pub(super) enum SliceState {
 
 impl Scheduler {
     /// A neighbour said something, or the turn has come.
-    pub(super) fn on_peer_event(&mut self, now: Nanos, event: NeighbourEvent) {
+    pub(super) fn on_peer_event(&mut self, now: Nanos, event: PeerPortEvent) {
         match (event, self.turn) {
-            (NeighbourEvent::News(news), _) => {
+            (PeerPortEvent::Peer(news), _) => {
                 if let Some(trader) = &mut self.negotiator {
                     trader.on_event(now, news, &mut self.manager);
                 }
             }
-            (NeighbourEvent::Turn { epoch }, SliceState::Wanted { since }) => {
+            (PeerPortEvent::SliceGranted { epoch }, SliceState::Wanted { since }) => {
                 self.counters.turns += 1;
                 self.counters.turn_wait_ns += now.since(since);
                 self.notices.push(Notice::Waited(WaitSpan { awaited: WaitKind::Turn, since, until: now }));
                 self.turn = SliceState::Held { epoch, since: now, ran: false, sought: false };
             }
-            (NeighbourEvent::Turn { .. }, SliceState::Away | SliceState::Held { .. }) => {}
-            (NeighbourEvent::Overtaken { epoch: lost }, SliceState::Held { epoch, since, .. })
+            (PeerPortEvent::SliceGranted { .. }, SliceState::Away | SliceState::Held { .. }) => {}
+            (PeerPortEvent::SliceTakenOver { epoch: lost }, SliceState::Held { epoch, since, .. })
                 if lost == epoch =>
             {
                 self.counters.turn_held_ns += now.since(since);
                 (self.turn, self.quantum_expired) = (SliceState::Away, false);
             }
-            (NeighbourEvent::Overtaken { .. }, _) => {}
-            (NeighbourEvent::Sought { epoch: wanted }, _) => {
+            (PeerPortEvent::SliceTakenOver { .. }, _) => {}
+            (PeerPortEvent::SliceRequested { epoch: wanted }, _) => {
                 if let SliceState::Held { epoch, sought, .. } = &mut self.turn {
                     // What was said of a turn before says nothing of this one.
                     *sought |= *epoch == wanted;
@@ -114,7 +114,7 @@ impl Scheduler {
         }
         if busy && self.turn == SliceState::Away && self.engine.is_some() {
             self.turn = SliceState::Wanted { since: now };
-            self.commands.push(Command::Turn(TurnCall::Want));
+            self.commands.push(Command::Turn(SliceCommand::Request));
         }
         false
     }
@@ -176,7 +176,7 @@ impl Scheduler {
         if let SliceState::Held { since, .. } = self.turn {
             self.counters.turn_held_ns += now.since(since);
             (self.turn, self.quantum_expired) = (SliceState::Away, false);
-            self.commands.push(Command::Turn(TurnCall::Release));
+            self.commands.push(Command::Turn(SliceCommand::Release));
         }
     }
 

@@ -80,7 +80,8 @@ impl Scheduler {
         let step = &self.in_flight.as_ref()?.step;
         let rows: Vec<_> = step.sequences.iter().map(|s| (s.row, s.sample.is_some())).collect();
         let current = step.id == done.id && step.attempt == done.attempt;
-        (current && !done.fits(&rows)).then_some("its answer holds tokens of other rows than were sampled")
+        (current && !done.matches_rows(&rows))
+            .then_some("its answer holds tokens of other rows than were sampled")
     }
 
     /// The step that was answered.

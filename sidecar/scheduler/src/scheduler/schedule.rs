@@ -2,7 +2,7 @@
 
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::memory_manager::{Prepared, StepLease};
-use sluice_ports::compute::{SampleOrder, SequenceStep, Step, TableUpdate};
+use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
 use super::{InFlight, Scheduler};
 use crate::batch::{Batch, Part};
@@ -395,7 +395,7 @@ impl Scheduler {
     fn sequence_step(&self, part: &Part) -> Option<SequenceStep> {
         let sequence = self.running_one(part.request)?;
         let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
-        let order = || SampleOrder {
+        let order = || SampleRequest {
             sampling: sequence.request.sampling.clone(),
             prompt_tokens: sequence.request.prompt.len() as u32,
         };

@@ -7,7 +7,7 @@ use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ChunkId, FrameId};
 use sluice_policy::params::Params;
 
-use super::{Figure, Line, Report, Row};
+use super::{ComparisonRow, ExperimentReport, Figure, Series};
 
 const CHUNK_BYTES: u64 = 2 << 20;
 const TPOT: Violations = Violations { ttft: false, tpot: true };
@@ -36,8 +36,8 @@ fn buffer(start: u32, then: &[Violations]) -> u64 {
     controller.logical()
 }
 
-fn admissions() -> Vec<Row> {
-    let row = |what: &str, paper: &str, ours: String| Row::equal(what, &paper.to_owned(), &ours);
+fn admissions() -> Vec<ComparisonRow> {
+    let row = |what: &str, paper: &str, ours: String| ComparisonRow::equal(what, &paper.to_owned(), &ours);
     vec![
         row("100 free, theta 10: 80 + 10", "1, offloaded 0", admitted(Phase::Prefill, 0, &[(80, 10)])),
         row("81 + 10", "0, offloaded 0", admitted(Phase::Prefill, 0, &[(81, 10)])),
@@ -52,13 +52,13 @@ fn admissions() -> Vec<Row> {
     ]
 }
 
-fn balloons() -> Vec<Row> {
+fn balloons() -> Vec<ComparisonRow> {
     let most_bytes = Params::default().premap_bytes;
     vec![
-        Row::equal("KV short by 5: inflate", &5, &balloon(10, 20, 15, 5).inflation()),
-        Row::equal("activations short by 5: deflate", &-5, &balloon(20, 10, 5, 15).inflation()),
-        Row::equal("both short: nothing moves", &0, &balloon(10, 10, 15, 15).inflation()),
-        Row::equal(
+        ComparisonRow::equal("KV short by 5: inflate", &5, &balloon(10, 20, 15, 5).inflation()),
+        ComparisonRow::equal("activations short by 5: deflate", &-5, &balloon(20, 10, 5, 15).inflation()),
+        ComparisonRow::equal("both short: nothing moves", &0, &balloon(10, 10, 15, 15).inflation()),
+        ComparisonRow::equal(
             "pre-mapping below 50 MB, chunks of 2 MiB",
             &23,
             &premap_chunks(1_000, most_bytes, CHUNK_BYTES),
@@ -66,16 +66,20 @@ fn balloons() -> Vec<Row> {
     ]
 }
 
-fn buffers() -> Vec<Row> {
+fn buffers() -> Vec<ComparisonRow> {
     vec![
-        Row::equal("start", &1, &buffer(0, &[])),
-        Row::equal("3 TTFT violations in 5: doubled", &2, &buffer(0, &[TTFT, TTFT, NONE, NONE, TTFT])),
-        Row::equal("2 of 5: no event", &1, &buffer(0, &[TTFT, TTFT, NONE, NONE, NONE])),
-        Row::equal("3 over 6: no event", &1, &buffer(0, &[TTFT, TTFT, NONE, NONE, NONE, TTFT])),
-        Row::equal("3 TPOT violations: halved", &2, &buffer(2, &[TPOT; 3])),
-        Row::equal("TPOT before TTFT", &2, &buffer(2, &[Violations { ttft: true, tpot: true }; 3])),
-        Row::equal("never below 1", &1, &buffer(0, &[TPOT; 6])),
-        Row::equal("never above B_max", &16, &buffer(9, &[])),
+        ComparisonRow::equal("start", &1, &buffer(0, &[])),
+        ComparisonRow::equal(
+            "3 TTFT violations in 5: doubled",
+            &2,
+            &buffer(0, &[TTFT, TTFT, NONE, NONE, TTFT]),
+        ),
+        ComparisonRow::equal("2 of 5: no event", &1, &buffer(0, &[TTFT, TTFT, NONE, NONE, NONE])),
+        ComparisonRow::equal("3 over 6: no event", &1, &buffer(0, &[TTFT, TTFT, NONE, NONE, NONE, TTFT])),
+        ComparisonRow::equal("3 TPOT violations: halved", &2, &buffer(2, &[TPOT; 3])),
+        ComparisonRow::equal("TPOT before TTFT", &2, &buffer(2, &[Violations { ttft: true, tpot: true }; 3])),
+        ComparisonRow::equal("never below 1", &1, &buffer(0, &[TPOT; 6])),
+        ComparisonRow::equal("never above B_max", &16, &buffer(9, &[])),
     ]
 }
 
@@ -108,7 +112,7 @@ fn tenant() -> (Ownership, ChunkTable) {
 }
 
 /// The last activation chunk becomes KV.
-fn owners() -> Vec<Row> {
+fn owners() -> Vec<ComparisonRow> {
     let (before, mut ledger) = tenant();
     let mut after = before.clone();
     after.frames[0] = after.activation.pop();
@@ -124,10 +128,10 @@ fn owners() -> Vec<Row> {
     let mut later = after.clone();
     later.leave_stale(&before);
     let row = |what: &str, paper: &str, from: &Ownership, to: &Ownership| {
-        Row::equal(what, &paper.to_owned(), &in_words(&from.transaction(to, &[]).ops))
+        ComparisonRow::equal(what, &paper.to_owned(), &describe_ops(&from.transaction(to, &[]).ops))
     };
     vec![
-        Row::equal(
+        ComparisonRow::equal(
             "zero-copy owner change: what is behind KV, chunks of activations and of KV",
             &told(3, 3, 1, 4),
             &ours,
@@ -138,7 +142,7 @@ fn owners() -> Vec<Row> {
     ]
 }
 
-fn in_words(ops: &[Reback]) -> String {
+fn describe_ops(ops: &[Reback]) -> String {
     let word = |op: &Reback| match op {
         Reback::Map(..) => "map new",
         Reback::Unmap(..) => "unmap old",
@@ -147,18 +151,18 @@ fn in_words(ops: &[Reback]) -> String {
 }
 
 /// Algorithms 1 and 2, and what a change of owner is.
-pub fn algorithms() -> Report {
+pub fn algorithms() -> ExperimentReport {
     let mut controller = BufferController::new(16);
     let seen = (0..60).map(|iteration| if iteration < 30 { TTFT } else { TPOT });
     let points = (0..).zip(seen).map(|(i, seen)| (f64::from(i), controller.iteration(seen) as f64)).collect();
-    Report::new(
+    ExperimentReport::new(
         [admissions(), balloons(), owners(), buffers()].concat(),
         Figure {
             title: "eLLM Algorithm 2: the buffer under TTFT, then TPOT violations".to_owned(),
             x: "scheduling iteration".to_owned(),
             y: "logical buffer".to_owned(),
             names: Vec::new(),
-            lines: vec![Line { name: "B_logic".to_owned(), points }],
+            lines: vec![Series { name: "B_logic".to_owned(), points }],
         },
     )
 }

@@ -3,7 +3,7 @@
 use sluice_policy::remap::uniform;
 use sluice_policy::step_model::{Layout, SlotRule, Times, stall_under_ns};
 
-use super::{Figure, Line, Report, Row};
+use super::{ComparisonRow, ExperimentReport, Figure, Series};
 
 /// r of each column.
 const RATIOS: [u64; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
@@ -30,20 +30,20 @@ fn largest(layers: u16, ratio: u64, beta: u8) -> u16 {
 }
 
 /// The table of largest stall-free alpha.
-pub fn alpha() -> Report {
+pub fn alpha() -> ExperimentReport {
     let cells = TABLE
         .iter()
         .flat_map(|(layers, row)| RATIOS.iter().zip(row).map(move |(r, cell)| (*layers, *r, *cell)));
     let rows = cells.map(|(layers, ratio, (one, two))| {
         let ours = (largest(layers, ratio, 1), largest(layers, ratio, 2));
         let told = |(one, two): (u16, u16)| format!("{one} / {two}");
-        Row::equal(format!("{layers} layers, r {ratio}"), &told((one, two)), &told(ours))
+        ComparisonRow::equal(format!("{layers} layers, r {ratio}"), &told((one, two)), &told(ours))
     });
-    let line = |(layers, beta): (u16, u8)| Line {
+    let line = |(layers, beta): (u16, u8)| Series {
         name: format!("{layers} layers, {beta} slot{}", if beta == 1 { "" } else { "s" }),
         points: (1..=20).map(|ratio| (ratio as f64, f64::from(largest(layers, ratio, beta)))).collect(),
     };
-    Report::new(
+    ExperimentReport::new(
         rows.collect(),
         Figure {
             title: "Oneiros 5.4: layers that can be given away without a stall".to_owned(),

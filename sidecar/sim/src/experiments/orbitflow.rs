@@ -5,7 +5,7 @@ use sluice_policy::planner::placement::distances;
 use sluice_policy::planner::problem::{Object, Problem};
 use sluice_policy::planner::steps::{Steps, Stream};
 
-use super::{Figure, Line, Report, Row};
+use super::{ComparisonRow, ExperimentReport, Figure, Series};
 
 const LAYERS: u16 = 9;
 const CAPACITY_BLOCKS: u64 = 70;
@@ -18,11 +18,11 @@ const PLANS: [(&str, [&[u16]; 2]); 3] =
     [("A", [&[3, 6, 9], &[3, 6, 9]]), ("B", [&[], &[3, 6, 9]]), ("C", [&[4, 8], &[3, 6, 9]])];
 
 /// Blocks of memory, and units of stall if they fit.
-type Outcome = (u64, Option<u64>);
+type PlanCost = (u64, Option<u64>);
 
 /// Steps of the figure: its number, blocks of both requests in each layer, and for each plan blocks of memory and units of
 /// stall, none where the plan does not fit.
-const STEPS: [(u64, [u64; 2], [Outcome; 3]); 2] = [
+const STEPS: [(u64, [u64; 2], [PlanCost; 3]); 2] = [
     (1, [3, 6], [(63, Some(9)), (69, Some(0)), (63, Some(0))]),
     (16, [4, 6], [(70, Some(12)), (78, None), (70, Some(2))]),
 ];
@@ -42,7 +42,7 @@ fn problem(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
     }
 }
 
-fn outcome(blocks: [u64; 2], away: [&[u16]; 2]) -> Outcome {
+fn outcome(blocks: [u64; 2], away: [&[u16]; 2]) -> PlanCost {
     let problem = problem(blocks, away);
     let memory = problem.bytes_of(&[0, 0]);
     let streams = problem.choices_of(&[0, 0]);
@@ -51,7 +51,7 @@ fn outcome(blocks: [u64; 2], away: [&[u16]; 2]) -> Outcome {
     (memory, (memory <= CAPACITY_BLOCKS).then_some(stall_ns / UNIT_NS))
 }
 
-fn told((memory, stall): Outcome) -> String {
+fn format_cost((memory, stall): PlanCost) -> String {
     match stall {
         Some(stall) => format!("{memory} blocks, stall {stall}"),
         None => format!("{memory} blocks, infeasible"),
@@ -59,19 +59,19 @@ fn told((memory, stall): Outcome) -> String {
 }
 
 /// Fig. 3.
-pub fn fig3() -> Report {
+pub fn fig3() -> ExperimentReport {
     let cases = STEPS.iter().flat_map(|(step, blocks, paper)| {
         PLANS.iter().zip(paper).map(move |((name, away), paper)| (*step, *blocks, *name, *away, *paper))
     });
     let rows = cases.map(|(step, blocks, name, away, paper)| {
         let ours = outcome(blocks, away);
-        Row::equal(format!("plan {name}, step {step}"), &told(paper), &told(ours))
+        ComparisonRow::equal(format!("plan {name}, step {step}"), &format_cost(paper), &format_cost(ours))
     });
     let line = |(name, away): &(&str, [&[u16]; 2])| {
         let stall = |blocks| outcome([blocks, 6], *away).1.map(|stall| (blocks as f64, stall as f64));
-        Line { name: format!("plan {name}"), points: (1..=8).filter_map(stall).collect() }
+        Series { name: format!("plan {name}"), points: (1..=8).filter_map(stall).collect() }
     };
-    Report::new(
+    ExperimentReport::new(
         rows.collect(),
         Figure {
             title: "OrbitFlow Fig. 3: stall of a step as the first request grows".to_owned(),
@@ -84,14 +84,14 @@ pub fn fig3() -> Report {
 }
 
 /// D(L).
-pub fn dl() -> Report {
+pub fn dl() -> ExperimentReport {
     const TABLE: [(u16, usize); 8] =
         [(9, 4), (32, 9), (36, 10), (40, 10), (48, 11), (60, 13), (64, 14), (80, 15)];
-    let rows = TABLE
-        .iter()
-        .map(|(layers, options)| Row::equal(format!("{layers} layers"), options, &distances(*layers).len()));
+    let rows = TABLE.iter().map(|(layers, options)| {
+        ComparisonRow::equal(format!("{layers} layers"), options, &distances(*layers).len())
+    });
     let points = |count: fn(u16) -> f64| (2..=128).map(|layers| (f64::from(layers), count(layers))).collect();
-    Report::new(
+    ExperimentReport::new(
         rows.collect(),
         Figure {
             title: "OrbitFlow 4.2: distinct placements of one request".to_owned(),
@@ -99,8 +99,8 @@ pub fn dl() -> Report {
             y: "placements".to_owned(),
             names: Vec::new(),
             lines: vec![
-                Line { name: "D(L)".to_owned(), points: points(|layers| distances(layers).len() as f64) },
-                Line {
+                Series { name: "D(L)".to_owned(), points: points(|layers| distances(layers).len() as f64) },
+                Series {
                     name: "2 floor(sqrt L) - 1".to_owned(),
                     points: points(|layers| f64::from(2 * layers.isqrt() - 1)),
                 },

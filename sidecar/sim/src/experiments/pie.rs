@@ -8,7 +8,7 @@ use sluice_policy::closed_form::pie::{
 use sluice_policy::pie::mapping::{Mapping, Side, Swap};
 use sluice_policy::pie::swapping::due;
 
-use super::{Figure, Line, Reason, Report, Row, Told};
+use super::{ComparisonRow, DeviationReason, ExperimentReport, Figure, PaperValue, Series};
 
 /// Layers, r in tenths, the longest queue when swaps are issued as soon as possible and at layer starts.
 const LONGEST: [(u16, u64, u16, u16); 6] =
@@ -19,26 +19,26 @@ const LAYERS: u16 = 9;
 const SWAP: u64 = 2;
 
 /// Fig. 4's machine in layer times: swaps are issued when a layer's compute starts, or is waited for.
-struct Machine {
+struct SwapModel {
     mapping: Mapping,
     now: u64,
     running: Vec<(u64, Swap)>,
     /// What was swapped while which layer was at hand: layers count from 1, as in the figure.
-    told: Vec<String>,
-    left_at: [u64; LAYERS as usize],
+    swap_log: Vec<String>,
+    swapped_out_at: [u64; LAYERS as usize],
     /// From the beginning of each layer's way out to the end of its way in.
-    stays: BTreeSet<u64>,
+    absent_times: BTreeSet<u64>,
 }
 
-impl Machine {
-    fn new(queue: u16) -> Machine {
-        Machine {
+impl SwapModel {
+    fn new(queue: u16) -> SwapModel {
+        SwapModel {
             mapping: Mapping::new(LAYERS, device_slots(LAYERS, queue), queue),
             now: 0,
             running: Vec::new(),
-            told: Vec::new(),
-            left_at: [0; LAYERS as usize],
-            stays: BTreeSet::new(),
+            swap_log: Vec::new(),
+            swapped_out_at: [0; LAYERS as usize],
+            absent_times: BTreeSet::new(),
         }
     }
 
@@ -64,15 +64,15 @@ impl Machine {
         let now = self.now;
         for (_, swap) in self.running.extract_if(.., |(ends, _)| *ends <= now) {
             self.mapping.commit(swap);
-            if swap.to == Side::Device && self.left_at[usize::from(swap.layer)] > 0 {
-                self.stays.insert(now - self.left_at[usize::from(swap.layer)]);
+            if swap.to == Side::Device && self.swapped_out_at[usize::from(swap.layer)] > 0 {
+                self.absent_times.insert(now - self.swapped_out_at[usize::from(swap.layer)]);
             }
         }
         for swap in due(&mut self.mapping, at) {
             let way = if swap.to == Side::Host { "out" } else { "in" };
-            self.told.push(format!("layer {}: {way} {}", at + 1, swap.layer + 1));
+            self.swap_log.push(format!("layer {}: {way} {}", at + 1, swap.layer + 1));
             if swap.to == Side::Host {
-                self.left_at[usize::from(swap.layer)] = now;
+                self.swapped_out_at[usize::from(swap.layer)] = now;
             }
             self.running.push((now + SWAP, swap));
         }
@@ -80,55 +80,55 @@ impl Machine {
 }
 
 /// Tokens after which the beginning is over, and those that are looked at then.
-const BEGINNING: u32 = 10;
-const LOOKED_AT: u32 = 80;
+const WARMUP_TOKENS: u32 = 10;
+const OBSERVED_TOKENS: u32 = 80;
 
 /// A machine whose beginning is over, and the layer times that its next tokens wait.
-fn settled(queue: u16) -> (Machine, u64) {
-    let mut machine = Machine::new(queue);
-    for _ in 0..BEGINNING {
+fn steady_state(queue: u16) -> (SwapModel, u64) {
+    let mut machine = SwapModel::new(queue);
+    for _ in 0..WARMUP_TOKENS {
         machine.token();
     }
-    machine.stays.clear();
-    let waits = (0..LOOKED_AT).map(|_| machine.token()).sum();
+    machine.absent_times.clear();
+    let waits = (0..OBSERVED_TOKENS).map(|_| machine.token()).sum();
     (machine, waits)
 }
 
 fn first_swaps() -> String {
-    let mut machine = Machine::new(4);
+    let mut machine = SwapModel::new(4);
     machine.token();
-    machine.told[..3].join(", ")
+    machine.swap_log[..3].join(", ")
 }
 
 const PHASE: &str = "the closed form F r + 1 - n is what three of four tokens wait; the fourth waits for one more, for 5.5 swaps in a token \
      shift the queue against it";
 
 /// What the queue does in the long run: a layer's stay, and what tokens wait for with one layer too many.
-fn long_run() -> Vec<Row> {
-    let (fits, none) = settled(4);
-    let stays: Vec<_> = fits.stays.iter().map(u64::to_string).collect();
-    let (_, waits) = settled(5);
-    let closed = Told {
+fn long_run() -> Vec<ComparisonRow> {
+    let (fits, none) = steady_state(4);
+    let stays: Vec<_> = fits.absent_times.iter().map(u64::to_string).collect();
+    let (_, waits) = steady_state(5);
+    let closed = PaperValue {
         unit: "layer times",
         paper: 2.0,
         range: (2.0, 2.0),
-        reason: Some(Reason { why: PHASE, from: 2.0, to: 2.25 }),
+        reason: Some(DeviationReason { why: PHASE, from: 2.0, to: 2.25 }),
     };
-    let mean = waits as f64 / f64::from(LOOKED_AT);
+    let mean = waits as f64 / f64::from(OBSERVED_TOKENS);
     vec![
-        Row::equal("a queue of four: layer times of a stay", &"8".to_owned(), &stays.join(", ")),
-        Row::equal("a queue of four: layer times that tokens wait", &0, &none),
-        Row::change("", "a queue of five: layer times that a token waits", &closed, mean),
+        ComparisonRow::equal("a queue of four: layer times of a stay", &"8".to_owned(), &stays.join(", ")),
+        ComparisonRow::equal("a queue of four: layer times that tokens wait", &0, &none),
+        ComparisonRow::compare_change("", "a queue of five: layer times that a token waits", &closed, mean),
     ]
 }
 
 /// Fig. 4 and the formula behind it.
-pub fn fig4() -> Report {
+pub fn fig4() -> ExperimentReport {
     let paper = "layer 2: out 1, layer 4: out 3, layer 4: in 8".to_owned();
     let mut rows = vec![
-        Row::equal("first swaps", &paper, &first_swaps()),
-        Row::equal("expansion, permille", &1285, &expansion_permille(9, 4)),
-        Row::equal("expansion of 40 layers at r 2, permille", &1739, &expansion_permille(40, 19)),
+        ComparisonRow::equal("first swaps", &paper, &first_swaps()),
+        ComparisonRow::equal("expansion, permille", &1285, &expansion_permille(9, 4)),
+        ComparisonRow::equal("expansion of 40 layers at r 2, permille", &1739, &expansion_permille(40, 19)),
     ];
     rows.extend(long_run());
     for (layers, r_tenths, soon, starts) in LONGEST {
@@ -136,13 +136,13 @@ pub fn fig4() -> Report {
         let ours =
             (longest_queue(layers, r_tenths * 100), longest_queue_at_layer_starts(layers, r_tenths * 100));
         let told = |(soon, starts): (u16, u16)| format!("{soon} / {starts}");
-        rows.push(Row::equal(
+        rows.push(ComparisonRow::equal(
             format!("{layers} layers, r {r}: longest queue, by event / at layer starts"),
             &told((soon, starts)),
             &told(ours),
         ));
     }
-    let line = |layers: u16| Line {
+    let line = |layers: u16| Series {
         name: format!("{layers} layers"),
         points: (10..=200)
             .map(|tenths| {
@@ -151,7 +151,7 @@ pub fn fig4() -> Report {
             })
             .collect(),
     };
-    Report::new(
+    ExperimentReport::new(
         rows,
         Figure {
             title: "Pie 3.3: how much larger each layer's cache can be".to_owned(),

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// What a comparison came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum ExperimentCheck {
     /// Ours is the paper's, or within its range.
     Same,
     /// It is not, and the reason is stated.
@@ -20,28 +20,28 @@ pub enum Verdict {
     Fails,
 }
 
-impl Verdict {
+impl ExperimentCheck {
     /// As it is printed.
     pub const fn word(self) -> &'static str {
         match self {
-            Verdict::Same => "same",
-            Verdict::Reasoned => "reasoned",
-            Verdict::Differs => "DIFFERS",
-            Verdict::Untold => "-",
-            Verdict::Holds => "holds",
-            Verdict::Fails => "FAILS",
+            ExperimentCheck::Same => "same",
+            ExperimentCheck::Reasoned => "reasoned",
+            ExperimentCheck::Differs => "DIFFERS",
+            ExperimentCheck::Untold => "-",
+            ExperimentCheck::Holds => "holds",
+            ExperimentCheck::Fails => "FAILS",
         }
     }
 
     /// The experiment has not failed by it.
-    pub const fn is_well(self) -> bool {
-        !matches!(self, Verdict::Differs | Verdict::Fails)
+    pub const fn is_pass(self) -> bool {
+        !matches!(self, ExperimentCheck::Differs | ExperimentCheck::Fails)
     }
 }
 
 /// One figure of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub struct ComparisonRow {
     /// Over which class of link, where it matters.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub link: &'static str,
@@ -52,7 +52,7 @@ pub struct Row {
     /// What the production code gives.
     pub ours: String,
     /// What that comes to.
-    pub verdict: Verdict,
+    pub verdict: ExperimentCheck,
     /// Why they need not agree: what the paper measured is another thing than what was simulated. With how far that reaches,
     /// where the verdict rests on it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +61,7 @@ pub struct Row {
 
 /// Why ours may be another figure than the paper's, and which it may be for this reason.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reason {
+pub struct DeviationReason {
     /// In words.
     pub why: &'static str,
     /// What it explains. Beyond, ours differs whatever the words say.
@@ -72,7 +72,7 @@ pub struct Reason {
 
 /// A change as a paper tells it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Told {
+pub struct PaperValue {
     /// Percent, or points of percent.
     pub unit: &'static str,
     /// In the experiment that is reproduced. Its sign says which way is a gain.
@@ -80,16 +80,16 @@ pub struct Told {
     /// What the paper has in experiments of this kind.
     pub range: (f64, f64),
     /// Why ours may be outside of the range.
-    pub reason: Option<Reason>,
+    pub reason: Option<DeviationReason>,
 }
 
-impl Reason {
+impl DeviationReason {
     fn words(&self, unit: &str) -> String {
         format!("{} (explains {:+.1} to {:+.1} {unit})", self.why, self.from, self.to)
     }
 }
 
-impl Told {
+impl PaperValue {
     fn words(&self) -> String {
         let (from, to) = self.range;
         if from == -100.0 || to.is_infinite() {
@@ -99,28 +99,37 @@ impl Told {
     }
 }
 
-impl Row {
+impl ComparisonRow {
     /// Two values that should be equal.
-    pub fn equal<T: PartialEq + ToString>(what: impl Into<String>, paper: &T, ours: &T) -> Row {
-        let verdict = if paper == ours { Verdict::Same } else { Verdict::Differs };
-        Row::new(what, paper.to_string(), ours.to_string(), verdict)
+    pub fn equal<T: PartialEq + ToString>(what: impl Into<String>, paper: &T, ours: &T) -> ComparisonRow {
+        let verdict = if paper == ours { ExperimentCheck::Same } else { ExperimentCheck::Differs };
+        ComparisonRow::new(what, paper.to_string(), ours.to_string(), verdict)
     }
 
     /// A change against what a paper tells of it: within its range, outside as far as a stated reason explains, or not.
-    pub fn change(link: &'static str, what: impl Into<String>, told: &Told, ours: f64) -> Row {
-        let explains = |reason: &Reason| (reason.from..=reason.to).contains(&ours);
+    pub fn compare_change(
+        link: &'static str,
+        what: impl Into<String>,
+        told: &PaperValue,
+        ours: f64,
+    ) -> ComparisonRow {
+        let explains = |reason: &DeviationReason| (reason.from..=reason.to).contains(&ours);
         let (verdict, reason) = match told.reason.filter(explains) {
-            _ if (told.range.0..=told.range.1).contains(&ours) => (Verdict::Same, None),
-            Some(reason) => (Verdict::Reasoned, Some(reason.words(told.unit))),
-            None => (Verdict::Differs, None),
+            _ if (told.range.0..=told.range.1).contains(&ours) => (ExperimentCheck::Same, None),
+            Some(reason) => (ExperimentCheck::Reasoned, Some(reason.words(told.unit))),
+            None => (ExperimentCheck::Differs, None),
         };
         let paper = told.words();
-        Row { link, reason, ..Row::new(what, paper, format!("{ours:+.1} {}", told.unit), verdict) }
+        ComparisonRow {
+            link,
+            reason,
+            ..ComparisonRow::new(what, paper, format!("{ours:+.1} {}", told.unit), verdict)
+        }
     }
 
     /// Something of which the paper tells nothing.
-    pub fn untold(link: &'static str, what: impl Into<String>, ours: String) -> Row {
-        Row { link, ..Row::new(what, "-".into(), ours, Verdict::Untold) }
+    pub fn unreported(link: &'static str, what: impl Into<String>, ours: String) -> ComparisonRow {
+        ComparisonRow { link, ..ComparisonRow::new(what, "-".into(), ours, ExperimentCheck::Untold) }
     }
 
     /// A requirement of our own.
@@ -130,14 +139,19 @@ impl Row {
         required: String,
         found: String,
         holds: bool,
-    ) -> Row {
-        let verdict = if holds { Verdict::Holds } else { Verdict::Fails };
-        Row { link, ..Row::new(what, required, found, verdict) }
+    ) -> ComparisonRow {
+        let verdict = if holds { ExperimentCheck::Holds } else { ExperimentCheck::Fails };
+        ComparisonRow { link, ..ComparisonRow::new(what, required, found, verdict) }
     }
 
     /// A row of all but a link and a reason.
-    pub fn new(what: impl Into<String>, paper: String, ours: String, verdict: Verdict) -> Row {
-        Row { link: "", what: what.into(), paper, ours, verdict, reason: None }
+    pub fn new(
+        what: impl Into<String>,
+        paper: String,
+        ours: String,
+        verdict: ExperimentCheck,
+    ) -> ComparisonRow {
+        ComparisonRow { link: "", what: what.into(), paper, ours, verdict, reason: None }
     }
 }
 
@@ -145,25 +159,25 @@ impl Row {
 mod tests {
     use super::*;
 
-    const TOLD: Told = Told {
+    const PAPER_VALUE: PaperValue = PaperValue {
         unit: "%",
         paper: -50.0,
         range: (-80.0, -20.0),
-        reason: Some(Reason { why: "because", from: -90.0, to: -10.0 }),
+        reason: Some(DeviationReason { why: "because", from: -90.0, to: -10.0 }),
     };
 
     #[test]
-    fn a_reason_explains_as_much_as_it_says_and_beyond_that_ours_differs() {
-        let verdict = |told: &Told, ours| Row::change("", "what", told, ours).verdict;
-        let seen = [-91.0, -90.0, -80.0, -20.0, -10.0, -9.0, 1.0].map(|ours| verdict(&TOLD, ours));
-        use Verdict::{Differs, Reasoned, Same};
+    fn deviation_within_reason_range_is_explained_beyond_differs() {
+        let verdict = |told: &PaperValue, ours| ComparisonRow::compare_change("", "what", told, ours).verdict;
+        let seen = [-91.0, -90.0, -80.0, -20.0, -10.0, -9.0, 1.0].map(|ours| verdict(&PAPER_VALUE, ours));
+        use ExperimentCheck::{Differs, Reasoned, Same};
         assert_eq!(seen, [Differs, Reasoned, Same, Same, Reasoned, Differs, Differs]);
-        assert_eq!(verdict(&Told { reason: None, ..TOLD }, -10.0), Differs);
+        assert_eq!(verdict(&PaperValue { reason: None, ..PAPER_VALUE }, -10.0), Differs);
     }
 
     #[test]
-    fn a_reason_stands_only_where_it_is_needed_with_its_bounds() {
-        let reason = |ours| Row::change("", "what", &TOLD, ours).reason;
+    fn reason_is_printed_with_bounds_only_when_needed() {
+        let reason = |ours| ComparisonRow::compare_change("", "what", &PAPER_VALUE, ours).reason;
         let words = "because (explains -90.0 to -10.0 %)".to_owned();
         assert_eq!((reason(-50.0), reason(-15.0), reason(1.0)), (None, Some(words), None));
     }

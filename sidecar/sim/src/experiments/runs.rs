@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::serve::{self, Case, Served};
-use crate::workload::Coming;
+use crate::serve::{self, ServeConfig, ServeStats};
+use crate::workload::Arrival;
 
 /// One load under one policy.
 #[derive(Clone, Debug)]
@@ -13,22 +13,22 @@ pub struct Job {
     /// Told when it is done.
     pub name: String,
     /// What serves.
-    pub case: Case,
+    pub case: ServeConfig,
     /// What is served.
-    pub load: Arc<Vec<Coming>>,
+    pub load: Arc<Vec<Arrival>>,
 }
 
 /// What came out of each job, in their order. `told` hears of every one that is done: its name, how many are, of how many.
 ///
 /// # Errors
 /// The first job, in their order, that cannot be served.
-pub fn all(jobs: &[Job], told: &dyn Fn(&str, usize, usize)) -> Result<Vec<Served>, String> {
+pub fn run_all(jobs: &[Job], told: &dyn Fn(&str, usize, usize)) -> Result<Vec<ServeStats>, String> {
     let (next, (sender, done)) = (AtomicUsize::new(0), mpsc::channel());
     let workers = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
-    let mut served: Vec<Option<Result<Served, String>>> = vec![None; jobs.len()];
+    let mut served: Vec<Option<Result<ServeStats, String>>> = vec![None; jobs.len()];
     thread::scope(|scope| {
         for sender in (0..workers).map(|_| sender.clone()) {
-            scope.spawn(|| work(jobs, &next, sender));
+            scope.spawn(|| run_worker(jobs, &next, sender));
         }
         drop(sender);
         for (count, (at, result)) in (1..).zip(done) {
@@ -39,7 +39,7 @@ pub fn all(jobs: &[Job], told: &dyn Fn(&str, usize, usize)) -> Result<Vec<Served
     served.into_iter().map(|result| result.expect("every job was done")).collect()
 }
 
-fn work(jobs: &[Job], next: &AtomicUsize, done: mpsc::Sender<(usize, Result<Served, String>)>) {
+fn run_worker(jobs: &[Job], next: &AtomicUsize, done: mpsc::Sender<(usize, Result<ServeStats, String>)>) {
     loop {
         let at = next.fetch_add(1, Ordering::Relaxed);
         let Some(job) = jobs.get(at) else { return };

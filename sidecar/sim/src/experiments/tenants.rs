@@ -11,12 +11,14 @@ use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::peers::time_slice::Quantum;
 
 use super::runs::{self, Job};
-use super::{Figure, Lab, Line, Reason, Report, Row, Told};
+use super::{
+    ComparisonRow, DeviationReason, ExperimentContext, ExperimentReport, Figure, PaperValue, Series,
+};
 use crate::profiles::hardware::{self, Hardware, LinkClass};
 use crate::profiles::model;
-use crate::serve::{self, Case, Served};
-use crate::workload::arrivals::Arrivals;
-use crate::workload::{self, Coming, Deal, Limits, Source};
+use crate::serve::{self, ServeConfig, ServeStats};
+use crate::workload::arrivals::ArrivalProcess;
+use crate::workload::{self, Arrival, LengthSource, Limits, TenantAssignment};
 
 const MS: u64 = 1_000_000;
 const ARRIVALS: &str = "azure_llm_2023_code.csv";
@@ -79,7 +81,7 @@ const SATURATED_PART: f64 = 1.0 / 3.0;
 ///
 /// # Errors
 /// Those of [`super::Experiment::run`].
-pub fn c1(lab: &Lab<'_>) -> Result<Report, String> {
+pub fn c1(lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     compare(
         &Scenario {
             name: "C1",
@@ -96,7 +98,7 @@ pub fn c1(lab: &Lab<'_>) -> Result<Report, String> {
 ///
 /// # Errors
 /// Those of [`super::Experiment::run`].
-pub fn c2(lab: &Lab<'_>) -> Result<Report, String> {
+pub fn c2(lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     compare(
         &Scenario {
             name: "C2",
@@ -110,27 +112,27 @@ pub fn c2(lab: &Lab<'_>) -> Result<Report, String> {
 }
 
 /// One load under one policy.
-struct Run {
+struct LoadRun {
     class: LinkClass,
     lengths: &'static str,
     rate: f64,
-    served: Served,
+    served: ServeStats,
 }
 
-impl Run {
-    fn is_like(&self, other: &Run) -> bool {
+impl LoadRun {
+    fn is_same_load(&self, other: &LoadRun) -> bool {
         (self.class, self.lengths, self.rate) == (other.class, other.lengths, other.rate)
     }
 }
 
 /// The paper's machine, and the same one behind a PCIe link.
 fn machines() -> [Hardware; 2] {
-    let of = |name| *hardware::named(name).expect("a machine of the list");
+    let of = |name| *hardware::find(name).expect("a machine of the list");
     let (own, pcie) = (of("gh200"), of("h200-pcie5"));
     [own, Hardware { class: pcie.class, link: pcie.link, ..own }]
 }
 
-fn compare(scenario: &Scenario, lab: &Lab<'_>) -> Result<Report, String> {
+fn compare(scenario: &Scenario, lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     let (mut jobs, mut of) = (Vec::new(), Vec::new());
     for (lengths, rates) in LENGTHS.into_iter().zip(scenario.rates) {
         for (at, rate) in rates.into_iter().enumerate() {
@@ -146,16 +148,16 @@ fn compare(scenario: &Scenario, lab: &Lab<'_>) -> Result<Report, String> {
             of.push((LinkClass::Coherent, lengths.0, rate));
         }
     }
-    let served = runs::all(&jobs, lab.progress)?;
-    let run = |(((class, lengths, rate), job), served): ((_, &Job), Served)| {
+    let served = runs::run_all(&jobs, lab.progress)?;
+    let run = |(((class, lengths, rate), job), served): ((_, &Job), ServeStats)| {
         let policy = if job.name.ends_with(AMPLE) { AMPLE.to_owned() } else { served.policy.clone() };
-        Run { class, lengths, rate, served: Served { policy, ..served } }
+        LoadRun { class, lengths, rate, served: ServeStats { policy, ..served } }
     };
     Ok(report(scenario, &of.into_iter().zip(&jobs).zip(served).map(run).collect::<Vec<_>>()))
 }
 
 /// The control.
-fn ample(scenario: &Scenario, lengths: &str, rate: f64, load: Arc<Vec<Coming>>, seed: u64) -> Job {
+fn ample(scenario: &Scenario, lengths: &str, rate: f64, load: Arc<Vec<Arrival>>, seed: u64) -> Job {
     let [own, _] = machines();
     let hardware = Hardware { memory_bytes: AMPLE_TIMES * own.memory_bytes, ..own };
     let name = format!("{} {lengths} {rate}/s {AMPLE}", scenario.name);
@@ -166,31 +168,31 @@ fn load(
     scenario: &Scenario,
     (lengths, prompt_tokens, times): (&str, u32, usize),
     rate: f64,
-    lab: &Lab<'_>,
-) -> Result<Vec<Coming>, String> {
-    let arrivals = Arrivals::Trace { table: (lab.read)(ARRIVALS)?, rate: Some(rate) };
-    let source = [Source::new(&(lab.read)(lengths)?)];
+    lab: &ExperimentContext<'_>,
+) -> Result<Vec<Arrival>, String> {
+    let arrivals = ArrivalProcess::Trace { table: (lab.read)(ARRIVALS)?, rate: Some(rate) };
+    let source = [LengthSource::new(&(lab.read)(lengths)?)];
     let requests = lab.requests * times;
     let limits = Limits { model_tokens: model_tokens(scenario), prompt_tokens, requests };
-    Ok(workload::load(&arrivals, &source, &limits, Deal::Stretches, lab.seed))
+    Ok(workload::load(&arrivals, &source, &limits, TenantAssignment::Segments, lab.seed))
 }
 
 fn models(scenario: &Scenario) -> Vec<model::Model> {
-    scenario.models.iter().map(|name| *model::named(name).expect("a model of the list")).collect()
+    scenario.models.iter().map(|name| *model::find(name).expect("a model of the list")).collect()
 }
 
 fn model_tokens(scenario: &Scenario) -> Vec<u32> {
     models(scenario).iter().map(|model| model.context_tokens).collect()
 }
 
-fn case(scenario: &Scenario, hardware: Hardware, policy: PolicyName, seed: u64) -> Case {
-    let places = serve::places(&hardware, &models(scenario), scenario.shares_permille);
+fn case(scenario: &Scenario, hardware: Hardware, policy: PolicyName, seed: u64) -> ServeConfig {
+    let places = serve::tenant_models(&hardware, &models(scenario), scenario.shares_permille);
     let turns = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
-    Case { max_sequences: 256, seed, ..Case::new(hardware, places, turns, policy) }
+    ServeConfig { max_sequences: 256, seed, ..ServeConfig::new(hardware, places, turns, policy) }
 }
 
 /// A figure of a run, by what it is called.
-type Metric = (&'static str, fn(&Served) -> f64);
+type Metric = (&'static str, fn(&ServeStats) -> f64);
 
 /// Throughput, first token, tokens.
 const METRICS: [Metric; 3] = [
@@ -199,7 +201,7 @@ const METRICS: [Metric; 3] = [
     ("P99 between tokens", |served| served.tbt_p99),
 ];
 
-fn report(scenario: &Scenario, runs: &[Run]) -> Report {
+fn report(scenario: &Scenario, runs: &[LoadRun]) -> ExperimentReport {
     let (own, other) = (LinkClass::Coherent, LinkClass::Pcie5);
     let mut rows = Vec::new();
     for (at, (name, of)) in METRICS.into_iter().enumerate() {
@@ -207,29 +209,38 @@ fn report(scenario: &Scenario, runs: &[Run]) -> Report {
         let (oneiros, recompute, pie) = ("Oneiros", "Recompute", "Pie");
         let there_is = against(own, AMPLE, recompute);
         let reason = Some(smaller(SMALLER[at], RANGES[at], allowed(at, there_is)));
-        let told = Told { unit: "%", paper: scenario.paper[at], range: RANGES[at], reason };
+        let told = PaperValue { unit: "%", paper: scenario.paper[at], range: RANGES[at], reason };
         let what = format!("{name}, Oneiros against Recompute");
-        rows.push(Row::change(own.name(), &what, &told, against(own, oneiros, recompute)));
+        rows.push(ComparisonRow::compare_change(own.name(), &what, &told, against(own, oneiros, recompute)));
         let told = at_least(at, against(own, AMPLE, pie));
         let change = against(own, oneiros, pie);
-        rows.push(Row::change(own.name(), format!("{name}, Oneiros against Pie"), &told, change));
+        rows.push(ComparisonRow::compare_change(
+            own.name(),
+            format!("{name}, Oneiros against Pie"),
+            &told,
+            change,
+        ));
         let change = format!("{:+.1} %", against(own, pie, recompute));
-        rows.push(Row::untold(own.name(), format!("{name}, Pie against Recompute"), change));
+        rows.push(ComparisonRow::unreported(own.name(), format!("{name}, Pie against Recompute"), change));
         let change = format!("{there_is:+.1} %");
-        rows.push(Row::untold(own.name(), format!("{name}, {AMPLE} against Recompute"), change));
+        rows.push(ComparisonRow::unreported(
+            own.name(),
+            format!("{name}, {AMPLE} against Recompute"),
+            change,
+        ));
         let change = format!("{:+.1} %", against(other, oneiros, recompute));
-        rows.push(Row::untold(other.name(), what, change));
+        rows.push(ComparisonRow::unreported(other.name(), what, change));
     }
     rows.sort_by_key(|row| row.link != own.name());
     let figures = METRICS.into_iter().map(|metric| figure(scenario, runs, metric)).collect();
-    Report { rows, figures, details: details(runs) }
+    ExperimentReport { rows, figures, details: details(runs) }
 }
 
 /// The paper tells one figure against Pie, and no range: as much as that, or more.
-fn at_least(metric: usize, there_is: f64) -> Told {
+fn at_least(metric: usize, there_is: f64) -> PaperValue {
     let paper = AGAINST_PIE[metric];
     let range = if paper < 0.0 { (-100.0, paper) } else { (paper, f64::INFINITY) };
-    Told {
+    PaperValue {
         unit: "%",
         paper,
         range,
@@ -239,13 +250,13 @@ fn at_least(metric: usize, there_is: f64) -> Told {
 
 /// What a mean over loads explains: from [`SATURATED_PART`] of the least gain on, up to that gain. The least gain is the range's, or
 /// what there is to gain with memory for all where that is less; where memory for all is a loss, as much of one.
-fn smaller(why: &'static str, (from, to): (f64, f64), there_is: f64) -> Reason {
+fn smaller(why: &'static str, (from, to): (f64, f64), there_is: f64) -> DeviationReason {
     let (from, to) = if to < 0.0 {
         (to, there_is.max(to * SATURATED_PART))
     } else {
         (from.min(there_is) * SATURATED_PART, from)
     };
-    Reason { why, from, to }
+    DeviationReason { why, from, to }
 }
 
 /// A change by memory for all, percent; of the time between tokens with the stall on top that Oneiros allows each.
@@ -255,9 +266,14 @@ fn allowed(metric: usize, change: f64) -> f64 {
 }
 
 /// Percent, the mean over loads of one policy against another.
-fn mean_change(runs: &[Run], class: LinkClass, (ours, base): (&str, &str), of: fn(&Served) -> f64) -> f64 {
-    let find = |like: &Run| {
-        let base = runs.iter().find(|run| run.is_like(like) && run.served.policy == base);
+fn mean_change(
+    runs: &[LoadRun],
+    class: LinkClass,
+    (ours, base): (&str, &str),
+    of: fn(&ServeStats) -> f64,
+) -> f64 {
+    let find = |like: &LoadRun| {
+        let base = runs.iter().find(|run| run.is_same_load(like) && run.served.policy == base);
         base.map(|run| of(&run.served))
     };
     let ours = runs.iter().filter(|run| run.class == class && run.served.policy == ours);
@@ -266,10 +282,10 @@ fn mean_change(runs: &[Run], class: LinkClass, (ours, base): (&str, &str), of: f
     changes.iter().sum::<f64>() / changes.len().max(1) as f64
 }
 
-fn figure(scenario: &Scenario, runs: &[Run], (name, of): Metric) -> Figure {
-    let own = |run: &&Run| run.class == LinkClass::Coherent;
+fn figure(scenario: &Scenario, runs: &[LoadRun], (name, of): Metric) -> Figure {
+    let own = |run: &&LoadRun| run.class == LinkClass::Coherent;
     // Rates of both kinds of lengths are too far apart for one axis: each as a share of its largest.
-    let share = |run: &Run| {
+    let share = |run: &LoadRun| {
         let alike = runs.iter().filter(|other| other.lengths == run.lengths);
         run.rate / alike.map(|other| other.rate).fold(run.rate, f64::max)
     };
@@ -277,7 +293,7 @@ fn figure(scenario: &Scenario, runs: &[Run], (name, of): Metric) -> Figure {
         let runs = runs.iter().filter(own);
         let own = runs.filter(|run| run.lengths == lengths && run.served.policy == policy.name());
         let dataset = lengths.split('_').next().unwrap_or(lengths);
-        Line {
+        Series {
             name: format!("{} {dataset}", policy.name()),
             points: own.map(|run| (share(run), of(&run.served))).collect(),
         }
@@ -292,7 +308,7 @@ fn figure(scenario: &Scenario, runs: &[Run], (name, of): Metric) -> Figure {
     }
 }
 
-fn details(runs: &[Run]) -> Vec<Vec<String>> {
+fn details(runs: &[LoadRun]) -> Vec<Vec<String>> {
     let heading = [
         "LINK",
         "LENGTHS",
@@ -307,7 +323,7 @@ fn details(runs: &[Run]) -> Vec<Vec<String>> {
         "GB IN",
         "GB OUT",
     ];
-    let line = |run: &Run| {
+    let line = |run: &LoadRun| {
         let served = &run.served;
         vec![
             run.class.name().to_owned(),
@@ -330,11 +346,11 @@ fn details(runs: &[Run]) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict::{self, Differs, Reasoned, Same};
+    use super::super::ExperimentCheck::{self, Differs, Reasoned, Same};
     use super::*;
 
-    fn verdict(told: &Told, ours: f64) -> Verdict {
-        Row::change("C2C", "what", told, ours).verdict
+    fn verdict(told: &PaperValue, ours: f64) -> ExperimentCheck {
+        ComparisonRow::compare_change("C2C", "what", told, ours).verdict
     }
 
     #[test]
@@ -347,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_to_gain_more_than_memory_for_all_does_nor_may_lose_more() {
+    fn required_gain_is_bounded_by_gain_of_ample_memory() {
         let little = at_least(0, 9.0);
         assert_eq!([3.1, 2.9].map(|ours| verdict(&little, ours)), [Reasoned, Differs]);
         let longer = at_least(2, 40.0);

@@ -14,8 +14,8 @@ use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 
 use super::runs::{self, Job};
-use super::{Figure, Lab, Line, Report, Row};
-use crate::serve::Served;
+use super::{ComparisonRow, ExperimentContext, ExperimentReport, Figure, Series};
+use crate::serve::ServeStats;
 use interval::{Interval, mean, paired};
 use scenarios::{Scenario, Sources};
 
@@ -23,12 +23,12 @@ use scenarios::{Scenario, Sources};
 pub const NAME: &str = "unified";
 
 /// Over fewer seeds an interval proves nothing (DESIGN 12).
-pub const LEAST_SEEDS: u64 = 20;
+pub const MIN_SEEDS: u64 = 20;
 
 /// The least that the interval of the ratio to the best single policy may begin at.
-const AT_LEAST: f64 = 0.98;
+const MIN_SHARE_OF_BEST: f64 = 0.98;
 /// The same on mixes.
-const ON_MIXES: f64 = 1.05;
+const MIN_GAIN_ON_MIXES: f64 = 1.05;
 /// A policy that is better by no more than this is not better.
 const SLACK: f64 = 0.02;
 
@@ -36,7 +36,7 @@ const SLACK: f64 = 0.02;
 ///
 /// # Errors
 /// Those of [`super::Experiment::run`].
-pub fn run(lab: &Lab<'_>) -> Result<Report, String> {
+pub fn run(lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     let sources = Sources::read(lab)?;
     let scenarios = &scenarios::ALL;
     let mut jobs = Vec::new();
@@ -49,16 +49,17 @@ pub fn run(lab: &Lab<'_>) -> Result<Report, String> {
             }
         }
     }
-    let served = runs::all(&jobs, lab.progress)?;
-    let found: Vec<_> = served.chunks(PolicyName::ALL.len() * lab.seeds as usize).map(Found::of).collect();
+    let served = runs::run_all(&jobs, lab.progress)?;
+    let found: Vec<_> =
+        served.chunks(PolicyName::ALL.len() * lab.seeds as usize).map(PolicyResults::of).collect();
     Ok(report(scenarios, &found))
 }
 
 /// What came out in one scenario: runs of each policy, by seed.
-struct Found(Vec<(PolicyName, Vec<Served>)>);
+struct PolicyResults(Vec<(PolicyName, Vec<ServeStats>)>);
 
 /// A figure of a run, its name, and whether more of it is better.
-type Metric = (&'static str, fn(&Served) -> f64, bool);
+type Metric = (&'static str, fn(&ServeStats) -> f64, bool);
 
 const METRICS: [Metric; 3] = [
     ("goodput", |served| served.goodput, true),
@@ -66,21 +67,21 @@ const METRICS: [Metric; 3] = [
     ("P99 between tokens", |served| served.tbt_p99, false),
 ];
 
-const GOODPUT: fn(&Served) -> f64 = METRICS[0].1;
+const GOODPUT: fn(&ServeStats) -> f64 = METRICS[0].1;
 
-impl Found {
+impl PolicyResults {
     /// Runs in the order seed, policy.
-    fn of(served: &[Served]) -> Found {
+    fn of(served: &[ServeStats]) -> PolicyResults {
         let of = |at: usize| served.iter().skip(at).step_by(PolicyName::ALL.len()).cloned().collect();
-        Found(PolicyName::ALL.into_iter().enumerate().map(|(at, policy)| (policy, of(at))).collect())
+        PolicyResults(PolicyName::ALL.into_iter().enumerate().map(|(at, policy)| (policy, of(at))).collect())
     }
 
-    fn runs(&self, policy: PolicyName) -> &[Served] {
+    fn runs(&self, policy: PolicyName) -> &[ServeStats] {
         let found = self.0.iter().find(|(other, _)| *other == policy);
         &found.expect("every policy has run").1
     }
 
-    fn mean(&self, policy: PolicyName, of: fn(&Served) -> f64) -> f64 {
+    fn mean(&self, policy: PolicyName, of: fn(&ServeStats) -> f64) -> f64 {
         mean(&self.runs(policy).iter().map(of).collect::<Vec<_>>())
     }
 
@@ -110,10 +111,10 @@ impl Found {
             leads.iter().all(|lead| *lead >= 0.0) && leads.iter().any(|lead| *lead > SLACK)
         };
         let others = PolicyName::ALL.into_iter().filter(|policy| *policy != PolicyName::Unified);
-        others.filter(dominates).map(|policy| self.told(policy)).collect()
+        others.filter(dominates).map(|policy| self.describe(policy)).collect()
     }
 
-    fn told(&self, policy: PolicyName) -> String {
+    fn describe(&self, policy: PolicyName) -> String {
         let leads = METRICS.map(|metric| format!("{:+.1} %", 100.0 * self.lead(policy, metric)));
         format!("{} ({})", policy.name(), leads.join(", "))
     }
@@ -121,16 +122,16 @@ impl Found {
     /// Times that a policy gave away layers of an active model.
     fn remapped(&self, policy: PolicyName) -> u64 {
         let given = [Reason::RemapOwn, Reason::RemapStalls];
-        let times = |served: &Served| {
+        let times = |served: &ServeStats| {
             given.iter().filter_map(|reason| served.reasons.get(reason.label())).sum::<u64>()
         };
         self.runs(policy).iter().map(times).sum()
     }
 }
 
-fn report(scenarios: &[Scenario], found: &[Found]) -> Report {
+fn report(scenarios: &[Scenario], found: &[PolicyResults]) -> ExperimentReport {
     let rows = scenarios.iter().zip(found).flat_map(|(scenario, found)| rows(scenario, found)).collect();
-    let line = |policy: PolicyName| Line {
+    let line = |policy: PolicyName| Series {
         name: policy.name().into(),
         points: (1..).zip(found).map(|(at, found)| (f64::from(at), share_of_best(found, policy))).collect(),
     };
@@ -141,25 +142,35 @@ fn report(scenarios: &[Scenario], found: &[Found]) -> Report {
         names: scenarios.iter().map(|scenario| scenario.name.into()).collect(),
         lines: PolicyName::ALL.into_iter().map(line).collect(),
     };
-    Report { details: details(scenarios, found), ..Report::new(rows, figure) }
+    ExperimentReport { details: details(scenarios, found), ..ExperimentReport::new(rows, figure) }
 }
 
-fn share_of_best(found: &Found, policy: PolicyName) -> f64 {
+fn share_of_best(found: &PolicyResults, policy: PolicyName) -> f64 {
     let most = PolicyName::ALL.into_iter().map(|policy| found.mean(policy, GOODPUT)).fold(1e-9, f64::max);
     found.mean(policy, GOODPUT) / most
 }
 
-fn rows(scenario: &Scenario, found: &Found) -> Vec<Row> {
+fn rows(scenario: &Scenario, found: &PolicyResults) -> Vec<ComparisonRow> {
     let (link, best) = (scenario.hardware().class.name(), found.best());
     let ratio = found.ratio(best);
     let row = |what: &str, required: String, told: String, holds: bool| {
-        Row::required(link, format!("{}: {what}", scenario.name), required, told, holds)
+        ComparisonRow::required(link, format!("{}: {what}", scenario.name), required, told, holds)
     };
     let against = format!("goodput against the best single policy, {}", best.name());
-    let mut rows = vec![row(&against, format!("from {AT_LEAST}"), ratio.to_string(), ratio.from >= AT_LEAST)];
+    let mut rows = vec![row(
+        &against,
+        format!("from {MIN_SHARE_OF_BEST}"),
+        ratio.to_string(),
+        ratio.from >= MIN_SHARE_OF_BEST,
+    )];
     if scenario.is_mix() {
         let what = format!("gain on a mix over {}", best.name());
-        rows.push(row(&what, format!("above {ON_MIXES}"), ratio.to_string(), ratio.from > ON_MIXES));
+        rows.push(row(
+            &what,
+            format!("above {MIN_GAIN_ON_MIXES}"),
+            ratio.to_string(),
+            ratio.from > MIN_GAIN_ON_MIXES,
+        ));
     }
     let dominating = found.dominating();
     let told = if dominating.is_empty() { "nobody".to_owned() } else { dominating.join("; ") };
@@ -172,7 +183,7 @@ fn rows(scenario: &Scenario, found: &Found) -> Vec<Row> {
     rows
 }
 
-fn details(scenarios: &[Scenario], found: &[Found]) -> Vec<Vec<String>> {
+fn details(scenarios: &[Scenario], found: &[PolicyResults]) -> Vec<Vec<String>> {
     let heading = [
         "SCENARIO",
         "MIX",
@@ -195,8 +206,8 @@ fn details(scenarios: &[Scenario], found: &[Found]) -> Vec<Vec<String>> {
     std::iter::once(heading.map(str::to_owned).to_vec()).chain(lines).collect()
 }
 
-fn detail(scenario: &Scenario, found: &Found, policy: PolicyName) -> Vec<String> {
-    let mean = |of: fn(&Served) -> f64| found.mean(policy, of);
+fn detail(scenario: &Scenario, found: &PolicyResults, policy: PolicyName) -> Vec<String> {
+    let mean = |of: fn(&ServeStats) -> f64| found.mean(policy, of);
     vec![
         scenario.name.to_owned(),
         if scenario.is_mix() { "mix" } else { "" }.to_owned(),
@@ -220,15 +231,15 @@ mod tests {
     use super::*;
 
     /// Two runs of each policy; all alike but those of one of them.
-    fn found(one: PolicyName, goodput: [f64; 2], ttft_p99: f64) -> Found {
-        let usual = Served { goodput: 100.0, ttft_p99: 10.0, tbt_p99: 10.0, ..Served::default() };
+    fn found(one: PolicyName, goodput: [f64; 2], ttft_p99: f64) -> PolicyResults {
+        let usual = ServeStats { goodput: 100.0, ttft_p99: 10.0, tbt_p99: 10.0, ..ServeStats::default() };
         let runs = |policy| match policy {
             _ if policy == one => {
-                goodput.map(|goodput| Served { goodput, ttft_p99, ..usual.clone() }).to_vec()
+                goodput.map(|goodput| ServeStats { goodput, ttft_p99, ..usual.clone() }).to_vec()
             }
             _ => vec![usual.clone(); 2],
         };
-        Found(PolicyName::ALL.into_iter().map(|policy| (policy, runs(policy))).collect())
+        PolicyResults(PolicyName::ALL.into_iter().map(|policy| (policy, runs(policy))).collect())
     }
 
     #[test]
@@ -240,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_better_in_one_figure_and_worse_in_none_dominates() {
+    fn policy_better_in_one_metric_and_worse_in_none_dominates() {
         let dominating = |goodput, ttft| found(PolicyName::Ellm, [goodput; 2], ttft).dominating().len();
         assert_eq!(dominating(103.0, 10.0), 1);
         assert_eq!(dominating(100.0, 9.7), 1);

@@ -50,7 +50,7 @@ pub struct Hardware {
 
 impl Hardware {
     /// The part of it that one of `sharers` has who compute at once, or between whom it is divided: the link stays whole.
-    pub const fn among(&self, sharers: u64) -> Hardware {
+    pub const fn with_sharers(&self, sharers: u64) -> Hardware {
         Hardware {
             memory_bytes_per_s: self.memory_bytes_per_s / sharers,
             flops: self.flops / sharers,
@@ -139,6 +139,6 @@ pub const ALL: [Hardware; 6] = [
 ];
 
 /// The machine of this name.
-pub fn named(name: &str) -> Option<&'static Hardware> {
+pub fn find(name: &str) -> Option<&'static Hardware> {
     ALL.iter().find(|hardware| hardware.name == name)
 }

@@ -128,6 +128,6 @@ pub const ALL: [Model; 6] = [
 ];
 
 /// The model of this name.
-pub fn named(name: &str) -> Option<&'static Model> {
+pub fn find(name: &str) -> Option<&'static Model> {
     ALL.iter().find(|model| model.name == name)
 }

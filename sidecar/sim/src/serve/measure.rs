@@ -7,9 +7,9 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::reason::Reason;
 use sluice_scheduler::Finish;
 
-use super::Case;
+use super::ServeConfig;
 use crate::gpu::Gpu;
-use crate::gpu::seat::{Fate, Life};
+use crate::gpu::tenant::{Instance, RequestOutcome};
 
 /// What a good answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Default for Slo {
 
 /// What came out. Times in milliseconds unless the name says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Served {
+pub struct ServeStats {
     /// By which policy.
     pub policy: String,
     /// Requests that came.
@@ -92,7 +92,7 @@ pub struct Served {
     pub made: Vec<(f64, f64)>,
 }
 
-impl Served {
+impl ServeStats {
     /// Proven gaps of plans in percent: P50, P90 and the largest.
     pub fn plan_gaps(&self) -> String {
         let percent = self.plan_gap_permille.map(|permille| format!("{:.1}", f64::from(permille) / 10.0));
@@ -104,18 +104,19 @@ impl Served {
 const POINTS: u64 = 100;
 
 /// Looks at a GPU whose load, which began at `begin` with these bytes over the link, has ended.
-pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, u64)) -> Served {
-    let fates = || gpu.seats.iter().flat_map(|seat| seat.fates.values());
+pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, u64)) -> ServeStats {
+    let fates = || gpu.tenants.iter().flat_map(|seat| seat.outcomes.values());
     let seconds = (gpu.now().since(begin) as f64 / 1e9).max(1e-9);
     let tokens: u64 = fates().map(|fate| fate.token_at.len() as u64).sum();
-    let good: usize = fates().filter(|fate| is_good(fate, case.slo)).map(|fate| fate.token_at.len()).sum();
+    let good: usize = fates().filter(|fate| meets_slo(fate, case.slo)).map(|fate| fate.token_at.len()).sum();
     let mut ttft: Vec<u64> = fates().filter_map(ttft_ns).collect();
     let mut tbt: Vec<u64> = fates().flat_map(|fate| gaps(&fate.token_at)).collect();
     let mut tpot: Vec<u64> = fates().filter_map(tpot_ns).collect();
-    let sum =
-        |of: fn(&crate::gpu::seat::Tally) -> u64| gpu.seats.iter().map(|seat| of(&seat.tally)).sum::<u64>();
-    let (bytes_in, bytes_out) = gpu.machine.borrow().passed_bytes();
-    Served {
+    let sum = |of: fn(&crate::gpu::tenant::TenantStats) -> u64| {
+        gpu.tenants.iter().map(|seat| of(&seat.stats)).sum::<u64>()
+    };
+    let (bytes_in, bytes_out) = gpu.machine.borrow().transferred_bytes();
+    ServeStats {
         policy: case.policy.name().to_owned(),
         requests: fates().count(),
         completed: fates().filter(|fate| fate.finish == Some(Finish::Length)).count(),
@@ -127,14 +128,14 @@ pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, 
         ttft_p99: percentile_ms(&mut ttft, 990),
         tbt_p50: percentile_ms(&mut tbt, 500),
         tbt_p99: percentile_ms(&mut tbt, 990),
-        tbt_met: met(gpu, |fate| gaps(&fate.token_at).filter(|gap| *gap > case.slo.tbt_ns).count()),
-        tbt_met_paced: met(gpu, |fate| late_tokens(&fate.token_at, case.slo.tbt_ns)),
+        tbt_met: attainment(gpu, |fate| gaps(&fate.token_at).filter(|gap| *gap > case.slo.tbt_ns).count()),
+        tbt_met_paced: attainment(gpu, |fate| late_tokens(&fate.token_at, case.slo.tbt_ns)),
         tpot_p99: percentile_ms(&mut tpot, 990),
         preemptions: sum(|tally| tally.preemptions),
-        pauses: lives(gpu).map(|life| life.driver.core().snapshot().counters.pauses).sum(),
+        pauses: instances(gpu).map(|life| life.driver.core().snapshot().counters.pauses).sum(),
         recomputed_tokens: sum(|tally| tally.recomputed_tokens),
         remapped_layers: sum(|tally| tally.remapped_layers),
-        most_remapped: gpu.seats.iter().map(|seat| seat.tally.most_remapped).max().unwrap_or(0),
+        most_remapped: gpu.tenants.iter().map(|seat| seat.stats.most_remapped).max().unwrap_or(0),
         stall_s: sum(|tally| tally.stall_ns) as f64 / 1e9,
         kv_stall_s: sum(|tally| tally.kv_stall_ns) as f64 / 1e9,
         arrival_s: sum(|tally| tally.arrival_ns) as f64 / 1e9,
@@ -149,33 +150,33 @@ pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, 
         reasons: reasons(gpu),
         plans: plan_gaps(gpu).len(),
         plan_gap_permille: [500, 900, 1000].map(|permille| percentile(&mut plan_gaps(gpu), permille)),
-        made: made(gpu, begin),
+        made: tokens_over_time(gpu, begin),
     }
 }
 
 /// Share of tokens but the first ones that were not late; 1 of none.
-fn met(gpu: &Gpu, late: impl Fn(&Fate) -> usize) -> f64 {
-    let fates = || gpu.seats.iter().flat_map(|seat| seat.fates.values());
+fn attainment(gpu: &Gpu, late: impl Fn(&RequestOutcome) -> usize) -> f64 {
+    let fates = || gpu.tenants.iter().flat_map(|seat| seat.outcomes.values());
     let tokens: usize = fates().map(|fate| fate.token_at.len().saturating_sub(1)).sum();
     1.0 - fates().map(late).sum::<usize>() as f64 / tokens.max(1) as f64
 }
 
-fn lives(gpu: &Gpu) -> impl Iterator<Item = &Life> {
-    gpu.seats.iter().filter_map(|seat| seat.life.as_ref())
+fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
+    gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref())
 }
 
 fn reasons(gpu: &Gpu) -> BTreeMap<&'static str, u64> {
-    let lives = || gpu.seats.iter().filter_map(|seat| seat.life.as_ref());
+    let lives = || gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());
     let counted =
         |reason: Reason| lives().map(|life| life.driver.core().manager().counted(reason)).sum::<u64>();
     let all = Reason::ALL.iter().map(|reason| (reason.label(), counted(*reason)));
     all.filter(|(_, count)| *count > 0).collect()
 }
 
-fn made(gpu: &Gpu, begin: Nanos) -> Vec<(f64, f64)> {
+fn tokens_over_time(gpu: &Gpu, begin: Nanos) -> Vec<(f64, f64)> {
     let span_ns = gpu.now().since(begin).max(1);
     let mut counts = vec![0_u64; POINTS as usize + 1];
-    for fate in gpu.seats.iter().flat_map(|seat| seat.fates.values()) {
+    for fate in gpu.tenants.iter().flat_map(|seat| seat.outcomes.values()) {
         for at in &fate.token_at {
             counts[(u128::from(at.since(begin)) * u128::from(POINTS) / u128::from(span_ns)) as usize] += 1;
         }
@@ -188,11 +189,11 @@ fn made(gpu: &Gpu, begin: Nanos) -> Vec<(f64, f64)> {
     counts.into_iter().enumerate().map(point).collect()
 }
 
-fn ttft_ns(fate: &Fate) -> Option<u64> {
+fn ttft_ns(fate: &RequestOutcome) -> Option<u64> {
     fate.token_at.first().map(|at| at.since(fate.arrived))
 }
 
-fn tpot_ns(fate: &Fate) -> Option<u64> {
+fn tpot_ns(fate: &RequestOutcome) -> Option<u64> {
     let (first, last) = (fate.token_at.first()?, fate.token_at.last()?);
     last.since(*first).checked_div(fate.token_at.len() as u64 - 1)
 }
@@ -203,7 +204,7 @@ fn gaps(token_at: &[Nanos]) -> impl Iterator<Item = u64> + '_ {
 
 /// It ended, its first token came in time, and of its gaps as a client sees them no more than one, or one in a hundred, were
 /// too long. Tokens are paced: one that comes early waits and is delivered an interval after the one before.
-fn is_good(fate: &Fate, slo: Slo) -> bool {
+fn meets_slo(fate: &RequestOutcome, slo: Slo) -> bool {
     let in_time = ttft_ns(fate).is_some_and(|ns| ns <= slo.ttft_ns);
     let late = late_tokens(&fate.token_at, slo.tbt_ns);
     fate.finish == Some(Finish::Length) && in_time && late <= (fate.token_at.len() / 100).max(1)
@@ -221,7 +222,7 @@ fn late_tokens(token_at: &[Nanos], tbt_ns: u64) -> usize {
 }
 
 fn plan_gaps(gpu: &Gpu) -> Vec<u32> {
-    gpu.seats.iter().flat_map(|seat| seat.plan_gaps.iter().copied()).collect()
+    gpu.tenants.iter().flat_map(|seat| seat.plan_gaps.iter().copied()).collect()
 }
 
 /// The same of nanoseconds, milliseconds.
@@ -242,13 +243,13 @@ fn percentile<T: Copy + Default + Ord>(values: &mut [T], permille: usize) -> T {
 mod tests {
     use super::*;
 
-    fn fate(token_at: &[u64]) -> Fate {
+    fn fate(token_at: &[u64]) -> RequestOutcome {
         let token_at = token_at.iter().map(|at| Nanos(*at)).collect();
-        Fate { token_at, finish: Some(Finish::Length), ..Fate::default() }
+        RequestOutcome { token_at, finish: Some(Finish::Length), ..RequestOutcome::default() }
     }
 
     #[test]
-    fn early_tokens_make_up_for_a_late_one() {
+    fn early_tokens_offset_late_one() {
         let at = |token_at: &[u64]| late_tokens(&fate(token_at).token_at, 10);
         assert_eq!(at(&[0, 1, 2, 3, 40]), 0, "delivered at 10, 20, 30, 40");
         assert_eq!(at(&[0, 1, 2, 3, 41]), 1);
@@ -257,16 +258,16 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_good_when_it_is_whole_and_both_objectives_are_met() {
+    fn complete_request_within_both_objectives_meets_slo() {
         let slo = Slo { ttft_ns: 5, tbt_ns: 10 };
-        assert!(is_good(&fate(&[5, 10, 26]), slo), "one late token is tolerated");
-        assert!(!is_good(&fate(&[5, 16, 27]), slo));
-        assert!(!is_good(&fate(&[6, 10, 20]), slo));
-        assert!(!is_good(&Fate { finish: None, ..fate(&[5]) }, slo));
+        assert!(meets_slo(&fate(&[5, 10, 26]), slo), "one late token is tolerated");
+        assert!(!meets_slo(&fate(&[5, 16, 27]), slo));
+        assert!(!meets_slo(&fate(&[6, 10, 20]), slo));
+        assert!(!meets_slo(&RequestOutcome { finish: None, ..fate(&[5]) }, slo));
     }
 
     #[test]
-    fn gaps_of_plans_are_told_by_their_percentiles() {
+    fn plan_gaps_are_reported_as_percentiles() {
         let mut gaps: Vec<u32> = (0..=10).rev().map(|gap| gap * 10).collect();
         let told = [500, 900, 1000].map(|permille| percentile(&mut gaps, permille));
         assert_eq!((told, percentile::<u32>(&mut [], 500)), ([50, 90, 100], 0));

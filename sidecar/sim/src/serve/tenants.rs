@@ -6,10 +6,10 @@ use sluice_policy::params::{self, Params};
 use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_scheduler::Config;
 
-use super::{Case, Place};
+use super::{ServeConfig, TenantModel};
 use crate::device::{Kernels, Profile};
 use crate::gpu::Sharing;
-use crate::gpu::seat::TenantSetup;
+use crate::gpu::tenant::TenantSetup;
 
 /// Tokens of one step at most.
 pub const STEP_TOKENS: u32 = 2048;
@@ -21,19 +21,19 @@ const ALLOWED_MISS_PERMILLE: u32 = 10;
 const QUEUED: u32 = 1_000_000;
 
 /// Chunks of the machine's memory.
-pub fn capacity_chunks(case: &Case) -> u32 {
+pub fn capacity_chunks(case: &ServeConfig) -> u32 {
     u32::try_from(case.hardware.memory_bytes / case.chunk_bytes).unwrap_or(u32::MAX)
 }
 
 /// Options of each tenant, numbered in the order of places.
-pub fn setups(case: &Case) -> Vec<TenantSetup> {
-    case.places.iter().enumerate().map(|(at, place)| setup(case, at, place)).collect()
+pub fn setups(case: &ServeConfig) -> Vec<TenantSetup> {
+    case.tenants.iter().enumerate().map(|(at, place)| setup(case, at, place)).collect()
 }
 
-fn setup(case: &Case, at: usize, place: &Place) -> TenantSetup {
+fn setup(case: &ServeConfig, at: usize, place: &TenantModel) -> TenantSetup {
     let model = &place.model;
-    let parts = if case.sharing == Sharing::Isolated { case.places.len() as u64 } else { 1 };
-    let kernels = Kernels { hardware: case.hardware.among(parts), model: *model, launch: case.launch };
+    let parts = if case.sharing == Sharing::Isolated { case.tenants.len() as u64 } else { 1 };
+    let kernels = Kernels { hardware: case.hardware.with_sharers(parts), model: *model, launch: case.launch };
     TenantSetup {
         name: format!("{} ({})", model.name, at + 1),
         config: config(case, place),
@@ -45,7 +45,7 @@ fn setup(case: &Case, at: usize, place: &Place) -> TenantSetup {
     }
 }
 
-fn config(case: &Case, place: &Place) -> Config {
+fn config(case: &ServeConfig, place: &TenantModel) -> Config {
     Config {
         max_model_tokens: place.model.context_tokens,
         max_step_tokens: STEP_TOKENS,
@@ -55,7 +55,7 @@ fn config(case: &Case, place: &Place) -> Config {
     }
 }
 
-fn geometry(case: &Case, place: &Place) -> Geometry {
+fn geometry(case: &ServeConfig, place: &TenantModel) -> Geometry {
     let model = &place.model;
     Geometry {
         chunk_bytes: case.chunk_bytes,
@@ -68,7 +68,7 @@ fn geometry(case: &Case, place: &Place) -> Geometry {
     }
 }
 
-fn params(case: &Case, place: &Place) -> Params {
+fn params(case: &ServeConfig, place: &TenantModel) -> Params {
     let geometry = geometry(case, place);
     let context = Geometry::columns_for(place.model.context_tokens);
     let guaranteed = u64::from(geometry.kv_chunks_for(context)) * case.chunk_bytes;
@@ -79,9 +79,9 @@ fn params(case: &Case, place: &Place) -> Params {
         share_chunks: share as u32,
         max_model_tokens: place.model.context_tokens,
         guaranteed_kv_bytes: guaranteed,
-        kv_limit_bytes: case.tuning.kv_bytes.unwrap_or(u64::MAX),
+        kv_limit_bytes: case.options.kv_bytes.unwrap_or(u64::MAX),
         host_kv_bytes: case.host_kv_bytes(),
-        pause_bound_ns: if case.tuning.never_pauses { 0 } else { DEFAULT_BOUND_NS },
+        pause_bound_ns: if case.options.never_pauses { 0 } else { DEFAULT_BOUND_NS },
         max_step: shape(STEP_TOKENS),
         min_step: shape(16),
         prefix_caching: case.prefix_caching,

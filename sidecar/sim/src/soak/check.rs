@@ -13,41 +13,41 @@ use sluice_policy::reason::Reason;
 use sluice_scheduler::{Finish, Request, Sharing, journal};
 
 use super::options::VOCAB;
-use super::{Options, Tally, Trouble};
+use super::{Fault, Options, SoakStats};
 use crate::device::{Device, Faults};
 use crate::gpu::Gpu;
-use crate::gpu::seat::{Fate, Life};
-use crate::world::{Setup, World};
+use crate::gpu::tenant::{Instance, RequestOutcome};
+use crate::simulation::{Setup, Simulation};
 
 /// An hour: alone nobody needs as long.
-const ALONE: Nanos = Nanos(3_600_000_000_000);
+const ALONE_LIMIT: Nanos = Nanos(3_600_000_000_000);
 
-fn lives(gpu: &Gpu) -> impl Iterator<Item = &Life> {
-    gpu.seats.iter().filter_map(|seat| seat.life.as_ref())
+fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
+    gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref())
 }
 
-fn manager(life: &Life) -> &MemoryManager {
+fn manager(life: &Instance) -> &MemoryManager {
     life.driver.core().manager()
 }
 
 /// Everybody can serve.
 pub(super) fn all_loaded(gpu: &Gpu) -> bool {
-    gpu.seats.iter().all(|seat| seat.life.as_ref().is_some_and(|life| life.driver.core().is_idle()))
+    gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(|life| life.driver.core().is_idle()))
 }
 
 /// Chunks that exist in each tenant's device.
 pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
-    lives(gpu).map(|life| life.device.borrow().chunks.len() as u32).collect()
+    instances(gpu).map(|life| life.device.borrow().chunks.len() as u32).collect()
 }
 
 /// Chunks that are with somebody else than their owner.
 pub(super) fn borrowed(gpu: &Gpu) -> u32 {
-    lives(gpu).map(|life| manager(life).borrowed_chunks()).sum()
+    instances(gpu).map(|life| manager(life).borrowed_chunks()).sum()
 }
 
 /// How often those who live did something.
 pub(super) fn counted(gpu: &Gpu, reason: Reason) -> u64 {
-    lives(gpu).map(|life| manager(life).counted(reason)).sum()
+    instances(gpu).map(|life| manager(life).counted(reason)).sum()
 }
 
 /// No byte is promised twice, what exists is counted, nobody reads what it should not, and the device's mappings show what the
@@ -55,11 +55,11 @@ pub(super) fn counted(gpu: &Gpu, reason: Reason) -> u64 {
 pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
     let ledger = gpu.ledger.borrow();
     let existing: u32 = chunks(gpu).iter().sum();
-    let (promised, capacity) = (ledger.promised(), ledger.capacity());
+    let (promised, capacity) = (ledger.pending_chunks(), ledger.capacity());
     if existing + promised > capacity {
         return Err(format!("{existing} chunks exist and {promised} are promised of {capacity}"));
     }
-    for life in lives(gpu) {
+    for life in instances(gpu) {
         let (device, held) = (life.device.borrow(), ledger.held(life.me.instance));
         if held as usize != device.chunks.len() {
             return Err(format!(
@@ -151,8 +151,8 @@ fn mappings(device: &Device, manager: &MemoryManager) -> Result<(), String> {
 }
 
 /// Nothing is lent, promised or used, and everybody has the chunks that it had before the load.
-pub(super) fn is_home(gpu: &Gpu, baseline: &[u32]) -> bool {
-    let idle = |life: &Life| {
+pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
+    let idle = |life: &Instance| {
         let manager = manager(life);
         let even = manager.borrowed_chunks() == 0 && manager.lent_chunks() == 0 && !manager.has_debt();
         let even = even && manager.stale_addresses() == 0;
@@ -160,12 +160,12 @@ pub(super) fn is_home(gpu: &Gpu, baseline: &[u32]) -> bool {
             && manager.is_whole()
             && manager.kv_counts().used_columns == 0
     };
-    let all = gpu.seats.iter().all(|seat| seat.life.as_ref().is_some_and(idle));
+    let all = gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(idle));
     // Who woke and takes no turns creates the rest of its share when a step needs it.
-    let lazy = lives(gpu).all(|life| life.driver.core().config().sharing == Sharing::Exclusive);
+    let lazy = instances(gpu).all(|life| life.driver.core().config().sharing == Sharing::Exclusive);
     let chunks = chunks(gpu);
     let back = chunks == baseline || lazy && chunks.iter().zip(baseline).all(|(now, before)| now <= before);
-    all && gpu.ledger.borrow().promised() == 0 && back
+    all && gpu.ledger.borrow().pending_chunks() == 0 && back
 }
 
 /// Every request ended as it does when its tenant is alone, or was cut short for a reason that the seed has, and then what it got
@@ -174,14 +174,15 @@ pub(super) fn tokens(
     gpu: &Gpu,
     options: &Options,
     loads: &[Vec<(u64, Request)>],
-    tally: &mut Tally,
+    tally: &mut SoakStats,
 ) -> Result<(), String> {
-    for (at, (seat, load)) in gpu.seats.iter().zip(loads).enumerate() {
-        let mut alone = alone(options, at, load)?;
+    for (at, (seat, load)) in gpu.tenants.iter().zip(loads).enumerate() {
+        let mut alone = run_alone(options, at, load)?;
         for (_, request) in load {
-            let fate = seat.fates.get(&request.id).ok_or(format!("request {} never came", request.id.0))?;
+            let fate =
+                seat.outcomes.get(&request.id).ok_or(format!("request {} never came", request.id.0))?;
             let expected = alone.outcomes.remove(&request.id).unwrap_or_default().tokens;
-            compare(fate, &expected, Excuses::of(options, at, request.id), tally)
+            compare(fate, &expected, AllowedDeviations::of(options, at, request.id), tally)
                 .map_err(|what| format!("request {} of tenant {at}: {what}", request.id.0))?;
         }
     }
@@ -190,30 +191,35 @@ pub(super) fn tokens(
 
 /// Why a request may have got less than its tokens.
 #[derive(Clone, Copy, Debug)]
-struct Excuses {
+struct AllowedDeviations {
     /// Its client went away.
     cancelled: bool,
     /// The device did not always do as it was told.
     faults: bool,
 }
 
-impl Excuses {
-    fn of(options: &Options, tenant: usize, request: RequestId) -> Excuses {
-        let cancel = Trouble::Cancel(tenant, request);
-        Excuses {
-            cancelled: options.troubles.iter().any(|(_, trouble)| *trouble == cancel),
+impl AllowedDeviations {
+    fn of(options: &Options, tenant: usize, request: RequestId) -> AllowedDeviations {
+        let cancel = Fault::Cancel(tenant, request);
+        AllowedDeviations {
+            cancelled: options.fault_schedule.iter().any(|(_, trouble)| *trouble == cancel),
             faults: options.faults != Faults::default(),
         }
     }
 }
 
-fn compare(fate: &Fate, expected: &[u32], excuses: Excuses, tally: &mut Tally) -> Result<(), String> {
+fn compare(
+    fate: &RequestOutcome,
+    expected: &[u32],
+    excuses: AllowedDeviations,
+    tally: &mut SoakStats,
+) -> Result<(), String> {
     match (&fate.finish, &fate.refusal) {
         (Some(Finish::Length), _) if fate.tokens == expected => tally.answered += 1,
         (Some(Finish::Cancelled), _) if excuses.cancelled && expected.starts_with(&fate.tokens) => {
             tally.cut_short += 1
         }
-        (None, None) if fate.broken && expected.starts_with(&fate.tokens) => tally.cut_short += 1,
+        (None, None) if fate.is_disconnected && expected.starts_with(&fate.tokens) => tally.cut_short += 1,
         (Some(Finish::Failed(_)), _) if excuses.faults && expected.starts_with(&fate.tokens) => {
             tally.failed += 1
         }
@@ -225,7 +231,7 @@ fn compare(fate: &Fate, expected: &[u32], excuses: Excuses, tally: &mut Tally) -
 }
 
 /// The same requests, to a tenant that has a GPU of its own with room for all of them.
-fn alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<World, String> {
+fn run_alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Simulation, String> {
     let tenant = options.tenant(at);
     let mut geometry = tenant.geometry;
     geometry.capacity_chunks += geometry.kv_chunks_for(400);
@@ -239,17 +245,18 @@ fn alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<World,
         vocab: VOCAB,
         seed: 0,
     };
-    let mut world = World::new(setup, None).map_err(|refused| format!("alone it is refused: {refused}"))?;
+    let mut world =
+        Simulation::new(setup, None).map_err(|refused| format!("alone it is refused: {refused}"))?;
     world.checked = false;
     load.iter().for_each(|(_, request)| world.submit(request.clone()));
-    if world.run_until_idle(ALONE) { Ok(world) } else { Err("alone it does not end".to_owned()) }
+    if world.run_until_idle(ALONE_LIMIT) { Ok(world) } else { Err("alone it does not end".to_owned()) }
 }
 
 /// Journals lead where they led when they were recorded. How many events they have, and a digest of all commands and notices.
 pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
     let (mut events, mut decisions) = (0, Digest::new(0));
-    for life in lives(gpu) {
-        let Some(text) = life.recorded() else { continue };
+    for life in instances(gpu) {
+        let Some(text) = life.recorded_journal() else { continue };
         let report =
             journal::replay(text.as_slice()).map_err(|error| format!("{:?}'s journal: {error}", life.me))?;
         events += report.events;
@@ -260,7 +267,7 @@ pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
 
 /// For people who look for a defect.
 pub(super) fn state(gpu: &Gpu) -> String {
-    let tenant = |life: &Life| {
+    let tenant = |life: &Instance| {
         let (manager, snapshot) = (manager(life), life.driver.core().snapshot());
         format!(
             "{:?}: {} waiting, {} running, {:?}, serving {}, borrowed {}, lent {}, owes {}, whole {}, failed {:?}, \
@@ -279,36 +286,38 @@ pub(super) fn state(gpu: &Gpu) -> String {
             life.device.borrow().chunks.len(),
         )
     };
-    let tenants: Vec<_> = lives(gpu).map(tenant).collect();
-    format!("{} promised; {}", gpu.ledger.borrow().promised(), tenants.join("; "))
+    let tenants: Vec<_> = instances(gpu).map(tenant).collect();
+    format!("{} promised; {}", gpu.ledger.borrow().pending_chunks(), tenants.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn judged(finish: Finish, excuses: Excuses) -> (bool, Tally) {
-        let fate = Fate { tokens: vec![1, 2], finish: Some(finish), ..Fate::default() };
-        let mut tally = Tally::default();
+    fn compare_ended(finish: Finish, excuses: AllowedDeviations) -> (bool, SoakStats) {
+        let fate = RequestOutcome { tokens: vec![1, 2], finish: Some(finish), ..RequestOutcome::default() };
+        let mut tally = SoakStats::default();
         (compare(&fate, &[1, 2, 3], excuses, &mut tally).is_ok(), tally)
     }
 
     #[test]
-    fn who_failed_or_was_cancelled_without_a_reason_breaks_the_seed() {
-        let (none, all) =
-            (Excuses { cancelled: false, faults: false }, Excuses { cancelled: true, faults: true });
+    fn failure_or_cancellation_without_cause_fails_seed() {
+        let (none, all) = (
+            AllowedDeviations { cancelled: false, faults: false },
+            AllowedDeviations { cancelled: true, faults: true },
+        );
         let failed = || Finish::Failed("no memory".into());
         for (finish, excuses, holds) in [
             (Finish::Cancelled, none, false),
-            (Finish::Cancelled, Excuses { cancelled: false, ..all }, false),
+            (Finish::Cancelled, AllowedDeviations { cancelled: false, ..all }, false),
             (Finish::Cancelled, all, true),
             (failed(), none, false),
-            (failed(), Excuses { faults: false, ..all }, false),
+            (failed(), AllowedDeviations { faults: false, ..all }, false),
             (failed(), all, true),
             (Finish::Length, all, false),
         ] {
             let told = format!("{finish:?} {excuses:?}");
-            let (held, tally) = judged(finish, excuses);
+            let (held, tally) = compare_ended(finish, excuses);
             assert_eq!((held, tally.cut_short + tally.failed), (holds, u64::from(holds)), "{told}");
         }
     }

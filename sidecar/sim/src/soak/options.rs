@@ -12,10 +12,10 @@ use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 
-use super::troubles::{self, Trouble};
+use super::faults::{self, Fault};
 use crate::device::{Detail, Faults, Profile};
-use crate::gpu::mail::Roads;
-use crate::gpu::seat::TenantSetup;
+use crate::gpu::network::LinkDelays;
+use crate::gpu::tenant::TenantSetup;
 use crate::gpu::{Gpu, GpuSetup, Sharing};
 use crate::rng::Rng;
 
@@ -32,7 +32,7 @@ pub(super) const VOCAB: u32 = 50_000;
 
 /// Mechanisms that are switched off.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Without {
+pub struct DisabledMechanisms {
     /// Memory for the next tokens before they come.
     pub premap: bool,
     /// Unmapping later.
@@ -45,11 +45,17 @@ pub struct Without {
     pub next_uses: bool,
 }
 
-impl Without {
+impl DisabledMechanisms {
     /// Each in a quarter of the cases.
-    fn draw(rng: &mut Rng) -> Without {
+    fn draw(rng: &mut Rng) -> DisabledMechanisms {
         let mut off = || rng.chance(250);
-        Without { premap: off(), late_unmaps: off(), deadlines: off(), losses: off(), next_uses: off() }
+        DisabledMechanisms {
+            premap: off(),
+            late_unmaps: off(),
+            deadlines: off(),
+            losses: off(),
+            next_uses: off(),
+        }
     }
 }
 
@@ -75,7 +81,7 @@ pub struct Options {
     /// They place the same layers of all requests.
     pub plan_alike: bool,
     /// What they do without.
-    pub without: Without,
+    pub disabled: DisabledMechanisms,
     /// How they share the GPU.
     pub sharing: Sharing,
     /// Bytes of each tenant's host tier.
@@ -89,25 +95,25 @@ pub struct Options {
     /// The link, bytes per second.
     pub link_bytes_per_second: u64,
     /// How letters travel while there are troubles.
-    pub roads: Roads,
+    pub link_delays: LinkDelays,
     /// What goes wrong in devices meanwhile.
     pub faults: Faults,
     /// What happens when, nanoseconds after the load began, in order.
-    pub troubles: Vec<(u64, Trouble)>,
+    pub fault_schedule: Vec<(u64, Fault)>,
     /// Length of the phase of troubles, nanoseconds.
     pub span_ns: u64,
     /// Requests of each tenant.
     pub requests: Vec<u64>,
     /// They come at once: memory is short for as long as they are served.
-    pub crowded: bool,
+    pub is_burst: bool,
     /// Tokens by which each prompt, and each answer at most, is longer than elsewhere.
-    pub longer: [u32; 2],
+    pub extra_tokens: [u32; 2],
     /// Journals are recorded and replayed.
     pub recorded: bool,
 }
 
 /// In half of the cases nothing, else up to `most`.
-fn sometimes(rng: &mut Rng, most: u64) -> u64 {
+fn zero_or_up_to(rng: &mut Rng, most: u64) -> u64 {
     if rng.chance(500) { rng.below(most + 1) } else { 0 }
 }
 
@@ -128,39 +134,39 @@ impl Options {
             remap_cap_permille: Params::default().remap_cap_permille,
             plan_first_come: false,
             plan_alike: false,
-            without: Without::default(),
-            sharing: sharing(rng),
-            host_kv_bytes: block_column * sometimes(rng, 40),
+            disabled: DisabledMechanisms::default(),
+            sharing: draw_sharing(rng),
+            host_kv_bytes: block_column * zero_or_up_to(rng, 40),
             prefix_caching: rng.chance(700),
-            stall_allowance_permille: 50 + sometimes(rng, 950) as u32,
-            terms: terms(rng),
+            stall_allowance_permille: 50 + zero_or_up_to(rng, 950) as u32,
+            terms: draw_terms(rng),
             link_bytes_per_second: 1 << rng.between(26, 34),
-            roads: Roads {
+            link_delays: LinkDelays {
                 spread_ns: rng.between(0, 30) * MS,
-                lost_permille: sometimes(rng, 100),
-                twice_permille: sometimes(rng, 50),
-                ..Roads::default()
+                lost_permille: zero_or_up_to(rng, 100),
+                duplicate_permille: zero_or_up_to(rng, 50),
+                ..LinkDelays::default()
             },
             faults: Faults {
-                copy_fails_permille: sometimes(rng, 40),
-                copy_slow_permille: sometimes(rng, 60),
-                refused_permille: sometimes(rng, 40),
-                create_fails_permille: sometimes(rng, 40),
+                copy_fails_permille: zero_or_up_to(rng, 40),
+                copy_slow_permille: zero_or_up_to(rng, 60),
+                refused_permille: zero_or_up_to(rng, 40),
+                create_fails_permille: zero_or_up_to(rng, 40),
                 ..Faults::default()
             },
-            troubles: troubles::draw(rng, tenants, span_ns),
+            fault_schedule: faults::draw(rng, tenants, span_ns),
             span_ns,
             requests: (0..tenants).map(|_| rng.between(1, 12)).collect(),
-            crowded: false,
-            longer: [0; 2],
+            is_burst: false,
+            extra_tokens: [0; 2],
             recorded: rng.chance(125),
         }
     }
 
     /// The GPU is dealt out anew from time to time, by a stream of its own: without it a seed is what it was.
-    pub(super) fn add_deals(&mut self, seed: u64) {
-        self.troubles.extend(troubles::draw_deals(seed ^ 0xdea1, self.span_ns));
-        self.troubles.sort_by_key(|(at, _)| *at);
+    pub(super) fn add_share_changes(&mut self, seed: u64) {
+        self.fault_schedule.extend(faults::draw_share_changes(seed ^ 0xdea1, self.span_ns));
+        self.fault_schedule.sort_by_key(|(at, _)| *at);
     }
 
     /// Half of the seeds have objectives, by a stream of its own too.
@@ -169,37 +175,37 @@ impl Options {
         if rng.chance(500) {
             let (ttft_ns, tbt_ns) = (rng.between(1, 200) * MS, rng.between(1, 40) * MS);
             self.slo = Slo { ttft_ns, tbt_ns, allowed_miss_permille: rng.below(100) as u32 };
-            self.pause_bound_ns = sometimes(&mut rng, 500) * MS;
+            self.pause_bound_ns = zero_or_up_to(&mut rng, 500) * MS;
             self.remap_cap_permille *= rng.below(4).min(1) as u32;
             self.plan_first_come = rng.chance(500);
             self.plan_alike = rng.chance(250);
-            self.without = Without::draw(&mut rng);
+            self.disabled = DisabledMechanisms::draw(&mut rng);
         }
     }
 
     /// In a quarter of the seeds requests crowd little memory, and there is a host tier for all of them; in some of these they are
     /// long. By a stream of its own too.
-    pub(super) fn add_crowds(&mut self, seed: u64) {
+    pub(super) fn add_bursts(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ 0xc60d);
         if rng.chance(250) {
-            self.crowded = true;
+            self.is_burst = true;
             self.layers = rng.between(8, 16) as u16;
             self.kv_columns = rng.between(8, 14) as u32;
             self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(20, 120);
             self.requests.iter_mut().for_each(|count| *count += rng.between(8, 16));
             if rng.chance(300) {
-                self.come_by_plans(&mut rng);
+                self.admit_by_plans(&mut rng);
             } else if rng.chance(400) {
-                self.outgrow_memory(&mut rng);
+                self.exceed_memory(&mut rng);
             }
         }
     }
 
     /// Long prompts, a few of which fit, and a fast link: who comes joins with part of its KV away.
-    fn come_by_plans(&mut self, rng: &mut Rng) {
+    fn admit_by_plans(&mut self, rng: &mut Rng) {
         (self.policy, self.plan_first_come) = (PolicyName::OrbitFlow, true);
         self.slo.tbt_ns = rng.between(1, 4) * MS;
-        self.longer = [64, 0];
+        self.extra_tokens = [64, 0];
         self.kv_columns = rng.between(24, 36) as u32;
         self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(80, 200);
         self.link_bytes_per_second = 1 << rng.between(30, 34);
@@ -207,28 +213,28 @@ impl Options {
 
     /// Long answers, whose requests fit when they come, and layers whose copies take a few times their compute: layers stall where
     /// that loses less than other remedies.
-    fn outgrow_memory(&mut self, rng: &mut Rng) {
+    fn exceed_memory(&mut self, rng: &mut Rng) {
         self.policy = PolicyName::Unified;
         self.remap_cap_permille = Params::default().remap_cap_permille;
-        self.longer = [0, 64];
+        self.extra_tokens = [0, 64];
         self.kv_columns = rng.between(16, 26) as u32;
         self.link_bytes_per_second = 1 << rng.between(28, 32);
     }
 
     fn model_tokens(&self) -> u32 {
-        MODEL_TOKENS + self.longer.iter().sum::<u32>()
+        MODEL_TOKENS + self.extra_tokens.iter().sum::<u32>()
     }
 
     /// Requests of each tenant, and when they come.
     pub(super) fn loads(&self, rng: &mut Rng) -> Vec<Vec<(u64, Request)>> {
         let load = |count: &u64| {
-            let within_ns = if self.crowded { self.span_ns / 16 } else { self.span_ns * 3 / 4 };
+            let within_ns = if self.is_burst { self.span_ns / 16 } else { self.span_ns * 3 / 4 };
             let mut times: Vec<u64> = (0..*count).map(|_| rng.below(within_ns)).collect();
             times.sort_unstable();
             times
                 .into_iter()
                 .zip(1..)
-                .map(|(at, id)| (at, request(id, self.longer.map(u64::from), rng)))
+                .map(|(at, id)| (at, request(id, self.extra_tokens.map(u64::from), rng)))
                 .collect()
         };
         self.requests.iter().map(load).collect()
@@ -239,9 +245,9 @@ impl Options {
         let setup = GpuSetup {
             sharing: self.sharing,
             capacity_chunks: self.share_chunks() * self.tenants as u32,
-            roads: self.roads,
+            link_delays: self.link_delays,
             detail: Detail::Fingerprints,
-            rebirth_ns: 40 * MS,
+            restart_ns: 40 * MS,
             recorded: self.recorded,
             seed,
         };
@@ -253,7 +259,7 @@ impl Options {
         let geometry =
             Geometry { capacity_chunks: self.share_chunks() * self.tenants as u32, ..self.geometry() };
         let guaranteed = geometry.kv_chunks_for(self.model_tokens().div_ceil(16));
-        let without = self.without;
+        let without = self.disabled;
         let params = Params {
             policy: self.policy,
             slo: self.slo,
@@ -334,7 +340,7 @@ impl Options {
 const BLOCK_BYTES: u64 = 12_000;
 const STEP: StepShape = StepShape { tokens: 64, sequences: 8, logit_rows: 8 };
 
-fn sharing(rng: &mut Rng) -> Sharing {
+fn draw_sharing(rng: &mut Rng) -> Sharing {
     match rng.below(8) {
         0 => Sharing::Isolated,
         1 | 2 => Sharing::Spatial,
@@ -350,11 +356,11 @@ fn sharing(rng: &mut Rng) -> Sharing {
     }
 }
 
-fn terms(rng: &mut Rng) -> Terms {
+fn draw_terms(rng: &mut Rng) -> Terms {
     let rules = [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed];
     Terms {
         rule: rules[rng.below(2) as usize],
-        min_residence_ns: sometimes(rng, 20) * MS,
+        min_residence_ns: zero_or_up_to(rng, 20) * MS,
         revoke_bound_ns: rng.between(20, 200) * MS,
         ask_patience_ns: rng.between(4, 40) * MS,
         ttl_ns: rng.between(200, 10_000) * MS,

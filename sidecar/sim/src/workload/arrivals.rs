@@ -1,11 +1,11 @@
 //! When requests come: as in a trace, by Poisson, or by gaps of a gamma distribution.
 
-use super::table::{Row, Table};
+use super::table::{Table, TraceRow};
 use crate::rng::Rng;
 
 /// Where arrivals come from.
 #[derive(Clone, Debug)]
-pub enum Arrivals {
+pub enum ArrivalProcess {
     /// Those of a trace, its time stretched or pressed.
     Trace {
         /// Rows with times.
@@ -22,40 +22,47 @@ pub enum Arrivals {
     },
 }
 
-impl Arrivals {
+impl ArrivalProcess {
     /// `count` arrivals of tenant number `at` of `tenants`, who have the rate among them: its own stretch of a trace, or its own
     /// draws.
-    pub fn stretch(&self, count: usize, (at, tenants): (usize, usize), seed: u64) -> Vec<(u64, Option<Row>)> {
+    pub fn segment(
+        &self,
+        count: usize,
+        (at, tenants): (usize, usize),
+        seed: u64,
+    ) -> Vec<(u64, Option<TraceRow>)> {
         let part = 1.0 / tenants as f64;
         match self {
-            Arrivals::Trace { table, rate } => {
+            ArrivalProcess::Trace { table, rate } => {
                 let len = table.rows.len() / tenants;
                 let own = Table { rows: table.rows[at * len..(at + 1) * len].to_vec() };
-                traced(&own, Some(rate.unwrap_or(table.own_rate()) * part), count)
+                trace_times(&own, Some(rate.unwrap_or(table.mean_rate()) * part), count)
             }
-            Arrivals::Gamma { rate, cv } => drawn(rate * part, *cv, count, seed ^ (at as u64) << 32),
+            ArrivalProcess::Gamma { rate, cv } => {
+                gamma_times(rate * part, *cv, count, seed ^ (at as u64) << 32)
+            }
         }
     }
 
     /// The first `count` arrivals, nanoseconds after the first one's beginning; with the trace's row, if there is one.
-    pub fn times(&self, count: usize, seed: u64) -> Vec<(u64, Option<Row>)> {
+    pub fn times(&self, count: usize, seed: u64) -> Vec<(u64, Option<TraceRow>)> {
         match self {
-            Arrivals::Trace { table, rate } => traced(table, *rate, count),
-            Arrivals::Gamma { rate, cv } => drawn(*rate, *cv, count, seed),
+            ArrivalProcess::Trace { table, rate } => trace_times(table, *rate, count),
+            ArrivalProcess::Gamma { rate, cv } => gamma_times(*rate, *cv, count, seed),
         }
     }
 }
 
-fn traced(table: &Table, rate: Option<f64>, count: usize) -> Vec<(u64, Option<Row>)> {
+fn trace_times(table: &Table, rate: Option<f64>, count: usize) -> Vec<(u64, Option<TraceRow>)> {
     let rows = table.rows[..table.rows.len().min(count)].to_vec();
     let begin = rows.first().and_then(|row| row.at_ns).unwrap_or(0);
     let used = Table { rows };
-    let factor = rate.map_or(1.0, |rate| used.own_rate() / rate);
-    let after = |row: &Row| (row.at_ns.unwrap_or(begin) - begin) as f64 * factor;
+    let factor = rate.map_or(1.0, |rate| used.mean_rate() / rate);
+    let after = |row: &TraceRow| (row.at_ns.unwrap_or(begin) - begin) as f64 * factor;
     used.rows.iter().map(|row| (after(row) as u64, Some(*row))).collect()
 }
 
-fn drawn(rate: f64, cv: f64, count: usize, seed: u64) -> Vec<(u64, Option<Row>)> {
+fn gamma_times(rate: f64, cv: f64, count: usize, seed: u64) -> Vec<(u64, Option<TraceRow>)> {
     let mut rng = Rng::new(seed ^ 0xa771);
     let shape = 1.0 / (cv * cv);
     let mut at_s = 0.0;
@@ -68,7 +75,7 @@ fn drawn(rate: f64, cv: f64, count: usize, seed: u64) -> Vec<(u64, Option<Row>)>
 
 /// Uniform in (0, 1).
 fn uniform(rng: &mut Rng) -> f64 {
-    ((rng.word() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+    ((rng.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
 }
 
 /// Box and Muller.
@@ -96,11 +103,11 @@ fn gamma(shape: f64, rng: &mut Rng) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Part;
+    use crate::workload::TraceSplit;
 
     /// Mean and coefficient of variation of gaps.
     fn moments(rate: f64, cv: f64) -> (f64, f64) {
-        let times = Arrivals::Gamma { rate, cv }.times(20_000, 3);
+        let times = ArrivalProcess::Gamma { rate, cv }.times(20_000, 3);
         let mut gaps = Vec::new();
         times.iter().fold(0, |before, (at, _)| {
             gaps.push((at - before) as f64 / 1e9);
@@ -112,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_have_the_mean_and_the_variation_that_were_asked_for() {
+    fn gaps_have_configured_mean_and_variation() {
         for cv in [0.5, 1.0, 3.0] {
             let (mean, found) = moments(4.0, cv);
             assert!((mean * 4.0 - 1.0).abs() < 0.08, "cv {cv}: mean {mean}");
@@ -123,9 +130,9 @@ mod tests {
     #[test]
     fn a_trace_keeps_its_shape_at_another_rate() {
         let text = "arrival_s,context_tokens,generated_tokens\n10,1,1\n11,1,1\n13,1,1\n100,1,1\n";
-        let table = Table::parse("t.csv", text, Part::Shown).unwrap();
+        let table = Table::parse("t.csv", text, TraceSplit::Shown).unwrap();
         let at = |rate| -> Vec<u64> {
-            let arrivals = Arrivals::Trace { table: table.clone(), rate };
+            let arrivals = ArrivalProcess::Trace { table: table.clone(), rate };
             arrivals.times(9, 0).into_iter().map(|(at, _)| at / 1_000_000).collect()
         };
         assert_eq!(at(None), [0, 1000, 3000]);

@@ -1,6 +1,6 @@
 //! Trace files: comma-separated columns under a heading, which says what they are.
 
-use super::{Lengths, Part, part};
+use super::{Lengths, TraceSplit, split_rows};
 
 /// Columns by what they are called in published traces.
 const TIMES: [&str; 4] = ["TIMESTAMP", "arrival_s", "Timestamp", "arrived_at"];
@@ -10,7 +10,7 @@ const MODELS: [&str; 2] = ["model", "Model"];
 
 /// One request of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct TraceRow {
     /// When it came, nanoseconds after any fixed moment; none in files of lengths.
     pub at_ns: Option<u64>,
     /// How long it was.
@@ -23,7 +23,7 @@ pub struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Its rows, by time where they have one.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TraceRow>,
 }
 
 /// What is wrong with a file.
@@ -67,7 +67,7 @@ impl Table {
     ///
     /// # Errors
     /// The first line that is not what the heading promises.
-    pub fn parse(file: &str, text: &str, which: Part) -> Result<Table, TableError> {
+    pub fn parse(file: &str, text: &str, which: TraceSplit) -> Result<Table, TableError> {
         let located = |line: usize| move |problem| TableError { file: file.to_owned(), line, problem };
         let mut lines = text.lines().enumerate();
         let heading = lines.next().map(|(_, heading)| heading).unwrap_or_default();
@@ -83,12 +83,12 @@ impl Table {
         }
         rank_models(&mut rows, &names);
         rows.sort_by_key(|row| row.at_ns);
-        Ok(Table { rows: part(rows, which) })
+        Ok(Table { rows: split_rows(rows, which) })
     }
 
     /// Requests per second from the first to the last; of one row, one.
-    pub fn own_rate(&self) -> f64 {
-        let at = |row: Option<&Row>| row.and_then(|row| row.at_ns).unwrap_or(0);
+    pub fn mean_rate(&self) -> f64 {
+        let at = |row: Option<&TraceRow>| row.and_then(|row| row.at_ns).unwrap_or(0);
         let span_ns = at(self.rows.last()) - at(self.rows.first());
         self.rows.len() as f64 / if span_ns == 0 { 1.0 } else { span_ns as f64 / 1e9 }
     }
@@ -99,7 +99,7 @@ impl Table {
     }
 }
 
-fn parse_row<'a>(columns: &Columns, line: &'a str) -> Result<(Row, Option<&'a str>), String> {
+fn parse_row<'a>(columns: &Columns, line: &'a str) -> Result<(TraceRow, Option<&'a str>), String> {
     let cells: Vec<_> = line.split(',').collect();
     let cell = |at: usize| cells.get(at).copied().ok_or(format!("column {} is missing", at + 1));
     let tokens = |at: usize| -> Result<u32, String> {
@@ -110,11 +110,11 @@ fn parse_row<'a>(columns: &Columns, line: &'a str) -> Result<(Row, Option<&'a st
     let lengths = Lengths { prompt: tokens(columns.prompt)?, output: tokens(columns.output)? };
     let at_ns = columns.time.map(|at| cell(at).and_then(time_ns)).transpose()?;
     let model = columns.model.map(cell).transpose()?;
-    Ok((Row { at_ns, lengths, model: None }, model))
+    Ok((TraceRow { at_ns, lengths, model: None }, model))
 }
 
 /// The model with the most requests is 0; equal ones by name.
-fn rank_models(rows: &mut [Row], names: &[Option<&str>]) {
+fn rank_models(rows: &mut [TraceRow], names: &[Option<&str>]) {
     let mut counts = std::collections::BTreeMap::<&str, usize>::new();
     names.iter().flatten().for_each(|name| *counts.entry(name).or_default() += 1);
     let mut ranked: Vec<_> = counts.into_iter().collect();
@@ -173,12 +173,12 @@ mod tests {
 
     #[test]
     fn a_trace_is_read_by_its_heading_and_its_last_third_is_held_back_by_time() {
-        let table = Table::parse("azure.csv", AZURE, Part::Shown).unwrap();
+        let table = Table::parse("azure.csv", AZURE, TraceSplit::Shown).unwrap();
         let at: Vec<_> = table.rows.iter().map(|row| row.at_ns.unwrap()).collect();
         assert_eq!(at[1] - at[0], 1_750_000_000);
         assert_eq!(table.rows.len(), 2, "the third second of three");
         assert_eq!(table.rows[0].lengths, Lengths { prompt: 4808, output: 10 });
-        let held = Table::parse("azure.csv", AZURE, Part::HeldBack).unwrap();
+        let held = Table::parse("azure.csv", AZURE, TraceSplit::HeldBack).unwrap();
         assert_eq!(held.rows.len(), 1);
         assert_eq!(held.rows[0].lengths.output, 1, "nobody asks for nothing");
     }
@@ -191,14 +191,14 @@ mod tests {
             assert!(!table.has_times());
             table.rows.iter().map(|row| row.lengths.prompt).collect()
         };
-        assert_eq!((prompts(Part::Shown), prompts(Part::HeldBack)), (vec![1, 3], vec![5]));
-        assert_eq!(prompts(Part::All), [1, 3, 5]);
+        assert_eq!((prompts(TraceSplit::Shown), prompts(TraceSplit::HeldBack)), (vec![1, 3], vec![5]));
+        assert_eq!(prompts(TraceSplit::All), [1, 3, 5]);
     }
 
     #[test]
     fn models_are_ranked_by_their_requests() {
         let text = "arrival_s,model,context_tokens,generated_tokens\n0.0,b,1,1\n0.5,a,1,1\n0.7,c,1,1\n0.8,a,1,1\n9,a,1,1\n";
-        let table = Table::parse("prism.csv", text, Part::Shown).unwrap();
+        let table = Table::parse("prism.csv", text, TraceSplit::Shown).unwrap();
         let models: Vec<_> = table.rows.iter().map(|row| row.model.unwrap()).collect();
         assert_eq!(models, [1, 0, 2, 0]);
         assert_eq!(table.rows[1].at_ns, Some(500_000_000));
@@ -208,13 +208,13 @@ mod tests {
     fn burst_gpt_is_read_too() {
         let text =
             "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x\n";
-        let table = Table::parse("burst.csv", text, Part::HeldBack).unwrap_or_default();
+        let table = Table::parse("burst.csv", text, TraceSplit::HeldBack).unwrap_or_default();
         assert_eq!(table.rows[0].lengths, Lengths { prompt: 472, output: 18 });
     }
 
     #[test]
     fn an_error_names_file_and_line() {
-        let said = |text: &str| Table::parse("d/t.csv", text, Part::Shown).unwrap_err().to_string();
+        let said = |text: &str| Table::parse("d/t.csv", text, TraceSplit::Shown).unwrap_err().to_string();
         let lines = "context_tokens,generated_tokens\n1,2\n3,x\n";
         assert_eq!(said(lines), "d/t.csv:3: `x` is no number of tokens");
         assert_eq!(said("context_tokens,generated_tokens\n1\n"), "d/t.csv:2: column 2 is missing");

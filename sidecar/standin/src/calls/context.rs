@@ -1,11 +1,11 @@
 //! Contexts.
 
-use crate::abi::{Out, code};
-use crate::entry::{calls, current, set_current};
+use crate::abi::{OutPtr, code};
+use crate::call_guard::{calls, current, set_current};
 use crate::objects::objects;
 
 calls! {
-    Start fn cuCtxCreate_v2(context: Out<usize>, _flags: u32, device: i32) {
+    Start fn cuCtxCreate_v2(context: OutPtr<usize>, _flags: u32, device: i32) {
         if device != 0 {
             return Err(code::INVALID_DEVICE);
         }
@@ -30,11 +30,11 @@ calls! {
         Ok(())
     }
 
-    Start fn cuCtxGetCurrent(context: Out<usize>) {
+    Start fn cuCtxGetCurrent(context: OutPtr<usize>) {
         context.set(current())
     }
 
-    Start fn cuCtxGetDevice(device: Out<i32>) {
+    Start fn cuCtxGetDevice(device: OutPtr<i32>) {
         if current() == 0 {
             return Err(code::INVALID_CONTEXT);
         }
@@ -44,10 +44,10 @@ calls! {
     Context fn cuCtxSynchronize() {
         let streams = objects().streams_of(current());
         streams.iter().for_each(|stream| stream.drain());
-        crate::calls::stream::health()
+        crate::calls::stream::check_health()
     }
 
-    Start fn cuDevicePrimaryCtxRetain(context: Out<usize>, device: i32) {
+    Start fn cuDevicePrimaryCtxRetain(context: OutPtr<usize>, device: i32) {
         if device != 0 {
             return Err(code::INVALID_DEVICE);
         }

@@ -2,11 +2,11 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::abi::{Out, code, words};
-use crate::entry::{calls, start};
-use crate::held;
+use crate::abi::{OutPtr, code, code_text};
+use crate::call_guard::{calls, start};
+use crate::env_config::ENV_CONFIG;
+use crate::leak_report;
 use crate::objects::pool;
-use crate::switches::SWITCHES;
 
 /// Attributes that are not 0: numbers of `CUdevice_attribute`.
 const ATTRIBUTES: [(i32, i32); 21] = [
@@ -40,72 +40,72 @@ calls! {
         }
         pool()?;
         raise_descriptor_limit();
-        held::report_at_exit();
+        leak_report::report_at_exit();
         start();
         Ok(())
     }
 
-    Nothing fn cuDriverGetVersion(version: Out<i32>) {
+    Nothing fn cuDriverGetVersion(version: OutPtr<i32>) {
         version.set(12040)
     }
 
-    Nothing fn cuGetErrorName(error: u32, text: Out<*const c_char>) {
-        text.set(words(error).0.as_ptr().cast())
+    Nothing fn cuGetErrorName(error: u32, text: OutPtr<*const c_char>) {
+        text.set(code_text(error).0.as_ptr().cast())
     }
 
-    Nothing fn cuGetErrorString(error: u32, text: Out<*const c_char>) {
-        text.set(words(error).1.as_ptr().cast())
+    Nothing fn cuGetErrorString(error: u32, text: OutPtr<*const c_char>) {
+        text.set(code_text(error).1.as_ptr().cast())
     }
 
-    Start fn cuDeviceGetCount(count: Out<i32>) {
+    Start fn cuDeviceGetCount(count: OutPtr<i32>) {
         count.set(1)
     }
 
-    Start fn cuDeviceGet(device: Out<i32>, ordinal: i32) {
+    Start fn cuDeviceGet(device: OutPtr<i32>, ordinal: i32) {
         if ordinal != 0 {
             return Err(code::INVALID_DEVICE);
         }
         device.set(0)
     }
 
-    Start fn cuDeviceGetName(name: Out<c_char>, length: i32, device: i32) {
-        one(device)?;
+    Start fn cuDeviceGetName(name: OutPtr<c_char>, length: i32, device: i32) {
+        check_ordinal(device)?;
         text(&name, length, c"Sluice stand-in")
     }
 
-    Start fn cuDeviceGetPCIBusId(name: Out<c_char>, length: i32, device: i32) {
-        one(device)?;
+    Start fn cuDeviceGetPCIBusId(name: OutPtr<c_char>, length: i32, device: i32) {
+        check_ordinal(device)?;
         text(&name, length, c"0000:00:00.0")
     }
 
-    Start fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) {
-        one(device)?;
+    Start fn cuDeviceGetUuid(uuid: OutPtr<[u8; 16]>, device: i32) {
+        check_ordinal(device)?;
         uuid.set(*b"sluice-stand-in!")
     }
 
-    Start fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) {
-        one(device)?;
+    Start fn cuDeviceGetUuid_v2(uuid: OutPtr<[u8; 16]>, device: i32) {
+        check_ordinal(device)?;
         uuid.set(*b"sluice-stand-in!")
     }
 
-    Start fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
-        one(device)?;
+    Start fn cuDeviceTotalMem_v2(bytes: OutPtr<usize>, device: i32) {
+        check_ordinal(device)?;
         bytes.set(pool()?.capacity() as usize)
     }
 
-    Start fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) {
-        one(device)?;
+    Start fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: i32, device: i32) {
+        check_ordinal(device)?;
         let usual = ATTRIBUTES.iter().find(|(number, _)| *number == attribute).map_or(0, |(_, value)| *value);
-        value.set(SWITCHES.attributes.get(&attribute).copied().unwrap_or(usual))
+        value.set(ENV_CONFIG.attributes.get(&attribute).copied().unwrap_or(usual))
     }
 }
 
-fn one(device: i32) -> Result<(), u32> {
+fn check_ordinal(device: i32) -> Result<(), u32> {
     if device == 0 { Ok(()) } else { Err(code::INVALID_DEVICE) }
 }
 
 /// Writes `text` into a place of `length` bytes.
-fn text(place: &Out<c_char>, length: i32, text: &CStr) -> Result<(), u32> {
+fn text(place: &OutPtr<c_char>, length: i32, text: &CStr) -> Result<(), u32> {
     let bytes = text.to_bytes_with_nul();
     if place.raw().is_null() || usize::try_from(length).unwrap_or(0) < bytes.len() {
         return Err(code::INVALID_VALUE);

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::abi::{Out, code};
-use crate::entry::calls;
+use crate::abi::{OutPtr, code};
+use crate::call_guard::calls;
 use crate::objects::objects;
 use crate::operation::Operation;
 
 calls! {
-    Context fn cuEventCreate(event: Out<usize>, _flags: u32) {
+    Context fn cuEventCreate(event: OutPtr<usize>, _flags: u32) {
         let mut objects = objects();
-        let number = objects.number();
+        let number = objects.next_handle();
         objects.events.insert(number, Arc::default());
         event.set(number)
     }
@@ -30,7 +30,7 @@ calls! {
         let mark = objects().event(event)?.mark();
         match mark {
             Some(mark) if mark.time().is_none() => Err(code::NOT_READY),
-            _ => super::stream::health(),
+            _ => super::stream::check_health(),
         }
     }
 
@@ -39,14 +39,14 @@ calls! {
         if let Some(mark) = mark {
             mark.wait(|| false);
         }
-        super::stream::health()
+        super::stream::check_health()
     }
 
-    Context fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
+    Context fn cuEventElapsedTime(milliseconds: OutPtr<f32>, start: usize, end: usize) {
         milliseconds.set(elapsed_ms(reached(start)?, reached(end)?))
     }
 
-    Context fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
+    Context fn cuEventElapsedTime_v2(milliseconds: OutPtr<f32>, start: usize, end: usize) {
         milliseconds.set(elapsed_ms(reached(start)?, reached(end)?))
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use crate::abi::{BatchNode, In, KernelNode, Out, code};
-use crate::entry::calls;
+use crate::abi::{BatchNode, InPtr, KernelNode, OutPtr, code};
+use crate::call_guard::calls;
 use crate::graph::{Graph, Node};
 use crate::objects::objects;
 use crate::operation::Operation;
@@ -12,7 +12,7 @@ use super::module::launch;
 use super::stream::batch;
 
 calls! {
-    Context fn cuGraphCreate(graph: Out<usize>, _flags: u32) {
+    Context fn cuGraphCreate(graph: OutPtr<usize>, _flags: u32) {
         graph.set(add(Vec::new()))
     }
 
@@ -21,20 +21,20 @@ calls! {
     }
 
     Context fn cuGraphAddBatchMemOpNode(
-        node: Out<usize>, graph: usize, before: In<usize>, count: usize, parameters: In<BatchNode>,
+        node: OutPtr<usize>, graph: usize, before: InPtr<usize>, count: usize, parameters: InPtr<BatchNode>,
     ) {
         let operation = words(&parameters.get()?)?;
         node.set(append(graph, &before, count, operation)?)
     }
 
     Context fn cuGraphAddKernelNode_v2(
-        node: Out<usize>, graph: usize, before: In<usize>, count: usize, parameters: In<KernelNode>,
+        node: OutPtr<usize>, graph: usize, before: InPtr<usize>, count: usize, parameters: InPtr<KernelNode>,
     ) {
         let operation = kernel(&parameters.get()?)?;
         node.set(append(graph, &before, count, operation)?)
     }
 
-    Context fn cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) {
+    Context fn cuGraphGetNodes(graph: usize, nodes: OutPtr<usize>, count: OutPtr<usize>) {
         let objects = objects();
         let graph = objects.graphs.get(&graph).ok_or(code::INVALID_VALUE)?;
         if nodes.raw().is_null() {
@@ -47,25 +47,25 @@ calls! {
         count.set(graph.nodes.len())
     }
 
-    Context fn cuGraphNodeGetType(node: usize, kind: Out<u32>) {
+    Context fn cuGraphNodeGetType(node: usize, kind: OutPtr<u32>) {
         kind.set(objects().node(node)?.kind())
     }
 
-    Context fn cuGraphBatchMemOpNodeGetParams(node: usize, parameters: Out<BatchNode>) {
+    Context fn cuGraphBatchMemOpNodeGetParams(node: usize, parameters: OutPtr<BatchNode>) {
         let objects = objects();
         let node = objects.node(node)?;
-        if node.shown.is_empty() {
+        if node.batch_params.is_empty() {
             return Err(code::INVALID_VALUE);
         }
-        let count = node.shown.len() as u32;
+        let count = node.batch_params.len() as u32;
         let context = std::ptr::null_mut::<c_void>();
-        parameters.set(BatchNode { context, count, operations: node.shown.as_ptr(), flags: 0 })
+        parameters.set(BatchNode { context, count, operations: node.batch_params.as_ptr(), flags: 0 })
     }
 
-    Context fn cuGraphInstantiateWithFlags(ready: Out<usize>, graph: usize, _flags: u64) {
+    Context fn cuGraphInstantiateWithFlags(ready: OutPtr<usize>, graph: usize, _flags: u64) {
         let mut objects = objects();
         let copy = objects.graphs.get(&graph).ok_or(code::INVALID_VALUE)?.clone();
-        let number = objects.number();
+        let number = objects.next_handle();
         objects.ready_graphs.insert(number, copy);
         ready.set(number)
     }
@@ -74,11 +74,11 @@ calls! {
         objects().ready_graphs.remove(&ready).map(drop).ok_or(code::INVALID_VALUE)
     }
 
-    Context fn cuGraphExecBatchMemOpNodeSetParams(ready: usize, node: usize, parameters: In<BatchNode>) {
+    Context fn cuGraphExecBatchMemOpNodeSetParams(ready: usize, node: usize, parameters: InPtr<BatchNode>) {
         change(ready, node, words(&parameters.get()?)?)
     }
 
-    Context fn cuGraphExecKernelNodeSetParams_v2(ready: usize, node: usize, parameters: In<KernelNode>) {
+    Context fn cuGraphExecKernelNodeSetParams_v2(ready: usize, node: usize, parameters: InPtr<KernelNode>) {
         change(ready, node, kernel(&parameters.get()?)?)
     }
 
@@ -100,16 +100,16 @@ calls! {
 /// Adds a graph that does `operations` in order.
 pub fn add(operations: Vec<Operation>) -> usize {
     let mut objects = objects();
-    let nodes = operations.into_iter().map(|operation| Node::new(objects.number(), operation)).collect();
-    let number = objects.number();
+    let nodes = operations.into_iter().map(|operation| Node::new(objects.next_handle(), operation)).collect();
+    let number = objects.next_handle();
     objects.graphs.insert(number, Graph { nodes });
     number
 }
 
 /// Adds a node at the end of a chain: it may depend on the last node alone, or on nothing if it is the first.
-fn append(graph: usize, before: &In<usize>, count: usize, operation: Operation) -> Result<usize, u32> {
+fn append(graph: usize, before: &InPtr<usize>, count: usize, operation: Operation) -> Result<usize, u32> {
     let mut objects = objects();
-    let number = objects.number();
+    let number = objects.next_handle();
     let graph = objects.graphs.get_mut(&graph).ok_or(code::INVALID_VALUE)?;
     let expected = graph.nodes.last().map(|node| node.handle);
     let given = if count == 0 { None } else { Some(before.at(count - 1)?) };
@@ -134,7 +134,7 @@ fn change(ready: usize, node: usize, operation: Operation) -> Result<(), u32> {
 
 fn words(parameters: &BatchNode) -> Result<Operation, u32> {
     // SAFETY: null, or as many operations as the count says: the caller promises it of this field too.
-    let operations = unsafe { In::new(parameters.operations) };
+    let operations = unsafe { InPtr::new(parameters.operations) };
     Ok(Operation::Words(batch(&operations, parameters.count)?))
 }
 
@@ -142,6 +142,6 @@ fn kernel(parameters: &KernelNode) -> Result<Operation, u32> {
     let KernelNode { function, grid, block, extra, .. } = *parameters;
     let sizes = [grid[0], grid[1], grid[2], block[0], block[1], block[2]];
     // SAFETY: as in `words`: a list of pointers to arguments.
-    let list = unsafe { In::new(parameters.parameters.cast::<In<u64>>()) };
+    let list = unsafe { InPtr::new(parameters.parameters.cast::<InPtr<u64>>()) };
     launch(function, &sizes, &list, extra.is_null())
 }

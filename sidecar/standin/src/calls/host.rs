@@ -1,8 +1,8 @@
 //! Host memory that the device may use.
 
-use crate::abi::{Out, code};
-use crate::entry::calls;
-use crate::space::space;
+use crate::abi::{OutPtr, code};
+use crate::address_space::space;
+use crate::call_guard::calls;
 
 calls! {
     Context fn cuMemHostRegister_v2(place: u64, bytes: usize, _flags: u32) {
@@ -13,7 +13,7 @@ calls! {
         space().unregister(place)
     }
 
-    Context fn cuMemHostAlloc(place: Out<u64>, bytes: usize, _flags: u32) {
+    Context fn cuMemHostAlloc(place: OutPtr<u64>, bytes: usize, _flags: u32) {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -24,7 +24,7 @@ calls! {
         space().free_host(place)
     }
 
-    Context fn cuMemHostGetDevicePointer_v2(address: Out<u64>, place: u64, _flags: u32) {
+    Context fn cuMemHostGetDevicePointer_v2(address: OutPtr<u64>, place: u64, _flags: u32) {
         if !space().is_host(place, 1) {
             return Err(code::INVALID_VALUE);
         }

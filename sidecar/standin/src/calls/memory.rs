@@ -4,32 +4,32 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
-use crate::abi::{AccessDescription, AllocationProperties, In, Out, code};
-use crate::entry::calls;
+use crate::abi::{AccessDescription, AllocationProperties, InPtr, OutPtr, code};
+use crate::address_space::{GRANULARITY, space};
+use crate::call_guard::calls;
 use crate::objects::{objects, pool};
-use crate::space::{GRANULARITY, space};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only one there is here.
 const DESCRIPTOR: u32 = 1;
 
 calls! {
-    Context fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+    Context fn cuMemGetInfo_v2(free: OutPtr<usize>, total: OutPtr<usize>) {
         let pool = pool()?;
         free.set(pool.free()? as usize)?;
         total.set(pool.capacity() as usize)
     }
 
-    Start fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<AllocationProperties>, _option: u32) {
+    Start fn cuMemGetAllocationGranularity(bytes: OutPtr<usize>, properties: InPtr<AllocationProperties>, _option: u32) {
         check(&properties.get()?)?;
         bytes.set(GRANULARITY as usize)
     }
 
-    Health fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: In<AllocationProperties>, flags: u64) {
+    Health fn cuMemCreate(handle: OutPtr<u64>, bytes: usize, properties: InPtr<AllocationProperties>, flags: u64) {
         check(&properties.get()?)?;
         if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) {
             return Err(code::INVALID_VALUE);
         }
-        let memory = pool()?.take(bytes as u64)?;
+        let memory = pool()?.allocate(bytes as u64)?;
         handle.set(add(memory))
     }
 
@@ -37,7 +37,7 @@ calls! {
         objects().handles.remove(&handle).map(drop).ok_or(code::INVALID_VALUE)
     }
 
-    Health fn cuMemExportToShareableHandle(descriptor: Out<i32>, handle: u64, kind: u32, flags: u64) {
+    Health fn cuMemExportToShareableHandle(descriptor: OutPtr<i32>, handle: u64, kind: u32, flags: u64) {
         if kind != DESCRIPTOR || flags != 0 {
             return Err(code::NOT_SUPPORTED);
         }
@@ -47,7 +47,7 @@ calls! {
     }
 
     // The driver takes the descriptor by its value, as a pointer.
-    Health fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: usize, kind: u32) {
+    Health fn cuMemImportFromShareableHandle(handle: OutPtr<u64>, descriptor: usize, kind: u32) {
         let number = i32::try_from(descriptor).map_err(|_| code::INVALID_VALUE)?;
         if kind != DESCRIPTOR || number < 0 {
             return Err(code::NOT_SUPPORTED);
@@ -58,7 +58,7 @@ calls! {
         handle.set(add(File::from(copy)))
     }
 
-    Health fn cuMemAddressReserve(address: Out<u64>, bytes: usize, _alignment: usize, _wish: u64, flags: u64) {
+    Health fn cuMemAddressReserve(address: OutPtr<u64>, bytes: usize, _alignment: usize, _wish: u64, flags: u64) {
         if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) {
             return Err(code::INVALID_VALUE);
         }
@@ -78,7 +78,7 @@ calls! {
         space().map(address, bytes as u64, &memory)
     }
 
-    Health fn cuMemSetAccess(address: u64, bytes: usize, access: In<AccessDescription>, count: usize) {
+    Health fn cuMemSetAccess(address: u64, bytes: usize, access: InPtr<AccessDescription>, count: usize) {
         let access = access.get()?;
         if count != 1 || (access.location_kind, access.location, access.flags) != (1, 0, 3) {
             return Err(code::NOT_SUPPORTED);
@@ -90,12 +90,12 @@ calls! {
         space().unmap(address, bytes as u64)
     }
 
-    Context fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
+    Context fn cuMemAlloc_v2(address: OutPtr<u64>, bytes: usize) {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
         let bytes = (bytes as u64).next_multiple_of(GRANULARITY);
-        let memory = Arc::new(pool()?.take(bytes)?);
+        let memory = Arc::new(pool()?.allocate(bytes)?);
         address.set(space().allocate(bytes, &memory)?)
     }
 
@@ -114,7 +114,7 @@ fn check(properties: &AllocationProperties) -> Result<(), u32> {
 
 fn add(memory: File) -> u64 {
     let mut objects = objects();
-    let handle = objects.number() as u64;
+    let handle = objects.next_handle() as u64;
     objects.handles.insert(handle, Arc::new(memory));
     handle
 }

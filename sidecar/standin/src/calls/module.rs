@@ -2,15 +2,15 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::abi::{In, Out, code};
-use crate::entry::{calls, current};
+use crate::abi::{InPtr, OutPtr, code};
+use crate::call_guard::{calls, current};
+use crate::env_config::ENV_CONFIG;
 use crate::kernels::{Kernel, Launch};
 use crate::objects::{Function, objects};
 use crate::operation::Operation;
-use crate::switches::SWITCHES;
 
 calls! {
-    Context fn cuModuleLoadData(module: Out<usize>, image: *const c_char) {
+    Context fn cuModuleLoadData(module: OutPtr<usize>, image: *const c_char) {
         if image.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -20,7 +20,7 @@ calls! {
             return Err(code::INVALID_IMAGE);
         }
         let mut objects = objects();
-        let number = objects.number();
+        let number = objects.next_handle();
         objects.modules.insert(number, image.to_owned());
         module.set(number)
     }
@@ -31,7 +31,7 @@ calls! {
         objects.modules.remove(&module).map(drop).ok_or(code::INVALID_HANDLE)
     }
 
-    Context fn cuModuleGetFunction(function: Out<usize>, module: usize, name: *const c_char) {
+    Context fn cuModuleGetFunction(function: OutPtr<usize>, module: usize, name: *const c_char) {
         if name.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -41,8 +41,8 @@ calls! {
         let image = objects.modules.get(&module).ok_or(code::INVALID_HANDLE)?;
         let declared = image.contains(&format!(".entry {name}("));
         let kernel = Kernel::named(name).filter(|_| declared).ok_or(code::NOT_FOUND)?;
-        let number = objects.number();
-        let loaded = SWITCHES.eager;
+        let number = objects.next_handle();
+        let loaded = ENV_CONFIG.eager;
         objects.functions.insert(number, Function { module, kernel, loaded });
         function.set(number)
     }
@@ -53,7 +53,7 @@ calls! {
         block_x: u32, block_y: u32, block_z: u32,
         _shared_bytes: u32,
         stream: usize,
-        parameters: In<In<u64>>,
+        parameters: InPtr<InPtr<u64>>,
         extra: *const *const c_void,
     ) {
         let grid = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
@@ -67,7 +67,7 @@ calls! {
 pub fn launch(
     function: usize,
     grid: &[u32; 6],
-    parameters: &In<In<u64>>,
+    parameters: &InPtr<InPtr<u64>>,
     plain: bool,
 ) -> Result<Operation, u32> {
     let kernel = loaded(function)?;

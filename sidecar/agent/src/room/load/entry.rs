@@ -91,7 +91,7 @@ impl Entry<'_> {
         layout: &SlabLayout,
         place: Option<(&Place, &mut Grant)>,
     ) -> Result<Option<MemoryManager>, LoadError> {
-        if let Some(trouble) = place.as_ref().and_then(|(place, _)| place.seat.trouble()) {
+        if let Some(trouble) = place.as_ref().and_then(|(place, _)| place.seat.damage()) {
             // Nothing is granted by it any more; another start makes a new one.
             return Err(LoadError::Ledger(trouble));
         }

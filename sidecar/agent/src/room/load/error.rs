@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use sluice_link::error::LinkError;
-use sluice_memory::neighbourhood::LedgerError;
-use sluice_memory::{HostError, MasterError};
+use sluice_memory::gpu_ledger::LedgerError;
+use sluice_memory::{HostError, HostWeightsError};
 use sluice_policy::config_error::ConfigError;
 use sluice_wire::refusal::Refusal;
 
@@ -30,7 +30,7 @@ pub enum LoadError {
     Refused(ConfigError),
     /// Host memory for the weights.
     #[error(transparent)]
-    Master(#[from] MasterError),
+    Master(#[from] HostWeightsError),
     /// Memory that stands for the device's.
     #[error(transparent)]
     Memory(#[from] HostError),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sluice_link::slab::SlabLayout;
-use sluice_memory::{Master, MasterCopy, Slab};
+use sluice_memory::{HostWeights, HostWeightsBuilder, Slab};
 use sluice_policy::ids::LayerId;
 
 use super::sizes::master_bytes;
@@ -15,13 +15,13 @@ pub(super) fn read_weights(
     loaded: &Loaded,
     layout: &SlabLayout,
     closed: &AtomicBool,
-) -> Result<Master, LoadError> {
+) -> Result<HostWeights, LoadError> {
     let begun = Instant::now();
     let weights = Weights::open(&loaded.config.model_path)?;
     let slabs = vec![layout.layer.bytes; usize::from(loaded.spec.layers)];
     let total_bytes = master_bytes(loaded, layout);
     tracing::info!(model = %loaded.config.model_path.display(), total_bytes, "reading weights");
-    let mut master = MasterCopy::new(layout.global.bytes, &slabs)?;
+    let mut master = HostWeightsBuilder::new(layout.global.bytes, &slabs)?;
     weights.fill_global(&loaded.spec, layout, master.slab_mut(Slab::Global))?;
     each_layer(loaded.spec.layers, closed, |layer| {
         let slab = master.slab_mut(Slab::Layer(LayerId(layer)));

@@ -48,7 +48,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub held_back: bool,
     /// Requests of each run of an experiment over time.
-    #[arg(long, value_name = "N", default_value_t = 900, value_parser = one_or_more)]
+    #[arg(long, value_name = "N", default_value_t = 900, value_parser = parse_count)]
     pub requests: usize,
     /// Of everything that is random.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
@@ -82,16 +82,16 @@ pub struct ServeArgs {
     #[arg(long)]
     pub apart: bool,
     /// Requests per second, over all tenants; the trace's own when left out.
-    #[arg(long, value_name = "RATE", value_parser = positive)]
+    #[arg(long, value_name = "RATE", value_parser = parse_positive)]
     pub rate: Option<f64>,
     /// That many times as many requests per second.
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_positive)]
     pub scale: f64,
     /// Of `gamma`: standard deviation of gaps over their mean.
-    #[arg(long, value_name = "CV", default_value_t = 4.0, value_parser = positive)]
+    #[arg(long, value_name = "CV", default_value_t = 4.0, value_parser = parse_positive)]
     pub cv: f64,
     /// Requests at most.
-    #[arg(long, value_name = "N", default_value_t = 500, value_parser = one_or_more)]
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = parse_count)]
     pub requests: usize,
     /// Longer prompts are cut to so many tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = u32::MAX, value_parser = clap::value_parser!(u32).range(1..))]
@@ -113,7 +113,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub policy: Vec<String>,
     /// Sets a number of the policies (see `tunables`) for all tenants.
-    #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',', value_parser = setting, conflicts_with = "held_back")]
+    #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',', value_parser = parse_setting, conflicts_with = "held_back")]
     pub set: Vec<(String, u64)>,
     /// How tenants share the machine.
     #[arg(long, value_enum, default_value_t = SharingArg::Temporal)]
@@ -153,17 +153,17 @@ pub struct ServeArgs {
     pub svg: Option<PathBuf>,
 }
 
-fn setting(text: &str) -> Result<(String, u64), String> {
+fn parse_setting(text: &str) -> Result<(String, u64), String> {
     let (name, value) = text.split_once('=').ok_or("NAME=VALUE is needed")?;
     let value = value.parse().map_err(|_| format!("`{value}` is no whole number"))?;
     Ok((name.to_owned(), value))
 }
 
-fn one_or_more(text: &str) -> Result<usize, String> {
+fn parse_count(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "a number from 1 on is needed".to_owned())
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+fn parse_positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| "a number above 0 is needed".to_owned())
 }
@@ -248,7 +248,7 @@ mod tests {
     use super::Args;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_definition_is_valid() {
         Args::command().debug_assert();
     }
 }

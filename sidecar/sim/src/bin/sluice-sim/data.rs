@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_sim::tunables;
-use sluice_sim::workload::Part;
+use sluice_sim::workload::TraceSplit;
 use sluice_sim::workload::table::Table;
 
 /// Published files of which the last third is held back, so that nothing was tuned on it. Other files are read whole.
@@ -14,15 +14,15 @@ const PUBLISHED: [&str; 4] =
 /// Reads the part of a file that may be read, or, for tunables that were committed before, the part that is held back.
 pub fn read(file: &str, data: &Path, held_back: bool) -> Result<Table> {
     let may = !held_back || tunables::digest() == tunables::COMMITTED;
-    ensure!(may, "what is held back is read for committed tunables only: these are {}", tunables::told());
+    ensure!(may, "what is held back is read for committed tunables only: these are {}", tunables::summary());
     let path = find(file, data)?;
     let name = path.display().to_string();
     let text = std::fs::read_to_string(&path).with_context(|| name.clone())?;
     let published = path.file_name().is_some_and(|file| PUBLISHED.iter().any(|name| file == *name));
     let part = match (published, held_back) {
-        (false, _) => Part::All,
-        (true, false) => Part::Shown,
-        (true, true) => Part::HeldBack,
+        (false, _) => TraceSplit::All,
+        (true, false) => TraceSplit::Shown,
+        (true, true) => TraceSplit::HeldBack,
     };
     Ok(Table::parse(&name, &text, part)?)
 }

@@ -7,13 +7,13 @@ use sluice_sim::profiles::hardware::{self, Hardware};
 use sluice_sim::profiles::model::{self, Model};
 
 use crate::args::EstimateArgs;
-use crate::out::say;
+use crate::output::print;
 use crate::table;
 
 /// One line, or object, for each model on each machine.
 pub fn estimate(args: &EstimateArgs) -> Result<bool> {
-    let machines = chosen(args.profile.as_deref(), &hardware::ALL, |machine| machine.name, "profile")?;
-    let models = chosen(args.model.as_deref(), &model::ALL, |model| model.name, "model")?;
+    let machines = select(args.profile.as_deref(), &hardware::ALL, |machine| machine.name, "profile")?;
+    let models = select(args.model.as_deref(), &model::ALL, |model| model.name, "model")?;
     let batch = Batch::decode(args.batch, args.context);
     let pairs = machines.iter().flat_map(|machine| models.iter().map(move |model| (*machine, *model)));
     let found: Vec<_> = pairs
@@ -21,12 +21,12 @@ pub fn estimate(args: &EstimateArgs) -> Result<bool> {
         .collect();
     if args.json {
         let found: Vec<_> = found.iter().map(|found| json(found, &batch)).collect();
-        say(&serde_json::to_string_pretty(&found)?)?;
+        print(&serde_json::to_string_pretty(&found)?)?;
         return Ok(true);
     }
     let rows: Vec<_> = found.iter().map(|found| row(found, &batch)).collect();
     let heading = ["PROFILE", "LINK", "MODEL", "FITS", "STEP MS", "R", "ALPHA", "OF", "FREED GB"];
-    say(&format!(
+    print(&format!(
         "decoding {} sequences of {} tokens; alpha: layers given away without a stall\n\n{}",
         args.batch,
         args.context,
@@ -36,7 +36,7 @@ pub fn estimate(args: &EstimateArgs) -> Result<bool> {
 }
 
 /// The one of this name, or all.
-fn chosen<T: Copy>(
+fn select<T: Copy>(
     name: Option<&str>,
     all: &[T],
     name_of: fn(&T) -> &'static str,
@@ -44,12 +44,17 @@ fn chosen<T: Copy>(
 ) -> Result<Vec<T>> {
     match name {
         None => Ok(all.to_vec()),
-        Some(name) => Ok(vec![named(name, all, name_of, kind)?]),
+        Some(name) => Ok(vec![find_by_name(name, all, name_of, kind)?]),
     }
 }
 
 /// The one of this name.
-pub fn named<T: Copy>(name: &str, all: &[T], name_of: fn(&T) -> &'static str, kind: &str) -> Result<T> {
+pub fn find_by_name<T: Copy>(
+    name: &str,
+    all: &[T],
+    name_of: fn(&T) -> &'static str,
+    kind: &str,
+) -> Result<T> {
     let found = all.iter().find(|one| name_of(one).eq_ignore_ascii_case(name));
     let names = || all.iter().map(name_of).collect::<Vec<_>>().join(", ");
     found.copied().ok_or_else(|| anyhow!("no {kind} is called {name:?}: there are {}", names()))

@@ -12,7 +12,7 @@ use plotters::prelude::{
 use sluice_sim::experiments::Figure;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
+type DrawError<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
 /// Of each figure.
 const SIZE: (u32, u32) = (960, 500);
@@ -37,15 +37,15 @@ fn try_draw(figures: &[Figure], file: &Path) -> Result<(), Box<dyn std::error::E
     let area = SVGBackend::new(file, size).into_drawing_area();
     area.fill(&WHITE)?;
     for (part, figure) in area.split_evenly((figures.len().max(1), 1)).iter().zip(figures) {
-        panel(figure, part).map_err(|error| error.to_string())?;
+        draw_panel(figure, part).map_err(|error| error.to_string())?;
     }
     area.present()?;
     Ok(())
 }
 
-fn panel<'a>(figure: &Figure, area: &Area<'a>) -> Result<(), Failed<'a>> {
+fn draw_panel<'a>(figure: &Figure, area: &Area<'a>) -> Result<(), DrawError<'a>> {
     let points = || figure.lines.iter().flat_map(|line| &line.points);
-    let (x, y) = (along(figure), range(points().map(|point| point.1)));
+    let (x, y) = (x_range(figure), range(points().map(|point| point.1)));
     // Beside the lines, which it would cover.
     let (lines, beside) = area.split_horizontally(SIZE.0 - LEGEND);
     let mut chart = ChartBuilder::on(&lines)
@@ -54,7 +54,7 @@ fn panel<'a>(figure: &Figure, area: &Area<'a>) -> Result<(), Failed<'a>> {
         .x_label_area_size(44)
         .y_label_area_size(76)
         .build_cartesian_2d(x, y)?;
-    let marks = |at: &f64| mark(figure, *at);
+    let marks = |at: &f64| x_label(figure, *at);
     let mut mesh = chart.configure_mesh();
     mesh.light_line_style(TRANSPARENT).x_desc(&figure.x).y_desc(&figure.y).y_label_formatter(&number);
     let font = if figure.names.len() > FEW_NAMES { SMALLEST } else { SMALL };
@@ -71,7 +71,7 @@ fn panel<'a>(figure: &Figure, area: &Area<'a>) -> Result<(), Failed<'a>> {
 }
 
 /// The horizontal axis.
-fn along(figure: &Figure) -> Range<f64> {
+fn x_range(figure: &Figure) -> Range<f64> {
     match figure.names.len() {
         0 => range(figure.lines.iter().flat_map(|line| &line.points).map(|point| point.0)),
         names => 0.5..names as f64 + 0.5,
@@ -79,7 +79,7 @@ fn along(figure: &Figure) -> Range<f64> {
 }
 
 /// What stands at a mark of the horizontal axis.
-fn mark(figure: &Figure, at: f64) -> String {
+fn x_label(figure: &Figure, at: f64) -> String {
     if figure.names.is_empty() {
         return number(&at);
     }

@@ -4,7 +4,7 @@ mod args;
 mod data;
 mod estimate;
 mod figure;
-mod out;
+mod output;
 mod progress;
 mod replay;
 mod run;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            out::note(&format!("sluice-sim: {error:#}"));
+            output::print_status(&format!("sluice-sim: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::out::note;
+use crate::output::print_status;
 
 /// Between two lines where there is no terminal.
-const EVERY: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A run of a known number of steps.
 pub struct Progress {
     bar: ProgressBar,
     /// When the last line was written.
-    told: Mutex<Instant>,
+    last_report: Mutex<Instant>,
 }
 
 impl Progress {
@@ -23,33 +23,33 @@ impl Progress {
         let style = ProgressStyle::with_template("{prefix:16} {bar:40} {pos}/{len} {msg} {elapsed}");
         let style = style.expect("the template is sound").progress_chars("=> ");
         let bar = ProgressBar::new(total).with_style(style).with_prefix(name.to_owned());
-        Progress { bar, told: Mutex::new(Instant::now()) }
+        Progress { bar, last_report: Mutex::new(Instant::now()) }
     }
 
     /// So many are done.
-    pub fn at(&self, done: u64) {
+    pub fn update(&self, done: u64) {
         self.bar.set_position(done);
-        if self.bar.is_hidden() && self.is_time() {
+        if self.bar.is_hidden() && self.is_report_due() {
             let (of, message) = (self.bar.length().unwrap_or(done), self.bar.message());
-            note(format!("{}: {done} of {of} {message}", self.bar.prefix()).trim_end());
+            print_status(format!("{}: {done} of {of} {message}", self.bar.prefix()).trim_end());
         }
     }
 
     /// So many of `total` are done, the last of them of `what`.
-    pub fn at_of(&self, what: &str, done: u64, total: u64) {
+    pub fn update_of(&self, what: &str, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_message(what.to_owned());
-        self.at(done);
+        self.update(done);
     }
 
     /// The run is over.
-    pub fn end(&self) {
+    pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 
-    fn is_time(&self) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = told.elapsed() >= EVERY;
+    fn is_report_due(&self) -> bool {
+        let mut told = self.last_report.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = told.elapsed() >= REPORT_INTERVAL;
         if due {
             *told = Instant::now();
         }

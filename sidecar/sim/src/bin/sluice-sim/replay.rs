@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use sluice_scheduler::journal::{self, Ending, JournalError};
 
 use crate::args::ReplayArgs;
-use crate::out::say;
+use crate::output::print;
 
 /// Injects a journal's events and compares digests; `false` at the first difference.
 pub fn replay(args: &ReplayArgs) -> Result<bool> {
@@ -15,7 +15,7 @@ pub fn replay(args: &ReplayArgs) -> Result<bool> {
             let (events, digest) = (report.events, report.digest);
             let agree =
                 format!("{name}: {events} events, every digest agrees, the last one is {digest:016x}");
-            say(&(agree + &ending(report.ending)))?;
+            print(&(agree + &describe_ending(report.ending)))?;
             Ok(true)
         }
         Err(
@@ -23,9 +23,9 @@ pub fn replay(args: &ReplayArgs) -> Result<bool> {
             | JournalError::OtherOutputs { .. }
             | JournalError::CameDown { .. }),
         ) => {
-            say(&format!("{name}: {error}"))?;
-            if let Some(line) = line_of(&error) {
-                say(&format!("first difference: {}", told(args, line)?))?;
+            print(&format!("{name}: {error}"))?;
+            if let Some(line) = error_line(&error) {
+                print(&format!("first difference: {}", describe_event(args, line)?))?;
             }
             Ok(false)
         }
@@ -33,7 +33,7 @@ pub fn replay(args: &ReplayArgs) -> Result<bool> {
     }
 }
 
-fn ending(ending: Ending) -> String {
+fn describe_ending(ending: Ending) -> String {
     match ending {
         Ending::Whole => String::new(),
         Ending::NoDigest { line } => {
@@ -43,7 +43,7 @@ fn ending(ending: Ending) -> String {
     }
 }
 
-fn line_of(error: &JournalError) -> Option<usize> {
+fn error_line(error: &JournalError) -> Option<usize> {
     match error {
         JournalError::Diverged { line, .. }
         | JournalError::OtherOutputs { line, .. }
@@ -53,7 +53,7 @@ fn line_of(error: &JournalError) -> Option<usize> {
 }
 
 /// The event in words: its time and name, and how many came before.
-fn told(args: &ReplayArgs, line: usize) -> Result<String> {
+fn describe_event(args: &ReplayArgs, line: usize) -> Result<String> {
     let text = std::fs::read_to_string(&args.journal)?;
     let event = text.lines().nth(line - 1).unwrap_or_default();
     let mut words = event.split(' ');

@@ -5,12 +5,14 @@ use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::tunables::{TUNABLES, Tunable};
 use sluice_sim::experiments::unified;
 use sluice_sim::experiments::unified::scenarios::{self, Scenario};
-use sluice_sim::experiments::{self, Experiment, Lab, Report, Row, Verdict};
+use sluice_sim::experiments::{
+    self, ComparisonRow, Experiment, ExperimentCheck, ExperimentContext, ExperimentReport,
+};
 use sluice_sim::profiles::{hardware, model};
 use sluice_sim::tunables;
 
 use crate::args::RunArgs;
-use crate::out::{note, save, say, writable};
+use crate::output::{check_writable, print, print_status, save};
 use crate::progress::Progress;
 use crate::{data, figure, table};
 
@@ -27,7 +29,7 @@ pub fn list() -> Result<bool> {
         table::text(["MODEL", "LAYERS", "WEIGHTS GB", "LAYER MB", "KV KB/TOKEN"], &models),
         format!("policies: {}", PolicyName::ALL.map(PolicyName::name).join(", ")),
     ];
-    say(&parts.join("\n\n"))?;
+    print(&parts.join("\n\n"))?;
     Ok(true)
 }
 
@@ -57,7 +59,7 @@ pub fn tunables() -> Result<bool> {
             .map(str::to_owned)
     };
     let rows: Vec<_> = TUNABLES.iter().map(row).collect();
-    say(&table::text(["NAME", "DEFAULT", "RANGE", "UNIT", "MEANING"], &rows))?;
+    print(&table::text(["NAME", "DEFAULT", "RANGE", "UNIT", "MEANING"], &rows))?;
     Ok(true)
 }
 
@@ -73,11 +75,11 @@ fn shape(model: &model::Model) -> [String; 5] {
 
 /// Runs one experiment; `false` if a figure differs from the paper's, or something that is required does not hold.
 pub fn run(args: &RunArgs) -> Result<bool> {
-    let experiment = experiments::named(&args.name)
+    let experiment = experiments::find(&args.name)
         .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;
-    writable([&args.json, &args.svg])?;
-    let report = run_in_lab(experiment, args)?;
-    say(&text(experiment, &report))?;
+    check_writable([&args.json, &args.svg])?;
+    let report = run_in_context(experiment, args)?;
+    print(&text(experiment, &report))?;
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&json(experiment, &report, args))? + "\n";
         save(file, |file| Ok(std::fs::write(file, text)?))?;
@@ -85,16 +87,16 @@ pub fn run(args: &RunArgs) -> Result<bool> {
     if let Some(file) = &args.svg {
         save(file, |file| figure::draw(&report.figures, file))?;
     }
-    if experiment.name == unified::NAME && args.seeds < unified::LEAST_SEEDS {
-        note(&format!("{} seeds prove nothing: at least {} do", args.seeds, unified::LEAST_SEEDS));
+    if experiment.name == unified::NAME && args.seeds < unified::MIN_SEEDS {
+        print_status(&format!("{} seeds prove nothing: at least {} do", args.seeds, unified::MIN_SEEDS));
     }
-    Ok(report.is_well())
+    Ok(report.has_passed())
 }
 
-fn run_in_lab(experiment: &Experiment, args: &RunArgs) -> Result<Report> {
+fn run_in_context(experiment: &Experiment, args: &RunArgs) -> Result<ExperimentReport> {
     let progress = Progress::new(experiment.name, 0);
-    let told = |name: &str, done: usize, of: usize| progress.at_of(name, done as u64, of as u64);
-    let lab = Lab {
+    let told = |name: &str, done: usize, of: usize| progress.update_of(name, done as u64, of as u64);
+    let lab = ExperimentContext {
         read: &|file| data::read(file, &args.data, args.held_back).map_err(|error| format!("{error:#}")),
         progress: &told,
         requests: args.requests,
@@ -102,7 +104,7 @@ fn run_in_lab(experiment: &Experiment, args: &RunArgs) -> Result<Report> {
         seeds: args.seeds,
     };
     let report = experiment.run(&lab).map_err(|problem| anyhow!(problem));
-    progress.end();
+    progress.finish();
     report
 }
 
@@ -111,18 +113,18 @@ fn names() -> String {
     format!("there are {}", names.join(", "))
 }
 
-fn text(experiment: &Experiment, report: &Report) -> String {
+fn text(experiment: &Experiment, report: &ExperimentReport) -> String {
     let mut parts = vec![format!("{}: {}", experiment.name, experiment.about), figures(report)];
     let reasons = report.rows.iter().filter_map(|row| Some((row, row.reason.as_ref()?)));
     parts.extend(reasons.map(|(row, reason)| format!("{} {}: {reason}", row.link, row.what)));
     let details = report.details.split_first();
     parts.extend(details.map(|(heading, lines)| table::text_of_lines(heading, lines)));
-    parts.push(format!("{}\ntunables {}", summary(report), tunables::told()));
+    parts.push(format!("{}\ntunables {}", summary(report), tunables::summary()));
     parts.join("\n\n")
 }
 
-fn figures(report: &Report) -> String {
-    let cells = |row: &Row| {
+fn figures(report: &ExperimentReport) -> String {
+    let cells = |row: &ComparisonRow| {
         let verdict = row.verdict.word().to_owned();
         [row.link.to_owned(), row.what.clone(), row.paper.clone(), row.ours.clone(), verdict]
     };
@@ -134,10 +136,16 @@ fn figures(report: &Report) -> String {
     table::text(["", "PAPER", "OURS", "VERDICT"], &rows)
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &ExperimentReport) -> String {
     let count = |verdict| report.rows.iter().filter(|row| row.verdict == verdict).count();
-    let verdicts =
-        [Verdict::Same, Verdict::Reasoned, Verdict::Differs, Verdict::Untold, Verdict::Holds, Verdict::Fails];
+    let verdicts = [
+        ExperimentCheck::Same,
+        ExperimentCheck::Reasoned,
+        ExperimentCheck::Differs,
+        ExperimentCheck::Untold,
+        ExperimentCheck::Holds,
+        ExperimentCheck::Fails,
+    ];
     let counted: Vec<_> = verdicts
         .into_iter()
         .filter(|verdict| count(*verdict) > 0)
@@ -146,7 +154,7 @@ fn summary(report: &Report) -> String {
     format!("of {} figures: {}", report.rows.len(), counted.join(", "))
 }
 
-fn json(experiment: &Experiment, report: &Report, args: &RunArgs) -> serde_json::Value {
+fn json(experiment: &Experiment, report: &ExperimentReport, args: &RunArgs) -> serde_json::Value {
     serde_json::json!({
         "experiment": experiment.name,
         "about": experiment.about,
@@ -156,7 +164,7 @@ fn json(experiment: &Experiment, report: &Report, args: &RunArgs) -> serde_json:
         "seeds": args.seeds,
         "held_back": args.held_back,
         "tunables": format!("{:016x}", tunables::digest()),
-        "well": report.is_well(),
+        "well": report.has_passed(),
         "rows": report.rows,
         "figures": report.figures,
         "details": report.details,

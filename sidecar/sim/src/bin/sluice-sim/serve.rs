@@ -7,16 +7,16 @@ use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::tunables::Tuned;
-use sluice_sim::experiments::{Figure, Line};
+use sluice_sim::experiments::{Figure, Series};
 use sluice_sim::gpu::Sharing;
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::serve::{self, Case, Served, Slo, Tuning};
-use sluice_sim::workload::arrivals::Arrivals;
-use sluice_sim::workload::{self, Coming, Deal, Limits, Source};
+use sluice_sim::serve::{self, ServeConfig, ServeOptions, ServeStats, Slo};
+use sluice_sim::workload::arrivals::ArrivalProcess;
+use sluice_sim::workload::{self, Arrival, LengthSource, Limits, TenantAssignment};
 
 use crate::args::{ServeArgs, SharingArg};
-use crate::estimate::named;
-use crate::out::{note, save, say, writable};
+use crate::estimate::find_by_name;
+use crate::output::{check_writable, print, print_status, save};
 use crate::progress::Progress;
 use crate::{data, figure, table};
 
@@ -26,18 +26,18 @@ const MS: u64 = 1_000_000;
 pub fn serve(args: &ServeArgs) -> Result<bool> {
     let case = case(args)?;
     let load = load(args, &case)?;
-    writable([&args.json, &args.svg])?;
+    check_writable([&args.json, &args.svg])?;
     let mut all = Vec::new();
     for policy in policies(args)? {
-        all.push(serve_under(&Case { policy, ..case.clone() }, &load)?);
+        all.push(serve_policy(&ServeConfig { policy, ..case.clone() }, &load)?);
     }
-    say(&text(args, &all))?;
+    print(&text(args, &all))?;
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&all)? + "\n";
         save(file, |file| Ok(std::fs::write(file, text)?))?;
     }
     if let Some(file) = &args.svg {
-        save(file, |file| figure::draw(&[drawn(&all)], file))?;
+        save(file, |file| figure::draw(&[metrics_figure(&all)], file))?;
     }
     Ok(true)
 }
@@ -46,34 +46,34 @@ fn policies(args: &ServeArgs) -> Result<Vec<PolicyName>> {
     if args.policy.is_empty() {
         return Ok(PolicyName::ALL.to_vec());
     }
-    let policy = |name: &String| named(name, &PolicyName::ALL, |policy| policy.name(), "policy");
+    let policy = |name: &String| find_by_name(name, &PolicyName::ALL, |policy| policy.name(), "policy");
     args.policy.iter().map(policy).collect()
 }
 
-fn serve_under(case: &Case, load: &[Coming]) -> Result<Served> {
+fn serve_policy(case: &ServeConfig, load: &[Arrival]) -> Result<ServeStats> {
     let (progress, begin) = (Progress::new(case.policy.name(), load.len() as u64), Instant::now());
-    let served = serve::serve(case, load, &mut |ended| progress.at(ended));
-    progress.end();
+    let served = serve::serve(case, load, &mut |ended| progress.update(ended));
+    progress.finish();
     let served = served.map_err(|problem| anyhow!(problem))?;
     let wall_s = begin.elapsed().as_secs_f64();
     let rate = (served.tokens + prompt_tokens(load)) as f64 / wall_s;
-    note(&format!(
+    print_status(&format!(
         "{}: {:.0} s simulated in {wall_s:.1} s, {rate:.0} tokens of prompts and answers per second of wall time",
         served.policy, served.seconds
     ));
     Ok(served)
 }
 
-fn prompt_tokens(load: &[Coming]) -> u64 {
+fn prompt_tokens(load: &[Arrival]) -> u64 {
     load.iter().map(|coming| u64::from(coming.lengths.prompt)).sum()
 }
 
-fn case(args: &ServeArgs) -> Result<Case> {
-    let hardware = named(&args.profile, &hardware::ALL, |machine| machine.name, "profile")?;
+fn case(args: &ServeArgs) -> Result<ServeConfig> {
+    let hardware = find_by_name(&args.profile, &hardware::ALL, |machine| machine.name, "profile")?;
     let models: Vec<_> = args
         .model
         .iter()
-        .map(|name| named(name, &model::ALL, |model| model.name, "model"))
+        .map(|name| find_by_name(name, &model::ALL, |model| model.name, "model"))
         .collect::<Result<_>>()?;
     let count = args.tenants.unwrap_or(models.len());
     ensure!((1..=64).contains(&count), "a GPU has 1 to 64 tenants");
@@ -85,9 +85,9 @@ fn case(args: &ServeArgs) -> Result<Case> {
     let models: Vec<_> = models.iter().cycle().take(count).copied().collect();
     let shares: Vec<_> = args.share.iter().map(|percent| percent * 10).collect();
     let quantum_ns = args.quantum_ms * MS;
-    Ok(Case {
+    Ok(ServeConfig {
         hardware,
-        places: serve::places(&hardware, &models, &shares),
+        tenants: serve::tenant_models(&hardware, &models, &shares),
         sharing: match args.sharing {
             SharingArg::Temporal => serve::round_robin(Quantum::new(quantum_ns / 10, quantum_ns)),
             SharingArg::Spatial => Sharing::Spatial,
@@ -100,36 +100,36 @@ fn case(args: &ServeArgs) -> Result<Case> {
         prefix_caching: false,
         rule: VictimRule::default(),
         slo: Slo { ttft_ns: args.ttft_ms * MS, tbt_ns: args.tbt_ms * MS },
-        tuning: Tuning {
+        options: ServeOptions {
             kv_bytes: args.kv_gib.map(|gib| gib << 30),
             host_kv_bytes: args.host_kv_gib.map(|gib| gib << 30),
-            ..Tuning::default()
+            ..ServeOptions::default()
         },
-        tunables: tuned(&args.set)?,
+        tunables: parse_tunables(&args.set)?,
         seed: args.seed,
     })
 }
 
-fn tuned(set: &[(String, u64)]) -> Result<Tuned> {
+fn parse_tunables(set: &[(String, u64)]) -> Result<Tuned> {
     let mut tuned = Tuned::default();
     set.iter().try_for_each(|(name, value)| tuned.set(name, *value)).context("--set")?;
     Ok(tuned)
 }
 
-fn load(args: &ServeArgs, case: &Case) -> Result<Vec<Coming>> {
+fn load(args: &ServeArgs, case: &ServeConfig) -> Result<Vec<Arrival>> {
     let read = |file: &String| data::read(file, &args.data, args.held_back);
     let lengths: Vec<_> =
-        args.lengths.iter().map(|file| Ok(Source::new(&read(file)?))).collect::<Result<_>>()?;
+        args.lengths.iter().map(|file| Ok(LengthSource::new(&read(file)?))).collect::<Result<_>>()?;
     let limits = Limits {
-        model_tokens: case.places.iter().map(|place| place.model.context_tokens).collect(),
+        model_tokens: case.tenants.iter().map(|place| place.model.context_tokens).collect(),
         prompt_tokens: args.prompt_cap,
         requests: args.requests,
     };
-    let deal = if args.apart { Deal::Stretches } else { Deal::Lot };
+    let deal = if args.apart { TenantAssignment::Segments } else { TenantAssignment::Random };
     Ok(workload::load(&arrivals(args)?, &lengths, &limits, deal, args.seed))
 }
 
-fn arrivals(args: &ServeArgs) -> Result<Arrivals> {
+fn arrivals(args: &ServeArgs) -> Result<ArrivalProcess> {
     let rate = args.rate.map(|rate| rate * args.scale);
     let cv = match args.trace.as_str() {
         "poisson" => 1.0,
@@ -140,15 +140,15 @@ fn arrivals(args: &ServeArgs) -> Result<Arrivals> {
             if !args.apart {
                 table.rows.truncate(args.requests);
             }
-            let rate = rate.or((args.scale != 1.0).then(|| table.own_rate() * args.scale));
-            return Ok(Arrivals::Trace { table, rate });
+            let rate = rate.or((args.scale != 1.0).then(|| table.mean_rate() * args.scale));
+            return Ok(ArrivalProcess::Trace { table, rate });
         }
     };
     let Some(rate) = rate else { bail!("--trace {} needs --rate", args.trace) };
-    Ok(Arrivals::Gamma { rate, cv })
+    Ok(ArrivalProcess::Gamma { rate, cv })
 }
 
-fn text(args: &ServeArgs, all: &[Served]) -> String {
+fn text(args: &ServeArgs, all: &[ServeStats]) -> String {
     let heading = [
         "POLICY",
         "DONE",
@@ -177,7 +177,7 @@ fn text(args: &ServeArgs, all: &[Served]) -> String {
     )
 }
 
-fn row(served: &Served) -> [String; 15] {
+fn row(served: &ServeStats) -> [String; 15] {
     [
         served.policy.clone(),
         format!("{}/{}", served.completed, served.requests),
@@ -197,8 +197,8 @@ fn row(served: &Served) -> [String; 15] {
     ]
 }
 
-fn drawn(all: &[Served]) -> Figure {
-    let line = |served: &Served| Line { name: served.policy.clone(), points: served.made.clone() };
+fn metrics_figure(all: &[ServeStats]) -> Figure {
+    let line = |served: &ServeStats| Series { name: served.policy.clone(), points: served.made.clone() };
     Figure {
         title: "Tokens made".into(),
         x: "seconds".into(),

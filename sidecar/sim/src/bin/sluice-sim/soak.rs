@@ -3,17 +3,17 @@
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
-use sluice_sim::soak::{self, Plant, Tally};
+use sluice_sim::soak::{self, PlantedBug, SoakStats};
 
 use crate::args::SoakArgs;
-use crate::out::say;
+use crate::output::print;
 use crate::progress::Progress;
 
 /// Runs seeds until one breaks; `false` if one does.
 pub fn soak(args: &SoakArgs) -> Result<bool> {
-    let plant = args.plant.as_deref().map(planted).transpose()?;
+    let plant = args.plant.as_deref().map(parse_planted_bug).transpose()?;
     let (progress, begin) = (Progress::new("soak", args.seeds), Instant::now());
-    let mut tally = Tally::default();
+    let mut tally = SoakStats::default();
     let end = args
         .from
         .checked_add(args.seeds)
@@ -23,33 +23,33 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
         match run(seed, plant) {
             Ok(one) => tally = tally.plus(one),
             Err(broken) => {
-                progress.end();
-                say(&format!("{broken}\nagain: {}", repro(seed, plant)))?;
+                progress.finish();
+                print(&format!("{broken}\nagain: {}", repro_command(seed, plant)))?;
                 return Ok(false);
             }
         }
-        progress.at(seed - args.from + 1);
+        progress.update(seed - args.from + 1);
     }
-    progress.end();
-    say(&text(&tally, begin.elapsed().as_secs_f64()))?;
+    progress.finish();
+    print(&text(&tally, begin.elapsed().as_secs_f64()))?;
     if args.decisions {
-        say(&format!("decisions {:016x}", tally.decisions))?;
+        print(&format!("decisions {:016x}", tally.decisions))?;
     }
     Ok(true)
 }
 
-fn planted(name: &str) -> Result<Plant> {
-    let names = || Plant::ALL.map(Plant::name).join(", ");
-    let found = Plant::ALL.into_iter().find(|plant| plant.name() == name);
+fn parse_planted_bug(name: &str) -> Result<PlantedBug> {
+    let names = || PlantedBug::ALL.map(PlantedBug::name).join(", ");
+    let found = PlantedBug::ALL.into_iter().find(|plant| plant.name() == name);
     found.ok_or_else(|| anyhow!("no bug is called {name:?}: there are {}", names()))
 }
 
-fn repro(seed: u64, plant: Option<Plant>) -> String {
+fn repro_command(seed: u64, plant: Option<PlantedBug>) -> String {
     let plant = plant.map_or(String::new(), |plant| format!(" --plant {}", plant.name()));
     format!("sluice-sim soak --seeds 1 --from {seed}{plant}")
 }
 
-fn text(tally: &Tally, wall_s: f64) -> String {
+fn text(tally: &SoakStats, wall_s: f64) -> String {
     format!(
         "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, \
          {} inflations, {} preemptions, {} shares fell;\nKV: {} pauses, {} plans, {} joins, {} layers fetched, {} written back; \
@@ -59,12 +59,12 @@ fn text(tally: &Tally, wall_s: f64) -> String {
         tally.answered,
         tally.cut_short,
         tally.failed,
-        tally.troubles,
+        tally.faults,
         tally.loans,
         tally.remapped_layers,
         tally.inflations,
         tally.preemptions,
-        tally.falls,
+        tally.share_reductions,
         tally.pauses,
         tally.plans,
         tally.joins,

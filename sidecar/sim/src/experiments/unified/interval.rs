@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_says_nothing() {
+    fn single_value_has_no_interval() {
         assert_eq!(paired(&[2.0]).from, f64::NEG_INFINITY);
         assert_eq!(paired(&[2.0, 2.0]), Interval { mean: 2.0, from: 2.0, to: 2.0 });
     }

@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::Quantum;
 
-use crate::experiments::{Lab, ladder};
+use crate::experiments::{ExperimentContext, ablation};
 use crate::gpu::Sharing;
 use crate::profiles::hardware::{self, Hardware};
 use crate::profiles::model;
-use crate::serve::{self, Case};
-use crate::workload::arrivals::Arrivals;
+use crate::serve::{self, ServeConfig};
+use crate::workload::arrivals::ArrivalProcess;
 use crate::workload::table::Table;
-use crate::workload::{self, Coming, Deal, Limits, Source, cut};
+use crate::workload::{self, Arrival, LengthSource, Limits, TenantAssignment, clamp_lengths};
 
 const MS: u64 = 1_000_000;
 
@@ -32,7 +32,7 @@ const PROMPT_TOKENS: u32 = 400;
 
 /// Where lengths come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lengths {
+pub enum LengthDataset {
     /// Of conversations.
     ShareGpt,
     /// Of instructions: short.
@@ -43,41 +43,42 @@ pub enum Lengths {
 
 /// The files of lengths, and Azure's arrivals.
 pub struct Sources {
-    lengths: [Source; 3],
+    lengths: [LengthSource; 3],
     azure: Table,
 }
 
 impl Sources {
     /// # Errors
     /// A file that cannot be read.
-    pub fn read(lab: &Lab<'_>) -> Result<Sources, String> {
-        let source = |file: &str| (lab.read)(file).map(|table| Source::new(&table));
+    pub fn read(lab: &ExperimentContext<'_>) -> Result<Sources, String> {
+        let source = |file: &str| (lab.read)(file).map(|table| LengthSource::new(&table));
         let azure = (lab.read)("azure_llm_2023_code.csv")?;
-        let lengths = [source("sharegpt_lengths.csv")?, source("alpaca_lengths.csv")?, Source::new(&azure)];
+        let lengths =
+            [source("sharegpt_lengths.csv")?, source("alpaca_lengths.csv")?, LengthSource::new(&azure)];
         Ok(Sources { lengths, azure })
     }
 
-    fn of(&self, lengths: Lengths) -> &Source {
+    fn of(&self, lengths: LengthDataset) -> &LengthSource {
         &self.lengths[lengths as usize]
     }
 }
 
 /// A tenant of a scenario.
 #[derive(Clone, Copy, Debug)]
-pub struct Tenant {
+pub struct ScenarioTenant {
     /// Its model.
     pub model: &'static str,
     /// Its share of the memory, permille.
     pub share_permille: u32,
     /// Of its requests.
-    pub lengths: Lengths,
+    pub lengths: LengthDataset,
     /// Requests per second in each stretch of a round; none where requests come in another way.
     pub rates: &'static [f64],
 }
 
 /// How requests come.
 #[derive(Clone, Copy, Debug)]
-enum Load {
+enum ArrivalPattern {
     /// In bursts, by stretches of so many seconds.
     Bursts { stretch_s: f64 },
     /// As in Azure's trace, of which each tenant has a part: so many a second of all, so many times as many requests, so that
@@ -96,15 +97,20 @@ pub struct Scenario {
     pub about: &'static str,
     /// The machine.
     pub profile: &'static str,
-    load: Load,
+    load: ArrivalPattern,
     /// Its tenants. They take turns.
-    pub tenants: &'static [Tenant],
+    pub tenants: &'static [ScenarioTenant],
     /// Layers of an active model must not be given away.
     declines: bool,
 }
 
-const fn tenant(model: &'static str, share_permille: u32, lengths: Lengths, rates: &'static [f64]) -> Tenant {
-    Tenant { model, share_permille, lengths, rates }
+const fn tenant(
+    model: &'static str,
+    share_permille: u32,
+    lengths: LengthDataset,
+    rates: &'static [f64],
+) -> ScenarioTenant {
+    ScenarioTenant { model, share_permille, lengths, rates }
 }
 
 /// All scenarios.
@@ -113,19 +119,19 @@ pub const ALL: [Scenario; 12] = [
         name: "alone",
         about: "one OPT-13B whose KV is short in bursts",
         profile: "gh200",
-        load: Load::Bursts { stretch_s: 30.0 },
-        tenants: &[tenant("opt-13b", 300, Lengths::ShareGpt, &[2.0])],
+        load: ArrivalPattern::Bursts { stretch_s: 30.0 },
+        tenants: &[tenant("opt-13b", 300, LengthDataset::ShareGpt, &[2.0])],
         declines: false,
     },
     Scenario {
         name: "turns",
         about: "three models of which one at a time is busy",
         profile: "gh200",
-        load: Load::Bursts { stretch_s: 8.0 },
+        load: ArrivalPattern::Bursts { stretch_s: 8.0 },
         tenants: &[
-            tenant("opt-13b", 330, Lengths::ShareGpt, &[6.0, 0.2, 0.2]),
-            tenant("llama-2-13b", 330, Lengths::ShareGpt, &[0.2, 6.0, 0.2]),
-            tenant("llama-3-8b", 200, Lengths::ShareGpt, &[0.2, 0.2, 6.0]),
+            tenant("opt-13b", 330, LengthDataset::ShareGpt, &[6.0, 0.2, 0.2]),
+            tenant("llama-2-13b", 330, LengthDataset::ShareGpt, &[0.2, 6.0, 0.2]),
+            tenant("llama-3-8b", 200, LengthDataset::ShareGpt, &[0.2, 0.2, 6.0]),
         ],
         declines: false,
     },
@@ -133,10 +139,10 @@ pub const ALL: [Scenario; 12] = [
         name: "lengths",
         about: "conversations on OPT-30B beside instructions on OPT-6.7B",
         profile: "gh200",
-        load: Load::Bursts { stretch_s: 20.0 },
+        load: ArrivalPattern::Bursts { stretch_s: 20.0 },
         tenants: &[
-            tenant("opt-30b", 650, Lengths::ShareGpt, &[1.0]),
-            tenant("opt-6.7b", 150, Lengths::Alpaca, &[12.0]),
+            tenant("opt-30b", 650, LengthDataset::ShareGpt, &[1.0]),
+            tenant("opt-6.7b", 150, LengthDataset::Alpaca, &[12.0]),
         ],
         declines: false,
     },
@@ -144,10 +150,10 @@ pub const ALL: [Scenario; 12] = [
         name: "rates",
         about: "two models whose rates change against each other by a factor of eight",
         profile: "gh200",
-        load: Load::Bursts { stretch_s: 12.0 },
+        load: ArrivalPattern::Bursts { stretch_s: 12.0 },
         tenants: &[
-            tenant("opt-13b", 310, Lengths::ShareGpt, &[4.0, 0.5]),
-            tenant("llama-2-13b", 310, Lengths::ShareGpt, &[0.5, 4.0]),
+            tenant("opt-13b", 310, LengthDataset::ShareGpt, &[4.0, 0.5]),
+            tenant("llama-2-13b", 310, LengthDataset::ShareGpt, &[0.5, 4.0]),
         ],
         declines: false,
     },
@@ -155,18 +161,18 @@ pub const ALL: [Scenario; 12] = [
         name: "pcie-alone",
         about: "one OPT-30B behind PCIe 5: a layer's copy takes about seventy times its compute",
         profile: "h200-pcie5",
-        load: Load::Bursts { stretch_s: 30.0 },
-        tenants: &[tenant("opt-30b", 500, Lengths::ShareGpt, &[1.2])],
+        load: ArrivalPattern::Bursts { stretch_s: 30.0 },
+        tenants: &[tenant("opt-30b", 500, LengthDataset::ShareGpt, &[1.2])],
         declines: true,
     },
     Scenario {
         name: "pcie-mix",
         about: "conversations on OPT-30B beside code on Llama-3-8B behind PCIe 5, rates changing by a factor of eight",
         profile: "h200-pcie5",
-        load: Load::Bursts { stretch_s: 12.0 },
+        load: ArrivalPattern::Bursts { stretch_s: 12.0 },
         tenants: &[
-            tenant("opt-30b", 500, Lengths::ShareGpt, &[2.0, 0.25]),
-            tenant("llama-3-8b", 140, Lengths::Code, &[0.5, 4.0]),
+            tenant("opt-30b", 500, LengthDataset::ShareGpt, &[2.0, 0.25]),
+            tenant("llama-3-8b", 140, LengthDataset::Code, &[0.5, 4.0]),
         ],
         declines: true,
     },
@@ -178,14 +184,14 @@ pub const ALL: [Scenario; 12] = [
     long("flow-2.5", "OrbitFlow's ablation, SLO scale 2.5", 2.5),
 ];
 
-const C1_SHARE_GPT: [Tenant; 3] = first_set(Lengths::ShareGpt);
-const C1_ALPACA: [Tenant; 3] = first_set(Lengths::Alpaca);
-const C2_SHARE_GPT: [Tenant; 2] = second_set(Lengths::ShareGpt);
-const C2_ALPACA: [Tenant; 2] = second_set(Lengths::Alpaca);
+const C1_SHARE_GPT: [ScenarioTenant; 3] = first_set(LengthDataset::ShareGpt);
+const C1_ALPACA: [ScenarioTenant; 3] = first_set(LengthDataset::Alpaca);
+const C2_SHARE_GPT: [ScenarioTenant; 2] = second_set(LengthDataset::ShareGpt);
+const C2_ALPACA: [ScenarioTenant; 2] = second_set(LengthDataset::Alpaca);
 
-const FLOW: [Tenant; 1] = [tenant("llama-3-8b", 1000, Lengths::ShareGpt, &[])];
+const FLOW: [ScenarioTenant; 1] = [tenant("llama-3-8b", 1000, LengthDataset::ShareGpt, &[])];
 
-const fn first_set(lengths: Lengths) -> [Tenant; 3] {
+const fn first_set(lengths: LengthDataset) -> [ScenarioTenant; 3] {
     [
         tenant("opt-13b", 350, lengths, &[]),
         tenant("llama-2-13b", 350, lengths, &[]),
@@ -193,22 +199,22 @@ const fn first_set(lengths: Lengths) -> [Tenant; 3] {
     ]
 }
 
-const fn second_set(lengths: Lengths) -> [Tenant; 2] {
+const fn second_set(lengths: LengthDataset) -> [ScenarioTenant; 2] {
     [tenant("opt-30b", 650, lengths, &[]), tenant("opt-6.7b", 150, lengths, &[])]
 }
 
 const fn azure(
     name: &'static str,
     about: &'static str,
-    tenants: &'static [Tenant],
+    tenants: &'static [ScenarioTenant],
     (rate, times, prompt_tokens): (f64, usize, u32),
 ) -> Scenario {
-    let load = Load::Azure { rate, times, prompt_tokens };
+    let load = ArrivalPattern::Azure { rate, times, prompt_tokens };
     Scenario { name, about, profile: "gh200", load, tenants, declines: false }
 }
 
 const fn long(name: &'static str, about: &'static str, scale: f64) -> Scenario {
-    let load = Load::Long { scale };
+    let load = ArrivalPattern::Long { scale };
     Scenario { name, about, profile: "a5000-pcie3", load, tenants: &FLOW, declines: false }
 }
 
@@ -216,7 +222,7 @@ impl Scenario {
     /// At least two tenants whose lengths come from different sources, or whose rates change by a factor of four or more.
     pub fn is_mix(&self) -> bool {
         let sources: BTreeSet<_> = self.tenants.iter().map(|tenant| tenant.lengths).collect();
-        let changes = |tenant: &Tenant| {
+        let changes = |tenant: &ScenarioTenant| {
             let (least, most) =
                 tenant.rates.iter().fold((f64::MAX, 0.0_f64), |(l, m), r| (l.min(*r), m.max(*r)));
             most >= 4.0 * least
@@ -226,7 +232,7 @@ impl Scenario {
 
     /// The machine.
     pub fn hardware(&self) -> Hardware {
-        *hardware::named(self.profile).expect("a machine of the list")
+        *hardware::find(self.profile).expect("a machine of the list")
     }
 
     /// Layers of an active model must not be given away.
@@ -235,35 +241,37 @@ impl Scenario {
     }
 
     fn models(&self) -> Vec<model::Model> {
-        self.tenants.iter().map(|one| *model::named(one.model).expect("a model of the list")).collect()
+        self.tenants.iter().map(|one| *model::find(one.model).expect("a model of the list")).collect()
     }
 
     /// The scenario under a policy.
-    pub fn case(&self, policy: PolicyName, seed: u64) -> Case {
+    pub fn case(&self, policy: PolicyName, seed: u64) -> ServeConfig {
         let max_sequences = match self.load {
-            Load::Long { scale } => return ladder::served_by(policy, scale, seed),
-            Load::Azure { .. } => 256,
-            Load::Bursts { .. } => 64,
+            ArrivalPattern::Long { scale } => return ablation::policy_case(policy, scale, seed),
+            ArrivalPattern::Azure { .. } => 256,
+            ArrivalPattern::Bursts { .. } => 64,
         };
         let shares: Vec<_> = self.tenants.iter().map(|tenant| tenant.share_permille).collect();
         let turns = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
         let sharing = if self.tenants.len() > 1 { turns } else { Sharing::Isolated };
-        let places = serve::places(&self.hardware(), &self.models(), &shares);
-        Case { seed, max_sequences, ..Case::new(self.hardware(), places, sharing, policy) }
+        let places = serve::tenant_models(&self.hardware(), &self.models(), &shares);
+        ServeConfig { seed, max_sequences, ..ServeConfig::new(self.hardware(), places, sharing, policy) }
     }
 
     /// Its requests by a seed: in bursts no more than so many of each tenant in each stretch.
-    pub fn load(&self, sources: &Sources, most: usize, seed: u64) -> Vec<Coming> {
+    pub fn load(&self, sources: &Sources, most: usize, seed: u64) -> Vec<Arrival> {
         match self.load {
-            Load::Bursts { stretch_s } => self.bursts(sources, (most, stretch_s), seed),
-            Load::Azure { rate, times, prompt_tokens } => {
-                let arrivals = Arrivals::Trace { table: sources.azure.clone(), rate: Some(rate) };
+            ArrivalPattern::Bursts { stretch_s } => self.bursts(sources, (most, stretch_s), seed),
+            ArrivalPattern::Azure { rate, times, prompt_tokens } => {
+                let arrivals = ArrivalProcess::Trace { table: sources.azure.clone(), rate: Some(rate) };
                 let lengths: Vec<_> =
                     self.tenants.iter().map(|tenant| sources.of(tenant.lengths).clone()).collect();
                 let limits = self.limits(prompt_tokens, most * times);
-                workload::load(&arrivals, &lengths, &limits, Deal::Stretches, seed)
+                workload::load(&arrivals, &lengths, &limits, TenantAssignment::Segments, seed)
             }
-            Load::Long { .. } => ladder::drawn(sources.of(Lengths::ShareGpt).clone(), most, seed),
+            ArrivalPattern::Long { .. } => {
+                ablation::draw_load(sources.of(LengthDataset::ShareGpt).clone(), most, seed)
+            }
         }
     }
 
@@ -272,19 +280,19 @@ impl Scenario {
         Limits { model_tokens, prompt_tokens, requests }
     }
 
-    fn bursts(&self, sources: &Sources, (most, stretch_s): (usize, f64), seed: u64) -> Vec<Coming> {
+    fn bursts(&self, sources: &Sources, (most, stretch_s): (usize, f64), seed: u64) -> Vec<Arrival> {
         let limits = self.limits(PROMPT_TOKENS, most);
         let mut load = Vec::new();
         for (at, tenant) in self.tenants.iter().enumerate() {
-            let mut lengths = sources.of(tenant.lengths).drawn(seed ^ at as u64);
+            let mut lengths = sources.of(tenant.lengths).samples(seed ^ at as u64);
             let rates = tenant.rates.repeat(ROUNDS);
             for (stretch, rate) in rates.iter().enumerate() {
                 let times = times(stretch_s, *rate, most, seed ^ ((stretch * 16 + at) as u64) << 8);
                 let begin_ns = (stretch as f64 * stretch_s * 1e9) as u64;
-                let coming = |at_ns| Coming {
+                let coming = |at_ns| Arrival {
                     at_ns: begin_ns + at_ns,
                     tenant: at,
-                    lengths: cut(lengths.next().expect("a file has lengths"), &limits, at),
+                    lengths: clamp_lengths(lengths.next().expect("a file has lengths"), &limits, at),
                 };
                 load.extend(times.into_iter().map(coming));
             }
@@ -297,6 +305,6 @@ impl Scenario {
 /// Arrivals within one stretch.
 fn times(stretch_s: f64, rate: f64, most: usize, seed: u64) -> Vec<u64> {
     let end_ns = (stretch_s * 1e9) as u64;
-    let times = Arrivals::Gamma { rate, cv: CV }.times(most, seed);
+    let times = ArrivalProcess::Gamma { rate, cv: CV }.times(most, seed);
     times.into_iter().map(|(at_ns, _)| at_ns).take_while(|at_ns| *at_ns < end_ns).collect()
 }

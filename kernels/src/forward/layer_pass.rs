@@ -1,0 +1,201 @@
+//! One chunk's way through one layer: the operations from which the families build their layers.
+
+use sluice_link::slab::Tensor;
+
+use super::BLOCK_TOKENS;
+use super::chunk::{AttentionTask, Chunk, TokenRange};
+use super::step::{Linear, Rows, SendPtr, Step, Weights, at};
+use crate::ops::attention::Attention;
+use crate::ops::kv::WriteKv;
+use crate::rope::Rotate;
+use crate::simd::matmul::Product;
+use crate::simd::{Dot, Element};
+
+/// A chunk in a layer. What one layer hands to the next lies where the chunk's rows of the step are, everything else at the
+/// start of its place.
+pub(crate) struct LayerPass<'s, 'a, E> {
+    step: &'s Step<'a, E>,
+    chunk: &'s Chunk,
+}
+
+impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
+    pub fn new(step: &'s Step<'a, E>, chunk: &'s Chunk) -> Self {
+        LayerPass { step, chunk }
+    }
+
+    fn tokens(&self) -> usize {
+        self.chunk.rows.len()
+    }
+
+    /// Residual stream.
+    pub fn residual(&self) -> Rows {
+        let (start, row) = self.step.residual();
+        (at((start, row), self.chunk.rows.start), row)
+    }
+
+    /// What a norm leaves.
+    pub fn normed(&self) -> Rows {
+        self.step.rows(self.step.layout.normed)
+    }
+
+    /// Queries.
+    pub fn queries(&self) -> Rows {
+        self.step.rows(self.step.layout.queries)
+    }
+
+    /// Keys before rounding.
+    pub fn keys(&self) -> Rows {
+        self.step.rows(self.step.layout.keys)
+    }
+
+    /// Values before rounding.
+    pub fn values(&self) -> Rows {
+        self.step.rows(self.step.layout.values)
+    }
+
+    /// What attention leaves.
+    pub fn attended(&self) -> Rows {
+        self.step.rows(self.step.layout.attended)
+    }
+
+    /// Inner values of the MLP.
+    pub fn ffn_hidden(&self) -> Rows {
+        self.step.rows(self.step.layout.inner)
+    }
+
+    /// Weights of `layer`.
+    pub fn layer_weights(&self, layer: usize) -> Weights<'a, E> {
+        self.step.layer_weights(layer)
+    }
+
+    /// Splits the chunk's tokens over the team; `cost` is multiply-adds (or as dear) for each token.
+    fn each_token(&self, cost: usize, work: impl Fn(usize) + Sync) {
+        const TOKENS: usize = 8;
+        self.step.model.threads.for_each(self.tokens().div_ceil(TOKENS), cost * self.tokens(), |task| {
+            (task * TOKENS..((task + 1) * TOKENS).min(self.tokens())).for_each(&work);
+        });
+    }
+
+    /// Normalises the residual stream (LayerNorm where the slab has a bias).
+    pub fn norm(&self, weights: Weights<'_, E>, weight: Tensor, bias: Tensor) {
+        // Addresses travel as numbers: a raw pointer does not cross threads.
+        let (weight, bias) = (SendPtr(weights.get(weight)), SendPtr(weights.find(bias)));
+        self.each_token(2 * self.step.model.spec.hidden as usize, |token| {
+            self.step.norm_row(
+                (at(self.residual(), token), at(self.normed(), token)),
+                weight.get(),
+                bias.get(),
+            );
+        });
+    }
+
+    /// Multiplies `input` with each of `linears` in one parallel section. No other product reads the same input: it is
+    /// narrowed in place.
+    pub fn multiply(&self, weights: Weights<'_, E>, input: Rows, linears: &[Linear]) {
+        self.narrow(weights, input, linears[0].matrix);
+        let products: Vec<[Product<E>; 1]> =
+            linears.iter().map(|linear| [self.product(weights, input, linear)]).collect();
+        self.step.run_products(&products);
+    }
+
+    /// Multiplies `input` with `first`, then with `second` into the same rows (gated MLP); for the rest as
+    /// [`Pass::multiply`].
+    pub fn multiply_twice(&self, weights: Weights<'_, E>, input: Rows, [first, second]: [&Linear; 2]) {
+        self.narrow(weights, input, first.matrix);
+        let product = |linear| self.product(weights, input, linear);
+        self.step.run_products(&[[product(first), product(second)]]);
+    }
+
+    fn narrow(&self, weights: Weights<'_, E>, input: Rows, matrix: Tensor) {
+        if E::Dot::NARROWS {
+            let (width, input) = (weights.columns(matrix), SendPtr(input));
+            self.each_token(width, |token| self.step.narrow_row(at(input.get(), token), width));
+        }
+    }
+
+    fn product(&self, weights: Weights<'_, E>, input: Rows, linear: &Linear) -> Product<E> {
+        self.step.product(weights, (input, self.tokens()), linear)
+    }
+
+    /// Turns queries and keys by their positions.
+    pub fn rotate(&self) {
+        let spec = &self.step.model.spec;
+        let head_dim = spec.head_dim as usize;
+        self.each_token(2 * head_dim * (spec.heads + spec.kv_heads) as usize, |token| {
+            for (values, heads) in [(self.queries(), spec.heads), (self.keys(), spec.kv_heads)] {
+                let (values, heads) = (at(values, token), heads as usize);
+                let angles: *const f32 = at(self.step.angles(), self.chunk.rows.start + token);
+                // SAFETY: the layout gives each token its angles and `heads * head_dim` words.
+                unsafe { self.step.model.isa.run(Rotate { angles, values, heads, head_dim }) }
+            }
+        });
+    }
+
+    /// Rounds K and V to the cache's dtype and writes them to the layer's blocks, at the step's positions only.
+    pub fn write_kv(&self, layer: usize) {
+        let heads = self.step.model.spec.kv_heads as usize;
+        let cost = 2 * self.tokens() * heads * self.step.model.spec.head_dim as usize;
+        self.step.model.threads.for_each(self.chunk.ranges.len() * heads, 4 * cost, |task| {
+            self.write_head(layer, self.chunk.ranges[task / heads], task % heads);
+        });
+    }
+
+    fn write_head(&self, layer: usize, piece: TokenRange, head: usize) {
+        let head_dim = self.step.arena.head_dim();
+        let (start, end) = (piece.start, piece.start + piece.tokens);
+        for column in start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS) {
+            let first = start.max(column * BLOCK_TOKENS);
+            let last = end.min((column + 1) * BLOCK_TOKENS);
+            let row = piece.row + first - start;
+            let id = self.block_id(piece, layer, column);
+            let write = WriteKv {
+                block_keys: self.step.arena.keys(id, head),
+                block_values: self.step.arena.values(id, head),
+                places: first % BLOCK_TOKENS..last - column * BLOCK_TOKENS,
+                keys: at(self.keys(), row).wrapping_add(head * head_dim),
+                values: at(self.values(), row).wrapping_add(head * head_dim),
+                stride: self.keys().1,
+                head_dim,
+            };
+            // SAFETY: the block is backed and below the arena's end (checked); this task alone writes the head's
+            // part of it.
+            unsafe { self.step.model.isa.run(write) }
+        }
+    }
+
+    /// Attention of all tokens over the layer's blocks.
+    pub fn attend(&self, layer: usize) {
+        let spec = &self.step.model.spec;
+        let seen = |piece: &TokenRange| piece.tokens * (piece.start + piece.tokens);
+        let seen: usize = self.chunk.ranges.iter().map(seen).sum();
+        let cost = 2 * seen * (spec.heads * spec.head_dim) as usize;
+        self.step.model.threads.for_each(self.chunk.attention.len(), cost, |task| {
+            self.attend_task(layer, &self.chunk.attention[task]);
+        });
+    }
+
+    fn attend_task(&self, layer: usize, task: &AttentionTask) {
+        let spec = &self.step.model.spec;
+        let row = task.range.row + task.tokens.start;
+        let head = task.kv_head * (spec.heads / spec.kv_heads) as usize + task.heads.start;
+        let word = head * spec.head_dim as usize;
+        let start = task.range.start;
+        let attention = Attention {
+            arena: &self.step.arena,
+            block: |column| self.block_id(task.range, layer, column),
+            kv_head: task.kv_head,
+            tokens: start + task.tokens.start..start + task.tokens.end,
+            heads: task.heads.len(),
+            queries: at(self.queries(), row).wrapping_add(word),
+            output: at(self.attended(), row).wrapping_add(word),
+            stride: self.queries().1,
+        };
+        // SAFETY: blocks up to the last position were checked and written up to it; tasks have results of their own.
+        unsafe { self.step.model.isa.run(attention) }
+    }
+
+    fn block_id(&self, piece: TokenRange, layer: usize, column: usize) -> u32 {
+        let blocks = &self.step.batch.sequences[piece.sequence].blocks;
+        blocks.id(layer, column).expect("the block table was checked")
+    }
+}

@@ -1,0 +1,87 @@
+//! An engine computes nothing in a turn that is not its tenant's.
+
+use std::path::Path;
+
+use sluice_link::message::Faults;
+use sluice_link::model::Dtype;
+use sluice_link::server::{EngineEvent, EngineLink};
+use sluice_link::vocabulary::{Generation, LayerId, StepId};
+use sluice_memory::gpu_ledger::{GpuLedger, LedgerIdentity, ParticipantHandle, TurnOrder};
+
+use super::faults::stop_inside;
+use super::harness::*;
+use crate::specs::llama;
+
+const PROMPT: [u32; 3] = [1, 2, 3];
+
+fn join(folder: &Path, name: &str) -> ParticipantHandle {
+    let identity = LedgerIdentity {
+        boot_id: [7; 16],
+        claim_id: "claim-1".to_owned(),
+        capacity_bytes: 1000,
+        chunk_bytes: 10,
+    };
+    GpuLedger::open(folder, &identity).unwrap().join(name, 0, 0).unwrap()
+}
+
+fn take(seat: &ParticipantHandle) -> u64 {
+    seat.slice_queue().request(0).unwrap();
+    seat.slice_queue().acquire_within(TurnOrder::RoundRobin, TEST_TIMEOUT).unwrap().expect("the turn comes").0
+}
+
+/// Takes the turn from its holder, which has not released it.
+fn take_over(from: &ParticipantHandle, by: &ParticipantHandle) -> u64 {
+    // Its deadline is over at once.
+    from.slice_queue().set_deadline(1).unwrap();
+    take(by)
+}
+
+/// The step that the engine ends because its turn has passed.
+fn ended(link: &mut EngineLink) -> StepId {
+    match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
+        EngineEvent::TurnPassed { id, .. } => id,
+        other => panic!("{other:?} in answer to a step whose turn has passed"),
+    }
+}
+
+#[test]
+fn a_step_begins_no_layer_after_its_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = join(folder.path(), "other");
+    let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
+    let layers = u64::from(sidecar.setup.spec.layers);
+    assert!(layers > 2);
+    let seat = sidecar.seat.insert(join(folder.path(), "own"));
+    let first = take(seat);
+    let _engine = Engine::start(&sidecar.socket(), &[]);
+    let mut link = sidecar.attach(&sidecar.resident());
+
+    let mut step = sidecar.step(0, &PROMPT);
+    step.epoch = first;
+    let before = sidecar.control.progress();
+    let expected = sidecar.run(&mut link, &step).unwrap().sampled;
+    assert_eq!(sidecar.control.progress() - before, layers, "within its turn it goes through all");
+
+    let mut step = sidecar.step(0, &PROMPT);
+    step.epoch = first;
+    let before = sidecar.control.progress();
+    let step = stop_inside(&mut sidecar, &link, step, Generation(1));
+    take_over(sidecar.seat.as_ref().unwrap(), &other);
+    sidecar.control.publish_ready(LayerId(1), Generation(1)).unwrap();
+    assert_eq!(ended(&mut link), step.id);
+    // Layers 0 and 1 were begun, became ready and were read.
+    assert_eq!(sidecar.control.progress() - before, 3 * 2, "the turn passed within layer 1");
+
+    let mut step = sidecar.step(0, &PROMPT);
+    step.epoch = first;
+    let before = sidecar.control.progress();
+    link.sender.send_step(&step, &mut sidecar.tables).unwrap();
+    assert_eq!(ended(&mut link), step.id);
+    assert_eq!(sidecar.control.progress(), before, "its turn had passed before it came");
+
+    assert_eq!(sidecar.seat.as_ref().unwrap().slice_queue().held(), None);
+    other.slice_queue().release().unwrap();
+    let mut step = sidecar.step(0, &PROMPT);
+    step.epoch = take(sidecar.seat.as_ref().unwrap());
+    assert_eq!(sidecar.run(&mut link, &step).unwrap().sampled, expected, "the next turn is its own");
+}

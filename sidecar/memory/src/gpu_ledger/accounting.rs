@@ -1,0 +1,226 @@
+//! What is counted against the capacity.
+
+use sluice_policy::peers::Peer;
+
+use super::error::LedgerError;
+use super::guard::LedgerFiles;
+use super::layout::record as word;
+use super::mapped_words::MappedWords;
+use super::record::{self, EarmarkEntry, Record};
+use super::share;
+
+/// A set of records: one bit each.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LiveSet(u64);
+
+impl LiveSet {
+    /// As if nobody were dead. What is counted so is never too little.
+    pub(super) const ALL: LiveSet = LiveSet(u64::MAX);
+
+    pub(super) fn insert(&mut self, index: u32) {
+        self.0 |= 1 << index;
+    }
+
+    pub(super) fn contains(self, index: u32) -> bool {
+        self.0 & (1 << index) != 0
+    }
+
+    /// The records of those who live.
+    pub(super) fn records(self, words: &MappedWords) -> impl Iterator<Item = Record<'_>> {
+        record::all(words).filter(move |record| record.instance() != 0 && self.contains(record.index))
+    }
+
+    /// The record of a life that goes on.
+    pub(super) fn of_instance(self, words: &MappedWords, instance: u64) -> Option<Record<'_>> {
+        record::of_instance(words, instance).filter(|record| self.contains(record.index))
+    }
+}
+
+/// What became of an earmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EarmarkState {
+    /// Its bytes are counted and wait for the borrower.
+    Waiting,
+    /// The borrower holds its bytes: the lender can clear it.
+    Accepted,
+    /// The borrower is dead, so its bytes are not counted: the lender can clear it.
+    Orphaned,
+}
+
+/// Bytes that left a lender for a borrower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Earmark {
+    /// Names it; unique for each lender.
+    pub nonce: u64,
+    /// Instance of the borrower.
+    pub to: u64,
+    /// How many.
+    pub bytes: u64,
+    /// What became of it.
+    pub state: EarmarkState,
+}
+
+/// What a record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Participant {
+    /// Record and life.
+    pub peer: Peer,
+    /// As it joined.
+    pub name: String,
+    /// Whether its sidecar or its engine lives. The dead count nothing.
+    pub is_live: bool,
+    /// Bytes that it never lends while it is not hibernated.
+    pub floor_bytes: u64,
+    /// Bytes that it may hold without asking.
+    pub share_bytes: u64,
+    /// Bytes that it has reserved.
+    pub held_bytes: u64,
+    /// What it has earmarked for others and not cleared yet.
+    pub earmarks: Vec<Earmark>,
+    /// Nonce and lender's instance of what it has accepted and not forgotten yet.
+    pub accepted: Vec<(u64, u64)>,
+    /// Whether it waits for the turn.
+    pub is_waiting: bool,
+    /// Whether it has the turn.
+    pub has_slice: bool,
+}
+
+/// Who has how much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LedgerAudit {
+    /// Of the GPU.
+    pub capacity_bytes: u64,
+    /// Held or earmarked, over all that live.
+    pub counted_bytes: u64,
+    /// At most so many of these are counted twice: a sidecar died within a transfer and its engine has not ended yet.
+    pub unsettled_bytes: u64,
+    /// Shares of all that live.
+    pub shares_bytes: u64,
+    /// Counted for each that lives.
+    pub participants: Vec<(Peer, u64)>,
+}
+
+/// Bytes counted over `living`.
+pub(super) fn sum_counted(words: &MappedWords, living: LiveSet) -> u64 {
+    living.records(words).map(|record| record_bytes(words, &record, living)).fold(0, u64::saturating_add)
+}
+
+fn record_bytes(words: &MappedWords, record: &Record<'_>, living: LiveSet) -> u64 {
+    let waiting = record
+        .earmarks()
+        .filter(|entry| earmark_state(words, record.instance(), entry, living) == EarmarkState::Waiting)
+        .map(|entry| entry.bytes);
+    waiting.fold(record.held(), u64::saturating_add)
+}
+
+/// What became of an earmark of the lender.
+pub(super) fn earmark_state(
+    words: &MappedWords,
+    lender: u64,
+    entry: &EarmarkEntry,
+    living: LiveSet,
+) -> EarmarkState {
+    match living.of_instance(words, entry.to) {
+        None => EarmarkState::Orphaned,
+        Some(borrower) if borrower.has_accepted(lender, entry.nonce) => EarmarkState::Accepted,
+        Some(_) => EarmarkState::Waiting,
+    }
+}
+
+impl LedgerFiles {
+    /// Without the guard, so that nobody who is frozen within it keeps others from looking. Each record, and each earmark,
+    /// is as it was at one moment; together they are of the time that the look took.
+    pub(super) fn survey(&self) -> Result<Vec<Participant>, LedgerError> {
+        self.words.check_valid()?;
+        let holder = self.active_slice()?.map_or(0, |held| held.peer.instance);
+        let mut found = Vec::new();
+        for record in record::all(&self.words) {
+            found.extend(self.read_participant(&record, holder)?);
+        }
+        self.words.check_valid()?;
+        Ok(found)
+    }
+
+    /// Looked at again when another life took the record meanwhile.
+    fn read_participant(&self, record: &Record<'_>, holder: u64) -> Result<Option<Participant>, LedgerError> {
+        loop {
+            let peer = record.peer();
+            if peer.instance == 0 {
+                return Ok(None);
+            }
+            let seen = self.build_participant(record, peer, holder)?;
+            if record.instance() == peer.instance {
+                return Ok(Some(seen));
+            }
+        }
+    }
+
+    fn build_participant(
+        &self,
+        record: &Record<'_>,
+        peer: Peer,
+        holder: u64,
+    ) -> Result<Participant, LedgerError> {
+        let mut earmarks = Vec::new();
+        for entry in record.earmarks() {
+            earmarks.extend(self.read_earmark(record, peer, &entry)?);
+        }
+        Ok(Participant {
+            peer,
+            name: record.name(),
+            is_live: self.is_live(peer.index)?,
+            floor_bytes: record.get(word::FLOOR),
+            share_bytes: record.get(word::SHARE),
+            held_bytes: record.held(),
+            earmarks,
+            accepted: record.accepted().map(|(_, nonce, lender)| (nonce, lender)).collect(),
+            is_waiting: record.get(word::TICKET) != 0,
+            has_slice: peer.instance == holder,
+        })
+    }
+
+    /// `None` when it was cleared meanwhile: then what its borrower had accepted may be forgotten, and seems to wait.
+    fn read_earmark(
+        &self,
+        record: &Record<'_>,
+        lender: Peer,
+        entry: &EarmarkEntry,
+    ) -> Result<Option<Earmark>, LedgerError> {
+        let EarmarkEntry { slot, nonce, to, bytes } = *entry;
+        let mut living = LiveSet::default();
+        if let Some(borrower) = record::of_instance(&self.words, to)
+            && self.is_live(borrower.index)?
+        {
+            living.insert(borrower.index);
+        }
+        let state = earmark_state(&self.words, lender.instance, entry, living);
+        Ok(record.has_earmark_at(slot, nonce).then_some(Earmark { nonce, to, bytes, state }))
+    }
+
+    pub(super) fn audit(&self) -> Result<LedgerAudit, LedgerError> {
+        let _guard = self.lock(0)?;
+        let living = self.live_set()?;
+        let words = &self.words;
+        let of = |record: Record<'_>| (record.peer(), record_bytes(words, &record, living));
+        let unsettled = living.records(words).map(|record| record.get(word::UNSETTLED));
+        check_audit(LedgerAudit {
+            capacity_bytes: self.capacity_bytes(),
+            counted_bytes: sum_counted(words, living),
+            unsettled_bytes: unsettled.fold(0, u64::saturating_add),
+            shares_bytes: share::sum_word(words, living, word::SHARE),
+            participants: living.records(words).map(of).collect(),
+        })
+    }
+}
+
+fn check_audit(audit: LedgerAudit) -> Result<LedgerAudit, LedgerError> {
+    let LedgerAudit { capacity_bytes: capacity, counted_bytes: counted, unsettled_bytes: unsettled, .. } =
+        audit;
+    if counted.saturating_sub(unsettled) > capacity {
+        return Err(LedgerError::Overcounted { counted, unsettled, capacity });
+    }
+    if audit.shares_bytes > capacity {
+        return Err(LedgerError::SharesOvercommitted { shares: audit.shares_bytes, capacity });
+    }
+    Ok(audit)
+}

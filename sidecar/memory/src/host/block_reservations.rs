@@ -1,0 +1,69 @@
+//! Blocks of the device that copies beside the serial queue have been given: KV that is fetched or written back.
+
+use std::collections::BTreeMap;
+
+use sluice_policy::ids::ChunkId;
+
+use crate::tier::TierCopy;
+
+/// What an order does to a block of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BlockUse {
+    /// Reads it: nobody may write it meanwhile.
+    Read,
+    /// Writes it, one order at a time.
+    Write,
+    /// Writes or reads a buffer's; other fetches and spills may too, and their lane sees to the order.
+    Fetch,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct UseCounts {
+    readers: u32,
+    fetches: u32,
+}
+
+/// Users of each block, by chunk and offset.
+#[derive(Debug, Default)]
+pub(super) struct BlockReservations(BTreeMap<(ChunkId, u64), UseCounts>);
+
+impl BlockReservations {
+    /// Whether one more may use the block so.
+    pub(super) fn can_use(&self, place: (ChunkId, u64), to: BlockUse) -> bool {
+        let UseCounts { readers, fetches } = self.0.get(&place).copied().unwrap_or_default();
+        match to {
+            BlockUse::Read => fetches == 0,
+            BlockUse::Write => readers == 0 && fetches == 0,
+            BlockUse::Fetch => readers == 0,
+        }
+    }
+
+    /// Whether a block of the chunk is in use.
+    pub(super) fn is_chunk_in_use(&self, chunk: ChunkId) -> bool {
+        self.0.range((chunk, 0)..=(chunk, u64::MAX)).next().is_some()
+    }
+
+    pub(super) fn begin(&mut self, copies: &[TierCopy], to: BlockUse) {
+        for copy in copies {
+            *use_count(self.0.entry(copy.device).or_default(), to) += 1;
+        }
+    }
+
+    pub(super) fn end(&mut self, copies: &[TierCopy], to: BlockUse) {
+        for copy in copies {
+            let entry = self.0.get_mut(&copy.device).expect("a claim that ends was made");
+            *use_count(entry, to) -= 1;
+            if entry.readers == 0 && entry.fetches == 0 {
+                self.0.remove(&copy.device);
+            }
+        }
+    }
+}
+
+fn use_count(entry: &mut UseCounts, to: BlockUse) -> &mut u32 {
+    match to {
+        BlockUse::Read => &mut entry.readers,
+        BlockUse::Fetch => &mut entry.fetches,
+        BlockUse::Write => unreachable!("writers run in the serial queue, one at a time"),
+    }
+}

@@ -1,0 +1,299 @@
+//! The queue of operations that take effect one after the other: create, release, reback, moves and swaps of blocks.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use sluice_policy::action::{Action, Address, BlockMove, Reback, Transaction, Work};
+use sluice_policy::copy_priority::CopyPriority;
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId, Nanos};
+use sluice_policy::reason::Reason;
+
+use super::HostMemory;
+use super::block_reservations::BlockUse;
+use super::copy_queue::all_distinct;
+use super::serial_worker::{BlockCopy, SerialJob};
+
+/// Operations in order; the first may have started.
+#[derive(Debug, Default)]
+pub(super) struct SerialQueue {
+    queue: VecDeque<Operation>,
+    submitted: u64,
+    head_state: HeadState,
+}
+
+#[derive(Debug)]
+struct Operation {
+    number: u64,
+    id: ActionId,
+    work: Work,
+    reason: Reason,
+    due: Option<Nanos>,
+    refs: OperationRefs,
+}
+
+/// What a work names, each sorted.
+#[derive(Debug)]
+pub(super) struct OperationRefs {
+    chunks: Vec<ChunkId>,
+    host_blocks: Vec<HostBlockId>,
+}
+
+impl OperationRefs {
+    pub(super) fn of(work: &Work) -> OperationRefs {
+        let mut chunks = work.chunks();
+        let mut hosts: Vec<_> = work.swaps().iter().map(|swap| swap.host).collect();
+        chunks.sort_unstable();
+        hosts.sort_unstable();
+        OperationRefs { chunks, host_blocks: hosts }
+    }
+
+    /// Whether both name the same somewhere.
+    pub(super) fn overlaps(&self, other: &OperationRefs) -> bool {
+        intersects(&self.chunks, &other.chunks) || intersects(&self.host_blocks, &other.host_blocks)
+    }
+}
+
+/// Whether something is in `sorted` and in `others`.
+fn intersects<T: Ord>(sorted: &[T], others: &[T]) -> bool {
+    others.iter().any(|other| sorted.binary_search(other).is_ok())
+}
+
+/// How far the first operation is.
+#[derive(Debug, Default)]
+enum HeadState {
+    /// Not started.
+    #[default]
+    NotStarted,
+    /// The pool's thread works on it.
+    RunningJob,
+    /// The pool's thread makes its transaction's chunks ready: their pages, and poison in those that are handed over.
+    Preparing,
+    /// The engine has it.
+    AwaitingEngine(Instant),
+}
+
+impl SerialQueue {
+    pub(super) fn push(&mut self, Action { id, work, reason, due }: Action) {
+        let named = OperationRefs::of(&work);
+        self.queue.push_back(Operation { number: self.submitted, id, work, reason, due, refs: named });
+        self.submitted += 1;
+    }
+
+    /// The number that the next operation gets.
+    pub(super) fn next_number(&self) -> u64 {
+        self.submitted
+    }
+
+    /// Whether an operation with a lower number that has not ended names one of the same.
+    pub(super) fn depends_on(&self, number: u64, named: &OperationRefs) -> bool {
+        let mut earlier = self.queue.iter().filter(|operation| operation.number < number);
+        earlier.any(|operation| operation.refs.overlaps(named))
+    }
+
+    /// The place of the first operation on the link, if it begins now: whoever waits for a later one waits for it too.
+    fn head_priority(&self, now: Nanos) -> CopyPriority {
+        let first = self.queue.front().expect("an operation is at hand");
+        CopyPriority::new(first.id, self.queue.iter().filter_map(|operation| operation.due).min(), now)
+    }
+
+    /// The transaction that the engine has and did not acknowledge.
+    pub(super) fn awaiting_ack(&self) -> Option<ActionId> {
+        let waiting = matches!(self.head_state, HeadState::AwaitingEngine(_));
+        self.queue.front().filter(|_| waiting).map(|operation| operation.id)
+    }
+}
+
+/// What the start of an operation led to.
+enum StartResult {
+    Completed(Outcome),
+    Pending(HeadState),
+}
+
+impl HostMemory {
+    /// Starts operations until one has to be waited for. Fills that an operation held back go before the next one.
+    pub(super) fn start_serial(&mut self) {
+        while matches!(self.serial_queue.head_state, HeadState::NotStarted) {
+            let Some(operation) = self.serial_queue.queue.front_mut() else { break };
+            let work = std::mem::replace(&mut operation.work, Work::DropFills);
+            let reason = operation.reason;
+            let started = self.start(&work, reason);
+            self.serial_queue.queue.front_mut().expect("the first operation is at hand").work = work;
+            match started.unwrap_or_else(|failure| StartResult::Completed(Outcome::Failed(failure))) {
+                StartResult::Completed(outcome) => self.end_operation(outcome),
+                StartResult::Pending(at_hand) => self.serial_queue.head_state = at_hand,
+            }
+        }
+    }
+
+    fn end_operation(&mut self, outcome: Outcome) {
+        let operation = self.serial_queue.queue.pop_front().expect("the operation that ends was the first");
+        self.serial_queue.head_state = HeadState::NotStarted;
+        self.complete(operation.id, outcome);
+        self.dispatch_copies();
+    }
+
+    fn start(&mut self, work: &Work, reason: Reason) -> Result<StartResult, Failure> {
+        match work {
+            Work::Create(chunks) => {
+                // A tenant that loads has time, and its first copies are to tell how fast the link is. One that wakes has
+                // its layers' memory made beside the copies and the prompt.
+                let at_once = reason == Reason::Load;
+                self.start_create(chunks, SerialJob::Create { chunks: chunks.clone(), at_once })
+            }
+            Work::Accept { chunks, earmark } => {
+                self.start_create(chunks, SerialJob::Accept(chunks.clone(), *earmark))
+            }
+            Work::Release(chunks) => self.start_release(chunks, SerialJob::Release(chunks.clone())),
+            Work::Lend { chunks, spare_chunks, earmark } => {
+                let (spare_chunks, earmark) = (*spare_chunks, *earmark);
+                self.start_release(chunks, SerialJob::Lend { chunks: chunks.clone(), spare_chunks, earmark })
+            }
+            Work::Reback(transaction) => self.start_reback(transaction),
+            Work::MoveBlocks(moves) => self.start_moves(moves),
+            Work::SwapOut(swaps) => {
+                let copies = self.swap_out(swaps)?;
+                Ok(self.start_job(SerialJob::SwapOut(copies, self.serial_queue.head_priority(self.now))))
+            }
+            Work::SwapIn(swaps) => {
+                let copies = self.swap_in(swaps)?;
+                Ok(self.start_job(SerialJob::SwapIn(copies, self.serial_queue.head_priority(self.now))))
+            }
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
+                unreachable!("copies have their own queues")
+            }
+        }
+    }
+
+    fn start_create(&mut self, chunks: &[ChunkId], chore: SerialJob) -> Result<StartResult, Failure> {
+        if !all_distinct(chunks) || chunks.iter().any(|chunk| self.pool.exists(*chunk)) {
+            return Err(Failure::Refused);
+        }
+        Ok(self.start_job(chore))
+    }
+
+    fn start_release(&mut self, chunks: &[ChunkId], chore: SerialJob) -> Result<StartResult, Failure> {
+        let unused =
+            |c: ChunkId| self.pool.exists(c) && !self.table.is_mapped(c) && !self.has_pending_copy(c);
+        if !all_distinct(chunks) || !chunks.iter().all(|chunk| unused(*chunk)) {
+            return Err(Failure::Refused);
+        }
+        Ok(self.start_job(chore))
+    }
+
+    /// A fill into the chunk is queued or runs, or a fetch or write-back of one of its blocks.
+    fn has_pending_copy(&self, chunk: ChunkId) -> bool {
+        self.table.is_filling(chunk) || self.reservations.is_chunk_in_use(chunk)
+    }
+
+    /// Checked as a whole first, then made ready, then sent: a refused transaction changes not one byte. The engine is at a
+    /// step boundary or idle (DESIGN 4, rule b), so nobody reads what is poisoned. Copies of KV need their frames, and not an
+    /// address that a chunk had before it was KV.
+    fn start_reback(&mut self, transaction: &Transaction) -> Result<StartResult, Failure> {
+        let handed_over = &transaction.handed_over;
+        let taken = |op: &Reback| matches!(op, Reback::Unmap(Address::Kv(_), chunk) if self.reservations.is_chunk_in_use(*chunk));
+        if handed_over.iter().any(|c| !self.pool.exists(*c) || self.has_pending_copy(*c))
+            || transaction.ops.iter().any(taken)
+        {
+            return Err(Failure::Refused);
+        }
+        self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk))?;
+        let backed = self.unbacked_chunks(transaction);
+        let poisoned = if self.poison { handed_over.clone() } else { Vec::new() };
+        if backed.is_empty() && poisoned.is_empty() {
+            return Ok(self.send_reback(transaction));
+        }
+        self.table.revert(&transaction.ops);
+        self.worker.submit(SerialJob::Prepare { backed, poisoned });
+        Ok(StartResult::Pending(HeadState::Preparing))
+    }
+
+    /// Chunks that the engine may touch as soon as they are mapped, and that may lack pages. Weights it reads when they have
+    /// been copied in, which brings the pages.
+    fn unbacked_chunks(&self, transaction: &Transaction) -> Vec<ChunkId> {
+        let maps = transaction.ops.iter().filter_map(|op| match *op {
+            Reback::Map(Address::Kv(_) | Address::Activation(_) | Address::Staging(_), chunk) => Some(chunk),
+            Reback::Map(..) | Reback::Unmap(..) => None,
+        });
+        maps.filter(|chunk| !self.pool.is_backed(*chunk)).collect()
+    }
+
+    /// The table shows the transaction already.
+    fn send_reback(&mut self, transaction: &Transaction) -> StartResult {
+        let begun = Instant::now();
+        let id = self.serial_queue.queue.front().expect("the transaction is the first operation").id;
+        if !transaction.ops.is_empty() && self.engine.reback(id, &transaction.ops) {
+            StartResult::Pending(HeadState::AwaitingEngine(begun))
+        } else {
+            StartResult::Completed(done_since(begun))
+        }
+    }
+
+    fn start_moves(&mut self, moves: &[BlockMove]) -> Result<StartResult, Failure> {
+        let copies: Option<Vec<BlockCopy>> = moves.iter().map(|one| self.block_copy(*one)).collect();
+        Ok(self.start_job(SerialJob::Move(copies.ok_or(Failure::Refused)?)))
+    }
+
+    fn block_copy(&self, one: BlockMove) -> Option<BlockCopy> {
+        let bytes = self.geometry.block_bytes;
+        let from = self.block_location(one.from, one.from_chunk, BlockUse::Read)?;
+        let to = self.block_location(one.to, one.to_chunk, BlockUse::Write)?;
+        Some(BlockCopy { from, to, bytes })
+    }
+
+    /// Chunk and offset of a block; none when its frame is backed by another chunk, by none, or is being filled, or when a
+    /// fetch or write-back of the block does not go together with this use.
+    pub(super) fn block_location(
+        &self,
+        block: BlockId,
+        chunk: ChunkId,
+        to: BlockUse,
+    ) -> Option<(ChunkId, u64)> {
+        let per_chunk = self.geometry.blocks_per_chunk();
+        let frame = Address::Kv(FrameId(block.0 / per_chunk));
+        let place = (chunk, u64::from(block.0 % per_chunk) * self.geometry.block_bytes);
+        let right = self.table.backing(frame) == Some(chunk) && !self.table.is_filling(chunk);
+        (right && self.reservations.can_use(place, to)).then_some(place)
+    }
+
+    fn start_job(&mut self, chore: SerialJob) -> StartResult {
+        self.worker.submit(chore);
+        StartResult::Pending(HeadState::RunningJob)
+    }
+
+    pub(super) fn on_job_done(&mut self, outcome: Outcome) {
+        let operation = self.serial_queue.queue.front().expect("the chore's operation is at hand");
+        let ready = matches!(self.serial_queue.head_state, HeadState::Preparing);
+        if !ready || matches!(outcome, Outcome::Failed(_)) {
+            self.end_operation(outcome);
+            return;
+        }
+        let Work::Reback(transaction) = &operation.work else { unreachable!("only transactions get ready") };
+        let transaction = transaction.clone();
+        let applied = self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk));
+        assert!(applied.is_ok(), "what fitted before it got ready fits then: {transaction:?}");
+        match self.send_reback(&transaction) {
+            StartResult::Completed(outcome) => self.end_operation(outcome),
+            StartResult::Pending(at_hand) => self.serial_queue.head_state = at_hand,
+        }
+    }
+
+    /// Ends the transaction that the engine has, if it is this one.
+    pub(super) fn complete_reback(&mut self, id: ActionId, ok: bool) -> bool {
+        let HeadState::AwaitingEngine(begun) = self.serial_queue.head_state else { return false };
+        let operation = self.serial_queue.queue.front().expect("the engine has the first operation");
+        if operation.id != id {
+            return false;
+        }
+        let outcome = if ok { done_since(begun) } else { Outcome::Failed(Failure::Refused) };
+        if let (false, Work::Reback(transaction)) = (ok, &operation.work) {
+            self.table.revert(&transaction.ops);
+        }
+        self.end_operation(outcome);
+        true
+    }
+}
+
+fn done_since(begun: Instant) -> Outcome {
+    Outcome::Done { bytes: 0, duration_ns: begun.elapsed().as_nanos() as u64 }
+}

@@ -1,0 +1,268 @@
+//! KV copied beside steps: pace, fairness, faults, who may write a host block, and the end of it all.
+
+use std::time::{Duration, Instant};
+
+use sluice_memory::{Faults, HostOptions, KvCopyStats};
+use sluice_policy::action::{Address, BlockSwap, Fetch, Fill, FillTarget, Reback, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, SlotId};
+
+use super::harness::{Harness, chunks, geometry, reback};
+
+const CHUNK: u64 = 256 << 10;
+/// Eight blocks in a chunk.
+const BLOCK: u64 = CHUNK / 8;
+/// A slab takes a second, and a block a sixteenth.
+const RATE: u64 = 512 << 10;
+const A: LayerId = LayerId(0);
+const B: LayerId = LayerId(1);
+
+/// Frames 0 to 5 on the chunks of the same number, and blocks 0 and 1 in host blocks 0 and 1 under names 1 and 2.
+fn world(change: impl Fn(&mut HostOptions)) -> Harness {
+    let mut world = Harness::with(&geometry(CHUNK, 8, 2, 2 * CHUNK), |options| {
+        options.host_kv_bytes = 64 * BLOCK;
+        change(options);
+    });
+    world.succeed(Work::Create(chunks(0..8)));
+    let map = |chunk| Reback::Map(Address::Kv(FrameId(chunk)), ChunkId(chunk));
+    world.succeed(reback((0..6).map(map).collect(), vec![]));
+    world.write_block(BlockId(0), 10);
+    world.write_block(BlockId(1), 11);
+    world.succeed(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2)]));
+    world
+}
+
+fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
+    let (block, chunk) = (BlockId(block), ChunkId(block / 8));
+    BlockSwap { block, chunk, host: HostBlockId(host), generation: Generation(generation) }
+}
+
+fn swap_from_tuple((block, host, generation): (u32, u32, u64)) -> BlockSwap {
+    swap(block, host, generation)
+}
+
+fn fetch(layer: LayerId, buffer: u8, generation: u64, blocks: &[BlockSwap]) -> Work {
+    let generation = Generation(generation);
+    Work::Fetch(Fetch { layer, buffer, generation, after: None, blocks: blocks.to_vec().into() })
+}
+
+fn duration(outcome: Outcome) -> Duration {
+    let Outcome::Done { duration_ns, .. } = outcome else { panic!("the copy ended as {outcome:?}") };
+    Duration::from_nanos(duration_ns)
+}
+
+/// A slab of two chunks into chunks 6 and 7.
+fn fill() -> Work {
+    let target = FillTarget::Resident(A);
+    Work::Fill(Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) })
+}
+
+/// A slab of a second, ordered first, and a fetch of two blocks that is needed at `due`: how long the fetch took, and whether it
+/// came before the end of the slab.
+fn fetch_during_slab_fill(due: Option<Nanos>) -> (Duration, bool) {
+    let mut world = world(|_| ());
+    world.memory.set_link_bandwidth(Some(RATE));
+    let slab = world.submit_work(fill());
+    let fetched = world.submit_with_deadline(due, fetch(A, 0, 1, &[swap(8, 0, 1), swap(9, 1, 2)]));
+    let taken = duration(world.wait(fetched));
+    let ahead = world.outcome(slab).is_none();
+    world.wait(slab);
+    assert_eq!([8, 9].map(|block| world.block(BlockId(block))), [Some(10), Some(11)]);
+    (taken, ahead)
+}
+
+#[test]
+fn urgent_fetch_overtakes_slab_and_fetch_without_deadline_waits() {
+    let alone = Duration::from_secs_f64(2.0 * BLOCK as f64 / RATE as f64);
+    for (due, passes) in [(Some(Nanos(0)), true), (None, false)] {
+        let (taken, ahead) = fetch_during_slab_fill(due);
+        assert_eq!(ahead, passes, "{due:?}");
+        // The quantum under way is waited for, and no turn counts as the link's slowness.
+        assert!(taken >= alone / 2 && taken < 5 * alone, "{taken:?} beside a slab, {alone:?} alone");
+    }
+}
+
+/// Two pieces of KV come home behind a change of mappings, and one that is needed at `behind` comes after them. The change ends
+/// when a slab that is needed at `needed` was ordered. Whether the slab ends last.
+fn slab_ends_last(needed: Option<Nanos>, behind: Option<Nanos>) -> bool {
+    let mut world = world(|_| ());
+    world.memory.set_link_bandwidth(Some(RATE));
+    world.hold_engine(true);
+    world.submit_work(reback(vec![Reback::Map(Address::Kv(FrameId(6)), ChunkId(5))], vec![]));
+    while world.advance() {}
+    let home = [(8, 0, 1), (9, 1, 2)].map(|one| world.submit_work(Work::SwapIn(vec![swap_from_tuple(one)])));
+    world.submit_with_deadline(behind, reback(vec![], vec![]));
+    let slab = world.submit_with_deadline(needed, fill());
+    world.hold_engine(false);
+    home.into_iter().chain([slab]).for_each(|order| _ = world.wait(order));
+    let last =
+        world.completions().iter().rev().map(|done| done.id).find(|id| home.contains(id) || *id == slab);
+    last == Some(slab)
+}
+
+#[test]
+fn swap_in_yields_to_slab_unless_later_work_is_due() {
+    assert!(!slab_ends_last(Some(Nanos(0)), None), "it takes a second and passes the pieces");
+    assert!(slab_ends_last(None, None), "without deadlines they came first");
+    assert!(slab_ends_last(Some(Nanos(1)), Some(Nanos(0))), "a change that is needed sooner waits for them");
+}
+
+/// Slabs of two slots wait for the one thread, which copies another slab. Whether they end in the order in which they were ordered.
+fn slots_end_in_order(needed: [Option<Nanos>; 2]) -> bool {
+    let mut world = world(|_| ());
+    world.memory.set_link_bandwidth(Some(8 * RATE));
+    let slot = |slot: u8, layer, first: u32| {
+        let (target, generation) = (FillTarget::Slot(SlotId(slot), layer), Generation(2));
+        Work::Fill(Fill { target, generation, after: None, chunks: chunks(first..first + 2) })
+    };
+    let first = world.submit_with_deadline(Some(Nanos(0)), fill());
+    let slots = [
+        world.submit_with_deadline(needed[0], slot(0, A, 2)),
+        world.submit_with_deadline(needed[1], slot(1, B, 4)),
+    ];
+    slots.into_iter().chain([first]).for_each(|order| _ = world.wait(order));
+    let ends: Vec<_> =
+        world.completions().iter().map(|done| done.id).filter(|id| slots.contains(id)).collect();
+    ends == slots
+}
+
+#[test]
+fn earliest_deadline_slab_gets_next_thread() {
+    assert!(!slots_end_in_order([Some(Nanos(2)), Some(Nanos(1))]));
+    assert!(slots_end_in_order([Some(Nanos(1)), Some(Nanos(2))]));
+    assert!(slots_end_in_order([None, None]), "without deadlines they go as they came");
+}
+
+#[test]
+fn measured_time_excludes_reader_wait() {
+    let mut world = world(|_| ());
+    let after = Some((B, Generation(1)));
+    let (generation, blocks) = (Generation(1), vec![swap(8, 0, 1)]);
+    let order = world.submit_work(Work::Fetch(Fetch {
+        layer: A,
+        buffer: 0,
+        generation,
+        after,
+        blocks: blocks.into(),
+    }));
+    let wait = Duration::from_secs(1);
+    std::thread::sleep(wait);
+    world.page.set_kv_done(B, Generation(1));
+    let taken = duration(world.wait(order));
+    assert!(taken < wait, "{taken:?} counts the wait");
+}
+
+#[test]
+fn skipping_reader_wait_overwrites_buffer_early() {
+    let mut world = world(|_| ());
+    world.memory.set_faults(Faults { skip_after_wait: true, ..Faults::default() });
+    world.succeed(fetch(A, 0, 1, &[swap(8, 0, 1)]));
+    let (generation, blocks) = (Generation(2), vec![swap(8, 1, 2)]);
+    let after = Some((A, Generation(1)));
+    world.succeed(Work::Fetch(Fetch { layer: B, buffer: 0, generation, after, blocks: blocks.into() }));
+    assert_eq!(world.block(BlockId(8)), Some(11), "nobody has said that layer 0 was read");
+}
+
+#[test]
+fn failed_fetch_publishes_nothing_and_can_be_retried() {
+    let mut world = world(|_| ());
+    let work = fetch(A, 0, 1, &[swap(8, 0, 1), swap(9, 1, 2)]);
+    world.memory.set_faults(Faults { fail_copy: Some(1), ..Faults::default() });
+    assert_eq!(world.run(work.clone()), Outcome::Failed(Failure::CopyFailed));
+    assert_eq!(world.page.kv_ready(A), Generation(0));
+    world.succeed(work);
+    assert_eq!((world.page.kv_ready(A), world.block(BlockId(9))), (Generation(1), Some(11)));
+    assert_eq!(world.memory.kv_copy_stats(), KvCopyStats { fetched_bytes: 2 * BLOCK, written_back_bytes: 0 });
+}
+
+#[test]
+fn failed_write_back_leaves_host_block_without_generation() {
+    let mut world = world(|_| ());
+    world.memory.set_faults(Faults { fail_copy: Some(1), ..Faults::default() });
+    let failed = world.run(Work::WriteBack(vec![swap(0, 0, 3), swap(1, 1, 4)]));
+    assert_eq!(failed, Outcome::Failed(Failure::CopyFailed));
+    for (host, generation) in [(0, 1), (1, 2), (0, 3), (1, 4)] {
+        let refused = world.run(fetch(A, 0, 1, &[swap(8, host, generation)]));
+        assert_eq!(refused, Outcome::Failed(Failure::Refused), "{host}, {generation}");
+    }
+    world.succeed(Work::WriteBack(vec![swap(0, 0, 5)]));
+    world.succeed(fetch(A, 0, 1, &[swap(8, 0, 5)]));
+    assert_eq!(world.block(BlockId(8)), Some(10));
+    assert_eq!(world.memory.kv_copy_stats().written_back_bytes, BLOCK);
+}
+
+/// Until a write-back has ended, its host blocks and the blocks it reads are its own.
+#[test]
+fn use_of_host_block_under_write_back_is_refused() {
+    let mut world = world(|_| ());
+    world.memory.set_to_host_bandwidth(Some(1 << 10));
+    let slow = world.submit_work(Work::WriteBack(vec![swap(0, 0, 3)]));
+    let wrong = [
+        Work::WriteBack(vec![swap(1, 0, 4)]),
+        Work::SwapOut(vec![swap(1, 0, 4)]),
+        Work::SwapIn(vec![swap(8, 0, 1)]),
+        fetch(A, 0, 1, &[swap(8, 0, 1)]),
+        Work::SwapIn(vec![swap(0, 1, 2)]),
+        fetch(A, 0, 1, &[swap(0, 1, 2)]),
+        reback(vec![Reback::Unmap(Address::Kv(FrameId(0)), ChunkId(0))], vec![]),
+    ];
+    for work in wrong {
+        let shown = format!("{work:?}");
+        assert_eq!(world.run(work), Outcome::Failed(Failure::Refused), "{shown}");
+    }
+    world.succeed(fetch(A, 0, 1, &[swap(8, 1, 2)]));
+    world.succeed(fill());
+    world.succeed(Work::DropFills);
+    assert_eq!(world.outcome(slow), None, "half a minute is not over");
+    world.memory.set_to_host_bandwidth(None);
+    assert!(matches!(world.wait(slow), Outcome::Done { .. }), "the new pace holds for it too");
+    world.succeed(fetch(A, 0, 2, &[swap(9, 0, 3)]));
+    assert_eq!(world.block(BlockId(9)), Some(10));
+}
+
+/// A fetch that runs has its host block to the end: who is to write it waits.
+#[test]
+fn a_write_back_waits_for_the_fetch_that_reads_its_host_block() {
+    let mut world = world(|_| ());
+    world.memory.set_faults(Faults { chunk_delay: Duration::from_millis(100), ..Faults::default() });
+    let reads = world.submit_work(fetch(A, 0, 1, &[swap(8, 1, 2), swap(9, 0, 1)]));
+    let writes = world.submit_work(Work::WriteBack(vec![swap(1, 0, 3)]));
+    world.wait(writes);
+    let order: Vec<_> = world.completions().iter().map(|c| c.id).collect();
+    let fetched = matches!(world.outcome(reads), Some(Outcome::Done { .. }));
+    // Had the write-back begun first, there would be nothing of that name to fetch.
+    assert!(!fetched || order[order.len() - 2..] == [reads, writes], "{order:?}");
+    let found = world.block(BlockId(9));
+    assert!(found == Some(10) || !fetched, "{found:?}");
+}
+
+#[test]
+fn slow_link_to_host_does_not_slow_link_to_device() {
+    let mut world = world(|options| options.to_host_bytes_per_s = Some(64 << 10));
+    let out = duration(world.run(Work::WriteBack(vec![swap(0, 0, 3)])));
+    let taken = Duration::from_secs_f64(BLOCK as f64 / f64::from(64 << 10));
+    assert!(out >= taken, "{out:?} for {taken:?}");
+    let fetched = duration(world.run(fetch(A, 0, 1, &[swap(8, 1, 2)])));
+    assert!(fetched < taken, "{fetched:?} on a link as fast as memory");
+}
+
+#[test]
+fn drop_does_not_wait_for_slow_copy() {
+    let mut world = world(|_| ());
+    world.memory.set_link_bandwidth(Some(1 << 10));
+    // Half a minute for each block, five minutes for the slab.
+    let orders = [
+        Work::WriteBack(vec![swap(0, 2, 3), swap(1, 3, 4)]),
+        fetch(A, 0, 1, &[swap(8, 0, 1), swap(9, 1, 2)]),
+        fill(),
+        Work::SwapOut(vec![swap(2, 4, 5)]),
+    ];
+    for work in orders {
+        world.submit_work(work);
+    }
+    let notify = world.notify.clone();
+    let begun = Instant::now();
+    drop(world);
+    assert!(begun.elapsed() < Duration::from_secs(10), "it went on for {:?}", begun.elapsed());
+    assert_eq!(std::sync::Arc::strong_count(&notify), 1, "no worker holds anything");
+}

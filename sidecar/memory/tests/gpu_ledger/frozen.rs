@@ -1,0 +1,114 @@
+//! A process that is stopped while it holds the guard: others look as ever, and wait for the guard no longer than they say.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use sluice_memory::gpu_ledger::{
+    EarmarkState, GUARD_PATIENCE, GpuLedger, JoinError, LedgerError, OpenError, ParticipantHandle, TurnOrder,
+};
+
+use super::env::{LedgerEnv, LedgerProcess};
+
+/// Longer than all waits of a test together, even on a slow machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A participant that stopped in the middle of a reservation.
+fn spawn_frozen(stage: &LedgerEnv) -> LedgerProcess {
+    let mut actor = stage.spawn_joined("frozen", 300);
+    actor.ok("freeze 1");
+    actor.send("reserve 100");
+    actor.wait_until_stopped();
+    actor
+}
+
+/// What `deed` returns; a panic when it does not.
+fn run_within_timeout<T: Send + 'static>(what: &str, deed: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, ends) = channel();
+    std::thread::spawn(move || done.send(deed()));
+    ends.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("{what} waits for a frozen neighbour"))
+}
+
+#[test]
+fn frozen_guard_holder_does_not_block_survey() {
+    let stage = LedgerEnv::new();
+    let seat = Arc::new(stage.open().join("b", 0, 300).unwrap());
+    seat.reserve(50).unwrap();
+    let actor = spawn_frozen(&stage);
+    let looking = seat.clone();
+    let (seen, waiters) =
+        run_within_timeout("a look", move || (looking.survey().unwrap(), looking.slice_queue().waiters()));
+    let told: Vec<_> = seen.iter().map(|p| (p.name.as_str(), p.is_live, p.held_bytes)).collect();
+    assert_eq!(told, [("b", true, 50), ("frozen", true, 0)]);
+    assert_eq!((waiters, seat.held_bytes()), (Ok(0), 50));
+    seat.release(20);
+    assert_eq!(seat.survey().unwrap()[0].held_bytes, 30, "what is released needs no guard");
+    drop(actor);
+}
+
+#[test]
+fn frozen_guard_holder_is_reported_after_timeout() {
+    let stage = LedgerEnv::new();
+    let ledger = stage.open();
+    let seat = Arc::new(ledger.join("b", 0, 300).unwrap());
+    let mut actor = spawn_frozen(&stage);
+    let waited_ms = GUARD_PATIENCE.as_millis() as u64;
+    let busy = || LedgerError::Busy { holder: "frozen (record 1)".to_owned(), waited_ms };
+    type Operation = fn(&ParticipantHandle) -> Result<(), LedgerError>;
+    let deeds: [(&str, Operation); 6] = [
+        ("reserve", |seat| seat.reserve(10)),
+        ("clear", |seat| seat.clear_settled().map(drop)),
+        ("void", |seat| seat.cancel_earmark(7).map(drop)),
+        ("audit", |seat| seat.audit().map(drop)),
+        ("request", |seat| seat.slice_queue().request(0)),
+        ("earmark", |seat| seat.earmark(&seat.peer(), 0, 0, 7)),
+    ];
+    for (what, deed) in deeds {
+        let seat = seat.clone();
+        assert_eq!(run_within_timeout(what, move || deed(&seat)), Err(busy()), "{what}");
+    }
+    let joined = run_within_timeout("join", move || ledger.join("c", 0, 100).map(drop));
+    assert!(matches!(joined, Err(JoinError::Busy(error)) if error == busy()));
+    let (folder, identity) = (stage.folder().to_owned(), stage.identity());
+    let opened = run_within_timeout("open", move || GpuLedger::open(&folder, &identity).map(drop));
+    assert!(matches!(opened, Err(OpenError::Busy { .. })), "{opened:?}");
+    actor.resume();
+    actor.answer().unwrap().unwrap();
+    seat.reserve(10).unwrap();
+    assert_eq!(seat.audit().unwrap().counted_bytes, 110, "nothing of what was refused is left");
+    seat.slice_queue().request(0).unwrap();
+    assert!(seat.slice_queue().try_acquire(TurnOrder::RoundRobin).unwrap().is_some());
+}
+
+/// A look is not under the guard, but of a transfer it sees what is so.
+#[test]
+fn survey_during_transfers_shows_no_settled_earmark() {
+    const LAST: u64 = 3000;
+    let stage = LedgerEnv::new();
+    let (lender, borrower) = (stage.open().join("a", 0, 0).unwrap(), stage.open().join("b", 0, 0).unwrap());
+    let watch = stage.open();
+    let settled = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for nonce in 1..=LAST {
+                lender.reserve(10).unwrap();
+                lender.earmark(&borrower.peer(), 10, 0, nonce).unwrap();
+                borrower.accept(&lender.peer(), nonce, 10).unwrap();
+                settled.store(nonce, Ordering::SeqCst);
+                lender.clear_settled().unwrap();
+                borrower.clear_settled().unwrap();
+                borrower.release(10);
+            }
+        });
+        while settled.load(Ordering::SeqCst) < LAST {
+            let before = settled.load(Ordering::SeqCst);
+            for mark in watch.survey().unwrap().into_iter().flat_map(|p| p.earmarks) {
+                assert_eq!((mark.to, mark.bytes), (borrower.instance(), 10));
+                assert!(mark.state != EarmarkState::Orphaned, "its borrower lives: {mark:?}");
+                let waits = mark.state == EarmarkState::Waiting;
+                assert!(!waits || mark.nonce > before, "accepted before the look ({before}): {mark:?}");
+            }
+        }
+    });
+}

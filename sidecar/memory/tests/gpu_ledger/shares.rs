@@ -1,0 +1,296 @@
+//! Shares that rise and fall while their participants live: together never more than the GPU, whoever dies whenever.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sluice_memory::gpu_ledger::{
+    GpuLedger, JoinError, LedgerError, LedgerFaults, Participant, ParticipantHandle, ShareRequest,
+};
+
+use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
+use super::raw;
+use super::stress::{HeldBytes, Rng};
+
+const PROCESSES: usize = 6;
+const OPERATIONS: u64 = 200;
+const MAX_DURATION: Duration = Duration::from_secs(4);
+const MAX_ROUNDS: usize = 60;
+/// No operation writes so often.
+const MAX_WRITES: u64 = 40;
+
+fn share_request(share_bytes: u64) -> ShareRequest {
+    ShareRequest { floor_bytes: 0, share_bytes, min_bytes: 0 }
+}
+
+fn participant(watch: &GpuLedger, seat: &ParticipantHandle) -> Participant {
+    watch.survey().unwrap().into_iter().find(|one| one.peer == seat.peer()).unwrap()
+}
+
+#[test]
+fn join_gets_remaining_share_if_at_least_minimum() {
+    let stage = LedgerEnv::new();
+    let watch = stage.open();
+    let a = watch.join("a", 100, 700).unwrap();
+    let few =
+        watch.join_with("b", ShareRequest { floor_bytes: 0, share_bytes: 500, min_bytes: 301 }).unwrap_err();
+    assert_eq!(few.to_string(), "the shares sum to 700 bytes; 301 more do not fit the capacity of 1000");
+    let floor = watch.join_with("b", ShareRequest { floor_bytes: 301, share_bytes: 500, min_bytes: 0 });
+    assert!(matches!(floor, Err(JoinError::Overcommitted { what: "share", asked: 301, .. })));
+    let b = watch.join_with("b", ShareRequest { floor_bytes: 300, share_bytes: 500, min_bytes: 0 }).unwrap();
+    assert_eq!((b.share_bytes(), participant(&watch, &b).share_bytes), (300, 300));
+    let none = watch.join_with("c", share_request(500)).unwrap();
+    assert_eq!((none.share_bytes(), participant(&watch, &none).share_bytes), (0, 0));
+    stage.end(a);
+    let d = watch.join_with("d", share_request(500)).unwrap();
+    assert_eq!(d.share_bytes(), 500);
+    assert_eq!(watch.audit().unwrap().shares_bytes, 800);
+}
+
+#[test]
+fn share_rises_to_free_capacity_and_falls_to_floor() {
+    let stage = LedgerEnv::new();
+    let watch = stage.open();
+    let (a, b) = (watch.join("a", 0, 700).unwrap(), watch.join_with("b", share_request(600)).unwrap());
+    assert_eq!(b.share_bytes(), 300);
+    assert_eq!(b.raise_share(600), Ok(300), "nothing is left");
+    assert_eq!(a.release_share(500), Ok(500));
+    assert_eq!(a.release_share(600), Ok(500), "it does not rise by that");
+    assert_eq!(b.raise_share(450), Ok(450));
+    assert_eq!(b.raise_share(100), Ok(450), "it does not fall by that");
+    assert_eq!(b.raise_share(600), Ok(500));
+    assert_eq!(a.raise_share(u64::MAX), Ok(500));
+    a.set_floor(400).unwrap();
+    assert_eq!(a.release_share(0), Ok(400));
+    a.set_floor(100).unwrap();
+    assert_eq!(a.release_share(50), Ok(100));
+    assert_eq!((a.share_bytes(), participant(&watch, &a).share_bytes), (100, 100));
+    assert_eq!((b.share_bytes(), participant(&watch, &b).share_bytes), (500, 500));
+    // What the dead had is free at once.
+    stage.end(b);
+    assert_eq!(a.raise_share(u64::MAX), Ok(CAPACITY));
+    assert_eq!(watch.audit().unwrap().shares_bytes, CAPACITY);
+}
+
+#[test]
+#[should_panic(expected = "a floor of 301 bytes is within the share of 300")]
+fn floor_above_share_panics() {
+    let stage = LedgerEnv::new();
+    let _ = stage.open().join("a", 0, 300).unwrap().set_floor(301);
+}
+
+#[test]
+fn share_change_does_not_wait_for_frozen_peer() {
+    let stage = LedgerEnv::new();
+    let seat = stage.open().join("b", 0, 300).unwrap();
+    let mut actor = stage.spawn_joined("frozen", 300);
+    actor.ok("freeze 1");
+    actor.send("ask 400");
+    actor.wait_until_stopped();
+    let busy = || LedgerError::Busy { holder: "frozen (record 1)".to_owned(), waited_ms: 0 };
+    assert_eq!(seat.raise_share(700), Err(busy()));
+    assert_eq!(seat.release_share(100), Err(busy()));
+    assert_eq!(seat.set_floor(100), Err(busy()));
+    assert_eq!(seat.share_bytes(), 300, "nothing has changed");
+    actor.resume();
+    assert_eq!(actor.answer(), Some(Ok("400".to_owned())));
+    assert_eq!(seat.raise_share(700), Ok(600));
+}
+
+#[test]
+fn share_written_by_other_process_is_rejected() {
+    let stage = LedgerEnv::new();
+    let (seat, other) = (stage.open().join("a", 0, 300).unwrap(), stage.open().join("b", 0, 300).unwrap());
+    let ledger = OpenOptions::new().write(true).open(stage.folder().join("ledger")).unwrap();
+    // The first record follows the header's page; its third word.
+    ledger.write_all_at(&900_u64.to_ne_bytes(), 4096 + 16).unwrap();
+    for result in [seat.raise_share(1000), seat.release_share(0)] {
+        assert!(matches!(result, Err(LedgerError::Damaged { .. })), "{result:?}");
+    }
+    assert_eq!((seat.share_bytes(), other.raise_share(1000)), (300, Ok(300)), "nobody else ends by it");
+}
+
+/// Between the look and the write of a share that rises somebody else asks as well.
+fn raise_interrupted(faults: LedgerFaults) -> Result<u64, LedgerError> {
+    let stage = LedgerEnv::new();
+    let other = Arc::new(Mutex::new(None));
+    let meddler = other.clone();
+    let tap = move || {
+        let seat: Option<ParticipantHandle> = meddler.lock().unwrap().take();
+        if let Some(seat) = seat {
+            let _ = seat.raise_share(CAPACITY);
+            *meddler.lock().unwrap() = Some(seat);
+        }
+    };
+    let faults = LedgerFaults { before_write: Some(Arc::new(tap)), ..faults };
+    let seat = stage.open_with(faults).join("a", 0, 400).unwrap();
+    *other.lock().unwrap() = Some(stage.open().join("b", 0, 400).unwrap());
+    seat.raise_share(CAPACITY).unwrap();
+    seat.audit().map(|audit| audit.shares_bytes)
+}
+
+#[test]
+fn raise_share_is_atomic_only_under_lock() {
+    assert_eq!(raise_interrupted(LedgerFaults::default()), Ok(CAPACITY));
+    let bad = raise_interrupted(LedgerFaults { unlocked_share: true, ..LedgerFaults::default() });
+    assert_eq!(bad, Err(LedgerError::SharesOvercommitted { shares: 1200, capacity: CAPACITY }));
+}
+
+/// A process dies before write `n` of the last command; false when there are fewer writes.
+fn kill_at_write(commands: &[&str], n: u64) -> bool {
+    let stage = LedgerEnv::new();
+    let watch = stage.open();
+    let friend = watch.join("friend", 0, 300).unwrap();
+    let (last, before) = commands.split_last().unwrap();
+    let mut actor = stage.spawn_process();
+    actor.ok("open");
+    for command in before {
+        actor.ok(command);
+    }
+    actor.ok(&format!("die {n}"));
+    if actor.request(last).is_some() {
+        return false;
+    }
+    actor.kill();
+    let shares = watch.audit().unwrap().shares_bytes;
+    assert_eq!(shares, 300, "{last} at write {n}: the dead have none");
+    assert_eq!(friend.raise_share(CAPACITY), Ok(CAPACITY), "{last} at write {n}");
+    friend.release_share(300).unwrap();
+    let heir = watch.join_with("victim", share_request(CAPACITY)).unwrap();
+    assert_eq!(heir.share_bytes(), 700, "{last} at write {n}");
+    true
+}
+
+#[test]
+fn kill_before_any_write_of_share_frees_it() {
+    let join = "join_for victim 500 0";
+    let stories: [&[&str]; 5] = [
+        &[join],
+        &[join, "ask 600"],
+        &[join, "cede 200"],
+        &[join, "ask 700", "cede 100", "ask 650"],
+        &[join, "floor 400", "cede 0"],
+    ];
+    for story in stories {
+        let writes = (1..MAX_WRITES).take_while(|n| kill_at_write(story, *n)).count();
+        assert!(writes > 0, "{story:?} writes something");
+    }
+}
+
+/// The child's half: `count` random wishes. What it makes use of lies in a file of the test's own: more after it was granted,
+/// less before it is told.
+pub fn stress(
+    seat: &ParticipantHandle,
+    folder: &Path,
+    at: u64,
+    seed: u64,
+    count: u64,
+) -> Result<String, String> {
+    let (mut dice, mut has) = (Rng(seed), HeldBytes::new(folder, at));
+    has.set(seat.share_bytes());
+    let mut changes = 0;
+    for _ in 0..count {
+        let before = seat.share_bytes();
+        let result = if dice.below(2) == 0 {
+            seat.raise_share(dice.below(CAPACITY + 1)).map(|granted| has.set(granted))
+        } else {
+            let less = dice.below(before + 1);
+            has.set(less.min(has.bytes));
+            seat.release_share(less).map(drop)
+        };
+        match result.and_then(|()| seat.audit()) {
+            Ok(_) | Err(LedgerError::Busy { .. }) => changes += u64::from(seat.share_bytes() != before),
+            Err(error) => return Err(format!("{error:?}")),
+        }
+    }
+    Ok(changes.to_string())
+}
+
+/// The parent's half.
+struct ShareStressTest {
+    // Before the stage, so that they end before their folder goes.
+    processes: Vec<LedgerProcess>,
+    env: LedgerEnv,
+    started: u64,
+    changes: u64,
+}
+
+impl ShareStressTest {
+    fn new() -> ShareStressTest {
+        let stage = LedgerEnv::new();
+        std::fs::write(stage.folder().join("truth"), [0; 8 * PROCESSES]).unwrap();
+        let mut dealt = ShareStressTest { processes: vec![], env: stage, started: 0, changes: 0 };
+        for _ in 0..PROCESSES {
+            let actor = dealt.start();
+            dealt.processes.push(actor);
+        }
+        dealt
+    }
+
+    fn start(&mut self) -> LedgerProcess {
+        let mut actor = self.env.spawn_process();
+        actor.ok("open");
+        self.started += 1;
+        actor.join_by(&format!("join_for tenant-{} {} 0", self.started, CAPACITY / 2));
+        actor
+    }
+
+    /// Everybody works; one answer is waited for, all are stopped wherever they are, and the sums are compared. One dies.
+    fn round(&mut self, dice: &mut Rng) {
+        for (at, actor) in self.processes.iter_mut().enumerate() {
+            actor.send(&format!("deal {at} {} {OPERATIONS}", dice.below(1 << 30) + 1));
+        }
+        let first = dice.below(PROCESSES as u64) as usize;
+        let mut answers = vec![self.processes[first].answer()];
+        self.processes.iter().for_each(LedgerProcess::stop);
+        self.check();
+        let victim = (first + 1 + dice.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
+        self.processes.iter().for_each(LedgerProcess::resume);
+        self.processes[victim].kill();
+        let truth = OpenOptions::new().write(true).open(self.env.folder().join("truth")).unwrap();
+        truth.write_all_at(&[0; 8], 8 * victim as u64).unwrap();
+        let others = (0..PROCESSES).filter(|at| *at != first && *at != victim);
+        answers.extend(others.map(|at| self.processes[at].answer()));
+        for answer in answers {
+            self.changes += answer.expect("it lives").expect("it succeeds").parse::<u64>().unwrap();
+        }
+        self.processes[victim] = self.start();
+        self.check();
+        let audit = self.env.open().audit().unwrap();
+        assert!(audit.shares_bytes <= CAPACITY, "{audit:?}");
+    }
+
+    fn check(&self) {
+        let truth = std::fs::read(self.env.folder().join("truth")).unwrap();
+        let used = truth.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+        let records = raw::records(self.env.folder());
+        let share = |actor: &LedgerProcess| {
+            let own = records.iter().find(|record| record.instance == actor.peer.instance);
+            own.expect("it has a record").share
+        };
+        let shares: Vec<u64> = self.processes.iter().map(share).collect();
+        assert!(shares.iter().sum::<u64>() <= CAPACITY, "{shares:?}");
+        for (used, share) in used.zip(&shares) {
+            assert!(used <= *share, "{used} bytes are used of a share of {share}");
+        }
+    }
+}
+
+#[test]
+fn shares_never_exceed_capacity_under_kills() {
+    let seed = super::seed();
+    println!("seed {seed}");
+    let (mut dice, begun) = (Rng(seed), Instant::now());
+    let (mut dealt, mut rounds) = (ShareStressTest::new(), 0);
+    while rounds < MAX_ROUNDS && begun.elapsed() < MAX_DURATION {
+        dealt.round(&mut dice);
+        rounds += 1;
+    }
+    println!("{rounds} rounds, as many deaths, {} changes", dealt.changes);
+    assert!(dealt.changes > 100, "shares rose and fell");
+    dealt.processes.iter_mut().for_each(LedgerProcess::kill);
+    let heir = dealt.env.open().join("heir", CAPACITY, CAPACITY).unwrap();
+    assert_eq!(heir.share_bytes(), CAPACITY);
+}

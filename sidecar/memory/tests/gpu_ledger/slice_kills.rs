@@ -1,0 +1,167 @@
+//! A process dies before every single write of what it does about the turn: who waits gets it, in a later epoch, whether it
+//! stood in line already or came after the death.
+
+use std::time::Duration;
+
+use sluice_memory::SliceFence;
+use sluice_memory::gpu_ledger::{Epoch, ParticipantHandle, TurnOrder};
+
+use super::env::{LedgerEnv, LedgerProcess};
+
+const MAX_WRITES: u64 = 20;
+const TIMEOUT: Duration = Duration::from_secs(60);
+const ORDERS: [TurnOrder; 2] = [TurnOrder::RoundRobin, TurnOrder::Priority { aging_turns: 64 }];
+
+/// What comes before the operation, and the operation.
+const CASES: [(&[&str], &str); 4] = [
+    (&[], "request"),
+    (&["request"], "cancel"),
+    (&["request"], "take_turn"),
+    (&["request", "take_turn"], "give_turn"),
+];
+
+/// False when the operation has fewer than `n` writes. `early`: the next in line waits before the death.
+fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (TurnOrder, bool)) -> bool {
+    let stage = LedgerEnv::new();
+    let mut actor = stage.spawn_joined("a", 0);
+    for command in before {
+        actor.ok(command);
+    }
+    let ask = || -> ParticipantHandle {
+        let next = stage.open().join("next", 0, 0).unwrap();
+        next.slice_queue().request(0).unwrap();
+        next
+    };
+    let waiter = early.then(ask);
+    actor.ok(&format!("die {n}"));
+    if actor.request(operation).is_some() {
+        return false;
+    }
+    actor.kill();
+    let next = waiter.unwrap_or_else(ask);
+    let first = next.slice_queue().acquire_within(order, TIMEOUT).unwrap();
+    assert!(first.is_some_and(|first| first >= Epoch(1)));
+    if before.contains(&"take_turn") {
+        assert!(first > Some(Epoch(1)), "an epoch that was had is not had again");
+    }
+    next.slice_queue().release().unwrap();
+    next.slice_queue().request(0).unwrap();
+    let second = next.slice_queue().acquire_within(order, TIMEOUT).unwrap();
+    assert!(second > first);
+    next.slice_queue().release().unwrap();
+    check_after_kill(&stage, &next, (order, second));
+    true
+}
+
+/// The next life of the dead stands in line behind nobody, and the turn goes to and fro.
+fn check_after_kill(
+    stage: &LedgerEnv,
+    next: &ParticipantHandle,
+    (order, before): (TurnOrder, Option<Epoch>),
+) {
+    let heir = stage.open().join("a", 0, 0).unwrap();
+    assert!(!heir.survey().unwrap().iter().any(|one| one.is_waiting || one.has_slice));
+    heir.slice_queue().request(0).unwrap();
+    next.slice_queue().request(0).unwrap();
+    assert_eq!(next.slice_queue().try_acquire(order).unwrap(), None, "the heir asked first");
+    let third = heir.slice_queue().acquire_within(order, TIMEOUT).unwrap();
+    assert!(third > before);
+    heir.slice_queue().release().unwrap();
+    assert!(next.slice_queue().acquire_within(order, TIMEOUT).unwrap() > third);
+}
+
+#[test]
+fn kill_before_any_slice_write_does_not_block_queue() {
+    for (before, operation) in CASES {
+        for line in ORDERS.into_iter().flat_map(|order| [(order, false), (order, true)]) {
+            let writes = (1..MAX_WRITES).take_while(|n| kill_at_write(before, operation, *n, line)).count();
+            println!("{operation} {line:?}: {writes} writes");
+            assert!(writes >= 1, "{operation} writes something");
+        }
+    }
+}
+
+/// A participant that has the turn, is past its deadline and does not run.
+fn stopped_holder(stage: &LedgerEnv) -> LedgerProcess {
+    let mut hung = stage.spawn_joined("hung", 0);
+    for command in ["request", "take_turn", "promise 1"] {
+        hung.ok(command);
+    }
+    hung.stop();
+    hung
+}
+
+/// False when a takeover has fewer than `n` writes. `engine`: that of the participant that dies lives on.
+fn kill_in_takeover(n: u64, engine: bool) -> bool {
+    let stage = LedgerEnv::new();
+    let (mut hung, mut actor) = (stopped_holder(&stage), stage.spawn_joined("heir", 0));
+    actor.ok("request");
+    let _engine = engine.then(|| actor.receive_liveness(&stage));
+    let next = stage.open().join("next", 0, 0).unwrap();
+    next.slice_queue().request(0).unwrap();
+    actor.ok(&format!("die {n}"));
+    if actor.request("take_turn").is_some() {
+        return false;
+    }
+    actor.kill();
+    let Some(taken) = next.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT).unwrap() else {
+        panic!("nobody takes the turn after a death before write {n}");
+    };
+    assert!(taken > Epoch(1), "an epoch that was had is not had again");
+    let fence = SliceFence::open(next.liveness()).unwrap().unwrap();
+    assert!(fence.is_stale(1) && !fence.is_stale(taken.0));
+    hung.resume();
+    assert_eq!(hung.ok("held"), "None");
+    assert_eq!(hung.request("give_turn").unwrap().unwrap_err(), "SliceTakenOver");
+    assert_eq!(next.slice_queue().held(), Some(taken));
+    hung.ok("request");
+    next.slice_queue().release().unwrap();
+    hung.ok("take_turn");
+    assert!(fence.is_stale(taken.0));
+    true
+}
+
+#[test]
+fn kill_before_any_takeover_write_does_not_block_queue() {
+    for engine in [false, true] {
+        let writes = (1..MAX_WRITES).take_while(|n| kill_in_takeover(*n, engine)).count();
+        println!("engine {engine}: {writes} writes");
+        assert!(writes >= 4, "deadline, turn, ticket, epoch");
+    }
+}
+
+/// False when the operation has fewer than `n` writes. The holder stops before one, loses the turn, and goes on.
+fn take_over_at_write(operation: &str, n: u64) -> bool {
+    let stage = LedgerEnv::new();
+    let [next, third] = ["next", "third"].map(|name| stage.open().join(name, 0, 0).unwrap());
+    let mut holder = stage.spawn_joined("holder", 0);
+    for command in ["request", "take_turn", "promise 1", &format!("freeze {n}")] {
+        holder.ok(command);
+    }
+    next.slice_queue().request(0).unwrap();
+    holder.send(operation);
+    let taken = next.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT).unwrap().unwrap();
+    // It may stop after the next has the turn: before the write that wakes the next.
+    let (stopped, answer) = holder.stop_or_answer();
+    let answer = answer.unwrap();
+    assert!(answer.is_ok() || answer.as_ref().is_err_and(|error| error == "SliceTakenOver"), "{answer:?}");
+    assert_eq!(holder.ok("held"), "None");
+    assert_eq!(next.slice_queue().held(), Some(taken));
+    let of_next = next.slice_queue().holder().unwrap().unwrap();
+    assert_eq!((of_next.peer, of_next.overdue), (next.peer(), Duration::ZERO));
+    // The hand-over to the third is that of the next, whatever the holder has written since.
+    third.slice_queue().request(0).unwrap();
+    let begun = std::time::Instant::now();
+    next.slice_queue().release().unwrap();
+    assert!(third.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT).unwrap() > Some(taken));
+    assert!(third.slice_queue().handover().is_some_and(|took| took <= begun.elapsed()));
+    stopped
+}
+
+#[test]
+fn holder_taken_over_between_writes_does_not_affect_next_slice() {
+    let writes = (1..MAX_WRITES).take_while(|n| take_over_at_write("give_turn", *n)).count();
+    assert!(writes >= 3, "when, which epoch, the bell: {writes}");
+    // It keeps the turn when it is not stopped before its one write.
+    assert!(take_over_at_write("promise 9000000000000000000", 1));
+}

@@ -1,0 +1,170 @@
+//! Processes take turns while some of them are stopped and killed at random moments: no two of them ever see the turn as
+//! their own.
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::mm::{MapFlags, ProtFlags};
+use sluice_memory::gpu_ledger::{
+    Epoch, LedgerError, OVERDUE_GRACE, ParticipantHandle, SliceQueue, TurnOrder,
+};
+use sluice_memory::since_boot;
+
+use super::env::{LedgerEnv, LedgerProcess};
+use super::stress::Rng;
+
+const PROCESSES: usize = 4;
+/// How long a holder promises to go on from each of its steps.
+const DEADLINE: Duration = Duration::from_millis(100);
+/// So long a stopped holder is overtaken, and a busy machine has time for it.
+const STOP_DURATION: Duration = Duration::from_millis(2 * 100 + 2 * OVERDUE_GRACE.as_millis() as u64);
+const ROUND: Duration = Duration::from_millis(1200);
+const MIN_ROUNDS: usize = 3;
+const MAX_ROUNDS: usize = 40;
+/// Turns that must have passed for the test to have shown anything.
+const MIN_TAKEOVERS: u64 = 3;
+
+/// The highest epoch whose taking has returned, in a file that all processes map.
+fn highest_epoch(folder: &Path) -> &'static AtomicU64 {
+    let file = OpenOptions::new().read(true).write(true).open(folder.join("highest")).unwrap();
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping that is never unmapped; its first word is aligned and only reached atomically.
+    unsafe {
+        &*rustix::mm::mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, file, 0).unwrap().cast()
+    }
+}
+
+/// The child's half: takes turns for so many milliseconds. How many of them it took over.
+pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Result<String, String> {
+    let (mut dice, begun, highest) = (Rng(seed), Instant::now(), highest_epoch(folder));
+    let mut taken_over = 0;
+    while begun.elapsed() < Duration::from_millis(ms) {
+        let before = highest.load(Ordering::SeqCst);
+        let line = seat.slice_queue();
+        let asked = line.request(0).and_then(|()| line.acquire_within(TurnOrder::RoundRobin, ROUND / 4));
+        let epoch = match asked {
+            Ok(Some(epoch)) => epoch,
+            // Somebody is stopped, within the guard at times.
+            Ok(None) | Err(LedgerError::Busy { .. }) => continue,
+            Err(error) => return Err(error.to_string()),
+        };
+        taken_over += u64::from(line.takeover().is_some());
+        if epoch.0 <= before || highest.fetch_max(epoch.0, Ordering::SeqCst) == epoch.0 {
+            return Err(format!("epoch {} after {before}, or twice", epoch.0));
+        }
+        run(&line, epoch, 1 + dice.below(20), highest)?;
+        match line.release() {
+            Ok(()) | Err(LedgerError::SliceTakenOver) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(taken_over.to_string())
+}
+
+/// Steps of one turn. Before each it looks whether the turn is still its own.
+fn run(line: &SliceQueue<'_>, epoch: Epoch, steps: u64, highest: &AtomicU64) -> Result<(), String> {
+    for _ in 0..steps {
+        match line.set_deadline((since_boot() + DEADLINE).as_nanos() as u64) {
+            Ok(()) => {}
+            Err(LedgerError::SliceTakenOver) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        }
+        // First what others have: a later turn that was taken by now has put this one out of force.
+        let others = highest.load(Ordering::SeqCst);
+        if line.held() == Some(epoch) && others > epoch.0 {
+            return Err(format!("epoch {} was its own while {others} was another's", epoch.0));
+        }
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    Ok(())
+}
+
+/// The parent's half.
+struct SliceStressTest {
+    // Before the stage, so that they end before their folder goes.
+    processes: Vec<LedgerProcess>,
+    env: LedgerEnv,
+    fault: Option<&'static str>,
+    started: usize,
+}
+
+impl SliceStressTest {
+    fn new(fault: Option<&'static str>) -> SliceStressTest {
+        let stage = LedgerEnv::new();
+        std::fs::write(stage.folder().join("highest"), [0; 4096]).unwrap();
+        let mut crowd = SliceStressTest { env: stage, processes: vec![], fault, started: 0 };
+        for _ in 0..PROCESSES {
+            let actor = crowd.start();
+            crowd.processes.push(actor);
+        }
+        crowd
+    }
+
+    fn start(&mut self) -> LedgerProcess {
+        let mut actor = self.env.spawn_opened(self.fault);
+        self.started += 1;
+        actor.join(&format!("tenant-{}", self.started), 0);
+        actor
+    }
+
+    /// All take turns; two are stopped for a while, of which one is then killed at times. How many turns were taken over.
+    fn round(&mut self, dice: &mut Rng) -> Result<u64, String> {
+        for actor in &mut self.processes {
+            actor.send(&format!("turns {} {}", ROUND.as_millis(), dice.below(1 << 30) + 1));
+        }
+        std::thread::sleep(Duration::from_millis(dice.below(200)));
+        let first = dice.below(PROCESSES as u64) as usize;
+        let second = (first + 1 + dice.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
+        [first, second].iter().for_each(|at| self.processes[*at].stop());
+        std::thread::sleep(STOP_DURATION);
+        let killed = (dice.below(2) == 0).then_some(second);
+        if let Some(killed) = killed {
+            self.processes[killed].kill();
+        }
+        [first, second].iter().filter(|at| Some(**at) != killed).for_each(|at| self.processes[*at].resume());
+        let mut taken_over = 0;
+        for at in (0..PROCESSES).filter(|at| Some(*at) != killed) {
+            let answer = self.processes[at].answer().ok_or("a process died by itself")??;
+            taken_over += answer.parse::<u64>().unwrap();
+        }
+        if let Some(killed) = killed {
+            self.processes[killed] = self.start();
+        }
+        Ok(taken_over)
+    }
+}
+
+/// How many turns were taken over, until one process saw what must not be or enough was seen.
+fn rounds(crowd: &mut SliceStressTest, seed: u64, least: u64) -> Result<u64, String> {
+    let (mut dice, mut taken_over) = (Rng(seed), 0);
+    for round in 0..MAX_ROUNDS {
+        if round >= MIN_ROUNDS && taken_over >= least {
+            break;
+        }
+        taken_over += crowd.round(&mut dice)?;
+        println!("round {round}: {taken_over} takeovers");
+    }
+    Ok(taken_over)
+}
+
+#[test]
+fn slice_has_one_holder_under_stops_and_kills() {
+    let seed = super::seed();
+    println!("seed {seed}");
+    let mut crowd = SliceStressTest::new(None);
+    let taken_over = rounds(&mut crowd, seed, MIN_TAKEOVERS);
+    let taken_over = taken_over.unwrap_or_else(|error| panic!("{error}; seed {seed}"));
+    println!("{taken_over} takeovers");
+    assert!(taken_over >= MIN_TAKEOVERS, "{taken_over} takeovers in {MAX_ROUNDS} rounds; seed {seed}");
+}
+
+#[test]
+fn ignore_fence_fault_is_detected() {
+    let seed = super::seed();
+    println!("seed {seed}");
+    let mut crowd = SliceStressTest::new(Some("ignore_fence"));
+    let error = rounds(&mut crowd, seed, u64::MAX).expect_err("two have the turn");
+    assert!(error.contains("was another's"), "{error}");
+}

@@ -1,0 +1,434 @@
+//! A host memory with a recognisable master copy, a control page stand-in and an engine stand-in.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use sluice_memory::{
+    EngineConnection, HostMemory, HostOptions, HostWeights, HostWeightsBuilder, LayerGate, Mapping, Notify,
+    RangeSizes, Slab,
+};
+use sluice_policy::action::{Action, Address, Reback, Transaction, Work};
+use sluice_policy::event::{Completion, Outcome};
+use sluice_policy::geometry::{ActivationCost, Geometry};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
+use sluice_policy::reason::Reason;
+use sluice_ports::Memory;
+use sluice_ports::conformance::SlabChunk;
+
+/// Longest time without any sign of life before a body counts as quiet.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(400);
+
+/// `layers` layers of `slab_bytes`.
+pub fn geometry(chunk_bytes: u64, capacity_chunks: u32, layers: usize, slab_bytes: u64) -> Geometry {
+    Geometry {
+        chunk_bytes,
+        capacity_chunks,
+        global_bytes: chunk_bytes / 2,
+        slab_bytes: vec![slab_bytes; layers],
+        block_bytes: chunk_bytes / 8,
+        activation: ActivationCost::default(),
+        staging_chunks: 1,
+    }
+}
+
+pub fn ranges(geometry: &Geometry) -> RangeSizes {
+    let layers = 0..usize::from(geometry.layers());
+    RangeSizes {
+        global_chunks: geometry.chunks_for(geometry.global_bytes),
+        layer_chunks: layers.map(|l| geometry.slab_chunks(l)).collect(),
+        kv_frames: geometry.capacity_chunks,
+        activation_chunks: 2,
+        staging_chunks: geometry.staging_chunks,
+    }
+}
+
+/// The plain options.
+pub fn options(geometry: &Geometry) -> HostOptions {
+    HostOptions {
+        geometry: geometry.clone(),
+        ranges: ranges(geometry),
+        poison: false,
+        copy_threads: 1,
+        link_bytes_per_s: None,
+        to_host_bytes_per_s: None,
+        host_kv_bytes: 0,
+        quota: Arc::new(sluice_memory::UnsharedQuota),
+    }
+}
+
+/// Every word of a slab names the slab and the chunk of it.
+fn slab_word(slab: usize, part: usize) -> u32 {
+    ((slab as u32 + 1) << 16) | part as u32
+}
+
+pub fn master(geometry: &Geometry) -> Arc<HostWeights> {
+    let mut copy = HostWeightsBuilder::new(geometry.global_bytes, &geometry.slab_bytes).unwrap();
+    let layers = (0..geometry.layers()).map(|l| Slab::Layer(LayerId(l)));
+    for (at, slab) in std::iter::once(Slab::Global).chain(layers).enumerate() {
+        let parts = copy.slab_mut(slab).chunks_mut(geometry.chunk_bytes as usize);
+        parts.enumerate().for_each(|(part, bytes)| fill_words(bytes, slab_word(at, part)));
+    }
+    Arc::new(copy.freeze().unwrap())
+}
+
+fn fill_words(bytes: &mut [u8], word: u32) {
+    bytes.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&word.to_ne_bytes()));
+}
+
+/// The word that all of `bytes` consists of.
+fn uniform(bytes: &[u8]) -> Option<u32> {
+    let first: [u8; 4] = bytes[..4].try_into().unwrap();
+    bytes.chunks_exact(4).all(|four| four == first).then(|| u32::from_ne_bytes(first))
+}
+
+/// Which slab's part `bytes` hold, when they hold exactly one.
+pub fn decode(geometry: &Geometry, bytes: &[u8]) -> Option<SlabChunk> {
+    let first = u32::from_ne_bytes(bytes[..4].try_into().unwrap());
+    let (slab, part) = ((first >> 16).checked_sub(1)? as usize, first & 0xFFFF);
+    let whole = if slab == 0 { geometry.global_bytes } else { *geometry.slab_bytes.get(slab - 1)? };
+    let used = whole.checked_sub(u64::from(part) * geometry.chunk_bytes)?.min(geometry.chunk_bytes);
+    uniform(&bytes[..used as usize])?;
+    let layer = slab.checked_sub(1).map(|l| LayerId(l as u16));
+    Some(SlabChunk { layer, chunk: part })
+}
+
+/// `ready` and `done` of weights and KV in ordinary memory.
+#[derive(Debug)]
+pub struct ControlPage {
+    words: Mutex<PageWords>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct PageWords {
+    done: Vec<Generation>,
+    /// The global slab, then the layers.
+    ready: Vec<Generation>,
+    kv_done: Vec<Generation>,
+    kv_ready: Vec<Generation>,
+}
+
+impl ControlPage {
+    pub fn new(layers: u16) -> Arc<ControlPage> {
+        let zero = |n| vec![Generation(0); n];
+        let layers = usize::from(layers);
+        let (done, ready) = (zero(layers), zero(layers + 1));
+        let words = PageWords { done, ready, kv_done: zero(layers), kv_ready: zero(layers) };
+        Arc::new(ControlPage { words: Mutex::new(words), changed: Condvar::new() })
+    }
+
+    pub fn set_done(&self, layer: LayerId, generation: Generation) {
+        self.words.lock().unwrap().done[layer.index()] = generation;
+        self.changed.notify_all();
+    }
+
+    pub fn ready(&self, layer: Option<LayerId>) -> Generation {
+        self.words.lock().unwrap().ready[layer.map_or(0, |l| l.index() + 1)]
+    }
+
+    pub fn set_kv_done(&self, layer: LayerId, generation: Generation) {
+        self.words.lock().unwrap().kv_done[layer.index()] = generation;
+        self.changed.notify_all();
+    }
+
+    pub fn kv_ready(&self, layer: LayerId) -> Generation {
+        self.words.lock().unwrap().kv_ready[layer.index()]
+    }
+
+    /// Waits for a `ready`, long enough for any machine.
+    pub fn wait_ready(&self, layer: LayerId, generation: Generation) -> bool {
+        let words = self.words.lock().unwrap();
+        let missing = |words: &mut PageWords| words.ready[layer.index() + 1] != generation;
+        !self.changed.wait_timeout_while(words, Duration::from_secs(20), missing).unwrap().1.timed_out()
+    }
+}
+
+impl LayerGate for ControlPage {
+    fn is_done(&self, layer: LayerId, generation: Generation) -> bool {
+        self.words.lock().unwrap().done[layer.index()] >= generation
+    }
+
+    fn wait_done(&self, layer: LayerId, generation: Generation, timeout: Duration) -> bool {
+        let words = self.words.lock().unwrap();
+        let missing = |words: &mut PageWords| words.done[layer.index()] < generation;
+        !self.changed.wait_timeout_while(words, timeout, missing).unwrap().1.timed_out()
+    }
+
+    fn publish_ready(&self, layer: Option<LayerId>, generation: Generation) {
+        self.words.lock().unwrap().ready[layer.map_or(0, |l| l.index() + 1)] = generation;
+        self.changed.notify_all();
+    }
+
+    fn is_kv_done(&self, layer: LayerId, generation: Generation) -> bool {
+        self.words.lock().unwrap().kv_done[layer.index()] >= generation
+    }
+
+    fn wait_kv_done(&self, layer: LayerId, generation: Generation, timeout: Duration) -> bool {
+        let words = self.words.lock().unwrap();
+        let missing = |words: &mut PageWords| words.kv_done[layer.index()] < generation;
+        !self.changed.wait_timeout_while(words, timeout, missing).unwrap().1.timed_out()
+    }
+
+    fn publish_kv_ready(&self, layer: LayerId, generation: Generation) {
+        self.words.lock().unwrap().kv_ready[layer.index()] = generation;
+        self.changed.notify_all();
+    }
+}
+
+/// What wakes the owner.
+enum Wake {
+    Worker,
+    Answer(ActionId, bool),
+}
+
+enum Command {
+    Reback(ActionId, Vec<Reback>),
+    Read(Address, Sender<Option<Vec<u8>>>),
+    Write(Address, usize, Vec<u8>, Sender<()>),
+}
+
+/// The engine's thread: maps what it is told and reads and writes through its own addresses.
+fn engine(pool: OwnedFd, mut mapping: Mapping, commands: &Receiver<Command>, wake: &Sender<Wake>) {
+    let chunk_bytes = mapping.chunk_bytes() as usize;
+    while let Ok(command) = commands.recv() {
+        match command {
+            Command::Reback(id, ops) => {
+                let ok = mapping.apply_all(pool.as_fd(), &ops).is_ok();
+                let _ = wake.send(Wake::Answer(id, ok));
+            }
+            Command::Read(address, reply) => reply.send(read(&mapping, address, chunk_bytes)).unwrap(),
+            Command::Write(address, offset, bytes, written) => {
+                assert!(mapping.chunk_at(address).is_some(), "{address:?} is backed");
+                let at = mapping.position_ptr(address).unwrap().wrapping_add(offset);
+                // SAFETY: the address is backed by a whole chunk and the bytes fit the rest of it.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+                written.send(()).unwrap();
+            }
+        }
+    }
+}
+
+/// The chunk behind an address, byte by byte.
+pub fn read(mapping: &Mapping, address: Address, chunk_bytes: usize) -> Option<Vec<u8>> {
+    mapping.chunk_at(address)?;
+    let mut bytes = vec![0; chunk_bytes];
+    let at = mapping.position_ptr(address).unwrap();
+    // SAFETY: the address is backed by a whole chunk.
+    unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), chunk_bytes) };
+    Some(bytes)
+}
+
+struct TestEngineConnection {
+    commands: Sender<Command>,
+    attached: Arc<Mutex<bool>>,
+}
+
+impl EngineConnection for TestEngineConnection {
+    fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool {
+        *self.attached.lock().unwrap() && self.commands.send(Command::Reback(id, ops.to_vec())).is_ok()
+    }
+}
+
+/// Everything together.
+pub struct Harness {
+    pub memory: HostMemory,
+    pub page: Arc<ControlPage>,
+    pub notify: Notify,
+    pub geometry: Geometry,
+    commands: Sender<Command>,
+    attached: Arc<Mutex<bool>>,
+    wakes: Receiver<Wake>,
+    held: Option<Vec<(ActionId, bool)>>,
+    orders: u64,
+    ended: Vec<Completion>,
+}
+
+impl Harness {
+    pub fn new(geometry: &Geometry) -> Harness {
+        Harness::with(geometry, |_| ())
+    }
+
+    /// A world whose options differ from the plain ones.
+    pub fn with(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
+        let mut options = options(geometry);
+        change(&mut options);
+        let (wake, wakes) = channel();
+        let (commands, inbox) = channel();
+        let page = ControlPage::new(geometry.layers());
+        let attached = Arc::new(Mutex::new(true));
+        let peer = TestEngineConnection { commands: commands.clone(), attached: attached.clone() };
+        let to_owner = wake.clone();
+        let notify: Notify = Arc::new(move || _ = to_owner.send(Wake::Worker));
+        let memory =
+            HostMemory::new(options, master(geometry), page.clone(), Box::new(peer), notify.clone()).unwrap();
+        let pool = memory.pool_fd().try_clone_to_owned().unwrap();
+        let mapping = Mapping::reserve(geometry.chunk_bytes, ranges(geometry)).unwrap();
+        std::thread::spawn(move || engine(pool, mapping, &inbox, &wake));
+        let (held, ended) = (None, Vec::new());
+        Harness {
+            memory,
+            page,
+            notify,
+            geometry: geometry.clone(),
+            commands,
+            attached,
+            wakes,
+            held,
+            orders: 0,
+            ended,
+        }
+    }
+
+    pub fn advance(&mut self) -> bool {
+        match self.wakes.recv_timeout(IDLE_TIMEOUT) {
+            Ok(Wake::Answer(id, ok)) => {
+                match &mut self.held {
+                    Some(held) => held.push((id, ok)),
+                    None => assert!(self.memory.on_acknowledge(id, ok), "the answer was awaited"),
+                }
+                true
+            }
+            Ok(Wake::Worker) => true,
+            Err(_) => false,
+        }
+    }
+
+    pub fn hold_engine(&mut self, held: bool) {
+        let answers = if held { self.held.replace(Vec::new()) } else { self.held.take() };
+        for (id, ok) in answers.unwrap_or_default() {
+            self.memory.on_acknowledge(id, ok);
+        }
+    }
+
+    pub fn detach_engine(&mut self) {
+        *self.attached.lock().unwrap() = false;
+    }
+
+    pub fn read(&self, address: Address) -> Option<Vec<u8>> {
+        let (reply, bytes) = channel();
+        self.commands.send(Command::Read(address, reply)).unwrap();
+        bytes.recv().unwrap()
+    }
+
+    pub fn contents(&self, address: Address) -> Option<SlabChunk> {
+        decode(&self.geometry, &self.read(address)?)
+    }
+
+    pub fn write_block(&self, block: BlockId, tag: u32) {
+        let mut bytes = vec![0; self.geometry.block_bytes as usize];
+        fill_words(&mut bytes, tag | 1 << 31);
+        self.write_bytes(block, bytes);
+    }
+
+    /// The engine writes these bytes at the front of a block.
+    pub fn write_bytes(&self, block: BlockId, bytes: Vec<u8>) {
+        let (frame, offset) = self.block_location(block);
+        let (written, done) = channel();
+        self.commands.send(Command::Write(frame, offset, bytes, written)).unwrap();
+        done.recv().unwrap();
+    }
+
+    /// All bytes of a block.
+    pub fn block_bytes(&self, block: BlockId) -> Option<Vec<u8>> {
+        let (frame, offset) = self.block_location(block);
+        let bytes = self.read(frame)?;
+        Some(bytes[offset..offset + self.geometry.block_bytes as usize].to_vec())
+    }
+
+    pub fn block(&self, block: BlockId) -> Option<u32> {
+        let word = uniform(&self.block_bytes(block)?)?;
+        (word >> 31 == 1 && word != u32::MAX).then_some(word & !(1 << 31))
+    }
+
+    fn block_location(&self, block: BlockId) -> (Address, usize) {
+        let per_chunk = self.geometry.blocks_per_chunk();
+        let offset = u64::from(block.0 % per_chunk) * self.geometry.block_bytes;
+        (Address::Kv(FrameId(block.0 / per_chunk)), offset as usize)
+    }
+
+    pub fn submit_work(&mut self, work: Work) -> ActionId {
+        self.submit_with_reason(Reason::Load, work)
+    }
+
+    /// An order that is needed at `due`.
+    pub fn submit_with_deadline(&mut self, due: Option<Nanos>, work: Work) -> ActionId {
+        self.submit(Reason::Load, due, work)
+    }
+
+    fn submit_with_reason(&mut self, reason: Reason, work: Work) -> ActionId {
+        self.submit(reason, None, work)
+    }
+
+    fn submit(&mut self, reason: Reason, due: Option<Nanos>, work: Work) -> ActionId {
+        self.orders += 1;
+        let id = ActionId(self.orders);
+        self.memory.submit(Nanos(0), Action { id, work, reason, due });
+        id
+    }
+
+    pub fn collect(&mut self) {
+        while let Some(completion) = self.memory.poll(Nanos(0)) {
+            self.ended.push(completion);
+        }
+    }
+
+    pub fn outcome(&mut self, id: ActionId) -> Option<Outcome> {
+        self.collect();
+        self.ended.iter().find(|c| c.id == id).map(|c| c.outcome)
+    }
+
+    pub fn wait(&mut self, id: ActionId) -> Outcome {
+        let begun = Instant::now();
+        loop {
+            if let Some(outcome) = self.outcome(id) {
+                return outcome;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{id:?} never ends");
+            self.advance();
+        }
+    }
+
+    pub fn run(&mut self, work: Work) -> Outcome {
+        let id = self.submit_work(work);
+        self.wait(id)
+    }
+
+    pub fn succeed(&mut self, work: Work) {
+        self.succeed_with_reason(Reason::Load, work);
+    }
+
+    pub fn succeed_with_reason(&mut self, reason: Reason, work: Work) {
+        let shown = format!("{work:?}");
+        let id = self.submit_with_reason(reason, work);
+        let outcome = self.wait(id);
+        assert!(matches!(outcome, Outcome::Done { .. }), "{shown} ended as {outcome:?}");
+    }
+
+    /// Lets everything end that will.
+    pub fn settle(&mut self) {
+        while self.advance() {
+            self.collect();
+        }
+        self.collect();
+    }
+
+    pub fn completions(&self) -> &[Completion] {
+        &self.ended
+    }
+}
+
+pub fn chunks(range: std::ops::Range<u32>) -> Vec<ChunkId> {
+    range.map(ChunkId).collect()
+}
+
+pub fn reback(ops: Vec<Reback>, handed_over: Vec<ChunkId>) -> Work {
+    Work::Reback(Transaction { ops, handed_over })
+}
+
+/// A layer's range on the chunks from `first` on.
+pub fn map_layer(geometry: &Geometry, layer: LayerId, first: u32) -> Vec<Reback> {
+    let parts = 0..geometry.slab_chunks(layer.index());
+    parts.map(|part| Reback::Map(Address::Layer(layer, part), ChunkId(first + part))).collect()
+}

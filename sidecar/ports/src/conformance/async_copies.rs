@@ -1,0 +1,259 @@
+//! Rules of KV that is copied beside steps: fetches into buffers, and write-backs.
+
+use sluice_policy::action::{Address, BlockMove, BlockSwap, Fetch, Transaction, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, LayerId};
+
+use super::Backend;
+use super::harness::{
+    BackendTest, HOST_BLOCKS, LAYERS, geometry, map, reback, swap, swap_in, swap_out, unmap,
+};
+
+const FRAME: Address = Address::Kv(FrameId(0));
+pub(super) const OTHER: Address = Address::Kv(FrameId(1));
+const THIRD: Address = Address::Kv(FrameId(2));
+pub(super) const A: LayerId = LayerId(1);
+pub(super) const B_LAYER: LayerId = LayerId(2);
+
+pub(super) type CopyOrder = Option<(LayerId, Generation)>;
+
+pub(super) fn fetch(
+    layer: LayerId,
+    buffer: u8,
+    generation: u64,
+    after: CopyOrder,
+    blocks: &[BlockSwap],
+) -> Work {
+    Work::Fetch(Fetch {
+        layer,
+        buffer,
+        generation: Generation(generation),
+        after,
+        blocks: blocks.to_vec().into(),
+    })
+}
+
+pub(super) fn write_back(swaps: &[BlockSwap]) -> Work {
+    Work::WriteBack(swaps.to_vec())
+}
+
+pub(super) fn after(layer: LayerId, generation: u64) -> CopyOrder {
+    Some((layer, Generation(generation)))
+}
+
+/// Frame 0 on chunk 0, frame 1 on chunk 1. Blocks 1, 2 and 8 hold their numbers, and so do host blocks 1 and 2, under names
+/// 5 and 6.
+pub(super) fn with_offloaded_blocks<B: Backend>(rule: &'static str) -> BackendTest<B> {
+    let mut trial = BackendTest::<B>::with_chunks(rule, 3);
+    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
+    [1, 2, 8].into_iter().for_each(|block| trial.backend.write_block(BlockId(block), block));
+    trial.succeed(swap_out(&[swap(1, 0, 1, 5), swap(2, 0, 2, 6)]));
+    trial
+}
+
+pub(super) fn blocks<B: Backend, const N: usize>(
+    trial: &mut BackendTest<B>,
+    blocks: [u32; N],
+) -> [Option<u32>; N] {
+    blocks.map(|block| trial.backend.block(BlockId(block)))
+}
+
+pub(super) fn is_done(outcome: Option<Outcome>) -> bool {
+    matches!(outcome, Some(Outcome::Done { .. }))
+}
+
+/// Its layer's word of KV shows the generation with the completion, the bytes are counted, and weights have nothing to do
+/// with it. A fetch of nothing changes the word only.
+pub fn fetch_copies_host_block_contents<B: Backend>() {
+    let rule = "a fetch brings what host blocks carry";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let outcome = trial.run(fetch(A, 0, 4, None, &[swap(9, 1, 2, 6), swap(12, 1, 1, 5)]));
+    let bytes = 2 * geometry().block_bytes;
+    assert!(matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes), "{rule}: {outcome:?}");
+    assert_eq!(blocks(&mut trial, [9, 12, 8]), [Some(2), Some(1), Some(8)], "{rule}");
+    let ready = |trial: &mut BackendTest<B>| [A, B_LAYER].map(|layer| trial.backend.kv_ready(layer));
+    assert_eq!(ready(&mut trial), [4, 0].map(Generation), "{rule}");
+    assert_eq!(trial.backend.ready(Some(A)), Generation(0), "{rule}");
+    let outcome = trial.run(fetch(B_LAYER, 0, 6, None, &[]));
+    assert!(matches!(outcome, Outcome::Done { bytes: 0, .. }), "{rule}: {outcome:?}");
+    assert_eq!(ready(&mut trial), [4, 6].map(Generation), "{rule}");
+    trial.succeed(swap_in(&[swap(3, 0, 1, 5)]));
+    assert_eq!(blocks(&mut trial, [3]), [Some(1)], "{rule}: the host's copies stay");
+}
+
+/// The buffer and the word stay as they are until the reader of its KV is done; that of its weights is somebody else.
+pub fn a_fetch_waits_for_the_reader_of_the_buffer<B: Backend>() {
+    let rule = "a fetch waits for the reader of the buffer";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    trial.succeed(fetch(A, 0, 4, None, &[swap(9, 1, 1, 5)]));
+    let waits = trial.submit(fetch(B_LAYER, 0, 5, after(A, 4), &[swap(9, 1, 2, 6)]));
+    trial.backend.set_done(A, Generation(9));
+    trial.backend.set_kv_done(A, Generation(3));
+    trial.settle();
+    assert_eq!((trial.outcome(waits), trial.backend.kv_ready(B_LAYER)), (None, Generation(0)), "{rule}");
+    assert_eq!(blocks(&mut trial, [9]), [Some(1)], "{rule}: the buffer is untouched");
+    trial.backend.set_kv_done(A, Generation(4));
+    assert!(matches!(trial.wait(waits), Outcome::Done { .. }), "{rule}");
+    assert_eq!(blocks(&mut trial, [9]), [Some(2)], "{rule}");
+}
+
+/// The second fetch into a buffer does not overtake the first, although only the first waits; another buffer's does. Nor does
+/// a layer's second fetch overtake its first.
+pub fn fetches_into_one_buffer_run_in_the_order_submitted<B: Backend>() {
+    let rule = "fetches into one buffer run in the order submitted";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let orders = [
+        fetch(A, 0, 4, after(LayerId(0), 1), &[swap(9, 1, 1, 5)]),
+        fetch(B_LAYER, 0, 5, None, &[swap(10, 1, 1, 5)]),
+        fetch(A, 1, 6, None, &[swap(11, 1, 1, 5)]),
+        fetch(LayerId(3), 2, 7, None, &[swap(12, 1, 1, 5)]),
+    ];
+    let [first, same_buffer, same_layer, free] = orders.map(|work| trial.submit(work));
+    trial.settle();
+    assert!(is_done(trial.outcome(free)), "{rule}: others do not wait with it");
+    assert_eq!([first, same_buffer, same_layer].map(|id| trial.outcome(id)), [None; 3], "{rule}");
+    trial.backend.set_kv_done(LayerId(0), Generation(1));
+    trial.wait(same_buffer);
+    trial.wait(same_layer);
+    assert!(trial.completion_index(first) < trial.completion_index(same_buffer), "{rule}");
+    assert!(trial.completion_index(first) < trial.completion_index(same_layer), "{rule}");
+    assert_eq!(trial.backend.kv_ready(A), Generation(6), "{rule}");
+}
+
+/// One name that is not the host block's when the copy is to start spoils the whole order, and nothing changes.
+pub fn fetch_with_stale_generation_is_refused<B: Backend>() {
+    let rule = "a fetch names what the host block carries";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let wanted = [swap(8, 1, 1, 5), swap(9, 1, 2, 6)];
+    let waits = trial.submit(fetch(A, 0, 4, after(LayerId(0), 1), &wanted));
+    trial.succeed(swap_out(&[swap(1, 0, 2, 7)]));
+    trial.backend.set_kv_done(LayerId(0), Generation(1));
+    assert_eq!(trial.wait(waits), Outcome::Failed(Failure::Refused), "{rule}");
+    trial.fail(fetch(A, 0, 5, None, &wanted), Failure::Refused);
+    assert_eq!((blocks(&mut trial, [8]), trial.backend.kv_ready(A)), ([Some(8)], Generation(0)), "{rule}");
+    trial.succeed(fetch(A, 0, 6, None, &[swap(8, 1, 1, 5), swap(9, 1, 2, 7)]));
+    assert_eq!(blocks(&mut trial, [8, 9]), [Some(1); 2], "{rule}");
+}
+
+/// The host block carries the new name with the completion and the old one no more; the device's copy stays.
+pub fn written_back_block_is_fetched_by_generation<B: Backend>() {
+    let rule = "what is written back is fetched under its name";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let outcome = trial.run(write_back(&[swap(8, 1, 1, 7), swap(2, 0, HOST_BLOCKS - 1, 8)]));
+    let bytes = 2 * geometry().block_bytes;
+    assert!(matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes), "{rule}: {outcome:?}");
+    assert_eq!(blocks(&mut trial, [8, 2]), [Some(8), Some(2)], "{rule}");
+    trial.fail(fetch(A, 0, 4, None, &[swap(9, 1, 1, 5)]), Failure::Refused);
+    trial.succeed(fetch(A, 0, 4, None, &[swap(9, 1, 1, 7), swap(10, 1, HOST_BLOCKS - 1, 8)]));
+    assert_eq!(blocks(&mut trial, [9, 10]), [Some(8), Some(2)], "{rule}");
+    trial.succeed(swap_in(&[swap(3, 0, 1, 7)]));
+    assert_eq!(blocks(&mut trial, [3]), [Some(8)], "{rule}: a name is a name, whoever gave it");
+}
+
+/// A block that may be copied, and one beside it that may not: a place that does not exist or is another's, a name given twice.
+pub(super) fn contradictions() -> [[BlockSwap; 2]; 6] {
+    let wrong = [
+        swap(9, 1, HOST_BLOCKS, 6),
+        swap(9, 0, 2, 6),
+        swap(9, 9, 2, 6),
+        swap(16, 2, 2, 6),
+        swap(9, 1, 1, 5),
+        swap(8, 1, 2, 6),
+    ];
+    wrong.map(|wrong| [swap(8, 1, 1, 5), wrong])
+}
+
+/// Places that do not exist or are others', layers that do not exist, names given twice.
+pub fn inconsistent_kv_copy_is_refused<B: Backend>() {
+    let rule = "a copy of KV that contradicts the table is refused";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    for swaps in contradictions() {
+        trial.fail(fetch(A, 0, 4, None, &swaps), Failure::Refused);
+        trial.fail(write_back(&swaps), Failure::Refused);
+    }
+    let right = [swap(8, 1, 1, 5)];
+    trial.fail(fetch(LayerId(LAYERS), 0, 4, None, &right), Failure::Refused);
+    trial.fail(fetch(A, 0, 4, after(LayerId(LAYERS), 0), &right), Failure::Refused);
+    assert_eq!((blocks(&mut trial, [8]), trial.backend.kv_ready(A)), ([Some(8)], Generation(0)), "{rule}");
+    trial.succeed(fetch(A, 0, 4, None, &right));
+    assert_eq!(blocks(&mut trial, [8]), [Some(1)], "{rule}: a refused write-back takes nothing away");
+}
+
+/// Waiting fetches end as dropped, then the drop itself; a write-back ends as it would have.
+pub fn drop_fills_drops_fetches_but_not_write_backs<B: Backend>() {
+    let rule = "dropping fills drops fetches and no write-back";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let never = after(LayerId(0), 9);
+    let dropped =
+        [fetch(A, 0, 4, never, &[swap(9, 1, 1, 5)]), fetch(B_LAYER, 0, 5, None, &[swap(9, 1, 2, 6)])]
+            .map(|work| trial.submit(work));
+    let stays = trial.submit(write_back(&[swap(8, 1, 3, 7)]));
+    let drop = trial.submit(Work::DropFills);
+    assert!(matches!(trial.wait(drop), Outcome::Done { .. }), "{rule}");
+    for id in dropped {
+        assert_eq!(trial.outcome(id), Some(Outcome::Failed(Failure::Dropped)), "{rule}");
+        assert!(trial.completion_index(id) < trial.completion_index(drop), "{rule}: the drop ends last");
+    }
+    assert!(matches!(trial.wait(stays), Outcome::Done { .. }), "{rule}");
+    trial.backend.set_kv_done(LayerId(0), Generation(9));
+    trial.settle();
+    assert_eq!(trial.backend.kv_ready(A), Generation(0), "{rule}: a dropped fetch publishes nothing");
+    trial.succeed(fetch(A, 0, 6, None, &[swap(9, 1, 3, 7)]));
+    assert_eq!(blocks(&mut trial, [9]), [Some(8)], "{rule}");
+}
+
+/// A frame is backed, KV goes out, comes into the frame and from there to the host: all ordered at once, while the engine
+/// keeps everybody waiting.
+pub fn kv_copy_waits_for_earlier_operations<B: Backend>() {
+    let rule = "a copy of KV waits for operations before it";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    trial.backend.hold_engine(true);
+    let orders = [
+        reback(vec![map(THIRD, 2)]),
+        fetch(A, 0, 4, None, &[swap(16, 2, 1, 5)]),
+        swap_out(&[swap(8, 1, 3, 7)]),
+        fetch(B_LAYER, 1, 5, None, &[swap(17, 2, 3, 7)]),
+        write_back(&[swap(20, 2, 4, 8)]),
+    ];
+    let ids = orders.map(|work| trial.submit(work));
+    trial.settle();
+    assert!(ids.iter().all(|id| trial.outcome(*id).is_none()), "{rule}");
+    trial.backend.hold_engine(false);
+    trial.settle();
+    assert!(ids.iter().all(|id| is_done(trial.outcome(*id))), "{rule}");
+    assert_eq!(blocks(&mut trial, [16, 17]), [Some(1), Some(8)], "{rule}");
+}
+
+/// While a fetch waits, its block is nobody else's and its chunk stays; the chunk's other blocks are free.
+pub fn fetch_target_memory_cannot_be_reused<B: Backend>() {
+    let rule = "memory that KV is fetched to stays";
+    let mut trial = with_offloaded_blocks::<B>(rule);
+    let activation = Address::Activation(0);
+    trial.succeed(reback(vec![map(activation, 1)]));
+    trial.submit(fetch(A, 0, 4, after(LayerId(0), 1), &[swap(9, 1, 1, 5)]));
+    // Where the chunk was before it was KV it need not stay.
+    trial.succeed(reback(vec![unmap(activation, 1)]));
+    let moved = |from, to| {
+        let (from, to) = (BlockId(from), BlockId(to));
+        let chunk = |block: BlockId| ChunkId(block.0 / 8);
+        Work::MoveBlocks(vec![BlockMove { from, from_chunk: chunk(from), to, to_chunk: chunk(to) }])
+    };
+    let handed_over = Transaction { ops: Vec::new(), handed_over: vec![ChunkId(1)] };
+    let wrong = [
+        reback(vec![unmap(OTHER, 1)]),
+        Work::Reback(handed_over),
+        moved(9, 10),
+        moved(8, 9),
+        swap_out(&[swap(9, 1, 3, 7)]),
+        swap_in(&[swap(9, 1, 2, 6)]),
+        write_back(&[swap(9, 1, 3, 7)]),
+    ];
+    for work in wrong {
+        trial.fail(work, Failure::Refused);
+    }
+    trial.succeed(moved(8, 10));
+    trial.succeed(swap_out(&[swap(10, 1, 3, 7)]));
+    trial.succeed(write_back(&[swap(8, 1, 4, 8)]));
+    trial.succeed(Work::DropFills);
+    trial.succeed(reback(vec![unmap(OTHER, 1)]));
+}

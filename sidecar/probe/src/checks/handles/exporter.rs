@@ -1,0 +1,54 @@
+//! The second process of row 3: has memory and gives it up.
+
+use std::os::fd::AsFd;
+
+use serde::{Deserialize, Serialize};
+
+use super::{CHUNK, CHUNKS, handles, remap_all, unmap_all};
+use crate::Error;
+use crate::bench::{Bench, Setup};
+use crate::checks::Role;
+use crate::child_process::ParentPipe;
+use crate::cuda::{Handle, Range};
+
+/// Its role.
+pub const ROLE: (&str, Role) = ("neighbour", run);
+
+/// What it is told. It answers each when it is done.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum ExporterCommand {
+    /// Create and map 100 chunks.
+    Fill,
+    /// Unmap and release them.
+    Release,
+    /// Unmap them, send their descriptors and release them.
+    HandOver,
+}
+
+fn run(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
+    let bench = Bench::open(setup)?;
+    let mut range = Range::reserve(&bench.context, CHUNKS * CHUNK)?;
+    let mut held: Vec<Handle> = Vec::new();
+    while let Some((order, _)) = parent.recv_or_exit()? {
+        match order {
+            ExporterCommand::Fill => {
+                held = handles(&bench)?;
+                remap_all(&mut range, &held)?;
+                parent.send(&(), &[])?;
+            }
+            ExporterCommand::Release => {
+                unmap_all(&mut range)?;
+                held.drain(..).try_for_each(Handle::release)?;
+                parent.send(&(), &[])?;
+            }
+            ExporterCommand::HandOver => {
+                unmap_all(&mut range)?;
+                let fds = held.iter().map(Handle::export).collect::<Result<Vec<_>, _>>()?;
+                let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+                parent.send(&(), &borrowed)?;
+                held.drain(..).try_for_each(Handle::release)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,282 @@
+//! Row 4: copies between host and device, and the device's own reads beside them.
+
+use std::time::Duration;
+
+use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+
+use super::Check;
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::{Buffer, Event, HostMemory, Kernels, Stream};
+use crate::numa;
+use crate::report::Answer;
+use crate::results::{EventSink, Findings};
+use crate::statistics::{Figure, median_of};
+
+/// Row 4.
+pub const CHECK: Check = Check {
+    id: 4,
+    name: "link",
+    text: "Do registered pages of a memfd copy as fast as the driver's own memory (95 %), each way? What are the peaks, \
+           which size reaches 95 % of them, and how much do the directions slow each other?",
+    mib: 2064,
+    quick_mib: 288,
+    limit: Duration::from_secs(90),
+    ask,
+};
+
+/// The figure that fitness takes as the link's bandwidth to the device, GB/s.
+pub const TO_DEVICE: &str = "to device, registered: peak";
+/// The figure that fitness takes as the bandwidth of the device's memory, GB/s.
+pub const DEVICE: &str = "device memory, read by a kernel";
+/// The size, of [`sizes`], by which the coupling of the two ways is told.
+const COUPLED: u64 = 64 << 20;
+/// What counts as the peak.
+const MIN_REGISTERED_SHARE: f64 = 0.95;
+
+/// A way that bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    ToDevice,
+    ToHost,
+}
+
+impl Direction {
+    const BOTH: [Direction; 2] = [Direction::ToDevice, Direction::ToHost];
+
+    fn words(self) -> &'static str {
+        match self {
+            Direction::ToDevice => "to device",
+            Direction::ToHost => "to host",
+        }
+    }
+}
+
+fn sizes(bench: &Bench) -> &'static [u64] {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    bench.setup.pick(
+        &[64 * KIB, MIB, 16 * MIB, 64 * MIB],
+        &[64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB],
+    )
+}
+
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
+    numa::pin_to_device_node(bench, findings)?;
+    if bench.device.attribute(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)? != 0 {
+        let words = "registering locks no pages here: the device reads host memory by the host's page tables";
+        findings.notes.push(words.into());
+    }
+    findings.figures.push(device_memory(bench)?);
+    let registered = Lanes::new(bench, "registered", HostMemory::registered)?;
+    let ours = registered.measure(bench, &mut findings.figures)?;
+    registered.together(bench, ours, &mut findings.figures)?;
+    // Gone before the driver's own memory is taken: host memory for one kind at a time.
+    drop(registered);
+    let pinned = Lanes::new(bench, "cuMemHostAlloc", HostMemory::pinned)?;
+    let theirs = pinned.measure(bench, &mut findings.figures)?;
+    Ok(verdict(ours, theirs))
+}
+
+/// Whether registered memory copies as fast as the driver's own, by the peaks to device and to host, GB/s.
+fn verdict(ours: [f64; 2], theirs: [f64; 2]) -> Answer {
+    let slower = |way: usize| ours[way] < MIN_REGISTERED_SHARE * theirs[way];
+    Answer::of(!slower(0) && !slower(1), || {
+        let [(a, b), (c, d)] = [(ours[0], theirs[0]), (ours[1], theirs[1])];
+        format!("registered {a:.1} to device and {c:.1} to host, the driver's {b:.1} and {d:.1} GB/s")
+    })
+}
+
+/// What a kernel reads of the device's memory, GB/s.
+fn device_memory(bench: &Bench) -> Result<Figure, Error> {
+    let bytes = bench.setup.pick(256_u64, 1024) << 20;
+    let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
+    let memory = Buffer::new(&bench.context, bytes)?;
+    stream.fill(memory.at(0), 0, bytes)?;
+    bench.warm_up(|| kernels.read(&stream, memory.at(0), bytes).and_then(|()| stream.finish()))?;
+    let mut samples = Vec::new();
+    for _ in 0..bench.setup.pick(3, 20) {
+        let start = Event::after(&stream)?;
+        kernels.read(&stream, memory.at(0), bytes)?;
+        samples.push(gigabytes(bytes, ends(&stream, &start)?));
+    }
+    Ok(Figure::of(DEVICE, "GB/s", &samples))
+}
+
+/// Nanoseconds from `start` to the end of the stream's work, which is awaited.
+fn ends(stream: &Stream, start: &Event) -> Result<f64, Error> {
+    let end = Event::after(stream)?;
+    end.finish()?;
+    // Half a microsecond is the clock's resolution.
+    Ok(end.since_ns(start)?.max(500.0))
+}
+
+fn gigabytes(bytes: u64, ns: f64) -> f64 {
+    bytes as f64 / ns
+}
+
+/// Memory on both sides for each way, of one kind of host memory.
+struct Lanes {
+    kind: &'static str,
+    lanes: [Lane; 2],
+}
+
+struct Lane {
+    direction: Direction,
+    host: HostMemory,
+    device: Buffer,
+    stream: Stream,
+}
+
+type AllocateHost = fn(&crate::cuda::Context, u64) -> Result<HostMemory, Error>;
+
+impl Lanes {
+    fn new(bench: &Bench, kind: &'static str, take: AllocateHost) -> Result<Lanes, Error> {
+        bench.progress(&format!("host memory: {kind}"));
+        let bytes = *sizes(bench).last().expect("there are sizes");
+        let lane = |way| -> Result<Lane, Error> {
+            let (host, device) = (take(&bench.context, bytes)?, Buffer::new(&bench.context, bytes)?);
+            Ok(Lane { direction: way, host, device, stream: Stream::new(&bench.context)? })
+        };
+        Ok(Lanes { kind, lanes: [lane(Direction::ToDevice)?, lane(Direction::ToHost)?] })
+    }
+
+    /// Each way alone, by size. The peaks, GB/s.
+    fn measure(&self, bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Result<[f64; 2], Error> {
+        let mut peaks = [0.0; 2];
+        for (lane, peak) in self.lanes.iter().zip(&mut peaks) {
+            let (way, kind) = (lane.direction.words(), self.kind);
+            bench.warm_up(|| lane.copy(lane.host.bytes()).and_then(|()| lane.stream.finish()))?;
+            let mut by_size = Vec::new();
+            for bytes in sizes(bench) {
+                let samples = lane.samples(bench, *bytes)?;
+                by_size.push((*bytes, median_of(&samples), samples));
+            }
+            let best = by_size.iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are sizes");
+            *peak = best.1;
+            figures.push(Figure::of(format!("{way}, {kind}: peak"), "GB/s", &best.2));
+            let enough = by_size.iter().find(|(_, median, _)| *median >= MIN_REGISTERED_SHARE * *peak);
+            let kib = enough.expect("the peak reaches itself").0 >> 10;
+            figures.push(Figure::single(format!("{way}, {kind}: size of 95 %"), "KiB", kib as f64));
+            let of_size = |(bytes, _, samples): &(u64, f64, Vec<f64>)| {
+                Figure::of(format!("{way}, {kind}: {} KiB", bytes >> 10), "GB/s", samples)
+            };
+            figures.extend(by_size.iter().map(of_size));
+            figures.push(Figure::of(format!("{way}, {kind}: one of 64 KiB"), "us", &lane.isolated(bench)?));
+        }
+        Ok(peaks)
+    }
+
+    /// Both ways at once, by size, and what that leaves of the peaks.
+    fn together(
+        &self,
+        bench: &Bench,
+        alone: [f64; 2],
+        figures: &mut EventSink<'_, Figure>,
+    ) -> Result<(), Error> {
+        for bytes in sizes(bench) {
+            let mut samples = [Vec::new(), Vec::new()];
+            for _ in 0..bench.setup.pick(2, 5) {
+                let rates = self.both(bench, *bytes)?;
+                samples.iter_mut().zip(rates).for_each(|(of_way, rate)| of_way.push(rate));
+            }
+            for ((way, samples), alone) in Direction::BOTH.iter().zip(&samples).zip(alone) {
+                let way = way.words();
+                figures.push(Figure::of(format!("{way}, both ways: {} KiB", bytes >> 10), "GB/s", samples));
+                if *bytes == COUPLED {
+                    let left: Vec<f64> = samples.iter().map(|rate| rate / alone * 1000.0).collect();
+                    figures.push(Figure::of(format!("{way}, what the other way leaves"), "permille", &left));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// GB/s of each way while both have work.
+    fn both(&self, bench: &Bench, bytes: u64) -> Result<[f64; 2], Error> {
+        let whole = bench.setup.pick(256_u64, 2048) << 20;
+        let copies = (whole / bytes).clamp(4, 64);
+        let mut marks = [Vec::new(), Vec::new()];
+        // Not each of many small copies: an event costs as much as one.
+        let stride = copies.div_ceil(16);
+        for _ in 0..copies / stride {
+            for (lane, marks) in self.lanes.iter().zip(&mut marks) {
+                (0..stride).try_for_each(|_| lane.copy(bytes))?;
+                marks.push(Event::after(&lane.stream)?);
+            }
+        }
+        self.lanes.iter().try_for_each(|lane| lane.stream.finish())?;
+        let base = &marks[0][0];
+        let ends =
+            |way: usize| marks[way].iter().map(|mark| mark.since_ns(base)).collect::<Result<Vec<_>, _>>();
+        Ok(overlapping(&[ends(0)?, ends(1)?]).map(|ns| gigabytes(stride * bytes, ns)))
+    }
+}
+
+/// Nanoseconds from one mark to the next each way, from when both had reached their first until one of them had reached its
+/// last: what a way does alone, because it is slower, does not count.
+fn overlapping(ends: &[Vec<f64>; 2]) -> [f64; 2] {
+    let ([one, other], last) = (ends, |ends: &Vec<f64>| *ends.last().expect("there are copies"));
+    let (from, to) = (one[0].max(other[0]), last(one).min(last(other)));
+    [one, other].map(|ends| {
+        let inside: Vec<f64> = ends.iter().copied().filter(|end| (from..=to).contains(end)).collect();
+        // One way is so slow that the other ends between two of its marks: then all of its own count.
+        let counted = if inside.len() > 1 { &inside } else { ends };
+        ((last(counted) - counted[0]) / (counted.len() - 1) as f64).max(1.0)
+    })
+}
+
+impl Lane {
+    fn copy(&self, bytes: u64) -> Result<(), Error> {
+        match self.direction {
+            Direction::ToDevice => self.stream.upload(self.device.at(0), &self.host, 0, bytes),
+            Direction::ToHost => self.stream.download(&self.host, 0, self.device.at(0), bytes),
+        }
+    }
+
+    /// GB/s of copies of this size that follow each other, by round.
+    fn samples(&self, bench: &Bench, bytes: u64) -> Result<Vec<f64>, Error> {
+        let whole = bench.setup.pick(64_u64, 1024) << 20;
+        let copies = (whole / bytes).clamp(1, bench.setup.pick(32, 128));
+        self.copy(bytes)?;
+        let round = |_| -> Result<f64, Error> {
+            let start = Event::after(&self.stream)?;
+            (0..copies).try_for_each(|_| self.copy(bytes))?;
+            Ok(gigabytes(copies * bytes, ends(&self.stream, &start)?))
+        };
+        (0..bench.setup.pick(3, 7)).map(round).collect()
+    }
+
+    /// Microseconds from asking for one small copy until this thread sees it done: what a copy costs beside its bytes.
+    fn isolated(&self, bench: &Bench) -> Result<Vec<f64>, Error> {
+        let mut us = Vec::new();
+        for _ in 0..bench.setup.pick(5, 50) {
+            crate::statistics::timed(&mut us, || self.copy(64 << 10).and_then(|()| self.stream.finish()))?;
+        }
+        Ok(us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registered_memory_has_to_reach_95_percent_each_way() {
+        assert_eq!(verdict([53.0, 54.0], [55.0, 55.0]), Answer::Yes);
+        let reason = "registered 53.0 to device and 40.0 to host, the driver's 55.0 and 55.0 GB/s".to_owned();
+        assert_eq!(verdict([53.0, 40.0], [55.0, 55.0]), Answer::No { reason });
+        assert!(matches!(verdict([40.0, 54.0], [55.0, 55.0]), Answer::No { .. }));
+    }
+
+    #[test]
+    fn both_ways_count_while_both_have_work() {
+        let even = [vec![0.0, 10.0, 20.0, 30.0], vec![5.0, 15.0, 25.0, 35.0]];
+        assert_eq!(overlapping(&even), [10.0, 10.0]);
+        // The second way is slowed until the first has ended, and then goes on twice as fast.
+        let uneven = [vec![0.0, 10.0, 20.0, 30.0], vec![0.0, 15.0, 30.0, 37.5]];
+        assert_eq!(overlapping(&uneven), [10.0, 15.0]);
+        let apart = [vec![0.0, 1.0, 2.0], vec![100.0, 200.0, 300.0]];
+        assert_eq!(overlapping(&apart), [1.0, 100.0]);
+    }
+}

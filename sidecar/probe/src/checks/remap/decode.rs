@@ -1,0 +1,205 @@
+//! The loop that decodes: for every layer a kernel that reads its bytes, for every moving layer a copy into its slot before.
+
+use std::sync::atomic::Ordering;
+
+use sluice_policy::ids::LayerId;
+use sluice_policy::step_model::Layout;
+
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::memory::granularity;
+use crate::cuda::{Address, Buffer, Event, Handle, HostMemory, Kernels, Range, Stream};
+
+/// A model's layers as far as their bytes matter.
+pub struct Decode {
+    layers: u16,
+    bytes: u64,
+    /// Tokens that are timed at most.
+    tokens: usize,
+    /// Copies of one layer that are timed.
+    copies_alone: usize,
+    kernels: Kernels,
+    compute: Stream,
+    copies: Stream,
+    resident: Buffer,
+    /// An address for each layer. A moving one's is backed by its slot, so that nobody's pointers change.
+    addresses: Range,
+    slots: [Slot; 2],
+    /// All layers' bytes on the host: layer `i` begins at page `i`, so that it has a content of its own.
+    master: HostMemory,
+    /// Tags that were not those of the layer.
+    wrong: Buffer,
+}
+
+/// Memory that moving layers share.
+struct Slot {
+    memory: Handle,
+    /// Its last fill has arrived.
+    ready: Event,
+    /// The last reader of its contents is done.
+    read: Event,
+}
+
+/// A page of the master copy begins with this plus its number.
+const TAG: u64 = 0x5AFE_0000_0000_0000;
+const PAGE: u64 = 4096;
+/// Tokens before the first one that is timed: fills run ahead, and a steady state has to be reached.
+const WARMUP_TOKENS: usize = 3;
+/// Time that one layout may take, nanoseconds, unless three tokens take longer.
+const TIMED_NS: f64 = 1e9;
+
+impl Decode {
+    /// Takes memory for three layers on the device and a little more than one on the host. `bytes` are whole pages.
+    pub fn new(bench: &Bench, layers: u16, bytes: u64) -> Result<Decode, Error> {
+        assert!(bytes.is_multiple_of(PAGE), "a layer is whole pages");
+        let context = &bench.context;
+        let backed = bytes.next_multiple_of(granularity(bench.device)?);
+        let slot = || -> Result<Slot, Error> {
+            let memory = Handle::create(context, backed)?;
+            Ok(Slot { memory, ready: Event::new(context)?, read: Event::new(context)? })
+        };
+        let decode = Decode {
+            layers,
+            bytes,
+            tokens: bench.setup.pick(3, 10),
+            copies_alone: bench.setup.pick(5, 20),
+            kernels: Kernels::load(context)?,
+            compute: Stream::new(context)?,
+            copies: Stream::new(context)?,
+            resident: Buffer::new(context, bytes)?,
+            addresses: Range::reserve(context, backed * u64::from(layers))?,
+            slots: [slot()?, slot()?],
+            master: master(bench, layers, bytes)?,
+            wrong: Buffer::new(context, 8)?,
+        };
+        decode.compute.fill(decode.resident.at(0), 0, bytes / 4 * 4)?;
+        let resident = decode.resident.at(0);
+        bench.warm_up(|| decode.read(resident, 1).and_then(|()| decode.compute.finish()))?;
+        Ok(decode)
+    }
+
+    /// Copies of a layer with nothing beside them, nanoseconds.
+    pub fn isolated_copies(&mut self) -> Result<Vec<f64>, Error> {
+        self.addresses.remap(0, &self.slots[0].memory)?;
+        let once = |_| -> Result<f64, Error> {
+            let start = Event::after(&self.copies)?;
+            self.copies.upload(self.addresses.at(0), &self.master, 0, self.bytes)?;
+            let end = Event::after(&self.copies)?;
+            end.finish()?;
+            Ok(end.since_ns(&start)?.max(500.0))
+        };
+        (0..3).try_for_each(|round| once(round).map(drop))?;
+        let times = (0..self.copies_alone).map(once).collect();
+        self.addresses.unmap(0)?;
+        times
+    }
+
+    /// Decodes some tokens, fewer if one takes long (`about` nanoseconds), with every layer read `reads` times; nanoseconds of
+    /// each in the steady state.
+    pub fn run(&mut self, layout: &Layout, reads: u32, about: f64) -> Result<Vec<f64>, Error> {
+        let tokens = ((TIMED_NS / about) as usize).clamp(3, self.tokens);
+        self.mapped(layout, |decode| {
+            let mut ends = Vec::with_capacity(WARMUP_TOKENS + tokens);
+            for _ in 0..WARMUP_TOKENS + tokens {
+                decode.token(layout, &|at, _| decode.read(at, reads))?;
+                ends.push(Event::after(&decode.compute)?);
+            }
+            decode.finish()?;
+            let timed = &ends[WARMUP_TOKENS - 1..];
+            timed.windows(2).map(|pair| pair[1].since_ns(&pair[0])).collect()
+        })
+    }
+
+    /// Decodes some tokens and compares, before and after a moving layer is read, what is at its address with its tags: a fill
+    /// that came too early or too late, or went elsewhere. How many were wrong.
+    pub fn verify(&mut self, layout: &Layout) -> Result<u64, Error> {
+        self.mapped(layout, |decode| {
+            decode.compute.fill(decode.wrong.at(0), 0, 8)?;
+            for _ in 0..WARMUP_TOKENS {
+                decode.token(layout, &|at, layer| {
+                    decode.compare(at, layer)?;
+                    decode.read(at, 1)?;
+                    decode.compare(at, layer)
+                })?;
+            }
+            decode.finish()?;
+            // The count goes over the master's first word, which nothing needs now and which is put back.
+            decode.count()
+        })
+    }
+
+    /// Does `work` while every moving layer's address is backed by its slot.
+    fn mapped<T>(
+        &mut self,
+        layout: &Layout,
+        work: impl FnOnce(&Decode) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        for layer in &layout.moving {
+            let slot = layout.slot_of(*layer).expect("a moving layer has a slot");
+            self.addresses.remap(self.offset(*layer), &self.slots[usize::from(slot.0)].memory)?;
+        }
+        let done = work(self)?;
+        layout.moving.iter().try_for_each(|layer| self.addresses.unmap(self.offset(*layer)))?;
+        Ok(done)
+    }
+
+    fn offset(&self, layer: LayerId) -> u64 {
+        u64::from(layer.0) * self.slots[0].memory.bytes()
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        self.copies.finish()?;
+        self.compute.finish()
+    }
+
+    /// Queues one token. The queues run far ahead of the device, so a fill begins as soon as its slot's last reader is done and
+    /// the link is free. `read` is given a moving layer's address.
+    fn token(
+        &self,
+        layout: &Layout,
+        read: &dyn Fn(Address, Option<LayerId>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for layer in (0..self.layers).map(LayerId) {
+            let Some(slot) = layout.slot_of(layer) else {
+                read(self.resident.at(0), None)?;
+                continue;
+            };
+            let (slot, at) = (&self.slots[usize::from(slot.0)], self.addresses.at(self.offset(layer)));
+            self.copies.wait(&slot.read)?;
+            self.copies.upload(at, &self.master, u64::from(layer.0) * PAGE, self.bytes)?;
+            slot.ready.record(&self.copies)?;
+            self.compute.wait(&slot.ready)?;
+            read(at, Some(layer))?;
+            slot.read.record(&self.compute)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, from: Address, reads: u32) -> Result<(), Error> {
+        (0..reads).try_for_each(|_| self.kernels.read(&self.compute, from, self.bytes / 16 * 16))
+    }
+
+    /// Counts the tags of a moving layer's first and last page that are not its own.
+    fn compare(&self, at: Address, layer: Option<LayerId>) -> Result<(), Error> {
+        let Some(LayerId(layer)) = layer else { return Ok(()) };
+        let last = self.bytes / PAGE - 1;
+        [0, last].into_iter().try_for_each(|page| {
+            let tag = TAG + u64::from(layer) + page;
+            self.kernels.compare(&self.compute, at + page * PAGE, (1, tag), self.wrong.at(0))
+        })
+    }
+
+    fn count(&self) -> Result<u64, Error> {
+        self.compute.download(&self.master, 0, self.wrong.at(0), 8)?;
+        self.compute.finish()?;
+        Ok(self.master.word(0).swap(TAG, Ordering::AcqRel))
+    }
+}
+
+/// The host's bytes, with a tag at the head of every page.
+fn master(bench: &Bench, layers: u16, bytes: u64) -> Result<HostMemory, Error> {
+    let master = HostMemory::registered(&bench.context, bytes + u64::from(layers) * PAGE)?;
+    let pages = master.bytes() / PAGE;
+    (0..pages).for_each(|page| master.word(page * PAGE / 8).store(TAG + page, Ordering::Release));
+    Ok(master)
+}

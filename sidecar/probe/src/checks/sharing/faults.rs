@@ -1,0 +1,177 @@
+//! Who goes on when one of two engines dies: the other one, the owner of the memory, a new engine.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::worker::{self, WorkerCommand, WorkerReply};
+use super::{Environment, WORKER};
+use crate::Error;
+use crate::bench::Bench;
+use crate::child_process::{ChildProcess, REPLY_LIMIT};
+use crate::cuda::memory::granularity;
+use crate::cuda::{Handle, Kernels, Range, Stream};
+
+/// What is written into the memory before the deaths.
+const VALUE: u64 = 0x5111_ce00_0000_0000;
+/// How long the victim's kernel would run: it is killed while it does.
+const LONG: Duration = Duration::from_secs(10);
+/// How long the other engine's kernel runs: the victim dies meanwhile.
+const SHORT: Duration = Duration::from_millis(200);
+/// How long an engine that starts beside those that a death left is waited for: a server of MPS may let it wait until they
+/// have gone.
+const NEW_ENGINE_LIMIT: Duration = Duration::from_secs(4);
+/// What the errors of MPS begin with: of a server that recovers among them, which takes new clients later.
+const MPS_ERROR_PREFIX: &str = "CUDA_ERROR_MPS_";
+
+/// How an engine dies.
+#[derive(Clone, Copy, Debug)]
+enum ExitKind {
+    Killed,
+    Fault,
+}
+
+/// One note for each kind of death. The asking process owns memory; the engines map it.
+pub fn study(bench: &Bench, engines: Environment<'_>) -> Result<Vec<String>, Error> {
+    let owner = Owner::new(bench)?;
+    let note = |death: ExitKind| {
+        owner.describe(engines, death).unwrap_or_else(|error| format!("{}: not known: {error}", death.name()))
+    };
+    Ok([ExitKind::Killed, ExitKind::Fault].map(note).to_vec())
+}
+
+impl ExitKind {
+    fn name(self) -> &'static str {
+        match self {
+            ExitKind::Killed => "after SIGKILL of an engine in a kernel",
+            ExitKind::Fault => "after an illegal access of an engine",
+        }
+    }
+
+    /// Lets an engine die so; what there is to say about that.
+    fn inflict(self, victim: &mut ChildProcess) -> Result<String, Error> {
+        let name = self.name();
+        match self {
+            ExitKind::Killed => {
+                worker::request(victim, &WorkerCommand::Spin { ns: nanoseconds(LONG) }, &[])?;
+                victim.kill();
+                Ok(name.into())
+            }
+            ExitKind::Fault => Ok(match worker::request(victim, &WorkerCommand::Fault, &[]) {
+                Err(error) => format!("{name} ({error})"),
+                Ok(_) => format!("{name} that nobody noticed"),
+            }),
+        }
+    }
+}
+
+struct Owner<'a> {
+    bench: &'a Bench,
+    // Dropped first: unmapped before the handle is released.
+    range: Range,
+    handle: Handle,
+}
+
+impl<'a> Owner<'a> {
+    fn new(bench: &'a Bench) -> Result<Owner<'a>, Error> {
+        let context = &bench.context;
+        let handle = Handle::create(context, granularity(bench.device)?)?;
+        let mut range = Range::reserve(context, handle.bytes())?;
+        range.remap(0, &handle)?;
+        let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
+        kernels.write(&stream, range.at(0), handle.bytes() / 8, VALUE)?;
+        stream.finish()?;
+        Ok(Owner { bench, range, handle })
+    }
+
+    /// Lets one of two engines die while the other has a kernel in flight, and says who goes on.
+    fn describe(&self, engines: Environment<'_>, death: ExitKind) -> Result<String, Error> {
+        let (mut victim, mut other) =
+            (self.engine(engines, REPLY_LIMIT)?, self.engine(engines, REPLY_LIMIT)?);
+        worker::request(&mut other, &WorkerCommand::Spin { ns: nanoseconds(SHORT) }, &[])?;
+        let how = death.inflict(&mut victim)?;
+        let goes_on = worker::request(&mut other, &WorkerCommand::Check { value: VALUE }, &[]);
+        let bytes = self.handle.bytes();
+        let owner = worker::check(&self.bench.context, self.range.at(0), bytes, VALUE);
+        let beside = self.engine(engines, NEW_ENGINE_LIMIT);
+        // A server of MPS takes no new client while one is there that a fault has hit.
+        drop((victim, other));
+        let later = self.start_new_engine(engines);
+        let said = [
+            ("the other engine", goes_on.map(|_| String::new())),
+            ("the owner of the memory", owner.map(|()| String::new())),
+            ("a new engine beside them", beside.map(|_| String::new())),
+            ("one after both have gone", later.map(|ms| format!(" {ms:.0} ms after its start"))),
+        ];
+        let said = said.map(|(who, result)| match result {
+            Ok(when) => format!("{who} goes on{when}"),
+            Err(error) => format!("{who} fails ({error})"),
+        });
+        Ok(format!("{how}: {}", said.join("; ")))
+    }
+
+    /// Milliseconds until an engine that starts now has seen the memory.
+    fn start_new_engine(&self, engines: Environment<'_>) -> Result<f64, Error> {
+        let start = Instant::now();
+        retry_during_recovery(REPLY_LIMIT, |left| self.engine(engines, left))?;
+        Ok(start.elapsed().as_secs_f64() * 1e3)
+    }
+
+    /// An engine that has mapped the memory and seen what is in it, each within `limit`.
+    fn engine(&self, environment: Environment<'_>, limit: Duration) -> Result<ChildProcess, Error> {
+        let mut peer = ChildProcess::start_with(self.bench.setup, WORKER, environment)?;
+        let (fd, bytes) = (self.handle.export()?, self.handle.bytes());
+        worker::request_within(&mut peer, limit, &WorkerCommand::Import { bytes }, &[fd.as_fd()])?;
+        match worker::request_within(&mut peer, limit, &WorkerCommand::Check { value: VALUE }, &[])? {
+            WorkerReply::Done => Ok(peer),
+            WorkerReply::Ran(_) => Err(worker::unexpected_reply("answered another question")),
+        }
+    }
+}
+
+/// Starts something, again and again while MPS recovers, at most `limit`.
+fn retry_during_recovery<T>(
+    limit: Duration,
+    mut start: impl FnMut(Duration) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let first = Instant::now();
+    loop {
+        let left = limit.saturating_sub(first.elapsed());
+        match start(left) {
+            // Nobody tells when a server takes clients again.
+            Err(error) if !left.is_zero() && error.to_string().contains(MPS_ERROR_PREFIX) => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            done => return done,
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("a kernel runs for seconds")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tries until the outcomes are used up; how many there were, and the last one's.
+    fn tried(limit: Duration, outcomes: &[Result<(), &str>]) -> (usize, Result<(), String>) {
+        let mut tries = 0;
+        let done = retry_during_recovery(limit, |_| {
+            tries += 1;
+            outcomes[(tries - 1).min(outcomes.len() - 1)].map_err(worker::unexpected_reply)
+        });
+        (tries, done.map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    fn recovering_server_is_retried_and_other_errors_are_final() {
+        let recovering = Err("says: cuInit: CUDA_ERROR_MPS_SERVER_NOT_READY (not ready)");
+        let minute = Duration::from_secs(60);
+        assert_eq!(tried(minute, &[recovering, recovering, Ok(())]), (3, Ok(())));
+        let (tries, done) = tried(minute, &[recovering, Err("ended"), Ok(())]);
+        assert_eq!((tries, done.is_err()), (2, true), "{done:?}");
+        let (tries, done) = tried(Duration::ZERO, &[recovering]);
+        assert_eq!((tries, done.is_err()), (1, true), "{done:?}");
+    }
+}

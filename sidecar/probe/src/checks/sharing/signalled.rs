@@ -1,0 +1,98 @@
+//! Copies as a sidecar makes them for an engine: each waits on its stream for a word, and writes a word when it is done.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::work::now_ns;
+use crate::Error;
+use crate::cuda::stream::poll_until;
+use crate::cuda::{Address, HostMemory, Stream};
+
+/// Bytes behind those that are copied, for the words.
+pub const WORDS: u64 = 4096;
+/// Places of the words there, in lines of their own: what lets a copy go, and what it writes.
+const GO: u64 = 0;
+const DONE: u64 = 64;
+/// Copies of one rate.
+const COPIES_PER_RATE: usize = 16;
+
+/// What they need.
+#[derive(Clone, Copy, Debug)]
+pub struct SignalledCopies<'a> {
+    /// The stream that they are on.
+    pub stream: &'a Stream,
+    /// What is copied, with [`WORDS`] bytes behind it.
+    pub host: &'a HostMemory,
+    /// Where to.
+    pub to: Address,
+    /// Bytes of one copy.
+    pub bytes: u64,
+    /// Longest that one is waited for.
+    pub limit: Duration,
+}
+
+impl SignalledCopies<'_> {
+    /// One copy, let go at a moment that has nothing to do with the device's time slices; nanoseconds from its word to the word
+    /// that it writes.
+    pub fn once(&self) -> Result<u64, Error> {
+        let number = self.word(DONE).load(Ordering::SeqCst) + 1;
+        let queued = self.queue(number);
+        let ready = now_ns();
+        while now_ns() < ready + pause_ns(number) {
+            std::hint::spin_loop();
+        }
+        let early = self.word(DONE).load(Ordering::SeqCst) >= number;
+        let start = now_ns();
+        // Also when not all of it could be queued: nothing is to wait for ever.
+        self.word(GO).store(number, Ordering::SeqCst);
+        queued?;
+        if early {
+            return Err(Error::Otherwise("copied before the word was there".into()));
+        }
+        let done = || Ok(self.word(DONE).load(Ordering::SeqCst) >= number);
+        poll_until(self.limit, "a copy whose word is there", done)?;
+        Ok(now_ns() - start)
+    }
+
+    fn queue(&self, number: u64) -> Result<(), Error> {
+        let words = self.host.address()? + self.bytes;
+        self.stream.wait_value(words + GO, number)?;
+        self.stream.upload(self.to, self.host, 0, self.bytes)?;
+        self.stream.write_value(words + DONE, number)
+    }
+
+    fn word(&self, place: u64) -> &AtomicU64 {
+        self.host.word((self.bytes + place) / 8)
+    }
+}
+
+/// Rates per nanosecond, each of a few copies in a row, from the times that they took: pauses between them do not count.
+pub fn rates(times_ns: &[u64], bytes: u64) -> Vec<f64> {
+    let rate = |times: &[u64]| times.len() as f64 * bytes as f64 / times.iter().sum::<u64>().max(1) as f64;
+    times_ns.chunks(COPIES_PER_RATE).map(rate).collect()
+}
+
+/// Up to 2 ms, a different time for each of two thousand copies. The first, which is not timed, is held so long that one that
+/// does not wait has come through.
+fn pause_ns(number: u64) -> u64 {
+    if number == 1 { 100_000_000 } else { number * 617 % 2000 * 1000 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_the_time_from_word_to_word() {
+        let times = [[10; COPIES_PER_RATE], [20; COPIES_PER_RATE]].concat();
+        assert_eq!(rates(&times, 50), [5.0, 2.5]);
+        assert_eq!(rates(&[4, 6], 10), [2.0], "fewer are one rate");
+    }
+
+    #[test]
+    fn copies_are_released_at_different_times() {
+        let all: std::collections::BTreeSet<u64> = (2..2002).map(pause_ns).collect();
+        assert_eq!(all.len(), 2000);
+        assert!(pause_ns(1) > 2_000_000 && all.last().is_some_and(|longest| *longest < 2_000_000));
+    }
+}

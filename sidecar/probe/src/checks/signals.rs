@@ -1,0 +1,209 @@
+//! Row 6: waits for words of memory that another process writes, by streams and in graphs.
+
+use std::time::{Duration, Instant};
+
+use super::sharing::busy::Busy;
+use super::{Check, Role};
+use crate::Error;
+use crate::bench::Bench;
+use crate::child_process::ChildProcess;
+use crate::cuda::{GraphBuilder, Kernels, Stream};
+use crate::report::Answer;
+use crate::results::Findings;
+use crate::statistics::Figure;
+
+mod page;
+mod process_exit;
+mod signal_path;
+mod waiter;
+
+use page::{SEEN, STARTED, SignalPage};
+use signal_path::SignalPath;
+use waiter::{Costs, LAYERS, WaiterCommand, WaiterReply};
+
+/// Row 6.
+pub const CHECK: Check = Check {
+    id: 6,
+    name: "signals",
+    text: "Do a stream and a graph wait for a word that another process writes, with no CPU between, and is a stream \
+           that waits for a dead process usable again?",
+    mib: 640,
+    quick_mib: 160,
+    limit: Duration::from_secs(75),
+    ask,
+};
+
+/// The process beside the asking one, and its part: the engine to our sidecar.
+pub const ROLE: (&str, Role) = (WAITER, waiter::run_waiter);
+
+const WAITER: &str = "waiter";
+/// Longest that a word is waited for.
+const LIMIT: Duration = Duration::from_secs(2);
+
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
+    findings.figures.push(launches(bench)?);
+    let mut held = vec![("a stream", signals(bench, SignalPath::Stream, None, findings))];
+    for way in SignalPath::GRAPHS {
+        let result = signals(bench, way, None, findings).and_then(|()| costs(bench, way, findings));
+        held.push((way.name(), result));
+    }
+    let waits = |name: &str| held.iter().any(|(known, held)| *known == name && held.is_ok());
+    let ways = [("a stream", SignalPath::Stream), (SignalPath::Counter.name(), SignalPath::Counter)];
+    let ways: Vec<SignalPath> =
+        ways.into_iter().filter(|(name, _)| waits(name)).map(|(_, way)| way).collect();
+    if let Err(error) = signals_under_load(bench, &ways, findings) {
+        findings.notes.push(format!("beside a process that computes: {error}"));
+    }
+    let captured = captured(bench);
+    findings.notes.push(match captured {
+        Ok(()) => "a stream's wait for a word can be captured into a graph".into(),
+        Err(error) => format!("a stream's wait for a word cannot be captured into a graph: {error}"),
+    });
+    held.push(("the death of the other process", process_exit::study(bench, findings)));
+    Ok(conclude(&held, &mut findings.notes))
+}
+
+/// Yes if a stream waits, a graph waits in some way, and a death is survived; what did not goes to the notes.
+fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut impl Extend<String>) -> Answer {
+    for (what, result) in held {
+        if let Err(error) = result {
+            notes.extend([format!("{what}: {error}")]);
+        }
+    }
+    let result = |name: &str| held.iter().find(|(known, _)| *known == name).map(|(_, result)| result);
+    let graph = SignalPath::GRAPHS.iter().any(|way| matches!(result(way.name()), Some(Ok(()))));
+    match (result("a stream"), graph, result("the death of the other process")) {
+        (Some(Ok(())), true, Some(Ok(()))) => Answer::Yes,
+        (Some(Err(Error::Timeout { .. })), ..) => {
+            Answer::No { reason: "a stream that waits did not see the write of the other process".into() }
+        }
+        (Some(Err(error @ Error::Otherwise(_))), ..) | (.., Some(Err(error @ Error::Otherwise(_)))) => {
+            Answer::No { reason: error.to_string() }
+        }
+        (Some(Err(error)), ..) | (.., Some(Err(error))) => Answer::unknown(error),
+        _ => Answer::No { reason: "a stream waits, and no graph does".into() },
+    }
+}
+
+/// The other process with the page that both have.
+struct Pair {
+    peer: ChildProcess,
+    page: SignalPage,
+}
+
+impl Pair {
+    fn start(bench: &Bench) -> Result<Pair, Error> {
+        let mut peer = ChildProcess::start(bench.setup, WAITER)?;
+        let page = SignalPage::new(&bench.context)?;
+        peer.send(&(), &[page.file()])?;
+        waiter::recv_reply(&mut peer)?;
+        Ok(Pair { peer, page })
+    }
+
+    fn request(&mut self, order: &WaiterCommand) -> Result<WaiterReply, Error> {
+        self.peer.send(order, &[])?;
+        waiter::recv_reply(&mut self.peer)
+    }
+
+    fn end(self) -> Result<(), Error> {
+        self.peer.stop()
+    }
+}
+
+/// Latency from the write here to the first write of the kernel that waited there, written by the CPU and by a stream; beside
+/// a third process that computes, if there is one.
+fn signals(
+    bench: &Bench,
+    way: SignalPath,
+    busy: Option<&Busy>,
+    findings: &mut Findings<'_>,
+) -> Result<(), Error> {
+    let beside = busy.map_or("", |_| ", beside a process that computes");
+    bench.progress(&format!("signals by {}{beside}", way.name()));
+    let mut pair = Pair::start(bench)?;
+    let samples = if busy.is_some() { bench.setup.pick(5, 100) } else { bench.setup.pick(10, 200) };
+    let stream = Stream::new(&bench.context)?;
+    let stream_limit = samples + 1;
+    let mut times = [Vec::new(), Vec::new()];
+    for value in 1..2 * stream_limit {
+        let by_stream = value >= stream_limit;
+        let time = signal(&mut pair, way, value, by_stream.then_some(&stream))?;
+        times[usize::from(by_stream)].push(time);
+        busy.map_or(Ok(()), Busy::computes)?;
+    }
+    for (writer, times) in ["the CPU", "a stream"].iter().zip(&times) {
+        // The first ones find cold caches and code that is not loaded.
+        let name = format!("{}{beside}: write by {writer} to kernel", way.name());
+        findings.figures.push(Figure::of(name, "us", &times[1..]));
+    }
+    pair.end()
+}
+
+/// One of them: microseconds from the write of the word, by a stream or else by the CPU.
+fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&Stream>) -> Result<f64, Error> {
+    let (word, wanted) = way.target(value);
+    pair.page.set(SEEN, 0);
+    pair.request(&WaiterCommand::Arm { way, value })?;
+    if pair.page.get(SEEN) != 0 {
+        return Err(Error::Otherwise("did not wait for the word".into()));
+    }
+    let start = Instant::now();
+    match stream {
+        Some(stream) => stream.write_value(pair.page.address(word), wanted)?,
+        None => pair.page.set(word, wanted),
+    }
+    pair.page.wait_for(SEEN, 1, LIMIT)?;
+    Ok(start.elapsed().as_secs_f64() * 1e6)
+}
+
+/// The latency again, of waits that work, while a third process has the device busy.
+fn signals_under_load(bench: &Bench, ways: &[SignalPath], findings: &mut Findings<'_>) -> Result<(), Error> {
+    let busy = Busy::start(bench)?;
+    ways.iter().try_for_each(|way| signals(bench, *way, Some(&busy), findings))
+}
+
+/// What waits in a graph of so many layers cost when all words are there.
+fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<(), Error> {
+    let mut pair = Pair::start(bench)?;
+    let reply = pair.request(&WaiterCommand::Cost { way, steps: bench.setup.pick(5, 100) })?;
+    let WaiterReply::Costs(Costs { host_us, device_us, bare_us }) = reply else {
+        return Err(Error::Peer { role: WAITER.into(), what: "answered another question".into() });
+    };
+    let name = |what| format!("{}, {LAYERS} layers: {what}", way.name());
+    findings.figures.push(Figure::of(name("CPU to launch"), "us", &host_us));
+    findings.figures.push(Figure::of(name("device"), "us", &device_us));
+    findings.figures.push(Figure::of(name("device without waits"), "us", &bare_us));
+    pair.end()
+}
+
+/// For comparison: a kernel launched here until its first write is seen here.
+fn launches(bench: &Bench) -> Result<Figure, Error> {
+    let kernels = Kernels::load(&bench.context)?;
+    let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
+    let mut times = Vec::new();
+    for _ in 0..=bench.setup.pick(10, 200) {
+        page.set(STARTED, 0);
+        let start = Instant::now();
+        kernels.mark(&stream, page.address(STARTED), 1)?;
+        page.wait_for(STARTED, 1, LIMIT)?;
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+        stream.finish()?;
+    }
+    Ok(Figure::of("one process: launch to kernel", "us", &times[1..]))
+}
+
+/// Whether a stream's wait can be captured.
+fn captured(bench: &Bench) -> Result<(), Error> {
+    let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
+    let chain = GraphBuilder::capture(&stream, |stream| stream.wait_value(page.address(STARTED), 1))?;
+    let ready = chain.instantiate()?;
+    ready.launch(&stream)?;
+    if stream.finish_within(Duration::from_millis(5)).is_ok() {
+        return Err(Error::Otherwise("did not wait in the captured graph".into()));
+    }
+    page.set(STARTED, 1);
+    stream.finish_within(LIMIT)
+}
+
+#[cfg(test)]
+mod tests;

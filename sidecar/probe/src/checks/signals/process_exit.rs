@@ -1,0 +1,107 @@
+//! A copy here waits for a process that is killed: what is usable how soon.
+
+use std::time::Instant;
+
+use super::page::STARTED;
+use super::signal_path::SignalPath;
+use super::waiter::WaiterCommand;
+use super::{LIMIT, Pair};
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::{Buffer, Event, HostMemory, Stream};
+use crate::results::Findings;
+use crate::statistics::Figure;
+
+/// Far above every value of the rest.
+const FAR: u64 = 1 << 40;
+/// Bytes of a copy.
+const BYTES: u64 = 2 << 20;
+
+/// How long each part took, milliseconds.
+#[derive(Default)]
+struct ExitTimes {
+    reaped: Vec<f64>,
+    fresh: Vec<f64>,
+    freed: Vec<f64>,
+}
+
+/// Asks it a few times. What was measured is told also when something stood still.
+pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
+    bench.progress("a copy that waits for a process that dies");
+    let memory = (HostMemory::registered(&bench.context, BYTES)?, Buffer::new(&bench.context, BYTES)?);
+    let mut times = ExitTimes::default();
+    let held = (0..bench.setup.pick(2, 5)).try_for_each(|_| once(bench, &memory, &mut times));
+    let figures = [
+        ("death of a process whose stream waits", times.reaped),
+        ("another stream's copy after it, 2 MiB", times.fresh),
+        ("the waiting copy, once its word is written", times.freed),
+    ];
+    let figures = figures.into_iter().filter(|(_, times)| !times.is_empty());
+    findings.figures.extend(figures.map(|(name, times)| Figure::of(name, "ms", &times)));
+    held
+}
+
+fn once(bench: &Bench, memory: &(HostMemory, Buffer), times: &mut ExitTimes) -> Result<(), Error> {
+    let mut pair = Pair::start(bench)?;
+    let (stream, other) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
+    let held = stages(&mut pair, (&stream, &other), memory, times);
+    // Whatever happened, nothing waits any more, and the memory is not used when it goes.
+    pair.page.set(STARTED, FAR);
+    let ended = stream.finish_within(LIMIT).and_then(|()| other.finish_within(LIMIT));
+    held.and(ended)
+}
+
+fn stages(
+    pair: &mut Pair,
+    (stream, other): (&Stream, &Stream),
+    (host, device): &(HostMemory, Buffer),
+    times: &mut ExitTimes,
+) -> Result<(), Error> {
+    stream.wait_value(pair.page.address(STARTED), FAR)?;
+    stream.upload(device.at(0), host, 0, BYTES)?;
+    let copied = Event::after(stream)?;
+    // The other process waits as well, for a word that nobody writes: it dies with work on the device.
+    pair.request(&WaiterCommand::Arm { way: SignalPath::Stream, value: FAR })?;
+    let start = Instant::now();
+    pair.peer.kill();
+    times.reaped.push(milliseconds(start));
+    let start = Instant::now();
+    other.upload(device.at(0), host, 0, BYTES)?;
+    let alone = other.finish_within(LIMIT);
+    alone.map_err(stalled("let a copy of another stream stand still behind one that waits"))?;
+    times.fresh.push(milliseconds(start));
+    if copied.is_reached()? {
+        return Err(Error::Otherwise("copied before the word was there".into()));
+    }
+    let start = Instant::now();
+    pair.page.set(STARTED, FAR);
+    stream.finish_within(LIMIT).map_err(stalled("did not end a wait whose word is there"))?;
+    times.freed.push(milliseconds(start));
+    Ok(())
+}
+
+/// What took too long is the device's answer; everything else stays what it is.
+fn stalled(what: &'static str) -> impl FnOnce(Error) -> Error {
+    move |error| match error {
+        Error::Timeout { limit, .. } => Error::Otherwise(format!("{what} ({limit:?})")),
+        error => error,
+    }
+}
+
+fn milliseconds(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn only_timeouts_are_attributed_to_device() {
+        let late = Error::Timeout { what: "work".into(), limit: Duration::from_secs(2) };
+        assert_eq!(stalled("slept")(late).to_string(), "the device slept (2s)");
+        assert!(matches!(stalled("slept")(Error::Absent("x")), Error::Absent("x")));
+    }
+}

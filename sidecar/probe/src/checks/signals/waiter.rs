@@ -1,0 +1,243 @@
+//! The process that waits, as an engine waits for its sidecar.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::page::{ARMED, FLAG, GATE, GO, LAYER, SEEN, SignalPage};
+use super::signal_path::SignalPath;
+use crate::Error;
+use crate::bench::{Bench, Setup};
+use crate::child_process::{ChildProcess, ParentPipe};
+use crate::cuda::graph::{MemOp, Node};
+use crate::cuda::kernels::FlagWait;
+use crate::cuda::{Address, Buffer, Event, ExecGraph, GraphBuilder, HostMemory, Kernels, Stream};
+
+/// Layers of the graph whose cost is measured.
+pub const LAYERS: u64 = 32;
+/// Longest that a kernel waits. Longer than anybody waits for the kernel.
+const KERNEL_LIMIT: Duration = Duration::from_secs(5);
+/// Longest that work here is waited for.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// What it is told to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum WaiterCommand {
+    /// Put a wait for step `value` and a kernel behind it on a stream, and say when the stream has come to it.
+    Arm { way: SignalPath, value: u64 },
+    /// Measure graphs whose words are all there.
+    Cost { way: SignalPath, steps: u64 },
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum WaiterReply {
+    /// It is done.
+    Done,
+    /// What was measured.
+    Costs(Costs),
+}
+
+/// What steps of a graph cost, microseconds, one value for each.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Costs {
+    /// The CPU, from the first change of a node to the end of the launch.
+    pub host_us: Vec<f64>,
+    /// The device, from the first node to the last.
+    pub device_us: Vec<f64>,
+    /// The device, in a graph without waits.
+    pub bare_us: Vec<f64>,
+}
+
+/// The next answer of a waiting process; its own error is one of the peer.
+pub fn recv_reply(peer: &mut ChildProcess) -> Result<WaiterReply, Error> {
+    let (reply, _) = peer.recv::<Result<WaiterReply, String>>()?;
+    reply.map_err(|what| Error::Peer { role: super::WAITER.into(), what: format!("says: {what}") })
+}
+
+/// The whole process.
+pub fn run_waiter(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
+    let ((), mut fds) = parent.recv()?;
+    let file = fds.pop().ok_or(Error::Peer { role: "parent".into(), what: "sent no page".into() })?;
+    let bench = Bench::open(setup)?;
+    let mut waiter = Waiter::new(&bench, SignalPage::from_file(&bench.context, file)?)?;
+    send_reply(parent, Ok(WaiterReply::Done))?;
+    while let Some((order, _)) = parent.recv_or_exit()? {
+        match order {
+            WaiterCommand::Arm { way, value } => {
+                send_reply(parent, waiter.arm(way, value).map(|()| WaiterReply::Done))?
+            }
+            WaiterCommand::Cost { way, steps } => {
+                send_reply(parent, waiter.cost(way, steps).map(WaiterReply::Costs))?
+            }
+        }
+    }
+    Ok(())
+}
+
+fn send_reply(parent: &ParentPipe, reply: Result<WaiterReply, Error>) -> Result<(), Error> {
+    parent.send(&reply.map_err(|error| error.to_string()), &[])
+}
+
+struct Waiter<'a> {
+    bench: &'a Bench,
+    // Dropped before what its work uses.
+    stream: Stream,
+    graph: Option<Graph>,
+    kernels: Kernels,
+    page: SignalPage,
+    /// Words: counter, how often a kernel gave up, one that the layers write, and the counter of the gate.
+    words: Buffer,
+}
+
+/// A graph with the nodes that are changed before a launch.
+struct Graph {
+    ready: ExecGraph,
+    waits: Vec<Node>,
+}
+
+impl<'a> Waiter<'a> {
+    fn new(bench: &'a Bench, page: SignalPage) -> Result<Waiter<'a>, Error> {
+        let kernels = Kernels::load(&bench.context)?;
+        let (stream, words) = (Stream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
+        stream.fill(words.at(0), 0, 4096)?;
+        let waiter = Waiter { bench, stream, graph: None, kernels, page, words };
+        // Each kernel once, while nothing waits: what a first launch loads is loaded.
+        waiter.kernels.await_flag(&waiter.stream, waiter.wait(waiter.words.at(0), true))?;
+        let mark = || waiter.kernels.mark(&waiter.stream, waiter.counter(), 0);
+        bench.warm_up(|| mark().and_then(|()| waiter.stream.finish()))?;
+        Ok(waiter)
+    }
+
+    fn arm(&mut self, way: SignalPath, value: u64) -> Result<(), Error> {
+        if way != SignalPath::Stream && self.graph.is_none() {
+            self.kernels.mark(&self.stream, self.counter(), value)?;
+            self.graph = Some(self.graph(Some(way), 1, GO, FLAG, Some(SEEN))?);
+        }
+        self.stream.write_value(self.page.address(ARMED), value)?;
+        match &self.graph {
+            Some(graph) => {
+                self.prepare(way, graph, GO, value)?;
+                graph.ready.launch(&self.stream)?;
+            }
+            None => {
+                self.stream.wait_value(self.page.address(GO), value)?;
+                self.kernels.mark(&self.stream, self.page.address(SEEN), 1)?;
+            }
+        }
+        self.page.wait_for(ARMED, value, LIMIT)
+    }
+
+    fn cost(&mut self, way: SignalPath, steps: u64) -> Result<Costs, Error> {
+        let bare = self.graph(None, LAYERS, LAYER, LAYER, None)?;
+        let graph = self.graph(Some(way), LAYERS, LAYER, LAYER, None)?;
+        self.kernels.mark(&self.stream, self.counter(), 1)?;
+        self.kernels.mark(&self.stream, self.gate(), 1)?;
+        let (mut host_us, mut device_us, mut bare_us) = (Vec::new(), Vec::new(), Vec::new());
+        // The first step is not counted: it finds code that is not loaded.
+        for step in 0..=steps {
+            let (_, bare) = self.timed(2 * step + 1, || bare.ready.launch(&self.stream))?;
+            (0..LAYERS).for_each(|layer| self.page.set(LAYER + layer, step + 1));
+            let (host, device) = self.timed(2 * step + 2, || {
+                self.prepare(way, &graph, LAYER, step + 1)?;
+                graph.ready.launch(&self.stream)
+            })?;
+            if step > 0 {
+                host_us.push(host);
+                device_us.push(device);
+                bare_us.push(bare);
+            }
+        }
+        self.check_no_timeout()?;
+        Ok(Costs { host_us, device_us, bare_us })
+    }
+
+    /// Microseconds of the CPU in `launch`, and of the device for what it launches. The device stands at a gate, a kernel that
+    /// waits for the `turn`-th time, until all of it is queued: otherwise its time would be the CPU's.
+    fn timed(&self, turn: u64, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
+        // What a first launch loads may wait for all streams: nothing stands at the gate then.
+        if turn <= 2 {
+            self.page.set(GATE, turn);
+        }
+        let gate = FlagWait { counter: self.gate(), bump: 1, ..self.wait(self.page.address(GATE), true) };
+        self.kernels.await_flag(&self.stream, gate)?;
+        let before = Event::after(&self.stream)?;
+        let start = Instant::now();
+        let launched = launch();
+        let host = start.elapsed().as_secs_f64() * 1e6;
+        let after = launched.and_then(|()| Event::after(&self.stream));
+        self.page.set(GATE, turn);
+        let after = after?;
+        self.stream.finish_within(LIMIT)?;
+        Ok((host, after.since_ns(&before)? / 1e3))
+    }
+
+    /// A graph of `layers`: each waits for its own word, from `first` on (flags: from `flags` on), then runs a kernel that
+    /// writes `seen`, or a word of the device.
+    fn graph(
+        &self,
+        way: Option<SignalPath>,
+        layers: u64,
+        first: u64,
+        flags: u64,
+        seen: Option<u64>,
+    ) -> Result<Graph, Error> {
+        let mut chain = GraphBuilder::new(&self.bench.context)?;
+        let mut waits = Vec::new();
+        let target = seen.map_or(self.words.at(16), |word| self.page.address(word));
+        for layer in 0..layers {
+            let word = self.page.address(first + layer);
+            let flag = self.page.address(flags + layer);
+            match way {
+                Some(SignalPath::Parameters) => waits.push(chain.words(&[MemOp::AtLeast(word, 0)])?),
+                Some(SignalPath::Flags) => {
+                    chain.words(&[MemOp::AtLeast(flag, 1), MemOp::Write(flag, 0)])?;
+                }
+                Some(SignalPath::Counter) => {
+                    chain.kernel(&self.kernels.await_node(self.wait(word, layer + 1 == layers)))?;
+                }
+                Some(SignalPath::Stream) | None => {}
+            }
+            chain.kernel(&self.kernels.mark_node(target, 1))?;
+        }
+        Ok(Graph { ready: chain.instantiate()?, waits })
+    }
+
+    /// What has to be done before each launch.
+    fn prepare(&self, way: SignalPath, graph: &Graph, first: u64, value: u64) -> Result<(), Error> {
+        if way != SignalPath::Parameters {
+            return Ok(());
+        }
+        let words = (first..).map(|word| self.page.address(word));
+        graph
+            .waits
+            .iter()
+            .zip(words)
+            .try_for_each(|(node, word)| graph.ready.set_node(*node, &[MemOp::AtLeast(word, value)]))
+    }
+
+    /// A wait for the counter's value; the last one of a step raises the counter.
+    fn wait(&self, flag: Address, last: bool) -> FlagWait {
+        let limit_ns = KERNEL_LIMIT.as_nanos() as u64;
+        FlagWait { flag, counter: self.counter(), bump: last.into(), limit_ns, timed_out: self.words.at(8) }
+    }
+
+    fn counter(&self) -> Address {
+        self.words.at(0)
+    }
+
+    /// How often the gate was opened, plus one.
+    fn gate(&self) -> Address {
+        self.words.at(24)
+    }
+
+    fn check_no_timeout(&self) -> Result<(), Error> {
+        let host = HostMemory::registered(&self.bench.context, 4096)?;
+        self.stream.download(&host, 0, self.words.at(8), 8)?;
+        self.stream.finish_within(LIMIT)?;
+        match host.word(0).load(std::sync::atomic::Ordering::SeqCst) {
+            0 => Ok(()),
+            _ => Err(Error::Timeout { what: "a kernel that waits for a word".into(), limit: KERNEL_LIMIT }),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Other processes of the probe: it starts itself with the hidden subcommand `child ROLE`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+use crate::bench::Setup;
+use crate::channel::Channel;
+
+/// Longest that one process waits for the other's next message unless it says otherwise.
+pub const REPLY_LIMIT: Duration = Duration::from_secs(20);
+
+/// A process that this one started; killed and reaped when it is dropped.
+#[derive(Debug)]
+pub struct ChildProcess {
+    role: String,
+    child: Child,
+    channel: Channel,
+}
+
+impl ChildProcess {
+    /// Starts this program as `role`.
+    pub fn start(setup: Setup, role: &str) -> Result<ChildProcess, Error> {
+        ChildProcess::start_with(setup, role, &[])
+    }
+
+    /// As [`Peer::start`], with these variables in its environment, before those that every process gets.
+    pub fn start_with(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Result<ChildProcess, Error> {
+        let (channel, theirs) = Channel::pair()?;
+        let mut command = command(setup, role, environment);
+        let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
+        let child = child.map_err(|error| process_error(role, format!("did not start: {error}")))?;
+        Ok(ChildProcess { role: role.into(), child, channel })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a message.
+    pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.channel.send(message, fds)
+    }
+
+    /// Its next message, within [`PATIENCE`].
+    pub fn recv<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), Error> {
+        self.recv_within(REPLY_LIMIT)
+    }
+
+    /// Its next message, within `limit`. It is killed when it says nothing.
+    pub fn recv_within<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<(T, Vec<OwnedFd>), Error> {
+        match self.channel.recv::<Result<T, String>>(limit) {
+            Ok(Some((Ok(heard), fds))) => Ok((heard, fds)),
+            Ok(Some((Err(words), _))) => Err(process_error(&self.role, format!("failed: {words}"))),
+            Ok(None) => Err(self.exit_error()),
+            Err(Error::Timeout { limit, .. }) => {
+                self.kill();
+                Err(process_error(&self.role, format!("said nothing for {limit:?} and was killed")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Kills it (SIGKILL) and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Both fail only when it has ended and was waited for, or when the driver holds it in the kernel.
+        let _ = self.child.kill();
+        let _ = self.reap();
+    }
+
+    /// Waits until it is gone, at most [`PATIENCE`]: a call of the driver may hold even a killed process in the kernel.
+    fn reap(&mut self) -> Result<ExitStatus, Error> {
+        let start = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if start.elapsed() < REPLY_LIMIT => std::thread::yield_now(),
+                Ok(None) => {
+                    return Err(process_error(&self.role, format!("did not end within {REPLY_LIMIT:?}")));
+                }
+                Err(error) => {
+                    return Err(process_error(&self.role, format!("cannot be waited for: {error}")));
+                }
+            }
+        }
+    }
+
+    /// Tells it that nothing more comes, and waits until it has ended by itself, at most [`PATIENCE`].
+    pub fn stop(mut self) -> Result<(), Error> {
+        self.channel.close();
+        match self.channel.recv::<serde_json::Value>(REPLY_LIMIT)? {
+            None => Ok(()),
+            Some((heard, _)) => Err(process_error(&self.role, format!("said {heard} when it was dismissed"))),
+        }?;
+        self.reap().map(drop)
+    }
+
+    /// How it ended: it closed its end, so it is ending.
+    fn exit_error(&mut self) -> Error {
+        match self.reap() {
+            Ok(status) => process_error(&self.role, format!("ended with {status}")),
+            Err(error) => error,
+        }
+    }
+}
+
+/// This program as `role`; of a variable that is given twice, what the caller gives holds.
+fn command(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["child", role, "--device", &setup.ordinal.to_string()]);
+    command.args(setup.quick.then_some("--quick"));
+    // Otherwise a kernel's first launch loads it, for which the driver may wait for all streams, also for one that waits
+    // for a word that is written only after the launch.
+    command.env("CUDA_MODULE_LOADING", "EAGER");
+    // Where no daemon is: one that this machine has anyway would serve also what is asked without MPS.
+    command.env("CUDA_MPS_PIPE_DIRECTORY", std::env::temp_dir().join("sluice-gpu-probe-without-mps"));
+    command.envs(environment.iter().copied());
+    command
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn process_error(role: &str, what: String) -> Error {
+    Error::Peer { role: role.into(), what }
+}
+
+/// The other end, in the process that was started.
+#[derive(Debug)]
+pub struct ParentPipe {
+    channel: Channel,
+}
+
+impl ParentPipe {
+    /// Takes the socket that stands where standard input was. The process dies with its parent.
+    pub fn open() -> Result<ParentPipe, Error> {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+            .map_err(Error::kernel("prctl"))?;
+        let socket = std::io::stdin().as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|error| process_error("parent", format!("left no socket: {error}")))?;
+        Ok(ParentPipe { channel: Channel::from_socket(socket) })
+    }
+
+    /// Sends it a message.
+    pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.channel.send(&Ok::<_, String>(message), fds)
+    }
+
+    /// Tells it why this process ends.
+    pub fn fail(&self, error: &Error) {
+        // Fails only when the parent is gone, and this process with it.
+        let _ = self.channel.send(&Err::<(), _>(error.to_string()), &[]);
+    }
+
+    /// Its next message, within [`PATIENCE`].
+    pub fn recv<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), Error> {
+        self.recv_or_exit()?.ok_or_else(|| process_error("parent", "ended".into()))
+    }
+
+    /// As [`Parent::hear`]; none when it wants nothing more.
+    pub fn recv_or_exit<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
+        self.channel.recv(REPLY_LIMIT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn given_variables_override_defaults() {
+        let value = |environment: &[(&str, &str)]| {
+            let command = command(Setup { ordinal: 0, quick: true }, "context", environment);
+            let mut all = command.get_envs();
+            let found = all.find(|(name, _)| *name == "CUDA_MODULE_LOADING").and_then(|(_, value)| value);
+            found.map(|value| value.to_string_lossy().into_owned())
+        };
+        assert_eq!(value(&[]).as_deref(), Some("EAGER"));
+        assert_eq!(value(&[("CUDA_MODULE_LOADING", "LAZY")]).as_deref(), Some("LAZY"));
+    }
+}

@@ -1,0 +1,107 @@
+//! What tenants say to each other, and what they see of each other.
+
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::victim::PeerView;
+use sluice_ports::peers::PeerPortEvent;
+use sluice_scheduler::Event;
+
+use super::network::Message;
+use super::slice_queue::SliceEvent;
+use super::{Gpu, SURVEY_INTERVAL_NS, Sharing};
+
+impl Gpu {
+    fn index_of(&self, peer: Peer) -> Option<usize> {
+        self.tenants.iter().position(|seat| seat.instance.as_ref().is_some_and(|life| life.me == peer))
+    }
+
+    pub(super) fn send(&mut self, from: Peer, letter: PeerCommand) {
+        if let PeerCommand::Claim { chunks } = letter {
+            let others = self.live_peers().into_iter().filter(|peer| *peer != from);
+            return others.for_each(|to| self.network.send_claim(self.now, from, to, chunks));
+        }
+        self.network.send(self.now, from, letter);
+    }
+
+    /// The turn goes to whoever is next, and its holder hears that somebody waits.
+    pub(super) fn grant_next_slice(&mut self) {
+        for told in self.slice_queue.grant_next() {
+            let (to, event) = match told {
+                SliceEvent::Granted(to, epoch) => (to, PeerPortEvent::SliceGranted { epoch }),
+                SliceEvent::Contended(to, epoch) => (to, PeerPortEvent::SliceRequested { epoch }),
+            };
+            self.network.send_local(self.now, to, Message::Event(event));
+        }
+    }
+
+    pub(super) fn deliver(&mut self, to: Peer, post: Message) {
+        let Some(at) = self.index_of(to) else { return };
+        let event = match post {
+            Message::Request { from, news } if self.index_of(from).is_some() => {
+                self.add_known_peers(at, [from]);
+                PeerPortEvent::Peer(news)
+            }
+            Message::Request { .. } => return,
+            Message::Event(event) => event,
+            Message::Survey => {
+                let seen = self.survey(at);
+                self.add_known_peers(at, seen.iter().map(|seen| seen.peer));
+                PeerPortEvent::Peer(PeerEvent::Survey(seen))
+            }
+            Message::TakeBack(nonce) => {
+                if !self.ledger.borrow_mut().take_back(to.instance, nonce) {
+                    return;
+                }
+                PeerPortEvent::Peer(PeerEvent::TookBack { nonce })
+            }
+        };
+        self.push(at, Event::Neighbour(event));
+    }
+
+    /// Their deaths are noticed, also if they come before the next look at the ledger.
+    fn add_known_peers(&mut self, at: usize, peers: impl IntoIterator<Item = Peer>) {
+        let Some(life) = &mut self.tenants[at].instance else { return };
+        life.known_peers.extend(peers);
+    }
+
+    fn survey(&self, asker: usize) -> Vec<PeerView> {
+        let turns = matches!(self.setup.sharing, Sharing::Temporal { .. });
+        let others = self.tenants.iter().enumerate().filter(|(at, _)| *at != asker);
+        let seen = others.filter_map(|(_, seat)| {
+            let life = seat.instance.as_ref()?;
+            let active = if turns { self.slice_queue.is_holder(life.me) } else { seat.open() > 0 };
+            let live = life.peer_state(self.now, active, self.slice_queue.position(life.me));
+            let priority = seat.setup.terms.priority;
+            Some(PeerView { peer: life.me, priority, reachable: true, live: Some(live) })
+        });
+        seen.collect()
+    }
+
+    /// A look at the ledger now and then: who has died, what came back without a word.
+    pub(super) fn poll_ledger(&mut self, at: usize) {
+        let now = self.now;
+        let Some(life) = self.tenants[at]
+            .instance
+            .as_mut()
+            .filter(|life| life.next_survey_at.max(life.stopped_until) <= now)
+        else {
+            return;
+        };
+        life.next_survey_at = now.plus(SURVEY_INTERVAL_NS);
+        let me = life.me;
+        let living = self.live_peers();
+        let Some(life) = &mut self.tenants[at].instance else { return };
+        let known = std::mem::replace(&mut life.known_peers, living.clone());
+        let died = known.difference(&living).map(|dead| PeerEvent::Died(*dead));
+        let name = |life: u64| living.iter().find(|peer| peer.instance == life).copied();
+        let waiting: Vec<_> =
+            self.ledger.borrow().pending_transfers().filter(|promise| promise.to == me.instance).collect();
+        let returned = waiting.into_iter().filter_map(|promise| {
+            let peer = name(promise.from)?;
+            Some(PeerEvent::Returned { peer, nonce: promise.nonce, chunks: promise.chunks })
+        });
+        let news: Vec<_> = died.chain(returned).collect();
+        news.into_iter().for_each(|news| self.push(at, Event::Neighbour(PeerPortEvent::Peer(news))));
+        self.ledger.borrow_mut().clear(me.instance);
+    }
+}

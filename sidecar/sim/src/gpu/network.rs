@@ -1,0 +1,184 @@
+//! Letters on their way between neighbours: late, and lost or told twice where the faults say so.
+
+use std::collections::BTreeMap;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_ports::peers::PeerPortEvent;
+
+use crate::rng::Rng;
+
+/// What arrives.
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// A request of a neighbour: heard only while its sender lives.
+    Request {
+        /// The sender.
+        from: Peer,
+        /// What it says.
+        news: PeerEvent,
+    },
+    /// An answer, or what the tenant's own sidecar has seen.
+    Event(PeerPortEvent),
+    /// The neighbours are read now.
+    Survey,
+    /// The ledger is asked to give an earmark back.
+    TakeBack(Nonce),
+}
+
+/// How letters travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkDelays {
+    /// A letter takes at least so long, nanoseconds.
+    pub min_ns: u64,
+    /// And up to so much longer, nanoseconds.
+    pub spread_ns: u64,
+    /// Within a machine's shared memory, nanoseconds: turns, the ledger.
+    pub shared_memory_ns: u64,
+    /// Letters that are lost, permille.
+    pub lost_permille: u64,
+    /// Letters that arrive twice, permille.
+    pub duplicate_permille: u64,
+}
+
+impl Default for LinkDelays {
+    /// Half a millisecond over loopback with TLS, 20 us through shared memory; nothing is lost.
+    fn default() -> Self {
+        LinkDelays {
+            min_ns: 300_000,
+            spread_ns: 400_000,
+            shared_memory_ns: 20_000,
+            lost_permille: 0,
+            duplicate_permille: 0,
+        }
+    }
+}
+
+/// Everything that is on its way, by time and order of sending.
+#[derive(Debug)]
+pub struct SimNetwork {
+    items: BTreeMap<(Nanos, u64), (Peer, Message)>,
+    sent: u64,
+    /// How letters travel from now on.
+    pub delays: LinkDelays,
+    rng: Rng,
+}
+
+impl SimNetwork {
+    /// Nothing is on its way.
+    pub fn new(roads: LinkDelays, seed: u64) -> SimNetwork {
+        SimNetwork { items: BTreeMap::new(), sent: 0, delays: roads, rng: Rng::new(seed) }
+    }
+
+    /// When the next thing arrives.
+    pub fn next_due(&self) -> Option<Nanos> {
+        self.items.keys().next().map(|(at, _)| *at)
+    }
+
+    /// The next thing that has arrived, and for whom.
+    pub fn next(&mut self, now: Nanos) -> Option<(Peer, Message)> {
+        let first = self.items.first_entry().filter(|first| first.key().0 <= now)?;
+        Some(first.remove())
+    }
+
+    /// Through shared memory, or within a tenant: nothing is lost.
+    pub fn send_local(&mut self, now: Nanos, to: Peer, post: Message) {
+        let at = now.plus(self.delays.shared_memory_ns);
+        self.enqueue(at, to, post);
+    }
+
+    fn enqueue(&mut self, at: Nanos, to: Peer, post: Message) {
+        self.sent += 1;
+        self.items.insert((at, self.sent), (to, post));
+    }
+
+    fn send_remote(&mut self, now: Nanos, to: Peer, post: Message) {
+        if self.rng.chance(self.delays.lost_permille) {
+            return;
+        }
+        if self.rng.chance(self.delays.duplicate_permille) {
+            let at = now.plus(self.delay_ns());
+            self.enqueue(at, to, post.clone());
+        }
+        let at = now.plus(self.delay_ns());
+        self.enqueue(at, to, post);
+    }
+
+    fn delay_ns(&mut self) -> u64 {
+        self.delays.min_ns + self.rng.below(self.delays.spread_ns + 1)
+    }
+
+    /// `from` has written to a neighbour, or to its own sidecar.
+    pub fn send(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
+        match letter {
+            PeerCommand::Survey => {
+                let at = now.plus(self.delay_ns());
+                self.enqueue(at, from, Message::Survey);
+            }
+            PeerCommand::TakeBack { nonce, .. } => self.send_local(now, from, Message::TakeBack(nonce)),
+            PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
+                self.send_ask(now, from, peer, PeerEvent::Asked { peer: from, nonce, chunks, ttl_ns }, nonce);
+            }
+            PeerCommand::Withdraw { peer, nonce } => {
+                self.send_request(now, from, peer, PeerEvent::Withdrawn { peer: from, nonce });
+            }
+            PeerCommand::Revoke { peer, nonce, chunks } => {
+                self.send_request(now, from, peer, PeerEvent::Revoked { peer: from, nonce, chunks });
+            }
+            PeerCommand::Renew { peer, nonce, ttl_ns } => {
+                self.send_request(now, from, peer, PeerEvent::Prolonged { peer: from, nonce, ttl_ns });
+            }
+            letter => self.send_reply(now, from, letter),
+        }
+    }
+
+    fn send_reply(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
+        let (to, news) = match letter {
+            PeerCommand::Prolong { peer, nonce, ttl_ns } if ttl_ns > 0 => {
+                (peer, PeerEvent::Renewed { peer: from, nonce, ttl_ns })
+            }
+            PeerCommand::Refuse { peer, nonce, why } => {
+                (peer, PeerEvent::Refused { peer: from, nonce, why: Some(why) })
+            }
+            PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
+                (peer, PeerEvent::Granted { peer: from, nonce, chunks, ttl_ns })
+            }
+            // A loan that the borrower does not know was never accepted.
+            PeerCommand::Return { peer, nonce, chunks: 0 } => {
+                return self.send_remote(now, peer, Message::TakeBack(nonce));
+            }
+            PeerCommand::Return { peer, nonce, chunks } => {
+                (peer, PeerEvent::Returned { peer: from, nonce, chunks })
+            }
+            // Its claimant hears from the ledger what has come free; a loan that is not prolonged ends by itself.
+            _ => return,
+        };
+        self.send_remote(now, to, Message::Event(PeerPortEvent::Peer(news)));
+    }
+
+    /// `from` has begun a new life and lacks its floor.
+    pub fn send_claim(&mut self, now: Nanos, from: Peer, to: Peer, chunks: u32) {
+        self.send_request(
+            now,
+            from,
+            to,
+            PeerEvent::Claimed { peer: from, nonce: Nonce(from.instance), chunks },
+        );
+    }
+
+    fn send_request(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent) {
+        self.send_remote(now, to, Message::Request { from, news });
+    }
+
+    /// An ask may arrive although its sender believes that it did not.
+    fn send_ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
+        self.send_request(now, from, to, news);
+        if self.rng.chance(self.delays.lost_permille) {
+            let refused = PeerPortEvent::Peer(PeerEvent::Refused { peer: to, nonce, why: None });
+            self.send_local(now, from, Message::Event(refused));
+            self.send_request(now, from, to, PeerEvent::Withdrawn { peer: from, nonce });
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Turns: who has the GPU, and who waits for it in which place.
+
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::{TurnOrder, Waiter, sort_waiters};
+
+/// The line before one GPU.
+#[derive(Clone, Debug, Default)]
+pub struct SliceQueue {
+    order: TurnOrder,
+    holder: Option<Holder>,
+    waiters: Vec<Waiter>,
+    tickets: u64,
+    turns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    peer: Peer,
+    epoch: u64,
+    /// It was told that somebody waits.
+    is_notified: bool,
+}
+
+/// What somebody has to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SliceEvent {
+    /// The turn has come.
+    Granted(Peer, u64),
+    /// Somebody waits for the turn that this tenant has.
+    Contended(Peer, u64),
+}
+
+impl SliceQueue {
+    /// Nobody has the turn.
+    pub fn new(order: TurnOrder) -> SliceQueue {
+        SliceQueue { order, ..SliceQueue::default() }
+    }
+
+    /// Draws a ticket. Who waits already keeps its own.
+    pub fn enqueue(&mut self, peer: Peer, priority: i32) {
+        if self.waiters.iter().any(|waiter| waiter.peer == peer) {
+            return;
+        }
+        self.tickets += 1;
+        self.waiters.push(Waiter { peer, ticket: self.tickets, priority, asked: self.turns });
+    }
+
+    /// The turn is the next one's, if `peer` has it.
+    pub fn release(&mut self, peer: Peer) {
+        self.holder.take_if(|holder| holder.peer == peer);
+    }
+
+    /// It neither has the turn nor waits for it any more.
+    pub fn remove(&mut self, peer: Peer) {
+        self.release(peer);
+        self.waiters.retain(|waiter| waiter.peer != peer);
+    }
+
+    /// Whether it has the turn.
+    pub fn is_holder(&self, peer: Peer) -> bool {
+        self.holder.is_some_and(|holder| holder.peer == peer)
+    }
+
+    /// How many get the turn before it does; none where it does not wait.
+    pub fn position(&self, peer: Peer) -> Option<u32> {
+        let mut line = self.waiters.clone();
+        sort_waiters(&mut line, self.order, self.turns);
+        line.iter().position(|waiter| waiter.peer == peer).map(|place| place as u32)
+    }
+
+    /// Hands over, and says who has to be told what.
+    pub fn grant_next(&mut self) -> Vec<SliceEvent> {
+        let mut told = Vec::new();
+        if self.holder.is_none() && !self.waiters.is_empty() {
+            sort_waiters(&mut self.waiters, self.order, self.turns);
+            self.turns += 1;
+            let next = Holder { peer: self.waiters.remove(0).peer, epoch: self.turns, is_notified: false };
+            told.push(SliceEvent::Granted(next.peer, next.epoch));
+            self.holder = Some(next);
+        }
+        if let Some(holder) =
+            self.holder.as_mut().filter(|holder| !holder.is_notified && !self.waiters.is_empty())
+        {
+            holder.is_notified = true;
+            told.push(SliceEvent::Contended(holder.peer, holder.epoch));
+        }
+        told
+    }
+
+    /// Hand-overs so far.
+    pub fn turns(&self) -> u64 {
+        self.turns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(index: u32) -> Peer {
+        Peer { index, instance: 7 }
+    }
+
+    #[test]
+    fn turn_rotates_and_holder_is_notified_once_of_waiter() {
+        let mut line = SliceQueue::new(TurnOrder::RoundRobin);
+        line.enqueue(peer(1), 0);
+        assert_eq!(line.grant_next(), [SliceEvent::Granted(peer(1), 1)]);
+        line.enqueue(peer(2), 9);
+        line.enqueue(peer(3), 0);
+        assert_eq!(line.grant_next(), [SliceEvent::Contended(peer(1), 1)]);
+        assert_eq!((line.grant_next(), line.position(peer(3))), (vec![], Some(1)));
+        line.release(peer(1));
+        assert_eq!(line.grant_next(), [SliceEvent::Granted(peer(2), 2), SliceEvent::Contended(peer(2), 2)]);
+        line.remove(peer(3));
+        line.remove(peer(2));
+        assert_eq!(line.grant_next(), []);
+    }
+
+    #[test]
+    fn priority_order_grants_highest_first() {
+        let mut line = SliceQueue::new(TurnOrder::Priority { aging_turns: 64 });
+        line.enqueue(peer(1), 0);
+        line.enqueue(peer(2), 9);
+        assert_eq!(line.grant_next()[0], SliceEvent::Granted(peer(2), 1));
+    }
+}

@@ -1,0 +1,243 @@
+//! The ledger file of a GPU as a model: it counts as the real one does and refuses what the real one refuses.
+//!
+//! One number of chunks for each participant, and promises between two of them ([the protocol](../../../docs/neighbours.md)).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use sluice_policy::action::{Earmark, Work};
+use sluice_policy::event::Failure;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+
+/// The tenants of one GPU share one ledger.
+pub type SharedLedger = Rc<RefCell<SimGpuLedger>>;
+
+/// One life of a participant.
+#[derive(Clone, Debug, Default)]
+struct Participant {
+    held: u32,
+    /// By nonce: for which life, how many chunks.
+    earmarks: BTreeMap<u64, (u64, u32)>,
+    /// Lender's life and nonce.
+    accepted: BTreeSet<(u64, u64)>,
+}
+
+/// A promise to somebody who lives, and who has not accepted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PendingTransfer {
+    /// Life of the lender.
+    pub from: u64,
+    /// Life of the borrower.
+    pub to: u64,
+    /// The grant.
+    pub nonce: Nonce,
+    /// How much.
+    pub chunks: u32,
+}
+
+/// Chunks of one GPU, by life. Who is not in it is dead.
+#[derive(Clone, Debug)]
+pub struct SimGpuLedger {
+    capacity: u32,
+    participants: BTreeMap<u64, Participant>,
+    /// Planted bug: so many earmarks are not written although their chunks leave.
+    pub earmarks_to_lose: u32,
+    /// Planted bug: so many reservations are granted whether they fit or not.
+    pub unchecked_grants: u32,
+}
+
+impl SimGpuLedger {
+    /// A GPU of `capacity` chunks that nobody holds.
+    pub fn new(capacity: u32) -> SimGpuLedger {
+        SimGpuLedger { capacity, participants: BTreeMap::new(), earmarks_to_lose: 0, unchecked_grants: 0 }
+    }
+
+    /// Chunks of the GPU.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// A life begins.
+    ///
+    /// # Panics
+    /// If there was one of that name.
+    pub fn join(&mut self, life: u64) {
+        assert!(self.participants.insert(life, Participant::default()).is_none(), "a life begins once");
+    }
+
+    /// What a dead life held and promised is nobody's.
+    pub fn remove(&mut self, life: u64) {
+        self.participants.remove(&life).expect("who dies has lived");
+    }
+
+    /// Whether it lives.
+    pub fn is_live(&self, life: u64) -> bool {
+        self.participants.contains_key(&life)
+    }
+
+    /// Chunks that a living participant holds.
+    pub fn held(&self, life: u64) -> u32 {
+        self.participant(life).held
+    }
+
+    fn participant(&self, life: u64) -> &Participant {
+        self.participants.get(&life).expect("a living record")
+    }
+
+    fn participant_mut(&mut self, life: u64) -> &mut Participant {
+        self.participants.get_mut(&life).expect("a living record")
+    }
+
+    /// Promises to the living that were not accepted.
+    pub fn pending_transfers(&self) -> impl Iterator<Item = PendingTransfer> + '_ {
+        let all = self.participants.iter().flat_map(|(from, record)| {
+            let promise = |(nonce, (to, chunks)): (&u64, &(u64, u32))| PendingTransfer {
+                from: *from,
+                to: *to,
+                nonce: Nonce(*nonce),
+                chunks: *chunks,
+            };
+            record.earmarks.iter().map(promise)
+        });
+        all.filter(|promise| {
+            let to = self.participants.get(&promise.to);
+            to.is_some_and(|to| !to.accepted.contains(&(promise.from, promise.nonce.0)))
+        })
+    }
+
+    /// Chunks on their way between two who live.
+    pub fn pending_chunks(&self) -> u32 {
+        self.pending_transfers().map(|promise| promise.chunks).sum()
+    }
+
+    fn used_chunks(&self) -> u32 {
+        self.participants.values().map(|record| record.held).sum::<u32>() + self.pending_chunks()
+    }
+
+    fn reserve(&mut self, life: u64, chunks: u32) -> bool {
+        let mut fits = self.used_chunks() + chunks <= self.capacity;
+        if !fits && self.unchecked_grants > 0 {
+            self.unchecked_grants -= 1;
+            fits = true;
+        }
+        if fits {
+            self.participant_mut(life).held += chunks;
+        }
+        fits
+    }
+
+    fn release(&mut self, life: u64, chunks: u32) {
+        self.participant_mut(life).held -= chunks;
+    }
+
+    fn earmark(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32, spare: u32) -> bool {
+        let to = peer.instance;
+        if !self.is_live(to) {
+            self.release(life, chunks);
+            return true;
+        }
+        if !self.reserve(life, spare) {
+            return false;
+        }
+        let used = self.participant(life).earmarks.contains_key(&nonce.0)
+            || self.participant(to).accepted.contains(&(life, nonce.0));
+        if used {
+            self.release(life, spare);
+            return false;
+        }
+        if self.earmarks_to_lose > 0 {
+            self.earmarks_to_lose -= 1;
+        } else {
+            self.participant_mut(life).earmarks.insert(nonce.0, (to, chunks + spare));
+        }
+        self.release(life, chunks + spare);
+        true
+    }
+
+    fn accept(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32) -> bool {
+        let promise = PendingTransfer { from: peer.instance, to: life, nonce, chunks };
+        let waits = self.is_live(peer.instance) && self.pending_transfers().any(|waiting| waiting == promise);
+        if waits {
+            let record = self.participant_mut(life);
+            record.held += chunks;
+            record.accepted.insert((peer.instance, nonce.0));
+        }
+        waits
+    }
+
+    /// The promise of `life` is void, if nobody has accepted it.
+    pub fn take_back(&mut self, life: u64, nonce: Nonce) -> bool {
+        let Some((to, chunks)) = self.participant(life).earmarks.get(&nonce.0).copied() else { return false };
+        let free = match self.participants.get(&to) {
+            Some(borrower) => !borrower.accepted.contains(&(life, nonce.0)),
+            None => self.used_chunks() + chunks <= self.capacity,
+        };
+        if free {
+            self.participant_mut(life).earmarks.remove(&nonce.0);
+        }
+        free
+    }
+
+    /// Puts away what is settled, on both sides.
+    pub fn clear(&mut self, life: u64) {
+        let waiting: BTreeSet<_> =
+            self.pending_transfers().map(|promise| (promise.from, promise.nonce.0)).collect();
+        let living: BTreeSet<u64> = self.participants.keys().copied().collect();
+        let record = self.participant_mut(life);
+        record.earmarks.retain(|nonce, (to, _)| waiting.contains(&(life, *nonce)) || !living.contains(to));
+        let stands: BTreeSet<_> =
+            self.participants.iter().flat_map(|(l, r)| r.earmarks.keys().map(|n| (*l, *n))).collect();
+        self.participant_mut(life).accepted.retain(|entry| stands.contains(entry));
+    }
+
+    /// Nothing was ever promised, or all of it is settled and put away.
+    pub fn has_no_transfers(&self) -> bool {
+        self.participants.values().all(|record| record.earmarks.is_empty() && record.accepted.is_empty())
+    }
+}
+
+/// The ledger as a device asks it.
+#[derive(Clone, Debug)]
+pub struct Quota {
+    /// Of the GPU.
+    pub ledger: SharedLedger,
+    /// Whose device it is.
+    pub me: Peer,
+}
+
+impl Quota {
+    /// Counts an order.
+    ///
+    /// # Errors
+    /// Why it cannot be carried out; then nothing was counted.
+    pub fn apply(&self, work: &Work) -> Result<(), Failure> {
+        if self.allows(work) {
+            return Ok(());
+        }
+        let promised = matches!(work, Work::Accept { .. });
+        Err(if promised { Failure::Refused } else { Failure::OutOfMemory })
+    }
+
+    /// Chunks that were counted are not made after all.
+    pub fn release_uncreated(&self, chunks: u32) {
+        self.ledger.borrow_mut().release(self.me.instance, chunks);
+    }
+
+    fn allows(&self, work: &Work) -> bool {
+        let (mut ledger, life) = (self.ledger.borrow_mut(), self.me.instance);
+        match work {
+            Work::Create(chunks) => ledger.reserve(life, chunks.len() as u32),
+            Work::Release(chunks) => {
+                ledger.release(life, chunks.len() as u32);
+                true
+            }
+            Work::Lend { chunks, spare_chunks, earmark } => {
+                ledger.earmark(life, *earmark, chunks.len() as u32, *spare_chunks)
+            }
+            Work::Accept { chunks, earmark } => ledger.accept(life, *earmark, chunks.len() as u32),
+            _ => true,
+        }
+    }
+}

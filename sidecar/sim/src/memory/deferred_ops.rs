@@ -1,0 +1,66 @@
+//! Fetches, spills and write-backs that wait for operations submitted before them.
+
+use std::collections::VecDeque;
+
+use sluice_policy::action::{BlockSwap, Work};
+use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::ids::{ActionId, Nanos};
+
+use crate::device::Device;
+
+/// A copy by its name, and when it is needed.
+type CopyDeadline = (ActionId, Option<Nanos>);
+
+/// In the order submitted; each with the last operation that names something of its.
+#[derive(Debug, Default)]
+pub(super) struct DeferredCopies(VecDeque<(CopyDeadline, Work, Option<ActionId>)>);
+
+impl DeferredCopies {
+    /// Hands a copy to the device, now or after those before it and the operation `behind`.
+    pub(super) fn submit(
+        &mut self,
+        copy: CopyDeadline,
+        work: Work,
+        behind: Option<ActionId>,
+        device: &mut Device,
+    ) {
+        self.0.push_back((copy, work, behind));
+        self.submit_ready(device);
+    }
+
+    /// An operation has ended.
+    pub(super) fn release(&mut self, ended: ActionId, device: &mut Device) {
+        self.0.iter_mut().for_each(|(_, _, behind)| *behind = behind.filter(|id| *id != ended));
+        self.submit_ready(device);
+    }
+
+    fn submit_ready(&mut self, device: &mut Device) {
+        while let Some((copy, work, _)) = self.0.pop_front_if(|(_, _, behind)| behind.is_none()) {
+            match work {
+                Work::Fetch(fetch) => device.queue_fetch(copy, fetch),
+                Work::Spill(spill) => device.queue_spill(copy, spill),
+                Work::WriteBack(swaps) => device.queue_write_back(copy, swaps),
+                other => unreachable!("{other:?} is no copy of KV beside steps"),
+            }
+        }
+    }
+
+    /// Every fetch and spill that waits here ends.
+    pub(super) fn drop_fetches(&mut self, device: &mut Device) {
+        let dropped =
+            |(_, work, _): &(CopyDeadline, Work, _)| matches!(work, Work::Fetch(_) | Work::Spill(_));
+        let (fetches, kept) = self.0.drain(..).partition(dropped);
+        self.0 = kept;
+        let fetches: VecDeque<_> = fetches;
+        let outcome = Outcome::Failed(Failure::Dropped);
+        device.completions.extend(fetches.into_iter().map(|((id, _), ..)| Completion { id, outcome }));
+        self.submit_ready(device);
+    }
+}
+
+/// Whether an operation names a chunk or host block of a copy.
+pub(super) fn overlaps(operation: &Work, copy: &Work) -> bool {
+    let (chunks, hosts) = (operation.chunks(), operation.swaps());
+    let host = |swap: &BlockSwap| hosts.iter().any(|other| other.host == swap.host);
+    copy.swaps().iter().any(|swap| chunks.contains(&swap.chunk) || host(swap))
+}

@@ -1,0 +1,223 @@
+//! A whole tenant in virtual time: memory manager, scheduler, simulated body, and the loop that moves the clock.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sluice_policy::config_error::ConfigError;
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::MemoryManager;
+use sluice_policy::params::Params;
+use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_ports::peers::{NoPeers, PeerPort};
+use sluice_ports::planner::{Planner, TimedPlanner};
+use sluice_scheduler::driver::Ports;
+use sluice_scheduler::journal::Recorder;
+use sluice_scheduler::{Config, Driver, Event, Finish, Notice, Refusal, Request, Scheduler};
+
+use crate::compute::SimCompute;
+use crate::device::{Device, Profile, SharedDevice};
+use crate::memory::SimMemory;
+
+/// Virtual time that a plan takes, nanoseconds: the most that one of 16 requests and 80 layers may take.
+pub const PLAN_NS: u64 = 1_000_000;
+
+/// What became of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestResult {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// How it ended.
+    pub finish: Option<Finish>,
+    /// Why it was not taken.
+    pub refusal: Option<Refusal>,
+    /// Times it lost its memory.
+    pub preemptions: u32,
+}
+
+/// Options of a world.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Scheduler.
+    pub config: Config,
+    /// Policy.
+    pub params: Params,
+    /// Sizes.
+    pub geometry: Geometry,
+    /// Speeds.
+    pub profile: Profile,
+    /// Tokens of the vocabulary.
+    pub vocab: u32,
+    /// Seed of the faults.
+    pub seed: u64,
+}
+
+/// Makes plans, and remembers what it was asked.
+#[derive(Debug)]
+struct RecordingPlanner {
+    planner: TimedPlanner,
+    plan_requests: Arc<Mutex<Vec<PlanRequest>>>,
+}
+
+impl Planner for RecordingPlanner {
+    fn submit(&mut self, now: Nanos, request: PlanRequest) {
+        self.plan_requests.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
+        self.planner.submit(now, request);
+    }
+
+    fn poll(&mut self, now: Nanos) -> Option<PlanAnswer> {
+        self.planner.poll(now)
+    }
+
+    fn next_due(&self) -> Option<Nanos> {
+        self.planner.next_due()
+    }
+}
+
+/// A tenant.
+#[derive(Debug)]
+pub struct Simulation {
+    /// Scheduler and body.
+    pub driver: Driver<SimMemory, SimCompute>,
+    /// The device, to plant faults in and to look at.
+    pub device: SharedDevice,
+    /// Requests seen so far.
+    pub outcomes: BTreeMap<RequestId, RequestResult>,
+    /// Panics after every event when an invariant is broken.
+    pub checked: bool,
+    plan_requests: Arc<Mutex<Vec<PlanRequest>>>,
+    now: Nanos,
+}
+
+impl Simulation {
+    /// A tenant that starts to load at time 0.
+    ///
+    /// # Errors
+    /// What the policy refuses.
+    pub fn new(setup: Setup, journal: Option<Recorder>) -> Result<Self, ConfigError> {
+        Simulation::with_peers(Box::new(NoPeers), setup, journal)
+    }
+
+    /// The same among neighbours.
+    ///
+    /// # Errors
+    /// What the policy refuses.
+    pub fn with_peers(
+        neighbourhood: Box<dyn PeerPort>,
+        setup: Setup,
+        journal: Option<Recorder>,
+    ) -> Result<Self, ConfigError> {
+        let host_blocks = setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1);
+        let host_blocks = u32::try_from(host_blocks).unwrap_or(u32::MAX);
+        let manager = MemoryManager::new(setup.params, setup.geometry.clone())?;
+        let device = Device::with_host_tier(setup.geometry, setup.profile, setup.seed, host_blocks);
+        let memory = SimMemory::new(device.clone());
+        let compute = SimCompute::new(device.clone(), setup.vocab);
+        let core = Scheduler::new(setup.config, manager);
+        let asked = Arc::default();
+        let planner = RecordingPlanner {
+            planner: TimedPlanner::with_latency(PLAN_NS),
+            plan_requests: Arc::clone(&asked),
+        };
+        let around = Ports { neighbourhood, planner: Box::new(planner) };
+        let driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
+        Ok(Simulation {
+            driver,
+            device,
+            outcomes: BTreeMap::new(),
+            checked: true,
+            plan_requests: asked,
+            now: Nanos(0),
+        })
+    }
+
+    /// All plans that were asked for, the first first.
+    pub fn plan_requests(&self) -> Vec<PlanRequest> {
+        self.plan_requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// A request arrives now.
+    pub fn submit(&mut self, request: Request) {
+        self.outcomes.insert(request.id, RequestResult::default());
+        self.driver.push(Event::Submit(request));
+    }
+
+    /// A client goes away now.
+    pub fn cancel(&mut self, id: RequestId) {
+        self.driver.push(Event::Cancel(id));
+    }
+
+    /// The engine is killed now.
+    pub fn kill_engine(&mut self) {
+        let now = self.now;
+        self.driver.compute().kill(now);
+    }
+
+    /// The engine leaves its step, since another turn is in force. Returns whether it had one.
+    pub fn expire_turn(&mut self) -> bool {
+        let now = self.now;
+        self.driver.compute().expire_turn(now)
+    }
+
+    /// Moves to the next moment at which anything happens, at most to `limit`. `false` = nothing is due before it.
+    pub fn tick(&mut self, limit: Nanos) -> bool {
+        let due = self.driver.step(self.now);
+        self.process_notices();
+        if self.checked {
+            self.driver.core().check();
+        }
+        match due.filter(|due| *due <= limit) {
+            Some(due) => {
+                self.now = self.now.max(due);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Runs until `limit`.
+    pub fn run_until(&mut self, limit: Nanos) {
+        while self.tick(limit) {}
+        self.now = self.now.max(limit);
+    }
+
+    /// Runs until every request has ended and memory is at rest. `false` = `limit` came first.
+    pub fn run_until_idle(&mut self, limit: Nanos) -> bool {
+        loop {
+            let more = self.tick(limit);
+            let ended = self.outcomes.values().all(|o| o.finish.is_some() || o.refusal.is_some());
+            if ended && (!more || self.driver.core().manager().is_at_rest()) {
+                return true;
+            }
+            if !more {
+                return false;
+            }
+        }
+    }
+
+    fn process_notices(&mut self) {
+        for notice in self.driver.drain_notices() {
+            match notice {
+                Notice::Token { request, token, .. } => self.outcome(request).tokens.push(token),
+                Notice::Finished { request, finish } => self.outcome(request).finish = Some(finish),
+                Notice::Refused { request, refusal } => self.outcome(request).refusal = Some(refusal),
+                Notice::Preempted { request, .. } => self.outcome(request).preemptions += 1,
+                Notice::Admitted { .. }
+                | Notice::PolicyRefused { .. }
+                | Notice::BoundsRefused { .. }
+                | Notice::Waited(_)
+                | Notice::Planned { .. }
+                | Notice::Step(_) => {}
+            }
+        }
+    }
+
+    fn outcome(&mut self, request: RequestId) -> &mut RequestResult {
+        self.outcomes.entry(request).or_default()
+    }
+}

@@ -1,0 +1,219 @@
+//! What goes wrong, and bugs that may be planted.
+
+use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::MemoryManager;
+use sluice_policy::params::{Bounds, Params, PolicyName};
+use sluice_scheduler::{Event, Sleep};
+
+use super::Options;
+use crate::device::Faults;
+use crate::gpu::Gpu;
+use crate::gpu::network::LinkDelays;
+use crate::rng::Rng;
+
+const MS: u64 = 1_000_000;
+
+/// What is left of a way to the host that is slow.
+pub(super) const SLOW_BYTES_PER_SECOND: u64 = 1 << 10;
+
+/// Something that happens at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A tenant's engine is killed.
+    KillEngine(usize),
+    /// A tenant's process dies with its engine, and starts anew.
+    KillTenant(usize),
+    /// A tenant's process stands still for so long, nanoseconds.
+    Stop(usize, u64),
+    /// All processes do, and their clocks have jumped when they go on: the machine was suspended.
+    ClockJump(u64),
+    /// The link has so much of its bandwidth, permille, from now on.
+    LinkBandwidth(u64),
+    /// A client goes away.
+    Cancel(usize, RequestId),
+    /// A tenant is told to sleep, or to wake.
+    Sleep(usize, Sleep),
+    /// A directive puts a tenant under another policy.
+    Policy(usize, PolicyName),
+    /// Directives deal the GPU out anew: from this seed, or as it was at first.
+    ChangeShares(Option<u64>),
+    /// The way to the host carries 1 KiB/s from now on, of all tenants.
+    SlowHostLink,
+}
+
+/// A bug in the body: the checks must find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// Slots are filled before their reader is done.
+    SlotTooEarly,
+    /// A slab is called ready when its copy begins.
+    ReadyTooEarly,
+    /// One copy of a slab has a wrong byte.
+    FlippedByte,
+    /// What is unmapped for good stays mapped.
+    KeptMapping,
+    /// A promise is not written into the ledger although its bytes leave.
+    LostEarmark,
+}
+
+impl PlantedBug {
+    /// All of them.
+    pub const ALL: [PlantedBug; 5] = [
+        PlantedBug::SlotTooEarly,
+        PlantedBug::ReadyTooEarly,
+        PlantedBug::FlippedByte,
+        PlantedBug::KeptMapping,
+        PlantedBug::LostEarmark,
+    ];
+
+    /// As it is called on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PlantedBug::SlotTooEarly => "slot-too-early",
+            PlantedBug::ReadyTooEarly => "ready-too-early",
+            PlantedBug::FlippedByte => "flipped-byte",
+            PlantedBug::KeptMapping => "kept-mapping",
+            PlantedBug::LostEarmark => "lost-earmark",
+        }
+    }
+}
+
+/// Up to eight troubles within the span, in order of time.
+pub(super) fn draw(rng: &mut Rng, tenants: usize, span_ns: u64) -> Vec<(u64, Fault)> {
+    let count = rng.below(9);
+    let mut troubles: Vec<_> = (0..count).map(|_| (rng.below(span_ns), draw_one(rng, tenants))).collect();
+    troubles.sort_by_key(|(at, _)| *at);
+    troubles
+}
+
+fn draw_one(rng: &mut Rng, tenants: usize) -> Fault {
+    let at = rng.below(tenants as u64) as usize;
+    match rng.below(15) {
+        0..=2 => Fault::KillEngine(at),
+        3 => Fault::KillTenant(at),
+        4 | 5 => Fault::Stop(at, rng.between(1, 400) * MS),
+        6 => Fault::ClockJump(rng.between(1, 15_000) * MS),
+        7 => Fault::LinkBandwidth(rng.between(20, 1500)),
+        8 | 9 => Fault::Cancel(at, RequestId(rng.between(1, 12))),
+        10 | 11 => Fault::Policy(at, PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize]),
+        12 => Fault::SlowHostLink,
+        _ => {
+            let orders = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];
+            Fault::Sleep(at, orders[rng.below(4) as usize])
+        }
+    }
+}
+
+/// It happens now.
+pub(super) fn inject(gpu: &mut Gpu, trouble: &Fault) {
+    match *trouble {
+        Fault::KillEngine(at) => gpu.kill_engine(at),
+        Fault::KillTenant(at) => gpu.stop_instance(at),
+        Fault::Stop(at, ns) => gpu.stop(at, ns),
+        Fault::ClockJump(ns) => (0..gpu.tenants.len()).for_each(|at| gpu.stop(at, ns)),
+        Fault::LinkBandwidth(permille) => scale_link_bandwidth(gpu, permille),
+        Fault::Cancel(at, request) => gpu.cancel(at, request),
+        Fault::Sleep(at, order) => gpu.push(at, Event::Sleep(order)),
+        Fault::Policy(at, policy) => gpu.push(at, Event::Policy(policy)),
+        Fault::SlowHostLink => slow_host_link(gpu),
+        Fault::ChangeShares(seed) => change_shares(gpu, seed),
+    }
+}
+
+/// New deals within the span: in half of the seeds none.
+pub(super) fn draw_share_changes(seed: u64, span_ns: u64) -> Vec<(u64, Fault)> {
+    let mut rng = Rng::new(seed);
+    let count = if rng.chance(500) { rng.between(1, 8) } else { 0 };
+    (0..count).map(|_| (rng.below(span_ns), Fault::ChangeShares(Some(rng.next_u64())))).collect()
+}
+
+fn change_shares(gpu: &mut Gpu, seed: Option<u64>) {
+    let first = |seat: &crate::gpu::tenant::SimTenant| {
+        let Params { share_chunks, remap_cap_permille, .. } = seat.setup.params;
+        Bounds { share_chunks, remap_cap_permille }
+    };
+    let mut bounds: Vec<_> = gpu.tenants.iter().map(first).collect();
+    if let Some(seed) = seed {
+        assign_shares(&mut bounds, &floors(gpu), &mut Rng::new(seed));
+    }
+    gpu.set_shares(bounds);
+}
+
+/// What each tenant needs at least, as it was set up.
+fn floors(gpu: &Gpu) -> Vec<u32> {
+    let manager = |seat: &crate::gpu::tenant::SimTenant| {
+        MemoryManager::new(seat.setup.params.clone(), seat.setup.geometry.clone())
+            .expect("what was accepted once is accepted again")
+    };
+    gpu.tenants.iter().map(|seat| manager(seat).floor_chunks()).collect()
+}
+
+/// What is above the floors goes to whom the seed says, and more or less of each may be remapped.
+fn assign_shares(bounds: &mut [Bounds], floors: &[u32], rng: &mut Rng) {
+    let shares: u32 = bounds.iter().map(|bounds| bounds.share_chunks).sum();
+    let mut left = shares - floors.iter().sum::<u32>();
+    for (bounds, floor) in bounds.iter_mut().zip(floors) {
+        let more = rng.below(u64::from(left) + 1) as u32;
+        left -= more;
+        bounds.share_chunks = floor + more;
+        bounds.remap_cap_permille = [0, 300, bounds.remap_cap_permille, 1000][rng.below(4) as usize];
+    }
+}
+
+fn scale_link_bandwidth(gpu: &mut Gpu, permille: u64) {
+    for seat in &mut gpu.tenants {
+        let rate = seat.setup.profile.link_bytes_per_second;
+        if let Some(life) = &seat.instance {
+            let profile = &mut life.device.borrow_mut().profile;
+            profile.link_bytes_per_second = (rate * permille / 1000).max(1);
+            profile.out_bytes_per_second = profile.link_bytes_per_second;
+        }
+    }
+}
+
+fn slow_host_link(gpu: &mut Gpu) {
+    for life in gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref()) {
+        life.device.borrow_mut().profile.out_bytes_per_second = SLOW_BYTES_PER_SECOND;
+    }
+}
+
+/// Troubles begin: what the devices do wrong, and the planted bug.
+pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<PlantedBug>) {
+    let faults = Faults {
+        ignore_after: plant == Some(PlantedBug::SlotTooEarly),
+        publish_early: plant == Some(PlantedBug::ReadyTooEarly),
+        flip_next_fill: plant == Some(PlantedBug::FlippedByte),
+        keep_unmapped: plant == Some(PlantedBug::KeptMapping),
+        ..options.faults
+    };
+    gpu.ledger.borrow_mut().earmarks_to_lose = u32::from(plant == Some(PlantedBug::LostEarmark));
+    gpu.faults = faults;
+    set_faults(gpu, faults);
+}
+
+/// Troubles end; bugs stay.
+pub(super) fn end(gpu: &mut Gpu, options: &Options) {
+    let Faults { ignore_after, publish_early, keep_unmapped, .. } = gpu.faults;
+    let faults = Faults { ignore_after, publish_early, keep_unmapped, ..Faults::default() };
+    gpu.faults = faults;
+    gpu.network.delays = LinkDelays { lost_permille: 0, duplicate_permille: 0, ..options.link_delays };
+    set_faults(gpu, faults);
+    scale_link_bandwidth(gpu, 1000);
+    change_shares(gpu, None);
+    for at in 0..gpu.tenants.len() {
+        let failed = |seat: &crate::gpu::tenant::SimTenant| {
+            seat.instance.as_ref().is_some_and(|life| life.driver.core().manager().failed().is_some())
+        };
+        if failed(&gpu.tenants[at]) {
+            gpu.stop_instance(at);
+        }
+    }
+}
+
+fn set_faults(gpu: &Gpu, faults: Faults) {
+    for life in gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref()) {
+        let device = &mut life.device.borrow_mut();
+        let flips = device.faults.flip_next_fill;
+        device.faults = Faults { flip_next_fill: faults.flip_next_fill || flips, ..faults };
+    }
+}

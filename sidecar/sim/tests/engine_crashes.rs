@@ -1,0 +1,296 @@
+//! A tenant whose engines die again and again among neighbours that lend, borrow and want their turn: every request ends, with the
+//! tokens that it has alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::params::PolicyName;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::peers::victim::{PeerState, PeerView};
+use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::Simulation;
+use sluice_sim::rng::Rng;
+use sluice_sim::simulation::Setup;
+
+use crate::support::{LIMIT, request, setup};
+
+const MS: u64 = 1_000_000;
+const OTHER: Peer = Peer { index: 1, instance: 1 };
+/// Chunks that the neighbour can lend.
+const PEER_CHUNKS: u32 = 40;
+const REQUESTS: u64 = 10;
+/// Of a step that takes all prompts at once.
+const WIDE_TOKENS: u32 = 1024;
+/// Engines die within this time, then no more.
+const FAULTS_NS: u64 = 3_000 * MS;
+/// All requests have ended so long after the last engine has come.
+const RECOVERY_LIMIT_NS: u64 = 20_000 * MS;
+
+#[derive(Clone, Debug)]
+enum OutMessage {
+    Peer(PeerCommand),
+    Turn(SliceCommand),
+}
+
+/// What the tenant said, and when.
+#[derive(Clone, Debug, Default)]
+struct RecordingPort(Arc<Mutex<Vec<(Nanos, OutMessage)>>>);
+
+impl PeerPort for RecordingPort {
+    fn send(&mut self, now: Nanos, letter: PeerCommand) {
+        self.0.lock().unwrap().push((now, OutMessage::Peer(letter)));
+    }
+
+    fn send_slice_command(&mut self, now: Nanos, call: SliceCommand) {
+        self.0.lock().unwrap().push((now, OutMessage::Turn(call)));
+    }
+}
+
+/// The neighbour: it answers everything, after a moment.
+#[derive(Debug)]
+struct FakePeer {
+    said: RecordingPort,
+    rng: Rng,
+    /// Chunks that it could lend.
+    left: u32,
+    /// What it lent, and what it borrowed.
+    lent: BTreeMap<Nonce, u32>,
+    borrowed: BTreeMap<Nonce, u32>,
+    asks: u64,
+    epoch: u64,
+    due: Vec<(Nanos, PeerPortEvent)>,
+}
+
+impl FakePeer {
+    fn new(said: RecordingPort, seed: u64) -> FakePeer {
+        let (lent, borrowed) = (BTreeMap::new(), BTreeMap::new());
+        let rng = Rng::new(seed);
+        FakePeer { said, rng, left: PEER_CHUNKS, lent, borrowed, asks: 0, epoch: 0, due: Vec::new() }
+    }
+
+    /// What the neighbour has to say by now, in order.
+    fn events(&mut self, now: Nanos) -> Vec<PeerPortEvent> {
+        let said = std::mem::take(&mut *self.said.0.lock().unwrap());
+        for (at, word) in said {
+            match word {
+                OutMessage::Peer(letter) => self.on_message(at, letter),
+                OutMessage::Turn(SliceCommand::Request) => self.pass_turn(at),
+                OutMessage::Turn(SliceCommand::Release) => {}
+            }
+        }
+        if self.rng.chance(5) {
+            self.act(now);
+        }
+        self.due.sort_by_key(|(at, _)| *at);
+        let later = self.due.partition_point(|(at, _)| *at <= now);
+        self.due.drain(..later).map(|(_, event)| event).collect()
+    }
+
+    fn schedule(&mut self, at: Nanos, most_ns: u64, event: PeerPortEvent) {
+        let at = at.plus(self.rng.below(most_ns));
+        self.due.push((at, event));
+    }
+
+    fn send(&mut self, at: Nanos, news: PeerEvent) {
+        self.schedule(at, 6 * MS, PeerPortEvent::Peer(news));
+    }
+
+    /// The turn comes, and is sought while the tenant has it or later.
+    fn pass_turn(&mut self, at: Nanos) {
+        self.epoch += 1;
+        let (epoch, at) = (self.epoch, at.plus(self.rng.below(60 * MS)));
+        self.due.push((at, PeerPortEvent::SliceGranted { epoch }));
+        self.schedule(at, 100 * MS, PeerPortEvent::SliceRequested { epoch });
+    }
+
+    fn on_message(&mut self, at: Nanos, letter: PeerCommand) {
+        match letter {
+            PeerCommand::Survey => self.send(at, PeerEvent::Survey(vec![self.peer_view()])),
+            PeerCommand::Ask { nonce, chunks, ttl_ns, .. } => self.lend(at, nonce, chunks, ttl_ns),
+            PeerCommand::Renew { nonce, ttl_ns, .. } => {
+                self.send(at, PeerEvent::Renewed { peer: OTHER, nonce, ttl_ns })
+            }
+            PeerCommand::Return { nonce, chunks, .. } => self.on_returned(nonce, chunks),
+            PeerCommand::Withdraw { nonce, .. } => self.on_returned(nonce, u32::MAX),
+            PeerCommand::Answer { nonce, chunks, .. } if chunks > 0 => {
+                self.borrowed.insert(nonce, chunks);
+            }
+            PeerCommand::Revoke { nonce, .. } => self.repay(at, nonce),
+            _ => {}
+        }
+    }
+
+    fn peer_view(&self) -> PeerView {
+        let live = PeerState { lendable_chunks: self.left, ..PeerState::default() };
+        PeerView { peer: OTHER, priority: 0, reachable: true, live: Some(live) }
+    }
+
+    fn lend(&mut self, at: Nanos, nonce: Nonce, chunks: u32, ttl_ns: u64) {
+        let chunks = chunks.min(self.left);
+        let news = match chunks {
+            0 => PeerEvent::Refused { peer: OTHER, nonce, why: None },
+            _ => PeerEvent::Granted { peer: OTHER, nonce, chunks, ttl_ns },
+        };
+        self.left -= chunks;
+        self.lent.insert(nonce, chunks);
+        self.send(at, news);
+    }
+
+    /// A loan, or a part of it, is home; none of it where it was never accepted.
+    fn on_returned(&mut self, nonce: Nonce, chunks: u32) {
+        let Some(out) = self.lent.get_mut(&nonce) else { return };
+        let back = if chunks == 0 { *out } else { chunks.min(*out) };
+        *out -= back;
+        self.left += back;
+    }
+
+    fn repay(&mut self, at: Nanos, nonce: Nonce) {
+        if let Some(chunks) = self.borrowed.remove(&nonce) {
+            self.send(at, PeerEvent::Returned { peer: OTHER, nonce, chunks });
+        }
+    }
+
+    /// It wants something back, asks for something, or gives something back.
+    fn act(&mut self, now: Nanos) {
+        let lent = self.lent.iter().find(|(_, chunks)| **chunks > 0).map(|(nonce, chunks)| (*nonce, *chunks));
+        let borrowed = self.borrowed.keys().next().copied();
+        match (self.rng.below(3), lent, borrowed) {
+            (0, Some((nonce, chunks)), _) => {
+                self.send(now, PeerEvent::Revoked { peer: OTHER, nonce, chunks })
+            }
+            (1, ..) => self.ask(now),
+            (2, _, Some(nonce)) => self.repay(now, nonce),
+            _ => {}
+        }
+    }
+
+    fn ask(&mut self, now: Nanos) {
+        self.asks += 1;
+        let (nonce, ttl_ns) = (Nonce(1 << 60 | self.asks), 10_000 * MS);
+        let chunks = self.rng.between(1, 8) as u32;
+        self.send(now, PeerEvent::Asked { peer: OTHER, nonce, chunks, ttl_ns });
+    }
+}
+
+/// One step takes the prompts of all requests, for which KV has no room.
+fn wide(mut setup: Setup) -> Setup {
+    let activation =
+        |setup: &Setup| setup.geometry.chunks_for(setup.geometry.activation.bytes(setup.params.max_step));
+    let before = activation(&setup);
+    (setup.config.max_step_tokens, setup.params.max_step.tokens) = (WIDE_TOKENS, WIDE_TOKENS);
+    setup.geometry.capacity_chunks += activation(&setup) - before;
+    setup
+}
+
+/// A tenant that has more requests than its KV holds, with or without turns.
+fn tenant(turns: bool, is_wide: bool, said: &RecordingPort, layer_ns: u64) -> Simulation {
+    let setup = setup(PolicyName::Oneiros, 4, 30, 1);
+    let mut setup = if is_wide { wide(setup) } else { setup };
+    setup.params.share_chunks = setup.geometry.capacity_chunks;
+    setup.geometry.capacity_chunks += PEER_CHUNKS;
+    let quantum = Quantum::new(5 * MS, 50 * MS);
+    setup.config.sharing = if turns { Sharing::Temporal(quantum) } else { Sharing::Spatial };
+    let me = Peer { index: 0, instance: 1 };
+    let terms = Terms { min_residence_ns: 0, ..Terms::default() };
+    setup.config.neighbours = Some(Membership { me, terms });
+    setup.profile.layer_ns = layer_ns;
+    let mut world = Simulation::with_peers(Box::new(said.clone()), setup, None).unwrap();
+    for id in 1..=REQUESTS {
+        let mut request = request(id, &mut Rng::new(id));
+        request.prompt = (0..90).map(|token| token + 100 * id as u32).collect();
+        request.max_tokens = 40;
+        world.submit(request);
+    }
+    world
+}
+
+fn has_ended(world: &Simulation) -> bool {
+    world.outcomes.values().all(|outcome| outcome.finish.is_some())
+}
+
+/// When engines die, and how long it takes until the next one comes: at random, some before they have served at all.
+#[derive(Debug)]
+struct CrashInjector {
+    rng: Rng,
+    left: u64,
+    next: Nanos,
+    /// An engine has come by then.
+    last: Nanos,
+}
+
+impl CrashInjector {
+    fn new(mut rng: Rng) -> CrashInjector {
+        let (left, next) = (rng.between(1, 12), Nanos(rng.below(50 * MS)));
+        CrashInjector { rng, left, next, last: Nanos(0) }
+    }
+
+    fn crash(&mut self, world: &mut Simulation) {
+        let now = world.now();
+        if self.left == 0 || now < self.next || now.0 >= FAULTS_NS {
+            return;
+        }
+        let restart_ns = self.rng.between(1, 1_000) * MS;
+        world.device.borrow_mut().profile.restart_ns = restart_ns;
+        world.kill_engine();
+        world.run_until(now);
+        self.left -= 1;
+        self.last = now.plus(restart_ns);
+        let life_ns = if self.rng.chance(500) { 5 * MS } else { 200 * MS };
+        self.next = self.last.plus(self.rng.below(life_ns));
+    }
+}
+
+/// Runs a tenant whose engines die to the end of its requests.
+fn run_with_crashes(seed: u64) -> Simulation {
+    let (mut rng, said) = (Rng::new(seed), RecordingPort::default());
+    let (turns, is_wide) = (rng.chance(700), rng.chance(500));
+    let mut world = tenant(turns, is_wide, &said, rng.between(1, 50) * MS / 10);
+    let mut other = FakePeer::new(said, rng.next_u64());
+    let mut deaths = CrashInjector::new(rng);
+    while !has_ended(&world) {
+        deaths.crash(&mut world);
+        let now = world.now();
+        let waited_ns = now.since(deaths.last.max(Nanos(FAULTS_NS)));
+        assert!(
+            waited_ns < RECOVERY_LIMIT_NS,
+            "seed {seed}: {:?}, {other:?}",
+            world.driver.core().snapshot()
+        );
+        other.events(now).into_iter().for_each(|event| world.driver.push(Event::Neighbour(event)));
+        world.run_until(now.plus(MS));
+    }
+    world
+}
+
+/// Tokens of all requests when no engine dies and nobody answers.
+fn alone() -> Simulation {
+    let mut world = tenant(false, false, &RecordingPort::default(), MS / 10);
+    while !has_ended(&world) {
+        assert!(world.tick(LIMIT) || has_ended(&world), "alone all end");
+    }
+    world
+}
+
+fn assert_same_tokens(seed: u64, alone: &Simulation) {
+    let mut world = run_with_crashes(seed);
+    for id in (1..=REQUESTS).map(RequestId) {
+        assert_eq!(world.outcomes[&id].tokens, alone.outcomes[&id].tokens, "seed {seed}, {id:?}");
+    }
+    assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
+}
+
+/// How many tenants are tried: as many as the environment says, for a hunt, else a few.
+fn tenants() -> u64 {
+    std::env::var("SLUICE_TENANTS").map_or(60, |count| count.parse().expect("SLUICE_TENANTS is a number"))
+}
+
+#[test]
+fn engine_crashes_change_no_token() {
+    let alone = alone();
+    (1..=tenants()).for_each(|seed| assert_same_tokens(seed, &alone));
+}

@@ -1,0 +1,263 @@
+//! The host tier in virtual time: what it costs, what its faults leave behind, and that a mistake about it changes a token.
+
+use std::sync::Arc;
+
+use sluice_policy::action::{Action, Address, BlockSwap, Fill, FillTarget, Reback, Transaction, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::geometry::{ActivationCost, Geometry};
+use sluice_policy::ids::{
+    ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, RowId, StepId,
+};
+use sluice_policy::reason::Reason;
+use sluice_ports::compute::{SampleRequest, SequenceStep, Step, StepDone, TableUpdate};
+use sluice_ports::sampling::Sampling;
+use sluice_ports::{Compute, ComputeEvent, Memory};
+use sluice_sim::device::SharedDevice;
+use sluice_sim::{Device, Faults, Profile, SimCompute, SimMemory};
+
+const CHUNK: u64 = 1 << 16;
+/// Five in a chunk.
+const BLOCK: u64 = 12_000;
+const FAILED: Outcome = Outcome::Failed(Failure::CopyFailed);
+const REFUSED: Outcome = Outcome::Failed(Failure::Refused);
+
+/// Two layers of a chunk each on chunks 1 and 2, globals on chunk 0, KV on chunks 3 and 4, all of it filled.
+pub struct Bench {
+    device: SharedDevice,
+    memory: SimMemory,
+    pub compute: SimCompute,
+    pub now: Nanos,
+    orders: u64,
+}
+
+impl Bench {
+    pub fn new() -> Bench {
+        let geometry = Geometry {
+            chunk_bytes: CHUNK,
+            capacity_chunks: 5,
+            global_bytes: CHUNK,
+            slab_bytes: vec![CHUNK; 2],
+            block_bytes: BLOCK,
+            activation: ActivationCost::default(),
+            staging_chunks: 0,
+        };
+        let device = Device::with_host_tier(geometry, Profile::default(), 1, 4);
+        let (memory, compute) = (SimMemory::new(device.clone()), SimCompute::new(device.clone(), 50_000));
+        let mut bench = Bench { device, memory, compute, now: Nanos(0), orders: 0 };
+        bench.run(Work::Create((0..5).map(ChunkId).collect()));
+        let layers = [Address::Layer(LayerId(0), 0), Address::Layer(LayerId(1), 0)];
+        let frames = [Address::Kv(FrameId(0)), Address::Kv(FrameId(1))];
+        let all = [Address::Global(0)].into_iter().chain(layers).chain(frames);
+        bench.reback(all.zip(0..).map(|(address, chunk)| Reback::Map(address, ChunkId(chunk))).collect());
+        let targets =
+            [FillTarget::Global, FillTarget::Resident(LayerId(0)), FillTarget::Resident(LayerId(1))];
+        for (target, chunk) in targets.into_iter().zip(0..) {
+            let fill = Fill { target, generation: Generation(1), after: None, chunks: vec![ChunkId(chunk)] };
+            bench.run(Work::Fill(fill));
+        }
+        bench
+    }
+
+    pub fn submit(&mut self, work: Work) -> ActionId {
+        self.submit_with_deadline(None, work)
+    }
+
+    /// An order that is needed at `due`.
+    pub fn submit_with_deadline(&mut self, due: Option<Nanos>, work: Work) -> ActionId {
+        self.orders += 1;
+        let action = Action { id: ActionId(self.orders), work, reason: Reason::Load, due };
+        self.memory.submit(self.now, action);
+        ActionId(self.orders)
+    }
+
+    /// How an order ends.
+    pub fn run(&mut self, work: Work) -> Outcome {
+        self.submit(work);
+        loop {
+            if let Some(completion) = self.memory.poll(self.now) {
+                assert_eq!(completion.id, ActionId(self.orders));
+                return completion.outcome;
+            }
+            self.now = self.memory.next_due().expect("the order ends");
+        }
+    }
+
+    /// The next order that ends, and when.
+    pub fn next_completion(&mut self) -> (ActionId, Nanos) {
+        loop {
+            if let Some(completion) = self.memory.poll(self.now) {
+                assert!(matches!(completion.outcome, Outcome::Done { .. }), "{completion:?}");
+                return (completion.id, self.now);
+            }
+            self.now = self.memory.next_due().expect("an order ends");
+        }
+    }
+
+    /// The link moves a block in so many nanoseconds, and a layer of one token is computed in so many.
+    pub fn set_pace(&self, block_ns: u64, layer_ns: u64) {
+        let mut device = self.device.borrow_mut();
+        let bytes_per_second = BLOCK * 1_000_000_000 / block_ns;
+        let profile = Profile { copy_start_ns: 0, layer_ns, layer_token_ns: 0, ..device.profile };
+        device.profile = Profile {
+            link_bytes_per_second: bytes_per_second,
+            out_bytes_per_second: bytes_per_second,
+            ..profile
+        };
+    }
+
+    fn reback(&mut self, ops: Vec<Reback>) {
+        let outcome = self.run(Work::Reback(Transaction { ops, handed_over: vec![] }));
+        assert!(matches!(outcome, Outcome::Done { .. }), "{outcome:?}");
+    }
+
+    /// Swaps blocks, `(block, host block, generation)` each, behind which KV's first or second chunk is.
+    fn swap(&mut self, order: fn(Vec<BlockSwap>) -> Work, swaps: &[(u32, u32, u64)]) -> Outcome {
+        self.run(order(swaps.iter().copied().map(swap_of).collect()))
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.device.borrow_mut().faults = faults;
+    }
+
+    fn write(&self, block: u32, tag: u64) {
+        *self.device.borrow_mut().block_mut(BlockId(block)).unwrap() = [Some(tag); 16];
+    }
+
+    fn read(&self, block: u32) -> Option<u64> {
+        self.device.borrow_mut().block_mut(BlockId(block)).unwrap()[0]
+    }
+
+    /// The token after `tokens`, which begin at `start`; `columns` are the blocks of both layers from column `first` on.
+    pub fn step(&mut self, start: u32, tokens: Vec<u32>, columns: &[(u32, [u32; 2])]) -> u32 {
+        self.step_of(start, tokens, columns, vec![]).sampled[0].token
+    }
+
+    /// The same with fetched KV.
+    pub fn step_of(
+        &mut self,
+        start: u32,
+        tokens: Vec<u32>,
+        columns: &[(u32, [u32; 2])],
+        kv_generations: Vec<(LayerId, Generation)>,
+    ) -> StepDone {
+        let row = RowId(0);
+        let update = |&(column, blocks): &(u32, [u32; 2])| TableUpdate::Column {
+            row,
+            column,
+            blocks: blocks.map(BlockId).to_vec(),
+        };
+        let sample = Some(SampleRequest { sampling: Arc::new(Sampling::default()), prompt_tokens: 17 });
+        let step = Step {
+            id: StepId(u64::from(start) + 1),
+            attempt: 0,
+            epoch: 0,
+            sequences: vec![SequenceStep { row, start, tokens, sample }],
+            updates: columns.iter().map(update).collect(),
+            generations: vec![],
+            kv_generations,
+            activation_limit_bytes: 0,
+        };
+        while let Some(ComputeEvent::Attached(_)) = self.compute.poll(self.now) {}
+        self.compute.submit(self.now, step);
+        loop {
+            if let Some(ComputeEvent::Done(done)) = self.compute.poll(self.now) {
+                return done;
+            }
+            self.now = self.compute.next_due().expect("the step ends");
+        }
+    }
+}
+
+/// Block, host block and name.
+pub fn swap_of((block, host, generation): (u32, u32, u64)) -> BlockSwap {
+    BlockSwap {
+        block: BlockId(block),
+        chunk: ChunkId(3 + block / 5),
+        host: HostBlockId(host),
+        generation: Generation(generation),
+    }
+}
+
+#[test]
+fn a_swap_takes_the_time_of_its_bytes_on_the_link() {
+    let mut bench = Bench::new();
+    for (order, blocks) in [(Work::SwapOut as fn(_) -> _, 3), (Work::SwapIn, 2)] {
+        let begun = bench.now;
+        let swaps: Vec<_> = (0..blocks).map(|block| (block, block, 1)).collect();
+        // 16 GB/s after a microsecond.
+        let (bytes, duration_ns) = (u64::from(blocks) * BLOCK, 1_000 + u64::from(blocks) * 750);
+        assert_eq!(bench.swap(order, &swaps), Outcome::Done { bytes, duration_ns });
+        assert_eq!(bench.now.since(begun), duration_ns);
+    }
+    bench.set_faults(Faults { copy_slow_permille: 1000, ..Faults::default() });
+    let begun = bench.now;
+    bench.swap(Work::SwapIn, &[(0, 0, 1)]);
+    assert_eq!(bench.now.since(begun), 17_500, "ten times as long");
+}
+
+#[test]
+fn failed_swap_out_leaves_no_generation() {
+    let mut bench = Bench::new();
+    bench.swap(Work::SwapOut, &[(0, 0, 1), (1, 1, 2)]);
+    bench.set_faults(Faults { copy_fails_permille: 1000, ..Faults::default() });
+    assert_eq!(bench.swap(Work::SwapOut, &[(0, 0, 3), (1, 1, 4)]), FAILED);
+    bench.set_faults(Faults::default());
+    for named in [(5, 0, 1), (5, 1, 2), (5, 0, 3), (5, 1, 4)] {
+        assert_eq!(bench.swap(Work::SwapIn, &[named]), REFUSED, "{named:?}");
+    }
+}
+
+#[test]
+fn a_swap_in_that_fails_leaves_nothing_to_read_and_may_be_repeated() {
+    let mut bench = Bench::new();
+    bench.write(0, 10);
+    bench.write(5, 15);
+    bench.swap(Work::SwapOut, &[(0, 0, 1)]);
+    bench.set_faults(Faults { copy_fails_permille: 1000, ..Faults::default() });
+    assert_eq!(bench.swap(Work::SwapIn, &[(5, 0, 1)]), FAILED);
+    assert_eq!(bench.read(5), None);
+    bench.set_faults(Faults::default());
+    assert!(matches!(bench.swap(Work::SwapIn, &[(5, 0, 1)]), Outcome::Done { .. }));
+    assert_eq!(bench.read(5), Some(10));
+}
+
+#[test]
+fn a_swap_that_is_refused_by_chance_changes_nothing() {
+    let mut bench = Bench::new();
+    bench.write(0, 10);
+    bench.write(5, 15);
+    bench.swap(Work::SwapOut, &[(0, 0, 1)]);
+    bench.set_faults(Faults { refused_permille: 1000, ..Faults::default() });
+    assert_eq!(bench.swap(Work::SwapOut, &[(5, 0, 2)]), REFUSED);
+    assert_eq!(bench.swap(Work::SwapIn, &[(5, 0, 1)]), REFUSED);
+    assert_eq!(bench.read(5), Some(15));
+    bench.set_faults(Faults::default());
+    bench.swap(Work::SwapIn, &[(5, 0, 1)]);
+    assert_eq!(bench.read(5), Some(10));
+}
+
+/// The token after a prompt whose first column was on the host meanwhile, or was not.
+fn token_after(away: bool, faults: Faults) -> u32 {
+    let mut bench = Bench::new();
+    bench.step(0, (0..16).collect(), &[(0, [0, 1])]);
+    if !away {
+        return bench.step(16, vec![7], &[(1, [7, 8])]);
+    }
+    bench.swap(Work::SwapOut, &[(0, 1, 1), (1, 0, 2)]);
+    bench.reback(vec![Reback::Unmap(Address::Kv(FrameId(0)), ChunkId(3))]);
+    bench.run(Work::Release(vec![ChunkId(3)]));
+    bench.set_faults(faults);
+    bench.swap(Work::SwapIn, &[(6, 0, 2), (5, 1, 1)]);
+    bench.step(16, vec![7], &[(0, [5, 6]), (1, [7, 8])])
+}
+
+#[test]
+fn a_token_is_the_same_when_its_past_was_on_the_host() {
+    assert_eq!(token_after(true, Faults::default()), token_after(false, Faults::default()));
+}
+
+#[test]
+fn another_host_blocks_contents_change_the_token() {
+    let planted = Faults { swap_in_wrong_block: true, ..Faults::default() };
+    assert_ne!(token_after(true, planted), token_after(false, Faults::default()));
+}

@@ -1,0 +1,222 @@
+//! Loans that go astray: what was lent never comes home, or what was granted never comes. The tenant serves nevertheless.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::params::PolicyName;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::peers::victim::{PeerState, PeerView};
+use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::Simulation;
+
+use crate::support::{LIMIT, request, setup};
+
+const MS: u64 = 1_000_000;
+const BORROWER: Peer = Peer { index: 1, instance: 2 };
+const LOAN: Nonce = Nonce(7);
+/// Largest turn of everybody, much less than the bound of a revocation.
+const QUANTUM_NS: u64 = 50 * MS;
+const BOUND_NS: u64 = 200 * MS;
+
+/// What a tenant wrote, and said of its turn.
+#[derive(Clone, Debug)]
+enum OutMessage {
+    Peer(PeerCommand),
+    Turn(SliceCommand),
+}
+
+/// Neighbours that hear everything and answer nothing by themselves.
+#[derive(Clone, Debug, Default)]
+struct RecordingPort(Arc<Mutex<VecDeque<(Nanos, OutMessage)>>>);
+
+impl PeerPort for RecordingPort {
+    fn send(&mut self, now: Nanos, letter: PeerCommand) {
+        self.0.lock().unwrap().push_back((now, OutMessage::Peer(letter)));
+    }
+
+    fn send_slice_command(&mut self, now: Nanos, call: SliceCommand) {
+        self.0.lock().unwrap().push_back((now, OutMessage::Turn(call)));
+    }
+}
+
+/// A tenant, and what it said.
+struct Tenant {
+    world: Simulation,
+    port: RecordingPort,
+    letters: Vec<(Nanos, PeerCommand)>,
+    /// When its next turn comes, and how many it had.
+    turn: Option<Nanos>,
+    turns: u64,
+    /// What it finds when it looks for memory. They give what they are asked for.
+    neighbours: Vec<PeerView>,
+}
+
+impl Tenant {
+    /// One that has loaded, among neighbours.
+    fn new(sharing: Sharing, kv_columns: u32) -> Tenant {
+        let mut setup = setup(PolicyName::Oneiros, 8, kv_columns, 1);
+        setup.config.sharing = sharing;
+        // The other half of the GPU is the neighbours'.
+        setup.params.share_chunks = setup.geometry.capacity_chunks;
+        setup.geometry.capacity_chunks *= 2;
+        let terms = Terms { revoke_bound_ns: BOUND_NS, ..Terms::default() };
+        setup.config.neighbours = Some(Membership { me: Peer { index: 0, instance: 1 }, terms });
+        let silent = RecordingPort::default();
+        let world = Simulation::with_peers(Box::new(silent.clone()), setup, None);
+        let world = world.unwrap_or_else(|refused| panic!("{refused}"));
+        let (letters, neighbours) = (Vec::new(), Vec::new());
+        let mut tenant = Tenant { world, port: silent, letters, turn: None, turns: 0, neighbours };
+        tenant.run_until(Nanos(1_000 * MS));
+        assert!(tenant.world.driver.core().manager().is_loaded());
+        tenant
+    }
+
+    /// All that it can spare goes to a neighbour, for good.
+    fn lend_all(&mut self) {
+        let chunks = self.world.driver.core().manager().lendable_chunks();
+        self.on_peer_event(PeerEvent::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
+        self.run_until(self.world.now().plus(100 * MS));
+        assert_eq!(self.world.driver.core().manager().lent_chunks(), chunks);
+        assert!(revocations(self).is_empty(), "nobody takes back what is just leaving");
+    }
+
+    fn on_peer_event(&mut self, news: PeerEvent) {
+        self.world.driver.push(Event::Neighbour(PeerPortEvent::Peer(news)));
+    }
+
+    fn ask(&mut self, requests: u64) {
+        let first = self.world.outcomes.len() as u64 + 1;
+        for id in first..first + requests {
+            let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+            request.prompt = (0..60).map(|token| token + 200 * id as u32).collect();
+            request.max_tokens = 60;
+            self.world.submit(request);
+        }
+    }
+
+    /// A turn comes when the neighbour's is over.
+    fn process_messages(&mut self) {
+        let said: Vec<_> = self.port.0.lock().unwrap().drain(..).collect();
+        for (at, said) in said {
+            match said {
+                OutMessage::Turn(SliceCommand::Request) => self.turn = Some(at.plus(QUANTUM_NS)),
+                OutMessage::Turn(SliceCommand::Release) => {}
+                OutMessage::Peer(letter) => {
+                    self.reply(&letter);
+                    self.letters.push((at, letter));
+                }
+            }
+        }
+        if self.turn.take_if(|at| *at <= self.world.now()).is_some() {
+            self.turns += 1;
+            self.world.driver.push(Event::Neighbour(PeerPortEvent::SliceGranted { epoch: self.turns }));
+        }
+    }
+
+    fn reply(&mut self, letter: &PeerCommand) {
+        match *letter {
+            PeerCommand::Survey => self.on_peer_event(PeerEvent::Survey(self.neighbours.clone())),
+            PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
+                self.on_peer_event(PeerEvent::Granted { peer, nonce, chunks, ttl_ns });
+            }
+            _ => {}
+        }
+    }
+
+    fn run_until(&mut self, limit: Nanos) {
+        while self.world.now() < limit {
+            let next = self.turn.map_or(limit, |turn| turn.min(limit)).max(self.world.now());
+            if !self.world.tick(next) {
+                self.world.run_until(next);
+            }
+            self.process_messages();
+        }
+    }
+
+    fn ended(&self) -> bool {
+        self.world.outcomes.values().all(|outcome| outcome.finish.is_some())
+    }
+
+    /// Time until all requests have ended.
+    fn serves(&mut self) -> u64 {
+        let since = self.world.now();
+        while !self.ended() {
+            let now = self.world.now();
+            assert!(now.since(since) < LIMIT.0 / 60, "it stands: {:?}", self.world.driver.core().snapshot());
+            self.run_until(now.plus(MS));
+        }
+        self.world.now().since(since)
+    }
+}
+
+#[test]
+fn tenant_with_unreturned_layers_serves_even_if_time_slice_is_shorter_than_bound() {
+    let mut tenant = Tenant::new(Sharing::Temporal(Quantum::new(0, QUANTUM_NS)), 60);
+    tenant.ask(1);
+    tenant.serves();
+    tenant.lend_all();
+    assert!(tenant.world.driver.core().manager().absent_layers() > 0, "layers are lent");
+    tenant.ask(2);
+    let took_ns = tenant.serves();
+    // It waits for the bound, turn by turn, and no longer.
+    assert!(took_ns < 2 * BOUND_NS + 4 * QUANTUM_NS, "{took_ns} ns");
+}
+
+/// Times at which the loan was revoked.
+fn revocations(tenant: &Tenant) -> Vec<Nanos> {
+    let revoked = |letter: &PeerCommand| matches!(letter, PeerCommand::Revoke { nonce: LOAN, .. });
+    tenant.letters.iter().filter(|(_, letter)| revoked(letter)).map(|(at, _)| *at).collect()
+}
+
+/// A tenant that lent what it can, and has more to do than what is left has room for.
+fn tenant_with_lent_memory() -> Tenant {
+    let mut tenant = Tenant::new(Sharing::Spatial, 40);
+    tenant.ask(1);
+    tenant.serves();
+    tenant.lend_all();
+    tenant.ask(6);
+    tenant
+}
+
+#[test]
+fn repeated_shortfall_does_not_restart_wait_for_lost_return() {
+    let mut tenant = tenant_with_lent_memory();
+    let took_ns = tenant.serves();
+    let steps = tenant.world.driver.core().snapshot().counters.steps;
+    assert!(took_ns < 3 * BOUND_NS, "{took_ns} ns, {steps} steps");
+}
+
+#[test]
+fn unresponsive_borrower_is_revoked_again_with_backoff() {
+    let mut tenant = tenant_with_lent_memory();
+    for _ in 0..20 {
+        tenant.serves();
+        tenant.ask(6);
+    }
+    let told = revocations(&tenant);
+    let gaps: Vec<_> = told.windows(2).map(|pair| pair[1].since(pair[0])).collect();
+    assert!(told.len() > 3 && gaps[0] < BOUND_NS, "within the bound a second time: {gaps:?}");
+    assert!(gaps.iter().zip(&gaps[1..]).all(|(gap, next)| next > gap), "{gaps:?}");
+}
+
+#[test]
+fn overdue_return_makes_lender_borrow_from_another_peer() {
+    let mut tenant = tenant_with_lent_memory();
+    let other = Peer { index: 2, instance: 3 };
+    let live = Some(PeerState { lendable_chunks: 4, ..PeerState::default() });
+    tenant.neighbours = vec![PeerView { peer: other, priority: 0, reachable: true, live }];
+    let since = tenant.world.now();
+    tenant.serves();
+    let asked = tenant
+        .letters
+        .iter()
+        .find(|(_, letter)| matches!(letter, PeerCommand::Ask { peer, .. } if *peer == other));
+    let (at, _) = asked.expect("the other was asked");
+    assert!(at.since(since) >= BOUND_NS, "the loan comes first: {at:?}, {since:?}");
+    assert!(tenant.world.driver.core().negotiator().is_some_and(|trader| trader.loans_taken() > 0));
+}

@@ -1,0 +1,270 @@
+//! Taking turns: a prompt's chunk fits the largest quantum once prompts have been measured, and prompts go on whatever it is.
+
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::loan_negotiator::{PeerCommand, Terms};
+use sluice_policy::params::PolicyName;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::Simulation;
+use sluice_sim::simulation::Setup;
+
+use crate::support::{LIMIT, forced, request, setup};
+
+const MS: u64 = 1_000_000;
+/// Until a successor of an engine attaches.
+const RESTART_NS: u64 = 1_000 * MS;
+
+/// What a tenant said of its turn, and when.
+#[derive(Clone, Debug, Default)]
+struct RecordingPort(Arc<Mutex<Vec<(Nanos, SliceCommand)>>>);
+
+impl PeerPort for RecordingPort {
+    fn send(&mut self, _now: Nanos, letter: PeerCommand) {
+        panic!("nobody to write to: {letter:?}");
+    }
+
+    fn send_slice_command(&mut self, now: Nanos, call: SliceCommand) {
+        self.0.lock().unwrap().push((now, call));
+    }
+}
+
+impl RecordingPort {
+    /// Those since the last look.
+    fn take(&self) -> Vec<SliceCommand> {
+        self.0.lock().unwrap().drain(..).map(|(_, call)| call).collect()
+    }
+}
+
+/// A tenant that takes turns, with two long prompts.
+fn tenant(quantum_ns: u64, calls: &RecordingPort) -> Simulation {
+    tenant_of(setup(PolicyName::Oneiros, 4, 60, 1), quantum_ns, calls)
+}
+
+fn tenant_of(mut setup: Setup, quantum_ns: u64, calls: &RecordingPort) -> Simulation {
+    setup.config.sharing = Sharing::Temporal(Quantum::new(0, quantum_ns));
+    let me = Peer { index: 0, instance: 1 };
+    setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
+    (setup.profile.layer_ns, setup.profile.layer_token_ns) = (100_000, 50_000);
+    setup.profile.restart_ns = RESTART_NS;
+    let world = Simulation::with_peers(Box::new(calls.clone()), setup, None);
+    let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
+    for id in 1..=2 {
+        let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+        request.prompt = (0..120).map(|token| token + 200 * id as u32).collect();
+        request.max_tokens = 8;
+        world.submit(request);
+    }
+    world
+}
+
+fn has_ended(world: &Simulation) -> bool {
+    world.outcomes.values().all(|outcome| outcome.finish.is_some())
+}
+
+/// The turn comes.
+fn grant_turn(world: &mut Simulation, epoch: u64) {
+    world.driver.push(Event::Neighbour(PeerPortEvent::SliceGranted { epoch }));
+}
+
+/// A neighbour waits for it.
+fn contend_turn(world: &mut Simulation, epoch: u64) {
+    world.driver.push(Event::Neighbour(PeerPortEvent::SliceRequested { epoch }));
+}
+
+/// Lets `ms` milliseconds pass.
+fn advance_ms(world: &mut Simulation, ms: u64) {
+    let until = world.now().plus(ms * MS);
+    world.run_until(until);
+}
+
+/// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for, and a
+/// neighbour always waits.
+fn turns(quantum_ns: u64) -> Vec<u64> {
+    let calls = RecordingPort::default();
+    turns_in(tenant(quantum_ns, &calls), &calls)
+}
+
+fn turns_in(mut world: Simulation, calls: &RecordingPort) -> Vec<u64> {
+    let (mut held, mut since, mut epoch) = (Vec::new(), Nanos(0), 0);
+    while !has_ended(&world) {
+        let mut more = world.tick(LIMIT);
+        for (at, call) in calls.0.lock().unwrap().drain(..) {
+            if call == SliceCommand::Release {
+                held.push(at.since(since));
+                continue;
+            }
+            (since, epoch, more) = (world.now(), epoch + 1, true);
+            grant_turn(&mut world, epoch);
+            contend_turn(&mut world, epoch);
+        }
+        more |= has_ended(&world);
+        assert!(more, "both end");
+    }
+    assert!(world.outcomes[&RequestId(2)].tokens.len() == 8);
+    held
+}
+
+#[test]
+fn a_prompts_chunk_fits_the_largest_quantum_once_one_was_measured() {
+    // 64 tokens take 4 x 3.3 ms.
+    let held = turns(5 * MS);
+    assert!(held[0] > 5 * MS, "nothing was measured before: {held:?}");
+    assert!(held.len() > 8, "{held:?}");
+    // What a step takes whatever its tokens is not known before a decode was measured.
+    let unknown_ns = 4 * 100_000;
+    assert!(held[1..].iter().all(|ns| *ns <= 5 * MS + unknown_ns), "{held:?}");
+    let longest = held[1..].iter().max().copied().unwrap_or(0);
+    assert!(longest > 4 * MS, "a turn is used: {held:?}");
+}
+
+#[test]
+fn a_quantum_that_holds_no_token_lets_prompts_go_on_token_by_token() {
+    let held = turns(MS / 10);
+    // 120 tokens and a few more, one in each turn; one whole chunk before anything was measured.
+    assert!(held.len() > 60, "{} turns", held.len());
+    // A step is at most both requests' decodes, or one decode and one token of a prompt; a turn has one step.
+    let two_tokens = 4 * (100_000 + 2 * 50_000);
+    let longest = held[1..].iter().max().copied().unwrap_or(0);
+    assert!(longest <= two_tokens, "{longest} ns");
+}
+
+/// A machine that is so many times as slow, for everything.
+fn slow(world: &Simulation, times: u64) {
+    let profile = &mut world.device.borrow_mut().profile;
+    (profile.layer_ns, profile.layer_token_ns) = (100_000 * times, 5_000 * times);
+}
+
+#[test]
+fn slow_decodes_are_measured_again_while_prompts_wait() {
+    let calls = RecordingPort::default();
+    let mut world = tenant(5 * MS, &calls);
+    advance_ms(&mut world, 100);
+    grant_turn(&mut world, 1);
+    slow(&world, 20);
+    while !has_ended(&world) {
+        assert!(world.tick(LIMIT) || has_ended(&world), "slowly, but they end");
+    }
+    assert!(
+        world.driver.core().manager().step_stats().token_compute_ns() > 5 * u128::from(MS),
+        "a decode takes a turn"
+    );
+    slow(&world, 1);
+    for id in 3..=10 {
+        let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+        // The first one decodes while the prompts of the others are computed.
+        let (prompt, answer) = if id == 3 { (4, 100) } else { (120, 8) };
+        request.prompt = (0..prompt).map(|token| token + 200 * id as u32).collect();
+        request.max_tokens = answer;
+        world.submit(request);
+    }
+    let before = world.driver.core().snapshot().counters.steps;
+    for epoch in 2..1_000 {
+        advance_ms(&mut world, 1);
+        if calls.take().contains(&SliceCommand::Request) {
+            grant_turn(&mut world, epoch);
+        }
+    }
+    assert!(has_ended(&world));
+    let steps = world.driver.core().snapshot().counters.steps - before;
+    assert!(steps < 300, "{steps} steps for 840 tokens of prompts");
+}
+
+#[test]
+fn turn_without_engine_is_released_at_once_and_requested_again() {
+    let calls = RecordingPort::default();
+    let mut world = tenant(5 * MS, &calls);
+    advance_ms(&mut world, 100);
+    assert_eq!(calls.take(), [SliceCommand::Request]);
+    world.kill_engine();
+    advance_ms(&mut world, 100);
+    grant_turn(&mut world, 1);
+    advance_ms(&mut world, 1);
+    assert_eq!(calls.take(), [SliceCommand::Release], "neighbours do not wait for an engine");
+    advance_ms(&mut world, 800);
+    assert_eq!(calls.take(), [], "without an engine there is nothing to run");
+    advance_ms(&mut world, 100);
+    assert_eq!(calls.take(), [SliceCommand::Request], "its successor has come");
+    grant_turn(&mut world, 2);
+    advance_ms(&mut world, 1);
+    assert!(world.driver.core().holds_turn());
+}
+
+#[test]
+fn engine_crash_in_turn_releases_it_and_step_is_replayed_later() {
+    let calls = RecordingPort::default();
+    let mut world = tenant(50 * MS, &calls);
+    advance_ms(&mut world, 100);
+    grant_turn(&mut world, 1);
+    advance_ms(&mut world, 1);
+    world.kill_engine();
+    advance_ms(&mut world, 1);
+    assert_eq!(calls.take(), [SliceCommand::Request, SliceCommand::Release]);
+    advance_ms(&mut world, 1_000);
+    assert_eq!(calls.take(), [SliceCommand::Request]);
+    grant_turn(&mut world, 2);
+    for epoch in 3..100 {
+        advance_ms(&mut world, 100);
+        if calls.take().contains(&SliceCommand::Request) {
+            grant_turn(&mut world, epoch);
+        }
+    }
+    assert!(has_ended(&world));
+    assert_eq!(world.driver.core().snapshot().counters.replays, 1);
+}
+
+#[test]
+fn prompts_use_the_time_in_which_a_step_waits_for_layers() {
+    let (mut setup, calls) = (forced(setup(PolicyName::Oneiros, 4, 60, 1), 2, 1), RecordingPort::default());
+    // 16 ms for a layer, 48 ms for each step, whatever it computes.
+    setup.profile.link_bytes_per_second = 16 << 20;
+    let held = turns_in(tenant_of(setup, MS / 10, &calls), &calls);
+    // Two prompts of 120 tokens, 64 in a step, and 8 tokens after each.
+    assert!(held.len() < 40, "{} turns", held.len());
+}
+
+#[test]
+fn tenant_keeps_turn_while_it_has_work_and_no_waiter() {
+    let calls = RecordingPort::default();
+    let mut world = tenant(15 * MS, &calls);
+    advance_ms(&mut world, 100);
+    grant_turn(&mut world, 1);
+    // Said of a turn before.
+    contend_turn(&mut world, 0);
+    let begun = world.now();
+    while !has_ended(&world) {
+        assert!(world.tick(LIMIT) || has_ended(&world), "nothing else is needed");
+    }
+    assert!(world.now().since(begun) > 45 * MS, "that is several quanta");
+    assert_eq!(
+        calls.take(),
+        [SliceCommand::Request, SliceCommand::Release],
+        "one turn, to the end of all work"
+    );
+    let steps = world.driver.core().snapshot().counters.steps;
+    assert!(steps < 20, "{steps} steps: prompts do not go by crumbs when the quantum is over");
+}
+
+#[test]
+fn peer_arriving_after_quantum_waits_for_one_step() {
+    let calls = RecordingPort::default();
+    let mut world = tenant(5 * MS, &calls);
+    advance_ms(&mut world, 100);
+    grant_turn(&mut world, 1);
+    advance_ms(&mut world, 20);
+    assert_eq!(calls.take(), [SliceCommand::Request]);
+    let steps = world.driver.core().snapshot().counters.steps;
+    contend_turn(&mut world, 1);
+    loop {
+        let more = world.tick(LIMIT);
+        if calls.take().contains(&SliceCommand::Release) {
+            break;
+        }
+        assert!(more, "it is given up");
+    }
+    assert!(world.driver.core().snapshot().counters.steps <= steps + 1);
+    assert!(!has_ended(&world));
+}

@@ -1,0 +1,86 @@
+//! What every function of the driver does before and after its own work.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::abi::code;
+use crate::env_config::{ENV_CONFIG, Fault};
+use crate::objects::objects;
+
+/// What a function needs before it may do its work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum CallRequirement {
+    /// Nothing.
+    Nothing,
+    /// `cuInit`.
+    Start,
+    /// `cuInit`, and no fault in the current context if there is one.
+    Health,
+    /// A current context without a fault.
+    Context,
+}
+
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// The context that is current on this thread; 0 is none.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// From now on the driver is initialised.
+pub fn start() {
+    STARTED.store(true, Ordering::Release);
+}
+
+/// The context that is current on this thread; 0 is none.
+pub fn current() -> usize {
+    CURRENT.get()
+}
+
+/// Makes a context current on this thread.
+pub fn set_current(context: usize) {
+    CURRENT.set(context);
+}
+
+/// Runs the work of the function `name` unless a test wants something else or a need is not met.
+pub fn run(name: &str, needs: CallRequirement, work: impl FnOnce() -> Result<(), u32>) -> u32 {
+    match ENV_CONFIG.faults.get(name) {
+        Some(Fault::Code(code)) => return *code,
+        Some(Fault::Drop) => return 0,
+        None => {}
+    }
+    let result = catch_unwind(AssertUnwindSafe(|| check_requirement(needs).and_then(|()| work())));
+    result.unwrap_or(Err(code::UNKNOWN)).err().unwrap_or(0)
+}
+
+fn check_requirement(needs: CallRequirement) -> Result<(), u32> {
+    if needs == CallRequirement::Nothing {
+        return Ok(());
+    }
+    if !STARTED.load(Ordering::Acquire) {
+        return Err(code::NOT_INITIALIZED);
+    }
+    if needs == CallRequirement::Start || (needs == CallRequirement::Health && current() == 0) {
+        return Ok(());
+    }
+    match objects().context(current())?.fault.load(Ordering::Acquire) {
+        0 => Ok(()),
+        fault => Err(fault),
+    }
+}
+
+/// Defines functions of the driver: what each needs, its name as exported, its arguments and its work.
+macro_rules! calls {
+    ($($needs:ident fn $name:ident($($argument:ident: $type:ty),* $(,)?) $work:block)*) => {
+        $(
+            // SAFETY: no other library of the process exports this name: this one stands for the driver.
+            #[unsafe(no_mangle)]
+            #[allow(clippy::too_many_arguments, reason = "the driver's functions have as many as they have")]
+            pub extern "C" fn $name($($argument: $type),*) -> u32 {
+                crate::call_guard::run(stringify!($name), crate::call_guard::CallRequirement::$needs, || $work)
+            }
+        )*
+    };
+}
+pub(crate) use calls;

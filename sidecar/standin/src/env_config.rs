@@ -1,0 +1,88 @@
+//! What tests switch by environment variables.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+/// All switches, read once.
+pub struct EnvConfig {
+    /// The folder of the device's memory; without one there is no device.
+    pub pool: Option<PathBuf>,
+    /// Device memory, bytes.
+    pub bytes: u64,
+    /// What a named call does instead of its work.
+    pub faults: BTreeMap<String, Fault>,
+    /// Device attributes that differ from the usual ones.
+    pub attributes: BTreeMap<i32, i32>,
+    /// Whether kernels are loaded with their module (`CUDA_MODULE_LOADING`), not at their first launch.
+    pub eager: bool,
+    /// Where a process writes at its exit what it still held.
+    pub report: Option<PathBuf>,
+}
+
+/// What a call does instead of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails with this code.
+    Code(u32),
+    /// It succeeds and does nothing.
+    Drop,
+}
+
+/// The switches of this process.
+pub static ENV_CONFIG: LazyLock<EnvConfig> =
+    LazyLock::new(|| EnvConfig::read(|name| std::env::var(name).ok()));
+
+impl EnvConfig {
+    fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let pairs = |name: &str| pairs(&variable(name).unwrap_or_default());
+        Self {
+            pool: variable("SLUICE_STANDIN_POOL").map(PathBuf::from),
+            bytes: variable("SLUICE_STANDIN_BYTES").and_then(|text| text.parse().ok()).unwrap_or(4 << 30),
+            faults: pairs("SLUICE_STANDIN_FAULTS")
+                .into_iter()
+                .map(|(call, what)| (call, fault(&what)))
+                .collect(),
+            attributes: pairs("SLUICE_STANDIN_ATTRIBUTES")
+                .into_iter()
+                .map(|(number, value)| (parsed(&number), parsed(&value)))
+                .collect(),
+            eager: variable("CUDA_MODULE_LOADING").as_deref() == Some("EAGER"),
+            report: variable("SLUICE_STANDIN_REPORT").map(PathBuf::from),
+        }
+    }
+}
+
+fn pairs(text: &str) -> Vec<(String, String)> {
+    let pairs = text.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or_else(|| panic!("{pair} is not NAME=VALUE"));
+        (name.trim().to_owned(), value.trim().to_owned())
+    });
+    pairs.collect()
+}
+
+fn fault(what: &str) -> Fault {
+    if what == "drop" { Fault::Drop } else { Fault::Code(parsed(what).cast_unsigned()) }
+}
+
+fn parsed(text: &str) -> i32 {
+    text.parse().unwrap_or_else(|_| panic!("{text} is not a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EnvConfig, Fault};
+
+    #[test]
+    fn faults_and_attributes_are_lists_of_pairs() {
+        let switches = EnvConfig::read(|name| match name {
+            "SLUICE_STANDIN_FAULTS" => Some("cuMemCreate=801, cuStreamWriteValue64_v2=drop".into()),
+            "SLUICE_STANDIN_ATTRIBUTES" => Some("102=0".into()),
+            _ => None,
+        });
+        assert_eq!(switches.faults["cuMemCreate"], Fault::Code(801));
+        assert_eq!(switches.faults["cuStreamWriteValue64_v2"], Fault::Drop);
+        assert_eq!(switches.attributes[&102], 0);
+        assert_eq!((switches.pool, switches.bytes), (None, 4 << 30));
+    }
+}
