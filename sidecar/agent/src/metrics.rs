@@ -24,7 +24,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sluice_memory::KvCopyStats;
 use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
-use sluice_scheduler::event::StepNotice;
+use sluice_scheduler::event::StepOutput;
 use sluice_wire::State;
 use sluice_wire::config::SloConfig;
 use sluice_wire::state::{Percentiles, SloState, Streams};
@@ -184,7 +184,7 @@ impl Metrics {
     }
 
     /// A step of the engine ended.
-    pub fn step(&self, step: &StepNotice) {
+    pub fn step(&self, step: &StepOutput) {
         self.own.steps.inc();
         self.own.prefill_tokens.inc_by(u64::from(step.prefill_tokens));
         self.own.recomputed_tokens.inc_by(u64::from(step.recomputed_tokens));
@@ -216,8 +216,8 @@ impl Metrics {
     /// Something of neighbours was waited for.
     pub fn waited(&self, span: &WaitSpan) {
         let time = Duration::from_nanos(span.ns());
-        self.own.waits[span.awaited].record(time, 1);
-        self.recent().waits[span.awaited].record(Instant::now(), time, 1);
+        self.own.waits[span.kind].record(time, 1);
+        self.recent().waits[span.kind].record(Instant::now(), time, 1);
     }
 
     /// The turn came from another tenant in so long.

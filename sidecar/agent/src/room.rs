@@ -24,7 +24,7 @@ use sluice_memory::HostMemory;
 use sluice_memory::gpu_ledger::LedgerError;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::peers::PeerPortEvent;
-use sluice_scheduler::{Driver, Event, Finish, Notice, Sleep, UnavailableReason};
+use sluice_scheduler::{Driver, Event, Finish, SchedulerOutput, Sleep, UnavailableReason};
 use sluice_wire::state::SidecarHangs;
 use tokio::sync::{mpsc, watch};
 
@@ -117,10 +117,10 @@ impl Room {
             self.keep_turn();
             self.count_overtaken();
             self.announce();
-            self.bed.answer(self.driver.core().manager().sleep_state());
+            self.bed.answer(self.driver.scheduler().manager().sleep_state());
             self.give_up_streams();
             self.update_status();
-            if let Some(failure) = self.driver.core().manager().failed() {
+            if let Some(failure) = self.driver.scheduler().manager().failed() {
                 let why = failure.to_string();
                 self.end_streams(&UnavailableReason::Device(why.clone()));
                 self.stop();
@@ -150,7 +150,7 @@ impl Room {
             Message::Wake => {}
             Message::Engine(news) => self.engine(*news),
             Message::Call(call) => self.call(call),
-            Message::Neighbour(event) => self.driver.push(Event::Neighbour(*event)),
+            Message::Neighbour(event) => self.driver.push(Event::Peer(*event)),
             Message::State(reply) => {
                 let state = self.state();
                 // Whoever asked may have gone.
@@ -164,7 +164,7 @@ impl Room {
         let Some((request, answer)) = self.bed.call(call, &mut self.driver) else { return };
         let Some(desk) = &self.desk else { return decline(answer) };
         for news in desk.receive(request, answer) {
-            self.driver.push(Event::Neighbour(PeerPortEvent::Peer(news)));
+            self.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
         }
     }
 
@@ -172,7 +172,7 @@ impl Room {
         match news {
             // The ledger was laid out for what the first engine said that activations cost.
             News::Attached(link)
-                if link.hello.activation != self.driver.core().manager().geometry().activation =>
+                if link.hello.activation != self.driver.scheduler().manager().geometry().activation =>
             {
                 tracing::error!(build = link.build, "an engine with other activation costs was refused");
                 link.sender.shutdown();
@@ -198,7 +198,7 @@ impl Room {
 
     /// Extends the deadline of the turn while the engine gets on. A holder whose engine hangs extends nothing.
     fn keep_turn(&mut self) {
-        let (Some(place), Some(epoch)) = (&self.place, self.driver.core().held_epoch()) else { return };
+        let (Some(place), Some(epoch)) = (&self.place, self.driver.scheduler().held_epoch()) else { return };
         let turn = place.seat.slice_queue();
         let promised = match self.watch.turn_lasts(PROMISE) {
             Some(lasts) => turn.set_deadline(boot_ns(sluice_memory::since_boot() + lasts)),
@@ -211,7 +211,7 @@ impl Room {
             Err(LedgerError::SliceTakenOver) => {
                 tracing::error!(epoch, "a neighbour took the turn, since this tenant was past its deadline");
                 self.watch.overtaken();
-                self.driver.push(Event::Neighbour(PeerPortEvent::SliceTakenOver { epoch }));
+                self.driver.push(Event::Peer(PeerPortEvent::SliceTakenOver { epoch }));
             }
             Err(error) => tracing::warn!(%error, "the deadline of the turn was not extended"),
         }
@@ -240,25 +240,29 @@ impl Room {
     /// Hands out what the scheduler has to say.
     fn announce(&mut self) {
         let at = Instant::now();
-        for notice in self.driver.drain_notices() {
+        for notice in self.driver.take_outputs() {
             match notice {
-                Notice::Token { request, token, logprobs } => {
+                SchedulerOutput::Token { request, token, logprobs } => {
                     self.send(request, Update::Token { token, logprobs, at })
                 }
-                Notice::Finished { request, finish } => self.send_last(request, Update::Finished(finish)),
-                Notice::Refused { request, refusal } => self.send_last(request, Update::Refused(refusal)),
-                Notice::Admitted { cached_tokens, queued_ns, .. } => {
+                SchedulerOutput::Finished { request, finish } => {
+                    self.send_last(request, Update::Finished(finish))
+                }
+                SchedulerOutput::Refused { request, refusal } => {
+                    self.send_last(request, Update::Refused(refusal))
+                }
+                SchedulerOutput::Admitted { cached_tokens, queued_ns, .. } => {
                     self.metrics.admitted(queued_ns, cached_tokens)
                 }
-                Notice::PolicyRefused { policy, refused } => {
+                SchedulerOutput::PolicyRefused { policy, refused } => {
                     tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not fit: the one before stays");
                     self.deal.refused();
                 }
-                Notice::BoundsRefused { bounds, refused } => {
+                SchedulerOutput::BoundsRefused { bounds, refused } => {
                     tracing::error!(?bounds, %refused, "the share and cap of the directive do not fit: those before stay");
                     self.deal.refused();
                 }
-                Notice::Preempted { request, dropped_tokens } => {
+                SchedulerOutput::Preempted { request, dropped_tokens } => {
                     tracing::debug!(
                         request = request.0,
                         dropped_tokens,
@@ -267,16 +271,16 @@ impl Room {
                     );
                     self.metrics.preempted(dropped_tokens);
                 }
-                Notice::Waited(span) => self.metrics.waited(&span),
-                Notice::Planned { gap_permille } => self.metrics.planned(gap_permille),
-                Notice::Step(step) => self.metrics.step(&step),
+                SchedulerOutput::Waited(span) => self.metrics.waited(&span),
+                SchedulerOutput::Planned { gap_permille } => self.metrics.planned(gap_permille),
+                SchedulerOutput::Step(step) => self.metrics.step(&step),
             }
         }
         self.diary.idle_after(self.bed.idle_after());
         self.metrics.kv_copied(self.driver.memory().kv_copy_stats());
-        let core = self.driver.core();
-        self.metrics.prompts_out(core.counters().prompts_out, core.manager().prompt_buffer_bytes());
-        self.diary.observe(self.driver.core(), &self.metrics);
+        let core = self.driver.scheduler();
+        self.metrics.prompts_out(core.counters().prefills_offloaded, core.manager().prefill_buffer_bytes());
+        self.diary.observe(self.driver.scheduler(), &self.metrics);
     }
 
     fn send(&self, request: RequestId, update: Update) {
@@ -302,28 +306,28 @@ impl Room {
 
     /// The tenant was idle for long enough, or holds requests in its sleep for too long.
     fn lie_down(&mut self) {
-        if self.bed.tired(self.driver.core()) {
+        if self.bed.tired(self.driver.scheduler()) {
             self.driver.push(Event::Sleep(Sleep::Idle));
         }
-        let rest = self.driver.core().manager().sleep_state();
+        let rest = self.driver.scheduler().manager().sleep_state();
         let late = self.bed.held_too_long(rest, self.streams.keys().copied(), self.hold);
         if late.is_empty() {
             return;
         }
-        let by_hand = self.driver.core().snapshot().sleep_ordered;
+        let by_hand = self.driver.scheduler().snapshot().is_sleep_requested;
         let outage = UnavailableReason::Asleep { held_seconds: self.hold.as_secs(), by_hand };
         late.into_iter().for_each(|request| self.end_stream(request, &outage));
     }
 
     /// Policy, share and cap of the directive are in force, as far as neighbours leave room.
     fn follow_directive(&mut self) {
-        let events = self.deal.follow(self.driver.core().manager(), Instant::now());
+        let events = self.deal.follow(self.driver.scheduler().manager(), Instant::now());
         events.into_iter().for_each(|event| self.driver.push(event));
     }
 
     /// How long the share can be left alone.
     fn deal_rests(&self) -> Duration {
-        self.deal.rests(self.driver.core().manager(), Instant::now())
+        self.deal.rests(self.driver.scheduler().manager(), Instant::now())
     }
 
     fn end_streams(&mut self, outage: &UnavailableReason) {
@@ -339,11 +343,11 @@ impl Room {
     }
 
     fn update_status(&self) {
-        let snapshot = self.driver.core().snapshot();
-        let status = match (snapshot.serving, self.driver.core().manager().is_loaded()) {
+        let snapshot = self.driver.scheduler().snapshot();
+        let status = match (snapshot.serving, self.driver.scheduler().manager().is_loaded()) {
             (true, _) => Status::Serving,
             (false, true) => Status::EngineLost,
-            (false, false) => match self.driver.core().manager().failed() {
+            (false, false) => match self.driver.scheduler().manager().failed() {
                 Some(failure) => Status::Failed(failure.to_string()),
                 None => Status::Loading,
             },
@@ -368,7 +372,7 @@ impl Room {
         (state.engine.hangs, state.engine.last_hang) = (self.watch.hangs(), self.watch.last_hang());
         if let Some(place) = &self.place {
             let seen = neighbours::Seen {
-                core: self.driver.core(),
+                core: self.driver.scheduler(),
                 diary: &self.diary,
                 metrics: &self.metrics,
                 deal: &self.deal,
@@ -381,13 +385,13 @@ impl Room {
 
     /// The backend backs every address exactly as the ledger says. While a transaction is pending it may be one ahead.
     fn audit(&mut self) {
-        if self.driver.core().manager().is_blocked() {
+        if self.driver.scheduler().manager().is_blocked() {
             return;
         }
-        let expected: Vec<_> = self.driver.core().manager().addresses().collect();
+        let expected: Vec<_> = self.driver.scheduler().manager().addresses().collect();
         let audited = self.driver.memory().audit(expected.into_iter());
         audited.expect("the backend's table equals the ledger's");
-        self.driver.core().check();
+        self.driver.scheduler().check();
     }
 
     /// Cuts what still runs and says good-bye to the engine.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sluice_policy::ids::RequestId;
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
-use sluice_scheduler::{Finish, Refusal, Request};
+use sluice_scheduler::{Finish, RejectReason, Request};
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// What a client asks for, in token ids.
@@ -43,7 +43,7 @@ pub enum Update {
         at: Instant,
     },
     /// It was not taken. Nothing follows.
-    Refused(Refusal),
+    Refused(RejectReason),
     /// It has ended. Nothing follows.
     Finished(Finish),
 }

@@ -232,7 +232,7 @@ fn measure(policy: PolicyName, sequences: u32) -> (Samples, usize, Samples) {
 }
 
 /// What is told of one policy and so many sequences: whether the limit was kept.
-fn tell(json: bool, policy: PolicyName, sequences: u32) -> bool {
+fn print(json: bool, policy: PolicyName, sequences: u32) -> bool {
     let (steps, away, plans) = measure(policy, sequences);
     let name =
         format!("{}, {sequences} sequences, up to {away} of {LAYERS} layers of KV away", policy.name());
@@ -269,7 +269,7 @@ fn main() -> ExitCode {
     let mut passed = true;
     for policy in [PolicyName::FlexGen, PolicyName::Pie, PolicyName::OrbitFlow, PolicyName::Unified] {
         for sequences in [16, 32, 64] {
-            passed &= tell(json, policy, sequences);
+            passed &= print(json, policy, sequences);
         }
     }
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -77,7 +77,7 @@ fn live(seed: u64, room_permille: u64) -> PlanRequest {
         capacity_bytes: columns * block_bytes * u64::from(LAYERS) * room_permille / 1000,
         compute_ns: vec![COMPUTE_NS; LAYERS.into()],
         column_ns: 5,
-        beside_ns: 500_000,
+        overhead_ns: 500_000,
         link: Link::fluid(LINK.in_bytes_per_s),
         window: 32,
         tbt_ns: COMPUTE_NS * u64::from(LAYERS) * [11, 20, 0][seed as usize % 3] / 10,
@@ -110,12 +110,12 @@ fn search(seed: u64, room_permille: u64) -> (u64, u64) {
 fn solve(seed: u64, room_permille: u64) -> (u64, u64) {
     let request = live(seed, room_permille);
     let start = Instant::now();
-    let found = request.solve().found.expect("a placement fits");
+    let found = request.solve().result.expect("a placement fits");
     (start.elapsed().as_nanos() as u64, found.gap_permille().into())
 }
 
 /// Says what was measured; whether it is within the limit.
-fn told(json: bool, what: &str, (times, gaps): &(Vec<u64>, Vec<u64>)) -> bool {
+fn print_result(json: bool, what: &str, (times, gaps): &(Vec<u64>, Vec<u64>)) -> bool {
     let (median, p99, ok) = (at(times, 500), at(times, 990), at(times, 500) <= LIMIT_NS);
     let gap = [500, 900, 1000].map(|permille| at(gaps, permille));
     if json {
@@ -139,9 +139,9 @@ fn main() -> ExitCode {
     let mut passed = true;
     for room_permille in ROOMS_PERMILLE {
         let what = format!("{REQUESTS} requests, {LAYERS} layers, room for {room_permille} permille");
-        passed &= told(json, &what, &timed(|seed| search(seed, room_permille)));
+        passed &= print_result(json, &what, &timed(|seed| search(seed, room_permille)));
         let live = format!("{what}, {WAITING} waiting, an objective");
-        passed &= told(json, &live, &timed(|seed| solve(seed, room_permille)));
+        passed &= print_result(json, &live, &timed(|seed| solve(seed, room_permille)));
     }
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

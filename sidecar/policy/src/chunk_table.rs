@@ -57,7 +57,7 @@ pub struct ChunkTable {
     counts: BTreeMap<Owner, u32>,
     free: BTreeSet<ChunkId>,
     /// Chunks that do not exist.
-    vacant: BTreeSet<ChunkId>,
+    free_list: BTreeSet<ChunkId>,
     draining: BTreeSet<ChunkId>,
     /// Contents of holders of weights; one state for all chunks of a slab, because a slab is copied as a whole.
     contents: BTreeMap<Owner, State>,
@@ -73,7 +73,7 @@ impl ChunkTable {
             owners: vec![None; capacity_chunks as usize],
             counts: BTreeMap::new(),
             free: BTreeSet::new(),
-            vacant: (0..capacity_chunks).map(ChunkId).collect(),
+            free_list: (0..capacity_chunks).map(ChunkId).collect(),
             draining: BTreeSet::new(),
             contents: BTreeMap::new(),
             created: 0,
@@ -110,7 +110,7 @@ impl ChunkTable {
 
     fn set(&mut self, chunk: ChunkId, to: Option<Owner>) {
         let from = core::mem::replace(&mut self.owners[chunk.index()], to);
-        let _ = if to.is_none() { self.vacant.insert(chunk) } else { self.vacant.remove(&chunk) };
+        let _ = if to.is_none() { self.free_list.insert(chunk) } else { self.free_list.remove(&chunk) };
         for (owner, step) in [(from, -1), (to, 1)] {
             let Some(owner) = owner else { continue };
             self.digest ^= entry(chunk, owner);
@@ -171,7 +171,7 @@ impl ChunkTable {
 
     /// Chunks that do not exist, in order.
     pub fn uncreated(&self) -> impl Iterator<Item = ChunkId> + '_ {
-        self.vacant.iter().copied()
+        self.free_list.iter().copied()
     }
 
     /// Chunks that exist.

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_wait_for_no_floor_of_the_tenant_and_for_no_unknown_step() {
+    fn turn_limit_excludes_floor_and_unknown_steps() {
         let mut limits = HangLimits::new(600_000 * MS);
         let work = Work::Step { tokens: 4 };
         assert_eq!((limits.turn_limit_ns(work), limits.limit_ns(work)), (FLOOR_NS, 600_000 * MS));

@@ -83,15 +83,15 @@ pub struct Kv {
     /// Shareable columns that nobody uses, longest unused first. A child is always older than its parent.
     idle: BTreeMap<u64, ColumnId>,
     /// The host tier.
-    tier: HostKvPool,
+    host_pool: HostKvPool,
     /// What running requests need on the device and is not there.
-    wanted: MissingBlocks,
+    missing_blocks: MissingBlocks,
     /// Columns on their way to or from the host tier between steps.
-    moving: Vec<ColumnId>,
+    moving_columns: Vec<ColumnId>,
     /// Columns on their way from the host tier beside steps: nobody reads them yet.
-    coming: BTreeSet<ColumnId>,
+    loading_swaps: BTreeSet<ColumnId>,
     /// What is away while its requests run.
-    stream: LayerOffload,
+    layer_offload: LayerOffload,
     sequences: BTreeMap<RequestId, Sequence>,
     /// Columns of requests whose blocks the engine has not been told.
     dirty: BTreeSet<(RequestId, u32)>,
@@ -112,11 +112,11 @@ impl Kv {
             columns: Columns::new(layers),
             index: BTreeMap::new(),
             idle: BTreeMap::new(),
-            tier: HostKvPool::new(host_columns),
-            wanted: MissingBlocks::default(),
-            moving: Vec::new(),
-            coming: BTreeSet::new(),
-            stream: LayerOffload::default(),
+            host_pool: HostKvPool::new(host_columns),
+            missing_blocks: MissingBlocks::default(),
+            moving_columns: Vec::new(),
+            loading_swaps: BTreeSet::new(),
+            layer_offload: LayerOffload::default(),
             sequences: BTreeMap::new(),
             dirty: BTreeSet::new(),
             next_name: 1,
@@ -156,7 +156,7 @@ impl Kv {
     pub fn allocate(&mut self, needs: &[(RequestId, u32)], generations: &mut Generations) {
         let mut blocks = Vec::new();
         for (request, count) in needs {
-            if self.goes_out(*request) {
+            if self.is_spilling_prefill(*request) {
                 self.allocate_out(*request, *count, generations);
                 continue;
             }
@@ -184,7 +184,7 @@ impl Kv {
     pub fn close(&mut self, request: RequestId) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
         self.history.word(!request.0);
-        self.stream.forget_request(request);
+        self.layer_offload.forget_request(request);
         let stale: Vec<_> = self.dirty.range((request, 0)..=(request, u32::MAX)).copied().collect();
         stale.iter().for_each(|entry| {
             self.dirty.remove(entry);
@@ -194,7 +194,7 @@ impl Kv {
         let kept = sequence.columns.iter().position(going).unwrap_or(sequence.columns.len());
         // Children first, so that the prefix cache gives them up before their parents.
         for (at, id) in sequence.columns.into_iter().enumerate().rev() {
-            if at < kept { self.let_go(id) } else { self.discard(id) }
+            if at < kept { self.release_reference(id) } else { self.discard(id) }
         }
     }
 
@@ -202,35 +202,35 @@ impl Kv {
     fn discard(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs -= 1;
-        self.wanted.recheck(id);
+        self.missing_blocks.recheck(id);
         let column = self.columns.get(id);
         match (column.refs, &column.content) {
-            (0, Some(_)) => self.give_up(id),
+            (0, Some(_)) => self.evict_column(id),
             (0, None) => self.free(id),
             _ => {}
         }
     }
 
     /// One reference less.
-    fn let_go(&mut self, id: ColumnId) {
+    fn release_reference(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs -= 1;
         if column.refs > 0 {
             return;
         }
-        self.wanted.recheck(id);
+        self.missing_blocks.recheck(id);
         let column = self.columns.get(id);
         let Some(parent) = column.content.as_ref().map(|content| content.parent) else {
             return self.free(id);
         };
         if !self.columns.has_blocks(id) {
             let stamp = self.stamp(id);
-            return self.tier.keep(stamp, parent, id);
+            return self.host_pool.keep(stamp, parent, id);
         }
         if !self.columns.is_whole(id) {
-            return self.give_up(id);
+            return self.evict_column(id);
         }
-        self.leave_host(id);
+        self.release_host_place(id);
         let stamp = self.stamp(id);
         self.idle.insert(stamp, id);
     }
@@ -243,17 +243,18 @@ impl Kv {
     }
 
     /// The column has no place in the host tier any more, and no seat.
-    fn leave_host(&mut self, id: ColumnId) {
-        let (seat, stowed) = (self.columns.set_seat(id, None), self.columns.get_mut(id).stowed.take());
-        self.wanted.recheck(id);
-        self.columns.get_mut(id).hosted = LayerSet::NONE;
+    fn release_host_place(&mut self, id: ColumnId) {
+        let (seat, stowed) =
+            (self.columns.set_staging_slot(id, None), self.columns.get_mut(id).host_location.take());
+        self.missing_blocks.recheck(id);
+        self.columns.get_mut(id).hosted_layers = LayerSet::NONE;
         if let Some(stowed) = stowed {
-            self.part(seat, stowed.place);
+            self.pin_place(seat, stowed.place);
         }
     }
 
     fn free(&mut self, id: ColumnId) {
-        self.leave_host(id);
+        self.release_host_place(id);
         self.frames.give(&self.columns.take_blocks(id));
         self.columns.remove(id);
     }
@@ -262,17 +263,17 @@ impl Kv {
     /// tier. Returns whether there was one.
     pub fn evict(&mut self) -> bool {
         let Some((_, id)) = self.idle.pop_first() else { return false };
-        self.give_up(id);
+        self.evict_column(id);
         true
     }
 
     /// Gives up a column that nobody uses. What follows it in the host tier could never be found again: it goes as well.
-    fn give_up(&mut self, id: ColumnId) {
+    fn evict_column(&mut self, id: ColumnId) {
         let mut orphans = alloc::vec![id];
         while let Some(id) = orphans.pop() {
             let name = self.unpublish(id).expect("an idle column is shareable");
             self.free(id);
-            orphans.extend(self.tier.take_children(name, &self.columns));
+            orphans.extend(self.host_pool.take_children(name, &self.columns));
         }
     }
 
@@ -297,8 +298,8 @@ impl Kv {
     /// Where steps read a column: each block in its own place, or in a buffer.
     fn table_blocks(&self, id: ColumnId) -> Vec<BlockId> {
         let mut blocks = self.columns.blocks(id).to_vec();
-        if let Some(seat) = self.columns.get(id).seat() {
-            self.stream.tell_blocks(seat, &mut blocks);
+        if let Some(seat) = self.columns.get(id).staging_slot() {
+            self.layer_offload.fill_table_blocks(seat, &mut blocks);
         }
         blocks
     }
@@ -316,11 +317,11 @@ impl Kv {
             total_blocks: self.frames.total_blocks(),
             free_blocks: free,
             used_blocks: self.frames.used_blocks(),
-            used_columns: live - self.idle.len() as u32 - self.tier.idle(),
+            used_columns: live - self.idle.len() as u32 - self.host_pool.idle(),
             idle_columns: self.idle.len() as u32,
             shareable_columns: self.index.len() as u32,
-            host_columns: self.tier.used(),
-            host_limit_columns: self.tier.columns(),
+            host_columns: self.host_pool.used(),
+            host_limit_columns: self.host_pool.columns(),
             fragmentation_permille: scattered.checked_div(u64::from(free)).unwrap_or(0) as u32,
         }
     }

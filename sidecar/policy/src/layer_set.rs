@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_on_both_sides_of_a_word_are_told_in_order() {
+    fn layers_across_words_iterate_in_order() {
         let some = set(&[255, 63, 0, 64, 127, 128]);
         assert_eq!(some.iter().map(|layer| layer.0).collect::<Vec<_>>(), [0, 63, 64, 127, 128, 255]);
         assert_eq!((some.len(), some.is_empty(), set(&[]).is_empty()), (6, false, true));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_cut_joined_and_taken_from_each_other() {
+    fn intersection_union_and_difference() {
         let (one, other) = (set(&[1, 2, 70, 200]), set(&[2, 3, 200]));
         assert_eq!(one & other, set(&[2, 200]));
         assert_eq!(one | other, set(&[1, 2, 3, 70, 200]));

@@ -17,7 +17,7 @@ pub struct LinearFit {
     /// Scaled twice.
     xx: i128,
     xy: i128,
-    seen: bool,
+    samples: bool,
     /// As of the last time that it was known.
     per_x: u64,
 }
@@ -27,7 +27,7 @@ impl LinearFit {
     pub fn observe(&mut self, x: u64, y: u64) {
         let scaled = |value: u64| i128::from(value.min(1 << 48)) << FRACTION_BITS;
         let (x, y) = (scaled(x), scaled(y));
-        if !core::mem::replace(&mut self.seen, true) {
+        if !core::mem::replace(&mut self.samples, true) {
             (self.x, self.y) = (x, y);
             return;
         }
@@ -36,10 +36,10 @@ impl LinearFit {
         (self.xx, self.xy) = (older(self.xx, dx * dx), older(self.xy, dx * dy));
         self.x += dx / WEIGHT;
         self.y += dy / WEIGHT;
-        self.look();
+        self.observe_ratio();
     }
 
-    fn look(&mut self) {
+    fn observe_ratio(&mut self) {
         let least = self.x / LEAST_SPREAD;
         if self.x > 0 && self.xx > least * least {
             let most = (self.y / self.x).max(0);
@@ -73,14 +73,14 @@ mod tests {
     }
 
     #[test]
-    fn x_that_never_varies_tells_nothing() {
+    fn constant_x_gives_no_slope() {
         let mut slope = LinearFit::default();
         (0..100).for_each(|step| slope.observe(500, 1000 + step));
         assert_eq!(slope.per_x(), 0);
     }
 
     #[test]
-    fn what_was_known_stays_while_x_rests() {
+    fn slope_is_kept_while_x_is_constant() {
         let mut slope = line(200);
         (0..2000).for_each(|_| slope.observe(700, 1000 + 7 * 700));
         assert_eq!(slope.per_x(), 7);

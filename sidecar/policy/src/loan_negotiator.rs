@@ -32,7 +32,7 @@ pub use messages::{PeerCommand, PeerEvent};
 
 /// What the directive says about trading.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct NegotiationPolicy {
     /// Own priority.
     pub priority: i32,
     /// Those of neighbours. While it is active, a tenant lends nothing to who is below it.
@@ -53,9 +53,9 @@ pub struct Terms {
     pub retry_ns: u64,
 }
 
-impl Default for Terms {
+impl Default for NegotiationPolicy {
     fn default() -> Self {
-        Terms {
+        NegotiationPolicy {
             priority: 0,
             priorities: Vec::new(),
             rule: VictimRule::default(),
@@ -70,17 +70,17 @@ impl Default for Terms {
 }
 
 /// How often loans whose time is over are looked for, nanoseconds.
-const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
+const OVERDUE_RETRY_NS: u64 = 1_000_000_000;
 
 /// How often a share that is missing is claimed, nanoseconds.
-const CLAIM_AGAIN_NS: u64 = 500_000_000;
+const CLAIM_RETRY_NS: u64 = 500_000_000;
 
 /// Fixed constants of trade by name, as [`crate::memory_manager::CONSTANTS`].
 pub const CONSTANTS: [(&str, u64); 6] = [
     ("pause_max_ns", revoke::ASK_BACKOFF_MAX_NS),
     ("silence_max_ns", borrow_search::SILENCE_MAX_NS),
-    ("overdue_again_ns", OVERDUE_AGAIN_NS),
-    ("claim_again_ns", CLAIM_AGAIN_NS),
+    ("overdue_again_ns", OVERDUE_RETRY_NS),
+    ("claim_again_ns", CLAIM_RETRY_NS),
     ("next_use_periods_min", next_use::PERIODS_MIN as u64),
     ("next_use_periods_kept", next_use::PERIODS_KEPT as u64),
 ];
@@ -88,30 +88,30 @@ pub const CONSTANTS: [(&str, u64); 6] = [
 /// A tenant among its neighbours.
 #[derive(Clone, Debug)]
 pub struct LoanNegotiator {
-    terms: Terms,
+    policy: NegotiationPolicy,
     book: LoanBook,
     search: Search,
     /// Neighbours that are not asked for a while.
-    paused: Vec<borrow_search::AskBackoff>,
+    ask_backoffs: Vec<borrow_search::AskBackoff>,
     /// Since when all layers have memory, where they do.
-    whole_since: Option<Nanos>,
+    fully_resident_since: Option<Nanos>,
     /// Nobody is asked before.
-    asked_again_at: Nanos,
+    next_ask_at: Nanos,
     /// Earmarks for this tenant that are not accepted yet: of whom, of which loan, how many, as what.
     arriving: Vec<Arrival>,
     /// Loans that were wanted back and have not come.
-    recalled: Vec<revoke::PendingRevocation>,
+    pending_revocations: Vec<revoke::PendingRevocation>,
     /// One of them is waited for.
-    patient: bool,
+    awaits_loan_return: bool,
     /// Loans whose time is over are looked for again then.
-    overdue_again_at: Nanos,
+    next_overdue_at: Nanos,
     /// Loans are prolonged again then: an answer takes its time.
-    renewed_again_at: Nanos,
+    next_renewal_at: Nanos,
     /// What neighbours have of the share is asked for again then.
-    claimed_again_at: Nanos,
+    next_claim_at: Nanos,
     /// Loans that have come.
-    loans_taken: u64,
-    letters: Vec<PeerCommand>,
+    loans_accepted: u64,
+    commands: Vec<PeerCommand>,
 }
 
 /// Bytes that a neighbour promised.
@@ -126,7 +126,7 @@ struct Arrival {
 
 impl Arrival {
     /// It pays what is lent. What was told before does not: the ledger has less by now, or nothing.
-    fn is_lent(&self, given: &[LoanOut]) -> bool {
+    fn is_repayment(&self, given: &[LoanOut]) -> bool {
         let Earmark { peer, nonce } = self.earmark;
         given.iter().any(|g| g.nonce == nonce && g.peer == peer && g.chunks >= self.chunks)
     }
@@ -134,22 +134,22 @@ impl Arrival {
 
 impl LoanNegotiator {
     /// A tenant with nothing lent and nothing borrowed. `book` is its own.
-    pub fn new(book: LoanBook, terms: Terms) -> LoanNegotiator {
+    pub fn new(book: LoanBook, terms: NegotiationPolicy) -> LoanNegotiator {
         LoanNegotiator {
-            terms,
+            policy: terms,
             book,
             search: Search::Idle,
-            paused: Vec::new(),
-            whole_since: None,
-            asked_again_at: Nanos(0),
+            ask_backoffs: Vec::new(),
+            fully_resident_since: None,
+            next_ask_at: Nanos(0),
             arriving: Vec::new(),
-            recalled: Vec::new(),
-            patient: false,
-            overdue_again_at: Nanos(0),
-            renewed_again_at: Nanos(0),
-            claimed_again_at: Nanos(0),
-            loans_taken: 0,
-            letters: Vec::new(),
+            pending_revocations: Vec::new(),
+            awaits_loan_return: false,
+            next_overdue_at: Nanos(0),
+            next_renewal_at: Nanos(0),
+            next_claim_at: Nanos(0),
+            loans_accepted: 0,
+            commands: Vec::new(),
         }
     }
 
@@ -159,96 +159,96 @@ impl LoanNegotiator {
     }
 
     /// Loans that have come so far.
-    pub fn loans_taken(&self) -> u64 {
-        self.loans_taken
+    pub fn loans_accepted(&self) -> u64 {
+        self.loans_accepted
     }
 
     /// Something that was revoked is still away.
     pub fn revoking(&self) -> bool {
-        self.book.given().iter().any(|given| given.revoked > 0)
+        self.book.loans_out().iter().any(|given| given.revoked > 0)
     }
 
     /// Neighbours are told that so many chunks of the share are missing: they hold what a former life of this tenant had
     /// lent them. Told again from time to time, for letters get lost.
     pub fn claim(&mut self, now: Nanos, chunks: u32) {
-        if now >= self.claimed_again_at {
-            self.claimed_again_at = now.plus(CLAIM_AGAIN_NS);
-            self.letters.push(PeerCommand::Claim { chunks });
+        if now >= self.next_claim_at {
+            self.next_claim_at = now.plus(CLAIM_RETRY_NS);
+            self.commands.push(PeerCommand::Claim { chunks });
         }
     }
 
     /// Other terms from now on.
-    pub fn set_terms(&mut self, terms: Terms) {
-        self.terms = terms;
+    pub fn set_policy(&mut self, terms: NegotiationPolicy) {
+        self.policy = terms;
     }
 
     /// Letters since the last call, in order.
     pub fn take_commands(&mut self) -> Vec<PeerCommand> {
-        core::mem::take(&mut self.letters)
+        core::mem::take(&mut self.commands)
     }
 
     /// Time alone can change something: an answer, a revocation or the end of a loan is awaited.
-    pub fn wants_ticks(&self) -> bool {
+    pub fn needs_ticks(&self) -> bool {
         self.search != Search::Idle
             || !self.arriving.is_empty()
-            || !self.book.taken().is_empty()
-            || !self.book.given().is_empty()
+            || !self.book.loans_in().is_empty()
+            || !self.book.loans_out().is_empty()
     }
 
     /// Called at every boundary, before the next step is prepared.
     pub fn boundary(&mut self, now: Nanos, manager: &mut MemoryManager, out: &mut Vec<Action>) {
-        self.note_residence(now, manager);
-        self.take_outcomes(now, manager);
+        self.update_residence(now, manager);
+        self.process_transfer_results(now, manager);
         self.book.set_floor(manager.unlent_floor_chunks());
-        if manager.awaited_chunks() > 0 {
-            self.claim(now, manager.awaited_chunks());
+        if manager.expected_chunks() > 0 {
+            self.claim(now, manager.expected_chunks());
         }
         let due = self.book.expired(now);
-        self.owe(&due, manager);
+        self.send_debts(&due, manager);
         self.recall(now, manager);
-        self.search_on(now, manager);
+        self.continue_search(now, manager);
         self.renew(now);
         self.take_back_overdue(now);
-        self.give_up_spare(manager);
+        self.return_spare_loans(manager);
         self.accept_next(manager, out);
     }
 
     /// A loan whose time is over may never have been accepted: whoever waits for its answer has gone.
     fn take_back_overdue(&mut self, now: Nanos) {
-        if now < self.overdue_again_at {
+        if now < self.next_overdue_at {
             return;
         }
-        self.overdue_again_at = now.plus(OVERDUE_AGAIN_NS);
+        self.next_overdue_at = now.plus(OVERDUE_RETRY_NS);
         let overdue = self
             .book
             .overdue(now)
             .map(|given| PeerCommand::TakeBack { peer: given.peer, nonce: given.nonce });
-        self.letters.extend(overdue);
+        self.commands.extend(overdue);
     }
 
     /// Loans that are in use are prolonged in time: at half of what is left to them.
     fn renew(&mut self, now: Nanos) {
-        let ttl_ns = self.terms.ttl_ns;
-        if now < self.renewed_again_at {
+        let ttl_ns = self.policy.ttl_ns;
+        if now < self.next_renewal_at {
             return;
         }
-        let before = self.letters.len();
-        let used = self.book.taken().iter().filter(|taken| taken.vacating() < taken.held());
+        let before = self.commands.len();
+        let used = self.book.loans_in().iter().filter(|taken| taken.vacating() < taken.held());
         let old = used.filter(|taken| expires(taken).since(now) < ttl_ns / 2);
         let letter = |taken: &LoanIn| PeerCommand::Renew { peer: taken.peer, nonce: taken.nonce, ttl_ns };
-        self.letters.extend(old.map(letter));
-        if self.letters.len() > before {
-            self.renewed_again_at = now.plus(ttl_ns / 8);
+        self.commands.extend(old.map(letter));
+        if self.commands.len() > before {
+            self.next_renewal_at = now.plus(ttl_ns / 8);
         }
     }
 
     /// A loan that the memory manager can do without goes back.
-    fn give_up_spare(&mut self, manager: &mut MemoryManager) {
+    fn return_spare_loans(&mut self, manager: &mut MemoryManager) {
         let mut left = manager.return_unused_loan();
         if left == 0 {
             return;
         }
-        let newest_first: Vec<_> = self.book.taken().iter().rev().copied().collect();
+        let newest_first: Vec<_> = self.book.loans_in().iter().rev().copied().collect();
         for taken in newest_first {
             let LoanIn { nonce, peer, .. } = taken;
             let chunks = (taken.held() - taken.vacating()).min(left);
@@ -260,10 +260,10 @@ impl LoanNegotiator {
     }
 
     /// What has to leave and was not ordered yet.
-    fn owe(&mut self, due: &[ReturnOrder], manager: &mut MemoryManager) {
+    fn send_debts(&mut self, due: &[ReturnOrder], manager: &mut MemoryManager) {
         for vacate in due {
             let earmark = Earmark { peer: vacate.peer, nonce: vacate.nonce };
-            let ordered = manager.owed_for(earmark);
+            let ordered = manager.debt_shortfall(earmark);
             if let Some(chunks) = vacate.chunks.checked_sub(ordered).filter(|chunks| *chunks > 0) {
                 manager.queue_transfer(earmark, chunks, TransferKind::Return);
             }
@@ -275,8 +275,8 @@ impl LoanNegotiator {
         if manager.is_blocked() || self.arriving.iter().any(|arrival| arrival.ordered) {
             return;
         }
-        let given = self.book.given();
-        self.arriving.retain(|arrival| arrival.claim == TransferKind::Lend || arrival.is_lent(given));
+        let given = self.book.loans_out();
+        self.arriving.retain(|arrival| arrival.claim == TransferKind::Lend || arrival.is_repayment(given));
         if let Some(arrival) = self.arriving.first_mut() {
             arrival.ordered = true;
             manager.accept(arrival.earmark, arrival.chunks, arrival.claim, out);
@@ -286,7 +286,7 @@ impl LoanNegotiator {
     /// A number that differs when anything here does.
     pub fn digest(&self) -> u64 {
         let counts = [self.book.borrowed(), self.book.lent_out(), self.arriving.len() as u32];
-        let searching = u64::from(self.search != Search::Idle) << 1 | u64::from(self.patient);
+        let searching = u64::from(self.search != Search::Idle) << 1 | u64::from(self.awaits_loan_return);
         counts.into_iter().fold(searching, |word, count| crate::digest::mix(word ^ u64::from(count)))
     }
 }

@@ -34,7 +34,7 @@ mod step_api;
 mod step_stats;
 mod transition;
 mod weight_loads;
-mod whole_prompts;
+mod whole_prompt_prefill;
 
 pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
 pub use loan_state::{TransferKind, TransferResult};
@@ -90,36 +90,36 @@ pub struct MemoryManager {
     sizes: Sizes,
     /// The layout that the configuration orders.
     forced: Option<ForcedRemap>,
-    ledger: ChunkTable,
-    holdings: Ownership,
+    chunk_table: ChunkTable,
+    ownership: Ownership,
     kv: Kv,
     weights: WeightStates,
     /// No own chunks wait for a copy.
-    slabs_settled: bool,
+    are_slabs_loaded: bool,
     slots: Slots,
     generations: Generations,
     /// By layer: the newest generation that a lease named. Its reader may be done with everything up to it.
     leased: Vec<Generation>,
     pending: PendingActions,
-    measures: StepStats,
+    step_stats: StepStats,
     hysteresis: Hysteresis,
     transition: Option<Transition>,
     loan_state: LoanState,
     sleep: SleepState,
     /// KV is not kept while the tenant sleeps.
-    discard: bool,
+    discards_kv: bool,
     /// Copies to the host tier that failed in a row.
     swap_failures: u32,
     /// What is away while its requests run.
     offload: kv_offload::Offload,
     /// Requests whose KV was lost on its way.
-    lost: Vec<RequestId>,
+    lost_requests: Vec<RequestId>,
     /// Requests that were admitted again at this boundary, with the KV that they have.
-    resumed: Vec<RequestId>,
+    resumed_requests: Vec<RequestId>,
     /// Some ran when this boundary came.
-    some_ran: bool,
+    had_running: bool,
     /// Layers without memory, counted when the holdings of layers change: every step asks.
-    absent: u16,
+    absent_layer_count: u16,
     /// Why the last layout was taken: the reason of the copies it needs.
     fill_reason: Reason,
     /// The layout without load: all resident, or what the tenant needs to fit at all.
@@ -160,8 +160,8 @@ impl MemoryManager {
         let sizes = Sizes::new(&params, &geometry)?;
         Ok(MemoryManager {
             forced: params.forced,
-            ledger: ChunkTable::new(geometry.capacity_chunks, geometry.chunk_bytes),
-            holdings: Ownership::new(&geometry, sizes.kv_limit),
+            chunk_table: ChunkTable::new(geometry.capacity_chunks, geometry.chunk_bytes),
+            ownership: Ownership::new(&geometry, sizes.kv_limit),
             kv: Kv::new(
                 sizes.layers,
                 sizes.kv_limit,
@@ -170,13 +170,13 @@ impl MemoryManager {
                 params.prefix_caching,
             ),
             weights: WeightStates::new(sizes.layers),
-            slabs_settled: false,
+            are_slabs_loaded: false,
             slots: Slots::default(),
-            absent: sizes.layers,
+            absent_layer_count: sizes.layers,
             generations: Generations::default(),
             leased: vec![Generation(0); usize::from(sizes.layers)],
             pending: PendingActions::default(),
-            measures: StepStats::new(&params, &geometry.slab_bytes),
+            step_stats: StepStats::new(&params, &geometry.slab_bytes),
             hysteresis: Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
             transition: None,
             loan_state: LoanState::new(
@@ -184,12 +184,12 @@ impl MemoryManager {
                 Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
             ),
             sleep: SleepState::Awake,
-            discard: false,
+            discards_kv: false,
             swap_failures: 0,
             offload: kv_offload::Offload::new(&params, sizes.layers, sizes.host_columns),
-            lost: Vec::new(),
-            resumed: Vec::new(),
-            some_ran: false,
+            lost_requests: Vec::new(),
+            resumed_requests: Vec::new(),
+            had_running: false,
             fill_reason: Reason::Load,
             base: Layout::resident(),
             loaded: false,
@@ -259,7 +259,7 @@ impl MemoryManager {
             self.advance_transition(out);
         }
         self.order_fills(out);
-        self.order_fetches_again(out);
+        self.reorder_fetches(out);
     }
 
     /// Every slab was committed once (moving layers: the first instance of each slot).
@@ -273,7 +273,7 @@ impl MemoryManager {
     }
 
     /// Nothing would change at the coming boundaries if no request came: everything borrowed is back.
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.is_steady()
     }
 
@@ -322,7 +322,7 @@ impl MemoryManager {
     pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
         self.clock.now = now;
         assert!(!self.lacks_weights(), "a step begins when every layer has memory");
-        assert_eq!(self.kv.wanted_blocks(), 0, "a step begins when its KV is on the device");
+        assert_eq!(self.kv.missing_block_count(), 0, "a step begins when its KV is on the device");
         assert!(
             self.is_loaded() && (self.in_step || !self.is_blocked()),
             "a step begins when nothing is pending"
@@ -330,13 +330,13 @@ impl MemoryManager {
         if !self.in_step {
             (self.in_step, self.step_interrupted) = (true, false);
             self.clock.began = now;
-            self.waited_for_weights = !self.slabs_settled;
+            self.waited_for_weights = !self.are_slabs_loaded;
             self.slots.extend_step(&mut self.generations);
             self.order_slot_fills(out);
             self.begin_fetches(out);
         }
         let mut generations: Vec<_> = self.slots.lease().collect();
-        if !self.slabs_settled {
+        if !self.are_slabs_loaded {
             generations.extend(self.weights.arriving());
             generations.sort_unstable();
         }
@@ -344,7 +344,7 @@ impl MemoryManager {
             self.leased[layer.index()] = *generation;
         }
         // Stale addresses lie behind them: the engine does not touch what a lease does not reach.
-        let chunks = self.holdings.activation.len() as u64;
+        let chunks = self.ownership.activation.len() as u64;
         StepLease {
             generations,
             kv_generations: self.kv.fetch_lease(),
@@ -358,12 +358,12 @@ impl MemoryManager {
         self.in_step = false;
         self.steps += 1;
         if self.slots.finish_step() {
-            self.note_slots();
+            self.record_slots();
         }
         self.observe_step(times);
         self.kv.end_fetches();
         if !self.waited_for_weights {
-            self.measures.on_step(times);
+            self.step_stats.on_step(times);
         }
     }
 
@@ -371,12 +371,12 @@ impl MemoryManager {
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.clock.now = now;
         self.boundaries += 1;
-        self.resumed.clear();
-        self.some_ran = self.kv.runners().next().is_some();
+        self.resumed_requests.clear();
+        self.had_running = self.kv.running_requests().next().is_some();
         // A boundary means that no step is waiting to be replayed.
         self.step_interrupted = false;
         self.forget_step();
-        self.loan_state.denied = false;
+        self.loan_state.is_borrow_denied = false;
         if !self.in_step && !self.is_blocked() && self.is_loaded() {
             self.at_boundary(out);
         }
@@ -390,7 +390,7 @@ impl MemoryManager {
         self.in_step = false;
         self.count(Reason::Rebuild);
         self.slots.reset();
-        self.note_slots();
+        self.record_slots();
         self.kv.forget_fetches();
         if self.pending.fills() > 0 || self.pending.fetches() {
             self.drop_fills(Reason::Rebuild, out);
@@ -402,7 +402,7 @@ impl MemoryManager {
     /// Sets or lifts the fixed layout. It is taken at the next boundary at which it is feasible. For tests only: it passes
     /// no queue of events, so a journal would not repeat it.
     #[cfg(feature = "testing")]
-    pub fn force(&mut self, forced: Option<ForcedRemap>) -> Result<(), ConfigError> {
+    pub fn force_layout(&mut self, forced: Option<ForcedRemap>) -> Result<(), ConfigError> {
         if let Some(forced) = forced {
             sizes::refuse_forced(forced, self.sizes.layers)?;
         }

@@ -167,9 +167,9 @@ pub struct Params {
     /// leave the device. Default 125: writing back takes some steps, which is the time that they last for.
     pub offload_reserve_permille: u32,
     /// How many layers may be away (`Pie`).
-    pub expansion: crate::pie::expansion::Tunables,
+    pub expansion: crate::pie::expansion::ExpansionTunables,
     /// How long a plan holds (`OrbitFlow`, `Unified`).
-    pub replan: crate::planner::replan::Tunables,
+    pub replan: crate::planner::replan::ReplanTunables,
     /// Node expansions of one plan.
     pub plan_expansions: u32,
     /// Plans place the same layers of all requests: the batch-uniform rung of OrbitFlow's ablation. Default no.
@@ -185,10 +185,10 @@ pub struct Params {
     pub slo: Slo,
     /// Steps over which the predicted losses of remedies are compared. Default 64, as long as reversion waits: what was taken
     /// does not come back sooner.
-    pub loss_window_steps: u32,
+    pub cost_window_steps: u32,
     /// `Unified` takes of the remedies that cost something the one that loses least for each byte; else own layers as far as they
     /// hide, then pauses, then preemptions. Default on.
-    pub remedies_by_loss: bool,
+    pub reclaim_by_cost: bool,
     /// `Unified` asks of inactive neighbours the one first whose next use its arrivals put furthest away
     /// ([`crate::peers::next_use`]); else who was used last. Default on.
     pub next_use_by_arrivals: bool,
@@ -198,7 +198,7 @@ pub struct Params {
     /// 50,000,000, the paper's ([`crate::ellm::PREMAP_LIMIT_BYTES`]).
     pub premap_bytes: u64,
     /// eLLM: an inflation only maps; old mappings go with a later transaction, or when nobody waits. Default on.
-    pub unmap_later: bool,
+    pub defers_unmap: bool,
     /// Copies go over the link by when they are needed ([`crate::copy_priority`]); else in the order in which they come to it.
     /// Default on.
     pub link_by_deadline: bool,
@@ -233,7 +233,7 @@ impl Params {
 
     /// Remedies that cost something are compared by what they lose ([`crate::reclaim_cost::price`]).
     pub const fn compares_losses(&self) -> bool {
-        self.policy.weighs() && self.remedies_by_loss
+        self.policy.weighs() && self.reclaim_by_cost
     }
 
     /// Whom to ask for memory is told by what arrivals let expect ([`crate::peers::victim::Borrower::expects`]).
@@ -264,19 +264,19 @@ impl Default for Params {
             revert_reserve_permille: 125,
             fixed_away_permille: 500,
             offload_reserve_permille: 125,
-            expansion: crate::pie::expansion::Tunables::default(),
-            replan: crate::planner::replan::Tunables::default(),
+            expansion: crate::pie::expansion::ExpansionTunables::default(),
+            replan: crate::planner::replan::ReplanTunables::default(),
             plan_expansions: crate::planner::search::DEFAULT_EXPANSIONS,
             plan_alike: false,
             plan_first_come: false,
             pause_bound_ns: crate::planner::pause::DEFAULT_BOUND_NS,
             slo: Slo::default(),
-            loss_window_steps: 64,
-            remedies_by_loss: true,
+            cost_window_steps: 64,
+            reclaim_by_cost: true,
             next_use_by_arrivals: true,
             compact_budget_bytes: 8 << 20,
             premap_bytes: crate::ellm::PREMAP_LIMIT_BYTES,
-            unmap_later: true,
+            defers_unmap: true,
             link_by_deadline: true,
             prefix_caching: true,
             link_bytes_per_second: 16 << 30,

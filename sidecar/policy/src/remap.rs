@@ -64,14 +64,14 @@ pub fn choose(question: &Question<'_>) -> Choice {
     }
     let wanted = question.wanted_alpha;
     let enough = (wanted..search.limit_m)
-        .take_while(|&a| search.bounds.may_be_allowed(a))
+        .take_while(|&a| search.bounds.can_be_allowed(a))
         .find_map(|a| search.best(a));
     if let Some(choice) = enough {
         return choice;
     }
     let cap = wanted >= search.limit_m;
     let declined = Some(if cap { Reason::DeclinedCap } else { Reason::DeclinedStall });
-    let below = (1..wanted.min(search.limit_m)).rev().filter(|&a| search.bounds.may_be_allowed(a));
+    let below = (1..wanted.min(search.limit_m)).rev().filter(|&a| search.bounds.can_be_allowed(a));
     match below.into_iter().find_map(|alpha| search.best(alpha)) {
         Some(choice) => Choice { declined, ..choice },
         None => search.resident(declined),
@@ -103,7 +103,7 @@ impl<'a> Search<'a> {
     fn best(&self, alpha: u16) -> Option<Choice> {
         let mut best: Option<Choice> = None;
         for beta in 1..=MAX_BETA {
-            if !self.bounds.beta_may_be_allowed(alpha, beta) {
+            if !self.bounds.can_allow_beta(alpha, beta) {
                 continue;
             }
             for moving in self.sets(alpha + u16::from(beta), beta) {

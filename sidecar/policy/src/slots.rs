@@ -16,7 +16,7 @@ pub struct Generations(u64);
 
 impl Generations {
     /// One that was never used.
-    pub fn fresh(&mut self) -> Generation {
+    pub fn next_generation(&mut self) -> Generation {
         self.0 += 1;
         Generation(self.0)
     }
@@ -121,7 +121,7 @@ impl Slots {
             let (layer, slot) = (self.layout.moving[index], self.layout.slot(index));
             let (generation, progress) = match self.before(self.window.len(), slot) {
                 Some(previous) if previous.layer == layer => (previous.generation, previous.progress),
-                _ => (generations.fresh(), Progress::Due),
+                _ => (generations.next_generation(), Progress::Due),
             };
             self.window.push_back(Instance { layer, slot, generation, progress });
         }
@@ -190,7 +190,7 @@ impl Slots {
     }
 
     fn rename(&mut self, generation: Generation, names: &mut Generations) -> Generation {
-        let fresh = names.fresh();
+        let fresh = names.next_generation();
         for instance in self.window.iter_mut().filter(|i| i.generation == generation) {
             instance.generation = fresh;
         }

@@ -25,7 +25,7 @@ pub enum Pacing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenDeposit {
     pacing: Pacing,
-    held: u32,
+    buffered_tokens: u32,
     last_write: Option<Nanos>,
     finished: bool,
 }
@@ -33,7 +33,7 @@ pub struct TokenDeposit {
 impl TokenDeposit {
     /// An empty deposit.
     pub const fn new(pacing: Pacing) -> TokenDeposit {
-        TokenDeposit { pacing, held: 0, last_write: None, finished: false }
+        TokenDeposit { pacing, buffered_tokens: 0, last_write: None, finished: false }
     }
 
     /// `count` tokens were produced. They are in the deposit until [`TokenDeposit::due`] lets them go, perhaps at this moment.
@@ -42,7 +42,7 @@ impl TokenDeposit {
     /// After [`TokenDeposit::finish`]: a finished request produces nothing.
     pub fn on_token(&mut self, count: u32) {
         assert!(!self.finished, "a finished request produces no tokens");
-        self.held += count;
+        self.buffered_tokens += count;
     }
 
     /// Takes out the tokens to write at `now`: 0 or 1 when paced, all of them when immediate. A late call counts the next
@@ -50,7 +50,7 @@ impl TokenDeposit {
     pub fn due(&mut self, now: Nanos) -> u32 {
         let count = match (self.pacing, self.next_due()) {
             (_, None) => 0,
-            (Pacing::Immediate, _) => self.held,
+            (Pacing::Immediate, _) => self.buffered_tokens,
             (Pacing::Paced { .. }, Some(at)) => u32::from(at <= now),
         };
         self.write(now, count)
@@ -59,7 +59,7 @@ impl TokenDeposit {
     /// The request is complete: takes out all the rest, to be written at once.
     pub fn finish(&mut self, now: Nanos) -> u32 {
         self.finished = true;
-        self.write(now, self.held)
+        self.write(now, self.buffered_tokens)
     }
 
     /// When [`TokenDeposit::due`] has something to write: none while the deposit is empty, a moment in the past for "at once".
@@ -68,18 +68,18 @@ impl TokenDeposit {
             Pacing::Paced { interval_ns } => last.plus(interval_ns),
             Pacing::Immediate => Nanos(0),
         };
-        (self.held > 0).then(|| self.last_write.map_or(Nanos(0), paced_at))
+        (self.buffered_tokens > 0).then(|| self.last_write.map_or(Nanos(0), paced_at))
     }
 
     /// Tokens in the deposit.
     pub const fn held(&self) -> u32 {
-        self.held
+        self.buffered_tokens
     }
 
     fn write(&mut self, now: Nanos, count: u32) -> u32 {
         if count > 0 {
             self.last_write = Some(now);
-            self.held -= count;
+            self.buffered_tokens -= count;
         }
         count
     }

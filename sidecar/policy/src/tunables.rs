@@ -145,10 +145,10 @@ pub static TUNABLES: [Tunable; 23] = [
         plan_first_come,
         "`OrbitFlow`: who comes first is let in wherever all fit, late or not"
     ),
-    tunable!("loss_window_steps", loss_window_steps, "steps", STEPS, "over which losses are compared"),
+    tunable!("loss_window_steps", cost_window_steps, "steps", STEPS, "over which losses are compared"),
     switch!(
         "remedies_by_loss",
-        remedies_by_loss,
+        reclaim_by_cost,
         "`Unified`: of remedies that cost something the one that loses least for each byte"
     ),
     switch!(
@@ -172,7 +172,7 @@ pub static TUNABLES: [Tunable; 23] = [
     ),
     switch!(
         "unmap_later",
-        unmap_later,
+        defers_unmap,
         "eLLM: whether old mappings of an inflation go when nobody waits for it"
     ),
     switch!("link_by_deadline", link_by_deadline, "copies go by when they are needed, or as they come"),

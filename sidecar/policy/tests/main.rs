@@ -2,56 +2,56 @@
 
 /// Tests of the memory manager against a device that knows what every chunk holds.
 mod memory_manager {
+    mod admission;
+    mod async_swap_in;
+    mod borrow_search;
     mod cases;
-    mod coming;
-    mod crowds;
-    mod deadlines;
+    mod copy_deadlines;
+    mod deferred_unmap;
     mod device;
     mod elastic;
     mod faults;
-    mod hibernate;
     mod kv_copies;
+    mod kv_placement;
     mod layouts;
-    mod lender;
-    mod losses;
+    mod lend;
+    mod loans;
+    mod multi_tenant;
     mod negative;
-    mod overlap;
-    mod placed;
     mod quota;
     mod random;
-    mod search;
+    mod reclaim_cost;
     mod shares;
-    mod traded;
-    mod traders;
-    mod whole;
+    mod sleep;
+    mod whole_prompt_prefill;
     mod world;
 }
 
 /// Tests of the pure functions that the memory manager calls.
 mod leaves {
-    mod arbiter;
     mod closed_form;
-    mod deposit;
+    mod copy_priority;
     mod ellm;
     mod ewma;
     mod geometry;
     mod golden;
-    mod holdings;
+    mod ownership;
     mod reason;
     mod remap;
     mod revert;
     mod step_model;
     mod ticks;
+    mod token_deposit;
     mod tunables;
 }
 
 /// Tests of what tenants of one GPU decide about each other.
-mod neighbours {
-    mod grants;
-    mod grants_random;
+mod peers {
+    mod loans;
+    mod loans_random;
     mod next_use;
     mod splitmix;
-    mod turn;
+    mod time_slice;
     mod victim;
     mod world;
 }
@@ -71,5 +71,5 @@ mod planner {
     mod many;
     mod oracles;
     mod orbitflow;
-    mod pausing;
+    mod pause;
 }

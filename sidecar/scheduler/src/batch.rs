@@ -8,7 +8,7 @@ use crate::sequence::Sequence;
 
 /// A sequence's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct ScheduledTokens {
     /// Which.
     pub request: RequestId,
     /// Tokens fed.
@@ -23,7 +23,7 @@ pub struct Part {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The parts, none empty.
-    pub parts: Vec<Part>,
+    pub scheduled: Vec<ScheduledTokens>,
 }
 
 impl Batch {
@@ -43,25 +43,25 @@ impl Batch {
             let tokens = if *budget > 0 { sequence.whole_columns(*budget) } else { 0 };
             *budget = budget.saturating_sub(tokens);
             if tokens > 0 {
-                parts.push((place, Part::of(sequence, tokens)));
+                parts.push((place, ScheduledTokens::of(sequence, tokens)));
             }
         }
         parts.sort_by_key(|(place, _)| *place);
-        Batch { parts: parts.into_iter().map(|(_, part)| part).collect() }
+        Batch { scheduled: parts.into_iter().map(|(_, part)| part).collect() }
     }
 
     /// Shape of the step.
     pub fn shape(&self) -> StepShape {
         StepShape {
-            tokens: self.parts.iter().map(|p| p.tokens).sum(),
-            sequences: self.parts.len() as u32,
-            logit_rows: self.parts.iter().filter(|p| p.samples).count() as u32,
+            tokens: self.scheduled.iter().map(|p| p.tokens).sum(),
+            sequences: self.scheduled.len() as u32,
+            logit_rows: self.scheduled.iter().filter(|p| p.samples).count() as u32,
         }
     }
 
     /// What the step asks of memory, given the columns that each sequence holds now.
     pub fn need(&self, held: impl Fn(RequestId) -> u32) -> StepNeed {
-        let columns = self.parts.iter().filter_map(|part| {
+        let columns = self.scheduled.iter().filter_map(|part| {
             let missing = part.columns.saturating_sub(held(part.request));
             (missing > 0).then_some((part.request, missing))
         });
@@ -70,19 +70,19 @@ impl Batch {
 
     /// The batch without the parts of `left_out` requests.
     pub fn without(&self, left_out: impl Fn(RequestId) -> bool) -> Batch {
-        Batch { parts: self.parts.iter().filter(|part| !left_out(part.request)).copied().collect() }
+        Batch { scheduled: self.scheduled.iter().filter(|part| !left_out(part.request)).copied().collect() }
     }
 
     /// The part of `request`.
-    pub fn part(&self, request: RequestId) -> Option<&Part> {
-        self.parts.iter().find(|p| p.request == request)
+    pub fn scheduled_tokens(&self, request: RequestId) -> Option<&ScheduledTokens> {
+        self.scheduled.iter().find(|p| p.request == request)
     }
 }
 
-impl Part {
-    fn of(sequence: &Sequence, tokens: u32) -> Part {
+impl ScheduledTokens {
+    fn of(sequence: &Sequence, tokens: u32) -> ScheduledTokens {
         let end = sequence.committed + tokens;
-        Part {
+        ScheduledTokens {
             request: sequence.id(),
             tokens,
             columns: sequence.columns_for(tokens),

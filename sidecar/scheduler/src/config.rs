@@ -1,6 +1,6 @@
 //! Limits of the scheduler.
 
-use sluice_policy::loan_negotiator::Terms;
+use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
 
@@ -30,9 +30,9 @@ pub enum Sharing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// Its record in the ledger file.
-    pub me: Peer,
+    pub own_peer: Peer,
     /// By which terms it trades at first.
-    pub terms: Terms,
+    pub terms: NegotiationPolicy,
 }
 
 /// Limits of the scheduler. Counts, no units.
@@ -51,7 +51,7 @@ pub struct Config {
     /// How the GPU's time is shared.
     pub sharing: Sharing,
     /// Neighbours with whom memory is traded; none where everybody keeps to what it has.
-    pub neighbours: Option<Membership>,
+    pub membership: Option<Membership>,
 }
 
 impl Default for Config {
@@ -63,7 +63,7 @@ impl Default for Config {
             max_queued: 1024,
             order: QueueOrder::FirstCome,
             sharing: Sharing::Exclusive,
-            neighbours: None,
+            membership: None,
         }
     }
 }

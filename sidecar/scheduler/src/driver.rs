@@ -10,7 +10,7 @@ use sluice_policy::ids::Nanos;
 use sluice_ports::peers::PeerPort;
 use sluice_ports::{Compute, Memory, Planner};
 
-use crate::event::{Command, Event, Notice};
+use crate::event::{Command, Event, SchedulerOutput};
 use crate::journal::Recorder;
 use crate::scheduler::Scheduler;
 
@@ -21,7 +21,7 @@ const IDLE_TICK_NS: u64 = 20_000_000;
 #[derive(Debug)]
 pub struct Ports {
     /// The way to the neighbours.
-    pub neighbourhood: Box<dyn PeerPort>,
+    pub peers: Box<dyn PeerPort>,
     /// Who makes plans.
     pub planner: Box<dyn Planner>,
 }
@@ -29,14 +29,14 @@ pub struct Ports {
 /// Core, memory, compute, neighbours and planner.
 #[derive(Debug)]
 pub struct Driver<M, C> {
-    core: Scheduler,
+    scheduler: Scheduler,
     memory: M,
     compute: C,
     ports: Ports,
     queue: VecDeque<Event>,
     journal: Option<Recorder>,
-    notices: Vec<Notice>,
-    ticked: Nanos,
+    outputs: Vec<SchedulerOutput>,
+    last_tick: Nanos,
 }
 
 impl<M: Memory, C: Compute> Driver<M, C> {
@@ -54,14 +54,14 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         }
         core.start(now);
         let mut driver = Driver {
-            core,
+            scheduler: core,
             memory,
             compute,
             ports: around,
             queue: VecDeque::new(),
             journal,
-            notices: Vec::new(),
-            ticked: now,
+            outputs: Vec::new(),
+            last_tick: now,
         };
         driver.dispatch(now);
         driver
@@ -79,23 +79,23 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             let Some(event) = self.queue.pop_front() else { break };
             self.handle(now, event);
         }
-        if self.core.wants_ticks() && now.since(self.ticked) >= IDLE_TICK_NS {
-            self.ticked = now;
+        if self.scheduler.needs_ticks() && now.since(self.last_tick) >= IDLE_TICK_NS {
+            self.last_tick = now;
             self.handle(now, Event::Tick);
         }
-        let tick = self.core.wants_ticks().then(|| self.ticked.plus(IDLE_TICK_NS));
+        let tick = self.scheduler.needs_ticks().then(|| self.last_tick.plus(IDLE_TICK_NS));
         let planned = self.ports.planner.next_due();
         [tick, self.memory.next_due(), self.compute.next_due(), planned].into_iter().flatten().min()
     }
 
     /// Notices since the last call, in order.
-    pub fn drain_notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
+    pub fn take_outputs(&mut self) -> Vec<SchedulerOutput> {
+        std::mem::take(&mut self.outputs)
     }
 
     /// The core, to look at.
-    pub fn core(&self) -> &Scheduler {
-        &self.core
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
     }
 
     /// The memory port.
@@ -110,7 +110,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
 
     /// Ends the recording and takes the body apart.
     pub fn into_parts(self) -> (Scheduler, M, C) {
-        (self.core, self.memory, self.compute)
+        (self.scheduler, self.memory, self.compute)
     }
 
     fn collect(&mut self, now: Nanos) {
@@ -129,23 +129,23 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         if let Some(journal) = &mut self.journal {
             journal.event(now, &event);
         }
-        self.core.handle(now, event);
+        self.scheduler.handle(now, event);
         if let Some(journal) = &mut self.journal {
-            journal.outcome(&self.core);
+            journal.outcome(&self.scheduler);
         }
         self.dispatch(now);
     }
 
     fn dispatch(&mut self, now: Nanos) {
-        for command in self.core.take_commands() {
+        for command in self.scheduler.take_commands() {
             match command {
                 Command::Memory(action) => self.memory.submit(now, action),
                 Command::Compute(step) => self.compute.submit(now, step),
-                Command::Peer(letter) => self.ports.neighbourhood.send(now, letter),
-                Command::Turn(call) => self.ports.neighbourhood.send_slice_command(now, call),
+                Command::Peer(letter) => self.ports.peers.send(now, letter),
+                Command::Turn(call) => self.ports.peers.send_slice_command(now, call),
                 Command::Plan(request) => self.ports.planner.submit(now, request),
             }
         }
-        self.notices.append(&mut self.core.take_notices());
+        self.outputs.append(&mut self.scheduler.take_outputs());
     }
 }

@@ -43,7 +43,7 @@ pub enum Event {
     /// The engine reports.
     Compute(ComputeEvent),
     /// A neighbour, or the turn.
-    Neighbour(PeerPortEvent),
+    Peer(PeerPortEvent),
     /// The tenant is to give up its memory, or to take it back.
     Sleep(Sleep),
     /// Another named policy is in force from now on.
@@ -86,7 +86,7 @@ pub enum Command {
 
 /// Why a request was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Hash)]
-pub enum Refusal {
+pub enum RejectReason {
     /// Longer than the model's context.
     #[error(
         "the prompt has {prompt_tokens} tokens and {max_tokens} more were asked for; the context holds {limit_tokens}"
@@ -161,13 +161,13 @@ const fn not_woken(by_hand: &bool) -> &'static str {
 
 /// What the outside learns.
 #[derive(Clone, Debug, PartialEq, Hash)]
-pub enum Notice {
+pub enum SchedulerOutput {
     /// Not taken.
     Refused {
         /// Which.
         request: RequestId,
         /// Why.
-        refusal: Refusal,
+        refusal: RejectReason,
     },
     /// It runs, for the first time or again.
     Admitted {
@@ -223,12 +223,12 @@ pub enum Notice {
         gap_permille: u32,
     },
     /// A step has ended: engine TBT and its parts.
-    Step(StepNotice),
+    Step(StepOutput),
 }
 
 /// Figures of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct StepNotice {
+pub struct StepOutput {
     /// From submission to the answer.
     pub elapsed_ns: u64,
     /// The engine's own time.

@@ -20,7 +20,7 @@
 //! Words are unsigned integers in decimal; lists are preceded by their length, floats are their bits, texts are bytes.
 
 mod events;
-mod neighbours;
+mod peers;
 mod setup;
 mod text_codec;
 
@@ -103,7 +103,7 @@ pub enum JournalError {
     },
     /// The recording ended in this event, which brings the core down now as well.
     #[error("line {line}: the recording ends here: this event brings the core down: {problem}")]
-    CameDown {
+    Panicked {
         /// Line, from 1.
         line: usize,
         /// The broken invariant.
@@ -113,7 +113,7 @@ pub enum JournalError {
 
 /// What a replay found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct ReplayReport {
     /// Events replayed.
     pub events: u64,
     /// Digest of the state after the last one.
@@ -211,7 +211,7 @@ struct Digests {
 /// # Errors
 /// The first line that cannot be read, is malformed, cannot follow those before it, or leads to another state than it did
 /// when it was written; or the last one, if the recording ended there and the core comes down there again.
-pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
+pub fn replay(input: impl BufRead) -> Result<ReplayReport, JournalError> {
     replay_with(input, |_, _| ())
 }
 
@@ -222,31 +222,31 @@ pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
 pub fn replay_with(
     input: impl BufRead,
     mut look: impl FnMut(Nanos, &Scheduler),
-) -> Result<Report, JournalError> {
+) -> Result<ReplayReport, JournalError> {
     let mut lines = Lines { input, line: 0, open_end: false, outputs: true };
     let (mut core, start) = header(&mut lines)?;
     core.start(start);
     core.take_commands();
     look(start, &core);
-    let mut report = Report { events: 0, digest: core.digest(), outputs: 0, ending: Ending::Whole };
+    let mut report = ReplayReport { events: 0, digest: core.digest(), outputs: 0, ending: Ending::Whole };
     let mut outputs = Digest::new(0);
     let mut clock = start;
     while let Some(text) = lines.next()? {
         let line = lines.line;
         let Some((body, digest)) = text.rsplit_once(" = ") else {
             return if lines.open_end {
-                Ok(Report { ending: Ending::Cut { line }, ..report })
+                Ok(ReplayReport { ending: Ending::Cut { line }, ..report })
             } else {
                 lines.locate(Err("no digest".into()))
             };
         };
         let (now, event) = lines.locate(parse_event(body))?;
-        if let Some(problem) = objection(&core, clock, now, &event) {
+        if let Some(problem) = check_event(&core, clock, now, &event) {
             return Err(JournalError::Impossible { line, problem });
         }
         clock = now;
         let found = match digest {
-            "" if lines.open_end => may_come_down(line, || handle(&mut core, now, event))?,
+            "" if lines.open_end => replay_event(line, || handle(&mut core, now, event))?,
             _ => handle(&mut core, now, event),
         };
         look(now, &core);
@@ -262,23 +262,23 @@ fn handle(core: &mut Scheduler, now: Nanos, event: Event) -> Digests {
     core.handle(now, event);
     let digests = Digests { state: core.digest(), outputs: core.outputs_digest() };
     core.take_commands();
-    core.take_notices();
+    core.take_outputs();
     digests
 }
 
 /// Runs the event that a recording ended in: its panic is what the replay is for, so it is told with its line.
-fn may_come_down<T>(line: usize, run: impl FnOnce() -> T) -> Result<T, JournalError> {
+fn replay_event<T>(line: usize, run: impl FnOnce() -> T) -> Result<T, JournalError> {
     // Nobody looks at the core after a panic.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        JournalError::CameDown { line, problem: text.unwrap_or("a panic without words").into() }
+        JournalError::Panicked { line, problem: text.unwrap_or("a panic without words").into() }
     })
 }
 
-fn objection(core: &Scheduler, clock: Nanos, now: Nanos, event: &Event) -> Option<String> {
+fn check_event(core: &Scheduler, clock: Nanos, now: Nanos, event: &Event) -> Option<String> {
     let backwards = (now < clock).then(|| format!("it happens at {} ns, after {} ns", now.0, clock.0));
-    backwards.or_else(|| core.objection(event))
+    backwards.or_else(|| core.check_event(event))
 }
 
 fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Scheduler, Nanos), JournalError> {

@@ -18,6 +18,6 @@ pub mod snapshot;
 
 pub use config::{Config, Membership, QueueOrder, Sharing};
 pub use driver::Driver;
-pub use event::{Command, Event, Finish, Notice, Refusal, Request, Sleep, UnavailableReason};
+pub use event::{Command, Event, Finish, RejectReason, Request, SchedulerOutput, Sleep, UnavailableReason};
 pub use scheduler::{CONSTANTS, Scheduler};
 pub use snapshot::Snapshot;

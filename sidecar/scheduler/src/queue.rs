@@ -12,7 +12,7 @@ use crate::sequence::Sequence;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     /// Who has waited for as long as it may goes before everybody.
-    at_ease: bool,
+    is_deferred: bool,
     /// Higher priorities first.
     priority: std::cmp::Reverse<i32>,
     /// 0 under first come.
@@ -44,7 +44,7 @@ impl Queue {
             QueueOrder::ShortestRemaining => sequence.remaining(),
         };
         Key {
-            at_ease: !sequence.overdue,
+            is_deferred: !sequence.is_overdue,
             priority: std::cmp::Reverse(sequence.request.priority),
             remaining,
             deadline: self.objectives.map_or(Nanos(0), |slo| sequence.deadline(&slo)),
@@ -86,7 +86,7 @@ impl Queue {
     /// Puts `id` before everybody else.
     pub fn move_to_front(&mut self, id: RequestId) {
         if let Some(mut sequence) = self.remove(id) {
-            sequence.overdue = true;
+            sequence.is_overdue = true;
             self.push(sequence);
         }
     }

@@ -13,7 +13,7 @@ mod reclaim_choice;
 mod retire;
 mod schedule;
 mod sleep;
-mod tempo;
+mod step_pacing;
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -32,7 +32,7 @@ use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 
 use crate::batch::Batch;
 use crate::config::Config;
-use crate::event::{Command, Event, Finish, Notice, Refusal, Request, Sleep};
+use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutput, Sleep};
 use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
@@ -93,7 +93,7 @@ pub struct Scheduler {
     quantum_expired: bool,
     negotiator: Option<LoanNegotiator>,
     commands: Vec<Command>,
-    notices: Vec<Notice>,
+    outputs: Vec<SchedulerOutput>,
     actions: Vec<Action>,
 }
 
@@ -104,9 +104,9 @@ impl Scheduler {
         let queue = Queue::new(config.order);
         let mut manager = manager;
         let pauses = Pauses::new(manager.params().pause_bound_ns);
-        let trader = config.neighbours.clone().map(|place| {
-            manager.set_traded(true);
-            let book = LoanBook::new(place.me, manager.share_chunks(), manager.floor_chunks());
+        let trader = config.membership.clone().map(|place| {
+            manager.set_can_borrow(true);
+            let book = LoanBook::new(place.own_peer, manager.share_chunks(), manager.floor_chunks());
             LoanNegotiator::new(book, place.terms)
         });
         Scheduler {
@@ -134,7 +134,7 @@ impl Scheduler {
             quantum_expired: false,
             negotiator: trader,
             commands: Vec::new(),
-            notices: Vec::new(),
+            outputs: Vec::new(),
             actions: Vec::new(),
         }
     }
@@ -152,7 +152,7 @@ impl Scheduler {
             Event::Cancel(request) => self.cancel(request),
             Event::Memory(completion) => self.manager.complete(now, &completion, &mut self.actions),
             Event::Compute(event) => self.compute(now, event),
-            Event::Neighbour(event) => self.on_peer_event(now, event),
+            Event::Peer(event) => self.on_peer_event(now, event),
             Event::Sleep(order) => self.sleep(order),
             Event::Policy(policy) => self.set_policy(policy),
             Event::Bounds(bounds) => self.set_bounds(bounds),
@@ -170,14 +170,14 @@ impl Scheduler {
             Some(_) => {}
         }
         self.flush();
-        self.pauses.asleep(self.manager.sleep_state() != SleepState::Awake, now);
-        self.note_waits(now);
-        self.next_use.observe(now, self.busy());
+        self.pauses.on_sleep(self.manager.sleep_state() != SleepState::Awake, now);
+        self.record_waits(now);
+        self.next_use.observe(now, self.set_busy());
     }
 
     fn planned(&mut self, answer: PlanAnswer) {
-        let gap = answer.found.as_ref().map(PlanResult::gap_permille);
-        self.notices.extend(gap.map(|gap_permille| Notice::Planned { gap_permille }));
+        let gap = answer.result.as_ref().map(PlanResult::gap_permille);
+        self.outputs.extend(gap.map(|gap_permille| SchedulerOutput::Planned { gap_permille }));
         self.manager.planned(answer);
     }
 
@@ -187,8 +187,8 @@ impl Scheduler {
     }
 
     /// Notices since the last call, in order.
-    pub fn take_notices(&mut self) -> Vec<Notice> {
-        core::mem::take(&mut self.notices)
+    pub fn take_outputs(&mut self) -> Vec<SchedulerOutput> {
+        core::mem::take(&mut self.outputs)
     }
 
     /// Its limits.
@@ -217,20 +217,20 @@ impl Scheduler {
     }
 
     /// Whether time alone can change something: memory that was borrowed may flow back while nothing runs.
-    pub fn wants_ticks(&self) -> bool {
-        if self.manager.awaited_floor().is_some() {
+    pub fn needs_ticks(&self) -> bool {
+        if self.manager.missing_floor_chunks().is_some() {
             return true;
         }
         self.in_flight.is_none()
             && (self.engine.is_some() || self.negotiator.is_some())
             && (self.head_starved > 0
-                || !self.manager.is_at_rest()
-                || self.negotiator.as_ref().is_some_and(LoanNegotiator::wants_ticks))
+                || !self.manager.is_idle()
+                || self.negotiator.as_ref().is_some_and(LoanNegotiator::needs_ticks))
     }
 
     /// Awake and ready, with nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.serving() && self.manager.sleep_state() == SleepState::Awake && !self.busy()
+        self.serving() && self.manager.sleep_state() == SleepState::Awake && !self.set_busy()
     }
 
     /// Totals since the start.
@@ -247,8 +247,8 @@ impl Scheduler {
             engine_attached: self.engine.is_some(),
             engine_pid: self.engine.map(|e| e.pid),
             serving: self.serving(),
-            rest: self.manager.sleep_state(),
-            sleep_ordered: self.sleep_requested.is_some(),
+            sleep_state: self.manager.sleep_state(),
+            is_sleep_requested: self.sleep_requested.is_some(),
             counters: self.counters.clone(),
         }
     }
@@ -276,20 +276,20 @@ impl Scheduler {
             u64::from(self.sleep_requested.is_some()) << 32
                 | self.queue.iter().filter(|s| s.kv_suspended).count() as u64,
         );
-        words.push(self.pauses.word());
+        words.push(self.pauses.digest_word());
         let sequences = || self.running.values().chain(self.queue.iter());
         if self.objectives().is_some() {
-            let deadline = |one: &Sequence| [one.put_off_ns, one.read_until.map_or(0, |until| until.0)];
+            let deadline = |one: &Sequence| [one.deferred_ns, one.read_until.map_or(0, |until| until.0)];
             words.extend(sequences().flat_map(deadline));
         }
-        if self.manager.offloads_prompts()
+        if self.manager.offloads_prefills()
             || sequences().any(|one| one.waiting_offloaded || one.prefill_offloaded)
         {
             words.extend(
                 sequences()
                     .map(|one| u64::from(one.prefill_offloaded) << 1 | u64::from(one.waiting_offloaded)),
             );
-            words.push(self.manager.prompts_word());
+            words.push(self.manager.prefill_digest());
         }
         words.push(self.negotiator.as_ref().map_or(0, LoanNegotiator::digest));
         words
@@ -301,7 +301,7 @@ impl Scheduler {
     /// the state's own layout, so it says whether decisions are the same.
     pub fn outputs_digest(&self) -> u64 {
         let mut digest = Digest::new(0);
-        (&self.commands, &self.notices).hash(&mut digest);
+        (&self.commands, &self.outputs).hash(&mut digest);
         digest.value()
     }
 
@@ -313,34 +313,34 @@ impl Scheduler {
     fn submit(&mut self, now: Nanos, request: Request) {
         let id = request.id;
         match self.refusal(&request) {
-            Some(refusal) => self.notices.push(Notice::Refused { request: id, refusal }),
+            Some(refusal) => self.outputs.push(SchedulerOutput::Refused { request: id, refusal }),
             None => self.queue.push(Sequence::new(request, now)),
         }
     }
 
     fn set_policy(&mut self, policy: PolicyName) {
         if let Err(refused) = self.manager.set_policy(policy) {
-            self.notices.push(Notice::PolicyRefused { policy, refused });
+            self.outputs.push(SchedulerOutput::PolicyRefused { policy, refused });
         }
     }
 
     fn set_bounds(&mut self, bounds: Bounds) {
         if let Err(refused) = self.manager.set_bounds(bounds) {
-            self.notices.push(Notice::BoundsRefused { bounds, refused });
+            self.outputs.push(SchedulerOutput::BoundsRefused { bounds, refused });
         }
     }
 
-    fn refusal(&self, request: &Request) -> Option<Refusal> {
+    fn refusal(&self, request: &Request) -> Option<RejectReason> {
         let (prompt_tokens, max_tokens) = (request.prompt.len() as u32, request.max_tokens);
         let limit_tokens = self.config.max_model_tokens;
         if prompt_tokens == 0 || max_tokens == 0 {
-            return Some(Refusal::Empty);
+            return Some(RejectReason::Empty);
         }
         if prompt_tokens.saturating_add(max_tokens) > limit_tokens {
-            return Some(Refusal::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens });
+            return Some(RejectReason::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens });
         }
         let queued = self.queue.len() as u32;
-        (queued >= self.config.max_queued).then_some(Refusal::QueueFull { queued })
+        (queued >= self.config.max_queued).then_some(RejectReason::QueueFull { queued })
     }
 
     /// Ends a request whose client has gone: at once, or at the next boundary when a step uses its memory.
@@ -351,11 +351,11 @@ impl Scheduler {
                 self.manager.close(id);
             }
             self.pauses.on_cancel(id);
-            self.notices.push(Notice::Finished { request: id, finish: Finish::Cancelled });
+            self.outputs.push(SchedulerOutput::Finished { request: id, finish: Finish::Cancelled });
             return;
         }
         let Some(place) = self.admission_order.get(&id).copied() else { return };
-        let in_step = self.in_flight.as_ref().is_some_and(|f| f.batch.part(id).is_some());
+        let in_step = self.in_flight.as_ref().is_some_and(|f| f.batch.scheduled_tokens(id).is_some());
         if in_step {
             if let Some(sequence) = self.running.get_mut(&place) {
                 sequence.cancelled = true;
@@ -368,14 +368,14 @@ impl Scheduler {
     fn compute(&mut self, now: Nanos, event: ComputeEvent) {
         match event {
             ComputeEvent::Attached(hello) => self.engine = Some(hello),
-            ComputeEvent::Lost => self.lost(now),
+            ComputeEvent::Lost => self.on_engine_lost(now),
             ComputeEvent::Done(done) => self.retire(now, done),
             ComputeEvent::Refused { id, attempt, message } => self.refused(now, id, attempt, &message),
             ComputeEvent::StaleEpoch { id, attempt } => self.turn_passed(now, id, attempt),
         }
     }
 
-    fn lost(&mut self, now: Nanos) {
+    fn on_engine_lost(&mut self, now: Nanos) {
         self.engine = None;
         self.counters.engine_losses += 1;
         if let Some(in_flight) = self.in_flight.as_mut().filter(|in_flight| !in_flight.lost) {
@@ -390,15 +390,15 @@ impl Scheduler {
         self.remove_running(id);
         (self.admission_backoff_until, self.burst_backoff_until) = (0, 0);
         self.pauses.on_finish(id);
-        self.notices.push(Notice::Finished { request: id, finish });
+        self.outputs.push(SchedulerOutput::Finished { request: id, finish });
     }
 
     /// A request that runs.
-    fn running_one(&self, id: RequestId) -> Option<&Sequence> {
+    fn running_request(&self, id: RequestId) -> Option<&Sequence> {
         self.running.get(self.admission_order.get(&id)?)
     }
 
-    fn running_one_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
+    fn running_request_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
         self.running.get_mut(self.admission_order.get(&id)?)
     }
 

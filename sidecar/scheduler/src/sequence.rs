@@ -38,13 +38,13 @@ pub struct Sequence {
     /// It waits with the KV of its committed tokens.
     pub kv_suspended: bool,
     /// It was paused for as long as a request may be, and goes on next.
-    pub overdue: bool,
+    pub is_overdue: bool,
     /// Its prompt's KV goes to the host tier while it is computed (eLLM).
     pub prefill_offloaded: bool,
     /// Its prompt's KV went there, and it waits until there is room for it.
     pub waiting_offloaded: bool,
     /// What was added to the deadline of its first token when that could not be kept; 0 = nothing yet.
-    pub put_off_ns: u64,
+    pub deferred_ns: u64,
 }
 
 impl Sequence {
@@ -66,10 +66,10 @@ impl Sequence {
             row_is_new: false,
             cancelled: false,
             kv_suspended: false,
-            overdue: false,
+            is_overdue: false,
             prefill_offloaded: false,
             waiting_offloaded: false,
-            put_off_ns: 0,
+            deferred_ns: 0,
         }
     }
 
@@ -146,7 +146,7 @@ impl Sequence {
     /// When its next token is due: the first one by the objective for it, later ones when a client that reads one every `tbt_ns`
     /// has read all that were made. An answer that is not paced has nothing in store, and keeps its first deadline.
     pub fn deadline(&self, slo: &Slo) -> Nanos {
-        let first = self.arrived.plus(slo.ttft_ns.saturating_add(self.put_off_ns));
+        let first = self.arrived.plus(slo.ttft_ns.saturating_add(self.deferred_ns));
         self.read_until.unwrap_or(first)
     }
 
@@ -156,7 +156,7 @@ impl Sequence {
     }
 
     /// A token was made. A client that waited for it reads on from now.
-    pub fn note_token(&mut self, now: Nanos, tbt_ns: u64) {
+    pub fn record_token(&mut self, now: Nanos, tbt_ns: u64) {
         self.first_token.get_or_insert(now);
         if self.request.paced && tbt_ns > 0 {
             self.read_until = Some(self.buffered_until(now).plus(tbt_ns));
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     /// Ten tokens, the first of them at 100 ns.
-    fn made(paced: bool) -> Sequence {
+    fn generated_count(paced: bool) -> Sequence {
         let (id, prompt) = (RequestId(1), vec![1; 3]);
         let sampling = std::sync::Arc::default();
         let request = Request { id, prompt, max_tokens: 20, sampling, priority: 0, salt: 0, paced };
@@ -201,26 +201,26 @@ mod tests {
     }
 
     #[test]
-    fn the_next_token_is_due_when_all_before_it_are_read_and_a_client_that_waited_reads_on_from_then() {
+    fn next_token_deadline_follows_client_reads() {
         let slo = Slo { ttft_ns: 1000, tbt_ns: 50, allowed_miss_permille: 0 };
-        let mut sequence = Sequence { first_token: None, ..made(true) };
+        let mut sequence = Sequence { first_token: None, ..generated_count(true) };
         assert_eq!((sequence.deadline(&slo), sequence.buffered_until(Nanos(7))), (Nanos(1000), Nanos(7)));
-        sequence.put_off_ns = 500;
+        sequence.deferred_ns = 500;
         assert_eq!(sequence.deadline(&slo), Nanos(1500));
-        [100, 110, 120].into_iter().for_each(|at| sequence.note_token(Nanos(at), slo.tbt_ns));
+        [100, 110, 120].into_iter().for_each(|at| sequence.record_token(Nanos(at), slo.tbt_ns));
         assert_eq!(sequence.deadline(&slo), Nanos(250), "three tokens from 100 on");
-        sequence.note_token(Nanos(900), slo.tbt_ns);
+        sequence.record_token(Nanos(900), slo.tbt_ns);
         assert_eq!(sequence.deadline(&slo), Nanos(950), "650 ns late, and no longer behind");
-        let mut at_once = made(false);
-        at_once.note_token(Nanos(100), slo.tbt_ns);
+        let mut at_once = generated_count(false);
+        at_once.record_token(Nanos(100), slo.tbt_ns);
         assert_eq!((at_once.deadline(&slo), at_once.buffered_until(Nanos(300))), (Nanos(1000), Nanos(300)));
     }
 
     #[test]
-    fn what_was_made_and_not_read_is_in_store_where_tokens_are_paced() {
-        let at = |now| made(true).deposit(Nanos(now), 50);
+    fn unread_paced_tokens_are_buffered() {
+        let at = |now| generated_count(true).deposit(Nanos(now), 50);
         assert_eq!([at(100), at(149), at(150), at(500), at(550), at(9999)], [9, 9, 8, 1, 0, 0]);
-        assert_eq!(made(true).deposit(Nanos(100), 0), 0, "without an objective nothing is due");
-        assert_eq!(made(false).deposit(Nanos(100), 50), 0, "each was written as it was made");
+        assert_eq!(generated_count(true).deposit(Nanos(100), 0), 0, "without an objective nothing is due");
+        assert_eq!(generated_count(false).deposit(Nanos(100), 50), 0, "each was written as it was made");
     }
 }

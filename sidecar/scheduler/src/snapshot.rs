@@ -2,7 +2,7 @@
 
 use sluice_policy::memory_manager::SleepState;
 
-use crate::event::StepNotice;
+use crate::event::StepOutput;
 
 /// Totals since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Counters {
     /// Requests that were paused with their KV.
     pub pauses: u64,
     /// Requests whose prompts were computed with their KV in the host tier.
-    pub prompts_out: u64,
+    pub prefills_offloaded: u64,
     /// Engines that died.
     pub engine_losses: u64,
     /// Steps run again for a successor.
@@ -48,7 +48,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn add_step(&mut self, step: &StepNotice) {
+    pub(crate) fn add_step(&mut self, step: &StepOutput) {
         self.steps += 1;
         self.prefill_tokens += u64::from(step.prefill_tokens);
         self.decode_tokens += u64::from(step.decodes);
@@ -76,9 +76,9 @@ pub struct Snapshot {
     /// Loaded, with an engine.
     pub serving: bool,
     /// Whether it holds memory.
-    pub rest: SleepState,
+    pub sleep_state: SleepState,
     /// It sleeps by order: a request does not wake it.
-    pub sleep_ordered: bool,
+    pub is_sleep_requested: bool,
     /// Totals.
     pub counters: Counters,
 }

@@ -222,7 +222,7 @@ impl Gpu {
         let Some(life) = &mut tenant.instance else { return };
         life.due = life.driver.step(now);
         if checked {
-            life.driver.core().check();
+            life.driver.scheduler().check();
         }
         let (me, said) = (life.me, life.outbox.take());
         tenant.process_notices(now);

@@ -179,7 +179,7 @@ fn start(case: &ServeConfig) -> Result<Gpu, String> {
 fn run_until_loaded(gpu: &mut Gpu) -> Result<Nanos, String> {
     let loaded = |gpu: &Gpu| {
         let mut lives = gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());
-        lives.all(|life| life.driver.core().is_idle())
+        lives.all(|life| life.driver.scheduler().is_idle())
     };
     while !loaded(gpu) {
         if !gpu.tick(LIMIT) {

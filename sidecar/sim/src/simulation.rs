@@ -13,7 +13,7 @@ use sluice_ports::peers::{NoPeers, PeerPort};
 use sluice_ports::planner::{Planner, TimedPlanner};
 use sluice_scheduler::driver::Ports;
 use sluice_scheduler::journal::Recorder;
-use sluice_scheduler::{Config, Driver, Event, Finish, Notice, Refusal, Request, Scheduler};
+use sluice_scheduler::{Config, Driver, Event, Finish, RejectReason, Request, Scheduler, SchedulerOutput};
 
 use crate::compute::SimCompute;
 use crate::device::{Device, Profile, SharedDevice};
@@ -30,7 +30,7 @@ pub struct RequestResult {
     /// How it ended.
     pub finish: Option<Finish>,
     /// Why it was not taken.
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<RejectReason>,
     /// Times it lost its memory.
     pub preemptions: u32,
 }
@@ -119,7 +119,7 @@ impl Simulation {
             planner: TimedPlanner::with_latency(PLAN_NS),
             plan_requests: Arc::clone(&asked),
         };
-        let around = Ports { neighbourhood, planner: Box::new(planner) };
+        let around = Ports { peers: neighbourhood, planner: Box::new(planner) };
         let driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         Ok(Simulation {
             driver,
@@ -169,7 +169,7 @@ impl Simulation {
         let due = self.driver.step(self.now);
         self.process_notices();
         if self.checked {
-            self.driver.core().check();
+            self.driver.scheduler().check();
         }
         match due.filter(|due| *due <= limit) {
             Some(due) => {
@@ -191,7 +191,7 @@ impl Simulation {
         loop {
             let more = self.tick(limit);
             let ended = self.outcomes.values().all(|o| o.finish.is_some() || o.refusal.is_some());
-            if ended && (!more || self.driver.core().manager().is_at_rest()) {
+            if ended && (!more || self.driver.scheduler().manager().is_idle()) {
                 return true;
             }
             if !more {
@@ -201,18 +201,20 @@ impl Simulation {
     }
 
     fn process_notices(&mut self) {
-        for notice in self.driver.drain_notices() {
+        for notice in self.driver.take_outputs() {
             match notice {
-                Notice::Token { request, token, .. } => self.outcome(request).tokens.push(token),
-                Notice::Finished { request, finish } => self.outcome(request).finish = Some(finish),
-                Notice::Refused { request, refusal } => self.outcome(request).refusal = Some(refusal),
-                Notice::Preempted { request, .. } => self.outcome(request).preemptions += 1,
-                Notice::Admitted { .. }
-                | Notice::PolicyRefused { .. }
-                | Notice::BoundsRefused { .. }
-                | Notice::Waited(_)
-                | Notice::Planned { .. }
-                | Notice::Step(_) => {}
+                SchedulerOutput::Token { request, token, .. } => self.outcome(request).tokens.push(token),
+                SchedulerOutput::Finished { request, finish } => self.outcome(request).finish = Some(finish),
+                SchedulerOutput::Refused { request, refusal } => {
+                    self.outcome(request).refusal = Some(refusal)
+                }
+                SchedulerOutput::Preempted { request, .. } => self.outcome(request).preemptions += 1,
+                SchedulerOutput::Admitted { .. }
+                | SchedulerOutput::PolicyRefused { .. }
+                | SchedulerOutput::BoundsRefused { .. }
+                | SchedulerOutput::Waited(_)
+                | SchedulerOutput::Planned { .. }
+                | SchedulerOutput::Step(_) => {}
             }
         }
     }

@@ -4,7 +4,7 @@
 //! The last third of every trace is held back, and read only by runs whose tunables were committed before: [`COMMITTED`].
 
 use sluice_policy::digest::Digest;
-use sluice_policy::loan_negotiator::Terms;
+use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::peers::Peer;
 use sluice_policy::{ellm, ewma, loan_negotiator, memory_manager, pie};
@@ -16,8 +16,8 @@ pub const COMMITTED: u64 = 0xf83f_658c_03bc_673b;
 
 /// All of them in words, one line for each policy and one for each group of constants.
 pub fn lines() -> Vec<String> {
-    let terms = Membership { me: Peer::default(), terms: Terms::default() };
-    let config = Config { neighbours: Some(terms), ..Config::default() };
+    let terms = Membership { own_peer: Peer::default(), terms: NegotiationPolicy::default() };
+    let config = Config { membership: Some(terms), ..Config::default() };
     let of = |policy: PolicyName| {
         let params = Params { policy, ..Params::default() };
         format!("{} {}", policy.name(), journal::settings(&config, &params))

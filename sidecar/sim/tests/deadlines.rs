@@ -53,8 +53,8 @@ fn record_tokens(world: &Simulation, times: &mut Times) {
 
 fn run(world: &mut Simulation) -> Times {
     let mut times = Times::new();
-    while !world.driver.core().is_idle() {
-        assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "every request ends");
+    while !world.driver.scheduler().is_idle() {
+        assert!(world.tick(LIMIT) || world.driver.scheduler().is_idle(), "every request ends");
         record_tokens(world, &mut times);
     }
     times
@@ -85,13 +85,13 @@ fn served(slo: Slo, host_columns: u64, paced: bool) -> (Simulation, Times) {
 #[test]
 fn request_with_buffered_tokens_is_paused_and_resumes_before_they_run_out() {
     let (world, times) = served(SLO, 400, true);
-    let counters = &world.driver.core().snapshot().counters;
+    let counters = &world.driver.scheduler().snapshot().counters;
     assert!(counters.pauses > 0, "somebody made room");
     assert_eq!((late(&times), counters.preemptions), (0, 0), "and nobody noticed");
     assert!(slowest_first(&times) <= SLO.ttft_ns, "{} ns", slowest_first(&times));
 
     let (world, times) = served(NO_DEADLINE, 400, true);
-    assert_eq!(world.driver.core().snapshot().counters.pauses, 0);
+    assert_eq!(world.driver.scheduler().snapshot().counters.pauses, 0);
     assert!(slowest_first(&times) > SLO.ttft_ns, "there is no room for all at once");
 }
 
@@ -99,14 +99,14 @@ fn request_with_buffered_tokens_is_paused_and_resumes_before_they_run_out() {
 fn request_without_buffered_tokens_is_not_paused() {
     let (world, times) = served(SLO, 400, false);
     assert!(slowest_first(&times) > SLO.ttft_ns, "{} ns", slowest_first(&times));
-    let pauses = world.driver.core().snapshot().counters.pauses;
+    let pauses = world.driver.scheduler().snapshot().counters.pauses;
     assert!(pauses < 8, "{pauses}: only where those who run have grown");
 }
 
 #[test]
 fn request_without_host_space_for_kv_is_not_paused() {
     let (world, _) = served(SLO, 0, true);
-    let counters = &world.driver.core().snapshot().counters;
+    let counters = &world.driver.scheduler().snapshot().counters;
     assert_eq!(counters.pauses, 0);
     assert!(counters.preemptions > 0, "somebody is one too many");
 }
@@ -124,9 +124,9 @@ fn plan_offloads_kv_only_if_running_requests_gain_tokens() {
         (1..=8).for_each(|id| world.submit(request(id, true)));
         let times = run(&mut world);
         assert_eq!(late(&times), 0, "{link_bytes_per_second} bytes per second");
-        let count = |reason| world.driver.core().manager().counted(reason);
+        let count = |reason| world.driver.scheduler().manager().counted(reason);
         assert!(count(Reason::Pause) > 0, "{link_bytes_per_second} bytes per second: somebody made room");
-        (world.driver.core().manager().fetched_bytes(), count(Reason::DeclinedStall))
+        (world.driver.scheduler().manager().fetched_bytes(), count(Reason::DeclinedStall))
     };
     let (fast, slow) = (placed(1 << 34), placed(1 << 28));
     assert!(
@@ -175,9 +175,9 @@ fn pause_bound_starts_when_buffer_is_empty() {
     (1..=8).for_each(|id| world.submit(request(id, true)));
     // What counts, and how long each has stood aside.
     let (mut counted, mut aside, mut last) = (0, BTreeMap::<u64, u64>::new(), world.now());
-    while !world.driver.core().is_idle() {
-        assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "every request ends");
-        let pauses = world.driver.core().pauses();
+    while !world.driver.scheduler().is_idle() {
+        assert!(world.tick(LIMIT) || world.driver.scheduler().is_idle(), "every request ends");
+        let pauses = world.driver.scheduler().pauses();
         for id in (1..=8).filter(|id| pauses.is_paused(RequestId(*id))) {
             *aside.entry(id).or_default() += world.now().since(last);
             counted = counted.max(pauses.total_ns(RequestId(id), world.now()));
@@ -205,7 +205,7 @@ fn policy_change_changes_no_token() {
             world.driver.push(Event::Policy(policy));
         });
         support::assert_same(&world, &expected, &format!("seed {seed}"));
-        pauses += world.driver.core().snapshot().counters.pauses;
+        pauses += world.driver.scheduler().snapshot().counters.pauses;
     }
     assert!(pauses > 0, "somebody made room");
 }

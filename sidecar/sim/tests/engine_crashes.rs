@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
@@ -196,8 +196,8 @@ fn tenant(turns: bool, is_wide: bool, said: &RecordingPort, layer_ns: u64) -> Si
     let quantum = Quantum::new(5 * MS, 50 * MS);
     setup.config.sharing = if turns { Sharing::Temporal(quantum) } else { Sharing::Spatial };
     let me = Peer { index: 0, instance: 1 };
-    let terms = Terms { min_residence_ns: 0, ..Terms::default() };
-    setup.config.neighbours = Some(Membership { me, terms });
+    let terms = NegotiationPolicy { min_residence_ns: 0, ..NegotiationPolicy::default() };
+    setup.config.membership = Some(Membership { own_peer: me, terms });
     setup.profile.layer_ns = layer_ns;
     let mut world = Simulation::with_peers(Box::new(said.clone()), setup, None).unwrap();
     for id in 1..=REQUESTS {
@@ -259,9 +259,9 @@ fn run_with_crashes(seed: u64) -> Simulation {
         assert!(
             waited_ns < RECOVERY_LIMIT_NS,
             "seed {seed}: {:?}, {other:?}",
-            world.driver.core().snapshot()
+            world.driver.scheduler().snapshot()
         );
-        other.events(now).into_iter().for_each(|event| world.driver.push(Event::Neighbour(event)));
+        other.events(now).into_iter().for_each(|event| world.driver.push(Event::Peer(event)));
         world.run_until(now.plus(MS));
     }
     world

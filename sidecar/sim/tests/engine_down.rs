@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
@@ -53,8 +53,8 @@ impl Tenant {
         setup.geometry.capacity_chunks += PEER_CHUNKS;
         setup.config.sharing = Sharing::Spatial;
         let me = Peer { index: 0, instance: 1 };
-        let terms = Terms { ttl_ns: TTL_NS, min_residence_ns: 0, ..Terms::default() };
-        setup.config.neighbours = Some(Membership { me, terms });
+        let terms = NegotiationPolicy { ttl_ns: TTL_NS, min_residence_ns: 0, ..NegotiationPolicy::default() };
+        setup.config.membership = Some(Membership { own_peer: me, terms });
         (setup.profile.layer_ns, setup.profile.restart_ns) = (20 * MS, restart_ns);
         let letters = RecordingPort::default();
         let world = Simulation::with_peers(Box::new(letters.clone()), setup, None);
@@ -76,12 +76,12 @@ impl Tenant {
             if let Some(found) = letters.iter().find_map(|(at, letter)| Some((*at, read(letter)?))) {
                 return found;
             }
-            assert!(more, "no such letter, but {letters:?}, {:?}", self.world.driver.core().snapshot());
+            assert!(more, "no such letter, but {letters:?}, {:?}", self.world.driver.scheduler().snapshot());
         }
     }
 
     fn on_peer_event(&mut self, news: PeerEvent) {
-        self.world.driver.push(Event::Neighbour(PeerPortEvent::Peer(news)));
+        self.world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
     }
 
     /// Its neighbour lends what it asks for.
@@ -93,7 +93,7 @@ impl Tenant {
             last_used: zero,
             resident_since: zero,
             lendable_chunks: PEER_CHUNKS,
-            queue_place: None,
+            queue_position: None,
             next_use_ns: None,
         };
         self.on_peer_event(PeerEvent::Survey(vec![PeerView {
@@ -114,19 +114,19 @@ impl Tenant {
     }
 
     fn borrowed(&self) -> u32 {
-        self.world.driver.core().negotiator().unwrap().book().borrowed()
+        self.world.driver.scheduler().negotiator().unwrap().book().borrowed()
     }
 
     /// Its engine dies in the middle of a step.
     fn kill_engine(&mut self) {
-        let steps = self.world.driver.core().snapshot().counters.steps;
-        while self.world.driver.core().snapshot().counters.steps < steps + 2 {
+        let steps = self.world.driver.scheduler().snapshot().counters.steps;
+        while self.world.driver.scheduler().snapshot().counters.steps < steps + 2 {
             assert!(self.world.tick(LIMIT), "steps run");
         }
         self.world.run_until(self.world.now().plus(30 * MS));
         self.world.kill_engine();
         self.world.run_until(self.world.now().plus(MS));
-        assert!(!self.world.driver.core().snapshot().serving);
+        assert!(!self.world.driver.scheduler().snapshot().serving);
     }
 
     fn returned(&mut self, loan: Nonce) -> (Nanos, u32) {
@@ -161,7 +161,7 @@ fn borrower_without_engine_returns_revoked_loan_and_tokens_are_unchanged() {
     tenant.on_peer_event(PeerEvent::Revoked { peer: LENDER, nonce, chunks });
     let (at, returned) = tenant.returned(nonce);
     assert_eq!(returned, chunks);
-    assert!(at.since(asked) <= Terms::default().revoke_bound_ns, "{} ns", at.since(asked));
+    assert!(at.since(asked) <= NegotiationPolicy::default().revoke_bound_ns, "{} ns", at.since(asked));
     assert_eq!(tokens(tenant.outcomes()), expected);
 }
 
@@ -173,7 +173,7 @@ fn borrower_without_engine_vacates_when_lender_is_silent() {
     tenant.kill_engine();
     let (at, returned) = tenant.returned(nonce);
     assert_eq!(returned, chunks);
-    let bound_ns = TTL_NS + Terms::default().revoke_bound_ns;
+    let bound_ns = TTL_NS + NegotiationPolicy::default().revoke_bound_ns;
     assert!(at.since(granted) <= bound_ns, "{} ns", at.since(granted));
 }
 
@@ -192,7 +192,9 @@ fn borrower_without_engine_renews_needed_loan() {
         tenant.on_peer_event(PeerEvent::Renewed { peer: LENDER, nonce: loan, ttl_ns: TTL_NS });
         tenant.world.run_until(tenant.world.now().plus(TTL_NS / 4));
     }
-    assert!(tenant.world.now().since(granted) > TTL_NS && !tenant.world.driver.core().snapshot().serving);
+    assert!(
+        tenant.world.now().since(granted) > TTL_NS && !tenant.world.driver.scheduler().snapshot().serving
+    );
     assert_eq!(tenant.borrowed(), chunks);
 }
 
@@ -209,5 +211,5 @@ fn tenant_without_engine_lends_free_chunks() {
         _ => None,
     });
     assert_eq!(lent, 2);
-    assert!(!tenant.world.driver.core().snapshot().serving);
+    assert!(!tenant.world.driver.scheduler().snapshot().serving);
 }

@@ -17,7 +17,7 @@ fn tokens_survive_engines_that_are_killed() {
             }
         };
         let mut world = run(setup(policy, 6, 18, 11), &load, kill);
-        assert!(world.driver.core().snapshot().counters.replays > 0, "a step was replayed");
+        assert!(world.driver.scheduler().snapshot().counters.replays > 0, "a step was replayed");
         assert_same(&world, &expected, &format!("{policy:?}"));
         assert_eq!(world.driver.compute().wrong_reads(), 0);
     }
@@ -92,8 +92,8 @@ fn a_row_without_any_candidate_fails_alone() {
         }
     }
     assert_eq!(failed, 1);
-    assert_eq!(world.driver.core().snapshot().counters.refused_steps, 0);
-    assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.scheduler().snapshot().counters.refused_steps, 0);
+    assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0);
 }
 
 /// Requests among `load` whose prompts hold a token that the engine does not know, at places that differ: the first token,
@@ -130,8 +130,8 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
                 assert_eq!(found, alone, "{policy:?}, {id:?}: the others have what they have alone");
             }
         }
-        assert_eq!(world.driver.core().snapshot().counters.refused_steps, 0, "{policy:?}");
-        assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0, "{policy:?}");
+        assert_eq!(world.driver.scheduler().snapshot().counters.refused_steps, 0, "{policy:?}");
+        assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0, "{policy:?}");
     }
 }
 
@@ -155,7 +155,7 @@ fn refused_sequences_do_not_update_step_times() {
     let failed = worlds[1].outcomes.values().filter(|one| matches!(one.finish, Some(Finish::Failed(_))));
     assert_eq!(failed.count(), 40);
     let [without, with] = [0, 1].map(|one: usize| {
-        let measures = worlds[one].driver.core().manager().step_stats();
+        let measures = worlds[one].driver.scheduler().manager().step_stats();
         (measures.compute_ns(), measures.overhead_ns(), measures.prefill_token_ns(), measures.read_columns())
     });
     assert_eq!(with, without);
@@ -170,10 +170,10 @@ fn cancelled_request_frees_memory_within_one_step() {
     }
     world.run_until(sluice_policy::ids::Nanos(20_000_000));
     load.iter().for_each(|(_, request)| world.cancel(request.id));
-    let steps = world.driver.core().snapshot().counters.steps;
+    let steps = world.driver.scheduler().snapshot().counters.steps;
     assert!(world.run_until_idle(crate::support::LIMIT));
-    assert!(world.driver.core().snapshot().counters.steps <= steps + 1);
-    assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0);
+    assert!(world.driver.scheduler().snapshot().counters.steps <= steps + 1);
+    assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0);
     assert!(world.outcomes.values().any(|o| o.finish == Some(Finish::Cancelled)));
 }
 

@@ -1,7 +1,7 @@
 //! Several tenants on one GPU: tokens, bytes, turns, the link.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
@@ -28,7 +28,8 @@ pub fn tenants(policy: PolicyName, count: u32, kv_columns: u32) -> (u32, Vec<Ten
         let share = alone.geometry.capacity_chunks;
         alone.params.share_chunks = share;
         alone.geometry.capacity_chunks = share * count;
-        let terms = Terms { min_residence_ns: 5 * MS, retry_ns: 20 * MS, ..Terms::default() };
+        let terms =
+            NegotiationPolicy { min_residence_ns: 5 * MS, retry_ns: 20 * MS, ..NegotiationPolicy::default() };
         TenantSetup {
             name: format!("tenant-{at}"),
             config: alone.config,
@@ -55,8 +56,11 @@ pub fn record_peers(requests: u64) -> Vec<String> {
         load.into_iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(50 * MS + when), request));
     }
     gpu.run_until(Nanos(60 * MS));
-    let terms = PeerPortEvent::Peer(PeerEvent::Terms(Terms { retry_ns: 10 * MS, ..Terms::default() }));
-    gpu.tenants[0].instance.as_mut().unwrap().driver.push(Event::Neighbour(terms));
+    let terms = PeerPortEvent::Peer(PeerEvent::Terms(NegotiationPolicy {
+        retry_ns: 10 * MS,
+        ..NegotiationPolicy::default()
+    }));
+    gpu.tenants[0].instance.as_mut().unwrap().driver.push(Event::Peer(terms));
     assert!(gpu.run_until_done(LIMIT), "everybody is served");
     let lives = gpu.tenants.iter().map(|seat| seat.instance.as_ref().unwrap().recorded_journal().unwrap());
     lives.map(|text| String::from_utf8(text).unwrap()).collect()
@@ -102,7 +106,7 @@ pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str
 
 /// Of a tenant that lives.
 fn manager(gpu: &Gpu, at: usize) -> &MemoryManager {
-    gpu.tenants[at].instance.as_ref().unwrap().driver.core().manager()
+    gpu.tenants[at].instance.as_ref().unwrap().driver.scheduler().manager()
 }
 
 /// Chunks that exist on all devices, and what is promised.
@@ -188,7 +192,7 @@ fn peer_copies_share_one_link() {
         };
         let mut gpu = Gpu::new(setup, tenants).unwrap();
         let loaded = |gpu: &Gpu| {
-            gpu.tenants.iter().all(|s| s.instance.as_ref().unwrap().driver.core().manager().is_loaded())
+            gpu.tenants.iter().all(|s| s.instance.as_ref().unwrap().driver.scheduler().manager().is_loaded())
         };
         while !loaded(&gpu) {
             assert!(gpu.tick(LIMIT));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sluice_policy::params::PolicyName;
-use sluice_scheduler::journal::{JournalError, Report, replay};
+use sluice_scheduler::journal::{JournalError, ReplayReport, replay};
 
 use crate::gpu::record_peers;
 use crate::journal::{HEADER_LINES, record_directed, record_load};
@@ -162,7 +162,7 @@ fn damages<'a>(
 }
 
 /// The line that an error names.
-fn error_line(result: Result<Report, JournalError>) -> Option<usize> {
+fn error_line(result: Result<ReplayReport, JournalError>) -> Option<usize> {
     match result {
         Err(
             JournalError::Impossible { line, .. }

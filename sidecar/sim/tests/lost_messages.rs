@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
@@ -64,29 +64,29 @@ impl Tenant {
         // The other half of the GPU is the neighbours'.
         setup.params.share_chunks = setup.geometry.capacity_chunks;
         setup.geometry.capacity_chunks *= 2;
-        let terms = Terms { revoke_bound_ns: BOUND_NS, ..Terms::default() };
-        setup.config.neighbours = Some(Membership { me: Peer { index: 0, instance: 1 }, terms });
+        let terms = NegotiationPolicy { revoke_bound_ns: BOUND_NS, ..NegotiationPolicy::default() };
+        setup.config.membership = Some(Membership { own_peer: Peer { index: 0, instance: 1 }, terms });
         let silent = RecordingPort::default();
         let world = Simulation::with_peers(Box::new(silent.clone()), setup, None);
         let world = world.unwrap_or_else(|refused| panic!("{refused}"));
         let (letters, neighbours) = (Vec::new(), Vec::new());
         let mut tenant = Tenant { world, port: silent, letters, turn: None, turns: 0, neighbours };
         tenant.run_until(Nanos(1_000 * MS));
-        assert!(tenant.world.driver.core().manager().is_loaded());
+        assert!(tenant.world.driver.scheduler().manager().is_loaded());
         tenant
     }
 
     /// All that it can spare goes to a neighbour, for good.
     fn lend_all(&mut self) {
-        let chunks = self.world.driver.core().manager().lendable_chunks();
+        let chunks = self.world.driver.scheduler().manager().lendable_chunks();
         self.on_peer_event(PeerEvent::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
         self.run_until(self.world.now().plus(100 * MS));
-        assert_eq!(self.world.driver.core().manager().lent_chunks(), chunks);
+        assert_eq!(self.world.driver.scheduler().manager().lent_chunks(), chunks);
         assert!(revocations(self).is_empty(), "nobody takes back what is just leaving");
     }
 
     fn on_peer_event(&mut self, news: PeerEvent) {
-        self.world.driver.push(Event::Neighbour(PeerPortEvent::Peer(news)));
+        self.world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
     }
 
     fn ask(&mut self, requests: u64) {
@@ -114,7 +114,7 @@ impl Tenant {
         }
         if self.turn.take_if(|at| *at <= self.world.now()).is_some() {
             self.turns += 1;
-            self.world.driver.push(Event::Neighbour(PeerPortEvent::SliceGranted { epoch: self.turns }));
+            self.world.driver.push(Event::Peer(PeerPortEvent::SliceGranted { epoch: self.turns }));
         }
     }
 
@@ -147,7 +147,11 @@ impl Tenant {
         let since = self.world.now();
         while !self.ended() {
             let now = self.world.now();
-            assert!(now.since(since) < LIMIT.0 / 60, "it stands: {:?}", self.world.driver.core().snapshot());
+            assert!(
+                now.since(since) < LIMIT.0 / 60,
+                "it stands: {:?}",
+                self.world.driver.scheduler().snapshot()
+            );
             self.run_until(now.plus(MS));
         }
         self.world.now().since(since)
@@ -160,7 +164,7 @@ fn tenant_with_unreturned_layers_serves_even_if_time_slice_is_shorter_than_bound
     tenant.ask(1);
     tenant.serves();
     tenant.lend_all();
-    assert!(tenant.world.driver.core().manager().absent_layers() > 0, "layers are lent");
+    assert!(tenant.world.driver.scheduler().manager().absent_layers() > 0, "layers are lent");
     tenant.ask(2);
     let took_ns = tenant.serves();
     // It waits for the bound, turn by turn, and no longer.
@@ -187,7 +191,7 @@ fn tenant_with_lent_memory() -> Tenant {
 fn repeated_shortfall_does_not_restart_wait_for_lost_return() {
     let mut tenant = tenant_with_lent_memory();
     let took_ns = tenant.serves();
-    let steps = tenant.world.driver.core().snapshot().counters.steps;
+    let steps = tenant.world.driver.scheduler().snapshot().counters.steps;
     assert!(took_ns < 3 * BOUND_NS, "{took_ns} ns, {steps} steps");
 }
 
@@ -218,5 +222,5 @@ fn overdue_return_makes_lender_borrow_from_another_peer() {
         .find(|(_, letter)| matches!(letter, PeerCommand::Ask { peer, .. } if *peer == other));
     let (at, _) = asked.expect("the other was asked");
     assert!(at.since(since) >= BOUND_NS, "the loan comes first: {at:?}, {since:?}");
-    assert!(tenant.world.driver.core().negotiator().is_some_and(|trader| trader.loans_taken() > 0));
+    assert!(tenant.world.driver.scheduler().negotiator().is_some_and(|trader| trader.loans_accepted() > 0));
 }

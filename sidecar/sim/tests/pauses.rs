@@ -32,7 +32,7 @@ fn world(order: QueueOrder) -> Simulation {
 }
 
 fn paused(world: &Simulation) -> Option<RequestId> {
-    (1..1000).map(RequestId).find(|id| world.driver.core().pauses().is_paused(*id))
+    (1..1000).map(RequestId).find(|id| world.driver.scheduler().pauses().is_paused(*id))
 }
 
 fn run_until_paused(world: &mut Simulation) -> RequestId {
@@ -45,7 +45,7 @@ fn run_until_paused(world: &mut Simulation) -> RequestId {
 }
 
 fn paused_ns(world: &Simulation, id: RequestId) -> u64 {
-    world.driver.core().pauses().total_ns(id, world.now())
+    world.driver.scheduler().pauses().total_ns(id, world.now())
 }
 
 /// Some long requests, and short ones that always go before them.
@@ -55,7 +55,7 @@ fn pause_ends_soon_after_bound_despite_memory_demand() {
     (1..=6).for_each(|id| world.submit(request(id, 40, 100)));
     let (mut next, mut longest, mut pauses) = (7, 0, 0);
     while next < 300 {
-        let waiting = world.driver.core().snapshot().waiting;
+        let waiting = world.driver.scheduler().snapshot().waiting;
         for _ in waiting..3 {
             world.submit(request(next, 30, 20));
             next += 1;
@@ -63,7 +63,7 @@ fn pause_ends_soon_after_bound_despite_memory_demand() {
         assert!(world.tick(LIMIT), "something goes on");
         let each = (1..next).map(|id| paused_ns(&world, RequestId(id)));
         longest = each.max().unwrap_or(0).max(longest);
-        pauses = world.driver.core().snapshot().counters.pauses;
+        pauses = world.driver.scheduler().snapshot().counters.pauses;
     }
     eprintln!("{pauses} pauses, the longest {longest} ns");
     assert!(pauses > 5 && longest > BOUND_NS, "what is tested happens: {pauses} pauses, {longest} ns");
@@ -81,7 +81,7 @@ fn cancelled_queued_request_ends_no_pause() {
     world.cancel(RequestId(99));
     world.tick(LIMIT);
     assert!(world.outcomes[&RequestId(99)].finish.is_some(), "it was given up");
-    let core = world.driver.core();
+    let core = world.driver.scheduler();
     assert_eq!(core.pauses().can_resume(id, world.now(), true, false), Err(PausedSince::NothingCompleted));
 }
 

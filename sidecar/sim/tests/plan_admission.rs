@@ -41,11 +41,11 @@ pub fn burst(seed: u64) -> Vec<(u64, Request)> {
 }
 
 fn counted(world: &Simulation, reason: Reason) -> u64 {
-    world.driver.core().manager().counted(reason)
+    world.driver.scheduler().manager().counted(reason)
 }
 
 fn prompts_offloaded(world: &Simulation) -> u64 {
-    world.driver.core().snapshot().counters.prompts_out
+    world.driver.scheduler().snapshot().counters.prefills_offloaded
 }
 
 /// Serves a crowd with `each` before every request: it has the tokens that it has with room for everybody.
@@ -60,9 +60,9 @@ fn serve(setup: Setup, seed: u64, each: impl FnMut(&mut Simulation, u64)) -> Sim
 fn prefill_offload_and_admission_with_offloaded_kv_change_no_token() {
     let (mut out, mut joined) = (0, 0);
     for seed in 0..6 {
-        let mut world = serve(short(), seed, |world, _| world.driver.core().check());
+        let mut world = serve(short(), seed, |world, _| world.driver.scheduler().check());
         (out, joined) = (out + prompts_offloaded(&world), joined + counted(&world, Reason::Join));
-        let kv = world.driver.core().manager().kv_counts();
+        let kv = world.driver.scheduler().manager().kv_counts();
         let cache = kv.idle_columns * u32::from(LAYERS);
         assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}: everything is given back");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
@@ -77,7 +77,7 @@ fn host_tier_smaller_than_admitted_kv_changes_no_token() {
     for (seed, columns) in (0..12).zip([8, 10, 14, 20].into_iter().cycle()) {
         let mut setup = short();
         setup.params.host_kv_bytes = columns * u64::from(LAYERS) * setup.geometry.block_bytes;
-        let world = serve(setup, seed, |world, _| world.driver.core().check());
+        let world = serve(setup, seed, |world, _| world.driver.scheduler().check());
         let ended = |outcome: &RequestResult| matches!(outcome.finish, Some(Finish::Length));
         assert!(world.outcomes.values().all(ended), "seed {seed}, {columns} places: {:?}", world.outcomes);
         out += prompts_offloaded(&world);
@@ -103,10 +103,10 @@ fn copy_failures_crashes_and_policy_changes_change_no_token() {
             if id % 16 == 11 {
                 world.driver.push(Event::Policy(PolicyName::OrbitFlow));
             }
-            world.driver.core().check();
+            world.driver.scheduler().check();
         });
         joined += counted(&world, Reason::Join);
-        replays += world.driver.core().snapshot().counters.replays;
+        replays += world.driver.scheduler().snapshot().counters.replays;
         lost += counted(&world, Reason::SwapLost);
     }
     assert!(joined > 2 && lost > 0 && replays > 0, "{joined} joined, {lost} lost, {replays} replays");
@@ -121,14 +121,14 @@ fn run_and_observe(set: impl Fn(&mut Setup), mut look: impl FnMut(&Simulation)) 
     while world.tick(LIMIT) {
         look(&world);
     }
-    assert!(world.driver.core().is_idle(), "every request ends");
+    assert!(world.driver.scheduler().is_idle(), "every request ends");
     world
 }
 
 /// Requests that ran at once at most, and the plans that were asked for.
 fn most_running(set: impl Fn(&mut Setup)) -> (u32, Vec<PlanRequest>) {
     let mut most = 0;
-    let world = run_and_observe(set, |world| most = world.driver.core().snapshot().running.max(most));
+    let world = run_and_observe(set, |world| most = world.driver.scheduler().snapshot().running.max(most));
     (most, world.plan_requests())
 }
 
@@ -136,12 +136,12 @@ fn most_running(set: impl Fn(&mut Setup)) -> (u32, Vec<PlanRequest>) {
 fn first_come_admits_late_requests_and_plan_admits_none_late() {
     let late = |setup: &mut Setup| setup.params.slo.tbt_ns = 1;
     let (first_come, asked) = most_running(late);
-    assert!(asked.iter().flat_map(|asked| &asked.waiting).any(|one| one.insists && one.placed));
+    assert!(asked.iter().flat_map(|asked| &asked.waiting).any(|one| one.must_admit && one.placed));
     let (by_plan, asked) = most_running(|setup| {
         late(setup);
         setup.params.plan_first_come = false;
     });
-    assert!(asked.iter().flat_map(|asked| &asked.waiting).all(|one| !one.insists));
+    assert!(asked.iter().flat_map(|asked| &asked.waiting).all(|one| !one.must_admit));
     assert!(first_come > by_plan, "{first_come} and {by_plan} at once");
 }
 
@@ -151,7 +151,7 @@ fn most_sets(alike: bool) -> usize {
     run_and_observe(
         |setup| setup.params.plan_alike = alike,
         |world| {
-            let placement = world.driver.core().manager().placement();
+            let placement = world.driver.scheduler().manager().placement();
             let sets = placement.of.values().map(|set| &placement.sets[usize::from(*set)]);
             let sets: BTreeSet<_> = sets.filter(|set| set.len() < usize::from(LAYERS)).collect();
             most = most.max(sets.len());

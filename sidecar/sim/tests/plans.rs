@@ -23,16 +23,16 @@ struct Served {
 
 impl Served {
     fn counted(&self, reason: Reason) -> u64 {
-        self.world.driver.core().manager().counted(reason)
+        self.world.driver.scheduler().manager().counted(reason)
     }
 
     fn pauses(&self) -> u64 {
-        self.world.driver.core().snapshot().counters.pauses
+        self.world.driver.scheduler().snapshot().counters.pauses
     }
 
     /// Plans that pause somebody, and those that let somebody in.
     fn plans(&self) -> (usize, usize) {
-        let found: Vec<_> = self.plan_requests.iter().filter_map(|asked| asked.solve().found).collect();
+        let found: Vec<_> = self.plan_requests.iter().filter_map(|asked| asked.solve().result).collect();
         let count = |named: fn(&PlanResult) -> u16| found.iter().filter(|found| named(found) > 0).count();
         (count(|found| found.paused), count(|found| found.admitted))
     }
@@ -47,9 +47,9 @@ fn paced(tbt_ns: u64, kv_chunks: u32, set: impl Fn(&mut Setup)) -> Served {
     submit_all(&mut world);
     let mut most_running = 0;
     while world.tick(LIMIT) {
-        most_running = world.driver.core().snapshot().running.max(most_running);
+        most_running = world.driver.scheduler().snapshot().running.max(most_running);
     }
-    assert!(world.driver.core().is_idle(), "every request ends");
+    assert!(world.driver.scheduler().is_idle(), "every request ends");
     assert_eq!(tokens(&world), roomy(), "no token changes");
     Served { plan_requests: world.plan_requests(), most_running, world }
 }
@@ -96,7 +96,7 @@ fn plan_considers_as_many_requests_as_rows() {
 #[test]
 fn steps_run_between_two_plans() {
     for world in [paced(u64::MAX, SHORT, |_| {}).world, paced(1, SHORT, |_| {}).world] {
-        let core = world.driver.core();
+        let core = world.driver.scheduler();
         let plans = core.manager().counted(Reason::Plan) + core.manager().counted(Reason::NoPlan);
         let (steps, apart) = (core.snapshot().counters.steps, core.manager().params().replan.least_steps);
         assert!(plans > 1 && (plans - 1) * u64::from(apart) <= steps, "{plans} plans, {steps} steps");

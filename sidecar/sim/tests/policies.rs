@@ -22,7 +22,7 @@ fn world(policy: PolicyName, kv_chunks: u32) -> Simulation {
     let mut setup = setup(policy, LAYERS, kv_chunks, 5);
     setup.params.slo = SLO;
     setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
-    setup.params.expansion = expansion::Tunables { trial_tokens: 2, ..Default::default() };
+    setup.params.expansion = expansion::ExpansionTunables { trial_tokens: 2, ..Default::default() };
     let mut world = Simulation::new(setup, None).unwrap();
     submit_all(&mut world);
     world
@@ -53,7 +53,7 @@ pub fn tokens(world: &Simulation) -> Vec<Vec<u32>> {
 pub fn roomy() -> Vec<Vec<u32>> {
     let mut world = world(PolicyName::Recompute, 2000);
     assert!(world.run_until_idle(LIMIT), "every request ends");
-    assert_eq!(world.driver.core().snapshot().counters.preemptions, 0, "there is room");
+    assert_eq!(world.driver.scheduler().snapshot().counters.preemptions, 0, "there is room");
     tokens(&world)
 }
 
@@ -64,7 +64,7 @@ fn every_policy_gives_same_tokens_and_places_kv_as_declared() {
         let mut world = world(policy, 60);
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
         assert_eq!(tokens(&world), expected, "{policy:?}");
-        let core = world.driver.core();
+        let core = world.driver.scheduler();
         let places =
             !matches!(core.manager().params().placing(), KvPlacementMode::Device | KvPlacementMode::Prompts);
         assert_eq!(core.manager().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
@@ -80,7 +80,7 @@ fn only_pausing_policies_pause_when_plans_do_not_fit() {
         let mut world = world(policy, 24);
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
         assert_eq!(tokens(&world), expected, "{policy:?}");
-        let core = world.driver.core();
+        let core = world.driver.scheduler();
         let (pauses, preemptions) = (core.snapshot().counters.pauses, core.snapshot().counters.preemptions);
         assert_eq!(pauses > 0, core.manager().params().pauses(), "{policy:?} paused {pauses} times");
         assert!(pauses + preemptions > 0, "{policy:?}: somebody is one too many");
@@ -92,14 +92,14 @@ fn a_policy_that_changes_under_load_changes_no_token() {
     let expected = roomy();
     let mut world = world(PolicyName::Recompute, 60);
     let mut changes = 0;
-    while world.outcomes.len() < REQUESTS as usize || !world.driver.core().is_idle() {
-        let steps = world.driver.core().snapshot().counters.steps;
+    while world.outcomes.len() < REQUESTS as usize || !world.driver.scheduler().is_idle() {
+        let steps = world.driver.scheduler().snapshot().counters.steps;
         if steps / 7 > changes {
             changes = steps / 7;
             let policy = PolicyName::ALL[changes as usize % PolicyName::ALL.len()];
             world.driver.push(Event::Policy(policy));
         }
-        assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "something goes on");
+        assert!(world.tick(LIMIT) || world.driver.scheduler().is_idle(), "something goes on");
     }
     assert!(changes >= 7, "every policy has been in force");
     assert_eq!(tokens(&world), expected);
@@ -108,15 +108,15 @@ fn a_policy_that_changes_under_load_changes_no_token() {
 #[test]
 fn kv_that_cannot_be_fetched_is_computed_again() {
     let mut world = world(PolicyName::FlexGen, 60);
-    while world.driver.core().manager().fetched_bytes() == 0 {
+    while world.driver.scheduler().manager().fetched_bytes() == 0 {
         assert!(world.tick(LIMIT), "KV is fetched");
     }
     world.device.borrow_mut().faults.copy_fails_permille = 1000;
-    while world.driver.core().manager().counted(Reason::SwapLost) == 0 {
+    while world.driver.scheduler().manager().counted(Reason::SwapLost) == 0 {
         assert!(world.tick(LIMIT), "fetches are given up");
     }
     world.device.borrow_mut().faults.copy_fails_permille = 0;
     assert!(world.run_until_idle(LIMIT), "every request ends");
     assert_eq!(tokens(&world), roomy());
-    assert!(world.driver.core().snapshot().counters.preemptions > 0, "somebody was computed again");
+    assert!(world.driver.scheduler().snapshot().counters.preemptions > 0, "somebody was computed again");
 }

@@ -42,8 +42,8 @@ fn serve(world: &mut Simulation, load: impl Iterator<Item = Request>) -> (Vec<u6
     let load: Vec<_> = load.collect();
     let mut first = vec![0; load.len()];
     load.into_iter().for_each(|request| world.submit(request));
-    while !world.driver.core().is_idle() {
-        assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "every request ends");
+    while !world.driver.scheduler().is_idle() {
+        assert!(world.tick(LIMIT) || world.driver.scheduler().is_idle(), "every request ends");
         for (at, (_, outcome)) in world.outcomes.iter().enumerate() {
             if first[at] == 0 && !outcome.tokens.is_empty() {
                 first[at] = world.now().since(begun);
@@ -54,7 +54,7 @@ fn serve(world: &mut Simulation, load: impl Iterator<Item = Request>) -> (Vec<u6
 }
 
 fn counters(world: &Simulation) -> sluice_scheduler::snapshot::Counters {
-    world.driver.core().snapshot().counters.clone()
+    world.driver.scheduler().snapshot().counters.clone()
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn request_without_room_still_gets_first_token() {
     };
     let (with, without) = (run(200), run(0));
     eprintln!("with a buffer {with:?}, without {without:?}");
-    assert!(with.0.prompts_out > 0 && without.0.prompts_out == 0);
+    assert!(with.0.prefills_offloaded > 0 && without.0.prefills_offloaded == 0);
     assert!(with.1 * 2 < without.1, "the last first token after {} and {} ns", with.1, without.1);
 }
 
@@ -87,9 +87,9 @@ fn serve_burst(seed: u64, each: impl FnMut(&mut Simulation, u64)) -> Simulation 
 fn prefill_offload_changes_no_token() {
     let mut out = 0;
     for seed in 0..6 {
-        let mut world = serve_burst(seed, |world, _| world.driver.core().check());
-        out += counters(&world).prompts_out;
-        let kv = world.driver.core().manager().kv_counts();
+        let mut world = serve_burst(seed, |world, _| world.driver.scheduler().check());
+        out += counters(&world).prefills_offloaded;
+        let kv = world.driver.scheduler().manager().kv_counts();
         let cache = kv.idle_columns * u32::from(LAYERS);
         assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}: everything is given back");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
@@ -107,11 +107,11 @@ fn copy_failures_and_crashes_in_offloaded_prefill_change_no_token() {
             if id % 5 == seed % 5 {
                 world.kill_engine();
             }
-            world.driver.core().check();
+            world.driver.scheduler().check();
         });
-        out += counters(&world).prompts_out;
+        out += counters(&world).prefills_offloaded;
         replays += counters(&world).replays;
-        lost += world.driver.core().manager().counted(Reason::SwapLost);
+        lost += world.driver.scheduler().manager().counted(Reason::SwapLost);
     }
     assert!(out > 20 && lost > 0 && replays > 0, "{out} went out, {lost} lost, {replays} replays");
 }
@@ -122,7 +122,7 @@ fn spill_before_its_step_is_detected() {
     let mut world = run(short(EAGER, 100), &load, |world, _| {
         world.device.borrow_mut().faults = Faults { spill_early: true, ..Faults::default() };
     });
-    assert!(counters(&world).prompts_out > 0, "prompts go out");
+    assert!(counters(&world).prefills_offloaded > 0, "prompts go out");
     let differs =
         world.outcomes.values().zip(expected(&load, LAYERS)).any(|(one, other)| one.tokens != other.tokens);
     assert!(differs || world.driver.compute().wrong_reads() > 0, "torn KV is read");
@@ -137,7 +137,7 @@ fn policy_change_during_prefill_offload_changes_no_token() {
             let policy = if id % 2 == 0 { PolicyName::Ellm } else { policy };
             world.driver.push(Event::Policy(policy));
         });
-        out += counters(&world).prompts_out;
+        out += counters(&world).prefills_offloaded;
     }
     assert!(out > 4, "{out} prompts went out");
 }
@@ -148,7 +148,7 @@ fn the_buffer_grows_with_late_first_tokens_and_shrinks_with_late_others() {
     let columns = |slo| {
         let mut world = loaded(short(slo, 200));
         serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-        (world.driver.core().manager().prompt_buffer_columns(), counters(&world).prompts_out)
+        (world.driver.scheduler().manager().prefill_buffer_columns(), counters(&world).prefills_offloaded)
     };
     assert_eq!(columns(EAGER).0, 200, "never more than there is");
     assert_eq!(columns(Slo { tbt_ns: 1, ..EAGER }).0, 1, "TPOT before TTFT");
@@ -163,7 +163,7 @@ fn prompts_are_not_offloaded_over_slow_link() {
         setup.profile.out_bytes_per_second = bytes_per_second;
         let mut world = loaded(setup);
         let (_, all_ns) = serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-        (counters(&world).prompts_out, all_ns)
+        (counters(&world).prefills_offloaded, all_ns)
     };
     let (fast, slow) = (served(16_000_000_000), served(1 << 10));
     assert!(fast.0 > 0 && slow.0 == 0, "{fast:?} {slow:?}");
@@ -175,7 +175,7 @@ fn prompts_are_not_offloaded_over_slow_link() {
 fn a_prompt_one_token_longer_than_a_step_has_its_first_token_too() {
     let mut world = loaded(short(EAGER, 200));
     let (first, _) = serve(&mut world, (1..=12).map(|id| request(id, 65, 60)));
-    assert!(counters(&world).prompts_out > 3, "{:?}", counters(&world));
+    assert!(counters(&world).prefills_offloaded > 3, "{:?}", counters(&world));
     let without = serve(&mut loaded(short(EAGER, 0)), (1..=12).map(|id| request(id, 65, 60))).0;
     assert!(first[11] * 2 < without[11], "the last first token after {} and {} ns", first[11], without[11]);
 }
@@ -188,9 +188,9 @@ fn cancel_during_prefill_offload_leaks_nothing() {
             if id > 3 && id % 2 == seed % 2 {
                 world.cancel(RequestId(id - 2));
             }
-            world.driver.core().check();
+            world.driver.scheduler().check();
         });
-        let kv = world.driver.core().manager().kv_counts();
+        let kv = world.driver.scheduler().manager().kv_counts();
         let cache = kv.idle_columns * u32::from(LAYERS);
         assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
@@ -202,5 +202,5 @@ fn cancel_during_prefill_offload_leaks_nothing() {
 fn idle_activation_memory_is_lent_to_waiting_requests() {
     let mut world = loaded(short(EAGER, 200));
     serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-    assert!(world.driver.core().manager().counted(Reason::Inflate) > 0);
+    assert!(world.driver.scheduler().manager().counted(Reason::Inflate) > 0);
 }

@@ -61,7 +61,7 @@ impl Case {
     fn setup(&self) -> Setup {
         let mut setup = setup(PolicyName::Unified, LAYERS, 26, 5);
         setup.params.host_kv_bytes = self.host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
-        (setup.params.slo, setup.params.remedies_by_loss) = (self.slo, self.by_loss);
+        (setup.params.slo, setup.params.reclaim_by_cost) = (self.slo, self.by_loss);
         // Activations are as large as they are: nothing else is idle.
         setup.params.min_step = setup.params.max_step;
         let profile = &mut setup.profile;
@@ -82,7 +82,7 @@ impl Case {
 
     fn done(&self) -> ReclaimsUsed {
         let world = self.run();
-        let (core, counters) = (world.driver.core(), world.driver.core().snapshot().counters);
+        let (core, counters) = (world.driver.scheduler(), world.driver.scheduler().snapshot().counters);
         let manager = core.manager();
         assert_eq!(manager.counted(Reason::RemapOwn), 0, "no layer hides");
         ReclaimsUsed {

@@ -7,7 +7,7 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
-use sluice_scheduler::{Finish, QueueOrder, Refusal, Request};
+use sluice_scheduler::{Finish, QueueOrder, RejectReason, Request};
 use sluice_sim::Simulation;
 use sluice_sim::simulation::Setup;
 
@@ -70,7 +70,8 @@ fn request_beyond_context_is_refused_with_numbers() {
     world.submit(request(1, 100, 61));
     world.submit(request(2, 100, 60));
     assert!(world.run_until_idle(LIMIT));
-    let expected = Refusal::ContextLengthExceeded { prompt_tokens: 100, max_tokens: 61, limit_tokens: 160 };
+    let expected =
+        RejectReason::ContextLengthExceeded { prompt_tokens: 100, max_tokens: 61, limit_tokens: 160 };
     assert_eq!(world.outcomes[&RequestId(1)].refusal, Some(expected));
     assert_eq!(world.outcomes[&RequestId(2)].finish, Some(Finish::Length));
 }
@@ -83,8 +84,8 @@ fn a_full_queue_refuses_and_an_empty_request_too() {
     world.submit(request(1, 0, 5));
     (2..=4).for_each(|id| world.submit(request(id, 5, 5)));
     assert!(world.run_until_idle(LIMIT));
-    assert_eq!(world.outcomes[&RequestId(1)].refusal, Some(Refusal::Empty));
-    assert_eq!(world.outcomes[&RequestId(4)].refusal, Some(Refusal::QueueFull { queued: 2 }));
+    assert_eq!(world.outcomes[&RequestId(1)].refusal, Some(RejectReason::Empty));
+    assert_eq!(world.outcomes[&RequestId(4)].refusal, Some(RejectReason::QueueFull { queued: 2 }));
     assert_eq!(world.outcomes[&RequestId(3)].finish, Some(Finish::Length));
 }
 
@@ -176,7 +177,7 @@ fn a_prompt_seen_before_is_found_in_the_cache_and_gives_the_same_tokens() {
     assert!(world.run_until_idle(LIMIT));
     world.submit(again);
     assert!(world.run_until_idle(LIMIT));
-    assert_eq!(world.driver.core().snapshot().counters.cached_tokens, 48, "three whole columns of 16");
+    assert_eq!(world.driver.scheduler().snapshot().counters.cached_tokens, 48, "three whole columns of 16");
     assert_eq!(world.outcomes[&RequestId(1)].tokens, world.outcomes[&RequestId(2)].tokens);
 }
 
@@ -187,7 +188,7 @@ fn another_salt_finds_nothing_in_the_cache() {
         world.submit(Request { id: RequestId(id), salt, ..request(1, 60, 20) });
         assert!(world.run_until_idle(LIMIT));
     }
-    assert_eq!(world.driver.core().snapshot().counters.cached_tokens, 0);
+    assert_eq!(world.driver.scheduler().snapshot().counters.cached_tokens, 0);
 }
 
 /// Tokens and end of one request with this sampling.
@@ -221,9 +222,9 @@ fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
         let mut world = Simulation::new(setup, None).unwrap();
         (1..=6).for_each(|id| world.submit(request(id, 60, 60)));
         assert!(world.run_until_idle(Nanos(5_000_000_000)), "patience {patience}: every request ends");
-        let manager = world.driver.core().manager();
+        let manager = world.driver.scheduler().manager();
         assert!(manager.counted(Reason::RemapOwn) > 0, "patience {patience}: memory was short");
-        let steps = world.driver.core().snapshot().counters.steps;
+        let steps = world.driver.scheduler().snapshot().counters.steps;
         assert!(manager.counted(Reason::RemapOwn) <= steps, "at most once for each step");
     }
 }
@@ -236,7 +237,7 @@ fn a_remapping_declined_before_any_decode_was_measured_says_so() {
     // One token each: all steps are prefills, and nothing is ever known of decodes.
     (1..=6).for_each(|id| world.submit(request(id, 120, 1)));
     assert!(world.run_until_idle(LIMIT));
-    let manager = world.driver.core().manager();
+    let manager = world.driver.scheduler().manager();
     assert!(manager.counted(Reason::DeclinedUnmeasured) > 0, "memory was short");
     assert_eq!((manager.counted(Reason::DeclinedStall), manager.counted(Reason::RemapOwn)), (0, 0));
 }
@@ -248,12 +249,12 @@ fn remapped_layers_stay_within_new_cap() {
         setup.params.remap_cap_permille = permille;
         setup.params.stall_allowance_permille = 1_000_000;
         let mut world = Simulation::new(setup, None).unwrap();
-        assert_eq!(world.driver.core().manager().cap_layers(), cap_layers, "{permille} permille");
+        assert_eq!(world.driver.scheduler().manager().cap_layers(), cap_layers, "{permille} permille");
         (1..=8).for_each(|id| world.submit(request(id, 60, 60)));
         let mut most = 0;
         while world.outcomes.values().any(|o| o.finish.is_none()) {
             world.tick(LIMIT);
-            most = most.max(world.driver.core().manager().layout().alpha());
+            most = most.max(world.driver.scheduler().manager().layout().alpha());
         }
         assert_eq!(most, cap_layers, "{permille} permille: all that is allowed was needed");
     }
@@ -268,12 +269,15 @@ fn time_alone_returns_borrowed_memory() {
     let mut remapped = false;
     while world.outcomes.values().any(|o| o.finish.is_none()) {
         world.tick(LIMIT);
-        remapped |= !world.driver.core().manager().layout().moving.is_empty();
+        remapped |= !world.driver.scheduler().manager().layout().moving.is_empty();
     }
     assert!(remapped, "memory was short");
     let now = world.now();
     world.run_until(Nanos(now.0 + 1_000_000_000));
-    assert!(world.driver.core().manager().layout().moving.is_empty(), "ticks alone bring the layers back");
+    assert!(
+        world.driver.scheduler().manager().layout().moving.is_empty(),
+        "ticks alone bring the layers back"
+    );
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn request(id: u64, prompt: std::ops::Range<u32>, max_tokens: u32) -> Request {
 
 fn loaded(host_columns: u64) -> Simulation {
     let mut world = Simulation::new(tenant(host_columns), None).unwrap();
-    run_until(&mut world, |world| world.driver.core().snapshot().serving);
+    run_until(&mut world, |world| world.driver.scheduler().snapshot().serving);
     world
 }
 
@@ -54,7 +54,7 @@ fn run_to_end(world: &mut Simulation) {
 }
 
 fn asleep(world: &Simulation) -> bool {
-    world.driver.core().manager().sleep_state() == SleepState::Asleep
+    world.driver.scheduler().manager().sleep_state() == SleepState::Asleep
 }
 
 fn order_sleep(world: &mut Simulation, order: Sleep) {
@@ -71,7 +71,7 @@ fn busy(host_columns: u64) -> Simulation {
 /// The same, some steps on.
 fn mid_run(host_columns: u64) -> Simulation {
     let mut world = busy(host_columns);
-    run_until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    run_until(&mut world, |world| world.driver.scheduler().snapshot().counters.steps > 12);
     world
 }
 
@@ -99,7 +99,7 @@ fn an_idle_tenant_sleeps_until_the_next_request() {
     world.submit(request(2, 0..60, 30));
     run_to_end(&mut world);
     assert_eq!(world.outcomes[&RequestId(2)].tokens.len(), 30);
-    let core = world.driver.core();
+    let core = world.driver.scheduler();
     assert_eq!(core.snapshot().counters.cached_tokens, 48, "what was said before is not computed again");
     assert_eq!(core.manager().counted(Reason::SwapIn), 1);
 }
@@ -109,14 +109,14 @@ fn requests_keep_kv_while_tenant_sleeps_by_order() {
     let mut world = mid_run(KEPT_COLUMNS);
     order_sleep(&mut world, Sleep::Ordered);
     run_until(&mut world, asleep);
-    assert_eq!(world.driver.core().snapshot().waiting, 3);
+    assert_eq!(world.driver.scheduler().snapshot().waiting, 3);
     let now = world.now();
     world.run_until(now.plus(1_000_000_000));
     assert!(asleep(&world), "nobody wakes it but who told it to sleep");
     order_sleep(&mut world, Sleep::WakeUp);
     run_to_end(&mut world);
     assert_eq!(tokens(&world), alone());
-    let counters = world.driver.core().snapshot().counters;
+    let counters = world.driver.scheduler().snapshot().counters;
     assert_eq!((counters.preemptions, counters.recomputed_tokens), (0, 0), "nothing is computed twice");
 }
 
@@ -128,20 +128,20 @@ fn without_a_host_tier_requests_are_computed_again() {
     order_sleep(&mut world, Sleep::WakeUp);
     run_to_end(&mut world);
     assert_eq!(tokens(&world), alone());
-    assert!(world.driver.core().snapshot().counters.recomputed_tokens > 0);
+    assert!(world.driver.scheduler().snapshot().counters.recomputed_tokens > 0);
 }
 
 #[test]
 fn a_request_that_waits_with_its_kv_can_be_cancelled() {
     let mut world = loaded(KEPT_COLUMNS);
     (1..=2).for_each(|id| world.submit(request(id, 0..30, 40)));
-    run_until(&mut world, |world| world.driver.core().snapshot().counters.steps > 5);
+    run_until(&mut world, |world| world.driver.scheduler().snapshot().counters.steps > 5);
     order_sleep(&mut world, Sleep::Ordered);
     run_until(&mut world, asleep);
     world.driver.push(Event::Cancel(RequestId(1)));
     world.driver.push(Event::Sleep(Sleep::WakeUp));
     run_to_end(&mut world);
-    assert_eq!(world.driver.core().manager().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0);
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn run(r_permille: u64) -> Simulation {
 
 /// Remappings, and those declined because their copies would stall.
 fn decisions(world: &Simulation) -> (u64, u64) {
-    let manager = world.driver.core().manager();
+    let manager = world.driver.scheduler().manager();
     (manager.counted(Reason::RemapOwn), manager.counted(Reason::DeclinedStall))
 }
 

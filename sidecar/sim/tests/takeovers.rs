@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::loan_negotiator::{PeerCommand, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand};
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
@@ -53,7 +53,7 @@ impl Tenant {
         let mut setup = with_tier(setup(policy, LAYERS, 24, seed));
         setup.config.sharing = Sharing::Temporal(Quantum::new(0, QUANTUM_NS));
         let me = Peer { index: 0, instance: 1 };
-        setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
+        setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
         let turns = RecordingPort::default();
         let world = Simulation::with_peers(Box::new(turns.clone()), setup, None);
         let world = world.unwrap_or_else(|refused| panic!("{refused}"));
@@ -68,7 +68,7 @@ impl Tenant {
                 SliceCommand::Request => {
                     (self.epoch, self.held) = (self.epoch + 1, true);
                     let event = PeerPortEvent::SliceGranted { epoch: self.epoch };
-                    self.world.driver.push(Event::Neighbour(event));
+                    self.world.driver.push(Event::Peer(event));
                 }
                 SliceCommand::Release => {
                     assert!(self.held, "a turn that was taken over is not given up once more");
@@ -83,7 +83,7 @@ impl Tenant {
             return;
         }
         (self.held, self.takeovers) = (false, self.takeovers + 1);
-        let overtaken = Event::Neighbour(PeerPortEvent::SliceTakenOver { epoch: self.epoch });
+        let overtaken = Event::Peer(PeerPortEvent::SliceTakenOver { epoch: self.epoch });
         match finds {
             FirstToNotice::EngineFirst => {
                 self.left_steps += u64::from(self.world.expire_turn());
@@ -112,7 +112,7 @@ fn tokens_survive(policy: PolicyName, seed: u64) -> (u64, u64) {
     let (mut coming, mut next) = (load.iter().peekable(), 5 * MS);
     while !tenant.ended(load.len()) {
         let now = tenant.world.now();
-        assert!(now < LIMIT, "{policy:?}, seed {seed}: {:?}", tenant.world.driver.core().snapshot());
+        assert!(now < LIMIT, "{policy:?}, seed {seed}: {:?}", tenant.world.driver.scheduler().snapshot());
         while let Some((_, request)) = coming.next_if(|(at, _)| *at <= now.0) {
             tenant.world.submit(request.clone());
         }
@@ -125,7 +125,7 @@ fn tokens_survive(policy: PolicyName, seed: u64) -> (u64, u64) {
         tenant.serve_turns();
         tenant.world.run_until(now.plus(MS / 2));
     }
-    tenant.world.driver.core().check();
+    tenant.world.driver.scheduler().check();
     assert_eq!(tenant.world.driver.compute().wrong_reads(), 0, "{policy:?}, seed {seed}");
     let found = tenant.world.outcomes.into_values().map(|outcome| outcome.tokens);
     let wanted = expected(&load, LAYERS).into_iter().map(|outcome| outcome.tokens);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::loan_negotiator::{PeerCommand, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand};
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
@@ -47,7 +47,7 @@ fn tenant(quantum_ns: u64, calls: &RecordingPort) -> Simulation {
 fn tenant_of(mut setup: Setup, quantum_ns: u64, calls: &RecordingPort) -> Simulation {
     setup.config.sharing = Sharing::Temporal(Quantum::new(0, quantum_ns));
     let me = Peer { index: 0, instance: 1 };
-    setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
+    setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
     (setup.profile.layer_ns, setup.profile.layer_token_ns) = (100_000, 50_000);
     setup.profile.restart_ns = RESTART_NS;
     let world = Simulation::with_peers(Box::new(calls.clone()), setup, None);
@@ -67,12 +67,12 @@ fn has_ended(world: &Simulation) -> bool {
 
 /// The turn comes.
 fn grant_turn(world: &mut Simulation, epoch: u64) {
-    world.driver.push(Event::Neighbour(PeerPortEvent::SliceGranted { epoch }));
+    world.driver.push(Event::Peer(PeerPortEvent::SliceGranted { epoch }));
 }
 
 /// A neighbour waits for it.
 fn contend_turn(world: &mut Simulation, epoch: u64) {
-    world.driver.push(Event::Neighbour(PeerPortEvent::SliceRequested { epoch }));
+    world.driver.push(Event::Peer(PeerPortEvent::SliceRequested { epoch }));
 }
 
 /// Lets `ms` milliseconds pass.
@@ -149,7 +149,7 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
         assert!(world.tick(LIMIT) || has_ended(&world), "slowly, but they end");
     }
     assert!(
-        world.driver.core().manager().step_stats().token_compute_ns() > 5 * u128::from(MS),
+        world.driver.scheduler().manager().step_stats().token_compute_ns() > 5 * u128::from(MS),
         "a decode takes a turn"
     );
     slow(&world, 1);
@@ -161,7 +161,7 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
         request.max_tokens = answer;
         world.submit(request);
     }
-    let before = world.driver.core().snapshot().counters.steps;
+    let before = world.driver.scheduler().snapshot().counters.steps;
     for epoch in 2..1_000 {
         advance_ms(&mut world, 1);
         if calls.take().contains(&SliceCommand::Request) {
@@ -169,7 +169,7 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
         }
     }
     assert!(has_ended(&world));
-    let steps = world.driver.core().snapshot().counters.steps - before;
+    let steps = world.driver.scheduler().snapshot().counters.steps - before;
     assert!(steps < 300, "{steps} steps for 840 tokens of prompts");
 }
 
@@ -190,7 +190,7 @@ fn turn_without_engine_is_released_at_once_and_requested_again() {
     assert_eq!(calls.take(), [SliceCommand::Request], "its successor has come");
     grant_turn(&mut world, 2);
     advance_ms(&mut world, 1);
-    assert!(world.driver.core().holds_turn());
+    assert!(world.driver.scheduler().holds_turn());
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn engine_crash_in_turn_releases_it_and_step_is_replayed_later() {
         }
     }
     assert!(has_ended(&world));
-    assert_eq!(world.driver.core().snapshot().counters.replays, 1);
+    assert_eq!(world.driver.scheduler().snapshot().counters.replays, 1);
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn tenant_keeps_turn_while_it_has_work_and_no_waiter() {
         [SliceCommand::Request, SliceCommand::Release],
         "one turn, to the end of all work"
     );
-    let steps = world.driver.core().snapshot().counters.steps;
+    let steps = world.driver.scheduler().snapshot().counters.steps;
     assert!(steps < 20, "{steps} steps: prompts do not go by crumbs when the quantum is over");
 }
 
@@ -256,7 +256,7 @@ fn peer_arriving_after_quantum_waits_for_one_step() {
     grant_turn(&mut world, 1);
     advance_ms(&mut world, 20);
     assert_eq!(calls.take(), [SliceCommand::Request]);
-    let steps = world.driver.core().snapshot().counters.steps;
+    let steps = world.driver.scheduler().snapshot().counters.steps;
     contend_turn(&mut world, 1);
     loop {
         let more = world.tick(LIMIT);
@@ -265,6 +265,6 @@ fn peer_arriving_after_quantum_waits_for_one_step() {
         }
         assert!(more, "it is given up");
     }
-    assert!(world.driver.core().snapshot().counters.steps <= steps + 1);
+    assert!(world.driver.scheduler().snapshot().counters.steps <= steps + 1);
     assert!(!has_ended(&world));
 }

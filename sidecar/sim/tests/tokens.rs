@@ -28,7 +28,7 @@ fn tokens_are_the_same_under_every_fixed_layout() {
             let mut world = run(forced(setup(PolicyName::Oneiros, 6, 14, 1), alpha, beta), &load, |_, _| {});
             assert_same(&world, &expected, &format!("alpha {alpha}, beta {beta}"));
             assert_eq!(world.driver.compute().wrong_reads(), 0);
-            assert_eq!(world.driver.core().manager().layout().alpha(), alpha);
+            assert_eq!(world.driver.scheduler().manager().layout().alpha(), alpha);
         }
     }
 }
@@ -37,12 +37,12 @@ fn tokens_are_the_same_under_every_fixed_layout() {
 fn memory_short_means_preemption_under_recompute_and_remapping_under_oneiros() {
     let load = load(30, 3);
     let recompute = run(setup(PolicyName::Recompute, 6, 18, 1), &load, |_, _| {});
-    assert!(recompute.driver.core().snapshot().counters.preemptions > 0);
+    assert!(recompute.driver.scheduler().snapshot().counters.preemptions > 0);
     let oneiros = run(setup(PolicyName::Oneiros, 6, 18, 1), &load, |_, _| {});
-    assert!(oneiros.driver.core().manager().counted(Reason::RemapOwn) > 0);
+    assert!(oneiros.driver.scheduler().manager().counted(Reason::RemapOwn) > 0);
     assert!(
-        oneiros.driver.core().snapshot().counters.recomputed_tokens
-            < recompute.driver.core().snapshot().counters.recomputed_tokens
+        oneiros.driver.scheduler().snapshot().counters.recomputed_tokens
+            < recompute.driver.scheduler().snapshot().counters.recomputed_tokens
     );
 }
 
@@ -50,7 +50,7 @@ fn memory_short_means_preemption_under_recompute_and_remapping_under_oneiros() {
 fn memory_returns_to_its_baseline_when_the_load_ends() {
     for policy in PolicyName::ALL {
         let mut world = run(with_tier(setup(policy, 6, 18, 5)), &load(30, 5), |_, _| {});
-        let manager = world.driver.core().manager();
+        let manager = world.driver.scheduler().manager();
         assert_eq!(manager.kv_counts().used_columns, 0);
         assert!(manager.layout().moving.is_empty(), "{policy:?}: all layers are resident again");
         let held = manager.ledger().created_bytes();

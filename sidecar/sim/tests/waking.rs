@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sluice_policy::closed_form::prefill::Waking;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
@@ -62,7 +62,7 @@ impl Case {
         setup.params.remap_cap_permille = 1000;
         setup.config.sharing = Sharing::Spatial;
         let me = Peer { index: 0, instance: 1 };
-        setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
+        setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
         if self.spare_columns == 0 {
             // Not a token more than the largest usual step has fits its chunks.
             let cost = &mut setup.geometry.activation;
@@ -106,7 +106,7 @@ impl PeerPort for NullPort {
 }
 
 fn on_peer_event(world: &mut Simulation, news: PeerEvent) {
-    world.driver.push(Event::Neighbour(PeerPortEvent::Peer(news)));
+    world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
 }
 
 /// Lends the last n - f layers, and all KV that may go with them.
@@ -116,12 +116,13 @@ fn asleep(case: &Case) -> (Simulation, u32) {
     world.run_until(Nanos(1_000_000_000));
     world.driver.push(Event::Tick);
     world.run_until(world.now().plus(1_000_000));
-    assert!(world.driver.core().manager().is_loaded(), "{case:?}");
+    assert!(world.driver.scheduler().manager().is_loaded(), "{case:?}");
     // The floor keeps a layer and a slot.
-    let chunks = world.driver.core().manager().lendable_chunks() - SLAB_CHUNKS * u32::from(case.present - 2);
+    let chunks =
+        world.driver.scheduler().manager().lendable_chunks() - SLAB_CHUNKS * u32::from(case.present - 2);
     on_peer_event(&mut world, PeerEvent::Asked { peer: PEER, nonce: Nonce(7), chunks, ttl_ns: 1 << 40 });
     world.run_until(world.now().plus(100_000_000));
-    assert_eq!(world.driver.core().manager().absent_layers(), case.layers - case.present, "{case:?}");
+    assert_eq!(world.driver.scheduler().manager().absent_layers(), case.layers - case.present, "{case:?}");
     (world, chunks)
 }
 
@@ -135,7 +136,7 @@ fn first_token_ns(case: &Case) -> (u64, Simulation) {
     while world.outcomes[&RequestId(1)].tokens.is_empty() {
         moment = world.now();
         assert!(world.tick(LIMIT), "{case:?}");
-        let back = world.driver.core().manager().absent_layers() == 0;
+        let back = world.driver.scheduler().manager().absent_layers() == 0;
         woke = woke.or_else(|| back.then_some(moment));
     }
     let taken = moment.since(woke.unwrap_or(Nanos(0)));
@@ -166,12 +167,12 @@ fn first_token_of_waking_tenant_is_within_bound() {
         let bound_ns = case.closed_form().ttft_ns();
         assert!(taken_ns >= bound_ns, "{case:?}: {taken_ns} ns is less than the least, {bound_ns}");
         assert!(taken_ns * 100 <= bound_ns * 115, "{case:?}: {taken_ns} ns, the bound is {bound_ns}");
-        whole += world.driver.core().manager().counted(Reason::WholePrompt);
-        let manager = world.driver.core().manager();
+        whole += world.driver.scheduler().manager().counted(Reason::WholePrompt);
+        let manager = world.driver.scheduler().manager();
         let usual =
             manager.geometry().chunks_for(manager.geometry().activation.bytes(manager.params().max_step));
         assert_eq!(manager.activation_chunks(), usual, "{case:?}: what prompts took went back");
-        assert!(world.driver.core().snapshot().counters.stall_ns == 0, "{case:?}: waking is no stall");
+        assert!(world.driver.scheduler().snapshot().counters.stall_ns == 0, "{case:?}: waking is no stall");
     }
     assert!(whole > 0, "activations grew for some of them");
 }
@@ -183,7 +184,7 @@ fn chunk_by_chunk_misses_the_bound_where_copies_take_longer_than_the_prompt() {
     for (layers, present, ratio_permille) in [(8, 2, 1500), (12, 2, 2000), (12, 6, 1200)] {
         let case = Case { layers, present, prompt_tokens: 390, ratio_permille, spare_columns: 0 };
         let (taken_ns, world) = first_token_ns(&case);
-        assert_eq!(world.driver.core().manager().counted(Reason::WholePrompt), 0, "{case:?}");
+        assert_eq!(world.driver.scheduler().manager().counted(Reason::WholePrompt), 0, "{case:?}");
         let bound_ns = case.closed_form().ttft_ns();
         assert!(taken_ns * 100 > bound_ns * 115, "{case:?}: {taken_ns} ns, the bound is {bound_ns}");
         let loads: Vec<_> = (0..layers).map(|l| if l < present { 0 } else { case.transfer_ns() }).collect();

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use sluice_scheduler::{Refusal, UnavailableReason};
+use sluice_scheduler::{RejectReason, UnavailableReason};
 
 use super::answer::Kind;
 
@@ -201,13 +201,13 @@ impl ApiError {
     }
 
     /// What the scheduler refused.
-    pub fn refused(kind: Kind, refusal: Refusal) -> Self {
+    pub fn refused(kind: Kind, refusal: RejectReason) -> Self {
         match refusal {
-            Refusal::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens } => {
+            RejectReason::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens } => {
                 ApiError::context_exceeded(kind, "max_tokens", prompt_tokens, max_tokens, limit_tokens)
             }
-            Refusal::QueueFull { .. } => ApiError::busy(refusal.to_string()),
-            Refusal::Empty => ApiError::param(kind.prompt_param(), refusal.to_string()),
+            RejectReason::QueueFull { .. } => ApiError::busy(refusal.to_string()),
+            RejectReason::Empty => ApiError::param(kind.prompt_param(), refusal.to_string()),
         }
     }
 

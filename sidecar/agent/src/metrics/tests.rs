@@ -52,8 +52,8 @@ fn busy() -> Metrics {
     metrics.request_ended("stop", Duration::from_secs(1));
     metrics.request_ended("never heard of", Duration::from_secs(1));
     let step =
-        StepNotice { elapsed_ns: 5_000_000, stall_ns: 500_000_000, decodes: 4, ..StepNotice::default() };
-    metrics.step(&StepNotice { prefill_tokens: 16, recomputed_tokens: 6, kv_stall_ns: 250_000_000, ..step });
+        StepOutput { elapsed_ns: 5_000_000, stall_ns: 500_000_000, decodes: 4, ..StepOutput::default() };
+    metrics.step(&StepOutput { prefill_tokens: 16, recomputed_tokens: 6, kv_stall_ns: 250_000_000, ..step });
     metrics.kv_copied(KvCopyStats { fetched_bytes: 3, written_back_bytes: 4 });
     metrics.kv_copied(KvCopyStats { fetched_bytes: 30, written_back_bytes: 40 });
     metrics.prompts_out(3, 100);

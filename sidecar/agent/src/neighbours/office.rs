@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::future::join_all;
 use sluice_memory::gpu_ledger::{Participant, ParticipantHandle, TurnOrder};
 use sluice_policy::ids::Nanos;
-use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::victim::{PeerState, PeerView as Seen};
@@ -46,7 +46,7 @@ pub struct Office {
     /// The scheduler's clock.
     pub clock: Clock,
     /// What holds where a directive says nothing.
-    pub terms: Terms,
+    pub terms: NegotiationPolicy,
     /// The order of turns, where they are taken.
     pub order: Option<TurnOrder>,
     /// What neighbours said of themselves last.
@@ -116,7 +116,7 @@ impl Office {
             last_used: self.moment(activity.last_used_unix_ms.unwrap_or(0)),
             resident_since: self.moment(activity.resident_since_unix_ms.unwrap_or(0)),
             lendable_chunks: self.desk.chunks(place.lendable_bytes),
-            queue_place: None,
+            queue_position: None,
             next_use_ns: activity.next_use_in_ms.map(ns),
         })
     }
@@ -230,5 +230,5 @@ fn in_line(live: PeerState, participant: &Participant, line: Option<&[Peer]>) ->
     let Some(line) = line else { return live };
     let place = line.iter().position(|peer| *peer == participant.peer);
     let queue_place = place.and_then(|place| u32::try_from(place).ok());
-    PeerState { active: participant.has_slice, queue_place, ..live }
+    PeerState { active: participant.has_slice, queue_position: queue_place, ..live }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use sluice_memory::gpu_ledger::{EarmarkState, LedgerError, Participant};
-use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::victim;
@@ -110,8 +110,13 @@ fn is_named(directive: &Directive, participant: &Participant, name: &str) -> boo
 }
 
 /// What a directive says about trading; `usual` is what it does not say.
-pub fn terms(usual: &Terms, directive: &Directive, order: Vec<Peer>, priorities: Vec<(Peer, i32)>) -> Terms {
-    Terms {
+pub fn terms(
+    usual: &NegotiationPolicy,
+    directive: &Directive,
+    order: Vec<Peer>,
+    priorities: Vec<(Peer, i32)>,
+) -> NegotiationPolicy {
+    NegotiationPolicy {
         priority: directive.tenant.priority,
         priorities,
         rule: match directive.victim {

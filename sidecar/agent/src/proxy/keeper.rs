@@ -269,7 +269,7 @@ impl Keeper {
             Ok(()) => {
                 tracing::info!(seconds = start.elapsed().as_secs_f64(), "the engine is awake");
                 let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                self.metrics.waited(&WaitSpan { awaited: WaitKind::Wake, since: Nanos(0), until: Nanos(ns) });
+                self.metrics.waited(&WaitSpan { kind: WaitKind::Wake, since: Nanos(0), until: Nanos(ns) });
                 self.lives.send_modify(|lives| lives.awake_since = Some(SystemTime::now()));
                 self.lobby.stir();
                 self.lobby.set(Phase::Awake);

@@ -93,7 +93,7 @@ impl Bed {
     ) -> Option<(GrantRequest, oneshot::Sender<GrantAnswer>)> {
         // Whoever asked may have gone, here as below.
         match call {
-            Call::Sleep(_, answer) | Call::WakeUp(answer) if !driver.core().manager().is_loaded() => {
+            Call::Sleep(_, answer) | Call::WakeUp(answer) if !driver.scheduler().manager().is_loaded() => {
                 let _ = answer.send(Err(Unable("the tenant has not loaded".into())));
             }
             Call::Sleep(level, answer) => {
@@ -108,7 +108,7 @@ impl Bed {
                 self.wakes.push(answer);
             }
             Call::IsSleeping(answer) => {
-                let _ = answer.send(Ok(driver.core().manager().sleep_state() != SleepState::Awake));
+                let _ = answer.send(Ok(driver.scheduler().manager().sleep_state() != SleepState::Awake));
             }
             Call::Grant(request, answer) => return Some((request, answer)),
         }

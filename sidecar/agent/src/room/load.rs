@@ -213,7 +213,7 @@ impl Loading {
         let desk = place.as_ref().map(|place| Arc::new(place.desk(config)));
         let at_desk = place.as_ref().zip(desk.as_ref());
         let port = neighbours::port(self.among.as_ref(), at_desk, (&own_inbox, clock), terms)?;
-        let around = Ports { neighbourhood: port, planner: Box::new(planner(own_inbox)?) };
+        let around = Ports { peers: port, planner: Box::new(planner(own_inbox)?) };
         let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         let mut watch = EngineWatch::new(page.clone(), hang_floor(config));
         watch.attached(first.process.clone(), first.supervisor.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::loan_negotiator::Terms;
+use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::{LoanInState, Nonce};
 use sluice_policy::peers::wait_time::WaitKind;
@@ -49,7 +49,7 @@ impl Among {
         place: &Place,
         desk: &Arc<Desk>,
         (inbox, clock): (&Inbox, Clock),
-        terms: Terms,
+        terms: NegotiationPolicy,
     ) -> Result<Box<dyn PeerPort>, LoadError> {
         let (seat, desk) = (place.seat.clone(), desk.clone());
         let (letters, written) = tokio::sync::mpsc::unbounded_channel();
@@ -85,7 +85,7 @@ pub(super) fn port(
     among: Option<&Among>,
     place: Option<(&Place, &Arc<Desk>)>,
     to_room: (&Inbox, Clock),
-    terms: Terms,
+    terms: NegotiationPolicy,
 ) -> Result<Box<dyn PeerPort>, LoadError> {
     match (place, among) {
         (Some((place, desk)), Some(among)) => among.open(place, desk, to_room, terms),
@@ -103,18 +103,18 @@ pub(super) fn life(place: Option<&Place>) -> Result<OwnedFd, LoadError> {
 }
 
 /// What holds where a directive says nothing. `loan`: a test's.
-pub(super) fn terms(loan: Option<Duration>) -> Terms {
-    let usual = Terms::default();
+pub(super) fn terms(loan: Option<Duration>) -> NegotiationPolicy {
+    let usual = NegotiationPolicy::default();
     let ttl_ns = loan.map_or(usual.ttl_ns, |loan| u64::try_from(loan.as_nanos()).unwrap_or(u64::MAX));
-    Terms { ttl_ns, ..usual }
+    NegotiationPolicy { ttl_ns, ..usual }
 }
 
 /// The scheduler's limits, with the tenant's place among its neighbours.
-pub(super) fn scheduling(limits: Config, place: Option<&Place>, terms: &Terms) -> Config {
+pub(super) fn scheduling(limits: Config, place: Option<&Place>, terms: &NegotiationPolicy) -> Config {
     let Some(place) = place else { return limits };
-    let terms = Terms { priority: place.config.priority, ..terms.clone() };
-    let neighbours = place.trades().then(|| Membership { me: place.me(), terms });
-    Config { sharing: place.sharing(), neighbours, ..limits }
+    let terms = NegotiationPolicy { priority: place.config.priority, ..terms.clone() };
+    let neighbours = place.trades().then(|| Membership { own_peer: place.me(), terms });
+    Config { sharing: place.sharing(), membership: neighbours, ..limits }
 }
 
 /// All that a state says of neighbours is read from here.
@@ -153,7 +153,7 @@ impl Seen<'_> {
             lendable_bytes: core.negotiator().map_or(0, |_| self.bytes(manager.lendable_chunks())),
             held_bytes: place.seat.held_bytes(),
             in_transit_bytes: self.bytes(manager.moving_chunks()),
-            awaited_bytes: self.bytes(manager.awaited_chunks()),
+            awaited_bytes: self.bytes(manager.expected_chunks()),
             waits_for: place.seat.damage().map(|error| error.to_string()).or_else(|| self.waits_for()),
             lent_bytes: self.bytes(manager.lent_chunks()),
             borrowed_bytes: self.bytes(manager.borrowed_chunks()),
@@ -171,11 +171,11 @@ impl Seen<'_> {
 
     fn waits_for(&self) -> Option<String> {
         let manager = self.core.manager();
-        if let Some(chunks) = manager.awaited_floor() {
+        if let Some(chunks) = manager.missing_floor_chunks() {
             let (missing, floor) = (self.bytes(chunks), self.bytes(manager.floor_chunks()));
             return Some(format!("{missing} of the {floor} bytes of its floor, which neighbours hold"));
         }
-        let missing = self.bytes(manager.awaited_chunks());
+        let missing = self.bytes(manager.expected_chunks());
         if missing > 0 {
             return Some(format!("{missing} bytes of its share, which neighbours hold"));
         }
@@ -200,9 +200,9 @@ impl Seen<'_> {
                 expires_in_ms: ms(expires.since(self.now)),
             }
         };
-        let given = book.given().iter();
+        let given = book.loans_out().iter();
         let given = given.map(|g| grant(g.peer, Direction::Given, g.nonce, g.chunks, g.expires));
-        let taken = book.taken().iter().filter_map(|taken| match taken.state {
+        let taken = book.loans_in().iter().filter_map(|taken| match taken.state {
             LoanInState::Held { chunks, expires, .. } if chunks > 0 => {
                 Some(grant(taken.peer, Direction::Taken, taken.nonce, chunks, expires))
             }

@@ -71,7 +71,7 @@ mod tests {
             capacity_bytes: 7_200,
             compute_ns: vec![1_000; 8],
             column_ns: 0,
-            beside_ns: 0,
+            overhead_ns: 0,
             link: Link::fluid(1_000_000_000),
             window: 4,
             tbt_ns: 0,
@@ -83,6 +83,9 @@ mod tests {
         wakes.recv_timeout(Duration::from_secs(60)).expect("the room is woken");
         let answer = planner.poll(Nanos(1)).expect("an answer is there when the room is woken");
         assert_eq!(answer, request.solve());
-        assert!(answer.found.is_some_and(|found| found.chosen.iter().any(|at| *at > 0)), "something is away");
+        assert!(
+            answer.result.is_some_and(|found| found.chosen.iter().any(|at| *at > 0)),
+            "something is away"
+        );
     }
 }

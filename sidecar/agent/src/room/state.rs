@@ -148,7 +148,7 @@ impl Diary {
         if self.policy != policy {
             policy.clone_into(&mut self.policy);
         }
-        let asleep = snapshot.sleep_ordered && snapshot.rest != SleepState::Awake;
+        let asleep = snapshot.is_sleep_requested && snapshot.sleep_state != SleepState::Awake;
         if asleep != std::mem::replace(&mut self.asleep_by_hand, asleep) {
             metrics.set_asleep(asleep);
         }
@@ -163,8 +163,8 @@ impl Diary {
             _ if manager.failed().is_some() => Phase::Failed,
             (true, false) => Phase::EngineLost,
             (false, _) => Phase::Loading,
-            (true, true) if snapshot.rest == SleepState::Asleep => Phase::Hibernated,
-            (true, true) if snapshot.rest == SleepState::Waking => Phase::Waking,
+            (true, true) if snapshot.sleep_state == SleepState::Asleep => Phase::Hibernated,
+            (true, true) if snapshot.sleep_state == SleepState::Waking => Phase::Waking,
             (true, true) => calm_phase(self.idle_since, now, self.idle_after),
         };
         if phase != self.phase {
@@ -252,14 +252,14 @@ pub fn assemble(
 ) -> sluice_wire::State {
     let used_bytes = driver.memory().used_bytes();
     let link_messages_total = driver.compute().messages();
-    let core = driver.core();
+    let core = driver.scheduler();
     let (manager, snapshot) = (core.manager(), core.snapshot());
     sluice_wire::State {
         at_unix_ms: unix_ms(SystemTime::now()),
         tenant: diary.tenant.clone(),
         phase: diary.phase,
         phase_since_unix_ms: unix_ms(diary.phase_since),
-        sleep_ordered: snapshot.sleep_ordered,
+        sleep_ordered: snapshot.is_sleep_requested,
         idle_since_unix_ms: diary.idle_since.map(unix_ms),
         policy: diary.policy.clone(),
         remap: remap(manager),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sluice_agent::service::{Status, Update};
-use sluice_scheduler::{Finish, Refusal, UnavailableReason};
+use sluice_scheduler::{Finish, RejectReason, UnavailableReason};
 use sluice_wire::config::LimitsConfig;
 
 use super::world::{Setup, World};
@@ -56,13 +56,14 @@ async fn what_the_scheduler_refuses_is_a_status_streamed_or_not() {
     let world = World::start(Setup::default()).await;
     for stream in [true, false] {
         let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
-        world.scheduler.taken().await.update(Update::Refused(Refusal::QueueFull { queued: 4 }));
+        world.scheduler.taken().await.update(Update::Refused(RejectReason::QueueFull { queued: 4 }));
         let answer = client.answer().await;
         answer.error(429, "rate_limit_error", None, Some("rate_limit_exceeded"));
         assert_eq!(answer.head.header("retry-after"), Some("1"));
 
         let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
-        let refusal = Refusal::ContextLengthExceeded { prompt_tokens: 1, max_tokens: 2, limit_tokens: 2 };
+        let refusal =
+            RejectReason::ContextLengthExceeded { prompt_tokens: 1, max_tokens: 2, limit_tokens: 2 };
         world.scheduler.taken().await.update(Update::Refused(refusal));
         client.answer().await.error(400, INVALID, Some("max_tokens"), Some("context_length_exceeded"));
 

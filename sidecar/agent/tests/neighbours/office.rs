@@ -141,6 +141,6 @@ async fn a_neighbours_place_in_the_line_is_how_many_are_before_it() {
     office.directives.put(directive(1, 1, &named).to_string().as_bytes()).unwrap();
     let seen = Asker::new((office, messages)).all_tell().await;
     let places: Vec<_> =
-        seen.iter().map(|seen| (seen.peer, seen.live.and_then(|live| live.queue_place))).collect();
+        seen.iter().map(|seen| (seen.peer, seen.live.and_then(|live| live.queue_position))).collect();
     assert_eq!(places, [(second.peer(), Some(1)), (first.peer(), Some(0))]);
 }

@@ -12,7 +12,7 @@ use sluice_agent::neighbours::office::Office;
 use sluice_agent::neighbours::watch::watch;
 use sluice_agent::service::{Inbox, Message};
 use sluice_memory::gpu_ledger::{GpuLedger, ParticipantHandle};
-use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::directive::{self, Directive, Neighbour, Sharing, TenantRule, VictimRule};
@@ -30,7 +30,7 @@ pub fn office(folder: &TempDir, seat: &Arc<ParticipantHandle>) -> (Office, Recei
         client: Arc::new(Client::new(Credential::Nothing)),
         inbox,
         clock: Clock::start(),
-        terms: Terms::default(),
+        terms: NegotiationPolicy::default(),
         order: None,
         heard: Arc::default(),
     };

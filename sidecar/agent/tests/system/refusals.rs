@@ -3,7 +3,7 @@
 use sluice_agent::room::{LoadError, load};
 use sluice_agent::service::Update;
 use sluice_policy::config_error::ConfigError;
-use sluice_scheduler::Refusal;
+use sluice_scheduler::RejectReason;
 use sluice_wire::config::{MemoryConfig, SidecarConfig};
 
 use crate::golden::{check, reference, requests};
@@ -94,6 +94,6 @@ fn a_request_beyond_the_context_is_refused_and_one_as_long_is_served() {
     assert_eq!(tenant.together(&[wanted(60)])[0].tokens.len(), 60);
     let mut ticket = tenant.submit(&wanted(61));
     let refused = tenant.next(&mut ticket);
-    let expected = Refusal::ContextLengthExceeded { prompt_tokens: 4, max_tokens: 61, limit_tokens: 64 };
+    let expected = RejectReason::ContextLengthExceeded { prompt_tokens: 4, max_tokens: 61, limit_tokens: 64 };
     assert!(matches!(&refused, Update::Refused(refusal) if *refusal == expected), "{refused:?}");
 }

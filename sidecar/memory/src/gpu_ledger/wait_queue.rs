@@ -129,6 +129,6 @@ fn waiter(record: &Record<'_>) -> Waiter {
         peer: record.peer(),
         ticket: record.get(word::TICKET),
         priority: record.get(word::PRIORITY) as i32,
-        asked: record.get(word::TICKET_EPOCH),
+        asked_at: record.get(word::TICKET_EPOCH),
     }
 }

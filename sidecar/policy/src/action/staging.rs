@@ -28,7 +28,7 @@ pub struct StagingTable {
     /// By set: the layers that are away.
     pub sets: Vec<LayerSet>,
     /// By seat; none where nobody sits.
-    pub seats: Vec<Option<StagedRange>>,
+    pub slots: Vec<Option<StagedRange>>,
     /// By buffer, then by seat: the block, and its chunk.
     pub buffers: Vec<Vec<(BlockId, ChunkId)>>,
 }
@@ -36,7 +36,7 @@ pub struct StagingTable {
 impl StagingTable {
     /// The blocks of one layer that come into one buffer, of the first `seats` seats.
     fn blocks(&self, layer: LayerId, buffer: SlotId, seats: usize) -> impl Iterator<Item = BlockSwap> + '_ {
-        let places = self.seats[..seats].iter().zip(&self.buffers[buffer.index()]);
+        let places = self.slots[..seats].iter().zip(&self.buffers[buffer.index()]);
         places.filter_map(move |(seated, (block, chunk))| {
             let StagedRange { set, host, generation } = (*seated)?;
             let host = HostBlockId(host.0 + u32::from(layer.0));
@@ -48,7 +48,7 @@ impl StagingTable {
     /// Those of the first `seats` seats of which this layer is away.
     fn away(&self, layer: LayerId, seats: usize) -> impl Iterator<Item = &StagedRange> {
         let away = move |seated: &&StagedRange| self.sets[usize::from(seated.set)].contains(layer);
-        self.seats[..seats].iter().flatten().filter(away)
+        self.slots[..seats].iter().flatten().filter(away)
     }
 }
 
@@ -56,7 +56,7 @@ impl StagingTable {
 #[derive(Clone, Debug)]
 pub struct FetchBlocks {
     table: Arc<StagingTable>,
-    seats: usize,
+    slots: usize,
     layer: LayerId,
     buffer: SlotId,
     list: OnceCell<Vec<BlockSwap>>,
@@ -65,26 +65,26 @@ pub struct FetchBlocks {
 impl FetchBlocks {
     /// Those of one layer that come into one buffer, of the first `seats` seats of a table.
     pub fn of(table: Arc<StagingTable>, layer: LayerId, buffer: SlotId, seats: u32) -> FetchBlocks {
-        FetchBlocks { table, seats: seats as usize, layer, buffer, list: OnceCell::new() }
+        FetchBlocks { table, slots: seats as usize, layer, buffer, list: OnceCell::new() }
     }
 
     /// Whether there are any.
     pub fn copies(&self) -> bool {
         self.list
             .get()
-            .map_or_else(|| self.table.away(self.layer, self.seats).next().is_some(), |list| !list.is_empty())
+            .map_or_else(|| self.table.away(self.layer, self.slots).next().is_some(), |list| !list.is_empty())
     }
 
     /// How many there are; counted where nobody has listed them yet.
     pub fn count(&self) -> usize {
-        self.list.get().map_or_else(|| self.table.away(self.layer, self.seats).count(), Vec::len)
+        self.list.get().map_or_else(|| self.table.away(self.layer, self.slots).count(), Vec::len)
     }
 }
 
 impl From<Vec<BlockSwap>> for FetchBlocks {
     fn from(list: Vec<BlockSwap>) -> FetchBlocks {
         let table = Arc::default();
-        FetchBlocks { table, seats: 0, layer: LayerId(0), buffer: SlotId(0), list: list.into() }
+        FetchBlocks { table, slots: 0, layer: LayerId(0), buffer: SlotId(0), list: list.into() }
     }
 }
 
@@ -92,7 +92,7 @@ impl Deref for FetchBlocks {
     type Target = [BlockSwap];
 
     fn deref(&self) -> &[BlockSwap] {
-        self.list.get_or_init(|| self.table.blocks(self.layer, self.buffer, self.seats).collect())
+        self.list.get_or_init(|| self.table.blocks(self.layer, self.buffer, self.slots).collect())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::geometry::Geometry;
 use crate::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
 
 /// Before and after, of a chunk that nobody holds.
-const NOBODY: (Owner, Owner) = (Owner::Free, Owner::Free);
+const UNOWNED: (Owner, Owner) = (Owner::Free, Owner::Free);
 
 /// Chunks by holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Ownership {
     }
 
     /// Chunks that went from activations to KV since `before` stay behind their old addresses, as those that do already.
-    pub fn leave_stale(&mut self, before: &Ownership) {
+    pub fn mark_stale(&mut self, before: &Ownership) {
         let inflated = |(chunk, from, to)| ((from, to) == (Owner::Activation, Owner::Kv)).then_some(chunk);
         let inflated: BTreeSet<_> = before.changes(self).into_iter().filter_map(inflated).collect();
         let left = numbered(&before.activation, Address::Activation).skip(self.activation.len());
@@ -160,8 +160,8 @@ impl Ownership {
     /// the size of the device.
     pub fn changes(&self, next: &Ownership) -> Vec<(ChunkId, Owner, Owner)> {
         let mut owners: BTreeMap<ChunkId, (Owner, Owner)> = BTreeMap::new();
-        self.unlike(next, |chunk, owner| owners.entry(chunk).or_insert(NOBODY).0 = owner);
-        next.unlike(self, |chunk, owner| owners.entry(chunk).or_insert(NOBODY).1 = owner);
+        self.unlike(next, |chunk, owner| owners.entry(chunk).or_insert(UNOWNED).0 = owner);
+        next.unlike(self, |chunk, owner| owners.entry(chunk).or_insert(UNOWNED).1 = owner);
         let changed = owners.into_iter().filter(|(_, (from, to))| from != to);
         changed.map(|(chunk, (from, to))| (chunk, from, to)).collect()
     }

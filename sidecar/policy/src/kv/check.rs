@@ -11,16 +11,16 @@ impl Kv {
     pub fn check(&self) {
         self.frames.check();
         let (reserved, buffers) = self.frames.reserved();
-        assert_eq!(buffers, self.stream.buffer_blocks(), "blocks of buffers are in buffers");
+        assert_eq!(buffers, self.layer_offload.buffer_blocks(), "blocks of buffers are in buffers");
         let mut blocks = reserved + buffers;
         for (id, column) in self.columns.iter() {
             let on_device = self.columns.has_blocks(id);
-            for layer in self.columns.gone(id).iter() {
+            for layer in self.columns.missing_blocks_of(id).iter() {
                 assert_eq!(self.columns.block(id, layer), None, "{id:?} knows what it has");
-                let hosted = column.hosted.contains(layer) || self.is_spilling(id);
-                assert!(column.stowed.is_some() && hosted, "{id:?} lies somewhere");
+                let hosted = column.hosted_layers.contains(layer) || self.is_spilling(id);
+                assert!(column.host_location.is_some() && hosted, "{id:?} lies somewhere");
             }
-            for layer in column.here().iter() {
+            for layer in column.resident_layers().iter() {
                 let block = &self.columns.block(id, layer).expect("a column knows what it has");
                 blocks += 1;
                 assert!(
@@ -37,22 +37,26 @@ impl Kv {
             assert!(column.refs > 0 || !on_device || self.columns.is_whole(id), "cache is whole");
         }
         assert_eq!(blocks, self.frames.used_blocks(), "used blocks lie in columns or are reserved");
-        self.tier.check(&self.columns);
-        let away = |(id, column): (_, &Column)| column.seat().map_or(0, |_| self.columns.absent(id));
-        assert_eq!(self.columns.iter().map(away).sum::<u32>(), self.columns.away(), "blocks behind seats");
-        self.check_wanted();
-        self.check_stream();
+        self.host_pool.check(&self.columns);
+        let away = |(id, column): (_, &Column)| column.staging_slot().map_or(0, |_| self.columns.absent(id));
+        assert_eq!(
+            self.columns.iter().map(away).sum::<u32>(),
+            self.columns.offloaded_layers(),
+            "blocks behind seats"
+        );
+        self.check_missing();
+        self.check_layer_offload();
         self.check_references();
     }
 
     fn check_references(&self) {
         let mut references: BTreeMap<ColumnId, u32> = BTreeMap::new();
         let copied = self
-            .moving
+            .moving_columns
             .iter()
-            .chain(&self.coming)
-            .chain(&self.stream.writing)
-            .chain(&self.stream.spills.columns);
+            .chain(&self.loading_swaps)
+            .chain(&self.layer_offload.writing)
+            .chain(&self.layer_offload.prefill_spills.columns);
         for id in self.sequences.values().flat_map(|s| &s.columns).chain(copied) {
             *references.entry(*id).or_default() += 1;
         }

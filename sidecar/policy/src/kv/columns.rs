@@ -26,7 +26,7 @@ pub struct Content {
 
 /// Where a column lies in the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stowed {
+pub struct HostLocation {
     /// The tier's room, in columns: host blocks `place * layers ..`.
     pub place: u32,
     /// The name of what lies there.
@@ -46,29 +46,29 @@ pub struct Column {
     /// When it was last let go; its key among the idle ones.
     pub stamp: u64,
     /// Its place in the host tier, where copies of some or all of its blocks lie, or will.
-    pub stowed: Option<Stowed>,
+    pub host_location: Option<HostLocation>,
     /// Layers whose copy in the host tier is complete.
-    pub hosted: LayerSet,
-    seat: Option<u32>,
+    pub hosted_layers: LayerSet,
+    staging_slot: Option<u32>,
     /// Layers whose block is on the device.
-    here: LayerSet,
+    resident_layers: LayerSet,
     live: bool,
 }
 
 impl Column {
     /// Its seat in the buffers: steps read those of its blocks that its set names from there.
-    pub fn seat(&self) -> Option<u32> {
-        self.seat
+    pub fn staging_slot(&self) -> Option<u32> {
+        self.staging_slot
     }
 
     /// Layers whose block is on the device.
-    pub fn here(&self) -> LayerSet {
-        self.here
+    pub fn resident_layers(&self) -> LayerSet {
+        self.resident_layers
     }
 
     /// Layers whose block is on the device and not in the host tier.
-    pub fn unhosted(&self) -> LayerSet {
-        self.here - self.hosted
+    pub fn layers_not_on_host(&self) -> LayerSet {
+        self.resident_layers - self.hosted_layers
     }
 }
 
@@ -112,7 +112,7 @@ impl Columns {
     /// The column is gone; its id may name another one.
     pub fn remove(&mut self, id: ColumnId) {
         assert!(self.get(id).refs == 0, "a column goes when nobody uses it");
-        self.set_seat(id, None);
+        self.set_staging_slot(id, None);
         self.columns[id.index()] = Column::default();
         self.blocks_mut(id).fill(NOWHERE);
         self.vacant.push(id);
@@ -144,43 +144,43 @@ impl Columns {
 
     /// It has blocks on the device.
     pub fn has_blocks(&self, id: ColumnId) -> bool {
-        !self.get(id).here.is_empty()
+        !self.get(id).resident_layers.is_empty()
     }
 
     /// All of its blocks are on the device.
     pub fn is_whole(&self, id: ColumnId) -> bool {
-        self.get(id).here == self.all
+        self.get(id).resident_layers == self.all
     }
 
     /// Layers whose block is not on the device.
-    pub fn gone(&self, id: ColumnId) -> LayerSet {
-        self.all - self.get(id).here
+    pub fn missing_blocks_of(&self, id: ColumnId) -> LayerSet {
+        self.all - self.get(id).resident_layers
     }
 
     /// Its blocks that are not on the device.
     pub fn absent(&self, id: ColumnId) -> u32 {
-        self.gone(id).len()
+        self.missing_blocks_of(id).len()
     }
 
     /// Blocks of columns with a seat that are not on the device.
-    pub fn away(&self) -> u32 {
+    pub fn offloaded_layers(&self) -> u32 {
         self.away
     }
 
     /// The column sits there from now on, or nowhere. Returns where it sat before.
-    pub fn set_seat(&mut self, id: ColumnId, seat: Option<u32>) -> Option<u32> {
+    pub fn set_staging_slot(&mut self, id: ColumnId, seat: Option<u32>) -> Option<u32> {
         let absent = self.absent(id);
-        let before = core::mem::replace(&mut self.get_mut(id).seat, seat);
+        let before = core::mem::replace(&mut self.get_mut(id).staging_slot, seat);
         self.away += if seat.is_some() { absent } else { 0 };
         self.away -= if before.is_some() { absent } else { 0 };
         before
     }
 
     /// Its blocks of these layers are on the device, and no others.
-    fn set_here(&mut self, id: ColumnId, here: LayerSet) {
+    fn set_resident_layers(&mut self, id: ColumnId, here: LayerSet) {
         let column = &mut self.columns[id.index()];
-        let before = core::mem::replace(&mut column.here, here);
-        if column.seat.is_some() {
+        let before = core::mem::replace(&mut column.resident_layers, here);
+        if column.staging_slot.is_some() {
             self.away = (self.away + before.len()).strict_sub(here.len());
         }
     }
@@ -199,11 +199,11 @@ impl Columns {
 
     /// It has no blocks of these layers on the device any more. Those that it had are told.
     pub fn take_layers(&mut self, id: ColumnId, layers: LayerSet, out: &mut Vec<BlockId>) {
-        let here = self.get(id).here;
+        let here = self.get(id).resident_layers;
         let blocks = self.blocks_mut(id);
         let taken = (here & layers).iter();
         out.extend(taken.map(|layer| core::mem::replace(&mut blocks[layer.index()], NOWHERE)));
-        self.set_here(id, here - layers);
+        self.set_resident_layers(id, here - layers);
     }
 
     /// Its blocks are these, one of each layer; it had none.
@@ -213,18 +213,18 @@ impl Columns {
 
     /// Its blocks of these layers are on the device; they were not.
     pub fn add_blocks(&mut self, id: ColumnId, layers: LayerSet, blocks: &[BlockId]) {
-        assert!((self.get(id).here & layers).is_empty(), "{id:?} has one block of a layer");
+        assert!((self.get(id).resident_layers & layers).is_empty(), "{id:?} has one block of a layer");
         assert_eq!(layers.len() as usize, blocks.len(), "a block for each layer");
         let own = self.blocks_mut(id);
         layers.iter().zip(blocks).for_each(|(layer, block)| own[layer.index()] = *block);
-        self.set_here(id, self.get(id).here | layers);
+        self.set_resident_layers(id, self.get(id).resident_layers | layers);
     }
 
     /// It lies there in the host tier, with all of its layers.
-    pub fn stow(&mut self, id: ColumnId, stowed: Stowed) {
+    pub fn set_host_location(&mut self, id: ColumnId, stowed: HostLocation) {
         let hosted = self.all;
         let column = self.get_mut(id);
-        (column.hosted, column.stowed) = (hosted, Some(stowed));
+        (column.hosted_layers, column.host_location) = (hosted, Some(stowed));
     }
 
     /// One of its blocks has moved.
@@ -237,14 +237,15 @@ impl Columns {
     pub fn exchange(&mut self, one: ColumnId, other: ColumnId) {
         let (first, second) = (one.index() * self.layers, other.index() * self.layers);
         (0..self.layers).for_each(|layer| self.blocks.swap(first + layer, second + layer));
-        let Column { stowed, hosted, here, .. } = *self.get(one);
+        let Column { host_location: stowed, hosted_layers: hosted, resident_layers: here, .. } =
+            *self.get(one);
         let mirrored = self.get_mut(other);
-        let before = (mirrored.stowed, mirrored.hosted, mirrored.here);
-        (mirrored.stowed, mirrored.hosted) = (stowed, hosted);
-        self.set_here(other, here);
+        let before = (mirrored.host_location, mirrored.hosted_layers, mirrored.resident_layers);
+        (mirrored.host_location, mirrored.hosted_layers) = (stowed, hosted);
+        self.set_resident_layers(other, here);
         let column = self.get_mut(one);
-        (column.stowed, column.hosted) = (before.0, before.1);
-        self.set_here(one, before.2);
+        (column.host_location, column.hosted_layers) = (before.0, before.1);
+        self.set_resident_layers(one, before.2);
     }
 
     /// Blocks of a column, front layer first, also those that are nowhere.

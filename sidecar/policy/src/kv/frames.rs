@@ -9,7 +9,7 @@ use core::ops::Range;
 mod open;
 
 use crate::ids::{BlockId, ColumnId, FrameId};
-use open::Open;
+use open::PartialChunks;
 
 /// Nobody holds the block.
 const FREE: u32 = u32::MAX;
@@ -34,7 +34,7 @@ pub struct Frames {
     /// One bit for each block, set = held or reserved; so many words for each frame.
     bits: Vec<u64>,
     words: usize,
-    open: Open,
+    open: PartialChunks,
     free_blocks: u32,
     draining: BTreeSet<FrameId>,
     backed: u32,
@@ -49,7 +49,7 @@ impl Frames {
             holders: Vec::new(),
             bits: Vec::new(),
             words: blocks_per_chunk.div_ceil(64) as usize,
-            open: Open::default(),
+            open: PartialChunks::default(),
             free_blocks: 0,
             draining: BTreeSet::new(),
             backed: 0,

@@ -69,7 +69,7 @@ impl HostKvPool {
     }
 
     /// Somebody uses a cached column.
-    pub fn use_again(&mut self, stamp: u64, parent: u64, id: ColumnId) {
+    pub fn reuse(&mut self, stamp: u64, parent: u64, id: ColumnId) {
         self.idle.remove(&stamp);
         self.children.remove(&(parent, id));
     }
@@ -91,7 +91,7 @@ impl HostKvPool {
     pub fn take_children(&mut self, parent: u64, columns: &Columns) -> Vec<ColumnId> {
         let of_parent = (parent, ColumnId(0))..=(parent, ColumnId(u32::MAX));
         let children: Vec<_> = self.children.range(of_parent).map(|(_, id)| *id).collect();
-        children.iter().for_each(|id| self.use_again(columns.get(*id).stamp, parent, *id));
+        children.iter().for_each(|id| self.reuse(columns.get(*id).stamp, parent, *id));
         children
     }
 
@@ -107,7 +107,7 @@ impl HostKvPool {
                 "{id:?} has a parent"
             );
         }
-        let used = columns.iter().filter(|(_, column)| column.stowed.is_some()).count() as u32;
+        let used = columns.iter().filter(|(_, column)| column.host_location.is_some()).count() as u32;
         assert!(self.used() >= used && self.used() <= self.columns, "every stowed column has a place");
     }
 }

@@ -72,29 +72,29 @@ pub(super) struct LayerOffload {
     /// By set of the placement.
     sets: Vec<Set>,
     slots: Slots,
-    seats: Vec<Option<StagingSlot>>,
-    holes: u32,
+    staging_slots: Vec<Option<StagingSlot>>,
+    free_slots: u32,
     /// For each buffer its blocks, one for each seat at least.
     buffers: Vec<Vec<BlockId>>,
     /// Seats that each fetch covers.
     covered: Coverage,
     /// By layer: seats that the tables place in the buffer.
-    told: Vec<u32>,
+    slots_in_tables: Vec<u32>,
     /// By layer: seats whose own blocks have left.
-    shed: Vec<u32>,
+    evicted_slots: Vec<u32>,
     /// Fetches under way, the oldest first, and the newest that was ordered.
     fetching: VecDeque<Generation>,
     newest: Generation,
     /// Places in the host tier that a fetch under way may still read, by the newest such fetch.
-    parted: Vec<(Generation, u32)>,
+    pinned_places: Vec<(Generation, u32)>,
     /// Columns that are being written back.
     pub(super) writing: Vec<ColumnId>,
     /// Prompts that go to the host tier while they are computed.
-    pub(super) spills: Spills,
+    pub(super) prefill_spills: Spills,
     /// The step under way reads nothing from buffers, nor writes there.
-    rests: bool,
+    are_buffers_idle: bool,
     /// Fetches fail: nothing is fetched any more until another placement is in force.
-    given_up: bool,
+    is_fetching_disabled: bool,
     /// Columns whose copies are complete, to be seated.
     ready: VecDeque<StagingSlot>,
     /// The same for whoever carries fetches out, as far as it was told.
@@ -117,7 +117,7 @@ impl Set {
 }
 
 /// Layers by the seats that each goes over, from one to before another; those that go over none are left out.
-fn by_seats(spans: impl Iterator<Item = (LayerId, [u32; 2])>) -> BTreeMap<[u32; 2], LayerSet> {
+fn group_by_slots(spans: impl Iterator<Item = (LayerId, [u32; 2])>) -> BTreeMap<[u32; 2], LayerSet> {
     let mut groups: BTreeMap<_, LayerSet> = BTreeMap::new();
     for (layer, [from, to]) in spans.filter(|(_, [from, to])| from < to) {
         groups.entry([from, to]).or_default().insert(layer);
@@ -131,7 +131,7 @@ struct Coverage(VecDeque<(Generation, u32)>);
 
 impl Coverage {
     /// The fetch of this generation covers so many seats, unless it is known to cover others.
-    fn note(&mut self, generation: Generation, seats: u32) {
+    fn record(&mut self, generation: Generation, seats: u32) {
         if let Err(at) = self.find(generation) {
             self.0.insert(at, (generation, seats));
         }
@@ -177,12 +177,13 @@ impl LayerOffload {
 
     /// Places in the host tier that belong to no column any more.
     pub fn pinned_host_places(&self) -> u32 {
-        self.parted.len() as u32
+        self.pinned_places.len() as u32
     }
 
     /// Layers whose block of this seat may be away.
     pub fn members(&self, seat: u32) -> LayerSet {
-        self.seats[seat as usize].map_or(LayerSet::NONE, |seat| self.sets[usize::from(seat.set)].members)
+        self.staging_slots[seat as usize]
+            .map_or(LayerSet::NONE, |seat| self.sets[usize::from(seat.set)].members)
     }
 
     fn set(&self, set: u16) -> &[LayerId] {
@@ -200,7 +201,7 @@ impl LayerOffload {
     }
 
     /// The fetch is under way.
-    fn note_fetch(&mut self, generation: Generation) {
+    fn record_fetch(&mut self, generation: Generation) {
         let later = self.fetching.iter().rev().take_while(|known| **known > generation).count();
         let at = self.fetching.len() - later;
         if at == 0 || self.fetching[at - 1] != generation {
@@ -210,10 +211,10 @@ impl LayerOffload {
     }
 
     /// Where the tables place this seat's layers in buffers, by layer.
-    pub fn tell_blocks(&self, seat: u32, blocks: &mut [BlockId]) {
-        let Some(StagingSlot { set, .. }) = self.seats[seat as usize] else { return };
+    pub fn fill_table_blocks(&self, seat: u32, blocks: &mut [BlockId]) {
+        let Some(StagingSlot { set, .. }) = self.staging_slots[seat as usize] else { return };
         for (layer, buffer) in &self.sets[usize::from(set)].places {
-            if seat < self.told[layer.index()] {
+            if seat < self.slots_in_tables[layer.index()] {
                 blocks[layer.index()] = self.buffers[buffer.index()][seat as usize];
             }
         }
@@ -222,44 +223,44 @@ impl LayerOffload {
     /// Nothing of the request is placed any more.
     pub fn forget_request(&mut self, request: RequestId) {
         self.placement.of.remove(&request);
-        self.spills.forget(request);
+        self.prefill_spills.forget(request);
     }
 
     /// Nothing is fetched any more, and nobody has a seat who is still there.
-    pub fn gave_up(&self) -> bool {
-        self.given_up
+    pub fn is_fetching_disabled(&self) -> bool {
+        self.is_fetching_disabled
     }
 
     /// Nothing is fetched any more. Returns who has a seat.
-    pub fn give_up(&mut self) -> BTreeSet<ColumnId> {
-        self.given_up = true;
-        self.seats.iter().flatten().map(|seat| seat.column).collect()
+    pub fn disable_fetching(&mut self) -> BTreeSet<ColumnId> {
+        self.is_fetching_disabled = true;
+        self.staging_slots.iter().flatten().map(|seat| seat.column).collect()
     }
 
     /// Nobody sits there any more.
     pub fn vacate(&mut self, seat: u32) {
-        self.seats[seat as usize] = None;
-        if (seat as usize) < self.table.seats.len() {
-            Arc::make_mut(&mut self.table).seats[seat as usize] = None;
+        self.staging_slots[seat as usize] = None;
+        if (seat as usize) < self.table.slots.len() {
+            Arc::make_mut(&mut self.table).slots[seat as usize] = None;
         }
-        self.holes += 1;
+        self.free_slots += 1;
     }
 }
 
 impl Kv {
     /// What the placement orders now.
     pub fn placement(&self) -> &Placement {
-        &self.stream.placement
+        &self.layer_offload.placement
     }
 
     /// Fetches were given up under the placement in force.
-    pub fn gave_up(&self) -> bool {
-        self.stream.gave_up()
+    pub fn is_fetching_disabled(&self) -> bool {
+        self.layer_offload.is_fetching_disabled()
     }
 
     /// Blocks of the buffers.
     pub fn buffer_blocks(&self) -> u32 {
-        self.stream.buffer_blocks()
+        self.layer_offload.buffer_blocks()
     }
 
     /// Another placement, of running requests, is in force from the next step on. Where its first set is not all layers, no prompt goes
@@ -269,68 +270,72 @@ impl Kv {
     /// # Panics
     /// If a fetch is under way, or a buffer would serve one layer only.
     pub fn place(&mut self, placement: Placement) {
-        assert!(self.stream.fetching.is_empty(), "buffers change while nothing is copied into them");
+        assert!(self.layer_offload.fetching.is_empty(), "buffers change while nothing is copied into them");
         let beta = usize::from(placement.layout.beta);
         assert!(placement.layout.moving.len() >= 2 * beta, "a buffer serves at least two layers");
         let layers = self.layers as usize;
         if placement.sets.first().is_none_or(|set| set.len() < layers) {
-            self.stream.spills.keep_all_in();
+            self.layer_offload.prefill_spills.disable_prefill_spill();
         }
-        let old = core::mem::take(&mut self.stream.seats);
+        let old = core::mem::take(&mut self.layer_offload.staging_slots);
         self.release_buffers();
-        self.return_parted();
+        self.release_pinned_places();
         for seat in old.iter().flatten() {
-            self.columns.set_seat(seat.column, None);
-            self.wanted.recheck(seat.column);
+            self.columns.set_staging_slot(seat.column, None);
+            self.missing_blocks.recheck(seat.column);
         }
-        self.stream = LayerOffload {
+        self.layer_offload = LayerOffload {
             slots: Slots::new(placement.layout.clone(), vec![None; beta]),
             buffers: vec![Vec::new(); beta],
             sets: placement.sets.iter().map(|set| Set::of(set, &placement.layout)).collect(),
-            told: vec![0; layers],
-            shed: vec![0; layers],
-            newest: self.stream.newest,
-            writing: core::mem::take(&mut self.stream.writing),
-            spills: core::mem::take(&mut self.stream.spills),
+            slots_in_tables: vec![0; layers],
+            evicted_slots: vec![0; layers],
+            newest: self.layer_offload.newest,
+            writing: core::mem::take(&mut self.layer_offload.writing),
+            prefill_spills: core::mem::take(&mut self.layer_offload.prefill_spills),
             placement,
             ..LayerOffload::default()
         };
-        self.history.word(!(self.stream.placement.layout.moving.len() as u64));
+        self.history.word(!(self.layer_offload.placement.layout.moving.len() as u64));
         self.sequences.values_mut().for_each(|sequence| sequence.written = 0);
-        self.reseat();
+        self.restage();
         let seated: Vec<_> = old.into_iter().flatten().map(|seat| seat.column).collect();
         self.touch(&seated.into_iter().collect());
     }
 
     /// A running request follows a set of the placement in force; its columns are written back from now on.
     pub fn register(&mut self, request: RequestId, set: u16) {
-        assert!(usize::from(set) < self.stream.placement.sets.len(), "the set exists");
+        assert!(usize::from(set) < self.layer_offload.placement.sets.len(), "the set exists");
         if self.sequences.contains_key(&request) {
-            self.stream.placement.of.insert(request, set);
+            self.layer_offload.placement.of.insert(request, set);
         }
     }
 
     /// Open requests that run, or may.
-    pub fn runners(&self) -> impl Iterator<Item = RequestId> + '_ {
+    pub fn running_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.sequences.iter().filter(|(_, sequence)| !sequence.suspended).map(|(request, _)| *request)
     }
 
-    pub(super) fn check_stream(&self) {
-        let stream = &self.stream;
+    pub(super) fn check_layer_offload(&self) {
+        let stream = &self.layer_offload;
         stream.slots.check();
-        for (at, seat) in stream.seats.iter().enumerate() {
+        for (at, seat) in stream.staging_slots.iter().enumerate() {
             let Some(seat) = seat else { continue };
-            assert_eq!(self.columns.get(seat.column).seat(), Some(at as u32), "a column knows its seat");
+            assert_eq!(
+                self.columns.get(seat.column).staging_slot(),
+                Some(at as u32),
+                "a column knows its seat"
+            );
             for layer in stream.set(seat.set) {
                 assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
-                let hosted = self.columns.get(seat.column).hosted.contains(*layer);
+                let hosted = self.columns.get(seat.column).hosted_layers.contains(*layer);
                 assert!(hosted || self.is_spilling(seat.column), "what may leave has a copy");
             }
         }
-        let holes = stream.seats.iter().filter(|seat| seat.is_none()).count() as u32;
-        assert_eq!(holes, stream.holes, "seats that nobody has");
+        let holes = stream.staging_slots.iter().filter(|seat| seat.is_none()).count() as u32;
+        assert_eq!(holes, stream.free_slots, "seats that nobody has");
         for buffer in &stream.buffers {
-            assert!(buffer.len() >= stream.seats.len(), "each buffer has room for each seat");
+            assert!(buffer.len() >= stream.staging_slots.len(), "each buffer has room for each seat");
             assert!(buffer.iter().all(|block| self.frames.is_buffer(*block)), "buffers hold their blocks");
         }
     }
@@ -347,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn placements_say_the_same_whatever_their_sets_are_called() {
+    fn placements_with_renumbered_sets_are_equivalent() {
         let one = placement(&[&[0, 1], &[2, 3]], &[(1, 0), (2, 1)]);
         assert!(one.is_equivalent(&placement(&[&[2, 3], &[0, 1, 2], &[0, 1]], &[(1, 2), (2, 0)])));
         let others = [

@@ -15,26 +15,26 @@ use crate::layer_set::LayerSet;
 pub(super) struct MissingBlocks {
     columns: BTreeMap<ColumnId, u32>,
     blocks: u32,
-    doubtful: Vec<ColumnId>,
+    columns_to_recheck: Vec<ColumnId>,
 }
 
 impl MissingBlocks {
     /// The column may be wanted.
     pub fn add(&mut self, id: ColumnId) {
         self.columns.entry(id).or_insert(0);
-        self.doubtful.push(id);
+        self.columns_to_recheck.push(id);
     }
 
     /// Something has happened with the column.
     pub fn recheck(&mut self, id: ColumnId) {
         if self.columns.contains_key(&id) {
-            self.doubtful.push(id);
+            self.columns_to_recheck.push(id);
         }
     }
 
     /// Something has happened with all of them.
     pub fn recheck_all(&mut self) {
-        self.doubtful = self.columns.keys().copied().collect();
+        self.columns_to_recheck = self.columns.keys().copied().collect();
     }
 
     /// The column is not wanted any more.
@@ -69,26 +69,26 @@ impl MissingBlocks {
 
 impl Kv {
     /// A request that is admitted uses the column: it has to be on the device.
-    pub(super) fn want(&mut self, id: ColumnId) {
+    pub(super) fn add_missing(&mut self, id: ColumnId) {
         if !self.columns.is_whole(id) {
-            self.wanted.add(id);
+            self.missing_blocks.add(id);
         }
     }
 
     /// Blocks that the columns which are wanted on the device will take there.
-    pub fn wanted_blocks(&mut self) -> u32 {
-        for id in core::mem::take(&mut self.wanted.doubtful) {
+    pub fn missing_block_count(&mut self) -> u32 {
+        for id in core::mem::take(&mut self.missing_blocks.columns_to_recheck) {
             let blocks = self.lacking(id);
-            self.wanted.set(id, blocks);
+            self.missing_blocks.set(id, blocks);
         }
-        self.wanted.blocks
+        self.missing_blocks.blocks
     }
 
     /// The first `most` columns that are wanted, which are not any more from now on.
-    pub(super) fn take_wanted(&mut self, most: u32) -> Vec<ColumnId> {
-        self.wanted_blocks();
-        let taken: Vec<_> = self.wanted.columns.keys().copied().take(most as usize).collect();
-        taken.iter().for_each(|id| self.wanted.remove(*id));
+    pub(super) fn take_missing(&mut self, most: u32) -> Vec<ColumnId> {
+        self.missing_block_count();
+        let taken: Vec<_> = self.missing_blocks.columns.keys().copied().take(most as usize).collect();
+        taken.iter().for_each(|id| self.missing_blocks.remove(*id));
         taken
     }
 
@@ -100,15 +100,16 @@ impl Kv {
 
     /// Layers whose block is not on the device and that no buffer stands for.
     pub(super) fn missing(&self, id: ColumnId) -> LayerSet {
-        let seat = self.columns.get(id).seat();
-        self.columns.gone(id) - seat.map_or(LayerSet::NONE, |seat| self.stream.members(seat))
+        let seat = self.columns.get(id).staging_slot();
+        self.columns.missing_blocks_of(id)
+            - seat.map_or(LayerSet::NONE, |seat| self.layer_offload.members(seat))
     }
 
-    pub(super) fn check_wanted(&self) {
-        let sum: u32 = self.wanted.columns.values().sum();
-        assert_eq!(sum, self.wanted.blocks, "blocks that are wanted");
-        for (id, blocks) in &self.wanted.columns {
-            let doubtful = self.wanted.doubtful.contains(id);
+    pub(super) fn check_missing(&self) {
+        let sum: u32 = self.missing_blocks.columns.values().sum();
+        assert_eq!(sum, self.missing_blocks.blocks, "blocks that are wanted");
+        for (id, blocks) in &self.missing_blocks.columns {
+            let doubtful = self.missing_blocks.columns_to_recheck.contains(id);
             assert!(doubtful || *blocks == self.lacking(*id), "{id:?} lacks {blocks} blocks");
         }
     }

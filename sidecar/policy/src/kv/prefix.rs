@@ -37,9 +37,9 @@ impl Kv {
             let tokens: &Tokens = tokens.try_into().expect("a full column");
             let hash = (self.hash)(chain.1, tokens);
             let Some(id) = self.find(hash, chain.0, salt, tokens) else { break };
-            self.refer(id);
+            self.add_reference(id);
             self.append(request, id);
-            self.want(id);
+            self.add_missing(id);
             chain = (self.content(id).name, hash);
         }
         let sequence = self.sequences.get_mut(&request).expect("just opened");
@@ -60,7 +60,7 @@ impl Kv {
     }
 
     /// One reference more.
-    pub(super) fn refer(&mut self, id: ColumnId) {
+    pub(super) fn add_reference(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs += 1;
         if column.refs > 1 {
@@ -68,7 +68,7 @@ impl Kv {
         }
         let (stamp, parent) = (column.stamp, column.content.as_ref().map(|content| content.parent));
         match parent {
-            Some(parent) if !self.columns.has_blocks(id) => self.tier.use_again(stamp, parent, id),
+            Some(parent) if !self.columns.has_blocks(id) => self.host_pool.reuse(stamp, parent, id),
             _ => drop(self.idle.remove(&stamp)),
         }
     }
@@ -120,18 +120,18 @@ impl Kv {
     /// The request's column `at` holds the same tokens in the same place as `same`: it uses that one from now on. So a
     /// shareable child never outlives its parent, and the duplicate's blocks are free.
     fn replace(&mut self, request: RequestId, at: u32, same: ColumnId) {
-        self.refer(same);
+        self.add_reference(same);
         let old = self.sequences[&request].columns[at as usize];
-        let away = self.columns.get(same).seat().is_none() && !self.columns.is_whole(same);
-        if away && self.stream.writing.contains(&same) {
-            self.want(same);
+        let away = self.columns.get(same).staging_slot().is_none() && !self.columns.is_whole(same);
+        if away && self.layer_offload.writing.contains(&same) {
+            self.add_missing(same);
         } else if away {
             // What was just computed is on the device already: it takes the place of the copy in the host tier.
             self.columns.exchange(same, old);
-            self.wanted.recheck(same);
-            self.wanted.recheck(old);
+            self.missing_blocks.recheck(same);
+            self.missing_blocks.recheck(old);
             for id in [same, old] {
-                let layers = self.columns.get(id).here().iter();
+                let layers = self.columns.get(id).resident_layers().iter();
                 let blocks: Vec<_> = layers.filter_map(|layer| self.columns.block(id, layer)).collect();
                 self.frames.hand_over(&blocks, id);
             }
@@ -139,7 +139,7 @@ impl Kv {
         let columns = &mut self.sequences.get_mut(&request).expect("open").columns;
         columns[at as usize] = same;
         self.dirty.insert((request, at));
-        self.let_go(old);
+        self.release_reference(old);
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_that_always_collides_never_serves_the_wrong_tokens() {
+    fn colliding_hash_never_serves_wrong_tokens() {
         let mut kv = kv(Some(|_, _| 42));
         run(&mut kv, 1, 0, &prompt(0));
         assert_eq!(run(&mut kv, 2, 0, &prompt(100)), 0);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn two_requests_that_compute_the_same_column_end_up_sharing_it() {
+    fn concurrent_equal_columns_are_deduplicated() {
         let mut kv = kv(None);
         kv.open(RequestId(1), 0, &prompt(0));
         kv.open(RequestId(2), 0, &prompt(0));

@@ -6,7 +6,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Kv;
-use super::columns::Stowed;
+use super::columns::HostLocation;
 use crate::action::BlockSwap;
 use crate::ids::{BlockId, ChunkId, ColumnId, HostBlockId, LayerId, RequestId};
 use crate::slots::Generations;
@@ -17,7 +17,7 @@ pub struct Swap {
     /// Which.
     pub column: ColumnId,
     /// Where it lies in the host tier, or will.
-    pub stowed: Stowed,
+    pub host_location: HostLocation,
     /// The layers whose blocks are copied.
     pub layers: Vec<LayerId>,
 }
@@ -29,38 +29,38 @@ impl Kv {
         (sequence.suspended, sequence.written) = (false, 0);
         for (at, id) in sequence.columns.clone().into_iter().enumerate() {
             self.dirty.insert((request, at as u32));
-            self.want(id);
+            self.add_missing(id);
         }
     }
 
     /// Columns that the host tier has room for, its cache given up.
     pub fn host_room(&self) -> u32 {
-        self.tier.room()
+        self.host_pool.room()
     }
 
     /// Places of the host tier that are in use, but for its cache.
     pub fn host_used(&self) -> u32 {
-        self.tier.used() - self.tier.idle()
+        self.host_pool.used() - self.host_pool.idle()
     }
 
     /// Places that the host tier would have, its cache given up.
     pub fn host_places(&self) -> u32 {
-        self.tier.room() + self.tier.idle()
+        self.host_pool.room() + self.host_pool.idle()
     }
 
     /// Columns of the request that have a place in the host tier.
     pub fn placed_columns(&self, request: RequestId) -> u32 {
         let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
-        columns.filter(|id| self.columns.get(**id).stowed.is_some()).count() as u32
+        columns.filter(|id| self.columns.get(**id).host_location.is_some()).count() as u32
     }
 
     /// Columns without a place in the host tier.
-    fn placeless(&self) -> u32 {
-        self.columns.live() - (self.tier.used() - self.stream.pinned_host_places())
+    fn unplaced_columns(&self) -> u32 {
+        self.columns.live() - (self.host_pool.used() - self.layer_offload.pinned_host_places())
     }
 
     /// Some column has blocks on the device that the host tier lacks, or that are still there.
-    pub fn on_device(&self) -> bool {
+    pub fn has_device_only_blocks(&self) -> bool {
         self.columns.iter().any(|(id, _)| self.columns.has_blocks(id))
     }
 
@@ -68,15 +68,15 @@ impl Kv {
     ///
     /// # Panics
     /// If some KV is placed: buffers stand for nothing then.
-    pub fn shed_copies(&mut self) {
-        assert!(self.stream.buffer_blocks() == 0, "what is in use stays");
+    pub fn drop_host_copies(&mut self) {
+        assert!(self.layer_offload.buffer_blocks() == 0, "what is in use stays");
         let ids: Vec<_> = self.columns.iter().map(|(id, _)| id).collect();
         for id in ids {
             let mut blocks = Vec::new();
-            self.columns.take_layers(id, self.columns.get(id).hosted, &mut blocks);
+            self.columns.take_layers(id, self.columns.get(id).hosted_layers, &mut blocks);
             self.frames.give(&blocks);
         }
-        self.wanted.recheck_all();
+        self.missing_blocks.recheck_all();
     }
 
     /// The request holds blocks on the device.
@@ -89,21 +89,21 @@ impl Kv {
     /// the columns given up and, if that does not suffice, how many columns of requests are too many.
     pub fn make_host_room(&mut self) -> (u32, u32) {
         let mut evicted = 0;
-        while self.placeless() > self.tier.room() {
+        while self.unplaced_columns() > self.host_pool.room() {
             let on_device = self.idle.first_key_value().map(|(stamp, _)| *stamp);
             // No column is older than none: where only one side has any, it is that side's turn.
             let host_first =
-                on_device.is_none_or(|stamp| self.tier.oldest().is_some_and(|host| host < stamp));
+                on_device.is_none_or(|stamp| self.host_pool.oldest().is_some_and(|host| host < stamp));
             if !(if host_first { self.evict_from_host() } else { self.evict() }) {
                 break;
             }
             evicted += 1;
         }
-        (evicted, self.placeless().saturating_sub(self.tier.room()))
+        (evicted, self.unplaced_columns().saturating_sub(self.host_pool.room()))
     }
 
     /// Gives up all cache, on the device and in the host tier. Returns the columns given up.
-    pub fn give_up_cache(&mut self) -> u32 {
+    pub fn evict_cache(&mut self) -> u32 {
         let mut count = 0;
         while self.evict() || self.evict_from_host() {
             count += 1;
@@ -113,8 +113,8 @@ impl Kv {
 
     /// As [`Kv::evict`], of those in the host tier.
     pub fn evict_from_host(&mut self) -> bool {
-        let Some(id) = self.tier.take_oldest(&self.columns) else { return false };
-        self.give_up(id);
+        let Some(id) = self.host_pool.take_oldest(&self.columns) else { return false };
+        self.evict_column(id);
         true
     }
 
@@ -124,7 +124,7 @@ impl Kv {
     /// # Panics
     /// If there is no room: [`Kv::make_host_room`] comes first.
     pub fn plan_swap_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
-        let here = |id: &ColumnId| self.columns.has_blocks(*id) && !self.stream.writing.contains(id);
+        let here = |id: &ColumnId| self.columns.has_blocks(*id) && !self.layer_offload.writing.contains(id);
         let used = self.columns.iter().filter(|(_, column)| column.refs > 0).map(|(id, _)| id);
         let columns = used.chain(self.idle.values().copied()).filter(here);
         let columns: Vec<_> = columns.take(most as usize).collect();
@@ -133,30 +133,35 @@ impl Kv {
 
     pub(super) fn swap_out(&mut self, columns: Vec<ColumnId>, generations: &mut Generations) -> Vec<Swap> {
         let plan = |id: &ColumnId| {
-            self.refer(*id);
-            let fresh = || Stowed { place: self.tier.take(), generation: generations.fresh() };
-            let stowed = self.columns.get(*id).stowed.unwrap_or_else(fresh);
-            Swap { column: *id, stowed, layers: self.columns.get(*id).unhosted().iter().collect() }
+            self.add_reference(*id);
+            let fresh =
+                || HostLocation { place: self.host_pool.take(), generation: generations.next_generation() };
+            let stowed = self.columns.get(*id).host_location.unwrap_or_else(fresh);
+            Swap {
+                column: *id,
+                host_location: stowed,
+                layers: self.columns.get(*id).layers_not_on_host().iter().collect(),
+            }
         };
         let swaps: Vec<_> = columns.iter().map(plan).collect();
-        self.moving = columns;
+        self.moving_columns = columns;
         swaps
     }
 
     /// The copies to the host have ended.
     pub fn finish_swap_out(&mut self, swaps: &[Swap], done: bool) {
-        self.moving.clear();
+        self.moving_columns.clear();
         for swap in swaps {
-            let had_place = self.columns.get(swap.column).stowed.is_some();
+            let had_place = self.columns.get(swap.column).host_location.is_some();
             if done {
                 self.frames.give(&self.columns.take_blocks(swap.column));
-                self.wanted.recheck(swap.column);
-                self.columns.stow(swap.column, swap.stowed);
-                self.history.word(swap.stowed.generation.0);
+                self.missing_blocks.recheck(swap.column);
+                self.columns.set_host_location(swap.column, swap.host_location);
+                self.history.word(swap.host_location.generation.0);
             } else if !had_place {
-                self.tier.give(swap.stowed.place);
+                self.host_pool.give(swap.host_location.place);
             }
-            self.let_go(swap.column);
+            self.release_reference(swap.column);
         }
     }
 
@@ -166,7 +171,7 @@ impl Kv {
     /// If there are not [`Kv::wanted_blocks`] free blocks.
     pub fn plan_swap_in(&mut self, most: u32) -> Vec<Swap> {
         let swaps = self.plan_in(most);
-        self.moving = swaps.iter().map(|swap| swap.column).collect();
+        self.moving_columns = swaps.iter().map(|swap| swap.column).collect();
         swaps
     }
 
@@ -176,7 +181,7 @@ impl Kv {
     /// If there are not [`Kv::wanted_blocks`] free blocks.
     pub fn plan_async_swap_in(&mut self, most: u32) -> Vec<Swap> {
         let swaps = self.plan_in(most);
-        self.coming.extend(swaps.iter().map(|swap| swap.column));
+        self.loading_swaps.extend(swaps.iter().map(|swap| swap.column));
         swaps
     }
 
@@ -184,36 +189,37 @@ impl Kv {
     pub fn missing_only_for(&self, requests: &[RequestId]) -> bool {
         let others = self.sequences.iter().filter(|(id, one)| !one.suspended && !requests.contains(id));
         let mut columns = others.flat_map(|(_, sequence)| &sequence.columns);
-        !columns.any(|id| self.wanted.contains(*id))
+        !columns.any(|id| self.missing_blocks.contains(*id))
     }
 
     /// Something is on its way from the host tier beside steps.
-    pub fn comes(&self) -> bool {
-        !self.coming.is_empty()
+    pub fn has_loading_swaps(&self) -> bool {
+        !self.loading_swaps.is_empty()
     }
 
     /// Some of the request's KV is.
     pub fn is_loading(&self, request: RequestId) -> bool {
-        let columns = self.sequences.get(&request).filter(|_| self.comes()).map(|one| &one.columns);
-        columns.is_some_and(|columns| columns.iter().any(|id| self.coming.contains(id)))
+        let columns =
+            self.sequences.get(&request).filter(|_| self.has_loading_swaps()).map(|one| &one.columns);
+        columns.is_some_and(|columns| columns.iter().any(|id| self.loading_swaps.contains(id)))
     }
 
     /// A request that runs would read what is still on its way.
     pub fn exceeds_loads(&self) -> bool {
-        self.comes() && self.runners().any(|request| self.is_loading(request))
+        self.has_loading_swaps() && self.running_requests().any(|request| self.is_loading(request))
     }
 
     fn plan_in(&mut self, most: u32) -> Vec<Swap> {
-        let wanted = self.take_wanted(most);
+        let wanted = self.take_missing(most);
         let mut blocks = Vec::new();
         let mut plan = |id: ColumnId| {
             blocks.clear();
             let layers = self.missing(id);
             self.frames.take(layers.len(), id, &mut blocks);
             self.columns.add_blocks(id, layers, &blocks);
-            self.refer(id);
-            let stowed = self.columns.get(id).stowed.expect("a wanted column lies in the host tier");
-            Swap { column: id, stowed, layers: layers.iter().collect() }
+            self.add_reference(id);
+            let stowed = self.columns.get(id).host_location.expect("a wanted column lies in the host tier");
+            Swap { column: id, host_location: stowed, layers: layers.iter().collect() }
         };
         wanted.into_iter().map(&mut plan).collect()
     }
@@ -221,8 +227,8 @@ impl Kv {
     /// They are not on their way any more.
     fn arrive(&mut self, swaps: &[Swap]) {
         for swap in swaps {
-            if !self.coming.remove(&swap.column) {
-                self.moving.retain(|id| *id != swap.column);
+            if !self.loading_swaps.remove(&swap.column) {
+                self.moving_columns.retain(|id| *id != swap.column);
             }
         }
     }
@@ -232,28 +238,29 @@ impl Kv {
         self.arrive(swaps);
         let arrived: BTreeSet<_> = swaps.iter().map(|swap| swap.column).collect();
         for swap in swaps {
-            let idle = self.columns.get(swap.column).seat().is_none() && self.columns.is_whole(swap.column);
-            if idle && !self.stream.writing.contains(&swap.column) {
-                self.leave_host(swap.column);
+            let idle =
+                self.columns.get(swap.column).staging_slot().is_none() && self.columns.is_whole(swap.column);
+            if idle && !self.layer_offload.writing.contains(&swap.column) {
+                self.release_host_place(swap.column);
             }
-            self.history.word(!swap.stowed.generation.0);
+            self.history.word(!swap.host_location.generation.0);
         }
         self.touch(&arrived);
-        swaps.iter().for_each(|swap| self.let_go(swap.column));
+        swaps.iter().for_each(|swap| self.release_reference(swap.column));
     }
 
     /// The copies to the device failed, and nobody knows what lies in the host tier: these columns are lost, with all that
     /// follows them. Returns the requests that need them, which have to be computed again.
-    pub fn lose(&mut self, swaps: &[Swap]) -> Vec<RequestId> {
+    pub fn on_swap_in_failed(&mut self, swaps: &[Swap]) -> Vec<RequestId> {
         self.arrive(swaps);
         let requests = self.invalidate(&swaps.iter().map(|swap| swap.column).collect());
-        swaps.iter().for_each(|swap| self.let_go(swap.column));
+        swaps.iter().for_each(|swap| self.release_reference(swap.column));
         requests
     }
 
     /// What is in the buffers cannot be fetched: nothing is any more under this placement, and who needs it is computed again.
-    pub fn give_up_fetches(&mut self) -> Vec<RequestId> {
-        let seated = self.stream.give_up();
+    pub fn abort_fetches(&mut self) -> Vec<RequestId> {
+        let seated = self.layer_offload.disable_fetching();
         self.invalidate(&seated)
     }
 
@@ -270,8 +277,8 @@ impl Kv {
             }
         }
         for id in spoilt.iter().chain(lost).copied().collect::<BTreeSet<_>>() {
-            let orphans = self.unpublish(id).map(|name| self.tier.take_children(name, &self.columns));
-            orphans.into_iter().flatten().for_each(|orphan| self.give_up(orphan));
+            let orphans = self.unpublish(id).map(|name| self.host_pool.take_children(name, &self.columns));
+            orphans.into_iter().flatten().for_each(|orphan| self.evict_column(orphan));
         }
         requests
     }
@@ -279,7 +286,7 @@ impl Kv {
     /// The blocks of these layers of a column as a backend knows them.
     pub fn block_swaps(
         &self,
-        (column, stowed): (ColumnId, Stowed),
+        (column, stowed): (ColumnId, HostLocation),
         layers: &[LayerId],
         chunk: impl Fn(BlockId) -> ChunkId,
     ) -> impl Iterator<Item = BlockSwap> {

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{LoanNegotiator, PeerCommand, Terms};
+use super::{LoanNegotiator, NegotiationPolicy, PeerCommand};
 use crate::ids::Nanos;
 use crate::memory_manager::{MemoryManager, TransferKind};
 use crate::peers::Peer;
@@ -38,22 +38,22 @@ pub(super) struct AskBackoff {
 
 impl LoanNegotiator {
     /// KV is short: a survey, then one neighbour after the other.
-    pub(super) fn search_on(&mut self, now: Nanos, manager: &mut MemoryManager) {
+    pub(super) fn continue_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
         match &self.search {
             Search::Idle => self.begin_search(now, manager),
-            Search::Surveying { since } if now.since(*since) >= self.terms.ask_patience_ns => {
+            Search::Surveying { since } if now.since(*since) >= self.policy.ask_patience_ns => {
                 self.end_search(now, manager);
             }
             Search::Asking { since, nonce, .. } => {
                 let nonce = *nonce;
-                let known = self.book.taken().iter().any(|taken| taken.nonce == nonce);
+                let known = self.book.loans_in().iter().any(|taken| taken.nonce == nonce);
                 if !known {
                     // Revoked before it was granted.
                     self.ask_next(now, manager);
-                } else if now.since(*since) >= self.terms.ask_patience_ns {
+                } else if now.since(*since) >= self.policy.ask_patience_ns {
                     if let Ok(peer) = self.book.timed_out(nonce) {
-                        self.letters.push(PeerCommand::Withdraw { peer, nonce });
-                        self.note_silence(now, peer);
+                        self.commands.push(PeerCommand::Withdraw { peer, nonce });
+                        self.record_timeout(now, peer);
                     }
                     self.ask_next(now, manager);
                 }
@@ -63,26 +63,26 @@ impl LoanNegotiator {
     }
 
     fn begin_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
-        if manager.borrow_request().is_none() || self.patient || self.loan_arrives() {
+        if manager.borrow_request().is_none() || self.awaits_loan_return || self.is_loan_arriving() {
             return;
         }
-        if now < self.asked_again_at {
+        if now < self.next_ask_at {
             manager.on_borrow_denied();
             return;
         }
         self.search = Search::Surveying { since: now };
-        self.letters.push(PeerCommand::Survey);
+        self.commands.push(PeerCommand::Survey);
     }
 
     /// The bytes of a loan are on their way.
-    fn loan_arrives(&self) -> bool {
+    fn is_loan_arriving(&self) -> bool {
         self.arriving.iter().any(|arrival| arrival.claim == TransferKind::Lend)
     }
 
     /// All were asked, or nobody can be.
     fn end_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
         self.search = Search::Idle;
-        self.asked_again_at = now.plus(self.terms.retry_ns);
+        self.next_ask_at = now.plus(self.policy.retry_ns);
         manager.on_borrow_denied();
     }
 
@@ -94,8 +94,8 @@ impl LoanNegotiator {
         };
         left.retain(|neighbour| neighbour.peer != victim.peer);
         let nonce = self.book.ask(victim.peer, victim.chunks);
-        let ttl_ns = self.terms.ttl_ns;
-        self.letters.push(PeerCommand::Ask { peer: victim.peer, nonce, chunks: victim.chunks, ttl_ns });
+        let ttl_ns = self.policy.ttl_ns;
+        self.commands.push(PeerCommand::Ask { peer: victim.peer, nonce, chunks: victim.chunks, ttl_ns });
         self.search = Search::Asking { since: now, nonce, left };
     }
 
@@ -104,39 +104,45 @@ impl LoanNegotiator {
     fn next_victim(&self, left: &[PeerView], now: Nanos, manager: &mut MemoryManager) -> Option<Victim> {
         let need_chunks = manager.borrow_request()?;
         let expects = manager.params().expects_next_use();
-        let asker = self.terms.asker(need_chunks, expects);
+        let asker = self.policy.borrower(need_chunks, expects);
         let supply = victim::supply(left, &asker, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
         let need_chunks = if covered { need_chunks } else { manager.useful_loan_size(supply.chunks) };
         if need_chunks == 0 && !left.is_empty() {
-            manager.note(Reason::NeighboursShort);
+            manager.record_shortfall(Reason::NeighboursShort);
         }
         victim::order(left, &Borrower { need_chunks, ..asker }, now).first().copied()
     }
 
     /// The neighbours as they are now: those that may give something are asked one after the other.
-    pub(super) fn surveyed(&mut self, now: Nanos, neighbours: &[PeerView], manager: &mut MemoryManager) {
+    pub(super) fn is_survey_complete(
+        &mut self,
+        now: Nanos,
+        neighbours: &[PeerView],
+        manager: &mut MemoryManager,
+    ) {
         let Search::Surveying { since } = self.search else { return };
-        let paused = |peer: Peer| self.paused.iter().any(|paused| paused.peer == peer && now < paused.until);
+        let paused =
+            |peer: Peer| self.ask_backoffs.iter().any(|paused| paused.peer == peer && now < paused.until);
         let left = neighbours.iter().filter(|neighbour| !paused(neighbour.peer)).copied().collect();
         self.search = Search::Asking { since, nonce: Nonce(0), left };
         self.ask_next(now, manager);
     }
 
     /// Whoever does not answer in time is not asked for a while, each time for twice as long: every search would wait for it.
-    fn note_silence(&mut self, now: Nanos, peer: Peer) {
-        let known = self.paused.iter().position(|paused| paused.peer == peer);
-        let before_ns = known.map_or(self.terms.retry_ns, |at| self.paused.swap_remove(at).pause_ns);
+    fn record_timeout(&mut self, now: Nanos, peer: Peer) {
+        let known = self.ask_backoffs.iter().position(|paused| paused.peer == peer);
+        let before_ns = known.map_or(self.policy.retry_ns, |at| self.ask_backoffs.swap_remove(at).pause_ns);
         let pause_ns = before_ns.saturating_mul(2).min(SILENCE_MAX_NS);
-        self.paused.push(AskBackoff { peer, until: now.plus(pause_ns), pause_ns });
+        self.ask_backoffs.push(AskBackoff { peer, until: now.plus(pause_ns), pause_ns });
     }
 
     /// Whoever said no is not asked again before its answer can be another one. Who gave no answer that says anything is
     /// silent.
-    pub(super) fn note_refusal(&mut self, now: Nanos, peer: Peer, why: Option<LoanDenied>) {
-        let Terms { min_residence_ns, retry_ns, .. } = self.terms;
+    pub(super) fn record_refusal(&mut self, now: Nanos, peer: Peer, why: Option<LoanDenied>) {
+        let NegotiationPolicy { min_residence_ns, retry_ns, .. } = self.policy;
         let pause_ns = match why {
-            None => return self.note_silence(now, peer),
+            None => return self.record_timeout(now, peer),
             Some(LoanDenied::MinResidence { left_ns }) => left_ns.min(min_residence_ns),
             Some(LoanDenied::NotTraded) => SILENCE_MAX_NS,
             Some(
@@ -147,18 +153,18 @@ impl LoanNegotiator {
                 | LoanDenied::Busy,
             ) => retry_ns,
         };
-        self.forget_silence(peer);
-        self.paused.push(AskBackoff { peer, until: now.plus(pause_ns), pause_ns: retry_ns });
+        self.clear_timeouts(peer);
+        self.ask_backoffs.push(AskBackoff { peer, until: now.plus(pause_ns), pause_ns: retry_ns });
     }
 
     /// It has answered in time.
-    pub(super) fn forget_silence(&mut self, peer: Peer) {
-        self.paused.retain(|paused| paused.peer != peer);
+    pub(super) fn clear_timeouts(&mut self, peer: Peer) {
+        self.ask_backoffs.retain(|paused| paused.peer != peer);
     }
 }
 
-impl Terms {
-    fn asker(&self, need_chunks: u32, expects: bool) -> Borrower<'_> {
+impl NegotiationPolicy {
+    fn borrower(&self, need_chunks: u32, expects: bool) -> Borrower<'_> {
         Borrower {
             priority: self.priority,
             need_chunks,

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::loan_negotiator::Terms;
+use crate::loan_negotiator::NegotiationPolicy;
 use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
@@ -102,7 +102,7 @@ pub enum PeerEvent {
         chunks: u32,
     },
     /// The directive has changed.
-    Terms(Terms),
+    Terms(NegotiationPolicy),
     /// Both processes of a neighbour are gone, as the ledger shows.
     Died(Peer),
 }

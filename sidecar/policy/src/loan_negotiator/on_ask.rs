@@ -1,6 +1,6 @@
 //! A neighbour asks. What it gets is decided here, from what holds at this moment: what it saw of this tenant may be old.
 
-use super::{LoanNegotiator, PeerCommand, Terms};
+use super::{LoanNegotiator, NegotiationPolicy, PeerCommand};
 use crate::action::Earmark;
 use crate::ids::Nanos;
 use crate::memory_manager::{MemoryManager, TransferKind};
@@ -9,7 +9,7 @@ use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
 
 impl LoanNegotiator {
-    pub(super) fn asked(
+    pub(super) fn on_ask(
         &mut self,
         now: Nanos,
         (peer, nonce): (Peer, Nonce),
@@ -17,7 +17,7 @@ impl LoanNegotiator {
         ttl_ns: u64,
         manager: &mut MemoryManager,
     ) {
-        let expires = now.plus(ttl_ns.min(self.terms.ttl_ns));
+        let expires = now.plus(ttl_ns.min(self.policy.ttl_ns));
         let chunks = match self.lends_to(now, peer, manager) {
             Ok(most) => chunks.min(most),
             Err(why) => return self.refuse(Earmark { peer, nonce }, why, manager),
@@ -32,7 +32,7 @@ impl LoanNegotiator {
     /// Most chunks that this neighbour gets now: the asker's rule, by what is known here.
     fn lends_to(&self, now: Nanos, peer: Peer, manager: &MemoryManager) -> Result<u32, LoanDenied> {
         let most = manager.lendable()?;
-        let above = self.terms.priority_of(peer).is_some_and(|priority| priority < self.terms.priority);
+        let above = self.policy.priority_of(peer).is_some_and(|priority| priority < self.policy.priority);
         if manager.active() && above {
             return Err(LoanDenied::Active);
         }
@@ -48,24 +48,24 @@ impl LoanNegotiator {
         why: LoanDenied,
         manager: &mut MemoryManager,
     ) {
-        manager.note(why.reason());
-        self.letters.push(PeerCommand::Refuse { peer, nonce, why });
+        manager.record_shortfall(why.reason());
+        self.commands.push(PeerCommand::Refuse { peer, nonce, why });
     }
 
     /// Looks whether all layers have memory, and notes since when.
-    pub(super) fn note_residence(&mut self, now: Nanos, manager: &MemoryManager) {
+    pub(super) fn update_residence(&mut self, now: Nanos, manager: &MemoryManager) {
         let whole = manager.is_loaded() && manager.absent_layers() == 0;
-        self.whole_since = whole.then(|| self.whole_since.unwrap_or(now));
+        self.fully_resident_since = whole.then(|| self.fully_resident_since.unwrap_or(now));
     }
 
     /// For so long nothing is lent because layers came back a moment ago, nanoseconds.
     fn residence_left_ns(&self, now: Nanos) -> u64 {
-        let resident_ns = self.whole_since.map_or(u64::MAX, |since| now.since(since));
-        self.terms.min_residence_ns.saturating_sub(resident_ns)
+        let resident_ns = self.fully_resident_since.map_or(u64::MAX, |since| now.since(since));
+        self.policy.min_residence_ns.saturating_sub(resident_ns)
     }
 }
 
-impl Terms {
+impl NegotiationPolicy {
     /// The directive's word on a neighbour; none where it is not known.
     fn priority_of(&self, peer: Peer) -> Option<i32> {
         self.priorities.iter().find(|(known, _)| *known == peer).map(|(_, priority)| *priority)

@@ -14,74 +14,76 @@ use crate::reason::Reason;
 impl LoanNegotiator {
     /// A neighbour said something. What does not fit the book changes nothing.
     pub fn on_event(&mut self, now: Nanos, news: PeerEvent, manager: &mut MemoryManager) {
-        self.note_residence(now, manager);
+        self.update_residence(now, manager);
         // News may be about what has ended since the last boundary.
-        self.take_outcomes(now, manager);
+        self.process_transfer_results(now, manager);
         match news {
-            PeerEvent::Survey(neighbours) => self.surveyed(now, &neighbours, manager),
+            PeerEvent::Survey(neighbours) => self.is_survey_complete(now, &neighbours, manager),
             PeerEvent::Asked { peer, nonce, chunks, ttl_ns } => {
-                self.asked(now, (peer, nonce), chunks, ttl_ns, manager)
+                self.on_ask(now, (peer, nonce), chunks, ttl_ns, manager)
             }
-            PeerEvent::Withdrawn { peer, nonce } => self.withdrawn(peer, nonce, manager),
+            PeerEvent::Withdrawn { peer, nonce } => self.on_withdrawn(peer, nonce, manager),
             PeerEvent::Revoked { peer, nonce, chunks } => {
-                self.revoked(Earmark { peer, nonce }, chunks, manager)
+                self.on_revoked(Earmark { peer, nonce }, chunks, manager)
             }
             PeerEvent::Granted { peer, nonce, chunks, ttl_ns } => {
-                self.granted(now, Earmark { peer, nonce }, chunks, ttl_ns);
+                self.on_granted(now, Earmark { peer, nonce }, chunks, ttl_ns);
             }
-            PeerEvent::Refused { peer, nonce, why } => self.refused(now, (peer, nonce), why, manager),
-            PeerEvent::Prolonged { peer, nonce, ttl_ns } => self.prolonged(now, peer, nonce, ttl_ns),
+            PeerEvent::Refused { peer, nonce, why } => self.on_refused(now, (peer, nonce), why, manager),
+            PeerEvent::Prolonged { peer, nonce, ttl_ns } => {
+                self.on_renewed_by_lender(now, peer, nonce, ttl_ns)
+            }
             PeerEvent::Renewed { peer, nonce, ttl_ns } => {
                 // A loan that has to go back meanwhile goes back.
                 let _ = self.book.renewed(nonce, peer, now.plus(ttl_ns));
             }
-            PeerEvent::Returned { peer, nonce, chunks } => self.returned(Earmark { peer, nonce }, chunks),
-            PeerEvent::TookBack { nonce } => self.took_back(nonce, manager),
-            PeerEvent::Claimed { peer, nonce, chunks } => self.claimed((peer, nonce), chunks, manager),
-            PeerEvent::Terms(terms) => self.set_terms(terms),
-            PeerEvent::Died(peer) => self.died(peer, manager),
+            PeerEvent::Returned { peer, nonce, chunks } => self.on_returned(Earmark { peer, nonce }, chunks),
+            PeerEvent::TookBack { nonce } => self.on_taken_back(nonce, manager),
+            PeerEvent::Claimed { peer, nonce, chunks } => self.on_claimed((peer, nonce), chunks, manager),
+            PeerEvent::Terms(terms) => self.set_policy(terms),
+            PeerEvent::Died(peer) => self.on_peer_exit(peer, manager),
         }
     }
 
     /// A loan that is still being vacated is stopped; one that is earmarked is taken back, if it was not accepted.
-    fn withdrawn(&mut self, peer: Peer, nonce: Nonce, manager: &mut MemoryManager) {
+    fn on_withdrawn(&mut self, peer: Peer, nonce: Nonce, manager: &mut MemoryManager) {
         if !self.lends(Earmark { peer, nonce }) {
             return;
         }
-        if manager.withdraw(Earmark { peer, nonce }) {
+        if manager.cancel_transfer(Earmark { peer, nonce }) {
             // Nothing of it had left.
-            let _ = self.book.took_back(nonce);
+            let _ = self.book.on_taken_back(nonce);
         } else {
-            self.letters.push(PeerCommand::TakeBack { peer, nonce });
+            self.commands.push(PeerCommand::TakeBack { peer, nonce });
         }
     }
 
     /// A loan whose bytes are being accepted at this moment goes back when they have come.
-    fn revoked(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+    fn on_revoked(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
         let Earmark { peer, nonce } = earmark;
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark != earmark);
         let arrives = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
         match self.book.revoked(nonce, peer, chunks) {
-            Ok(vacate) if vacate.chunks > 0 => self.owe(&[vacate], manager),
-            _ if arrives || manager.owed_for(earmark) > 0 => {}
-            _ => self.letters.push(PeerCommand::Return { peer, nonce, chunks: 0 }),
+            Ok(vacate) if vacate.chunks > 0 => self.send_debts(&[vacate], manager),
+            _ if arrives || manager.debt_shortfall(earmark) > 0 => {}
+            _ => self.commands.push(PeerCommand::Return { peer, nonce, chunks: 0 }),
         }
     }
 
-    fn granted(&mut self, now: Nanos, earmark: Earmark, chunks: u32, ttl_ns: u64) {
+    fn on_granted(&mut self, now: Nanos, earmark: Earmark, chunks: u32, ttl_ns: u64) {
         let Earmark { peer, nonce } = earmark;
-        if self.book.expects(nonce, peer, chunks).is_err() {
+        if self.book.is_expected(nonce, peer, chunks).is_err() {
             // Too late: the lender takes it back.
-            self.letters.push(PeerCommand::Withdraw { peer, nonce });
+            self.commands.push(PeerCommand::Withdraw { peer, nonce });
             return;
         }
-        self.forget_silence(peer);
+        self.clear_timeouts(peer);
         self.search = Search::Idle;
         let expires = now.plus(ttl_ns);
         self.arriving.push(Arrival { earmark, chunks, claim: TransferKind::Lend, expires, ordered: false });
     }
 
-    fn refused(
+    fn on_refused(
         &mut self,
         now: Nanos,
         (peer, nonce): (Peer, Nonce),
@@ -89,23 +91,23 @@ impl LoanNegotiator {
         manager: &mut MemoryManager,
     ) {
         if self.book.refused(nonce, peer).is_ok() {
-            manager.note(Reason::AskRefused);
-            self.note_refusal(now, peer, why);
+            manager.record_shortfall(Reason::AskRefused);
+            self.record_refusal(now, peer, why);
             self.ask_next(now, manager);
         }
     }
 
     /// A lender prolongs what it does not want back.
-    fn prolonged(&mut self, now: Nanos, peer: Peer, nonce: Nonce, ttl_ns: u64) {
-        let until = self.book.renew(nonce, peer, now.plus(ttl_ns.min(self.terms.ttl_ns)));
-        self.letters.push(PeerCommand::Prolong {
+    fn on_renewed_by_lender(&mut self, now: Nanos, peer: Peer, nonce: Nonce, ttl_ns: u64) {
+        let until = self.book.renew(nonce, peer, now.plus(ttl_ns.min(self.policy.ttl_ns)));
+        self.commands.push(PeerCommand::Prolong {
             peer,
             nonce,
             ttl_ns: until.map_or(0, |until| until.since(now)),
         });
     }
 
-    fn returned(&mut self, earmark: Earmark, chunks: u32) {
+    fn on_returned(&mut self, earmark: Earmark, chunks: u32) {
         let again = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
         if self.lends(earmark) && !again {
             let expires = Nanos(u64::MAX);
@@ -120,8 +122,8 @@ impl LoanNegotiator {
     }
 
     /// The ledger gave an earmark back, so its bytes are nobody's: they are created anew.
-    fn took_back(&mut self, nonce: Nonce, manager: &mut MemoryManager) {
-        let struck = self.book.took_back(nonce);
+    fn on_taken_back(&mut self, nonce: Nonce, manager: &mut MemoryManager) {
+        let struck = self.book.on_taken_back(nonce);
         // The ledger may be ahead of the backend: what is still being made is regained when that has ended.
         if let Some(chunks) = struck.ok().filter(|_| !manager.lending(nonce)) {
             manager.recover_share(chunks);
@@ -129,21 +131,21 @@ impl LoanNegotiator {
     }
 
     /// Who has a record now is not who had it before: those lives are over, whether their death was seen or not.
-    fn claimed(&mut self, (peer, nonce): (Peer, Nonce), missing: u32, manager: &mut MemoryManager) {
-        let chunks = self.book.taken_from(peer.index).min(missing);
-        self.letters.push(PeerCommand::Owes { peer, nonce, chunks, within_ns: self.terms.revoke_bound_ns });
-        let taken = self.book.taken().iter().map(|taken| taken.peer);
-        let partners = taken.chain(self.book.given().iter().map(|given| given.peer));
+    fn on_claimed(&mut self, (peer, nonce): (Peer, Nonce), missing: u32, manager: &mut MemoryManager) {
+        let chunks = self.book.loans_in_from(peer.index).min(missing);
+        self.commands.push(PeerCommand::Owes { peer, nonce, chunks, within_ns: self.policy.revoke_bound_ns });
+        let taken = self.book.loans_in().iter().map(|taken| taken.peer);
+        let partners = taken.chain(self.book.loans_out().iter().map(|given| given.peer));
         let mut former: Vec<Peer> =
             partners.filter(|p| p.index == peer.index && p.instance != peer.instance).collect();
         former.sort_unstable();
         former.dedup();
-        former.into_iter().for_each(|life| self.died(life, manager));
+        former.into_iter().for_each(|life| self.on_peer_exit(life, manager));
     }
 
-    fn died(&mut self, peer: Peer, manager: &mut MemoryManager) {
-        let bereaved = self.book.peer_died(peer);
-        self.forget_silence(peer);
+    fn on_peer_exit(&mut self, peer: Peer, manager: &mut MemoryManager) {
+        let bereaved = self.book.on_peer_exit(peer);
+        self.clear_timeouts(peer);
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
         let coming =
             |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == TransferKind::Return;
@@ -153,6 +155,6 @@ impl LoanNegotiator {
         if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
             manager.recover_share(chunks);
         }
-        self.owe(&bereaved.vacate, manager);
+        self.send_debts(&bereaved.vacate, manager);
     }
 }

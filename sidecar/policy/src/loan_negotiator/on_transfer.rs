@@ -7,56 +7,58 @@ use crate::memory_manager::{MemoryManager, TransferKind, TransferResult};
 use crate::peers::loan_denied::LoanDenied;
 
 impl LoanNegotiator {
-    pub(super) fn take_outcomes(&mut self, now: Nanos, manager: &mut MemoryManager) {
-        for traded in manager.take_traded() {
+    pub(super) fn process_transfer_results(&mut self, now: Nanos, manager: &mut MemoryManager) {
+        for traded in manager.take_transfer_results() {
             match traded {
-                TransferResult::Given { earmark, chunks, claim: TransferKind::Lend } => {
-                    self.lent(earmark, chunks, manager)
+                TransferResult::Granted { earmark, chunks, claim: TransferKind::Lend } => {
+                    self.on_lent(earmark, chunks, manager)
                 }
-                TransferResult::Given { earmark, chunks, claim: TransferKind::Return } => {
-                    self.repaid(earmark, chunks)
+                TransferResult::Granted { earmark, chunks, claim: TransferKind::Return } => {
+                    self.on_repaid(earmark, chunks)
                 }
                 TransferResult::Refused { earmark, claim: TransferKind::Lend, .. } => {
-                    self.declined(earmark, manager)
+                    self.on_declined(earmark, manager)
                 }
                 TransferResult::Refused { earmark, chunks, claim: TransferKind::Return } => {
                     // It is owed as before.
                     manager.queue_transfer(earmark, chunks, TransferKind::Return);
                 }
-                TransferResult::Taken { earmark, chunks } => self.taken(earmark, chunks, manager),
-                TransferResult::Unmade { earmark, chunks } => self.unmade(now, earmark, chunks, manager),
-                TransferResult::NotTaken { earmark } => self.not_taken(now, earmark, manager),
+                TransferResult::Accepted { earmark, chunks } => self.on_accepted(earmark, chunks, manager),
+                TransferResult::NotBacked { earmark, chunks } => {
+                    self.on_not_backed(now, earmark, chunks, manager)
+                }
+                TransferResult::NotAccepted { earmark } => self.on_not_accepted(now, earmark, manager),
             }
         }
         self.book.set_share(manager.share_chunks());
     }
 
-    fn lent(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+    fn on_lent(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
         let Earmark { peer, nonce } = earmark;
         if !self.lends(earmark) {
             // The ledger gave it back, or the borrower died: no tenant holds the bytes.
             manager.recover_share(chunks);
             return;
         }
-        self.letters.push(PeerCommand::Answer { peer, nonce, chunks, ttl_ns: self.terms.ttl_ns });
+        self.commands.push(PeerCommand::Answer { peer, nonce, chunks, ttl_ns: self.policy.ttl_ns });
     }
 
-    fn declined(&mut self, earmark: Earmark, manager: &mut MemoryManager) {
+    fn on_declined(&mut self, earmark: Earmark, manager: &mut MemoryManager) {
         // Nothing of it had left.
-        let _ = self.book.took_back(earmark.nonce);
+        let _ = self.book.on_taken_back(earmark.nonce);
         self.refuse(earmark, LoanDenied::Busy, manager);
     }
 
-    fn repaid(&mut self, earmark: Earmark, chunks: u32) {
+    fn on_repaid(&mut self, earmark: Earmark, chunks: u32) {
         // A loan that was revoked before it was accepted never came into the book.
-        let to = self.book.gave_back(earmark.nonce, chunks).map_or(Some(earmark.peer), |gone| gone.to);
+        let to = self.book.on_gave_back(earmark.nonce, chunks).map_or(Some(earmark.peer), |gone| gone.to);
         if let Some(peer) = to {
-            self.letters.push(PeerCommand::Return { peer, nonce: earmark.nonce, chunks });
+            self.commands.push(PeerCommand::Return { peer, nonce: earmark.nonce, chunks });
         }
     }
 
-    fn taken(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
-        let Some(arrival) = self.arrived(earmark) else { return };
+    fn on_accepted(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+        let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         let entered = match arrival.claim {
             TransferKind::Lend => self.book.granted(nonce, peer, chunks, arrival.expires),
@@ -66,20 +68,20 @@ impl LoanNegotiator {
             // Its lender wanted it back, or died, while it came.
             manager.queue_transfer(earmark, chunks, TransferKind::Return);
         }
-        self.loans_taken += u64::from(entered.is_ok() && arrival.claim == TransferKind::Lend);
+        self.loans_accepted += u64::from(entered.is_ok() && arrival.claim == TransferKind::Lend);
     }
 
     /// Bytes without memory: a loan goes back at once and nobody is asked for a while, a debt is paid and its chunks are
     /// created later.
-    fn unmade(&mut self, now: Nanos, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
-        let Some(arrival) = self.arrived(earmark) else { return };
+    fn on_not_backed(&mut self, now: Nanos, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+        let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         match arrival.claim {
             TransferKind::Lend => {
                 // Its lender may have wanted it back, or died, while it came.
                 let _ = self.book.timed_out(nonce);
                 manager.queue_transfer(earmark, chunks, TransferKind::Return);
-                self.asked_again_at = now.plus(self.terms.retry_ns);
+                self.next_ask_at = now.plus(self.policy.retry_ns);
             }
             TransferKind::Return => {
                 let _ = self.book.returned(nonce, peer, chunks);
@@ -88,7 +90,7 @@ impl LoanNegotiator {
     }
 
     /// What was being accepted, and no longer is.
-    fn arrived(&mut self, earmark: Earmark) -> Option<Arrival> {
+    fn on_arrived(&mut self, earmark: Earmark) -> Option<Arrival> {
         let at = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark)?;
         Some(self.arriving.remove(at))
     }
@@ -96,13 +98,13 @@ impl LoanNegotiator {
     /// A promise that did not hold: a loan is given up, and nobody is asked for a while, for whoever promises what cannot be
     /// taken may do so for ever; a debt is paid when the ledger says so again, or is nobody's because
     /// its debtor died.
-    fn not_taken(&mut self, now: Nanos, earmark: Earmark, manager: &mut MemoryManager) {
-        let Some(arrival) = self.arrived(earmark) else { return };
+    fn on_not_accepted(&mut self, now: Nanos, earmark: Earmark, manager: &mut MemoryManager) {
+        let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         if arrival.claim == TransferKind::Lend {
-            self.asked_again_at = now.plus(self.terms.retry_ns);
+            self.next_ask_at = now.plus(self.policy.retry_ns);
             if self.book.timed_out(nonce).is_ok() {
-                self.letters.push(PeerCommand::Withdraw { peer, nonce });
+                self.commands.push(PeerCommand::Withdraw { peer, nonce });
             }
         }
         if arrival.claim == TransferKind::Return && !self.lends(earmark) {
@@ -112,6 +114,6 @@ impl LoanNegotiator {
 
     /// The loan is in the book.
     pub(super) fn lends(&self, Earmark { peer, nonce }: Earmark) -> bool {
-        self.book.given().iter().any(|given| given.nonce == nonce && given.peer == peer)
+        self.book.loans_out().iter().any(|given| given.nonce == nonce && given.peer == peer)
     }
 }

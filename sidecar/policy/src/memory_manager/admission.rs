@@ -75,11 +75,11 @@ impl MemoryManager {
         }
         if let Some(set) = self.offload.plans.admitted.get(&waiter.request) {
             let needed = self.blocks_needed(waiter) + coming_blocks + self.kv.layers();
-            let next = self.wanted_spare() - self.reserve_blocks();
+            let next = self.target_spare_blocks() - self.reserve_blocks();
             let lacking = (needed + next).saturating_sub(self.spare_blocks());
-            let fits = lacking == 0 || lacking <= self.kv.others_paused_blocks(waiter.request);
+            let fits = lacking == 0 || lacking <= self.kv.evictable_paused_blocks(waiter.request);
             let buffers_rest = set.is_empty() || self.kv.fetches() == 0;
-            self.offload.plans.quiet = fits && !buffers_rest;
+            self.offload.plans.skips_early_fetches = fits && !buffers_rest;
             return fits && buffers_rest;
         }
         self.kv.placement().layout.moving.is_empty() && self.has_room(waiter, coming_blocks)
@@ -88,20 +88,20 @@ impl MemoryManager {
     /// Whether a plan may let a request in, after others that take `coming_blocks`. Where nobody is paused that cannot be taken
     /// back, however long all of them grow: no other's KV leaves the device for it.
     pub fn may_plan_admission(&self, waiter: &WaitingRequest, coming_blocks: u32) -> bool {
-        let may_be_paused = self.params.pause_bound_ns > 0 && self.pausing_helps();
+        let may_be_paused = self.params.pause_bound_ns > 0 && self.can_pause_help();
         may_be_paused || self.must_admit(waiter) || self.has_room(waiter, coming_blocks)
     }
 
     fn has_room(&self, waiter: &WaitingRequest, coming_blocks: u32) -> bool {
         let needed = self.blocks_needed(waiter) + coming_blocks + self.kv.layers();
-        needed + self.wanted_spare() <= self.spare_blocks()
+        needed + self.target_spare_blocks() <= self.spare_blocks()
     }
 
     /// Blocks that a request takes on the device when it comes: for all of its KV, but for what a plan has away.
     pub fn blocks_needed(&self, waiter: &WaitingRequest) -> u32 {
         let set = self.planned_layers(waiter.request);
         match self.kv.columns(waiter.request) {
-            0 if self.admits_by_prefill_offload(waiter) => waiter.columns * self.seat_blocks(),
+            0 if self.admits_by_prefill_offload(waiter) => waiter.columns * self.staging_slot_blocks(),
             0 => waiter.columns * self.kv.layers(),
             _ => self.kv.blocks_to_join(waiter.request, set),
         }
@@ -117,8 +117,8 @@ impl MemoryManager {
     pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest) -> bool {
         let planned = !self.planned_layers(waiter.request).is_empty() && self.kv.columns(waiter.request) == 0;
         planned
-            && self.buffers_rest()
-            && !self.fits_beside(waiter.columns * self.kv.layers())
+            && self.are_buffers_idle()
+            && !self.fits_with_running(waiter.columns * self.kv.layers())
             && self.can_offload_prefills(waiter.columns)
     }
 
@@ -135,15 +135,15 @@ impl MemoryManager {
         let moves = set.iter().all(|layer| layout.slot_of(*layer).is_some());
         let joins = !set.is_empty() && moves && self.kv.fetches() == 0;
         if joins && self.kv.join(request, set.clone()) {
-            self.offload.plans.joined.insert(request);
+            self.offload.plans.joined_requests.insert(request);
         }
     }
 
     /// This request is the next in line and does not come yet: a plan is to look at it. `None` = there is nobody, for all that is
     /// known.
     pub fn set_blocked_head(&mut self, request: Option<RequestId>) {
-        self.offload.plans.held_back = request;
-        self.offload.plans.quiet &= request.is_some();
+        self.offload.plans.blocked_head = request;
+        self.offload.plans.skips_early_fetches &= request.is_some();
     }
 
     /// This request waits no longer.
@@ -201,20 +201,20 @@ impl MemoryManager {
             deposit: waiter.deposit,
             immune: false,
             placed: !prompt || self.can_offload_prefills(waiter.columns),
-            insists: self.must_admit(waiter),
+            must_admit: self.must_admit(waiter),
         }
     }
 
     /// Learns what KV adds to a decode step.
-    pub(super) fn note_kv_read(&mut self, times: &StepTimes) {
+    pub(super) fn record_kv_read(&mut self, times: &StepTimes) {
         let planned = self.params.placing() == KvPlacementMode::PerRequest && self.sizes.host_columns > 0;
         if !planned || self.params.slo.tbt_ns == 0 {
             return;
         }
-        let columns = self.kv.runners().map(|request| u64::from(self.kv.columns(request))).sum();
-        self.measures.read(columns);
+        let columns = self.kv.running_requests().map(|request| u64::from(self.kv.columns(request))).sum();
+        self.step_stats.read(columns);
         if self.steps.is_multiple_of(LOOK_EVERY) {
-            self.measures.observe_kv_read(columns, times);
+            self.step_stats.observe_kv_read(columns, times);
         }
     }
 }

@@ -15,14 +15,14 @@ pub(super) const IDLE_BOUNDARIES: u32 = 8;
 
 impl MemoryManager {
     /// Neighbours can be asked from now on, or no longer.
-    pub fn set_traded(&mut self, traded: bool) {
-        self.loan_state.traded = traded;
+    pub fn set_can_borrow(&mut self, traded: bool) {
+        self.loan_state.can_borrow = traded;
     }
 
     /// Chunks that the next step lacks and neighbours may have. The step waits until they come or [`MemoryManager::on_borrow_denied`] is
     /// called.
     pub fn borrow_request(&self) -> Option<u32> {
-        self.loan_state.hungry.last().copied()
+        self.loan_state.borrow_sizes.last().copied()
     }
 
     /// How much of a loan serves where `most` chunks are all that can be had: as many of the step's requests as that and the
@@ -30,7 +30,7 @@ impl MemoryManager {
     pub fn useful_loan_size(&self, most: u32) -> u32 {
         let own = self.own_chunks();
         let reached = |rung: &&u32| **rung <= most.saturating_add(own);
-        let Some(rung) = self.loan_state.hungry.iter().rev().find(reached).copied() else { return 0 };
+        let Some(rung) = self.loan_state.borrow_sizes.iter().rev().find(reached).copied() else { return 0 };
         let slab = self.sizes.largest_slab();
         let layers = rung.saturating_sub(most).div_ceil(slab);
         rung.saturating_sub(own.min(layers.saturating_mul(slab)))
@@ -46,31 +46,32 @@ impl MemoryManager {
     }
 
     pub(super) fn clear_borrow_request(&mut self) {
-        self.loan_state.hungry.clear();
+        self.loan_state.borrow_sizes.clear();
     }
 
     /// Neighbours have nothing: the next remedy is taken, until the next boundary.
     pub fn on_borrow_denied(&mut self) {
         self.clear_borrow_request();
-        self.loan_state.denied = true;
+        self.loan_state.is_borrow_denied = true;
     }
 
     /// So it was decided about a neighbour: it counts.
-    pub(crate) fn note(&mut self, reason: Reason) {
+    pub(crate) fn record_shortfall(&mut self, reason: Reason) {
         self.count(reason);
     }
 
     /// The tenant has work and lent layers are away.
     pub fn wants_layers(&self) -> bool {
-        self.is_loaded() && self.waking()
+        self.is_loaded() && self.wake_layout()
     }
 
     /// Chunks of a debt of this name that are to go, or are going.
-    pub fn owed_for(&self, earmark: Earmark) -> u32 {
+    pub fn debt_shortfall(&self, earmark: Earmark) -> u32 {
         let same = |p: &&super::loan_state::OutgoingTransfer| {
             p.earmark == earmark && p.claim == TransferKind::Return
         };
-        let waiting: u32 = self.loan_state.partings.iter().filter(same).map(|parting| parting.chunks).sum();
+        let waiting: u32 =
+            self.loan_state.outgoing_transfers.iter().filter(same).map(|parting| parting.chunks).sum();
         waiting + self.outgoing_chunks(|going, claim| going == earmark && claim == TransferKind::Return)
     }
 
@@ -85,8 +86,8 @@ impl MemoryManager {
         let dead =
             |p: &super::loan_state::OutgoingTransfer| p.earmark.peer == peer && p.claim == TransferKind::Lend;
         let waiting: u32 =
-            self.loan_state.partings.iter().filter(|p| dead(p)).map(|parting| parting.chunks).sum();
-        self.loan_state.partings.retain(|parting| !dead(parting));
+            self.loan_state.outgoing_transfers.iter().filter(|p| dead(p)).map(|parting| parting.chunks).sum();
+        self.loan_state.outgoing_transfers.retain(|parting| !dead(parting));
         let made = self.outgoing_chunks(|earmark, claim| earmark.peer == peer && claim == TransferKind::Lend);
         waiting + made
     }
@@ -100,38 +101,38 @@ impl MemoryManager {
         }
         let away = self.slots.layout().alpha() > self.base.alpha();
         if left == 0 || away || self.transition.is_some() || self.borrow_request().is_some() {
-            self.loan_state.calm.reset();
+            self.loan_state.borrow_hysteresis.reset();
             return 0;
         }
         // What came for a request is not spare before its first step has been planned.
         let idle = !self.loan_state.busy && self.kv.open_requests() == 0;
-        self.loan_state.idle = if idle { self.loan_state.idle + 1 } else { 0 };
-        if self.loan_state.idle >= IDLE_BOUNDARIES {
+        self.loan_state.idle_boundaries = if idle { self.loan_state.idle_boundaries + 1 } else { 0 };
+        if self.loan_state.idle_boundaries >= IDLE_BOUNDARIES {
             return left;
         }
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
         let used = self.kv.frames().used_blocks().saturating_sub(self.kv.evictable_blocks());
         let pressure = Pressure {
-            spare_bytes: bytes(self.ledger.count(Owner::Free) + self.idle_frames()),
+            spare_bytes: bytes(self.chunk_table.count(Owner::Free) + self.idle_frames()),
             used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
             layer_bytes: self.geometry.chunk_bytes,
             alpha: left.min(u32::from(u16::MAX)) as u16,
         };
-        u32::from(self.loan_state.calm.observe(&pressure))
+        u32::from(self.loan_state.borrow_hysteresis.observe(&pressure))
     }
 
     /// Memory changes hands: there are neighbours, and weights may become KV (`Recompute` keeps to its share).
     pub(super) fn trades(&self) -> bool {
-        self.loan_state.traded && self.params.policy.remaps()
+        self.loan_state.can_borrow && self.params.policy.remaps()
     }
 
     /// Asks for what a step lacks beyond `had_blocks`, those of free chunks included, once for each boundary.
     pub(super) fn request_loan(&mut self, need: &StepNeed, had_blocks: u32) -> Option<Prepared> {
         self.clear_borrow_request();
-        if !self.trades() || self.loan_state.denied || self.in_backoff() {
+        if !self.trades() || self.loan_state.is_borrow_denied || self.in_backoff() {
             return None;
         }
-        self.loan_state.hungry = self.shortfall_steps(need, had_blocks);
+        self.loan_state.borrow_sizes = self.shortfall_steps(need, had_blocks);
         self.borrow_request().map(|_| Prepared::Wait)
     }
 
@@ -140,7 +141,7 @@ impl MemoryManager {
     fn shortfall_steps(&mut self, need: &StepNeed, had_blocks: u32) -> Vec<u32> {
         let per = self.sizes.blocks_per_chunk;
         let room = self.sizes.kv_limit - self.kv.frames().backed() - self.free_frames();
-        let wanted = self.kv.wanted_blocks();
+        let wanted = self.kv.missing_block_count();
         let blocks = need.columns.iter().scan(wanted, |blocks, (request, columns)| {
             *blocks += columns * self.kv.column_blocks(*request);
             Some(*blocks)

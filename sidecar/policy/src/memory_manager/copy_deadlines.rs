@@ -44,6 +44,6 @@ impl MemoryManager {
     /// When the step under way comes to each layer; between two, when the next one does, if it begins now.
     pub(super) fn timetable(&self) -> CopyDeadlines {
         let begins = if self.in_step { self.clock.began } else { self.clock.now };
-        CopyDeadlines::new(begins, &self.measures.compute_ns(), self.measures.overhead_ns())
+        CopyDeadlines::new(begins, &self.step_stats.compute_ns(), self.step_stats.overhead_ns())
     }
 }

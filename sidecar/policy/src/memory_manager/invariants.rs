@@ -14,10 +14,10 @@ const OTHER_PENDING: usize = 4;
 impl MemoryManager {
     /// Checks every invariant; panics with a message when one is broken.
     pub fn check(&self) {
-        self.ledger.check();
+        self.chunk_table.check();
         self.kv.check();
         self.slots.check();
-        self.check_holdings();
+        self.check_ownership();
         self.check_frames();
         if self.weights.global.is_some() {
             self.check_contents();
@@ -27,34 +27,37 @@ impl MemoryManager {
     }
 
     /// Addresses and owners agree, both ways.
-    fn check_holdings(&self) {
+    fn check_ownership(&self) {
         let mut held = 0;
-        for (chunk, owner) in self.holdings.owners() {
-            assert_eq!(self.ledger.owner(chunk), Some(owner), "owner of {chunk:?} and its place");
+        for (chunk, owner) in self.ownership.owners() {
+            assert_eq!(self.chunk_table.owner(chunk), Some(owner), "owner of {chunk:?} and its place");
             held += 1;
         }
         self.check_stale();
-        let free = self.ledger.count(Owner::Free);
-        let parting = self.ledger.counts().filter(|(owner, _)| matches!(owner, Owner::Earmarked(_)));
+        let free = self.chunk_table.count(Owner::Free);
+        let parting = self.chunk_table.counts().filter(|(owner, _)| matches!(owner, Owner::Earmarked(_)));
         let free = free + parting.map(|(_, count)| count).sum::<u32>();
-        assert!(self.ledger.created() <= self.budget_chunks(), "created chunks fit the budget");
-        assert_eq!(held + free, self.ledger.created(), "every chunk is in one place or free");
+        assert!(self.chunk_table.created() <= self.budget_chunks(), "created chunks fit the budget");
+        assert_eq!(held + free, self.chunk_table.created(), "every chunk is in one place or free");
         if held == 0 {
             return;
         }
         for l in 0..self.sizes.layers {
-            let chunks = self.holdings.layer_chunks(LayerId(l)).len() as u32;
-            if self.holdings.is_absent(LayerId(l)) {
+            let chunks = self.ownership.layer_chunks(LayerId(l)).len() as u32;
+            if self.ownership.is_absent(LayerId(l)) {
                 continue;
             }
             assert_eq!(chunks, self.sizes.slabs[usize::from(l)], "layer {l} is backed as a whole");
         }
-        assert_eq!(self.absent, self.holdings.absent_layers(), "absent layers are counted");
+        assert_eq!(self.absent_layer_count, self.ownership.absent_layers(), "absent layers are counted");
         let activation = self.activation_chunks();
         let (least, most) = (self.sizes.activation_least, self.sizes.activation_wake);
         assert!((least..=most).contains(&activation), "activation space lies between its bounds");
-        assert!(self.loaded || self.surplus() == 0, "only a tenant that wakes has more than the usual");
-        let kv = self.ledger.count(Owner::Kv);
+        assert!(
+            self.loaded || self.excess_activations() == 0,
+            "only a tenant that wakes has more than the usual"
+        );
+        let kv = self.chunk_table.count(Owner::Kv);
         assert!(
             kv >= self.sizes.kv_guaranteed && kv <= self.sizes.kv_limit,
             "KV lies between guarantee and limit"
@@ -63,15 +66,19 @@ impl MemoryManager {
 
     /// What an inflation left behind is KV, and no step's activations reach it.
     fn check_stale(&self) {
-        for (address, chunk) in &self.holdings.stale {
-            assert_eq!(self.ledger.owner(*chunk), Some(Owner::Kv), "{chunk:?} was left behind {address:?}");
+        for (address, chunk) in &self.ownership.stale {
+            assert_eq!(
+                self.chunk_table.owner(*chunk),
+                Some(Owner::Kv),
+                "{chunk:?} was left behind {address:?}"
+            );
             let beyond = matches!(address, Address::Activation(at) if *at >= self.activation_chunks());
             assert!(beyond, "{address:?} is out of every step's reach");
         }
     }
 
     fn check_frames(&self) {
-        for (f, chunk) in self.holdings.frames.iter().enumerate() {
+        for (f, chunk) in self.ownership.frames.iter().enumerate() {
             let frame = FrameId(f as u32);
             assert_eq!(
                 self.kv.frames().is_backed(frame),
@@ -81,7 +88,7 @@ impl MemoryManager {
             let Some(chunk) = chunk else { continue };
             let draining = self.kv.frames().draining().contains(&frame);
             let expected = if draining { State::Draining } else { State::Idle };
-            assert_eq!(self.ledger.state(*chunk), expected, "{frame:?} drains in both tables");
+            assert_eq!(self.chunk_table.state(*chunk), expected, "{frame:?} drains in both tables");
         }
         assert!(
             self.transition.is_some() || self.kv.frames().draining().is_empty(),
@@ -94,24 +101,24 @@ impl MemoryManager {
         for (l, slab) in self.weights.layers.iter().enumerate() {
             let layer = LayerId(l as u16);
             let Some(slab) = slab else {
-                let elsewhere = self.holdings.slot_of[l].is_some() || self.holdings.is_absent(layer);
+                let elsewhere = self.ownership.slot_of[l].is_some() || self.ownership.is_absent(layer);
                 assert!(elsewhere, "{layer:?} has a slab, a slot, or was lent");
                 continue;
             };
-            let state = self.ledger.contents(Owner::WeightsLayer(layer));
+            let state = self.chunk_table.contents(Owner::WeightsLayer(layer));
             assert_eq!(state, slab_state(*slab), "state of {layer:?}");
         }
         for s in 0..self.slots.layout().beta {
-            let state = self.ledger.contents(Owner::Slot(SlotId(s)));
+            let state = self.chunk_table.contents(Owner::Slot(SlotId(s)));
             assert_eq!(state, self.slot_state(SlotId(s)), "state of slot {s}");
         }
         let unsettled = self.weights.arriving().next().is_some();
-        assert!(!(unsettled && self.slabs_settled), "a settled model waits for no resident layer");
+        assert!(!(unsettled && self.are_slabs_loaded), "a settled model waits for no resident layer");
     }
 
     /// A fingerprint of everything that decides: equal runs have equal digests.
     pub fn digest(&self) -> u64 {
-        let mut digest = Digest::new(self.ledger.digest());
+        let mut digest = Digest::new(self.chunk_table.digest());
         digest.word(self.kv.digest());
         for instance in self.slots.window() {
             let progress = u64::from(instance.progress == Progress::Committed);
@@ -121,7 +128,7 @@ impl MemoryManager {
             self.loaded,
             self.in_step,
             self.step_interrupted,
-            self.slabs_settled,
+            self.are_slabs_loaded,
             self.transition.is_some(),
             self.failure.is_some(),
             self.waited_for_weights,
@@ -135,13 +142,13 @@ impl MemoryManager {
             self.boundaries,
             self.retry_at,
             self.fill_retries,
-            self.measures.link_bytes_per_second(),
-            self.measures.prefill_token_ns(),
-            self.measures.column_ns(),
+            self.step_stats.link_bytes_per_second(),
+            self.step_stats.prefill_token_ns(),
+            self.step_stats.column_ns(),
             u64::from(self.failed_changes),
-            u64::from(self.swap_failures) << 8 | u64::from(self.discard) << 2 | self.sleep as u64,
-            self.loan_state.word(),
-            self.offload.plans.word(),
+            u64::from(self.swap_failures) << 8 | u64::from(self.discards_kv) << 2 | self.sleep as u64,
+            self.loan_state.digest_word(),
+            self.offload.plans.digest_word(),
             self.moved_at_step.map_or(u64::MAX, |step| step),
             self.remapped_at_step.map_or(u64::MAX, |step| step),
         ] {
@@ -149,8 +156,8 @@ impl MemoryManager {
         }
         self.counters.iter().for_each(|count| digest.word(*count));
         self.leased.iter().for_each(|generation| digest.word(generation.0));
-        self.holdings.stale.iter().for_each(|(_, chunk)| digest.word(u64::from(chunk.0)));
-        self.measures.compute_ns().into_iter().for_each(|ns| digest.word(ns));
+        self.ownership.stale.iter().for_each(|(_, chunk)| digest.word(u64::from(chunk.0)));
+        self.step_stats.compute_ns().into_iter().for_each(|ns| digest.word(ns));
         digest.value()
     }
 }

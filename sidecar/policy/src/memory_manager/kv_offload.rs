@@ -91,18 +91,18 @@ impl MemoryManager {
     }
 
     /// A request that runs is to wait; its KV is kept.
-    pub fn suspend(&mut self, request: RequestId) {
+    pub fn suspend_request(&mut self, request: RequestId) {
         self.kv.suspend(request);
     }
 
     /// A request was paused.
-    pub fn note_pause(&mut self) {
+    pub fn record_pause(&mut self) {
         self.count(Reason::Pause);
     }
 
     /// Takes the placement one boundary further.
     pub(super) fn place_kv(&mut self, out: &mut Vec<Action>) {
-        if self.kv.gave_up() {
+        if self.kv.is_fetching_disabled() {
             if self.kv.fetches() == 0 {
                 self.kv.place(Placement::default());
             }
@@ -111,11 +111,11 @@ impl MemoryManager {
         self.choose_placement();
         self.take_placement();
         if !self.kv.placement().layout.moving.is_empty() {
-            let (seated, holes) = self.kv.seats();
+            let (seated, holes) = self.kv.slot_counts();
             if seated == 0 && holes > 0 {
                 self.compact_staging();
             }
-            self.kv.shed();
+            self.kv.evict_staged();
         }
         self.write_back(None, out);
     }
@@ -138,13 +138,13 @@ impl MemoryManager {
         if !self.kv.placement().layout.moving.is_empty() {
             self.kv.place(Placement::default());
         }
-        self.kv.shed_copies();
+        self.kv.drop_host_copies();
     }
 
     /// Nothing is on its way, and no buffer stands for nobody.
-    pub(super) fn offload_rests(&self) -> bool {
+    pub(super) fn is_offload_idle(&self) -> bool {
         self.kv.open_requests() > 0
-            || (self.kv.buffer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.writes_back())
+            || (self.kv.buffer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.is_writing_back())
     }
 
     /// Buffers keep blocks for seats that nobody has: those are free again, at the price of the fetches that are early. Not while
@@ -177,7 +177,7 @@ impl MemoryManager {
 
     /// The next piece goes to the host tier, by `due` where somebody waits for its blocks.
     fn write_back(&mut self, due: Option<Nanos>, out: &mut Vec<Action>) {
-        if self.kv.writes_back() || self.boundaries < self.offload.write_at {
+        if self.kv.is_writing_back() || self.boundaries < self.offload.write_at {
             return;
         }
         let piece = self.write_piece();
@@ -205,7 +205,7 @@ impl MemoryManager {
     }
 
     /// What decides about writing to the host, for a fingerprint.
-    pub(super) fn write_word(&self) -> u64 {
+    pub(super) fn write_digest(&self) -> u64 {
         let Offload { write_at, write_failures, probe, probe_at, .. } = &self.offload;
         write_at ^ u64::from(*write_failures) << 32 ^ u64::from(*probe) << 63 ^ probe_at << 16
     }
@@ -216,14 +216,14 @@ impl MemoryManager {
     }
 
     /// So many blocks leave the device before steps have waited for long, as far as is known.
-    pub(super) fn writes_back_in_time(&self, blocks: u32) -> bool {
+    pub(super) fn can_write_back_in_time(&self, blocks: u32) -> bool {
         let block_ns = self.offload.block_out_ns.value().unwrap_or(0);
         u64::from(blocks).saturating_mul(block_ns) <= MOST_WAIT_NS
     }
 
     /// Pausing a request frees memory soon enough for those who go on.
-    pub fn pausing_helps(&self) -> bool {
-        self.params.pauses() && self.writes_back_in_time(self.kv.layers())
+    pub fn can_pause_help(&self) -> bool {
+        self.params.pauses() && self.can_write_back_in_time(self.kv.layers())
     }
 
     /// KV of paused requests leaves the device: what the host tier has as well at once, the rest when it has been written
@@ -236,19 +236,19 @@ impl MemoryManager {
     ) -> Option<Prepared> {
         // Who comes while nobody runs waits for KV that is on its way. Else what is there of it would leave for them, and come
         // again when the rest is there, for which theirs would leave, and so on without a step.
-        if self.kv.comes() && !self.some_ran {
+        if self.kv.has_loading_swaps() && !self.had_running {
             return Some(Prepared::Wait);
         }
-        if self.kv.shed_paused(missing) > 0 {
+        if self.kv.evict_paused(missing) > 0 {
             return Some(self.prepare_step(need, out));
         }
-        if !self.writes_back_in_time(missing) {
+        if !self.can_write_back_in_time(missing) {
             return None;
         }
         self.write_back(Some(self.clock.now), out);
-        if !self.kv.writes_back() {
+        if !self.kv.is_writing_back() {
             self.offload.block_out_ns.value()?;
-            let room = self.kv.host_room().saturating_sub(self.kv.columns_to_go_out());
+            let room = self.kv.host_room().saturating_sub(self.kv.columns_to_spill());
             let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
             let swaps = self.kv.plan_paused_out(most, &mut self.generations);
             if swaps.is_empty() {
@@ -261,47 +261,47 @@ impl MemoryManager {
 
     /// KV of paused requests leaves for what must happen, under a policy that compares what remedies lose: what the host tier has as
     /// well at once, so many blocks, the rest when it has been written there (0). `None` = nothing does, or it would take too long.
-    pub(super) fn paused_make_way(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
+    pub(super) fn evict_paused_for(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
         let missing = self.kv.overfull_blocks();
-        if !(reason.must_happen() && self.may_make_way() && self.writes_back_in_time(missing)) {
+        if !(reason.must_happen() && self.can_evict_paused() && self.can_write_back_in_time(missing)) {
             return None;
         }
-        let shed = self.kv.shed_paused(missing);
+        let shed = self.kv.evict_paused(missing);
         if shed > 0 {
             return Some(shed);
         }
         self.write_back(Some(self.clock.now), out);
-        self.kv.writes_back().then_some(0)
+        self.kv.is_writing_back().then_some(0)
     }
 
-    fn may_make_way(&self) -> bool {
+    fn can_evict_paused(&self) -> bool {
         self.params.compares_losses() && self.params.pauses()
     }
 
     /// A paused request could go on: all of its KV would be on the device, and everybody's next tokens.
     pub fn resume_fits(&self, request: RequestId) -> bool {
-        self.fits_beside(self.kv.absent_blocks(request))
+        self.fits_with_running(self.kv.absent_blocks(request))
     }
 
     /// So many blocks more fit the device as it is, beside everybody's next tokens.
-    pub fn fits_beside(&self, blocks: u32) -> bool {
+    pub fn fits_with_running(&self, blocks: u32) -> bool {
         blocks + self.next_blocks() <= self.spare_blocks()
     }
 
     /// Places in the host tier for columns of requests that are paused next.
-    pub fn host_places(&self) -> u32 {
+    pub fn host_capacity_blocks(&self) -> u32 {
         self.kv.host_places().saturating_sub(self.kv.unplaced_paused())
     }
 
     /// Columns that would leave the device if this request were paused.
-    pub fn own_columns(&self, request: RequestId) -> u32 {
-        self.kv.own_columns(request)
+    pub fn exclusive_columns(&self, request: RequestId) -> u32 {
+        self.kv.exclusive_columns(request)
     }
 
     /// So many columns of requests that are paused leave the device soon enough for whoever waits for them.
-    pub fn pausing_frees(&self, columns: u32) -> bool {
+    pub fn blocks_freed_by_pause(&self, columns: u32) -> bool {
         let blocks = columns.saturating_mul(self.kv.layers());
-        self.pausing_helps() && !self.in_backoff() && self.writes_back_in_time(blocks)
+        self.can_pause_help() && !self.in_backoff() && self.can_write_back_in_time(blocks)
     }
 
     fn write_piece(&self) -> u32 {
@@ -315,7 +315,7 @@ impl MemoryManager {
         self.kv.finish_write_back(written, done);
         if let Outcome::Done { duration_ns, .. } = outcome {
             let blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
-            self.wrote(blocks, duration_ns);
+            self.on_written(blocks, duration_ns);
         } else {
             self.count(Reason::BackendFailed);
             self.pause_writes();
@@ -327,7 +327,7 @@ impl MemoryManager {
         let repeated = self.in_step || self.step_interrupted;
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
-                self.wrote(bytes / self.geometry.block_bytes.max(1), duration_ns);
+                self.on_written(bytes / self.geometry.block_bytes.max(1), duration_ns);
                 Ok(())
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
@@ -346,15 +346,15 @@ impl MemoryManager {
     /// Their KV is gone: once for each, however many copies failed.
     pub(super) fn drop_kv(&mut self, requests: Vec<RequestId>) {
         for request in requests {
-            if !self.lost.contains(&request) {
+            if !self.lost_requests.contains(&request) {
                 self.count(Reason::SwapLost);
-                self.lost.push(request);
+                self.lost_requests.push(request);
             }
         }
     }
 
     /// So many blocks have come to the host in so long.
-    fn wrote(&mut self, blocks: u64, duration_ns: u64) {
+    fn on_written(&mut self, blocks: u64, duration_ns: u64) {
         if let Some(block_ns) = duration_ns.checked_div(blocks) {
             self.offload.block_out_ns.observe(block_ns);
             self.offload.write_failures = 0;

@@ -38,7 +38,7 @@ impl MemoryManager {
         let sizes = Sizes::new(&params, &self.geometry)?;
         (self.params, self.sizes) = (params, sizes);
         if !policy.offloads_prompts() {
-            self.kv.keep_all_in();
+            self.kv.disable_prefill_spill();
         }
         self.offload.plans.forget();
         Ok(())
@@ -62,7 +62,7 @@ impl MemoryManager {
     fn request_uniform(&mut self, layout: Layout) {
         if self.kv.placement().layout != layout {
             let some = !layout.moving.is_empty();
-            let placement = some.then(|| Placement::uniform(layout, self.kv.runners()));
+            let placement = some.then(|| Placement::uniform(layout, self.kv.running_requests()));
             self.offload.due = Some(placement.unwrap_or_default());
             return;
         }
@@ -71,7 +71,7 @@ impl MemoryManager {
             return;
         }
         let named = &self.kv.placement().of;
-        let new: Vec<_> = self.kv.runners().filter(|request| !named.contains_key(request)).collect();
+        let new: Vec<_> = self.kv.running_requests().filter(|request| !named.contains_key(request)).collect();
         new.into_iter().for_each(|request| self.kv.register(request, 0));
     }
 
@@ -98,8 +98,8 @@ impl MemoryManager {
     }
 
     /// Blocks that should be free: what the running requests need next, and the reserve.
-    pub(super) fn wanted_spare(&self) -> u32 {
-        self.kv.runners().count() as u32 * self.kv.layers() + self.reserve_blocks()
+    pub(super) fn target_spare_blocks(&self) -> u32 {
+        self.kv.running_requests().count() as u32 * self.kv.layers() + self.reserve_blocks()
     }
 
     /// Blocks that should be free beyond what the next steps need.
@@ -109,14 +109,14 @@ impl MemoryManager {
     }
 
     pub(super) fn kv_is_short(&self) -> bool {
-        self.spare_blocks() < self.wanted_spare()
+        self.spare_blocks() < self.target_spare_blocks()
     }
 
     /// Everything that is away would fit the device, and leave twice of what should be free.
     pub(super) fn all_kv_fits(&self) -> bool {
-        let away = self.kv.away_blocks();
+        let away = self.kv.offloaded_blocks();
         let home = away.saturating_sub(self.kv.buffer_blocks());
-        self.spare_blocks() >= home.saturating_add(2 * self.wanted_spare())
+        self.spare_blocks() >= home.saturating_add(2 * self.target_spare_blocks())
     }
 
     /// What a step took, for the controllers. `Pie` grows while the link has time to spare: as many of its swaps count as
@@ -127,7 +127,7 @@ impl MemoryManager {
             return;
         }
         let stall_ns = times.kv_stall_ns.iter().fold(0, |all: u64, one| all.saturating_add(*one));
-        self.note_kv_read(times);
+        self.record_kv_read(times);
         self.check_plan(StepTime { total_ns: times.total_ns, stall_ns });
         if self.params.placing() != KvPlacementMode::Uniform {
             return;

@@ -38,15 +38,15 @@ impl MemoryManager {
     /// A step begins: its fetches are ordered.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // A prompt's last step would bring in for nobody what its next one reads.
-        let prompts = self.params.placing() == KvPlacementMode::Prompts || self.kv.places_prompts();
-        let still = prompts || self.kv.writes_out() || self.offload.plans.quiet;
-        let early = self.offload.due.is_none() && !self.kv.gave_up() && !still;
+        let prompts = self.params.placing() == KvPlacementMode::Prompts || self.kv.places_prefills();
+        let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches;
+        let early = self.offload.due.is_none() && !self.kv.is_fetching_disabled() && !still;
         let due = self.kv.begin_fetches(early, &mut self.generations);
         self.order_fetches(due, out);
     }
 
     /// Fetches that were dropped or failed are ordered again.
-    pub(super) fn order_fetches_again(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn reorder_fetches(&mut self, out: &mut Vec<Action>) {
         if !self.pending.dropping() && self.failure.is_none() {
             let due = self.kv.due_fetches();
             self.order_fetches(due, out);
@@ -55,7 +55,7 @@ impl MemoryManager {
 
     /// What a step reads from a buffer, and what it writes there, in the order in which the buffer is used.
     fn order_fetches(&mut self, due: Vec<DueCopy>, out: &mut Vec<Action>) {
-        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
+        let (holdings, per) = (&self.ownership, self.sizes.blocks_per_chunk);
         let mut spills =
             self.kv.take_due_spills(|block| holdings.chunk_of(block, per)).into_iter().peekable();
         if due.is_empty() && spills.len() == 0 {
@@ -88,7 +88,7 @@ impl MemoryManager {
     }
 
     fn order_fetch(&mut self, due: DueCopy, timetable: &CopyDeadlines, out: &mut Vec<Action>) {
-        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
+        let (holdings, per) = (&self.ownership, self.sizes.blocks_per_chunk);
         let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
         let DueCopy { instance, after, early } = due;
         let (layer, generation) = (instance.layer, instance.generation);
@@ -109,7 +109,7 @@ impl MemoryManager {
     ) {
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
-                self.measures.timed(bytes, duration_ns);
+                self.step_stats.timed(bytes, duration_ns);
                 self.offload.fetched_bytes = self.offload.fetched_bytes.saturating_add(bytes);
                 self.offload.fetched_ns = self.offload.fetched_ns.saturating_add(duration_ns);
                 *self.offload.fetch_failures.of(copies) = 0;
@@ -134,16 +134,16 @@ impl MemoryManager {
         } else if self.kv.fetches_behind(place.1, generation) {
             self.drop_fills(Reason::BackendFailed, out);
         } else {
-            self.order_fetches_again(out);
+            self.reorder_fetches(out);
         }
     }
 
     /// The step under way goes on without what cannot be fetched, which its requests do not survive; afterwards nothing is
     /// away.
     fn abort_fetches(&mut self) {
-        let lost = self.kv.give_up_fetches();
+        let lost = self.kv.abort_fetches();
         self.count_many(Reason::SwapLost, lost.len() as u32);
-        self.lost.extend(lost);
+        self.lost_requests.extend(lost);
         self.offload.plans.forget();
         self.offload.due = None;
     }

@@ -49,9 +49,9 @@ impl MemoryManager {
     }
 
     /// Chunks of the share that are wanted here and that neighbours still hold.
-    pub fn awaited_chunks(&self) -> u32 {
-        let regrow = if self.loan_state.regrow_refused { self.loan_state.regrow } else { 0 };
-        self.awaited_floor().unwrap_or(0) + regrow
+    pub fn expected_chunks(&self) -> u32 {
+        let regrow = if self.loan_state.is_recreate_refused { self.loan_state.chunks_to_recreate } else { 0 };
+        self.missing_floor_chunks().unwrap_or(0) + regrow
     }
 
     /// Chunks that the tenant can never lend while it is not hibernated.
@@ -66,7 +66,7 @@ impl MemoryManager {
 
     /// Layers without memory: lent, and not back.
     pub fn absent_layers(&self) -> u16 {
-        self.absent
+        self.absent_layer_count
     }
 
     /// No step can run before [`MemoryManager::boundary`] has brought lent layers back, or, after hibernation, the embeddings and
@@ -81,7 +81,7 @@ impl MemoryManager {
     ///
     /// What was lent is to be revoked first: until [`MemoryManager::set_awaits_loans`] says how that goes, layers wait for it.
     pub fn set_active(&mut self, active: bool) {
-        self.loan_state.patient |= active && !self.loan_state.active && self.loan_state.lent > 0;
+        self.loan_state.awaits_loans |= active && !self.loan_state.active && self.loan_state.lent > 0;
         self.loan_state.active = active;
     }
 
@@ -92,22 +92,22 @@ impl MemoryManager {
 
     /// Layers that were lent wait (`true`) while the loans are being revoked, and come back into what there is (`false`).
     pub fn set_awaits_loans(&mut self, patient: bool) {
-        self.loan_state.patient = patient;
+        self.loan_state.awaits_loans = patient;
     }
 
     /// Layers that were lent wait for their loans.
     pub fn awaits_loans(&self) -> bool {
-        self.loan_state.patient
+        self.loan_state.awaits_loans
     }
 
     /// What must go has no room at a boundary: the scheduler pauses or preempts a request and comes to the boundary again.
     pub fn debt_is_blocked(&self) -> bool {
-        self.loan_state.stuck
+        self.loan_state.is_blocked
     }
 
     /// It is stuck, and nobody is left to make room.
     pub fn force_reclaim(&mut self) {
-        self.loan_state.cramped = true;
+        self.loan_state.forces_reclaim = true;
     }
 
     /// A debt has not been paid: no step begins before it is, unless the backend keeps failing.
@@ -116,12 +116,12 @@ impl MemoryManager {
     }
 
     fn owes_peers(&self) -> bool {
-        self.loan_state.partings.iter().any(|parting| parting.claim == TransferKind::Return)
+        self.loan_state.outgoing_transfers.iter().any(|parting| parting.claim == TransferKind::Return)
     }
 
     /// Transfers that have ended since the last call.
-    pub fn take_traded(&mut self) -> Vec<TransferResult> {
-        core::mem::take(&mut self.loan_state.ended)
+    pub fn take_transfer_results(&mut self) -> Vec<TransferResult> {
+        core::mem::take(&mut self.loan_state.transfer_results)
     }
 
     /// Chunks are to go to a neighbour. How it ended is told by [`MemoryManager::take_traded`].
@@ -141,7 +141,7 @@ impl MemoryManager {
             TransferKind::Return => assert!(promised <= self.loan_state.borrowed, "a debt was borrowed"),
         }
         // Steps wait for a debt, and a loan may have to wait for steps: a debt never stands behind a loan.
-        let partings = &mut self.loan_state.partings;
+        let partings = &mut self.loan_state.outgoing_transfers;
         let loans = partings
             .iter()
             .position(|parting| parting.claim == TransferKind::Lend && claim == TransferKind::Return);
@@ -165,12 +165,12 @@ impl MemoryManager {
     }
 
     /// Whoever asked for this loan no longer waits for it. False if it is no longer to be stopped: its end will be told.
-    pub fn withdraw(&mut self, earmark: Earmark) -> bool {
-        let before = self.loan_state.partings.len();
+    pub fn cancel_transfer(&mut self, earmark: Earmark) -> bool {
+        let before = self.loan_state.outgoing_transfers.len();
         self.loan_state
-            .partings
+            .outgoing_transfers
             .retain(|parting| parting.earmark != earmark || parting.claim == TransferKind::Return);
-        self.loan_state.partings.len() < before
+        self.loan_state.outgoing_transfers.len() < before
     }
 
     /// A neighbour has earmarked chunks for this tenant, as a loan or to pay a debt: they come to exist here.
@@ -189,13 +189,13 @@ impl MemoryManager {
     pub(super) fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
         let taken: BTreeSet<_> =
             self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
-        let fresh = self.ledger.uncreated().filter(|chunk| !taken.contains(chunk));
+        let fresh = self.chunk_table.uncreated().filter(|chunk| !taken.contains(chunk));
         fresh.take(count as usize).collect()
     }
 
     /// Takes what is to go, or what is to come back, one action further.
     pub(super) fn settle_trade(&mut self, out: &mut Vec<Action>) {
-        self.loan_state.stuck = false;
+        self.loan_state.is_blocked = false;
         if self.in_backoff() {
             return;
         }
@@ -207,15 +207,15 @@ impl MemoryManager {
             return self.release_share(out);
         }
         let vacant = self.free_after_eviction();
-        if self.waking() {
+        if self.wake_layout() {
             self.refuse_loans_beyond(vacant);
         }
-        let Some(parting) = self.loan_state.partings.front().copied() else {
-            self.loan_state.cramped = false;
+        let Some(parting) = self.loan_state.outgoing_transfers.front().copied() else {
+            self.loan_state.forces_reclaim = false;
             return self.restore();
         };
         if vacant >= parting.chunks {
-            self.loan_state.partings.pop_front();
+            self.loan_state.outgoing_transfers.pop_front();
             return self.order_lend(parting, out);
         }
         match self.capacity_for(parting.chunks - vacant, parting.claim) {
@@ -229,7 +229,7 @@ impl MemoryManager {
     fn refuse_loans_beyond(&mut self, vacant: u32) {
         let waits =
             |parting: &OutgoingTransfer| parting.claim == TransferKind::Lend && parting.chunks > vacant;
-        while self.loan_state.partings.front().is_some_and(waits) {
+        while self.loan_state.outgoing_transfers.front().is_some_and(waits) {
             self.refuse_loan();
         }
     }
@@ -238,9 +238,9 @@ impl MemoryManager {
         let OutgoingTransfer { earmark, chunks, claim } = parting;
         // What was never made goes first: nothing else would make it.
         let spare_chunks = self.spare_chunks().min(chunks);
-        let going: Vec<_> = self.ledger.free().take((chunks - spare_chunks) as usize).collect();
+        let going: Vec<_> = self.chunk_table.free().take((chunks - spare_chunks) as usize).collect();
         for chunk in &going {
-            self.ledger.hand_over(*chunk, Owner::Free, Owner::Earmarked(earmark.peer));
+            self.chunk_table.hand_over(*chunk, Owner::Free, Owner::Earmarked(earmark.peer));
         }
         let work = Work::Lend { chunks: going.clone(), spare_chunks, earmark };
         self.order(work, claim.reason(), Pending::Lend(going, spare_chunks, earmark, claim), out);
@@ -255,26 +255,26 @@ impl MemoryManager {
     ) {
         let chunks = going.len() as u32 + spare;
         if let Outcome::Done { .. } = outcome {
-            going.iter().for_each(|chunk| self.ledger.release(*chunk));
+            going.iter().for_each(|chunk| self.chunk_table.release(*chunk));
             match claim {
                 TransferKind::Lend => self.loan_state.lent += chunks,
                 TransferKind::Return => self.loan_state.borrowed -= chunks,
             }
             self.count_moved(claim.reason(), chunks);
             self.failed_changes = 0;
-            self.loan_state.ended.push(TransferResult::Given { earmark, chunks, claim });
+            self.loan_state.transfer_results.push(TransferResult::Granted { earmark, chunks, claim });
             return;
         }
         for chunk in going {
-            self.ledger.hand_over(*chunk, Owner::Earmarked(earmark.peer), Owner::Free);
+            self.chunk_table.hand_over(*chunk, Owner::Earmarked(earmark.peer), Owner::Free);
         }
         match (outcome, claim) {
             // The loan is refused, and its borrower asks again later.
             (Outcome::Failed(Failure::Busy), TransferKind::Lend) => {}
             (Outcome::Failed(Failure::Busy), TransferKind::Return) => self.retry_later(),
-            _ => self.trade_failed(),
+            _ => self.on_transfer_failed(),
         }
-        self.loan_state.ended.push(TransferResult::Refused { earmark, chunks, claim });
+        self.loan_state.transfer_results.push(TransferResult::Refused { earmark, chunks, claim });
     }
 
     pub(super) fn accepted(
@@ -291,9 +291,9 @@ impl MemoryManager {
                     TransferKind::Lend => self.borrowed(chunks),
                     TransferKind::Return => self.loan_state.lent -= chunks,
                 }
-                arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
+                arrived.iter().for_each(|chunk| self.chunk_table.create(*chunk));
                 self.clear_borrow_request();
-                TransferResult::Taken { earmark, chunks }
+                TransferResult::Accepted { earmark, chunks }
             }
             Outcome::Failed(failure) => {
                 if failure != Failure::Busy {
@@ -302,12 +302,17 @@ impl MemoryManager {
                 match (failure, claim) {
                     (Failure::OutOfMemory, TransferKind::Lend) => self.borrowed(chunks),
                     (Failure::OutOfMemory, TransferKind::Return) => self.recover_share(chunks),
-                    _ => return self.loan_state.ended.push(TransferResult::NotTaken { earmark }),
+                    _ => {
+                        return self
+                            .loan_state
+                            .transfer_results
+                            .push(TransferResult::NotAccepted { earmark });
+                    }
                 }
-                TransferResult::Unmade { earmark, chunks }
+                TransferResult::NotBacked { earmark, chunks }
             }
         };
-        self.loan_state.ended.push(ended);
+        self.loan_state.transfer_results.push(ended);
     }
 
     fn borrowed(&mut self, chunks: u32) {
@@ -315,7 +320,7 @@ impl MemoryManager {
         self.count_moved(Reason::Borrow, chunks);
     }
 
-    pub(super) fn trade_failed(&mut self) {
+    pub(super) fn on_transfer_failed(&mut self) {
         self.count(Reason::BackendFailed);
         self.retry_later();
     }
@@ -328,19 +333,19 @@ impl MemoryManager {
 
     /// The first transfer has no room. A loan is refused; for a debt, a request must go.
     pub(super) fn refuse_loan(&mut self) {
-        match self.loan_state.partings.front().copied() {
+        match self.loan_state.outgoing_transfers.front().copied() {
             Some(OutgoingTransfer { claim: claim @ TransferKind::Lend, earmark, chunks }) => {
-                self.loan_state.ended.push(TransferResult::Refused { earmark, chunks, claim });
-                self.loan_state.partings.pop_front();
+                self.loan_state.transfer_results.push(TransferResult::Refused { earmark, chunks, claim });
+                self.loan_state.outgoing_transfers.pop_front();
             }
-            Some(_) => self.loan_state.stuck = true,
+            Some(_) => self.loan_state.is_blocked = true,
             None => {}
         }
     }
 
     /// A change found no room: a request makes it if it must happen, a loan is refused.
-    pub(super) fn no_room(&mut self, reason: Reason) {
-        self.loan_state.stuck |= reason.must_happen();
+    pub(super) fn has_no_room(&mut self, reason: Reason) {
+        self.loan_state.is_blocked |= reason.must_happen();
         if reason == Reason::Lend {
             self.refuse_loan();
         }
@@ -348,9 +353,9 @@ impl MemoryManager {
 
     /// Something is on its way to or from neighbours, or has to come back.
     pub(super) fn trading(&self) -> bool {
-        !self.loan_state.partings.is_empty()
+        !self.loan_state.outgoing_transfers.is_empty()
             || self.share_to_release() > 0
             || self.recreates_at_once()
-            || self.waking()
+            || self.wake_layout()
     }
 }

@@ -26,7 +26,7 @@ impl MemoryManager {
             return Err(LoanDenied::NotTraded);
         }
         let still = matches!(self.sleep, SleepState::Awake | SleepState::Asleep);
-        if !self.is_loaded() || !still || self.waking() || self.releasing_chunks() > 0 {
+        if !self.is_loaded() || !still || self.wake_layout() || self.releasing_chunks() > 0 {
             return Err(LoanDenied::Busy);
         }
         if self.loan_state.active && self.borrow_request().is_some() {
@@ -39,7 +39,7 @@ impl MemoryManager {
         match idle.min(above).saturating_sub(promised) {
             0 if above <= promised => Err(LoanDenied::AtFloor),
             0 if self.loan_state.active => Err(LoanDenied::Active),
-            0 if self.layers_away() >= usize::from(self.sizes.cap_m) => Err(LoanDenied::AtCap),
+            0 if self.absent_lendable_layers() >= usize::from(self.sizes.cap_m) => Err(LoanDenied::AtCap),
             0 => Err(LoanDenied::Nothing),
             chunks => Ok(chunks),
         }
@@ -47,11 +47,13 @@ impl MemoryManager {
 
     /// Free chunks, and those that may be created and were not.
     pub(super) fn free_after_eviction(&self) -> u32 {
-        self.ledger.count(Owner::Free) + self.spare_chunks()
+        self.chunk_table.count(Owner::Free) + self.spare_chunks()
     }
 
     pub(super) fn spare_chunks(&self) -> u32 {
-        self.loan_state.budget().saturating_sub(self.ledger.created() + self.loan_state.regrow)
+        self.loan_state
+            .budget()
+            .saturating_sub(self.chunk_table.created() + self.loan_state.chunks_to_recreate)
     }
 
     /// Frames of KV that could be emptied without dropping a block that a request uses.
@@ -72,11 +74,11 @@ impl MemoryManager {
     /// Layers that a tenant can lend and have back at the price of a step or less, T_T * N <= T_compute with those that are
     /// away already: who has work and waits for its turn needs them in that turn. All, where nobody waits for them.
     fn layers_that_hide(&self) -> usize {
-        let compute_ns = self.measures.token_compute_ns();
+        let compute_ns = self.step_stats.token_compute_ns();
         if !self.loan_state.busy || compute_ns == 0 {
             return usize::MAX;
         }
-        let transfer_ns = self.measures.transfer_ns().into_iter().max().unwrap_or(0);
+        let transfer_ns = self.step_stats.transfer_ns().into_iter().max().unwrap_or(0);
         let hidden = compute_ns.checked_div(u128::from(transfer_ns)).unwrap_or(u128::MAX);
         (hidden.min(u128::from(u16::MAX)) as usize).saturating_sub(usize::from(self.absent_layers()))
     }
@@ -85,26 +87,31 @@ impl MemoryManager {
     /// that are away already no more than the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
         let idle = !self.loan_state.active && self.loaded && self.params.policy.remaps();
-        let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(self.layers_away()) } else { 0 };
+        let left = if idle {
+            usize::from(self.sizes.cap_m).saturating_sub(self.absent_lendable_layers())
+        } else {
+            0
+        };
         let layers = (0..self.sizes.layers).rev().map(LayerId);
-        layers.filter(|layer| !self.holdings.layers[layer.index()].is_empty()).take(left)
+        layers.filter(|layer| !self.ownership.layers[layer.index()].is_empty()).take(left)
     }
 
     /// Layers without memory of their own.
-    fn layers_away(&self) -> usize {
+    fn absent_lendable_layers(&self) -> usize {
         self.slots.layout().moving.len() + usize::from(self.absent_layers())
     }
 
     /// Chunks of all layers and slots now.
     pub(super) fn weights_held(&self) -> u32 {
-        self.holdings.layers.iter().chain(&self.holdings.slots).map(Vec::len).sum::<usize>() as u32
+        self.ownership.layers.iter().chain(&self.ownership.slots).map(Vec::len).sum::<usize>() as u32
     }
 
     /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last
     /// layers; for a debt also KV in use, own layers that move, and at last idle activation space.
     pub(super) fn capacity_for(&self, missing: u32, claim: TransferKind) -> Option<TransitionTarget> {
         let idle = self.idle_frames().min(missing);
-        let cheap = |layers: &u16| self.loan_state.cramped || usize::from(*layers) <= self.layers_that_hide();
+        let cheap =
+            |layers: &u16| self.loan_state.forces_reclaim || usize::from(*layers) <= self.layers_that_hide();
         if let Some(layers) = self.layers_for(missing - idle).filter(cheap) {
             return Some(TransitionTarget::Vacate { frames: idle, layers });
         }

@@ -20,10 +20,10 @@ const MAP_TRIES: u32 = 3;
 impl MemoryManager {
     /// Orders chunks: all at once, and after a refusal half as many at a time.
     pub(super) fn create_next(&mut self, out: &mut Vec<Action>) {
-        let missing = self.sizes.useful().saturating_sub(self.ledger.created());
+        let missing = self.sizes.useful().saturating_sub(self.chunk_table.created());
         let count = self.create_piece.min(missing);
         if count == 0 || self.create_tries >= CREATE_TRIES {
-            self.loan_state.awaits_floor = self.loan_state.traded && self.missing_floor() > 0;
+            self.loan_state.awaits_floor = self.loan_state.can_borrow && self.missing_floor() > 0;
             if !self.loan_state.awaits_floor {
                 self.lay_out(out);
             }
@@ -33,7 +33,7 @@ impl MemoryManager {
     }
 
     fn create(&mut self, count: u32, out: &mut Vec<Action>) {
-        let chunks: Vec<_> = self.ledger.uncreated().take(count as usize).collect();
+        let chunks: Vec<_> = self.chunk_table.uncreated().take(count as usize).collect();
         self.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
     }
 
@@ -41,7 +41,7 @@ impl MemoryManager {
         match outcome {
             Outcome::Done { .. } => {
                 self.create_tries = 0;
-                chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
+                chunks.iter().for_each(|chunk| self.chunk_table.create(*chunk));
             }
             // The ledger refuses: neighbours still have it.
             Outcome::Failed(Failure::OutOfMemory) if self.loan_state.awaits_floor => return,
@@ -60,7 +60,7 @@ impl MemoryManager {
 
     /// Chunks without which the tenant cannot start, and which neighbours hold: their former lives, or another's. None once
     /// it has them.
-    pub fn awaited_floor(&self) -> Option<u32> {
+    pub fn missing_floor_chunks(&self) -> Option<u32> {
         self.loan_state.awaits_floor.then(|| self.missing_floor())
     }
 
@@ -72,23 +72,24 @@ impl MemoryManager {
     }
 
     fn missing_floor(&self) -> u32 {
-        self.sizes.floor(&self.params).saturating_sub(self.ledger.created())
+        self.sizes.floor(&self.params).saturating_sub(self.chunk_table.created())
     }
 
     /// Decides who gets what of the chunks that exist, and maps it.
     fn lay_out(&mut self, out: &mut Vec<Action>) {
-        let created = self.ledger.created();
+        let created = self.chunk_table.created();
         let Some(layout) = self.start_layout(created) else {
             self.give_up(out);
             return;
         };
         // What neighbours still have comes later, and with it the layout that it allows.
-        self.loan_state.regrow =
-            if self.loan_state.traded { self.sizes.useful().saturating_sub(created) } else { 0 };
-        self.loan_state.regrow_refused = self.loan_state.regrow > 0;
-        let base = self.start_layout(created + self.loan_state.regrow).unwrap_or_else(|| layout.clone());
+        self.loan_state.chunks_to_recreate =
+            if self.loan_state.can_borrow { self.sizes.useful().saturating_sub(created) } else { 0 };
+        self.loan_state.is_recreate_refused = self.loan_state.chunks_to_recreate > 0;
+        let base =
+            self.start_layout(created + self.loan_state.chunks_to_recreate).unwrap_or_else(|| layout.clone());
         self.base = if self.forced.is_some() { Layout::resident() } else { base };
-        let next = self.first_holdings(&layout);
+        let next = self.initial_ownership(&layout);
         self.order_change(Change { next, layout: Some(layout), reason: Reason::Load }, &[], out);
     }
 
@@ -96,23 +97,23 @@ impl MemoryManager {
     fn give_up(&mut self, out: &mut Vec<Action>) {
         let chunk_bytes = self.geometry.chunk_bytes;
         let floor_bytes = u64::from(self.sizes.floor(&self.params)) * chunk_bytes;
-        self.failure = Some(Failed::Create { created_bytes: self.ledger.created_bytes(), floor_bytes });
-        if self.ledger.count(Owner::Free) > 0 {
+        self.failure = Some(Failed::Create { created_bytes: self.chunk_table.created_bytes(), floor_bytes });
+        if self.chunk_table.count(Owner::Free) > 0 {
             self.order_release(Reason::BackendFailed, out);
         }
     }
 
     /// Everything that nobody holds goes back to the device.
     pub(super) fn order_release(&mut self, reason: Reason, out: &mut Vec<Action>) {
-        let chunks: Vec<_> = self.ledger.free().collect();
+        let chunks: Vec<_> = self.chunk_table.free().collect();
         self.order(Work::Release(chunks.clone()), reason, Pending::Release(chunks), out);
     }
 
     pub(super) fn released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
-            chunks.iter().for_each(|chunk| self.ledger.release(*chunk));
+            chunks.iter().for_each(|chunk| self.chunk_table.release(*chunk));
         } else if self.loaded {
-            self.trade_failed();
+            self.on_transfer_failed();
         }
     }
 
@@ -131,11 +132,11 @@ impl MemoryManager {
         (1..most).map(|alpha| self.choose(&resident, alpha, u64::MAX).layout).find(fits)
     }
 
-    pub(super) fn first_holdings(&self, layout: &Layout) -> Ownership {
-        let mut chunks = self.ledger.free();
+    pub(super) fn initial_ownership(&self, layout: &Layout) -> Ownership {
+        let mut chunks = self.chunk_table.free();
         let mut take = |count: u32| -> Vec<ChunkId> { chunks.by_ref().take(count as usize).collect() };
         let sizes = &self.sizes;
-        let spare = self.ledger.created() - sizes.fixed_chunks(layout) - sizes.kv_guaranteed;
+        let spare = self.chunk_table.created() - sizes.fixed_chunks(layout) - sizes.kv_guaranteed;
         let activation = sizes.activation_max.min(sizes.activation_min + spare);
         let mut next = Ownership::new(&self.geometry, sizes.kv_limit);
         next.global = take(sizes.global);
@@ -168,6 +169,6 @@ impl MemoryManager {
 
     /// Nothing has been mapped yet.
     pub(super) fn nothing_mapped(&self) -> bool {
-        self.ledger.count(Owner::Free) == self.ledger.created()
+        self.chunk_table.count(Owner::Free) == self.chunk_table.created()
     }
 }

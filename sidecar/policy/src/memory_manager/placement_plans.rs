@@ -31,7 +31,7 @@ struct PlanInFlight {
 
 impl PlanInFlight {
     /// Those who run by what was found, in the order in which it places them.
-    fn going(&self, found: &PlanResult) -> Vec<RequestId> {
+    fn requests(&self, found: &PlanResult) -> Vec<RequestId> {
         let (paused, admitted) = (usize::from(found.paused), usize::from(found.admitted));
         self.running[paused..].iter().chain(&self.waiting[..admitted]).copied().collect()
     }
@@ -51,57 +51,57 @@ pub(super) struct PlacementPlans {
     /// Sets of layers to choose from.
     options: Vec<Vec<u16>>,
     /// Plans that were asked for so far: the name of the last one.
-    asked: u64,
+    last_plan_id: u64,
     /// One is due, and nobody has asked for it yet.
-    wanted: bool,
-    awaited: Option<PlanInFlight>,
+    is_plan_due: bool,
+    in_flight: Option<PlanInFlight>,
     answer: Option<PlanAnswer>,
     /// Requests that run by the plan in force, and those of them that it admitted, each with the layers of which its KV is away.
-    made_for: BTreeSet<RequestId>,
+    planned_requests: BTreeSet<RequestId>,
     pub admitted: BTreeMap<RequestId, Vec<LayerId>>,
     /// Those whom it pauses, until the scheduler knows.
     pub pauses: Vec<RequestId>,
     /// The next in line, who does not come yet, and who it was when the plan in force was asked for.
-    pub held_back: Option<RequestId>,
-    looked_at: Option<RequestId>,
+    pub blocked_head: Option<RequestId>,
+    planned_head: Option<RequestId>,
     /// Whoever is let in waits for nothing but the end of fetches: none is early at the next step.
-    pub quiet: bool,
+    pub skips_early_fetches: bool,
     /// Those of `admitted` who have come with part of their KV away, until they are struck.
-    pub joined: BTreeSet<RequestId>,
+    pub joined_requests: BTreeSet<RequestId>,
     /// The plan no longer holds.
-    stale: bool,
+    is_stale: bool,
     /// No plan is asked for before so many steps have been made.
-    again_at: u64,
+    next_plan_step: u64,
 }
 
 impl PlacementPlans {
     pub fn new(layers: u16) -> PlacementPlans {
         PlacementPlans {
             options: options(layers),
-            asked: 0,
-            wanted: false,
-            awaited: None,
+            last_plan_id: 0,
+            is_plan_due: false,
+            in_flight: None,
             answer: None,
-            made_for: BTreeSet::new(),
+            planned_requests: BTreeSet::new(),
             admitted: BTreeMap::new(),
             pauses: Vec::new(),
-            held_back: None,
-            looked_at: None,
-            quiet: false,
-            joined: BTreeSet::new(),
-            stale: false,
-            again_at: 0,
+            blocked_head: None,
+            planned_head: None,
+            skips_early_fetches: false,
+            joined_requests: BTreeSet::new(),
+            is_stale: false,
+            next_plan_step: 0,
         }
     }
 
     /// There is no plan any more, and an answer that comes is for nothing.
     pub fn forget(&mut self) {
-        (self.wanted, self.awaited, self.answer, self.looked_at) = (false, None, None, None);
-        self.made_for.clear();
+        (self.is_plan_due, self.in_flight, self.answer, self.planned_head) = (false, None, None, None);
+        self.planned_requests.clear();
         self.admitted.clear();
-        self.joined.clear();
+        self.joined_requests.clear();
         self.pauses.clear();
-        self.quiet = false;
+        self.skips_early_fetches = false;
     }
 
     /// The layers of an option.
@@ -111,53 +111,53 @@ impl PlacementPlans {
 
     /// This request is not let in any more.
     pub fn drop_waiter(&mut self, request: RequestId) {
-        self.held_back = self.held_back.filter(|held| *held != request);
+        self.blocked_head = self.blocked_head.filter(|held| *held != request);
         self.admitted.remove(&request);
-        self.made_for.remove(&request);
-        self.joined.remove(&request);
+        self.planned_requests.remove(&request);
+        self.joined_requests.remove(&request);
     }
 
     /// A number that differs when another plan is awaited, or in force.
-    pub fn word(&self) -> u64 {
-        let flags = [self.wanted, self.awaited.is_some(), self.answer.is_some()];
+    pub fn digest_word(&self) -> u64 {
+        let flags = [self.is_plan_due, self.in_flight.is_some(), self.answer.is_some()];
         let flags = flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag));
-        let named = self.admitted.keys().chain(&self.pauses).chain(&self.held_back);
-        named.fold(self.asked << 3 | flags, |word, request| mix(word ^ request.0))
+        let named = self.admitted.keys().chain(&self.pauses).chain(&self.blocked_head);
+        named.fold(self.last_plan_id << 3 | flags, |word, request| mix(word ^ request.0))
     }
 
     /// Whether the plan in force was made for those who run now, and for who is next in line.
     fn is_for(&self, mut runners: impl Iterator<Item = RequestId>, next: Option<RequestId>) -> bool {
         // Both ascend: a set, and the keys of a map.
-        let (mut made_for, mut known) = (self.made_for.iter(), 0);
+        let (mut made_for, mut known) = (self.planned_requests.iter(), 0);
         let all = runners.all(|request| {
             known += 1;
             made_for.any(|one| *one == request)
         });
         // Those whom it admitted may still be on their way.
-        all && self.made_for.len() - known <= self.admitted.len()
-            && (next.is_none() || next == self.looked_at)
+        all && self.planned_requests.len() - known <= self.admitted.len()
+            && (next.is_none() || next == self.planned_head)
     }
 }
 
 impl MemoryManager {
     /// A plan is due: whoever drives the memory manager asks for it. Not where all fits and whoever waited for a plan has come without.
     pub fn wants_plan(&self) -> bool {
-        let (placed, next) = (!self.kv.placement().layout.moving.is_empty(), self.offload.plans.held_back);
-        self.offload.plans.wanted && (placed || next.is_some() || self.kv_is_short())
+        let (placed, next) = (!self.kv.placement().layout.moving.is_empty(), self.offload.plans.blocked_head);
+        self.offload.plans.is_plan_due && (placed || next.is_some() || self.kv_is_short())
     }
 
     /// What is to be planned for these; whoever asks answers with [`MemoryManager::planned`], however long that takes.
     pub fn ask_plan(&mut self, crowd: &SchedulerView) -> PlanRequest {
         let request = self.plan_request(crowd);
         let plans = &mut self.offload.plans;
-        plans.asked = request.id;
-        (plans.wanted, plans.stale) = (false, false);
+        plans.last_plan_id = request.id;
+        (plans.is_plan_due, plans.is_stale) = (false, false);
         // A plan costs a change of placement: not at every boundary, whatever comes and goes. It is steps that count, not
         // boundaries: what a placement wants on the device comes in pieces, and the next plan would send it back before any
         // step was made.
-        plans.again_at = self.steps + u64::from(self.params.replan.least_steps);
-        plans.looked_at = plans.held_back;
-        plans.awaited =
+        plans.next_plan_step = self.steps + u64::from(self.params.replan.least_steps);
+        plans.planned_head = plans.blocked_head;
+        plans.in_flight =
             Some(PlanInFlight { id: request.id, running: crowd.runners(), waiting: crowd.waiters() });
         request
     }
@@ -167,24 +167,25 @@ impl MemoryManager {
         let columns = |request| self.kv.columns(request);
         let runner =
             |request| RunningRequest { request, columns: columns(request), deposit: 0, immune: true };
-        let crowd = SchedulerView { running: self.kv.runners().map(runner).collect(), waiting: Vec::new() };
+        let crowd =
+            SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() };
         self.wants_plan().then(|| self.ask_plan(&crowd))
     }
 
     /// Whether this answers something that was asked.
     pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
         let plans = &self.offload.plans;
-        let asked = plans.awaited.as_ref().filter(|asked| asked.id == answer.id);
+        let asked = plans.in_flight.as_ref().filter(|asked| asked.id == answer.id);
         let fits = asked
-            .zip(answer.found.as_ref())
+            .zip(answer.result.as_ref())
             .is_none_or(|(asked, found)| asked.is_answered_by(found, plans.options.len()));
-        (1..=plans.asked).contains(&answer.id) && fits
+        (1..=plans.last_plan_id).contains(&answer.id) && fits
     }
 
     /// A plan has come. The next boundary carries it out, unless something else is due by then.
     pub fn planned(&mut self, answer: PlanAnswer) {
         let plans = &mut self.offload.plans;
-        if plans.awaited.as_ref().is_some_and(|asked| asked.id == answer.id) {
+        if plans.in_flight.as_ref().is_some_and(|asked| asked.id == answer.id) {
             plans.answer = Some(answer);
         }
     }
@@ -193,8 +194,8 @@ impl MemoryManager {
     /// the device again.
     pub(super) fn request_plan(&mut self) {
         let placed = !self.kv.placement().layout.moving.is_empty();
-        let (next, short) = (self.offload.plans.held_back, self.kv_is_short());
-        if self.kv.going_out().next().is_some() {
+        let (next, short) = (self.offload.plans.blocked_head, self.kv_is_short());
+        if self.kv.spilling_requests().next().is_some() {
             // Their prompts first: no other placement has their buffers. Nobody else is let in meanwhile, so that they are no more
             // than one plan lets in.
             return;
@@ -211,25 +212,26 @@ impl MemoryManager {
         if let Some(answer) = self.offload.plans.answer.take() {
             return self.adopt(&answer);
         }
-        if self.kv.places_prompts() {
+        if self.kv.places_prefills() {
             let coming: Vec<_> =
                 self.offload.plans.admitted.values().filter(|set| !set.is_empty()).cloned().collect();
-            self.offload.due = Some(self.kv.placement_without_prompts(&coming));
+            self.offload.due = Some(self.kv.placement_without_prefills(&coming));
         }
-        self.strike_who_came();
+        self.remove_admitted();
         let plans = &self.offload.plans;
-        let waiting = plans.awaited.is_some() || plans.again_at > self.steps;
+        let waiting = plans.in_flight.is_some() || plans.next_plan_step > self.steps;
         // Also where nothing is away by it: KV of who was paused stays on the device until somebody needs the blocks.
-        let holds = !plans.stale && plans.is_for(self.kv.runners(), next);
-        self.offload.plans.wanted = !waiting && !holds;
+        let holds = !plans.is_stale && plans.is_for(self.kv.running_requests(), next);
+        self.offload.plans.is_plan_due = !waiting && !holds;
     }
 
     /// Who was let in and runs now is one of those for whom the plan was made: it holds until one of them is gone.
-    fn strike_who_came(&mut self) {
+    fn remove_admitted(&mut self) {
         if !self.offload.plans.admitted.is_empty() {
-            let runners: BTreeSet<_> = self.kv.runners().collect();
+            let runners: BTreeSet<_> = self.kv.running_requests().collect();
             self.offload.plans.admitted.retain(|request, _| !runners.contains(request));
-            let joined = self.offload.plans.joined.extract_if(.., |request| runners.contains(request));
+            let joined =
+                self.offload.plans.joined_requests.extract_if(.., |request| runners.contains(request));
             let joined = joined.count() as u32;
             self.count_many(Reason::Join, joined);
         }
@@ -238,13 +240,13 @@ impl MemoryManager {
     fn plan_request(&self, crowd: &SchedulerView) -> PlanRequest {
         // As long as they will be when the plan's window is over.
         let growth = u32::from(self.params.replan.window).div_ceil(BLOCK_TOKENS);
-        let column_ns = self.measures.column_ns() / u64::from(self.sizes.layers);
+        let column_ns = self.step_stats.column_ns() / u64::from(self.sizes.layers);
         // Compute is an average over steps of this batch and of those before it: what they read is taken off, not what is read now.
-        let read_ns = column_ns * self.measures.read_columns().unwrap_or(0);
-        let mut compute_ns = self.measures.compute_ns();
+        let read_ns = column_ns * self.step_stats.read_columns().unwrap_or(0);
+        let mut compute_ns = self.step_stats.compute_ns();
         compute_ns.iter_mut().for_each(|ns| *ns = ns.saturating_sub(read_ns));
         PlanRequest {
-            id: self.offload.plans.asked + 1,
+            id: self.offload.plans.last_plan_id + 1,
             layers: self.sizes.layers,
             block_bytes: self.geometry.block_bytes,
             running: self.planner_requests(&crowd.running, growth),
@@ -256,7 +258,7 @@ impl MemoryManager {
             capacity_bytes: self.plan_capacity_bytes(),
             compute_ns,
             column_ns,
-            beside_ns: self.measures.overhead_ns(),
+            overhead_ns: self.step_stats.overhead_ns(),
             link: self.link(),
             window: self.params.replan.window.max(1),
             tbt_ns: self.params.slo.tbt_ns,
@@ -268,8 +270,8 @@ impl MemoryManager {
 
     /// The plan is due, for those who still run.
     fn adopt(&mut self, answer: &PlanAnswer) {
-        let Some(asked) = self.offload.plans.awaited.take() else { return };
-        if self.params.serves_by_deadline() && !self.pays(&asked, answer.found.as_ref()) {
+        let Some(asked) = self.offload.plans.in_flight.take() else { return };
+        if self.params.serves_by_deadline() && !self.is_worthwhile(&asked, answer.result.as_ref()) {
             return self.place_nothing(&asked);
         }
         // Where none was found somebody is one too many, which shows when a step does not fit. Until then as much is away as
@@ -282,29 +284,29 @@ impl MemoryManager {
             step_ns: 0,
             bound_ns: 0,
         };
-        let reason = if answer.found.is_some() { Reason::Plan } else { Reason::NoPlan };
-        let found = answer.found.clone().unwrap_or_else(nobody);
+        let reason = if answer.result.is_some() { Reason::Plan } else { Reason::NoPlan };
+        let found = answer.result.clone().unwrap_or_else(nobody);
         let replan = self.params.replan;
-        let watch = answer.found.as_ref().map(|found| ReplanWatch::new(replan, found.step_ns));
+        let watch = answer.result.as_ref().map(|found| ReplanWatch::new(replan, found.step_ns));
         self.offload.watch = Some(watch.unwrap_or(ReplanWatch::in_vain(replan)));
         self.count(reason);
-        let going = asked.going(&found);
+        let going = asked.requests(&found);
         let placement = self.placement_of(&going, &found.chosen);
         let (first, plans) = (usize::from(found.paused), &mut self.offload.plans);
         let coming = going.iter().zip(&found.chosen).skip(asked.running.len() - first);
         plans.admitted = coming.map(|(request, at)| (*request, plans.set(*at))).collect();
         plans.pauses = asked.running[..first].to_vec();
-        plans.made_for = going.into_iter().collect();
+        plans.planned_requests = going.into_iter().collect();
         self.offload.due = (!placement.is_equivalent(self.kv.placement())).then_some(placement);
     }
 
     /// All that run make more tokens per second by this plan than those of them would for whose KV there is room. Where none was
     /// found, as much is fetched in each step as there is no room for.
-    fn pays(&self, asked: &PlanInFlight, found: Option<&PlanResult>) -> bool {
+    fn is_worthwhile(&self, asked: &PlanInFlight, found: Option<&PlanResult>) -> bool {
         let columns: u64 = asked.running.iter().map(|request| u64::from(self.kv.columns(*request))).sum();
         let needed_bytes = columns * u64::from(self.kv.layers()) * self.geometry.block_bytes;
         let room_bytes = needed_bytes.min(self.plan_capacity_bytes());
-        let alone_ns = self.measures.decode_step_ns();
+        let alone_ns = self.step_stats.decode_step_ns();
         let fetched_ns = self.link().in_ns(needed_bytes - room_bytes);
         let step_ns = u128::from(found.map_or(fetched_ns, |found| found.step_ns)).max(alone_ns);
         step_ns * u128::from(room_bytes)
@@ -315,7 +317,7 @@ impl MemoryManager {
     fn place_nothing(&mut self, asked: &PlanInFlight) {
         self.count(Reason::DeclinedStall);
         self.offload.watch = Some(ReplanWatch::in_vain(self.params.replan));
-        self.offload.plans.made_for = asked.running.iter().copied().collect();
+        self.offload.plans.planned_requests = asked.running.iter().copied().collect();
         let placed = !self.kv.placement().layout.moving.is_empty();
         self.offload.due = placed.then(Placement::default);
     }
@@ -328,7 +330,7 @@ impl MemoryManager {
     }
 
     fn link(&self) -> Link {
-        Link::fluid(self.measures.link_bytes_per_second().max(1))
+        Link::fluid(self.step_stats.link_bytes_per_second().max(1))
     }
 
     /// The sets that were chosen as a placement; all that move share buffers. Who is admitted takes its set when it comes.
@@ -346,7 +348,7 @@ impl MemoryManager {
         let Layout { beta, .. } = moving_layout(self.sizes.layers, least.map_or(0, |least| least as u16));
         let layout = Layout { moving: away.into_iter().map(LayerId).collect(), beta };
         let mut sets: Vec<Vec<LayerId>> = Vec::new();
-        let runners: BTreeSet<_> = self.kv.runners().collect();
+        let runners: BTreeSet<_> = self.kv.running_requests().collect();
         let mut of = BTreeMap::new();
         for (request, at) in going.iter().zip(chosen).filter(|(_, at)| **at > 0) {
             let set = self.offload.plans.set(*at);
@@ -364,6 +366,6 @@ impl MemoryManager {
     /// A step ended: whether the plan still tells its time.
     pub(super) fn check_plan(&mut self, seen: StepTime) {
         let due = self.offload.watch.as_mut().and_then(|watch| watch.step(seen));
-        self.offload.plans.stale |= due.is_some();
+        self.offload.plans.is_stale |= due.is_some();
     }
 }

@@ -16,7 +16,7 @@ const PROBE_BOUNDARIES: u64 = 1024;
 
 impl MemoryManager {
     /// Prompts for which there is no room may go to the host tier.
-    pub fn offloads_prompts(&self) -> bool {
+    pub fn offloads_prefills(&self) -> bool {
         let layers = self.sizes.layers;
         let placed = self.params.placing() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
         placed && self.sizes.host_columns > 0
@@ -24,22 +24,22 @@ impl MemoryManager {
 
     /// All columns that the request gets from now on go to the host tier.
     pub fn is_prefill_offloaded(&self, request: RequestId) -> bool {
-        self.kv.goes_out(request)
+        self.kv.is_spilling_prefill(request)
     }
 
     /// The KV of a prompt of so many columns may go to the host tier, as Algorithm 1 says: the buffer has room for it, and what each
     /// step of it takes on the device leaves room for everybody's next token. Not while the link to the host is unknown, or so slow
     /// that a step of `step_columns` would wait for long.
     pub fn can_offload_prefill(&mut self, columns: u32, step_columns: u32) -> bool {
-        let ready = self.offloads_prompts()
-            && self.buffers_rest()
+        let ready = self.offloads_prefills()
+            && self.are_buffers_idle()
             && !self.in_backoff()
             && self.write_back_is_healthy();
-        ready && self.leaves_in_time(step_columns) && self.fits_buffer(columns)
+        ready && self.can_spill_in_time(step_columns) && self.fits_buffer(columns)
     }
 
     fn fits_buffer(&self, columns: u32) -> bool {
-        let (to_go, seat) = (self.kv.columns_to_go_out(), self.seat_blocks());
+        let (to_go, seat) = (self.kv.columns_to_spill(), self.staging_slot_blocks());
         let used = self.kv.host_used() + to_go;
         let places = self.kv.host_places().saturating_sub(to_go);
         let logical = self.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
@@ -55,22 +55,22 @@ impl MemoryManager {
 
     /// What the next tokens of those who run and of one more take.
     pub(super) fn next_blocks(&self) -> u32 {
-        (self.kv.runners().count() as u32 + 1) * self.kv.layers()
+        (self.kv.running_requests().count() as u32 + 1) * self.kv.layers()
     }
 
     /// First tokens have been late, and prompts may use the buffer: who comes with its KV on the device leaves room for `step_columns`
     /// of them (theta). With room for one column in the buffer, as at the start, all memory is for those who run.
-    pub fn keeps_room_for_prompts(&self, step_columns: u32) -> bool {
-        self.offloads_prompts()
+    pub fn reserves_prefill_buffer(&self, step_columns: u32) -> bool {
+        self.offloads_prefills()
             && self.offload.prompts.logical() > 1
             && self.write_back_is_healthy()
-            && self.writes_back_in_time(step_columns * self.kv.layers())
+            && self.can_write_back_in_time(step_columns * self.kv.layers())
     }
 
     /// A request that takes so many blocks, and `tokens` of it the next step, may come: the rest is theta at least, of which seats are
     /// an eighth of KV at most.
-    pub fn leaves_room_for_prompts(&self, blocks: u32, tokens: u32, step_columns: u32) -> bool {
-        let seats = step_columns * self.seat_blocks();
+    pub fn can_reserve_prefill_buffer(&self, blocks: u32, tokens: u32, step_columns: u32) -> bool {
+        let seats = step_columns * self.staging_slot_blocks();
         let theta = self.next_blocks() + seats.min(self.kv.frames().total_blocks() / 8);
         blocks + theta <= self.spare_blocks() + self.inflatable_blocks(tokens)
     }
@@ -91,16 +91,16 @@ impl MemoryManager {
             StepShape { tokens: tokens.clamp(1, self.params.max_step.tokens), ..self.params.max_step };
         let needed =
             self.geometry.chunks_for(self.geometry.activation.bytes(shape)).max(self.sizes.activation_min);
-        let idle = (self.holdings.activation.len() as u32).saturating_sub(needed);
+        let idle = (self.ownership.activation.len() as u32).saturating_sub(needed);
         let room = self.sizes.kv_limit.saturating_sub(self.kv.frames().backed() + self.free_frames());
         idle.min(room) * self.sizes.blocks_per_chunk
     }
 
     /// Of a prompt so many columns leave the device in time, by the link that was measured; else it is measured, again from time to
     /// time.
-    fn leaves_in_time(&mut self, columns: u32) -> bool {
+    fn can_spill_in_time(&mut self, columns: u32) -> bool {
         let known = self.block_out_ns().is_some();
-        let soon = self.writes_back_in_time(columns * self.kv.layers());
+        let soon = self.can_write_back_in_time(columns * self.kv.layers());
         if !(known && soon) && self.boundaries >= self.offload.probe_at {
             self.offload.probe = true;
             self.offload.probe_at = self.boundaries + PROBE_BOUNDARIES;
@@ -125,18 +125,18 @@ impl MemoryManager {
 
     /// The step that is to begin has no part of prompts that go out, or has one: without, nothing comes into the buffers.
     pub fn exclude_offloaded_prefills(&mut self, out: bool) {
-        self.kv.rest_buffers(out && self.kv.seats_prompts_only());
+        self.kv.set_buffers_idle(out && self.kv.stages_prefills_only());
     }
 
     /// What a step wrote is still on its way to the host tier: no step begins.
     pub fn is_spilling(&self) -> bool {
-        self.kv.spills()
+        self.kv.has_pending_spills()
     }
 
     /// What decides about prompts that go out, for a fingerprint.
-    pub fn prompts_word(&self) -> u64 {
+    pub fn prefill_digest(&self) -> u64 {
         self.offload.prompts.word()
-            ^ self.write_word().rotate_left(7)
+            ^ self.write_digest().rotate_left(7)
             ^ self.block_out_ns().unwrap_or(0) << 20
     }
 
@@ -146,67 +146,67 @@ impl MemoryManager {
     /// If something is on its way into a buffer: [`MemoryManager::can_offload_prefill`] or
     /// [`MemoryManager::admits_by_prefill_offload`] is asked before.
     pub fn start_prefill_offload(&mut self, request: RequestId, columns: u32) {
-        if !self.kv.places_prompts() {
-            self.kv.place(self.kv.placement_with_prompts(self.layout_of_prompts()));
+        if !self.kv.places_prefills() {
+            self.kv.place(self.kv.placement_with_prefills(self.prefill_layout()));
         }
-        self.kv.send_out(request, columns);
+        self.kv.start_prefill_spill(request, columns);
     }
 
     /// A prompt of so many columns that a plan lets in may be computed with its KV in the host tier: there is a place for all
     /// of it, and the link is known to carry a step's part of it soon.
     pub(super) fn can_offload_prefills(&self, columns: u32) -> bool {
         let step = columns.min(Geometry::columns_for(self.params.max_step.tokens));
-        let soon = self.block_out_ns().is_some() && self.writes_back_in_time(step * self.kv.layers());
-        soon && self.write_back_is_healthy() && !self.in_backoff() && self.unpromised_places() >= columns
+        let soon = self.block_out_ns().is_some() && self.can_write_back_in_time(step * self.kv.layers());
+        soon && self.write_back_is_healthy() && !self.in_backoff() && self.unreserved_host_places() >= columns
     }
 
     /// Another placement may be in force at once: nothing is on its way into a buffer, nor is another one due.
-    pub(super) fn buffers_rest(&self) -> bool {
-        self.offload.due.is_none() && self.kv.fetches() == 0 && !self.kv.gave_up()
+    pub(super) fn are_buffers_idle(&self) -> bool {
+        self.offload.due.is_none() && self.kv.fetches() == 0 && !self.kv.is_fetching_disabled()
     }
 
     /// All layers, in as many buffers as there may be: none of a prompt's KV stays.
-    fn layout_of_prompts(&self) -> Layout {
+    fn prefill_layout(&self) -> Layout {
         let moving = (0..self.sizes.layers).map(LayerId).collect();
         Layout { moving, beta: buffers(usize::from(self.sizes.layers)) }
     }
 
     /// Places in the host tier that neither prompts on their way there nor paused requests will take.
-    fn unpromised_places(&self) -> u32 {
-        self.host_places().saturating_sub(self.kv.columns_to_go_out())
+    fn unreserved_host_places(&self) -> u32 {
+        self.host_capacity_blocks().saturating_sub(self.kv.columns_to_spill())
     }
 
     /// Blocks that a column of a prompt takes on the device: one in each buffer.
-    pub(super) fn seat_blocks(&self) -> u32 {
+    pub(super) fn staging_slot_blocks(&self) -> u32 {
         buffers(usize::from(self.sizes.layers)).into()
     }
 
     /// Nothing is placed while no prompt goes out.
     pub(super) fn request_prefill_placement(&mut self) {
         let layout = &self.kv.placement().layout;
-        let idle = self.kv.going_out().next().is_none() || !self.kv.places_prompts();
+        let idle = self.kv.spilling_requests().next().is_none() || !self.kv.places_prefills();
         self.offload.due = (idle && !layout.moving.is_empty()).then(Placement::default);
     }
 
     /// Algorithm 2: what a scheduling iteration saw of the objectives.
-    pub fn note_violations(&mut self, seen: Violations) {
+    pub fn record_slo_violations(&mut self, seen: Violations) {
         self.offload.prompts.iteration(seen);
     }
 
     /// Columns of the host tier that prompts may use now.
-    pub fn prompt_buffer_columns(&self) -> u64 {
+    pub fn prefill_buffer_columns(&self) -> u64 {
         self.offload.prompts.logical()
     }
 
     /// The same in bytes; 0 under a policy that sends none there.
-    pub fn prompt_buffer_bytes(&self) -> u64 {
-        let columns = if self.offloads_prompts() { self.prompt_buffer_columns() } else { 0 };
+    pub fn prefill_buffer_bytes(&self) -> u64 {
+        let columns = if self.offloads_prefills() { self.prefill_buffer_columns() } else { 0 };
         columns.saturating_mul(self.geometry.column_bytes())
     }
 
     /// The step that a lost engine left will not be repeated: what it should have written is lost.
     pub fn forget_step(&mut self) {
-        if !self.in_step && self.kv.writes_out() {
+        if !self.in_step && self.kv.writes_to_buffers() {
             let lost = self.kv.abandon_spills();
             self.drop_kv(lost);
         }

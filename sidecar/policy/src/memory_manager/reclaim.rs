@@ -21,7 +21,7 @@ pub(super) const DECLINE_MEMORY_STEPS: u64 = 16;
 pub(super) struct DeclineCache(Option<(u64, u32)>);
 
 impl DeclineCache {
-    pub fn note(&mut self, step: u64, chunks: u32) {
+    pub fn record(&mut self, step: u64, chunks: u32) {
         self.0 = Some((step, chunks));
     }
 
@@ -51,19 +51,19 @@ impl MemoryManager {
         }
         if self.lacks_weights()
             || (self.has_debt() && !self.in_backoff())
-            || self.kv.spills()
+            || self.kv.has_pending_spills()
             || self.kv.exceeds_loads()
         {
             return Prepared::Wait;
         }
-        let held = self.holdings.activation.len() as u32;
+        let held = self.ownership.activation.len() as u32;
         if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
             return self.allocate(need, out);
         }
         if self.transition.is_some() {
             self.abort_transition();
         }
-        if demand.blocks > self.kv.frames().free_blocks() && self.kv.seats().1 > 0 {
+        if demand.blocks > self.kv.frames().free_blocks() && self.kv.slot_counts().1 > 0 {
             return if self.compact_staging() { self.prepare_step(need, out) } else { Prepared::Wait };
         }
         self.reclaim(need, demand, out)
@@ -72,7 +72,7 @@ impl MemoryManager {
     /// Blocks that the step adds, and those that come back for it.
     pub(super) fn blocks_of(&mut self, need: &StepNeed) -> u32 {
         let added = need.columns.iter().map(|(request, count)| count * self.kv.column_blocks(*request));
-        added.sum::<u32>() + self.kv.wanted_blocks()
+        added.sum::<u32>() + self.kv.missing_block_count()
     }
 
     fn reclaim(&mut self, need: &StepNeed, demand: StepDemand, out: &mut Vec<Action>) -> Prepared {
@@ -80,12 +80,14 @@ impl MemoryManager {
         let gainable = self.free_frames() * self.sizes.blocks_per_chunk;
         let missing = demand.blocks.saturating_sub(free + self.kv.evictable_blocks());
         if demand.activation > self.sizes.activation_max {
-            return self.widen(demand, out);
+            return self.grow_activations(demand, out);
         }
-        if let Some(Transition { target, reason }) = self.narrow().filter(|_| demand.blocks > free) {
+        if let Some(Transition { target, reason }) =
+            self.shrink_activations().filter(|_| demand.blocks > free)
+        {
             return self.start_transition(target, reason, missing, out);
         }
-        if demand.activation > self.holdings.activation.len() as u32 {
+        if demand.activation > self.ownership.activation.len() as u32 {
             return self.balloon(demand, missing, out);
         }
         if demand.blocks > free && gainable > 0 && missing <= gainable && !self.in_backoff() {
@@ -106,7 +108,7 @@ impl MemoryManager {
         match self.reclaim_lossy(need, demand, missing, out) {
             // What nobody uses any more is free when it has been written back; how soon that is the first write-back tells.
             Prepared::Short { activation: false, .. }
-                if self.kv.parting_blocks() >= missing && self.block_out_ns().is_some() =>
+                if self.kv.blocks_freed_by_write_back() >= missing && self.block_out_ns().is_some() =>
             {
                 Prepared::Wait
             }
@@ -144,10 +146,10 @@ impl MemoryManager {
 
     /// There are enough free blocks: what lies in the host tier comes back first.
     fn allocate(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        if self.kv.wanted_blocks() > 0 {
+        if self.kv.missing_block_count() > 0 {
             return self.swap_in_missing(out);
         }
-        let out = need.columns.iter().filter(|(request, _)| self.kv.goes_out(*request));
+        let out = need.columns.iter().filter(|(request, _)| self.kv.is_spilling_prefill(*request));
         if !self.reserve_host_places(out.map(|(_, count)| *count).sum()) {
             // A place that a fetch may still read is free when that has ended.
             return if self.kv.fetches() > 0 { Prepared::Wait } else { self.shortfall(self.kv.layers()) };
@@ -159,7 +161,7 @@ impl MemoryManager {
     /// Chunks that own layers would give at most, by what the step model allows now.
     pub(super) fn own_chunks(&self) -> u32 {
         let remaps = self.params.policy.remaps() && self.forced.is_none();
-        if !remaps || self.in_backoff() || !self.measures.compute_known() {
+        if !remaps || self.in_backoff() || !self.step_stats.compute_known() {
             return 0;
         }
         let current = self.slots.layout();
@@ -169,7 +171,7 @@ impl MemoryManager {
 
     /// Free chunks that KV may take.
     pub(super) fn free_frames(&self) -> u32 {
-        self.ledger.count(Owner::Free).min(self.sizes.kv_limit - self.kv.frames().backed())
+        self.chunk_table.count(Owner::Free).min(self.sizes.kv_limit - self.kv.frames().backed())
     }
 
     fn evict_until(&mut self, blocks: u32) {
@@ -193,14 +195,14 @@ impl MemoryManager {
         self.transition = Some(Transition { target, reason });
         match self.advance_transition(out) {
             TransitionProgress::Ordered => Prepared::Wait,
-            TransitionProgress::Abandoned => self.shortfall(missing),
+            TransitionProgress::Aborted => self.shortfall(missing),
         }
     }
 
     /// eLLM: chunks change between activations and KV, as Algorithm 1's balloon says.
     fn balloon(&mut self, demand: StepDemand, missing: u32, out: &mut Vec<Action>) -> Prepared {
         let per = self.sizes.blocks_per_chunk;
-        let held = self.holdings.activation.len() as u32;
+        let held = self.ownership.activation.len() as u32;
         let short_activation = demand.activation > held;
         let short = Prepared::Short {
             missing_columns: missing.div_ceil(self.kv.layers()),
@@ -210,7 +212,7 @@ impl MemoryManager {
             return short;
         }
         // A deflation takes free chunks first; an inflation counts those that KV may still take.
-        let free = if short_activation { self.ledger.count(Owner::Free) } else { self.free_frames() };
+        let free = if short_activation { self.chunk_table.count(Owner::Free) } else { self.free_frames() };
         let free_kv = (self.kv.frames().free_blocks() + self.kv.evictable_blocks()) / per + free;
         let activation = demand.activation.max(self.sizes.activation_min);
         match balloon(free_kv, held, demand.blocks.div_ceil(per), activation) {
@@ -248,7 +250,7 @@ impl MemoryManager {
         let Some(chunks) = self.chunks_of_layers(missing).filter(|chunks| !declined(chunks)) else {
             return self.shortfall(missing);
         };
-        if !self.measures.compute_known() {
+        if !self.step_stats.compute_known() {
             // Not remembered: the next step may measure it.
             self.count(Reason::DeclinedUnmeasured);
             return self.shortfall(missing);
@@ -293,7 +295,7 @@ impl MemoryManager {
 
     fn decline(&mut self, reason: Reason, chunks: u32, missing: u32) -> Prepared {
         self.count(reason);
-        self.declined.note(self.steps, chunks);
+        self.declined.record(self.steps, chunks);
         self.shortfall(missing)
     }
 
@@ -304,13 +306,13 @@ impl MemoryManager {
 
     /// So much of a token's compute, nanoseconds.
     pub(super) fn share_of_token(&self, permille: u64) -> u64 {
-        let token = self.measures.token_compute_ns();
+        let token = self.step_stats.token_compute_ns();
         (token * u128::from(permille) / 1000).min(u128::from(u64::MAX)) as u64
     }
 
     /// The layout for `wanted_alpha`, by measured times.
     pub(super) fn choose(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
-        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        let (compute_ns, transfer_ns) = (self.step_stats.compute_ns(), self.step_stats.transfer_ns());
         choose(&Question {
             times: &Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns },
             current,
@@ -327,10 +329,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_declined_is_not_thought_through_again_for_a_while() {
+    fn declined_demand_is_cached_for_some_steps() {
         let mut declined = DeclineCache::default();
         assert!(!declined.covers(7, 3), "nothing was");
-        declined.note(7, 3);
+        declined.record(7, 3);
         assert_eq!([2, 3, 4].map(|chunks| declined.covers(7, chunks)), [false, true, true], "less may do");
         assert_eq!([22, 23].map(|step| declined.covers(step, 3)), [true, false]);
     }

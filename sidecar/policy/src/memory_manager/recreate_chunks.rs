@@ -23,24 +23,26 @@ impl MemoryManager {
     /// If fewer were lent.
     pub fn recover_share(&mut self, chunks: u32) {
         self.loan_state.lent -= chunks;
-        self.loan_state.regrow += chunks;
+        self.loan_state.chunks_to_recreate += chunks;
     }
 
     /// Chunks are to be created, and may be now.
     pub(super) fn is_recreating(&self) -> bool {
-        self.loan_state.regrow > 0 && self.boundaries >= self.loan_state.regrow_at
+        self.loan_state.chunks_to_recreate > 0 && self.boundaries >= self.loan_state.recreate_at
     }
 
     /// They are not left for a step that needs them.
     pub(super) fn recreates_at_once(&self) -> bool {
         let away = self.absent_layers() > 0 || self.slots.layout().alpha() > self.base.alpha();
         let idle = !self.loan_state.active && self.kv.open_requests() == 0;
-        self.loan_state.regrow > 0 && (away || idle || !self.loan_state.partings.is_empty())
+        self.loan_state.chunks_to_recreate > 0
+            && (away || idle || !self.loan_state.outgoing_transfers.is_empty())
     }
 
     /// Creates at most so many of them, as many as the ledger is likely to give.
     pub(super) fn order_recreation(&mut self, most: u32, out: &mut Vec<Action>) {
-        let chunks = self.fresh_chunks(self.loan_state.regrow.min(self.loan_state.regrow_piece).min(most));
+        let chunks = self
+            .fresh_chunks(self.loan_state.chunks_to_recreate.min(self.loan_state.recreate_piece).min(most));
         self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
     }
 
@@ -56,24 +58,24 @@ impl MemoryManager {
 
     pub(super) fn on_recreated(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
-            self.loan_state.regrow -= chunks.len() as u32;
-            self.loan_state.regrow_refused &= self.loan_state.regrow > 0;
-            chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
+            self.loan_state.chunks_to_recreate -= chunks.len() as u32;
+            self.loan_state.is_recreate_refused &= self.loan_state.chunks_to_recreate > 0;
+            chunks.iter().for_each(|chunk| self.chunk_table.create(*chunk));
             self.failed_changes = 0;
         } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
             self.recreate_later(chunks.len() as u32);
         } else {
-            self.trade_failed();
+            self.on_transfer_failed();
         }
     }
 
     /// Neighbours still have what is to be created: half as much is tried, and after the last chunk all of it a while later.
     fn recreate_later(&mut self, refused: u32) {
-        self.loan_state.regrow_refused = true;
-        self.loan_state.regrow_piece = refused / 2;
+        self.loan_state.is_recreate_refused = true;
+        self.loan_state.recreate_piece = refused / 2;
         if refused <= 1 {
-            self.loan_state.regrow_piece = u32::MAX;
-            self.loan_state.regrow_at = self.boundaries + REGROW_BOUNDARIES;
+            self.loan_state.recreate_piece = u32::MAX;
+            self.loan_state.recreate_at = self.boundaries + REGROW_BOUNDARIES;
         }
     }
 }

@@ -30,21 +30,21 @@ impl MemoryManager {
 
     /// The tenant has work and some of its layers are away: they come back, all if there is room, else moving through slots.
     pub(super) fn restore(&mut self) {
-        if !self.waking() || self.loan_state.patient {
+        if !self.wake_layout() || self.loan_state.awaits_loans {
             return;
         }
-        let home = self.weights_held() + self.ledger.count(Owner::Free);
-        let cheapest = self.cheapest_way_back(home).map(TransitionTarget::Layout);
-        match cheapest.or_else(|| self.last_way_back(home)) {
+        let home = self.weights_held() + self.chunk_table.count(Owner::Free);
+        let cheapest = self.cheapest_restore_layout(home).map(TransitionTarget::Layout);
+        match cheapest.or_else(|| self.last_restore_layout(home)) {
             Some(target) => self.transition = Some(Transition { target, reason: Reason::Wake }),
-            None => self.loan_state.stuck = true,
+            None => self.loan_state.is_blocked = true,
         }
     }
 
     /// Where no layout fits that is chosen for its stall: the evenly spaced one with the fewest moving layers that fits when all
     /// idle activation space has made room. Whoever waits for a loan that does not come has no other way, whatever policy and
     /// cap are in force by now.
-    fn last_way_back(&self, home: u32) -> Option<TransitionTarget> {
+    fn last_restore_layout(&self, home: u32) -> Option<TransitionTarget> {
         let room = home + self.frames_above_guarantee();
         let idle = self.activation_chunks().saturating_sub(self.least_activations());
         let most = if self.loan_state.lent > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
@@ -57,7 +57,7 @@ impl MemoryManager {
     /// Of the layouts that fit what is here: the one whose stall, together with the KV that has to go for it, loses least. As
     /// long as layers hide they move before KV goes. Oneiros has no more of them move (T_T * N <= T_compute), unless nothing
     /// else fits; a policy that weighs losses takes a stall where requests would lose more.
-    fn cheapest_way_back(&self, home: u32) -> Option<Layout> {
+    fn cheapest_restore_layout(&self, home: u32) -> Option<Layout> {
         let (idle, most) = (self.idle_frames(), self.frames_above_guarantee());
         let (outlook, weighs) = (self.cost_context(), self.params.policy.weighs());
         let mut best: Option<((u64, u64), Layout)> = None;
@@ -80,17 +80,17 @@ impl MemoryManager {
     }
 
     /// Layers that were lent come back: what there is of their memory is here.
-    pub fn comes_back(&self) -> bool {
-        self.wants_layers() && !self.loan_state.patient
+    pub fn can_restore(&self) -> bool {
+        self.wants_layers() && !self.loan_state.awaits_loans
     }
 
     /// Every layer has memory, and what it holds is complete.
     pub fn is_whole(&self) -> bool {
-        self.is_loaded() && self.absent_layers() == 0 && self.slabs_settled
+        self.is_loaded() && self.absent_layers() == 0 && self.are_slabs_loaded
     }
 
     /// Some layers are away, and the tenant has work, or nobody has their memory any more.
-    pub(super) fn waking(&self) -> bool {
+    pub(super) fn wake_layout(&self) -> bool {
         match self.sleep {
             SleepState::Suspending | SleepState::Asleep => return false,
             SleepState::Waking => return true,
@@ -98,8 +98,8 @@ impl MemoryManager {
         }
         let leaving = self.outgoing_chunks(|_, _| true) > 0;
         let home = self.loan_state.lent == 0
-            && self.loan_state.partings.is_empty()
-            && self.loan_state.regrow == 0
+            && self.loan_state.outgoing_transfers.is_empty()
+            && self.loan_state.chunks_to_recreate == 0
             && !leaving;
         (self.loan_state.active || home) && self.absent_layers() > 0
     }

@@ -25,12 +25,12 @@ impl MemoryManager {
         self.grow();
         self.place_kv(out);
         let must = self.transition.as_ref().is_some_and(|goal| goal.reason.must_happen());
-        if self.transition.is_some() && !must && (self.has_debt() || self.waking()) {
+        if self.transition.is_some() && !must && (self.has_debt() || self.wake_layout()) {
             // It may wait for the next step, which waits for what must happen first.
             self.abort_transition();
         }
         if self.transition.is_none() && !self.weights_loading() {
-            self.transition = self.narrow();
+            self.transition = self.shrink_activations();
         }
         if self.transition.is_none() {
             self.settle_trade(out);
@@ -65,12 +65,12 @@ impl MemoryManager {
         let reversion = self
             .reversion()
             .map(|layout| Transition { target: TransitionTarget::Layout(layout), reason: Reason::Revert });
-        reversion.or_else(|| self.returned_activations())
+        reversion.or_else(|| self.activations_to_return())
     }
 
     /// What eLLM lent of the activations comes back when it is no longer the policy.
-    fn returned_activations(&self) -> Option<Transition> {
-        let few = (self.holdings.activation.len() as u32) < self.sizes.activation_min;
+    fn activations_to_return(&self) -> Option<Transition> {
+        let few = (self.ownership.activation.len() as u32) < self.sizes.activation_min;
         let due = few && self.loaded && self.boundaries >= self.retry_at;
         due.then_some(Transition {
             target: TransitionTarget::Activation(self.sizes.activation_min),
@@ -82,10 +82,10 @@ impl MemoryManager {
     fn reversion(&mut self) -> Option<Layout> {
         let current = self.slots.layout();
         let alpha = current.alpha();
-        if alpha <= self.base.alpha() || !self.slabs_settled || self.boundaries < self.retry_at {
+        if alpha <= self.base.alpha() || !self.are_slabs_loaded || self.boundaries < self.retry_at {
             return None;
         }
-        if self.remapped_for_this_step() {
+        if self.is_remapped_this_step() {
             return None;
         }
         let pressure = self.pressure(alpha - self.base.alpha());
@@ -108,7 +108,7 @@ impl MemoryManager {
     /// patience at least, since what KV gives up and wants back at once costs more than copies.
     fn patience(&self) -> u32 {
         let stall_ns = self.stall_of(self.slots.layout());
-        let copies_ns: u64 = self.measures.transfer_ns().iter().max().copied().unwrap_or(0);
+        let copies_ns: u64 = self.step_stats.transfer_ns().iter().max().copied().unwrap_or(0);
         match copies_ns.checked_div(stall_ns / u64::from(self.slots.layout().alpha().max(1))) {
             Some(steps) if stall_ns > self.allowance_ns() => {
                 let most = self.params.revert_patience_steps;
@@ -120,7 +120,7 @@ impl MemoryManager {
 
     /// Memory that was taken for a step is not given back before one has run: until its columns are allocated it looks
     /// spare, and a short patience would have reversion and remapping take turns at one boundary for ever.
-    fn remapped_for_this_step(&self) -> bool {
+    fn is_remapped_this_step(&self) -> bool {
         self.remapped_at_step == Some(self.steps) && self.kv.open_requests() > 0
     }
 
@@ -128,7 +128,7 @@ impl MemoryManager {
     fn pressure(&self, alpha: u16) -> Pressure {
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
         let idle = self.kv.evictable_blocks();
-        let free = self.ledger.count(Owner::Free);
+        let free = self.chunk_table.count(Owner::Free);
         let empty = (self.kv.frames().free_blocks() + idle) / self.sizes.blocks_per_chunk;
         let above_guarantee = self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed);
         let used = self.kv.frames().used_blocks().saturating_sub(idle);
@@ -153,7 +153,7 @@ impl MemoryManager {
 
     /// Nothing would change at the coming boundaries if no request came.
     pub(super) fn is_steady(&self) -> bool {
-        self.is_at_base_layout() && self.holdings.stale.is_empty()
+        self.is_at_base_layout() && self.ownership.stale.is_empty()
     }
 
     /// The same of who holds what, whatever addresses are left behind.
@@ -165,12 +165,12 @@ impl MemoryManager {
         };
         let rests = matches!(self.sleep, SleepState::Awake | SleepState::Asleep);
         home && rests
-            && self.surplus() == 0
+            && self.excess_activations() == 0
             && self.releasing_chunks() == 0
-            && !self.loan_state.grows
+            && !self.loan_state.is_share_growing
             && self.transition.is_none()
             && !self.trading()
-            && self.offload_rests()
+            && self.is_offload_idle()
             && !self.pending.blocking()
     }
 }

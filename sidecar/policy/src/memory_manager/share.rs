@@ -58,7 +58,7 @@ impl MemoryManager {
         let params = Params { share_chunks, remap_cap_permille, ..self.params.clone() };
         let sizes = Sizes::new(&params, &self.geometry)?;
         (self.params, self.sizes) = (params, sizes);
-        self.loan_state.grows |= self.sizes.share > self.loan_state.share;
+        self.loan_state.is_share_growing |= self.sizes.share > self.loan_state.share;
         self.loan_state.share = self.loan_state.share.max(self.sizes.share);
         self.forget_declined();
         if self.loaded && self.forced.is_none() {
@@ -84,11 +84,11 @@ impl MemoryManager {
     }
 
     fn over_lent(&self) -> u32 {
-        self.kept().saturating_sub(self.sizes.share)
+        self.retained_chunks().saturating_sub(self.sizes.share)
     }
 
     /// Of the share: what neighbours have or were promised, and what the tenant does not lend.
-    fn kept(&self) -> u32 {
+    fn retained_chunks(&self) -> u32 {
         self.loan_state.lent + self.earmarked_chunks(TransferKind::Lend) + self.unlent_floor_chunks()
     }
 
@@ -97,7 +97,7 @@ impl MemoryManager {
         // Every step asks: what is kept is counted only where something is to go.
         match self.releasing_chunks() {
             0 => 0,
-            due => due.min(self.loan_state.share.saturating_sub(self.kept())),
+            due => due.min(self.loan_state.share.saturating_sub(self.retained_chunks())),
         }
     }
 
@@ -108,23 +108,23 @@ impl MemoryManager {
         }
         while self.over_lent() > 0
             && let Some(OutgoingTransfer { earmark, chunks, claim: claim @ TransferKind::Lend }) =
-                self.loan_state.partings.back().copied()
+                self.loan_state.outgoing_transfers.back().copied()
         {
-            self.loan_state.partings.pop_back();
-            self.loan_state.ended.push(TransferResult::Refused { earmark, chunks, claim });
+            self.loan_state.outgoing_transfers.pop_back();
+            self.loan_state.transfer_results.push(TransferResult::Refused { earmark, chunks, claim });
         }
         let spare = self.spare_chunks();
-        let going = self.share_to_release().min(spare + self.loan_state.regrow);
-        self.loan_state.regrow -= going.saturating_sub(spare);
-        self.loan_state.regrow_refused &= self.loan_state.regrow > 0;
+        let going = self.share_to_release().min(spare + self.loan_state.chunks_to_recreate);
+        self.loan_state.chunks_to_recreate -= going.saturating_sub(spare);
+        self.loan_state.is_recreate_refused &= self.loan_state.chunks_to_recreate > 0;
         self.loan_state.share -= going;
     }
 
     /// Takes a share that fell one action further.
     pub(super) fn release_share(&mut self, out: &mut Vec<Action>) {
-        let free = self.ledger.count(Owner::Free).min(self.share_to_release());
+        let free = self.chunk_table.count(Owner::Free).min(self.share_to_release());
         if free > 0 {
-            let chunks: Vec<_> = self.ledger.free().take(free as usize).collect();
+            let chunks: Vec<_> = self.chunk_table.free().take(free as usize).collect();
             return self.order(
                 Work::Release(chunks.clone()),
                 Reason::Cede,
@@ -132,26 +132,26 @@ impl MemoryManager {
                 out,
             );
         }
-        let target = self.room_to_cede(self.share_to_release());
+        let target = self.releasable_chunks(self.share_to_release());
         self.transition = target.map(|target| Transition { target, reason: Reason::Cede });
     }
 
     pub(super) fn on_share_released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
-            chunks.iter().for_each(|chunk| self.ledger.release(*chunk));
+            chunks.iter().for_each(|chunk| self.chunk_table.release(*chunk));
             self.count_moved(Reason::Cede, chunks.len() as u32);
             let left = self.loan_state.share - chunks.len() as u32;
             // The share may have risen meanwhile: what went is created again.
-            self.loan_state.grows |= left < self.sizes.share;
+            self.loan_state.is_share_growing |= left < self.sizes.share;
             self.loan_state.share = left.max(self.sizes.share);
             self.failed_changes = 0;
         } else {
-            self.trade_failed();
+            self.on_transfer_failed();
         }
     }
 
     /// What has to change so that some of `missing` chunks become free, the cheapest first.
-    fn room_to_cede(&self, missing: u32) -> Option<TransitionTarget> {
+    fn releasable_chunks(&self, missing: u32) -> Option<TransitionTarget> {
         let idle = self.idle_frames().min(missing);
         if idle > 0 {
             return Some(TransitionTarget::Vacate { frames: idle, layers: 0 });
@@ -160,7 +160,7 @@ impl MemoryManager {
         if let Some(target) = self.idle_activations(missing).filter(|_| inflates) {
             return Some(target);
         }
-        if let Some(layout) = self.narrower_by(missing, self.loan_state.cramped) {
+        if let Some(layout) = self.narrower_by(missing, self.loan_state.forces_reclaim) {
             return Some(TransitionTarget::Layout(layout));
         }
         let frames = self.frames_above_guarantee().min(missing);
@@ -179,7 +179,7 @@ impl MemoryManager {
 
     /// Fewer activations, as many as are missing.
     pub(super) fn idle_activations(&self, missing: u32) -> Option<TransitionTarget> {
-        let held = self.holdings.activation.len() as u32;
+        let held = self.ownership.activation.len() as u32;
         let least = self.least_activations().max(held.saturating_sub(missing));
         // What the address range of KV has no room for becomes free.
         (least < held).then_some(TransitionTarget::Activation(least))
@@ -189,7 +189,7 @@ impl MemoryManager {
     /// share demands in any case are, those whose stall the policy allows, and, at any cost, all.
     fn narrower_by(&self, missing: u32, at_any_cost: bool) -> Option<Layout> {
         let held = self.weights_held();
-        let known = self.measures.compute_known();
+        let known = self.step_stats.compute_known();
         let allowance_ns = self.allowance_ns();
         let hides = |layout: &Layout| known && self.stall_of(layout) <= allowance_ns;
         let allowed = |layout: &Layout| {
@@ -216,9 +216,10 @@ impl MemoryManager {
 
     /// More of a share is created as a step needs it, as what a dead borrower had is.
     pub(super) fn grow(&mut self) {
-        if core::mem::take(&mut self.loan_state.grows) && self.sleep == SleepState::Awake {
-            let existing = self.ledger.created() + self.loan_state.regrow;
-            self.loan_state.regrow += self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
+        if core::mem::take(&mut self.loan_state.is_share_growing) && self.sleep == SleepState::Awake {
+            let existing = self.chunk_table.created() + self.loan_state.chunks_to_recreate;
+            self.loan_state.chunks_to_recreate +=
+                self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
         }
     }
 
@@ -230,7 +231,7 @@ impl MemoryManager {
         }
         let most = self.sizes.cap_m.saturating_sub(1);
         let layout = self.choose(&Layout::resident(), most, u64::MAX).layout;
-        let room = self.weights_held() + self.ledger.count(Owner::Free) + self.idle_frames();
+        let room = self.weights_held() + self.chunk_table.count(Owner::Free) + self.idle_frames();
         (self.sizes.weights(&layout) <= room).then_some(layout)
     }
 }

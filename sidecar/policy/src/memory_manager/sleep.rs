@@ -50,19 +50,19 @@ impl MemoryManager {
     /// All memory is to be given up. No step may begin before [`MemoryManager::wake`]. With `keep_kv`, cache and the KV of open
     /// requests are kept as far as the host tier has room, else nothing is. Without effect before the tenant has loaded.
     pub fn hibernate(&mut self, keep_kv: bool) {
-        self.discard = !keep_kv;
+        self.discards_kv = !keep_kv;
         if self.is_loaded() && !matches!(self.sleep, SleepState::Suspending | SleepState::Asleep) {
             self.sleep = SleepState::Suspending;
-            self.loan_state.stuck = false;
+            self.loan_state.is_blocked = false;
             self.clear_borrow_request();
         }
-        if self.discard && self.sleep == SleepState::Asleep {
+        if self.discards_kv && self.sleep == SleepState::Asleep {
             self.give_up_cache();
         }
     }
 
     fn give_up_cache(&mut self) {
-        let given_up = self.kv.give_up_cache();
+        let given_up = self.kv.evict_cache();
         self.count_many(Reason::PrefixEvicted, given_up);
     }
 
@@ -73,13 +73,13 @@ impl MemoryManager {
             let fell = self.sleep == SleepState::Asleep || self.nothing_mapped() || self.is_blocked();
             self.sleep = if fell { SleepState::Waking } else { SleepState::Awake };
             // What was lent is revoked before anything is mapped.
-            self.loan_state.patient |= self.loan_state.lent > 0;
+            self.loan_state.awaits_loans |= self.loan_state.lent > 0;
         }
     }
 
     /// A request that was open when the tenant fell asleep, or was sent back, is admitted again with the KV that it has.
     pub fn resume(&mut self, request: RequestId) {
-        self.resumed.push(request);
+        self.resumed_requests.push(request);
         self.kv.resume(request);
         self.apply_plan(request);
     }
@@ -95,32 +95,32 @@ impl MemoryManager {
     }
 
     /// The KV of this request was lost on its way, and nobody has taken notice yet.
-    pub fn is_lost(&self, request: RequestId) -> bool {
-        self.lost.contains(&request)
+    pub fn is_kv_lost(&self, request: RequestId) -> bool {
+        self.lost_requests.contains(&request)
     }
 
     /// Requests whose KV was lost on its way: they have to be closed, and computed again.
-    pub fn take_lost(&mut self) -> Vec<RequestId> {
-        core::mem::take(&mut self.lost)
+    pub fn take_lost_requests(&mut self) -> Vec<RequestId> {
+        core::mem::take(&mut self.lost_requests)
     }
 
     /// Takes falling asleep one action further.
     pub(super) fn suspend_step(&mut self, out: &mut Vec<Action>) {
-        self.loan_state.stuck = false;
+        self.loan_state.is_blocked = false;
         if self.in_backoff() {
             return;
         }
         if self.transition.is_some() {
             self.abort_transition();
         }
-        if self.kv.spills() || self.kv.comes() {
+        if self.kv.has_pending_spills() || self.kv.has_loading_swaps() {
             return;
         }
         if self.pending.fetches() {
             return self.drop_fills(Reason::Hibernate, out);
         }
         self.restore_all();
-        if self.kv.on_device() {
+        if self.kv.has_device_only_blocks() {
             self.order_swap_out(out);
         } else if self.pending.fills() > 0 {
             self.drop_fills(Reason::Hibernate, out);
@@ -128,7 +128,7 @@ impl MemoryManager {
             let next = Ownership::new(&self.geometry, self.sizes.kv_limit);
             let change = Change { next, layout: Some(Layout::resident()), reason: Reason::Hibernate };
             self.order_change(change, &[], out);
-        } else if self.ledger.created() > 0 {
+        } else if self.chunk_table.created() > 0 {
             self.order_release(Reason::Hibernate, out);
         } else {
             self.sleep = SleepState::Asleep;
@@ -138,25 +138,25 @@ impl MemoryManager {
     /// What neighbours want is lent, and what they give back is the device's again.
     pub(super) fn asleep_tick(&mut self, out: &mut Vec<Action>) {
         // What a dead borrower held need not be created before it is needed.
-        (self.loan_state.regrow, self.loan_state.regrow_refused) = (0, false);
+        (self.loan_state.chunks_to_recreate, self.loan_state.is_recreate_refused) = (0, false);
         self.release_uncreated_share();
-        if !self.loan_state.partings.is_empty() {
+        if !self.loan_state.outgoing_transfers.is_empty() {
             self.settle_trade(out);
-        } else if self.ledger.created() > 0 && !self.in_backoff() {
+        } else if self.chunk_table.created() > 0 && !self.in_backoff() {
             self.order_release(Reason::Hibernate, out);
         }
     }
 
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
-        if self.discard || self.swap_failures >= SWAP_TRIES {
+        if self.discards_kv || self.swap_failures >= SWAP_TRIES {
             self.give_up_cache();
-            self.loan_state.stuck = self.kv.on_device();
+            self.loan_state.is_blocked = self.kv.has_device_only_blocks();
             return;
         }
         let (evicted, too_many) = self.kv.make_host_room();
         self.count_many(Reason::PrefixEvicted, evicted);
-        self.loan_state.stuck = too_many > 0;
-        if too_many > 0 || !self.kv.on_device() {
+        self.loan_state.is_blocked = too_many > 0;
+        if too_many > 0 || !self.kv.has_device_only_blocks() {
             return;
         }
         let swaps = self.kv.plan_swap_out(self.swap_piece(), &mut self.generations);
@@ -172,7 +172,7 @@ impl MemoryManager {
 
     pub(super) fn swapped_blocks(&self, swaps: &[Swap]) -> Vec<BlockSwap> {
         let mut blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
-        for Swap { column, stowed, layers } in swaps {
+        for Swap { column, host_location: stowed, layers } in swaps {
             blocks.extend(self.kv.block_swaps((*column, *stowed), layers, |block| self.chunk_of(block)));
         }
         blocks
@@ -190,22 +190,22 @@ impl MemoryManager {
             self.swap_failures = 0;
         } else {
             self.swap_failures += u32::from(self.sleep == SleepState::Suspending);
-            self.trade_failed();
+            self.on_transfer_failed();
         }
     }
 
     /// What is wanted on the device comes: beside steps where nobody needs it who was there before, else between two.
     pub(super) fn swap_in_missing(&mut self, out: &mut Vec<Action>) -> Prepared {
-        if !self.kv.missing_only_for(&self.resumed) {
+        if !self.kv.missing_only_for(&self.resumed_requests) {
             let swaps = self.kv.plan_swap_in(self.swap_piece());
             self.order_swaps_in(Some(self.clock.now), swaps, Pending::SwapIn, out);
             return Prepared::Wait;
         }
-        while self.kv.wanted_blocks() > 0 {
+        while self.kv.missing_block_count() > 0 {
             let swaps = self.kv.plan_async_swap_in(self.swap_piece());
             self.order_swaps_in(None, swaps, Pending::AsyncSwapIn, out);
         }
-        Prepared::Coming
+        Prepared::Loading
     }
 
     fn order_swaps_in(
@@ -225,16 +225,16 @@ impl MemoryManager {
         }
         self.count(Reason::BackendFailed);
         self.count_many(Reason::SwapLost, swaps.len() as u32);
-        self.lost.extend(self.kv.lose(swaps));
+        self.lost_requests.extend(self.kv.on_swap_in_failed(swaps));
     }
 
     pub(super) fn chunk_of(&self, block: BlockId) -> crate::ids::ChunkId {
-        self.holdings.chunk_of(block, self.sizes.blocks_per_chunk)
+        self.ownership.chunk_of(block, self.sizes.blocks_per_chunk)
     }
 
     /// Takes waking one action further.
     pub(super) fn wake_step(&mut self, out: &mut Vec<Action>) {
-        self.loan_state.stuck = false;
+        self.loan_state.is_blocked = false;
         if !self.nothing_mapped() {
             // It had not fallen asleep yet.
             self.sleep = SleepState::Awake;
@@ -243,25 +243,25 @@ impl MemoryManager {
         if self.in_backoff() {
             return;
         }
-        if let Some(parting) = self.loan_state.partings.front().copied() {
+        if let Some(parting) = self.loan_state.outgoing_transfers.front().copied() {
             return match parting.claim {
                 TransferKind::Lend => self.refuse_loan(),
                 TransferKind::Return => self.settle_trade(out),
             };
         }
         self.release_uncreated_share();
-        self.loan_state.grows = false;
-        let existing = self.ledger.created() + self.loan_state.regrow;
+        self.loan_state.is_share_growing = false;
+        let existing = self.chunk_table.created() + self.loan_state.chunks_to_recreate;
         let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
-        self.loan_state.regrow += spare;
-        let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.ledger.created());
+        self.loan_state.chunks_to_recreate += spare;
+        let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.chunk_table.created());
         if first > 0 && self.is_recreating() {
             return self.order_recreation(first, out);
         }
-        let layout = self.start_layout(self.ledger.created());
+        let layout = self.start_layout(self.chunk_table.created());
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
-        if let Some(layout) = layout.filter(|_| whole || !self.loan_state.patient) {
-            let next = self.first_holdings(&layout);
+        if let Some(layout) = layout.filter(|_| whole || !self.loan_state.awaits_loans) {
+            let next = self.initial_ownership(&layout);
             self.order_change(Change { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
         }
     }

@@ -29,20 +29,20 @@ pub struct StallingRemap {
 impl MemoryManager {
     /// The requests that run, as remedies would hurt them.
     pub(super) fn cost_context(&self) -> CostContext {
-        let token_ns = self.measures.token_compute_ns().min(u128::from(u64::MAX)) as u64;
+        let token_ns = self.step_stats.token_compute_ns().min(u128::from(u64::MAX)) as u64;
         CostContext {
-            window_steps: self.params.loss_window_steps,
+            window_steps: self.params.cost_window_steps,
             step_ns: token_ns,
-            requests: (self.kv.runners().count() as u32).max(1),
+            requests: (self.kv.running_requests().count() as u32).max(1),
             tbt_ns: self.params.slo.tbt_ns,
-            prefill_token_ns: self.measures.prefill_token_ns(),
+            prefill_token_ns: self.step_stats.prefill_token_ns(),
         }
     }
 
     /// Time of the steps over which losses are compared, nanoseconds; 0 = unknown.
     pub fn loss_window_ns(&self) -> u64 {
-        let step_ns = self.measures.token_compute_ns().min(u128::from(u64::MAX)) as u64;
-        step_ns.saturating_mul(u64::from(self.params.loss_window_steps))
+        let step_ns = self.step_stats.token_compute_ns().min(u128::from(u64::MAX)) as u64;
+        step_ns.saturating_mul(u64::from(self.params.cost_window_steps))
     }
 
     /// What a token waits for moving layers under this layout, by measured times, nanoseconds.
@@ -50,7 +50,7 @@ impl MemoryManager {
         if layout.moving.is_empty() {
             return 0;
         }
-        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        let (compute_ns, transfer_ns) = (self.step_stats.compute_ns(), self.step_stats.transfer_ns());
         stall_per_token_ns(&Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns }, layout)
     }
 
@@ -63,14 +63,14 @@ impl MemoryManager {
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls; none where own layers do
     /// not become KV, or not now, or steps would take more than twice as long.
     pub fn stalling_remap(&mut self, missing_columns: u32) -> Option<StallingRemap> {
-        let remaps = self.params.policy.remaps() && self.forced.is_none() && self.measures.compute_known();
+        let remaps = self.params.policy.remaps() && self.forced.is_none() && self.step_stats.compute_known();
         let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
         let chunks = self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.transition.is_none())?;
         if self.declined_stalling.covers(self.steps, chunks) {
             return None;
         }
         let Ok(layout) = self.layout_for(chunks, self.share_of_token(MOST_STALL_PERMILLE)) else {
-            self.declined_stalling.note(self.steps, chunks);
+            self.declined_stalling.record(self.steps, chunks);
             return None;
         };
         let freed = self.sizes.weights(self.slots.layout()).saturating_sub(self.sizes.weights(&layout));
@@ -86,16 +86,14 @@ impl MemoryManager {
             let hides = ns <= self.allowance_ns();
             if hides { LateTokens::default() } else { outlook.stall(ns, clients) }
         });
-        let loss = LateTokens {
-            late: then.late.saturating_sub(now.late),
-            unmade: then.unmade.saturating_sub(now.unmade),
-        };
+        let loss =
+            LateTokens { late: then.late.saturating_sub(now.late), lost: then.lost.saturating_sub(now.lost) };
         ReclaimCost { loss, freed_bytes: stalling.freed_bytes }
     }
 
     /// What a pause of this request costs, which has so many tokens in store.
     pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> ReclaimCost {
-        let unwritten = u64::from(self.kv.own_unwritten_blocks(request));
+        let unwritten = u64::from(self.kv.exclusive_unwritten_blocks(request));
         let leaving_ns = unwritten.saturating_mul(self.block_out_ns().unwrap_or(0));
         ReclaimCost {
             loss: self.cost_context().pause(in_store, leaving_ns, clients),
@@ -119,7 +117,7 @@ impl MemoryManager {
 
     /// What leaves the device with the request: KV that nobody else uses, as far as it is there.
     fn own_bytes(&self, request: RequestId) -> u64 {
-        u64::from(self.kv.own_blocks(request)) * self.geometry.block_bytes
+        u64::from(self.kv.exclusive_blocks(request)) * self.geometry.block_bytes
     }
 
     /// These layers move from now on: their chunks are KV's. `false` = they do not.

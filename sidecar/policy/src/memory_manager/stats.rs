@@ -36,12 +36,12 @@ impl MemoryManager {
 
     /// Who holds what.
     pub fn ledger(&self) -> &ChunkTable {
-        &self.ledger
+        &self.chunk_table
     }
 
     /// The address table, for the backend's audit. While a Reback is pending the backend may be one transaction ahead.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
-        self.holdings.addresses()
+        self.ownership.addresses()
     }
 
     /// The action was ordered and has not ended: only its completion may be passed on.
@@ -65,7 +65,7 @@ impl MemoryManager {
         if self.layout().moving.is_empty() {
             return 0;
         }
-        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        let (compute_ns, transfer_ns) = (self.step_stats.compute_ns(), self.step_stats.transfer_ns());
         let times = Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns };
         times.token_compute_ns().saturating_add(stall_per_token_ns(&times, self.layout()))
     }
@@ -81,10 +81,10 @@ impl MemoryManager {
     }
 
     fn residency_of(&self, layer: LayerId) -> Residency {
-        let slot = self.holdings.slot_of[layer.index()];
+        let slot = self.ownership.slot_of[layer.index()];
         let holder = slot.map_or(Owner::WeightsLayer(layer), Owner::Slot);
         let shown = slot.and_then(|s| self.slots.contents()[s.index()]);
-        let state = self.ledger.contents(holder);
+        let state = self.chunk_table.contents(holder);
         let present = match slot {
             Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Committed(g)),
             None => matches!(state, State::Committed(_)),
@@ -110,7 +110,7 @@ impl MemoryManager {
 
     /// Measured times and bandwidth.
     pub fn step_stats(&self) -> &StepStats {
-        &self.measures
+        &self.step_stats
     }
 
     /// Why the tenant cannot be served, when the backend has failed for good.
@@ -125,6 +125,6 @@ impl MemoryManager {
 
     /// Chunks of the activation range that are backed.
     pub fn activation_chunks(&self) -> u32 {
-        self.holdings.activation.len() as u32
+        self.ownership.activation.len() as u32
     }
 }

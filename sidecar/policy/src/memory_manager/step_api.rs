@@ -29,7 +29,7 @@ pub enum Prepared {
     /// what it asked for them is there.
     ///
     /// [`MemoryManager::is_loading`]: super::MemoryManager::is_loading
-    Coming,
+    Loading,
     /// Nothing more can be freed: the scheduler makes the batch smaller or preempts.
     Short {
         /// Columns that are missing.

@@ -25,7 +25,7 @@ pub struct StepStats {
     /// What a token adds to a step that prefills, all layers together. Tokens of prompts and of decodes count alike.
     prefill_token: Ewma,
     /// Of a decode step, what is neither a layer nor a wait: embeddings, the head, sampling.
-    beside: Ewma,
+    overhead: Ewma,
     /// Columns of KV that decode steps read.
     columns: Ewma,
     /// Compute of a decode step over the columns of KV that it reads, all layers together.
@@ -42,7 +42,7 @@ impl StepStats {
             copied_bytes: 0,
             compute: slab_bytes.iter().map(|_| Ewma::default()).collect(),
             prefill_token: Ewma::default(),
-            beside: Ewma::default(),
+            overhead: Ewma::default(),
             columns: Ewma::default(),
             kv: LinearFit::default(),
             estimated_bytes_per_second: params.link_bytes_per_second.max(1),
@@ -75,7 +75,7 @@ impl StepStats {
                     average.observe(ns);
                 }
             }
-            self.beside.observe(beside_ns(times));
+            self.overhead.observe(beside_ns(times));
         } else {
             self.prefilled(times);
         }
@@ -108,7 +108,7 @@ impl StepStats {
 
     /// What a decode step takes beside its layers and what they wait for, nanoseconds; 0 = unknown.
     pub fn overhead_ns(&self) -> u64 {
-        self.beside.value().unwrap_or(0)
+        self.overhead.value().unwrap_or(0)
     }
 
     /// What each column of KV adds to a decode step, nanoseconds; 0 = unknown.
@@ -212,7 +212,7 @@ mod tests {
     use crate::geometry::StepShape;
 
     #[test]
-    fn a_layer_that_waited_tells_nothing_of_its_compute() {
+    fn waiting_layer_is_no_compute_sample() {
         let mut measures = StepStats::new(&Params::default(), &[1, 1]);
         let step =
             |layer_ns, stall_ns| StepTimes { decode_only: true, layer_ns, stall_ns, ..Default::default() };
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_layer_and_no_wait_is_beside_them() {
+    fn time_outside_layers_and_stalls_is_overhead() {
         let mut measures = StepStats::new(&Params::default(), &[1, 1]);
         let step = |decode_only| StepTimes {
             decode_only,

@@ -53,7 +53,7 @@ pub(super) enum TransitionProgress {
     /// An action was ordered.
     Ordered,
     /// There is no room for it; it was given up.
-    Abandoned,
+    Aborted,
 }
 
 impl MemoryManager {
@@ -70,7 +70,7 @@ impl MemoryManager {
             Some(false) => {
                 // What is fetched into them ends by itself; for want of room a request has to go.
                 if self.kv.fetches() == 0 {
-                    self.no_room(goal.reason);
+                    self.has_no_room(goal.reason);
                 }
                 return self.abort_transition();
             }
@@ -79,11 +79,11 @@ impl MemoryManager {
         let (drain, evicted) = self.kv.make_room();
         self.count_many(Reason::PrefixEvicted, evicted);
         match drain {
-            Drain::NoRoom => match self.paused_make_way(goal.reason, out) {
+            Drain::NoRoom => match self.evict_paused_for(goal.reason, out) {
                 Some(0) => return self.abort_transition(),
                 Some(_) => return self.advance_transition(out),
                 None => {
-                    self.no_room(goal.reason);
+                    self.has_no_room(goal.reason);
                     return self.abort_transition();
                 }
             },
@@ -100,11 +100,11 @@ impl MemoryManager {
     fn transition_shortfall(&self, target: &TransitionTarget) -> u32 {
         let (before, after) = match target {
             TransitionTarget::Layout(layout) => (self.weights_held(), self.sizes.weights(layout)),
-            TransitionTarget::Activation(chunks) => (self.holdings.activation.len() as u32, *chunks),
+            TransitionTarget::Activation(chunks) => (self.ownership.activation.len() as u32, *chunks),
             TransitionTarget::Frames(_) => (0, 0),
             TransitionTarget::Vacate { frames, .. } => return *frames,
         };
-        after.saturating_sub(before + self.ledger.count(Owner::Free))
+        after.saturating_sub(before + self.chunk_table.count(Owner::Free))
     }
 
     /// Gives the goal up; every frame takes blocks again.
@@ -113,14 +113,14 @@ impl MemoryManager {
         self.drain(0);
         self.hysteresis.reset();
         self.retry_at = self.boundaries + self.backoff();
-        TransitionProgress::Abandoned
+        TransitionProgress::Aborted
     }
 
     /// Makes `count` frames drain, in KV's table and in the ledger.
     fn drain(&mut self, count: u32) {
         for frame in self.kv.drain(count) {
-            let chunk = self.holdings.frames[frame.index()].expect("a backed frame has a chunk");
-            self.ledger.set_draining(chunk, self.kv.frames().draining().contains(&frame));
+            let chunk = self.ownership.frames[frame.index()].expect("a backed frame has a chunk");
+            self.chunk_table.set_draining(chunk, self.kv.frames().draining().contains(&frame));
         }
     }
 
@@ -154,11 +154,11 @@ impl MemoryManager {
 
     fn order_goal(&mut self, goal: &Transition, out: &mut Vec<Action>) {
         let (next, layout) = match &goal.target {
-            TransitionTarget::Layout(layout) => (self.holdings_for(layout), Some(layout.clone())),
-            TransitionTarget::Activation(chunks) => (self.holdings_for_activation(*chunks), None),
+            TransitionTarget::Layout(layout) => (self.ownership_for_layout(layout), Some(layout.clone())),
+            TransitionTarget::Activation(chunks) => (self.ownership_for_activation(*chunks), None),
             TransitionTarget::Frames(chunks) => {
-                let mut next = self.holdings.clone();
-                let free: Vec<_> = self.ledger.free().take(*chunks as usize).collect();
+                let mut next = self.ownership.clone();
+                let free: Vec<_> = self.chunk_table.free().take(*chunks as usize).collect();
                 self.map_frames(&mut next, free);
                 (next, None)
             }
@@ -170,7 +170,7 @@ impl MemoryManager {
 
     /// Holdings without drained frames and without the last `layers` own layers.
     fn vacated(&self, layers: u16) -> (Ownership, Option<Layout>) {
-        let mut next = self.holdings.clone();
+        let mut next = self.ownership.clone();
         self.kv.drained().into_iter().for_each(|frame| next.frames[frame.index()] = None);
         let going = self.last_own_layers(layers);
         going.iter().for_each(|layer| next.layers[layer.index()].clear());
@@ -180,7 +180,7 @@ impl MemoryManager {
     /// Orders the transaction that leads to `change`.
     pub(super) fn order_change(&mut self, mut change: Change, kept: &[ChunkId], out: &mut Vec<Action>) {
         self.carry_deferred(&mut change.next, change.reason);
-        let transaction = self.holdings.transaction(&change.next, kept);
+        let transaction = self.ownership.transaction(&change.next, kept);
         let reason = change.reason;
         self.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(change)), out);
     }
@@ -188,12 +188,12 @@ impl MemoryManager {
     /// Holdings under another layout. Holders that stay keep their chunks; a new slot takes those of its first layer, a
     /// layer takes those of a slot that goes while it holds that layer; the rest comes from what was released, from free
     /// chunks, from drained frames, in this order. What is left becomes KV.
-    fn holdings_for(&self, layout: &Layout) -> Ownership {
-        let mut next = self.holdings.clone();
+    fn ownership_for_layout(&self, layout: &Layout) -> Ownership {
+        let mut next = self.ownership.clone();
         self.assign_slots(layout, &mut next);
         let mut pool = self.release_for(layout, &mut next);
         let released = pool.len();
-        pool.extend(self.ledger.free());
+        pool.extend(self.chunk_table.free());
         let mut drained = self.kv.drained().into_iter();
         let mut given = 0;
         let mut fill = |chunks: &mut Vec<ChunkId>, size: u32, next_frames: &mut Vec<Option<ChunkId>>| {
@@ -254,8 +254,8 @@ impl MemoryManager {
         pool
     }
 
-    fn holdings_for_activation(&self, chunks: u32) -> Ownership {
-        let mut next = self.holdings.clone();
+    fn ownership_for_activation(&self, chunks: u32) -> Ownership {
+        let mut next = self.ownership.clone();
         let held = next.activation.len();
         if (chunks as usize) < held {
             let idle = next.activation.split_off(chunks as usize);
@@ -264,8 +264,8 @@ impl MemoryManager {
         }
         let drained = self.kv.drained();
         let from_kv =
-            drained.iter().map(|frame| self.holdings.frames[frame.index()].expect("a backed frame"));
-        let more: Vec<_> = self.ledger.free().chain(from_kv).take(chunks as usize - held).collect();
+            drained.iter().map(|frame| self.ownership.frames[frame.index()].expect("a backed frame"));
+        let more: Vec<_> = self.chunk_table.free().chain(from_kv).take(chunks as usize - held).collect();
         for frame in drained {
             let chunk = &mut next.frames[frame.index()];
             *chunk = chunk.filter(|c| !more.contains(c));
@@ -285,12 +285,12 @@ impl MemoryManager {
     fn preserved_layers(&self, next: &Ownership) -> Vec<(LayerId, Generation)> {
         let layers = (0..self.sizes.layers).map(LayerId);
         let whole = layers.filter_map(|layer| Some((layer, self.content_of(layer)?)));
-        whole.filter(|(layer, _)| self.holdings.layer_chunks(*layer) == next.layer_chunks(*layer)).collect()
+        whole.filter(|(layer, _)| self.ownership.layer_chunks(*layer) == next.layer_chunks(*layer)).collect()
     }
 
     /// Generation of a layer's complete copy, wherever it lies.
     fn content_of(&self, layer: LayerId) -> Option<Generation> {
-        match self.holdings.slot_of[layer.index()] {
+        match self.ownership.slot_of[layer.index()] {
             Some(slot) => {
                 let (shown, generation) = (*self.slots.contents().get(slot.index())?)?;
                 (shown == layer).then_some(generation)
@@ -326,22 +326,22 @@ impl MemoryManager {
 
     fn apply(&mut self, change: Change) {
         let Change { next, layout, reason } = change;
-        let changes = self.holdings.changes(&next);
+        let changes = self.ownership.changes(&next);
         if !reason.is_trade() {
             self.count_moved(reason, changes.len() as u32);
         }
         for (chunk, from, to) in changes {
-            self.ledger.hand_over(chunk, from, to);
+            self.chunk_table.hand_over(chunk, from, to);
         }
         for f in 0..next.frames.len() {
-            match (self.holdings.frames[f], next.frames[f]) {
+            match (self.ownership.frames[f], next.frames[f]) {
                 (None, Some(_)) => self.kv.frames_mut().back(FrameId(f as u32)),
                 (Some(_), None) => self.kv.frames_mut().unback(FrameId(f as u32)),
                 _ => {}
             }
         }
         let carried = self.preserved_layers(&next);
-        self.holdings = next;
+        self.ownership = next;
         if let Some(layout) = layout {
             self.take_layout(layout, &carried);
             self.remapped_at_step = reason.takes_layers().then_some(self.steps);
@@ -357,7 +357,7 @@ impl MemoryManager {
     /// The layout is in force: layers and slots that lost their contents are filled.
     fn take_layout(&mut self, layout: Layout, carried: &[(LayerId, Generation)]) {
         let mut contents = vec![None; usize::from(layout.beta)];
-        if self.holdings.global.is_empty() {
+        if self.ownership.global.is_empty() {
             self.weights.global = None;
         } else if self.weights.global.is_none() {
             self.weights.global = Some(Slab::due(&mut self.generations));
@@ -367,7 +367,7 @@ impl MemoryManager {
             let content =
                 carried.iter().find(|(carried, _)| *carried == layer).map(|(_, generation)| *generation);
             let entry = &mut self.weights.layers[layer.index()];
-            match (self.holdings.slot_of[layer.index()], content) {
+            match (self.ownership.slot_of[layer.index()], content) {
                 (Some(slot), content) => {
                     *entry = None;
                     // A copy that was read before cannot hold back the next one in its slot: its reader is done. Unless
@@ -377,32 +377,32 @@ impl MemoryManager {
                         contents[slot.index()] = Some((layer, generation));
                     }
                 }
-                (None, _) if self.holdings.is_absent(layer) => *entry = None,
+                (None, _) if self.ownership.is_absent(layer) => *entry = None,
                 (None, Some(generation)) => *entry = Some(Slab { generation, progress: Progress::Committed }),
                 (None, None) => *entry = Some(Slab::due(&mut self.generations)),
             }
         }
         self.slots = Slots::new(layout, contents);
-        self.absent = self.holdings.absent_layers();
-        self.slabs_settled = self.weights.all_committed();
-        self.note_all_contents();
+        self.absent_layer_count = self.ownership.absent_layers();
+        self.are_slabs_loaded = self.weights.all_committed();
+        self.record_all_contents();
     }
 
-    fn note_all_contents(&mut self) {
-        self.note_contents(FillTarget::Global);
+    fn record_all_contents(&mut self) {
+        self.record_contents(FillTarget::Global);
         for l in 0..self.sizes.layers {
-            self.note_contents(FillTarget::Resident(LayerId(l)));
+            self.record_contents(FillTarget::Resident(LayerId(l)));
         }
-        self.note_slots();
+        self.record_slots();
     }
 
     /// Writes what the slots contain into the ledger.
-    pub(super) fn note_slots(&mut self) {
+    pub(super) fn record_slots(&mut self) {
         for slot in (0..MAX_BETA).map(SlotId) {
             if slot.0 < self.slots.layout().beta {
-                self.note_contents(FillTarget::Slot(slot, LayerId(0)));
+                self.record_contents(FillTarget::Slot(slot, LayerId(0)));
             } else {
-                self.ledger.set_contents(Owner::Slot(slot), State::Idle);
+                self.chunk_table.set_contents(Owner::Slot(slot), State::Idle);
             }
         }
     }

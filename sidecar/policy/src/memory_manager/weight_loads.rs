@@ -24,7 +24,7 @@ pub(super) struct Slab {
 
 impl Slab {
     pub fn due(generations: &mut Generations) -> Slab {
-        Slab { generation: generations.fresh(), progress: Progress::Due }
+        Slab { generation: generations.next_generation(), progress: Progress::Due }
     }
 }
 
@@ -91,7 +91,7 @@ impl MemoryManager {
             return;
         }
         let reason = if self.loaded { self.fill_reason } else { Reason::Load };
-        if !self.slabs_settled {
+        if !self.are_slabs_loaded {
             let due: Vec<_> = self.weights.all().filter(|(_, slab)| slab.progress == Progress::Due).collect();
             let timetable = self.timetable();
             for (target, slab) in due {
@@ -127,9 +127,9 @@ impl MemoryManager {
         out: &mut Vec<Action>,
     ) {
         let chunks = match target {
-            FillTarget::Global => self.holdings.global.clone(),
+            FillTarget::Global => self.ownership.global.clone(),
             FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => {
-                self.holdings.layer_chunks(layer).to_vec()
+                self.ownership.layer_chunks(layer).to_vec()
             }
         };
         if let Some(slab) = self.weights.get_mut(target) {
@@ -137,16 +137,16 @@ impl MemoryManager {
         }
         let work = Work::Fill(Fill { target, generation, after, chunks });
         self.submit_with_deadline(Some(needed), work, reason, Pending::Fill { target, generation }, out);
-        self.note_contents(target);
+        self.record_contents(target);
     }
 
     /// Writes what a holder contains into the ledger.
-    pub(super) fn note_contents(&mut self, target: FillTarget) {
+    pub(super) fn record_contents(&mut self, target: FillTarget) {
         let state = match target {
             FillTarget::Slot(slot, _) => self.slot_state(slot),
             _ => self.weights.get_mut(target).map_or(State::Idle, |slab| slab_state(*slab)),
         };
-        self.ledger.set_contents(owner_of(target), state);
+        self.chunk_table.set_contents(owner_of(target), state);
     }
 
     pub(super) fn slot_state(&self, slot: SlotId) -> State {
@@ -168,7 +168,7 @@ impl MemoryManager {
     ) {
         match outcome {
             Outcome::Done { bytes, duration_ns } => {
-                self.measures.copied(bytes, duration_ns);
+                self.step_stats.copied(bytes, duration_ns);
                 self.fill_failures = 0;
                 self.fill_done(target, generation);
             }
@@ -184,9 +184,9 @@ impl MemoryManager {
             self.slots.committed(slot, layer, generation);
         } else if let Some(slab) = self.weights.get_mut(target).filter(|slab| slab.generation == generation) {
             slab.progress = Progress::Committed;
-            self.slabs_settled = self.weights.all_committed();
+            self.are_slabs_loaded = self.weights.all_committed();
         }
-        self.note_contents(target);
+        self.record_contents(target);
     }
 
     fn fill_failed(
@@ -201,9 +201,9 @@ impl MemoryManager {
             FillTarget::Slot(slot, _) => {
                 self.slots.incomplete(slot, generation, clean, self.in_step, &mut self.generations);
             }
-            _ => self.slab_undone(target, generation),
+            _ => self.on_fill_undone(target, generation),
         }
-        self.note_contents(target);
+        self.record_contents(target);
         if self.pending.dropping() && clean {
             // By our own order: what is due is ordered again when that order has ended.
             return;
@@ -221,11 +221,11 @@ impl MemoryManager {
     }
 
     /// As for slots: a copy that a running step waits for keeps its name.
-    fn slab_undone(&mut self, target: FillTarget, generation: Generation) {
-        let fresh = if self.in_step { generation } else { self.generations.fresh() };
+    fn on_fill_undone(&mut self, target: FillTarget, generation: Generation) {
+        let fresh = if self.in_step { generation } else { self.generations.next_generation() };
         if let Some(slab) = self.weights.get_mut(target).filter(|slab| slab.generation == generation) {
             *slab = Slab { generation: fresh, progress: Progress::Due };
-            self.slabs_settled = false;
+            self.are_slabs_loaded = false;
         }
     }
 

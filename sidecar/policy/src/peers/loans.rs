@@ -49,7 +49,7 @@ pub struct LoanOut {
     /// Chunks that have not come back.
     pub chunks: u32,
     /// Chunks that have come back.
-    pub back: u32,
+    pub returned_chunks: u32,
     /// Of those that have not come back, how many were revoked.
     pub revoked: u32,
     /// When the borrower vacates by itself.
@@ -133,13 +133,13 @@ pub struct DeadPeerLoans {
 /// The book. Chunks everywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoanBook {
-    me: Peer,
+    own_peer: Peer,
     share: u32,
     floor: u32,
     /// Nonces chosen so far.
     count: u64,
-    given: Vec<LoanOut>,
-    taken: Vec<LoanIn>,
+    loans_out: Vec<LoanOut>,
+    loans_in: Vec<LoanIn>,
     /// The newest nonce answered for each borrower: a life chooses rising ones, so an older one is a replay.
     answered: Vec<(Peer, Nonce)>,
 }
@@ -155,12 +155,20 @@ impl LoanBook {
     /// If the floor is above the share.
     pub fn new(me: Peer, share: u32, floor: u32) -> LoanBook {
         assert!(floor <= share, "a floor of {floor} chunks is within the share of {share}");
-        LoanBook { me, share, floor, count: 0, given: Vec::new(), taken: Vec::new(), answered: Vec::new() }
+        LoanBook {
+            own_peer: me,
+            share,
+            floor,
+            count: 0,
+            loans_out: Vec::new(),
+            loans_in: Vec::new(),
+            answered: Vec::new(),
+        }
     }
 
     /// Whose book it is.
     pub const fn me(&self) -> Peer {
-        self.me
+        self.own_peer
     }
 
     /// What it may hold without asking.
@@ -175,32 +183,32 @@ impl LoanBook {
 
     /// What it may hold now: share + borrowed - lent. At least its floor, except after [`LoanBook::set_floor`] raised it.
     pub fn budget(&self) -> u32 {
-        self.own() + self.borrowed()
+        self.own_chunks() + self.borrowed()
     }
 
     /// Chunks lent that have not come back, those on their way included.
     pub fn lent_out(&self) -> u32 {
-        self.given.iter().map(|given| given.chunks).sum()
+        self.loans_out.iter().map(|given| given.chunks).sum()
     }
 
     /// Chunks borrowed and not given back.
     pub fn borrowed(&self) -> u32 {
-        self.taken.iter().map(LoanIn::held).sum()
+        self.loans_in.iter().map(LoanIn::held).sum()
     }
 
     /// Grants given, in the order of their beginning.
-    pub fn given(&self) -> &[LoanOut] {
-        &self.given
+    pub fn loans_out(&self) -> &[LoanOut] {
+        &self.loans_out
     }
 
     /// Grants taken or asked for, in the order of asking.
-    pub fn taken(&self) -> &[LoanIn] {
-        &self.taken
+    pub fn loans_in(&self) -> &[LoanIn] {
+        &self.loans_in
     }
 
     /// Chunks held of the record `index`, whichever life lent them.
-    pub fn taken_from(&self, index: u32) -> u32 {
-        self.taken.iter().filter(|taken| taken.peer.index == index).map(LoanIn::held).sum()
+    pub fn loans_in_from(&self, index: u32) -> u32 {
+        self.loans_in.iter().filter(|taken| taken.peer.index == index).map(LoanIn::held).sum()
     }
 
     /// Changes what it may hold without asking. The floor is no larger, until it is set anew.
@@ -224,18 +232,18 @@ impl LoanBook {
 
     /// Somebody's both processes are dead, as the ledger shows. What it borrowed is free again, an earmark that it had
     /// not accepted included; what was borrowed from it has to leave.
-    pub fn peer_died(&mut self, peer: Peer) -> DeadPeerLoans {
+    pub fn on_peer_exit(&mut self, peer: Peer) -> DeadPeerLoans {
         self.answered.retain(|(borrower, _)| *borrower != peer);
         let before = self.lent_out();
-        self.given.retain(|given| given.peer != peer);
-        self.taken.retain(|taken| taken.peer != peer || taken.held() > 0);
+        self.loans_out.retain(|given| given.peer != peer);
+        self.loans_in.retain(|taken| taken.peer != peer || taken.held() > 0);
         let freed_chunks = before - self.lent_out();
-        let orphans = self.taken.iter_mut().filter(|taken| taken.peer == peer);
+        let orphans = self.loans_in.iter_mut().filter(|taken| taken.peer == peer);
         DeadPeerLoans { freed_chunks, vacate: orphans.map(LoanIn::orphan).collect() }
     }
 
     /// Its own share, less what it lent.
-    fn own(&self) -> u32 {
+    fn own_chunks(&self) -> u32 {
         self.share.checked_sub(self.lent_out()).expect("no more is lent than the share")
     }
 }

@@ -29,15 +29,15 @@ pub struct Waiter {
     /// Higher goes first.
     pub priority: i32,
     /// How many turns there had been when it drew the ticket.
-    pub asked: u64,
+    pub asked_at: u64,
 }
 
 impl Waiter {
     /// Less goes first.
-    fn place(&self, order: TurnOrder, turns: u64) -> (i64, u64, Peer) {
+    fn queue_position(&self, order: TurnOrder, turns: u64) -> (i64, u64, Peer) {
         let urgency = match order {
             TurnOrder::RoundRobin => 0,
-            TurnOrder::Priority { aging_turns } if turns.saturating_sub(self.asked) >= aging_turns => {
+            TurnOrder::Priority { aging_turns } if turns.saturating_sub(self.asked_at) >= aging_turns => {
                 i64::MIN
             }
             TurnOrder::Priority { .. } => -i64::from(self.priority),
@@ -48,7 +48,7 @@ impl Waiter {
 
 /// Sorts those who wait, who is next first. `turns`: how many there have been.
 pub fn sort_waiters(waiters: &mut [Waiter], order: TurnOrder, turns: u64) {
-    waiters.sort_unstable_by_key(|waiter| waiter.place(order, turns));
+    waiters.sort_unstable_by_key(|waiter| waiter.queue_position(order, turns));
 }
 
 /// What the holder does at a step boundary.
@@ -66,7 +66,7 @@ pub struct Holder {
     /// When its turn began.
     pub started: Nanos,
     /// Whether somebody else waits for the turn.
-    pub others_wait: bool,
+    pub has_waiters: bool,
     /// Whether it has a step to run.
     pub has_work: bool,
     /// How long its next step will take, nanoseconds.
@@ -110,7 +110,7 @@ impl Quantum {
         }
         let used_ns = now.since(holder.started);
         let fits = holder.predicted_step_ns <= self.left_ns(now, holder.started);
-        if !holder.others_wait || used_ns == 0 || used_ns < self.min_ns || fits {
+        if !holder.has_waiters || used_ns == 0 || used_ns < self.min_ns || fits {
             Decision::Keep
         } else {
             Decision::Release

@@ -37,7 +37,7 @@ pub struct PeerState {
     /// What it could give now without going below its floor.
     pub lendable_chunks: u32,
     /// How many get the turn before it does; none where it does not wait for one.
-    pub queue_place: Option<u32>,
+    pub queue_position: Option<u32>,
     /// In how long it is needed, nanoseconds ([`super::next_use`]): 0 while it has requests; none without data.
     pub next_use_ns: Option<u64>,
 }
@@ -139,7 +139,7 @@ fn rank(neighbour: &PeerView, live: &PeerState, asker: &Borrower<'_>, now: Nanos
     let furthest = match asker.rule {
         VictimRule::MostRecentlyUsed => {
             let expected = if asker.expects { expected(live, now) } else { 0 };
-            [live.queue_place.map_or(u64::MAX, u64::from), expected, used]
+            [live.queue_position.map_or(u64::MAX, u64::from), expected, used]
         }
         VictimRule::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
         VictimRule::FixedOrder => [u64::MAX - listed(asker.order, neighbour.peer), 0, 0],

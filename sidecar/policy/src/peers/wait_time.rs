@@ -20,7 +20,7 @@ pub enum WaitKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WaitSpan {
     /// For what.
-    pub awaited: WaitKind,
+    pub kind: WaitKind,
     /// Its beginning.
     pub since: Nanos,
     /// Its end.

@@ -14,7 +14,7 @@ use crate::closed_form::pie::BUFFERS;
 
 /// Tunables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tunables {
+pub struct ExpansionTunables {
     /// Share of swaps for the next token from which the queue grows, permille. A half: below it the link is mostly needed by
     /// the running token.
     pub early_permille: u16,
@@ -28,9 +28,9 @@ pub struct Tunables {
     pub stall_permille: u16,
 }
 
-impl Default for Tunables {
-    fn default() -> Tunables {
-        Tunables {
+impl Default for ExpansionTunables {
+    fn default() -> ExpansionTunables {
+        ExpansionTunables {
             early_permille: 500,
             trial_tokens: 16,
             gain_permille: 10,
@@ -81,7 +81,7 @@ pub const COMPARED_PART: u16 = 8;
 /// The controller.
 #[derive(Clone, Debug)]
 pub struct Expansion {
-    tunables: Tunables,
+    tunables: ExpansionTunables,
     queue: u16,
     longest: u16,
     /// Layers by which compared lengths differ.
@@ -104,7 +104,7 @@ struct Trial {
 
 impl Expansion {
     /// Of a model with `layers` layers nothing is away; at most `longest` of them ever will be.
-    pub fn new(tunables: Tunables, layers: u16, longest: u16) -> Expansion {
+    pub fn new(tunables: ExpansionTunables, layers: u16, longest: u16) -> Expansion {
         Expansion {
             tunables,
             queue: 0,

@@ -27,7 +27,7 @@ pub struct BatchCandidate {
     /// It may not be paused: it has been for as long as a request may, or nothing would run (progress rule).
     pub immune: bool,
     /// One that waits is let in wherever all fit, late or not.
-    pub insists: bool,
+    pub must_admit: bool,
 }
 
 /// All that can be decided about for the next window.
@@ -38,7 +38,7 @@ pub struct BatchContext {
     /// Compute of each layer without any request, nanoseconds.
     pub compute_ns: Vec<u64>,
     /// What a step takes beside its layers: tokens come after all of it.
-    pub beside_ns: u64,
+    pub overhead_ns: u64,
     /// The link.
     pub link: Link,
     /// Bytes written back in each step.
@@ -48,7 +48,7 @@ pub struct BatchContext {
     /// Share of the tokens that may come late, permille.
     pub allowed_permille: u32,
     /// What is there beside requests: weights, first of all.
-    pub others: Vec<Object>,
+    pub other_requests: Vec<Object>,
     /// Requests that run, in the order in which they would be paused.
     pub running: Vec<BatchCandidate>,
     /// Requests that wait, in the order in which they would be admitted.
@@ -140,7 +140,7 @@ pub fn plan(
 /// What a batch could be at best; none when it cannot fit.
 fn promise(outlook: &BatchContext, batch: (usize, usize)) -> Option<(BatchScore, (usize, usize))> {
     let requests = members(outlook, batch.0, batch.1).map(|member| &member.kv);
-    let objects: Vec<&Object> = outlook.others.iter().chain(requests).collect();
+    let objects: Vec<&Object> = outlook.other_requests.iter().chain(requests).collect();
     let added_ns = added_ns(outlook, batch.0, batch.1) * outlook.compute_ns.len() as u64;
     let compute_ns = outlook.compute_ns.iter().sum::<u64>() + added_ns;
     let least = search::at_least(&objects, compute_ns, outlook.capacity_bytes)?;
@@ -174,12 +174,12 @@ pub fn problem(outlook: &BatchContext, paused: usize, admitted: usize) -> Proble
         link: outlook.link,
         write_bytes: outlook.write_bytes,
         window: 1,
-        objects: outlook.others.iter().cloned().chain(requests).collect(),
+        objects: outlook.other_requests.iter().cloned().chain(requests).collect(),
     }
 }
 
 fn merit(outlook: &BatchContext, (paused, admitted): (usize, usize), cost: Cost) -> BatchScore {
-    let step_ns = (cost.time_ns + outlook.beside_ns).max(1);
+    let step_ns = (cost.time_ns + outlook.overhead_ns).max(1);
     let window = u64::from(outlook.window);
     let late = |member: &BatchCandidate| late_tokens(step_ns, member.tbt_ns, member.deposit, outlook.window);
     let of_batch: u64 = members(outlook, paused, admitted).map(late).sum();
@@ -190,7 +190,7 @@ fn merit(outlook: &BatchContext, (paused, admitted): (usize, usize), cost: Cost)
     let tokens = ((going - admitted as u64) * window + paused as u64).max(1);
     let late_permille = ((of_batch + gaps) * 1000).div_ceil(tokens);
     let per_s_milli = u128::from(going) * 1_000_000_000_000 / u128::from(step_ns);
-    let insisting = outlook.waiting[admitted..].iter().filter(|member| member.insists);
+    let insisting = outlook.waiting[admitted..].iter().filter(|member| member.must_admit);
     BatchScore {
         left_out: insisting.count(),
         late_permille: late_permille.saturating_sub(u64::from(outlook.allowed_permille)),

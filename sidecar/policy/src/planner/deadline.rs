@@ -21,7 +21,7 @@ pub struct Holder {
     /// Which one.
     pub id: RequestId,
     /// Until when its client has something to read.
-    pub in_store_until: Nanos,
+    pub buffered_until: Nanos,
     /// By which the more important go first.
     pub priority: i32,
     /// Columns of KV that nobody else uses.
@@ -30,11 +30,11 @@ pub struct Holder {
 
 /// Room that somebody needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RoomRequest {
     /// Columns.
     pub columns: u32,
     /// Who makes room has something to read until then at least.
-    pub in_store_until: Nanos,
+    pub buffered_until: Nanos,
     /// And is no more important than this.
     pub priority: i32,
     /// Columns that the host tier has places for.
@@ -43,12 +43,12 @@ pub struct Wanted {
 
 /// Those who make room, who has most in store first. `None` = they do not hold so much, or have no place to leave it. Of equals the
 /// youngest goes.
-pub fn make_room(wanted: &Wanted, holders: &[Holder]) -> Option<Vec<RequestId>> {
+pub fn make_room(wanted: &RoomRequest, holders: &[Holder]) -> Option<Vec<RequestId>> {
     let can_wait = |one: &&Holder| {
-        one.in_store_until >= wanted.in_store_until && one.priority <= wanted.priority && one.columns > 0
+        one.buffered_until >= wanted.buffered_until && one.priority <= wanted.priority && one.columns > 0
     };
     let mut later: Vec<_> = holders.iter().filter(can_wait).collect();
-    later.sort_by_key(|one| Reverse((one.in_store_until, one.id)));
+    later.sort_by_key(|one| Reverse((one.buffered_until, one.id)));
     let (mut room, mut places, mut going) = (0_u32, wanted.host_places, Vec::new());
     for one in later {
         if room >= wanted.columns {

@@ -85,7 +85,7 @@ impl Pauses {
     }
 
     /// A number that differs when anything here does.
-    pub fn word(&self) -> u64 {
+    pub fn digest_word(&self) -> u64 {
         let paused = self
             .paused
             .iter()
@@ -137,7 +137,7 @@ impl Pauses {
     }
 
     /// Whether the tenant sleeps. Said whenever that may have changed.
-    pub fn asleep(&mut self, asleep: bool, now: Nanos) {
+    pub fn on_sleep(&mut self, asleep: bool, now: Nanos) {
         match (self.asleep, asleep) {
             (None, true) => self.asleep = Some(now),
             (Some(since), false) => {

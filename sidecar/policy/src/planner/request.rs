@@ -23,7 +23,7 @@ pub struct RequestState {
     /// Of one that waits: some of its KV may be away from the start.
     pub placed: bool,
     /// Of one that waits: it is let in wherever all fit, late or not.
-    pub insists: bool,
+    pub must_admit: bool,
 }
 
 /// What is to be planned: who runs, and where their KV lies.
@@ -46,7 +46,7 @@ pub struct PlanRequest {
     /// What a column of KV adds to the compute of each layer, nanoseconds.
     pub column_ns: u64,
     /// What a step takes beside its layers and what they wait for, nanoseconds.
-    pub beside_ns: u64,
+    pub overhead_ns: u64,
     /// The link.
     pub link: Link,
     /// Steps that the plan holds for.
@@ -67,7 +67,7 @@ pub struct PlanAnswer {
     /// Of which request.
     pub id: u64,
     /// `None` when no placement fits, or the budget ended before one was found.
-    pub found: Option<PlanResult>,
+    pub result: Option<PlanResult>,
 }
 
 /// A batch and its placement.
@@ -100,10 +100,10 @@ impl PlanRequest {
             paused: best.paused as u16,
             admitted: best.admitted as u16,
             chosen: best.placement.chosen,
-            step_ns: best.placement.cost.time_ns + self.beside_ns,
-            bound_ns: best.placement.bound_ns + self.beside_ns,
+            step_ns: best.placement.cost.time_ns + self.overhead_ns,
+            bound_ns: best.placement.bound_ns + self.overhead_ns,
         });
-        PlanAnswer { id: self.id, found }
+        PlanAnswer { id: self.id, result: found }
     }
 
     fn outlook(&self) -> BatchContext {
@@ -120,20 +120,20 @@ impl PlanRequest {
             tbt_ns: self.tbt_ns,
             deposit: one.deposit,
             immune: one.immune,
-            insists: one.insists,
+            must_admit: one.must_admit,
         };
         let whole = &options[..1];
         let coming = |one: &RequestState| member(one, if one.placed { &options } else { whole });
         BatchContext {
             capacity_bytes: self.capacity_bytes,
             compute_ns: self.compute_ns.clone(),
-            beside_ns: self.beside_ns,
+            overhead_ns: self.overhead_ns,
             link: self.link,
             // The rate into the device was measured beside what goes out: it would be counted twice.
             write_bytes: 0,
             window: self.window,
             allowed_permille: self.allowed_permille,
-            others: Vec::new(),
+            other_requests: Vec::new(),
             running: self.running.iter().map(|one| member(one, &options)).collect(),
             waiting: self.waiting.iter().map(coming).collect(),
             alike: self.alike,

@@ -18,7 +18,7 @@ use crate::ids::RequestId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clients<'a> {
     /// Tokens in store, of each running request.
-    pub in_store: &'a [u32],
+    pub buffered_tokens: &'a [u32],
     /// Requests wait that could make tokens.
     pub waiting: bool,
 }
@@ -29,7 +29,7 @@ pub struct LateTokens {
     /// Not made in time.
     pub late: u64,
     /// Not made, also where nobody misses them yet.
-    pub unmade: u64,
+    pub lost: u64,
 }
 
 /// What a remedy gives and what it costs.
@@ -46,7 +46,7 @@ impl ReclaimCost {
     pub fn by_byte(&self, other: &ReclaimCost) -> Ordering {
         let cross = |a: u64, b: &ReclaimCost| u128::from(a) * u128::from(b.freed_bytes);
         let late = cross(self.loss.late, other).cmp(&cross(other.loss.late, self));
-        late.then_with(|| cross(self.loss.unmade, other).cmp(&cross(other.loss.unmade, self)))
+        late.then_with(|| cross(self.loss.lost, other).cmp(&cross(other.loss.lost, self)))
     }
 }
 
@@ -66,27 +66,27 @@ pub enum ReclaimKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReclaimOption {
     /// Which one.
-    pub remedy: ReclaimKind,
+    pub kind: ReclaimKind,
     /// Who is paused or computed again.
     pub request: Option<RequestId>,
     /// The priority of the most important request that it hurts.
     pub priority: i32,
     /// What it costs.
-    pub price: ReclaimCost,
+    pub cost: ReclaimCost,
 }
 
 impl ReclaimOption {
     /// Nobody important loses anything for somebody less important, whatever the price.
     fn before(&self, other: &ReclaimOption) -> Ordering {
-        let hurt = |offer: &ReclaimOption| (offer.price.loss.late > 0).then_some(offer.priority);
-        let price = || self.price.by_byte(&other.price);
-        hurt(self).cmp(&hurt(other)).then_with(price).then_with(|| self.remedy.cmp(&other.remedy))
+        let hurt = |offer: &ReclaimOption| (offer.cost.loss.late > 0).then_some(offer.priority);
+        let price = || self.cost.by_byte(&other.cost);
+        hurt(self).cmp(&hurt(other)).then_with(price).then_with(|| self.kind.cmp(&other.kind))
     }
 }
 
 /// The remedy that loses least, the first of equals. One that frees nothing is none.
 pub fn least(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimOption> {
-    let offers = offers.into_iter().filter(|offer| offer.price.freed_bytes > 0);
+    let offers = offers.into_iter().filter(|offer| offer.cost.freed_bytes > 0);
     offers.min_by(ReclaimOption::before)
 }
 
@@ -98,20 +98,17 @@ impl CostContext {
         }
         let later_ns = self.step_ns.saturating_add(added_ns);
         let unmade = super::part(self.all(), added_ns, later_ns);
-        let counts = self.misses_all(clients) || !self.was_good();
-        let late = clients.in_store.iter().map(|store| self.late_under(later_ns, *store)).sum();
+        let counts = self.misses_all(clients) || !self.was_on_time();
+        let late = clients.buffered_tokens.iter().map(|store| self.late_under(later_ns, *store)).sum();
         let late = if counts { unmade.max(late) } else { late };
-        LateTokens { late, unmade }
+        LateTokens { late, lost: unmade }
     }
 
     /// A request with so many tokens in store makes none for the window, and for so long nobody does, while its KV leaves.
     pub fn pause(&self, in_store: u32, leaving_ns: u64, clients: &Clients<'_>) -> LateTokens {
-        let halt = self.halt(leaving_ns, clients);
+        let halt = self.halt_cost(leaving_ns, clients);
         let late = u64::from(self.read_in_window().saturating_sub(in_store)) * MILLI as u64;
-        LateTokens {
-            late: late.saturating_add(halt.late),
-            unmade: self.paused(1, 0).saturating_add(halt.unmade),
-        }
+        LateTokens { late: late.saturating_add(halt.late), lost: self.paused(1, 0).saturating_add(halt.lost) }
     }
 
     /// The same of one of which so many tokens are computed again then, which the others wait for.
@@ -127,13 +124,13 @@ impl CostContext {
     }
 
     /// Nobody makes a token for so long, once.
-    fn halt(&self, ns: u64, clients: &Clients<'_>) -> LateTokens {
+    fn halt_cost(&self, ns: u64, clients: &Clients<'_>) -> LateTokens {
         let unmade = self.once(ns);
         let later_ns = self.step_ns.saturating_add(ns);
         let misses =
             |store: &&u32| u64::from(**store).saturating_add(1).saturating_mul(self.tbt_ns) < later_ns;
-        let late = || clients.in_store.iter().filter(misses).count() as u64 * MILLI as u64;
-        LateTokens { late: if self.misses_all(clients) { unmade } else { unmade.min(late()) }, unmade }
+        let late = || clients.buffered_tokens.iter().filter(misses).count() as u64 * MILLI as u64;
+        LateTokens { late: if self.misses_all(clients) { unmade } else { unmade.min(late()) }, lost: unmade }
     }
 
     /// Whatever is not made somebody misses.
@@ -142,7 +139,7 @@ impl CostContext {
     }
 
     /// There is an objective, and steps are within it.
-    fn was_good(&self) -> bool {
+    fn was_on_time(&self) -> bool {
         (1..=self.tbt_ns).contains(&self.step_ns)
     }
 
@@ -159,7 +156,8 @@ impl CostContext {
 
     /// Of one request, late tokens of the window whose steps take so long: those that come when its store is empty.
     fn late_under(&self, step_ns: u64, in_store: u32) -> u64 {
-        let Some(behind_ns) = step_ns.checked_sub(self.tbt_ns).filter(|ns| *ns > 0 && self.was_good()) else {
+        let Some(behind_ns) = step_ns.checked_sub(self.tbt_ns).filter(|ns| *ns > 0 && self.was_on_time())
+        else {
             return 0;
         };
         let bridged = u128::from(self.tbt_ns) * u128::from(in_store) / u128::from(behind_ns);
@@ -177,19 +175,19 @@ mod tests {
     const UNPACED: CostContext = CostContext { tbt_ns: 0, ..PACED };
 
     const fn alone(in_store: &[u32]) -> Clients<'_> {
-        Clients { in_store, waiting: false }
+        Clients { buffered_tokens: in_store, waiting: false }
     }
 
     const fn crowded(in_store: &[u32]) -> Clients<'_> {
-        Clients { in_store, waiting: true }
+        Clients { buffered_tokens: in_store, waiting: true }
     }
 
     fn loss(late: u64, unmade: u64) -> LateTokens {
-        LateTokens { late, unmade }
+        LateTokens { late, lost: unmade }
     }
 
     #[test]
-    fn a_stall_within_the_objective_makes_no_token_late_unless_somebody_waits() {
+    fn stall_within_slo_is_free_without_waiting_clients() {
         let of = |outlook: CostContext, clients| outlook.stall(300, &clients);
         assert_eq!(of(PACED, alone(&[0; 4])), loss(0, 30_000), "400 ns instead of 100: three quarters of 40");
         assert_eq!(of(PACED, crowded(&[9; 4])), loss(30_000, 30_000));
@@ -204,7 +202,7 @@ mod tests {
 
     /// Layers that come back from neighbours are weighed without knowing clients: somebody waits for a shared GPU.
     #[test]
-    fn a_stall_without_clients_is_that_of_a_crowd_with_nothing_in_store() {
+    fn stall_without_clients_counts_unbuffered_requests() {
         for outlook in [PACED, UNPACED, CostContext { tbt_ns: 50, ..PACED }] {
             for added_ns in [0, 1, 300, 301, 5000] {
                 assert_eq!(outlook.stalled(added_ns), outlook.stall(added_ns, &crowded(&[0; 4])).late);
@@ -213,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_store_bridges_a_stall_beyond_the_objective_for_a_while() {
+    fn buffered_tokens_cover_a_stall_beyond_slo() {
         // 500 ns a step: each is 100 ns behind, so a token in store lasts for four steps.
         let clients = alone(&[0, 1, 2, 3]);
         assert_eq!(PACED.stall(400, &clients).late, 10_000 + 6_000 + 2_000);
@@ -222,17 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_loses_what_its_client_reads_beyond_its_store() {
+    fn pause_loses_tokens_beyond_buffer() {
         let of = |outlook: CostContext, in_store| outlook.pause(in_store, 0, &alone(&[0; 4]));
         assert_eq!([0, 1, 3, 9].map(|store| of(PACED, store).late), [3_000, 2_000, 0, 0]);
-        assert_eq!(of(PACED, 9).unmade, 10_000);
+        assert_eq!(of(PACED, 9).lost, 10_000);
         assert_eq!(of(UNPACED, 0), loss(10_000, 10_000));
         let unknown = CostContext { step_ns: 0, ..PACED };
         assert_eq!(of(unknown, 0), loss(10_000, 10_000));
     }
 
     #[test]
-    fn while_its_kv_leaves_or_is_computed_again_the_others_wait() {
+    fn swap_and_recompute_delay_other_requests() {
         // 60 tokens take 300 ns: three steps of four requests.
         assert_eq!(UNPACED.preemption(0, 60, &alone(&[0; 4])), loss(10_000 + 12_000, 10_000 + 12_000));
         assert_eq!(PACED.preemption(9, 60, &crowded(&[0; 4])), loss(12_000, 22_000));
@@ -242,28 +240,28 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_dropped_lose_what_their_clients_read_and_the_work() {
+    fn dropped_requests_lose_tokens_and_work() {
         // 60 tokens take 300 ns: three steps of four requests.
         assert_eq!((PACED.dropped(2, 60), UNPACED.dropped(2, 60)), (6_000 + 12_000, 20_000 + 12_000));
     }
 
     fn offer(remedy: ReclaimKind, late: u64, unmade: u64, freed_bytes: u64) -> ReclaimOption {
         ReclaimOption {
-            remedy,
+            kind: remedy,
             request: None,
             priority: 0,
-            price: ReclaimCost { loss: LateTokens { late, unmade }, freed_bytes },
+            cost: ReclaimCost { loss: LateTokens { late, lost: unmade }, freed_bytes },
         }
     }
 
     fn least(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimKind> {
-        super::least(offers).map(|offer| offer.remedy)
+        super::least(offers).map(|offer| offer.kind)
     }
 
     use ReclaimKind::{OwnWeights, Pause, Preempt};
 
     #[test]
-    fn the_least_loss_for_each_byte_is_taken_whatever_it_frees() {
+    fn least_loss_per_byte_is_chosen() {
         let of = |weights, pause, preempt| {
             least([
                 offer(Preempt, 6, 0, preempt),
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_losses_the_one_that_leaves_most_tokens_and_then_the_first_in_order() {
+    fn equal_losses_prefer_most_tokens_then_order() {
         assert_eq!(least([offer(OwnWeights, 0, 3, 10), offer(Pause, 0, 2, 10)]), Some(Pause));
         assert_eq!(least([offer(OwnWeights, 0, 3, 10), offer(Pause, 1, 0, 10)]), Some(OwnWeights));
         let equal = [offer(Preempt, 4, 4, 20), offer(Pause, 2, 2, 10), offer(OwnWeights, 6, 6, 30)];
@@ -296,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_important_lose_nothing_for_the_less_important_at_any_price() {
+    fn higher_priority_never_loses_for_lower() {
         let weights = ReclaimOption { priority: 5, ..offer(OwnWeights, 1, 0, 1000) };
         let preempt = offer(Preempt, 1000, 0, 1);
         assert_eq!(least([weights, preempt]), Some(Preempt));

@@ -23,11 +23,11 @@ impl Bounds {
     }
 
     /// Whether some layout that frees `alpha` layers passes. Monotone: false for every alpha above a false one.
-    pub(super) fn may_be_allowed(&self, alpha: u16) -> bool {
-        self.beta_may_be_allowed(alpha, 1) || self.beta_may_be_allowed(alpha, 2)
+    pub(super) fn can_be_allowed(&self, alpha: u16) -> bool {
+        self.can_allow_beta(alpha, 1) || self.can_allow_beta(alpha, 2)
     }
 
-    pub(super) fn beta_may_be_allowed(&self, alpha: u16, beta: u8) -> bool {
+    pub(super) fn can_allow_beta(&self, alpha: u16, beta: u8) -> bool {
         alpha + u16::from(beta) <= self.most_moving[usize::from(beta) - 1]
     }
 }

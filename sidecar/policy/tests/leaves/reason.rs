@@ -2,7 +2,7 @@
 
 use sluice_policy::reason::Reason;
 
-const PLACES: [&str; 44] = [
+const CODES: [&str; 44] = [
     "load",
     "free_chunks",
     "prefix_evicted",
@@ -50,7 +50,7 @@ const PLACES: [&str; 44] = [
 ];
 
 #[test]
-fn reasons_keep_their_places() {
-    assert_eq!(Reason::ALL.iter().map(|reason| reason.label()).collect::<Vec<_>>(), PLACES);
+fn reasons_keep_their_codes() {
+    assert_eq!(Reason::ALL.iter().map(|reason| reason.label()).collect::<Vec<_>>(), CODES);
     assert!(Reason::ALL.iter().enumerate().all(|(place, reason)| *reason as usize == place));
 }

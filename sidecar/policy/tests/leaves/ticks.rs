@@ -19,7 +19,7 @@ const MOST_TOKENS: usize = 100_000;
 
 /// Stall in the steady state as (ticks, tokens).
 pub fn stall(case: &Case<'_>) -> (u64, u64) {
-    let mut world = World::new(case);
+    let mut world = TickSimulation::new(case);
     let mut seen = HashMap::new();
     for token in 0..MOST_TOKENS as u64 {
         let state = (
@@ -40,7 +40,7 @@ fn token_parity(case: &Case<'_>, token: u64) -> u64 {
     if case.alternating { token % 2 } else { 0 }
 }
 
-struct World<'a> {
+struct TickSimulation<'a> {
     case: &'a Case<'a>,
     /// The fill that the slot holds or is receiving, and whether its reader has finished.
     slots: Vec<Option<(usize, bool)>>,
@@ -51,9 +51,16 @@ struct World<'a> {
     stall: u64,
 }
 
-impl<'a> World<'a> {
-    fn new(case: &'a Case<'a>) -> World<'a> {
-        World { case, slots: vec![None; case.beta], fills_done: 0, link_left: 0, reads_done: 0, stall: 0 }
+impl<'a> TickSimulation<'a> {
+    fn new(case: &'a Case<'a>) -> TickSimulation<'a> {
+        TickSimulation {
+            case,
+            slots: vec![None; case.beta],
+            fills_done: 0,
+            link_left: 0,
+            reads_done: 0,
+            stall: 0,
+        }
     }
 
     fn slot(&self, fill: usize) -> usize {

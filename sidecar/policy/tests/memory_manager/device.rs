@@ -11,8 +11,8 @@ use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, La
 use super::quota::Quota;
 use kv::KvCopy;
 
+mod host_pool;
 mod kv;
-mod tier;
 
 /// SplitMix64.
 #[derive(Clone, Debug)]

@@ -33,7 +33,7 @@ pub fn small_blocks() -> World {
 /// Requests 0..8 hold columns that alternate in the arena until it is full; then the odd ones end. Every frame has holes.
 /// Returns the blocks of the even ones, each token of them tagged.
 pub fn with_holes(world: &mut World) -> Tables {
-    world.manager.force(Some(ForcedRemap { alpha: 3, beta: 1 })).expect("possible");
+    world.manager.force_layout(Some(ForcedRemap { alpha: 3, beta: 1 })).expect("possible");
     assert!(world.load());
     world.rest(100);
     (0..8).for_each(|id| {
@@ -41,7 +41,7 @@ pub fn with_holes(world: &mut World) -> Tables {
     });
     for column in 0.. {
         let need = StepNeed { columns: vec![(RequestId(column % 8), 1)], shape: StepShape::default() };
-        let answer = world.tell(|manager, out| manager.prepare(Nanos(0), &need, out));
+        let answer = world.send_event(|manager, out| manager.prepare(Nanos(0), &need, out));
         if answer != Prepared::Ready {
             break;
         }
@@ -81,15 +81,15 @@ fn a_reversion_moves_live_blocks_within_the_budget_and_drops_none() {
         }
     });
     let before = world.manager.kv_counts().used_blocks;
-    world.manager.force(None).expect("possible");
+    world.manager.force_layout(None).expect("possible");
     for _ in 0..100 {
         // A step between any two boundaries, or the next moves would wait.
         world.rest(1);
         if !world.manager.is_blocked() {
-            world.tell(|manager, out| manager.begin(Nanos(0), out));
+            world.send_event(|manager, out| manager.begin(Nanos(0), out));
             world.device.done.fill(Generation(u64::MAX));
             world.drain();
-            world.tell(|manager, out| manager.finish(Nanos(0), &StepTimes::default(), out));
+            world.send_event(|manager, out| manager.finish(Nanos(0), &StepTimes::default(), out));
         }
     }
     world.rest(1000);
@@ -115,7 +115,7 @@ fn when_load_ends_everything_is_resident_again() {
     world.run();
     assert!(world.most_alpha > 0, "layers were remapped");
     world.rest(3000);
-    assert!(world.manager.is_at_rest());
+    assert!(world.manager.is_idle());
     assert_eq!(world.manager.layout().alpha(), 0);
     assert!(world.manager.residency().iter().all(|layer| layer.present && layer.slot.is_none()));
     let kv = world.manager.kv_counts();

@@ -42,7 +42,7 @@ fn oneiros_starts_remapped_when_the_device_holds_less_than_all_weights() {
     (0..4).for_each(|id| world.submit(id, id, vec![1, 2, 3], 40));
     world.run();
     world.rest(2000);
-    assert!(world.manager.is_at_rest());
+    assert!(world.manager.is_idle());
     assert_eq!(world.manager.layout().alpha(), 2, "these never come back");
 }
 
@@ -63,10 +63,10 @@ fn a_device_that_cannot_hold_the_floor_is_reported_and_gets_everything_back() {
 fn copies_that_always_fail_end_in_a_typed_failure() {
     let mut world = world(PolicyName::Recompute, 2, Faults::default());
     world.device.faults = Faults { permille: 0, left: u32::MAX, ..Faults::default() };
-    world.tell(|manager, out| manager.start(Default::default(), out));
+    world.send_event(|manager, out| manager.start(Default::default(), out));
     for _ in 0..2 {
         let done = world.device.poll().expect("create, then the first mapping");
-        world.tell(|manager, out| manager.complete(Default::default(), &done, out));
+        world.send_event(|manager, out| manager.complete(Default::default(), &done, out));
     }
     world.device.faults.permille = 1000;
     while !world.device.idle() {
@@ -145,10 +145,10 @@ fn requests_that_end_while_their_blocks_move_and_moves_that_fail_leak_nothing() 
     for fails in [false, true] {
         let mut world = small_blocks();
         with_holes(&mut world);
-        world.manager.force(None).expect("possible");
+        world.manager.force_layout(None).expect("possible");
         let used = world.manager.kv_counts().used_blocks;
         // As many calm boundaries as the hysteresis wants.
-        (0..3).for_each(|_| world.tell(|manager, out| manager.boundary(Default::default(), out)));
+        (0..3).for_each(|_| world.send_event(|manager, out| manager.boundary(Default::default(), out)));
         assert!(world.manager.is_blocked(), "blocks are moving");
         assert_eq!(world.manager.kv_counts().used_blocks, used + 16, "their targets are reserved");
         if fails {

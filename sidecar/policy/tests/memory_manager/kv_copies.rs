@@ -89,7 +89,7 @@ fn what_host_blocks_carry_no_more_is_refused_and_drops_leave_write_backs_alone()
 
 #[test]
 #[should_panic(expected = "is read while it is fetched")]
-fn whoever_moves_a_block_that_is_fetched_is_told() {
+fn moving_a_fetched_block_is_detected() {
     let mut device = device(1);
     order(&mut device, 4, fetch(0, Some((LayerId(1), Generation(9))), swap(6, 0, 1)));
     order(&mut device, 5, Work::SwapOut(vec![swap(6, 3, 8)]));

@@ -61,11 +61,11 @@ fn change(slabs: &[u64], from: Option<ForcedRemap>, to: Option<ForcedRemap>) {
     for _ in 0..60 {
         world.tick();
     }
-    world.manager.force(to).expect("a possible layout");
+    world.manager.force_layout(to).expect("a possible layout");
     (1..4).for_each(|id| world.submit(id, 0, vec![1, 2, 3, id as u32], 16));
     world.run();
     world.rest(500);
-    assert!(world.manager.is_at_rest(), "{from:?} to {to:?} comes to an end");
+    assert!(world.manager.is_idle(), "{from:?} to {to:?} comes to an end");
     assert_eq!(world.manager.layout().alpha(), alpha_of(to), "{from:?} to {to:?}");
     assert_eq!(world.manager.layout().beta, to.map_or(0, |f| f.beta), "{from:?} to {to:?}");
     world.submit(9, 0, vec![5, 6], 10);
@@ -82,9 +82,9 @@ fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
     // All KV in use: the freed layers' chunks as well.
     let columns = world.manager.kv_counts().free_blocks / 5;
     let need = StepNeed { columns: vec![(request, columns)], shape: StepShape::default() };
-    let prepared = world.tell(|manager, out| manager.prepare(now, &need, out));
+    let prepared = world.send_event(|manager, out| manager.prepare(now, &need, out));
     assert_eq!(prepared, Prepared::Ready);
-    world.manager.force(None).expect("no layout is always possible");
+    world.manager.force_layout(None).expect("no layout is always possible");
     world.rest(100);
     assert_eq!(world.manager.layout().alpha(), 3, "live requests are never evicted for it");
     world.manager.close(request);

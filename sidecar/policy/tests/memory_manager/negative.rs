@@ -19,7 +19,7 @@ fn serve(spoil: Option<fn(&mut Action)>, seed: u64) {
     world.spoil = spoil;
     (0..3).for_each(|id| world.submit(id, id, vec![1, 2, 3], 20));
     world.run();
-    world.manager.force(None).expect("possible");
+    world.manager.force_layout(None).expect("possible");
     world.rest(1000);
     (4..6).for_each(|id| world.submit(id, id, vec![1, 2, 3], 20));
     world.run();

@@ -1,7 +1,7 @@
 //! The share of a tenant changes while it runs, and how much of it may be remapped.
 
 use sluice_policy::config_error::ConfigError;
-use sluice_policy::loan_negotiator::{LoanNegotiator, PeerCommand, PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
@@ -24,12 +24,16 @@ fn loaded(policy: PolicyName) -> World {
     params.share_chunks = geometry.capacity_chunks;
     geometry.capacity_chunks *= 2;
     let mut world = World::new(params, geometry, 3, Faults::default());
-    world.manager.set_traded(true);
+    world.manager.set_can_borrow(true);
     let me = Peer { index: 0, instance: 1 };
     let book = LoanBook::new(me, world.manager.share_chunks(), world.manager.floor_chunks());
-    let terms =
-        Terms { min_residence_ns: 0, revoke_bound_ns: BOUND_NS, ttl_ns: 1_000_000 * MS, ..Terms::default() };
-    world.trader = Some(LoanNegotiator::new(book, terms));
+    let terms = NegotiationPolicy {
+        min_residence_ns: 0,
+        revoke_bound_ns: BOUND_NS,
+        ttl_ns: 1_000_000 * MS,
+        ..NegotiationPolicy::default()
+    };
+    world.negotiator = Some(LoanNegotiator::new(book, terms));
     assert!(world.load());
     world
 }
@@ -56,7 +60,7 @@ fn until(world: &mut World, so: impl Fn(&World) -> bool) {
 }
 
 /// Its share is this now; ticks until all that is too much has gone.
-fn deal(world: &mut World, share_chunks: u32) -> Result<u32, ConfigError> {
+fn set_share(world: &mut World, share_chunks: u32) -> Result<u32, ConfigError> {
     let bounds = Bounds { share_chunks, ..world.manager.bounds() };
     world.manager.set_bounds(bounds)?;
     for ticks in 0..20_000 {
@@ -93,13 +97,13 @@ fn a_share_that_falls_goes_back_to_the_device_and_never_below_the_floor() {
     let mut world = loaded(PolicyName::Oneiros);
     let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
     for share in [before - 5, floor + 3, floor] {
-        deal(&mut world, share).expect("it fits");
+        set_share(&mut world, share).expect("it fits");
         assert_eq!(
             (created(&world), world.manager.share_chunks(), world.manager.budget_chunks()),
             (share, share, share)
         );
     }
-    let refused = deal(&mut world, floor - 1).expect_err("below its floor");
+    let refused = set_share(&mut world, floor - 1).expect_err("below its floor");
     let (floor_bytes, capacity_bytes) = (u64::from(floor) * CHUNK, u64::from(floor - 1) * CHUNK);
     assert_eq!(refused, ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes });
     assert_eq!(world.manager.share_chunks(), floor, "nothing has changed");
@@ -111,7 +115,7 @@ fn a_share_that_falls_goes_back_to_the_device_and_never_below_the_floor() {
 fn a_share_that_rises_counts_at_once() {
     let mut world = loaded(PolicyName::Oneiros);
     let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
-    deal(&mut world, floor).expect("it fits");
+    set_share(&mut world, floor).expect("it fits");
     world.manager.set_bounds(Bounds { share_chunks: before + 7, ..world.manager.bounds() }).expect("it fits");
     assert_eq!((world.manager.share_chunks(), world.manager.budget_chunks()), (before + 7, before + 7));
     world.active = false;
@@ -121,12 +125,12 @@ fn a_share_that_rises_counts_at_once() {
 }
 
 #[test]
-fn whoever_loses_a_part_of_its_share_under_load_answers_as_if_nothing_had_happened() {
+fn share_loss_under_load_changes_no_token() {
     for policy in PolicyName::ALL {
         let mut world = loaded(policy);
         work(&mut world);
         let floor = world.manager.floor_chunks();
-        deal(&mut world, floor).expect("it fits");
+        set_share(&mut world, floor).expect("it fits");
         assert_eq!(created(&world), floor, "{policy:?}");
         run(&mut world);
         assert_eq!(world.finished, undisturbed(policy).finished, "{policy:?}");
@@ -134,7 +138,7 @@ fn whoever_loses_a_part_of_its_share_under_load_answers_as_if_nothing_had_happen
 }
 
 #[test]
-fn a_share_that_falls_and_rises_again_meanwhile_is_whole() {
+fn share_that_falls_and_rises_is_restored() {
     let mut world = loaded(PolicyName::Unified);
     work(&mut world);
     let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
@@ -157,15 +161,15 @@ fn lender() -> World {
     world.active = false;
     (0..50).for_each(|_| tick(&mut world));
     let peer = Peer { index: 3, instance: 1 };
-    world.hear(PeerEvent::Asked { peer, nonce: Nonce(1), chunks: u32::MAX, ttl_ns: 1_000_000 * MS });
+    world.receive(PeerEvent::Asked { peer, nonce: Nonce(1), chunks: u32::MAX, ttl_ns: 1_000_000 * MS });
     until(&mut world, |world| world.manager.lent_chunks() > 0);
     (0..50).for_each(|_| tick(&mut world));
-    world.letters.clear();
+    world.commands.clear();
     world
 }
 
 #[test]
-fn what_is_lent_of_a_share_that_falls_is_told_to_come_back_and_no_more() {
+fn falling_share_revokes_only_excess_loans() {
     let mut world = lender();
     let (lent, floor) = (world.manager.lent_chunks(), world.manager.floor_chunks());
     assert_eq!(world.manager.share_chunks(), lent + floor);
@@ -175,17 +179,17 @@ fn what_is_lent_of_a_share_that_falls_is_told_to_come_back_and_no_more() {
         .expect("it fits");
     assert_eq!(world.manager.lendable(), Err(LoanDenied::Busy), "nothing more is lent meanwhile");
     (0..50).for_each(|_| tick(&mut world));
-    let revoked = world.letters.iter().find_map(|letter| match letter {
+    let revoked = world.commands.iter().find_map(|letter| match letter {
         PeerCommand::Revoke { chunks, .. } => Some(*chunks),
         _ => None,
     });
     assert_eq!(revoked, Some(5));
     assert!(!world.manager.has_debt(), "its steps do not wait for a neighbour");
     let peer = Peer { index: 3, instance: 1 };
-    world.hear(PeerEvent::Returned { peer, nonce: Nonce(1), chunks: 5 });
+    world.receive(PeerEvent::Returned { peer, nonce: Nonce(1), chunks: 5 });
     until(&mut world, |world| world.manager.releasing_chunks() == 0);
     tick(&mut world);
-    let book = world.trader.as_ref().expect("it trades").book();
+    let book = world.negotiator.as_ref().expect("it trades").book();
     assert_eq!((book.share(), book.lent_out(), book.budget()), (floor + lent - 5, lent - 5, floor));
     assert_eq!(world.manager.lent_chunks(), lent - 5);
 }
@@ -197,7 +201,7 @@ fn a_borrower_that_dies_pays_what_a_share_that_fell_still_owes() {
     world.manager.set_bounds(Bounds { share_chunks: floor, ..world.manager.bounds() }).expect("it fits");
     (0..50).for_each(|_| tick(&mut world));
     assert!(world.manager.releasing_chunks() > 0, "a neighbour has it");
-    world.hear(PeerEvent::Died(Peer { index: 3, instance: 1 }));
+    world.receive(PeerEvent::Died(Peer { index: 3, instance: 1 }));
     (0..50).for_each(|_| tick(&mut world));
     assert_eq!(
         (world.manager.share_chunks(), world.manager.budget_chunks(), created(&world)),
@@ -213,7 +217,7 @@ fn a_tenant_that_sleeps_gives_its_share_up_at_once_and_wakes_in_what_is_left() {
     (0..400).for_each(|_| tick(&mut world));
     assert_eq!(created(&world), 0);
     let floor = world.manager.floor_chunks();
-    assert!(deal(&mut world, floor).expect("it fits") < 100);
+    assert!(set_share(&mut world, floor).expect("it fits") < 100);
     assert_eq!((world.manager.share_chunks(), created(&world)), (floor, 0));
     world.manager.wake();
     world.active = true;
@@ -249,7 +253,7 @@ fn a_lower_cap_brings_layers_back_as_memory_allows_and_lends_less() {
 fn a_cap_that_makes_the_floor_larger_than_the_share_is_refused() {
     let mut world = loaded(PolicyName::Oneiros);
     let floor = world.manager.floor_chunks();
-    deal(&mut world, floor).expect("it fits");
+    set_share(&mut world, floor).expect("it fits");
     assert!(matches!(cap(&mut world, 0), Err(ConfigError::FloorExceedsCapacity { .. })));
     assert_eq!(world.manager.floor_chunks(), floor, "nothing has changed");
 }
@@ -259,6 +263,6 @@ fn chunks_that_cannot_be_released_are_tried_again() {
     let mut world = loaded(PolicyName::Oneiros);
     world.device.faults = Faults { permille: 400, left: 12, ..Faults::default() };
     let floor = world.manager.floor_chunks();
-    deal(&mut world, floor).expect("it fits");
+    set_share(&mut world, floor).expect("it fits");
     assert_eq!(created(&world), floor);
 }

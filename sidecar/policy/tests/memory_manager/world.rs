@@ -16,7 +16,7 @@ use super::device::{Device, Faults, Rng};
 
 mod admission;
 mod audit;
-mod naps;
+mod sleep;
 mod step;
 mod trading;
 
@@ -67,23 +67,23 @@ pub struct World {
     pub active: bool,
     pub now: Nanos,
     /// Trades with neighbours.
-    pub trader: Option<LoanNegotiator>,
+    pub negotiator: Option<LoanNegotiator>,
     /// What it wrote to them.
-    pub letters: Vec<PeerCommand>,
+    pub commands: Vec<PeerCommand>,
     /// How often the end of a transfer is told late, and the one that is.
     pub late_permille: u32,
     late: Option<Completion>,
     /// The trader knows how every transfer ended.
-    pub told: bool,
+    pub sent_events: bool,
     /// How often, of a thousand boundaries, the tenant is put to sleep, or woken.
-    pub nap_permille: u32,
+    pub sleep_permille: u32,
     /// How often, of a thousand boundaries, another policy is in force.
     pub switch_permille: u32,
     /// How often, of a thousand admissions, a prompt goes to the host tier, and how many did.
-    pub send_out_permille: u32,
-    pub sent_out: u32,
+    pub prefill_offload_permille: u32,
+    pub prefill_offloads: u32,
     /// Requests whose KV came beside steps.
-    pub came: u32,
+    pub admitted_count: u32,
     /// A plan that is being made.
     planning: Option<PlanRequest>,
     /// Nobody ever finds a plan.
@@ -117,16 +117,16 @@ impl World {
             spoil: None,
             active: true,
             now: Nanos(0),
-            trader: None,
-            letters: Vec::new(),
+            negotiator: None,
+            commands: Vec::new(),
             late_permille: 0,
             late: None,
-            told: true,
-            nap_permille: 0,
+            sent_events: true,
+            sleep_permille: 0,
             switch_permille: 0,
-            send_out_permille: 0,
-            sent_out: 0,
-            came: 0,
+            prefill_offload_permille: 0,
+            prefill_offloads: 0,
+            admitted_count: 0,
             planning: None,
             no_plans: false,
             switches: 0,
@@ -137,7 +137,7 @@ impl World {
     /// Starts and loads the tenant. False when the backend failed for good.
     pub fn load(&mut self) -> bool {
         let now = self.now;
-        self.tell(|manager, out| manager.start(now, out));
+        self.send_event(|manager, out| manager.start(now, out));
         for _ in 0..100_000 {
             if self.manager.is_loaded() {
                 return true;
@@ -172,11 +172,11 @@ impl World {
         let now = self.now;
         for _ in 0..limit {
             self.drain();
-            if self.manager.is_at_rest() {
+            if self.manager.is_idle() {
                 return;
             }
-            self.tell(|manager, out| manager.boundary(now, out));
-            self.settle_naps();
+            self.send_event(|manager, out| manager.boundary(now, out));
+            self.finish_sleep();
         }
     }
 
@@ -201,13 +201,13 @@ impl World {
         } else if self.step.is_some() {
             self.run_layer();
         } else {
-            self.boundary();
+            self.schedule();
         }
     }
 
     /// Calls the memory manager and hands its orders on.
-    pub fn tell<T>(&mut self, call: impl FnOnce(&mut MemoryManager, &mut Vec<Action>) -> T) -> T {
-        self.tell_trader(|manager, _, out| call(manager, out))
+    pub fn send_event<T>(&mut self, call: impl FnOnce(&mut MemoryManager, &mut Vec<Action>) -> T) -> T {
+        self.drive(|manager, _, out| call(manager, out))
     }
 
     /// A step runs, or waits to be replayed.
@@ -221,7 +221,7 @@ impl World {
         if let Some(request) =
             self.planning.take_if(|request| request.id % 2 == 0 || self.steps.is_multiple_of(4))
         {
-            let none = PlanAnswer { id: request.id, found: None };
+            let none = PlanAnswer { id: request.id, result: None };
             self.manager.planned(if self.no_plans { none } else { request.solve() });
         }
     }
@@ -230,10 +230,10 @@ impl World {
         let now = self.now;
         self.lost = self.step.take();
         self.device.forget_readers();
-        self.tell(|manager, out| manager.engine_lost(now, out));
+        self.send_event(|manager, out| manager.engine_lost(now, out));
     }
 
-    fn boundary(&mut self) {
+    fn schedule(&mut self) {
         if self.manager.is_blocked() || !self.manager.is_loaded() {
             return;
         }
@@ -241,24 +241,24 @@ impl World {
             self.start(lost.parts, lost.shape);
             return;
         }
-        if self.trader.is_some() {
+        if self.negotiator.is_some() {
             self.manager.set_active(self.active);
             self.manager.set_busy(self.busy());
         }
-        self.nap();
+        self.maybe_sleep();
         self.switch_policy();
         self.answer_plan();
         let now = self.now;
-        self.tell(|manager, out| manager.boundary(now, out));
-        self.trade();
-        self.settle_naps();
+        self.send_event(|manager, out| manager.boundary(now, out));
+        self.negotiate();
+        self.finish_sleep();
         if !self.active || self.manager.lacks_weights() {
             return;
         }
-        self.park_prompts();
+        self.suspend_offloaded();
         let admitted = self.admit();
         if !self.launch() {
-            self.send_back(admitted);
+            self.requeue(admitted);
         }
     }
 
@@ -271,14 +271,14 @@ impl World {
             tried |= whole.is_some();
             let usual = whole.is_none();
             let (parts, need) = whole.unwrap_or_else(|| self.plan());
-            match self.tell(|manager, out| manager.prepare(now, &need, out)) {
+            match self.send_event(|manager, out| manager.prepare(now, &need, out)) {
                 Prepared::Ready => {
                     self.start(parts, need.shape);
                     return true;
                 }
                 Prepared::Wait if self.denied() => {}
                 Prepared::Wait => return false,
-                Prepared::Coming => self.send_back_coming(),
+                Prepared::Loading => self.requeue_loading(),
                 Prepared::Short { activation: true, .. } if !usual => {}
                 Prepared::Short { .. } => self.preempt(),
             }
@@ -331,13 +331,13 @@ impl World {
 
     /// The youngest goes back to the queue. The oldest always fits alone.
     fn preempt(&mut self) {
-        if self.running.len() == 1 && self.drop_kept(|manager, id| manager.on_device(id)) {
+        if self.running.len() == 1 && self.drop_suspended_kv(|manager, id| manager.on_device(id)) {
             return;
         }
         assert!(self.running.len() > 1, "the oldest request always fits alone");
         let mut request = self.running.pop().expect("more than one");
-        if self.manager.pausing_helps() {
-            self.manager.suspend(request.id);
+        if self.manager.can_pause_help() {
+            self.manager.suspend_request(request.id);
             self.manager.check();
             self.pauses += 1;
             self.tables.remove(&request.id);
@@ -362,7 +362,7 @@ impl World {
     fn start(&mut self, parts: Vec<(RequestId, usize)>, shape: StepShape) {
         let now = self.now;
         let StepLease { generations, kv_generations, activation_limit_bytes } =
-            self.tell(|manager, out| manager.begin(now, out));
+            self.send_event(|manager, out| manager.begin(now, out));
         for change in self.manager.take_table_changes() {
             let Some(table) = self.tables.get_mut(&change.request) else {
                 assert!(self.waiting.iter().any(|r| r.id == change.request), "changes are of open requests");

@@ -1,7 +1,7 @@
 //! The controller of the queue against machines that behave in known ways.
 
 use sluice_policy::closed_form::pie::{expansion_permille, longest_queue};
-use sluice_policy::pie::expansion::{Change, Expansion, Token, Tunables};
+use sluice_policy::pie::expansion::{Change, Expansion, ExpansionTunables, Token};
 
 const LAYERS: u16 = 40;
 
@@ -30,14 +30,14 @@ impl Machine {
 }
 
 fn run(expansion: &mut Expansion, machine: &Machine, trials: u32) -> Vec<Change> {
-    let tokens = trials * u32::from(Tunables::default().trial_tokens);
+    let tokens = trials * u32::from(ExpansionTunables::default().trial_tokens);
     (0..tokens).filter_map(|_| expansion.token(&machine.token(expansion.queue()))).collect()
 }
 
 #[test]
 fn it_grows_from_nothing_to_the_longest_queue_that_hides() {
     let longest = longest_queue(LAYERS, 2000);
-    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     let machine = Machine { longest, wanted: 1_000 };
     let changes = run(&mut expansion, &machine, 100);
     assert!(changes[..2].iter().all(|change| *change == Change::Grow));
@@ -46,7 +46,7 @@ fn it_grows_from_nothing_to_the_longest_queue_that_hides() {
 
 #[test]
 fn it_shrinks_while_compute_waits() {
-    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     run(&mut expansion, &Machine { longest: 19, wanted: 1_000 }, 100);
     let before = expansion.queue();
     let changes = run(&mut expansion, &Machine { longest: 8, wanted: 1_000 }, 20);
@@ -56,19 +56,19 @@ fn it_shrinks_while_compute_waits() {
 
 #[test]
 fn a_load_that_needs_no_room_is_not_given_any_for_long() {
-    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     run(&mut expansion, &Machine { longest: 19, wanted: 4 }, 200);
     assert!(expansion.queue() <= 4, "{}: more than two layers away gain nothing here", expansion.queue());
 }
 
 #[test]
 fn short_interference_is_tolerated() {
-    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     let machine = Machine { longest: 19, wanted: 1_000 };
     run(&mut expansion, &machine, 30);
     let queue = expansion.queue();
     let hiccup = Token { stall_ns: 1_000_000, ..machine.token(queue) };
-    let trial = u32::from(Tunables::default().trial_tokens);
+    let trial = u32::from(ExpansionTunables::default().trial_tokens);
     let changes: Vec<Change> = (0..trial)
         .filter_map(|token| expansion.token(&if token == 3 { hiccup } else { machine.token(queue) }))
         .collect();
@@ -77,7 +77,11 @@ fn short_interference_is_tolerated() {
 
 #[test]
 fn it_never_leaves_its_bounds() {
-    let mut expansion = Expansion::new(Tunables { probe_after_trials: 1, ..Tunables::default() }, LAYERS, 3);
+    let mut expansion = Expansion::new(
+        ExpansionTunables { probe_after_trials: 1, ..ExpansionTunables::default() },
+        LAYERS,
+        3,
+    );
     for trial in 0..200_u32 {
         let machine = Machine { longest: (trial % 7) as u16, wanted: 10 + trial % 90 };
         run(&mut expansion, &machine, 1);
@@ -87,7 +91,7 @@ fn it_never_leaves_its_bounds() {
 
 #[test]
 fn what_a_length_showed_is_recorded() {
-    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     assert_eq!(expansion.record_milli(0), None);
     run(&mut expansion, &Machine { longest: 19, wanted: 1_000 }, 1);
     assert_eq!(expansion.record_milli(0), Some(400_000), "16 sequences in 40 ms");

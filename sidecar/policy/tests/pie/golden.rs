@@ -8,7 +8,7 @@ use sluice_policy::pie::mapping::Side;
 use super::clock::{Clock, Issue, UNIT, settled_stall};
 
 #[test]
-fn figure_4_begins_as_the_paper_tells() {
+fn figure_4_starts_as_in_the_paper() {
     let mut clock = Clock::new(9, 4, 20, Issue::AtLayerStarts);
     let on_host = |clock: &Clock| -> Vec<u16> {
         let entries = (1..).zip(clock.mapping.entries());

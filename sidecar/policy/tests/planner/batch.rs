@@ -14,7 +14,7 @@ use sluice_policy::planner::shared_buffers;
 const LAYERS: u16 = 8;
 const STEP_NS: u64 = 8_000;
 
-fn standing(deposit: u32, immune: bool) -> RequestState {
+fn request_state(deposit: u32, immune: bool) -> RequestState {
     RequestState { full: 10, deposit, immune, ..RequestState::default() }
 }
 
@@ -24,11 +24,11 @@ fn request(running: &[RequestState], waiting: usize, capacity_bytes: u64, tbt_ns
         layers: LAYERS,
         block_bytes: 100,
         running: running.to_vec(),
-        waiting: vec![standing(0, false); waiting],
+        waiting: vec![request_state(0, false); waiting],
         capacity_bytes,
         compute_ns: vec![STEP_NS / u64::from(LAYERS); LAYERS.into()],
         column_ns: 0,
-        beside_ns: 0,
+        overhead_ns: 0,
         link: Link::fluid(1_000_000_000),
         window: 32,
         tbt_ns,
@@ -39,12 +39,12 @@ fn request(running: &[RequestState], waiting: usize, capacity_bytes: u64, tbt_ns
 }
 
 fn found(running: &[RequestState], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> PlanResult {
-    request(running, waiting, capacity_bytes, tbt_ns).solve().found.expect("something fits")
+    request(running, waiting, capacity_bytes, tbt_ns).solve().result.expect("something fits")
 }
 
 #[test]
 fn what_fits_stays_and_takes_its_compute() {
-    let found = found(&[standing(0, false); 2], 0, 16_000, STEP_NS);
+    let found = found(&[request_state(0, false); 2], 0, 16_000, STEP_NS);
     assert_eq!(
         found,
         PlanResult { paused: 0, admitted: 0, chosen: vec![0, 0], step_ns: STEP_NS, bound_ns: STEP_NS }
@@ -53,7 +53,7 @@ fn what_fits_stays_and_takes_its_compute() {
 
 #[test]
 fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
-    let two = [standing(0, false); 2];
+    let two = [request_state(0, false); 2];
     let away = found(&two, 0, 12_000, 0);
     assert_eq!((away.paused, &away.chosen[..]), (0, &[2, 2][..]), "without an objective nobody is");
     assert!(away.step_ns > STEP_NS, "and steps wait for KV: {away:?}");
@@ -66,22 +66,22 @@ fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
         PlanResult { paused: 1, admitted: 0, chosen: vec![0], step_ns: STEP_NS, bound_ns: STEP_NS }
     );
     assert_eq!(found(&two, 0, 12_000, STEP_NS - 1).paused, 0, "where all are late anyway it helps nobody");
-    let immune = [standing(0, true); 2];
+    let immune = [request_state(0, true); 2];
     assert_eq!(found(&immune, 0, 12_000, STEP_NS).paused, 0, "who may not be is not");
 }
 
 #[test]
 fn a_deposit_lets_a_slower_step_run() {
-    let late_ns = found(&[standing(0, false); 2], 0, 12_000, 0).step_ns - STEP_NS;
+    let late_ns = found(&[request_state(0, false); 2], 0, 12_000, 0).step_ns - STEP_NS;
     // So many in store last for the window of 32 steps that are late_ns late.
     let enough = (33 * late_ns).div_ceil(STEP_NS) as u32;
-    assert_eq!(found(&[standing(enough, false); 2], 0, 12_000, STEP_NS).paused, 0);
-    assert_eq!(found(&[standing(0, false); 2], 0, 12_000, STEP_NS).paused, 1);
+    assert_eq!(found(&[request_state(enough, false); 2], 0, 12_000, STEP_NS).paused, 0);
+    assert_eq!(found(&[request_state(0, false); 2], 0, 12_000, STEP_NS).paused, 1);
 }
 
 #[test]
-fn who_waits_comes_if_nobody_is_late_for_it() {
-    let one = [standing(0, true)];
+fn waiting_request_is_admitted_if_none_becomes_late() {
+    let one = [request_state(0, true)];
     assert_eq!(found(&one, 1, 16_000, STEP_NS).admitted, 1);
     assert_eq!(found(&one, 1, 12_000, STEP_NS).admitted, 0);
     assert_eq!(found(&one, 1, 14_000, 0).admitted, 1, "a larger batch makes more tokens");
@@ -91,27 +91,28 @@ fn who_waits_comes_if_nobody_is_late_for_it() {
 }
 
 #[test]
-fn who_comes_has_all_of_its_kv_on_the_device() {
-    let one = [standing(0, true)];
+fn admitted_request_has_all_kv_on_device() {
+    let one = [request_state(0, true)];
     let least = found(&one, 1, 14_000, 0);
     assert_eq!((least.admitted, &least.chosen[..]), (1, &[2, 0][..]), "others make room for all of it");
     assert_eq!(found(&one, 1, 13_999, 0).admitted, 0);
 }
 
 #[test]
-fn compute_grows_with_the_columns_of_those_who_run() {
-    let two = PlanRequest { column_ns: 10, ..request(&[standing(0, false); 2], 0, 16_000, 0) };
-    let found = two.solve().found.expect("it fits");
+fn compute_grows_with_running_columns() {
+    let two = PlanRequest { column_ns: 10, ..request(&[request_state(0, false); 2], 0, 16_000, 0) };
+    let found = two.solve().result.expect("it fits");
     assert_eq!(found.step_ns, STEP_NS + 20 * 10 * u64::from(LAYERS));
     let paced = PlanRequest { tbt_ns: STEP_NS + 10 * 10 * u64::from(LAYERS), ..two };
-    assert_eq!(paced.solve().found.map(|found| found.paused), Some(1), "one of them alone is in time");
+    assert_eq!(paced.solve().result.map(|found| found.paused), Some(1), "one of them alone is in time");
 }
 
 #[test]
-fn tokens_come_after_what_a_step_takes_beside_its_layers() {
+fn token_time_includes_step_overhead() {
     let beside = |beside_ns, tbt_ns| {
-        let request = PlanRequest { beside_ns, ..request(&[standing(0, true)], 1, 16_000, tbt_ns) };
-        request.solve().found.expect("it fits")
+        let request =
+            PlanRequest { overhead_ns: beside_ns, ..request(&[request_state(0, true)], 1, 16_000, tbt_ns) };
+        request.solve().result.expect("it fits")
     };
     let (in_time, late) = (beside(500, STEP_NS + 500), beside(501, STEP_NS + 500));
     assert_eq!((in_time.admitted, in_time.step_ns, in_time.bound_ns), (1, STEP_NS + 500, STEP_NS + 500));
@@ -173,7 +174,7 @@ fn merit(
     let tokens = (present * usize::from(window) + paused).max(1) as u64;
     let share = ((late + gaps.count() as u64) * 1000).div_ceil(tokens);
     BatchScore {
-        left_out: outlook.waiting[admitted..].iter().filter(|member| member.insists).count(),
+        left_out: outlook.waiting[admitted..].iter().filter(|member| member.must_admit).count(),
         late_permille: share.saturating_sub(outlook.allowed_permille.into()),
         tokens_per_s_milli: Reverse(going.len() as u64 * 1_000_000_000_000 / step_ns),
         link_bytes,
@@ -196,7 +197,7 @@ fn exhaustive(outlook: &BatchContext) -> Option<BatchScore> {
             (shared_buffers::mean_ns(&problem, &chosen).max(1), bytes)
         };
         let best = costs.map(cost).min();
-        best.map(|(ns, bytes)| merit(outlook, batch, (ns + outlook.beside_ns, bytes)))
+        best.map(|(ns, bytes)| merit(outlook, batch, (ns + outlook.overhead_ns, bytes)))
     };
     batches.filter_map(of_batch).min()
 }
@@ -230,19 +231,19 @@ fn no_batch_is_better_than_the_one_that_is_found() {
             tbt_ns,
             deposit: draw(8) as u32,
             immune,
-            insists: draw(4) == 0,
+            must_admit: draw(4) == 0,
         };
         let (running, waiting) = ([member(false), member(false), member(true)].into(), vec![member(false)]);
         let outlook = BatchContext {
             capacity_bytes: 12_000 + draw(14_000),
             compute_ns: vec![1_000; LAYERS.into()],
-            beside_ns,
+            overhead_ns: beside_ns,
             link,
             write_bytes: 0,
             window: 16,
             allowed_permille: draw(2) as u32 * 20,
             alike: draw(5) == 0,
-            others: Vec::new(),
+            other_requests: Vec::new(),
             running,
             waiting,
         };

@@ -1,13 +1,13 @@
 //! Who makes room for whom, by deadline.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::planner::deadline::{Holder, Wanted, make_room};
+use sluice_policy::planner::deadline::{Holder, RoomRequest, make_room};
 use sluice_policy::planner::pause::Pauses;
 
 const HOLDERS: [Holder; 4] = [holder(1, 100, 10), holder(2, 400, 10), holder(3, 300, 25), holder(4, 400, 5)];
 
 const fn holder(id: u64, until: u64, columns: u32) -> Holder {
-    Holder { id: RequestId(id), in_store_until: Nanos(until), priority: id as i32 % 2, columns }
+    Holder { id: RequestId(id), buffered_until: Nanos(until), priority: id as i32 % 2, columns }
 }
 
 fn going(columns: u32, until: u64, host_places: u32) -> Vec<u64> {
@@ -15,12 +15,12 @@ fn going(columns: u32, until: u64, host_places: u32) -> Vec<u64> {
 }
 
 fn going_for(priority: i32, columns: u32, until: u64, host_places: u32) -> Vec<u64> {
-    let wanted = Wanted { columns, in_store_until: Nanos(until), priority, host_places };
+    let wanted = RoomRequest { columns, buffered_until: Nanos(until), priority, host_places };
     make_room(&wanted, &HOLDERS).unwrap_or_default().into_iter().map(|id| id.0).collect()
 }
 
 #[test]
-fn who_has_most_in_store_goes_first_and_no_more_than_are_needed() {
+fn largest_buffer_is_paused_first() {
     assert_eq!(going(5, 0, 100), [4], "of equals the youngest");
     assert_eq!(going(6, 0, 100), [4, 2]);
     assert_eq!(going(16, 0, 100), [4, 2, 3]);
@@ -28,7 +28,7 @@ fn who_has_most_in_store_goes_first_and_no_more_than_are_needed() {
 }
 
 #[test]
-fn nobody_goes_in_vain() {
+fn no_request_is_paused_in_vain() {
     assert!(going(51, 0, 100).is_empty(), "all together hold 50");
     assert!(going(41, 101, 100).is_empty(), "the first has too little in store, and the others hold 40");
     assert_eq!(going(15, 400, 100), [4, 2], "as much as is asked for is enough");
@@ -36,7 +36,7 @@ fn nobody_goes_in_vain() {
 }
 
 #[test]
-fn who_has_no_place_to_leave_its_kv_stays() {
+fn request_without_host_space_is_not_paused() {
     assert_eq!(going(15, 0, 20), [4, 2]);
     assert!(going(16, 0, 20).is_empty());
     assert_eq!(
@@ -48,10 +48,10 @@ fn who_has_no_place_to_leave_its_kv_stays() {
 }
 
 #[test]
-fn nobody_makes_room_for_a_less_important_one_or_without_kv_of_its_own() {
+fn no_pause_for_lower_priority_or_without_own_kv() {
     assert_eq!(going_for(0, 15, 0, 100), [4, 2], "1 and 3 are of priority 1");
     assert!(going_for(0, 16, 0, 100).is_empty());
-    let wanted = Wanted { columns: 1, in_store_until: Nanos(0), priority: 0, host_places: 9 };
+    let wanted = RoomRequest { columns: 1, buffered_until: Nanos(0), priority: 0, host_places: 9 };
     assert_eq!(make_room(&wanted, &[holder(2, 100, 0)]), None, "all that it uses others use too");
 }
 

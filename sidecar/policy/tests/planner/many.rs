@@ -58,7 +58,7 @@ fn a_larger_budget_never_finds_a_worse_plan() {
 }
 
 /// As [`one_long`], of which nobody may be paused, with 20 short ones that wait: more batches than there are expansions.
-fn crowd(requests: u64) -> BatchContext {
+fn batch_of(requests: u64) -> BatchContext {
     let Problem { capacity_bytes, compute_ns, link, objects, .. } = one_long(requests);
     let member = |kv: Object| BatchCandidate {
         kv,
@@ -66,18 +66,18 @@ fn crowd(requests: u64) -> BatchContext {
         tbt_ns: 0,
         deposit: 0,
         immune: true,
-        insists: false,
+        must_admit: false,
     };
     let whole = member(Object { choices: objects[1].choices[..1].to_vec() });
     BatchContext {
         capacity_bytes,
         compute_ns,
-        beside_ns: 0,
+        overhead_ns: 0,
         link,
         write_bytes: 0,
         window: 32,
         allowed_permille: 0,
-        others: Vec::new(),
+        other_requests: Vec::new(),
         waiting: vec![whole; 20],
         alike: false,
         running: objects.into_iter().map(member).collect(),
@@ -87,7 +87,7 @@ fn crowd(requests: u64) -> BatchContext {
 #[test]
 fn with_more_batches_than_expansions_the_most_promising_one_is_searched() {
     for requests in [17, 24, 40] {
-        let outlook = crowd(requests);
+        let outlook = batch_of(requests);
         let of = |budget| batch::plan(&outlook, budget, steps::mean_ns).expect("one fits");
         let best = of(DEFAULT_EXPANSIONS);
         let alone = plan(&batch::problem(&outlook, best.paused, best.admitted), DEFAULT_EXPANSIONS);

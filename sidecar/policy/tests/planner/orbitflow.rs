@@ -112,7 +112,7 @@ fn delivered_late(step: u64, tbt: u64, deposit: u32, window: u16) -> u64 {
 }
 
 #[test]
-fn a_deposit_keeps_so_many_tokens_in_time() {
+fn deposit_bridges_expected_token_count() {
     assert_eq!(late_tokens(50, 50, 0, 32), 0);
     assert_eq!(late_tokens(51, 50, 0, 32), 32, "each token is late when none is in store");
     assert_eq!(late_tokens(100, 50, 10, 32), 22, "ten in store last for ten tokens at twice the interval");

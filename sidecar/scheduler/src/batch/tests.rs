@@ -28,7 +28,7 @@ fn sequence(id: u64, prompt_tokens: usize) -> Sequence {
 /// What a step does to the sequences that had a part in it.
 fn serve(running: &mut [Sequence], batch: &Batch, step: u64) {
     for sequence in running {
-        let Some(part) = batch.part(sequence.id()) else { continue };
+        let Some(part) = batch.scheduled_tokens(sequence.id()) else { continue };
         sequence.last_step = step;
         sequence.committed += part.tokens;
         if part.samples {
@@ -40,8 +40,8 @@ fn serve(running: &mut [Sequence], batch: &Batch, step: u64) {
 fn check_batch(batch: &Batch, max_tokens: u32) {
     let shape = batch.shape();
     assert!((1..=max_tokens).contains(&shape.tokens), "{shape:?}");
-    assert!(batch.parts.iter().all(|part| part.tokens > 0));
-    assert!(batch.parts.is_sorted_by_key(|part| part.request), "parts come in the order of admission");
+    assert!(batch.scheduled.iter().all(|part| part.tokens > 0));
+    assert!(batch.scheduled.is_sorted_by_key(|part| part.request), "parts come in the order of admission");
 }
 
 proptest! {
@@ -65,7 +65,7 @@ proptest! {
 fn with_room_for_all_decodes_run_and_the_oldest_prompt_goes_on() {
     let mut running = vec![sequence(1, 100), sequence(2, 1), sequence(3, 100), sequence(4, 1)];
     let batch = Batch::plan(running.iter(), 64);
-    let tokens = |batch: &Batch| batch.parts.iter().map(|p| (p.request.0, p.tokens)).collect::<Vec<_>>();
+    let tokens = |batch: &Batch| batch.scheduled.iter().map(|p| (p.request.0, p.tokens)).collect::<Vec<_>>();
     assert_eq!(tokens(&batch), [(1, 62), (2, 1), (4, 1)]);
     serve(&mut running, &batch, 1);
     assert_eq!(tokens(&Batch::plan(running.iter(), 200)), [(1, 38), (2, 1), (3, 100), (4, 1)]);

@@ -10,7 +10,7 @@ use sluice_policy::planner::request::{PlanAnswer, PlanResult};
 use sluice_ports::compute::{ComputeEvent, EngineHello, FailedSequence, Sampled, SequenceFailure, StepDone};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
-use super::neighbours;
+use super::peers;
 use super::setup::{by_code, code_of};
 use super::text_codec::{Encoder, Reader};
 use crate::event::{Event, Request, Sleep};
@@ -42,7 +42,7 @@ pub fn encode(event: &Event) -> (&'static str, Encoder) {
             "memory"
         }
         Event::Compute(event) => put_compute(&mut words, event),
-        Event::Neighbour(event) => neighbours::put(&mut words, event),
+        Event::Peer(event) => peers::put(&mut words, event),
         Event::Sleep(order) => {
             words.put(code_of(&SLEEPS, order));
             "sleep"
@@ -84,13 +84,13 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
             attempt: r.int()?,
             message: text(r)?,
         }),
-        name if neighbours::NAMES.contains(&name) => Event::Neighbour(neighbours::read(name, r)?),
+        name if peers::NAMES.contains(&name) => Event::Peer(peers::read(name, r)?),
         other => return Err(format!("`{other}` is no event")),
     })
 }
 
 fn put_plan(words: &mut Encoder, answer: &PlanAnswer) {
-    let found = answer.found.as_ref();
+    let found = answer.result.as_ref();
     words.put(answer.id).put_option(found.map(|found| found.step_ns));
     words.put(found.map_or(0, |found| found.bound_ns));
     words.put(found.map_or(0, |found| found.paused)).put(found.map_or(0, |found| found.admitted));
@@ -105,7 +105,7 @@ fn plan(r: &mut Reader<'_>) -> Result<PlanAnswer, String> {
     let (paused, admitted, chosen) = (r.int()?, r.int()?, r.list(Reader::int)?);
     Ok(PlanAnswer {
         id,
-        found: step_ns.map(|step_ns| PlanResult { paused, admitted, chosen, step_ns, bound_ns }),
+        result: step_ns.map(|step_ns| PlanResult { paused, admitted, chosen, step_ns, bound_ns }),
     })
 }
 

@@ -5,7 +5,7 @@ use sluice_policy::params::{ForcedRemap, Params, PolicyName, Slo};
 use sluice_policy::pie::expansion;
 use sluice_policy::planner::replan;
 
-use super::neighbours;
+use super::peers;
 use super::text_codec::{Encoder, Reader};
 use crate::config::{Config, QueueOrder};
 
@@ -26,7 +26,7 @@ pub fn config_words(config: &Config) -> Encoder {
     let mut words = Encoder::default();
     words.put(*max_model_tokens).put(*max_step_tokens).put(*max_sequences).put(*max_queued);
     words.put(code_of(&ORDERS, order));
-    neighbours::put_place(&mut words, config);
+    peers::put_membership(&mut words, config);
     words
 }
 
@@ -40,8 +40,8 @@ pub fn config(r: &mut Reader<'_>) -> Result<Config, String> {
         order: by_code(&ORDERS, r)?,
         ..Config::default()
     };
-    let (sharing, neighbours) = neighbours::place(r)?;
-    Ok(Config { sharing, neighbours, ..limits })
+    let (sharing, neighbours) = peers::membership(r)?;
+    Ok(Config { sharing, membership: neighbours, ..limits })
 }
 
 fn put_shape(words: &mut Encoder, shape: &StepShape) {
@@ -82,11 +82,11 @@ fn put_offload(words: &mut Encoder, params: &Params) {
     words.put(expansion.probe_after_trials).put(expansion.stall_permille);
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
     words.put(params.pause_bound_ns);
-    let Params { slo, loss_window_steps, .. } = params;
+    let Params { slo, cost_window_steps: loss_window_steps, .. } = params;
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
     words.put(params.plan_alike).put(params.plan_first_come);
-    words.put(params.premap_bytes).put(params.unmap_later);
-    words.put(params.link_by_deadline).put(params.remedies_by_loss).put(params.next_use_by_arrivals);
+    words.put(params.premap_bytes).put(params.defers_unmap);
+    words.put(params.link_by_deadline).put(params.reclaim_by_cost).put(params.next_use_by_arrivals);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -115,14 +115,14 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         fixed_away_permille: r.int()?,
         offload_reserve_permille: r.int()?,
         plan_expansions: r.int()?,
-        expansion: expansion::Tunables {
+        expansion: expansion::ExpansionTunables {
             early_permille: r.int()?,
             trial_tokens: r.int()?,
             gain_permille: r.int()?,
             probe_after_trials: r.int()?,
             stall_permille: r.int()?,
         },
-        replan: replan::Tunables {
+        replan: replan::ReplanTunables {
             window: r.int()?,
             mismatch_permille: r.int()?,
             mismatches: r.int()?,
@@ -130,13 +130,13 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         },
         pause_bound_ns: r.u64()?,
         slo: Slo { ttft_ns: r.u64()?, tbt_ns: r.u64()?, allowed_miss_permille: r.int()? },
-        loss_window_steps: r.int()?,
+        cost_window_steps: r.int()?,
         plan_alike: r.bool()?,
         plan_first_come: r.bool()?,
         premap_bytes: r.u64()?,
-        unmap_later: r.bool()?,
+        defers_unmap: r.bool()?,
         link_by_deadline: r.bool()?,
-        remedies_by_loss: r.bool()?,
+        reclaim_by_cost: r.bool()?,
         next_use_by_arrivals: r.bool()?,
     })
 }

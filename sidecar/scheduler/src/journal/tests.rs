@@ -1,7 +1,7 @@
 //! Journals whose recording ended within a line: what a crash leaves behind.
 
 use sluice_policy::ids::{RowId, StepId};
-use sluice_policy::loan_negotiator::{PeerEvent, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_policy::peers::loans::Nonce;
@@ -24,7 +24,7 @@ fn start() -> (String, usize) {
 }
 
 #[test]
-fn a_reader_looks_at_the_core_at_the_start_and_after_each_event() {
+fn observer_is_called_at_start_and_after_each_event() {
     let (text, _) = start();
     let mut seen = Vec::new();
     let report = replay_with(text.as_bytes(), |now, core| seen.push((now, core.digest()))).unwrap();
@@ -43,19 +43,23 @@ fn an_event_without_its_digest_is_replayed_when_it_is_the_last() {
     assert!(text.len() > digest + 5, "there is a digest to cut");
     for cut in digest..text.len() {
         let report = replay(&text.as_bytes()[..cut]).unwrap_or_else(|error| panic!("cut at {cut}: {error}"));
-        assert_eq!(report, Report { ending: Ending::NoDigest { line: LINES }, ..whole }, "cut at {cut}");
+        assert_eq!(
+            report,
+            ReplayReport { ending: Ending::NoDigest { line: LINES }, ..whole },
+            "cut at {cut}"
+        );
     }
 }
 
 #[test]
-fn a_last_event_that_is_cut_is_passed_over_and_named() {
+fn truncated_last_event_is_skipped_and_reported() {
     let (text, last) = start();
     let before = replay(&text.as_bytes()[..last]).unwrap();
     assert_eq!(before.ending, Ending::Whole);
     let event = last + text[last..].rfind(" = ").unwrap() + " =".len();
     for cut in last + 1..=event {
         let report = replay(&text.as_bytes()[..cut]).unwrap_or_else(|error| panic!("cut at {cut}: {error}"));
-        assert_eq!(report, Report { ending: Ending::Cut { line: LINES }, ..before }, "cut at {cut}");
+        assert_eq!(report, ReplayReport { ending: Ending::Cut { line: LINES }, ..before }, "cut at {cut}");
     }
 }
 
@@ -98,15 +102,15 @@ fn other_outputs_in_the_same_state_are_named() {
 }
 
 #[test]
-fn an_event_that_brings_the_core_down_is_named_with_the_broken_invariant() {
+fn panicking_event_is_reported_with_invariant() {
     let line = 12;
-    match may_come_down(line, || panic!("block {} has two owners", 3)) {
-        Err(JournalError::CameDown { line: at, problem }) => {
+    match replay_event(line, || panic!("block {} has two owners", 3)) {
+        Err(JournalError::Panicked { line: at, problem }) => {
             assert_eq!((at, problem.as_str()), (line, "block 3 has two owners"));
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(may_come_down(line, || 5).unwrap(), 5);
+    assert_eq!(replay_event(line, || 5).unwrap(), 5);
 }
 
 #[test]
@@ -121,7 +125,7 @@ fn sequences_that_failed_are_read_back_with_their_reasons() {
 }
 
 #[test]
-fn an_answer_to_a_step_is_read_back_with_both_sorts_of_waits() {
+fn step_completion_round_trips_with_both_wait_kinds() {
     let done = StepDone {
         layer_ns: vec![5, 6],
         stall_ns: vec![1, 0],
@@ -134,7 +138,7 @@ fn an_answer_to_a_step_is_read_back_with_both_sorts_of_waits() {
 }
 
 #[test]
-fn a_step_of_an_old_turn_is_read_back_as_it_was_written() {
+fn step_of_old_epoch_round_trips() {
     let event = Event::Compute(ComputeEvent::StaleEpoch { id: StepId(7), attempt: 2 });
     read_back(event);
 }
@@ -151,16 +155,20 @@ fn a_journal_of_another_version_is_refused_by_its_name() {
 }
 
 /// One event of each name that neighbours' events have.
-fn neighbours_say() -> Vec<PeerPortEvent> {
+fn peer_events() -> Vec<PeerPortEvent> {
     let peer = Peer { index: 3, instance: 7 };
-    let live = PeerState { active: true, queue_place: Some(2), lendable_chunks: 5, ..PeerState::default() };
+    let live =
+        PeerState { active: true, queue_position: Some(2), lendable_chunks: 5, ..PeerState::default() };
     let neighbour = PeerView { peer, priority: -1, reachable: true, live: Some(live) };
     vec![
         PeerPortEvent::SliceGranted { epoch: 9 },
         PeerPortEvent::SliceRequested { epoch: 9 },
         PeerPortEvent::SliceTakenOver { epoch: 9 },
         PeerPortEvent::Peer(PeerEvent::Survey(vec![neighbour])),
-        PeerPortEvent::Peer(PeerEvent::Terms(Terms { priorities: vec![(peer, -2)], ..Terms::default() })),
+        PeerPortEvent::Peer(PeerEvent::Terms(NegotiationPolicy {
+            priorities: vec![(peer, -2)],
+            ..NegotiationPolicy::default()
+        })),
         PeerPortEvent::Peer(PeerEvent::Revoked { peer, nonce: Nonce(4), chunks: 6 }),
     ]
 }
@@ -176,19 +184,18 @@ fn read_back(event: Event) -> &'static str {
 }
 
 #[test]
-fn what_neighbours_say_is_read_back_as_it_was_written() {
-    let names: Vec<&str> =
-        neighbours_say().into_iter().map(|said| read_back(Event::Neighbour(said))).collect();
-    assert_eq!(names, neighbours::NAMES);
+fn peer_events_round_trip() {
+    let names: Vec<&str> = peer_events().into_iter().map(|said| read_back(Event::Peer(said))).collect();
+    assert_eq!(names, peers::NAMES);
 }
 
 #[test]
-fn every_word_of_a_refusal_is_read_back_as_it_was_written() {
+fn loan_denials_round_trip() {
     let residence = LoanDenied::MinResidence { left_ns: 77 };
     let words = [LoanDenied::Active, residence, LoanDenied::AtCap, LoanDenied::AtFloor, LoanDenied::Nothing];
     let words = words.into_iter().chain([LoanDenied::Busy, LoanDenied::NotTraded]).map(Some);
     for why in words.chain([None]) {
         let refused = PeerEvent::Refused { peer: Peer { index: 3, instance: 7 }, nonce: Nonce(4), why };
-        assert_eq!(read_back(Event::Neighbour(PeerPortEvent::Peer(refused))), "letter");
+        assert_eq!(read_back(Event::Peer(PeerPortEvent::Peer(refused))), "letter");
     }
 }

@@ -2,7 +2,7 @@
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Slo;
-use sluice_policy::planner::deadline::{self, Holder, Wanted};
+use sluice_policy::planner::deadline::{self, Holder, RoomRequest};
 
 use super::Scheduler;
 use crate::sequence::Sequence;
@@ -27,35 +27,35 @@ impl Scheduler {
         let token_ns = self.manager.step_stats().prefill_token_ns();
         let is_late = |one: &&Sequence| {
             let ready = now.plus(token_ns.saturating_mul(u64::from(one.pending())));
-            one.first_token.is_none() && one.put_off_ns == 0 && ready > one.deadline(&slo)
+            one.first_token.is_none() && one.deferred_ns == 0 && ready > one.deadline(&slo)
         };
         while by_ns > 0 && self.queue.front().filter(is_late).is_some() {
             let Some(mut late) = self.queue.pop() else { return };
-            late.put_off_ns = by_ns;
+            late.deferred_ns = by_ns;
             self.queue.push(late);
         }
     }
 
     /// The next in line fits beside those who run and those who come at this boundary.
-    pub(super) fn front_fits(&self, now: Nanos, coming_blocks: u32) -> bool {
+    pub(super) fn head_fits(&self, now: Nanos, coming_blocks: u32) -> bool {
         let blocks = |front| self.blocks_needed(now, front) + coming_blocks;
-        self.queue.front().is_none_or(|front| self.manager.fits_beside(blocks(front)))
+        self.queue.front().is_none_or(|front| self.manager.fits_with_running(blocks(front)))
     }
 
     /// The next in line stays where it is: there is no room for it, and it was paused and has enough in store, or memory has
     /// refused somebody a moment ago.
-    pub(super) fn front_can_wait(&self, now: Nanos, coming_blocks: u32) -> bool {
+    pub(super) fn can_defer_head(&self, now: Nanos, coming_blocks: u32) -> bool {
         let in_store =
-            |front: &Sequence| front.kv_suspended && front.buffered_until(now) > self.well_after(now);
+            |front: &Sequence| front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
         let in_store = self.queue.front().is_some_and(in_store);
         (in_store || self.admission_on_hold())
             && !self.running.is_empty()
-            && !self.front_fits(now, coming_blocks)
+            && !self.head_fits(now, coming_blocks)
     }
 
     /// Those who have most in store make room for the request that was admitted last. `false` = nobody does.
     pub(super) fn make_room(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
-        let coming = admitted.last().and_then(|last| self.running_one(*last));
+        let coming = admitted.last().and_then(|last| self.running_request(*last));
         let Some((slo, coming)) = self.objectives().zip(coming) else { return false };
         let (deadline, priority) = (coming.deadline(&slo), coming.request.priority);
         self.pause_for(now, columns, (deadline, priority), admitted)
@@ -79,11 +79,16 @@ impl Scheduler {
         (deadline, priority): (Nanos, i32),
         admitted: &[RequestId],
     ) -> bool {
-        if !self.manager.pausing_frees(columns) || self.manager.loss_window_ns() == 0 {
+        if !self.manager.blocks_freed_by_pause(columns) || self.manager.loss_window_ns() == 0 {
             return false;
         }
-        let in_store_until = self.well_after(deadline.max(now));
-        let wanted = Wanted { columns, in_store_until, priority, host_places: self.manager.host_places() };
+        let in_store_until = self.is_well_after(deadline.max(now));
+        let wanted = RoomRequest {
+            columns,
+            buffered_until: in_store_until,
+            priority,
+            host_places: self.manager.host_capacity_blocks(),
+        };
         let mut holders = self.holders(now);
         holders.retain(|one| !admitted.contains(&one.id));
         let going = deadline::make_room(&wanted, &holders).unwrap_or_default();
@@ -95,26 +100,26 @@ impl Scheduler {
 
     /// The running request that has most in store, of those who may be paused and have a place for their KV.
     pub(super) fn latest_deadline(&self, now: Nanos) -> Option<RequestId> {
-        let host_places = self.manager.host_places();
-        let wanted = Wanted { columns: 1, in_store_until: Nanos(0), priority: i32::MAX, host_places };
+        let host_places = self.manager.host_capacity_blocks();
+        let wanted = RoomRequest { columns: 1, buffered_until: Nanos(0), priority: i32::MAX, host_places };
         deadline::make_room(&wanted, &self.holders(now))?.first().copied()
     }
 
     fn holders(&self, now: Nanos) -> Vec<Holder> {
         let holder = |id: RequestId| {
-            let sequence = self.running_one(id)?;
+            let sequence = self.running_request(id)?;
             Some(Holder {
                 id,
-                in_store_until: sequence.buffered_until(now),
+                buffered_until: sequence.buffered_until(now),
                 priority: sequence.request.priority,
-                columns: self.manager.own_columns(id),
+                columns: self.manager.exclusive_columns(id),
             })
         };
         self.victims(now).into_iter().filter_map(holder).collect()
     }
 
     /// Later than this by what makes a change of places worth it.
-    fn well_after(&self, at: Nanos) -> Nanos {
+    fn is_well_after(&self, at: Nanos) -> Nanos {
         at.plus(self.manager.loss_window_ns())
     }
 }

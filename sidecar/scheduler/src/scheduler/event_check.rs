@@ -8,12 +8,12 @@ use crate::event::Event;
 impl Scheduler {
     /// Why `event` cannot come now; `None` when [`Scheduler::handle`] can take it. A live body is trusted, and one that breaks its
     /// contract is a bug; what was read from a file is asked about first.
-    pub fn objection(&self, event: &Event) -> Option<String> {
+    pub fn check_event(&self, event: &Event) -> Option<String> {
         match event {
             Event::Memory(completion) if !self.manager.awaits(completion.id) => {
                 Some(format!("memory completes action {}, which is not pending", completion.id.0))
             }
-            Event::Submit(request) if self.knows(request.id) => {
+            Event::Submit(request) if self.is_known_request(request.id) => {
                 Some(format!("request {} arrives a second time", request.id.0))
             }
             Event::Plan(answer) if !self.manager.expects_plan(answer) => {
@@ -23,7 +23,7 @@ impl Scheduler {
         }
     }
 
-    fn knows(&self, id: RequestId) -> bool {
+    fn is_known_request(&self, id: RequestId) -> bool {
         self.admission_order.contains_key(&id) || self.queue.iter().any(|sequence| sequence.id() == id)
     }
 }

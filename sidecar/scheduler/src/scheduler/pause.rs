@@ -51,7 +51,7 @@ impl Scheduler {
     }
 
     fn scheduler_view(&self, now: Nanos) -> SchedulerView {
-        let by_plan = self.manager.pausing_helps() && self.objectives().is_none();
+        let by_plan = self.manager.can_pause_help() && self.objectives().is_none();
         let victims = if by_plan { self.victims(now) } else { Vec::new() };
         let others = self.running.values().map(Sequence::id).filter(|id| !victims.contains(id));
         let tbt_ns = self.manager.params().slo.tbt_ns;
@@ -109,7 +109,7 @@ impl Scheduler {
     /// Who was paused for as long as a request may be is the next to go on, and has a row for it.
     pub(super) fn promote_overdue(&mut self, now: Nanos) {
         let Some(id) = self.pauses.overdue(now).filter(|id| self.is_immune(now, *id)) else { return };
-        if self.queue.front().is_some_and(|front| front.id() != id && !front.overdue) {
+        if self.queue.front().is_some_and(|front| front.id() != id && !front.is_overdue) {
             self.queue.move_to_front(id);
         }
         if self.free_rows.is_empty() {
@@ -120,7 +120,7 @@ impl Scheduler {
     /// Takes one of the running requests out of the way of others: paused, or else computed again. Neither the oldest nor one
     /// that may not be paused any more. `false` = there is none.
     pub(super) fn pause_or_preempt(&mut self, now: Nanos) -> bool {
-        if !self.manager.params().compares_losses() && self.manager.pausing_helps() && self.pause_one(now) {
+        if !self.manager.params().compares_losses() && self.manager.can_pause_help() && self.pause_one(now) {
             return true;
         }
         let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
@@ -132,13 +132,13 @@ impl Scheduler {
 
     pub(super) fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
         // What is in store nobody misses: a pause begins when that is used up.
-        let sequence = self.running_one(id);
+        let sequence = self.running_request(id);
         let from =
             sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.buffered_until(now));
         let parked = self.suspend_with_kv(id);
         if parked {
             self.pauses.pause(id, from);
-            self.manager.note_pause();
+            self.manager.record_pause();
             self.counters.pauses += 1;
         }
         parked
@@ -148,7 +148,7 @@ impl Scheduler {
     pub(super) fn suspend_with_kv(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take_running(id) else { return false };
         (sequence.kv_suspended, sequence.prefill_offloaded) = (true, false);
-        self.manager.suspend(id);
+        self.manager.suspend_request(id);
         self.queue.push(sequence);
         true
     }
@@ -161,7 +161,7 @@ impl Scheduler {
             return true;
         }
         if self.objectives().is_some() {
-            return self.front_can_wait(now, coming_blocks);
+            return self.can_defer_head(now, coming_blocks);
         }
         let (id, idle) = (front.id(), self.running.is_empty());
         let planned = self.manager.plans_batches();
@@ -173,10 +173,10 @@ impl Scheduler {
                 true => self.manager.can_admit(&waiter, coming_blocks),
                 false if front.waiting_offloaded => {
                     self.manager.can_onload(id, coming_blocks, self.running_tokens())
-                        && self.leaves_room_for_prompts(now, coming_blocks)
+                        && self.can_reserve_prefill_buffer(now, coming_blocks)
                 }
                 false if paused => self.manager.resume_fits(id),
-                false => self.leaves_room_for_prompts(now, coming_blocks),
+                false => self.can_reserve_prefill_buffer(now, coming_blocks),
             };
         if planned && !feasible {
             self.manager.set_blocked_head(Some(id));
@@ -190,11 +190,11 @@ impl Scheduler {
     }
 
     /// Requests that run again were paused no longer than until now.
-    pub(super) fn note_resumed(&mut self, now: Nanos, admitted: &[RequestId]) {
+    pub(super) fn record_resumed(&mut self, now: Nanos, admitted: &[RequestId]) {
         for id in admitted.iter().filter(|id| self.pauses.is_paused(**id)).copied().collect::<Vec<_>>() {
             self.pauses.resume(id, now);
-            if let Some(sequence) = self.running_one_mut(id) {
-                sequence.overdue = false;
+            if let Some(sequence) = self.running_request_mut(id) {
+                sequence.is_overdue = false;
             }
         }
     }

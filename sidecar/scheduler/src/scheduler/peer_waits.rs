@@ -34,10 +34,10 @@ impl PeerWaits {
         let ended = [
             (WaitKind::Revoke, self.revoked(now, trader)),
             (WaitKind::Wake, self.woken(now, manager)),
-            (WaitKind::Grant, self.loan_arrived(now, manager, trader.loans_taken(), steps)),
+            (WaitKind::Grant, self.loan_arrived(now, manager, trader.loans_accepted(), steps)),
         ];
         let span = move |(awaited, since): (WaitKind, Option<Nanos>)| {
-            since.map(|since| WaitSpan { awaited, since, until: now })
+            since.map(|since| WaitSpan { kind: awaited, since, until: now })
         };
         ended.into_iter().filter_map(span)
     }
@@ -51,7 +51,7 @@ impl PeerWaits {
     }
 
     fn woken(&mut self, now: Nanos, manager: &MemoryManager) -> Option<Nanos> {
-        if manager.comes_back() {
+        if manager.can_restore() {
             self.waking.get_or_insert(now);
         } else if manager.absent_layers() > 0 {
             // It is not needed any more, or waits for what it lent.

@@ -8,7 +8,7 @@ use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 
 use super::Scheduler;
 use crate::config::Sharing;
-use crate::event::{Command, Notice};
+use crate::event::{Command, SchedulerOutput};
 use crate::sequence::Sequence;
 
 /// One of so many steps is left to decodes that are thought to take most of a turn.
@@ -19,9 +19,9 @@ const LOOK_EVERY: u64 = 8;
 pub(super) enum SliceState {
     /// Nobody has asked for it.
     #[default]
-    Away,
+    NotQueued,
     /// It was asked for.
-    Wanted {
+    Queued {
         /// When.
         since: Nanos,
     },
@@ -32,9 +32,9 @@ pub(super) enum SliceState {
         /// Since when.
         since: Nanos,
         /// A step of this turn has begun.
-        ran: bool,
+        has_run: bool,
         /// A neighbour waits for it.
-        sought: bool,
+        requested_at: bool,
     },
 }
 
@@ -47,22 +47,26 @@ impl Scheduler {
                     trader.on_event(now, news, &mut self.manager);
                 }
             }
-            (PeerPortEvent::SliceGranted { epoch }, SliceState::Wanted { since }) => {
+            (PeerPortEvent::SliceGranted { epoch }, SliceState::Queued { since }) => {
                 self.counters.turns += 1;
                 self.counters.turn_wait_ns += now.since(since);
-                self.notices.push(Notice::Waited(WaitSpan { awaited: WaitKind::Turn, since, until: now }));
-                self.turn = SliceState::Held { epoch, since: now, ran: false, sought: false };
+                self.outputs.push(SchedulerOutput::Waited(WaitSpan {
+                    kind: WaitKind::Turn,
+                    since,
+                    until: now,
+                }));
+                self.turn = SliceState::Held { epoch, since: now, has_run: false, requested_at: false };
             }
-            (PeerPortEvent::SliceGranted { .. }, SliceState::Away | SliceState::Held { .. }) => {}
+            (PeerPortEvent::SliceGranted { .. }, SliceState::NotQueued | SliceState::Held { .. }) => {}
             (PeerPortEvent::SliceTakenOver { epoch: lost }, SliceState::Held { epoch, since, .. })
                 if lost == epoch =>
             {
                 self.counters.turn_held_ns += now.since(since);
-                (self.turn, self.quantum_expired) = (SliceState::Away, false);
+                (self.turn, self.quantum_expired) = (SliceState::NotQueued, false);
             }
             (PeerPortEvent::SliceTakenOver { .. }, _) => {}
             (PeerPortEvent::SliceRequested { epoch: wanted }, _) => {
-                if let SliceState::Held { epoch, sought, .. } = &mut self.turn {
+                if let SliceState::Held { epoch, requested_at: sought, .. } = &mut self.turn {
                     // What was said of a turn before says nothing of this one.
                     *sought |= *epoch == wanted;
                 }
@@ -71,13 +75,13 @@ impl Scheduler {
     }
 
     /// Whether a step may begin now: always, or in the tenant's turn. Asks for the turn and gives it up.
-    pub(super) fn may_run(&mut self, now: Nanos) -> bool {
-        let busy = self.busy() && self.manager.sleep_state() == SleepState::Awake;
+    pub(super) fn can_run(&mut self, now: Nanos) -> bool {
+        let busy = self.set_busy() && self.manager.sleep_state() == SleepState::Awake;
         self.manager.set_busy(busy && self.engine.is_some());
         let active = match self.config.sharing {
             Sharing::Exclusive => return true,
             Sharing::Spatial => busy,
-            Sharing::Temporal(quantum) => self.keeps_turn(now, quantum, busy),
+            Sharing::Temporal(quantum) => self.should_keep_turn(now, quantum, busy),
         };
         self.manager.set_active(active);
         active
@@ -92,14 +96,14 @@ impl Scheduler {
     pub fn held_epoch(&self) -> Option<u64> {
         match self.turn {
             SliceState::Held { epoch, .. } => Some(epoch),
-            SliceState::Away | SliceState::Wanted { .. } => None,
+            SliceState::NotQueued | SliceState::Queued { .. } => None,
         }
     }
 
-    fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
-        if let SliceState::Held { since, ran, sought, .. } = self.turn {
+    fn should_keep_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
+        if let SliceState::Held { since, has_run: ran, requested_at: sought, .. } = self.turn {
             let predicted_step_ns = self.predicted_step_ns(quantum);
-            let holder = Holder { started: since, others_wait: sought, has_work: busy, predicted_step_ns };
+            let holder = Holder { started: since, has_waiters: sought, has_work: busy, predicted_step_ns };
             match quantum.should_keep_slice(now, &holder) {
                 Decision::Keep => return true,
                 // A turn has its first step: what was to come before it took all of the quantum.
@@ -112,8 +116,8 @@ impl Scheduler {
                 Decision::Release => self.release_turn(now),
             }
         }
-        if busy && self.turn == SliceState::Away && self.engine.is_some() {
-            self.turn = SliceState::Wanted { since: now };
+        if busy && self.turn == SliceState::NotQueued && self.engine.is_some() {
+            self.turn = SliceState::Queued { since: now };
             self.commands.push(Command::Turn(SliceCommand::Request));
         }
         false
@@ -133,7 +137,7 @@ impl Scheduler {
     /// Tokens of a step that ends within the turn by what was measured: each running request's decode, and of prompts as many
     /// as fit, at least one. No bound where there are no turns.
     pub(super) fn fitting_tokens(&self, now: Nanos) -> u32 {
-        let (Sharing::Temporal(quantum), SliceState::Held { since, ran, sought, .. }) =
+        let (Sharing::Temporal(quantum), SliceState::Held { since, has_run: ran, requested_at: sought, .. }) =
             (self.config.sharing, self.turn)
         else {
             return u32::MAX;
@@ -144,7 +148,7 @@ impl Scheduler {
         // A step that waits for moving layers is no shorter for a prompt that was cut.
         let within_ns = left_ns.max(self.manager.streaming_ns());
         match self.decodes() {
-            0 if self.decodes_take_most(quantum) => {
+            0 if self.is_decode_dominated(quantum) => {
                 self.manager.step_stats().prefill_tokens_adding(within_ns)
             }
             decodes => {
@@ -155,14 +159,14 @@ impl Scheduler {
 
     /// Whether decodes are thought to take half of a turn or more. Prompts beside them go on in crumbs then, one in every step for
     /// as long as one waits; and only a step without one tells how long decodes take by now.
-    fn decodes_take_most(&self, quantum: Quantum) -> bool {
+    fn is_decode_dominated(&self, quantum: Quantum) -> bool {
         2 * self.manager.step_stats().decode_step_ns() >= u128::from(quantum.max_ns())
     }
 
     /// Whether the next step is left to the decodes, to see how long they take.
     pub(super) fn prefers_decodes(&self) -> bool {
         let Sharing::Temporal(quantum) = self.config.sharing else { return false };
-        let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.decodes_take_most(quantum);
+        let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.is_decode_dominated(quantum);
         due && self.decodes() > 0 && !self.manager.weights_loading()
     }
 
@@ -175,7 +179,7 @@ impl Scheduler {
     pub(super) fn release_turn(&mut self, now: Nanos) {
         if let SliceState::Held { since, .. } = self.turn {
             self.counters.turn_held_ns += now.since(since);
-            (self.turn, self.quantum_expired) = (SliceState::Away, false);
+            (self.turn, self.quantum_expired) = (SliceState::NotQueued, false);
             self.commands.push(Command::Turn(SliceCommand::Release));
         }
     }
@@ -193,22 +197,22 @@ impl Scheduler {
     pub(super) fn epoch(&self) -> u64 {
         match self.turn {
             SliceState::Held { epoch, .. } => epoch,
-            SliceState::Away | SliceState::Wanted { .. } => 0,
+            SliceState::NotQueued | SliceState::Queued { .. } => 0,
         }
     }
 
     /// A step of this turn begins.
-    pub(super) fn use_turn(&mut self) {
+    pub(super) fn record_turn_use(&mut self) {
         self.quantum_expired = false;
-        if let SliceState::Held { ran, .. } = &mut self.turn {
+        if let SliceState::Held { has_run: ran, .. } = &mut self.turn {
             *ran = true;
         }
     }
 
     /// What goes to neighbours and comes from them at a boundary. What must go and has no room costs the youngest request, or by
     /// loss the one that loses least.
-    pub(super) fn trade(&mut self, now: Nanos) {
-        self.trade_on(now);
+    pub(super) fn negotiate(&mut self, now: Nanos) {
+        self.continue_negotiation(now);
         while self.manager.debt_is_blocked() && self.running.len() > 1 {
             match self.manager.params().compares_losses() {
                 true => self.evict_cheapest(now),
@@ -230,7 +234,7 @@ impl Scheduler {
         }
     }
 
-    fn trade_on(&mut self, now: Nanos) {
+    fn continue_negotiation(&mut self, now: Nanos) {
         let Some(trader) = &mut self.negotiator else { return };
         let waited = self.manager.awaits_loans();
         trader.boundary(now, &mut self.manager, &mut self.actions);
@@ -243,7 +247,7 @@ impl Scheduler {
 
     /// The floor of a new life is with its neighbours: they are told, and it is tried again.
     pub(super) fn claim_floor(&mut self, now: Nanos) {
-        let (Some(chunks), Some(trader)) = (self.manager.awaited_floor(), &mut self.negotiator) else {
+        let (Some(chunks), Some(trader)) = (self.manager.missing_floor_chunks(), &mut self.negotiator) else {
             return;
         };
         trader.claim(now, chunks);
@@ -252,10 +256,10 @@ impl Scheduler {
     }
 
     /// Tells which waits for neighbours have ended.
-    pub(super) fn note_waits(&mut self, now: Nanos) {
+    pub(super) fn record_waits(&mut self, now: Nanos) {
         let Some(trader) = &self.negotiator else { return };
         let ended = self.waits.sample(now, &self.manager, trader, self.next_step);
-        self.notices.extend(ended.map(Notice::Waited));
+        self.outputs.extend(ended.map(SchedulerOutput::Waited));
     }
 
     /// A step waits for the memory of neighbours: they are asked. True when they have said no, so that another remedy is
@@ -264,7 +268,7 @@ impl Scheduler {
         if self.manager.borrow_request().is_none() {
             return false;
         }
-        self.trade(now);
+        self.negotiate(now);
         self.manager.borrow_request().is_none() && !self.manager.is_blocked()
     }
 }

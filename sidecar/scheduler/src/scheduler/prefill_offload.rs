@@ -28,13 +28,13 @@ impl Scheduler {
 
     /// The request runs, and its prompt goes to the host tier.
     fn is_prefill_offloaded(&self, id: RequestId) -> bool {
-        self.running_one(id).is_some_and(|sequence| sequence.prefill_offloaded)
+        self.running_request(id).is_some_and(|sequence| sequence.prefill_offloaded)
     }
 
     /// Who was admitted at this boundary and does not fit is computed all the same, and its KV goes to the host tier. `false` = it
     /// may not.
     pub(super) fn start_prefill_offload(&mut self, id: RequestId) -> bool {
-        let Some(sequence) = self.running_one(id) else { return false };
+        let Some(sequence) = self.running_request(id) else { return false };
         let fresh = !sequence.kv_suspended && !sequence.prefill_offloaded && sequence.pending() > 1;
         let columns = Geometry::columns_for(sequence.len());
         if !fresh || !self.can_offload_prefill(columns) {
@@ -52,9 +52,9 @@ impl Scheduler {
     }
 
     pub(super) fn start_offload(&mut self, id: RequestId) {
-        let columns = self.running_one(id).map_or(0, |one| Geometry::columns_for(one.len()));
+        let columns = self.running_request(id).map_or(0, |one| Geometry::columns_for(one.len()));
         self.manager.start_prefill_offload(id, columns);
-        if let Some(sequence) = self.running_one_mut(id) {
+        if let Some(sequence) = self.running_request_mut(id) {
             sequence.prefill_offloaded = true;
         }
     }
@@ -70,20 +70,20 @@ impl Scheduler {
     }
 
     /// The next in line leaves prompts that go out as much room as they are to have.
-    pub(super) fn leaves_room_for_prompts(&self, now: Nanos, coming_blocks: u32) -> bool {
+    pub(super) fn can_reserve_prefill_buffer(&self, now: Nanos, coming_blocks: u32) -> bool {
         let step = self.step_columns();
         let leaves = |front: &Sequence| {
             let blocks = self.blocks_needed(now, front) + coming_blocks;
             let tokens = self.running_tokens().saturating_add(front.pending());
-            self.manager.leaves_room_for_prompts(blocks, tokens, step)
+            self.manager.can_reserve_prefill_buffer(blocks, tokens, step)
         };
-        !self.manager.keeps_room_for_prompts(step) || self.queue.front().is_none_or(leaves)
+        !self.manager.reserves_prefill_buffer(step) || self.queue.front().is_none_or(leaves)
     }
 
     /// When the next in line stays where it is, or waits for room since its prompt went out, others may come whose prompts go out:
     /// they need next to none.
-    pub(super) fn admit_prompts(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
-        while self.manager.offloads_prompts() && budget > 0 && !self.free_rows.is_empty() {
+    pub(super) fn admit_offloaded_prefills(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
+        while self.manager.offloads_prefills() && budget > 0 && !self.free_rows.is_empty() {
             let Some(new) = self.queue.iter().find(|one| !one.kv_suspended) else { return };
             let (id, columns) = (new.id(), Geometry::columns_for(new.len()));
             if new.len() <= 1 || !self.can_offload_prefill(columns) {
@@ -102,21 +102,21 @@ impl Scheduler {
     /// them.
     pub(super) fn can_defer_prefills(&self, batch: &Batch, admitted: &[RequestId]) -> bool {
         admitted.is_empty()
-            && batch.parts.iter().any(|part| self.is_prefill_offloaded(part.request))
-            && batch.parts.iter().any(|part| !self.is_prefill_offloaded(part.request))
+            && batch.scheduled.iter().any(|part| self.is_prefill_offloaded(part.request))
+            && batch.scheduled.iter().any(|part| !self.is_prefill_offloaded(part.request))
     }
 
     /// A step without a part of prompts that go out needs nothing of theirs.
     pub(super) fn exclude_offloaded_prefills(&mut self, batch: &Batch) {
-        let without = !batch.parts.iter().any(|part| self.is_prefill_offloaded(part.request));
+        let without = !batch.scheduled.iter().any(|part| self.is_prefill_offloaded(part.request));
         self.manager.exclude_offloaded_prefills(without);
     }
 
     /// What this step's end tells Algorithm 2: first tokens that came late, or are late by now, and requests that were given fewer
     /// tokens than they should have been by now.
-    pub(super) fn note_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
+    pub(super) fn record_slo_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
         let slo = self.manager.params().slo;
-        if !self.manager.offloads_prompts() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
+        if !self.manager.offloads_prefills() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
             return;
         }
         let late =
@@ -124,10 +124,10 @@ impl Scheduler {
         let ttft = |one: &Sequence| one.first_token.is_none() && late(one.arrived, 1, slo.ttft_ns);
         let tpot =
             |one: &Sequence| one.first_token.is_some_and(|first| late(first, one.generated(), slo.tbt_ns));
-        let made: Vec<_> = sampled.iter().filter_map(|token| self.in_row(token.row)).collect();
+        let made: Vec<_> = sampled.iter().filter_map(|token| self.request_in_row(token.row)).collect();
         let waiting = || self.queue.iter().take(MOST_LOOKED_AT);
         let out = || waiting().filter(|one| one.waiting_offloaded);
-        self.manager.note_violations(Violations {
+        self.manager.record_slo_violations(Violations {
             ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),
             tpot: made.iter().any(|one| tpot(one)) || out().any(tpot),
         });

@@ -19,71 +19,86 @@ impl Scheduler {
             return false;
         }
         let Some(stalling) = self.manager.stalling_remap(columns) else { return false };
-        let in_store = self.tokens_in_store(now);
+        let in_store = self.buffered_tokens(now);
         let clients = self.clients(&in_store);
         let price = self.manager.price_of_layers(&stalling, &clients);
         let priority = self.running.values().map(|one| one.request.priority).max().unwrap_or(0);
-        let layers = ReclaimOption { remedy: ReclaimKind::OwnWeights, request: None, priority, price };
-        let mut offers = self.offers_of_victims(now, &clients);
+        let layers = ReclaimOption { kind: ReclaimKind::OwnWeights, request: None, priority, cost: price };
+        let mut offers = self.victim_options(now, &clients);
         let instead = !offers.is_empty();
         offers.push(layers);
         instead
-            && least(offers).is_some_and(|best| best.remedy == ReclaimKind::OwnWeights)
+            && least(offers).is_some_and(|best| best.kind == ReclaimKind::OwnWeights)
             && self.manager.apply_stalling_remap(stalling, &mut self.actions)
     }
 
     /// Whoever loses least for it makes room: paused, or computed again.
     pub(super) fn evict_cheapest(&mut self, now: Nanos) {
-        let in_store = self.tokens_in_store(now);
-        match least(self.offers_of_victims(now, &self.clients(&in_store))) {
-            Some(ReclaimOption { remedy: ReclaimKind::Pause, request: Some(id), .. })
+        let in_store = self.buffered_tokens(now);
+        match least(self.victim_options(now, &self.clients(&in_store))) {
+            Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. })
                 if self.pause(now, id) => {}
             _ => self.preempt_youngest(now),
         }
     }
 
     /// Who would be paused first, and who would be computed again first: paused too, where that may be.
-    fn offers_of_victims(&self, now: Nanos, clients: &Clients<'_>) -> Vec<ReclaimOption> {
+    fn victim_options(&self, now: Nanos, clients: &Clients<'_>) -> Vec<ReclaimOption> {
         let youngest = self.preemption_victim(now);
-        let pausing = self.manager.pausing_helps();
-        let latest = self.pause_victim(now).filter(|id| pausing && self.may_be_paused(now, *id));
-        let instead = youngest.filter(|id| pausing && self.may_be_paused(now, *id));
-        let pause = |one: &Sequence| self.manager.price_of_pause(one.id(), self.in_store(now, one), clients);
-        let again = |one: &Sequence| {
-            self.manager.price_of_preemption(one.id(), self.in_store(now, one), one.committed, clients)
+        let pausing = self.manager.can_pause_help();
+        let latest = self.pause_victim(now).filter(|id| pausing && self.can_be_paused(now, *id));
+        let instead = youngest.filter(|id| pausing && self.can_be_paused(now, *id));
+        let pause = |one: &Sequence| {
+            self.manager.price_of_pause(one.id(), self.buffered_tokens_of(now, one), clients)
         };
-        let pauses =
-            latest.into_iter().chain(instead).filter_map(|id| self.offer(id, ReclaimKind::Pause, pause));
-        let all = pauses.chain(youngest.and_then(|id| self.offer(id, ReclaimKind::Preempt, again)));
-        all.filter(|offer| offer.price.freed_bytes > 0).collect()
+        let again = |one: &Sequence| {
+            self.manager.price_of_preemption(
+                one.id(),
+                self.buffered_tokens_of(now, one),
+                one.committed,
+                clients,
+            )
+        };
+        let pauses = latest
+            .into_iter()
+            .chain(instead)
+            .filter_map(|id| self.reclaim_option(id, ReclaimKind::Pause, pause));
+        let all = pauses.chain(youngest.and_then(|id| self.reclaim_option(id, ReclaimKind::Preempt, again)));
+        all.filter(|offer| offer.cost.freed_bytes > 0).collect()
     }
 
-    fn may_be_paused(&self, now: Nanos, id: RequestId) -> bool {
-        self.victims(now).contains(&id) && self.manager.own_columns(id) <= self.manager.host_places()
+    fn can_be_paused(&self, now: Nanos, id: RequestId) -> bool {
+        self.victims(now).contains(&id)
+            && self.manager.exclusive_columns(id) <= self.manager.host_capacity_blocks()
     }
 
-    fn offer(
+    fn reclaim_option(
         &self,
         id: RequestId,
         remedy: ReclaimKind,
         price: impl Fn(&Sequence) -> ReclaimCost,
     ) -> Option<ReclaimOption> {
-        let one = self.running_one(id)?;
-        Some(ReclaimOption { remedy, request: Some(id), priority: one.request.priority, price: price(one) })
+        let one = self.running_request(id)?;
+        Some(ReclaimOption {
+            kind: remedy,
+            request: Some(id),
+            priority: one.request.priority,
+            cost: price(one),
+        })
     }
 
     /// Neighbours get what is left of the GPU's time and of the link: among them somebody may always wait.
     fn clients<'a>(&self, in_store: &'a [u32]) -> Clients<'a> {
         let shared = self.config.sharing != Sharing::Exclusive;
-        Clients { in_store, waiting: shared || !self.queue.is_empty() }
+        Clients { buffered_tokens: in_store, waiting: shared || !self.queue.is_empty() }
     }
 
-    fn tokens_in_store(&self, now: Nanos) -> Vec<u32> {
-        self.running.values().map(|one| self.in_store(now, one)).collect()
+    fn buffered_tokens(&self, now: Nanos) -> Vec<u32> {
+        self.running.values().map(|one| self.buffered_tokens_of(now, one)).collect()
     }
 
     /// Tokens that the client has not read yet.
-    fn in_store(&self, now: Nanos, one: &Sequence) -> u32 {
+    fn buffered_tokens_of(&self, now: Nanos, one: &Sequence) -> u32 {
         let left_ns = one.buffered_until(now).since(now);
         left_ns
             .checked_div(self.manager.params().slo.tbt_ns)

@@ -5,8 +5,8 @@ use sluice_policy::memory_manager::StepTimes;
 use sluice_ports::compute::{Sampled, SequenceFailure, StepDone};
 
 use super::{InFlight, Scheduler};
-use crate::batch::Part;
-use crate::event::{Finish, Notice, StepNotice};
+use crate::batch::ScheduledTokens;
+use crate::event::{Finish, SchedulerOutput, StepOutput};
 use crate::sequence::Sequence;
 
 impl Scheduler {
@@ -19,34 +19,37 @@ impl Scheduler {
         let total = |times: &[u64]| times.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
         let (waited_ns, kv_stall_ns) = (total(&done.stall_ns), total(&done.kv_stall_ns));
         let (stall_ns, arrival_ns) =
-            if self.manager.behind_weights() { (0, waited_ns) } else { (waited_ns, 0) };
-        let mut notice = StepNotice {
+            if self.manager.step_waited_for_weights() { (0, waited_ns) } else { (waited_ns, 0) };
+        let mut notice = StepOutput {
             elapsed_ns: now.since(in_flight.submitted),
             engine_ns: done.total_ns,
             stall_ns,
             arrival_ns,
             kv_stall_ns,
-            ..StepNotice::default()
+            ..StepOutput::default()
         };
         // Whose KV was lost while the step ran is computed again: nothing that the step says of it counts.
         self.requeue_lost();
-        let failed: Vec<_> =
-            done.failed.iter().filter_map(|one| Some((self.of_row(one.row)?, one.failure.clone()))).collect();
-        for part in &in_flight.batch.parts {
+        let failed: Vec<_> = done
+            .failed
+            .iter()
+            .filter_map(|one| Some((self.row_request(one.row)?, one.failure.clone())))
+            .collect();
+        for part in &in_flight.batch.scheduled {
             // The KV of a row whose logits are no numbers is no better than they are: nobody may find it in the cache.
             if !failed.iter().any(|(request, _)| *request == part.request) {
                 self.commit(part, &mut notice);
             }
         }
         self.counters.add_step(&notice);
-        self.notices.push(Notice::Step(notice));
+        self.outputs.push(SchedulerOutput::Step(notice));
         // A refused sequence did not run: nothing is learnt of it, and nothing at all where none ran.
         let ran = in_flight.batch.without(|request| is_refused(&failed, request));
-        let (shape, decode_only) = (ran.shape(), notice.prefill_tokens == 0 && !ran.parts.is_empty());
+        let (shape, decode_only) = (ran.shape(), notice.prefill_tokens == 0 && !ran.scheduled.is_empty());
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
         self.manager.finish(now, &times, &mut self.actions);
-        self.note_violations(now, &sampled);
+        self.record_slo_violations(now, &sampled);
         sampled.into_iter().for_each(|token| self.deliver(now, token));
         failed
             .into_iter()
@@ -61,7 +64,7 @@ impl Scheduler {
         self.counters.refused_steps += 1;
         // No layer was passed, so no slot was released: whatever waits for one is dropped and built anew.
         self.manager.engine_lost(now, &mut self.actions);
-        for part in &in_flight.batch.parts {
+        for part in &in_flight.batch.scheduled {
             self.end(part.request, Finish::Failed(format!("the engine refused the step: {message}")));
         }
     }
@@ -91,7 +94,7 @@ impl Scheduler {
         Some(answered)
     }
 
-    fn commit(&mut self, part: &Part, notice: &mut StepNotice) {
+    fn commit(&mut self, part: &ScheduledTokens, notice: &mut StepOutput) {
         let Some(sequence) = self.admission_order.get(&part.request).and_then(|p| self.running.get_mut(p))
         else {
             return;
@@ -115,20 +118,24 @@ impl Scheduler {
         if sequence.cancelled {
             return;
         }
-        sequence.note_token(now, tbt_ns);
+        sequence.record_token(now, tbt_ns);
         let (request, finish) = (sequence.id(), sequence.accept(sampled.token));
-        self.notices.push(Notice::Token { request, token: sampled.token, logprobs: sampled.logprobs });
+        self.outputs.push(SchedulerOutput::Token {
+            request,
+            token: sampled.token,
+            logprobs: sampled.logprobs,
+        });
         if let Some(finish) = finish {
             self.end(request, finish);
         }
     }
 
-    pub(super) fn in_row(&self, row: RowId) -> Option<&Sequence> {
+    pub(super) fn request_in_row(&self, row: RowId) -> Option<&Sequence> {
         self.running.values().find(|s| s.row == Some(row))
     }
 
-    fn of_row(&self, row: RowId) -> Option<RequestId> {
-        self.in_row(row).map(Sequence::id)
+    fn row_request(&self, row: RowId) -> Option<RequestId> {
+        self.request_in_row(row).map(Sequence::id)
     }
 
     fn by_row(&mut self, row: RowId) -> Option<&mut Sequence> {

@@ -5,8 +5,8 @@ use sluice_policy::memory_manager::{Prepared, StepLease};
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
 use super::{InFlight, Scheduler};
-use crate::batch::{Batch, Part};
-use crate::event::{Command, Finish, Notice};
+use crate::batch::{Batch, ScheduledTokens};
+use crate::event::{Command, Finish, SchedulerOutput};
 use crate::sequence::Sequence;
 
 /// Steps for which no admission is tried after memory refused one, unless something ends before; by deadline none that needs more
@@ -29,9 +29,9 @@ impl Scheduler {
             return;
         }
         self.sleep_or_wake();
-        let may_run = self.may_run(now) && self.engine.is_some();
+        let may_run = self.can_run(now) && self.engine.is_some();
         self.manager.boundary(now, &mut self.actions);
-        self.trade(now);
+        self.negotiate(now);
         if self.quantum_expired {
             self.manager.on_borrow_denied();
         }
@@ -84,7 +84,7 @@ impl Scheduler {
             && !self.queue.is_empty()
             && !self.head_must_wait(now, coming_blocks)
         {
-            if by_deadline && sure == usize::MAX && !self.front_fits(now, coming_blocks) {
+            if by_deadline && sure == usize::MAX && !self.head_fits(now, coming_blocks) {
                 sure = admitted.len() + 1;
             }
             let Some(row) = self.free_rows.pop() else { break };
@@ -105,7 +105,7 @@ impl Scheduler {
                 self.start_offload(id);
             }
         }
-        self.admit_prompts(budget, &mut admitted);
+        self.admit_offloaded_prefills(budget, &mut admitted);
         (admitted, sure)
     }
 
@@ -159,7 +159,7 @@ impl Scheduler {
             let taken = self.running.values().filter(|sequence| !alone || sequence.pending() == 1);
             let taken = taken.filter(|sequence| !prompts_wait || !sequence.prefill_offloaded);
             let batch = Batch::plan(taken, max_tokens);
-            if batch.parts.is_empty() {
+            if batch.scheduled.is_empty() {
                 return None;
             }
             let need = batch.need(|id| self.manager.columns(id));
@@ -169,8 +169,8 @@ impl Scheduler {
                     return Some(batch);
                 }
                 Prepared::Wait if self.borrow_denied(now) => {}
-                Prepared::Wait => return rest.filter(|rest| self.fits_as_it_is(now, rest)),
-                Prepared::Coming => {
+                Prepared::Wait => return rest.filter(|rest| self.fits_without_reclaim(now, rest)),
+                Prepared::Loading => {
                     self.requeue_loading(admitted);
                     rest = self.retain_running(batch);
                 }
@@ -205,11 +205,11 @@ impl Scheduler {
 
     /// What is left of a batch when those have gone back whose KV is on its way: there was memory for all of it.
     fn retain_running(&self, mut batch: Batch) -> Option<Batch> {
-        batch.parts.retain(|part| self.admission_order.contains_key(&part.request));
-        (!batch.parts.is_empty()).then_some(batch)
+        batch.scheduled.retain(|part| self.admission_order.contains_key(&part.request));
+        (!batch.scheduled.is_empty()).then_some(batch)
     }
 
-    fn fits_as_it_is(&mut self, now: Nanos, batch: &Batch) -> bool {
+    fn fits_without_reclaim(&mut self, now: Nanos, batch: &Batch) -> bool {
         let need = batch.need(|id| self.manager.columns(id));
         let ready = self.manager.prepare(now, &need, &mut self.actions) == Prepared::Ready;
         self.head_starved = if ready { 0 } else { self.head_starved };
@@ -270,7 +270,7 @@ impl Scheduler {
         let Some(mut sequence) = self.take_running(id) else { return };
         sequence.prefill_offloaded = false;
         if sequence.kv_suspended {
-            self.manager.suspend(id);
+            self.manager.suspend_request(id);
         } else {
             self.manager.close(id);
             sequence.committed = 0;
@@ -298,7 +298,7 @@ impl Scheduler {
     pub(super) fn requeue_for_recompute(&mut self, mut sequence: Sequence) {
         let dropped_tokens = sequence.preempt();
         self.counters.preemptions += 1;
-        self.notices.push(Notice::Preempted { request: sequence.id(), dropped_tokens });
+        self.outputs.push(SchedulerOutput::Preempted { request: sequence.id(), dropped_tokens });
         self.queue.push(sequence);
     }
 
@@ -315,7 +315,7 @@ impl Scheduler {
     }
 
     fn commit_admissions(&mut self, now: Nanos, admitted: &[RequestId]) {
-        self.note_resumed(now, admitted);
+        self.record_resumed(now, admitted);
         for id in admitted {
             let Some(sequence) = self.admission_order.get(id).and_then(|place| self.running.get_mut(place))
             else {
@@ -324,12 +324,12 @@ impl Scheduler {
             let first = !std::mem::replace(&mut sequence.started, true);
             let queued_ns = first.then(|| now.since(sequence.arrived));
             sequence.waiting_offloaded = false;
-            self.counters.prompts_out += u64::from(sequence.prefill_offloaded);
+            self.counters.prefills_offloaded += u64::from(sequence.prefill_offloaded);
             if !std::mem::take(&mut sequence.kv_suspended) {
                 self.counters.cached_tokens += u64::from(sequence.committed);
                 self.counters.queried_tokens += u64::from(sequence.len());
             }
-            self.notices.push(Notice::Admitted {
+            self.outputs.push(SchedulerOutput::Admitted {
                 request: *id,
                 cached_tokens: sequence.committed,
                 queued_ns,
@@ -340,7 +340,7 @@ impl Scheduler {
     fn submit_step(&mut self, now: Nanos, batch: Batch) {
         self.exclude_offloaded_prefills(&batch);
         let lease = self.manager.begin(now, &mut self.actions);
-        self.use_turn();
+        self.record_turn_use();
         self.flush();
         let step = self.build(&batch, lease);
         self.commands.push(Command::Compute(step.clone()));
@@ -349,10 +349,11 @@ impl Scheduler {
 
     fn build(&mut self, batch: &Batch, lease: StepLease) -> Step {
         let updates = self.table_updates();
-        let mut sequences: Vec<_> = batch.parts.iter().filter_map(|part| self.sequence_step(part)).collect();
+        let mut sequences: Vec<_> =
+            batch.scheduled.iter().filter_map(|part| self.sequence_step(part)).collect();
         sequences.sort_by_key(|s| s.row);
         self.next_step += 1;
-        self.note_served(batch);
+        self.record_scheduled(batch);
         Step {
             id: sluice_policy::ids::StepId(self.next_step),
             attempt: 0,
@@ -365,8 +366,8 @@ impl Scheduler {
         }
     }
 
-    fn note_served(&mut self, batch: &Batch) {
-        for part in &batch.parts {
+    fn record_scheduled(&mut self, batch: &Batch) {
+        for part in &batch.scheduled {
             let place = self.admission_order.get(&part.request);
             if let Some(sequence) = place.and_then(|place| self.running.get_mut(place)) {
                 sequence.last_step = self.next_step;
@@ -385,15 +386,15 @@ impl Scheduler {
             }
         }
         for change in self.manager.take_table_changes() {
-            if let Some(row) = self.running_one(change.request).and_then(|s| s.row) {
+            if let Some(row) = self.running_request(change.request).and_then(|s| s.row) {
                 updates.push(TableUpdate::Column { row, column: change.column, blocks: change.blocks });
             }
         }
         updates
     }
 
-    fn sequence_step(&self, part: &Part) -> Option<SequenceStep> {
-        let sequence = self.running_one(part.request)?;
+    fn sequence_step(&self, part: &ScheduledTokens) -> Option<SequenceStep> {
+        let sequence = self.running_request(part.request)?;
         let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
         let order = || SampleRequest {
             sampling: sequence.request.sampling.clone(),
@@ -434,12 +435,12 @@ impl Scheduler {
 
     /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.
     fn replay(&mut self, now: Nanos) {
-        if !self.serving() || self.manager.is_blocked() || !self.may_run(now) {
+        if !self.serving() || self.manager.is_blocked() || !self.can_run(now) {
             return;
         }
         let epoch = self.epoch();
         let lease = self.manager.begin(now, &mut self.actions);
-        self.use_turn();
+        self.record_turn_use();
         self.flush();
         let Some(in_flight) = self.in_flight.as_mut() else { return };
         in_flight.lost = false;
@@ -457,7 +458,7 @@ impl Scheduler {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.engine_crashes = 0;
         self.unsent_table_updates = in_flight.step.updates;
-        for part in in_flight.batch.parts {
+        for part in in_flight.batch.scheduled {
             self.end(part.request, Finish::Failed(format!("{REPLAYS_MAX} engines died over this step")));
         }
     }

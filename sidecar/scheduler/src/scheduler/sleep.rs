@@ -11,7 +11,7 @@ impl Scheduler {
     /// The tenant is told to sleep, or woken.
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
-            Sleep::Idle if self.busy() => {}
+            Sleep::Idle if self.set_busy() => {}
             Sleep::Idle => self.manager.hibernate(true),
             // At the next boundary: a step may run, or wait to be replayed.
             Sleep::Ordered | Sleep::Discard => self.sleep_requested = Some(order),
@@ -23,7 +23,7 @@ impl Scheduler {
     }
 
     /// A request waits or runs.
-    pub(super) fn busy(&self) -> bool {
+    pub(super) fn set_busy(&self) -> bool {
         !self.queue.is_empty() || !self.running.is_empty()
     }
 
@@ -31,7 +31,7 @@ impl Scheduler {
     pub(super) fn sleep_or_wake(&mut self) {
         if let Some(order) = self.sleep_requested {
             self.manager.hibernate(order == Sleep::Ordered);
-        } else if self.busy() {
+        } else if self.set_busy() {
             self.manager.wake();
         }
         if self.manager.sleep_state() == SleepState::Suspending {
@@ -77,7 +77,7 @@ impl Scheduler {
 
     /// Requests whose KV was lost between host and device begin anew.
     pub(super) fn requeue_lost(&mut self) {
-        for id in self.manager.take_lost() {
+        for id in self.manager.take_lost_requests() {
             if self.running.values().any(|sequence| sequence.id() == id && sequence.cancelled) {
                 self.end(id, Finish::Cancelled);
             } else if let Some(sequence) = self.remove_running(id) {

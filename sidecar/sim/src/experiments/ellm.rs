@@ -126,7 +126,7 @@ fn owners() -> Vec<ComparisonRow> {
     };
     let ours = behind.map_or("none".to_owned(), |(_, chunk)| told(chunk.0, activations, kv, all));
     let mut later = after.clone();
-    later.leave_stale(&before);
+    later.mark_stale(&before);
     let row = |what: &str, paper: &str, from: &Ownership, to: &Ownership| {
         ComparisonRow::equal(what, &paper.to_owned(), &describe_ops(&from.transaction(to, &[]).ops))
     };

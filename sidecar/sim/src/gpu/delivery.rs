@@ -55,7 +55,7 @@ impl Gpu {
                 PeerPortEvent::Peer(PeerEvent::TookBack { nonce })
             }
         };
-        self.push(at, Event::Neighbour(event));
+        self.push(at, Event::Peer(event));
     }
 
     /// Their deaths are noticed, also if they come before the next look at the ledger.
@@ -101,7 +101,7 @@ impl Gpu {
             Some(PeerEvent::Returned { peer, nonce: promise.nonce, chunks: promise.chunks })
         });
         let news: Vec<_> = died.chain(returned).collect();
-        news.into_iter().for_each(|news| self.push(at, Event::Neighbour(PeerPortEvent::Peer(news))));
+        news.into_iter().for_each(|news| self.push(at, Event::Peer(PeerPortEvent::Peer(news))));
         self.ledger.borrow_mut().clear(me.instance);
     }
 }

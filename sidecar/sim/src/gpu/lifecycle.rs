@@ -57,10 +57,8 @@ impl Gpu {
         let journal = self.setup.recorded.then(JournalBuffer::default);
         let recorder = journal.clone().map(|journal| Recorder::new(Box::new(journal)));
         let core = Scheduler::new(self.config(&setup, me), manager);
-        let around = Ports {
-            neighbourhood: Box::new(mouth.clone()),
-            planner: Box::new(TimedPlanner::with_latency(PLAN_NS)),
-        };
+        let around =
+            Ports { peers: Box::new(mouth.clone()), planner: Box::new(TimedPlanner::with_latency(PLAN_NS)) };
         let driver = Driver::start(around, self.now, core, memory, compute, recorder);
         let life = Instance {
             me,
@@ -100,13 +98,13 @@ impl Gpu {
 
     /// The scheduler's limits with the tenant's place among its neighbours.
     fn config(&self, setup: &TenantSetup, me: Peer) -> sluice_scheduler::Config {
-        let member = Membership { me, terms: setup.terms.clone() };
+        let member = Membership { own_peer: me, terms: setup.terms.clone() };
         let (sharing, neighbours) = match self.setup.sharing {
             Sharing::Temporal { quantum, .. } => (sluice_scheduler::Sharing::Temporal(quantum), Some(member)),
             Sharing::Spatial => (sluice_scheduler::Sharing::Spatial, Some(member)),
             Sharing::Isolated => (sluice_scheduler::Sharing::Exclusive, None),
         };
-        sluice_scheduler::Config { sharing, neighbours, ..setup.config.clone() }
+        sluice_scheduler::Config { sharing, membership: neighbours, ..setup.config.clone() }
     }
 
     /// A tenant's process dies with its engine: its memory is free, its streams are closed. Its next life begins later.

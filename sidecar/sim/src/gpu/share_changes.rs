@@ -9,7 +9,7 @@ use super::tenant::{SimTenant, TenantSetup};
 
 impl SimTenant {
     fn manager(&self) -> Option<&MemoryManager> {
-        self.instance.as_ref().map(|life| life.driver.core().manager())
+        self.instance.as_ref().map(|life| life.driver.scheduler().manager())
     }
 }
 

@@ -42,7 +42,7 @@ impl SliceQueue {
             return;
         }
         self.tickets += 1;
-        self.waiters.push(Waiter { peer, ticket: self.tickets, priority, asked: self.turns });
+        self.waiters.push(Waiter { peer, ticket: self.tickets, priority, asked_at: self.turns });
     }
 
     /// The turn is the next one's, if `peer` has it.

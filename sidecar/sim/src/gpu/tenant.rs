@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::loan_negotiator::{PeerCommand, Terms};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand};
 use sluice_policy::params::{Bounds, Params};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::victim::PeerState;
 use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::peers::{PeerPort, SliceCommand};
-use sluice_scheduler::{Config, Driver, Finish, Notice, Refusal, Request};
+use sluice_scheduler::{Config, Driver, Finish, RejectReason, Request, SchedulerOutput};
 
 use crate::compute::SimCompute;
 use crate::device::{Profile, SharedDevice};
@@ -33,7 +33,7 @@ pub struct TenantSetup {
     /// Tokens of the vocabulary.
     pub vocab: u32,
     /// By which terms it trades.
-    pub terms: Terms,
+    pub terms: NegotiationPolicy,
 }
 
 /// What became of a request.
@@ -48,7 +48,7 @@ pub struct RequestOutcome {
     /// How it ended.
     pub finish: Option<Finish>,
     /// Why it was not taken.
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<RejectReason>,
     /// Times it lost its memory.
     pub preemptions: u32,
     /// The tenant's process died while it was open: its client saw a closed stream.
@@ -142,13 +142,13 @@ impl Instance {
 
     /// What it says of itself to neighbours that survey.
     pub(super) fn peer_state(&self, now: Nanos, active: bool, queue_place: Option<u32>) -> PeerState {
-        let core = self.driver.core();
+        let core = self.driver.scheduler();
         PeerState {
             active,
             last_used: self.last_used,
             resident_since: self.resident_since.unwrap_or(Nanos(0)),
             lendable_chunks: core.manager().lendable_chunks(),
-            queue_place,
+            queue_position: queue_place,
             next_use_ns: core.next_use_ns(now),
         }
     }
@@ -216,7 +216,7 @@ pub struct TenantStats {
 
 impl TenantStats {
     fn add_wait(&mut self, span: WaitSpan) {
-        match span.awaited {
+        match span.kind {
             WaitKind::Turn => {}
             WaitKind::Grant => self.grant_ns += span.ns(),
             WaitKind::Revoke => self.revoke_ns += span.ns(),
@@ -239,9 +239,9 @@ impl SimTenant {
     /// Takes what the scheduler tells.
     pub(super) fn process_notices(&mut self, now: Nanos) {
         let Some(life) = &mut self.instance else { return };
-        for notice in life.driver.drain_notices() {
+        for notice in life.driver.take_outputs() {
             match notice {
-                Notice::Step(step) => {
+                SchedulerOutput::Step(step) => {
                     life.last_used = now;
                     self.stats.steps += 1;
                     self.stats.stall_ns += step.stall_ns;
@@ -250,28 +250,30 @@ impl SimTenant {
                     self.stats.recomputed_tokens += u64::from(step.recomputed_tokens);
                     self.stats.prefill_tokens += u64::from(step.prefill_tokens);
                 }
-                Notice::Token { request, token, .. } => {
+                SchedulerOutput::Token { request, token, .. } => {
                     let fate = self.outcomes.entry(request).or_default();
                     fate.token_at.push(now);
                     if self.should_keep_tokens {
                         fate.tokens.push(token);
                     }
                 }
-                Notice::Finished { request, finish } => {
+                SchedulerOutput::Finished { request, finish } => {
                     self.outcomes.entry(request).or_default().finish = Some(finish);
                     self.open -= 1;
                 }
-                Notice::Refused { request, refusal } => {
+                SchedulerOutput::Refused { request, refusal } => {
                     self.outcomes.entry(request).or_default().refusal = Some(refusal);
                     self.open -= 1;
                 }
-                Notice::Preempted { request, .. } => {
+                SchedulerOutput::Preempted { request, .. } => {
                     self.outcomes.entry(request).or_default().preemptions += 1;
                     self.stats.preemptions += 1;
                 }
-                Notice::Waited(span) => self.stats.add_wait(span),
-                Notice::Planned { gap_permille } => self.plan_gaps.push(gap_permille),
-                Notice::Admitted { .. } | Notice::PolicyRefused { .. } | Notice::BoundsRefused { .. } => {}
+                SchedulerOutput::Waited(span) => self.stats.add_wait(span),
+                SchedulerOutput::Planned { gap_permille } => self.plan_gaps.push(gap_permille),
+                SchedulerOutput::Admitted { .. }
+                | SchedulerOutput::PolicyRefused { .. }
+                | SchedulerOutput::BoundsRefused { .. } => {}
             }
         }
     }
@@ -279,7 +281,7 @@ impl SimTenant {
     /// Looks at the memory manager after something happened.
     pub(super) fn observe_memory(&mut self, now: Nanos) {
         let Some(life) = &mut self.instance else { return };
-        let manager = life.driver.core().manager();
+        let manager = life.driver.scheduler().manager();
         // Before it is loaded its layers are not away, they were never here.
         let away = if manager.is_loaded() { manager.absent_layers() + manager.layout().alpha() } else { 0 };
         self.stats.most_remapped = self.stats.most_remapped.max(away);

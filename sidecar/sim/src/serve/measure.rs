@@ -132,7 +132,7 @@ pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes:
         tbt_met_paced: attainment(gpu, |fate| late_tokens(&fate.token_at, case.slo.tbt_ns)),
         tpot_p99: percentile_ms(&mut tpot, 990),
         preemptions: sum(|tally| tally.preemptions),
-        pauses: instances(gpu).map(|life| life.driver.core().snapshot().counters.pauses).sum(),
+        pauses: instances(gpu).map(|life| life.driver.scheduler().snapshot().counters.pauses).sum(),
         recomputed_tokens: sum(|tally| tally.recomputed_tokens),
         remapped_layers: sum(|tally| tally.remapped_layers),
         most_remapped: gpu.tenants.iter().map(|seat| seat.stats.most_remapped).max().unwrap_or(0),
@@ -168,7 +168,7 @@ fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
 fn reasons(gpu: &Gpu) -> BTreeMap<&'static str, u64> {
     let lives = || gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());
     let counted =
-        |reason: Reason| lives().map(|life| life.driver.core().manager().counted(reason)).sum::<u64>();
+        |reason: Reason| lives().map(|life| life.driver.scheduler().manager().counted(reason)).sum::<u64>();
     let all = Reason::ALL.iter().map(|reason| (reason.label(), counted(*reason)));
     all.filter(|(_, count)| *count > 0).collect()
 }

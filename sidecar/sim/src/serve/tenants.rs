@@ -1,7 +1,7 @@
 //! Published models as tenants of the production scheduler and policy.
 
 use sluice_policy::geometry::{Geometry, StepShape};
-use sluice_policy::loan_negotiator::Terms;
+use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::params::{self, Params};
 use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_scheduler::Config;
@@ -41,7 +41,7 @@ fn setup(case: &ServeConfig, at: usize, place: &TenantModel) -> TenantSetup {
         geometry: geometry(case, place),
         profile: Profile::of(kernels),
         vocab: model.vocab as u32,
-        terms: Terms { rule: case.rule, ..Terms::default() },
+        terms: NegotiationPolicy { rule: case.rule, ..NegotiationPolicy::default() },
     }
 }
 

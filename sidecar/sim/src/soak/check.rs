@@ -27,12 +27,14 @@ fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
 }
 
 fn manager(life: &Instance) -> &MemoryManager {
-    life.driver.core().manager()
+    life.driver.scheduler().manager()
 }
 
 /// Everybody can serve.
 pub(super) fn all_loaded(gpu: &Gpu) -> bool {
-    gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(|life| life.driver.core().is_idle()))
+    gpu.tenants
+        .iter()
+        .all(|seat| seat.instance.as_ref().is_some_and(|life| life.driver.scheduler().is_idle()))
 }
 
 /// Chunks that exist in each tenant's device.
@@ -162,7 +164,7 @@ pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
     };
     let all = gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(idle));
     // Who woke and takes no turns creates the rest of its share when a step needs it.
-    let lazy = instances(gpu).all(|life| life.driver.core().config().sharing == Sharing::Exclusive);
+    let lazy = instances(gpu).all(|life| life.driver.scheduler().config().sharing == Sharing::Exclusive);
     let chunks = chunks(gpu);
     let back = chunks == baseline || lazy && chunks.iter().zip(baseline).all(|(now, before)| now <= before);
     all && gpu.ledger.borrow().pending_chunks() == 0 && back
@@ -268,14 +270,14 @@ pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
 /// For people who look for a defect.
 pub(super) fn state(gpu: &Gpu) -> String {
     let tenant = |life: &Instance| {
-        let (manager, snapshot) = (manager(life), life.driver.core().snapshot());
+        let (manager, snapshot) = (manager(life), life.driver.scheduler().snapshot());
         format!(
             "{:?}: {} waiting, {} running, {:?}, serving {}, borrowed {}, lent {}, owes {}, whole {}, failed {:?}, \
              {} columns, {} chunks",
             life.me,
             snapshot.waiting,
             snapshot.running,
-            snapshot.rest,
+            snapshot.sleep_state,
             snapshot.serving,
             manager.borrowed_chunks(),
             manager.lent_chunks(),

@@ -202,7 +202,7 @@ pub(super) fn end(gpu: &mut Gpu, options: &Options) {
     change_shares(gpu, None);
     for at in 0..gpu.tenants.len() {
         let failed = |seat: &crate::gpu::tenant::SimTenant| {
-            seat.instance.as_ref().is_some_and(|life| life.driver.core().manager().failed().is_some())
+            seat.instance.as_ref().is_some_and(|life| life.driver.scheduler().manager().failed().is_some())
         };
         if failed(&gpu.tenants[at]) {
             gpu.stop_instance(at);

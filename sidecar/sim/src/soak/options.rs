@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::RequestId;
-use sluice_policy::loan_negotiator::Terms;
+use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::params::{Params, PolicyName, Slo};
 use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
 use sluice_policy::peers::victim::VictimRule;
@@ -91,7 +91,7 @@ pub struct Options {
     /// Stall that the policy allows.
     pub stall_allowance_permille: u32,
     /// Terms of trade.
-    pub terms: Terms,
+    pub terms: NegotiationPolicy,
     /// The link, bytes per second.
     pub link_bytes_per_second: u64,
     /// How letters travel while there are troubles.
@@ -268,9 +268,9 @@ impl Options {
             plan_first_come: self.plan_first_come,
             plan_alike: self.plan_alike,
             premap_bytes: if without.premap { 0 } else { Params::default().premap_bytes },
-            unmap_later: !without.late_unmaps,
+            defers_unmap: !without.late_unmaps,
             link_by_deadline: !without.deadlines,
-            remedies_by_loss: !without.losses,
+            reclaim_by_cost: !without.losses,
             next_use_by_arrivals: !without.next_uses,
             share_chunks: self.share_chunks(),
             max_model_tokens: self.model_tokens(),
@@ -290,7 +290,7 @@ impl Options {
             geometry,
             profile: self.profile(),
             vocab: VOCAB,
-            terms: Terms { priority: (at % 2) as i32, ..self.terms.clone() },
+            terms: NegotiationPolicy { priority: (at % 2) as i32, ..self.terms.clone() },
         }
     }
 
@@ -356,16 +356,16 @@ fn draw_sharing(rng: &mut Rng) -> Sharing {
     }
 }
 
-fn draw_terms(rng: &mut Rng) -> Terms {
+fn draw_terms(rng: &mut Rng) -> NegotiationPolicy {
     let rules = [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed];
-    Terms {
+    NegotiationPolicy {
         rule: rules[rng.below(2) as usize],
         min_residence_ns: zero_or_up_to(rng, 20) * MS,
         revoke_bound_ns: rng.between(20, 200) * MS,
         ask_patience_ns: rng.between(4, 40) * MS,
         ttl_ns: rng.between(200, 10_000) * MS,
         retry_ns: rng.between(5, 100) * MS,
-        ..Terms::default()
+        ..NegotiationPolicy::default()
     }
 }
 

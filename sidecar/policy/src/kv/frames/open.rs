@@ -76,14 +76,14 @@ impl Bits {
 
 /// The frames.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Open {
+pub(super) struct PartialChunks {
     /// By blocks in use.
     by_used: Vec<Bits>,
     /// Where there are any.
     fills: Bits,
 }
 
-impl Open {
+impl PartialChunks {
     /// The frame, of which so many blocks are in use, takes more.
     pub fn insert(&mut self, used: u32, frame: FrameId) {
         if self.by_used.len() <= used as usize {

@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{StagingSlot, by_seats};
+use super::{StagingSlot, group_by_slots};
 use crate::action::staging::{FetchBlocks, StagedRange};
 use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
 use crate::kv::Kv;
@@ -14,41 +14,45 @@ use crate::slots::{DueCopy, Generations};
 impl Kv {
     /// A step begins: its fetches and, if `early`, the first ones of the next. Tables name the buffers where they cover.
     pub fn begin_fetches(&mut self, early: bool, generations: &mut Generations) -> Vec<DueCopy> {
-        if self.stream.seats.is_empty() || self.stream.rests {
+        if self.layer_offload.staging_slots.is_empty() || self.layer_offload.are_buffers_idle {
             return Vec::new();
         }
         if early {
-            self.stream.slots.extend_step(generations);
+            self.layer_offload.slots.extend_step(generations);
         } else {
-            self.stream.slots.extend_one_step(generations);
+            self.layer_offload.slots.extend_one_step(generations);
         }
         let due = self.due_fetches();
-        self.tell_tables();
+        self.update_tables();
         self.begin_spills(generations);
         due
     }
 
     /// The steps from now on read nothing from buffers, or do so again.
-    pub fn rest_buffers(&mut self, rests: bool) {
-        self.stream.rests = rests;
+    pub fn set_buffers_idle(&mut self, rests: bool) {
+        self.layer_offload.are_buffers_idle = rests;
     }
 
     /// Fetches that are due, once more those that failed.
     pub fn due_fetches(&mut self) -> Vec<DueCopy> {
-        let due = self.stream.slots.take_due();
-        let seats = self.stream.spills.first_seat().unwrap_or(self.stream.seats.len() as u32);
+        let due = self.layer_offload.slots.take_due();
+        let seats = self
+            .layer_offload
+            .prefill_spills
+            .first_slot()
+            .unwrap_or(self.layer_offload.staging_slots.len() as u32);
         for DueCopy { instance, .. } in &due {
-            self.stream.covered.note(instance.generation, seats);
-            self.stream.note_fetch(instance.generation);
+            self.layer_offload.covered.record(instance.generation, seats);
+            self.layer_offload.record_fetch(instance.generation);
         }
         due
     }
 
-    fn tell_tables(&mut self) {
+    fn update_tables(&mut self) {
         let mut shared = BTreeSet::new();
         for ([from, to], layers) in self.newly_covered() {
-            for seat in self.stream.seats[from as usize..to as usize].iter().flatten() {
-                if (self.stream.sets[usize::from(seat.set)].members & layers).is_empty() {
+            for seat in self.layer_offload.staging_slots[from as usize..to as usize].iter().flatten() {
+                if (self.layer_offload.sets[usize::from(seat.set)].members & layers).is_empty() {
                     continue;
                 }
                 // Its first user may have gone since.
@@ -65,46 +69,46 @@ impl Kv {
 
     /// Seats that the tables place in buffers from now on, from one to before another, each time with the layers of which they do.
     fn newly_covered(&mut self) -> BTreeMap<[u32; 2], LayerSet> {
-        let stream = &mut self.stream;
+        let stream = &mut self.layer_offload;
         let lease = stream.slots.lease().map(|(_, generation)| generation);
         let layers = stream.placement.layout.moving.iter().zip(stream.covered.walk(lease));
-        by_seats(layers.map(|(layer, covered)| {
+        group_by_slots(layers.map(|(layer, covered)| {
             let covered = covered.expect("a lease names fetches that were ordered");
-            let told = &mut stream.told[layer.index()];
+            let told = &mut stream.slots_in_tables[layer.index()];
             (*layer, [core::mem::replace(told, covered.max(*told)), covered])
         }))
     }
 
     /// Generation that the KV of each moving layer must show in this step, in layer order.
     pub fn fetch_lease(&self) -> Vec<(LayerId, Generation)> {
-        let none = self.stream.seats.is_empty() || self.stream.rests;
-        if none { Vec::new() } else { self.stream.slots.lease().collect() }
+        let none = self.layer_offload.staging_slots.is_empty() || self.layer_offload.are_buffers_idle;
+        if none { Vec::new() } else { self.layer_offload.slots.lease().collect() }
     }
 
     /// What a fetch copies. No block of a buffer changes its chunk while the buffer stays where it is.
     pub fn fetch_blocks(&mut self, due: &DueCopy, chunk: impl Fn(BlockId) -> ChunkId) -> FetchBlocks {
-        let covered = self.stream.covered.get(due.instance.generation).expect("what is due is known");
-        if self.stream.given_up {
+        let covered = self.layer_offload.covered.get(due.instance.generation).expect("what is due is known");
+        if self.layer_offload.is_fetching_disabled {
             return Vec::new().into();
         }
-        self.tell_seats(chunk);
-        FetchBlocks::of(self.stream.table.clone(), due.instance.layer, due.instance.slot, covered)
+        self.update_slot_table(chunk);
+        FetchBlocks::of(self.layer_offload.table.clone(), due.instance.layer, due.instance.slot, covered)
     }
 
     /// The table has every seat.
-    fn tell_seats(&mut self, chunk: impl Fn(BlockId) -> ChunkId) {
-        let stream = &mut self.stream;
-        let (told, seats) = (stream.table.seats.len(), stream.seats.len());
+    fn update_slot_table(&mut self, chunk: impl Fn(BlockId) -> ChunkId) {
+        let stream = &mut self.layer_offload;
+        let (told, seats) = (stream.table.slots.len(), stream.staging_slots.len());
         if told == seats {
             return;
         }
         let seated = |seat: StagingSlot| {
-            let stowed = self.columns.get(seat.column).stowed.expect("a seated column has a place");
+            let stowed = self.columns.get(seat.column).host_location.expect("a seated column has a place");
             let host = HostBlockId(stowed.place * self.layers);
             StagedRange { set: seat.set, host, generation: stowed.generation }
         };
         let table = Arc::make_mut(&mut stream.table);
-        table.seats.extend(stream.seats[told..].iter().map(|seat| seat.map(seated)));
+        table.slots.extend(stream.staging_slots[told..].iter().map(|seat| seat.map(seated)));
         table.sets.extend(stream.sets[table.sets.len()..].iter().map(|set| set.members));
         table.buffers.resize(stream.buffers.len(), Vec::new());
         for (known, buffer) in table.buffers.iter_mut().zip(&stream.buffers) {
@@ -114,17 +118,17 @@ impl Kv {
 
     /// The step is over.
     pub fn end_fetches(&mut self) {
-        if self.stream.seats.is_empty() || self.stream.rests {
+        if self.layer_offload.staging_slots.is_empty() || self.layer_offload.are_buffers_idle {
             return;
         }
-        self.stream.slots.finish_step();
-        self.forget_coverage();
+        self.layer_offload.slots.finish_step();
+        self.prune_coverage();
         self.close_spills();
     }
 
-    fn forget_coverage(&mut self) {
-        let oldest = self.stream.slots.window().map(|instance| instance.generation).min();
-        self.stream.covered.forget_before(oldest);
+    fn prune_coverage(&mut self) {
+        let oldest = self.layer_offload.slots.window().map(|instance| instance.generation).min();
+        self.layer_offload.covered.forget_before(oldest);
     }
 
     /// A fetch has ended. `leased`: a step is under way or will be repeated.
@@ -136,49 +140,52 @@ impl Kv {
         leased: bool,
         generations: &mut Generations,
     ) {
-        self.stream.fetching.retain(|known| *known != generation);
-        let known = slot.0 < self.stream.placement.layout.beta;
+        self.layer_offload.fetching.retain(|known| *known != generation);
+        let known = slot.0 < self.layer_offload.placement.layout.beta;
         match done {
-            Ok(()) if known => self.stream.slots.committed(slot, layer, generation),
-            Err(clean) if known => self.stream.slots.incomplete(slot, generation, clean, leased, generations),
+            Ok(()) if known => self.layer_offload.slots.committed(slot, layer, generation),
+            Err(clean) if known => {
+                self.layer_offload.slots.incomplete(slot, generation, clean, leased, generations)
+            }
             _ => {}
         }
-        self.return_parted();
+        self.release_pinned_places();
     }
 
     /// Whether fetches that were ordered later into this buffer, or spills out of it, wait behind the one of `generation`.
     pub fn fetches_behind(&self, slot: SlotId, generation: Generation) -> bool {
-        self.stream.slots.queued_behind(slot, generation) || self.stream.spills.wait_behind(slot, generation)
+        self.layer_offload.slots.queued_behind(slot, generation)
+            || self.layer_offload.prefill_spills.is_spill_pending_after(slot, generation)
     }
 
     /// The engine is gone: every fetch is ordered anew.
     pub fn forget_fetches(&mut self) {
-        self.stream.slots.reset();
-        self.stream.covered.forget_before(None);
-        self.stream.spills.begin_anew();
+        self.layer_offload.slots.reset();
+        self.layer_offload.covered.forget_before(None);
+        self.layer_offload.prefill_spills.restart_spills();
     }
 
-    pub(super) fn return_parted(&mut self) {
-        let oldest = self.stream.fetching.front().copied();
-        let parted = core::mem::take(&mut self.stream.parted);
+    pub(super) fn release_pinned_places(&mut self) {
+        let oldest = self.layer_offload.fetching.front().copied();
+        let parted = core::mem::take(&mut self.layer_offload.pinned_places);
         let (over, still): (Vec<_>, Vec<_>) =
             parted.into_iter().partition(|(newest, _)| oldest.is_none_or(|oldest| oldest > *newest));
-        over.into_iter().for_each(|(_, place)| self.tier.give(place));
-        self.stream.parted = still;
+        over.into_iter().for_each(|(_, place)| self.host_pool.give(place));
+        self.layer_offload.pinned_places = still;
     }
 
     /// The column's place in the host tier is free, at once or when no fetch reads it any more.
-    pub(in crate::kv) fn part(&mut self, seat: Option<u32>, place: u32) {
-        seat.into_iter().for_each(|seat| self.stream.vacate(seat));
-        if self.stream.fetching.is_empty() {
-            self.tier.give(place);
+    pub(in crate::kv) fn pin_place(&mut self, seat: Option<u32>, place: u32) {
+        seat.into_iter().for_each(|seat| self.layer_offload.vacate(seat));
+        if self.layer_offload.fetching.is_empty() {
+            self.host_pool.give(place);
         } else {
-            self.stream.parted.push((self.stream.newest, place));
+            self.layer_offload.pinned_places.push((self.layer_offload.newest, place));
         }
     }
 
     /// Fetches and spills under way.
     pub fn fetches(&self) -> u32 {
-        self.stream.fetching.len() as u32
+        self.layer_offload.fetching.len() as u32
     }
 }

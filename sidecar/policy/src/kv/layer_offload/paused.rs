@@ -24,9 +24,9 @@ impl Kv {
         for request in self.paused().collect::<Vec<_>>() {
             while *left > 0 {
                 let Some(column) = self.next_paused(request) else { break };
-                let Some(stowed) = self.spare_place(column, generations) else { return };
+                let Some(stowed) = self.reserve_spare_host_place(column, generations) else { return };
                 let layers: Vec<_> =
-                    self.columns.get(column).unhosted().iter().take(*left as usize).collect();
+                    self.columns.get(column).layers_not_on_host().iter().take(*left as usize).collect();
                 *left -= layers.len() as u32;
                 written.push(self.begin_write(column, stowed, layers));
             }
@@ -38,8 +38,9 @@ impl Kv {
         let sequence = &self.sequences[&request];
         let full = &sequence.columns[..sequence.full as usize];
         let from = (sequence.written as usize).min(full.len());
-        let lacks =
-            |id: &ColumnId| self.leaves_with_its_user(*id) && !self.columns.get(*id).unhosted().is_empty();
+        let lacks = |id: &ColumnId| {
+            self.is_exclusive_column(*id) && !self.columns.get(*id).layers_not_on_host().is_empty()
+        };
         let at = full[from..].iter().position(lacks).map_or(full.len(), |at| from + at);
         let column = full.get(at).copied();
         self.sequences.get_mut(&request).expect("open").written = at as u32 + u32::from(column.is_some());
@@ -47,17 +48,20 @@ impl Kv {
     }
 
     /// One request uses the column, and nothing of it is on its way.
-    fn leaves_with_its_user(&self, id: ColumnId) -> bool {
-        self.columns.get(id).refs == 1 && self.columns.has_blocks(id) && !self.stream.writing.contains(&id)
+    fn is_exclusive_column(&self, id: ColumnId) -> bool {
+        self.columns.get(id).refs == 1
+            && self.columns.has_blocks(id)
+            && !self.layer_offload.writing.contains(&id)
     }
 
     /// Columns of paused requests that are in the host tier as a whole leave the device, until at least `least` blocks have.
     /// Returns how many have.
-    pub fn shed_paused(&mut self, least: u32) -> u32 {
+    pub fn evict_paused(&mut self, least: u32) -> u32 {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| sequence.columns[..sequence.full as usize].iter().copied());
-        let ready =
-            |id: &ColumnId| self.leaves_with_its_user(*id) && self.columns.get(*id).unhosted().is_empty();
+        let ready = |id: &ColumnId| {
+            self.is_exclusive_column(*id) && self.columns.get(*id).layers_not_on_host().is_empty()
+        };
         let columns: Vec<_> = columns.filter(ready).collect();
         let mut freed = 0;
         for id in columns {
@@ -67,28 +71,28 @@ impl Kv {
             let blocks = self.columns.take_blocks(id);
             freed += blocks.len() as u32;
             self.frames.give(&blocks);
-            self.wanted.recheck(id);
+            self.missing_blocks.recheck(id);
             self.history.word(!u64::from(id.0));
         }
         freed
     }
 
     /// Columns that nobody but this request uses: what would leave the device with it.
-    pub fn own_columns(&self, request: RequestId) -> u32 {
-        self.owned_by(request).count() as u32
+    pub fn exclusive_columns(&self, request: RequestId) -> u32 {
+        self.exclusive_columns_of(request).count() as u32
     }
 
     /// Blocks of them that are on the device.
-    pub fn own_blocks(&self, request: RequestId) -> u32 {
-        self.owned_by(request).map(|id| self.layers - self.columns.absent(id)).sum()
+    pub fn exclusive_blocks(&self, request: RequestId) -> u32 {
+        self.exclusive_columns_of(request).map(|id| self.layers - self.columns.absent(id)).sum()
     }
 
     /// Blocks of them that the host tier lacks.
-    pub fn own_unwritten_blocks(&self, request: RequestId) -> u32 {
-        self.owned_by(request).map(|id| self.columns.get(id).unhosted().len()).sum()
+    pub fn exclusive_unwritten_blocks(&self, request: RequestId) -> u32 {
+        self.exclusive_columns_of(request).map(|id| self.columns.get(id).layers_not_on_host().len()).sum()
     }
 
-    fn owned_by(&self, request: RequestId) -> impl Iterator<Item = ColumnId> + '_ {
+    fn exclusive_columns_of(&self, request: RequestId) -> impl Iterator<Item = ColumnId> + '_ {
         let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
         columns.copied().filter(|id| self.columns.get(*id).refs == 1)
     }
@@ -98,14 +102,14 @@ impl Kv {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| &sequence.columns);
         let leaving = columns.filter(|id| self.columns.get(**id).refs == 1);
-        leaving.filter(|id| self.columns.get(**id).stowed.is_none()).count() as u32
+        leaving.filter(|id| self.columns.get(**id).host_location.is_none()).count() as u32
     }
 
     /// Blocks on the device that paused requests beside this one may lose.
-    pub fn others_paused_blocks(&self, request: RequestId) -> u32 {
+    pub fn evictable_paused_blocks(&self, request: RequestId) -> u32 {
         let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && **id != request);
         let columns = paused.flat_map(|(_, sequence)| &sequence.columns[..sequence.full as usize]);
-        let leaving = columns.filter(|id| self.leaves_with_its_user(**id));
+        let leaving = columns.filter(|id| self.is_exclusive_column(**id));
         leaving.map(|id| self.layers - self.columns.absent(*id)).sum()
     }
 
@@ -114,7 +118,7 @@ impl Kv {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| sequence.columns.iter().copied());
         let columns: Vec<_> =
-            columns.filter(|id| self.leaves_with_its_user(*id)).take(most as usize).collect();
+            columns.filter(|id| self.is_exclusive_column(*id)).take(most as usize).collect();
         self.swap_out(columns, generations)
     }
 

@@ -11,7 +11,7 @@ use super::{Placement, StagingSlot};
 use crate::action::{BlockSwap, Spill};
 use crate::ids::{BlockId, ChunkId, ColumnId, Generation, HostBlockId, LayerId, RequestId, SlotId};
 use crate::kv::Kv;
-use crate::kv::columns::Stowed;
+use crate::kv::columns::HostLocation;
 use crate::slots::{Generations, Progress};
 use crate::step_model::Layout;
 
@@ -41,7 +41,7 @@ struct Copy {
 
 impl Spills {
     /// No prompt goes to the host tier any more; what is there stays where it is.
-    pub(super) fn keep_all_in(&mut self) {
+    pub(super) fn disable_prefill_spill(&mut self) {
         self.prompts.clear();
     }
 
@@ -51,20 +51,20 @@ impl Spills {
     }
 
     /// The step under way lost its engine: what it wrote is written and copied once more.
-    pub(super) fn begin_anew(&mut self) {
+    pub(super) fn restart_spills(&mut self) {
         if self.from.is_some() {
             self.copies.clear();
         }
     }
 
     /// A spill out of this buffer was ordered that comes after its fetch of `generation`.
-    pub(super) fn wait_behind(&self, buffer: SlotId, generation: Generation) -> bool {
+    pub(super) fn is_spill_pending_after(&self, buffer: SlotId, generation: Generation) -> bool {
         let ordered = self.copies.iter().filter(|copy| copy.progress == Progress::Ordered);
         ordered.filter(|copy| copy.buffer == buffer).any(|copy| copy.reads >= generation)
     }
 
     /// The first seat that no fetch of the step under way covers.
-    pub(super) fn first_seat(&self) -> Option<u32> {
+    pub(super) fn first_slot(&self) -> Option<u32> {
         self.from
     }
 }
@@ -72,29 +72,29 @@ impl Spills {
 impl Kv {
     /// From now on all columns that the request gets go to the host tier, `columns` with those that it has. The placement in force
     /// has a set of all layers, its first one.
-    pub fn send_out(&mut self, request: RequestId, columns: u32) {
-        assert!(self.places_prompts(), "the first set of the placement is all layers");
+    pub fn start_prefill_spill(&mut self, request: RequestId, columns: u32) {
+        assert!(self.places_prefills(), "the first set of the placement is all layers");
         self.register(request, 0);
         let sequence = self.sequences.get_mut(&request).expect("the prompt of an open request goes out");
         // Nobody finds what lies in buffers alone.
         sequence.chain = None;
-        self.stream.spills.prompts.insert(request, columns);
+        self.layer_offload.prefill_spills.prompts.insert(request, columns);
         self.history.word(request.0 << 32 ^ u64::from(columns));
     }
 
     /// The columns that the request gets go to the host tier.
-    pub fn goes_out(&self, request: RequestId) -> bool {
-        self.stream.spills.prompts.contains_key(&request)
+    pub fn is_spilling_prefill(&self, request: RequestId) -> bool {
+        self.layer_offload.prefill_spills.prompts.contains_key(&request)
     }
 
     /// Requests whose prompts go to the host tier.
-    pub fn going_out(&self) -> impl Iterator<Item = RequestId> + '_ {
-        self.stream.spills.prompts.keys().copied()
+    pub fn spilling_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.layer_offload.prefill_spills.prompts.keys().copied()
     }
 
     /// The placement in force, and room in it for prompts that go to the host tier: its first set is all layers.
-    pub fn placement_with_prompts(&self, layout: Layout) -> Placement {
-        let now = &self.stream.placement;
+    pub fn placement_with_prefills(&self, layout: Layout) -> Placement {
+        let now = &self.layer_offload.placement;
         let beta = if now.layout.moving.is_empty() { layout.beta } else { now.layout.beta };
         let sets = core::iter::once(layout.moving.clone()).chain(now.sets.iter().cloned()).collect();
         let of = now.of.iter().map(|(request, set)| (*request, set + 1)).collect();
@@ -102,8 +102,8 @@ impl Kv {
     }
 
     /// The placement in force without room for such prompts, and with room for requests that have these layers away.
-    pub fn placement_without_prompts(&self, coming: &[Vec<LayerId>]) -> Placement {
-        let now = &self.stream.placement;
+    pub fn placement_without_prefills(&self, coming: &[Vec<LayerId>]) -> Placement {
+        let now = &self.layer_offload.placement;
         let others = now.of.iter().filter(|(_, set)| **set > 0);
         let of: BTreeMap<_, _> = others.map(|(request, set)| (*request, set - 1)).collect();
         let sets: Vec<_> = now.sets[1..].iter().chain(coming).cloned().collect();
@@ -116,24 +116,28 @@ impl Kv {
     }
 
     /// Whether there is room for such prompts.
-    pub fn places_prompts(&self) -> bool {
-        self.stream.placement.sets.first().is_some_and(|set| set.len() == self.layers as usize)
+    pub fn places_prefills(&self) -> bool {
+        self.layer_offload.placement.sets.first().is_some_and(|set| set.len() == self.layers as usize)
     }
 
     /// No prompt goes to the host tier any more; what is there stays where it is.
-    pub fn keep_all_in(&mut self) {
-        self.stream.spills.keep_all_in();
+    pub fn disable_prefill_spill(&mut self) {
+        self.layer_offload.prefill_spills.disable_prefill_spill();
     }
 
     /// Columns that prompts which go to the host tier have not got yet: each will take a place there.
-    pub fn columns_to_go_out(&self) -> u32 {
-        let prompts = self.stream.spills.prompts.iter();
+    pub fn columns_to_spill(&self) -> u32 {
+        let prompts = self.layer_offload.prefill_spills.prompts.iter();
         prompts.map(|(request, columns)| columns.saturating_sub(self.columns(*request))).sum()
     }
 
     /// Blocks that a new column of this request takes on the device.
     pub fn column_blocks(&self, request: RequestId) -> u32 {
-        if self.goes_out(request) { u32::from(self.stream.placement.layout.beta) } else { self.layers }
+        if self.is_spilling_prefill(request) {
+            u32::from(self.layer_offload.placement.layout.beta)
+        } else {
+            self.layers
+        }
     }
 
     /// Gives a prompt that goes to the host tier its new columns there.
@@ -148,43 +152,47 @@ impl Kv {
     ) {
         for _ in 0..count {
             let id = self.columns.add();
-            self.host_place(id, generations)
+            self.reserve_host_place(id, generations)
                 .expect("the host tier has a place for each column that goes out");
             let at = self.sequences[&request].columns.len() as u32;
             self.append(request, id);
-            self.stream.spills.from.get_or_insert(self.stream.seats.len() as u32);
-            self.stream.spills.columns.push(id);
-            self.refer(id);
-            self.sit(StagingSlot { column: id, set: 0, user: (request, at) });
+            self.layer_offload
+                .prefill_spills
+                .from
+                .get_or_insert(self.layer_offload.staging_slots.len() as u32);
+            self.layer_offload.prefill_spills.columns.push(id);
+            self.add_reference(id);
+            self.stage(StagingSlot { column: id, set: 0, user: (request, at) });
         }
     }
 
     /// A step begins, for the first time or once more: every layer's part of its columns is to be copied.
     pub(super) fn begin_spills(&mut self, generations: &mut Generations) {
-        let Some(from) = self.stream.spills.from else { return };
-        let seats = self.stream.seats.len() as u32;
+        let Some(from) = self.layer_offload.prefill_spills.from else { return };
+        let seats = self.layer_offload.staging_slots.len() as u32;
         // The step writes these columns where nothing else says where they are.
-        for layer in &self.stream.placement.layout.moving {
-            self.stream.told[layer.index()] = seats;
+        for layer in &self.layer_offload.placement.layout.moving {
+            self.layer_offload.slots_in_tables[layer.index()] = seats;
         }
-        let slot = |layer| self.stream.placement.layout.slot_of(layer).expect("a layer of a lease moves");
+        let slot =
+            |layer| self.layer_offload.placement.layout.slot_of(layer).expect("a layer of a lease moves");
         let copy = |(layer, reads)| {
             let progress = Progress::Due;
-            Copy { layer, buffer: slot(layer), reads, name: generations.fresh(), progress }
+            Copy { layer, buffer: slot(layer), reads, name: generations.next_generation(), progress }
         };
-        self.stream.spills.copies = self.stream.slots.lease().map(copy).collect();
+        self.layer_offload.prefill_spills.copies = self.layer_offload.slots.lease().map(copy).collect();
         self.history.word(u64::from(seats - from));
     }
 
     /// Spills that are due, in layer order, each under its name. They count as ordered from now on.
     pub fn take_due_spills(&mut self, chunk: impl Fn(BlockId) -> ChunkId) -> Vec<(Generation, Spill)> {
         let mut due = Vec::new();
-        for at in 0..self.stream.spills.copies.len() {
-            let copy = &mut self.stream.spills.copies[at];
+        for at in 0..self.layer_offload.prefill_spills.copies.len() {
+            let copy = &mut self.layer_offload.prefill_spills.copies[at];
             if copy.progress == Progress::Due {
                 copy.progress = Progress::Ordered;
                 let copy = *copy;
-                self.stream.note_fetch(copy.name);
+                self.layer_offload.record_fetch(copy.name);
                 due.push((copy.name, self.spill(copy, &chunk)));
             }
         }
@@ -192,93 +200,96 @@ impl Kv {
     }
 
     fn spill(&self, copy: Copy, chunk: impl Fn(BlockId) -> ChunkId) -> Spill {
-        let buffer = &self.stream.buffers[copy.buffer.index()];
+        let buffer = &self.layer_offload.buffers[copy.buffer.index()];
         let swap = |id: &ColumnId| {
-            let seat = self.columns.get(*id).seat()?;
-            let Stowed { place, generation } = self.columns.get(*id).stowed?;
+            let seat = self.columns.get(*id).staging_slot()?;
+            let HostLocation { place, generation } = self.columns.get(*id).host_location?;
             let (block, host) = (buffer[seat as usize], place * self.layers + u32::from(copy.layer.0));
             Some(BlockSwap { block, chunk: chunk(block), host: HostBlockId(host), generation })
         };
-        let blocks = self.stream.spills.columns.iter().filter_map(swap).collect();
+        let blocks = self.layer_offload.prefill_spills.columns.iter().filter_map(swap).collect();
         Spill { layer: copy.layer, buffer: copy.buffer.0, after: copy.reads, blocks }
     }
 
     /// A spill has ended. One that was dropped (`Err(true)`) is due again where its step will be repeated. Returns the requests whose
     /// KV is lost with it.
     pub fn spilled(&mut self, name: Generation, end: Result<(), bool>, repeated: bool) -> Vec<RequestId> {
-        self.stream.fetching.retain(|known| *known != name);
+        self.layer_offload.fetching.retain(|known| *known != name);
         let (mut lost, again) = (Vec::new(), repeated && end == Err(true));
         // One of an attempt that is over has nothing to say.
-        if let Some(copy) = self.stream.spills.copies.iter_mut().find(|copy| copy.name == name) {
+        if let Some(copy) = self.layer_offload.prefill_spills.copies.iter_mut().find(|copy| copy.name == name)
+        {
             copy.progress = if again { Progress::Due } else { Progress::Committed };
             let layer = copy.layer;
             if end.is_ok() {
                 self.arrived(layer);
             } else if !again {
-                lost = self.spoil_spills();
+                lost = self.invalidate_spills();
             }
         }
         self.end_spills();
-        self.return_parted();
+        self.release_pinned_places();
         lost
     }
 
     fn arrived(&mut self, layer: LayerId) {
-        for id in &self.stream.spills.columns {
-            self.columns.get_mut(*id).hosted.insert(layer);
+        for id in &self.layer_offload.prefill_spills.columns {
+            self.columns.get_mut(*id).hosted_layers.insert(layer);
         }
         self.history.word(!u64::from(layer.0));
     }
 
     /// The step is over: its columns are as others with a seat when they have arrived.
     pub(super) fn close_spills(&mut self) {
-        if self.stream.spills.from.take().is_some() {
+        if self.layer_offload.prefill_spills.from.take().is_some() {
             self.end_spills();
         }
     }
 
     /// The step under way was never finished and will not be repeated. Returns the requests whose columns it should have written.
     pub fn abandon_spills(&mut self) -> Vec<RequestId> {
-        if self.stream.spills.from.is_none() {
+        if self.layer_offload.prefill_spills.from.is_none() {
             return Vec::new();
         }
-        let lost = self.spoil_spills();
+        let lost = self.invalidate_spills();
         self.close_spills();
         lost
     }
 
-    fn spoil_spills(&mut self) -> Vec<RequestId> {
-        self.invalidate(&self.stream.spills.columns.iter().copied().collect())
+    fn invalidate_spills(&mut self) -> Vec<RequestId> {
+        self.invalidate(&self.layer_offload.prefill_spills.columns.iter().copied().collect())
     }
 
     fn end_spills(&mut self) {
-        let spills = &mut self.stream.spills;
+        let spills = &mut self.layer_offload.prefill_spills;
         let under_way = |copy: &Copy| copy.progress == Progress::Ordered;
         if spills.from.is_none() && !spills.copies.iter().any(under_way) {
             spills.copies.clear();
             for id in core::mem::take(&mut spills.columns) {
-                self.let_go(id);
+                self.release_reference(id);
             }
         }
     }
 
     /// The step that begins, or the one under way, writes columns in buffers.
-    pub fn writes_out(&self) -> bool {
-        self.stream.spills.from.is_some()
+    pub fn writes_to_buffers(&self) -> bool {
+        self.layer_offload.prefill_spills.from.is_some()
     }
 
     /// Nobody but prompts has seats, so that steps without them need nothing in the buffers.
-    pub fn seats_prompts_only(&self) -> bool {
-        !self.stream.spills.prompts.is_empty() && self.stream.placement.of.keys().all(|id| self.goes_out(*id))
+    pub fn stages_prefills_only(&self) -> bool {
+        !self.layer_offload.prefill_spills.prompts.is_empty()
+            && self.layer_offload.placement.of.keys().all(|id| self.is_spilling_prefill(*id))
     }
 
     /// Columns of a step that is over are still on their way to the host tier.
-    pub fn spills(&self) -> bool {
-        self.stream.spills.from.is_none() && !self.stream.spills.columns.is_empty()
+    pub fn has_pending_spills(&self) -> bool {
+        self.layer_offload.prefill_spills.from.is_none()
+            && !self.layer_offload.prefill_spills.columns.is_empty()
     }
 
     /// The column lies in buffers, and nowhere else for certain.
     pub(in crate::kv) fn is_spilling(&self, id: ColumnId) -> bool {
-        self.stream.spills.columns.contains(&id)
+        self.layer_offload.prefill_spills.columns.contains(&id)
     }
 }

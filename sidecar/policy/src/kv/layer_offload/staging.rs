@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{StagingSlot, by_seats};
+use super::{StagingSlot, group_by_slots};
 use crate::ids::{ColumnId, LayerId, RequestId};
 use crate::kv::Kv;
 use crate::layer_set::LayerSet;
@@ -13,7 +13,7 @@ use crate::layer_set::LayerSet;
 impl Kv {
     /// Columns of running requests that miss blocks: a seat for each if the placement allows and there is room, else they are
     /// wanted.
-    pub(super) fn reseat(&mut self) {
+    pub(super) fn restage(&mut self) {
         let users: Vec<_> = (self.sequences.iter().filter(|(_, s)| !s.suspended))
             .flat_map(|(request, s)| {
                 let at = |(at, id): (usize, &ColumnId)| (*id, (*request, at as u32));
@@ -21,26 +21,27 @@ impl Kv {
             })
             .collect();
         for (column, user) in users {
-            if self.columns.is_whole(column) || self.columns.get(column).seat().is_some() {
+            if self.columns.is_whole(column) || self.columns.get(column).staging_slot().is_some() {
                 continue;
             }
             let full = user.1 < self.sequences[&user.0].full;
-            if let Some(set) = self.kept_set(column, user.0).filter(|_| full) {
-                self.sit(StagingSlot { column, set, user });
+            if let Some(set) = self.resident_set(column, user.0).filter(|_| full) {
+                self.stage(StagingSlot { column, set, user });
             }
-            self.wanted.add(column);
+            self.missing_blocks.add(column);
         }
     }
 
     /// The part of the request's set that lies in the host tier, if the column may have a seat with it.
-    pub(super) fn kept_set(&mut self, column: ColumnId, request: RequestId) -> Option<u16> {
-        let set = *self.stream.placement.of.get(&request)?;
-        if self.frames.free_blocks() < u32::from(self.stream.placement.layout.beta) {
+    pub(super) fn resident_set(&mut self, column: ColumnId, request: RequestId) -> Option<u16> {
+        let set = *self.layer_offload.placement.of.get(&request)?;
+        if self.frames.free_blocks() < u32::from(self.layer_offload.placement.layout.beta) {
             return None;
         }
-        let members = self.stream.sets[usize::from(set)].members & self.columns.get(column).hosted;
-        let kept = self.stream.set_index(members);
-        self.gains(kept).then_some(kept)
+        let members =
+            self.layer_offload.sets[usize::from(set)].members & self.columns.get(column).hosted_layers;
+        let kept = self.layer_offload.set_index(members);
+        self.saves_blocks(kept).then_some(kept)
     }
 
     /// The request, which is open and runs from now on, has these layers away. Its columns that are not on the device have seats
@@ -49,52 +50,54 @@ impl Kv {
     /// # Panics
     /// If a fetch is under way, or one of the layers does not move.
     pub fn join(&mut self, request: RequestId, set: Vec<LayerId>) -> bool {
-        let layout = &self.stream.placement.layout;
+        let layout = &self.layer_offload.placement.layout;
         assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "what is away moves");
-        let set = self.stream.set_index(set.into_iter().collect());
+        let set = self.layer_offload.set_index(set.into_iter().collect());
         self.register(request, set);
-        let some = self.homeless(request).next().is_some();
+        let some = self.unstaged_columns(request).next().is_some();
         if some {
-            self.place(self.stream.placement.clone());
+            self.place(self.layer_offload.placement.clone());
         }
         some
     }
 
     /// Columns of the request that are not whole on the device and have no seat.
-    fn homeless(&self, request: RequestId) -> impl Iterator<Item = (usize, ColumnId)> + '_ {
+    fn unstaged_columns(&self, request: RequestId) -> impl Iterator<Item = (usize, ColumnId)> + '_ {
         let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
-        let homeless = |id: &ColumnId| !self.columns.is_whole(*id) && self.columns.get(*id).seat().is_none();
+        let homeless =
+            |id: &ColumnId| !self.columns.is_whole(*id) && self.columns.get(*id).staging_slot().is_none();
         columns.copied().enumerate().filter(move |(_, id)| homeless(id))
     }
 
     /// Blocks that the request takes on the device when it goes on with these layers away: those that it lacks, but for full
     /// columns whose blocks of these layers lie in the host tier, which take a seat instead.
     pub fn blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
-        let (full, buffers) = (self.full_columns(request), u32::from(self.stream.placement.layout.beta));
+        let (full, buffers) =
+            (self.full_columns(request), u32::from(self.layer_offload.placement.layout.beta));
         let set: LayerSet = set.iter().copied().collect();
         let cost = |(at, id): (usize, ColumnId)| {
-            let (gone, kept) = (self.columns.gone(id), set & self.columns.get(id).hosted);
+            let (gone, kept) = (self.columns.missing_blocks_of(id), set & self.columns.get(id).hosted_layers);
             if at as u32 >= full || buffers == 0 || kept.len() < 2 * buffers {
                 return gone.len();
             }
             (gone - kept).len() + buffers
         };
-        self.homeless(request).map(cost).sum()
+        self.unstaged_columns(request).map(cost).sum()
     }
 
     /// A seat with this set takes no more blocks than it frees at once, though the buffers' next fetches may be ordered: they
     /// keep as many blocks as there are buffers, and the buffers take as many. So a request alone always fits.
-    pub(super) fn gains(&self, set: u16) -> bool {
-        let set = self.stream.set(set);
-        !set.is_empty() && set.len() >= 2 * usize::from(self.stream.placement.layout.beta)
+    pub(super) fn saves_blocks(&self, set: u16) -> bool {
+        let set = self.layer_offload.set(set);
+        !set.is_empty() && set.len() >= 2 * usize::from(self.layer_offload.placement.layout.beta)
     }
 
-    pub(super) fn sit(&mut self, seat: StagingSlot) {
-        let at = self.stream.seats.len() as u32;
-        self.stream.seats.push(Some(seat));
-        self.columns.set_seat(seat.column, Some(at));
-        self.wanted.recheck(seat.column);
-        for buffer in &mut self.stream.buffers {
+    pub(super) fn stage(&mut self, seat: StagingSlot) {
+        let at = self.layer_offload.staging_slots.len() as u32;
+        self.layer_offload.staging_slots.push(Some(seat));
+        self.columns.set_staging_slot(seat.column, Some(at));
+        self.missing_blocks.recheck(seat.column);
+        for buffer in &mut self.layer_offload.buffers {
             if buffer.len() <= at as usize {
                 buffer.extend(self.frames.take_buffer(1));
             }
@@ -103,7 +106,7 @@ impl Kv {
     }
 
     pub(super) fn release_buffers(&mut self) {
-        for buffer in core::mem::take(&mut self.stream.buffers) {
+        for buffer in core::mem::take(&mut self.layer_offload.buffers) {
             self.frames.give(&buffer);
         }
     }
@@ -125,32 +128,33 @@ impl Kv {
 
     /// Columns whose copies are complete get seats, as long as there are blocks for the buffers; then blocks that every
     /// coming step reads from a buffer leave the device.
-    pub fn shed(&mut self) {
-        let beta = u32::from(self.stream.placement.layout.beta);
-        while let Some(seat) = self.stream.ready.pop_front() {
+    pub fn evict_staged(&mut self) {
+        let beta = u32::from(self.layer_offload.placement.layout.beta);
+        while let Some(seat) = self.layer_offload.ready.pop_front() {
             let column = self.columns.find(seat.column);
             let runs = self.sequences.get(&seat.user.0).is_some_and(|user| !user.suspended);
-            let fits = runs && column.is_some_and(|column| column.refs > 0 && column.seat().is_none());
+            let fits =
+                runs && column.is_some_and(|column| column.refs > 0 && column.staging_slot().is_none());
             if !fits
                 || !self.columns.is_whole(seat.column)
-                || !self.lacks(seat.column, seat.set).is_empty()
-                || !self.gains(seat.set)
+                || !self.missing_on_host(seat.column, seat.set).is_empty()
+                || !self.saves_blocks(seat.set)
             {
                 continue;
             }
             if self.frames.free_blocks() < beta {
-                self.stream.ready.push_front(seat);
+                self.layer_offload.ready.push_front(seat);
                 break;
             }
-            self.sit(seat);
+            self.stage(seat);
         }
-        self.shed_blocks();
+        self.evict_staged_blocks();
     }
 
     /// By moving layer: the seats that the next fetch of the layer which is ordered already covers; all where none is.
     fn covered_by_all(&self) -> Vec<u32> {
-        let stream = &self.stream;
-        let mut covered = vec![stream.seats.len() as u32; stream.placement.layout.moving.len()];
+        let stream = &self.layer_offload;
+        let mut covered = vec![stream.staging_slots.len() as u32; stream.placement.layout.moving.len()];
         // Later steps' fetches cover more.
         let window = stream.slots.window().map(|instance| instance.generation);
         for (covered, known) in covered.iter_mut().zip(stream.covered.walk(window)) {
@@ -160,15 +164,16 @@ impl Kv {
     }
 
     /// By groups of layers, and in each seat by seat, as a column's blocks mostly lie side by side.
-    fn shed_blocks(&mut self) {
-        let (covered, stream) = (self.covered_by_all(), &mut self.stream);
+    fn evict_staged_blocks(&mut self) {
+        let (covered, stream) = (self.covered_by_all(), &mut self.layer_offload);
         // Most layers go of the same seats, and those whose next fetch is early of the ones before.
-        let going = by_seats(stream.placement.layout.moving.iter().zip(covered).map(|(layer, covered)| {
-            (*layer, [core::mem::replace(&mut stream.shed[layer.index()], covered), covered])
-        }));
+        let going =
+            group_by_slots(stream.placement.layout.moving.iter().zip(covered).map(|(layer, covered)| {
+                (*layer, [core::mem::replace(&mut stream.evicted_slots[layer.index()], covered), covered])
+            }));
         let mut left = Vec::new();
         for ([from, to], layers) in going {
-            for seat in stream.seats[from as usize..to as usize].iter().flatten() {
+            for seat in stream.staging_slots[from as usize..to as usize].iter().flatten() {
                 let members = stream.sets[usize::from(seat.set)].members;
                 self.columns.take_layers(seat.column, members & layers, &mut left);
             }
@@ -178,18 +183,18 @@ impl Kv {
 
     /// The request does not run for now: what it has in buffers alone has no seat any more.
     pub fn suspend(&mut self, request: RequestId) {
-        self.stream.forget_request(request);
+        self.layer_offload.forget_request(request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         (sequence.suspended, sequence.written) = (true, 0);
         let columns = sequence.columns.clone();
         let running: BTreeSet<_> = (self.sequences.values().filter(|sequence| !sequence.suspended))
             .flat_map(|sequence| sequence.columns.iter().copied())
             .collect();
-        self.wanted.retain(|id| running.contains(id));
+        self.missing_blocks.retain(|id| running.contains(id));
         for id in columns.into_iter().filter(|id| !running.contains(id)) {
-            if let Some(seat) = self.columns.set_seat(id, None) {
-                self.wanted.recheck(id);
-                self.stream.vacate(seat);
+            if let Some(seat) = self.columns.set_staging_slot(id, None) {
+                self.missing_blocks.recheck(id);
+                self.layer_offload.vacate(seat);
             }
         }
     }
@@ -197,7 +202,7 @@ impl Kv {
     /// Blocks of draining frames that belong to a buffer.
     pub fn drains_buffers(&self) -> bool {
         let frames = self.frames.draining();
-        let mut blocks = self.stream.buffers.iter().flatten();
+        let mut blocks = self.layer_offload.buffers.iter().flatten();
         !frames.is_empty() && blocks.any(|block| frames.contains(&self.frames.frame_of(*block)))
     }
 
@@ -206,10 +211,10 @@ impl Kv {
     /// # Panics
     /// If a fetch is under way.
     pub fn move_buffers(&mut self) -> bool {
-        assert!(self.stream.fetching.is_empty(), "buffers move while nothing is copied into them");
+        assert!(self.layer_offload.fetching.is_empty(), "buffers move while nothing is copied into them");
         let draining = self.frames.draining().clone();
         let mut going = Vec::new();
-        for block in self.stream.buffers.iter_mut().flatten() {
+        for block in self.layer_offload.buffers.iter_mut().flatten() {
             if draining.contains(&self.frames.frame_of(*block)) {
                 if self.frames.free_blocks() == 0 {
                     break;
@@ -220,21 +225,25 @@ impl Kv {
         }
         going.sort_unstable();
         self.frames.give(&going);
-        self.stream.table = Arc::default();
+        self.layer_offload.table = Arc::default();
         self.forget_fetches();
-        let seated: BTreeSet<_> = self.stream.seats.iter().flatten().map(|seat| seat.column).collect();
+        let seated: BTreeSet<_> =
+            self.layer_offload.staging_slots.iter().flatten().map(|seat| seat.column).collect();
         self.touch(&seated);
         !self.drains_buffers()
     }
 
     /// Blocks of seated columns that are not on the device.
-    pub fn away_blocks(&self) -> u32 {
-        self.columns.away()
+    pub fn offloaded_blocks(&self) -> u32 {
+        self.columns.offloaded_layers()
     }
 
     /// Columns that have a seat, and seats that nobody has.
-    pub fn seats(&self) -> (u32, u32) {
-        (self.stream.seats.len() as u32 - self.stream.holes, self.stream.holes)
+    pub fn slot_counts(&self) -> (u32, u32) {
+        (
+            self.layer_offload.staging_slots.len() as u32 - self.layer_offload.free_slots,
+            self.layer_offload.free_slots,
+        )
     }
 
     /// Full columns of a request.

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::StagingSlot;
 use crate::ids::{ColumnId, LayerId, RequestId};
-use crate::kv::columns::Stowed;
+use crate::kv::columns::HostLocation;
 use crate::kv::{Kv, Swap};
 use crate::layer_set::LayerSet;
 use crate::slots::Generations;
@@ -24,14 +24,14 @@ impl Kv {
         if paused {
             self.plan_paused(&mut left, generations, &mut written);
         }
-        let named = self.stream.placement.of.iter().filter(|_| placed);
+        let named = self.layer_offload.placement.of.iter().filter(|_| placed);
         for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
             while left > 0 {
                 let Some((at, column)) = self.next_to_write(request) else { break };
-                let layers: Vec<_> = self.lacks(column, set).iter().take(left as usize).collect();
+                let layers: Vec<_> = self.missing_on_host(column, set).iter().take(left as usize).collect();
                 if layers.is_empty() {
-                    self.stream.ready.push_back(StagingSlot { column, set, user: (request, at) });
-                } else if let Some(stowed) = self.spare_place(column, generations) {
+                    self.layer_offload.ready.push_back(StagingSlot { column, set, user: (request, at) });
+                } else if let Some(stowed) = self.reserve_spare_host_place(column, generations) {
                     left = left.saturating_sub(layers.len() as u32);
                     written.push(self.begin_write(column, stowed, layers));
                 } else {
@@ -44,9 +44,9 @@ impl Kv {
     }
 
     /// Blocks that are free as soon as they have been written back: nobody uses their columns any more.
-    pub fn parting_blocks(&self) -> u32 {
-        let alone = self.stream.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
-        alone.map(|id| self.columns.get(*id).here().len()).sum()
+    pub fn blocks_freed_by_write_back(&self) -> u32 {
+        let alone = self.layer_offload.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
+        alone.map(|id| self.columns.get(*id).resident_layers().len()).sum()
     }
 
     /// Up to `most` blocks of a column that a running request has filled, to see how fast the link is; none where there is no such
@@ -55,28 +55,34 @@ impl Kv {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
         let column = full.find(|id| self.columns.is_whole(*id) && !self.is_copied(*id))?;
-        let stowed = self.host_place(column, generations)?;
+        let stowed = self.reserve_host_place(column, generations)?;
         let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
         Some(self.begin_write(column, stowed, layers))
     }
 
-    pub(super) fn begin_write(&mut self, column: ColumnId, stowed: Stowed, layers: Vec<LayerId>) -> Swap {
-        self.refer(column);
-        self.stream.writing.push(column);
-        Swap { column, stowed, layers }
+    pub(super) fn begin_write(
+        &mut self,
+        column: ColumnId,
+        stowed: HostLocation,
+        layers: Vec<LayerId>,
+    ) -> Swap {
+        self.add_reference(column);
+        self.layer_offload.writing.push(column);
+        Swap { column, host_location: stowed, layers }
     }
 
     /// The column is being written back, or comes from the host tier, beside steps.
     pub(in crate::kv) fn is_copied(&self, id: ColumnId) -> bool {
-        self.stream.writing.contains(&id) || self.coming.contains(&id)
+        self.layer_offload.writing.contains(&id) || self.loading_swaps.contains(&id)
     }
 
     fn next_to_write(&mut self, request: RequestId) -> Option<(u32, ColumnId)> {
         let sequence = self.sequences.get_mut(&request).filter(|sequence| !sequence.suspended)?;
         let columns = &self.columns;
         let full = &sequence.columns[..sequence.full as usize];
-        let next =
-            full[sequence.written as usize..].iter().position(|id| columns.get(*id).seat().is_none())?;
+        let next = full[sequence.written as usize..]
+            .iter()
+            .position(|id| columns.get(*id).staging_slot().is_none())?;
         sequence.written += next as u32;
         let (at, id) = (sequence.written, full[sequence.written as usize]);
         // What comes back first, or is being written, comes later.
@@ -85,41 +91,53 @@ impl Kv {
     }
 
     /// Layers of the set whose blocks the host tier lacks.
-    pub(super) fn lacks(&self, column: ColumnId, set: u16) -> LayerSet {
-        self.stream.sets[usize::from(set)].members - self.columns.get(column).hosted
+    pub(super) fn missing_on_host(&self, column: ColumnId, set: u16) -> LayerSet {
+        self.layer_offload.sets[usize::from(set)].members - self.columns.get(column).hosted_layers
     }
 
     /// As [`Kv::host_place`], as far as prompts that go there leave any.
-    pub(super) fn spare_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
+    pub(super) fn reserve_spare_host_place(
+        &mut self,
+        column: ColumnId,
+        generations: &mut Generations,
+    ) -> Option<HostLocation> {
         let promised =
-            self.columns.get(column).stowed.is_none() && self.host_places() <= self.columns_to_go_out();
-        if promised { None } else { self.host_place(column, generations) }
+            self.columns.get(column).host_location.is_none() && self.host_places() <= self.columns_to_spill();
+        if promised { None } else { self.reserve_host_place(column, generations) }
     }
 
     /// The column has a place in the host tier; cache there gives way.
-    pub(super) fn host_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
-        let stowed = self.columns.get(column).stowed;
+    pub(super) fn reserve_host_place(
+        &mut self,
+        column: ColumnId,
+        generations: &mut Generations,
+    ) -> Option<HostLocation> {
+        let stowed = self.columns.get(column).host_location;
         // A place that a fetch may still read is not free at once.
-        if stowed.is_none() && self.tier.room() == 0 && !(self.evict_from_host() && self.tier.room() > 0) {
+        if stowed.is_none()
+            && self.host_pool.room() == 0
+            && !(self.evict_from_host() && self.host_pool.room() > 0)
+        {
             return None;
         }
-        let fresh = || Stowed { place: self.tier.take(), generation: generations.fresh() };
+        let fresh =
+            || HostLocation { place: self.host_pool.take(), generation: generations.next_generation() };
         let stowed = stowed.unwrap_or_else(fresh);
-        self.columns.get_mut(column).stowed = Some(stowed);
+        self.columns.get_mut(column).host_location = Some(stowed);
         Some(stowed)
     }
 
     /// The copies have ended, well or not.
     pub fn finish_write_back(&mut self, written: &[Swap], done: bool) {
         for one in written {
-            let at = self.stream.writing.iter().position(|id| *id == one.column);
-            self.stream.writing.swap_remove(at.expect("a column that is written back is known"));
+            let at = self.layer_offload.writing.iter().position(|id| *id == one.column);
+            self.layer_offload.writing.swap_remove(at.expect("a column that is written back is known"));
             if done {
-                let hosted = &mut self.columns.get_mut(one.column).hosted;
+                let hosted = &mut self.columns.get_mut(one.column).hosted_layers;
                 one.layers.iter().for_each(|layer| hosted.insert(*layer));
                 self.history.word(u64::from(one.column.0) ^ (one.layers.len() as u64) << 32);
             }
-            self.let_go(one.column);
+            self.release_reference(one.column);
         }
         // Whoever uses them looks at them again.
         let columns: BTreeSet<_> = written.iter().map(|one| one.column).collect();
@@ -130,7 +148,7 @@ impl Kv {
     }
 
     /// Columns are being written back.
-    pub fn writes_back(&self) -> bool {
-        !self.stream.writing.is_empty()
+    pub fn is_writing_back(&self) -> bool {
+        !self.layer_offload.writing.is_empty()
     }
 }

@@ -13,11 +13,11 @@ impl LoanBook {
     /// If it asks for nothing, or asks itself.
     pub fn ask(&mut self, peer: Peer, chunks: u32) -> Nonce {
         assert!(chunks > 0, "nobody asks for nothing");
-        assert!(peer != self.me, "nobody borrows from itself");
+        assert!(peer != self.own_peer, "nobody borrows from itself");
         self.count += 1;
         assert!(self.count < 1 << COUNT_BITS, "a life asks fewer than 2^{COUNT_BITS} times");
-        let nonce = Nonce(self.me.instance << COUNT_BITS | self.count);
-        self.taken.push(LoanIn { nonce, peer, state: LoanInState::Asked { chunks } });
+        let nonce = Nonce(self.own_peer.instance << COUNT_BITS | self.count);
+        self.loans_in.push(LoanIn { nonce, peer, state: LoanInState::Asked { chunks } });
         nonce
     }
 
@@ -26,9 +26,9 @@ impl LoanBook {
     /// # Errors
     /// [`LoanError::UnknownNonce`] (never asked, or no longer wanted: the lender takes its earmark back),
     /// [`LoanError::WrongPeer`], [`LoanError::AlreadyGranted`], [`LoanError::NoChunks`], [`LoanError::MoreThanAsked`].
-    pub fn expects(&self, nonce: Nonce, peer: Peer, chunks: u32) -> Result<(), LoanError> {
-        let at = self.taken_with(nonce, peer)?;
-        match self.taken[at].state {
+    pub fn is_expected(&self, nonce: Nonce, peer: Peer, chunks: u32) -> Result<(), LoanError> {
+        let at = self.loan_in_mut(nonce, peer)?;
+        match self.loans_in[at].state {
             LoanInState::Held { .. } => Err(LoanError::AlreadyGranted { nonce }),
             LoanInState::Asked { .. } if chunks == 0 => Err(LoanError::NoChunks { nonce }),
             LoanInState::Asked { chunks: asked } if chunks > asked => {
@@ -49,9 +49,9 @@ impl LoanBook {
         chunks: u32,
         expires: Nanos,
     ) -> Result<(), LoanError> {
-        self.expects(nonce, peer, chunks)?;
-        let at = self.taken_at(nonce)?;
-        self.taken[at].state = LoanInState::Held { chunks, vacating: 0, expires, orphaned: false };
+        self.is_expected(nonce, peer, chunks)?;
+        let at = self.loan_in_index(nonce)?;
+        self.loans_in[at].state = LoanInState::Held { chunks, vacating: 0, expires, orphaned: false };
         Ok(())
     }
 
@@ -60,7 +60,7 @@ impl LoanBook {
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::AlreadyGranted`].
     pub fn refused(&mut self, nonce: Nonce, peer: Peer) -> Result<(), LoanError> {
-        self.taken_with(nonce, peer)?;
+        self.loan_in_mut(nonce, peer)?;
         self.timed_out(nonce).map(|_| ())
     }
 
@@ -69,10 +69,10 @@ impl LoanBook {
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::AlreadyGranted`].
     pub fn timed_out(&mut self, nonce: Nonce) -> Result<Peer, LoanError> {
-        let at = self.taken_at(nonce)?;
-        match self.taken[at].state {
+        let at = self.loan_in_index(nonce)?;
+        match self.loans_in[at].state {
             LoanInState::Held { .. } => Err(LoanError::AlreadyGranted { nonce }),
-            LoanInState::Asked { .. } => Ok(self.taken.remove(at).peer),
+            LoanInState::Asked { .. } => Ok(self.loans_in.remove(at).peer),
         }
     }
 
@@ -82,8 +82,8 @@ impl LoanBook {
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NotGranted`], [`LoanError::NotRenewable`] where all of it
     /// has to leave already.
     pub fn renewed(&mut self, nonce: Nonce, peer: Peer, until: Nanos) -> Result<(), LoanError> {
-        let at = self.taken_with(nonce, peer)?;
-        match &mut self.taken[at].state {
+        let at = self.loan_in_mut(nonce, peer)?;
+        match &mut self.loans_in[at].state {
             LoanInState::Asked { .. } => Err(LoanError::NotGranted { nonce }),
             LoanInState::Held { chunks, vacating, .. } if vacating == chunks => {
                 Err(LoanError::NotRenewable { nonce })
@@ -101,29 +101,29 @@ impl LoanBook {
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`].
     pub fn revoked(&mut self, nonce: Nonce, peer: Peer, chunks: u32) -> Result<ReturnOrder, LoanError> {
-        let at = self.taken_with(nonce, peer)?;
-        match &mut self.taken[at].state {
-            LoanInState::Asked { .. } => Ok(self.taken.remove(at).vacate()),
+        let at = self.loan_in_mut(nonce, peer)?;
+        match &mut self.loans_in[at].state {
+            LoanInState::Asked { .. } => Ok(self.loans_in.remove(at).vacate()),
             LoanInState::Held { chunks: held, vacating, .. } => {
                 *vacating = (*vacating).max(chunks.min(*held));
-                Ok(self.taken[at].vacate())
+                Ok(self.loans_in[at].vacate())
             }
         }
     }
 
     /// What has to leave because its time is over, each grant once; [`LoanIn::vacating`] says so until it has left.
     pub fn expired(&mut self, now: Nanos) -> Vec<ReturnOrder> {
-        self.taken.iter_mut().filter_map(|taken| taken.expire(now)).collect()
+        self.loans_in.iter_mut().filter_map(|taken| taken.expire(now)).collect()
     }
 
     /// So many chunks were vacated, whether they had to or not: they leave the budget, and then are earmarked.
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::NotGranted`], [`LoanError::NoChunks`], [`LoanError::MoreThanLent`].
-    pub fn gave_back(&mut self, nonce: Nonce, returned: u32) -> Result<ReturnEffect, LoanError> {
-        let at = self.taken_at(nonce)?;
-        let peer = self.taken[at].peer;
-        let LoanInState::Held { chunks, vacating, orphaned, .. } = &mut self.taken[at].state else {
+    pub fn on_gave_back(&mut self, nonce: Nonce, returned: u32) -> Result<ReturnEffect, LoanError> {
+        let at = self.loan_in_index(nonce)?;
+        let peer = self.loans_in[at].peer;
+        let LoanInState::Held { chunks, vacating, orphaned, .. } = &mut self.loans_in[at].state else {
             return Err(LoanError::NotGranted { nonce });
         };
         if returned == 0 {
@@ -136,19 +136,19 @@ impl LoanBook {
         *vacating = vacating.saturating_sub(returned);
         let (to, empty) = ((!*orphaned).then_some(peer), *chunks == 0);
         if empty {
-            self.taken.remove(at);
+            self.loans_in.remove(at);
         }
         Ok(ReturnEffect { nonce, to, chunks: returned })
     }
 
-    fn taken_at(&self, nonce: Nonce) -> Result<usize, LoanError> {
-        let at = self.taken.iter().position(|taken| taken.nonce == nonce);
+    fn loan_in_index(&self, nonce: Nonce) -> Result<usize, LoanError> {
+        let at = self.loans_in.iter().position(|taken| taken.nonce == nonce);
         at.ok_or(LoanError::UnknownNonce { nonce })
     }
 
-    fn taken_with(&self, nonce: Nonce, got: Peer) -> Result<usize, LoanError> {
-        let at = self.taken_at(nonce)?;
-        let expected = self.taken[at].peer;
+    fn loan_in_mut(&self, nonce: Nonce, got: Peer) -> Result<usize, LoanError> {
+        let at = self.loan_in_index(nonce)?;
+        let expected = self.loans_in[at].peer;
         if expected == got { Ok(at) } else { Err(LoanError::WrongPeer { nonce, expected, got }) }
     }
 }

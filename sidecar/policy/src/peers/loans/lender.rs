@@ -7,7 +7,7 @@ use crate::peers::Peer;
 impl LoanBook {
     /// What it could lend: its own share, less what is lent, above its floor. Borrowed chunks are never lent on.
     pub fn lendable(&self) -> u32 {
-        self.own().saturating_sub(self.floor)
+        self.own_chunks().saturating_sub(self.floor)
     }
 
     /// It answers an ask with so many chunks, which leave its budget now. Before it vacates and earmarks them.
@@ -18,12 +18,12 @@ impl LoanBook {
         self.check_loan(nonce, peer, chunks)?;
         self.answered.retain(|(borrower, _)| *borrower != peer);
         self.answered.push((peer, nonce));
-        self.given.push(LoanOut { nonce, peer, chunks, back: 0, revoked: 0, expires });
+        self.loans_out.push(LoanOut { nonce, peer, chunks, returned_chunks: 0, revoked: 0, expires });
         Ok(())
     }
 
     fn check_loan(&self, nonce: Nonce, peer: Peer, chunks: u32) -> Result<(), LoanError> {
-        assert!(peer != self.me, "nobody lends to itself");
+        assert!(peer != self.own_peer, "nobody lends to itself");
         if chunks == 0 {
             return Err(LoanError::NoChunks { nonce });
         }
@@ -31,7 +31,7 @@ impl LoanBook {
         if let Some((_, answered)) = answered.filter(|(_, answered)| nonce <= *answered) {
             return Err(LoanError::Replayed { nonce, answered: *answered });
         }
-        if self.given.iter().any(|given| given.nonce == nonce) {
+        if self.loans_out.iter().any(|given| given.nonce == nonce) {
             return Err(LoanError::Replayed { nonce, answered: nonce }); // another life's, which a peer should not know
         }
         let lendable = self.lendable();
@@ -45,12 +45,12 @@ impl LoanBook {
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::Accepted`] where some of it has come back already.
-    pub fn took_back(&mut self, nonce: Nonce) -> Result<u32, LoanError> {
-        let at = self.given_at(nonce)?;
-        if self.given[at].back > 0 {
+    pub fn on_taken_back(&mut self, nonce: Nonce) -> Result<u32, LoanError> {
+        let at = self.loan_out_index(nonce)?;
+        if self.loans_out[at].returned_chunks > 0 {
             return Err(LoanError::Accepted { nonce });
         }
-        Ok(self.given.remove(at).chunks)
+        Ok(self.loans_out.remove(at).chunks)
     }
 
     /// The borrower wants it for longer. Never shortens it.
@@ -58,8 +58,8 @@ impl LoanBook {
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NotRenewable`] where all of it was revoked.
     pub fn renew(&mut self, nonce: Nonce, peer: Peer, expires: Nanos) -> Result<Nanos, LoanError> {
-        let at = self.given_with(nonce, peer)?;
-        let given = &mut self.given[at];
+        let at = self.loan_out_mut(nonce, peer)?;
+        let given = &mut self.loans_out[at];
         if given.revoked == given.chunks {
             return Err(LoanError::NotRenewable { nonce });
         }
@@ -73,8 +73,8 @@ impl LoanBook {
     /// # Errors
     /// [`LoanError::UnknownNonce`].
     pub fn revoke(&mut self, nonce: Nonce, chunks: u32) -> Result<Recall, LoanError> {
-        let at = self.given_at(nonce)?;
-        let given = &mut self.given[at];
+        let at = self.loan_out_index(nonce)?;
+        let given = &mut self.loans_out[at];
         given.revoked = given.revoked.max(chunks.min(given.chunks));
         Ok(Recall { nonce, peer: given.peer, chunks: given.revoked })
     }
@@ -84,8 +84,8 @@ impl LoanBook {
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NoChunks`], [`LoanError::MoreThanLent`].
     pub fn returned(&mut self, nonce: Nonce, peer: Peer, chunks: u32) -> Result<(), LoanError> {
-        let at = self.given_with(nonce, peer)?;
-        let given = &mut self.given[at];
+        let at = self.loan_out_mut(nonce, peer)?;
+        let given = &mut self.loans_out[at];
         if chunks == 0 {
             return Err(LoanError::NoChunks { nonce });
         }
@@ -93,25 +93,25 @@ impl LoanBook {
             return Err(LoanError::MoreThanLent { nonce, lent: given.chunks, returned: chunks });
         }
         given.chunks -= chunks;
-        given.back += chunks;
+        given.returned_chunks += chunks;
         given.revoked = given.revoked.saturating_sub(chunks);
-        self.given.retain(|given| given.chunks > 0);
+        self.loans_out.retain(|given| given.chunks > 0);
         Ok(())
     }
 
     /// Grants whose time is over and that are still away. Their chunks are still the borrower's.
     pub fn overdue(&self, now: Nanos) -> impl Iterator<Item = &LoanOut> {
-        self.given.iter().filter(move |given| given.expires <= now)
+        self.loans_out.iter().filter(move |given| given.expires <= now)
     }
 
-    fn given_at(&self, nonce: Nonce) -> Result<usize, LoanError> {
-        let at = self.given.iter().position(|given| given.nonce == nonce);
+    fn loan_out_index(&self, nonce: Nonce) -> Result<usize, LoanError> {
+        let at = self.loans_out.iter().position(|given| given.nonce == nonce);
         at.ok_or(LoanError::UnknownNonce { nonce })
     }
 
-    fn given_with(&self, nonce: Nonce, got: Peer) -> Result<usize, LoanError> {
-        let at = self.given_at(nonce)?;
-        let expected = self.given[at].peer;
+    fn loan_out_mut(&self, nonce: Nonce, got: Peer) -> Result<usize, LoanError> {
+        let at = self.loan_out_index(nonce)?;
+        let expected = self.loans_out[at].peer;
         if expected == got { Ok(at) } else { Err(LoanError::WrongPeer { nonce, expected, got }) }
     }
 }

@@ -28,7 +28,7 @@ impl World {
                     "the last token is computed"
                 );
                 request.committed = cached as usize;
-                self.send_out(&request);
+                self.start_prefill_offload(&request);
             }
             admitted.push(Admitted { id: request.id, kept });
             self.tables.insert(request.id, Vec::new());
@@ -37,36 +37,38 @@ impl World {
         admitted
     }
 
-    fn send_out(&mut self, request: &Request) {
+    fn start_prefill_offload(&mut self, request: &Request) {
         let columns = request.tokens.len().div_ceil(16) as u32;
-        if self.rng.permille(self.send_out_permille) && self.manager.can_offload_prefill(columns, columns) {
+        if self.rng.permille(self.prefill_offload_permille)
+            && self.manager.can_offload_prefill(columns, columns)
+        {
             self.manager.start_prefill_offload(request.id, columns);
-            self.sent_out += 1;
+            self.prefill_offloads += 1;
         }
     }
 
     /// Whose KV is on its way waits for it.
-    pub(super) fn send_back_coming(&mut self) {
+    pub(super) fn requeue_loading(&mut self) {
         let coming = |request: &mut Request| self.manager.is_loading(request.id);
         let sent: Vec<_> = self.running.extract_if(.., coming).collect();
         assert!(!sent.is_empty(), "somebody's KV is on its way");
         for request in sent.into_iter().rev() {
-            self.manager.suspend(request.id);
+            self.manager.suspend_request(request.id);
             self.tables.remove(&request.id);
             self.waiting.push_front(Request { kept: true, ..request });
-            self.came += 1;
+            self.admitted_count += 1;
         }
     }
 
     /// Whose prompt has gone out waits behind all others.
-    pub(super) fn park_prompts(&mut self) {
+    pub(super) fn suspend_offloaded(&mut self) {
         let computed = |r: &Request| {
             self.manager.is_prefill_offloaded(r.id) && r.tokens.len() - r.committed == 1 && r.committed > 0
         };
         let (going, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(computed);
         self.running = staying;
         for mut request in going {
-            self.manager.suspend(request.id);
+            self.manager.suspend_request(request.id);
             self.manager.check();
             self.tables.remove(&request.id);
             request.kept = true;
@@ -75,14 +77,14 @@ impl World {
     }
 
     /// No step has begun: those who were to have their first one wait as before, in their order.
-    pub(super) fn send_back(&mut self, admitted: Vec<Admitted>) {
+    pub(super) fn requeue(&mut self, admitted: Vec<Admitted>) {
         for Admitted { id, kept } in admitted.into_iter().rev() {
             let Some(at) = self.running.iter().position(|request| request.id == id) else { continue };
             let mut request = self.running.remove(at);
             self.tables.remove(&id);
             request.kept = kept;
             if kept {
-                self.manager.suspend(id);
+                self.manager.suspend_request(id);
             } else {
                 request.committed = 0;
                 self.manager.close(id);

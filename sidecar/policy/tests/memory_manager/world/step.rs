@@ -38,7 +38,7 @@ impl World {
 
     /// Writes the new tokens' KV and reads everybody's before them.
     fn attend(&mut self, layer: LayerId, id: RequestId, tokens: usize) {
-        if self.manager.is_lost(id) {
+        if self.manager.is_kv_lost(id) {
             return;
         }
         let request = self.running.iter().find(|r| r.id == id).expect("running").clone();
@@ -58,7 +58,7 @@ impl World {
 
     fn finish(&mut self) {
         let step = self.step.take().expect("a step runs");
-        self.settle_lost();
+        self.requeue_lost();
         let mut decode_only = true;
         for (id, tokens) in &step.parts {
             // Who was lost on the way is computed again.
@@ -73,13 +73,14 @@ impl World {
             }
         }
         let now = self.now;
-        self.manager.note_violations(Violations { ttft: self.send_out_permille > 0, tpot: false });
+        self.manager
+            .record_slo_violations(Violations { ttft: self.prefill_offload_permille > 0, tpot: false });
         let layers = usize::from(self.device.geometry.layers());
         let layer_ns = vec![self.layer_ns; layers];
         let total_ns = self.layer_ns * layers as u64;
         let (shape, stall_ns, kv_stall_ns) = (step.shape, vec![0; layers], vec![0; layers]);
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
-        self.tell(|manager, out| manager.finish(now, &times, out));
+        self.send_event(|manager, out| manager.finish(now, &times, out));
         self.steps += 1;
         self.retire();
     }

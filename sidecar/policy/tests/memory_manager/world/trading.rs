@@ -11,19 +11,19 @@ impl World {
     /// What ended on the device is told.
     pub fn poll(&mut self) -> bool {
         let Some(done) = self.next_completion() else { return false };
-        self.told = false;
+        self.sent_events = false;
         let now = self.now;
-        self.tell(|manager, out| manager.complete(now, &done, out));
+        self.send_event(|manager, out| manager.complete(now, &done, out));
         audit(&self.manager, &self.device);
         true
     }
 
-    pub(super) fn tell_trader<T>(
+    pub(super) fn drive<T>(
         &mut self,
         call: impl FnOnce(&mut MemoryManager, Option<&mut LoanNegotiator>, &mut Vec<Action>) -> T,
     ) -> T {
         let mut out = Vec::new();
-        let answer = call(&mut self.manager, self.trader.as_mut(), &mut out);
+        let answer = call(&mut self.manager, self.negotiator.as_mut(), &mut out);
         for mut action in out {
             if let Some(spoil) = self.spoil {
                 spoil(&mut action);
@@ -50,7 +50,7 @@ impl World {
     /// Starts to load a tenant whose floor its neighbours may have.
     pub fn begin(&mut self) {
         let now = self.now;
-        self.tell(|manager, out| manager.start(now, out));
+        self.send_event(|manager, out| manager.start(now, out));
     }
 
     /// Loading goes on, or the floor is claimed.
@@ -60,13 +60,13 @@ impl World {
             return;
         }
         let now = self.now;
-        let letters = self.tell_trader(|manager, trader, out| {
-            let (chunks, trader) = (manager.awaited_floor()?, trader?);
+        let letters = self.drive(|manager, trader, out| {
+            let (chunks, trader) = (manager.missing_floor_chunks()?, trader?);
             trader.claim(now, chunks);
             manager.claim_floor(out);
             Some(trader.take_commands())
         });
-        self.letters.extend(letters.into_iter().flatten());
+        self.commands.extend(letters.into_iter().flatten());
     }
 
     /// Nothing is under way.
@@ -75,11 +75,11 @@ impl World {
     }
 
     /// A neighbour said something.
-    pub fn hear(&mut self, news: PeerEvent) {
+    pub fn receive(&mut self, news: PeerEvent) {
         let now = self.now;
-        self.tell_trader(|manager, trader, _| trader.expect("a trader hears").on_event(now, news, manager));
+        self.drive(|manager, trader, _| trader.expect("a trader hears").on_event(now, news, manager));
         if self.step.is_none() {
-            self.boundary();
+            self.schedule();
         }
     }
 
@@ -88,32 +88,32 @@ impl World {
     }
 
     /// What goes to neighbours and comes from them, as the scheduler does it.
-    pub(super) fn trade(&mut self) {
+    pub(super) fn negotiate(&mut self) {
         let now = self.now;
-        let letters = self.tell_trader(|manager, trader, out| {
+        let letters = self.drive(|manager, trader, out| {
             trader.map(|trader| {
                 trader.boundary(now, manager, out);
                 trader.take_commands()
             })
         });
-        self.told = true;
-        self.letters.extend(letters.into_iter().flatten());
-        let alone = usize::from(self.trader.is_some());
+        self.sent_events = true;
+        self.commands.extend(letters.into_iter().flatten());
+        let alone = usize::from(self.negotiator.is_some());
         while self.manager.debt_is_blocked() && self.running.len() > alone {
             self.preempt();
-            self.tell(|manager, out| manager.boundary(now, out));
+            self.send_event(|manager, out| manager.boundary(now, out));
         }
         if self.manager.debt_is_blocked() {
-            self.tell(|manager, out| {
+            self.send_event(|manager, out| {
                 manager.force_reclaim();
                 manager.boundary(now, out);
             });
         }
         while self.manager.debt_is_blocked()
             && self.manager.sleep_state() == SleepState::Awake
-            && self.drop_kept(|manager, id| manager.on_device(id))
+            && self.drop_suspended_kv(|manager, id| manager.on_device(id))
         {
-            self.tell(|manager, out| manager.boundary(now, out));
+            self.send_event(|manager, out| manager.boundary(now, out));
         }
     }
 
@@ -122,7 +122,7 @@ impl World {
         if self.manager.borrow_request().is_none() {
             return false;
         }
-        self.trade();
+        self.negotiate();
         self.manager.borrow_request().is_none() && !self.manager.is_blocked()
     }
 }

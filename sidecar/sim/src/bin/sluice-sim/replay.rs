@@ -21,7 +21,7 @@ pub fn replay(args: &ReplayArgs) -> Result<bool> {
         Err(
             error @ (JournalError::Diverged { .. }
             | JournalError::OtherOutputs { .. }
-            | JournalError::CameDown { .. }),
+            | JournalError::Panicked { .. }),
         ) => {
             print(&format!("{name}: {error}"))?;
             if let Some(line) = error_line(&error) {
@@ -47,7 +47,7 @@ fn error_line(error: &JournalError) -> Option<usize> {
     match error {
         JournalError::Diverged { line, .. }
         | JournalError::OtherOutputs { line, .. }
-        | JournalError::CameDown { line, .. } => Some(*line),
+        | JournalError::Panicked { line, .. } => Some(*line),
         _ => None,
     }
 }

@@ -1,0 +1,157 @@
+//! Changes of owner: what a transaction does with a chunk, and in which order.
+
+use std::collections::BTreeMap;
+
+use sluice_policy::action::{Address, Reback};
+use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
+use sluice_policy::geometry::{ActivationCost, Geometry};
+use sluice_policy::ids::{ChunkId, FrameId};
+
+const CHUNKS: u32 = 6;
+const FRAMES: u32 = 4;
+
+/// A tenant without weights whose chunks are activations, and a ledger that says so.
+fn tenant() -> (Ownership, ChunkTable) {
+    let geometry = Geometry {
+        chunk_bytes: 64,
+        capacity_chunks: CHUNKS,
+        global_bytes: 0,
+        slab_bytes: vec![64],
+        block_bytes: 16,
+        activation: ActivationCost {
+            fixed_bytes: 0,
+            stream_per_token_bytes: 1,
+            chunk_per_token_bytes: 1,
+            chunk_tokens: 1,
+            per_sequence_bytes: 1,
+            per_logit_row_bytes: 1,
+        },
+        staging_chunks: 0,
+    };
+    let (mut holdings, mut ledger) = (Ownership::new(&geometry, FRAMES), ChunkTable::new(CHUNKS, 64));
+    for chunk in (0..CHUNKS).map(ChunkId) {
+        ledger.create(chunk);
+        ledger.hand_over(chunk, Owner::Free, Owner::Activation);
+        holdings.activation.push(chunk);
+    }
+    (holdings, ledger)
+}
+
+/// The last `count` activation chunks behind the first frames that are free.
+fn inflated(holdings: &Ownership, count: usize) -> Ownership {
+    let mut next = holdings.clone();
+    let idle = next.activation.split_off(next.activation.len() - count);
+    for (frame, chunk) in next.unbacked_frames(count as u32).into_iter().zip(idle) {
+        next.frames[frame.index()] = Some(chunk);
+    }
+    next
+}
+
+#[test]
+fn inflation_changes_the_label_of_the_same_chunks_and_makes_none() {
+    let (before, mut ledger) = tenant();
+    let after = inflated(&before, 2);
+    let changes = before.changes(&after);
+    let moved = [4, 5].map(|chunk| (ChunkId(chunk), Owner::Activation, Owner::Kv));
+    assert_eq!(changes, moved);
+    changes.iter().for_each(|(chunk, from, to)| ledger.hand_over(*chunk, *from, *to));
+    ledger.check();
+    assert_eq!([Owner::Activation, Owner::Kv, Owner::Free].map(|owner| ledger.count(owner)), [4, 2, 0]);
+    assert_eq!(ledger.created(), CHUNKS);
+    let kv = |frame| after.addresses().find(|(address, _)| *address == Address::Kv(FrameId(frame)));
+    assert_eq!([0, 1].map(|frame| kv(frame).map(|(_, chunk)| chunk)), [4, 5].map(|c| Some(ChunkId(c))));
+    assert_eq!(before.transaction(&after, &[]).handed_over, [4, 5].map(ChunkId), "poisoned, not copied");
+}
+
+/// The address table after `ops`, each of which must fit it, and the most addresses that any chunk had on the way. `left` is told
+/// of each chunk that something unmaps and nothing is behind by then.
+fn applied(
+    from: &Ownership,
+    ops: &[Reback],
+    mut left: impl FnMut(ChunkId),
+) -> (BTreeMap<Address, ChunkId>, usize) {
+    let mut table: BTreeMap<Address, ChunkId> = from.addresses().collect();
+    let mut most = 1;
+    for op in ops {
+        match *op {
+            Reback::Unmap(address, chunk) => {
+                assert_eq!(table.remove(&address), Some(chunk), "as mapped");
+                if !table.values().any(|other| *other == chunk) {
+                    left(chunk);
+                }
+            }
+            Reback::Map(address, chunk) => {
+                assert_eq!(table.insert(address, chunk), None, "over nothing");
+                most = most.max(table.values().filter(|other| **other == chunk).count());
+            }
+        }
+    }
+    (table, most)
+}
+
+fn is_map(op: &Reback) -> bool {
+    matches!(op, Reback::Map(..))
+}
+
+/// eLLM 5.1: map at the new slot first, unmap the old one later.
+#[test]
+fn a_chunk_that_changes_its_owner_is_mapped_anew_before_its_old_address_goes() {
+    let (one, _) = tenant();
+    let two = inflated(&one, 2);
+    let four = inflated(&two, 2);
+    for (from, to) in [(&one, &two), (&two, &one), (&two, &four), (&four, &two)] {
+        let ops = from.transaction(to, &[]).ops;
+        let (table, most) = applied(from, &ops, |chunk| panic!("{chunk:?} is nowhere half way"));
+        assert_eq!((table, most), (to.addresses().collect(), 2), "both addresses at once");
+        assert!(ops.is_sorted_by_key(|op| !is_map(op)), "all maps, then the unmaps: {ops:?}");
+    }
+}
+
+/// No address is ever doubly backed: the chunks of two frames change places.
+#[test]
+fn an_address_that_gets_another_chunk_loses_its_own_first() {
+    let two = inflated(&tenant().0, 2);
+    let mut swapped = two.clone();
+    swapped.frames.swap(0, 1);
+    let ops = two.transaction(&swapped, &[]).ops;
+    assert!(ops.is_sorted_by_key(is_map), "unmaps, then maps: {ops:?}");
+    assert_eq!(applied(&two, &ops, |_| ()).0, swapped.addresses().collect());
+}
+
+/// eLLM 5.1, asynchronous unmapping.
+#[test]
+fn what_an_inflation_leaves_behind_goes_before_anything_else_changes() {
+    let (one, mut ledger) = tenant();
+    let inflate = |from: &Ownership, count: usize| {
+        let mut next = inflated(from, count);
+        next.mark_stale(from);
+        next
+    };
+    let two = inflate(&one, 2);
+    let (activation, kv) = (Address::Activation, |frame| Address::Kv(FrameId(frame)));
+    let maps = |frame, chunk| Reback::Map(kv(frame), ChunkId(chunk));
+    assert_eq!(one.transaction(&two, &[]).ops, [maps(0, 4), maps(1, 5)], "it only maps");
+    assert_eq!(two.stale, [4, 5].map(|at| (activation(at), ChunkId(at))));
+    let four = inflate(&two, 2);
+    assert_eq!(
+        two.transaction(&four, &[]).ops,
+        [maps(2, 2), maps(3, 3)],
+        "nor does the next one unmap anything"
+    );
+    assert_eq!(four.stale.len(), 4);
+    // A deflation begins with all of them, also where a chunk comes back to where it still was.
+    let mut back = four.clone();
+    back.activation.extend([back.frames[2].take(), back.frames[0].take()].into_iter().flatten());
+    back.stale.clear();
+    let ops = four.transaction(&back, &[]).ops;
+    let gone = [2, 3, 4, 5].map(|at| Reback::Unmap(activation(at), ChunkId(at)));
+    assert_eq!(ops[..4], gone);
+    let (table, most) = applied(&four, &ops, |_| ());
+    assert_eq!((table, most), (back.addresses().collect(), 2));
+    // Owners never were in doubt.
+    for (from, to) in [(&one, &two), (&two, &four), (&four, &back)] {
+        from.changes(to).iter().for_each(|(chunk, from, to)| ledger.hand_over(*chunk, *from, *to));
+        assert!(to.owners().all(|(chunk, owner)| ledger.owner(chunk) == Some(owner)));
+        assert_eq!(to.owners().count(), CHUNKS as usize, "each counts once");
+    }
+}

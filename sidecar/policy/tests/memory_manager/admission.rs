@@ -1,0 +1,150 @@
+//! What a plan is asked for, and what its answer lets whom do.
+
+use sluice_policy::geometry::BLOCK_TOKENS;
+use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::{MemoryManager, RunningRequest, SchedulerView, WaitingRequest};
+use sluice_policy::params::{Params, PolicyName, Slo};
+use sluice_policy::planner::replan;
+use sluice_policy::planner::request::{PlanAnswer, PlanResult, RequestState};
+
+use super::cases::{BLOCK, guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::random::MODEL_TOKENS;
+use super::world::World;
+
+const LAYERS: u32 = 8;
+/// Columns that a request grows by within a plan's window.
+const GROWTH: u32 = 2;
+
+fn manager(host_columns: u64) -> MemoryManager {
+    pausing_manager(host_columns, Params::default().pause_bound_ns)
+}
+
+fn pausing_manager(host_columns: u64, pause_bound_ns: u64) -> MemoryManager {
+    let slabs = vec![4; LAYERS as usize];
+    let (params, _) = tenant(PolicyName::OrbitFlow, &slabs, 0, MODEL_TOKENS);
+    let (_, geometry) = tenant(PolicyName::OrbitFlow, &slabs, guaranteed_chunks(&params) + 20, MODEL_TOKENS);
+    let params = Params {
+        host_kv_bytes: host_columns * u64::from(LAYERS) * BLOCK,
+        pause_bound_ns,
+        slo: Slo { tbt_ns: 1_000_000, ..Slo::default() },
+        replan: replan::ReplanTunables {
+            window: GROWTH as u16 * BLOCK_TOKENS as u16,
+            least_steps: 0,
+            ..Default::default()
+        },
+        ..params
+    };
+    let mut world = World::new(params, geometry, 1, Faults::default());
+    assert!(world.load());
+    world.manager
+}
+
+fn runner(id: u64, columns: u32) -> RunningRequest {
+    RunningRequest { request: RequestId(id), columns, deposit: 0, immune: false }
+}
+
+fn waiter(id: u64, columns: u32) -> WaitingRequest {
+    WaitingRequest { request: RequestId(id), columns, deposit: 0, fresh: true }
+}
+
+/// So many runners, numbered from 1, that have come and hold nothing yet, and one that waits.
+fn scheduler_view(manager: &mut MemoryManager, columns: &[u32], waiting: WaitingRequest) -> SchedulerView {
+    let come = |(id, columns): (u64, &u32)| {
+        manager.open(RequestId(id), id, &vec![7; (columns * BLOCK_TOKENS) as usize]);
+        runner(id, *columns)
+    };
+    SchedulerView { running: (1..).zip(columns).map(come).collect(), waiting: vec![waiting] }
+}
+
+fn boundary(manager: &mut MemoryManager) {
+    let now = sluice_policy::ids::Nanos(1);
+    manager.boundary(now, &mut Vec::new());
+}
+
+fn answer(id: u64, (paused, admitted): (u16, u16), going: usize) -> PlanAnswer {
+    let found = PlanResult { paused, admitted, chosen: vec![0; going], step_ns: 1, bound_ns: 1 };
+    PlanAnswer { id, result: Some(found) }
+}
+
+#[test]
+fn new_request_is_planned_with_its_future_kv() {
+    let mut manager = manager(200);
+    let crowd = scheduler_view(&mut manager, &[5, 3], waiter(9, 4));
+    let asked = manager.ask_plan(&crowd);
+    let columns = |one: &RequestState| one.full + one.tails;
+    assert_eq!(asked.running.iter().map(columns).collect::<Vec<_>>(), [5 + GROWTH, 3 + GROWTH]);
+    assert_eq!(asked.waiting.iter().map(columns).collect::<Vec<_>>(), [4 + GROWTH]);
+}
+
+#[test]
+fn request_without_host_space_is_not_paused() {
+    let mut manager = manager(8);
+    let crowd = scheduler_view(&mut manager, &[5, 5], waiter(9, 4));
+    let asked = manager.ask_plan(&crowd);
+    let leaving: Vec<_> = asked.running.iter().map(|one| (one.full, one.tails, one.immune)).collect();
+    assert_eq!(leaving, [(4 + GROWTH, 1, false), (8 - 4 - GROWTH, 3 + GROWTH, true)]);
+}
+
+#[test]
+fn plan_decides_pauses_and_admissions() {
+    let mut manager = manager(200);
+    let most = manager.kv_counts().total_blocks / LAYERS;
+    let crowd = scheduler_view(&mut manager, &[2, 2], waiter(9, 3));
+    manager.set_blocked_head(Some(RequestId(9)));
+    let id = manager.ask_plan(&crowd).id;
+    manager.planned(answer(id, (1, 0), 1));
+    boundary(&mut manager);
+    assert_eq!((manager.take_pauses(), manager.take_pauses()), (vec![RequestId(1)], vec![]));
+    // Memory for it is there, but not beside the reserve.
+    let large = most - 4;
+    assert!(!manager.can_admit(&waiter(9, large), 0), "it was not let in");
+    let id = manager.ask_plan(&crowd).id;
+    manager.planned(answer(id, (0, 1), 3));
+    boundary(&mut manager);
+    assert!(manager.take_pauses().is_empty());
+    assert!(manager.can_admit(&waiter(9, large), 0), "a plan says so");
+    assert!(!manager.can_admit(&waiter(9, most), 0), "its KV would not fit");
+    assert!(!manager.can_admit(&waiter(9, large), 4 * LAYERS), "nor beside who comes as well");
+    assert!(!manager.can_admit(&waiter(8, large), 0), "another is not let in");
+    manager.on_cancel(RequestId(9));
+    assert!(!manager.can_admit(&waiter(9, large), 0), "its client has gone");
+}
+
+#[test]
+fn plan_is_requested_once_per_waiting_head() {
+    let mut manager = manager(200);
+    boundary(&mut manager);
+    assert!(!manager.wants_plan(), "everything fits, and nobody waits");
+    let held = |manager: &mut MemoryManager, request: Option<u64>| {
+        manager.set_blocked_head(request.map(RequestId));
+        boundary(manager);
+        manager.wants_plan()
+    };
+    assert!(held(&mut manager, Some(9)));
+    manager.set_blocked_head(None);
+    assert!(!manager.wants_plan(), "it has come");
+    assert!(held(&mut manager, Some(9)));
+    manager.on_cancel(RequestId(8));
+    assert!(manager.wants_plan(), "somebody else gave up");
+    manager.on_cancel(RequestId(9));
+    assert!(!manager.wants_plan(), "its client has gone");
+    assert!(held(&mut manager, Some(9)));
+    let crowd = scheduler_view(&mut manager, &[2], waiter(9, 3));
+    let id = manager.ask_plan(&crowd).id;
+    assert!(!held(&mut manager, Some(9)), "it is asked for");
+    manager.planned(answer(id, (0, 0), 1));
+    assert!(!held(&mut manager, Some(9)), "and adopted");
+    assert!(!held(&mut manager, Some(9)), "it looked at who is next");
+    assert!(held(&mut manager, Some(8)), "another is next");
+}
+
+#[test]
+fn without_pauses_plan_admits_only_what_fits() {
+    let (pauses, never) = (manager(200), pausing_manager(200, 0));
+    let most = never.kv_counts().total_blocks / LAYERS;
+    let (small, large) = (waiter(9, 2), waiter(9, most - 1));
+    assert!(pauses.may_plan_admission(&small, 0) && pauses.may_plan_admission(&large, 0));
+    assert!(never.may_plan_admission(&small, 0) && !never.may_plan_admission(&large, 0));
+    assert!(!never.may_plan_admission(&small, (most - 1) * LAYERS), "others come as well");
+}

@@ -1,0 +1,133 @@
+//! KV that comes from the host tier beside steps, and who came with its request.
+
+use sluice_policy::action::Action;
+use sluice_policy::event::{Completion, Outcome};
+use sluice_policy::geometry::{BLOCK_TOKENS, StepShape};
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
+use sluice_policy::params::PolicyName;
+
+use super::cases::{BLOCK, guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::random::MODEL_TOKENS;
+use super::world::World;
+
+const LAYERS: u32 = 8;
+const NOW: Nanos = Nanos(1);
+const SHAPE: StepShape = StepShape { tokens: 1, sequences: 1, logit_rows: 1 };
+
+/// A memory manager whose orders are carried out one after the other.
+struct Driven {
+    manager: MemoryManager,
+    out: Vec<Action>,
+}
+
+impl Driven {
+    fn new() -> Driven {
+        let slabs = vec![4; LAYERS as usize];
+        let (params, _) = tenant(PolicyName::OrbitFlow, &slabs, 0, MODEL_TOKENS);
+        let (mut params, geometry) =
+            tenant(PolicyName::OrbitFlow, &slabs, guaranteed_chunks(&params) + 20, MODEL_TOKENS);
+        params.host_kv_bytes = 200 * u64::from(LAYERS) * BLOCK;
+        let mut world = World::new(params, geometry, 1, Faults::default());
+        assert!(world.load());
+        Driven { manager: world.manager, out: Vec::new() }
+    }
+
+    /// Columns that fit the device.
+    fn room(&self) -> u32 {
+        self.manager.kv_counts().total_blocks / LAYERS
+    }
+
+    fn schedule(&mut self) {
+        self.manager.boundary(NOW, &mut self.out);
+    }
+
+    fn prepare(&mut self, id: u64, columns: u32) -> Prepared {
+        let need = StepNeed { columns: vec![(RequestId(id), columns)], shape: SHAPE };
+        self.manager.prepare(NOW, &need, &mut self.out)
+    }
+
+    /// What was ordered is done.
+    fn settle(&mut self) {
+        while let Some(action) = self.out.pop() {
+            let bytes = action.work.swaps().len() as u64 * BLOCK;
+            let outcome = Outcome::Done { bytes, duration_ns: bytes.max(1) };
+            self.manager.complete(NOW, &Completion { id: action.id, outcome }, &mut self.out);
+        }
+    }
+
+    /// A new request gets so many columns, and a step computes them.
+    fn serve(&mut self, id: u64, columns: u32) {
+        let tokens = vec![id as u32; (columns * BLOCK_TOKENS) as usize];
+        self.manager.open(RequestId(id), id, &tokens);
+        let ready = (0..100).any(|_| {
+            let ready = self.prepare(id, columns) == Prepared::Ready;
+            if !ready {
+                self.settle();
+                self.schedule();
+            }
+            ready
+        });
+        assert!(ready, "{id} gets its columns");
+        self.manager.begin(NOW, &mut self.out);
+        self.settle();
+        self.manager.commit(RequestId(id), &tokens);
+        let (layer_ns, none) = (vec![1000; LAYERS as usize], vec![0; LAYERS as usize]);
+        let (stall_ns, kv_stall_ns, total_ns) = (none.clone(), none, 10_000);
+        let times = StepTimes { shape: SHAPE, decode_only: false, layer_ns, stall_ns, kv_stall_ns, total_ns };
+        self.manager.finish(NOW, &times, &mut self.out);
+        self.schedule();
+        self.settle();
+    }
+}
+
+/// Two that wait with their KV, of which the host tier has a part of the first one's, come at the same boundary.
+fn admit_two(driven: &mut Driven) -> Prepared {
+    let half = driven.room() / 2;
+    driven.serve(1, half - 1);
+    driven.manager.suspend_request(RequestId(1));
+    driven.serve(2, half - 1);
+    driven.manager.suspend_request(RequestId(2));
+    driven.serve(3, 4);
+    driven.manager.close(RequestId(3));
+    driven.schedule();
+    driven.settle();
+    [1, 2].map(RequestId).iter().for_each(|id| driven.manager.resume(*id));
+    driven.prepare(2, 0)
+}
+
+/// Columns' blocks that are on the device.
+fn on_device(driven: &Driven) -> u32 {
+    driven.manager.kv_counts().used_blocks
+}
+
+/// Else what is there would leave for it, and come back once the rest has come, for which its own would leave: nobody would make a token.
+#[test]
+fn request_admitted_with_loading_request_keeps_its_kv() {
+    let mut driven = Driven::new();
+    assert_eq!(admit_two(&mut driven), Prepared::Loading);
+    assert!(driven.manager.is_loading(RequestId(1)) && !driven.manager.is_loading(RequestId(2)));
+    driven.manager.suspend_request(RequestId(1));
+    let (all, here) = (driven.room() / 2 + 1, on_device(&driven));
+    assert_eq!(driven.prepare(2, all), Prepared::Wait);
+    assert_eq!(on_device(&driven), here, "nothing has left");
+    assert_eq!(driven.prepare(2, 0), Prepared::Ready, "there is memory for what it was asked with");
+    driven.manager.suspend_request(RequestId(2));
+    driven.settle();
+    driven.schedule();
+    [1, 2].map(RequestId).iter().for_each(|id| driven.manager.resume(*id));
+    assert_eq!(driven.prepare(1, 1), Prepared::Ready, "all of it is there");
+}
+
+/// Whoever ran before has its step, or somebody makes room for it.
+#[test]
+fn running_request_does_not_wait_for_loading_kv() {
+    let mut driven = Driven::new();
+    driven.serve(9, 1);
+    assert_eq!(admit_two(&mut driven), Prepared::Loading);
+    [1, 2].map(RequestId).iter().for_each(|id| driven.manager.suspend_request(*id));
+    let all = driven.room() - 1;
+    let answer = driven.prepare(9, all);
+    assert!(matches!(answer, Prepared::Short { activation: false, .. }), "{answer:?}: somebody has to go");
+}

@@ -1,0 +1,160 @@
+//! eLLM's overlap: an inflation takes what the next tokens need too, and its old addresses go when nobody waits.
+
+use sluice_policy::action::{Address, Reback, Work};
+use sluice_policy::geometry::Geometry;
+use sluice_policy::memory_manager::SleepState;
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::reason::Reason;
+
+use super::cases::{CHUNK, guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::world::World;
+
+/// A tenant whose KV has so many chunks beside the guarantee and activations.
+fn sized(policy: PolicyName, extra_kv: u32) -> (Params, Geometry) {
+    let (params, _) = tenant(policy, &[4; 6], 0, 96);
+    tenant(policy, &[4; 6], guaranteed_chunks(&params) + extra_kv, 96)
+}
+
+fn world(policy: PolicyName, change: impl Fn(&mut Params)) -> World {
+    let (mut params, geometry) = sized(policy, 2);
+    change(&mut params);
+    let mut world = World::new(params, geometry, 11, Faults::default());
+    assert!(world.load());
+    world
+}
+
+/// More than there is room for.
+fn submit(world: &mut World) {
+    (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
+}
+
+/// Until old addresses are left behind.
+fn inflate(world: &mut World) {
+    let inflated = (0..10_000).any(|_| {
+        world.tick();
+        world.manager.stale_addresses() > 0
+    });
+    assert!(inflated, "nothing was inflated");
+}
+
+/// Answers that grow until the last change of their tenant is an inflation, and end.
+fn grow(world: &mut World) {
+    (0..4).for_each(|id| world.submit(id, id, (0..20).collect(), 70));
+    while world.finished.len() < 4 {
+        world.tick();
+    }
+    assert!(world.manager.stale_addresses() > 0, "the last change was an inflation");
+}
+
+/// Each audit of the world compares both tables and looks who is behind what.
+#[test]
+fn inflation_defers_unmap_until_idle() {
+    for policy in [PolicyName::Ellm, PolicyName::Unified] {
+        let mut world = world(policy, |_| ());
+        world.spoil = Some(|action| {
+            if let (Reason::Inflate, Work::Reback(transaction)) = (action.reason, &action.work) {
+                let kv = |op: &Reback| matches!(op, Reback::Map(Address::Kv(_), _));
+                assert!(transaction.ops.iter().all(kv), "{transaction:?}");
+            }
+        });
+        submit(&mut world);
+        inflate(&mut world);
+        assert_eq!(world.manager.counted(Reason::UnmapLater), 0, "requests run");
+        assert!(!world.manager.is_idle(), "something is left to do");
+        world.run();
+        world.rest(1000);
+        assert_eq!(world.manager.stale_addresses(), 0, "{policy:?}");
+        let behind = world.device.table.len() as u32;
+        assert_eq!(behind, world.manager.ledger().created() - world.manager.ledger().free().count() as u32);
+    }
+}
+
+#[test]
+fn deferred_unmap_runs_alone_when_idle() {
+    let mut world = world(PolicyName::Ellm, |_| ());
+    grow(&mut world);
+    world.spoil = Some(|action| {
+        if let (Reason::UnmapLater, Work::Reback(transaction)) = (action.reason, &action.work) {
+            let old = |op: &Reback| matches!(op, Reback::Unmap(Address::Activation(_), _));
+            assert!(transaction.ops.iter().all(old), "{transaction:?}");
+            assert!(transaction.handed_over.is_empty(), "nobody's memory changes hands");
+        }
+    });
+    let before = world.manager.counted(Reason::UnmapLater);
+    world.rest(1000);
+    assert_eq!((world.manager.stale_addresses(), world.manager.counted(Reason::UnmapLater)), (0, before + 1));
+}
+
+#[test]
+fn without_leave_to_unmap_later_one_transaction_does_both() {
+    let mut world = world(PolicyName::Ellm, |params| params.defers_unmap = false);
+    submit(&mut world);
+    while world.finished.len() < 8 {
+        world.tick();
+        assert_eq!(world.manager.stale_addresses(), 0);
+    }
+    assert!(world.manager.counted(Reason::Inflate) > 0);
+    world.rest(1000);
+    assert_eq!(world.manager.counted(Reason::UnmapLater), 0);
+}
+
+/// The device refuses to let go of a chunk that is behind any address.
+#[test]
+fn deferred_unmap_precedes_chunk_release() {
+    let mut world = world(PolicyName::Ellm, |_| ());
+    submit(&mut world);
+    inflate(&mut world);
+    world.start_sleep();
+    world.rest(1000);
+    assert_eq!((world.manager.sleep_state(), world.device.table.len()), (SleepState::Asleep, 0));
+    assert_eq!((world.manager.stale_addresses(), world.manager.counted(Reason::UnmapLater)), (0, 0));
+}
+
+#[test]
+fn a_change_that_the_device_refuses_leaves_old_addresses_where_they_are() {
+    let mut world = world(PolicyName::Ellm, |_| ());
+    grow(&mut world);
+    let left = world.manager.stale_addresses();
+    world.device.refuse_rebacks = true;
+    world.rest(3);
+    assert_eq!(world.manager.stale_addresses(), left);
+    assert_eq!(world.manager.counted(Reason::BackendFailed), 1, "it is not tried again at once");
+    world.device.refuse_rebacks = false;
+    world.rest(1000);
+    assert_eq!(world.manager.stale_addresses(), 0);
+}
+
+/// Transactions until all requests have ended, preemptions, and the fewest activation chunks.
+fn served(premap_bytes: u64) -> (u64, u32, u32) {
+    let mut world = world(PolicyName::Ellm, |params| params.premap_bytes = premap_bytes);
+    submit(&mut world);
+    let mut least = u32::MAX;
+    while world.finished.len() < 8 {
+        world.tick();
+        least = least.min(world.manager.activation_chunks());
+    }
+    (world.manager.counted(Reason::Inflate), world.preemptions, least)
+}
+
+#[test]
+fn memory_for_the_next_tokens_comes_with_that_for_this_step() {
+    let (without, preempted, _) = served(0);
+    let (with, preempted_with, least) = served(50_000_000);
+    assert!(with < without, "{with} inflations, not {without}");
+    assert!(preempted_with <= preempted, "{preempted_with} preemptions, not {preempted}");
+    let (params, geometry) = sized(PolicyName::Ellm, 2);
+    let smallest = geometry.chunks_for(geometry.activation.bytes(params.min_step));
+    assert!(least >= smallest, "the smallest step keeps its own");
+}
+
+#[test]
+fn what_is_taken_ahead_stays_below_its_limit() {
+    let (inflations, preemptions, least) = served(0);
+    assert_eq!(served(CHUNK), (inflations, preemptions, least), "less than a chunk is none");
+    assert_eq!(
+        served(CHUNK + 1),
+        (inflations, preemptions, least - 1),
+        "one chunk, which saves no inflation yet"
+    );
+}

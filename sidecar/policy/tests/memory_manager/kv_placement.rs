@@ -1,0 +1,314 @@
+//! KV that is away while its requests run: every step reads what was written, under every policy that places KV, with engines
+//! that die, copies that fail, a host tier that is too small and write-backs that hardly move.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::Failed;
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::pie::expansion::ExpansionTunables;
+use sluice_policy::planner::replan;
+use sluice_policy::reason::Reason;
+use sluice_policy::reclaim_cost::price::Clients;
+
+use super::cases::{BLOCK, guaranteed_chunks, tenant};
+use super::device::{Faults, Rng};
+use super::random::{MODEL_TOKENS, load};
+use super::world::World;
+
+const PLACING: [PolicyName; 4] =
+    [PolicyName::FlexGen, PolicyName::Pie, PolicyName::OrbitFlow, PolicyName::Unified];
+
+#[derive(Clone, Debug)]
+struct Case {
+    policy: PolicyName,
+    slabs: Vec<u64>,
+    extra_kv: u32,
+    host_columns: u64,
+    away_permille: u32,
+    seed: u64,
+    kill_permille: u32,
+    faults: u32,
+    slow_writes: u32,
+    caching: bool,
+    naps: u32,
+    /// Steps that a plan holds for.
+    window: u16,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let policy = prop::sample::select(&PLACING[..]);
+    let slabs = prop_oneof![(4usize..10).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 3..9)];
+    let sizes = (0u32..30, prop_oneof![Just(200u64), 1u64..40], 300u32..1000);
+    let trouble = (0u32..20, 0u32..60, prop_oneof![Just(0u32), 500u32..1000]);
+    let naps = prop_oneof![3 => Just(0u32), 1 => 1u32..30];
+    (policy, slabs, sizes, any::<u64>(), trouble, any::<bool>(), naps).prop_map(
+        |(policy, slabs, (extra_kv, host_columns, away_permille), seed, trouble, caching, naps)| {
+            let (kill_permille, faults, slow_writes) = trouble;
+            let sizes = Case { policy, slabs, extra_kv, host_columns, away_permille, ..quiet(policy) };
+            Case { seed, kill_permille, faults, slow_writes, caching, naps, ..sizes }
+        },
+    )
+}
+
+/// Eight layers that are alike, a small arena and a large host tier, and nothing goes wrong.
+fn quiet(policy: PolicyName) -> Case {
+    Case {
+        policy,
+        slabs: vec![4; 8],
+        extra_kv: 4,
+        host_columns: 200,
+        away_permille: 500,
+        seed: 7,
+        kill_permille: 0,
+        faults: 0,
+        slow_writes: 0,
+        caching: true,
+        naps: 0,
+        window: 32,
+    }
+}
+
+fn world(case: &Case) -> World {
+    let (params, _) = tenant(case.policy, &case.slabs, 0, MODEL_TOKENS);
+    let kv = guaranteed_chunks(&params) + case.extra_kv;
+    let (_, geometry) = tenant(case.policy, &case.slabs, kv, MODEL_TOKENS);
+    // Who weighs places KV only where no own layer may move.
+    let remap_cap_permille = if case.policy.weighs() { 0 } else { params.remap_cap_permille };
+    let params = Params {
+        remap_cap_permille,
+        prefix_caching: case.caching,
+        host_kv_bytes: case.host_columns * case.slabs.len() as u64 * BLOCK,
+        fixed_away_permille: case.away_permille,
+        expansion: ExpansionTunables { trial_tokens: 2, ..ExpansionTunables::default() },
+        replan: replan::ReplanTunables { window: case.window, ..Default::default() },
+        ..params
+    };
+    let faults = Faults { permille: case.faults, left: 6, ..Faults::default() };
+    let mut world = World::new(params, geometry, case.seed, faults);
+    world.device.slow_writes_permille = case.slow_writes;
+    world
+}
+
+fn served(case: &Case, requests: u64) -> (World, BTreeMap<RequestId, Vec<u32>>) {
+    let mut world = world(case);
+    // Failures in a row at the start keep a tenant from loading: that is another test's.
+    let faults = std::mem::take(&mut world.device.faults);
+    assert!(world.load());
+    world.device.faults = faults;
+    world.kill_permille = case.kill_permille;
+    world.sleep_permille = case.naps;
+    let expected = load(&mut world, &mut Rng(case.seed ^ 1), requests);
+    world.run();
+    (world, expected)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tokens_are_correct_for_any_kv_placement(case in case()) {
+        let (mut world, expected) = served(&case, 8);
+        prop_assert_eq!(&world.finished, &expected);
+        world.sleep_permille = 0;
+        world.rest(3000);
+        prop_assert_eq!(world.manager.kv_counts().used_columns, 0);
+        prop_assert_eq!(world.manager.kv_counts().used_blocks, world.manager.kv_counts().idle_columns * case.slabs.len() as u32,
+            "nothing but cache is left, and no buffer");
+    }
+
+    #[test]
+    fn a_policy_may_change_under_load(case in case()) {
+        let mut world = world(&case);
+        let faults = std::mem::take(&mut world.device.faults);
+        prop_assert!(world.load());
+        world.device.faults = faults;
+        (world.kill_permille, world.sleep_permille, world.switch_permille) = (case.kill_permille, case.naps, 200);
+        let expected = load(&mut world, &mut Rng(case.seed ^ 1), 8);
+        world.run();
+        prop_assert!(world.switches > 0, "what is tested happens");
+        prop_assert_eq!(&world.finished, &expected);
+        (world.sleep_permille, world.switch_permille) = (0, 0);
+        world.manager.set_policy(PolicyName::Recompute).expect("it began with all layers resident");
+        world.rest(3000);
+        prop_assert!(world.manager.is_idle(), "without load everything goes back");
+        prop_assert_eq!(world.manager.layout().alpha(), 0);
+        prop_assert_eq!(world.manager.kv_counts().used_columns, 0);
+    }
+
+    #[test]
+    fn equal_histories_have_equal_digests_for_any_kv_placement(case in case()) {
+        let run = |case: &Case| {
+            let (world, _) = served(case, 4);
+            (world.manager.digest(), world.steps)
+        };
+        prop_assert_eq!(run(&case), run(&case));
+    }
+}
+
+#[test]
+fn each_policy_reads_kv_from_the_host_tier() {
+    for policy in PLACING {
+        let (world, expected) = served(&quiet(policy), 8);
+        assert_eq!(world.finished, expected);
+        let used = |reason| world.manager.counted(reason) > 0;
+        assert!(used(Reason::Place) && used(Reason::WriteBack) && used(Reason::Fetch), "{policy:?}");
+        assert!(world.device.fetched > 0 && world.manager.fetched_bytes() > 0, "{policy:?} fetches");
+    }
+}
+
+/// Of all full columns four of eight layers are away; the last column is there.
+#[test]
+fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
+    let mut world = world(&quiet(PolicyName::FlexGen));
+    assert!(world.load());
+    world.submit(1, 1, (0..90).collect(), 30);
+    let (id, clients) = (RequestId(1), Clients { buffered_tokens: &[0], waiting: true });
+    let some_away = (0..100_000).any(|_| {
+        world.tick();
+        let columns = u64::from(world.manager.exclusive_columns(id));
+        let paused = world.manager.price_of_pause(id, 0, &clients).freed_bytes;
+        assert_eq!(world.manager.price_of_preemption(id, 0, 90, &clients).freed_bytes, paused);
+        assert!(paused <= columns * 8 * BLOCK);
+        columns > 5 && paused == (columns * 8 - (columns - 1) * 4) * BLOCK
+    });
+    assert!(some_away);
+}
+
+#[test]
+fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
+    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
+        let (world, expected) = served(&quiet(policy), 8);
+        assert_eq!(world.finished, expected);
+        assert_eq!(world.device.fetched, 0, "{policy:?}");
+        assert_eq!(world.manager.counted(Reason::WriteBack), 0, "{policy:?}");
+    }
+}
+
+/// Prompts are computed in buffers, whatever fails and dies meanwhile, and come back.
+#[test]
+fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_were() {
+    let (mut sent_out, mut spilt, mut lost) = (0, 0, 0);
+    for seed in 0..60 {
+        let case = Case { seed, kill_permille: 20 * (seed as u32 % 3), ..quiet(PolicyName::Ellm) };
+        let mut world = world(&case);
+        assert!(world.load());
+        (world.kill_permille, world.sleep_permille) = (case.kill_permille, seed as u32 % 2 * 5);
+        world.prefill_offload_permille = 700;
+        if seed % 4 == 3 {
+            world.device.faults = Faults { permille: 30, left: 12, ..Faults::default() };
+            world.switch_permille = 20;
+        }
+        // More in a row than are tried again: everything that lies in buffers is given up.
+        world.device.faults.lost_fetches = if seed % 6 == 5 { 10 } else { 0 };
+        let expected = load(&mut world, &mut Rng(seed ^ 1), 8);
+        world.run();
+        assert_eq!(world.finished, expected, "seed {seed}");
+        (world.sleep_permille, world.switch_permille) = (0, 0);
+        world.rest(3000);
+        let kv = world.manager.kv_counts();
+        assert_eq!(
+            (kv.used_columns, kv.used_blocks),
+            (0, kv.idle_columns * case.slabs.len() as u32),
+            "seed {seed}"
+        );
+        (sent_out, spilt) = (sent_out + world.prefill_offloads, spilt + world.device.spilt);
+        lost += world.manager.counted(Reason::SwapLost);
+    }
+    assert!(sent_out > 100 && spilt > 500 && lost > 0, "{sent_out} prompts, {spilt} spills, {lost} lost");
+}
+
+#[test]
+fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
+    let mut world = world(&Case { window: 4, ..quiet(PolicyName::OrbitFlow) });
+    world.no_plans = true;
+    assert!(world.load());
+    let expected = load(&mut world, &mut Rng(6), 8);
+    let (mut batch, mut most) = ((Vec::new(), 0), 0);
+    while world.finished.len() < expected.len() {
+        world.tick();
+        let runners: Vec<_> = world.running.iter().map(|request| request.id).collect();
+        let vain = world.manager.counted(Reason::NoPlan);
+        if runners != batch.0 {
+            batch = (runners, vain);
+        }
+        most = most.max(vain - batch.1);
+    }
+    assert_eq!(world.finished, expected);
+    // The answer to what was asked before the batch changed may come after.
+    assert!(most > 2, "{most} times");
+}
+
+/// A world in which the next fetches fail, once KV is away.
+fn with_lost_fetches(fetches: u32) -> (World, BTreeMap<RequestId, Vec<u32>>) {
+    let mut world = world(&quiet(PolicyName::FlexGen));
+    assert!(world.load());
+    let expected = load(&mut world, &mut Rng(6), 8);
+    while world.manager.fetched_bytes() == 0 {
+        world.tick();
+    }
+    world.device.faults.lost_fetches = fetches;
+    (world, expected)
+}
+
+#[test]
+fn kv_that_cannot_be_fetched_is_computed_again() {
+    for (fetches, given_up) in [(8, false), (9, true)] {
+        let (mut world, expected) = with_lost_fetches(fetches);
+        world.run();
+        assert_eq!(world.finished, expected, "{fetches} failures");
+        assert_eq!(world.manager.counted(Reason::SwapLost) > 0, given_up, "{fetches} failures");
+        assert_eq!(world.manager.kv_counts().used_columns, 0);
+    }
+}
+
+/// Of a prompt that goes out nothing is to be fetched at first, which may fail all the same.
+#[test]
+fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
+    let mut world = world(&quiet(PolicyName::Ellm));
+    assert!(world.load());
+    world.prefill_offload_permille = 1000;
+    let expected = load(&mut world, &mut Rng(6), 8);
+    let (mut failed, mut fetched) = (0, world.device.fetched);
+    while world.finished.len() < expected.len() {
+        world.tick();
+        // Never twice in a row.
+        if world.device.fetched > fetched && world.device.faults.lost_empty_fetches == 0 {
+            (failed, fetched) = (failed + 1, world.device.fetched);
+            world.device.faults.lost_empty_fetches = 1;
+        }
+    }
+    assert_eq!(world.finished, expected);
+    assert!(failed > 2 * 9, "{failed} failures");
+    assert_eq!(world.manager.counted(Reason::SwapLost), 0);
+}
+
+#[test]
+fn fetches_of_nothing_that_never_come_fail_the_tenant() {
+    let mut world = world(&quiet(PolicyName::Ellm));
+    assert!(world.load());
+    world.prefill_offload_permille = 1000;
+    load(&mut world, &mut Rng(6), 8);
+    world.device.faults.lost_empty_fetches = u32::MAX;
+    let failed = |world: &World| matches!(world.manager.failed(), Some(Failed::Fetch { .. }));
+    let ended = (0..100_000).any(|_| {
+        world.tick();
+        failed(&world)
+    });
+    assert!(ended && world.manager.counted(Reason::SwapLost) == 0);
+}
+
+#[test]
+fn a_link_that_fetches_nothing_any_more_fails_the_tenant() {
+    let (mut world, _) = with_lost_fetches(u32::MAX);
+    let ended = (0..1_000_000).any(|_| {
+        world.tick();
+        world.manager.failed().is_some()
+    });
+    assert!(
+        ended && matches!(world.manager.failed(), Some(Failed::Fetch { .. })),
+        "{:?}",
+        world.manager.failed()
+    );
+}

@@ -1,0 +1,220 @@
+//! What a tenant that is asked answers: by what holds at that moment, whatever the asker saw.
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loan_denied::LoanDenied;
+use sluice_policy::peers::loans::{LoanBook, Nonce};
+
+use super::cases::{guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::world::World;
+
+const MS: u64 = 1_000_000;
+const TOKENS: u32 = 32;
+const TTL_NS: u64 = 1_000 * MS;
+/// Above it no KV is guaranteed, so all of this can be lent when no request needs it.
+const EXTRA_KV: u32 = 8;
+
+fn peer(index: u32) -> Peer {
+    Peer { index, instance: 1 }
+}
+
+/// Neighbour 1 is below the tenant, 2 is not, and of others it knows nothing.
+fn terms() -> NegotiationPolicy {
+    let priorities = vec![(peer(1), 3), (peer(2), 5)];
+    NegotiationPolicy { priority: 5, priorities, min_residence_ns: 0, ..NegotiationPolicy::default() }
+}
+
+/// A tenant of six layers of four chunks that has not loaded.
+fn fresh(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
+    let slabs = [4; 6];
+    let (params, _) = tenant(PolicyName::Oneiros, &slabs, 0, TOKENS);
+    let (mut params, mut geometry) =
+        tenant(PolicyName::Oneiros, &slabs, guaranteed_chunks(&params) + EXTRA_KV, TOKENS);
+    let share = geometry.capacity_chunks;
+    geometry.capacity_chunks = 2 * share;
+    params.share_chunks = share;
+    change(&mut params);
+    let mut world = World::new(params, geometry, 3, Faults::default());
+    world.manager.set_can_borrow(true);
+    let book = LoanBook::new(peer(0), share, world.manager.floor_chunks());
+    world.negotiator = Some(LoanNegotiator::new(book, terms));
+    world
+}
+
+fn loaded(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
+    let mut world = fresh(change, terms);
+    assert!(world.load());
+    take_turn(&mut world, false);
+    world
+}
+
+/// The turn comes or goes.
+fn take_turn(world: &mut World, active: bool) {
+    world.active = active;
+    while world.manager.active() != active {
+        world.tick();
+    }
+}
+
+fn lender() -> World {
+    loaded(|_| (), terms())
+}
+
+/// What it says to this neighbour, at once: chunks that it will give are in its book.
+fn ask_of(world: &mut World, from: u32, nonce: u64, chunks: u32) -> Result<u32, LoanDenied> {
+    let before = lent(world);
+    world.receive(PeerEvent::Asked { peer: peer(from), nonce: Nonce(nonce), chunks, ttl_ns: TTL_NS });
+    let late = world.negotiator.as_mut().map(LoanNegotiator::take_commands).into_iter().flatten();
+    let refused = world.commands.drain(..).chain(late).find_map(|letter| match letter {
+        PeerCommand::Refuse { peer: to, nonce: of, why } => {
+            assert_eq!((to, of), (peer(from), Nonce(nonce)), "whoever asked hears it");
+            Some(why)
+        }
+        _ => None,
+    });
+    match refused {
+        Some(why) => {
+            assert_eq!(lent(world), before, "nothing has changed");
+            assert!(world.manager.counted(why.reason()) > 0, "it counts");
+            Err(why)
+        }
+        None => Ok(lent(world) - before),
+    }
+}
+
+fn ask(world: &mut World, nonce: u64, chunks: u32) -> Result<u32, LoanDenied> {
+    ask_of(world, 3, nonce, chunks)
+}
+
+fn lent(world: &World) -> u32 {
+    world.negotiator.as_ref().map_or(0, |trader| trader.book().lent_out())
+}
+
+/// What it promised leaves.
+fn vacate(world: &mut World) {
+    (0..2_000).for_each(|_| world.tick());
+    assert_eq!(world.manager.lent_chunks(), lent(world));
+}
+
+/// Requests that take all of its KV, before it loses its turn.
+fn fill_kv(world: &mut World) {
+    world.active = true;
+    (0..4).for_each(|id| world.submit(10 + id, id, vec![id as u32; 20], 12));
+    while world.running.len() < 3 || world.in_step() {
+        world.tick();
+    }
+    take_turn(world, false);
+}
+
+#[test]
+fn a_tenant_that_loads_is_busy() {
+    let mut world = fresh(|_| (), terms());
+    world.begin();
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Busy));
+}
+
+#[test]
+fn an_inactive_tenant_gives_no_more_than_it_was_asked_for() {
+    assert_eq!(ask(&mut lender(), 1, 2), Ok(2));
+}
+
+#[test]
+fn recently_restored_layers_are_denied_with_remaining_time() {
+    let mut world = loaded(|_| (), NegotiationPolicy { min_residence_ns: 5 * MS, ..terms() });
+    world.now = Nanos(2 * MS);
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::MinResidence { left_ns: 3 * MS }));
+    world.now = Nanos(5 * MS);
+    assert_eq!(ask(&mut world, 2, 1), Ok(1));
+}
+
+#[test]
+fn active_tenant_lends_nothing_to_lower_priority() {
+    let mut world = lender();
+    for (active, from, lends) in [(true, 1, false), (true, 2, true), (true, 3, true), (false, 1, true)] {
+        take_turn(&mut world, active);
+        let nonce = 10 * u64::from(from) + u64::from(!active);
+        let expected = if lends { Ok(1) } else { Err(LoanDenied::Active) };
+        assert_eq!(ask_of(&mut world, from, nonce, 1), expected, "active {active}, {from}");
+        world.receive(PeerEvent::Withdrawn { peer: peer(from), nonce: Nonce(nonce) });
+    }
+}
+
+#[test]
+fn an_active_tenant_whose_own_step_lacks_memory_gives_nothing() {
+    let mut world = lender();
+    world.active = true;
+    (0..40).for_each(|id| world.submit(10 + id, id, vec![id as u32; 20], 12));
+    world.max_batch = 40;
+    while world.manager.borrow_request().is_none() {
+        world.tick();
+    }
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Active));
+    take_turn(&mut world, false);
+    assert_eq!(ask(&mut world, 2, 1), Ok(1), "who waits for its turn lends what nobody uses meanwhile");
+}
+
+#[test]
+fn a_tenant_whose_partition_is_fixed_trades_nothing() {
+    let mut world = loaded(|params| params.policy = PolicyName::Recompute, terms());
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::NotTraded));
+}
+
+#[test]
+fn a_tenant_that_has_lent_all_above_its_floor_is_at_its_floor() {
+    let mut world = lender();
+    let above = world.manager.share_chunks() - world.manager.floor_chunks();
+    assert_eq!(ask(&mut world, 1, u32::MAX), Ok(above));
+    assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::AtFloor), "it is promised already");
+    vacate(&mut world);
+    assert_eq!(ask(&mut world, 3, 1), Err(LoanDenied::AtFloor));
+}
+
+#[test]
+fn a_tenant_whose_layers_may_not_go_any_more_is_at_its_cap() {
+    let mut world = lender();
+    fill_kv(&mut world);
+    let layers = world.manager.lendable_chunks();
+    assert_eq!(ask(&mut world, 1, u32::MAX), Ok(layers));
+    assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::Nothing), "all that could go is promised");
+    vacate(&mut world);
+    let (held, floor) = (world.manager.budget_chunks(), world.manager.floor_chunks());
+    assert!(held > floor, "its requests keep their KV");
+    assert_eq!(ask(&mut world, 3, 1), Err(LoanDenied::AtCap));
+}
+
+/// Slabs of 253 bytes take 2.5 steps of six milliseconds: a neighbour that has them for a turn costs the next one more.
+#[test]
+fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within_a_step() {
+    for (slab_ns, hidden) in [(15 * MS, false), (MS, true)] {
+        let mut world = fresh(|_| (), terms());
+        world.device.fill_ns_per_byte = slab_ns / 253;
+        assert!(world.load());
+        fill_kv(&mut world);
+        let waits = world.manager.lendable_chunks();
+        world.manager.set_busy(false);
+        let layers = |chunks: u32| chunks >= 4;
+        assert_eq!(layers(waits), hidden, "a slab takes {slab_ns} ns");
+        assert!(layers(world.manager.lendable_chunks()), "without work nobody waits for them");
+    }
+}
+
+#[test]
+fn a_tenant_that_wakes_is_busy_until_its_layers_are_back() {
+    let mut world = lender();
+    assert!(ask(&mut world, 1, 10).is_ok());
+    vacate(&mut world);
+    assert!(world.manager.absent_layers() > 0);
+    world.submit(10, 0, vec![1; 20], 4);
+    take_turn(&mut world, true);
+    assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::Busy));
+}
+
+#[test]
+fn a_name_that_was_answered_is_refused() {
+    let mut world = lender();
+    assert_eq!(ask(&mut world, 2, 1), Ok(1));
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Nothing));
+}

@@ -1,0 +1,558 @@
+//! The tenants of one GPU, its ledger, and the mail between them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
+use sluice_policy::memory_manager::{MemoryManager, SleepState, fits};
+use sluice_policy::params::{Bounds, Params};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::{LoanBook, Nonce};
+use sluice_policy::peers::victim::{PeerState, PeerView};
+
+use super::super::cases::{guaranteed_chunks, tenant};
+use super::super::device::{Faults, Rng};
+use super::super::quota::{Ledger, Quota};
+use super::super::random::{MODEL_TOKENS, load, trading};
+use super::super::world::{Request, World};
+use super::balance;
+use super::network::{Message, Network};
+
+pub const MS: u64 = 1_000_000;
+/// A borrower gives back within this time.
+pub const BOUND_NS: u64 = 60 * MS;
+/// So many ticks without a new token mean that somebody waits for ever. Of 3000 towns none paused for more than 14 412,
+/// while one that often sleeps, and forgets what it computed, takes more than 200 000 for all its work.
+const STILL_TICKS: u32 = 100_000;
+/// How often a tenant looks at the ledger by itself.
+const POLL_NS: u64 = 25 * MS;
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub tenants: usize,
+    pub slabs: Vec<u64>,
+    pub extra_kv: u32,
+    /// One at a time, else whoever has work.
+    pub turns: bool,
+    pub seed: u64,
+    /// Letters that are lost, and that are told twice, in 1000.
+    pub loss: u32,
+    pub duplicates: u32,
+    /// Actions that fail, in 1000.
+    pub faults: u32,
+    /// How often a life accepts bytes of which no chunk can be made.
+    pub unmade: u32,
+    /// Engines that die, in 1000 layers.
+    pub kills: u32,
+    /// Tenants that die.
+    pub deaths: u32,
+    /// How often a tenant falls asleep or wakes, of a thousand boundaries.
+    pub sleeps: u32,
+    pub host_kv_bytes: u64,
+    /// So many promises cannot be taken in each life although they stand.
+    pub untaken: u32,
+    /// So many earmarks are not written: what the checks must notice.
+    pub loses_earmarks: u32,
+    /// So many revocations are lost.
+    pub loses_revocations: u32,
+    /// To this tenant all are.
+    pub ignores_messages: Option<usize>,
+    /// How long a loan lasts, milliseconds.
+    pub ttl_ms: u64,
+    /// Nobody sees who dies.
+    pub blind: bool,
+    /// So many chunks more does a later life never lend: its former one had lent them, as those do that are hibernated.
+    pub later_floor: u32,
+    /// How often the GPU is dealt out anew while there is work, of ten thousand ticks.
+    pub share_changes: u32,
+}
+
+impl Case {
+    fn faults(&self) -> Faults {
+        Faults {
+            permille: self.faults,
+            left: 6,
+            unmade: self.unmade,
+            untaken: self.untaken,
+            ..Faults::default()
+        }
+    }
+}
+
+/// One life of a tenant.
+#[derive(Debug)]
+struct Tenant {
+    me: Peer,
+    world: World,
+    /// Those who lived at the last look.
+    known: BTreeSet<Peer>,
+    looks_at: Nanos,
+    /// What goes wrong once it is loaded.
+    faults: Option<Faults>,
+}
+
+/// A tenant and what outlives it.
+#[derive(Debug)]
+pub struct TenantSlot {
+    tenant: Option<Tenant>,
+    /// Its clients ask the next life for it again.
+    waiting: VecDeque<Request>,
+    finished: BTreeMap<RequestId, Vec<u32>>,
+    pub expected: BTreeMap<RequestId, Vec<u32>>,
+}
+
+impl TenantSlot {
+    pub fn finished(&self) -> &BTreeMap<RequestId, Vec<u32>> {
+        self.tenant.as_ref().map_or(&self.finished, |tenant| &tenant.world.finished)
+    }
+
+    fn busy(&self) -> bool {
+        self.tenant.as_ref().map_or(!self.waiting.is_empty(), |tenant| tenant.world.busy())
+    }
+
+    /// Tokens of all requests, computed ones and those of prompts.
+    fn tokens(&self) -> usize {
+        let world = self.tenant.as_ref().map(|tenant| &tenant.world);
+        let open = world.into_iter().flat_map(|world| world.running.iter().chain(&world.waiting));
+        let open = open.chain(&self.waiting).map(|request| request.tokens.len());
+        open.chain(self.finished().values().map(Vec::len)).sum()
+    }
+}
+
+impl Tenant {
+    fn negotiator(&self) -> &LoanNegotiator {
+        self.world.negotiator.as_ref().expect("everybody trades here")
+    }
+
+    fn are_loans_returned(&self, share: u32) -> bool {
+        let book = self.negotiator().book();
+        let asleep = self.world.manager.sleep_state() == SleepState::Asleep;
+        let even = book.loans_out().is_empty() && book.loans_in().is_empty();
+        even && self.world.manager.is_loaded()
+            && self.world.device.chunks.len() as u32 == (if asleep { 0 } else { share })
+            && balance(&self.world.manager) == (0, 0)
+            && self.world.manager.budget_chunks() == share
+            && self.world.idle()
+    }
+}
+
+pub struct SimGpu {
+    pub slots: Vec<TenantSlot>,
+    /// Loans that were seen.
+    pub loans: u32,
+    /// Letters of new lives that lacked their floor.
+    pub claims: u32,
+    /// The longest time from the first word about a loan that was wanted back to its end.
+    pub slowest_ns: u64,
+    /// Neighbours asked while a loan was out whose borrower had been told longer ago than the bound.
+    pub asked_meanwhile: u32,
+    /// When the borrower of a loan was first told.
+    revoked: BTreeMap<Nonce, Nanos>,
+    pub(super) case: Case,
+    pub(super) params: Params,
+    pub(super) geometry: Geometry,
+    pub(super) share: u32,
+    ledger: Rc<RefCell<Ledger>>,
+    network: Network,
+    now: Nanos,
+    instances: u64,
+    holder: usize,
+    deaths: u32,
+    pub(super) rng: Rng,
+    /// The share that each seat is to have, and how much it may remap.
+    pub(super) assigned: Vec<Bounds>,
+    /// Shares that fell while something was held of them.
+    pub released: u32,
+}
+
+impl SimGpu {
+    pub fn new(case: &Case) -> SimGpu {
+        let policy = trading(case.seed);
+        let (params, _) = tenant(policy, &case.slabs, 0, MODEL_TOKENS);
+        let kv = guaranteed_chunks(&params) + case.extra_kv;
+        let (_, mut geometry) = tenant(policy, &case.slabs, kv, MODEL_TOKENS);
+        let share = geometry.capacity_chunks;
+        geometry.capacity_chunks = share * case.tenants as u32;
+        let params = Params { share_chunks: share, host_kv_bytes: case.host_kv_bytes, ..params };
+        let ledger = Rc::new(RefCell::new(Ledger::new(geometry.capacity_chunks)));
+        let bounds = Bounds { share_chunks: share, remap_cap_permille: params.remap_cap_permille };
+        let mut town = SimGpu {
+            slots: Vec::new(),
+            loans: 0,
+            claims: 0,
+            slowest_ns: 0,
+            asked_meanwhile: 0,
+            revoked: BTreeMap::new(),
+            case: case.clone(),
+            params,
+            geometry,
+            share,
+            ledger,
+            network: Network::new(case.seed ^ 0x3a11, case.loss, case.duplicates),
+            now: Nanos(0),
+            instances: 0,
+            holder: 0,
+            deaths: case.deaths,
+            rng: Rng(case.seed ^ 0x7044),
+            assigned: vec![bounds; case.tenants],
+            released: 0,
+        };
+        (0..case.tenants).for_each(|_| town.settling_tenant());
+        town.ledger.borrow_mut().loses = case.loses_earmarks;
+        town
+    }
+
+    /// A new tenant with work.
+    fn settling_tenant(&mut self) {
+        let seat = TenantSlot {
+            tenant: None,
+            waiting: VecDeque::new(),
+            finished: BTreeMap::new(),
+            expected: BTreeMap::new(),
+        };
+        self.slots.push(seat);
+        let at = self.slots.len() - 1;
+        self.start_instance(at);
+        // Some have little to do, so that others can borrow.
+        let requests = if at.is_multiple_of(2) { 16 } else { 2 };
+        let world = &mut self.slots[at].tenant.as_mut().expect("it has just begun").world;
+        self.slots[at].expected = load(world, &mut self.rng, requests);
+    }
+
+    fn start_instance(&mut self, at: usize) {
+        self.instances += 1;
+        let me = Peer { index: at as u32, instance: self.instances };
+        self.ledger.borrow_mut().join(me.instance);
+        let Bounds { share_chunks, remap_cap_permille } = self.assigned[at];
+        let mut params = Params { share_chunks, remap_cap_permille, ..self.params.clone() };
+        if self.instances > self.case.tenants as u64 {
+            params.guaranteed_kv_bytes += u64::from(self.case.later_floor) * self.geometry.chunk_bytes;
+        }
+        if fits(&params, &self.geometry).is_err() {
+            params.remap_cap_permille = self.params.remap_cap_permille;
+        }
+        let mut world = World::new(params, self.geometry.clone(), self.rng.next(), Faults::default());
+        world.device.quota = Some(Quota { ledger: self.ledger.clone(), me });
+        world.kill_permille = self.case.kills;
+        world.late_permille = 300;
+        world.sleep_permille = self.case.sleeps;
+        world.manager.set_can_borrow(true);
+        let book = LoanBook::new(me, world.manager.share_chunks(), world.manager.floor_chunks());
+        world.negotiator = Some(LoanNegotiator::new(book, self.terms(me)));
+        world.now = self.now;
+        world.begin();
+        let faults = Some(self.case.faults());
+        let seat = &mut self.slots[at];
+        world.waiting = std::mem::take(&mut seat.waiting);
+        world.finished = std::mem::take(&mut seat.finished);
+        seat.tenant = Some(Tenant { me, world, known: BTreeSet::new(), looks_at: self.now, faults });
+    }
+
+    fn terms(&self, me: Peer) -> NegotiationPolicy {
+        NegotiationPolicy {
+            priority: me.index as i32 % 2,
+            min_residence_ns: 5 * MS,
+            revoke_bound_ns: BOUND_NS,
+            ask_patience_ns: 8 * MS,
+            ttl_ns: self.case.ttl_ms * MS,
+            retry_ns: 20 * MS,
+            ..NegotiationPolicy::default()
+        }
+    }
+
+    fn running_tenants(&self) -> BTreeSet<Peer> {
+        self.slots.iter().filter_map(|seat| Some(seat.tenant.as_ref()?.me)).collect()
+    }
+
+    fn at(&self, peer: Peer) -> Option<usize> {
+        self.slots.iter().position(|seat| seat.tenant.as_ref().is_some_and(|tenant| tenant.me == peer))
+    }
+
+    /// Runs until all have served everything.
+    pub fn run(&mut self) {
+        let (mut known, mut still) = (0, 0);
+        while still < STILL_TICKS {
+            if !self.slots.iter().any(TenantSlot::busy) {
+                return;
+            }
+            self.tick(MS);
+            if self.case.share_changes > 0 && self.rng.below(10_000) < u64::from(self.case.share_changes) {
+                self.assign_shares();
+            }
+            let tokens = self.slots.iter().map(TenantSlot::tokens).sum();
+            still = if std::mem::replace(&mut known, tokens) < tokens { 0 } else { still + 1 };
+            if self.deaths > 0 && self.rng.permille(if self.trades() { 5 } else { 1 }) {
+                self.deaths -= 1;
+                let at = self.rng.below(self.slots.len() as u64) as usize;
+                self.stop_instance(at);
+            }
+        }
+        panic!("somebody waits for ever: {}", self.state());
+    }
+
+    fn trades(&self) -> bool {
+        self.slots.iter().flat_map(|seat| &seat.tenant).any(|t| t.negotiator().book().lent_out() > 0)
+    }
+
+    /// Runs until it is so.
+    pub fn until(&mut self, so: impl Fn(&SimGpu) -> bool) {
+        for _ in 0..200_000 {
+            if so(self) {
+                return;
+            }
+            self.tick(MS);
+        }
+        panic!("it never comes: {}", self.state());
+    }
+
+    /// Chunks of this tenant that its neighbours have.
+    pub fn lent_by(&self, at: usize) -> u32 {
+        let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        tenants.map(|tenant| tenant.negotiator().book().loans_in_from(at as u32)).sum()
+    }
+
+    /// How often accepted bytes will still come to nothing, in all lives.
+    pub fn unbacked_chunks(&self) -> u32 {
+        let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        tenants.map(|tenant| tenant.world.device.faults.unmade).sum()
+    }
+
+    /// The memory manager of a tenant that lives.
+    pub fn manager(&self, at: usize) -> Option<&MemoryManager> {
+        self.slots[at].tenant.as_ref().map(|tenant| &tenant.world.manager)
+    }
+
+    /// Without work everything goes home.
+    pub fn settle(&mut self) {
+        let home = Bounds { share_chunks: self.share, remap_cap_permille: self.params.remap_cap_permille };
+        self.assigned.fill(home);
+        for _ in 0..20_000 {
+            let home = |seat: &TenantSlot| {
+                seat.tenant.as_ref().is_some_and(|tenant| tenant.are_loans_returned(self.share))
+            };
+            if self.slots.iter().all(home) && self.ledger.borrow().promised() == 0 {
+                return;
+            }
+            self.tick(8 * MS);
+        }
+        panic!("not everything goes home: {}", self.state());
+    }
+
+    fn state(&self) -> String {
+        let tenants = self.slots.iter().map(|seat| {
+            seat.tenant.as_ref().map(|Tenant { me, world, .. }| {
+                let manager = &world.manager;
+                let flags = (
+                    world.active,
+                    manager.is_blocked(),
+                    manager.has_debt(),
+                    manager.debt_is_blocked(),
+                    manager.lacks_weights(),
+                );
+                let work =
+                    (world.waiting.len(), world.running.len(), world.in_step(), manager.borrow_request());
+                (
+                    *me,
+                    flags,
+                    work,
+                    balance(manager),
+                    manager.ledger().counts().collect::<Vec<_>>(),
+                    &world.negotiator,
+                )
+            })
+        });
+        let tenants: Vec<_> = tenants.map(|tenant| format!("{tenant:?}\n")).collect();
+        format!("now {:?}\n{}{:?}", self.now, tenants.concat(), self.ledger.borrow())
+    }
+
+    fn tick(&mut self, most_ns: u64) {
+        self.now = self.now.plus(self.rng.below(most_ns));
+        self.pass_turn();
+        let at = self.rng.below(self.slots.len() as u64) as usize;
+        if self.slots[at].tenant.is_some() {
+            self.follow(at);
+            self.with(at, World::tick);
+            self.look(at);
+        } else if self.rng.permille(100) && self.has_room(at) {
+            self.start_instance(at);
+        }
+        while let Some((to, post)) = self.network.next(self.now) {
+            self.deliver(to, post);
+        }
+        self.record_returned_loans();
+    }
+
+    /// Under turns one at a time runs, else whoever has work.
+    fn pass_turn(&mut self) {
+        let (running, busy) = {
+            let holder = &self.slots[self.holder];
+            (holder.tenant.as_ref().is_some_and(|tenant| tenant.world.in_step()), holder.busy())
+        };
+        if !running && self.rng.permille(if busy { 10 } else { 100 }) {
+            self.holder = (self.holder + 1) % self.slots.len();
+        }
+    }
+
+    /// Something happens at a tenant; what it writes is sent, and everything is checked.
+    pub(super) fn with<T>(&mut self, at: usize, happens: impl FnOnce(&mut World) -> T) -> T {
+        let Tenant { me, world, faults, .. } = self.slots[at].tenant.as_mut().expect("it lives");
+        world.now = self.now;
+        world.active = if self.case.turns { self.holder == at } else { world.busy() };
+        let happened = happens(world);
+        if world.manager.is_loaded()
+            && let Some(faults) = faults.take()
+        {
+            world.device.faults = faults;
+        }
+        let (me, letters) = (*me, std::mem::take(&mut world.commands));
+        letters.into_iter().for_each(|letter| self.send(me, letter));
+        self.audit(at);
+        happened
+    }
+
+    fn send(&mut self, from: Peer, letter: PeerCommand) {
+        if let PeerCommand::Claim { chunks } = letter {
+            self.claims += 1;
+            let others = self.running_tenants().into_iter().filter(|peer| *peer != from);
+            return others.for_each(|to| self.network.claim(self.now, from, to, chunks));
+        }
+        if !self.is_lost(from, &letter) {
+            self.network.send(self.now, from, letter);
+        }
+    }
+
+    /// Notes who wants what back, and loses of that what the case says.
+    fn is_lost(&mut self, from: Peer, letter: &PeerCommand) -> bool {
+        match letter {
+            PeerCommand::Revoke { peer, nonce, .. } => {
+                self.revoked.entry(*nonce).or_insert(self.now);
+                let lost = self.case.loses_revocations > 0;
+                self.case.loses_revocations -= u32::from(lost);
+                lost || self.case.ignores_messages == Some(peer.index as usize)
+            }
+            PeerCommand::Ask { .. } => {
+                let asker = self.at(from).and_then(|at| self.slots[at].tenant.as_ref());
+                let mut given = asker.into_iter().flat_map(|asker| asker.negotiator().book().loans_out());
+                let late = |nonce: &Nonce| {
+                    self.revoked.get(nonce).is_some_and(|since| self.now.since(*since) >= BOUND_NS)
+                };
+                self.asked_meanwhile += u32::from(given.any(|given| late(&given.nonce)));
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes how long what is home was waited for.
+    fn record_returned_loans(&mut self) {
+        let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        let given = tenants.flat_map(|tenant| tenant.negotiator().book().loans_out());
+        let out: BTreeSet<_> = given.map(|given| given.nonce).collect();
+        let (now, slowest_ns) = (self.now, &mut self.slowest_ns);
+        self.revoked.retain(|nonce, since| {
+            let home = !out.contains(nonce);
+            *slowest_ns = (*slowest_ns).max(if home { now.since(*since) } else { 0 });
+            !home
+        });
+    }
+
+    fn deliver(&mut self, to: Peer, post: Message) {
+        let Some(at) = self.at(to) else { return };
+        match post {
+            Message::Request { from, news } if self.at(from).is_some() => {
+                self.with(at, |world| world.receive(news))
+            }
+            Message::Request { .. } => {}
+            Message::News(news) => self.with(at, |world| world.receive(news)),
+            Message::Survey => {
+                let neighbours = self.survey(at);
+                self.network.inside(self.now, to, Message::News(PeerEvent::Survey(neighbours)));
+            }
+            Message::TakeBack(nonce) => {
+                let taken = self.ledger.borrow_mut().take_back(to.instance, nonce);
+                if taken {
+                    self.network.inside(self.now, to, Message::News(PeerEvent::TookBack { nonce }));
+                }
+            }
+        }
+    }
+
+    fn survey(&self, asker: usize) -> Vec<PeerView> {
+        let others = self.slots.iter().enumerate().filter(|(at, _)| *at != asker);
+        others.filter_map(|(_, seat)| seat.tenant.as_ref()).map(|t| self.seen(t)).collect()
+    }
+
+    fn seen(&self, Tenant { me, world, .. }: &Tenant) -> PeerView {
+        let live = PeerState {
+            active: world.active,
+            lendable_chunks: world.manager.lendable_chunks(),
+            ..PeerState::default()
+        };
+        PeerView { peer: *me, priority: self.terms(*me).priority, reachable: true, live: Some(live) }
+    }
+
+    /// A look at the ledger now and then: who has died, what came back without a word.
+    fn look(&mut self, at: usize) {
+        let living = self.running_tenants();
+        let Tenant { me, known, looks_at, .. } = self.slots[at].tenant.as_mut().expect("it lives");
+        if self.now < *looks_at {
+            return;
+        }
+        *looks_at = self.now.plus(POLL_NS);
+        let me = *me;
+        let died: Vec<_> = std::mem::replace(known, living.clone()).difference(&living).copied().collect();
+        for dead in died.iter().filter(|_| !self.case.blind) {
+            self.network.inside(self.now, me, Message::News(PeerEvent::Died(*dead)));
+        }
+        let name = |life: u64| living.iter().find(|peer| peer.instance == life).copied();
+        let waiting: Vec<_> =
+            self.ledger.borrow().waiting().filter(|(_, to, ..)| *to == me.instance).collect();
+        for (lender, _, nonce, chunks) in waiting {
+            let peer = name(lender).expect("who promises lives");
+            self.network.inside(self.now, me, Message::News(PeerEvent::Returned { peer, nonce, chunks }));
+        }
+        self.ledger.borrow_mut().clear(me.instance);
+    }
+
+    pub fn stop_instance(&mut self, at: usize) {
+        let Some(Tenant { me, world, .. }) = self.slots[at].tenant.take() else { return };
+        self.ledger.borrow_mut().die(me.instance);
+        let seat = &mut self.slots[at];
+        seat.finished = world.finished;
+        let open = world.running.into_iter().chain(world.waiting);
+        seat.waiting = open.map(|request| Request { committed: 0, kept: false, ..request }).collect();
+    }
+
+    /// Capacity by the devices, and the books against the memory managers.
+    fn audit(&mut self, at: usize) {
+        let tenants = || self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        let exists: usize = tenants().map(|tenant| tenant.world.device.chunks.len()).sum();
+        let ledger = self.ledger.borrow();
+        let total = self.share as usize * self.slots.len();
+        let shares: u32 = tenants().map(|tenant| tenant.world.manager.share_chunks()).sum();
+        assert!(shares as usize <= total, "no more is dealt out than there is");
+        assert!(exists + ledger.promised() as usize <= total, "no byte is promised twice");
+        for Tenant { me, world, .. } in tenants() {
+            assert_eq!(
+                ledger.held(me.instance) as usize,
+                world.device.chunks.len(),
+                "what exists is counted"
+            );
+        }
+        let tenant = self.slots[at].tenant.as_ref().expect("it lives");
+        let (manager, book) = (&tenant.world.manager, tenant.negotiator().book());
+        self.loans += u32::from(book.borrowed() > 0);
+        assert!(book.lent_out() + book.borrowed() <= self.share * self.slots.len() as u32);
+        if manager.is_idle() && tenant.world.sent_events {
+            assert_eq!(
+                balance(manager),
+                (book.borrowed(), book.lent_out()),
+                "the memory manager and the book agree"
+            );
+            assert_eq!(manager.budget_chunks(), book.budget(), "the memory manager and the book agree");
+        }
+    }
+}

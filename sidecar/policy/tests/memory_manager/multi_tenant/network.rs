@@ -1,0 +1,137 @@
+//! Letters on their way: late, lost, told twice, out of order.
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+
+use super::super::device::Rng;
+
+/// What arrives.
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// A request of a neighbour: heard only while its sender lives.
+    Request { from: Peer, news: PeerEvent },
+    /// An answer, or what the tenant's own sidecar has seen.
+    News(PeerEvent),
+    /// The neighbours are read now.
+    Survey,
+    /// The ledger is asked to give an earmark back.
+    TakeBack(Nonce),
+}
+
+#[derive(Debug)]
+struct Delivery {
+    at: Nanos,
+    to: Peer,
+    message: Message,
+}
+
+#[derive(Debug)]
+pub struct Network {
+    items: Vec<Delivery>,
+    rng: Rng,
+    pub loss: u32,
+    pub duplicates: u32,
+}
+
+impl Network {
+    pub fn new(seed: u64, loss: u32, doubles: u32) -> Network {
+        Network { items: Vec::new(), rng: Rng(seed), loss, duplicates: doubles }
+    }
+
+    /// The next thing that has arrived, and for whom.
+    pub fn next(&mut self, now: Nanos) -> Option<(Peer, Message)> {
+        let at = (0..self.items.len())
+            .filter(|at| self.items[*at].at <= now)
+            .min_by_key(|at| self.items[*at].at)?;
+        let item = self.items.remove(at);
+        Some((item.to, item.message))
+    }
+
+    /// Within a tenant nothing is lost.
+    pub fn inside(&mut self, now: Nanos, to: Peer, post: Message) {
+        let at = now.plus(self.delay());
+        self.items.push(Delivery { at, to, message: post });
+    }
+
+    fn delay(&mut self) -> u64 {
+        let most = if self.rng.permille(100) { 40_000_000 } else { 4_000_000 };
+        self.rng.below(most)
+    }
+
+    fn outside(&mut self, now: Nanos, to: Peer, post: Message) {
+        if self.rng.permille(self.loss) {
+            return;
+        }
+        if self.rng.permille(self.duplicates) {
+            self.inside(now, to, post.clone());
+        }
+        self.inside(now, to, post);
+    }
+
+    /// `from` has written.
+    pub fn send(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
+        match letter {
+            PeerCommand::Survey => self.inside(now, from, Message::Survey),
+            PeerCommand::TakeBack { nonce, .. } => self.inside(now, from, Message::TakeBack(nonce)),
+            PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
+                self.ask(now, from, peer, PeerEvent::Asked { peer: from, nonce, chunks, ttl_ns }, nonce);
+            }
+            PeerCommand::Withdraw { peer, nonce } => {
+                self.request(now, from, peer, PeerEvent::Withdrawn { peer: from, nonce });
+            }
+            PeerCommand::Revoke { peer, nonce, chunks } => {
+                self.request(now, from, peer, PeerEvent::Revoked { peer: from, nonce, chunks });
+            }
+            PeerCommand::Renew { peer, nonce, ttl_ns } => {
+                self.request(now, from, peer, PeerEvent::Prolonged { peer: from, nonce, ttl_ns });
+            }
+            // Its claimant hears from the ledger what has come free.
+            PeerCommand::Prolong { ttl_ns: 0, .. } | PeerCommand::Owes { .. } => {}
+            PeerCommand::Claim { .. } => unreachable!("told to each neighbour"),
+            PeerCommand::Prolong { peer, nonce, ttl_ns } => {
+                self.outside(now, peer, Message::News(PeerEvent::Renewed { peer: from, nonce, ttl_ns }));
+            }
+            PeerCommand::Refuse { peer, nonce, why } => {
+                self.outside(
+                    now,
+                    peer,
+                    Message::News(PeerEvent::Refused { peer: from, nonce, why: Some(why) }),
+                );
+            }
+            PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
+                self.outside(
+                    now,
+                    peer,
+                    Message::News(PeerEvent::Granted { peer: from, nonce, chunks, ttl_ns }),
+                );
+            }
+            // A loan that the borrower does not know was never accepted.
+            PeerCommand::Return { peer, nonce, chunks: 0 } => {
+                self.outside(now, peer, Message::TakeBack(nonce))
+            }
+            PeerCommand::Return { peer, nonce, chunks } => {
+                self.outside(now, peer, Message::News(PeerEvent::Returned { peer: from, nonce, chunks }));
+            }
+        }
+    }
+
+    /// `from` has begun a new life and lacks its floor.
+    pub fn claim(&mut self, now: Nanos, from: Peer, to: Peer, chunks: u32) {
+        self.request(now, from, to, PeerEvent::Claimed { peer: from, nonce: Nonce(from.instance), chunks });
+    }
+
+    fn request(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent) {
+        self.outside(now, to, Message::Request { from, news });
+    }
+
+    /// An ask may arrive although its sender believes that it did not.
+    fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
+        self.request(now, from, to, news);
+        if self.rng.permille(self.loss) {
+            self.inside(now, from, Message::News(PeerEvent::Refused { peer: to, nonce, why: None }));
+            self.request(now, from, to, PeerEvent::Withdrawn { peer: from, nonce });
+        }
+    }
+}

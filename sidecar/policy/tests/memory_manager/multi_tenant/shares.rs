@@ -1,0 +1,50 @@
+//! The GPU is dealt out anew while its tenants work.
+
+use sluice_policy::memory_manager::MemoryManager;
+use sluice_policy::params::Bounds;
+
+use super::harness::SimGpu;
+
+impl SimGpu {
+    /// Other shares and caps for all, within the GPU. Who cannot follow says so and goes on as before.
+    pub(super) fn assign_shares(&mut self) {
+        let floor = self.largest_floor();
+        let mut left = (self.share - floor) * self.slots.len() as u32;
+        for at in 0..self.slots.len() {
+            let more = self.rng.below(u64::from(left) + 1) as u32;
+            left -= more;
+            let caps = [0, 300, self.params.remap_cap_permille, 1000];
+            let remap_cap_permille = caps[self.rng.below(4) as usize];
+            self.assigned[at] = Bounds { share_chunks: floor + more, remap_cap_permille };
+        }
+    }
+
+    /// Whoever is born can have this, whatever was dealt out.
+    fn largest_floor(&self) -> u32 {
+        let manager =
+            MemoryManager::new(self.params.clone(), self.geometry.clone()).expect("a tenant that fits");
+        (manager.floor_chunks() + self.case.later_floor).min(self.share)
+    }
+
+    /// A larger share waits until others have given theirs up: the ledger has room for no more than the GPU.
+    pub(super) fn has_room(&self, at: usize) -> bool {
+        let others =
+            (0..self.slots.len()).filter(|other| *other != at).filter_map(|other| self.manager(other));
+        let taken: u32 = others.map(|manager| manager.share_chunks()).sum();
+        taken + self.assigned[at].share_chunks <= self.share * self.slots.len() as u32
+    }
+
+    /// A tenant does what it was told last, as far as it can.
+    pub(super) fn follow(&mut self, at: usize) {
+        let wanted = self.assigned[at];
+        let manager = self.manager(at).expect("it lives");
+        let larger = wanted.share_chunks > manager.share_chunks();
+        if wanted == manager.bounds() || larger && !self.has_room(at) {
+            return;
+        }
+        let held = manager.ledger().created();
+        // What does not fit changes nothing.
+        let followed = self.with(at, |world| world.manager.set_bounds(wanted).is_ok());
+        self.released += u32::from(followed && wanted.share_chunks < held);
+    }
+}

@@ -1,0 +1,95 @@
+//! Own layers that stall, as an offer: what it would cost, what taking it changes, and how it ends.
+
+use sluice_policy::geometry::StepShape;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{Prepared, StallingRemap, StepNeed};
+use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::reason::Reason;
+use sluice_policy::reclaim_cost::price::Clients;
+
+use super::cases::{CHUNK, guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::world::World;
+
+const LAYERS: u64 = 6;
+const LAYER_NS: u64 = 1_000_000;
+
+/// Six layers of a millisecond; the copy of one takes `ratio` of them. KV has four chunks more than the least.
+fn world(ratio: u64, cap_permille: u32) -> World {
+    let slabs = [4; LAYERS as usize];
+    let (params, _) = tenant(PolicyName::Unified, &slabs, 0, 96);
+    let (mut params, geometry) = tenant(PolicyName::Unified, &slabs, guaranteed_chunks(&params) + 4, 96);
+    params.remap_cap_permille = cap_permille;
+    params.min_step = params.max_step;
+    let slab_bytes = geometry.slab_bytes[0];
+    params.link_bytes_per_second = slab_bytes * 1_000_000_000 / (ratio * LAYER_NS);
+    let mut world = World::new(params, geometry, 11, Faults::default());
+    world.device.fill_ns_per_byte = ratio * LAYER_NS / slab_bytes;
+    assert!(world.load());
+    world
+}
+
+fn ask(world: &mut World, columns: u32) -> Prepared {
+    let need = StepNeed { columns: vec![(RequestId(7), columns)], shape: StepShape::default() };
+    world.send_event(|manager, out| manager.prepare(Nanos(0), &need, out))
+}
+
+/// One request has all of KV, and is refused one column more.
+fn refused(ratio: u64, cap_permille: u32) -> (World, Option<StallingRemap>) {
+    let mut world = world(ratio, cap_permille);
+    world.manager.open(RequestId(7), 0, &[1; 600]);
+    let all = world.manager.kv_counts().free_blocks / LAYERS as u32;
+    assert_eq!(ask(&mut world, all), Prepared::Ready);
+    let answer = ask(&mut world, 2);
+    let Prepared::Short { missing_columns, activation: false } = answer else { panic!("{answer:?}") };
+    let stalling = world.manager.stalling_remap(missing_columns);
+    (world, stalling)
+}
+
+#[test]
+fn an_offer_says_what_tokens_wait_and_what_that_frees() {
+    let (world, stalling) = refused(4, 900);
+    let stalling = stalling.expect("two layers that share a slot give one layer's chunks");
+    let clients = Clients { buffered_tokens: &[0], waiting: true };
+    let price = world.manager.price_of_layers(&stalling, &clients);
+    // Their copies and themselves, one after the other: ten milliseconds instead of six, so two fifths of 64 tokens. The link's
+    // average is in whole nanoseconds for 2^20 bytes.
+    assert!(price.loss.late.abs_diff(25_600) < 60, "{price:?}");
+    assert_eq!((price.loss.lost, price.freed_bytes), (price.loss.late, 4 * CHUNK));
+}
+
+#[test]
+fn none_is_offered_that_makes_steps_more_than_twice_as_long_or_that_the_cap_forbids() {
+    assert_eq!(refused(6, 900).1, None, "14 ms instead of 6");
+    assert_eq!(refused(4, 300).1, None, "one moving layer frees nothing");
+    assert_eq!(refused(70, 900).1, None);
+}
+
+#[test]
+fn layers_that_were_taken_give_kv_what_it_lacks_and_come_back_when_it_is_calm() {
+    let (mut world, stalling) = refused(4, 900);
+    let stalling = stalling.expect("an offer");
+    assert!(world.send_event(|manager, out| manager.apply_stalling_remap(stalling, out)));
+    world.drain();
+    assert_eq!((world.manager.layout().alpha(), world.manager.counted(Reason::RemapStalls)), (1, 1));
+    assert_eq!(ask(&mut world, 2), Prepared::Ready);
+    world.rest(100);
+    assert_eq!(world.manager.layout().alpha(), 1, "as long as it is needed");
+    world.manager.close(RequestId(7));
+    world.rest(1000);
+    assert_eq!((world.manager.layout().alpha(), world.manager.counted(Reason::RemapStalls)), (0, 1));
+}
+
+#[test]
+fn an_offer_costs_what_it_adds_to_the_layers_that_move_already() {
+    let mut world = world(3, 900);
+    world.manager.force_layout(Some(ForcedRemap { alpha: 1, beta: 1 })).expect("possible");
+    world.rest(100);
+    assert_eq!(world.manager.layout().alpha(), 1);
+    world.manager.force_layout(None).expect("possible");
+    let stalling = world.manager.stalling_remap(1).expect("a third one moves");
+    let clients = Clients { buffered_tokens: &[0], waiting: true };
+    let late = world.manager.price_of_layers(&stalling, &clients).loss.late;
+    // Twelve milliseconds instead of eight, of which six are compute: a half of 64 tokens instead of a quarter.
+    assert!(late.abs_diff(16_000) < 60, "{late}");
+}

@@ -1,0 +1,85 @@
+//! Steps of whole prompts behind weights that arrive: what they take, from whom, and that it goes back.
+
+use sluice_policy::geometry::StepShape;
+use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::{Prepared, StepNeed};
+use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::reason::Reason;
+
+use super::cases::{guaranteed_chunks, tenant};
+use super::device::Faults;
+use super::random::MODEL_TOKENS;
+use super::world::World;
+
+const POLICIES: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm];
+
+/// A tenant whose layers come back from slots, with so much KV beyond the guarantee.
+fn arriving(policy: PolicyName, extra_kv: u32) -> World {
+    let (params, _) = tenant(policy, &[4; 8], 0, MODEL_TOKENS);
+    let kv = guaranteed_chunks(&params) + extra_kv;
+    let (mut params, geometry) = tenant(policy, &[4; 8], kv, MODEL_TOKENS);
+    params.forced = Some(ForcedRemap { alpha: 2, beta: 1 });
+    let mut world = World::new(params, geometry, 3, Faults::default());
+    assert!(world.load());
+    world.manager.force_layout(None).expect("no layout is a layout");
+    for _ in 0..10_000 {
+        if world.manager.weights_loading() && !world.manager.is_blocked() {
+            return world;
+        }
+        world.tick();
+    }
+    panic!("{policy:?}: layers never came back");
+}
+
+fn need(tokens: u32) -> StepNeed {
+    StepNeed { columns: Vec::new(), shape: StepShape { tokens, sequences: 1, logit_rows: 1 } }
+}
+
+fn activation_max(world: &World) -> u32 {
+    let (geometry, params) = (world.manager.geometry(), world.manager.params());
+    geometry.chunks_for(geometry.activation.bytes(params.max_step))
+}
+
+#[test]
+fn under_every_policy_prompts_take_what_is_free_and_it_goes_back() {
+    for policy in POLICIES {
+        let mut world = arriving(policy, 20);
+        let tokens = world.manager.whole_prompt_tokens(&need(0));
+        assert!(tokens >= MODEL_TOKENS, "{policy:?}: {tokens} tokens");
+        world.submit(1, 0, (0..MODEL_TOKENS - 6).collect(), 4);
+        world.run();
+        assert_eq!(world.manager.counted(Reason::WholePrompt), 2, "{policy:?}: there and back");
+        world.rest(1000);
+        assert_eq!(world.manager.activation_chunks(), activation_max(&world), "{policy:?}");
+        assert_eq!(world.manager.whole_prompt_tokens(&need(0)), 0, "{policy:?}: nothing arrives any more");
+    }
+}
+
+#[test]
+fn nothing_is_taken_from_the_guarantee_and_a_usual_step_goes_on() {
+    for policy in POLICIES {
+        // The two layers that come back take all that the guarantee leaves.
+        let mut world = arriving(policy, 0);
+        let now = world.now;
+        let wide = need(MODEL_TOKENS);
+        let answer = world.send_event(|manager, out| manager.prepare(now, &wide, out));
+        assert_eq!(answer, Prepared::Short { missing_columns: 0, activation: true }, "{policy:?}");
+        assert_eq!(world.manager.counted(Reason::WholePrompt), 0);
+        assert!(world.manager.whole_prompt_tokens(&wide) < MODEL_TOKENS);
+        let usual = world.send_event(|manager, out| manager.prepare(now, &need(8), out));
+        assert_eq!(usual, Prepared::Ready, "{policy:?}");
+        assert_eq!(world.manager.columns(RequestId(1)), 0);
+    }
+}
+
+#[test]
+fn a_step_longer_than_usual_is_refused_while_nothing_arrives() {
+    let (params, _) = tenant(PolicyName::Oneiros, &[4; 8], 0, MODEL_TOKENS);
+    let kv = guaranteed_chunks(&params) + 20;
+    let (params, geometry) = tenant(PolicyName::Oneiros, &[4; 8], kv, MODEL_TOKENS);
+    let mut world = World::new(params, geometry, 3, Faults::default());
+    assert!(world.load());
+    let now = world.now;
+    let answer = world.send_event(|manager, out| manager.prepare(now, &need(MODEL_TOKENS), out));
+    assert_eq!(answer, Prepared::Short { missing_columns: 0, activation: true });
+}

@@ -1,0 +1,77 @@
+//! Random lives of two or three books: budgets never sum to more than the GPU, and in the end every byte is back at its share.
+
+use proptest::prelude::*;
+use sluice_policy::peers::loans::LoanBook;
+
+use super::splitmix::word;
+use super::world::network::MessageBody;
+use super::world::{Flaw, LoanSimulation};
+
+fn shares() -> impl Strategy<Value = Vec<(u32, u32)>> {
+    let one = (5_u32..40).prop_flat_map(|share| (Just(share), 0..=share));
+    proptest::collection::vec(one, 2..=3)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_byte_is_lent_twice_and_all_return(
+        shares in shares(),
+        words in proptest::collection::vec(any::<u64>(), 0..600),
+    ) {
+        let mut world = LoanSimulation::new(&shares, Flaw::None);
+        prop_assert_eq!(world.run(&words), Ok(()));
+        prop_assert_eq!(world.settle(), Ok(()));
+        prop_assert_eq!(&world.earmarks, &[]);
+        for tenant in &world.tenants {
+            let book = tenant.book.as_ref().expect("everybody lives again");
+            prop_assert_eq!(book.budget(), tenant.share);
+            prop_assert!(book.loans_out().is_empty() && book.loans_in().is_empty(), "{book:?}");
+        }
+    }
+}
+
+fn words(seed: u64) -> Vec<u64> {
+    let mut state = seed;
+    (0..600).map(|_| word(&mut state)).collect()
+}
+
+/// Of 200 runs, how many promise a byte twice.
+fn unsound(flaw: Flaw) -> usize {
+    let run = |seed: &u64| {
+        let mut world = LoanSimulation::new(&[(30, 5), (25, 0), (20, 10)], flaw);
+        world.run(&words(*seed)).and_then(|()| world.settle()).is_err()
+    };
+    (0..200).filter(run).count()
+}
+
+#[test]
+fn without_a_flaw_no_run_is_unsound() {
+    assert_eq!(unsound(Flaw::None), 0);
+}
+
+#[test]
+fn each_flaw_of_the_protocol_is_seen() {
+    for flaw in [Flaw::ExpiryTransfers, Flaw::TrustsTheAnswer, Flaw::ReturnedTwice, Flaw::RestartsAtOnce] {
+        assert!(unsound(flaw) > 0, "{flaw:?} goes unnoticed");
+    }
+}
+
+/// The random runs reach what they are about.
+#[test]
+fn random_runs_lend_return_renew_and_die() {
+    let mut seen = [0; 4];
+    for seed in 0..20 {
+        let mut world = LoanSimulation::new(&[(30, 5), (25, 0), (20, 10)], Flaw::None);
+        for word in words(seed) {
+            world.turn(word);
+            let borrowed: u32 = world.books().map(LoanBook::borrowed).sum();
+            seen[0] += u32::from(borrowed > 0);
+            seen[1] += u32::from(world.earmarks.iter().any(|e| e.returns));
+            seen[2] += u32::from(world.network.iter().any(|m| matches!(m.body, MessageBody::Renewed(_))));
+            seen[3] += u32::from(world.books().count() < 3);
+        }
+    }
+    assert!(seen.iter().all(|times| *times > 100), "{seen:?}");
+}

@@ -1,0 +1,226 @@
+//! Who is next, how long a turn lasts, and that nobody starves.
+
+use proptest::prelude::*;
+use sluice_policy::ids::Nanos;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::{
+    Decision, Holder, Quantum, TurnOrder, Waiter, largest_prefill_tokens, sort_waiters,
+};
+
+fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
+    Waiter { peer: Peer { index, instance: 1 }, ticket, priority, asked_at: asked }
+}
+
+/// Takes who is next out of the line.
+fn next(line: &mut Vec<Waiter>, order: TurnOrder, turns: u64) -> Option<Waiter> {
+    sort_waiters(line, order, turns);
+    if line.is_empty() { None } else { Some(line.remove(0)) }
+}
+
+fn in_line(waiters: &[Waiter], order: TurnOrder, turns: u64) -> Vec<u32> {
+    let mut line = waiters.to_vec();
+    sort_waiters(&mut line, order, turns);
+    line.iter().map(|waiter| waiter.peer.index).collect()
+}
+
+const BY_PRIORITY: TurnOrder = TurnOrder::Priority { aging_turns: 64 };
+
+#[test]
+fn the_oldest_ticket_is_next_whatever_its_priority() {
+    let line = [waiter(1, 12, 900, 0), waiter(2, 10, 1, 9), waiter(3, 11, 500, 0)];
+    assert_eq!(in_line(&line, TurnOrder::RoundRobin, 1000), [2, 3, 1]);
+    assert_eq!(in_line(&[], TurnOrder::RoundRobin, 10), [0; 0]);
+}
+
+#[test]
+fn the_highest_priority_is_next_and_of_these_the_oldest_ticket() {
+    let line = [waiter(1, 10, i32::MIN, 0), waiter(2, 12, 7, 0), waiter(3, 11, 7, 0), waiter(4, 9, -1, 0)];
+    assert_eq!(in_line(&line, BY_PRIORITY, 10), [3, 2, 4, 1]);
+}
+
+#[test]
+fn aged_waiter_goes_first() {
+    let line = [waiter(1, 10, i32::MIN, 100), waiter(2, 12, i32::MAX, 120), waiter(3, 9, 0, 110)];
+    assert_eq!(in_line(&line, BY_PRIORITY, 100 + 63), [2, 3, 1]);
+    assert_eq!(in_line(&line, BY_PRIORITY, 100 + 64), [1, 2, 3]);
+    assert_eq!(in_line(&line, BY_PRIORITY, 1000), [3, 1, 2], "all have: the oldest ticket");
+}
+
+const QUANTUM_MIN: u64 = 5;
+const QUANTUM_MAX: u64 = 50;
+
+fn decides(used: u64, others_wait: bool, has_work: bool, predicted_step_ns: u64) -> Decision {
+    let holder = Holder { started: Nanos(100), has_waiters: others_wait, has_work, predicted_step_ns };
+    Quantum::new(QUANTUM_MIN, QUANTUM_MAX).should_keep_slice(Nanos(100 + used), &holder)
+}
+
+#[test]
+fn a_turn_ends_with_the_work() {
+    assert_eq!(decides(1, false, false, 0), Decision::Release);
+    assert_eq!(decides(1, true, false, 0), Decision::Release);
+}
+
+#[test]
+fn uncontended_slice_does_not_expire() {
+    assert_eq!(decides(100_000, false, true, 100_000), Decision::Keep);
+}
+
+#[test]
+fn a_turn_ends_at_the_last_boundary_before_the_largest_quantum() {
+    assert_eq!(decides(40, true, true, 10), Decision::Keep, "ends exactly with it");
+    assert_eq!(decides(41, true, true, 10), Decision::Release);
+    assert_eq!(decides(50, true, true, 1), Decision::Release);
+}
+
+#[test]
+fn a_turn_does_not_end_before_the_least_quantum_nor_before_its_first_step() {
+    assert_eq!(decides(4, true, true, 47), Decision::Keep);
+    assert_eq!(decides(5, true, true, 47), Decision::Release);
+    assert_eq!(decides(0, true, true, 51), Decision::Keep);
+    let holder = Holder { started: Nanos(0), has_waiters: true, has_work: true, predicted_step_ns: 51 };
+    assert_eq!(Quantum::new(0, 50).should_keep_slice(Nanos(0), &holder), Decision::Keep);
+}
+
+#[test]
+fn the_largest_prefill_fits_the_largest_quantum_and_has_a_token() {
+    assert_eq!(largest_prefill_tokens(7, 50), 7);
+    assert_eq!(largest_prefill_tokens(51, 50), 1);
+    assert_eq!(largest_prefill_tokens(10, 0), 1);
+    assert_eq!(largest_prefill_tokens(0, 50), u32::MAX, "no estimate");
+    assert_eq!(largest_prefill_tokens(1, u64::MAX), u32::MAX);
+}
+
+/// One tenant of the simulated GPU.
+#[derive(Clone, Debug)]
+struct Load {
+    priority: i32,
+    /// How long its steps take.
+    step_ns: u64,
+    /// Work that comes at once and again after each pause, steps.
+    burst_steps: u64,
+    /// Time without work after a turn that finished it.
+    pause_ns: u64,
+}
+
+/// Runs turns for `until` nanoseconds and returns the longest wait.
+fn run(loads: &[Load], order: TurnOrder, quantum: Quantum, until: u64) -> u64 {
+    let mut now = 0;
+    let mut work: Vec<u64> = loads.iter().map(|load| load.burst_steps).collect();
+    let mut comes = vec![0_u64; loads.len()];
+    let mut line: Vec<Waiter> = Vec::new();
+    let (mut drawn, mut longest_wait) = (Drawn::default(), 0);
+    while now < until {
+        join(&mut line, loads, &comes, None, now, &mut drawn);
+        let Some(waiter) = next(&mut line, order, drawn.turns) else {
+            now = *comes.iter().min().expect("there are tenants");
+            continue;
+        };
+        drawn.turns += 1;
+        let (me, started) = (waiter.peer.index as usize, now);
+        longest_wait = longest_wait.max(now - comes[me]);
+        loop {
+            join(&mut line, loads, &comes, Some(me), now, &mut drawn);
+            let holder = Holder {
+                started: Nanos(started),
+                has_waiters: !line.is_empty(),
+                has_work: work[me] > 0,
+                predicted_step_ns: loads[me].step_ns,
+            };
+            if now >= until || quantum.should_keep_slice(Nanos(now), &holder) == Decision::Release {
+                break;
+            }
+            now += loads[me].step_ns;
+            work[me] -= 1;
+        }
+        comes[me] = now;
+        if work[me] == 0 {
+            (work[me], comes[me]) = (loads[me].burst_steps, now + loads[me].pause_ns);
+        }
+    }
+    longest_wait
+}
+
+/// Tickets and turns so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Drawn {
+    tickets: u64,
+    turns: u64,
+}
+
+/// Who has work and does not wait yet draws a ticket, in the order of arrival.
+fn join(
+    line: &mut Vec<Waiter>,
+    loads: &[Load],
+    comes: &[u64],
+    holder: Option<usize>,
+    now: u64,
+    drawn: &mut Drawn,
+) {
+    let waits = |line: &[Waiter], at: usize| line.iter().any(|waiter| waiter.peer.index as usize == at);
+    let mut joining: Vec<usize> =
+        (0..loads.len()).filter(|at| comes[*at] <= now && Some(*at) != holder && !waits(line, *at)).collect();
+    joining.sort_by_key(|at| comes[*at]);
+    for at in joining {
+        drawn.tickets += 1;
+        line.push(waiter(at as u32, drawn.tickets, loads[at].priority, drawn.turns));
+    }
+}
+
+fn loads() -> impl Strategy<Value = Vec<Load>> {
+    let one = (-3_i32..3, 1_u64..=40, 1_u64..60, 0_u64..400);
+    let load = one.prop_map(|(priority, step_ns, burst_steps, pause_ns)| Load {
+        priority,
+        step_ns,
+        burst_steps,
+        pause_ns,
+    });
+    proptest::collection::vec(load, 2..7)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn priority_wait_is_at_most_two_rounds(loads in loads()) {
+        // A step of at most 40 within a largest quantum of 50 and a least of 5 ends within 50, and a turn that nobody
+        // wanted ends one step after somebody does.
+        let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
+        let aging_turns = loads.len() as u64;
+        let wait = run(&loads, TurnOrder::Priority { aging_turns }, quantum, 30_000);
+        prop_assert!(wait <= (loads.len() as u64 + aging_turns) * QUANTUM_MAX, "{wait}");
+    }
+
+    #[test]
+    fn round_robin_wait_is_at_most_one_round(loads in loads()) {
+        let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
+        let wait = run(&loads, TurnOrder::RoundRobin, quantum, 30_000);
+        prop_assert!(wait <= loads.len() as u64 * QUANTUM_MAX, "{wait}");
+    }
+
+    #[test]
+    fn steps_that_fit_keep_a_turn_within_the_largest_quantum(used in 0_u64..60, step in 1_u64..60) {
+        let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
+        let step = step.min(quantum.left_ns(Nanos(used), Nanos(0)));
+        let holder = Holder { started: Nanos(0), has_waiters: true, has_work: true, predicted_step_ns: step };
+        let kept = quantum.should_keep_slice(Nanos(used), &holder) == Decision::Keep;
+        prop_assert!(!kept || used > QUANTUM_MAX || used + step <= QUANTUM_MAX);
+    }
+}
+
+/// Three tenants that always have work, and for how many turns of others one waits at most of 100.
+fn longest_wait(aging_turns: u64) -> u64 {
+    let mut line: Vec<Waiter> = (0..3).map(|at| waiter(at, at.into(), -(at as i32), 0)).collect();
+    let mut longest = 0;
+    for turn in 0..100_u64 {
+        longest = line.iter().map(|waiter| turn - waiter.asked_at).fold(longest, u64::max);
+        let first = next(&mut line, TurnOrder::Priority { aging_turns }, turn).expect("all wait");
+        line.push(Waiter { ticket: 3 + turn, asked_at: turn + 1, ..first });
+    }
+    longest
+}
+
+#[test]
+fn ageing_is_what_keeps_the_lowest_priority_from_starving() {
+    assert!(longest_wait(3) <= 2 * 3);
+    assert_eq!(longest_wait(u64::MAX), 99, "the control");
+}

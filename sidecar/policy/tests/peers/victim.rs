@@ -1,0 +1,311 @@
+//! Whom to ask, and whether the rule is the right one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use sluice_policy::ids::Nanos;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::victim::{
+    Borrower, PeerState, PeerView, Supply, Victim, VictimRule, order, supply,
+};
+
+const NOW: Nanos = Nanos(1_000_000);
+
+fn live(last_used: u64, lendable_chunks: u32) -> PeerState {
+    PeerState { last_used: Nanos(last_used), lendable_chunks, ..PeerState::default() }
+}
+
+fn tenant(index: u32) -> Peer {
+    Peer { index, instance: 1 }
+}
+
+fn peer_view(index: u32, priority: i32, live: PeerState) -> PeerView {
+    PeerView { peer: tenant(index), priority, reachable: true, live: Some(live) }
+}
+
+fn borrower(need_chunks: u32) -> Borrower<'static> {
+    Borrower { priority: 100, need_chunks, ..Borrower::default() }
+}
+
+fn peers(neighbours: &[PeerView], asker: &Borrower<'_>) -> Vec<u32> {
+    order(neighbours, asker, NOW).iter().map(|victim| victim.peer.index).collect()
+}
+
+#[test]
+fn inactive_comes_before_active_then_the_lowest_priority_then_the_last_used() {
+    let active = PeerState { active: true, ..live(999, 5) };
+    let all = [
+        peer_view(1, 0, active),
+        peer_view(2, 100, live(50, 5)),
+        peer_view(3, 50, live(10, 5)),
+        peer_view(4, 50, live(20, 5)),
+        peer_view(5, 200, live(900, 5)),
+    ];
+    assert_eq!(peers(&all, &borrower(1000)), [4, 3, 2, 5, 1]);
+}
+
+#[test]
+fn the_rule_decides_among_equals() {
+    let all = [peer_view(1, 0, live(30, 5)), peer_view(2, 0, live(10, 5)), peer_view(3, 0, live(20, 5))];
+    let by = |rule| peers(&all, &Borrower { rule, order: &[tenant(3), tenant(1)], ..borrower(1000) });
+    assert_eq!(by(VictimRule::MostRecentlyUsed), [1, 3, 2]);
+    assert_eq!(by(VictimRule::LeastRecentlyUsed), [2, 3, 1]);
+    assert_eq!(by(VictimRule::FixedOrder), [3, 1, 2], "who is not on the list comes last");
+}
+
+#[test]
+fn not_queued_lend_first_then_queue_tail() {
+    let waits = |place| PeerState { queue_position: Some(place), ..live(500, 5) };
+    let all = [
+        peer_view(1, 0, waits(0)),
+        peer_view(2, 0, waits(2)),
+        peer_view(3, 0, live(10, 5)),
+        peer_view(4, 0, waits(1)),
+    ];
+    assert_eq!(peers(&all, &borrower(1000)), [3, 2, 4, 1]);
+}
+
+#[test]
+fn furthest_next_use_lends_first() {
+    let expected =
+        |last_used, next_use_ns| PeerState { next_use_ns: Some(next_use_ns), ..live(last_used, 5) };
+    let all = [
+        peer_view(1, 0, expected(10, 9000)),
+        peer_view(2, 0, expected(90, 100)),
+        peer_view(3, 0, PeerState { queue_position: Some(7), ..live(95, 5) }),
+        peer_view(4, 0, live(20, 5)),
+        peer_view(5, 0, live(30, 5)),
+        peer_view(6, -1, expected(40, 1)),
+    ];
+    let by = |rule, expects| peers(&all, &Borrower { rule, expects, ..borrower(1000) });
+    // Of who has no data the next use is as far away as the last one, nearly a million here.
+    assert_eq!(by(VictimRule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
+    assert_eq!(by(VictimRule::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
+    assert_eq!(by(VictimRule::LeastRecentlyUsed, true), by(VictimRule::LeastRecentlyUsed, false));
+    let alike = [peer_view(1, 0, expected(10, 1023)), peer_view(2, 0, expected(20, 512))];
+    let expecting = Borrower { expects: true, ..borrower(1000) };
+    assert_eq!(peers(&alike, &expecting), [2, 1], "within a power of two");
+    let with_now =
+        [peer_view(1, 0, expected(10, 0)), peer_view(2, 0, expected(5, 1)), peer_view(3, 0, live(7, 5))];
+    assert_eq!(peers(&with_now, &expecting), [3, 2, 1], "who is needed now comes last");
+    let no_data =
+        [peer_view(1, 0, live(10, 5)), peer_view(2, 0, expected(20, 0)), peer_view(3, 0, live(30, 5))];
+    assert_eq!(peers(&no_data, &expecting), [3, 2, 1], "without data by last use");
+}
+
+#[test]
+fn each_is_asked_for_what_the_others_leave_open() {
+    let all = [peer_view(1, 0, live(30, 5)), peer_view(2, 0, live(20, 5)), peer_view(3, 0, live(10, 5))];
+    let expected = [Victim { peer: tenant(1), chunks: 5 }, Victim { peer: tenant(2), chunks: 2 }];
+    assert_eq!(order(&all, &borrower(7), NOW), expected);
+    assert_eq!(order(&all, &borrower(0), NOW), []);
+}
+
+#[test]
+fn unavailable_peers_are_not_asked() {
+    let fresh = PeerState { resident_since: Nanos(NOW.0 - 499), ..live(30, 5) };
+    let old_enough = PeerState { resident_since: Nanos(NOW.0 - 500), ..live(20, 5) };
+    let all = [
+        peer_view(1, 0, live(40, 0)),
+        peer_view(2, 0, fresh),
+        peer_view(3, 0, old_enough),
+        PeerView { reachable: false, ..peer_view(4, 0, live(10, 5)) },
+    ];
+    assert_eq!(peers(&all, &Borrower { min_residence_ns: 500, ..borrower(1000) }), [3]);
+}
+
+#[test]
+fn a_higher_priority_is_asked_while_inactive_and_never_while_active() {
+    let active = PeerState { active: true, ..live(40, 5) };
+    let all = [peer_view(1, 101, active), peer_view(2, 100, active), peer_view(3, 101, live(1, 5))];
+    assert_eq!(peers(&all, &borrower(1000)), [3, 2]);
+}
+
+#[test]
+fn without_live_state_the_directives_order_stands_in() {
+    let silent = |peer| PeerView { peer: tenant(peer), priority: 0, reachable: true, live: None };
+    let all = [
+        silent(1),
+        silent(2),
+        PeerView { reachable: false, ..silent(3) },
+        silent(9),
+        peer_view(4, 0, live(1, 5)),
+    ];
+    let asker = Borrower { order: &[tenant(3), tenant(2), tenant(4), tenant(1)], ..borrower(8) };
+    let ask = |peer, chunks| Victim { peer: tenant(peer), chunks };
+    assert_eq!(order(&all, &asker, NOW), [ask(4, 5), ask(2, 3), ask(1, 3)]);
+    assert_eq!(order(&all, &Borrower { need_chunks: 5, ..asker }, NOW), [ask(4, 5)]);
+}
+
+/// Turns in a circle over models of which only some fit: each turn needs its own model, loads it where it is missing and
+/// takes the memory of the victim that the rule names.
+struct Circle {
+    models: u32,
+    fitting: usize,
+    turns: u64,
+}
+
+impl Circle {
+    fn at(&self, turn: u64) -> Peer {
+        tenant((turn % u64::from(self.models)) as u32)
+    }
+
+    /// Who gets the turn in how many turns after `turn`.
+    fn next_use(&self, turn: u64, peer: Peer) -> u64 {
+        (turn + 1..).find(|later| self.at(*later) == peer).expect("every model has its turn") - turn
+    }
+
+    fn loads(&self, mut victim: impl FnMut(u64, &BTreeMap<Peer, u64>) -> Peer) -> u64 {
+        let mut resident: BTreeMap<Peer, u64> = BTreeMap::new();
+        let mut loads = 0;
+        for turn in 0..self.turns {
+            let needed = self.at(turn);
+            if !resident.contains_key(&needed) {
+                loads += 1;
+                if resident.len() == self.fitting {
+                    let gives = victim(turn, &resident);
+                    resident.remove(&gives).expect("the victim is resident");
+                }
+            }
+            resident.insert(needed, turn);
+        }
+        loads
+    }
+
+    /// By the code under test. `in_line` says whether neighbours tell their place in the line of turns.
+    fn loads_by(&self, rule: VictimRule, in_line: bool) -> u64 {
+        self.loads(|turn, resident| {
+            let seen = |(peer, used): (&Peer, &u64)| {
+                let place = in_line.then(|| self.next_use(turn, *peer) as u32);
+                peer_view(peer.index, 0, PeerState { queue_position: place, ..live(*used, 1) })
+            };
+            let seen: Vec<PeerView> = resident.iter().map(seen).collect();
+            order(&seen, &Borrower { rule, ..borrower(1) }, Nanos(turn))[0].peer
+        })
+    }
+
+    /// Belady: whose next use is furthest away.
+    fn loads_by_belady(&self) -> u64 {
+        self.loads(|turn, resident| {
+            *resident.keys().max_by_key(|peer| self.next_use(turn, **peer)).expect("somebody is resident")
+        })
+    }
+
+    /// The fewest loads of any choice of victims, by trying all.
+    fn fewest_loads(&self) -> u64 {
+        let mut states = BTreeMap::from([(BTreeSet::new(), 0_u64)]);
+        for turn in 0..self.turns {
+            let mut next: BTreeMap<BTreeSet<Peer>, u64> = BTreeMap::new();
+            for (resident, loads) in states {
+                for (after, cost) in self.choices(turn, &resident) {
+                    let best = next.entry(after).or_insert(u64::MAX);
+                    *best = (*best).min(loads + cost);
+                }
+            }
+            states = next;
+        }
+        states.into_values().min().expect("there is always a choice")
+    }
+
+    fn choices(&self, turn: u64, resident: &BTreeSet<Peer>) -> Vec<(BTreeSet<Peer>, u64)> {
+        let needed = self.at(turn);
+        let mut with = resident.clone();
+        if !with.insert(needed) {
+            return vec![(with, 0)];
+        }
+        if with.len() <= self.fitting {
+            return vec![(with, 1)];
+        }
+        let without = |gives: &Peer| with.iter().filter(|peer| *peer != gives).copied().collect();
+        resident.iter().map(|gives| (without(gives), 1)).collect()
+    }
+}
+
+fn circles() -> impl Iterator<Item = Circle> {
+    (2..=7).flat_map(|models| (1..models as usize).map(move |fitting| Circle { models, fitting, turns: 60 }))
+}
+
+#[test]
+fn most_recently_used_loads_as_seldom_as_any_choice_can() {
+    for circle in circles() {
+        let fewest = circle.fewest_loads();
+        let edge = format!("{} models, {} fit", circle.models, circle.fitting);
+        assert_eq!(circle.loads_by_belady(), fewest, "{edge}");
+        for in_line in [false, true] {
+            assert_eq!(
+                circle.loads_by(VictimRule::MostRecentlyUsed, in_line),
+                fewest,
+                "{edge}, line: {in_line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn least_recently_used_loads_at_every_turn() {
+    for circle in circles() {
+        assert_eq!(circle.loads_by(VictimRule::LeastRecentlyUsed, true), circle.turns);
+    }
+}
+
+/// Of N models K fit: a load on (N - K) of N - 1 turns, where least recently used has one on every turn.
+#[test]
+fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
+    let circle = Circle { models: 5, fitting: 4, turns: 4 + 400 };
+    assert_eq!(circle.loads_by(VictimRule::MostRecentlyUsed, false), 4 + 100);
+    assert_eq!(circle.loads_by(VictimRule::LeastRecentlyUsed, false), 4 + 400);
+}
+
+fn any_peer() -> impl Strategy<Value = PeerView> {
+    let live = (
+        any::<bool>(),
+        0_u64..5,
+        0_u64..1000,
+        0_u32..6,
+        proptest::option::of(0_u32..3),
+        any::<Option<u64>>(),
+    );
+    let live =
+        live.prop_map(|(active, last_used, since, lendable_chunks, queue_place, next_use_ns)| PeerState {
+            active,
+            last_used: Nanos(last_used),
+            resident_since: Nanos(since),
+            lendable_chunks,
+            queue_position: queue_place,
+            next_use_ns,
+        });
+    let state = (98_i32..103, any::<bool>(), proptest::option::weighted(0.8, live));
+    state.prop_map(|(priority, reachable, live)| PeerView { peer: tenant(0), priority, reachable, live })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn peer_is_asked_once_and_within_its_supply(
+        all in proptest::collection::vec(any_peer(), 0..8),
+        need in 0_u32..20,
+        turn in 0_usize..8,
+        expects in any::<bool>(),
+    ) {
+        let number = |(at, one)| PeerView { peer: tenant(at as u32), ..one };
+        let all: Vec<PeerView> = all.into_iter().enumerate().map(number).collect();
+        let list: Vec<Peer> = (0..4).map(tenant).collect();
+        let asker = Borrower { order: &list, min_residence_ns: 300, expects, ..borrower(need) };
+        let victims = order(&all, &asker, Nanos(1000));
+        let names: BTreeSet<Peer> = victims.iter().map(|victim| victim.peer).collect();
+        prop_assert_eq!(names.len(), victims.len());
+        let live = |victim: &Victim| all[victim.peer.index as usize].live;
+        prop_assert!(victims.iter().all(|v| live(v).is_none_or(|live| v.chunks <= live.lendable_chunks)));
+        prop_assert!(victims.iter().all(|v| v.chunks > 0 && all[v.peer.index as usize].reachable));
+        let covered: u32 = victims.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
+        prop_assert!(covered <= need);
+        let whole = order(&all, &Borrower { need_chunks: u32::MAX, ..asker }, Nanos(1000));
+        let can: u32 = whole.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
+        let more_unknown = whole.iter().any(|v| live(v).is_none());
+        prop_assert_eq!(supply(&all, &asker, Nanos(1000)), Supply { chunks: can, more_unknown });
+        let mut turned = all.clone();
+        turned.rotate_left(if all.is_empty() { 0 } else { turn % all.len() });
+        prop_assert_eq!(order(&turned, &asker, Nanos(1000)), victims);
+    }
+}
