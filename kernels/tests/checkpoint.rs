@@ -55,7 +55,7 @@ impl Checkpoint {
 
     fn slab(&self, spec: &ModelSpec, slab: &Slab, layer: usize) -> Bytes {
         let mut bytes = Bytes::poisoned(slab.bytes as usize);
-        for place in &slab.places {
+        for place in &slab.tensors {
             let data = &self.raw[&tensor_name(spec.family, place.tensor, layer)];
             let start = place.offset_bytes as usize;
             bytes.as_mut_slice()[start..start + place.bytes as usize].copy_from_slice(data);

@@ -36,7 +36,7 @@ fn a_folder_holds_every_tensor_of_the_shape_and_an_index_of_its_shards() {
     for spec in [llama(Dtype::F16), opt(Dtype::F32)] {
         let folder = written(&spec, 1, 3);
         let layout = slab_layout(&spec);
-        let count = layout.global.places.len() + layout.layer.places.len() * usize::from(spec.layers);
+        let count = layout.global.tensors.len() + layout.layer.tensors.len() * usize::from(spec.layers);
         assert_eq!(Checkpoint::read(folder.path()).len(), count);
         let index = json(&folder, "model.safetensors.index.json");
         let map = index["weight_map"].as_object().unwrap();

@@ -2,14 +2,14 @@
 
 use std::io::IsTerminal;
 
-use sluice_link::lines::Lines;
+use sluice_link::log_prefix::LogPrefix;
 
 /// Starts them.
 pub(super) fn start() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     let name = std::env::var("SLUICE_LOG_NAME").ok().filter(|name| !name.is_empty());
-    let lines = Lines::of(name.as_deref());
+    let lines = LogPrefix::for_tenant(name.as_deref());
     let format = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
     // By default a line that cannot be written is a panic.
     let format = format.log_internal_errors(false);

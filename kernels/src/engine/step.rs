@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use sluice_link::control::{ControlError, ControlPage, Patience, Wait};
+use sluice_link::control::{ControlError, ControlPage, WaitLimit, WaitResult};
 use sluice_link::message::{Faults, SequenceOrder, StepOrder};
 use sluice_link::tables::TableReader;
 use sluice_link::vocabulary::{
@@ -270,11 +270,14 @@ impl<'a> Hooks<'a> {
     }
 
     /// One wait, and how long it took.
-    fn wait(&mut self, wait: impl FnOnce(&ControlPage) -> Result<Wait, ControlError>) -> (Wait, u64) {
+    fn wait(
+        &mut self,
+        wait: impl FnOnce(&ControlPage) -> Result<WaitResult, ControlError>,
+    ) -> (WaitResult, u64) {
         let number = *self.waits;
         *self.waits += 1;
         if self.faults.dropped_wait == Some(number) {
-            return (Wait::Reached, 0);
+            return (WaitResult::Reached, 0);
         }
         let begun = Instant::now();
         let waited = wait(self.control).expect("layers were checked against the control page");
@@ -283,26 +286,26 @@ impl<'a> Hooks<'a> {
 
     fn wait_weights(&mut self, layer: usize, generation: Generation) -> ControlFlow<()> {
         let id = LayerId(layer as u16);
-        let (end, ns) = self.wait(|page| page.wait_ready(id, generation, Patience::until(&NEVER)));
+        let (end, ns) = self.wait(|page| page.wait_ready(id, generation, WaitLimit::unlimited(&NEVER)));
         self.stall_ns[layer] = ns;
         self.end(end, StepError::Overtaken { layer: id.0 })
     }
 
     fn wait_kv(&mut self, layer: usize, generation: Generation) -> ControlFlow<()> {
         let id = LayerId(layer as u16);
-        let (end, ns) = self.wait(|page| page.wait_kv_ready(id, generation, Patience::until(&NEVER)));
+        let (end, ns) = self.wait(|page| page.wait_kv_ready(id, generation, WaitLimit::unlimited(&NEVER)));
         self.kv_stall_ns[layer] = ns;
         self.end(end, StepError::KvOvertaken { layer: id.0 })
     }
 
-    fn end(&mut self, end: Wait, overtaken: StepError) -> ControlFlow<()> {
+    fn end(&mut self, end: WaitResult, overtaken: StepError) -> ControlFlow<()> {
         match end {
-            Wait::Reached => ControlFlow::Continue(()),
-            Wait::Overtaken => {
+            WaitResult::Reached => ControlFlow::Continue(()),
+            WaitResult::Overtaken => {
                 self.overtaken = Some(overtaken);
                 ControlFlow::Break(())
             }
-            Wait::Aborted | Wait::TimedOut => ControlFlow::Break(()),
+            WaitResult::Aborted | WaitResult::TimedOut => ControlFlow::Break(()),
         }
     }
 }

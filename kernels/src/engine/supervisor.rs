@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use sluice_link::error::LinkError;
-use sluice_link::watch::{Found, LOOK_EVERY, SIDECAR_LIMIT, SidecarWatch, shown};
+use sluice_link::watch::{CHECK_INTERVAL, SIDECAR_HANG_TIMEOUT, SidecarWatch, WatchStatus, recv_watch};
 use sluice_wire::restart::BackOff;
 use sluice_wire::sidecar_hangs::SidecarHangs;
 
@@ -72,13 +72,13 @@ impl Worker {
     /// Ends a sidecar that hangs, and the worker that does not notice its sidecar's death. `folder` has the count of hangs.
     fn watch_sidecar(&mut self, folder: &Path) -> Result<(), LinkError> {
         if self.sidecar.is_none() {
-            self.sidecar = shown(self.socket.as_fd())?;
+            self.sidecar = recv_watch(self.socket.as_fd())?;
         }
         let (Some(sidecar), now) = (&mut self.sidecar, Instant::now()) else { return Ok(()) };
-        match sidecar.look(now)? {
-            Found::Running => {}
-            Found::Hung(silent) => {
-                tracing::error!(?silent, limit = ?SIDECAR_LIMIT, "the sidecar hangs and is killed");
+        match sidecar.check(now)? {
+            WatchStatus::Running => {}
+            WatchStatus::Hung(silent) => {
+                tracing::error!(?silent, limit = ?SIDECAR_HANG_TIMEOUT, "the sidecar hangs and is killed");
                 // Before it is killed, so that the next sidecar finds it.
                 if !std::mem::replace(&mut self.counted, true)
                     && let Err(error) = SidecarHangs::record(folder, silent)
@@ -87,9 +87,9 @@ impl Worker {
                 }
                 sidecar.kill()?;
             }
-            Found::Dead if self.orphaned.is_none() => self.orphaned = Some(now),
-            Found::Dead if self.is_overdue(now) => self.kill("its sidecar is dead"),
-            Found::Dead => {}
+            WatchStatus::Dead if self.orphaned.is_none() => self.orphaned = Some(now),
+            WatchStatus::Dead if self.is_overdue(now) => self.kill("its sidecar is dead"),
+            WatchStatus::Dead => {}
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl Worker {
 
     /// When to look again.
     fn poll_timeout(&self) -> Option<Duration> {
-        let watched = self.sidecar.as_ref().map(|_| LOOK_EVERY);
+        let watched = self.sidecar.as_ref().map(|_| CHECK_INTERVAL);
         self.orphaned.map(|_| WORKER_GRACE).or(watched)
     }
 }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use sluice_link::client::{Order, SidecarLink, Welcome};
+use sluice_link::client::{EngineRequest, EngineWelcome, SidecarLink};
 use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
 use sluice_link::vocabulary::{ActionId, FailedSequence, Reback};
-use sluice_link::watch::show;
+use sluice_link::watch::send_watch;
 use sluice_memory::SliceFence;
 use sluice_memory::mapping::MappingError;
 
@@ -91,11 +91,12 @@ fn is_absent(error: &std::io::Error) -> bool {
 
 /// Agrees with the sidecar and reserves the ranges.
 fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> {
-    let Welcome { setup, pool, control, tables, life, sidecar } = link.hello(BUILD)?;
+    let EngineWelcome { setup, pool, control, tables, lifetime_lock: life, sidecar } =
+        link.exchange_hello(BUILD)?;
     if let Some(supervisor) = options.worker.and_then(Pid::from_raw) {
-        link.supervised_by(supervisor);
+        link.set_supervisor(supervisor);
         // The standard input of a worker is the socket of its supervisor.
-        show(std::io::stdin().as_fd(), &control, sidecar.as_fd()).context("showing the sidecar")?;
+        send_watch(std::io::stdin().as_fd(), &control, sidecar.as_fd()).context("showing the sidecar")?;
     }
     let fence = SliceFence::open(life.as_fd()).context("the epoch of the turn")?;
     // Open until this process ends, however it ends.
@@ -103,7 +104,7 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
     let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
     let model = model.in_chunks_of(setup.chunk_tokens);
-    link.ready(setup.layout().digest(), model.activation_cost())?;
+    link.send_ready(setup.layout().digest(), model.activation_cost())?;
     tracing::info!(layers = setup.spec.layers, "attached");
     Ok(Stepper::new(model, memory, control, tables, fence, setup.faults))
 }
@@ -119,9 +120,9 @@ fn threads(options: &Options, told: u16) -> usize {
 fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
     loop {
         match link.recv()? {
-            Order::Reback { id, ops } => reback(link, &mut stepper, id, &ops)?,
-            Order::Step(order) => step(link, &mut stepper, &order)?,
-            Order::Bye => return Ok(()),
+            EngineRequest::Reback { id, ops } => reback(link, &mut stepper, id, &ops)?,
+            EngineRequest::Step(order) => step(link, &mut stepper, &order)?,
+            EngineRequest::Bye => return Ok(()),
         }
     }
 }
@@ -132,9 +133,9 @@ fn reback(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[Reback
         std::thread::sleep(delay);
     }
     match stepper.memory().apply(ops) {
-        Ok(()) => link.applied(id)?,
+        Ok(()) => link.send_applied(id)?,
         Err(torn @ MappingError::RollbackFailed { .. }) => return Err(torn.into()),
-        Err(error) => link.refused(id, format!("{:#}", anyhow::Error::new(error)))?,
+        Err(error) => link.send_refused(id, format!("{:#}", anyhow::Error::new(error)))?,
     }
     Ok(())
 }
@@ -145,15 +146,15 @@ fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow:
             for FailedSequence { row, failure } in &done.failed {
                 tracing::warn!(step = order.id.0, row = row.0, "{failure}");
             }
-            link.done(done)?;
+            link.send_done(done)?;
         }
         Err(passed @ StepError::TurnPassed { .. }) => {
             tracing::warn!(step = order.id.0, "left: {passed}");
-            link.turn_passed(order)?;
+            link.send_turn_passed(order)?;
         }
         Err(error) => {
             tracing::warn!(step = order.id.0, "refused: {error}");
-            link.step_refused(order, error.to_string())?;
+            link.send_step_refused(order, error.to_string())?;
         }
     }
     Ok(())

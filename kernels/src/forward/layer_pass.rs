@@ -55,12 +55,12 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
 
     /// What attention leaves.
     pub fn attended(&self) -> Rows {
-        self.step.rows(self.step.layout.attended)
+        self.step.rows(self.step.layout.attention_output)
     }
 
     /// Inner values of the MLP.
     pub fn ffn_hidden(&self) -> Rows {
-        self.step.rows(self.step.layout.inner)
+        self.step.rows(self.step.layout.ffn_hidden)
     }
 
     /// Weights of `layer`.

@@ -31,7 +31,7 @@ pub(crate) struct Weights<'a, E> {
 impl<E> Weights<'_, E> {
     /// A tensor's first element, if the slab has it.
     pub fn find(&self, tensor: Tensor) -> Option<*const E> {
-        let place = self.slab.place(tensor)?;
+        let place = self.slab.span(tensor)?;
         Some(self.base.wrapping_byte_add(place.offset_bytes as usize))
     }
 
@@ -41,12 +41,12 @@ impl<E> Weights<'_, E> {
     }
 
     fn rows(&self, tensor: Tensor) -> usize {
-        self.slab.place(tensor).map_or(0, |place| place.rows as usize)
+        self.slab.span(tensor).map_or(0, |place| place.rows as usize)
     }
 
     /// Inputs of a matrix.
     pub(super) fn columns(&self, tensor: Tensor) -> usize {
-        self.slab.place(tensor).map_or(0, |place| place.columns as usize)
+        self.slab.span(tensor).map_or(0, |place| place.columns as usize)
     }
 }
 
@@ -112,12 +112,12 @@ impl<'a, E: Element> Step<'a, E> {
 
     /// Residual stream of the whole step.
     pub(super) fn residual(&self) -> Rows {
-        self.rows(self.layout.stream)
+        self.rows(self.layout.residual)
     }
 
     /// Cosines and sines of the whole step.
     pub(super) fn angles(&self) -> Rows {
-        self.rows(self.layout.angles)
+        self.rows(self.layout.rope_angles)
     }
 
     /// Weights of `layer`.
@@ -198,7 +198,7 @@ impl<'a, E: Element> Step<'a, E> {
         (input, tokens): (Rows, usize),
         linear: &Linear,
     ) -> Product<E> {
-        let place = weights.slab.place(linear.matrix).expect("every matrix of a family is in its slab");
+        let place = weights.slab.span(linear.matrix).expect("every matrix of a family is in its slab");
         Product {
             weights: weights.get(linear.matrix),
             bias: weights.find(linear.bias),
@@ -248,7 +248,7 @@ impl<'a, E: Element> Step<'a, E> {
     fn head(&self) {
         let weights = self.global_weights();
         let (norm, bias) = (weights.get(Tensor::FinalNorm), weights.find(Tensor::FinalNormBias));
-        let last = self.rows(self.layout.last);
+        let last = self.rows(self.layout.last_hidden);
         let mut rows = 0;
         for (first, sequence) in self.each_sequence() {
             let end = first + sequence.tokens.len();

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 use sluice_link::model::{Dtype, Family};
-use sluice_link::slab::{Place, Tensor, slab_layout};
+use sluice_link::slab::{Tensor, TensorSpan, slab_layout};
 
 use super::{GenerateError, RandomModel, in_file, tensor_name, write_json};
 use crate::sampling::random_bits;
@@ -19,7 +19,7 @@ const BATCH_VALUES: usize = 1 << 20;
 /// One tensor of the checkpoint.
 struct TensorEntry {
     name: String,
-    place: Place,
+    place: TensorSpan,
 }
 
 pub(super) fn write(model: &RandomModel, folder: &Path) -> Result<(), GenerateError> {
@@ -40,13 +40,13 @@ pub(super) fn write(model: &RandomModel, folder: &Path) -> Result<(), GenerateEr
 
 fn entries(model: &RandomModel) -> Vec<TensorEntry> {
     let layout = slab_layout(&model.spec);
-    let entry = |layer, place: &Place| {
+    let entry = |layer, place: &TensorSpan| {
         let name = tensor_name(model.spec.family, place.tensor, layer);
         TensorEntry { name, place: *place }
     };
-    let global = layout.global.places.iter().map(|place| entry(0, place));
+    let global = layout.global.tensors.iter().map(|place| entry(0, place));
     let layers = (0..usize::from(model.spec.layers))
-        .flat_map(|layer| layout.layer.places.iter().map(move |place| entry(layer, place)));
+        .flat_map(|layer| layout.layer.tensors.iter().map(move |place| entry(layer, place)));
     global.chain(layers).collect()
 }
 
@@ -80,7 +80,7 @@ fn header(model: &RandomModel, entries: &[TensorEntry]) -> String {
     let mut header = Map::from_iter([("__metadata__".to_owned(), json!({ "format": "pt" }))]);
     let mut begin = 0;
     for entry in entries {
-        let Place { rows, columns, bytes, .. } = entry.place;
+        let TensorSpan { rows, columns, bytes, .. } = entry.place;
         let shape = if is_vector(entry.place.tensor) { json!([columns]) } else { json!([rows, columns]) };
         let offsets = [begin, begin + bytes];
         header.insert(entry.name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }));
@@ -113,7 +113,7 @@ fn is_bias(tensor: Tensor) -> bool {
 }
 
 /// Mean and deviation of a tensor's values.
-fn mean_and_deviation(family: Family, place: &Place) -> (f32, f32) {
+fn mean_and_deviation(family: Family, place: &TensorSpan) -> (f32, f32) {
     let per_input = 1.0 / (place.columns as f32).sqrt();
     match place.tensor {
         Tensor::FinalNorm | Tensor::AttentionNorm | Tensor::MlpNorm => (1.0, 0.1),

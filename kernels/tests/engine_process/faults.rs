@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, SocketFlags, accept_with, send};
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_link::control::{Patience, Wait};
+use sluice_link::control::{WaitLimit, WaitResult};
 use sluice_link::error::LinkError;
-use sluice_link::frame::{Header, Kind};
+use sluice_link::frame::{Header, MessageKind};
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
 use sluice_link::server::EngineLink;
-use sluice_link::socket::readable;
+use sluice_link::socket::wait_readable;
 use sluice_link::vocabulary::*;
 use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 
@@ -36,9 +36,9 @@ pub fn stop_inside(
     step.generations = vec![(LayerId(0), generation), (LayerId(1), generation)];
     sidecar.control.publish_ready(LayerId(0), generation).unwrap();
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-    let patience = Patience { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
+    let patience = WaitLimit { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
     let waited = sidecar.control.wait_done(LayerId(0), generation, patience).unwrap();
-    assert!(matches!(waited, Wait::Reached), "the worker computes layer 0");
+    assert!(matches!(waited, WaitResult::Reached), "the worker computes layer 0");
     step
 }
 
@@ -60,7 +60,7 @@ fn worker_killed_in_step_is_replaced_with_same_bits() {
             step = stop_inside(&mut sidecar, &link, step, generation);
             kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::KILL).unwrap();
             assert!(matches!(link.receiver.recv_within(TEST_TIMEOUT), Err(LinkError::Closed)));
-            link.process.confirm(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
+            link.process.kill_and_wait(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
             link = sidecar.attach(&sidecar.resident());
             step.attempt += 1;
             sidecar.control.publish_ready(LayerId(1), generation).unwrap();
@@ -88,7 +88,7 @@ fn end_of_worker(in_step: bool) -> Duration {
     drop(sidecar.listener.take());
     let begun = Instant::now();
     link.sender.shutdown();
-    assert!(link.process.dead_within(WORKER_END).unwrap(), "in a step: {in_step}");
+    assert!(link.process.wait_exit(WORKER_END).unwrap(), "in a step: {in_step}");
     begun.elapsed()
 }
 
@@ -231,9 +231,9 @@ fn step_of_only_invalid_sequences_runs_and_refuses_each() {
         assert_eq!(done.sampled, []);
         assert_refused(&done, &[RowId(0), OTHER_ROW], word);
         let last = LayerId(spec.layers - 1);
-        let patience = Patience { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
+        let patience = WaitLimit { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
         let waited = sidecar.control.wait_done(last, generation, patience).unwrap();
-        assert!(matches!(waited, Wait::Reached), "{word}");
+        assert!(matches!(waited, WaitResult::Reached), "{word}");
     }
 }
 
@@ -275,16 +275,16 @@ fn malformed_sidecar_is_disconnected_and_next_one_served() {
     let sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let listener = sidecar.listener.as_ref().unwrap();
-    let bye = Header { kind: Kind::Done, part: 0, parts: 1, length: 0 }.encode();
+    let bye = Header { kind: MessageKind::Done, part: 0, parts: 1, length: 0 }.encode();
     for nonsense in [&[0xff; 400][..], &bye[..], &bye[..9]] {
-        assert!(readable(listener.as_fd(), TEST_TIMEOUT).unwrap());
+        assert!(wait_readable(listener.as_fd(), TEST_TIMEOUT).unwrap());
         let socket = accept_with(listener, SocketFlags::CLOEXEC).unwrap();
         send(&socket, nonsense, SendFlags::NOSIGNAL).unwrap();
         // The worker leaves: after its Hello, the end of the stream.
         let mut buffer = [0; 4096];
         let begun = Instant::now();
         loop {
-            assert!(begun.elapsed() < TEST_TIMEOUT && readable(socket.as_fd(), TEST_TIMEOUT).unwrap());
+            assert!(begun.elapsed() < TEST_TIMEOUT && wait_readable(socket.as_fd(), TEST_TIMEOUT).unwrap());
             let received = rustix::net::recv(&socket, &mut buffer, rustix::net::RecvFlags::empty());
             if received.is_err() || received.is_ok_and(|(_, bytes)| bytes == 0) {
                 break;

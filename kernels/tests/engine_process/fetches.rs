@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use sluice_link::control::{Patience, Wait};
+use sluice_link::control::{WaitLimit, WaitResult};
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
 use sluice_link::server::EngineLink;
@@ -90,9 +90,9 @@ impl OffloadedKv {
     }
 
     fn wait_done(&self, layer: u16, generation: u64, limit: Duration) -> bool {
-        let patience = Patience { abort: &NEVER, limit: Some(limit) };
+        let patience = WaitLimit { abort: &NEVER, limit: Some(limit) };
         let end = self.sidecar.control.wait_kv_done(LayerId(layer), Generation(generation), patience);
-        end.unwrap() == Wait::Reached
+        end.unwrap() == WaitResult::Reached
     }
 }
 

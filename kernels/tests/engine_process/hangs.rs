@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open};
-use sluice_link::death::PeerProcess;
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
-use sluice_link::watch::SIDECAR_LIMIT;
+use sluice_link::process_exit::PeerProcess;
+use sluice_link::watch::SIDECAR_HANG_TIMEOUT;
 use sluice_wire::sidecar_hangs::SidecarHangs;
 
 use super::harness::*;
@@ -58,7 +58,7 @@ impl Drop for SidecarAndEngine {
 
 fn exits_within(pid: Pid, limit: Duration) -> bool {
     // A process that has been reaped has no pidfd any more.
-    pidfd_open(pid, PidfdFlags::empty()).map_or(true, |fd| PeerProcess::new(fd).dead_within(limit).unwrap())
+    pidfd_open(pid, PidfdFlags::empty()).map_or(true, |fd| PeerProcess::new(fd).wait_exit(limit).unwrap())
 }
 
 #[test]
@@ -72,12 +72,12 @@ fn sidecar() {
     let sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
     println!("\n{SOCKET}{}", sidecar.socket().display());
     let link = sidecar.attach(&sidecar.resident());
-    sidecar.control.beat();
+    sidecar.control.heartbeat();
     println!("{WORKER}{}", link.hello.pid);
     // As its scheduler, which runs once a second at least. A test that is killed cannot end it.
     while getppid().is_some_and(|pid| pid.to_string() == parent) && begun.elapsed() < TEST_TIMEOUT {
         std::thread::sleep(Duration::from_millis(100));
-        sidecar.control.beat();
+        sidecar.control.heartbeat();
     }
 }
 
@@ -86,15 +86,15 @@ fn a_sidecar_that_is_stopped_is_killed_and_one_that_runs_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let pair = SidecarAndEngine::start(folder.path());
     let sidecar = Pid::from_child(&pair.sidecar);
-    assert!(!exits_within(sidecar, SIDECAR_LIMIT + Duration::from_secs(2)), "it runs");
+    assert!(!exits_within(sidecar, SIDECAR_HANG_TIMEOUT + Duration::from_secs(2)), "it runs");
     kill_process(sidecar, Signal::STOP).unwrap();
-    assert!(!exits_within(sidecar, SIDECAR_LIMIT / 2), "it is given its time");
+    assert!(!exits_within(sidecar, SIDECAR_HANG_TIMEOUT / 2), "it is given its time");
     assert_eq!(SidecarHangs::read(&pair.folder).unwrap(), None, "there was no hang so far");
     // A quarter of the time counts at least, however slow the node is.
-    assert!(exits_within(sidecar, 4 * SIDECAR_LIMIT), "it is stopped");
+    assert!(exits_within(sidecar, 4 * SIDECAR_HANG_TIMEOUT), "it is stopped");
     let hangs = SidecarHangs::read(&pair.folder).unwrap().expect("the next sidecar reports it");
     assert_eq!(hangs.total, 1, "{hangs:?}");
-    assert!(Duration::from_millis(hangs.waited_ms) >= SIDECAR_LIMIT, "{hangs:?}");
+    assert!(Duration::from_millis(hangs.waited_ms) >= SIDECAR_HANG_TIMEOUT, "{hangs:?}");
 }
 
 #[test]

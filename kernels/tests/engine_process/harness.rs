@@ -11,7 +11,7 @@ use sluice_link::error::LinkError;
 use sluice_link::message::{EngineSetup, Faults};
 use sluice_link::model::ModelSpec;
 use sluice_link::region::Region;
-use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared};
+use sluice_link::server::{EngineEvent, EngineLink, Listener, SharedMemory};
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_link::vocabulary::*;
 use sluice_memory::gpu_ledger::ParticipantHandle;
@@ -182,13 +182,13 @@ impl MiniSidecar {
     /// Waits for the next engine and shakes hands.
     pub fn accept(&self) -> Result<EngineLink, LinkError> {
         let connection = self.listener.as_ref().unwrap().accept(TEST_TIMEOUT)?.expect("an engine connects");
-        let shared = Shared {
+        let shared = SharedMemory {
             pool: self.pool.fd(),
             control: &self.control,
             tables: &self.tables,
-            life: self.seat.as_ref().map_or(self.pool.fd(), ParticipantHandle::liveness),
+            lifetime_lock: self.seat.as_ref().map_or(self.pool.fd(), ParticipantHandle::liveness),
         };
-        connection.introduction()?.offer(&self.setup, shared)?.ready(&self.setup)
+        connection.recv_hello()?.send_setup(&self.setup, shared)?.recv_ready(&self.setup)
     }
 
     /// Waits for the next engine and maps everything as `ops` say.

@@ -39,7 +39,7 @@ fn sigterm_takes_effect_only_after_goodbye() {
         assert!(engine.exited_within(A_WHILE).is_none(), "its sidecar still needs it");
         let step = sidecar.step(0, &[1, 2, 3]);
         assert!(sidecar.run(&mut link, &step).is_ok());
-        link.sender.bye().unwrap();
+        link.sender.send_bye().unwrap();
         let status = engine.exited_within(TEST_TIMEOUT).expect("ends after Bye");
         assert!(status.success(), "{status}");
     }
@@ -67,7 +67,7 @@ fn goodbye_ends_engine() {
     let sidecar = sidecar();
     let mut engine = Engine::start(&sidecar.socket(), &[]);
     let link = sidecar.attach(&sidecar.resident());
-    link.sender.bye().unwrap();
+    link.sender.send_bye().unwrap();
     assert!(engine.exited_within(TEST_TIMEOUT).expect("ends").success());
 }
 
@@ -80,10 +80,10 @@ fn crashed_workers_are_restarted_with_backoff() {
         let link = sidecar.accept().unwrap();
         let begun = Instant::now();
         kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::KILL).unwrap();
-        link.process.confirm(Duration::from_secs(5), Duration::from_secs(5)).unwrap();
+        link.process.kill_and_wait(Duration::from_secs(5), Duration::from_secs(5)).unwrap();
         drop(link);
         assert!(
-            sluice_link::socket::readable(
+            sluice_link::socket::wait_readable(
                 std::os::fd::AsFd::as_fd(sidecar.listener.as_ref().unwrap()),
                 TEST_TIMEOUT
             )
@@ -119,7 +119,7 @@ fn a_killed_supervisor_takes_its_worker_along() {
     let engine = Engine::start(&sidecar.socket(), &[]);
     let link = sidecar.attach(&sidecar.resident());
     engine.signal(Signal::KILL);
-    assert!(link.process.dead_within(TEST_TIMEOUT).unwrap());
+    assert!(link.process.wait_exit(TEST_TIMEOUT).unwrap());
 }
 
 /// An address that no other process of the machine listens at.

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use sluice_link::control::{Patience, Wait};
+use sluice_link::control::{WaitLimit, WaitResult};
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
 use sluice_link::server::EngineLink;
@@ -39,8 +39,8 @@ fn each_layer_reports_its_time_and_only_moving_ones_their_stall() {
     sidecar.control.publish_ready(LayerId(1), Generation(4)).unwrap();
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     // Only an engine that is done with layer 1 comes to wait for layer 2, however late it begins.
-    let patience = Patience { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
-    assert_eq!(sidecar.control.wait_done(LayerId(1), Generation(4), patience).unwrap(), Wait::Reached);
+    let patience = WaitLimit { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
+    assert_eq!(sidecar.control.wait_done(LayerId(1), Generation(4), patience).unwrap(), WaitResult::Reached);
     std::thread::sleep(HELD_BACK);
     sidecar.control.publish_ready(LayerId(2), Generation(4)).unwrap();
     let done = answer(&mut link).unwrap();
@@ -77,9 +77,9 @@ fn moving_step(
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     fill(sidecar, 1, generations[0]);
     let never = AtomicBool::new(false);
-    let patience = Patience { abort: &never, limit: Some(TEST_TIMEOUT) };
+    let patience = WaitLimit { abort: &never, limit: Some(TEST_TIMEOUT) };
     let free = sidecar.control.wait_done(LayerId(1), generations[0], patience).unwrap();
-    assert_eq!(free, Wait::Reached);
+    assert_eq!(free, WaitResult::Reached);
     fill(sidecar, 2, generations[1]);
     answer(link).unwrap()
 }
@@ -120,8 +120,9 @@ fn late_fill(faults: Faults) -> (bool, StepDone) {
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     fill(&sidecar, 1, Generation(1));
     let never = AtomicBool::new(false);
-    let patience = Patience { abort: &never, limit: Some(Duration::from_millis(500)) };
-    let read_early = sidecar.control.wait_done(LayerId(2), Generation(2), patience).unwrap() == Wait::Reached;
+    let patience = WaitLimit { abort: &never, limit: Some(Duration::from_millis(500)) };
+    let read_early =
+        sidecar.control.wait_done(LayerId(2), Generation(2), patience).unwrap() == WaitResult::Reached;
     fill(&sidecar, 2, Generation(2));
     (read_early, answer(&mut link).unwrap())
 }

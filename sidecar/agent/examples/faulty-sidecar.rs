@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use clap::Parser;
 use sluice_agent::args::Args;
-use sluice_agent::room::InjectedFaults;
+use sluice_agent::engine_loop::InjectedFaults;
 
 /// How long a lender keeps what it has lent already: long enough to be met from outside.
 const EARLY: Duration = Duration::from_millis(300);
 
 /// Which block is spoilt: one of the first that come.
-const SPOILT: u64 = 20;
+const CORRUPTED_BLOCK: u64 = 20;
 
 /// The arguments of `sluice-sidecar`, and what goes wrong.
 #[derive(clap::Parser)]
@@ -55,7 +55,7 @@ impl Faulty {
             None => {}
             Some(Fault::LostEarmark) => faults.ledger.lose_earmark = true,
             Some(Fault::EarlyEarmark) => faults.memory.early_earmark = EARLY,
-            Some(Fault::SpoiltBlock) => faults.memory.corrupt_block = Some(SPOILT),
+            Some(Fault::SpoiltBlock) => faults.memory.corrupt_block = Some(CORRUPTED_BLOCK),
         }
         faults
     }

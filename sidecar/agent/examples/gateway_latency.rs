@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use sluice_agent::service::Update;
+use sluice_agent::scheduler_handle::RequestUpdate;
 use sluice_policy::token_deposit::Pacing;
 
 use self::engine::{Moment, Sent};
@@ -45,7 +45,7 @@ const LIMIT_US: f64 = 200.0;
 /// Steps before anything is counted.
 const WARM_UP: usize = 100;
 /// Longest silence.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut numbers = std::env::args().skip(1).map(|arg| arg.parse::<u32>());
@@ -55,13 +55,13 @@ fn main() -> anyhow::Result<ExitCode> {
     let floor = load.bare()?;
     let added = load.gateway()?;
     let name = "added latency per token, p99";
-    let passed = host::verdict(name, added.written, LIMIT_US, "us", Some(floor.written));
+    let passed = host::print_check(name, added.written, LIMIT_US, "us", Some(floor.written));
     println!("read by the client, p99: {:.2} us  (the bare server: {:.2} us)", added.read, floor.read);
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The 99th percentiles from a step's end to the write and to the read of its tokens, us.
-struct Found {
+struct LatencyResult {
     written: f64,
     read: f64,
 }
@@ -83,21 +83,21 @@ impl Load {
         Ok(Load { streams, steps, period: Duration::from_secs(1) * streams / TOKENS_PER_SECOND })
     }
 
-    fn gateway(self) -> anyhow::Result<Found> {
+    fn gateway(self) -> anyhow::Result<LatencyResult> {
         let tenant = Tenant::start(self.streams, self.steps, self.period)?;
         let arrived = self.client(tenant.host.address).join().expect("the client does not panic")?;
-        self.found("gateway", &arrived, &tenant.end()?)
+        self.latency_result("gateway", &arrived, &tenant.shutdown()?)
     }
 
-    fn bare(self) -> anyhow::Result<Found> {
+    fn bare(self) -> anyhow::Result<LatencyResult> {
         let (host, opened) = host::start(Server::Bare, self.streams, Pacing::Immediate)?;
         let client = self.client(host.address);
-        let next = |_| opened.recv_timeout(PATIENCE).context("a client did not come");
+        let next = |_| opened.recv_timeout(TIMEOUT).context("a client did not come");
         let clients: Vec<_> = (0..self.streams).map(next).collect::<anyhow::Result<_>>()?;
         // Its streams stay open until their client has read everything.
         let (sent, _clients) = self.produce(clients);
         let arrived = client.join().expect("the client does not panic")?;
-        self.found("bare server", &arrived, &vec![sent; self.streams as usize])
+        self.latency_result("bare server", &arrived, &vec![sent; self.streams as usize])
     }
 
     /// Steps without an engine, handed to a thread that does nothing but pass their tokens on. Returns when each was done,
@@ -108,7 +108,7 @@ impl Load {
             for at in steps {
                 for updates in &clients {
                     // A reader that has gone shows as tokens that never arrive.
-                    let _ = updates.send(Update::Token { token: u32::from(b'a'), logprobs: None, at });
+                    let _ = updates.send(RequestUpdate::Token { token: u32::from(b'a'), logprobs: None, at });
                 }
             }
             clients
@@ -131,12 +131,20 @@ impl Load {
         std::thread::spawn(move || read(address, self.streams as usize, self.steps))
     }
 
-    fn found(self, name: &str, arrived: &[Vec<Arrival>], sent: &Sent) -> anyhow::Result<Found> {
+    fn latency_result(
+        self,
+        name: &str,
+        arrived: &[Vec<Arrival>],
+        sent: &Sent,
+    ) -> anyhow::Result<LatencyResult> {
         let Load { streams, steps, .. } = self;
         println!("{name}: {} tokens, {streams} streams, {TOKENS_PER_SECOND} tokens/s", steps * streams);
-        Ok(Found {
-            written: tell("written", latencies(arrived, sent, write_latency)?),
-            read: tell("read by the client", latencies(arrived, sent, |(sent, _), at| Ok(at.read - *sent))?),
+        Ok(LatencyResult {
+            written: print_percentiles("written", latencies(arrived, sent, write_latency)?),
+            read: print_percentiles(
+                "read by the client",
+                latencies(arrived, sent, |(sent, _), at| Ok(at.read - *sent))?,
+            ),
         })
     }
 }
@@ -160,7 +168,7 @@ fn latencies(
 }
 
 /// Prints percentiles and returns the 99th, us.
-fn tell(name: &str, nanos: Vec<u64>) -> f64 {
+fn print_percentiles(name: &str, nanos: Vec<u64>) -> f64 {
     let at = |permille| host::rank(&nanos, permille) as f64 / 1000.0;
     let (p50, p90, p99, max) = (at(500), at(900), at(990), at(1000));
     println!("  {name}: p50 {p50:.1} us, p90 {p90:.1} us, p99 {p99:.1} us, max {max:.1} us");
@@ -175,11 +183,11 @@ fn read(address: SocketAddr, streams: usize, steps: u32) -> anyhow::Result<Vec<V
     (0..streams).try_for_each(|stream| reader.open(address, &request(stream)))?;
     let (mut left, mut last) = (streams * steps as usize, Instant::now());
     while left > 0 {
-        reader.wait(PATIENCE, |stream, tokens, at| {
+        reader.wait(TIMEOUT, |stream, tokens, at| {
             arrived[stream].extend(std::iter::repeat_n(at, tokens));
             (left, last) = (left.saturating_sub(tokens), at.read);
         })?;
-        ensure!(last.elapsed() < PATIENCE, "{left} tokens were lost");
+        ensure!(last.elapsed() < TIMEOUT, "{left} tokens were lost");
     }
     Ok(arrived)
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sluice_agent::service::Update;
+use sluice_agent::scheduler_handle::RequestUpdate;
 use sluice_policy::token_deposit::Pacing;
 
 use self::host::{Server, Updates};
@@ -35,7 +35,7 @@ const STREAM_LIMIT_KIB: f64 = 32.0;
 /// New streams a second.
 const ARRIVALS_PER_SECOND: u32 = 500;
 /// Longest time for all streams to have their first token.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 fn main() -> anyhow::Result<ExitCode> {
     let mut args = std::env::args().skip(1).peekable();
@@ -69,18 +69,18 @@ fn measure(streams: u32, seconds: u64) -> anyhow::Result<ExitCode> {
     let found = measure_server(Server::Gateway, streams, seconds)?;
     let floor = measure_server(Server::Bare, streams, seconds)?;
     let (late, name) = (found.p99_ms, "lateness of paced tokens, p99");
-    let late = host::verdict(name, late, LATENESS_LIMIT_MS, "ms", Some(floor.p99_ms));
-    let small = host::verdict("resident memory per stream", found.kib, STREAM_LIMIT_KIB, "KiB", None);
+    let late = host::print_check(name, late, LATENESS_LIMIT_MS, "ms", Some(floor.p99_ms));
+    let small = host::print_check("resident memory per stream", found.kib, STREAM_LIMIT_KIB, "KiB", None);
     Ok(if late && small { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What was found.
-struct Found {
+struct StreamResult {
     p99_ms: f64,
     kib: f64,
 }
 
-fn measure_server(server: Server, streams: u32, seconds: u64) -> anyhow::Result<Found> {
+fn measure_server(server: Server, streams: u32, seconds: u64) -> anyhow::Result<StreamResult> {
     let pacing = Pacing::Paced { interval_ns: u64::try_from(INTERVAL.as_nanos())? };
     let (host, opened) = host::start(server, streams, pacing)?;
     let producer = std::thread::spawn(move || produce(&opened));
@@ -107,7 +107,7 @@ fn measure_server(server: Server, streams: u32, seconds: u64) -> anyhow::Result<
     println!("  lateness p50 {p50:.2} ms, p99 {p99_ms:.2} ms, max {max:.2} ms");
     let lateness = text.lines().filter(|l| l.starts_with("sluice_write_lateness_seconds_bucket"));
     lateness.filter(|_| server == Server::Gateway).take(10).for_each(|line| println!("  {line}"));
-    Ok(Found { p99_ms, kib })
+    Ok(StreamResult { p99_ms, kib })
 }
 
 /// Time that this process has spent on processors, seconds.
@@ -125,7 +125,7 @@ fn processor_seconds() -> anyhow::Result<f64> {
 fn produce(opened: &Receiver<Updates>) {
     const PARTS: usize = 90;
     let mut wheel: Vec<Vec<Updates>> = vec![Vec::new(); PARTS];
-    let token = || Update::Token { token: u32::from(b'a'), logprobs: None, at: Instant::now() };
+    let token = || RequestUpdate::Token { token: u32::from(b'a'), logprobs: None, at: Instant::now() };
     let mut due = Instant::now();
     for part in (0..PARTS).cycle() {
         wheel[part].retain(|updates| updates.send(token()).is_ok());
@@ -146,7 +146,7 @@ fn produce(opened: &Receiver<Updates>) {
 
 /// The client: opens its streams at an even rate and times their tokens.
 fn read_streams(address: SocketAddr, streams: u32, time: Duration) -> anyhow::Result<ExitCode> {
-    let (mut reader, mut tally) = (Reader::new()?, Tally::new(streams));
+    let (mut reader, mut tally) = (Reader::new()?, LatenessStats::new(streams));
     let began = Instant::now();
     let request = host::request("p", 1_000_000);
     for number in 1..=streams {
@@ -155,11 +155,11 @@ fn read_streams(address: SocketAddr, streams: u32, time: Duration) -> anyhow::Re
     }
     while tally.last.contains(&None) {
         tally.read(&mut reader, Instant::now() + INTERVAL / 10)?;
-        ensure!(began.elapsed() < PATIENCE, "some streams have no token");
+        ensure!(began.elapsed() < TIMEOUT, "some streams have no token");
     }
     println!("up");
     tally.read(&mut reader, Instant::now() + INTERVAL * 2)?;
-    tally.counting = true;
+    tally.is_counting = true;
     tally.read(&mut reader, Instant::now() + time)?;
     let mut late = tally.late_us;
     late.sort_unstable();
@@ -170,16 +170,16 @@ fn read_streams(address: SocketAddr, streams: u32, time: Duration) -> anyhow::Re
 }
 
 /// What the client has seen.
-struct Tally {
-    counting: bool,
+struct LatenessStats {
+    is_counting: bool,
     /// When a stream's last token was read.
     last: Vec<Option<Instant>>,
     late_us: Vec<u64>,
 }
 
-impl Tally {
+impl LatenessStats {
     fn new(streams: u32) -> Self {
-        Tally { counting: false, last: vec![None; streams as usize], late_us: Vec::new() }
+        LatenessStats { is_counting: false, last: vec![None; streams as usize], late_us: Vec::new() }
     }
 
     fn read(&mut self, reader: &mut Reader, until: Instant) -> anyhow::Result<()> {
@@ -193,7 +193,7 @@ impl Tally {
     }
 
     fn token(&mut self, stream: usize, at: Instant) {
-        if let (Some(before), true) = (self.last[stream].replace(at), self.counting) {
+        if let (Some(before), true) = (self.last[stream].replace(at), self.is_counting) {
             self.late_us.push((at - before).saturating_sub(INTERVAL).as_micros() as u64);
         }
     }

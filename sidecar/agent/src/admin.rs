@@ -8,7 +8,7 @@
 //! | `POST /v1/grants` | the answer of the scheduler, also when it refuses |
 //! | `POST /sleep`, `POST /wake_up`, `GET /is_sleeping` | as vLLM |
 
-pub mod access;
+pub mod auth;
 mod body;
 mod directive;
 mod error;
@@ -29,25 +29,25 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
 use serde::Deserialize;
 
-use self::access::{Access, Right, authenticate, require};
-use self::error::Refusal;
+use self::auth::{Access, Permission, authenticate, require_permission};
+use self::error::AdminError;
 pub use self::token::{make_token, read_tokens};
-use crate::directive::Directives;
+use crate::directive::DirectiveStore;
 use crate::gateway::error::ApiError;
-use crate::neighbours::client::Client;
-use crate::service::Service;
+use crate::peers::client::PeerClient;
+use crate::scheduler_handle::SchedulerHandle;
 
 /// What `:8001` is made of.
 #[derive(Clone, Debug)]
 pub struct Admin {
     /// The scheduler.
-    pub service: Service,
+    pub service: SchedulerHandle,
     /// Who may come in, as what.
     pub access: Access,
     /// The directive in force.
-    pub directives: Arc<Directives>,
+    pub directives: Arc<DirectiveStore>,
     /// The way to the neighbours.
-    pub neighbours: Arc<Client>,
+    pub peers: Arc<PeerClient>,
     /// Namespace of the tenant.
     pub namespace: String,
     /// Name of the tenant.
@@ -60,21 +60,24 @@ impl Admin {
     /// The routes of `:8001`. Who is not known gets 401 for every path, who may not 403.
     pub fn router(self) -> Router {
         Router::new()
-            .route("/v1/state", open(Right::State, get(state)))
-            .route("/v1/directive", open(Right::Directive, get(directive::get).put(directive::put)))
-            .route("/v1/grants", open(Right::Grants, post(grants::post)))
-            .route("/sleep", open(Right::Sleep, post(sleep::sleep)))
-            .route("/wake_up", open(Right::Sleep, post(sleep::wake_up)))
-            .route("/is_sleeping", open(Right::State, get(sleep::is_sleeping)))
-            .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
-            .fallback(|request: Request| async move { ApiError::no_route(request.uri().path()) })
+            .route("/v1/state", with_permission(Permission::State, get(state)))
+            .route(
+                "/v1/directive",
+                with_permission(Permission::Directive, get(directive::get).put(directive::put)),
+            )
+            .route("/v1/grants", with_permission(Permission::Grants, post(grants::post)))
+            .route("/sleep", with_permission(Permission::Sleep, post(sleep::sleep)))
+            .route("/wake_up", with_permission(Permission::Sleep, post(sleep::wake_up)))
+            .route("/is_sleeping", with_permission(Permission::State, get(sleep::is_sleeping)))
+            .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+            .fallback(|request: Request| async move { ApiError::route_not_found(request.uri().path()) })
             .layer(middleware::from_fn_with_state(self.access.clone(), authenticate))
             .with_state(self)
     }
 }
 
-fn open(right: Right, methods: MethodRouter<Admin>) -> MethodRouter<Admin> {
-    methods.route_layer(middleware::from_fn_with_state(right, require))
+fn with_permission(right: Permission, methods: MethodRouter<Admin>) -> MethodRouter<Admin> {
+    methods.route_layer(middleware::from_fn_with_state(right, require_permission))
 }
 
 #[derive(Deserialize)]
@@ -86,7 +89,7 @@ async fn state(
     State(admin): State<Admin>,
     query: Result<Query<Scope>, QueryRejection>,
     headers: HeaderMap,
-) -> Result<Response, Refusal> {
+) -> Result<Response, AdminError> {
     let Query(Scope { scope }) = query.map_err(|error| ApiError::bad_request(error.body_text()))?;
     match scope.as_deref() {
         None => {
@@ -94,8 +97,10 @@ async fn state(
             let state = state.ok_or_else(|| ApiError::unavailable("the scheduler has gone", 5))?;
             Ok(Json(state).into_response())
         }
-        Some("gpu") => Ok(gpu::answer(&gpu::gather(&admin).await, &headers)),
-        Some(other) => Err(ApiError::param("scope", format!("`{other:.80}` is no scope (gpu)")).into()),
+        Some("gpu") => Ok(gpu::states_response(&gpu::collect_states(&admin).await, &headers)),
+        Some(other) => {
+            Err(ApiError::invalid_param("scope", format!("`{other:.80}` is no scope (gpu)")).into())
+        }
     }
 }
 
@@ -106,26 +111,26 @@ mod tests {
     const PAGE: &str = include_str!("../../../docs/admin.md");
 
     /// Names of the fields in `value` that hold no object, and below; of what is for neighbours, only that it is.
-    fn names(value: &Value, found: &mut Vec<String>) {
+    fn collect_field_names(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(fields) => fields.iter().for_each(|(name, value)| {
                 if name == "neighbourhood" || !value.is_object() {
                     found.push(name.clone());
                 }
                 if name != "neighbourhood" {
-                    names(value, found);
+                    collect_field_names(value, found);
                 }
             }),
-            Value::Array(values) => values.iter().for_each(|value| names(value, found)),
+            Value::Array(values) => values.iter().for_each(|value| collect_field_names(value, found)),
             _ => {}
         }
     }
 
     #[test]
-    fn the_page_about_the_state_has_every_field() {
+    fn docs_list_every_state_field() {
         let golden = include_bytes!("../../../crds/wire/tests/golden/state-v1.json");
         let mut found = Vec::new();
-        names(&serde_json::from_slice(golden).unwrap(), &mut found);
+        collect_field_names(&serde_json::from_slice(golden).unwrap(), &mut found);
         assert!(found.len() > 60, "{found:?}");
         let missing = |name: &String| {
             let ends = [format!("`{name}`"), format!(".{name}`"), format!("\"{name}\"")];

@@ -7,9 +7,9 @@ use std::sync::LazyLock;
 use sluice_link::frame::LINK_VERSION;
 use tracing_subscriber::EnvFilter;
 
-use crate::fetch::{From, RetryArgs};
-use crate::inspect::Inspect;
-use crate::logs::lines;
+use crate::download::{RetryArgs, SourceArgs};
+use crate::inspect::InspectArgs;
+use crate::logs::line_prefix;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
@@ -65,12 +65,12 @@ pub enum Task {
         retry: RetryArgs,
         /// Where it comes from.
         #[command(subcommand)]
-        from: From,
+        from: SourceArgs,
     },
     /// Print the sizes of a model, which the operator needs to place it, from its config.json and the headers of its weights.
     ///
     /// Standard output gets one line of JSON: the sizes, or the reason why there are none.
-    Inspect(Inspect),
+    Inspect(InspectArgs),
 }
 
 /// Form of the logs.
@@ -85,7 +85,7 @@ pub enum LogFormat {
 /// Logs go to stderr; stdout stays silent.
 pub fn init_logging(args: &Args) {
     let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = lines(args.log_format, args.log_name.as_deref());
+    let lines = line_prefix(args.log_format, args.log_name.as_deref());
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || lines.clone());
     // A reader of the log that is gone ends no request: by default a line that cannot be written is a panic of its thread.
     let builder = builder.log_internal_errors(false);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn clap_definition_is_consistent() {
         Args::command().debug_assert();
     }
 }

@@ -1,20 +1,20 @@
 //! The OpenAI-compatible API (`:8000`): routes, who may call them, and what a client may cost.
 
-pub mod answer;
 pub mod body;
 pub mod detok;
 pub mod endpoints;
 pub mod error;
-pub mod generate;
-mod impatient;
+mod idle_timeout;
 pub mod keys;
+pub mod limits;
 pub mod logprobs;
 pub mod messages;
-pub mod open;
 pub mod params;
 pub mod prompt;
+pub mod response;
 pub mod scrape;
 pub mod serve;
+pub mod token_stream;
 pub mod values;
 
 use std::sync::Arc;
@@ -31,26 +31,26 @@ use serde_json::json;
 use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::LimitsConfig;
 
-use self::answer::Kind;
-use self::body::TakesBodies;
+use self::body::BodyLimits;
 use self::error::ApiError;
-pub use self::keys::Keys;
-use self::open::OpenRequests;
-use self::scrape::Scrape;
+pub use self::keys::ApiKeys;
+use self::limits::RequestLimiter;
+use self::response::Endpoint;
+use self::scrape::MetricsScrape;
 use crate::metrics::Metrics;
 use crate::model::text::Text;
-use crate::service::{Service, Status};
+use crate::scheduler_handle::{SchedulerHandle, Status};
 
 /// What the gateway is made of.
 pub struct Gateway {
     /// Tokens and texts.
     pub text: Arc<Text>,
     /// The scheduler.
-    pub service: Service,
+    pub service: SchedulerHandle,
     /// Figures.
     pub metrics: Arc<Metrics>,
     /// Names of the model; the first is reported.
-    pub names: Vec<String>,
+    pub served_names: Vec<String>,
     /// Tokens of the vocabulary.
     pub vocab: u32,
     /// Longest sequence.
@@ -60,20 +60,20 @@ pub struct Gateway {
     /// Pace of streams.
     pub stream_pacing: Pacing,
     /// Keys.
-    pub api_keys: Keys,
+    pub api_keys: ApiKeys,
     /// Requests open now.
-    pub open: OpenRequests,
+    pub limiter: RequestLimiter,
     /// Unix time of the start, seconds.
     pub started: u64,
     /// Number of the next answer, for its id. Begins at random: ids differ between tenants and between runs.
-    pub next_answer: AtomicU64,
+    pub next_response: AtomicU64,
 }
 
 impl std::fmt::Debug for Gateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Keys are not for logs.
         f.debug_struct("Gateway")
-            .field("names", &self.names)
+            .field("names", &self.served_names)
             .field("limits", &self.limits)
             .finish_non_exhaustive()
     }
@@ -82,13 +82,13 @@ impl std::fmt::Debug for Gateway {
 /// Header prefix that routers in front of us set and clients must not.
 const INTERNAL_HEADERS: &str = "x-llm-d-";
 
-impl TakesBodies for Gateway {
+impl BodyLimits for Gateway {
     fn max_body_bytes(&self) -> u64 {
         self.limits.max_body_bytes
     }
 
-    fn open(&self) -> &OpenRequests {
-        &self.open
+    fn limiter(&self) -> &RequestLimiter {
+        &self.limiter
     }
 }
 
@@ -98,12 +98,12 @@ impl Gateway {
         if stream { self.stream_pacing } else { Pacing::Immediate }
     }
 
-    fn next_id(&self, kind: Kind) -> String {
+    fn next_id(&self, kind: Endpoint) -> String {
         let prefix = match kind {
-            Kind::Completion => "cmpl",
-            Kind::Chat => "chatcmpl",
+            Endpoint::Completion => "cmpl",
+            Endpoint::Chat => "chatcmpl",
         };
-        format!("{prefix}-{:016x}", self.next_answer.fetch_add(1, Ordering::Relaxed))
+        format!("{prefix}-{:016x}", self.next_response.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Now, as OpenAI counts it.
@@ -119,21 +119,25 @@ impl Gateway {
             .route("/v1/models", get(models))
             .route("/v1/models/{*id}", get(model))
             .with_state(self.clone());
-        front(api, self.api_keys.clone(), Scrape::own(self.service.clone(), self.metrics.clone()))
+        api_router(
+            api,
+            self.api_keys.clone(),
+            MetricsScrape::native(self.service.clone(), self.metrics.clone()),
+        )
     }
 }
 
 /// The routes of `:8000`: `api` for who has a key, and what everybody may ask.
-pub fn front(api: Router, keys: Keys, scrape: Scrape) -> Router {
+pub fn api_router(api: Router, keys: ApiKeys, scrape: MetricsScrape) -> Router {
     let open = Router::new()
         .route("/health", get(|| async { StatusCode::OK }))
-        .route("/ready", get(async |State(scrape): State<Scrape>| readiness(&scrape.service)))
-        .route("/metrics", get(async |State(scrape): State<Scrape>| scrape.answer().await))
+        .route("/ready", get(async |State(scrape): State<MetricsScrape>| readiness(&scrape.service)))
+        .route("/metrics", get(async |State(scrape): State<MetricsScrape>| scrape.respond().await))
         .route("/version", get(|| async { Json(json!({"version": env!("CARGO_PKG_VERSION")})) }))
         .with_state(scrape);
-    open.merge(api.route_layer(middleware::from_fn_with_state(keys, authorise)))
-        .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
-        .fallback(|request: Request| async move { ApiError::no_route(request.uri().path()) })
+    open.merge(api.route_layer(middleware::from_fn_with_state(keys, authorize)))
+        .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .fallback(|request: Request| async move { ApiError::route_not_found(request.uri().path()) })
         .layer(middleware::from_fn(strip_internal_headers))
 }
 
@@ -144,27 +148,27 @@ async fn strip_internal_headers(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-async fn authorise(State(keys): State<Keys>, request: Request, next: Next) -> Response {
-    if keys.admit(bearer(request.headers())) {
+async fn authorize(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
+    if keys.is_authorized(bearer_token(request.headers())) {
         return next.run(request).await;
     }
-    ApiError::unauthorised().into_response()
+    ApiError::unauthorized().into_response()
 }
 
 /// The bearer token of a request. The scheme's name has any case, and blanks may follow it (RFC 9110, 11.4).
-pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("Bearer").then(|| token.trim_matches(' '))
 }
 
 /// Compares without telling by its time how much was right.
-pub fn same_secret(a: &str, b: &str) -> bool {
+pub fn constant_time_eq(a: &str, b: &str) -> bool {
     let differences = a.bytes().zip(b.bytes()).fold(0, |found, (x, y)| found | (x ^ y));
     a.len() == b.len() && std::hint::black_box(differences) == 0
 }
 
 /// Ready = can accept or hold a request and answer it in the end.
-pub fn readiness(service: &Service) -> (StatusCode, String) {
+pub fn readiness(service: &SchedulerHandle) -> (StatusCode, String) {
     match &*service.status().borrow() {
         Status::Serving | Status::EngineLost => (StatusCode::OK, "ready\n".into()),
         Status::Loading => (StatusCode::SERVICE_UNAVAILABLE, "loading\n".into()),
@@ -175,11 +179,11 @@ pub fn readiness(service: &Service) -> (StatusCode, String) {
 fn model_json(gateway: &Gateway, name: &str) -> serde_json::Value {
     let max_model_len = gateway.max_model_tokens;
     json!({"id": name, "object": "model", "created": gateway.started, "owned_by": "sluice",
-        "root": gateway.names[0], "max_model_len": max_model_len})
+        "root": gateway.served_names[0], "max_model_len": max_model_len})
 }
 
 async fn models(State(gateway): State<Arc<Gateway>>) -> Json<serde_json::Value> {
-    let data: Vec<_> = gateway.names.iter().map(|name| model_json(&gateway, name)).collect();
+    let data: Vec<_> = gateway.served_names.iter().map(|name| model_json(&gateway, name)).collect();
     Json(json!({"object": "list", "data": data}))
 }
 
@@ -187,9 +191,9 @@ async fn model(
     State(gateway): State<Arc<Gateway>>,
     Path(id): Path<String>,
 ) -> Result<Json<serde_json::Value>, ApiError> {
-    match gateway.names.contains(&id) {
+    match gateway.served_names.contains(&id) {
         true => Ok(Json(model_json(&gateway, &id))),
-        false => Err(ApiError::no_model(&id)),
+        false => Err(ApiError::model_not_found(&id)),
     }
 }
 
@@ -200,7 +204,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn headers_of_the_router_in_front_are_stripped_and_others_are_not() {
+    async fn internal_headers_are_stripped() {
         let echo = |headers: HeaderMap| async move {
             headers.keys().map(|name| name.as_str().to_owned()).collect::<Vec<_>>().join(" ")
         };
@@ -217,11 +221,11 @@ mod tests {
     }
 
     #[test]
-    fn a_bearer_token_is_read_whatever_the_case_of_its_scheme_and_the_blanks_before_it() {
+    fn bearer_scheme_ignores_case_and_extra_blanks() {
         let shown = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            bearer(&headers).map(str::to_owned)
+            bearer_token(&headers).map(str::to_owned)
         };
         for value in
             ["Bearer sk-one", "bearer sk-one", "BEARER sk-one", "Bearer  sk-one", "bEaReR    sk-one "]
@@ -236,10 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_the_same_only_when_they_are() {
-        assert!(same_secret("abc", "abc"));
+    fn constant_time_eq_equals_plain_eq() {
+        assert!(constant_time_eq("abc", "abc"));
         for other in ["", "ab", "abd", "abcd", "Abc"] {
-            assert!(!same_secret(other, "abc") && !same_secret("abc", other), "{other}");
+            assert!(!constant_time_eq(other, "abc") && !constant_time_eq("abc", other), "{other}");
         }
     }
 }

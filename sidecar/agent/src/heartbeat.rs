@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_has_not_begun_is_not_overdue_and_one_that_stands_still_is() {
+    fn stalled_thread_is_overdue_and_unstarted_one_is_not() {
         let seconds = Duration::from_secs;
         let heartbeat = Heartbeat::default();
         assert_eq!(
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beat_in_the_first_nanosecond_of_the_machine_is_a_beat() {
+    fn beat_at_time_zero_counts() {
         let heartbeat = Heartbeat::default();
         heartbeat.beat_at(Duration::ZERO);
         assert_eq!(heartbeat.age_at(Duration::from_nanos(1)), Some(Duration::ZERO));

@@ -4,8 +4,8 @@
 //! function and holds every tensor to the same shapes and formats. Activations are those of the native engine; an engine of
 //! another kind states its own when it attaches.
 
-mod files;
 mod headers;
+mod model_files;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,21 +17,21 @@ use sluice_link::vocabulary::BLOCK_TOKENS;
 use sluice_wire::config::LimitsConfig;
 use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 
-pub use self::files::Files;
 use self::headers::headers;
-use crate::fetch::{BucketArgs, FetchError, HubArgs, ProgressReport, RetryArgs, with_causes};
+pub use self::model_files::ModelFiles;
+use crate::download::{BucketArgs, DownloadError, HubArgs, ProgressOutput, RetryArgs, error_chain};
+use crate::engine_loop::{chunk_tokens, step_limits};
 use crate::model::ModelError;
-use crate::model::config::shape_of;
+use crate::model::config::parse_config;
 use crate::model::weights::check_headers;
-use crate::room::{chunk_tokens, steps};
 use crate::run::Failure;
 
 /// Longest file of JSON that is read whole, bytes.
-const MOST_JSON: u64 = 64 << 20;
+const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// What is inspected, and who is told.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Inspect {
+pub struct InspectArgs {
     /// Number format in memory: Auto (as stored), Float32, Float16 or BFloat16.
     #[arg(long, default_value = "Auto", global = true)]
     dtype: String,
@@ -47,12 +47,12 @@ pub struct Inspect {
     retry: RetryArgs,
     /// Where the model is.
     #[command(subcommand)]
-    at: At,
+    at: ModelLocation,
 }
 
 /// Where the model is, on the command line.
 #[derive(Clone, Debug, clap::Subcommand)]
-enum At {
+enum ModelLocation {
     /// A folder of this machine.
     Folder {
         /// Its path.
@@ -77,7 +77,7 @@ enum At {
 pub enum InspectError {
     /// Its files cannot be had.
     #[error(transparent)]
-    Fetch(#[from] FetchError),
+    Fetch(#[from] DownloadError),
     /// They are no model that is served.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -94,7 +94,7 @@ pub enum InspectError {
 }
 
 impl InspectError {
-    fn obstacle(&self) -> Obstacle {
+    fn unsupported_reason(&self) -> Obstacle {
         match self {
             InspectError::Fetch(error) if error.is_final() => Obstacle::Unreadable,
             InspectError::Fetch(_) => Obstacle::Unavailable,
@@ -103,8 +103,8 @@ impl InspectError {
         }
     }
 
-    fn refusal(&self) -> Refusal {
-        Refusal { reason: self.obstacle(), message: with_causes(self) }
+    fn geometry_error(&self) -> Refusal {
+        Refusal { reason: self.unsupported_reason(), message: error_chain(self) }
     }
 }
 
@@ -112,7 +112,7 @@ impl InspectError {
 ///
 /// # Errors
 /// That reason; as a configuration that no restart can help, where trying again cannot.
-pub fn run(asked: &Inspect) -> Result<(), Failure> {
+pub fn run(asked: &InspectArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     let found = runtime.block_on(async {
@@ -121,30 +121,30 @@ pub fn run(asked: &Inspect) -> Result<(), Failure> {
     });
     // A search for an address may still run, and its end is not waited for.
     runtime.shutdown_background();
-    let report = Report::new(found.as_ref().copied().map_err(InspectError::refusal));
-    tell(&report.to_json(), asked.report.as_deref()).map_err(|error| Failure::Other(error.into()))?;
-    found.map(drop).map_err(|error| match error.obstacle() {
+    let report = Report::new(found.as_ref().copied().map_err(InspectError::geometry_error));
+    write_report(&report.to_json(), asked.report.as_deref()).map_err(|error| Failure::Other(error.into()))?;
+    found.map(drop).map_err(|error| match error.unsupported_reason() {
         Obstacle::Unavailable => Failure::Other(error.into()),
         Obstacle::Unreadable | Obstacle::Unsupported => Failure::Config(error.into()),
     })
 }
 
-fn tell(line: &str, report: Option<&Path>) -> std::io::Result<()> {
+fn write_report(line: &str, report: Option<&Path>) -> std::io::Result<()> {
     if let Some(file) = report {
         std::fs::write(file, line)?;
     }
     writeln!(std::io::stdout(), "{line}")
 }
 
-impl Inspect {
-    async fn files(&self) -> Result<Files, FetchError> {
+impl InspectArgs {
+    async fn files(&self) -> Result<ModelFiles, DownloadError> {
         let source = match &self.at {
-            At::Folder { path } => return Ok(Files::folder(path)),
-            At::HuggingFace { hub } => hub.source()?,
-            At::S3 { objects } => objects.source()?,
+            ModelLocation::Folder { path } => return Ok(ModelFiles::folder(path)),
+            ModelLocation::HuggingFace { hub } => hub.source()?,
+            ModelLocation::S3 { objects } => objects.source()?,
         };
         tracing::info!(%source, "inspecting a model");
-        Files::remote(source, self.retry.policy(), ProgressReport::new(self.progress)).await
+        ModelFiles::remote(source, self.retry.policy(), ProgressOutput::new(self.progress)).await
     }
 }
 
@@ -152,13 +152,13 @@ impl Inspect {
 ///
 /// # Errors
 /// Its files cannot be had, or are no model that is served.
-pub async fn inspect(files: &Files, dtype: Option<&str>) -> Result<Geometry, InspectError> {
+pub async fn inspect(files: &ModelFiles, dtype: Option<&str>) -> Result<Geometry, InspectError> {
     let config = files.path("config.json");
-    let map = files.json("config.json", MOST_JSON).await?;
-    let shape = shape_of(&config, map, dtype)?;
-    let headers = headers(files, MOST_JSON).await?;
-    let spec = shape.stored(&headers);
-    check_headers(files.place(), &spec, &headers)?;
+    let map = files.json("config.json", MAX_JSON_BYTES).await?;
+    let shape = parse_config(&config, map, dtype)?;
+    let headers = headers(files, MAX_JSON_BYTES).await?;
+    let spec = shape.into_spec(&headers);
+    check_headers(files.location(), &spec, &headers)?;
     Ok(Geometry { download_bytes: files.download_bytes(), ..geometry(&spec) })
 }
 
@@ -166,7 +166,7 @@ pub async fn inspect(files: &Files, dtype: Option<&str>) -> Result<Geometry, Ins
 fn geometry(spec: &ModelSpec) -> Geometry {
     let layout = slab_layout(spec);
     let limits = LimitsConfig::default();
-    let (smallest, largest) = steps(&limits);
+    let (smallest, largest) = step_limits(&limits);
     let cost = |threads| activation::cost(spec, threads, chunk_tokens(&limits));
     Geometry {
         global_bytes: layout.global.bytes,

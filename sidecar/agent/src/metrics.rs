@@ -3,14 +3,14 @@
 //! Names under `vllm:` are those of vLLM's own metrics and mean what they mean there; everything else is `sluice_*`.
 //! The engine's time between tokens and the client's are two metrics, because pacing makes them differ.
 
-mod awaited;
+mod by_wait_kind;
+mod families;
 mod hangs;
-mod level;
+mod histogram;
 mod objectives;
-mod recent;
-mod registered;
-mod timing;
-mod waits;
+mod pending_token;
+mod sliding_percentiles;
+mod updown_gauge;
 mod window;
 
 use std::borrow::Cow;
@@ -30,19 +30,19 @@ use sluice_wire::config::SloConfig;
 use sluice_wire::state::{Percentiles, SloState, Streams};
 use tokio::sync::watch;
 
-use crate::directive::{Directives, InForce};
+use crate::directive::{ActiveDirective, DirectiveStore};
 
-pub use self::awaited::AwaitedToken;
-pub use self::level::Level;
-use self::objectives::{Attainment, Objectives, Took};
-use self::recent::Recent;
-use self::registered::{
-    ByCredentials, ByFinish, ByOwner, ByReason, Names, OwnMetrics, TenantLabels, VllmMetrics,
+use self::by_wait_kind::ByWaitKind;
+use self::families::{
+    ByCredentials, ByFinish, ByOwner, ByReason, MetricRegistrar, OwnMetrics, TenantLabels, VllmMetrics,
 };
-use self::waits::Waits;
+use self::objectives::{Attainment, Objectives, TokenLatency};
+pub use self::pending_token::PendingToken;
+use self::sliding_percentiles::SlidingPercentiles;
+pub use self::updown_gauge::UpDownGauge;
 
 /// How a request can end, in vLLM's words. Any other word is counted as `error`.
-const ENDS: [&str; 4] = ["stop", "length", "abort", "error"];
+const FINISH_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 /// Distinct reasons of memory events that get a label of their own; the policy knows fewer.
 const MOVE_REASONS_MAX: usize = 48;
 /// Everything that is counted. Cheap to update from any thread.
@@ -50,29 +50,29 @@ const MOVE_REASONS_MAX: usize = 48;
 pub struct Metrics {
     registry: Registry,
     slo: SloConfig,
-    recent: Mutex<RecentFigures>,
+    recent: Mutex<RecentStats>,
     /// Tokens generated and not yet written, over all streams.
-    pub deposits: Level,
+    pub deposits: UpDownGauge,
     /// Requests open now, streamed or not.
-    pub open_requests: Level,
+    pub open_requests: UpDownGauge,
     /// Of these, those that are held for a proxied engine.
-    pub held_requests: Level,
+    pub held_requests: UpDownGauge,
     vllm: VllmMetrics,
     own: OwnMetrics,
     /// Says which GPU it is.
-    directive: Option<watch::Receiver<Option<InForce>>>,
+    directive: Option<watch::Receiver<Option<ActiveDirective>>>,
 }
 
 /// What the state message tells of recent times.
 #[derive(Debug)]
-struct RecentFigures {
-    engine_tbt: Recent,
-    delivered_tbt: Recent,
-    ttft: Recent,
+struct RecentStats {
+    engine_tbt: SlidingPercentiles,
+    delivered_tbt: SlidingPercentiles,
+    ttft: SlidingPercentiles,
     objectives: Objectives,
     move_reasons: BTreeSet<String>,
     /// What neighbours cost, since the start.
-    waits: Waits<Recent>,
+    waits: ByWaitKind<SlidingPercentiles>,
 }
 
 impl Metrics {
@@ -96,58 +96,62 @@ impl Metrics {
 
     /// The same, with the GPU's UUID as directives tell it.
     #[must_use]
-    pub fn told_by(self, directives: &Directives) -> Metrics {
+    pub fn with_directives(self, directives: &DirectiveStore) -> Metrics {
         Metrics { directive: Some(directives.watch()), ..self }
     }
 
-    fn registered(model_name: &str, slo: &SloConfig, register: impl Fn(&Metrics, &mut Names)) -> Self {
+    fn registered(
+        model_name: &str,
+        slo: &SloConfig,
+        register: impl Fn(&Metrics, &mut MetricRegistrar),
+    ) -> Self {
         let label = (Cow::from("model_name"), Cow::from(model_name.to_owned()));
         let mut metrics = Metrics {
             registry: Registry::default(),
             slo: slo.clone(),
-            recent: Mutex::new(RecentFigures::new(slo)),
-            deposits: Level::default(),
-            open_requests: Level::default(),
-            held_requests: Level::default(),
+            recent: Mutex::new(RecentStats::new(slo)),
+            deposits: UpDownGauge::default(),
+            open_requests: UpDownGauge::default(),
+            held_requests: UpDownGauge::default(),
             vllm: VllmMetrics::default(),
             own: OwnMetrics::default(),
             directive: None,
         };
-        let mut names = Names(Registry::with_labels([label].into_iter()));
+        let mut names = MetricRegistrar(Registry::with_labels([label].into_iter()));
         register(&metrics, &mut names);
         names.add("sluice_deposit_tokens", "Tokens generated and not yet written", metrics.deposits.gauge());
         names.add("sluice_open_requests", "Requests open now", metrics.open_requests.gauge());
-        for reason in ENDS {
+        for reason in FINISH_REASONS {
             let _ = metrics.vllm.success.get_or_create(&ByFinish { finished_reason: reason });
         }
         metrics.registry = names.0;
         metrics
     }
 
-    fn recent(&self) -> std::sync::MutexGuard<'_, RecentFigures> {
+    fn recent(&self) -> std::sync::MutexGuard<'_, RecentStats> {
         // Plain counters: a panic elsewhere leaves nothing half done in them.
         self.recent.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// A request that arrived at `arrived` awaits the first token of an answer.
-    pub fn await_first(self: &Arc<Self>, arrived: Instant) -> AwaitedToken {
-        AwaitedToken::new(self.clone(), self.recent().objectives.first(arrived))
+    pub fn track_first_token(self: &Arc<Self>, arrived: Instant) -> PendingToken {
+        PendingToken::new(self.clone(), self.recent().objectives.track_first(arrived))
     }
 
     /// An answer whose first token is not measured has just been written, and awaits its next one.
-    pub fn await_next(self: &Arc<Self>) -> AwaitedToken {
-        AwaitedToken::new(self.clone(), self.recent().objectives.next(Instant::now()))
+    pub fn track_next_token(self: &Arc<Self>) -> PendingToken {
+        PendingToken::new(self.clone(), self.recent().objectives.track_next(Instant::now()))
     }
 
     /// `count` tokens of an answer were written together: the first waited, the rest did not.
-    fn written(&self, key: usize, now: Instant, count: u32) {
+    fn on_written(&self, key: usize, now: Instant, count: u32) {
         let mut recent = self.recent();
-        match recent.objectives.written(key, now, count) {
-            Took::First(after) => {
+        match recent.objectives.on_written(key, now, count) {
+            TokenLatency::First(after) => {
                 self.vllm.ttft.record(after, 1);
                 recent.ttft.record(now, after, 1);
             }
-            Took::Later(gap) => {
+            TokenLatency::Next(gap) => {
                 let rest = u64::from(count.saturating_sub(1));
                 self.own.delivered_tbt.record(gap, 1);
                 self.own.delivered_tbt.record(Duration::ZERO, rest);
@@ -158,13 +162,13 @@ impl Metrics {
     }
 
     /// A request's prompt was looked up and computed; its first token is here.
-    pub fn prompt(&self, tokens: u32) {
+    pub fn record_prompt(&self, tokens: u32) {
         self.vllm.prompt_tokens.inc_by(u64::from(tokens));
         self.vllm.prefix_queries.inc_by(u64::from(tokens));
     }
 
     /// A token of a request came, `gap` after its last one (`None` = it is the first).
-    pub fn generated(&self, gap: Option<Duration>) {
+    pub fn record_generated_token(&self, gap: Option<Duration>) {
         self.vllm.generation_tokens.inc();
         if let Some(gap) = gap {
             self.vllm.inter_token.record(gap, 1);
@@ -172,19 +176,19 @@ impl Metrics {
     }
 
     /// A token that was waiting was written so long after it was due.
-    pub fn write_lateness(&self, ns: u64) {
+    pub fn record_write_lateness(&self, ns: u64) {
         self.own.write_lateness.record(Duration::from_nanos(ns), 1);
     }
 
     /// A request ended: `stop`, `length`, `abort` (its client left) or `error`.
-    pub fn request_ended(&self, reason: &str, after: Duration) {
-        let finished_reason = ENDS.into_iter().find(|end| *end == reason).unwrap_or("error");
+    pub fn on_request_ended(&self, reason: &str, after: Duration) {
+        let finished_reason = FINISH_REASONS.into_iter().find(|end| *end == reason).unwrap_or("error");
         self.vllm.success.get_or_create(&ByFinish { finished_reason }).inc();
         self.vllm.e2e.record(after, 1);
     }
 
     /// A step of the engine ended.
-    pub fn step(&self, step: &StepOutput) {
+    pub fn on_step(&self, step: &StepOutput) {
         self.own.steps.inc();
         self.own.prefill_tokens.inc_by(u64::from(step.prefill_tokens));
         self.own.recomputed_tokens.inc_by(u64::from(step.recomputed_tokens));
@@ -197,63 +201,63 @@ impl Metrics {
 
     /// A request looked for its prefix and runs. `queued_ns` is `None` when it ran before; then its second look is not
     /// counted, as in vLLM.
-    pub fn admitted(&self, queued_ns: Option<u64>, cached_tokens: u32) {
+    pub fn on_admitted(&self, queued_ns: Option<u64>, cached_tokens: u32) {
         let Some(queued_ns) = queued_ns else { return };
         self.vllm.queue_time.record(Duration::from_nanos(queued_ns), 1);
         self.vllm.prefix_hits.inc_by(u64::from(cached_tokens));
     }
 
     /// A request lost its memory. What that costs is counted when it is recomputed ([`Metrics::step`]).
-    pub fn preempted(&self, _dropped_tokens: u32) {
+    pub fn on_preempted(&self, _dropped_tokens: u32) {
         self.vllm.preemptions.inc();
     }
 
     /// A plan has come, with its proven gap.
-    pub fn planned(&self, gap_permille: u32) {
+    pub fn on_planned(&self, gap_permille: u32) {
         self.own.plan_gap.0.observe(f64::from(gap_permille) / 1000.0);
     }
 
     /// Something of neighbours was waited for.
-    pub fn waited(&self, span: &WaitSpan) {
+    pub fn record_wait(&self, span: &WaitSpan) {
         let time = Duration::from_nanos(span.ns());
         self.own.waits[span.kind].record(time, 1);
         self.recent().waits[span.kind].record(Instant::now(), time, 1);
     }
 
     /// The turn came from another tenant in so long.
-    pub fn handed_over(&self, time: Duration) {
+    pub fn record_handover(&self, time: Duration) {
         self.own.waits.handover.record(time, 1);
         self.recent().waits.handover.record(Instant::now(), time, 1);
     }
 
     /// How long such waits took, since the start.
-    pub fn waits_for(&self, awaited: WaitKind) -> Percentiles {
+    pub fn wait_percentiles(&self, awaited: WaitKind) -> Percentiles {
         self.recent().waits[awaited].percentiles(Instant::now())
     }
 
     /// How long hand-overs of the turn took, since the start.
-    pub fn handovers(&self) -> Percentiles {
+    pub fn handover_percentiles(&self) -> Percentiles {
         self.recent().waits.handover.percentiles(Instant::now())
     }
 
     /// A request was held so long for a proxied engine.
-    pub fn held(&self, time: Duration) {
+    pub fn record_hold(&self, time: Duration) {
         self.own.held.record(time, 1);
     }
 
     /// A request was sent to a proxied engine again.
-    pub fn resent(&self) {
+    pub fn on_resent(&self) {
         self.own.resent.inc();
     }
 
     /// A token of a proxied engine came, so long after the one before it of the same sequence.
-    pub fn arrived(&self, gap: Duration) {
+    pub fn record_token_gap(&self, gap: Duration) {
         self.own.engine_tbt.record(gap, 1);
         self.recent().engine_tbt.record(Instant::now(), gap, 1);
     }
 
     /// A request to a proxied engine had so many tokens of prompts and of answers.
-    pub fn used(&self, prompt_tokens: u32, tokens: u32) {
+    pub fn record_token_usage(&self, prompt_tokens: u32, tokens: u32) {
         self.vllm.prompt_tokens.inc_by(u64::from(prompt_tokens));
         self.vllm.generation_tokens.inc_by(u64::from(tokens));
     }
@@ -264,31 +268,31 @@ impl Metrics {
     }
 
     /// Whether the files of these credentials can be used as they are now.
-    pub fn credentials(&self, credentials: &'static str, good: bool) {
+    pub fn set_credentials_valid(&self, credentials: &'static str, good: bool) {
         self.own.credentials.get_or_create(&ByCredentials { credentials }).set(i64::from(good));
     }
 
     /// An engine died.
-    pub fn engine_lost(&self) {
+    pub fn on_engine_lost(&self) {
         self.own.engine_losses.inc();
     }
 
     /// Memory changed hands `times` times for one reason, `bytes` in all.
-    pub fn moved(&self, reason: &str, times: u64, bytes: u64) {
+    pub fn record_moves(&self, reason: &str, times: u64, bytes: u64) {
         let reason = self.bounded_reason(reason);
         self.own.moves.get_or_create(&reason).inc_by(times);
         self.own.moved_bytes.get_or_create(&reason).inc_by(bytes);
     }
 
     /// So much KV has passed the links beside steps since the start.
-    pub fn kv_copied(&self, total: KvCopyStats) {
+    pub fn set_kv_copied(&self, total: KvCopyStats) {
         let grow = |counter: &Counter, total| counter.inner().fetch_max(total, Ordering::Relaxed);
         grow(&self.own.kv_fetched_bytes, total.fetched_bytes);
         grow(&self.own.kv_written_back_bytes, total.written_back_bytes);
     }
 
     /// So many requests had their prompts computed with their KV in the host tier, since the start, and so much of it they may use.
-    pub fn prompts_out(&self, total: u64, buffer_bytes: u64) {
+    pub fn set_offloaded_prompts(&self, total: u64, buffer_bytes: u64) {
         self.own.offloaded_prompts.inner().fetch_max(total, Ordering::Relaxed);
         self.own.prompt_buffer_bytes.set(buffer_bytes.min(i64::MAX as u64) as i64);
     }
@@ -387,8 +391,8 @@ impl Metrics {
     /// The text that Prometheus reads (OpenMetrics 1.0).
     pub fn encode(&self) -> String {
         let (ttft, tbt) = self.attainments();
-        self.own.slo.tell("ttft", &ttft);
-        self.own.slo.tell("tbt", &tbt);
+        self.own.slo.update("ttft", &ttft);
+        self.own.slo.update("tbt", &tbt);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)
             .expect("a String takes all text");
@@ -396,16 +400,16 @@ impl Metrics {
     }
 }
 
-impl RecentFigures {
+impl RecentStats {
     fn new(slo: &SloConfig) -> Self {
-        let recent = || Recent::new(Instant::now());
-        RecentFigures {
+        let recent = || SlidingPercentiles::new(Instant::now());
+        RecentStats {
             engine_tbt: recent(),
             delivered_tbt: recent(),
             ttft: recent(),
             objectives: Objectives::new(Instant::now(), slo),
             move_reasons: BTreeSet::new(),
-            waits: Waits::each(|| Recent::lasting(Instant::now())),
+            waits: ByWaitKind::from_fn(|| SlidingPercentiles::cumulative(Instant::now())),
         }
     }
 }

@@ -4,8 +4,8 @@
 
 pub mod config;
 pub mod error;
-pub mod floor;
 pub mod text;
+pub mod token_bound;
 pub mod weights;
 
 pub use error::ModelError;

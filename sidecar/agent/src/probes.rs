@@ -11,71 +11,71 @@ use axum::routing::get;
 use sluice_wire::config::DRAIN_HEADER;
 use tokio::sync::watch;
 
-use crate::gateway::open::OpenRequests;
+use crate::gateway::limits::RequestLimiter;
 use crate::gateway::readiness;
-use crate::gateway::scrape::Scrape;
+use crate::gateway::scrape::MetricsScrape;
 use crate::heartbeat::Heartbeat;
-use crate::service::{Service, Status};
+use crate::scheduler_handle::{SchedulerHandle, Status};
 
-type Shared = State<Scrape>;
+type Shared = State<MetricsScrape>;
 
 /// How often a drain looks whether requests are open.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the hook of an engine waits for the one of its sidecar. Both come at once where a pod ends.
-const BEGINS_WITHIN: Duration = Duration::from_secs(2);
+const DRAIN_START_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How a pod is drained: it is no longer ready, still serves whoever comes before that is known everywhere, and has
 /// finished when nobody has come for a while.
 #[derive(Clone, Debug)]
-pub struct Hook {
-    open: OpenRequests,
+pub struct DrainHook {
+    open: RequestLimiter,
     limit: Duration,
     settle: Duration,
     key: Option<Arc<str>>,
     draining: Arc<AtomicBool>,
-    asking: watch::Sender<Asking>,
+    waiters: watch::Sender<HookWaiters>,
 }
 
 /// Hooks that ask.
 #[derive(Clone, Copy, Debug, Default)]
-struct Asking {
+struct HookWaiters {
     /// Those that wait.
-    now: usize,
+    waiting: usize,
     /// Whether one has been answered.
-    answered: bool,
+    has_answered: bool,
 }
 
-impl Hook {
+impl DrainHook {
     /// Requests that no longer come: a Service takes about so long to know that a pod is not ready.
     pub const SETTLE: Duration = Duration::from_secs(2);
 
     /// Waits for `open` requests to end, at most `limit`, and until none has been open for `settle`. Only whoever shows `key`
     /// may ask, if there is one.
-    pub fn new(open: OpenRequests, limit: Duration, settle: Duration, key: Option<String>) -> Self {
+    pub fn new(open: RequestLimiter, limit: Duration, settle: Duration, key: Option<String>) -> Self {
         let (key, asking) = (key.map(Arc::from), watch::Sender::default());
-        Hook { open, limit, settle, key, draining: Arc::default(), asking }
+        DrainHook { open, limit, settle, key, draining: Arc::default(), waiters: asking }
     }
 
-    fn opens_to(&self, headers: &HeaderMap) -> bool {
+    fn is_authorised(&self, headers: &HeaderMap) -> bool {
         self.key.as_ref().is_none_or(|key| headers.get(DRAIN_HEADER).is_some_and(|shown| shown == &**key))
     }
 
     /// Waits until hooks have asked and all of them were answered: nobody needs this process any more. An engine ends once
     /// its sidecar has said good-bye, and the kubelet ends the sidecar only after the engine, so neither can wait for it.
-    pub async fn over(&self) {
-        let over = |asking: &Asking| asking.answered && asking.now == 0;
+    pub async fn wait_drained(&self) {
+        let over = |asking: &HookWaiters| asking.has_answered && asking.waiting == 0;
         // This holds the sender.
-        let _ = self.asking.subscribe().wait_for(over).await;
+        let _ = self.waiters.subscribe().wait_for(over).await;
     }
 
     /// Whether the time for open requests has been given already.
     pub fn answered(&self) -> bool {
-        self.asking.borrow().answered
+        self.waiters.borrow().has_answered
     }
 }
 
 /// The routes of `:8002`. `hook` adds `/drain` and `/drained`; `heartbeat` is that of the scheduler's thread.
-pub fn router(scrape: Scrape, hook: Option<Hook>, heartbeat: Heartbeat) -> Router {
+pub fn router(scrape: MetricsScrape, hook: Option<DrainHook>, heartbeat: Heartbeat) -> Router {
     let draining = hook.as_ref().map(|hook| hook.draining.clone()).unwrap_or_default();
     let hooks = match hook {
         Some(hook) => {
@@ -87,13 +87,13 @@ pub fn router(scrape: Scrape, hook: Option<Hook>, heartbeat: Heartbeat) -> Route
         .route("/startup", get(startup))
         .route("/ready", get(async move |State(scrape): Shared| ready(&scrape.service, &draining)))
         .route("/live", get(async move || live(&heartbeat)))
-        .route("/metrics", get(async |State(scrape): Shared| scrape.answer().await))
+        .route("/metrics", get(async |State(scrape): Shared| scrape.respond().await))
         .with_state(scrape)
         .merge(hooks)
 }
 
 /// Ready = can take or hold requests, and is not about to end.
-fn ready(service: &Service, draining: &AtomicBool) -> (StatusCode, String) {
+fn ready(service: &SchedulerHandle, draining: &AtomicBool) -> (StatusCode, String) {
     if draining.load(Ordering::Relaxed) {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".into());
     }
@@ -113,9 +113,9 @@ fn live(heartbeat: &Heartbeat) -> (StatusCode, String) {
 
 /// Whoever asks waits until no request is open. The preStop hooks of all containers of a pod ask, before any of them is
 /// told to end: an engine that the kubelet ended first would cut every stream.
-async fn drain(State(hook): State<Hook>, headers: HeaderMap) -> (StatusCode, String) {
-    if !hook.opens_to(&headers) {
-        return refused();
+async fn drain(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCode, String) {
+    if !hook.is_authorised(&headers) {
+        return forbidden();
     }
     if !hook.draining.swap(true, Ordering::Relaxed) {
         tracing::info!("a hook asks to drain: no longer ready");
@@ -125,13 +125,13 @@ async fn drain(State(hook): State<Hook>, headers: HeaderMap) -> (StatusCode, Str
 
 /// As [`drain`] once another hook has asked for that; without one nothing changes. A native engine's hook asks this: the kubelet
 /// runs it as well where it starts an engine anew whose supervisor does not answer, and its sidecar goes on.
-async fn drained(State(hook): State<Hook>, headers: HeaderMap) -> (StatusCode, String) {
-    if !hook.opens_to(&headers) {
-        return refused();
+async fn drained(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCode, String) {
+    if !hook.is_authorised(&headers) {
+        return forbidden();
     }
-    let (start, mut looks) = (Instant::now(), tokio::time::interval(LOOK));
+    let (start, mut looks) = (Instant::now(), tokio::time::interval(POLL_INTERVAL));
     while !hook.draining.load(Ordering::Relaxed) {
-        if start.elapsed() >= BEGINS_WITHIN {
+        if start.elapsed() >= DRAIN_START_TIMEOUT {
             return (StatusCode::OK, "nobody drains\n".into());
         }
         looks.tick().await;
@@ -139,31 +139,32 @@ async fn drained(State(hook): State<Hook>, headers: HeaderMap) -> (StatusCode, S
     (StatusCode::OK, answered(&hook).await)
 }
 
-fn refused() -> (StatusCode, String) {
+fn forbidden() -> (StatusCode, String) {
     (StatusCode::FORBIDDEN, format!("{DRAIN_HEADER} is not that of the pod's hooks\n"))
 }
 
 /// Counts a hook while it waits.
-async fn answered(hook: &Hook) -> String {
-    hook.asking.send_modify(|asking| asking.now += 1);
-    let answer = quiet(hook).await;
-    hook.asking.send_modify(|asking| *asking = Asking { now: asking.now - 1, answered: true });
+async fn answered(hook: &DrainHook) -> String {
+    hook.waiters.send_modify(|asking| asking.waiting += 1);
+    let answer = wait_idle(hook).await;
+    hook.waiters
+        .send_modify(|asking| *asking = HookWaiters { waiting: asking.waiting - 1, has_answered: true });
     answer
 }
 
-async fn quiet(hook: &Hook) -> String {
+async fn wait_idle(hook: &DrainHook) -> String {
     let start = Instant::now();
-    let mut looks = tokio::time::interval(LOOK);
+    let mut looks = tokio::time::interval(POLL_INTERVAL);
     let mut quiet_since = start;
     while start.elapsed() < hook.limit {
         looks.tick().await;
-        if hook.open.count() > 0 {
+        if hook.open.open_count() > 0 {
             quiet_since = Instant::now();
         } else if quiet_since.elapsed() >= hook.settle {
             return "drained\n".into();
         }
     }
-    format!("{} requests are still open\n", hook.open.count())
+    format!("{} requests are still open\n", hook.open.open_count())
 }
 
 /// Started = engines may connect: their socket listens before this one does. Not whether one has come: a pod starts its

@@ -1,8 +1,8 @@
 //! The life of a sidecar: read, listen, load, serve, drain.
 
-mod descriptors;
-mod doors;
 mod failure;
+mod listeners;
+mod rlimit;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -19,24 +19,24 @@ use sluice_wire::sidecar_hangs::SidecarHangs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-pub(crate) use self::doors::{Behind, Doors, api_keys, model_names, stream_pacing};
 pub use self::failure::Failure;
+pub(crate) use self::listeners::{Listeners, ServeContext, api_keys, model_names, stream_pacing};
 use crate::args::{Args, Task};
-use crate::engine_child::EngineChild;
-use crate::gateway::open::OpenRequests;
-use crate::gateway::scrape::Scrape;
-use crate::gateway::{Gateway, Keys};
+use crate::engine_loop::{InjectedFaults, LoadError, LoadedTenant, PeerContext, TenantLoader, load};
+use crate::engine_process::SpawnedEngine;
+use crate::gateway::limits::RequestLimiter;
+use crate::gateway::scrape::MetricsScrape;
+use crate::gateway::{ApiKeys, Gateway};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
-use crate::room::{Among, InjectedFaults, LoadError, Loaded, Loading, load};
-use crate::service::{Inbox, Message, Service, Status};
-use crate::{fetch, inspect, proxy};
+use crate::scheduler_handle::{Message, MessageSender, SchedulerHandle, Status};
+use crate::{download, inspect, proxied_engine};
 
 fn config_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Config(error.into())
 }
 
-fn other(error: impl Into<anyhow::Error>) -> Failure {
+fn other_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Other(error.into())
 }
 
@@ -54,31 +54,31 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// Why it could not go on.
 pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     match &args.task {
-        Some(Task::Fetch { progress, retry, from }) => return fetch::run(from, *progress, retry),
+        Some(Task::Fetch { progress, retry, from }) => return download::run(from, *progress, retry),
         Some(Task::Inspect(asked)) => return inspect::run(asked),
         None => {}
     }
     if let Some(journal) = &args.replay {
-        return replay(journal).map_err(other);
+        return replay(journal).map_err(other_error);
     }
     let file = args.config.as_deref().ok_or_else(|| config_error(anyhow!("--config is required")))?;
     let config = read_config(file).map_err(config_error)?;
-    keep_secrets(&config).map_err(other)?;
-    descriptors::raise(&config);
+    disable_core_dumps(&config).map_err(other_error)?;
+    rlimit::raise_nofile(&config);
     let folder = config.runtime_dir.clone();
-    make_folder(&folder).map_err(other)?;
-    run_in(&folder, config, faults).map_err(|failure| {
-        let left = failure.leave_word(&folder);
-        if left && args.refusal_in_file { Failure::Left } else { failure }
+    create_private_dir(&folder).map_err(other_error)?;
+    run_configured(&folder, config, faults).map_err(|failure| {
+        let left = failure.write_refusal(&folder);
+        if left && args.refusal_in_file { Failure::Reported } else { failure }
     })
 }
 
-fn run_in(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Result<(), Failure> {
+fn run_configured(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Result<(), Failure> {
     let ended = match config.engine.kind {
         EngineKind::Native => run_native(folder, config, faults),
-        EngineKind::Vllm => proxy::run(config),
+        EngineKind::Vllm => proxied_engine::run(config),
     };
-    remove_own_files(folder);
+    remove_runtime_files(folder);
     ended
 }
 
@@ -88,16 +88,16 @@ fn run_native(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> R
     loaded.sidecar_hangs = sidecar_hangs(folder);
     let loaded = Arc::new(loaded);
     let socket = folder.join("engine.sock");
-    let listener = Listener::bind(&socket).map_err(other)?;
+    let listener = Listener::bind(&socket).map_err(other_error)?;
     let engine = match &loaded.config.engine.spawn {
         Some(binary) => {
-            let child = EngineChild::start(binary, &socket);
+            let child = SpawnedEngine::start(binary, &socket);
             Some(child.with_context(|| binary.display().to_string()).map_err(config_error)?)
         }
         None => None,
     };
-    let ending = engine.as_ref().map(EngineChild::ending).unwrap_or_default();
-    let ended = runtime()?.block_on(live(&loaded, listener, ending));
+    let ending = engine.as_ref().map(SpawnedEngine::ending).unwrap_or_default();
+    let ended = runtime()?.block_on(serve_native(&loaded, listener, ending));
     drop(engine);
     ended
 }
@@ -113,7 +113,7 @@ fn sidecar_hangs(folder: &Path) -> Option<SidecarHangs> {
 
 /// What HTTP is served on.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(other)
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(other_error)
 }
 
 fn replay(path: &Path) -> anyhow::Result<()> {
@@ -125,12 +125,12 @@ fn replay(path: &Path) -> anyhow::Result<()> {
         path.display(),
         report.events,
         report.digest,
-        ending(report.ending)
+        describe_ending(report.ending)
     );
     Ok(())
 }
 
-fn ending(ending: Ending) -> String {
+fn describe_ending(ending: Ending) -> String {
     match ending {
         Ending::Whole => String::new(),
         Ending::NoDigest { line } => {
@@ -147,44 +147,49 @@ fn read_config(path: &Path) -> anyhow::Result<SidecarConfig> {
 
 /// Who has keys shares a user, and in a pod the list of processes, with an engine that may be anybody's image: without this its
 /// files and its memory would be open to it through `/proc`.
-fn keep_secrets(config: &SidecarConfig) -> anyhow::Result<()> {
+fn disable_core_dumps(config: &SidecarConfig) -> anyhow::Result<()> {
     if config.listen.admin_tls.is_none() && config.api_keys_file.is_none() {
         return Ok(());
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("prctl(PR_SET_DUMPABLE)")
 }
 
-fn make_folder(folder: &Path) -> anyhow::Result<()> {
+fn create_private_dir(folder: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.with_context(|| folder.display().to_string())
 }
 
-fn remove_own_files(folder: &Path) {
+fn remove_runtime_files(folder: &Path) {
     for name in [SidecarRecord::FILE, "token"] {
         // Absent when the start did not come that far.
         let _ = std::fs::remove_file(folder.join(name));
     }
 }
 
-async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>) -> Result<(), Failure> {
+async fn serve_native(
+    loaded: &Arc<LoadedTenant>,
+    listener: Listener,
+    ending: Arc<AtomicBool>,
+) -> Result<(), Failure> {
     let config = &loaded.config;
-    let doors = Doors::open(config).await?;
-    let (inbox, messages) = Inbox::new();
+    let doors = Listeners::open(config).await?;
+    let (inbox, messages) = MessageSender::new();
     let (status, watched) = watch::channel(Status::Loading);
-    let service = Service::new(inbox.clone(), watched);
-    let metrics = Arc::new(Metrics::new(&model_names(config)[0], &config.slo).told_by(&doors.directives));
-    metrics.sidecars_hung(loaded.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total));
+    let service = SchedulerHandle::new(inbox.clone(), watched);
+    let metrics =
+        Arc::new(Metrics::new(&model_names(config)[0], &config.slo).with_directives(&doors.directives));
+    metrics.add_sidecar_hangs(loaded.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total));
     let (closed, heartbeat) = (Arc::new(AtomicBool::new(false)), Heartbeat::default());
-    let among = config.neighbourhood.as_ref().map(|_| Among {
+    let among = config.neighbourhood.as_ref().map(|_| PeerContext {
         directives: doors.directives.clone(),
         client: doors.client(),
         runtime: tokio::runtime::Handle::current(),
         metrics: metrics.clone(),
     });
-    let loading = Loading {
+    let loading = TenantLoader {
         loaded: loaded.clone(),
-        among,
+        peers: among,
         directives: Some(doors.directives.clone()),
         inbox: inbox.clone(),
         messages,
@@ -194,15 +199,15 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
         closed: closed.clone(),
         heartbeat: heartbeat.clone(),
     };
-    let (room, failed) = start_room(loading).map_err(other)?;
+    let (room, failed) = spawn_engine_loop(loading).map_err(other_error)?;
     let keys = api_keys(config)?;
     let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone(), keys.clone())?);
-    let (open, scrape) = (gateway.open.clone(), Scrape::own(service, metrics));
-    let behind = Behind { router: gateway.router(), scrape, open, keys, heartbeat };
+    let (open, scrape) = (gateway.limiter.clone(), MetricsScrape::native(service, metrics));
+    let behind = ServeContext { router: gateway.router(), scrape, open_requests: open, keys, heartbeat };
     let serving = doors.serve(config, behind);
     let ended = tokio::select! {
-        ended = until_told(failed) => ended,
-        () = serving.drained() => Ok(()),
+        ended = wait_for_shutdown(failed) => ended,
+        () = serving.wait_drained() => Ok(()),
     };
     let cut = || {
         closed.store(true, Ordering::Relaxed);
@@ -214,20 +219,20 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let joined = tokio::task::spawn_blocking(move || room.join()).await;
     match (ended, joined) {
         (Ok(()), Ok(Err(_)) | Err(_)) => {
-            Err(other(anyhow!("the scheduler's thread failed; its words are above")))
+            Err(other_error(anyhow!("the scheduler's thread failed; its words are above")))
         }
         (ended, _) => ended,
     }
 }
 
-type RoomThread = std::thread::JoinHandle<()>;
-type RoomEnd = tokio::sync::oneshot::Receiver<Result<(), Failure>>;
+type EngineLoopThread = std::thread::JoinHandle<()>;
+type EngineLoopResult = tokio::sync::oneshot::Receiver<Result<(), Failure>>;
 
 /// Loads and works on a thread of its own. The second value resolves when that thread ends by itself.
-fn start_room(loading: Loading) -> std::io::Result<(RoomThread, RoomEnd)> {
+fn spawn_engine_loop(loading: TenantLoader) -> std::io::Result<(EngineLoopThread, EngineLoopResult)> {
     let (tell, failed) = tokio::sync::oneshot::channel();
     let thread = std::thread::Builder::new().name("scheduler".into()).spawn(move || {
-        let result = loading.finish().map_err(load_failure).and_then(|room| room.work().map_err(other));
+        let result = loading.finish().map_err(load_failure).and_then(|room| room.run().map_err(other_error));
         // Nobody listens any more when the end was asked for.
         let _ = tell.send(result);
     })?;
@@ -237,26 +242,28 @@ fn start_room(loading: Loading) -> std::io::Result<(RoomThread, RoomEnd)> {
 /// Only what a restart cannot help counts as configuration.
 fn load_failure(error: LoadError) -> Failure {
     match error {
-        LoadError::Model(_) | LoadError::Config { .. } | LoadError::Refused { .. } => config_error(error),
-        error => other(error),
+        LoadError::Model(_) | LoadError::Config { .. } | LoadError::Unsatisfiable { .. } => {
+            config_error(error)
+        }
+        error => other_error(error),
     }
 }
 
 /// Waits for a signal, or for the scheduler's end.
-async fn until_told(failed: RoomEnd) -> Result<(), Failure> {
+async fn wait_for_shutdown(failed: EngineLoopResult) -> Result<(), Failure> {
     tokio::select! {
-        told = until_signalled() => told,
+        told = wait_for_signal() => told,
         ended = failed => match ended {
             Ok(Err(failure)) => Err(failure),
-            Ok(Ok(())) | Err(_) => Err(other(anyhow!("the scheduler's thread ended"))),
+            Ok(Ok(())) | Err(_) => Err(other_error(anyhow!("the scheduler's thread ended"))),
         },
     }
 }
 
 /// Waits for a signal.
-pub(crate) async fn until_signalled() -> Result<(), Failure> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(other)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(other)?;
+pub(crate) async fn wait_for_signal() -> Result<(), Failure> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(other_error)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(other_error)?;
     tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
@@ -264,24 +271,24 @@ pub(crate) async fn until_signalled() -> Result<(), Failure> {
 }
 
 fn gateway(
-    loaded: &Loaded,
-    service: Service,
+    loaded: &LoadedTenant,
+    service: SchedulerHandle,
     metrics: Arc<Metrics>,
-    api_keys: Keys,
+    api_keys: ApiKeys,
 ) -> Result<Gateway, Failure> {
     let config = &loaded.config;
     Ok(Gateway {
         text: loaded.text.clone(),
         service,
-        names: model_names(config),
+        served_names: model_names(config),
         vocab: loaded.spec.vocab,
         max_model_tokens: loaded.max_model_tokens,
         limits: config.limits.clone(),
         stream_pacing: stream_pacing(config)?,
         api_keys,
-        open: OpenRequests::new(config.limits.max_streams, metrics.clone()),
+        limiter: RequestLimiter::new(config.limits.max_streams, metrics.clone()),
         metrics,
         started: Gateway::unix_seconds(),
-        next_answer: AtomicU64::new(RandomState::new().hash_one(std::process::id())),
+        next_response: AtomicU64::new(RandomState::new().hash_one(std::process::id())),
     })
 }

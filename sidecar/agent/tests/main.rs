@@ -5,13 +5,13 @@ mod admin {
     mod directive;
     mod gpu;
     mod grants;
+    pub mod harness;
     mod names;
     mod roles;
     mod sleep;
     mod start;
     mod store;
     mod tls;
-    pub mod world;
 }
 
 mod fetch {
@@ -23,41 +23,41 @@ mod inspect {
     mod sources;
 }
 
-mod neighbours {
+mod peers {
     mod clock;
-    mod desk;
-    mod frozen;
-    mod office;
+    mod frozen_peer;
+    mod grant_client;
+    mod ledger_watch;
+    mod pending_replies;
     mod quota;
-    mod turns;
-    mod watch;
+    mod time_slice;
 }
 
 mod gateway {
     pub mod client;
-    mod doors;
+    mod disconnects;
+    pub mod harness;
     mod hostile;
-    mod leaving;
     mod limits;
+    mod listeners;
     mod metrics;
     mod pacing;
     mod params;
     mod prompts;
-    mod shapes;
-    mod texts;
+    mod response_shapes;
+    mod text_output;
     mod tiny;
     pub mod tokenizers;
-    mod words;
-    pub mod world;
+    mod value_errors;
 }
 
 mod proxy {
-    mod answers;
     pub mod engine;
+    mod engine_loss;
+    mod harness;
     mod keys;
-    mod losses;
-    mod rest;
-    mod world;
+    mod responses;
+    mod sleep;
 }
 
 mod text {

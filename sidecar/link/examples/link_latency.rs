@@ -12,13 +12,13 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_link::client::{Order, SidecarLink};
+use sluice_link::client::{EngineRequest, SidecarLink};
 use sluice_link::control::ControlPage;
 use sluice_link::frame::HEADER_BYTES;
 use sluice_link::message::{EngineSetup, Faults, Message};
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
-use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared, step_order};
-use sluice_link::socket::readable;
+use sluice_link::server::{EngineEvent, EngineLink, Listener, SharedMemory, step_order};
+use sluice_link::socket::wait_readable;
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_link::vocabulary::*;
 use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
@@ -54,10 +54,10 @@ fn main() -> ExitCode {
 /// Attaches and answers each step at once, after reading what a real engine reads.
 fn engine(path: &Path) -> Outcome<()> {
     let mut link = SidecarLink::connect(path)?;
-    let welcome = link.hello("latency")?;
-    link.ready(welcome.setup.layout().digest(), ActivationCost::default())?;
+    let welcome = link.exchange_hello("latency")?;
+    link.send_ready(welcome.setup.layout().digest(), ActivationCost::default())?;
     let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
-    while let Order::Step(order) = link.recv()? {
+    while let EngineRequest::Step(order) = link.recv()? {
         tokens.clear();
         blocks.clear();
         let mut sampled = Vec::with_capacity(order.sequences.len());
@@ -77,7 +77,7 @@ fn engine(path: &Path) -> Outcome<()> {
         let (id, attempt, total_ns) = (order.id, order.attempt, 32_000_000);
         let (layer_ns, stall_ns, kv_stall_ns) = (times.clone(), times.clone(), times);
         let failed = Vec::new();
-        link.done(StepDone { id, attempt, sampled, failed, layer_ns, stall_ns, kv_stall_ns, total_ns })?;
+        link.send_done(StepDone { id, attempt, sampled, failed, layer_ns, stall_ns, kv_stall_ns, total_ns })?;
     }
     Ok(())
 }
@@ -138,11 +138,12 @@ fn sidecar(json: bool) -> Outcome<bool> {
     let control = ControlPage::create(LAYERS)?;
     let mut tables = TableWriter::create(TableShape::of(&setup))?;
     let connection = listener.accept(Duration::from_secs(10))?.ok_or("the engine does not connect")?;
-    let shared = Shared { pool: pool.as_fd(), control: &control, tables: &tables, life: pool.as_fd() };
-    let mut link = connection.introduction()?.offer(&setup, shared)?.ready(&setup)?;
+    let shared =
+        SharedMemory { pool: pool.as_fd(), control: &control, tables: &tables, lifetime_lock: pool.as_fd() };
+    let mut link = connection.recv_hello()?.send_setup(&setup, shared)?.recv_ready(&setup)?;
     let small = measure("1 decode", &mut link, &mut tables, 1)?.print(json, floor_ns(Duration::ZERO)?);
     let real = measure("16 decodes", &mut link, &mut tables, 16)?.print(json, floor_ns(READING)?);
-    link.sender.bye()?;
+    link.sender.send_bye()?;
     child.wait()?;
     drop(listener);
     std::fs::remove_dir(&folder)?;
@@ -150,17 +151,17 @@ fn sidecar(json: bool) -> Outcome<bool> {
 }
 
 /// Round trips of one kind of step.
-struct Measured {
+struct LatencyResult {
     name: &'static str,
     command_bytes: usize,
     p50_ns: u64,
     p99_ns: u64,
 }
 
-impl Measured {
+impl LatencyResult {
     /// Prints value, limit and verdict; `true` when the limit was kept.
     fn print(&self, json: bool, floor_ns: u64) -> bool {
-        let Measured { name, command_bytes: bytes, .. } = self;
+        let LatencyResult { name, command_bytes: bytes, .. } = self;
         let us = |ns: u64| ns as f64 / 1e3;
         let (p50, p99, limit, floor) = (us(self.p50_ns), us(self.p99_ns), us(LIMIT_NS), us(floor_ns));
         let passed = self.p50_ns <= LIMIT_NS;
@@ -185,7 +186,7 @@ fn measure(
     link: &mut EngineLink,
     tables: &mut TableWriter,
     rows: u32,
-) -> Outcome<Measured> {
+) -> Outcome<LatencyResult> {
     let mut times_ns = Vec::with_capacity(ROUNDS);
     for round in 0..WARM_UP + ROUNDS {
         let step = step(round as u32, rows);
@@ -202,7 +203,7 @@ fn measure(
     let (p50_ns, p99_ns) = (times_ns[ROUNDS / 2], times_ns[ROUNDS * 99 / 100]);
     let order = Message::Step(step_order(&step(WARM_UP as u32, rows), 0));
     let command_bytes = HEADER_BYTES + order.encode().len();
-    Ok(Measured { name, command_bytes, p50_ns, p99_ns })
+    Ok(LatencyResult { name, command_bytes, p50_ns, p99_ns })
 }
 
 /// Decodes of `rows` sequences at positions that begin a block every 16 rounds.
@@ -257,7 +258,7 @@ fn floor_ns(hold: Duration) -> Outcome<u64> {
 }
 
 /// How long the other end looks out for a packet, as the link's engine does.
-const LOOK_OUT: Duration = Duration::from_micros(100);
+const SPIN_TIME: Duration = Duration::from_micros(100);
 
 /// The other end of [`floor_ns`], on standard input: answers each packet after as many nanoseconds as it says.
 fn echo() -> Outcome<()> {
@@ -266,7 +267,7 @@ fn echo() -> Outcome<()> {
     let mut packet = [0; 8];
     loop {
         let begun = Instant::now();
-        while begun.elapsed() < LOOK_OUT && !readable(socket.as_fd(), Duration::ZERO)? {}
+        while begun.elapsed() < SPIN_TIME && !wait_readable(socket.as_fd(), Duration::ZERO)? {}
         if recv(&socket, &mut packet, RecvFlags::empty())?.1 == 0 {
             return Ok(());
         }

@@ -32,11 +32,11 @@ pub struct Layout {
     /// One widened panel of weights for each thread; the second number is words of one.
     pub scratch: (usize, usize),
     /// Residual stream `[tokens]`.
-    pub stream: (usize, usize),
+    pub residual: (usize, usize),
     /// What a norm leaves `[chunk]`.
     pub normed: (usize, usize),
     /// Cosines and sines `[tokens]`.
-    pub angles: (usize, usize),
+    pub rope_angles: (usize, usize),
     /// Queries `[chunk]`.
     pub queries: (usize, usize),
     /// Keys before rounding `[chunk]`.
@@ -44,11 +44,11 @@ pub struct Layout {
     /// Values before rounding `[chunk]`.
     pub values: (usize, usize),
     /// What attention leaves `[chunk]`.
-    pub attended: (usize, usize),
+    pub attention_output: (usize, usize),
     /// The MLP's inner values `[chunk]`; on the place of the four before.
-    pub inner: (usize, usize),
+    pub ffn_hidden: (usize, usize),
     /// What the final norm leaves `[logit rows]`.
-    pub last: (usize, usize),
+    pub last_hidden: (usize, usize),
     /// Logits `[logit rows]`, not padded.
     pub logits: (usize, usize),
     /// Scratch of the sampling `[logit rows]`, not padded.
@@ -84,15 +84,15 @@ impl Layout {
         let (logits, sampling) = (take(rows, spec.vocab as usize), take(rows, spec.vocab as usize));
         let layout = Layout {
             scratch,
-            stream,
+            residual: stream,
             normed,
-            angles,
+            rope_angles: angles,
             queries,
             keys,
             values,
-            attended,
-            inner,
-            last,
+            attention_output: attended,
+            ffn_hidden: inner,
+            last_hidden: last,
             logits,
             sampling,
             words: 0,

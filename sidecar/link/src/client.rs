@@ -11,23 +11,23 @@ use sluice_policy::ids::ActionId;
 use sluice_ports::compute::StepDone;
 
 use crate::control::ControlPage;
-use crate::death::own_pidfd;
-use crate::error::{LinkError, kernel};
-use crate::frame::{Kind, Refusal};
+use crate::error::{LinkError, syscall_error};
+use crate::frame::{MessageKind, ProtocolError};
 use crate::message::{EngineSetup, Hello, Message, Ready, StepOrder};
+use crate::process_exit::own_pidfd;
 use crate::region::check_sealed;
-use crate::server::{HANDSHAKE_PATIENCE, MAX_REBACK_OPS, connect, unexpected};
+use crate::server::{HANDSHAKE_TIMEOUT, MAX_REBACK_OPS, connect, unexpected};
 use crate::slab::reference_digest;
-use crate::socket::{self, Receiver, SEND_PATIENCE, Sender};
+use crate::socket::{self, Receiver, SEND_TIMEOUT, Sender};
 use crate::tables::{TableReader, TableShape};
 
 /// How long an engine looks out for its next order before it sleeps: between two steps the sidecar takes less, and to wake
 /// a halted core takes tens of microseconds. An engine without work looks once.
-const AWAKE: Duration = Duration::from_micros(100);
+const BUSY_POLL_TIME: Duration = Duration::from_micros(100);
 
 /// What the sidecar handed over.
 #[derive(Debug)]
-pub struct Welcome {
+pub struct EngineWelcome {
     /// The tenant.
     pub setup: EngineSetup,
     /// The pool of chunks.
@@ -37,14 +37,14 @@ pub struct Welcome {
     /// Block tables and histories.
     pub tables: TableReader,
     /// To be kept until the engine ends: what is locked on it, on a shared GPU, counts until both sides are gone.
-    pub life: OwnedFd,
+    pub lifetime_lock: OwnedFd,
     /// A pidfd of the sidecar: the engine's supervisor ends a sidecar that hangs.
     pub sidecar: OwnedFd,
 }
 
 /// What an engine may be told.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Order {
+pub enum EngineRequest {
     /// Change what backs some addresses, in this order.
     Reback {
         /// Names the answer.
@@ -69,68 +69,68 @@ pub struct SidecarLink {
 impl SidecarLink {
     /// Connects to the sidecar's socket.
     pub fn connect(path: &Path) -> Result<SidecarLink, LinkError> {
-        let (sender, receiver) = socket::split(connect(path)?, SEND_PATIENCE)?;
+        let (sender, receiver) = socket::split(connect(path)?, SEND_TIMEOUT)?;
         Ok(SidecarLink { sender, receiver, supervisor: None })
     }
 
     /// Names the process that starts this engine's successor. The sidecar ends it when it starts none.
-    pub fn supervised_by(&mut self, supervisor: Pid) {
+    pub fn set_supervisor(&mut self, supervisor: Pid) {
         self.supervisor = Some(supervisor);
     }
 
     /// Says who this is and takes the model and its memory.
-    pub fn hello(&mut self, build: &str) -> Result<Welcome, LinkError> {
+    pub fn exchange_hello(&mut self, build: &str) -> Result<EngineWelcome, LinkError> {
         let pid = getpid().as_raw_nonzero().get().unsigned_abs();
         let hello = Hello { build: build.to_owned(), pid, layout_digest: reference_digest() };
         self.sender.send(&Message::Hello(hello), &[])?;
-        match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
-            (Message::Model(setup), descriptors) => welcome(*setup, descriptors),
+        match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
+            (Message::Model(setup), descriptors) => parse_welcome(*setup, descriptors),
             (other, _) => Err(unexpected(&other, "Model")),
         }
     }
 
     /// Says that all ranges are reserved.
-    pub fn ready(&self, slab_digest: u64, activation: ActivationCost) -> Result<(), LinkError> {
+    pub fn send_ready(&self, slab_digest: u64, activation: ActivationCost) -> Result<(), LinkError> {
         let own = own_pidfd()?;
         let supervisor = self.supervisor.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
-        let supervisor = supervisor.map_err(kernel("pidfd_open"))?;
+        let supervisor = supervisor.map_err(syscall_error("pidfd_open"))?;
         let supervisor = supervisor.as_ref().unwrap_or(&own);
         let ready = Message::Ready(Ready { slab_digest, activation });
         self.sender.send(&ready, &[own.as_fd(), supervisor.as_fd()])
     }
 
     /// The next order, whole: changes that come in several messages are one order. Blocks.
-    pub fn recv(&mut self) -> Result<Order, LinkError> {
-        self.stay_awake()?;
+    pub fn recv(&mut self) -> Result<EngineRequest, LinkError> {
+        self.busy_poll()?;
         match self.receiver.recv()?.0 {
-            Message::Reback { id, ops, more: false } => Ok(Order::Reback { id, ops }),
-            Message::Reback { id, ops, more: true } => self.recv_rest(id, ops),
-            Message::Step(order) => Ok(Order::Step(order)),
-            Message::Bye => Ok(Order::Bye),
+            Message::Reback { id, ops, more: false } => Ok(EngineRequest::Reback { id, ops }),
+            Message::Reback { id, ops, more: true } => self.recv_reback_parts(id, ops),
+            Message::Step(order) => Ok(EngineRequest::Step(order)),
+            Message::Bye => Ok(EngineRequest::Bye),
             other => Err(unexpected(&other, "an order")),
         }
     }
 
     /// Looks out for an order without sleeping, for a moment.
-    fn stay_awake(&self) -> Result<(), LinkError> {
+    fn busy_poll(&self) -> Result<(), LinkError> {
         let begun = Instant::now();
-        while begun.elapsed() < AWAKE && !socket::readable(self.sender.fd(), Duration::ZERO)? {
+        while begun.elapsed() < BUSY_POLL_TIME && !socket::wait_readable(self.sender.fd(), Duration::ZERO)? {
             std::hint::spin_loop();
         }
         Ok(())
     }
 
     /// The rest of an order of changes, of which nothing is made before its end has come.
-    fn recv_rest(&mut self, id: ActionId, mut ops: Vec<Reback>) -> Result<Order, LinkError> {
+    fn recv_reback_parts(&mut self, id: ActionId, mut ops: Vec<Reback>) -> Result<EngineRequest, LinkError> {
         loop {
             match self.receiver.recv()?.0 {
                 Message::Reback { id: same, ops: next, more } if same == id => {
                     ops.extend(next);
                     if ops.len() > MAX_REBACK_OPS {
-                        return Err(Refusal::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
+                        return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
                     }
                     if !more {
-                        return Ok(Order::Reback { id, ops });
+                        return Ok(EngineRequest::Reback { id, ops });
                     }
                 }
                 other => return Err(unexpected(&other, "the rest of an order of changes")),
@@ -139,42 +139,42 @@ impl SidecarLink {
     }
 
     /// As [`SidecarLink::recv`], for tests of what a peer does not say.
-    pub fn recv_within(&mut self, limit: Duration) -> Result<Order, LinkError> {
-        if !socket::readable(self.sender.fd(), limit)? {
+    pub fn recv_within(&mut self, limit: Duration) -> Result<EngineRequest, LinkError> {
+        if !socket::wait_readable(self.sender.fd(), limit)? {
             return Err(LinkError::Timeout(limit));
         }
         self.recv()
     }
 
     /// All changes of an order are made.
-    pub fn applied(&self, id: ActionId) -> Result<(), LinkError> {
+    pub fn send_applied(&self, id: ActionId) -> Result<(), LinkError> {
         self.sender.send(&Message::Applied { id }, &[])
     }
 
     /// An order was refused and nothing changed.
-    pub fn refused(&self, id: ActionId, message: String) -> Result<(), LinkError> {
+    pub fn send_refused(&self, id: ActionId, message: String) -> Result<(), LinkError> {
         self.sender.send(&Message::Refused { id, message }, &[])
     }
 
     /// A step has finished.
-    pub fn done(&self, done: StepDone) -> Result<(), LinkError> {
+    pub fn send_done(&self, done: StepDone) -> Result<(), LinkError> {
         self.sender.send(&Message::Done(done), &[])
     }
 
     /// A step did not run to its end. Refused before its first layer, it has written nothing; refused because a layer's
     /// slot was overwritten while it waited ([`Wait::Overtaken`](crate::control::Wait::Overtaken)), it has written KV of
     /// the layers before, at the step's own positions, and said `done` for them. It has sampled nothing.
-    pub fn step_refused(&self, order: &StepOrder, message: String) -> Result<(), LinkError> {
+    pub fn send_step_refused(&self, order: &StepOrder, message: String) -> Result<(), LinkError> {
         self.sender.send(&Message::StepRefused { id: order.id, attempt: order.attempt, message }, &[])
     }
 
     /// A step was left where it was, since another turn is in force: it has sampled nothing.
-    pub fn turn_passed(&self, order: &StepOrder) -> Result<(), LinkError> {
+    pub fn send_turn_passed(&self, order: &StepOrder) -> Result<(), LinkError> {
         self.sender.send(&Message::TurnPassed { id: order.id, attempt: order.attempt }, &[])
     }
 
     /// This engine ends by itself.
-    pub fn bye(&self) -> Result<(), LinkError> {
+    pub fn send_bye(&self) -> Result<(), LinkError> {
         self.sender.send(&Message::Bye, &[])
     }
 
@@ -184,13 +184,13 @@ impl SidecarLink {
     }
 }
 
-fn welcome(setup: EngineSetup, descriptors: Vec<OwnedFd>) -> Result<Welcome, LinkError> {
+fn parse_welcome(setup: EngineSetup, descriptors: Vec<OwnedFd>) -> Result<EngineWelcome, LinkError> {
     let got = descriptors.len();
-    let [pool, control, tables, life, sidecar]: [OwnedFd; 5] = descriptors
-        .try_into()
-        .map_err(|_| crate::frame::Refusal::Descriptors { kind: Kind::Model, got, expected: 5 })?;
+    let [pool, control, tables, life, sidecar]: [OwnedFd; 5] = descriptors.try_into().map_err(|_| {
+        crate::frame::ProtocolError::Descriptors { kind: MessageKind::Model, got, expected: 5 }
+    })?;
     check_sealed(pool.as_fd(), u64::from(setup.capacity_chunks) * setup.chunk_bytes)?;
     let control = ControlPage::open(control, setup.spec.layers)?;
     let tables = TableReader::open(tables, TableShape::of(&setup))?;
-    Ok(Welcome { setup, pool, control, tables, life, sidecar })
+    Ok(EngineWelcome { setup, pool, control, tables, lifetime_lock: life, sidecar })
 }

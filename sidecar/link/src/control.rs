@@ -15,7 +15,7 @@ use crate::region::{Region, RegionError};
 const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
 const VERSION: u64 = 3;
 /// Word of the header that counts the rounds of the sidecar's scheduler.
-const BEATS: usize = 3;
+const HEARTBEATS: usize = 3;
 /// Word of the header that counts the layers that the engine has begun.
 const LAYERS_BEGUN: usize = 4;
 /// Bytes of a cache line: the header has one, each layer [`LAYER_LINES`].
@@ -25,7 +25,7 @@ const LINE_WORDS: usize = LINE_BYTES / 4;
 /// Lines of a layer: one for each [`Side`].
 const LAYER_LINES: usize = 4;
 /// Looks at the word before going to sleep: a few microseconds.
-const SPINS: u32 = 400;
+const SPIN_ITERATIONS: u32 = 400;
 /// Longest sleep without a look at the abort flag: a dead peer wakes nobody.
 const SLEEP_NS: i64 = 10_000_000;
 
@@ -34,7 +34,7 @@ const SLEEP_NS: i64 = 10_000_000;
 pub enum ControlError {
     /// Not a control page of this version.
     #[error("control page begins with {magic:#018x}, version {version}, which is not ours")]
-    Foreign {
+    NotAControlPage {
         /// First word.
         magic: u64,
         /// Second word.
@@ -63,7 +63,7 @@ pub enum ControlError {
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitResult {
     /// The generation is there.
     Reached,
     /// The abort flag was raised first.
@@ -77,38 +77,38 @@ pub enum Wait {
 
 /// When a wait is given up.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience<'a> {
+pub struct WaitLimit<'a> {
     /// Raised by another thread of this process.
     pub abort: &'a AtomicBool,
     /// Longest wait; `None` = until aborted.
     pub limit: Option<Duration>,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> WaitLimit<'a> {
     /// Waits until `abort` is raised.
-    pub fn until(abort: &'a AtomicBool) -> Self {
-        Patience { abort, limit: None }
+    pub fn unlimited(abort: &'a AtomicBool) -> Self {
+        WaitLimit { abort, limit: None }
     }
 }
 
 #[derive(Clone, Copy)]
 #[repr(usize)]
-enum Side {
+enum Signal {
     Ready,
     Done,
     KvReady,
     KvDone,
 }
 
-impl Side {
-    const ALL: [Side; LAYER_LINES] = [Side::Ready, Side::Done, Side::KvReady, Side::KvDone];
+impl Signal {
+    const ALL: [Signal; LAYER_LINES] = [Signal::Ready, Signal::Done, Signal::KvReady, Signal::KvDone];
 }
 
 /// One cache line: a generation, a counter of publications to sleep on, and how many sleep.
-struct Word<'a> {
+struct GenerationWord<'a> {
     value: &'a AtomicU64,
     published: &'a AtomicU32,
-    sleepers: &'a AtomicU32,
+    waiters: &'a AtomicU32,
 }
 
 /// The page, at either end.
@@ -129,12 +129,12 @@ impl ControlPage {
     }
 
     /// Maps the peer's page, of however many layers: to see whether the sidecar runs.
-    pub fn look(fd: OwnedFd) -> Result<ControlPage, ControlError> {
+    pub fn open_any_layers(fd: OwnedFd) -> Result<ControlPage, ControlError> {
         let region = Region::open(fd, bytes(0))?;
         let [magic, version] =
             [0, 1].map(|at| region.long(at).expect("the header is in the page").load(Ordering::Acquire));
         if magic != MAGIC || version != VERSION {
-            return Err(ControlError::Foreign { magic, version });
+            return Err(ControlError::NotAControlPage { magic, version });
         }
         Ok(ControlPage { region, layers: 0 })
     }
@@ -145,7 +145,7 @@ impl ControlPage {
         let read = |at| region.long(at).expect("the header is in the page").load(Ordering::Acquire);
         let (magic, version, got) = (read(0), read(1), read(2));
         if magic != MAGIC || version != VERSION {
-            return Err(ControlError::Foreign { magic, version });
+            return Err(ControlError::NotAControlPage { magic, version });
         }
         if got != u64::from(layers) {
             return Err(ControlError::Layers { got, needed: layers });
@@ -159,13 +159,13 @@ impl ControlPage {
     }
 
     /// Sidecar: its scheduler's thread is running.
-    pub fn beat(&self) {
-        self.header(BEATS).fetch_add(1, Ordering::Relaxed);
+    pub fn heartbeat(&self) {
+        self.header(HEARTBEATS).fetch_add(1, Ordering::Relaxed);
     }
 
     /// How often the sidecar's scheduler has been round; 0 = it does not run yet.
-    pub fn beats(&self) -> u64 {
-        self.header(BEATS).load(Ordering::Relaxed)
+    pub fn heartbeats(&self) -> u64 {
+        self.header(HEARTBEATS).load(Ordering::Relaxed)
     }
 
     /// Engine: it begins a layer of a step.
@@ -180,7 +180,7 @@ impl ControlPage {
             u64::from(word.published.load(Ordering::Relaxed))
         };
         let of_layer =
-            |layer| Side::ALL.iter().map(|side| published(*side, layer)).fold(0, u64::wrapping_add);
+            |layer| Signal::ALL.iter().map(|side| published(*side, layer)).fold(0, u64::wrapping_add);
         let begun = self.header(LAYERS_BEGUN).load(Ordering::Relaxed);
         (0..self.layers).map(|layer| of_layer(LayerId(layer))).fold(begun, u64::wrapping_add)
     }
@@ -191,22 +191,22 @@ impl ControlPage {
 
     /// Sidecar: `layer`'s slot now holds `generation`.
     pub fn publish_ready(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
-        self.publish(Side::Ready, layer, generation)
+        self.publish(Signal::Ready, layer, generation)
     }
 
     /// Engine: `generation` of `layer` was read for the last time.
     pub fn publish_done(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
-        self.publish(Side::Done, layer, generation)
+        self.publish(Signal::Done, layer, generation)
     }
 
     /// What `layer`'s slot holds.
     pub fn ready(&self, layer: LayerId) -> Result<Generation, ControlError> {
-        Ok(Generation(self.word(Side::Ready, layer)?.value.load(Ordering::Acquire)))
+        Ok(Generation(self.word(Signal::Ready, layer)?.value.load(Ordering::Acquire)))
     }
 
     /// What the engine has read last.
     pub fn done(&self, layer: LayerId) -> Result<Generation, ControlError> {
-        Ok(Generation(self.word(Side::Done, layer)?.value.load(Ordering::Acquire)))
+        Ok(Generation(self.word(Signal::Done, layer)?.value.load(Ordering::Acquire)))
     }
 
     /// Waits until `ready` is exactly `generation`: an earlier one is an older copy, and a later one ends the wait as
@@ -215,9 +215,9 @@ impl ControlPage {
         &self,
         layer: LayerId,
         generation: Generation,
-        patience: Patience<'_>,
-    ) -> Result<Wait, ControlError> {
-        self.wait_exactly(Side::Ready, layer, generation, patience)
+        patience: WaitLimit<'_>,
+    ) -> Result<WaitResult, ControlError> {
+        self.wait_exactly(Signal::Ready, layer, generation, patience)
     }
 
     /// Waits until `done` is `generation` or a later one.
@@ -225,29 +225,29 @@ impl ControlPage {
         &self,
         layer: LayerId,
         generation: Generation,
-        patience: Patience<'_>,
-    ) -> Result<Wait, ControlError> {
-        Ok(wait(&self.word(Side::Done, layer)?, |value| value >= generation.0, patience))
+        patience: WaitLimit<'_>,
+    ) -> Result<WaitResult, ControlError> {
+        Ok(wait(&self.word(Signal::Done, layer)?, |value| value >= generation.0, patience))
     }
 
     /// Sidecar: the KV of `layer` that was away is in its buffer, as `generation`.
     pub fn publish_kv_ready(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
-        self.publish(Side::KvReady, layer, generation)
+        self.publish(Signal::KvReady, layer, generation)
     }
 
     /// Engine: `generation` of the KV of `layer` was read for the last time.
     pub fn publish_kv_done(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
-        self.publish(Side::KvDone, layer, generation)
+        self.publish(Signal::KvDone, layer, generation)
     }
 
     /// What a buffer holds of `layer`'s KV.
     pub fn kv_ready(&self, layer: LayerId) -> Result<Generation, ControlError> {
-        Ok(Generation(self.word(Side::KvReady, layer)?.value.load(Ordering::Acquire)))
+        Ok(Generation(self.word(Signal::KvReady, layer)?.value.load(Ordering::Acquire)))
     }
 
     /// What the engine has read last of `layer`'s KV.
     pub fn kv_done(&self, layer: LayerId) -> Result<Generation, ControlError> {
-        Ok(Generation(self.word(Side::KvDone, layer)?.value.load(Ordering::Acquire)))
+        Ok(Generation(self.word(Signal::KvDone, layer)?.value.load(Ordering::Acquire)))
     }
 
     /// As [`ControlPage::wait_ready`], for the layer's KV.
@@ -255,9 +255,9 @@ impl ControlPage {
         &self,
         layer: LayerId,
         generation: Generation,
-        patience: Patience<'_>,
-    ) -> Result<Wait, ControlError> {
-        self.wait_exactly(Side::KvReady, layer, generation, patience)
+        patience: WaitLimit<'_>,
+    ) -> Result<WaitResult, ControlError> {
+        self.wait_exactly(Signal::KvReady, layer, generation, patience)
     }
 
     /// As [`ControlPage::wait_done`], for the layer's KV.
@@ -265,37 +265,37 @@ impl ControlPage {
         &self,
         layer: LayerId,
         generation: Generation,
-        patience: Patience<'_>,
-    ) -> Result<Wait, ControlError> {
-        Ok(wait(&self.word(Side::KvDone, layer)?, |value| value >= generation.0, patience))
+        patience: WaitLimit<'_>,
+    ) -> Result<WaitResult, ControlError> {
+        Ok(wait(&self.word(Signal::KvDone, layer)?, |value| value >= generation.0, patience))
     }
 
     fn wait_exactly(
         &self,
-        side: Side,
+        side: Signal,
         layer: LayerId,
         generation: Generation,
-        patience: Patience<'_>,
-    ) -> Result<Wait, ControlError> {
+        patience: WaitLimit<'_>,
+    ) -> Result<WaitResult, ControlError> {
         let word = self.word(side, layer)?;
         let end = wait(&word, |value| value >= generation.0, patience);
-        let overtaken = end == Wait::Reached && word.value.load(Ordering::SeqCst) != generation.0;
-        Ok(if overtaken { Wait::Overtaken } else { end })
+        let overtaken = end == WaitResult::Reached && word.value.load(Ordering::SeqCst) != generation.0;
+        Ok(if overtaken { WaitResult::Overtaken } else { end })
     }
 
-    fn publish(&self, side: Side, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
+    fn publish(&self, side: Signal, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
         let word = self.word(side, layer)?;
         word.value.store(generation.0, Ordering::SeqCst);
         word.published.fetch_add(1, Ordering::SeqCst);
         // A sleeper counts itself before its last look at the value, so either it sees this one or we see it.
-        if word.sleepers.load(Ordering::SeqCst) != 0 {
+        if word.waiters.load(Ordering::SeqCst) != 0 {
             // Nothing to do on failure: every sleeper wakes by its timeout anyway.
             let _ = futex::wake(word.published, futex::Flags::empty(), i32::MAX as u32);
         }
         Ok(())
     }
 
-    fn word(&self, side: Side, layer: LayerId) -> Result<Word<'_>, ControlError> {
+    fn word(&self, side: Signal, layer: LayerId) -> Result<GenerationWord<'_>, ControlError> {
         if layer.0 >= self.layers {
             return Err(ControlError::OutOfRange { layer: layer.0, layers: self.layers });
         }
@@ -303,7 +303,7 @@ impl ControlPage {
         let value = self.region.long(line * LINE_LONGS);
         let words = self.region.words(line * LINE_WORDS + 2, 2);
         let [published, sleepers] = words.expect("the line is in the page") else { unreachable!() };
-        Ok(Word { value: value.expect("the line is in the page"), published, sleepers })
+        Ok(GenerationWord { value: value.expect("the line is in the page"), published, waiters: sleepers })
     }
 }
 
@@ -311,31 +311,31 @@ fn bytes(layers: u16) -> usize {
     (1 + LAYER_LINES * usize::from(layers)) * LINE_BYTES
 }
 
-fn wait(word: &Word<'_>, reached: impl Fn(u64) -> bool, patience: Patience<'_>) -> Wait {
-    for _ in 0..SPINS {
+fn wait(word: &GenerationWord<'_>, reached: impl Fn(u64) -> bool, patience: WaitLimit<'_>) -> WaitResult {
+    for _ in 0..SPIN_ITERATIONS {
         if reached(word.value.load(Ordering::Acquire)) {
-            return Wait::Reached;
+            return WaitResult::Reached;
         }
         std::hint::spin_loop();
     }
-    word.sleepers.fetch_add(1, Ordering::SeqCst);
+    word.waiters.fetch_add(1, Ordering::SeqCst);
     let end = sleep(word, reached, patience);
-    word.sleepers.fetch_sub(1, Ordering::SeqCst);
+    word.waiters.fetch_sub(1, Ordering::SeqCst);
     end
 }
 
-fn sleep(word: &Word<'_>, reached: impl Fn(u64) -> bool, patience: Patience<'_>) -> Wait {
+fn sleep(word: &GenerationWord<'_>, reached: impl Fn(u64) -> bool, patience: WaitLimit<'_>) -> WaitResult {
     let begun = std::time::Instant::now();
     loop {
         let seen = word.published.load(Ordering::SeqCst);
         if reached(word.value.load(Ordering::SeqCst)) {
-            return Wait::Reached;
+            return WaitResult::Reached;
         }
         if patience.abort.load(Ordering::Relaxed) {
-            return Wait::Aborted;
+            return WaitResult::Aborted;
         }
         if patience.limit.is_some_and(|limit| begun.elapsed() >= limit) {
-            return Wait::TimedOut;
+            return WaitResult::TimedOut;
         }
         let timeout = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
         // Woken, timed out, interrupted, or the counter moved on: look again in every case.

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::control::ControlError;
-use crate::frame::Refusal;
+use crate::frame::ProtocolError;
 use crate::region::RegionError;
 use crate::tables::TableError;
 
@@ -17,7 +17,7 @@ use crate::tables::TableError;
 pub enum LinkError {
     /// The peer said something that is not the protocol.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] ProtocolError),
     /// The peer has closed its end.
     #[error("the peer has closed the link")]
     Closed,
@@ -34,7 +34,7 @@ pub enum LinkError {
     },
     /// A process of another user connected.
     #[error("peer runs as user {theirs}, not as {ours}")]
-    Peer {
+    ForeignUser {
         /// Effective user of this process.
         ours: u32,
         /// User of the peer.
@@ -44,7 +44,7 @@ pub enum LinkError {
     #[error(
         "the peer runs in a process namespace that this one does not see; its pod needs shareProcessNamespace"
     )]
-    PeerUnseen,
+    PeerPidUnknown,
     /// The setup cannot be served.
     #[error(transparent)]
     Setup(#[from] crate::message::SetupError),
@@ -76,6 +76,6 @@ pub enum LinkError {
 }
 
 /// Names the system call of an error.
-pub(crate) fn kernel(call: &'static str) -> impl FnOnce(Errno) -> LinkError {
+pub(crate) fn syscall_error(call: &'static str) -> impl FnOnce(Errno) -> LinkError {
     move |source| LinkError::Kernel { call, source }
 }

@@ -22,7 +22,7 @@ pub const MAX_PARTS: u16 = 32;
 /// What kind of message a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Kind {
+pub enum MessageKind {
     /// Engine: who it is.
     Hello = 1,
     /// Sidecar: the model and the shared memory.
@@ -47,9 +47,9 @@ pub enum Kind {
     TurnPassed = 11,
 }
 
-impl Kind {
-    fn from_wire(word: u16) -> Option<Kind> {
-        use Kind::*;
+impl MessageKind {
+    fn from_wire(word: u16) -> Option<MessageKind> {
+        use MessageKind::*;
         [Hello, Model, Ready, Reback, Applied, Refused, Step, Done, StepRefused, Bye, TurnPassed]
             .into_iter()
             .find(|kind| *kind as u16 == word)
@@ -58,7 +58,7 @@ impl Kind {
 
 /// Why a packet or message was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
+pub enum ProtocolError {
     /// Shorter than a header.
     #[error("packet of {got} bytes is shorter than its header")]
     Short {
@@ -113,7 +113,7 @@ pub enum Refusal {
     #[error("payload of {kind:?} does not decode: {reason}")]
     Payload {
         /// Kind.
-        kind: Kind,
+        kind: MessageKind,
         /// The decoder's words.
         reason: String,
     },
@@ -121,7 +121,7 @@ pub enum Refusal {
     #[error("{extra} bytes follow the payload of {kind:?}")]
     Trailing {
         /// Kind.
-        kind: Kind,
+        kind: MessageKind,
         /// Bytes left.
         extra: usize,
     },
@@ -129,7 +129,7 @@ pub enum Refusal {
     #[error("{got:?} where {expected} was expected")]
     Unexpected {
         /// Kind received.
-        got: Kind,
+        got: MessageKind,
         /// What would have been right.
         expected: &'static str,
     },
@@ -137,7 +137,7 @@ pub enum Refusal {
     #[error("{kind:?} contradicts what was ordered: {reason}")]
     Contradiction {
         /// Kind received.
-        kind: Kind,
+        kind: MessageKind,
         /// What does not fit.
         reason: String,
     },
@@ -145,7 +145,7 @@ pub enum Refusal {
     #[error("{got} file descriptors came with {kind:?}, {expected} were expected")]
     Descriptors {
         /// Kind.
-        kind: Kind,
+        kind: MessageKind,
         /// Received.
         got: usize,
         /// Right number.
@@ -157,7 +157,7 @@ pub enum Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What the message is.
-    pub kind: Kind,
+    pub kind: MessageKind,
     /// Index of this part.
     pub part: u16,
     /// Parts of the message, at least 1.
@@ -180,44 +180,47 @@ impl Header {
     }
 
     /// Reads and checks a packet: its header and its payload.
-    pub fn decode(packet: &[u8]) -> Result<(Header, &[u8]), Refusal> {
+    pub fn decode(packet: &[u8]) -> Result<(Header, &[u8]), ProtocolError> {
         if packet.len() > MAX_PACKET_BYTES {
-            return Err(Refusal::Oversized { got: packet.len(), limit: MAX_PACKET_BYTES });
+            return Err(ProtocolError::Oversized { got: packet.len(), limit: MAX_PACKET_BYTES });
         }
         let Some((head, payload)) = packet.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(Refusal::Short { got: packet.len() });
+            return Err(ProtocolError::Short { got: packet.len() });
         };
         let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         if word(0) != MAGIC {
-            return Err(Refusal::Magic { got: word(0) });
+            return Err(ProtocolError::Magic { got: word(0) });
         }
         if half(4) != LINK_VERSION {
-            return Err(Refusal::Version { theirs: half(4) });
+            return Err(ProtocolError::Version { theirs: half(4) });
         }
-        let kind = Kind::from_wire(half(6)).ok_or(Refusal::Kind { got: half(6) })?;
+        let kind = MessageKind::from_wire(half(6)).ok_or(ProtocolError::Kind { got: half(6) })?;
         let header = Header { kind, part: half(8), parts: half(10), length: word(12) };
         if header.length as usize != payload.len() {
-            return Err(Refusal::Length { stated: header.length, got: payload.len() });
+            return Err(ProtocolError::Length { stated: header.length, got: payload.len() });
         }
         header.check_parts()?;
         Ok((header, payload))
     }
 
-    fn check_parts(&self) -> Result<(), Refusal> {
+    fn check_parts(&self) -> Result<(), ProtocolError> {
         if self.part < self.parts && self.parts <= MAX_PARTS {
             return Ok(());
         }
-        Err(Refusal::Part { kind: self.kind as u16, part: self.part, parts: self.parts })
+        Err(ProtocolError::Part { kind: self.kind as u16, part: self.part, parts: self.parts })
     }
 }
 
 /// Cuts a payload into headers and parts.
-pub fn cut(kind: Kind, payload: &[u8]) -> Result<impl Iterator<Item = (Header, &[u8])>, Refusal> {
+pub fn split_payload(
+    kind: MessageKind,
+    payload: &[u8],
+) -> Result<impl Iterator<Item = (Header, &[u8])>, ProtocolError> {
     let parts = payload.len().div_ceil(MAX_PART_BYTES).max(1);
     if parts > usize::from(MAX_PARTS) {
         let limit = usize::from(MAX_PARTS) * MAX_PART_BYTES;
-        return Err(Refusal::Oversized { got: payload.len(), limit });
+        return Err(ProtocolError::Oversized { got: payload.len(), limit });
     }
     Ok((0..parts).map(move |part| {
         let start = part * MAX_PART_BYTES;
@@ -236,7 +239,7 @@ pub struct Assembler {
 
 impl Assembler {
     /// Takes a packet. `Some` when it completes a message, whose payload [`Assembler::payload`] then holds.
-    pub fn push(&mut self, packet: &[u8]) -> Result<Option<Kind>, Refusal> {
+    pub fn push(&mut self, packet: &[u8]) -> Result<Option<MessageKind>, ProtocolError> {
         let (header, payload) = Header::decode(packet)?;
         let follows = match self.open.take() {
             None => header.part == 0,
@@ -245,7 +248,11 @@ impl Assembler {
             }
         };
         if !follows {
-            return Err(Refusal::Part { kind: header.kind as u16, part: header.part, parts: header.parts });
+            return Err(ProtocolError::Part {
+                kind: header.kind as u16,
+                part: header.part,
+                parts: header.parts,
+            });
         }
         if header.part == 0 {
             self.payload.clear();

@@ -8,56 +8,62 @@ mod node;
 
 use std::time::{Duration, Instant};
 
-pub use node::{NodeTimes, Watched};
+pub use node::{NodeStallTimes, WatchedProcess};
 
 /// From so much silence on a watcher asks the kernel how slow the node is. A step of every token ends before it.
-const ASK_AFTER: Duration = Duration::from_millis(200);
+const SAMPLE_AFTER: Duration = Duration::from_millis(200);
 /// Of each look at least this part counts, permille.
-const LEAST_PERMILLE: u32 = 250;
+const MIN_CHECK_PERMILLE: u32 = 250;
 
 /// Time without progress of one piece of work.
 #[derive(Debug)]
-pub struct Silence {
+pub struct HangDetector {
     progress: u64,
-    counted: Duration,
-    looked: Instant,
-    longest_look: Duration,
-    times: Option<NodeTimes>,
+    silent_time: Duration,
+    last_check: Instant,
+    max_check_interval: Duration,
+    times: Option<NodeStallTimes>,
 }
 
-impl Silence {
+impl HangDetector {
     /// Begins at `now`. A look counts `longest_look` at most.
-    pub fn new(now: Instant, progress: u64, longest_look: Duration) -> Silence {
-        Silence { progress, counted: Duration::ZERO, looked: now, longest_look, times: None }
+    pub fn new(now: Instant, progress: u64, longest_look: Duration) -> HangDetector {
+        HangDetector {
+            progress,
+            silent_time: Duration::ZERO,
+            last_check: now,
+            max_check_interval: longest_look,
+            times: None,
+        }
     }
 
     /// Looks at the process: `progress` changes whenever it gets on. Returns the time that counts since it last did.
-    pub fn look(&mut self, now: Instant, progress: u64, process: &Watched) -> Duration {
-        let ask = self.counted >= ASK_AFTER;
-        let times = ask.then(|| NodeTimes::read(process));
-        self.take(now, progress, times)
+    pub fn check(&mut self, now: Instant, progress: u64, process: &WatchedProcess) -> Duration {
+        let ask = self.silent_time >= SAMPLE_AFTER;
+        let times = ask.then(|| NodeStallTimes::read(process));
+        self.account(now, progress, times)
     }
 
     /// The part of a look that reads no file.
-    fn take(&mut self, now: Instant, progress: u64, times: Option<NodeTimes>) -> Duration {
-        let look = now.saturating_duration_since(self.looked).min(self.longest_look);
-        self.looked = now;
+    fn account(&mut self, now: Instant, progress: u64, times: Option<NodeStallTimes>) -> Duration {
+        let look = now.saturating_duration_since(self.last_check).min(self.max_check_interval);
+        self.last_check = now;
         if progress != self.progress {
-            (self.progress, self.counted, self.times) = (progress, Duration::ZERO, None);
+            (self.progress, self.silent_time, self.times) = (progress, Duration::ZERO, None);
             return Duration::ZERO;
         }
         let slow = match (&times, &self.times) {
-            (Some(now), Some(before)) => now.slow_since(before),
+            (Some(now), Some(before)) => now.stalled_since(before),
             _ => Duration::ZERO,
         };
         self.times = times;
-        self.counted += look.saturating_sub(slow).max(look * LEAST_PERMILLE / 1000);
-        self.counted
+        self.silent_time += look.saturating_sub(slow).max(look * MIN_CHECK_PERMILLE / 1000);
+        self.silent_time
     }
 
     /// The time that counts, as of the last look.
-    pub fn counted(&self) -> Duration {
-        self.counted
+    pub fn silent_time(&self) -> Duration {
+        self.silent_time
     }
 }
 
@@ -65,43 +71,46 @@ impl Silence {
 mod tests {
     use super::*;
 
-    const LOOK: Duration = Duration::from_millis(100);
+    const CHECK: Duration = Duration::from_millis(100);
 
-    fn cpu_wait(waited_ms: u64) -> Option<NodeTimes> {
-        Some(NodeTimes { cpu_waits: [(1, Duration::from_millis(waited_ms))].into(), ..NodeTimes::default() })
+    fn cpu_wait(waited_ms: u64) -> Option<NodeStallTimes> {
+        Some(NodeStallTimes {
+            cpu_waits: [(1, Duration::from_millis(waited_ms))].into(),
+            ..NodeStallTimes::default()
+        })
     }
 
     /// Looks every 100 ms, each with what the node has told by then. Returns what counts, milliseconds.
-    fn counted(looks: impl IntoIterator<Item = (u64, Option<NodeTimes>)>) -> u128 {
+    fn silent_time(looks: impl IntoIterator<Item = (u64, Option<NodeStallTimes>)>) -> u128 {
         let mut now = Instant::now();
-        let mut silence = Silence::new(now, 0, LOOK);
+        let mut silence = HangDetector::new(now, 0, CHECK);
         for (progress, times) in looks {
-            now += LOOK;
-            silence.take(now, progress, times);
+            now += CHECK;
+            silence.account(now, progress, times);
         }
-        silence.counted().as_millis()
+        silence.silent_time().as_millis()
     }
 
     #[test]
-    fn silence_counts_from_the_last_progress_on() {
-        assert_eq!(counted([(0, None), (0, None), (0, None)]), 300);
-        assert_eq!(counted([(0, None), (1, None), (1, None)]), 100);
+    fn silence_restarts_at_progress() {
+        assert_eq!(silent_time([(0, None), (0, None), (0, None)]), 300);
+        assert_eq!(silent_time([(0, None), (1, None), (1, None)]), 100);
     }
 
     #[test]
-    fn a_watcher_that_was_stopped_counts_one_look() {
+    fn stopped_watcher_counts_one_check() {
         let begun = Instant::now();
-        let mut silence = Silence::new(begun, 0, LOOK);
-        assert_eq!(silence.take(begun + Duration::from_secs(60), 0, None), LOOK);
+        let mut silence = HangDetector::new(begun, 0, CHECK);
+        assert_eq!(silence.account(begun + Duration::from_secs(60), 0, None), CHECK);
     }
 
     #[test]
-    fn time_in_which_the_node_was_slow_counts_a_quarter_at_most_and_at_least() {
+    fn node_stall_time_counts_a_quarter() {
         let half = [0, 50, 100].map(|waited| (0, cpu_wait(waited)));
-        assert_eq!(counted(half), 100 + 50 + 50, "the first look knows of nothing before it");
+        assert_eq!(silent_time(half), 100 + 50 + 50, "the first look knows of nothing before it");
         let all = [0, 100, 200, 300, 400].map(|waited| (0, cpu_wait(waited)));
-        assert_eq!(counted(all), 100 + 4 * 25);
+        assert_eq!(silent_time(all), 100 + 4 * 25);
         let more = [0, 9000, 18_000].map(|waited| (0, cpu_wait(waited)));
-        assert_eq!(counted(more), 100 + 2 * 25);
+        assert_eq!(silent_time(more), 100 + 2 * 25);
     }
 }

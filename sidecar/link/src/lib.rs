@@ -6,22 +6,22 @@
 //! ([`lines`]). [`hang`] and [`watch`] say when the process at the other end hangs.
 
 pub mod activation;
-mod answers;
 pub mod client;
 pub mod control;
-pub mod death;
 pub mod error;
+mod expected_replies;
 pub mod frame;
 pub mod hang;
-pub mod lines;
+pub mod log_prefix;
 pub mod message;
+mod message_counters;
 pub mod model;
+pub mod process_exit;
 pub mod region;
 pub mod server;
 pub mod slab;
 pub mod socket;
 pub mod tables;
-mod traffic;
 pub mod watch;
 
 /// The words of policy and ports that messages are made of, for an engine that may depend on neither crate.

@@ -8,7 +8,7 @@ use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, Generation, LayerId, RowId, StepId};
 use sluice_ports::compute::{SampleRequest, StepDone};
 
-use crate::frame::{Kind, Refusal};
+use crate::frame::{MessageKind, ProtocolError};
 
 pub use setup::{EngineSetup, Faults, SetupError};
 
@@ -125,27 +125,27 @@ pub enum Message {
 
 impl Message {
     /// The kind of this message.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MessageKind {
         match self {
-            Message::Hello(_) => Kind::Hello,
-            Message::Model(_) => Kind::Model,
-            Message::Ready(_) => Kind::Ready,
-            Message::Reback { .. } => Kind::Reback,
-            Message::Applied { .. } => Kind::Applied,
-            Message::Refused { .. } => Kind::Refused,
-            Message::Step(_) => Kind::Step,
-            Message::Done(_) => Kind::Done,
-            Message::StepRefused { .. } => Kind::StepRefused,
-            Message::TurnPassed { .. } => Kind::TurnPassed,
-            Message::Bye => Kind::Bye,
+            Message::Hello(_) => MessageKind::Hello,
+            Message::Model(_) => MessageKind::Model,
+            Message::Ready(_) => MessageKind::Ready,
+            Message::Reback { .. } => MessageKind::Reback,
+            Message::Applied { .. } => MessageKind::Applied,
+            Message::Refused { .. } => MessageKind::Refused,
+            Message::Step(_) => MessageKind::Step,
+            Message::Done(_) => MessageKind::Done,
+            Message::StepRefused { .. } => MessageKind::StepRefused,
+            Message::TurnPassed { .. } => MessageKind::TurnPassed,
+            Message::Bye => MessageKind::Bye,
         }
     }
 
     /// File descriptors that travel with it.
-    pub fn descriptors(kind: Kind) -> usize {
+    pub fn descriptors(kind: MessageKind) -> usize {
         match kind {
-            Kind::Model => 5,
-            Kind::Ready => 2,
+            MessageKind::Model => 5,
+            MessageKind::Ready => 2,
             _ => 0,
         }
     }
@@ -156,7 +156,7 @@ impl Message {
     }
 
     /// Reads a payload of `kind`. Refuses what does not decode, what follows the end, and values out of range.
-    pub fn decode(kind: Kind, payload: &[u8]) -> Result<Message, Refusal> {
+    pub fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, ProtocolError> {
         wire::decode(kind, payload)
     }
 }

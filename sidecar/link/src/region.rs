@@ -33,7 +33,7 @@ pub enum RegionError {
     },
 }
 
-fn kernel(call: &'static str) -> impl FnOnce(Errno) -> RegionError {
+fn syscall_error(call: &'static str) -> impl FnOnce(Errno) -> RegionError {
     move |source| RegionError::Kernel { call, source }
 }
 
@@ -55,10 +55,10 @@ impl Region {
     /// Makes `bytes` of zeroed shared memory, sealed in its size. Untouched pages cost nothing.
     pub fn create(name: &str, bytes: usize) -> Result<Region, RegionError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = memfd_create(name, flags).map_err(kernel("memfd_create"))?;
-        ftruncate(&fd, bytes as u64).map_err(kernel("ftruncate"))?;
+        let fd = memfd_create(name, flags).map_err(syscall_error("memfd_create"))?;
+        ftruncate(&fd, bytes as u64).map_err(syscall_error("ftruncate"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        fcntl_add_seals(&fd, seals).map_err(kernel("fcntl(F_ADD_SEALS)"))?;
+        fcntl_add_seals(&fd, seals).map_err(syscall_error("fcntl(F_ADD_SEALS)"))?;
         Region::map(fd, bytes)
     }
 
@@ -72,7 +72,8 @@ impl Region {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, &fd, 0) };
-        let start = NonNull::new(start.map_err(kernel("mmap"))?.cast()).expect("mmap never maps page zero");
+        let start =
+            NonNull::new(start.map_err(syscall_error("mmap"))?.cast()).expect("mmap never maps page zero");
         Ok(Region { fd, start, bytes })
     }
 
@@ -112,10 +113,10 @@ impl Drop for Region {
 
 /// Refuses a descriptor that is smaller than `needed` bytes or whose size the peer may still change.
 pub fn check_sealed(fd: BorrowedFd<'_>, needed: u64) -> Result<(), RegionError> {
-    let seals = fcntl_get_seals(fd).map_err(kernel("fcntl(F_GET_SEALS)"))?;
+    let seals = fcntl_get_seals(fd).map_err(syscall_error("fcntl(F_GET_SEALS)"))?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(RegionError::Unsealed);
     }
-    let got = fstat(fd).map_err(kernel("fstat"))?.st_size as u64;
+    let got = fstat(fd).map_err(syscall_error("fstat"))?.st_size as u64;
     if got < needed { Err(RegionError::Small { got, needed }) } else { Ok(()) }
 }

@@ -15,19 +15,19 @@ use sluice_policy::action::Reback;
 use sluice_policy::ids::{ActionId, StepId};
 use sluice_ports::compute::{EngineHello, Step, StepDone};
 
-use crate::answers::Owed;
 use crate::control::ControlPage;
-use crate::death::{PeerProcess, own_pidfd};
-use crate::error::{LinkError, kernel};
-use crate::frame::Refusal;
+use crate::error::{LinkError, syscall_error};
+use crate::expected_replies::ExpectedReplies;
+use crate::frame::ProtocolError;
 use crate::message::{EngineSetup, Hello, Message, SequenceOrder, StepOrder};
+use crate::message_counters::MessageCounters;
+use crate::process_exit::{PeerProcess, own_pidfd};
 use crate::slab::reference_digest;
-use crate::socket::{self, Receiver, SEND_PATIENCE, Sender, readable};
+use crate::socket::{self, Receiver, SEND_TIMEOUT, Sender, wait_readable};
 use crate::tables::TableWriter;
-use crate::traffic::Traffic;
 
 /// Longest wait for each answer of the handshake.
-pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Changes in one `Reback` message at most. A longer order is sent as several, which the engine puts together first.
 pub const REBACK_OPS: usize = 8192;
 /// Changes of one order at most: some for every chunk of the largest pool.
@@ -50,24 +50,24 @@ impl Listener {
         bind(&socket, &address).map_err(|error| named(error.into()))?;
         let listener = Listener { socket, path: path.to_owned() };
         chmod(path, Mode::RUSR | Mode::WUSR).map_err(|error| named(error.into()))?;
-        listen(&listener.socket, 1).map_err(kernel("listen"))?;
+        listen(&listener.socket, 1).map_err(syscall_error("listen"))?;
         Ok(listener)
     }
 
     /// The next engine; `None` when none came within `limit`. Processes of other users are refused.
     pub fn accept(&self, limit: Duration) -> Result<Option<Connection>, LinkError> {
-        if !readable(self.socket.as_fd(), limit)? {
+        if !wait_readable(self.socket.as_fd(), limit)? {
             return Ok(None);
         }
-        let socket = accept_with(&self.socket, SocketFlags::CLOEXEC).map_err(kernel("accept4"))?;
+        let socket = accept_with(&self.socket, SocketFlags::CLOEXEC).map_err(syscall_error("accept4"))?;
         let (theirs, ours) = (credentials(&socket)?, rustix::process::geteuid().as_raw());
         if theirs.uid != ours {
-            return Err(LinkError::Peer { ours, theirs: theirs.uid });
+            return Err(LinkError::ForeignUser { ours, theirs: theirs.uid });
         }
         if theirs.pid == 0 {
-            return Err(LinkError::PeerUnseen);
+            return Err(LinkError::PeerPidUnknown);
         }
-        let (sender, receiver) = socket::split(socket, SEND_PATIENCE)?;
+        let (sender, receiver) = socket::split(socket, SEND_TIMEOUT)?;
         Ok(Some(Connection { sender, receiver }))
     }
 
@@ -99,14 +99,14 @@ fn credentials(socket: &OwnedFd) -> Result<libc::ucred, LinkError> {
     let refused = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut bytes) } != 0;
     if refused {
         let errno = Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL);
-        return Err(kernel("getsockopt(SO_PEERCRED)")(errno));
+        return Err(syscall_error("getsockopt(SO_PEERCRED)")(errno));
     }
     Ok(found)
 }
 
 fn seqpacket() -> Result<OwnedFd, LinkError> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(kernel("socket"))
+        .map_err(syscall_error("socket"))
 }
 
 /// Connects to `path`, as an engine does.
@@ -142,7 +142,7 @@ pub struct Connection {
 
 /// What the sidecar shares with an engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Shared<'a> {
+pub struct SharedMemory<'a> {
     /// The pool's memfd: chunk `c` at `c * chunk_bytes`.
     pub pool: BorrowedFd<'a>,
     /// Generations of layers.
@@ -150,7 +150,7 @@ pub struct Shared<'a> {
     /// Block tables and histories.
     pub tables: &'a TableWriter,
     /// A description that the engine keeps as long as it lives: locks on it count until both sides are gone.
-    pub life: BorrowedFd<'a>,
+    pub lifetime_lock: BorrowedFd<'a>,
 }
 
 /// An engine that has reserved its ranges. Nothing is mapped yet: send the whole mapping, then steps.
@@ -172,7 +172,7 @@ pub struct EngineLink {
 
 /// A process that has said who it is, and has been given nothing.
 #[derive(Debug)]
-pub struct Introduced {
+pub struct HandshakeHello {
     sender: Sender,
     receiver: Receiver,
     hello: Hello,
@@ -180,7 +180,7 @@ pub struct Introduced {
 
 /// A process that has been given the model and its memory, and has not yet reserved its ranges.
 #[derive(Debug)]
-pub struct Offered {
+pub struct HandshakeSetup {
     sender: Sender,
     receiver: Receiver,
     hello: Hello,
@@ -188,8 +188,8 @@ pub struct Offered {
 
 impl Connection {
     /// Learns who connected. May take [`HANDSHAKE_PATIENCE`].
-    pub fn introduction(mut self) -> Result<Introduced, LinkError> {
-        let hello = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
+    pub fn recv_hello(mut self) -> Result<HandshakeHello, LinkError> {
+        let hello = match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
             (Message::Hello(hello), _) => hello,
             (other, _) => return Err(unexpected(&other, "Hello")),
         };
@@ -197,26 +197,31 @@ impl Connection {
         if hello.layout_digest != ours {
             return Err(LinkError::Digest { ours, theirs: hello.layout_digest });
         }
-        Ok(Introduced { sender: self.sender, receiver: self.receiver, hello })
+        Ok(HandshakeHello { sender: self.sender, receiver: self.receiver, hello })
     }
 }
 
-impl Introduced {
+impl HandshakeHello {
     /// Hands over model and memory. Waits for nothing but room in the socket.
-    pub fn offer(self, setup: &EngineSetup, shared: Shared<'_>) -> Result<Offered, LinkError> {
+    pub fn send_setup(
+        self,
+        setup: &EngineSetup,
+        shared: SharedMemory<'_>,
+    ) -> Result<HandshakeSetup, LinkError> {
         setup.check()?;
         let own = own_pidfd()?;
-        let descriptors = [shared.pool, shared.control.fd(), shared.tables.fd(), shared.life, own.as_fd()];
+        let descriptors =
+            [shared.pool, shared.control.fd(), shared.tables.fd(), shared.lifetime_lock, own.as_fd()];
         self.sender.send(&Message::Model(Box::new(setup.clone())), &descriptors)?;
-        let Introduced { sender, receiver, hello } = self;
-        Ok(Offered { sender, receiver, hello })
+        let HandshakeHello { sender, receiver, hello } = self;
+        Ok(HandshakeSetup { sender, receiver, hello })
     }
 }
 
-impl Offered {
+impl HandshakeSetup {
     /// Waits until the engine has reserved its ranges; `setup` is what it was offered. May take [`HANDSHAKE_PATIENCE`].
-    pub fn ready(mut self, setup: &EngineSetup) -> Result<EngineLink, LinkError> {
-        let (ready, mut descriptors) = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
+    pub fn recv_ready(mut self, setup: &EngineSetup) -> Result<EngineLink, LinkError> {
+        let (ready, mut descriptors) = match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
             (Message::Ready(ready), descriptors) => (ready, descriptors),
             (other, _) => return Err(unexpected(&other, "Ready")),
         };
@@ -227,13 +232,13 @@ impl Offered {
         let carried = "a Ready without its descriptors is refused on receipt";
         let supervisor = PeerProcess::new(descriptors.pop().expect(carried));
         let process = PeerProcess::new(descriptors.pop().expect(carried));
-        let owed = Arc::new(Mutex::new(Owed::new(setup)));
-        let traffic = Arc::new(Traffic::default());
+        let owed = Arc::new(Mutex::new(ExpectedReplies::new(setup)));
+        let traffic = Arc::new(MessageCounters::default());
         Ok(EngineLink {
             hello: EngineHello { activation: ready.activation, pid: self.hello.pid },
             build: self.hello.build,
-            sender: EngineSender { sender: self.sender, owed: owed.clone(), traffic: traffic.clone() },
-            receiver: EngineReceiver { receiver: self.receiver, owed, traffic },
+            sender: EngineSender { sender: self.sender, expected: owed.clone(), counters: traffic.clone() },
+            receiver: EngineReceiver { receiver: self.receiver, expected: owed, counters: traffic },
             process,
             supervisor,
         })
@@ -241,31 +246,31 @@ impl Offered {
 }
 
 pub(crate) fn unexpected(got: &Message, expected: &'static str) -> LinkError {
-    Refusal::Unexpected { got: got.kind(), expected }.into()
+    ProtocolError::Unexpected { got: got.kind(), expected }.into()
 }
 
 /// Commands to an engine. Clones send on the same socket; the owner keeps their order.
 #[derive(Clone, Debug)]
 pub struct EngineSender {
     sender: Sender,
-    owed: Arc<Mutex<Owed>>,
-    traffic: Arc<Traffic>,
+    expected: Arc<Mutex<ExpectedReplies>>,
+    counters: Arc<MessageCounters>,
 }
 
 impl EngineSender {
     /// Writes the step's state into the tables and orders the step. At most one step is in flight.
     pub fn send_step(&self, step: &Step, tables: &mut TableWriter) -> Result<(), LinkError> {
         let parity = tables.write(step)?;
-        self.owed().step(step);
+        self.expected().expect_step(step);
         self.send(&Message::Step(step_order(step, parity)))
     }
 
     /// Orders changes of what backs addresses: one order however long, made whole or not at all, with one answer.
     pub fn send_reback(&self, id: ActionId, ops: &[Reback]) -> Result<(), LinkError> {
         if ops.len() > MAX_REBACK_OPS {
-            return Err(Refusal::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
+            return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
         }
-        self.owed().reback(id);
+        self.expected().expect_reback(id);
         let mut rest = ops;
         loop {
             let (now, later) = rest.split_at(rest.len().min(REBACK_OPS));
@@ -280,21 +285,21 @@ impl EngineSender {
 
     fn send(&self, message: &Message) -> Result<(), LinkError> {
         self.sender.send(message, &[])?;
-        self.traffic.sent();
+        self.counters.on_sent();
         Ok(())
     }
 
     /// Messages that this link has carried since its handshake, orders and answers together.
     pub fn messages(&self) -> u64 {
-        self.traffic.messages()
+        self.counters.total()
     }
 
-    fn owed(&self) -> MutexGuard<'_, Owed> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn expected(&self) -> MutexGuard<'_, ExpectedReplies> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells the engine to end for good.
-    pub fn bye(&self) -> Result<(), LinkError> {
+    pub fn send_bye(&self) -> Result<(), LinkError> {
         self.send(&Message::Bye)
     }
 
@@ -365,8 +370,8 @@ pub enum EngineEvent {
 #[derive(Debug)]
 pub struct EngineReceiver {
     receiver: Receiver,
-    owed: Arc<Mutex<Owed>>,
-    traffic: Arc<Traffic>,
+    expected: Arc<Mutex<ExpectedReplies>>,
+    counters: Arc<MessageCounters>,
 }
 
 impl EngineReceiver {
@@ -384,8 +389,8 @@ impl EngineReceiver {
 
     /// Refuses what contradicts the orders given.
     fn event(&self, message: Message) -> Result<EngineEvent, LinkError> {
-        self.traffic.received();
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner).answered(&message)?;
+        self.counters.on_received();
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner).check_reply(&message)?;
         event(message)
     }
 }

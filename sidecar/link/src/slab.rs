@@ -60,7 +60,7 @@ pub enum Tensor {
 
 /// One tensor in a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TensorSpan {
     /// Which.
     pub tensor: Tensor,
     /// Rows (outputs); 1 for a vector.
@@ -77,21 +77,21 @@ pub struct Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slab {
     /// Tensors, by offset.
-    pub places: Vec<Place>,
+    pub tensors: Vec<TensorSpan>,
     /// Bytes of the range.
     pub bytes: u64,
 }
 
 impl Slab {
     /// The place of `tensor`, if this slab has it.
-    pub fn place(&self, tensor: Tensor) -> Option<&Place> {
-        self.places.iter().find(|place| place.tensor == tensor)
+    pub fn span(&self, tensor: Tensor) -> Option<&TensorSpan> {
+        self.tensors.iter().find(|place| place.tensor == tensor)
     }
 
     fn push(&mut self, spec: &ModelSpec, tensor: Tensor, rows: u32, columns: u32) {
         let offset_bytes = self.bytes.next_multiple_of(TENSOR_ALIGN);
         let bytes = u64::from(rows) * u64::from(columns) * spec.dtype.bytes() as u64;
-        self.places.push(Place { tensor, rows, columns, offset_bytes, bytes });
+        self.tensors.push(TensorSpan { tensor, rows, columns, offset_bytes, bytes });
         self.bytes = offset_bytes + bytes;
     }
 
@@ -164,7 +164,7 @@ impl SlabLayout {
         };
         for slab in [&self.global, &self.layer] {
             eat(slab.bytes);
-            for p in &slab.places {
+            for p in &slab.tensors {
                 let words =
                     [p.tensor as u64, u64::from(p.rows), u64::from(p.columns), p.offset_bytes, p.bytes];
                 words.into_iter().for_each(&mut eat);

@@ -13,14 +13,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
-use crate::error::{LinkError, kernel};
-use crate::frame::{self, Assembler, Kind, MAX_PACKET_BYTES, Refusal};
+use crate::error::{LinkError, syscall_error};
+use crate::frame::{self, Assembler, MAX_PACKET_BYTES, MessageKind, ProtocolError};
 use crate::message::Message;
 
 /// A peer that takes no byte for this long is lost.
-pub const SEND_PATIENCE: Duration = Duration::from_secs(5);
+pub const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Descriptors for which room is kept; more than any message carries, so that too many are seen and counted.
-const ROOM_FOR_FDS: usize = 8;
+const MAX_FDS: usize = 8;
 
 /// The sending half. May live in another thread than the receiving half.
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ pub struct Receiver {
 /// Splits a connected seqpacket socket. Sends that take longer than `patience` fail.
 pub fn split(socket: OwnedFd, patience: Duration) -> Result<(Sender, Receiver), LinkError> {
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))
-        .map_err(kernel("setsockopt(SO_SNDTIMEO)"))?;
+        .map_err(syscall_error("setsockopt(SO_SNDTIMEO)"))?;
     let socket = Arc::new(socket);
     // One byte more than a packet may have, so that a larger one is seen as such.
     let packet = vec![0; MAX_PACKET_BYTES + 1].into_boxed_slice();
@@ -60,7 +60,7 @@ impl Sender {
         let expected = Message::descriptors(kind);
         assert_eq!(descriptors.len(), expected, "{kind:?} carries {expected} descriptors");
         let payload = message.encode();
-        for (header, part) in frame::cut(kind, &payload)? {
+        for (header, part) in frame::split_payload(kind, &payload)? {
             let fds = if header.part == 0 { descriptors } else { &[] };
             self.send_packet(&header.encode(), part, fds)?;
         }
@@ -68,11 +68,11 @@ impl Sender {
     }
 
     fn send_packet(&self, head: &[u8], part: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ROOM_FOR_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             let fits = ancillary.push(SendAncillaryMessage::ScmRights(fds));
-            assert!(fits, "room for {ROOM_FOR_FDS} descriptors holds {}", fds.len());
+            assert!(fits, "room for {MAX_FDS} descriptors holds {}", fds.len());
         }
         let slices = [IoSlice::new(head), IoSlice::new(part)];
         loop {
@@ -80,7 +80,7 @@ impl Sender {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(LinkError::Closed),
-                Err(Errno::AGAIN) => return Err(LinkError::Timeout(SEND_PATIENCE)),
+                Err(Errno::AGAIN) => return Err(LinkError::Timeout(SEND_TIMEOUT)),
                 Err(source) => return Err(LinkError::Kernel { call: "sendmsg", source }),
             }
         }
@@ -104,7 +104,7 @@ impl Receiver {
         loop {
             let got = self.recv_packet()?;
             if let Some(kind) = self.assembler.push(&self.packet[..got])? {
-                return self.finish(kind);
+                return self.decode_message(kind);
             }
         }
     }
@@ -114,29 +114,29 @@ impl Receiver {
         let deadline = std::time::Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
-            if !readable(self.socket.as_fd(), left)? {
+            if !wait_readable(self.socket.as_fd(), left)? {
                 return Err(LinkError::Timeout(limit));
             }
             let got = self.recv_packet()?;
             if let Some(kind) = self.assembler.push(&self.packet[..got])? {
-                return self.finish(kind);
+                return self.decode_message(kind);
             }
         }
     }
 
-    fn finish(&mut self, kind: Kind) -> Result<(Message, Vec<OwnedFd>), LinkError> {
+    fn decode_message(&mut self, kind: MessageKind) -> Result<(Message, Vec<OwnedFd>), LinkError> {
         let message = Message::decode(kind, self.assembler.payload())?;
         let descriptors = std::mem::take(&mut self.descriptors);
         let (got, expected) = (descriptors.len(), Message::descriptors(kind));
         if got != expected {
-            return Err(Refusal::Descriptors { kind, got, expected }.into());
+            return Err(ProtocolError::Descriptors { kind, got, expected }.into());
         }
         Ok((message, descriptors))
     }
 
     /// Reads one packet into the buffer and keeps its descriptors.
     fn recv_packet(&mut self) -> Result<usize, LinkError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ROOM_FOR_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let answer = loop {
             let mut slices = [IoSliceMut::new(&mut self.packet)];
@@ -152,25 +152,27 @@ impl Receiver {
         }
         let received = match answer {
             Err(Errno::CONNRESET) => return Err(LinkError::Closed),
-            answer => answer.map_err(kernel("recvmsg"))?,
+            answer => answer.map_err(syscall_error("recvmsg"))?,
         };
         if received.bytes == 0 {
             return Err(LinkError::Closed);
         }
         if received.flags.contains(ReturnFlags::TRUNC) {
             let got = received.bytes;
-            return Err(Refusal::Oversized { got, limit: MAX_PACKET_BYTES }.into());
+            return Err(ProtocolError::Oversized { got, limit: MAX_PACKET_BYTES }.into());
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > ROOM_FOR_FDS {
+        if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > MAX_FDS {
             let got = self.descriptors.len();
-            return Err(Refusal::Descriptors { kind: Kind::Model, got, expected: ROOM_FOR_FDS }.into());
+            return Err(
+                ProtocolError::Descriptors { kind: MessageKind::Model, got, expected: MAX_FDS }.into()
+            );
         }
         Ok(received.bytes)
     }
 }
 
 /// Whether `fd` has something to read (or its peer is gone) within `limit`.
-pub fn readable(fd: BorrowedFd<'_>, limit: Duration) -> Result<bool, LinkError> {
+pub fn wait_readable(fd: BorrowedFd<'_>, limit: Duration) -> Result<bool, LinkError> {
     let deadline = std::time::Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(std::time::Instant::now());

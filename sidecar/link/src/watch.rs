@@ -15,16 +15,16 @@ use rustix::net::{
 };
 
 use crate::control::ControlPage;
-use crate::death::PeerProcess;
-use crate::error::{LinkError, kernel};
-use crate::frame::{Kind, Refusal};
-use crate::hang::{Silence, Watched};
+use crate::error::{LinkError, syscall_error};
+use crate::frame::{MessageKind, ProtocolError};
+use crate::hang::{HangDetector, WatchedProcess};
+use crate::process_exit::PeerProcess;
 
 /// How often a supervisor looks at the sidecar.
-pub const LOOK_EVERY: Duration = Duration::from_millis(500);
+pub const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// A sidecar whose scheduler has not run for this long is hung. It runs once a second at least, and may wait 5 s for the tables
 /// and 5 s for an engine that takes no message.
-pub const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
+pub const SIDECAR_HANG_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The control page and a pidfd of the sidecar.
 const DESCRIPTORS: usize = 2;
@@ -33,21 +33,25 @@ const DESCRIPTORS: usize = 2;
 ///
 /// # Errors
 /// The supervisor is gone.
-pub fn show(socket: BorrowedFd<'_>, control: &ControlPage, sidecar: BorrowedFd<'_>) -> Result<(), LinkError> {
+pub fn send_watch(
+    socket: BorrowedFd<'_>,
+    control: &ControlPage,
+    sidecar: BorrowedFd<'_>,
+) -> Result<(), LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let descriptors = [control.fd(), sidecar];
     let fits = ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     assert!(fits, "room for {DESCRIPTORS} descriptors holds them");
     let sent = sendmsg(socket, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL);
-    sent.map(drop).map_err(kernel("sendmsg"))
+    sent.map(drop).map_err(syscall_error("sendmsg"))
 }
 
 /// Supervisor: what its worker has shown at the other end of `socket`, if it has.
 ///
 /// # Errors
 /// Something else than a control page and a pidfd came.
-pub fn shown(socket: BorrowedFd<'_>) -> Result<Option<SidecarWatch>, LinkError> {
+pub fn recv_watch(socket: BorrowedFd<'_>) -> Result<Option<SidecarWatch>, LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -56,7 +60,7 @@ pub fn shown(socket: BorrowedFd<'_>) -> Result<Option<SidecarWatch>, LinkError> 
         Ok(received) if received.bytes == 0 => return Ok(None),
         Ok(_) => {}
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(error) => return Err(kernel("recvmsg")(error)),
+        Err(error) => return Err(syscall_error("recvmsg")(error)),
     }
     let fds = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
@@ -66,13 +70,13 @@ pub fn shown(socket: BorrowedFd<'_>) -> Result<Option<SidecarWatch>, LinkError> 
     let got = descriptors.len();
     let [control, sidecar]: [OwnedFd; DESCRIPTORS] = descriptors
         .try_into()
-        .map_err(|_| Refusal::Descriptors { kind: Kind::Model, got, expected: DESCRIPTORS })?;
-    Ok(Some(SidecarWatch::new(ControlPage::look(control)?, PeerProcess::new(sidecar))))
+        .map_err(|_| ProtocolError::Descriptors { kind: MessageKind::Model, got, expected: DESCRIPTORS })?;
+    Ok(Some(SidecarWatch::new(ControlPage::open_any_layers(control)?, PeerProcess::new(sidecar))))
 }
 
 /// What a look at the sidecar found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum WatchStatus {
     /// Its scheduler runs, or has not begun to.
     Running,
     /// Its scheduler has not run for this long, as far as it counts, which is longer than [`SIDECAR_LIMIT`].
@@ -86,28 +90,32 @@ pub enum Found {
 pub struct SidecarWatch {
     page: ControlPage,
     process: PeerProcess,
-    watched: Watched,
-    silence: Silence,
+    watched_process: WatchedProcess,
+    hang_detector: HangDetector,
 }
 
 impl SidecarWatch {
     fn new(page: ControlPage, process: PeerProcess) -> SidecarWatch {
-        let silence = Silence::new(Instant::now(), page.beats(), 2 * LOOK_EVERY);
-        let watched = Watched::of(process.pidfd());
-        SidecarWatch { page, process, watched, silence }
+        let silence = HangDetector::new(Instant::now(), page.heartbeats(), 2 * CHECK_INTERVAL);
+        let watched = WatchedProcess::new(process.pidfd());
+        SidecarWatch { page, process, watched_process: watched, hang_detector: silence }
     }
 
     /// To be called every [`LOOK_EVERY`].
     ///
     /// # Errors
     /// The pidfd cannot be asked.
-    pub fn look(&mut self, now: Instant) -> Result<Found, LinkError> {
-        if self.process.dead_within(Duration::ZERO)? {
-            return Ok(Found::Dead);
+    pub fn check(&mut self, now: Instant) -> Result<WatchStatus, LinkError> {
+        if self.process.wait_exit(Duration::ZERO)? {
+            return Ok(WatchStatus::Dead);
         }
-        let beats = self.page.beats();
-        let silent = self.silence.look(now, beats, &self.watched);
-        Ok(if beats > 0 && silent >= SIDECAR_LIMIT { Found::Hung(silent) } else { Found::Running })
+        let beats = self.page.heartbeats();
+        let silent = self.hang_detector.check(now, beats, &self.watched_process);
+        Ok(if beats > 0 && silent >= SIDECAR_HANG_TIMEOUT {
+            WatchStatus::Hung(silent)
+        } else {
+            WatchStatus::Running
+        })
     }
 
     /// Ends the sidecar.
@@ -140,33 +148,38 @@ mod tests {
         let child = Command::new("sleep").arg("30").spawn().unwrap();
         let page = ControlPage::create(2).unwrap();
         let (worker, supervisor) = UnixStream::pair().unwrap();
-        assert!(shown(supervisor.as_fd()).unwrap().is_none(), "nothing was shown yet");
+        assert!(recv_watch(supervisor.as_fd()).unwrap().is_none(), "nothing was shown yet");
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
-        show(worker.as_fd(), &page, pidfd.as_fd()).unwrap();
-        let watch = shown(supervisor.as_fd()).unwrap().expect("it was shown");
+        send_watch(worker.as_fd(), &page, pidfd.as_fd()).unwrap();
+        let watch = recv_watch(supervisor.as_fd()).unwrap().expect("it was shown");
         drop(worker);
-        assert!(shown(supervisor.as_fd()).unwrap().is_none(), "a worker that ended shows nothing more");
+        assert!(recv_watch(supervisor.as_fd()).unwrap().is_none(), "a worker that ended shows nothing more");
         (child, page, watch)
     }
 
     /// Looks twice a second, over seconds of a clock of the test's own.
-    fn looks(watch: &mut SidecarWatch, begun: Instant, seconds: std::ops::Range<u64>) -> Found {
-        let moments = (2 * seconds.start + 1..=2 * seconds.end).map(|half| begun + half as u32 * LOOK_EVERY);
-        moments.map(|now| watch.look(now).unwrap()).last().expect("a look")
+    fn check_for(watch: &mut SidecarWatch, begun: Instant, seconds: std::ops::Range<u64>) -> WatchStatus {
+        let moments =
+            (2 * seconds.start + 1..=2 * seconds.end).map(|half| begun + half as u32 * CHECK_INTERVAL);
+        moments.map(|now| watch.check(now).unwrap()).last().expect("a look")
     }
 
     #[test]
-    fn a_sidecar_that_beats_no_more_is_hung_after_the_limit_and_one_that_beats_is_not() {
+    fn sidecar_without_heartbeats_is_hung_after_limit() {
         let (mut child, page, mut watch) = sidecar();
         let begun = Instant::now();
-        assert_eq!(looks(&mut watch, begun, 0..30), Found::Running, "it loads: its scheduler has not begun");
-        page.beat();
-        assert_eq!(looks(&mut watch, begun, 30..39), Found::Running);
-        page.beat();
-        assert_eq!(looks(&mut watch, begun, 39..48), Found::Running);
-        assert!(matches!(looks(&mut watch, begun, 48..88), Found::Hung(_)));
+        assert_eq!(
+            check_for(&mut watch, begun, 0..30),
+            WatchStatus::Running,
+            "it loads: its scheduler has not begun"
+        );
+        page.heartbeat();
+        assert_eq!(check_for(&mut watch, begun, 30..39), WatchStatus::Running);
+        page.heartbeat();
+        assert_eq!(check_for(&mut watch, begun, 39..48), WatchStatus::Running);
+        assert!(matches!(check_for(&mut watch, begun, 48..88), WatchStatus::Hung(_)));
         watch.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(watch.look(begun).unwrap(), Found::Dead);
+        assert_eq!(watch.check(begun).unwrap(), WatchStatus::Dead);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sluice_link::control::{ControlError, ControlPage, Patience, Wait};
+use sluice_link::control::{ControlError, ControlPage, WaitLimit, WaitResult};
 use sluice_link::region::Region;
 use sluice_link::vocabulary::{Generation, LayerId};
 
@@ -14,42 +14,46 @@ fn peer(page: &ControlPage, layers: u16) -> ControlPage {
     ControlPage::open(page.fd().try_clone_to_owned().unwrap(), layers).unwrap()
 }
 
-fn within(limit: Duration) -> Patience<'static> {
-    Patience { abort: &NEVER, limit: Some(limit) }
+fn within(limit: Duration) -> WaitLimit<'static> {
+    WaitLimit { abort: &NEVER, limit: Some(limit) }
 }
 
 #[test]
-fn ready_is_exact_and_done_is_at_least() {
+fn wait_ready_is_exact_and_wait_done_is_at_least() {
     let sidecar = ControlPage::create(2).unwrap();
     let engine = peer(&sidecar, 2);
     let (layer, short) = (LayerId(1), within(Duration::from_millis(15)));
     sidecar.publish_ready(layer, Generation(7)).unwrap();
-    assert_eq!(engine.wait_ready(layer, Generation(7), short).unwrap(), Wait::Reached);
-    assert_eq!(engine.wait_ready(layer, Generation(6), short).unwrap(), Wait::Overtaken, "never again");
-    assert_eq!(engine.wait_ready(layer, Generation(8), short).unwrap(), Wait::TimedOut);
-    assert_eq!(engine.wait_ready(LayerId(0), Generation(7), short).unwrap(), Wait::TimedOut);
+    assert_eq!(engine.wait_ready(layer, Generation(7), short).unwrap(), WaitResult::Reached);
+    assert_eq!(engine.wait_ready(layer, Generation(6), short).unwrap(), WaitResult::Overtaken, "never again");
+    assert_eq!(engine.wait_ready(layer, Generation(8), short).unwrap(), WaitResult::TimedOut);
+    assert_eq!(engine.wait_ready(LayerId(0), Generation(7), short).unwrap(), WaitResult::TimedOut);
     engine.publish_done(layer, Generation(7)).unwrap();
-    assert_eq!(sidecar.wait_done(layer, Generation(6), short).unwrap(), Wait::Reached);
-    assert_eq!(sidecar.wait_done(layer, Generation(7), short).unwrap(), Wait::Reached);
-    assert_eq!(sidecar.wait_done(layer, Generation(8), short).unwrap(), Wait::TimedOut);
+    assert_eq!(sidecar.wait_done(layer, Generation(6), short).unwrap(), WaitResult::Reached);
+    assert_eq!(sidecar.wait_done(layer, Generation(7), short).unwrap(), WaitResult::Reached);
+    assert_eq!(sidecar.wait_done(layer, Generation(8), short).unwrap(), WaitResult::TimedOut);
     assert_eq!((engine.ready(layer).unwrap(), sidecar.done(layer).unwrap()), (Generation(7), Generation(7)));
 }
 
 #[test]
-fn words_of_kv_keep_the_same_rules_and_are_apart_from_those_of_weights() {
+fn kv_generations_are_independent_of_weights() {
     let sidecar = ControlPage::create(2).unwrap();
     let engine = peer(&sidecar, 2);
     let (layer, short) = (LayerId(1), within(Duration::from_millis(15)));
     sidecar.publish_ready(layer, Generation(3)).unwrap();
     engine.publish_done(layer, Generation(4)).unwrap();
     sidecar.publish_kv_ready(layer, Generation(7)).unwrap();
-    assert_eq!(engine.wait_kv_ready(layer, Generation(7), short).unwrap(), Wait::Reached);
-    assert_eq!(engine.wait_kv_ready(layer, Generation(6), short).unwrap(), Wait::Overtaken, "never again");
-    assert_eq!(engine.wait_kv_ready(layer, Generation(8), short).unwrap(), Wait::TimedOut);
-    assert_eq!(engine.wait_kv_ready(LayerId(0), Generation(7), short).unwrap(), Wait::TimedOut);
+    assert_eq!(engine.wait_kv_ready(layer, Generation(7), short).unwrap(), WaitResult::Reached);
+    assert_eq!(
+        engine.wait_kv_ready(layer, Generation(6), short).unwrap(),
+        WaitResult::Overtaken,
+        "never again"
+    );
+    assert_eq!(engine.wait_kv_ready(layer, Generation(8), short).unwrap(), WaitResult::TimedOut);
+    assert_eq!(engine.wait_kv_ready(LayerId(0), Generation(7), short).unwrap(), WaitResult::TimedOut);
     engine.publish_kv_done(layer, Generation(7)).unwrap();
-    assert_eq!(sidecar.wait_kv_done(layer, Generation(6), short).unwrap(), Wait::Reached);
-    assert_eq!(sidecar.wait_kv_done(layer, Generation(8), short).unwrap(), Wait::TimedOut);
+    assert_eq!(sidecar.wait_kv_done(layer, Generation(6), short).unwrap(), WaitResult::Reached);
+    assert_eq!(sidecar.wait_kv_done(layer, Generation(8), short).unwrap(), WaitResult::TimedOut);
     let words = [engine.ready(layer), engine.kv_ready(layer), sidecar.done(layer), sidecar.kv_done(layer)];
     assert_eq!(words.map(Result::unwrap), [3, 7, 4, 7].map(Generation));
     assert!(page_end(&sidecar).is_err());
@@ -60,16 +64,16 @@ fn page_end(page: &ControlPage) -> Result<(), ControlError> {
 }
 
 #[test]
-fn a_wait_ends_when_it_is_aborted() {
+fn aborted_wait_returns() {
     let page = ControlPage::create(1).unwrap();
     let abort = AtomicBool::new(false);
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let waiter =
-            scope.spawn(|| page.wait_ready(LayerId(0), Generation(1), Patience::until(&abort)).unwrap());
+            scope.spawn(|| page.wait_ready(LayerId(0), Generation(1), WaitLimit::unlimited(&abort)).unwrap());
         std::thread::sleep(Duration::from_millis(30));
         abort.store(true, Ordering::Relaxed);
-        assert_eq!(waiter.join().unwrap(), Wait::Aborted);
+        assert_eq!(waiter.join().unwrap(), WaitResult::Aborted);
     });
     assert!(begun.elapsed() < Duration::from_secs(2));
 }
@@ -84,11 +88,11 @@ fn layers_outside_the_page_and_foreign_pages_are_refused() {
     assert!(matches!(ControlPage::open(fd(), 4), Err(ControlError::Region(_))));
     let zeros = Region::create("zeros", 4096).unwrap();
     let zeros = zeros.fd().try_clone_to_owned().unwrap();
-    assert!(matches!(ControlPage::open(zeros, 3), Err(ControlError::Foreign { .. })));
+    assert!(matches!(ControlPage::open(zeros, 3), Err(ControlError::NotAControlPage { .. })));
 }
 
 #[test]
-fn memory_that_the_peer_could_shrink_is_refused() {
+fn unsealed_memory_is_refused() {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     let fd = memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&fd, 65_536).unwrap();
@@ -112,14 +116,14 @@ fn two_threads_hand_a_slot_back_and_forth_without_loss() {
         for round in 1..=ROUNDS {
             let (layer, before) = (LayerId((round % 2) as u16), LayerId(((round + 1) % 2) as u16));
             let free = filler.wait_done(before, Generation(round - 1), limit).unwrap();
-            assert_eq!(free, Wait::Reached, "round {round}");
+            assert_eq!(free, WaitResult::Reached, "round {round}");
             shared.store(round, Ordering::Relaxed);
             filler.publish_ready(layer, Generation(round)).unwrap();
         }
     });
     for round in 1..=ROUNDS {
         let layer = LayerId((round % 2) as u16);
-        assert_eq!(reader.wait_ready(layer, Generation(round), limit).unwrap(), Wait::Reached);
+        assert_eq!(reader.wait_ready(layer, Generation(round), limit).unwrap(), WaitResult::Reached);
         assert_eq!(slot.load(Ordering::Relaxed), round);
         reader.publish_done(layer, Generation(round)).unwrap();
         if round % 500 == 0 {
@@ -131,7 +135,7 @@ fn two_threads_hand_a_slot_back_and_forth_without_loss() {
 }
 
 #[test]
-fn progress_changes_with_every_publication_and_beats_are_seen_by_who_knows_no_layers() {
+fn progress_and_heartbeats_are_visible_without_layer_count() {
     let page = ControlPage::create(3).unwrap();
     let mut seen = vec![page.progress()];
     page.publish_ready(LayerId(2), Generation(1)).unwrap();
@@ -146,8 +150,8 @@ fn progress_changes_with_every_publication_and_beats_are_seen_by_who_knows_no_la
     seen.push(page.progress());
     seen.dedup();
     assert_eq!(seen.len(), 6, "{seen:?}");
-    let looked = ControlPage::look(page.fd().try_clone_to_owned().unwrap()).unwrap();
-    assert_eq!(looked.beats(), 0);
-    page.beat();
-    assert_eq!((looked.beats(), page.progress()), (1, seen[5]), "a beat is no progress of the engine");
+    let looked = ControlPage::open_any_layers(page.fd().try_clone_to_owned().unwrap()).unwrap();
+    assert_eq!(looked.heartbeats(), 0);
+    page.heartbeat();
+    assert_eq!((looked.heartbeats(), page.progress()), (1, seen[5]), "a beat is no progress of the engine");
 }

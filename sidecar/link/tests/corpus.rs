@@ -8,13 +8,13 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use rustix::net::SendFlags;
 use sluice_link::error::LinkError;
-use sluice_link::frame::{Header, Kind, MAX_PACKET_BYTES, Refusal};
+use sluice_link::frame::{Header, MAX_PACKET_BYTES, MessageKind, ProtocolError};
 use sluice_link::message::Message;
 use sluice_link::server::{EngineEvent, EngineLink};
 use sluice_link::vocabulary::*;
 use sluice_ports::compute::{SequenceStep, Step};
 
-use crate::handshake::{SOON, Sidecar, attached, refusal};
+use crate::handshake::{Sidecar, TIMEOUT, attached, refusal};
 use crate::messages::{packets, receive};
 use crate::strategies::message;
 
@@ -23,7 +23,7 @@ fn folder() -> PathBuf {
 }
 
 #[test]
-fn the_committed_corpus_is_decoded_or_refused_as_its_names_say() {
+fn corpus_is_decoded_or_refused_by_file_name() {
     let mut seen = [0; 4];
     for entry in std::fs::read_dir(folder()).expect("the corpus is committed") {
         let path = entry.expect("readable folder").path();
@@ -44,13 +44,13 @@ fn the_committed_corpus_is_decoded_or_refused_as_its_names_say() {
 }
 
 #[test]
-fn sound_answers_that_contradict_their_orders_are_refused_and_those_that_fit_are_not() {
+fn contradicting_answers_are_refused() {
     for (name, packet) in committed(&["right", "wrong", "again"]) {
         let (mut sidecar, mut link, client, _welcome) = attached();
         orders(&link, &mut sidecar);
         let mut answer = |packet: &[u8]| {
             rustix::net::send(client.fd(), packet, SendFlags::NOSIGNAL).expect("sent");
-            link.receiver.recv_within(SOON)
+            link.receiver.recv_within(TIMEOUT)
         };
         match name.split('-').next() {
             Some("right") => assert!(answer(&packet).is_ok(), "{name} is refused"),
@@ -66,7 +66,7 @@ fn sound_answers_that_contradict_their_orders_are_refused_and_those_that_fit_are
 
 fn assert_contradicts(name: &str, answer: Result<EngineEvent, LinkError>) {
     let refused = refusal(answer.expect_err(name));
-    assert!(matches!(refused, Refusal::Contradiction { .. }), "{name}: {refused}");
+    assert!(matches!(refused, ProtocolError::Contradiction { .. }), "{name}: {refused}");
 }
 
 fn committed(prefixes: &[&str]) -> Vec<(String, Vec<u8>)> {
@@ -224,29 +224,32 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         let header = Header { kind, part: 0, parts: 1, length: payload.len() as u32 };
         [header.encode().as_slice(), payload].concat()
     };
-    let parts = |part, parts| Header { kind: Kind::Step, part, parts, length: 0 }.encode().to_vec();
+    let parts = |part, parts| Header { kind: MessageKind::Step, part, parts, length: 0 }.encode().to_vec();
     let huge_length = [0x01, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
     vec![
         ("empty", Vec::new()),
-        ("header-only-half", Header { kind: Kind::Bye, part: 0, parts: 1, length: 0 }.encode()[..8].to_vec()),
-        ("reback-states-2-to-the-63-changes", framed(Kind::Reback, &huge_length)),
-        ("hello-states-a-huge-string", framed(Kind::Hello, &huge_length[1..])),
-        ("hello-is-not-utf8", framed(Kind::Hello, &[2, 0xff, 0xfe, 1, 1])),
-        ("varint-without-end", framed(Kind::Applied, &[0xff; 40])),
-        ("bye-with-payload", framed(Kind::Bye, &[0])),
+        (
+            "header-only-half",
+            Header { kind: MessageKind::Bye, part: 0, parts: 1, length: 0 }.encode()[..8].to_vec(),
+        ),
+        ("reback-states-2-to-the-63-changes", framed(MessageKind::Reback, &huge_length)),
+        ("hello-states-a-huge-string", framed(MessageKind::Hello, &huge_length[1..])),
+        ("hello-is-not-utf8", framed(MessageKind::Hello, &[2, 0xff, 0xfe, 1, 1])),
+        ("varint-without-end", framed(MessageKind::Applied, &[0xff; 40])),
+        ("bye-with-payload", framed(MessageKind::Bye, &[0])),
         ("no-parts", parts(0, 0)),
         ("part-beyond-parts", parts(3, 3)),
         ("too-many-parts", parts(0, 33)),
         ("begins-in-the-middle", parts(1, 2)),
-        ("step-of-a-third-parity", framed(Kind::Step, &[1, 0, 0, 2, 0, 0, 0, 0])),
-        ("step-with-an-empty-sequence", framed(Kind::Step, &[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0])),
-        ("unknown-address", framed(Kind::Reback, &[1, 1, 0, 9, 1, 1])),
-        ("done-with-an-unknown-failure", framed(Kind::Done, &[1, 0, 0, 1, 1, 9, 0, 0, 0])),
-        ("option-is-neither", framed(Kind::Step, &[1, 0, 0, 1, 1, 0, 0, 1, 7, 0, 0])),
+        ("step-of-a-third-parity", framed(MessageKind::Step, &[1, 0, 0, 2, 0, 0, 0, 0])),
+        ("step-with-an-empty-sequence", framed(MessageKind::Step, &[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0])),
+        ("unknown-address", framed(MessageKind::Reback, &[1, 1, 0, 9, 1, 1])),
+        ("done-with-an-unknown-failure", framed(MessageKind::Done, &[1, 0, 0, 1, 1, 9, 0, 0, 0])),
+        ("option-is-neither", framed(MessageKind::Step, &[1, 0, 0, 1, 1, 0, 0, 1, 7, 0, 0])),
     ]
 }
 
 #[test]
-fn a_packet_above_the_limit_is_refused_before_it_is_looked_at() {
+fn oversized_packet_is_refused_before_decoding() {
     assert!(receive(&[vec![0; MAX_PACKET_BYTES + 1]]).is_err());
 }

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::net::*;
-use sluice_link::client::{Order, SidecarLink, Welcome};
+use sluice_link::client::{EngineRequest, EngineWelcome, SidecarLink};
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
-use sluice_link::frame::{Header, Kind, MAX_PACKET_BYTES, Refusal};
-use sluice_link::hang::Watched;
+use sluice_link::frame::{Header, MAX_PACKET_BYTES, MessageKind, ProtocolError};
+use sluice_link::hang::WatchedProcess;
 use sluice_link::message::{Hello, Message};
-use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared};
+use sluice_link::server::{EngineEvent, EngineLink, Listener, SharedMemory};
 use sluice_link::slab::reference_digest;
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_link::vocabulary::*;
@@ -20,7 +20,7 @@ use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 use crate::messages::packets;
 use crate::strategies::small_setup;
 
-pub const SOON: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct Sidecar {
     _folder: tempfile::TempDir,
@@ -54,28 +54,28 @@ impl Sidecar {
     }
 
     fn attach(&self) -> Result<EngineLink, LinkError> {
-        let connection = self.listener.accept(SOON)?.expect("an engine connected");
-        let shared = Shared {
+        let connection = self.listener.accept(TIMEOUT)?.expect("an engine connected");
+        let shared = SharedMemory {
             pool: self.pool.as_fd(),
             control: &self.control,
             tables: &self.tables,
-            life: self.pool.as_fd(),
+            lifetime_lock: self.pool.as_fd(),
         };
         let setup = small_setup();
-        connection.introduction()?.offer(&setup, shared)?.ready(&setup)
+        connection.recv_hello()?.send_setup(&setup, shared)?.recv_ready(&setup)
     }
 }
 
-fn engine(path: &std::path::Path, digest: Option<u64>) -> Result<(SidecarLink, Welcome), LinkError> {
+fn engine(path: &std::path::Path, digest: Option<u64>) -> Result<(SidecarLink, EngineWelcome), LinkError> {
     let mut link = SidecarLink::connect(path)?;
-    let welcome = link.hello("test")?;
+    let welcome = link.exchange_hello("test")?;
     let digest = digest.unwrap_or_else(|| welcome.setup.layout().digest());
-    link.ready(digest, ActivationCost { fixed_bytes: 1, ..ActivationCost::default() })?;
+    link.send_ready(digest, ActivationCost { fixed_bytes: 1, ..ActivationCost::default() })?;
     Ok((link, welcome))
 }
 
 /// Both ends, after the handshake.
-pub fn attached() -> (Sidecar, EngineLink, SidecarLink, Welcome) {
+pub fn attached() -> (Sidecar, EngineLink, SidecarLink, EngineWelcome) {
     let sidecar = Sidecar::new();
     let path = sidecar.path.clone();
     let other = std::thread::spawn(move || engine(&path, None).unwrap());
@@ -91,9 +91,9 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     assert_eq!(welcome.setup, small_setup());
     let ops = vec![Reback::Map(Address::Global(0), ChunkId(3))];
     link.sender.send_reback(ActionId(5), &ops).unwrap();
-    assert_eq!(client.recv().unwrap(), Order::Reback { id: ActionId(5), ops });
-    client.applied(ActionId(5)).unwrap();
-    assert_eq!(link.receiver.recv_within(SOON).unwrap(), EngineEvent::Applied { id: ActionId(5) });
+    assert_eq!(client.recv().unwrap(), EngineRequest::Reback { id: ActionId(5), ops });
+    client.send_applied(ActionId(5)).unwrap();
+    assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), EngineEvent::Applied { id: ActionId(5) });
 
     let blocks = vec![BlockId(1), BlockId(2), BlockId(3)];
     let step = Step {
@@ -107,70 +107,70 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
         activation_limit_bytes: 77,
     };
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-    let Order::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
+    let EngineRequest::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
     assert_eq!((&order.generations, &order.kv_generations), (&step.generations, &step.kv_generations));
     let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
     let sequence = &order.sequences[0];
     welcome.tables.history(order.parity, sequence.row, 0, sequence.count, &mut tokens).unwrap();
     welcome.tables.blocks(order.parity, sequence.row, 1, &mut blocks).unwrap();
     assert_eq!((tokens, blocks), (vec![4, 5, 6], vec![1, 2, 3]));
-    client.step_refused(&order, "no".to_owned()).unwrap();
+    client.send_step_refused(&order, "no".to_owned()).unwrap();
     let refused = EngineEvent::StepRefused { id: StepId(9), attempt: 2, message: "no".to_owned() };
-    assert_eq!(link.receiver.recv_within(SOON).unwrap(), refused);
+    assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), refused);
     let again = Step { id: StepId(10), updates: Vec::new(), ..step };
     link.sender.send_step(&again, &mut sidecar.tables).unwrap();
-    let Order::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
-    client.turn_passed(&order).unwrap();
+    let EngineRequest::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
+    client.send_turn_passed(&order).unwrap();
     let passed = EngineEvent::TurnPassed { id: StepId(10), attempt: 2 };
-    assert_eq!(link.receiver.recv_within(SOON).unwrap(), passed);
+    assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), passed);
     assert_eq!(link.sender.messages(), 6, "three orders and three answers, the handshake apart");
-    link.sender.bye().unwrap();
-    assert_eq!(client.recv().unwrap(), Order::Bye);
+    link.sender.send_bye().unwrap();
+    assert_eq!(client.recv().unwrap(), EngineRequest::Bye);
     assert_eq!(link.sender.clone().messages(), 7);
 }
 
 #[test]
-fn each_end_is_given_the_process_of_the_other_and_of_the_supervisor() {
+fn pidfds_of_peer_and_supervisor_are_exchanged() {
     let sidecar = Sidecar::new();
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let (path, pid) = (sidecar.path.clone(), rustix::process::Pid::from_child(&child));
     let other = std::thread::spawn(move || {
         let mut link = SidecarLink::connect(&path).unwrap();
-        link.supervised_by(pid);
-        let welcome = link.hello("test").unwrap();
-        link.ready(welcome.setup.layout().digest(), ActivationCost::default()).unwrap();
+        link.set_supervisor(pid);
+        let welcome = link.exchange_hello("test").unwrap();
+        link.send_ready(welcome.setup.layout().digest(), ActivationCost::default()).unwrap();
         welcome
     });
     let link = sidecar.attach().unwrap();
     let welcome = other.join().unwrap();
-    let own = Watched::of(welcome.sidecar.as_fd());
-    assert!(own.is_seen_as(std::process::id()), "the engine sees its sidecar: {own:?}");
-    assert!(Watched::of(link.process.pidfd()).is_seen_as(std::process::id()));
-    assert!(Watched::of(link.supervisor.pidfd()).is_seen_as(child.id()));
+    let own = WatchedProcess::new(welcome.sidecar.as_fd());
+    assert!(own.has_pid(std::process::id()), "the engine sees its sidecar: {own:?}");
+    assert!(WatchedProcess::new(link.process.pidfd()).has_pid(std::process::id()));
+    assert!(WatchedProcess::new(link.supervisor.pidfd()).has_pid(child.id()));
     link.supervisor.kill().unwrap();
     child.wait().unwrap();
     link.supervisor.kill().expect("one that is dead already is no error");
 }
 
 #[test]
-fn a_long_mapping_is_one_order_and_has_one_answer() {
+fn long_mapping_has_one_answer() {
     let (_sidecar, mut link, mut client, _welcome) = attached();
     let ops: Vec<_> = (0..20_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
     let (sent, sender) = (ops.clone(), link.sender.clone());
     let sending = std::thread::spawn(move || sender.send_reback(ActionId(1), &sent).unwrap());
     assert_eq!(
         client.recv().unwrap(),
-        Order::Reback { id: ActionId(1), ops },
+        EngineRequest::Reback { id: ActionId(1), ops },
         "whole, before anything is made"
     );
-    client.refused(ActionId(1), "no".to_owned()).unwrap();
+    client.send_refused(ActionId(1), "no".to_owned()).unwrap();
     let refused = EngineEvent::Refused { id: ActionId(1), message: "no".to_owned() };
     sending.join().unwrap();
-    assert_eq!(link.receiver.recv_within(SOON).unwrap(), refused);
+    assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), refused);
 }
 
 #[test]
-fn an_order_of_changes_that_breaks_off_or_mixes_with_another_is_refused() {
+fn incomplete_or_mixed_reback_is_refused() {
     let begun = |id, more| {
         let ops = vec![Reback::Map(Address::Global(0), ChunkId(0))];
         packets(&Message::Reback { id: ActionId(id), ops, more }).remove(0)
@@ -182,15 +182,15 @@ fn an_order_of_changes_that_breaks_off_or_mixes_with_another_is_refused() {
         send(&socket, &begun(1, true), SendFlags::NOSIGNAL).unwrap();
         send(&socket, &next, SendFlags::NOSIGNAL).unwrap();
         let refused = refusal(client.recv().unwrap_err());
-        assert!(matches!(refused, Refusal::Unexpected { .. }), "{refused}");
+        assert!(matches!(refused, ProtocolError::Unexpected { .. }), "{refused}");
     }
 }
 
 #[test]
-fn the_end_of_either_side_is_seen_by_the_other() {
+fn closed_end_is_detected_by_peer() {
     let (_sidecar, mut link, client, _welcome) = attached();
     drop(client);
-    assert!(matches!(link.receiver.recv_within(SOON), Err(LinkError::Closed)));
+    assert!(matches!(link.receiver.recv_within(TIMEOUT), Err(LinkError::Closed)));
     let (_sidecar, link, mut client, _welcome) = attached();
     link.sender.shutdown();
     assert!(matches!(client.recv(), Err(LinkError::Closed)));
@@ -226,7 +226,7 @@ fn hello(layout_digest: u64) -> Vec<u8> {
     packets(&Message::Hello(Hello { build: "x".to_owned(), pid: 1, layout_digest })).remove(0)
 }
 
-pub fn refusal(error: LinkError) -> Refusal {
+pub fn refusal(error: LinkError) -> ProtocolError {
     match error {
         LinkError::Refused(refusal) => refusal,
         other => panic!("{other:?} is no refusal"),
@@ -234,26 +234,26 @@ pub fn refusal(error: LinkError) -> Refusal {
 }
 
 #[test]
-fn peers_that_do_not_keep_to_the_protocol_are_refused_by_name() {
+fn protocol_violations_are_refused() {
     let mut other_version = hello(reference_digest());
     other_version[4] = 9;
-    assert_eq!(refusal(raw(&other_version, 0)), Refusal::Version { theirs: 9 });
+    assert_eq!(refusal(raw(&other_version, 0)), ProtocolError::Version { theirs: 9 });
     assert!(matches!(raw(&hello(1), 0), LinkError::Digest { theirs: 1, .. }));
     let descriptors = refusal(raw(&hello(reference_digest()), 1));
-    assert_eq!(descriptors, Refusal::Descriptors { kind: Kind::Hello, got: 1, expected: 0 });
-    assert!(matches!(refusal(raw(&hello(reference_digest()), 60)), Refusal::Descriptors { .. }));
-    assert!(matches!(refusal(raw(&vec![1; MAX_PACKET_BYTES + 100], 0)), Refusal::Oversized { .. }));
-    assert!(matches!(refusal(raw(&[1, 2, 3], 0)), Refusal::Short { got: 3 }));
+    assert_eq!(descriptors, ProtocolError::Descriptors { kind: MessageKind::Hello, got: 1, expected: 0 });
+    assert!(matches!(refusal(raw(&hello(reference_digest()), 60)), ProtocolError::Descriptors { .. }));
+    assert!(matches!(refusal(raw(&vec![1; MAX_PACKET_BYTES + 100], 0)), ProtocolError::Oversized { .. }));
+    assert!(matches!(refusal(raw(&[1, 2, 3], 0)), ProtocolError::Short { got: 3 }));
     let early = packets(&Message::Bye).remove(0);
-    assert!(matches!(refusal(raw(&early, 0)), Refusal::Unexpected { got: Kind::Bye, .. }));
+    assert!(matches!(refusal(raw(&early, 0)), ProtocolError::Unexpected { got: MessageKind::Bye, .. }));
     // A valid Hello, and then the end instead of a Ready.
     assert!(matches!(raw(&hello(reference_digest()), 0), LinkError::Closed));
-    let open = Header { kind: Kind::Hello, part: 0, parts: 2, length: 0 }.encode();
+    let open = Header { kind: MessageKind::Hello, part: 0, parts: 2, length: 0 }.encode();
     assert!(matches!(raw(&open, 0), LinkError::Closed));
 }
 
 #[test]
-fn an_engine_refuses_a_model_without_its_memory() {
+fn setup_without_descriptors_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("engine.sock");
     let listener = Listener::bind(&path).unwrap();
@@ -262,7 +262,7 @@ fn an_engine_refuses_a_model_without_its_memory() {
             let path = path.clone();
             move || engine(&path, None).map(|_| ())
         });
-        assert!(sluice_link::socket::readable(listener.as_fd(), SOON).unwrap());
+        assert!(sluice_link::socket::wait_readable(listener.as_fd(), TIMEOUT).unwrap());
         let socket = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
         let spare = pool(1);
         let borrowed = vec![spare.as_fd(); fds];
@@ -277,13 +277,16 @@ fn an_engine_refuses_a_model_without_its_memory() {
         match fds {
             // The right number, but the pool is too small for the capacity.
             5 => assert!(matches!(error, LinkError::Region(_)), "{error:?}"),
-            got => assert_eq!(refusal(error), Refusal::Descriptors { kind: Kind::Model, got, expected: 5 }),
+            got => assert_eq!(
+                refusal(error),
+                ProtocolError::Descriptors { kind: MessageKind::Model, got, expected: 5 }
+            ),
         }
     }
 }
 
 #[test]
-fn the_socket_is_private_replaced_when_stale_and_removed_at_the_end() {
+fn socket_is_private_and_removed_on_drop() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("engine.sock");

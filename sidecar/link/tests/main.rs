@@ -3,8 +3,8 @@
 
 mod control;
 mod corpus;
-mod death;
 mod handshake;
 mod messages;
+mod process_exit;
 mod strategies;
 mod tables;

@@ -10,12 +10,12 @@ use crate::strategies::{message, small_setup};
 /// A message's packets.
 pub fn packets(message: &Message) -> Vec<Vec<u8>> {
     let payload = message.encode();
-    let parts = cut(message.kind(), &payload).expect("within the largest message");
+    let parts = split_payload(message.kind(), &payload).expect("within the largest message");
     parts.map(|(header, part)| [header.encode().as_slice(), part].concat()).collect()
 }
 
 /// Feeds packets to a fresh assembler, as a receiver does; `None` when a message is still open at the end.
-pub fn receive(packets: &[Vec<u8>]) -> Result<Option<Message>, Refusal> {
+pub fn receive(packets: &[Vec<u8>]) -> Result<Option<Message>, ProtocolError> {
     let mut assembler = Assembler::default();
     for packet in packets {
         if let Some(kind) = assembler.push(packet)? {
@@ -56,7 +56,7 @@ proptest! {
         let mut payload = message.encode();
         payload.resize(payload.len() + extra, 0);
         let refused = Message::decode(message.kind(), &payload);
-        let trailing = Refusal::Trailing { kind: message.kind(), extra };
+        let trailing = ProtocolError::Trailing { kind: message.kind(), extra };
         prop_assert_eq!(refused, Err(trailing));
     }
 
@@ -73,13 +73,13 @@ proptest! {
         if let Ok(Some(read)) = receive(&packets) {
             // Whatever was accepted is a message of ours: it survives its own round trip (NaN is unequal to itself).
             let again = Message::decode(read.kind(), &read.encode());
-            prop_assert_eq!(format!("{again:?}"), format!("{:?}", Ok::<_, Refusal>(read)));
+            prop_assert_eq!(format!("{again:?}"), format!("{:?}", Ok::<_, ProtocolError>(read)));
         }
     }
 
     #[test]
     fn random_bytes_never_panic(kind in 0..12u16, bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        let mut packet = Header { kind: Kind::Hello, part: 0, parts: 1, length: bytes.len() as u32 }.encode();
+        let mut packet = Header { kind: MessageKind::Hello, part: 0, parts: 1, length: bytes.len() as u32 }.encode();
         packet[6..8].copy_from_slice(&kind.to_le_bytes());
         let _ = receive(&[[packet.as_slice(), bytes.as_slice()].concat()]);
         let _ = receive(&[bytes]);
@@ -87,7 +87,7 @@ proptest! {
 }
 
 #[test]
-fn a_message_larger_than_a_packet_travels_in_parts() {
+fn large_message_is_split_into_parts() {
     let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
     let message = Message::Reback { id: ActionId(7), ops, more: false };
     let packets = packets(&message);
@@ -109,15 +109,18 @@ fn parts_out_of_order_missing_or_mixed_are_refused() {
         vec![one[0].clone(), one[2].clone()],
         vec![one[0].clone(), other[0].clone()],
     ] {
-        assert!(matches!(receive(&order), Err(Refusal::Part { .. })));
+        assert!(matches!(receive(&order), Err(ProtocolError::Part { .. })));
     }
     assert_eq!(receive(&one[..1]), Ok(None), "an unfinished message is no message");
 }
 
 #[test]
-fn a_message_beyond_the_largest_is_not_cut() {
+fn oversized_message_is_refused() {
     let payload = vec![0; usize::from(MAX_PARTS) * MAX_PART_BYTES + 1];
-    assert!(matches!(cut(Kind::Step, &payload).err(), Some(Refusal::Oversized { .. })));
+    assert!(matches!(
+        split_payload(MessageKind::Step, &payload).err(),
+        Some(ProtocolError::Oversized { .. })
+    ));
 }
 
 #[test]
@@ -128,10 +131,10 @@ fn another_version_magic_or_kind_is_refused_by_name() {
         packet[at] = byte;
         receive(&[packet])
     };
-    assert_eq!(changed(4, 99), Err(Refusal::Version { theirs: 99 }));
-    assert!(matches!(changed(0, 0), Err(Refusal::Magic { .. })));
-    assert_eq!(changed(6, 77), Err(Refusal::Kind { got: 77 }));
-    assert_eq!(changed(12, 1), Err(Refusal::Length { stated: 1, got: 0 }));
+    assert_eq!(changed(4, 99), Err(ProtocolError::Version { theirs: 99 }));
+    assert!(matches!(changed(0, 0), Err(ProtocolError::Magic { .. })));
+    assert_eq!(changed(6, 77), Err(ProtocolError::Kind { got: 77 }));
+    assert_eq!(changed(12, 1), Err(ProtocolError::Length { stated: 1, got: 0 }));
 }
 
 #[test]
@@ -158,6 +161,6 @@ fn setups_that_overflow_or_reserve_without_bound_are_refused() {
         let error = setup.check().expect_err(field).to_string();
         assert!(error.contains(field), "{field}: {error}");
         let payload = Message::Model(Box::new(setup)).encode();
-        assert!(Message::decode(Kind::Model, &payload).is_err(), "{field} is refused on receipt too");
+        assert!(Message::decode(MessageKind::Model, &payload).is_err(), "{field} is refused on receipt too");
     }
 }

@@ -11,7 +11,7 @@ use crate::strategies::step_order;
 
 const SHAPE: TableShape = TableShape { rows: 3, layers: 2, max_columns: 4, max_history: 64 };
 
-fn both() -> (TableWriter, TableReader) {
+fn writer_and_reader() -> (TableWriter, TableReader) {
     let writer = TableWriter::create(SHAPE).unwrap();
     let reader = TableReader::open(writer.fd().try_clone_to_owned().unwrap(), SHAPE).unwrap();
     (writer, reader)
@@ -50,12 +50,12 @@ fn sequence() -> impl Strategy<Value = SequenceStep> {
 
 /// The tables as plain arrays: one state, no halves.
 #[derive(Clone, Debug, PartialEq)]
-struct Naive {
+struct NaiveTables {
     blocks: Vec<[[Option<u32>; 4]; 2]>,
     history: Vec<[u32; 64]>,
 }
 
-impl Naive {
+impl NaiveTables {
     fn apply(&mut self, step: &Step) {
         for update in &step.updates {
             match update {
@@ -77,19 +77,19 @@ impl Naive {
     }
 
     /// What a reader sees in half `parity`.
-    fn seen(reader: &TableReader, parity: u8) -> Naive {
-        let mut naive = Naive { blocks: vec![[[None; 4]; 2]; 3], history: vec![[0; 64]; 3] };
+    fn observed(reader: &TableReader, parity: u8) -> NaiveTables {
+        let mut naive = NaiveTables { blocks: vec![[[None; 4]; 2]; 3], history: vec![[0; 64]; 3] };
         for row in 0..3u32 {
             let mut tokens = Vec::new();
             reader.history(parity, RowId(row), 0, 64, &mut tokens).unwrap();
             naive.history[row as usize].copy_from_slice(&tokens);
-            naive.blocks[row as usize] = seen_blocks(reader, parity, row);
+            naive.blocks[row as usize] = observed_blocks(reader, parity, row);
         }
         naive
     }
 }
 
-fn seen_blocks(reader: &TableReader, parity: u8, row: u32) -> [[Option<u32>; 4]; 2] {
+fn observed_blocks(reader: &TableReader, parity: u8, row: u32) -> [[Option<u32>; 4]; 2] {
     let words = reader.raw_blocks(parity, RowId(row)).unwrap();
     let mut blocks = [[None; 4]; 2];
     for (at, word) in words.into_iter().enumerate() {
@@ -100,28 +100,28 @@ fn seen_blocks(reader: &TableReader, parity: u8, row: u32) -> [[Option<u32>; 4];
 
 proptest! {
     #[test]
-    fn each_half_holds_exactly_the_state_of_its_step_and_a_running_step_sees_no_change(
+    fn each_half_holds_state_of_its_step(
         steps in vec((vec(update(), 0..6), vec(sequence(), 0..4)), 1..20),
     ) {
-        let (mut writer, reader) = both();
-        let mut naive = Naive { blocks: vec![[[None; 4]; 2]; 3], history: vec![[0; 64]; 3] };
-        let mut running: Option<(u8, Naive)> = None;
+        let (mut writer, reader) = writer_and_reader();
+        let mut naive = NaiveTables { blocks: vec![[[None; 4]; 2]; 3], history: vec![[0; 64]; 3] };
+        let mut running: Option<(u8, NaiveTables)> = None;
         for (updates, sequences) in steps {
             let step = step(updates, sequences);
             let parity = writer.write(&step).unwrap();
             naive.apply(&step);
-            prop_assert_eq!(&Naive::seen(&reader, parity), &naive);
+            prop_assert_eq!(&NaiveTables::observed(&reader, parity), &naive);
             if let Some((other, before)) = running {
                 prop_assert_ne!(other, parity);
-                prop_assert_eq!(Naive::seen(&reader, other), before);
+                prop_assert_eq!(NaiveTables::observed(&reader, other), before);
             }
             running = Some((parity, naive.clone()));
         }
     }
 
     #[test]
-    fn an_order_with_any_indices_reads_inside_the_tables_or_is_refused(order in step_order()) {
-        let (_writer, reader) = both();
+    fn step_order_with_any_indices_stays_in_bounds(order in step_order()) {
+        let (_writer, reader) = writer_and_reader();
         read_all(&reader, &order);
     }
 }
@@ -137,8 +137,8 @@ fn read_all(reader: &TableReader, order: &StepOrder) {
 }
 
 #[test]
-fn a_column_without_a_block_is_refused_by_place() {
-    let (mut writer, reader) = both();
+fn column_without_block_is_refused_with_position() {
+    let (mut writer, reader) = writer_and_reader();
     let column = |column| TableUpdate::Column { row: RowId(1), column, blocks: vec![BlockId(8), BlockId(9)] };
     let parity = writer.write(&step(vec![column(0), column(2)], Vec::new())).unwrap();
     let mut out = Vec::new();
@@ -150,10 +150,10 @@ fn a_column_without_a_block_is_refused_by_place() {
 
 #[test]
 fn a_bad_update_changes_nothing() {
-    let (mut writer, reader) = both();
+    let (mut writer, reader) = writer_and_reader();
     let good = TableUpdate::Column { row: RowId(0), column: 0, blocks: vec![BlockId(1), BlockId(2)] };
     let first = writer.write(&step(vec![good.clone()], Vec::new())).unwrap();
-    let before = [Naive::seen(&reader, 0), Naive::seen(&reader, 1)];
+    let before = [NaiveTables::observed(&reader, 0), NaiveTables::observed(&reader, 1)];
     let bad = [
         TableUpdate::Column { row: RowId(3), column: 0, blocks: vec![BlockId(1), BlockId(2)] },
         TableUpdate::Column { row: RowId(0), column: 4, blocks: vec![BlockId(1), BlockId(2)] },
@@ -164,11 +164,11 @@ fn a_bad_update_changes_nothing() {
     for update in bad {
         let other = TableUpdate::Reset { row: RowId(0), tokens: vec![5] };
         assert!(writer.write(&step(vec![other, update], Vec::new())).is_err());
-        assert_eq!(before, [Naive::seen(&reader, 0), Naive::seen(&reader, 1)]);
+        assert_eq!(before, [NaiveTables::observed(&reader, 0), NaiveTables::observed(&reader, 1)]);
     }
     let next = writer.write(&step(Vec::new(), Vec::new())).unwrap();
     assert_ne!(first, next, "a refused step takes no turn");
-    assert_eq!(Naive::seen(&reader, next), before[usize::from(first)]);
+    assert_eq!(NaiveTables::observed(&reader, next), before[usize::from(first)]);
 }
 
 #[test]

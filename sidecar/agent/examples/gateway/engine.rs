@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
-use sluice_agent::room::door::News;
-use sluice_agent::service::{Inbox, Message};
-use sluice_link::client::{Order, SidecarLink, Welcome};
+use sluice_agent::engine_loop::engine_acceptor::EngineConnEvent;
+use sluice_agent::scheduler_handle::{Message, MessageSender};
+use sluice_link::client::{EngineRequest, EngineWelcome, SidecarLink};
 use sluice_link::message::StepOrder;
 use sluice_link::server::EngineEvent;
 use sluice_policy::geometry::ActivationCost;
@@ -41,11 +41,11 @@ pub fn wait(begun: Instant, period: Duration) -> Instant {
 }
 
 /// An engine that is attached.
-struct Engine {
+struct FakeEngine {
     /// Never dropped: the door confirms the death of an engine whose link has ended, and this is its own process.
     link: ManuallyDrop<SidecarLink>,
-    welcome: Welcome,
-    inbox: Inbox,
+    welcome: EngineWelcome,
+    inbox: MessageSender,
     /// Which stream a row of the tables belongs to.
     rows: HashMap<RowId, usize>,
     sent: Sent,
@@ -54,27 +54,28 @@ struct Engine {
 /// Attaches to the sidecar at `socket`, and ends with it.
 pub fn attach(
     socket: &Path,
-    inbox: Inbox,
+    inbox: MessageSender,
     streams: usize,
     period: Duration,
 ) -> anyhow::Result<JoinHandle<anyhow::Result<Sent>>> {
     let mut link = ManuallyDrop::new(SidecarLink::connect(socket)?);
     let work = move || {
-        let welcome = link.hello("latency")?;
-        link.ready(welcome.setup.layout().digest(), ActivationCost::default())?;
-        Engine { link, welcome, inbox, rows: HashMap::new(), sent: vec![Vec::new(); streams] }.work(period)
+        let welcome = link.exchange_hello("latency")?;
+        link.send_ready(welcome.setup.layout().digest(), ActivationCost::default())?;
+        FakeEngine { link, welcome, inbox, rows: HashMap::new(), sent: vec![Vec::new(); streams] }
+            .serve(period)
     };
     std::thread::Builder::new().name("engine".into()).spawn(work).context("a thread")
 }
 
-impl Engine {
-    fn work(mut self, period: Duration) -> anyhow::Result<Sent> {
+impl FakeEngine {
+    fn serve(mut self, period: Duration) -> anyhow::Result<Sent> {
         let mut begun = Instant::now();
         loop {
             match self.link.recv()? {
-                Order::Bye => return Ok(self.sent),
-                Order::Reback { id, .. } => self.link.applied(id)?,
-                Order::Step(order) => {
+                EngineRequest::Bye => return Ok(self.sent),
+                EngineRequest::Reback { id, .. } => self.link.send_applied(id)?,
+                EngineRequest::Step(order) => {
                     let done = self.run(&order, period)?;
                     begun = wait(begun, period);
                     self.answer(done);
@@ -108,7 +109,7 @@ impl Engine {
 
     fn answer(&mut self, done: StepDone) {
         let streams: Vec<_> = done.sampled.iter().map(|sampled| self.rows[&sampled.row]).collect();
-        let message = Message::Engine(Box::new(News::Event(EngineEvent::Done(done))));
+        let message = Message::Engine(Box::new(EngineConnEvent::Event(EngineEvent::Done(done))));
         let at = moment();
         self.inbox.send(message);
         streams.into_iter().for_each(|stream| self.sent[stream].push(at));

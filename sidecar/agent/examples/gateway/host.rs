@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use sluice_agent::gateway::open::OpenRequests;
-use sluice_agent::gateway::serve::{Limits, serve};
-use sluice_agent::gateway::{Gateway, Keys};
+use sluice_agent::gateway::limits::RequestLimiter;
+use sluice_agent::gateway::serve::{ListenerLimits, serve};
+use sluice_agent::gateway::{ApiKeys, Gateway};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
-use sluice_agent::service::{Inbox, Message, Service, Status, Update};
+use sluice_agent::scheduler_handle::{Message, MessageSender, RequestUpdate, SchedulerHandle, Status};
 use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SloConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use crate::tiny;
 
 /// Where the tokens of one stream go.
-pub type Updates = mpsc::UnboundedSender<Update>;
+pub type Updates = mpsc::UnboundedSender<RequestUpdate>;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub fn start(server: Server, streams: u32, pacing: Pacing) -> anyhow::Result<(Ho
         Server::Gateway => {
             let folder = tempfile::tempdir()?;
             let (status, watched) = watch::channel(Status::Serving);
-            let service = Service::new(scheduler(opened), watched);
+            let service = SchedulerHandle::new(scheduler(opened), watched);
             let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
             let text = Arc::new(tiny::text(folder.path()));
             let host = Host::serve(text, service, streams, pacing, metrics)?;
@@ -90,7 +90,7 @@ impl Host {
     /// A gateway whose requests go to `service`.
     pub fn serve(
         text: Arc<Text>,
-        service: Service,
+        service: SchedulerHandle,
         streams: u32,
         stream_pacing: Pacing,
         metrics: Arc<Metrics>,
@@ -99,26 +99,29 @@ impl Host {
         let gateway = Gateway {
             text,
             service,
-            names: vec!["tiny".into()],
+            served_names: vec!["tiny".into()],
             vocab: tiny::VOCAB,
             max_model_tokens: 1 << 20,
-            open: OpenRequests::new(streams, metrics.clone()),
+            limiter: RequestLimiter::new(streams, metrics.clone()),
             limits: LimitsConfig { max_streams: streams, ..LimitsConfig::default() },
             stream_pacing,
-            api_keys: Keys::default(),
+            api_keys: ApiKeys::default(),
             metrics,
             started: Gateway::unix_seconds(),
-            next_answer: AtomicU64::new(1),
+            next_response: AtomicU64::new(1),
         };
-        let limits = Limits { connections: streams as usize + 1024, drain: Duration::from_secs(1) };
+        let limits = ListenerLimits {
+            max_connections: streams as usize + 1024,
+            drain_timeout: Duration::from_secs(1),
+        };
         host.runtime.spawn(serve(listener, Arc::new(gateway).router(), limits, host.stop.subscribe()));
         Ok(host)
     }
 }
 
 /// In the scheduler's place: passes on who waits for tokens, and has no part in the tokens themselves.
-fn scheduler(opened: Sender<Updates>) -> Inbox {
-    let (inbox, messages) = Inbox::new();
+fn scheduler(opened: Sender<Updates>) -> MessageSender {
+    let (inbox, messages) = MessageSender::new();
     std::thread::spawn(move || {
         for message in messages {
             if let Message::Submit(_, updates) = message {
@@ -139,7 +142,7 @@ async fn accept(listener: TcpListener, pacing: Pacing, opened: Sender<Updates>) 
 }
 
 /// One stream of the control: every token as it comes, or an interval after the last one.
-async fn write(mut socket: TcpStream, mut tokens: mpsc::UnboundedReceiver<Update>, pacing: Pacing) {
+async fn write(mut socket: TcpStream, mut tokens: mpsc::UnboundedReceiver<RequestUpdate>, pacing: Pacing) {
     let mut request = [0; 1024];
     if socket.set_nodelay(true).is_err() || socket.read(&mut request).await.is_err() {
         return;
@@ -164,7 +167,7 @@ pub fn rank(sorted: &[u64], permille: usize) -> u64 {
 }
 
 /// One line of a verdict; `floor` is the same figure of [`Server::Bare`].
-pub fn verdict(name: &str, value: f64, limit: f64, unit: &str, floor: Option<f64>) -> bool {
+pub fn print_check(name: &str, value: f64, limit: f64, unit: &str, floor: Option<f64>) -> bool {
     let passed = value <= limit;
     let floor = floor.map_or(String::new(), |floor| format!("  (the bare server: {floor:.2} {unit})"));
     println!(

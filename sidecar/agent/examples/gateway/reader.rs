@@ -45,7 +45,7 @@ impl Reader {
         let mut socket = TcpStream::connect(address).context("cannot connect")?;
         socket.write_all(request)?;
         socket.set_nonblocking(true)?;
-        stamped::ask(&socket).context("no stamps")?;
+        stamped::enable_timestamps(&socket).context("no stamps")?;
         let number = epoll::EventData::new_u64(self.sockets.len() as u64);
         epoll::add(&self.epoll, &socket, number, epoll::EventFlags::IN)?;
         self.sockets.push(socket);

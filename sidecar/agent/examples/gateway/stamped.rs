@@ -13,17 +13,17 @@ const SOL_SOCKET: c_int = 1;
 const SO_TIMESTAMPNS: c_int = 35;
 
 #[repr(C)]
-struct Part {
+struct IoVec {
     bytes: *mut c_void,
     length: usize,
 }
 
 /// `struct msghdr`.
 #[repr(C)]
-struct Header {
+struct MessageHeader {
     name: *mut c_void,
     name_length: u32,
-    parts: *mut Part,
+    parts: *mut IoVec,
     part_count: usize,
     control: *mut c_void,
     control_length: usize,
@@ -33,7 +33,7 @@ struct Header {
 /// `struct cmsghdr` with a `struct timespec` behind it: the only message that these sockets ask for.
 #[repr(C)]
 #[derive(Default)]
-struct Stamp {
+struct TimestampMessage {
     length: usize,
     level: c_int,
     kind: c_int,
@@ -43,11 +43,11 @@ struct Stamp {
 
 unsafe extern "C" {
     fn setsockopt(socket: c_int, level: c_int, name: c_int, value: *const c_void, length: u32) -> c_int;
-    fn recvmsg(socket: c_int, header: *mut Header, flags: c_int) -> isize;
+    fn recvmsg(socket: c_int, header: *mut MessageHeader, flags: c_int) -> isize;
 }
 
 /// Asks for stamps. The kernel may take a moment to begin.
-pub fn ask(socket: &TcpStream) -> io::Result<()> {
+pub fn enable_timestamps(socket: &TcpStream) -> io::Result<()> {
     let on: c_int = 1;
     // SAFETY: the descriptor is open as long as `socket` is borrowed, and the value is an int that outlives the call.
     let done = unsafe {
@@ -59,22 +59,22 @@ pub fn ask(socket: &TcpStream) -> io::Result<()> {
 
 /// Reads into `buffer`: how many bytes, and when the last of them were written. `None` = the kernel did not say.
 pub fn read(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<(usize, Option<SystemTime>)> {
-    let mut part = Part { bytes: buffer.as_mut_ptr().cast(), length: buffer.len() };
-    let mut stamp = Stamp::default();
-    let mut header = Header {
+    let mut part = IoVec { bytes: buffer.as_mut_ptr().cast(), length: buffer.len() };
+    let mut stamp = TimestampMessage::default();
+    let mut header = MessageHeader {
         name: ptr::null_mut(),
         name_length: 0,
         parts: &mut part,
         part_count: 1,
         control: ptr::from_mut(&mut stamp).cast(),
-        control_length: size_of::<Stamp>(),
+        control_length: size_of::<TimestampMessage>(),
         flags: 0,
     };
     // SAFETY: the header points to one part, which is `buffer`, and to a control area of the length that it names; all
     // are borrowed by nobody else and outlive the call.
     let length = unsafe { recvmsg(socket.as_raw_fd(), &mut header, 0) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
-    let told = header.control_length >= size_of::<Stamp>();
+    let told = header.control_length >= size_of::<TimestampMessage>();
     let told = told && (stamp.level, stamp.kind) == (SOL_SOCKET, SO_TIMESTAMPNS);
     let at = SystemTime::UNIX_EPOCH + Duration::new(stamp.seconds as u64, stamp.nanos as u32);
     Ok((length, told.then_some(at)))

@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
+use sluice_agent::engine_loop::{TenantLoader, load};
 use sluice_agent::heartbeat::Heartbeat;
 use sluice_agent::metrics::Metrics;
-use sluice_agent::room::{Loading, load};
-use sluice_agent::service::{Inbox, Message, Service, Status};
+use sluice_agent::scheduler_handle::{Message, MessageSender, SchedulerHandle, Status};
 use sluice_link::server::Listener;
 use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SidecarConfig, SloConfig};
@@ -35,7 +35,7 @@ pub const PROMPT_TOKENS: u32 = 5;
 pub struct Tenant {
     /// Where, and its figures.
     pub host: Host,
-    inbox: Inbox,
+    inbox: MessageSender,
     engine: JoinHandle<anyhow::Result<Sent>>,
     _folder: tempfile::TempDir,
 }
@@ -59,11 +59,11 @@ impl Tenant {
         write_model(folder.path(), context)?;
         let loaded = Arc::new(load(config(folder.path(), streams, context)?)?);
         let socket = folder.path().join("engine.sock");
-        let (inbox, messages) = Inbox::new();
+        let (inbox, messages) = MessageSender::new();
         let (status, mut watched) = watch::channel(Status::Loading);
         let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
-        let loading = Loading {
-            among: None,
+        let loading = TenantLoader {
+            peers: None,
             directives: None,
             loaded: loaded.clone(),
             inbox: inbox.clone(),
@@ -74,16 +74,16 @@ impl Tenant {
             closed: Arc::new(AtomicBool::new(false)),
             heartbeat: Heartbeat::default(),
         };
-        std::thread::Builder::new().name("scheduler".into()).spawn(move || work(loading))?;
+        std::thread::Builder::new().name("scheduler".into()).spawn(move || run_engine_loop(loading))?;
         let engine = engine::attach(&socket, inbox.clone(), streams as usize, period)?;
-        let service = Service::new(inbox.clone(), watched.clone());
+        let service = SchedulerHandle::new(inbox.clone(), watched.clone());
         let host = Host::serve(loaded.text.clone(), service, streams, Pacing::Immediate, metrics)?;
         host.until_serving(&mut watched).context("the room has ended; its words are above")?;
         Ok(Tenant { host, inbox, engine, _folder: folder })
     }
 
     /// Ends it; returns what its engine did.
-    pub fn end(self) -> anyhow::Result<Sent> {
+    pub fn shutdown(self) -> anyhow::Result<Sent> {
         let text = self.host.metrics.encode();
         let preempted = text.lines().filter(|line| line.starts_with("vllm:num_preemptions_total"));
         ensure!(preempted.clone().all(|line| line.ends_with(" 0")), "requests were preempted: {text}");
@@ -92,8 +92,8 @@ impl Tenant {
     }
 }
 
-fn work(loading: Loading) {
-    let ended = loading.finish().map_err(anyhow::Error::from).and_then(|room| Ok(room.work()?));
+fn run_engine_loop(loading: TenantLoader) {
+    let ended = loading.finish().map_err(anyhow::Error::from).and_then(|room| Ok(room.run()?));
     if let Err(error) = ended {
         eprintln!("the room: {error:#}");
     }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use axum::extract::{FromRequest, Request};
 use futures_util::StreamExt;
 
-use crate::gateway::body::{declared_bytes, discard, readable};
+use crate::gateway::body::{check_json_headers, declared_bytes, discard};
 use crate::gateway::error::ApiError;
 
 /// Time to send a body.
-const READ_TIME: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A JSON body of at most `LIMIT` bytes.
 pub struct Body<const LIMIT: usize>(pub Vec<u8>);
@@ -18,21 +18,21 @@ impl<S: Sync, const LIMIT: usize> FromRequest<S> for Body<LIMIT> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
-        let read = tokio::time::timeout(READ_TIME, read(request, LIMIT)).await;
-        read.unwrap_or_else(|_| Err(ApiError::slow_body())).map(Body)
+        let read = tokio::time::timeout(READ_TIMEOUT, read_bounded(request, LIMIT)).await;
+        read.unwrap_or_else(|_| Err(ApiError::body_timeout())).map(Body)
     }
 }
 
-async fn read(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn read_bounded(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
     let (parts, body) = request.into_parts();
     let mut stream = body.into_data_stream();
-    if let Err(error) = readable(&parts.headers) {
+    if let Err(error) = check_json_headers(&parts.headers) {
         discard(stream, &parts.headers).await;
         return Err(error);
     }
     if declared_bytes(&parts.headers).is_some_and(|bytes| bytes > limit as u64) {
         discard(stream, &parts.headers).await;
-        return Err(ApiError::too_large(limit as u64));
+        return Err(ApiError::body_too_large(limit as u64));
     }
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await {
@@ -40,7 +40,7 @@ async fn read(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
             chunk.map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
         if bytes.len() + chunk.len() > limit {
             discard(stream, &parts.headers).await;
-            return Err(ApiError::too_large(limit as u64));
+            return Err(ApiError::body_too_large(limit as u64));
         }
         bytes.extend_from_slice(&chunk);
     }

@@ -8,42 +8,45 @@ use sluice_wire::directive::Current;
 
 use super::Admin;
 use super::body::Body;
-use super::error::Refusal;
-use crate::directive::{NotTaken, Taken};
+use super::error::AdminError;
+use crate::directive::{AcceptedDirective, RejectedDirective};
 
 /// Most bytes of a directive.
 pub const MAX_BYTES: usize = 256 << 10;
 
 /// The directive in force.
-pub async fn get(State(admin): State<Admin>) -> Result<Response, Refusal> {
-    let none = || Refusal::new(StatusCode::NOT_FOUND, "no_directive", "no directive has been given yet");
-    let in_force = admin.directives.in_force().ok_or_else(none)?;
+pub async fn get(State(admin): State<Admin>) -> Result<Response, AdminError> {
+    let none = || AdminError::new(StatusCode::NOT_FOUND, "no_directive", "no directive has been given yet");
+    let in_force = admin.directives.active().ok_or_else(none)?;
     Ok(([(header::CONTENT_TYPE, "application/json")], in_force.text.to_vec()).into_response())
 }
 
 /// A new one.
-pub async fn put(State(admin): State<Admin>, Body(text): Body<MAX_BYTES>) -> Result<Json<Current>, Refusal> {
+pub async fn put(
+    State(admin): State<Admin>,
+    Body(text): Body<MAX_BYTES>,
+) -> Result<Json<Current>, AdminError> {
     let directives = admin.directives.clone();
     // Goes on to its end also when whoever asked has gone: a directive is in force or not, never in between.
     let put = tokio::task::spawn_blocking(move || directives.put(&text)).await;
     match put.expect("storing a directive does not panic")? {
-        Taken::New(current) => {
+        AcceptedDirective::New(current) => {
             admin.service.wake();
             Ok(Json(Current { current }))
         }
-        Taken::Same(current) => Ok(Json(Current { current })),
+        AcceptedDirective::Unchanged(current) => Ok(Json(Current { current })),
     }
 }
 
-impl From<NotTaken> for Refusal {
-    fn from(why: NotTaken) -> Self {
+impl From<RejectedDirective> for AdminError {
+    fn from(why: RejectedDirective) -> Self {
         let message = why.to_string();
         match why {
-            NotTaken::Read(error) => error.into(),
-            NotTaken::NotNewer { current, .. } => Refusal::not_newer(message, current),
-            NotTaken::Store { .. } => {
+            RejectedDirective::Read(error) => error.into(),
+            RejectedDirective::NotNewer { current, .. } => AdminError::not_newer(message, current),
+            RejectedDirective::Store { .. } => {
                 tracing::error!(%message, "a directive was not stored");
-                Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "not_stored", message)
+                AdminError::new(StatusCode::INTERNAL_SERVER_ERROR, "not_stored", message)
             }
         }
     }

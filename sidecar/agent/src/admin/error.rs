@@ -11,7 +11,7 @@ use crate::gateway::error::ApiError;
 
 /// Something that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum AdminError {
     /// As at the gateway.
     Api(ApiError),
     /// Only here.
@@ -29,13 +29,13 @@ pub enum Refusal {
     },
 }
 
-impl From<ApiError> for Refusal {
+impl From<ApiError> for AdminError {
     fn from(error: ApiError) -> Self {
-        Refusal::Api(error)
+        AdminError::Api(error)
     }
 }
 
-impl From<ReadError> for Refusal {
+impl From<ReadError> for AdminError {
     /// 400 for what is no JSON, 422 with the field for what is JSON and not the message.
     fn from(error: ReadError) -> Self {
         let (status, code) = match &error {
@@ -43,7 +43,7 @@ impl From<ReadError> for Refusal {
             ReadError::NewerVersion { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "newer_version"),
             ReadError::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_field"),
         };
-        Refusal::Own {
+        AdminError::Own {
             status,
             code,
             field: error.field().map(Into::into),
@@ -53,20 +53,20 @@ impl From<ReadError> for Refusal {
     }
 }
 
-impl Refusal {
+impl AdminError {
     /// Anything without a field.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Refusal::Own { status, code, field: None, message: message.into(), current: None }
+        AdminError::Own { status, code, field: None, message: message.into(), current: None }
     }
 
     /// 403.
     pub fn forbidden(message: impl Into<String>) -> Self {
-        Refusal::new(StatusCode::FORBIDDEN, "forbidden", message)
+        AdminError::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 
     /// 409: the directive in force stays.
     pub fn not_newer(message: impl Into<String>, current: Fence) -> Self {
-        Refusal::Own {
+        AdminError::Own {
             status: StatusCode::CONFLICT,
             code: "directive_not_newer",
             field: None,
@@ -76,11 +76,13 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         let (status, code, field, message, current) = match self {
-            Refusal::Api(error) => return error.into_response(),
-            Refusal::Own { status, code, field, message, current } => (status, code, field, message, current),
+            AdminError::Api(error) => return error.into_response(),
+            AdminError::Own { status, code, field, message, current } => {
+                (status, code, field, message, current)
+            }
         };
         let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
         let error = json!({"message": message, "type": kind, "param": field, "code": code});

@@ -12,29 +12,31 @@ use sluice_wire::state::{GpuState, TenantReport};
 use super::Admin;
 
 /// How long each is waited for; all are waited for at once.
-pub const PATIENCE: Duration = Duration::from_millis(500);
+pub const STATE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// This tenant's state and its neighbours', or why there is none.
-pub async fn gather(admin: &Admin) -> GpuState {
-    let in_force = admin.directives.in_force();
+pub async fn collect_states(admin: &Admin) -> GpuState {
+    let in_force = admin.directives.active();
     let neighbours = in_force.as_ref().map_or(&[][..], |in_force| &in_force.directive.neighbours);
-    let (own, mut others) =
-        tokio::join!(own(admin), join_all(neighbours.iter().map(|neighbour| ask(admin, neighbour))));
+    let (own, mut others) = tokio::join!(
+        own_report(admin),
+        join_all(neighbours.iter().map(|neighbour| peer_report(admin, neighbour)))
+    );
     let mut tenants = vec![own];
     tenants.append(&mut others);
     GpuState { tenants, ..GpuState::default() }
 }
 
 /// The states, or 304 where `headers` show that whoever asks has them. The tag is of all but the clocks: an idle GPU keeps it.
-pub fn answer(gpu: &GpuState, headers: &HeaderMap) -> Response {
-    let tag = tag(gpu);
+pub fn states_response(gpu: &GpuState, headers: &HeaderMap) -> Response {
+    let tag = etag(gpu);
     let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let known = known.flat_map(|list| list.split(',')).any(|one| one.trim() == tag);
     let tag = [(header::ETAG, tag)];
     if known { (StatusCode::NOT_MODIFIED, tag).into_response() } else { (tag, Json(gpu)).into_response() }
 }
 
-fn tag(gpu: &GpuState) -> String {
+fn etag(gpu: &GpuState) -> String {
     let mut still = gpu.clone();
     for report in &mut still.tenants {
         let TenantReport::State(state) = report else { continue };
@@ -49,22 +51,22 @@ fn tag(gpu: &GpuState) -> String {
     format!("W/\"{half}\"")
 }
 
-async fn own(admin: &Admin) -> TenantReport {
-    match tokio::time::timeout(PATIENCE, admin.service.state()).await {
+async fn own_report(admin: &Admin) -> TenantReport {
+    match tokio::time::timeout(STATE_TIMEOUT, admin.service.state()).await {
         Ok(Some(state)) => TenantReport::State(Box::new(state)),
         Ok(None) | Err(_) => TenantReport::Unreachable {
             namespace: admin.namespace.clone(),
             name: admin.name.clone(),
             reason: format!(
                 "its scheduler is busy or has gone: no answer within {} ms",
-                PATIENCE.as_millis()
+                STATE_TIMEOUT.as_millis()
             ),
         },
     }
 }
 
-async fn ask(admin: &Admin, neighbour: &Neighbour) -> TenantReport {
-    match admin.neighbours.state(neighbour, PATIENCE).await {
+async fn peer_report(admin: &Admin, neighbour: &Neighbour) -> TenantReport {
+    match admin.peers.state(neighbour, STATE_TIMEOUT).await {
         Ok(state) => TenantReport::State(Box::new(state)),
         Err(error) => TenantReport::Unreachable {
             namespace: neighbour.namespace.clone(),

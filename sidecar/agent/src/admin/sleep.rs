@@ -11,62 +11,68 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Admin;
-use super::error::Refusal;
+use super::error::AdminError;
 use crate::gateway::error::ApiError;
-use crate::neighbours::call::{Call, SleepLevel, Unable};
-use crate::service::Message;
+use crate::peers::admin_call::{AdminCall, CallRejected, SleepLevel};
+use crate::scheduler_handle::Message;
 
 /// How long falling asleep and waking may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SLEEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the question may take.
-const GLANCE: Duration = Duration::from_secs(2);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sleep {
+pub struct SleepQuery {
     level: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct WakeUp {}
+pub struct WakeUpQuery {}
 
 /// Gives up all device memory. `?level=1` (default) or 2.
 pub async fn sleep(
     State(admin): State<Admin>,
-    query: Result<Query<Sleep>, QueryRejection>,
-) -> Result<StatusCode, Refusal> {
-    let level = match asked(query)?.level.as_deref() {
+    query: Result<Query<SleepQuery>, QueryRejection>,
+) -> Result<StatusCode, AdminError> {
+    let level = match parse_query(query)?.level.as_deref() {
         None | Some("1") => SleepLevel::One,
         Some("2") => SleepLevel::Two,
-        Some(other) => return Err(ApiError::param("level", format!("`{other:.80}` is not 1 or 2")).into()),
+        Some(other) => {
+            return Err(ApiError::invalid_param("level", format!("`{other:.80}` is not 1 or 2")).into());
+        }
     };
-    done(admin.service.asked(PATIENCE, |answer| Message::Call(Call::Sleep(level, answer))).await)
-        .map(|()| StatusCode::OK)
+    into_result(
+        admin.service.query(SLEEP_TIMEOUT, |answer| Message::Admin(AdminCall::Sleep(level, answer))).await,
+    )
+    .map(|()| StatusCode::OK)
 }
 
 /// Takes it back.
 pub async fn wake_up(
     State(admin): State<Admin>,
-    query: Result<Query<WakeUp>, QueryRejection>,
-) -> Result<StatusCode, Refusal> {
-    asked(query)?;
-    done(admin.service.asked(PATIENCE, |answer| Message::Call(Call::WakeUp(answer))).await)
+    query: Result<Query<WakeUpQuery>, QueryRejection>,
+) -> Result<StatusCode, AdminError> {
+    parse_query(query)?;
+    into_result(admin.service.query(SLEEP_TIMEOUT, |answer| Message::Admin(AdminCall::WakeUp(answer))).await)
         .map(|()| StatusCode::OK)
 }
 
 /// Whether it is given up.
-pub async fn is_sleeping(State(admin): State<Admin>) -> Result<Json<Value>, Refusal> {
-    let sleeping = done(admin.service.asked(GLANCE, |answer| Message::Call(Call::IsSleeping(answer))).await)?;
+pub async fn is_sleeping(State(admin): State<Admin>) -> Result<Json<Value>, AdminError> {
+    let sleeping = into_result(
+        admin.service.query(QUERY_TIMEOUT, |answer| Message::Admin(AdminCall::IsSleeping(answer))).await,
+    )?;
     Ok(Json(json!({"is_sleeping": sleeping})))
 }
 
-fn asked<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
+fn parse_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, AdminError> {
     let Query(asked) = query.map_err(|error| ApiError::bad_request(error.body_text()))?;
     Ok(asked)
 }
 
-fn done<T>(answer: Option<Result<T, Unable>>) -> Result<T, Refusal> {
+fn into_result<T>(answer: Option<Result<T, CallRejected>>) -> Result<T, AdminError> {
     let answer = answer.ok_or_else(|| ApiError::unavailable("the scheduler did not answer in time", 5))?;
-    answer.map_err(|unable| Refusal::new(StatusCode::CONFLICT, "not_now", unable.to_string()))
+    answer.map_err(|unable| AdminError::new(StatusCode::CONFLICT, "not_now", unable.to_string()))
 }

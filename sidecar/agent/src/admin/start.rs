@@ -9,18 +9,18 @@ use sluice_wire::message::Invalid;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::access::Access;
+use super::auth::Access;
 use super::tls::{self, Tls, TlsError};
-use super::token::NeighbourToken;
+use super::token::PeerToken;
 use super::{Admin, make_token, read_tokens};
-use crate::directive::Directives;
-use crate::fresh::{self, LOOK_EVERY};
-use crate::gateway::serve::{Limits, serve};
+use crate::credential_reload::{self, RELOAD_INTERVAL};
+use crate::directive::DirectiveStore;
+use crate::engine_loop::{LoadError, parse_policy};
+use crate::gateway::serve::{ListenerLimits, serve};
 use crate::metrics::Metrics;
-use crate::neighbours::client::{Client, Credential};
-use crate::neighbours::place::full_name;
-use crate::room::{LoadError, policy_of};
-use crate::service::Service;
+use crate::peers::client::{PeerClient, PeerCredential};
+use crate::peers::membership::full_name;
+use crate::scheduler_handle::SchedulerHandle;
 
 /// The stored directive, in the runtime folder.
 const DIRECTIVE_FILE: &str = "directive.json";
@@ -30,13 +30,13 @@ const DIRECTIVE_FILE: &str = "directive.json";
 pub enum StartError {
     /// Tokens over plain HTTP are for this machine only.
     #[error("listen.admin: {0} is not a loopback address, and there is no listen.admin_tls")]
-    InTheOpen(std::net::SocketAddr),
+    NotLoopback(std::net::SocketAddr),
     /// Certificates.
     #[error("listen.admin_tls: {0}")]
     Tls(#[from] TlsError),
     /// The neighbours' tokens.
     #[error("listen.neighbour_token_file: {}: {error}", path.display())]
-    NeighbourToken {
+    PeerToken {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -56,40 +56,40 @@ pub enum StartError {
 
 /// Who may come in, and what neighbours are shown.
 #[derive(Debug)]
-pub struct Credentials {
+pub struct AdminCredentials {
     access: Access,
     tls: Option<Arc<Tls>>,
-    shown: Credential,
+    presented: PeerCredential,
 }
 
-impl Credentials {
+impl AdminCredentials {
     /// Reads certificates or tokens, and writes a new token for the operator to `token_file`.
     ///
     /// # Errors
     /// What the configuration names cannot be used.
-    pub fn of(config: &SidecarConfig, token_file: &Path) -> Result<Credentials, StartError> {
+    pub fn load(config: &SidecarConfig, token_file: &Path) -> Result<AdminCredentials, StartError> {
         let listen = &config.listen;
         let operator = make_token(token_file)
             .map_err(|error| StartError::Token { path: token_file.to_owned(), error })?;
         if let Some(tls) = &listen.admin_tls {
             let tls = Arc::new(Tls::load(tls.clone())?);
-            let shown = Credential::Certificate(tls.clone());
-            return Ok(Credentials { access: Access::Certificates, tls: Some(tls), shown });
+            let shown = PeerCredential::Certificate(tls.clone());
+            return Ok(AdminCredentials { access: Access::Certificates, tls: Some(tls), presented: shown });
         }
         if !listen.admin.ip().is_loopback() {
-            return Err(StartError::InTheOpen(listen.admin));
+            return Err(StartError::NotLoopback(listen.admin));
         }
         let (neighbours, shown) = match &listen.neighbour_token_file {
-            None => (Vec::new(), Credential::Nothing),
-            Some(path) => neighbours(path, &full_name(&config.namespace, &config.name))
-                .map_err(|error| StartError::NeighbourToken { path: path.clone(), error })?,
+            None => (Vec::new(), PeerCredential::Nothing),
+            Some(path) => peer_tokens(path, &full_name(&config.namespace, &config.name))
+                .map_err(|error| StartError::PeerToken { path: path.clone(), error })?,
         };
-        Ok(Credentials { access: Access::Tokens { operator, neighbours }, tls: None, shown })
+        Ok(AdminCredentials { access: Access::Tokens { operator, neighbours }, tls: None, presented: shown })
     }
 
     /// The way to the neighbours.
-    pub fn client(&self) -> Arc<Client> {
-        Arc::new(Client::new(self.shown.clone()))
+    pub fn client(&self) -> Arc<PeerClient> {
+        Arc::new(PeerClient::new(self.presented.clone()))
     }
 
     /// Serves until `stop`.
@@ -97,25 +97,26 @@ impl Credentials {
         self,
         listener: TcpListener,
         admin: Admin,
-        limits: Limits,
+        limits: ListenerLimits,
         stop: watch::Receiver<bool>,
         metrics: Arc<Metrics>,
     ) {
         let Some(tls) = self.tls else {
             return serve(listener, admin.router(), limits, stop).await;
         };
-        let fresh = fresh::keep(tls.clone(), LOOK_EVERY, stop.clone(), metrics);
+        let fresh =
+            credential_reload::reload_until_stopped(tls.clone(), RELOAD_INTERVAL, stop.clone(), metrics);
         tokio::join!(fresh, tls::serve(listener, admin.router(), tls, limits, stop));
     }
 }
 
 /// The tokens in the file at `path`, and what `own` shows of them: its own one, else one that is bound to nobody.
-fn neighbours(path: &Path, own: &str) -> std::io::Result<(Vec<NeighbourToken>, Credential)> {
+fn peer_tokens(path: &Path, own: &str) -> std::io::Result<(Vec<PeerToken>, PeerCredential)> {
     let tokens = read_tokens(path)?;
     let bound = tokens.iter().find(|token| token.tenant.as_deref() == Some(own));
     let shown = bound.or_else(|| tokens.iter().find(|token| token.tenant.is_none()));
     let problem = || std::io::Error::new(std::io::ErrorKind::InvalidData, format!("holds no token of {own}"));
-    let shown = Credential::Token(shown.ok_or_else(problem)?.secret.clone());
+    let shown = PeerCredential::Token(shown.ok_or_else(problem)?.secret.clone());
     Ok((tokens, shown))
 }
 
@@ -123,15 +124,15 @@ impl Admin {
     /// The admin port of the tenant in `config`.
     pub fn new(
         config: &SidecarConfig,
-        service: Service,
-        directives: Arc<Directives>,
-        credentials: &Credentials,
+        service: SchedulerHandle,
+        directives: Arc<DirectiveStore>,
+        credentials: &AdminCredentials,
     ) -> Self {
         Admin {
             service,
             access: credentials.access.clone(),
             directives,
-            neighbours: credentials.client(),
+            peers: credentials.client(),
             namespace: config.namespace.clone(),
             name: config.name.clone(),
             chunk_bytes: config.gpu.chunk_bytes,
@@ -140,16 +141,16 @@ impl Admin {
 }
 
 /// The directive of the tenant in `config`, as its runtime folder has it.
-pub fn directives(config: &SidecarConfig) -> Arc<Directives> {
+pub fn open_directives(config: &SidecarConfig) -> Arc<DirectiveStore> {
     let own = config.clone();
-    let judge = move |directive: &Directive| judge(&own, directive);
-    Arc::new(Directives::open(config.runtime_dir.join(DIRECTIVE_FILE), Box::new(judge)))
+    let judge = move |directive: &Directive| validate(&own, directive);
+    Arc::new(DirectiveStore::open(config.runtime_dir.join(DIRECTIVE_FILE), Box::new(judge)))
 }
 
 /// Whether the tenant of `config` can follow `directive` as it runs. Terms of trade, share and cap it follows, as far as they
 /// can be had; how the GPU's time is shared was fixed when it started.
-fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
-    match policy_of(&directive.policy) {
+fn validate(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
+    match parse_policy(&directive.policy) {
         Ok(_) => {}
         Err(LoadError::Config { problem, .. }) => return Err(Invalid::new("policy", problem)),
         Err(error) => return Err(Invalid::new("policy", error.to_string())),
@@ -160,7 +161,7 @@ fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
         let problem = format!("{namespace}/{name} is this tenant itself");
         return Err(Invalid::new(format!("neighbours[{index}]"), problem));
     }
-    let Some(place) = &config.neighbourhood else { return judge_alone(config, directive) };
+    let Some(place) = &config.neighbourhood else { return validate_exclusive(config, directive) };
     let (asked, runs) = (&directive.sharing, &place.sharing);
     if asked == runs {
         return Ok(());
@@ -171,7 +172,7 @@ fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
 }
 
 /// A tenant with an engine of ours on a GPU of its own follows policy, cap and share; nobody comes to it.
-fn judge_alone(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
+fn validate_exclusive(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
     if config.engine.kind != EngineKind::Native || directive.neighbours.is_empty() {
         return Ok(());
     }

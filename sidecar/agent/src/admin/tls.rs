@@ -13,18 +13,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use self::files::{Contents, client, server};
-pub use self::files::{TlsError, trustless_client};
-use super::access::Shown;
-use crate::fresh::Credentials;
-use crate::gateway::serve::{Limits, Patience, connection, serve_each, told};
+pub use self::files::{TlsError, client_without_roots};
+use self::files::{TlsFiles, client_config, server_config};
+use super::auth::Presented;
+use crate::credential_reload::ReloadableCredentials;
+use crate::gateway::serve::{ListenerLimits, Timeouts, serve_connection, serve_connections, wait_for_stop};
 
 /// Time for a handshake.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Both ends of TLS, made of the same files.
 #[derive(Clone, Debug)]
-pub struct Ends {
+pub struct TlsConfigs {
     /// For who connects to us.
     pub server: Arc<ServerConfig>,
     /// For connecting to neighbours.
@@ -35,8 +35,8 @@ pub struct Ends {
 #[derive(Debug)]
 pub struct Tls {
     config: AdminTls,
-    read: std::sync::Mutex<Contents>,
-    ends: watch::Sender<Ends>,
+    contents: std::sync::Mutex<TlsFiles>,
+    configs: watch::Sender<TlsConfigs>,
 }
 
 impl Tls {
@@ -46,32 +46,37 @@ impl Tls {
     /// A file cannot be read or does not hold what it must; the error names it.
     pub fn load(config: AdminTls) -> Result<Tls, TlsError> {
         role::check_claim(&config.claim)?;
-        let contents = Contents::read(&config)?;
-        let ends = Ends { server: server(&config, &contents)?, client: client(&config, &contents)? };
-        Ok(Tls { config, read: std::sync::Mutex::new(contents), ends: watch::Sender::new(ends) })
+        let contents = TlsFiles::read(&config)?;
+        let ends = TlsConfigs {
+            server: server_config(&config, &contents)?,
+            client: client_config(&config, &contents)?,
+        };
+        Ok(Tls { config, contents: std::sync::Mutex::new(contents), configs: watch::Sender::new(ends) })
     }
 
     /// What new connections are made with, now and when it changes.
-    pub fn ends(&self) -> watch::Receiver<Ends> {
-        self.ends.subscribe()
+    pub fn configs(&self) -> watch::Receiver<TlsConfigs> {
+        self.configs.subscribe()
     }
 }
 
-impl Credentials for Tls {
+impl ReloadableCredentials for Tls {
     type Error = TlsError;
     const NAME: &'static str = "admin_tls";
 
     /// New connections use what has changed. Connections that are open stay.
     fn reload(&self) -> Result<bool, TlsError> {
-        let contents = Contents::read(&self.config)?;
-        let mut read = self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let contents = TlsFiles::read(&self.config)?;
+        let mut read = self.contents.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *read == contents {
             return Ok(false);
         }
-        let ends =
-            Ends { server: server(&self.config, &contents)?, client: client(&self.config, &contents)? };
+        let ends = TlsConfigs {
+            server: server_config(&self.config, &contents)?,
+            client: client_config(&self.config, &contents)?,
+        };
         *read = contents;
-        self.ends.send_replace(ends);
+        self.configs.send_replace(ends);
         Ok(true)
     }
 }
@@ -81,18 +86,18 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     tls: Arc<Tls>,
-    limits: Limits,
+    limits: ListenerLimits,
     stop: watch::Receiver<bool>,
 ) {
-    let (ends, claim, stopping) = (tls.ends(), tls.config.claim.clone(), stop.clone());
+    let (ends, claim, stopping) = (tls.configs(), tls.config.claim.clone(), stop.clone());
     let connect = move |socket: TcpStream| {
         let acceptor = TlsAcceptor::from(ends.borrow().server.clone());
-        one(socket, acceptor, router.clone(), claim.clone(), stopping.clone())
+        serve_tls_connection(socket, acceptor, router.clone(), claim.clone(), stopping.clone())
     };
-    serve_each(listener, limits, stop, connect).await;
+    serve_connections(listener, limits, stop, connect).await;
 }
 
-async fn one(
+async fn serve_tls_connection(
     socket: TcpStream,
     acceptor: TlsAcceptor,
     router: Router,
@@ -100,8 +105,8 @@ async fn one(
     stop: watch::Receiver<bool>,
 ) {
     let shaken = tokio::select! {
-        () = told(stop.clone()) => return,
-        shaken = tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(socket)) => shaken,
+        () = wait_for_stop(stop.clone()) => return,
+        shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket)) => shaken,
     };
     let stream = match shaken {
         Ok(Ok(stream)) => stream,
@@ -112,6 +117,6 @@ async fn one(
         Err(_) => return,
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-    let shown = Shown(certificate.and_then(|certificate| role::of(certificate, &claim)));
-    connection(stream, router.layer(Extension(shown)), Patience::default(), stop).await;
+    let shown = Presented(certificate.and_then(|certificate| role::caller_of(certificate, &claim)));
+    serve_connection(stream, router.layer(Extension(shown)), Timeouts::default(), stop).await;
 }

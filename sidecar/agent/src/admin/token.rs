@@ -7,7 +7,7 @@ use std::path::Path;
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
 /// Fewest characters of a token that somebody else has made.
-const LEAST_CHARACTERS: usize = 32;
+const MIN_TOKEN_CHARS: usize = 32;
 
 /// Makes a new token and writes it to `path`, readable by this user only. A token of an earlier run is replaced.
 ///
@@ -29,14 +29,14 @@ pub fn make_token(path: &Path) -> io::Result<String> {
 
 /// A token of neighbours.
 #[derive(Clone, PartialEq, Eq)]
-pub struct NeighbourToken {
+pub struct PeerToken {
     /// The secret.
     pub secret: String,
     /// The tenant that alone may use it, `NAMESPACE/NAME`; `None` = the neighbours share it.
     pub tenant: Option<String>,
 }
 
-impl std::fmt::Debug for NeighbourToken {
+impl std::fmt::Debug for PeerToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NeighbourToken").field("tenant", &self.tenant).finish_non_exhaustive()
     }
@@ -46,12 +46,12 @@ impl std::fmt::Debug for NeighbourToken {
 ///
 /// # Errors
 /// The file cannot be read, or a line of it is no token, can be guessed, or repeats another one's secret.
-pub fn read_tokens(path: &Path) -> io::Result<Vec<NeighbourToken>> {
+pub fn read_tokens(path: &Path) -> io::Result<Vec<PeerToken>> {
     let text = std::fs::read_to_string(path)?;
-    let mut tokens: Vec<NeighbourToken> = Vec::new();
+    let mut tokens: Vec<PeerToken> = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let at = |problem: String| invalid(format!("line {}: {problem}", index + 1));
-        let token = read_line(line).map_err(at)?;
+        let token = parse_line(line).map_err(at)?;
         if tokens.iter().any(|other| other.secret == token.secret) {
             return Err(at("the token of another line".into()));
         }
@@ -61,18 +61,18 @@ pub fn read_tokens(path: &Path) -> io::Result<Vec<NeighbourToken>> {
 }
 
 /// What is wrong is told without the line: it may hold a secret.
-fn read_line(line: &str) -> Result<NeighbourToken, String> {
+fn parse_line(line: &str) -> Result<PeerToken, String> {
     let mut words = line.split_whitespace();
     let secret = words.next().unwrap_or_default().to_owned();
-    if secret.len() < LEAST_CHARACTERS || !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(format!("no token: at least {LEAST_CHARACTERS} visible ASCII characters"));
+    if secret.len() < MIN_TOKEN_CHARS || !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(format!("no token: at least {MIN_TOKEN_CHARS} visible ASCII characters"));
     }
     let tenant = words.next().map(str::to_owned);
     let full = |name: &String| name.split('/').filter(|part| !part.is_empty()).count() == 2;
     if !tenant.as_ref().is_none_or(full) || words.next().is_some() {
         return Err("what follows the token is no NAMESPACE/NAME".into());
     }
-    Ok(NeighbourToken { secret, tenant })
+    Ok(PeerToken { secret, tenant })
 }
 
 fn invalid(problem: String) -> io::Error {

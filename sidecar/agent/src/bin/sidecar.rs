@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     match sluice_agent::run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if !matches!(failure, Failure::Left) {
+            if !matches!(failure, Failure::Reported) {
                 let name = args.log_name.map(|name| format!("{name}: ")).unwrap_or_default();
                 eprintln!("sluice-sidecar: {name}{failure:#}");
             }

@@ -9,18 +9,18 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use futures_util::StreamExt;
 
 use super::error::ApiError;
-use super::open::{BodyRoom, OpenRequests};
+use super::limits::{BodyBudget, RequestLimiter};
 
 /// Time to send a body.
-const READ_TIME: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the rest of a refused body is read, so that its sender sees the answer and not a reset connection.
-const DISCARD_TIME: Duration = Duration::from_secs(1);
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A body that was read whole. Its bytes count against the limit of all bodies until it is dropped.
 #[derive(Debug, Default)]
 pub struct JsonBody {
     bytes: Vec<u8>,
-    room: BodyRoom,
+    budget: BodyBudget,
 }
 
 impl JsonBody {
@@ -30,41 +30,41 @@ impl JsonBody {
     }
 
     /// The text, and the room that it takes for as long as somebody keeps it.
-    pub fn into_parts(self) -> (Vec<u8>, BodyRoom) {
-        (self.bytes, self.room)
+    pub fn into_parts(self) -> (Vec<u8>, BodyBudget) {
+        (self.bytes, self.budget)
     }
 }
 
 /// Whoever takes bodies, within bounds.
-pub trait TakesBodies {
+pub trait BodyLimits {
     /// Most bytes of one.
     fn max_body_bytes(&self) -> u64;
 
     /// Where those that are held are counted.
-    fn open(&self) -> &OpenRequests;
+    fn limiter(&self) -> &RequestLimiter;
 }
 
-impl<G: TakesBodies + Send + Sync> FromRequest<Arc<G>> for JsonBody {
+impl<G: BodyLimits + Send + Sync> FromRequest<Arc<G>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, gateway: &Arc<G>) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
         let limit = gateway.max_body_bytes();
-        if let Err(error) = readable(&parts.headers) {
+        if let Err(error) = check_json_headers(&parts.headers) {
             discard(body.into_data_stream(), &parts.headers).await;
             return Err(error);
         }
         if declared_bytes(&parts.headers).is_some_and(|bytes| bytes > limit) {
             discard(body.into_data_stream(), &parts.headers).await;
-            return Err(ApiError::too_large(limit));
+            return Err(ApiError::body_too_large(limit));
         }
         let read = read(&**gateway, body, &parts.headers);
-        tokio::time::timeout(READ_TIME, read).await.unwrap_or_else(|_| Err(ApiError::slow_body()))
+        tokio::time::timeout(READ_TIMEOUT, read).await.unwrap_or_else(|_| Err(ApiError::body_timeout()))
     }
 }
 
 async fn read(
-    gateway: &(impl TakesBodies + Sync),
+    gateway: &(impl BodyLimits + Sync),
     body: Body,
     headers: &HeaderMap,
 ) -> Result<JsonBody, ApiError> {
@@ -76,9 +76,9 @@ async fn read(
         let length = body.bytes.len() + chunk.len();
         if length as u64 > limit {
             discard(stream, headers).await;
-            return Err(ApiError::too_large(limit));
+            return Err(ApiError::body_too_large(limit));
         }
-        gateway.open().make_room(&mut body.room, length)?;
+        gateway.limiter().reserve_body(&mut body.budget, length)?;
         body.bytes.extend_from_slice(&chunk);
     }
     Ok(body)
@@ -88,12 +88,12 @@ async fn read(
 ///
 /// # Errors
 /// 415: it is of another type, or is coded.
-pub(crate) fn readable(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(crate) fn check_json_headers(headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
     let codings = headers.get_all(header::CONTENT_ENCODING).iter().map(text);
     let kind = headers.get(header::CONTENT_TYPE).map(text).unwrap_or_default();
     match codings.into_iter().find(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity")) {
-        Some(coding) => Err(ApiError::coded(&coding)),
+        Some(coding) => Err(ApiError::unsupported_encoding(&coding)),
         None if is_json(&kind) => Ok(()),
         None => Err(ApiError::not_json()),
     }
@@ -113,5 +113,5 @@ pub(crate) async fn discard(mut rest: BodyDataStream, headers: &HeaderMap) {
         return;
     }
     let all = async { while let Some(Ok(_)) = rest.next().await {} };
-    let _ = tokio::time::timeout(DISCARD_TIME, all).await;
+    let _ = tokio::time::timeout(DISCARD_TIMEOUT, all).await;
 }

@@ -12,16 +12,16 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
 /// Which tokens of an answer are shown, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Show {
+pub struct DecodeOptions {
     /// Special tokens are not shown.
     pub skip_special: bool,
     /// An added token behind another has the space before it that the decoder puts there.
     pub spaces_between_special: bool,
 }
 
-impl Default for Show {
+impl Default for DecodeOptions {
     fn default() -> Self {
-        Show { skip_special: true, spaces_between_special: true }
+        DecodeOptions { skip_special: true, spaces_between_special: true }
     }
 }
 
@@ -33,11 +33,11 @@ impl Default for Show {
 #[derive(Debug)]
 pub struct Detokenizer {
     text: Arc<Text>,
-    show: Show,
+    options: DecodeOptions,
     /// Tokens that are decoded with the next one.
     ids: Vec<u32>,
     /// Tokens of `ids` that have been shown, or are the prompt's.
-    shown: usize,
+    read_offset: usize,
     /// Their text.
     prefix: String,
     /// The last token was an added one.
@@ -46,53 +46,59 @@ pub struct Detokenizer {
 
 impl Detokenizer {
     /// An empty answer to `prompt`.
-    pub fn new(text: Arc<Text>, show: Show, prompt: &[u32]) -> Self {
-        let ids = tail(&text, show.skip_special, prompt);
-        let mut detokenizer =
-            Detokenizer { text, show, shown: ids.len(), ids, prefix: String::new(), after_added: false };
+    pub fn new(text: Arc<Text>, show: DecodeOptions, prompt: &[u32]) -> Self {
+        let ids = prompt_tail(&text, show.skip_special, prompt);
+        let mut detokenizer = Detokenizer {
+            text,
+            options: show,
+            read_offset: ids.len(),
+            ids,
+            prefix: String::new(),
+            after_added: false,
+        };
         // A character that begins in the prompt and ends in the answer is of the answer.
-        detokenizer.prefix = detokenizer.whole(detokenizer.decode(), 0);
+        detokenizer.prefix = detokenizer.trim_incomplete(detokenizer.decode(), 0);
         detokenizer
     }
 
     fn decode(&self) -> String {
         // Ids come from the engine, which bounds them by the vocabulary; one that the tokenizer does not know has no text.
-        self.text.tokenizer().decode(&self.ids, self.show.skip_special).unwrap_or_default()
+        self.text.tokenizer().decode(&self.ids, self.options.skip_special).unwrap_or_default()
     }
 
     /// The exact bytes of the tokens from `from` on.
-    fn exact(&self, from: usize) -> Vec<u8> {
+    fn exact_bytes(&self, from: usize) -> Vec<u8> {
         self.ids[from..].iter().filter_map(|id| self.text.bytes_of(*id)).flatten().collect()
     }
 
     /// The text that this token completes; empty while a character is incomplete.
     pub fn push(&mut self, id: u32) -> String {
-        let added = self.text.added(id).map(str::to_owned);
+        let added = self.text.added_token_text(id).map(str::to_owned);
         let behind_added = std::mem::replace(&mut self.after_added, added.is_some());
-        if self.text.is_hidden(id, self.show.skip_special) {
+        if self.text.is_hidden(id, self.options.skip_special) {
             return String::new();
         }
         self.ids.push(id);
         let after = self.decode();
-        let incomplete = after.len() <= self.prefix.len() || self.is_cut(&after, self.shown);
-        if incomplete && self.ids.len() - self.shown < INCOMPLETE_TOKENS_MAX {
+        let incomplete = after.len() <= self.prefix.len() || self.is_incomplete(&after, self.read_offset);
+        if incomplete && self.ids.len() - self.read_offset < INCOMPLETE_TOKENS_MAX {
             return String::new();
         }
         let new = self.new_text(&after);
-        self.ids.drain(..self.shown);
-        self.shown = self.ids.len();
+        self.ids.drain(..self.read_offset);
+        self.read_offset = self.ids.len();
         self.prefix = self.decode();
         // As in vLLM, which looks at all added tokens and not at special ones alone.
-        let spaces = self.show.skip_special || self.show.spaces_between_special;
+        let spaces = self.options.skip_special || self.options.spaces_between_special;
         added.filter(|_| behind_added && !spaces).unwrap_or(new)
     }
 
     /// What is held back and is whole: of a character in which the answer ended, there is nothing.
     pub fn finish(&mut self) -> String {
         let rest = self.new_text(&self.decode());
-        let rest = self.whole(rest, self.shown);
+        let rest = self.trim_incomplete(rest, self.read_offset);
         self.ids.clear();
-        (self.shown, self.prefix) = (0, String::new());
+        (self.read_offset, self.prefix) = (0, String::new());
         rest
     }
 
@@ -101,18 +107,19 @@ impl Detokenizer {
         match after.strip_prefix(&self.prefix) {
             Some(new) => new.to_owned(),
             // A decoder of single bytes breaks the whole characters before a broken one.
-            None => String::from_utf8_lossy(&self.exact(self.shown)).into_owned(),
+            None => String::from_utf8_lossy(&self.exact_bytes(self.read_offset)).into_owned(),
         }
     }
 
     /// Whether `text`, of which the tokens from `from` on are the end, ends in a broken character. U+FFFD itself is none.
-    fn is_cut(&self, text: &str, from: usize) -> bool {
-        let broken = || self.exact(from).utf8_chunks().last().is_some_and(|last| !last.invalid().is_empty());
+    fn is_incomplete(&self, text: &str, from: usize) -> bool {
+        let broken =
+            || self.exact_bytes(from).utf8_chunks().last().is_some_and(|last| !last.invalid().is_empty());
         text.ends_with(REPLACEMENT) && broken()
     }
 
-    fn whole(&self, text: String, from: usize) -> String {
-        match self.is_cut(&text, from) {
+    fn trim_incomplete(&self, text: String, from: usize) -> String {
+        match self.is_incomplete(&text, from) {
             true => text.trim_end_matches(REPLACEMENT).to_owned(),
             false => text,
         }
@@ -121,7 +128,7 @@ impl Detokenizer {
 
 /// As much of the end of `prompt` as decides how the next token is decoded: back to a token that begins with a whole
 /// character. Hidden ones are none to the decoder.
-fn tail(text: &Text, skip_special: bool, prompt: &[u32]) -> Vec<u32> {
+fn prompt_tail(text: &Text, skip_special: bool, prompt: &[u32]) -> Vec<u32> {
     let begins = |id: u32| {
         text.bytes_of(id).is_some_and(|bytes| bytes.first().is_some_and(|byte| byte & 0xc0 != 0x80))
     };
@@ -142,54 +149,54 @@ pub struct StopFilter {
     stops: Vec<String>,
     held: String,
     /// Bytes of `held` that came too early: no stop string may end in them.
-    early: usize,
+    ineligible: usize,
 }
 
 /// What may be shown of a piece.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct FilteredText {
     /// Text that no stop string can begin in any more.
     pub text: String,
     /// A stop string was found; nothing after it is shown.
-    pub stopped: bool,
+    pub is_stopped: bool,
 }
 
 impl StopFilter {
     /// Looks for any of `stops`, none empty.
     pub fn new(stops: Vec<String>) -> Self {
-        StopFilter { stops, held: String::new(), early: 0 }
+        StopFilter { stops, held: String::new(), ineligible: 0 }
     }
 
     /// Takes a piece.
-    pub fn push(&mut self, piece: &str) -> Shown {
+    pub fn push(&mut self, piece: &str) -> FilteredText {
         self.held.push_str(piece);
         if let Some(at) = self.stops.iter().filter_map(|stop| self.find(stop)).min() {
             self.held.truncate(at);
-            return Shown { text: std::mem::take(&mut self.held), stopped: true };
+            return FilteredText { text: std::mem::take(&mut self.held), is_stopped: true };
         }
-        Shown { text: self.release(), stopped: false }
+        FilteredText { text: self.take_releasable(), is_stopped: false }
     }
 
     /// Takes a piece that came before the answer may end: a stop string may begin in it, and not end. Returns what may
     /// be shown.
-    pub fn pass(&mut self, piece: &str) -> String {
+    pub fn push_without_stop(&mut self, piece: &str) -> String {
         self.held.push_str(piece);
-        self.early = self.held.len();
-        self.release()
+        self.ineligible = self.held.len();
+        self.take_releasable()
     }
 
     /// Where `stop` first stands such that it ends behind what came too early.
     fn find(&self, stop: &str) -> Option<usize> {
-        let from = (self.early + 1).saturating_sub(stop.len());
+        let from = (self.ineligible + 1).saturating_sub(stop.len());
         let from = (from..=self.held.len()).find(|at| self.held.is_char_boundary(*at))?;
         self.held[from..].find(stop).map(|at| from + at)
     }
 
     /// Everything but what may be the beginning of a stop string.
-    fn release(&mut self) -> String {
-        let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+    fn take_releasable(&mut self) -> String {
+        let keep = self.stops.iter().map(|stop| partial_match_len(&self.held, stop)).max().unwrap_or(0);
         let released = self.held.len() - keep;
-        self.early = self.early.saturating_sub(released);
+        self.ineligible = self.ineligible.saturating_sub(released);
         let rest = self.held.split_off(released);
         std::mem::replace(&mut self.held, rest)
     }
@@ -201,7 +208,7 @@ impl StopFilter {
 }
 
 /// Bytes at the end of `text` that are a proper beginning of `stop`.
-fn overlap(text: &str, stop: &str) -> usize {
+fn partial_match_len(text: &str, stop: &str) -> usize {
     let beginnings = stop.char_indices().map(|(i, _)| i).skip(1);
     beginnings.filter(|i| text.ends_with(&stop[..*i])).max().unwrap_or(0)
 }
@@ -216,7 +223,7 @@ mod tests {
         for piece in pieces {
             let shown = filter.push(piece);
             out.push_str(&shown.text);
-            if shown.stopped {
+            if shown.is_stopped {
                 return (out, true);
             }
         }
@@ -224,27 +231,27 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_across_pieces_is_never_shown() {
+    fn stop_string_across_pieces_is_hidden() {
         assert_eq!(show(&["</end>"], &["abc<", "/e", "nd", ">xyz"]), ("abc".into(), true));
     }
 
     #[test]
-    fn what_only_begins_like_a_stop_string_is_shown_in_the_end() {
+    fn partial_stop_string_is_released() {
         assert_eq!(show(&["</end>"], &["a<", "/e", "x", " <"]), ("a</ex <".into(), false));
     }
 
     #[test]
-    fn the_earliest_of_several_stop_strings_wins() {
+    fn earliest_stop_string_wins() {
         assert_eq!(show(&["world", "lo"], &["hel", "lo wor", "ld"]), ("hel".into(), true));
     }
 
     #[test]
-    fn a_stop_string_that_ends_too_early_is_text_and_one_that_only_begins_there_stops() {
+    fn stop_string_must_end_after_min_tokens() {
         let early = |stops: &[&str], early: &str, piece: &str| {
             let mut filter = StopFilter::new(stops.iter().map(|s| (*s).to_owned()).collect());
-            let passed = filter.pass(early);
+            let passed = filter.push_without_stop(early);
             let shown = filter.push(piece);
-            (passed + &shown.text, shown.stopped)
+            (passed + &shown.text, shown.is_stopped)
         };
         assert_eq!(early(&["</s>"], "a</s>b<", "/s>c"), ("a</s>b".into(), true));
         assert_eq!(early(&["</s>"], "a</s>", "c"), ("a</s>c".into(), false));
@@ -256,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn stop_strings_may_hold_wide_characters() {
+    fn stop_string_with_multibyte_characters_matches() {
         assert_eq!(show(&["é→"], &["caf", "é", "→ "]), ("caf".into(), true));
         assert_eq!(show(&["é→"], &["caf", "é", "!"]), ("café!".into(), false));
     }

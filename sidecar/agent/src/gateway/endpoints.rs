@@ -11,16 +11,16 @@ use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::UnavailableReason;
 
 use super::Gateway;
-use super::answer::{self, Frame, Kind};
 use super::body::JsonBody;
 use super::detok::{Detokenizer, StopFilter};
 use super::error::{ApiError, RETRY_SOON_SECONDS};
-use super::generate::{Generation, Setup};
 use super::messages;
-use super::params::{Common, StreamOptions, parse};
-use super::prompt::{Prompt, PromptRules, Prompts};
-use crate::metrics::AwaitedToken;
-use crate::service::{Status, Submission};
+use super::params::{CommonParams, StreamOptions, parse};
+use super::prompt::{Prompt, PromptEncoder, Prompts};
+use super::response::{self, Endpoint, ResponseMeta};
+use super::token_stream::{TokenStream, TokenStreamConfig};
+use crate::metrics::PendingToken;
+use crate::scheduler_handle::{Status, Submission};
 
 /// Most alternatives reported with a token.
 const TOP_LOGPROBS_MAX: u32 = 20;
@@ -43,15 +43,15 @@ struct Chat {
 }
 
 /// What both endpoints come to.
-struct Order {
-    kind: Kind,
-    common: Common,
+struct ParsedRequest {
+    endpoint: Endpoint,
+    params: CommonParams,
     prompts: Vec<Prompt>,
     logprobs: Option<u8>,
 }
 
 /// An order found good.
-struct Accepted {
+struct ValidatedRequest {
     model: String,
     options: StreamOptions,
     stops: Vec<String>,
@@ -62,21 +62,21 @@ struct Accepted {
 pub async fn completions(State(gateway): State<Arc<Gateway>>, body: JsonBody) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let (bytes, reader) = (body.bytes().len(), gateway.clone());
-    let order = gateway.open.parse(bytes, move || reader.completion(body.bytes())).await?;
-    gateway.answer(order, arrived).await
+    let order = gateway.limiter.parse(bytes, move || reader.completion(body.bytes())).await?;
+    gateway.respond(order, arrived).await
 }
 
 /// `POST /v1/chat/completions`
 pub async fn chat(State(gateway): State<Arc<Gateway>>, body: JsonBody) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let (bytes, reader) = (body.bytes().len(), gateway.clone());
-    let order = gateway.open.parse(bytes, move || reader.chat(body.bytes())).await?;
-    gateway.answer(order, arrived).await
+    let order = gateway.limiter.parse(bytes, move || reader.chat(body.bytes())).await?;
+    gateway.respond(order, arrived).await
 }
 
-fn bounded(name: &str, wanted: Option<u32>) -> Result<Option<u8>, ApiError> {
+fn check_top_logprobs(name: &str, wanted: Option<u32>) -> Result<Option<u8>, ApiError> {
     match wanted {
-        Some(n) if n > TOP_LOGPROBS_MAX => Err(ApiError::param(
+        Some(n) if n > TOP_LOGPROBS_MAX => Err(ApiError::invalid_param(
             name,
             format!("`{name}` must be an integer from 0 to {TOP_LOGPROBS_MAX}, not {n}"),
         )),
@@ -85,53 +85,58 @@ fn bounded(name: &str, wanted: Option<u32>) -> Result<Option<u8>, ApiError> {
 }
 
 impl Gateway {
-    fn completion(&self, body: &[u8]) -> Result<Order, ApiError> {
+    fn completion(&self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
         let (common, completion): (_, Completion) = parse(body, &["prompt", "logprobs"])?;
-        let prompts = self.prompt_rules(Kind::Completion).prompts(completion.prompt)?;
-        let logprobs = bounded("logprobs", completion.logprobs)?;
-        Ok(Order { kind: Kind::Completion, common, prompts, logprobs })
+        let prompts = self.prompt_encoder(Endpoint::Completion).encode_prompts(completion.prompt)?;
+        let logprobs = check_top_logprobs("logprobs", completion.logprobs)?;
+        Ok(ParsedRequest { endpoint: Endpoint::Completion, params: common, prompts, logprobs })
     }
 
-    fn chat(&self, body: &[u8]) -> Result<Order, ApiError> {
+    fn chat(&self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
         let own = ["messages", "logprobs", "top_logprobs", "add_generation_prompt"];
         let (common, chat): (_, Chat) = parse(body, &own)?;
         if chat.top_logprobs.is_some() && !chat.logprobs {
-            return Err(ApiError::param("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
+            return Err(ApiError::invalid_param("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
-        let top = bounded("top_logprobs", chat.top_logprobs)?.unwrap_or(0);
-        let messages = messages::read(body, &chat.messages)?;
+        let top = check_top_logprobs("top_logprobs", chat.top_logprobs)?.unwrap_or(0);
+        let messages = messages::parse_messages(body, &chat.messages)?;
         let rendered = self.text.render(&messages, chat.add_generation_prompt.unwrap_or(true));
-        let rendered = rendered.map_err(|message| ApiError::param("messages", message))?;
-        let prompt = self.prompt_rules(Kind::Chat).rendered(&rendered)?;
-        Ok(Order { kind: Kind::Chat, common, prompts: vec![prompt], logprobs: chat.logprobs.then_some(top) })
+        let rendered = rendered.map_err(|message| ApiError::invalid_param("messages", message))?;
+        let prompt = self.prompt_encoder(Endpoint::Chat).encode_chat(&rendered)?;
+        Ok(ParsedRequest {
+            endpoint: Endpoint::Chat,
+            params: common,
+            prompts: vec![prompt],
+            logprobs: chat.logprobs.then_some(top),
+        })
     }
 
-    fn prompt_rules(&self, kind: Kind) -> PromptRules<'_> {
-        PromptRules {
+    fn prompt_encoder(&self, kind: Endpoint) -> PromptEncoder<'_> {
+        PromptEncoder {
             text: &self.text,
-            kind,
+            endpoint: kind,
             vocab: self.vocab,
             context_tokens: self.max_model_tokens,
             limit_tokens: self.limits.max_prompt_tokens,
         }
     }
 
-    async fn answer(&self, order: Order, arrived: Instant) -> Result<Response, ApiError> {
+    async fn respond(&self, order: ParsedRequest, arrived: Instant) -> Result<Response, ApiError> {
         // All that can be refused is refused before it takes a place or waits for the tenant.
-        let Accepted { model, options, stops, submissions } = self.accept(&order)?;
-        let open = self.open.enter(submissions.len() as u32)?;
+        let ValidatedRequest { model, options, stops, submissions } = self.validate(&order)?;
+        let open = self.limiter.acquire(submissions.len() as u32)?;
         // Awaited from here on: also while the tenant loads, or its engine is being replaced.
-        let awaited: Vec<_> = submissions.iter().map(|_| self.metrics.await_first(arrived)).collect();
-        if let Err(error) = self.serving().await {
-            awaited.into_iter().for_each(AwaitedToken::failed);
+        let awaited: Vec<_> = submissions.iter().map(|_| self.metrics.track_first_token(arrived)).collect();
+        if let Err(error) = self.wait_until_serving().await {
+            awaited.into_iter().for_each(PendingToken::fail);
             return Err(error);
         }
-        let Order { kind, common, prompts, logprobs } = order;
+        let ParsedRequest { endpoint: kind, params: common, prompts, logprobs } = order;
         let generations = submissions.into_iter().zip(awaited);
-        let generations = generations.map(|each| self.generation(kind, each, &stops, &common, arrived));
+        let generations = generations.map(|each| self.token_stream(kind, each, &stops, &common, arrived));
         let generations = generations.collect();
-        let frame = Frame {
-            kind,
+        let frame = ResponseMeta {
+            endpoint: kind,
             id: self.next_id(kind),
             created: Gateway::unix_seconds(),
             model,
@@ -140,40 +145,45 @@ impl Gateway {
             prompt_tokens: prompts.iter().map(Prompt::count).sum(),
             include_usage: options.include_usage,
             continuous_usage: options.continuous_usage_stats,
-            open,
+            permit: open,
         };
         match common.stream {
-            true => answer::streamed(frame, generations).await,
-            false => answer::whole(frame, generations).await,
+            true => response::stream_response(frame, generations).await,
+            false => response::full_response(frame, generations).await,
         }
     }
 
-    fn accept(&self, order: &Order) -> Result<Accepted, ApiError> {
-        let common = &order.common;
+    fn validate(&self, order: &ParsedRequest) -> Result<ValidatedRequest, ApiError> {
+        let common = &order.params;
         let model = self.model_name(common.model.as_deref())?;
         if common.stream_options.is_some() && !common.stream {
-            return Err(ApiError::param("stream_options", "`stream_options` needs `stream: true`"));
+            return Err(ApiError::invalid_param("stream_options", "`stream_options` needs `stream: true`"));
         }
         let options = common.stream_options.unwrap_or_default();
-        Ok(Accepted { model, options, stops: common.stop_strings()?, submissions: self.submissions(order)? })
+        Ok(ValidatedRequest {
+            model,
+            options,
+            stops: common.stop_strings()?,
+            submissions: self.submissions(order)?,
+        })
     }
 
-    fn generation(
+    fn token_stream(
         &self,
-        kind: Kind,
-        (submission, awaited): (Submission, AwaitedToken),
+        kind: Endpoint,
+        (submission, awaited): (Submission, PendingToken),
         stops: &[String],
-        common: &Common,
+        common: &CommonParams,
         arrived: Instant,
-    ) -> Generation {
+    ) -> TokenStream {
         let sampling = &submission.sampling;
         let stop_tokens = if sampling.ignore_stop { Vec::new() } else { sampling.stop_tokens.clone() };
         let min_tokens = sampling.min_tokens;
         let prompt_tokens = submission.prompt.len() as u32;
-        let detokenizer = Detokenizer::new(self.text.clone(), common.show(), &submission.prompt);
-        Generation::new(Setup {
-            kind,
-            ticket: self.service.submit(submission),
+        let detokenizer = Detokenizer::new(self.text.clone(), common.decode_options(), &submission.prompt);
+        TokenStream::new(TokenStreamConfig {
+            endpoint: kind,
+            handle: self.service.submit(submission),
             detokenizer,
             stops: StopFilter::new(stops.to_vec()),
             stop_tokens,
@@ -188,30 +198,30 @@ impl Gateway {
 
     fn model_name(&self, asked: Option<&str>) -> Result<String, ApiError> {
         match asked {
-            None => Ok(self.names[0].clone()),
-            Some(name) if self.names.iter().any(|n| n == name) => Ok(name.to_owned()),
-            Some(name) => Err(ApiError::no_model(name)),
+            None => Ok(self.served_names[0].clone()),
+            Some(name) if self.served_names.iter().any(|n| n == name) => Ok(name.to_owned()),
+            Some(name) => Err(ApiError::model_not_found(name)),
         }
     }
 
     /// Holds the request while the tenant loads or its engine restarts.
-    async fn serving(&self) -> Result<(), ApiError> {
+    async fn wait_until_serving(&self) -> Result<(), ApiError> {
         let mut status = self.service.status();
         let hold = Duration::from_secs(u64::from(self.limits.hold_seconds));
         let settled = status.wait_for(|s| matches!(s, Status::Serving | Status::Failed(_)));
         let state = match tokio::time::timeout(hold, settled).await {
             Ok(Ok(state)) => state.clone(),
-            Ok(Err(_)) => return Err(ApiError::outage(&UnavailableReason::ShuttingDown)),
+            Ok(Err(_)) => return Err(ApiError::from_unavailable(&UnavailableReason::ShuttingDown)),
             Err(_) => return Err(ApiError::unavailable("the model is not ready yet", RETRY_SOON_SECONDS)),
         };
         match state {
-            Status::Failed(why) => Err(ApiError::outage(&UnavailableReason::Device(why))),
+            Status::Failed(why) => Err(ApiError::from_unavailable(&UnavailableReason::Device(why))),
             _ => Ok(()),
         }
     }
 
-    fn submissions(&self, order: &Order) -> Result<Vec<Submission>, ApiError> {
-        let (common, choices) = (&order.common, order.common.choices()?);
+    fn submissions(&self, order: &ParsedRequest) -> Result<Vec<Submission>, ApiError> {
+        let (common, choices) = (&order.params, order.params.choice_count()?);
         let sampling = common.sampling(&self.text, self.vocab, order.logprobs)?;
         let paced = matches!(self.pacing(common.stream), Pacing::Paced { .. });
         let mut submissions = Vec::new();
@@ -220,7 +230,8 @@ impl Gateway {
             for choice in 0..choices {
                 let mut sampling = sampling.clone();
                 sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
-                let (prompt, priority, salt) = (prompt.tokens().to_vec(), common.priority, common.salt());
+                let (prompt, priority, salt) =
+                    (prompt.tokens().to_vec(), common.priority, common.cache_salt_hash());
                 submissions.push(Submission { prompt, max_tokens, sampling, priority, salt, paced });
             }
         }
@@ -228,20 +239,20 @@ impl Gateway {
     }
 
     /// Tokens to generate at most; what the context leaves, or OpenAI's 16 for completions, when the request names none.
-    fn max_tokens(&self, order: &Order, prompt: &Prompt) -> Result<u32, ApiError> {
-        let (kind, prompt_tokens, context) = (order.kind, prompt.count(), self.max_model_tokens);
+    fn max_tokens(&self, order: &ParsedRequest, prompt: &Prompt) -> Result<u32, ApiError> {
+        let (kind, prompt_tokens, context) = (order.endpoint, prompt.count(), self.max_model_tokens);
         let left = context.saturating_sub(prompt_tokens).max(1);
         let default = match kind {
-            Kind::Completion => COMPLETION_TOKENS_DEFAULT.min(left),
-            Kind::Chat => left,
+            Endpoint::Completion => COMPLETION_TOKENS_DEFAULT.min(left),
+            Endpoint::Chat => left,
         };
-        let max_tokens = order.common.token_limit()?.unwrap_or(default);
+        let max_tokens = order.params.token_limit()?.unwrap_or(default);
         if prompt_tokens.saturating_add(max_tokens) > context {
-            let param = order.common.limit_param();
+            let param = order.params.limit_param();
             return Err(ApiError::context_exceeded(kind, param, prompt_tokens, max_tokens, context));
         }
-        if order.common.min_tokens() > max_tokens {
-            return Err(ApiError::param(
+        if order.params.min_tokens() > max_tokens {
+            return Err(ApiError::invalid_param(
                 "min_tokens",
                 format!("`min_tokens` is above max_tokens ({max_tokens})"),
             ));

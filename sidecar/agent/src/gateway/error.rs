@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use sluice_scheduler::{RejectReason, UnavailableReason};
 
-use super::answer::Kind;
+use super::response::Endpoint;
 
 /// When to come back to a server that restarts or loads, seconds.
 pub const RETRY_SOON_SECONDS: u32 = 5;
@@ -19,16 +19,16 @@ pub const RETRY_LATER_SECONDS: u32 = 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptTokens {
     /// Counted.
-    Exactly(u64),
+    Exact(u64),
     /// By its bytes, without reading it.
     AtLeast(u64),
 }
 
 impl PromptTokens {
     /// Fewest.
-    pub fn fewest(self) -> u64 {
+    pub fn lower_bound(self) -> u64 {
         match self {
-            PromptTokens::Exactly(tokens) | PromptTokens::AtLeast(tokens) => tokens,
+            PromptTokens::Exact(tokens) | PromptTokens::AtLeast(tokens) => tokens,
         }
     }
 }
@@ -36,7 +36,7 @@ impl PromptTokens {
 impl fmt::Display for PromptTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PromptTokens::Exactly(tokens) => write!(f, "{tokens}"),
+            PromptTokens::Exact(tokens) => write!(f, "{tokens}"),
             PromptTokens::AtLeast(tokens) => write!(f, "at least {tokens}"),
         }
     }
@@ -52,17 +52,25 @@ pub struct ApiError {
     message: String,
     retry_after_seconds: Option<u32>,
     /// Bodies are taken without a coding only.
-    identity_only: bool,
+    is_identity_only: bool,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let (message, retry_after_seconds) = (message.into(), None);
-        ApiError { status, kind, code: None, param: None, message, retry_after_seconds, identity_only: false }
+        ApiError {
+            status,
+            kind,
+            code: None,
+            param: None,
+            message,
+            retry_after_seconds,
+            is_identity_only: false,
+        }
     }
 
     /// 400 about one parameter.
-    pub fn param(param: &str, message: impl Into<String>) -> Self {
+    pub fn invalid_param(param: &str, message: impl Into<String>) -> Self {
         let error = ApiError::bad_request(message);
         ApiError { param: Some(param.to_owned()), ..error }
     }
@@ -74,25 +82,25 @@ impl ApiError {
 
     /// 400 about a parameter that OpenAI's API has and this server does not serve.
     pub fn unsupported(param: &str, message: impl Into<String>) -> Self {
-        ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) }
+        ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid_param(param, message) }
     }
 
     /// 401.
-    pub fn unauthorised() -> Self {
+    pub fn unauthorized() -> Self {
         let error =
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid_request_error", "a valid API key is required");
         ApiError { code: Some("invalid_api_key"), ..error }
     }
 
     /// 404 for a model that is not served here.
-    pub fn no_model(name: &str) -> Self {
+    pub fn model_not_found(name: &str) -> Self {
         let message = format!("the model `{name}` does not exist");
         let error = ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
         ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error }
     }
 
     /// 404 for a path.
-    pub fn no_route(path: &str) -> Self {
+    pub fn route_not_found(path: &str) -> Self {
         let message = format!(
             "there is nothing at {path}: GET /v1/models lists the models, POST /v1/chat/completions and /v1/completions \
              answer"
@@ -101,28 +109,28 @@ impl ApiError {
     }
 
     /// 405.
-    pub fn wrong_method() -> Self {
+    pub fn method_not_allowed() -> Self {
         let message = "this path does not take that method";
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 
     /// 408: the body did not come in time.
-    pub fn slow_body() -> Self {
+    pub fn body_timeout() -> Self {
         let message = "the body did not arrive in time";
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 
     /// 413.
-    pub fn too_large(limit_bytes: u64) -> Self {
+    pub fn body_too_large(limit_bytes: u64) -> Self {
         let message = format!("the body is larger than {limit_bytes} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
     /// 415 about the coding of the body. The answer says by `accept-encoding` that none is taken (RFC 9110, 15.5.16).
-    pub fn coded(coding: &str) -> Self {
+    pub fn unsupported_encoding(coding: &str) -> Self {
         let message = format!("content-encoding `{coding}` is not supported: send the body without one");
         let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message);
-        ApiError { identity_only: true, ..error }
+        ApiError { is_identity_only: true, ..error }
     }
 
     /// 415.
@@ -132,7 +140,7 @@ impl ApiError {
     }
 
     /// 429.
-    pub fn busy(message: impl Into<String>) -> Self {
+    pub fn rate_limited(message: impl Into<String>) -> Self {
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         ApiError { code: Some("rate_limit_exceeded"), retry_after_seconds: Some(1), ..error }
     }
@@ -144,7 +152,7 @@ impl ApiError {
     }
 
     /// 503: nobody can run the request now. It is for the client to come back, not to change it.
-    pub fn outage(outage: &UnavailableReason) -> Self {
+    pub fn from_unavailable(outage: &UnavailableReason) -> Self {
         let retry_after_seconds = match outage {
             UnavailableReason::ShuttingDown
             | UnavailableReason::NoEngine { .. }
@@ -155,22 +163,22 @@ impl ApiError {
     }
 
     /// 502: the engine failed this request.
-    pub fn engine(message: impl Into<String>) -> Self {
+    pub fn engine_failed(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_GATEWAY, "server_error", message)
     }
 
     /// 400 in OpenAI's words, by which gateways and clients know it: no answer at all has room behind the prompt.
-    pub fn prompt_too_long(kind: Kind, tokens: PromptTokens, context_tokens: u32) -> Self {
+    pub fn prompt_too_long(kind: Endpoint, tokens: PromptTokens, context_tokens: u32) -> Self {
         let resulted = match kind {
-            Kind::Completion => format!("your prompt has {tokens} tokens"),
-            Kind::Chat => format!("your messages resulted in {tokens} tokens"),
+            Endpoint::Completion => format!("your prompt has {tokens} tokens"),
+            Endpoint::Chat => format!("your messages resulted in {tokens} tokens"),
         };
         let param = kind.prompt_param();
-        let answer = match tokens.fewest() == u64::from(context_tokens) {
+        let answer = match tokens.lower_bound() == u64::from(context_tokens) {
             true => " and an answer needs at least one more",
             false => "",
         };
-        ApiError::context(
+        ApiError::context_length(
             param,
             context_tokens,
             &format!("{resulted}{answer}. Please reduce the length of the {param}"),
@@ -179,7 +187,7 @@ impl ApiError {
 
     /// 400 in OpenAI's words: the prompt leaves no room for as many tokens as `param` asks for.
     pub fn context_exceeded(
-        kind: Kind,
+        kind: Endpoint,
         param: &str,
         prompt_tokens: u32,
         max_tokens: u32,
@@ -191,28 +199,28 @@ impl ApiError {
             "you requested {tokens} tokens ({prompt_tokens} in the {prompt}, {max_tokens} in the completion). Please \
              reduce the length of the {prompt} or completion"
         );
-        ApiError::context(param, context_tokens, &asked)
+        ApiError::context_length(param, context_tokens, &asked)
     }
 
-    fn context(param: &str, context_tokens: u32, however: &str) -> Self {
+    fn context_length(param: &str, context_tokens: u32, however: &str) -> Self {
         let message =
             format!("This model's maximum context length is {context_tokens} tokens. However, {however}.");
-        ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) }
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid_param(param, message) }
     }
 
     /// What the scheduler refused.
-    pub fn refused(kind: Kind, refusal: RejectReason) -> Self {
+    pub fn from_refusal(kind: Endpoint, refusal: RejectReason) -> Self {
         match refusal {
             RejectReason::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens } => {
                 ApiError::context_exceeded(kind, "max_tokens", prompt_tokens, max_tokens, limit_tokens)
             }
-            RejectReason::QueueFull { .. } => ApiError::busy(refusal.to_string()),
-            RejectReason::Empty => ApiError::param(kind.prompt_param(), refusal.to_string()),
+            RejectReason::QueueFull { .. } => ApiError::rate_limited(refusal.to_string()),
+            RejectReason::Empty => ApiError::invalid_param(kind.prompt_param(), refusal.to_string()),
         }
     }
 
     /// It is the server that failed the request, and not what was asked.
-    pub fn is_failure(&self) -> bool {
+    pub fn is_server_error(&self) -> bool {
         self.status.is_server_error()
     }
 
@@ -229,7 +237,7 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after_seconds {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if self.identity_only {
+        if self.is_identity_only {
             response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         if self.status == StatusCode::UNAUTHORIZED {

@@ -4,15 +4,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::same_secret;
-use crate::fresh::Credentials;
+use super::constant_time_eq;
+use crate::credential_reload::ReloadableCredentials;
 
 /// Editors of some systems begin a file with it.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// What opens the API; by default it is open. Clones share the keys.
 #[derive(Clone, Default)]
-pub struct Keys(Option<Arc<KeyFile>>);
+pub struct ApiKeys(Option<Arc<KeyFile>>);
 
 /// The keys of a file, as they were read last.
 pub struct KeyFile {
@@ -22,7 +22,7 @@ pub struct KeyFile {
 
 /// Why a file of keys cannot be used. A line is named by its number: it may hold a secret.
 #[derive(Debug, thiserror::Error)]
-pub enum KeysError {
+pub enum ApiKeysError {
     /// It cannot be read.
     #[error("{}: {error}", path.display())]
     Read {
@@ -45,7 +45,7 @@ pub enum KeysError {
     },
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
             None => f.write_str("no keys"),
@@ -60,14 +60,14 @@ impl std::fmt::Debug for KeyFile {
     }
 }
 
-impl Keys {
+impl ApiKeys {
     /// Those of a file.
     ///
     /// # Errors
     /// It cannot be read, holds no key, or a line of it is neither a key nor a comment.
-    pub fn load(path: &Path) -> Result<Keys, KeysError> {
+    pub fn load(path: &Path) -> Result<ApiKeys, ApiKeysError> {
         let keys = RwLock::new(read(path)?);
-        Ok(Keys(Some(Arc::new(KeyFile { path: path.to_owned(), keys }))))
+        Ok(ApiKeys(Some(Arc::new(KeyFile { path: path.to_owned(), keys }))))
     }
 
     /// The file, if there is one: to be kept fresh.
@@ -76,25 +76,25 @@ impl Keys {
     }
 
     /// Whether a request that shows `key` may come in.
-    pub fn admit(&self, key: Option<&str>) -> bool {
-        self.0.as_ref().is_none_or(|file| key.is_some_and(|key| file.knows(key)))
+    pub fn is_authorized(&self, key: Option<&str>) -> bool {
+        self.0.as_ref().is_none_or(|file| key.is_some_and(|key| file.contains(key)))
     }
 }
 
 impl KeyFile {
     /// Compares with every key, so that the time does not tell which was nearly right.
-    fn knows(&self, key: &str) -> bool {
+    fn contains(&self, key: &str) -> bool {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.iter().fold(false, |known, one| known | same_secret(one, key))
+        keys.iter().fold(false, |known, one| known | constant_time_eq(one, key))
     }
 }
 
-impl Credentials for KeyFile {
-    type Error = KeysError;
+impl ReloadableCredentials for KeyFile {
+    type Error = ApiKeysError;
     const NAME: &'static str = "api_keys";
 
     /// Requests under way go on; the next one with a key that is gone is refused.
-    fn reload(&self) -> Result<bool, KeysError> {
+    fn reload(&self) -> Result<bool, ApiKeysError> {
         let now = read(&self.path)?;
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         let changed = *keys != now;
@@ -103,14 +103,14 @@ impl Credentials for KeyFile {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<String>, KeysError> {
+fn read(path: &Path) -> Result<Vec<String>, ApiKeysError> {
     let text =
-        std::fs::read_to_string(path).map_err(|error| KeysError::Read { path: path.to_owned(), error })?;
+        std::fs::read_to_string(path).map_err(|error| ApiKeysError::Read { path: path.to_owned(), error })?;
     parse(&text, path)
 }
 
 /// One key a line. Blanks around it, empty lines and lines that begin with `#` do not count.
-fn parse(text: &str, path: &Path) -> Result<Vec<String>, KeysError> {
+fn parse(text: &str, path: &Path) -> Result<Vec<String>, ApiKeysError> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let mut keys = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -120,11 +120,11 @@ fn parse(text: &str, path: &Path) -> Result<Vec<String>, KeysError> {
         }
         // No header could show it: it would be a key that never opens anything.
         if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(KeysError::Line { path: path.to_owned(), line: index + 1 });
+            return Err(ApiKeysError::Line { path: path.to_owned(), line: index + 1 });
         }
         keys.push(key.to_owned());
     }
-    if keys.is_empty() { Err(KeysError::None(path.to_owned())) } else { Ok(keys) }
+    if keys.is_empty() { Err(ApiKeysError::None(path.to_owned())) } else { Ok(keys) }
 }
 
 #[cfg(test)]
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_as_editors_leave_them() {
+    fn key_file_tolerates_blanks_comments_and_bom() {
         let two = Ok(vec!["sk-one".to_owned(), "sk-two".to_owned()]);
         for text in [
             "sk-one\nsk-two\n",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_key_and_a_line_that_no_header_can_show_are_refused() {
+    fn empty_file_and_unprintable_key_are_refused() {
         for text in ["", "\n\n", "# team a\n", "\u{feff}", "\u{feff}# team a\n"] {
             assert_eq!(parsed(text), Err("keys: holds no key".into()), "{text:?}");
         }
@@ -163,15 +163,15 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_takes_what_the_file_holds_and_a_bad_file_changes_nothing() {
+    fn reload_replaces_keys_and_bad_file_keeps_old_ones() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
         std::fs::write(&path, "sk-one\nsk-two\n").unwrap();
-        let keys = Keys::load(&path).unwrap();
+        let keys = ApiKeys::load(&path).unwrap();
         let file = keys.file().unwrap();
-        let opens = |key: &str| keys.clone().admit(Some(key));
+        let opens = |key: &str| keys.clone().is_authorized(Some(key));
         assert!(!file.reload().unwrap());
-        assert!(opens("sk-one") && opens("sk-two") && !opens("sk-three") && !keys.admit(None));
+        assert!(opens("sk-one") && opens("sk-two") && !opens("sk-three") && !keys.is_authorized(None));
         std::fs::write(&path, "sk-two\nsk-three\n").unwrap();
         assert!(file.reload().unwrap());
         assert!(!opens("sk-one") && opens("sk-two") && opens("sk-three"));
@@ -181,12 +181,12 @@ mod tests {
             assert!(!opens("sk-one") && opens("sk-two"), "{bad:?}");
         }
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(file.reload(), Err(KeysError::Read { .. })));
+        assert!(matches!(file.reload(), Err(ApiKeysError::Read { .. })));
         assert!(opens("sk-two"));
     }
 
     #[test]
-    fn without_a_file_everybody_comes_in() {
-        assert!(Keys::default().admit(None) && Keys::default().admit(Some("any")));
+    fn no_key_file_authorizes_every_request() {
+        assert!(ApiKeys::default().is_authorized(None) && ApiKeys::default().is_authorized(Some("any")));
     }
 }

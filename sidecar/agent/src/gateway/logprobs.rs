@@ -3,15 +3,15 @@
 use serde_json::{Map, Value, json};
 use sluice_ports::sampling::TokenLogprobs;
 
-use super::generate::Piece;
+use super::token_stream::TokenText;
 use crate::model::text::Text;
 
 /// A token's exact bytes as text, and the bytes that are no text escaped, as OpenAI has it (`\xf0\x9f`). A token that the
 /// tokenizer does not know has a name all the same, which is vLLM's.
-fn name(token: u32, bytes: Option<&[u8]>) -> String {
+fn token_name(token: u32, bytes: Option<&[u8]>) -> String {
     match bytes {
         Some(bytes) => bytes.utf8_chunks().map(|part| escaped(part.valid(), part.invalid())).collect(),
-        None => by_id(token),
+        None => id_name(token),
     }
 }
 
@@ -19,7 +19,7 @@ fn escaped(text: &str, broken: &[u8]) -> String {
     broken.iter().fold(text.to_owned(), |name, byte| format!("{name}\\x{byte:02x}"))
 }
 
-fn by_id(token: u32) -> String {
+fn id_name(token: u32) -> String {
     format!("token_id:{token}")
 }
 
@@ -27,38 +27,38 @@ fn by_id(token: u32) -> String {
 fn legacy_name(text: &Text, token: u32) -> String {
     let bytes = text.bytes_of(token);
     let is_text = bytes.as_ref().is_none_or(|bytes| str::from_utf8(bytes).is_ok());
-    let name = name(token, bytes.as_deref());
+    let name = token_name(token, bytes.as_deref());
     if is_text { name } else { format!("bytes:{name}") }
 }
 
 /// The legacy shape: parallel lists.
-pub fn completion(text: &Text, pieces: &[Piece]) -> Value {
+pub fn completion(text: &Text, pieces: &[TokenText]) -> Value {
     let with = || pieces.iter().filter_map(|p| p.logprobs.as_ref().map(|l| (p, l)));
     let tokens: Vec<_> = with().map(|(p, _)| legacy_name(text, p.token)).collect();
     let chosen: Vec<_> = with().map(|(_, l)| l.chosen).collect();
-    let top: Vec<_> = with().map(|(p, l)| alternatives(text, p.token, l)).collect();
+    let top: Vec<_> = with().map(|(p, l)| top_logprobs(text, p.token, l)).collect();
     let offsets: Vec<_> = with().map(|(p, _)| p.offset).collect();
     json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
 }
 
 /// The chosen token and the most likely ones. Of two tokens with the same text (a model of SentencePiece has `a` and the
 /// byte 0x61) the first has it as its name, the other its id.
-fn alternatives(text: &Text, token: u32, logprobs: &TokenLogprobs) -> Map<String, Value> {
+fn top_logprobs(text: &Text, token: u32, logprobs: &TokenLogprobs) -> Map<String, Value> {
     let others = logprobs.top.iter().filter(|(other, _)| *other != token);
     let mut named = Map::new();
     for (token, logprob) in std::iter::once(&(token, logprobs.chosen)).chain(others) {
         let name = legacy_name(text, *token);
-        let name = if named.contains_key(&name) { by_id(*token) } else { name };
+        let name = if named.contains_key(&name) { id_name(*token) } else { name };
         named.insert(name, json!(logprob));
     }
     named
 }
 
 /// The chat shape: a list of tokens.
-pub fn chat(text: &Text, pieces: &[Piece]) -> Value {
+pub fn chat(text: &Text, pieces: &[TokenText]) -> Value {
     let entry = |token: u32, logprob: f32| {
         let bytes = text.bytes_of(token);
-        json!({"token": name(token, bytes.as_deref()), "logprob": logprob, "bytes": bytes})
+        json!({"token": token_name(token, bytes.as_deref()), "logprob": logprob, "bytes": bytes})
     };
     let content = pieces.iter().filter_map(|piece| {
         let logprobs = piece.logprobs.as_ref()?;

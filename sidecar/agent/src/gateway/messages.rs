@@ -13,33 +13,34 @@ use crate::model::text::Message;
 ///
 /// # Errors
 /// 400, naming the message and what is wrong with it.
-pub fn read(body: &[u8], messages: &[Map<String, Value>]) -> Result<Vec<Message>, ApiError> {
+pub fn parse_messages(body: &[u8], messages: &[Map<String, Value>]) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
-        return Err(ApiError::param("messages", "at least one message is needed"));
+        return Err(ApiError::invalid_param("messages", "at least one message is needed"));
     }
-    let in_order = in_order(body).map_err(|error| ApiError::param("messages", error.to_string()))?;
+    let in_order =
+        ordered_messages(body).map_err(|error| ApiError::invalid_param("messages", error.to_string()))?;
     let each = messages.iter().zip(in_order).enumerate();
     each.map(|(index, (message, in_order))| {
-        one(message, in_order)
-            .map_err(|what| ApiError::param("messages", format!("messages[{index}]: {what}")))
+        validate_message(message, in_order)
+            .map_err(|what| ApiError::invalid_param("messages", format!("messages[{index}]: {what}")))
     })
     .collect()
 }
 
 /// JSON as `serde_json` keeps it has lost the order of fields.
-fn in_order(body: &[u8]) -> Result<Vec<Message>, serde_json::Error> {
+fn ordered_messages(body: &[u8]) -> Result<Vec<Message>, serde_json::Error> {
     let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body)?;
     fields.get("messages").map_or(Ok(Vec::new()), |messages| serde_json::from_str(messages.get()))
 }
 
-fn one(message: &Map<String, Value>, in_order: Message) -> Result<Message, String> {
+fn validate_message(message: &Map<String, Value>, in_order: Message) -> Result<Message, String> {
     if !message.get("role").is_some_and(Value::is_string) {
         return Err("`role` must be a string".into());
     }
     let (in_order, calls) = tool_calls(message, in_order)?;
     match message.get("content") {
         Some(Value::String(_)) => Ok(in_order),
-        Some(Value::Array(parts)) => Ok(in_order.with_content(&text_of(parts)?)),
+        Some(Value::Array(parts)) => Ok(in_order.with_content(&join_text_parts(parts)?)),
         // OpenAI's reference: the content is optional where there are calls. A template sees it as it came.
         None | Some(Value::Null) if calls => Ok(in_order),
         _ => Err("`content` must be a string or an array of text parts".into()),
@@ -65,11 +66,11 @@ fn tool_calls(message: &Map<String, Value>, in_order: Message) -> Result<(Messag
 }
 
 /// Parts of text become one text, a line each as in vLLM; other parts are refused.
-fn text_of(parts: &[Value]) -> Result<String, String> {
+fn join_text_parts(parts: &[Value]) -> Result<String, String> {
     let texts = parts.iter().enumerate().map(|(place, part)| match part["type"].as_str() {
         _ if !part.is_object() => Err(format!(
             "`content[{place}]` must be an object such as {{\"type\": \"text\", \"text\": \"...\"}}, not {}",
-            values::shown(part)
+            values::display_value(part)
         )),
         Some("text") => part["text"].as_str().ok_or_else(|| "a text part without `text`".to_owned()),
         Some(other) => Err(format!("parts of type `{other}` are not supported")),

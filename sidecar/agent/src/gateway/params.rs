@@ -9,14 +9,14 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use sluice_ports::sampling::Sampling;
 
-use super::detok::Show;
+use super::detok::DecodeOptions;
 use super::error::ApiError;
 use super::values;
 use crate::model::text::Text;
 
 /// Parameters that both endpoints share.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct Common {
+pub struct CommonParams {
     /// Model name.
     pub model: Option<String>,
     /// Server-sent events.
@@ -134,7 +134,7 @@ const COMMON: &[&str] = &[
 ];
 
 /// Parameters of OpenAI's or vLLM's API that are not served, with the values under which they ask for nothing.
-fn asks_for_nothing(name: &str, value: &Value) -> Option<bool> {
+fn is_noop_value(name: &str, value: &Value) -> Option<bool> {
     let allowed: &[Value] = match name {
         "best_of" => &[json!(1)],
         "echo" | "use_beam_search" | "include_stop_str_in_output" | "store" | "continue_final_message" => {
@@ -165,15 +165,16 @@ fn asks_for_nothing(name: &str, value: &Value) -> Option<bool> {
         | "documents" => &[],
         _ => return None,
     };
-    Some(allowed.iter().any(|one| values::same(one, value)))
+    Some(allowed.iter().any(|one| values::json_eq(one, value)))
 }
 
 /// Parses a body of known parameters. `own` names the ones beside [`COMMON`].
 ///
 /// # Errors
 /// 400, naming the parameter, or line and column of what is no JSON.
-pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(Common, T), ApiError> {
-    let map: Map<String, Value> = serde_json::from_slice(body).map_err(|error| no_object(body, &error))?;
+pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(CommonParams, T), ApiError> {
+    let map: Map<String, Value> =
+        serde_json::from_slice(body).map_err(|error| not_an_object(body, &error))?;
     let mut known = Map::new();
     for (name, value) in map {
         // An explicit null means absent, as in OpenAI's own clients.
@@ -184,13 +185,16 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(Common, 
             known.insert(name, value);
             continue;
         }
-        match asks_for_nothing(&name, &value) {
+        match is_noop_value(&name, &value) {
             Some(true) => {}
             Some(false) => {
                 return Err(ApiError::unsupported(&name, format!("`{name}` = {value} is not supported")));
             }
             None => {
-                return Err(ApiError::param(&name, format!("`{name}` is not a parameter of this endpoint")));
+                return Err(ApiError::invalid_param(
+                    &name,
+                    format!("`{name}` is not a parameter of this endpoint"),
+                ));
             }
         }
     }
@@ -200,44 +204,50 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(Common, 
 }
 
 /// Why a body is no JSON object, in JSON's words.
-pub fn no_object(body: &[u8], error: &serde_json::Error) -> ApiError {
+pub fn not_an_object(body: &[u8], error: &serde_json::Error) -> ApiError {
     let (line, column) = (error.line(), error.column());
     if !error.is_data() {
         return ApiError::bad_request(format!("the body is not JSON: {error}"));
     }
-    let found =
-        serde_json::from_slice(body).map_or_else(|_| "something else".into(), |value| values::shown(&value));
+    let found = serde_json::from_slice(body)
+        .map_or_else(|_| "something else".into(), |value| values::display_value(&value));
     ApiError::bad_request(format!(
         "the body must be a JSON object, not {found} (line {line} column {column})"
     ))
 }
 
-fn within(name: &str, value: f32, low: f32, high: f32) -> Result<f32, ApiError> {
+fn check_range(name: &str, value: f32, low: f32, high: f32) -> Result<f32, ApiError> {
     if (low..=high).contains(&value) {
         return Ok(value);
     }
-    Err(ApiError::param(name, format!("`{name}` must be a number from {low} to {high}, not {value}")))
+    Err(ApiError::invalid_param(name, format!("`{name}` must be a number from {low} to {high}, not {value}")))
 }
 
 /// Above 0.
-fn positive(name: &str, value: f32, high: f32) -> Result<f32, ApiError> {
+fn check_positive(name: &str, value: f32, high: f32) -> Result<f32, ApiError> {
     if value > 0.0 && value <= high {
         return Ok(value);
     }
-    Err(ApiError::param(name, format!("`{name}` must be a number above 0 and at most {high}, not {value}")))
+    Err(ApiError::invalid_param(
+        name,
+        format!("`{name}` must be a number above 0 and at most {high}, not {value}"),
+    ))
 }
 
-impl Common {
+impl CommonParams {
     /// Tokens asked for, under either name.
     pub fn token_limit(&self) -> Result<Option<u32>, ApiError> {
         match (self.max_tokens, self.max_completion_tokens) {
             (Some(old), Some(new)) if old != new => {
-                return Err(ApiError::param("max_tokens", "`max_tokens` and `max_completion_tokens` differ"));
+                return Err(ApiError::invalid_param(
+                    "max_tokens",
+                    "`max_tokens` and `max_completion_tokens` differ",
+                ));
             }
             _ => {}
         }
         match self.max_completion_tokens.or(self.max_tokens) {
-            Some(0) => Err(ApiError::param("max_tokens", "at least one token must be asked for")),
+            Some(0) => Err(ApiError::invalid_param("max_tokens", "at least one token must be asked for")),
             limit => Ok(limit),
         }
     }
@@ -248,8 +258,8 @@ impl Common {
     }
 
     /// Which tokens are shown, and how.
-    pub fn show(&self) -> Show {
-        Show {
+    pub fn decode_options(&self) -> DecodeOptions {
+        DecodeOptions {
             skip_special: self.skip_special_tokens.unwrap_or(true),
             spaces_between_special: self.spaces_between_special_tokens.unwrap_or(true),
         }
@@ -261,10 +271,10 @@ impl Common {
     }
 
     /// Answers to one prompt.
-    pub fn choices(&self) -> Result<u32, ApiError> {
+    pub fn choice_count(&self) -> Result<u32, ApiError> {
         match self.n.unwrap_or(1) {
             n @ 1..=8 => Ok(n),
-            n => Err(ApiError::param("n", format!("`n` must be an integer from 1 to 8, not {n}"))),
+            n => Err(ApiError::invalid_param("n", format!("`n` must be an integer from 1 to 8, not {n}"))),
         }
     }
 
@@ -272,38 +282,51 @@ impl Common {
     pub fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
         let stop = self.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone());
         if stop.len() > 16 || stop.iter().any(String::is_empty) {
-            return Err(ApiError::param("stop", "`stop` may hold at most 16 strings, none of them empty"));
+            return Err(ApiError::invalid_param(
+                "stop",
+                "`stop` may hold at most 16 strings, none of them empty",
+            ));
         }
         Ok(stop)
     }
 
     /// How tokens are chosen. What the request does not say, the model's `generation_config.json` does, as in vLLM.
     pub fn sampling(&self, text: &Text, vocab: u32, logprobs: Option<u8>) -> Result<Sampling, ApiError> {
-        let defaults = text.defaults();
-        let (stop_tokens, ignore_stop) = self.ends(text);
+        let defaults = text.generation_config();
+        let (stop_tokens, ignore_stop) = self.stop_tokens(text);
         self.check_ids(vocab)?;
         let top_k = match self.top_k.or(defaults.top_k.map(i64::from)) {
             None | Some(-1) => 0,
             Some(k) => u32::try_from(k).map_err(|_| {
                 let wanted = format!("an integer from 1 to {}, or 0 or -1 for all tokens", u32::MAX);
-                ApiError::param("top_k", format!("`top_k` must be {wanted}, not {k}"))
+                ApiError::invalid_param("top_k", format!("`top_k` must be {wanted}, not {k}"))
             })?,
         };
         let penalty = self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
         Ok(Sampling {
-            temperature: within(
+            temperature: check_range(
                 "temperature",
                 self.temperature.or(defaults.temperature).unwrap_or(1.0),
                 0.0,
                 2.0,
             )?,
-            top_p: positive("top_p", self.top_p.or(defaults.top_p).unwrap_or(1.0), 1.0)?,
+            top_p: check_positive("top_p", self.top_p.or(defaults.top_p).unwrap_or(1.0), 1.0)?,
             top_k,
-            min_p: within("min_p", self.min_p.unwrap_or(0.0), 0.0, 1.0)?,
-            presence_penalty: within("presence_penalty", self.presence_penalty.unwrap_or(0.0), -2.0, 2.0)?,
-            frequency_penalty: within("frequency_penalty", self.frequency_penalty.unwrap_or(0.0), -2.0, 2.0)?,
-            repetition_penalty: positive("repetition_penalty", penalty, 10.0)?,
-            logit_bias: self.bias(vocab)?,
+            min_p: check_range("min_p", self.min_p.unwrap_or(0.0), 0.0, 1.0)?,
+            presence_penalty: check_range(
+                "presence_penalty",
+                self.presence_penalty.unwrap_or(0.0),
+                -2.0,
+                2.0,
+            )?,
+            frequency_penalty: check_range(
+                "frequency_penalty",
+                self.frequency_penalty.unwrap_or(0.0),
+                -2.0,
+                2.0,
+            )?,
+            repetition_penalty: check_positive("repetition_penalty", penalty, 10.0)?,
+            logit_bias: self.logit_bias(vocab)?,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             stop_tokens,
             min_tokens: self.min_tokens,
@@ -316,7 +339,7 @@ impl Common {
     ///
     /// `ignore_eos` is about the model's own ends; the request's are wanted in any case. As in vLLM, `min_tokens` bars
     /// the model's ends even where they are ignored. Not so beside ends of the request's own: one list cannot say both.
-    fn ends(&self, text: &Text) -> (Vec<u32>, bool) {
+    fn stop_tokens(&self, text: &Text) -> (Vec<u32>, bool) {
         let only_barred = self.ignore_eos && self.min_tokens > 0 && self.stop_token_ids.is_empty();
         let models = if self.ignore_eos && !only_barred { &[] } else { text.stop_tokens() };
         ([models, &self.stop_token_ids].concat(), only_barred)
@@ -324,24 +347,26 @@ impl Common {
 
     fn check_ids(&self, vocab: u32) -> Result<(), ApiError> {
         match self.stop_token_ids.iter().find(|id| **id >= vocab) {
-            Some(id) => Err(ApiError::param("stop_token_ids", format!("the vocabulary has no token {id}"))),
+            Some(id) => {
+                Err(ApiError::invalid_param("stop_token_ids", format!("the vocabulary has no token {id}")))
+            }
             None => Ok(()),
         }
     }
 
-    fn bias(&self, vocab: u32) -> Result<Vec<(u32, f32)>, ApiError> {
+    fn logit_bias(&self, vocab: u32) -> Result<Vec<(u32, f32)>, ApiError> {
         let one = |(token, bias): (&String, &f32)| {
             let id = token.parse::<u32>().ok().filter(|id| *id < vocab);
             let id = id.ok_or_else(|| {
-                ApiError::param("logit_bias", format!("the vocabulary has no token {token}"))
+                ApiError::invalid_param("logit_bias", format!("the vocabulary has no token {token}"))
             })?;
-            Ok((id, within("logit_bias", *bias, -100.0, 100.0)?))
+            Ok((id, check_range("logit_bias", *bias, -100.0, 100.0)?))
         };
         self.logit_bias.iter().map(one).collect()
     }
 
     /// The prefix cache scope as a number.
-    pub fn salt(&self) -> u64 {
+    pub fn cache_salt_hash(&self) -> u64 {
         let bytes = self.cache_salt.as_deref().unwrap_or_default().bytes();
         bytes
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -6,39 +6,39 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use crate::metrics::Metrics;
-use crate::proxy::figures::EngineFigures;
-use crate::service::Service;
+use crate::proxied_engine::engine_metrics::EngineMetrics;
+use crate::scheduler_handle::SchedulerHandle;
 
 /// Whoever has the state and the figures.
 #[derive(Clone, Debug)]
-pub struct Scrape {
+pub struct MetricsScrape {
     /// Has the state.
-    pub service: Service,
+    pub service: SchedulerHandle,
     /// The figures.
     pub metrics: Arc<Metrics>,
-    engine: Option<EngineFigures>,
+    engine: Option<EngineMetrics>,
 }
 
-impl Scrape {
+impl MetricsScrape {
     /// All figures are our own.
-    pub fn own(service: Service, metrics: Arc<Metrics>) -> Scrape {
-        Scrape { service, metrics, engine: None }
+    pub fn native(service: SchedulerHandle, metrics: Arc<Metrics>) -> MetricsScrape {
+        MetricsScrape { service, metrics, engine: None }
     }
 
     /// The engine has figures too.
-    pub fn beside(service: Service, metrics: Arc<Metrics>, engine: EngineFigures) -> Scrape {
-        Scrape { service, metrics, engine: Some(engine) }
+    pub fn proxied(service: SchedulerHandle, metrics: Arc<Metrics>, engine: EngineMetrics) -> MetricsScrape {
+        MetricsScrape { service, metrics, engine: Some(engine) }
     }
 
     /// The metrics, fresh.
-    pub async fn answer(&self) -> Response {
+    pub async fn respond(&self) -> Response {
         if let Some(state) = self.service.state().await {
             self.metrics.set_state(&state);
         }
         let (kind, text) = match &self.engine {
             None => ("application/openmetrics-text; version=1.0.0; charset=utf-8", self.metrics.encode()),
             Some(engine) => {
-                ("text/plain; version=0.0.4; charset=utf-8", engine.beside(&self.metrics.encode()).await)
+                ("text/plain; version=0.0.4; charset=utf-8", engine.merge_with(&self.metrics.encode()).await)
             }
         };
         ([(header::CONTENT_TYPE, kind)], text).into_response()

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tower::ServiceExt;
 
-use super::impatient::{Impatient, Turns};
+use super::idle_timeout::{IdleTimeoutIo, RequestCounter};
 
 /// Bytes of a request's head, and of an answer that may wait in user space for a slow reader.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -27,20 +27,20 @@ const BUFFER_BYTES: usize = 32 << 10;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// For answers that were told to end to say why.
-pub const LAST_WORD: Duration = Duration::from_secs(1);
+pub const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
 /// Limits of one socket.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ListenerLimits {
     /// Connections open at once; one more is told 503 and closed.
-    pub connections: usize,
+    pub max_connections: usize,
     /// Time for open answers at the end.
-    pub drain: Duration,
+    pub drain_timeout: Duration,
 }
 
 /// How long a connection may stall.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// For the head of a request, from its first byte; for the first one, from the beginning of the connection.
     pub head: Duration,
     /// Between the end of an answer and the next request; at least as long as for a head.
@@ -49,30 +49,35 @@ pub struct Patience {
     pub write: Duration,
 }
 
-impl Patience {
+impl Timeouts {
     /// For tenants' clients. Load balancers keep idle connections for up to 600 s; if we were the first to close, a POST could
     /// meet the end of its connection, and nobody may send it again.
-    pub fn of_clients() -> Patience {
-        Patience { idle: Duration::from_secs(620), ..Patience::default() }
+    pub fn for_clients() -> Timeouts {
+        Timeouts { idle: Duration::from_secs(620), ..Timeouts::default() }
     }
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         let head = Duration::from_secs(10);
-        Patience { head, idle: head, write: Duration::from_secs(60) }
+        Timeouts { head, idle: head, write: Duration::from_secs(60) }
     }
 }
 
 /// Serves until `stop` says true (or its sender is gone), then finishes open answers within `limits.drain` and cuts the
 /// rest.
-pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: watch::Receiver<bool>) {
-    serve_with(listener, router, limits, Patience::default(), stop).await;
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: ListenerLimits,
+    stop: watch::Receiver<bool>,
+) {
+    serve_with_timeouts(listener, router, limits, Timeouts::default(), stop).await;
 }
 
 /// Waits for the end of `serving`, which was told to stop. Answers still open after `drain` are ended by `cut`, which also
 /// runs when none is; whoever is served with a drain of [`LAST_WORD`] more hears why.
-pub async fn finish(mut serving: JoinHandle<()>, drain: Duration, cut: impl FnOnce()) {
+pub async fn drain(mut serving: JoinHandle<()>, drain: Duration, cut: impl FnOnce()) {
     let late = tokio::time::timeout(drain, &mut serving).await.is_err();
     if late {
         tracing::warn!("open answers are cut: the time to drain is over");
@@ -85,30 +90,32 @@ pub async fn finish(mut serving: JoinHandle<()>, drain: Duration, cut: impl FnOn
 }
 
 /// [`serve`] with another patience.
-pub async fn serve_with(
+pub async fn serve_with_timeouts(
     listener: TcpListener,
     router: Router,
-    limits: Limits,
-    patience: Patience,
+    limits: ListenerLimits,
+    patience: Timeouts,
     stop: watch::Receiver<bool>,
 ) {
     let told = stop.clone();
-    serve_each(listener, limits, stop, |socket| connection(socket, router.clone(), patience, told.clone()))
-        .await;
+    serve_connections(listener, limits, stop, |socket| {
+        serve_connection(socket, router.clone(), patience, told.clone())
+    })
+    .await;
 }
 
 /// [`serve`] with a future of one's own for each connection, which ends by itself after `stop`.
-pub(crate) async fn serve_each<C, F>(
+pub(crate) async fn serve_connections<C, F>(
     listener: TcpListener,
-    limits: Limits,
+    limits: ListenerLimits,
     stop: watch::Receiver<bool>,
     connect: C,
 ) where
     C: Fn(TcpStream) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
-    let (places, mut connections) = (Arc::new(Semaphore::new(limits.connections)), JoinSet::new());
-    let mut stopped = pin!(told(stop));
+    let (places, mut connections) = (Arc::new(Semaphore::new(limits.max_connections)), JoinSet::new());
+    let mut stopped = pin!(wait_for_stop(stop));
     loop {
         let accepted = tokio::select! {
             () = &mut stopped => break,
@@ -125,7 +132,7 @@ pub(crate) async fn serve_each<C, F>(
                     drop(place);
                 });
             }
-            Ok((socket, Err(_))) => refuse(&socket),
+            Ok((socket, Err(_))) => reject_connection(&socket),
             Err(error) => {
                 tracing::warn!(%error, "a connection was not accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -134,34 +141,38 @@ pub(crate) async fn serve_each<C, F>(
     }
     drop(listener);
     let finished = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(limits.drain, finished).await.is_err() {
+    if tokio::time::timeout(limits.drain_timeout, finished).await.is_err() {
         tracing::warn!(connections = connections.len(), "cut after the time to drain");
         connections.shutdown().await;
     }
 }
 
-pub(crate) async fn told(mut stop: watch::Receiver<bool>) {
+pub(crate) async fn wait_for_stop(mut stop: watch::Receiver<bool>) {
     // A sender that has gone cannot say it any more: stop.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Answers on one connection until it ends, or until `stop` and the answer under way.
-pub(crate) async fn connection<S>(socket: S, router: Router, patience: Patience, stop: watch::Receiver<bool>)
-where
+pub(crate) async fn serve_connection<S>(
+    socket: S,
+    router: Router,
+    patience: Timeouts,
+    stop: watch::Receiver<bool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let turns = Turns::default();
-    let io = TokioIo::new(Impatient::new(socket, patience, turns.clone()));
+    let turns = RequestCounter::default();
+    let io = TokioIo::new(IdleTimeoutIo::new(socket, patience, turns.clone()));
     let service = service_fn(move |request: Request<Incoming>| {
         let (router, turn) = (router.clone(), turns.begin());
-        async move { Ok::<_, Infallible>(answer(router, request).await.map(|body| turn.until_end_of(body))) }
+        async move { Ok::<_, Infallible>(respond(router, request).await.map(|body| turn.until_body_ends(body))) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(patience.idle).max_buf_size(BUFFER_BYTES);
     let mut connection = pin!(builder.serve_connection(io, service));
     let ended = tokio::select! {
         ended = &mut connection => ended,
-        () = told(stop) => {
+        () = wait_for_stop(stop) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -171,7 +182,7 @@ where
     }
 }
 
-async fn answer(router: Router, request: Request<Incoming>) -> axum::response::Response {
+async fn respond(router: Router, request: Request<Incoming>) -> axum::response::Response {
     match router.oneshot(request.map(Body::new)).await {
         Ok(response) => response,
         Err(never) => match never {},
@@ -179,7 +190,7 @@ async fn answer(router: Router, request: Request<Incoming>) -> axum::response::R
 }
 
 /// Says 503 without waiting: the socket is new, so its send buffer has room; a client that is not served is owed no more.
-fn refuse(socket: &TcpStream) {
+fn reject_connection(socket: &TcpStream) {
     let error = json!({"error": {"message": "too many connections", "type": "service_unavailable",
         "param": null, "code": null}});
     let body = error.to_string();

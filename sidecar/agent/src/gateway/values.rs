@@ -14,7 +14,7 @@ use super::error::ApiError;
 /// Characters of a wrong string that an error shows.
 const SHOWN_CHARACTERS: usize = 40;
 /// Beyond these a float has no exact neighbours, and no integer is asked for that is as large.
-const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
+const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// Reads a value.
 ///
@@ -22,22 +22,30 @@ const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 /// 400 that names the parameter, where in it the fault is, what is wanted there and what was found.
 pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
     let mut track = serde_path_to_error::Track::new();
-    T::deserialize(serde_path_to_error::Deserializer::new(Reader(value), &mut track)).map_err(|wrong| {
-        let path = track.path().to_string();
-        match wrong {
-            Wrong::Missing(param) => ApiError::param(param, format!("`{param}` is missing")),
-            Wrong::Unknown { field, known } => {
-                let holder = path.strip_suffix(&field).map_or(&*path, |holder| holder.trim_end_matches('.'));
-                let param = path.split(['.', '[']).next().unwrap_or_default();
-                ApiError::param(param, format!("`{holder}` has no field `{field}`; it may have {known}"))
+    T::deserialize(serde_path_to_error::Deserializer::new(ValueDeserializer(value), &mut track)).map_err(
+        |wrong| {
+            let path = track.path().to_string();
+            match wrong {
+                ValueError::Missing(param) => ApiError::invalid_param(param, format!("`{param}` is missing")),
+                ValueError::Unknown { field, known } => {
+                    let holder =
+                        path.strip_suffix(&field).map_or(&*path, |holder| holder.trim_end_matches('.'));
+                    let param = path.split(['.', '[']).next().unwrap_or_default();
+                    ApiError::invalid_param(
+                        param,
+                        format!("`{holder}` has no field `{field}`; it may have {known}"),
+                    )
+                }
+                ValueError::Value(problem) if path == "." => {
+                    ApiError::bad_request(format!("the body {problem}"))
+                }
+                ValueError::Value(problem) => {
+                    let param = path.split(['.', '[']).next().unwrap_or_default();
+                    ApiError::invalid_param(param, format!("`{path}` {problem}"))
+                }
             }
-            Wrong::Value(problem) if path == "." => ApiError::bad_request(format!("the body {problem}")),
-            Wrong::Value(problem) => {
-                let param = path.split(['.', '[']).next().unwrap_or_default();
-                ApiError::param(param, format!("`{path}` {problem}"))
-            }
-        }
-    })
+        },
+    )
 }
 
 /// Reads one parameter; null means that it is absent.
@@ -46,49 +54,54 @@ pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
 /// As [`read`].
 pub fn read_field<T: DeserializeOwned>(name: &str, value: Value) -> Result<Option<T>, ApiError> {
     let mut track = serde_path_to_error::Track::new();
-    let read = Option::<T>::deserialize(serde_path_to_error::Deserializer::new(Reader(value), &mut track));
+    let read = Option::<T>::deserialize(serde_path_to_error::Deserializer::new(
+        ValueDeserializer(value),
+        &mut track,
+    ));
     read.map_err(|wrong| {
         let path = track.path().to_string();
         let within = if path == "." { "" } else { &path };
-        ApiError::param(name, format!("`{name}{within}` {wrong}"))
+        ApiError::invalid_param(name, format!("`{name}{within}` {wrong}"))
     })
 }
 
 /// A value as an error names it.
-pub fn shown(value: &Value) -> String {
+pub fn display_value(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
         Value::Bool(value) => value.to_string(),
         Value::Number(number) => number.to_string(),
-        Value::String(text) => shown_text(text),
+        Value::String(text) => display_text(text),
         Value::Array(_) => "an array".into(),
         Value::Object(_) => "an object".into(),
     }
 }
 
-fn shown_text(text: &str) -> String {
+fn display_text(text: &str) -> String {
     let short: String = text.chars().take(SHOWN_CHARACTERS).collect();
     let rest = if short.len() < text.len() { "..." } else { "" };
     format!("the string {short:?}{rest}")
 }
 
 /// The integer that a number is.
-pub fn whole(number: &Number) -> Option<i64> {
-    let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= WHOLE_MAX);
+pub fn as_integer(number: &Number) -> Option<i64> {
+    let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= EXACT_INTEGER_MAX);
     number.as_i64().or_else(|| float.map(|float| float as i64))
 }
 
 /// Whether two values are the same, numbers by what they are and not by how they are written.
-pub fn same(a: &Value, b: &Value) -> bool {
+pub fn json_eq(a: &Value, b: &Value) -> bool {
     match (a, b) {
-        (Value::Number(a), Value::Number(b)) => a == b || (whole(a).is_some() && whole(a) == whole(b)),
+        (Value::Number(a), Value::Number(b)) => {
+            a == b || (as_integer(a).is_some() && as_integer(a) == as_integer(b))
+        }
         (a, b) => a == b,
     }
 }
 
 /// Why a value cannot be read.
 #[derive(Debug)]
-enum Wrong {
+enum ValueError {
     /// What is wrong with it, to follow its name.
     Value(String),
     /// A field is not there.
@@ -102,25 +115,29 @@ enum Wrong {
     },
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for ValueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wrong::Value(problem) => f.write_str(problem),
-            Wrong::Missing(field) => write!(f, "has no `{field}`"),
-            Wrong::Unknown { field, known } => write!(f, "has no field `{field}`; it may have {known}"),
+            ValueError::Value(problem) => f.write_str(problem),
+            ValueError::Missing(field) => write!(f, "has no `{field}`"),
+            ValueError::Unknown { field, known } => write!(f, "has no field `{field}`; it may have {known}"),
         }
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for ValueError {}
 
-impl de::Error for Wrong {
+impl de::Error for ValueError {
     fn custom<T: fmt::Display>(problem: T) -> Self {
-        Wrong::Value(problem.to_string())
+        ValueError::Value(problem.to_string())
     }
 
     fn invalid_type(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
-        Wrong::Value(format!("must be {}, not {}", in_json(&wanted.to_string()), found_words(found)))
+        ValueError::Value(format!(
+            "must be {}, not {}",
+            json_type_name(&wanted.to_string()),
+            describe_unexpected(found)
+        ))
     }
 
     fn invalid_value(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
@@ -129,16 +146,16 @@ impl de::Error for Wrong {
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
         let known: Vec<_> = known.iter().map(|name| format!("`{name}`")).collect();
-        Wrong::Unknown { field: field.to_owned(), known: known.join(", ") }
+        ValueError::Unknown { field: field.to_owned(), known: known.join(", ") }
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Wrong::Missing(field)
+        ValueError::Missing(field)
     }
 }
 
 /// What serde's and this server's types want, in JSON's words.
-fn in_json(wanted: &str) -> String {
+fn json_type_name(wanted: &str) -> String {
     let integer =
         |low: &dyn fmt::Display, high: &dyn fmt::Display| format!("an integer from {low} to {high}");
     match wanted {
@@ -156,14 +173,14 @@ fn in_json(wanted: &str) -> String {
     }
 }
 
-fn found_words(found: Unexpected<'_>) -> String {
+fn describe_unexpected(found: Unexpected<'_>) -> String {
     match found {
         Unexpected::Bool(value) => value.to_string(),
         Unexpected::Unsigned(number) => number.to_string(),
         Unexpected::Signed(number) => number.to_string(),
         Unexpected::Float(number) => Value::from(number).to_string(),
-        Unexpected::Char(one) => shown_text(one.encode_utf8(&mut [0; 4])),
-        Unexpected::Str(text) => shown_text(text),
+        Unexpected::Char(one) => display_text(one.encode_utf8(&mut [0; 4])),
+        Unexpected::Str(text) => display_text(text),
         Unexpected::Unit | Unexpected::Option => "null".into(),
         Unexpected::Seq => "an array".into(),
         Unexpected::Map => "an object".into(),
@@ -172,22 +189,22 @@ fn found_words(found: Unexpected<'_>) -> String {
 }
 
 /// A value being read.
-struct Reader(Value);
+struct ValueDeserializer(Value);
 
-impl<'de> IntoDeserializer<'de, Wrong> for Reader {
-    type Deserializer = Reader;
+impl<'de> IntoDeserializer<'de, ValueError> for ValueDeserializer {
+    type Deserializer = ValueDeserializer;
 
-    fn into_deserializer(self) -> Reader {
+    fn into_deserializer(self) -> ValueDeserializer {
         self
     }
 }
 
-impl Reader {
+impl ValueDeserializer {
     /// For who wants an integer.
-    fn integer<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn integer<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         match &self.0 {
-            Value::Number(number) if !number.is_u64() => match whole(number) {
-                Some(integer) => Reader(integer.into()).deserialize_any(visitor),
+            Value::Number(number) if !number.is_u64() => match as_integer(number) {
+                Some(integer) => ValueDeserializer(integer.into()).deserialize_any(visitor),
                 None => self.deserialize_any(visitor),
             },
             _ => self.deserialize_any(visitor),
@@ -197,16 +214,16 @@ impl Reader {
 
 macro_rules! integers {
     ($($method:ident)*) => {
-        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
             self.integer(visitor)
         })*
     };
 }
 
-impl<'de> Deserializer<'de> for Reader {
-    type Error = Wrong;
+impl<'de> Deserializer<'de> for ValueDeserializer {
+    type Error = ValueError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         match self.0 {
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(value),
@@ -216,15 +233,17 @@ impl<'de> Deserializer<'de> for Reader {
                 (None, None) => visitor.visit_f64(number.as_f64().unwrap_or(f64::NAN)),
             },
             Value::String(text) => visitor.visit_string(text),
-            Value::Array(items) => visitor.visit_seq(SeqDeserializer::new(items.into_iter().map(Reader))),
+            Value::Array(items) => {
+                visitor.visit_seq(SeqDeserializer::new(items.into_iter().map(ValueDeserializer)))
+            }
             Value::Object(fields) => {
-                let fields = fields.into_iter().map(|(name, value)| (name, Reader(value)));
+                let fields = fields.into_iter().map(|(name, value)| (name, ValueDeserializer(value)));
                 visitor.visit_map(MapDeserializer::new(fields))
             }
         }
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         match self.0 {
             Value::Null => visitor.visit_none(),
             _ => visitor.visit_some(self),
@@ -235,7 +254,7 @@ impl<'de> Deserializer<'de> for Reader {
         self,
         _: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Wrong> {
+    ) -> Result<V::Value, ValueError> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -283,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_floats_are_integers_wherever_an_integer_is_read_and_stay_numbers_elsewhere() {
+    fn integral_floats_deserialize_as_integers() {
         let whole = json!({"small": 2.0, "count": 4.0, "signed": -3.0, "large": 1e15, "seed": -7.0, "ratio": 2.0,
             "maybe": 5.0, "list": [1.0, 2], "nested": [[3.0]], "map": {"a": 1, "b": 1.5}, "inner": {"count": 0.0}});
         let read: Every = read(whole).unwrap();
@@ -319,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_words_of_json_and_where_it_is() {
+    fn errors_name_json_types_and_position() {
         let u32_words = "an integer from 0 to 4294967295";
         for (body, words) in [
             (json!({"flag": "yes"}), "`flag` must be a boolean, not the string \"yes\"".to_owned()),
@@ -354,15 +373,17 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_same_however_they_are_written() {
+    fn json_eq_ignores_number_notation() {
         assert!(
-            same(&json!(1), &json!(1.0)) && same(&json!(0.5), &json!(0.5)) && same(&json!("a"), &json!("a"))
+            json_eq(&json!(1), &json!(1.0))
+                && json_eq(&json!(0.5), &json!(0.5))
+                && json_eq(&json!("a"), &json!("a"))
         );
         assert!(
-            !same(&json!(1), &json!(1.5))
-                && !same(&json!(0.5), &json!(0.25))
-                && !same(&json!(1), &json!("1"))
+            !json_eq(&json!(1), &json!(1.5))
+                && !json_eq(&json!(0.5), &json!(0.25))
+                && !json_eq(&json!(1), &json!("1"))
         );
-        assert!(!same(&json!(1), &json!(true)) && !same(&json!(9.1e15), &json!(9.2e15)));
+        assert!(!json_eq(&json!(1), &json!(true)) && !json_eq(&json!(9.1e15), &json!(9.2e15)));
     }
 }

@@ -6,34 +6,37 @@ use std::path::Path;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use safetensors::tensor::Metadata;
 
-use super::{Files, InspectError};
+use super::{InspectError, ModelFiles};
 use crate::model::ModelError;
-use crate::model::weights::{Header, INDEX, Index, SINGLE};
+use crate::model::weights::{INDEX_FILE, SINGLE_FILE, ShardIndex, TensorHeader};
 
 /// Bytes before a header: its length.
 const LENGTH_BYTES: u64 = 8;
 /// Longest header, as the library that reads whole files has it.
-const MOST_HEADER: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Headers that are read at the same time.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT_READS: usize = 4;
 
 /// Every tensor of the weights, by name. An index is read up to `most_json` bytes.
-pub async fn headers(files: &Files, most_json: u64) -> Result<BTreeMap<String, Header>, InspectError> {
+pub async fn headers(
+    files: &ModelFiles,
+    most_json: u64,
+) -> Result<BTreeMap<String, TensorHeader>, InspectError> {
     let names = shards(files, most_json).await?;
     let each = stream::iter(names).map(|name| async move { header(files, &name).await });
-    let all: Vec<_> = each.buffered(AT_ONCE).try_collect().await?;
+    let all: Vec<_> = each.buffered(MAX_CONCURRENT_READS).try_collect().await?;
     Ok(all.into_iter().flatten().collect())
 }
 
-async fn shards(files: &Files, most_json: u64) -> Result<Vec<String>, InspectError> {
-    if !files.has(INDEX) {
-        return Ok(vec![SINGLE.to_owned()]);
+async fn shards(files: &ModelFiles, most_json: u64) -> Result<Vec<String>, InspectError> {
+    if !files.contains(INDEX_FILE) {
+        return Ok(vec![SINGLE_FILE.to_owned()]);
     }
-    let index: Index = files.json(INDEX, most_json).await?;
-    Ok(index.shards(&files.path(INDEX))?.into_iter().collect())
+    let index: ShardIndex = files.json(INDEX_FILE, most_json).await?;
+    Ok(index.shards(&files.path(INDEX_FILE))?.into_iter().collect())
 }
 
-async fn header(files: &Files, name: &str) -> Result<Vec<(String, Header)>, InspectError> {
+async fn header(files: &ModelFiles, name: &str) -> Result<Vec<(String, TensorHeader)>, InspectError> {
     let path = files.path(name);
     let whole = files.bytes(name)?;
     if whole < LENGTH_BYTES {
@@ -41,7 +44,7 @@ async fn header(files: &Files, name: &str) -> Result<Vec<(String, Header)>, Insp
     }
     let told = files.range(name, 0, LENGTH_BYTES).await?;
     let told = u64::from_le_bytes(told.try_into().expect("as many bytes as were asked for"));
-    if told > MOST_HEADER.min(whole - LENGTH_BYTES) {
+    if told > MAX_HEADER_BYTES.min(whole - LENGTH_BYTES) {
         return Err(damaged(&path, format!("a header of {told} bytes in a file of {whole}")).into());
     }
     let text = files.range(name, LENGTH_BYTES, told).await?;
@@ -49,7 +52,7 @@ async fn header(files: &Files, name: &str) -> Result<Vec<(String, Header)>, Insp
 }
 
 /// What a header says; the `data` bytes behind it must be those that it tells of.
-fn tensors(path: &Path, text: &[u8], data: u64) -> Result<Vec<(String, Header)>, ModelError> {
+fn tensors(path: &Path, text: &[u8], data: u64) -> Result<Vec<(String, TensorHeader)>, ModelError> {
     let read = serde_json::from_slice::<Metadata>(text);
     let metadata = read.map_err(|error| damaged(path, format!("its header cannot be read: {error}")))?;
     let told = metadata.data_len() as u64;
@@ -57,7 +60,7 @@ fn tensors(path: &Path, text: &[u8], data: u64) -> Result<Vec<(String, Header)>,
         return Err(damaged(path, format!("its header tells of {told} bytes, {data} are there")));
     }
     let one = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
-        (name, Header { path: path.to_owned(), shape: info.shape.clone(), dtype: info.dtype })
+        (name, TensorHeader { path: path.to_owned(), shape: info.shape.clone(), dtype: info.dtype })
     };
     Ok(metadata.tensors().into_iter().map(one).collect())
 }

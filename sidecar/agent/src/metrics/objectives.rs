@@ -29,18 +29,18 @@ pub struct Attainment {
 
 /// How long a written token took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Took {
+pub enum TokenLatency {
     /// From the arrival of its request.
     First(Duration),
     /// From the write before it.
-    Later(Duration),
+    Next(Duration),
 }
 
 /// How an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum StreamEnd {
     /// It is complete, or its client left. What is overdue then stays a miss: the end came late too.
-    Gone,
+    Closed,
     /// The server failed it: the token never comes, a miss.
     Failed,
 }
@@ -61,7 +61,7 @@ impl Objective {
     fn record(&mut self, now: Instant, tokens: Tokens) {
         self.recent.record(now, tokens);
         self.tokens += tokens.counts.tokens;
-        self.missed += tokens.counts.tokens - tokens.good;
+        self.missed += tokens.counts.tokens - tokens.in_time;
     }
 
     /// With the tokens that are `overdue` now.
@@ -81,11 +81,11 @@ impl Objective {
 
 /// The token that an answer awaits.
 #[derive(Clone, Copy, Debug)]
-struct Awaited {
+struct PendingState {
     since: Instant,
-    first: bool,
+    is_first: bool,
     /// Nothing is there to be written. Otherwise it is the client that does not read, and no token is overdue.
-    nothing_there: bool,
+    is_buffer_empty: bool,
     /// The tenant sleeps by order, or did so while this was awaited.
     asleep: bool,
 }
@@ -95,7 +95,7 @@ struct Awaited {
 pub struct Objectives {
     ttft: Objective,
     tbt: Objective,
-    awaited: Slab<Awaited>,
+    pending: Slab<PendingState>,
     /// The tenant sleeps by order.
     asleep: bool,
 }
@@ -109,7 +109,7 @@ impl Objectives {
         Objectives {
             ttft: Objective::new(now, milliseconds(slo.ttft_milliseconds), window),
             tbt: Objective::new(now, tbt, window),
-            awaited: Slab::new(),
+            pending: Slab::new(),
             asleep: false,
         }
     }
@@ -117,51 +117,62 @@ impl Objectives {
     /// Whether the tenant sleeps by order: tokens that are late during the sleep are counted as `asleep`.
     pub fn set_asleep(&mut self, asleep: bool) {
         if asleep && !self.asleep {
-            self.awaited.iter_mut().for_each(|(_, awaited)| awaited.asleep = true);
+            self.pending.iter_mut().for_each(|(_, awaited)| awaited.asleep = true);
         }
         self.asleep = asleep;
     }
 
     /// An answer awaits its first token; its request arrived at `since`. Returns its key.
-    pub fn first(&mut self, since: Instant) -> usize {
-        self.awaited.insert(Awaited { since, first: true, nothing_there: true, asleep: self.asleep })
+    pub fn track_first(&mut self, since: Instant) -> usize {
+        self.pending.insert(PendingState {
+            since,
+            is_first: true,
+            is_buffer_empty: true,
+            asleep: self.asleep,
+        })
     }
 
     /// An answer whose first token is not measured was written at `since`, and awaits its next one. Returns its key.
-    pub fn next(&mut self, since: Instant) -> usize {
-        self.awaited.insert(Awaited { since, first: false, nothing_there: false, asleep: self.asleep })
+    pub fn track_next(&mut self, since: Instant) -> usize {
+        self.pending.insert(PendingState {
+            since,
+            is_first: false,
+            is_buffer_empty: false,
+            asleep: self.asleep,
+        })
     }
 
     /// All that has come is written: from now on it is the token that keeps its client waiting.
-    pub fn nothing_there(&mut self, key: usize) {
-        self.awaited[key].nothing_there = true;
+    pub fn on_buffer_empty(&mut self, key: usize) {
+        self.pending[key].is_buffer_empty = true;
     }
 
     /// `count` tokens were written together: the first was awaited, the rest did not wait. The next one is awaited.
-    pub fn written(&mut self, key: usize, now: Instant, count: u32) -> Took {
-        let next = Awaited { since: now, first: false, nothing_there: false, asleep: self.asleep };
-        let was = std::mem::replace(&mut self.awaited[key], next);
+    pub fn on_written(&mut self, key: usize, now: Instant, count: u32) -> TokenLatency {
+        let next = PendingState { since: now, is_first: false, is_buffer_empty: false, asleep: self.asleep };
+        let was = std::mem::replace(&mut self.pending[key], next);
         let took = now.saturating_duration_since(was.since);
-        let rest = if was.first { 0 } else { u64::from(count.saturating_sub(1)) };
-        let objective = self.of(was.first);
+        let rest = if was.is_first { 0 } else { u64::from(count.saturating_sub(1)) };
+        let objective = self.objective_mut(was.is_first);
         let in_time = took <= objective.limit;
         objective.record(now, if in_time { Tokens::in_time(1) } else { Tokens::missed(false, was.asleep) });
         objective.record(now, Tokens::in_time(rest));
-        if was.first { Took::First(took) } else { Took::Later(took) }
+        if was.is_first { TokenLatency::First(took) } else { TokenLatency::Next(took) }
     }
 
     /// An answer ends; nothing of it is awaited any more.
-    pub fn end(&mut self, key: usize, now: Instant, end: End) {
-        let was = self.awaited.remove(key);
-        if end == End::Failed || self.overdue(&was, now) {
-            self.of(was.first).record(now, Tokens::missed(true, was.asleep));
+    pub fn end(&mut self, key: usize, now: Instant, end: StreamEnd) {
+        let was = self.pending.remove(key);
+        if end == StreamEnd::Failed || self.is_overdue(&was, now) {
+            self.objective_mut(was.is_first).record(now, Tokens::missed(true, was.asleep));
         }
     }
 
     /// How the objectives for first tokens and for later ones are met.
     pub fn attainments(&mut self, now: Instant) -> (Attainment, Attainment) {
         let count = |first: bool| {
-            let late = self.awaited.iter().filter(|(_, one)| one.first == first && self.overdue(one, now));
+            let late =
+                self.pending.iter().filter(|(_, one)| one.is_first == first && self.is_overdue(one, now));
             let mut tokens = Tokens::default();
             late.for_each(|(_, one)| tokens += Tokens::missed(false, one.asleep));
             tokens
@@ -170,13 +181,13 @@ impl Objectives {
         (self.ttft.attainment(now, ttft), self.tbt.attainment(now, tbt))
     }
 
-    fn of(&mut self, first: bool) -> &mut Objective {
+    fn objective_mut(&mut self, first: bool) -> &mut Objective {
         if first { &mut self.ttft } else { &mut self.tbt }
     }
 
-    fn overdue(&self, awaited: &Awaited, now: Instant) -> bool {
-        let limit = if awaited.first { self.ttft.limit } else { self.tbt.limit };
-        awaited.nothing_there && now.saturating_duration_since(awaited.since) > limit
+    fn is_overdue(&self, awaited: &PendingState, now: Instant) -> bool {
+        let limit = if awaited.is_first { self.ttft.limit } else { self.tbt.limit };
+        awaited.is_buffer_empty && now.saturating_duration_since(awaited.since) > limit
     }
 }
 

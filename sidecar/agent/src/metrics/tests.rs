@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_policy::reason::Reason;
 
-use super::objectives::End;
+use super::objectives::StreamEnd;
 use super::*;
 
 /// Reads OpenMetrics strictly enough to notice a broken line: samples by family.
@@ -27,14 +27,14 @@ fn parse(text: &str) -> (BTreeMap<String, String>, Vec<(String, f64)>) {
 }
 
 /// An answer whose tokens took so long, in milliseconds, and came so many at a time.
-fn answered(metrics: &Metrics, tokens: &[(u64, u32)]) {
+fn record_answer(metrics: &Metrics, tokens: &[(u64, u32)]) {
     let mut now = Instant::now();
-    let answer = metrics.recent().objectives.first(now);
+    let answer = metrics.recent().objectives.track_first(now);
     for (ms, count) in tokens {
         now += Duration::from_millis(*ms);
-        metrics.written(answer, now, *count);
+        metrics.on_written(answer, now, *count);
     }
-    metrics.recent().objectives.end(answer, now, End::Gone);
+    metrics.recent().objectives.end(answer, now, StreamEnd::Closed);
 }
 
 /// That long ago.
@@ -44,35 +44,40 @@ fn ago(seconds: u64) -> Instant {
 
 fn busy() -> Metrics {
     let metrics = Metrics::new("tiny", &SloConfig::default());
-    answered(&metrics, &[(30, 1), (55, 3), (56, 1)]);
-    metrics.prompt(20);
-    metrics.generated(None);
-    metrics.generated(Some(Duration::from_millis(3)));
-    metrics.write_lateness(1000);
-    metrics.request_ended("stop", Duration::from_secs(1));
-    metrics.request_ended("never heard of", Duration::from_secs(1));
+    record_answer(&metrics, &[(30, 1), (55, 3), (56, 1)]);
+    metrics.record_prompt(20);
+    metrics.record_generated_token(None);
+    metrics.record_generated_token(Some(Duration::from_millis(3)));
+    metrics.record_write_lateness(1000);
+    metrics.on_request_ended("stop", Duration::from_secs(1));
+    metrics.on_request_ended("never heard of", Duration::from_secs(1));
     let step =
         StepOutput { elapsed_ns: 5_000_000, stall_ns: 500_000_000, decodes: 4, ..StepOutput::default() };
-    metrics.step(&StepOutput { prefill_tokens: 16, recomputed_tokens: 6, kv_stall_ns: 250_000_000, ..step });
-    metrics.kv_copied(KvCopyStats { fetched_bytes: 3, written_back_bytes: 4 });
-    metrics.kv_copied(KvCopyStats { fetched_bytes: 30, written_back_bytes: 40 });
-    metrics.prompts_out(3, 100);
-    metrics.prompts_out(5, 50);
-    metrics.admitted(Some(1_000_000), 16);
-    metrics.admitted(None, 99);
-    metrics.preempted(6);
-    metrics.planned(0);
-    metrics.planned(150);
-    metrics.engine_lost();
-    metrics.engine_hung();
-    metrics.sidecars_hung(4);
-    (0..5).for_each(|_| metrics.turn_skipped());
-    (0..2).for_each(|_| metrics.turn_taken_over());
-    (0..3).for_each(|_| metrics.turn_overtaken());
-    metrics.turn_holder_overdue(9.0);
-    metrics.turn_holder_overdue(1.5);
-    metrics.credentials("api_keys", true);
-    metrics.moved("remap", 2, 4096);
+    metrics.on_step(&StepOutput {
+        prefill_tokens: 16,
+        recomputed_tokens: 6,
+        kv_stall_ns: 250_000_000,
+        ..step
+    });
+    metrics.set_kv_copied(KvCopyStats { fetched_bytes: 3, written_back_bytes: 4 });
+    metrics.set_kv_copied(KvCopyStats { fetched_bytes: 30, written_back_bytes: 40 });
+    metrics.set_offloaded_prompts(3, 100);
+    metrics.set_offloaded_prompts(5, 50);
+    metrics.on_admitted(Some(1_000_000), 16);
+    metrics.on_admitted(None, 99);
+    metrics.on_preempted(6);
+    metrics.on_planned(0);
+    metrics.on_planned(150);
+    metrics.on_engine_lost();
+    metrics.on_engine_hung();
+    metrics.add_sidecar_hangs(4);
+    (0..5).for_each(|_| metrics.on_turn_skipped());
+    (0..2).for_each(|_| metrics.on_turn_taken_over());
+    (0..3).for_each(|_| metrics.on_turn_overtaken());
+    metrics.set_turn_holder_overdue(9.0);
+    metrics.set_turn_holder_overdue(1.5);
+    metrics.set_credentials_valid("api_keys", true);
+    metrics.record_moves("remap", 2, 4096);
     let mut state = State::default();
     state.queue.waiting = 2;
     state.kv.utilisation_permille = 250;
@@ -171,17 +176,17 @@ const PROXIED: [(&str, &str); 21] = [
 ];
 
 #[test]
-fn exactly_these_names_are_exposed() {
+fn exposed_names_match_golden() {
     exposed(&busy(), VLLM.into_iter().chain(OWN).collect());
     let proxied = Metrics::proxied("tiny", &SloConfig::default());
-    answered(&proxied, &[(0, 1), (0, 1)]);
-    proxied.credentials("admin_tls", false);
+    record_answer(&proxied, &[(0, 1), (0, 1)]);
+    proxied.set_credentials_valid("admin_tls", false);
     proxied.set_state(&State::default());
     exposed(&proxied, PROXIED.into_iter().collect());
 }
 
 #[test]
-fn the_page_about_metrics_has_every_name() {
+fn docs_list_every_metric() {
     let page = include_str!("../../../../docs/metrics.md");
     for (name, kind) in VLLM.into_iter().chain(OWN).chain(PROXIED) {
         let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
@@ -191,7 +196,7 @@ fn the_page_about_metrics_has_every_name() {
 }
 
 #[test]
-fn the_page_about_metrics_has_every_reason() {
+fn docs_list_every_reason() {
     let page = include_str!("../../../../docs/metrics.md");
     for reason in Reason::ALL.iter().filter(|reason| **reason != Reason::Stream) {
         let label = reason.label();
@@ -219,7 +224,7 @@ fn exposed(metrics: &Metrics, wanted: BTreeSet<(&str, &str)>) {
 }
 
 #[test]
-fn samples_hold_what_was_counted() {
+fn samples_match_recorded_values() {
     let (_, samples) = parse(&busy().encode());
     let value = |name: &str| {
         let wanted: BTreeSet<_> = name.trim_end_matches('}').split(['{', ',']).collect();
@@ -268,26 +273,26 @@ fn samples_hold_what_was_counted() {
 }
 
 #[test]
-fn a_later_token_is_late_beyond_a_tenth_above_its_objective() {
+fn next_token_has_ten_percent_tolerance() {
     let slo = busy().slo();
     assert_eq!(
         (slo.tbt_target_ns, slo.tbt_attained_permille, slo.ttft_attained_permille),
         (50_000_000, Some(750), Some(1000))
     );
     let metrics = Metrics::new("tiny", &SloConfig::default());
-    answered(&metrics, &[(2001, 1)]);
+    record_answer(&metrics, &[(2001, 1)]);
     assert_eq!((metrics.slo().ttft_attained_permille, metrics.slo().tbt_attained_permille), (Some(0), None));
 }
 
 /// The lines of the metrics about one objective.
-fn told_of(metrics: &Metrics, objective: &str) -> Vec<String> {
+fn slo_lines(metrics: &Metrics, objective: &str) -> Vec<String> {
     let label = format!("model_name=\"tiny\",objective=\"{objective}\"");
     let (_, samples) = parse(&metrics.encode());
     let about = samples.into_iter().filter(|(name, _)| name.contains(&label));
     about.map(|(name, value)| format!("{} {value}", name.split('{').next().unwrap_or_default())).collect()
 }
 
-fn missed(share: &str, overdue: u32, tokens: u32, missed: u32) -> Vec<String> {
+fn slo_lines_for(share: &str, overdue: u32, tokens: u32, missed: u32) -> Vec<String> {
     vec![
         format!("sluice_slo_attainment_ratio {share}"),
         format!("sluice_overdue_tokens {overdue}"),
@@ -297,34 +302,38 @@ fn missed(share: &str, overdue: u32, tokens: u32, missed: u32) -> Vec<String> {
 }
 
 #[test]
-fn a_scrape_shows_tokens_that_are_overdue_and_counts_them_once() {
+fn overdue_tokens_are_exposed_and_counted_once() {
     let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
-    let mut hung = metrics.await_first(ago(3));
-    let waits = metrics.await_first(Instant::now());
-    assert_eq!(told_of(&metrics, "ttft"), missed("0", 1, 1, 1));
+    let mut hung = metrics.track_first_token(ago(3));
+    let waits = metrics.track_first_token(Instant::now());
+    assert_eq!(slo_lines(&metrics, "ttft"), slo_lines_for("0", 1, 1, 1));
     let slo = metrics.slo();
     assert_eq!((slo.ttft_attained_permille, slo.ttft_overdue, slo.tbt_overdue), (Some(0), 1, 0));
-    hung.written(1);
-    assert_eq!(told_of(&metrics, "ttft"), missed("0", 0, 1, 1));
+    hung.on_written(1);
+    assert_eq!(slo_lines(&metrics, "ttft"), slo_lines_for("0", 0, 1, 1));
     drop((hung, waits));
-    assert_eq!(told_of(&metrics, "ttft"), missed("0", 0, 1, 1), "what was not late when it left is no miss");
+    assert_eq!(
+        slo_lines(&metrics, "ttft"),
+        slo_lines_for("0", 0, 1, 1),
+        "what was not late when it left is no miss"
+    );
 }
 
 #[test]
-fn an_answer_that_hangs_between_tokens_is_overdue_until_it_ends() {
+fn hung_stream_is_overdue_until_it_ends() {
     let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
-    let key = metrics.recent().objectives.next(ago(1));
-    let mut hung = AwaitedToken::new(metrics.clone(), key);
+    let key = metrics.recent().objectives.track_next(ago(1));
+    let mut hung = PendingToken::new(metrics.clone(), key);
     assert_eq!(metrics.slo().tbt_attained_permille, None, "its client has not asked for more");
-    hung.nothing_there();
-    assert_eq!(told_of(&metrics, "tbt"), missed("0", 1, 1, 1));
+    hung.on_buffer_empty();
+    assert_eq!(slo_lines(&metrics, "tbt"), slo_lines_for("0", 1, 1, 1));
     assert_eq!(metrics.slo().tbt_overdue, 1);
-    hung.failed();
-    assert_eq!(told_of(&metrics, "tbt"), missed("0", 0, 1, 1));
+    hung.fail();
+    assert_eq!(slo_lines(&metrics, "tbt"), slo_lines_for("0", 0, 1, 1));
 }
 
 #[test]
-fn the_state_messages_percentiles_tell_engine_and_delivery_apart() {
+fn state_percentiles_separate_engine_and_delivery() {
     let metrics = busy();
     let engine = metrics.engine_tbt();
     assert_eq!(engine.samples, 4);
@@ -335,10 +344,10 @@ fn the_state_messages_percentiles_tell_engine_and_delivery_apart() {
 }
 
 #[test]
-fn the_gpu_has_one_uuid_once_a_directive_has_told_it() {
+fn gpu_uuid_label_follows_directive() {
     let folder = tempfile::tempdir().expect("a folder");
-    let directives = Directives::open(folder.path().join("directive.json"), Box::new(|_| Ok(())));
-    let metrics = Metrics::new("tiny", &SloConfig::default()).told_by(&directives);
+    let directives = DirectiveStore::open(folder.path().join("directive.json"), Box::new(|_| Ok(())));
+    let metrics = Metrics::new("tiny", &SloConfig::default()).with_directives(&directives);
     let uuids = || {
         metrics.set_state(&State::default());
         let text = metrics.encode();
@@ -357,7 +366,7 @@ fn the_gpu_has_one_uuid_once_a_directive_has_told_it() {
 #[test]
 fn reasons_cannot_grow_without_bound() {
     let metrics = Metrics::new("tiny", &SloConfig::default());
-    (0..1000).for_each(|i| metrics.moved(&format!("made up {i}"), 1, 1));
+    (0..1000).for_each(|i| metrics.record_moves(&format!("made up {i}"), 1, 1));
     let text = metrics.encode();
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with("sluice_moves_total{")).collect();
     assert_eq!(lines.len(), MOVE_REASONS_MAX + 1);
@@ -367,7 +376,7 @@ fn reasons_cannot_grow_without_bound() {
 }
 
 #[test]
-fn levels_follow_what_comes_and_goes() {
+fn updown_gauges_follow_changes() {
     let metrics = Metrics::new("tiny", &SloConfig::default());
     metrics.deposits.add(5);
     metrics.deposits.add(-2);

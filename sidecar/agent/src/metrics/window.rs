@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use sluice_wire::state::TokenCounts;
 
 /// The window slides in this many steps.
-const PARTS: usize = 60;
+const SLOTS: usize = 60;
 
 /// Tokens of an objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
     /// Those in time.
-    pub good: u64,
+    pub in_time: u64,
     /// All, and why some were missed.
     pub counts: TokenCounts,
 }
@@ -20,24 +20,24 @@ pub struct Tokens {
 impl Tokens {
     /// `count` tokens that came in time.
     pub fn in_time(count: u64) -> Tokens {
-        Tokens { good: count, counts: TokenCounts { tokens: count, ..TokenCounts::default() } }
+        Tokens { in_time: count, counts: TokenCounts { tokens: count, ..TokenCounts::default() } }
     }
 
     /// One that was missed: it was never written, and its client waited while the tenant slept by order.
     pub fn missed(given_up: bool, asleep: bool) -> Tokens {
         let counts = TokenCounts { tokens: 1, given_up: given_up.into(), asleep: asleep.into() };
-        Tokens { good: 0, counts }
+        Tokens { in_time: 0, counts }
     }
 
     /// The share in time, permille, rounded down; `None` = there was none.
     pub fn permille(&self) -> Option<u32> {
-        (self.good * 1000).checked_div(self.counts.tokens).and_then(|share| u32::try_from(share).ok())
+        (self.in_time * 1000).checked_div(self.counts.tokens).and_then(|share| u32::try_from(share).ok())
     }
 }
 
 impl AddAssign for Tokens {
     fn add_assign(&mut self, more: Tokens) {
-        self.good += more.good;
+        self.in_time += more.in_time;
         self.counts.tokens += more.counts.tokens;
         self.counts.given_up += more.counts.given_up;
         self.counts.asleep += more.counts.asleep;
@@ -47,41 +47,41 @@ impl AddAssign for Tokens {
 /// Counts that are forgotten once they leave the window.
 #[derive(Debug)]
 pub struct Window {
-    parts: [Tokens; PARTS],
-    turn: u128,
+    slots: [Tokens; SLOTS],
+    slot_index: u128,
     origin: Instant,
-    part: Duration,
+    slot_width: Duration,
 }
 
 impl Window {
     /// Empty, over `length`, at least a second.
     pub fn new(now: Instant, length: Duration) -> Self {
-        let part = length.max(Duration::from_secs(1)) / PARTS as u32;
-        Window { parts: [Tokens::default(); PARTS], turn: 0, origin: now, part }
+        let part = length.max(Duration::from_secs(1)) / SLOTS as u32;
+        Window { slots: [Tokens::default(); SLOTS], slot_index: 0, origin: now, slot_width: part }
     }
 
     /// These were.
     pub fn record(&mut self, now: Instant, tokens: Tokens) {
         self.slide(now);
-        self.parts[(self.turn % PARTS as u128) as usize] += tokens;
+        self.slots[(self.slot_index % SLOTS as u128) as usize] += tokens;
     }
 
     /// All of the window.
     pub fn sum(&mut self, now: Instant) -> Tokens {
         self.slide(now);
         let mut sum = Tokens::default();
-        self.parts.iter().for_each(|part| sum += *part);
+        self.slots.iter().for_each(|part| sum += *part);
         sum
     }
 
     fn slide(&mut self, now: Instant) {
-        let turn = now.saturating_duration_since(self.origin).as_nanos() / self.part.as_nanos();
-        let stale = turn.saturating_sub(self.turn).min(PARTS as u128);
+        let turn = now.saturating_duration_since(self.origin).as_nanos() / self.slot_width.as_nanos();
+        let stale = turn.saturating_sub(self.slot_index).min(SLOTS as u128);
         for i in 0..stale {
-            let part = ((turn - i) % PARTS as u128) as usize;
-            self.parts[part] = Tokens::default();
+            let part = ((turn - i) % SLOTS as u128) as usize;
+            self.slots[part] = Tokens::default();
         }
-        self.turn = self.turn.max(turn);
+        self.slot_index = self.slot_index.max(turn);
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_over_the_window_only() {
+    fn attainment_covers_only_the_window() {
         let start = Instant::now();
         let mut window = Window::new(start, Duration::from_secs(10));
         let at = |seconds: u64| start + Duration::from_secs(seconds);

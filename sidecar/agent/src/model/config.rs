@@ -9,13 +9,13 @@ use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 use sluice_policy::layer_set::MOST_LAYERS;
 
 use super::error::{ModelError, read_json};
-use super::weights::{Header, read_headers, stored_dtype};
+use super::weights::{TensorHeader, read_headers, stored_dtype};
 
 /// Layers of a model: memory is dealt by layers, so one is too few.
-const LAYERS: RangeInclusive<u16> = 2..=MOST_LAYERS;
+const LAYER_RANGE: RangeInclusive<u16> = 2..=MOST_LAYERS;
 
 /// A `config.json` being read.
-struct Fields<'a> {
+struct ConfigReader<'a> {
     path: &'a Path,
     map: Map<String, Value>,
 }
@@ -26,29 +26,29 @@ struct Fields<'a> {
 /// # Errors
 /// The file, the field and what is wrong with it.
 pub fn read_spec(folder: &Path, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
-    if let Some(absent) = ModelError::absent(folder) {
+    if let Some(absent) = ModelError::find_absent(folder) {
         return Err(absent);
     }
     let path = folder.join("config.json");
-    let shape = shape_of(&path, read_json(&path)?, dtype)?;
-    match shape.dtype_named {
+    let shape = parse_config(&path, read_json(&path)?, dtype)?;
+    match shape.has_dtype {
         true => Ok(shape.spec),
-        false => Ok(shape.stored(&read_headers(folder)?)),
+        false => Ok(shape.into_spec(&read_headers(folder)?)),
     }
 }
 
 /// What a `config.json` says of a model.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct ParsedConfig {
     spec: ModelSpec,
-    dtype_named: bool,
+    has_dtype: bool,
 }
 
-impl Shape {
+impl ParsedConfig {
     /// The model, in the number format that was named, or that of its weights, of which the headers tell. Float32, if they
     /// tell of none.
-    pub fn stored(self, headers: &BTreeMap<String, Header>) -> ModelSpec {
-        let dtype = match self.dtype_named {
+    pub fn into_spec(self, headers: &BTreeMap<String, TensorHeader>) -> ModelSpec {
+        let dtype = match self.has_dtype {
             true => self.spec.dtype,
             false => stored_dtype(&self.spec, headers).unwrap_or(Dtype::F32),
         };
@@ -60,22 +60,28 @@ impl Shape {
 ///
 /// # Errors
 /// The field and what is wrong with it.
-pub fn shape_of(path: &Path, map: Map<String, Value>, dtype: Option<&str>) -> Result<Shape, ModelError> {
-    let fields = Fields { path, map };
+pub fn parse_config(
+    path: &Path,
+    map: Map<String, Value>,
+    dtype: Option<&str>,
+) -> Result<ParsedConfig, ModelError> {
+    let fields = ConfigReader { path, map };
     let named = fields.dtype(dtype)?;
     // Until the weights are looked at.
     let provisional = named.unwrap_or(Dtype::F32);
     let spec = match fields.text("model_type")?.unwrap_or_default() {
         "llama" => fields.llama(provisional)?,
         "opt" => fields.opt(provisional)?,
-        other => return Err(fields.wrong("model_type", format!("`{other}` is not supported (llama, opt)"))),
+        other => {
+            return Err(fields.field_error("model_type", format!("`{other}` is not supported (llama, opt)")));
+        }
     };
-    fields.sane(&spec)?;
-    Ok(Shape { spec, dtype_named: named.is_some() })
+    fields.validate(&spec)?;
+    Ok(ParsedConfig { spec, has_dtype: named.is_some() })
 }
 
-impl Fields<'_> {
-    fn wrong(&self, field: &str, problem: impl Into<String>) -> ModelError {
+impl ConfigReader<'_> {
+    fn field_error(&self, field: &str, problem: impl Into<String>) -> ModelError {
         ModelError::field(self.path, field, problem)
     }
 
@@ -85,17 +91,17 @@ impl Fields<'_> {
 
     fn text(&self, field: &str) -> Result<Option<&str>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.wrong(field, "is not a text"))
+        value.as_str().map(Some).ok_or_else(|| self.field_error(field, "is not a text"))
     }
 
     fn optional_count(&self, field: &str) -> Result<Option<u32>, ModelError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let count = value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
-        count.map(Some).ok_or_else(|| self.wrong(field, format!("`{value}` is not a positive count")))
+        count.map(Some).ok_or_else(|| self.field_error(field, format!("`{value}` is not a positive count")))
     }
 
     fn count(&self, field: &str) -> Result<u32, ModelError> {
-        self.optional_count(field)?.ok_or_else(|| self.wrong(field, "is missing"))
+        self.optional_count(field)?.ok_or_else(|| self.field_error(field, "is missing"))
     }
 
     fn number(&self, field: &str, default: f32) -> Result<f32, ModelError> {
@@ -103,19 +109,19 @@ impl Fields<'_> {
         let number = value.as_f64().filter(|n| n.is_finite() && *n > 0.0);
         number
             .map(|n| n as f32)
-            .ok_or_else(|| self.wrong(field, format!("`{value}` is not a positive number")))
+            .ok_or_else(|| self.field_error(field, format!("`{value}` is not a positive number")))
     }
 
     fn flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
         let Some(value) = self.get(field) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| self.wrong(field, format!("`{value}` is neither true nor false")))
+        value.as_bool().ok_or_else(|| self.field_error(field, format!("`{value}` is neither true nor false")))
     }
 
     /// The value must be the only one that is computed.
-    fn only(&self, field: &str, supported: &[&str]) -> Result<(), ModelError> {
+    fn require_one_of(&self, field: &str, supported: &[&str]) -> Result<(), ModelError> {
         match self.text(field)? {
             Some(found) if !supported.contains(&found) => {
-                Err(self.wrong(field, format!("`{found}` is not supported ({})", supported.join(", "))))
+                Err(self.field_error(field, format!("`{found}` is not supported ({})", supported.join(", "))))
             }
             _ => Ok(()),
         }
@@ -129,26 +135,27 @@ impl Fields<'_> {
             Some("float32" | "Float32") => Ok(Some(Dtype::F32)),
             Some("float16" | "Float16") => Ok(Some(Dtype::F16)),
             Some("bfloat16" | "BFloat16") => Ok(Some(Dtype::Bf16)),
-            Some(other) => {
-                Err(self
-                    .wrong("torch_dtype", format!("`{other}` is not supported (float32, float16, bfloat16)")))
-            }
+            Some(other) => Err(self.field_error(
+                "torch_dtype",
+                format!("`{other}` is not supported (float32, float16, bfloat16)"),
+            )),
         }
     }
 
     fn layers(&self) -> Result<u16, ModelError> {
         let layers = self.count("num_hidden_layers")?;
-        let possible = u16::try_from(layers).ok().filter(|layers| LAYERS.contains(layers));
+        let possible = u16::try_from(layers).ok().filter(|layers| LAYER_RANGE.contains(layers));
         possible.ok_or_else(|| {
-            let problem = format!("{layers}; a model needs from {} to {}", LAYERS.start(), LAYERS.end());
-            self.wrong("num_hidden_layers", problem)
+            let problem =
+                format!("{layers}; a model needs from {} to {}", LAYER_RANGE.start(), LAYER_RANGE.end());
+            self.field_error("num_hidden_layers", problem)
         })
     }
 
     fn llama(&self, dtype: Dtype) -> Result<ModelSpec, ModelError> {
-        self.only("hidden_act", &["silu", "swish"])?;
+        self.require_one_of("hidden_act", &["silu", "swish"])?;
         if self.get("quantization_config").is_some() {
-            return Err(self.wrong("quantization_config", "quantised weights are not supported"));
+            return Err(self.field_error("quantization_config", "quantised weights are not supported"));
         }
         let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
         Ok(ModelSpec {
@@ -172,17 +179,17 @@ impl Fields<'_> {
     }
 
     fn opt(&self, dtype: Dtype) -> Result<ModelSpec, ModelError> {
-        self.only("activation_function", &["relu"])?;
+        self.require_one_of("activation_function", &["relu"])?;
         for (field, supported) in
             [("do_layer_norm_before", true), ("enable_bias", true), ("layer_norm_elementwise_affine", true)]
         {
             if self.flag(field, supported)? != supported {
-                return Err(self.wrong(field, format!("only {supported} is supported")));
+                return Err(self.field_error(field, format!("only {supported} is supported")));
             }
         }
         let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
         if self.optional_count("word_embed_proj_dim")?.is_some_and(|dim| dim != hidden) {
-            return Err(self.wrong("word_embed_proj_dim", format!("must equal hidden_size ({hidden})")));
+            return Err(self.field_error("word_embed_proj_dim", format!("must equal hidden_size ({hidden})")));
         }
         Ok(ModelSpec {
             family: Family::Opt,
@@ -220,7 +227,7 @@ impl Fields<'_> {
             let number = scaling.get(field).and_then(Value::as_f64).filter(|n| *n > 0.0);
             number
                 .map(|n| n as f32)
-                .ok_or_else(|| self.wrong(&format!("{name}.{field}"), "is missing or not positive"))
+                .ok_or_else(|| self.field_error(&format!("{name}.{field}"), "is missing or not positive"))
         };
         match kind.unwrap_or("default") {
             "default" => Ok(RopeScaling::None),
@@ -231,20 +238,22 @@ impl Fields<'_> {
                 high_freq_factor: part("high_freq_factor")?,
                 original_max_positions: part("original_max_position_embeddings")? as u32,
             }),
-            other => Err(self.wrong(
+            other => Err(self.field_error(
                 &format!("{name}.rope_type"),
                 format!("`{other}` is not supported (default, linear, llama3)"),
             )),
         }
     }
 
-    fn sane(&self, spec: &ModelSpec) -> Result<(), ModelError> {
+    fn validate(&self, spec: &ModelSpec) -> Result<(), ModelError> {
         if !spec.heads.is_multiple_of(spec.kv_heads) {
             let problem = format!("{} does not divide num_attention_heads ({})", spec.kv_heads, spec.heads);
-            return Err(self.wrong("num_key_value_heads", problem));
+            return Err(self.field_error("num_key_value_heads", problem));
         }
         if spec.head_dim == 0 || (spec.family == Family::Llama && !spec.head_dim.is_multiple_of(2)) {
-            return Err(self.wrong("head_dim", format!("{} is not a positive even width", spec.head_dim)));
+            return Err(
+                self.field_error("head_dim", format!("{} is not a positive even width", spec.head_dim))
+            );
         }
         Ok(())
     }
@@ -295,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_tell_the_number_format_that_no_file_names() {
+    fn dtype_falls_back_to_weights() {
         use safetensors::Dtype as Stored;
         let unnamed = LLAMA.replace(r#","torch_dtype":"bfloat16" EXTRA"#, "");
         let null = unnamed.replace(":512", r#":512,"torch_dtype":null,"dtype":"auto""#);
@@ -332,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_computed_is_refused_with_file_and_field() {
+    fn unsupported_field_is_refused_by_name() {
         for (extra, field) in [
             (r#","rope_scaling":{"rope_type":"yarn","factor":2.0}"#, "rope_scaling.rope_type"),
             (r#","hidden_act":"gelu""#, "hidden_act"),

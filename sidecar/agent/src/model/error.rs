@@ -79,7 +79,7 @@ impl ModelError {
     }
 
     /// There is no model in `folder`; `None` = there is one, or nobody can tell.
-    pub fn absent(folder: &Path) -> Option<Self> {
+    pub fn find_absent(folder: &Path) -> Option<Self> {
         let missing = |path: &Path| {
             std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
         };
@@ -118,9 +118,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_that_is_not_there_is_told_by_what_is_missing() {
+    fn absent_model_names_what_is_missing() {
         let folder = tempfile::tempdir().unwrap();
-        let said = |path: &Path| ModelError::absent(path).map(|error| error.to_string()).unwrap_or_default();
+        let said =
+            |path: &Path| ModelError::find_absent(path).map(|error| error.to_string()).unwrap_or_default();
         let expected =
             "expected is a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors";
         let of = |path: &Path, what: &str| format!("{}: {what}; {expected}", path.display());
@@ -129,6 +130,6 @@ mod tests {
         let file = folder.path().join("config.json");
         std::fs::write(&file, "{}").unwrap();
         assert_eq!(said(&file), of(&file, "is no folder"));
-        assert!(ModelError::absent(folder.path()).is_none());
+        assert!(ModelError::find_absent(folder.path()).is_none());
     }
 }

@@ -1,10 +1,10 @@
 //! Text to tokens and back: tokenizer, chat template, and what the model says ends a sequence.
 
+mod chat_template;
 mod json;
 mod message;
-mod settings;
-mod template;
-mod tokens;
+mod tokenizer;
+mod tokenizer_config;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,29 +12,29 @@ use std::path::Path;
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
+use self::chat_template::{ChatTemplate, RenderOptions};
 pub use self::message::Message;
-use self::settings::Settings;
-use self::template::{Given, Template};
-use self::tokens::{Bytes, bytes_of};
+use self::tokenizer::{ByteEncoding, bytes_of};
+use self::tokenizer_config::TokenizerConfig;
 use super::error::{ModelError, read_json, read_optional_json};
-use super::floor::TokenFloor;
+use super::token_bound::TokenBound;
 
 /// Everything about text that a model folder holds.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
-    floor: TokenFloor,
-    bytes: Bytes,
-    template: Template,
+    token_bound: TokenBound,
+    bytes: ByteEncoding,
+    template: ChatTemplate,
     /// Texts of tokens that have names, such as `bos_token`.
-    named: BTreeMap<String, String>,
+    named_tokens: BTreeMap<String, String>,
     stop_tokens: Vec<u32>,
-    defaults: Defaults,
+    generation_config: GenerationConfig,
 }
 
 /// Sampling that the model's author recommends (`generation_config.json`).
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct Defaults {
+pub struct GenerationConfig {
     /// False = greedy unless asked otherwise.
     #[serde(default)]
     pub do_sample: bool,
@@ -57,20 +57,28 @@ impl Text {
     /// # Errors
     /// The file, and what is wrong with it.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        let settings = Settings::open(folder)?;
-        let tokenizer = tokens::open(&folder.join("tokenizer.json"), &settings)?;
-        let template = Template::open(folder, &settings);
-        if let Template::Unreadable(problem) = &template {
+        let settings = TokenizerConfig::open(folder)?;
+        let tokenizer = tokenizer::open(&folder.join("tokenizer.json"), &settings)?;
+        let template = ChatTemplate::open(folder, &settings);
+        if let ChatTemplate::Unreadable(problem) = &template {
             tracing::warn!(%problem, "the chat template cannot be used: chats are refused");
         }
-        let defaults: Defaults =
+        let defaults: GenerationConfig =
             read_optional_json(&folder.join("generation_config.json"))?.unwrap_or_default();
         let named: BTreeMap<_, _> =
-            settings.named().map(|(name, token)| (name.to_owned(), token.content)).collect();
+            settings.named_tokens().map(|(name, token)| (name.to_owned(), token.content)).collect();
         let eos = named.get("eos_token").map(String::as_str);
         let stop_tokens = stop_tokens(folder, &defaults, eos, &tokenizer)?;
-        let (floor, bytes) = (TokenFloor::of(&tokenizer), Bytes::of(&tokenizer));
-        Ok(Text { tokenizer, floor, bytes, template, named, stop_tokens, defaults })
+        let (floor, bytes) = (TokenBound::of(&tokenizer), ByteEncoding::of(&tokenizer));
+        Ok(Text {
+            tokenizer,
+            token_bound: floor,
+            bytes,
+            template,
+            named_tokens: named,
+            stop_tokens,
+            generation_config: defaults,
+        })
     }
 
     /// The tokenizer.
@@ -79,8 +87,8 @@ impl Text {
     }
 
     /// How few tokens a text can have.
-    pub fn floor(&self) -> &TokenFloor {
-        &self.floor
+    pub fn token_bound(&self) -> &TokenBound {
+        &self.token_bound
     }
 
     /// The bytes that token `id` adds to a text that goes on, a part of a character included; `None` = the tokenizer has no
@@ -90,7 +98,7 @@ impl Text {
     }
 
     /// The text of token `id` if it was added to the vocabulary.
-    pub fn added(&self, id: u32) -> Option<&str> {
+    pub fn added_token_text(&self, id: u32) -> Option<&str> {
         let added = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         added.get(&id).map(|token| token.content.as_str())
     }
@@ -116,22 +124,22 @@ impl Text {
             let path = folder.join(file);
             let json: serde_json::Value = read_optional_json(&path)?.unwrap_or_default();
             for field in ["eos_token_id", "bos_token_id"] {
-                check_listed(&path, field, &json[field], vocab)?;
+                check_id_field(&path, field, &json[field], vocab)?;
             }
         }
         // What is left comes from the tokenizer, which may know more tokens than the model.
         match self.stop_tokens.iter().find(|id| **id >= vocab) {
             Some(id) => {
                 let path = folder.join("tokenizer_config.json");
-                Err(ModelError::field(&path, "eos_token", beyond(&id.to_string(), vocab)))
+                Err(ModelError::field(&path, "eos_token", beyond_vocab(&id.to_string(), vocab)))
             }
             None => Ok(()),
         }
     }
 
     /// Sampling that the author recommends.
-    pub fn defaults(&self) -> &Defaults {
-        &self.defaults
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation_config
     }
 
     /// Token ids of a plain prompt, with the special tokens that the tokenizer puts around it.
@@ -159,7 +167,7 @@ impl Text {
     /// # Errors
     /// The template's own words (a message it refuses), or why there is none that can be used.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, String> {
-        let given = Given { add_generation_prompt, tokens: &self.named };
+        let given = RenderOptions { add_generation_prompt, tokens: &self.named_tokens };
         self.template.render(messages, given)
     }
 }
@@ -167,7 +175,7 @@ impl Text {
 /// Every id that any of the files calls an end of sequence.
 fn stop_tokens(
     folder: &Path,
-    defaults: &Defaults,
+    defaults: &GenerationConfig,
     eos: Option<&str>,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<u32>, ModelError> {
@@ -182,12 +190,12 @@ fn stop_tokens(
     Ok(stop.into_iter().collect())
 }
 
-fn beyond(id: &str, vocab: u32) -> String {
+fn beyond_vocab(id: &str, vocab: u32) -> String {
     format!("{id} is no token of a vocabulary of {vocab}")
 }
 
 /// `ids` is null, an id, or a list of ids.
-fn check_listed(path: &Path, field: &str, ids: &serde_json::Value, vocab: u32) -> Result<(), ModelError> {
+fn check_id_field(path: &Path, field: &str, ids: &serde_json::Value, vocab: u32) -> Result<(), ModelError> {
     let within = |id: &&serde_json::Value| id.as_u64().is_some_and(|id| id < u64::from(vocab));
     let wrong = match ids {
         serde_json::Value::Null => None,
@@ -195,7 +203,7 @@ fn check_listed(path: &Path, field: &str, ids: &serde_json::Value, vocab: u32) -
         one => Some(one).filter(|id| !within(id)),
     };
     match wrong {
-        Some(id) => Err(ModelError::field(path, field, beyond(&id.to_string(), vocab))),
+        Some(id) => Err(ModelError::field(path, field, beyond_vocab(&id.to_string(), vocab))),
         None => Ok(()),
     }
 }
@@ -205,9 +213,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_or_a_beginning_is_a_token_of_the_vocabulary() {
+    fn eos_and_bos_ids_are_within_vocabulary() {
         let path = Path::new("config.json");
-        let check = |ids: &str| check_listed(path, "eos_token_id", &serde_json::from_str(ids).unwrap(), 300);
+        let check =
+            |ids: &str| check_id_field(path, "eos_token_id", &serde_json::from_str(ids).unwrap(), 300);
         for good in ["null", "0", "299", "[]", "[1, 299]"] {
             check(good).unwrap_or_else(|error| panic!("{good}: {error}"));
         }

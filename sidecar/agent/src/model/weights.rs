@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::{Dtype as Stored, SafeTensors};
 use sluice_link::model::{Dtype, Family, ModelSpec};
-use sluice_link::slab::{Place, Slab, SlabLayout, Tensor, slab_layout};
+use sluice_link::slab::{Slab, SlabLayout, Tensor, TensorSpan, slab_layout};
 
 use super::error::{ModelError, read_json};
 
@@ -82,7 +82,7 @@ impl Weights {
         layer: Option<u16>,
         out: &mut [u8],
     ) -> Result<(), ModelError> {
-        for place in &slab.places {
+        for place in &slab.tensors {
             let range = place.offset_bytes as usize..(place.offset_bytes + place.bytes) as usize;
             self.copy(spec, place, layer, &mut out[range])?;
         }
@@ -92,7 +92,7 @@ impl Weights {
     fn copy(
         &self,
         spec: &ModelSpec,
-        place: &Place,
+        place: &TensorSpan,
         layer: Option<u16>,
         out: &mut [u8],
     ) -> Result<(), ModelError> {
@@ -101,7 +101,7 @@ impl Weights {
         let file = parse(path, map)?;
         let wrong = |problem: String| ModelError::tensor(path, &name, problem);
         let view = file.tensor(&name).map_err(|e| wrong(e.to_string()))?;
-        fits(place, view.shape(), view.dtype()).map_err(wrong)?;
+        check_tensor(place, view.shape(), view.dtype()).map_err(wrong)?;
         convert(view.dtype(), spec.dtype, view.data(), out).ok_or_else(|| wrong(unsupported(view.dtype())))
     }
 
@@ -112,12 +112,12 @@ impl Weights {
         layer: Option<u16>,
     ) -> Result<(String, usize), ModelError> {
         let of = |name: &str| self.index.get(name).copied();
-        found(&self.folder, names(family, tensor, layer), of)
+        find_first(&self.folder, tensor_names(family, tensor, layer), of)
     }
 }
 
 /// The first of `names` that `of` knows, and what it knows.
-fn found<T>(
+fn find_first<T>(
     folder: &Path,
     names: Vec<String>,
     of: impl Fn(&str) -> Option<T>,
@@ -127,7 +127,7 @@ fn found<T>(
 }
 
 /// Whether a stored tensor is what the configuration says, in a format that is read.
-fn fits(place: &Place, shape: &[usize], dtype: Stored) -> Result<(), String> {
+fn check_tensor(place: &TensorSpan, shape: &[usize], dtype: Stored) -> Result<(), String> {
     let wanted: &[usize] = &match place.rows {
         1 => vec![place.columns as usize],
         rows => vec![rows as usize, place.columns as usize],
@@ -145,7 +145,7 @@ fn unsupported(dtype: Stored) -> String {
 
 /// A tensor as the header of a weights file tells it.
 #[derive(Clone, Debug)]
-pub struct Header {
+pub struct TensorHeader {
     /// The file.
     pub path: PathBuf,
     /// Its shape.
@@ -158,13 +158,13 @@ pub struct Header {
 ///
 /// # Errors
 /// The file that is absent or malformed.
-pub fn read_headers(folder: &Path) -> Result<BTreeMap<String, Header>, ModelError> {
+pub fn read_headers(folder: &Path) -> Result<BTreeMap<String, TensorHeader>, ModelError> {
     let weights = Weights::open(folder)?;
     let mut headers = BTreeMap::new();
     for (path, map) in &weights.files {
         for (name, tensor) in parse(path, map)?.iter() {
             let (shape, dtype) = (tensor.shape().to_vec(), tensor.dtype());
-            headers.insert(name.to_owned(), Header { path: path.clone(), shape, dtype });
+            headers.insert(name.to_owned(), TensorHeader { path: path.clone(), shape, dtype });
         }
     }
     Ok(headers)
@@ -173,9 +173,9 @@ pub fn read_headers(folder: &Path) -> Result<BTreeMap<String, Header>, ModelErro
 /// The number format of the weights of `spec`: the narrowest that holds them all, as in vLLM. What
 /// else is in the files, such as tables of old checkpoints, does not count. `None` = there is no weight in a format that
 /// is read.
-pub fn stored_dtype(spec: &ModelSpec, headers: &BTreeMap<String, Header>) -> Option<Dtype> {
-    let stored = places(spec).filter_map(|(layer, place)| {
-        let names = names(spec.family, place.tensor, layer);
+pub fn stored_dtype(spec: &ModelSpec, headers: &BTreeMap<String, TensorHeader>) -> Option<Dtype> {
+    let stored = tensor_spans(spec).filter_map(|(layer, place)| {
+        let names = tensor_names(spec.family, place.tensor, layer);
         match names.iter().find_map(|name| headers.get(name))?.dtype {
             Stored::F32 => Some(Dtype::F32),
             Stored::F16 => Some(Dtype::F16),
@@ -187,12 +187,12 @@ pub fn stored_dtype(spec: &ModelSpec, headers: &BTreeMap<String, Header>) -> Opt
 }
 
 /// Every tensor of a model, and the layer that it is of.
-fn places(spec: &ModelSpec) -> impl Iterator<Item = (Option<u16>, Place)> + use<> {
+fn tensor_spans(spec: &ModelSpec) -> impl Iterator<Item = (Option<u16>, TensorSpan)> + use<> {
     let (layout, layers) = (slab_layout(spec), spec.layers);
     let of_layers = (0..layers).flat_map(move |layer| {
-        layout.layer.places.clone().into_iter().map(move |place| (Some(layer), place))
+        layout.layer.tensors.clone().into_iter().map(move |place| (Some(layer), place))
     });
-    layout.global.places.into_iter().map(|place| (None, place)).chain(of_layers)
+    layout.global.tensors.into_iter().map(|place| (None, place)).chain(of_layers)
 }
 
 /// Whether the weights of which the headers tell are those of `spec`, without a look at one of them. `folder` names them all
@@ -203,29 +203,29 @@ fn places(spec: &ModelSpec) -> impl Iterator<Item = (Option<u16>, Place)> + use<
 pub fn check_headers(
     folder: &Path,
     spec: &ModelSpec,
-    headers: &BTreeMap<String, Header>,
+    headers: &BTreeMap<String, TensorHeader>,
 ) -> Result<(), ModelError> {
-    for (layer, place) in places(spec) {
+    for (layer, place) in tensor_spans(spec) {
         let known = |name: &str| headers.get(name);
-        let (name, header) = found(folder, names(spec.family, place.tensor, layer), known)?;
-        fits(&place, &header.shape, header.dtype)
+        let (name, header) = find_first(folder, tensor_names(spec.family, place.tensor, layer), known)?;
+        check_tensor(&place, &header.shape, header.dtype)
             .map_err(|problem| ModelError::tensor(&header.path, &name, problem))?;
     }
     Ok(())
 }
 
 /// Name of the file that says which weights are in which file.
-pub const INDEX: &str = "model.safetensors.index.json";
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 /// Name of the weights where there is no [`INDEX`].
-pub const SINGLE: &str = "model.safetensors";
+pub const SINGLE_FILE: &str = "model.safetensors";
 
 /// What [`INDEX`] holds.
 #[derive(Debug, serde::Deserialize)]
-pub struct Index {
+pub struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-impl Index {
+impl ShardIndex {
     /// Names of the files, each once. `path` is that of the index.
     ///
     /// # Errors
@@ -241,11 +241,11 @@ impl Index {
 
 /// [`SINGLE`], or the shards of the index.
 fn shard_paths(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    let index = folder.join(INDEX);
+    let index = folder.join(INDEX_FILE);
     if !index.exists() {
-        return Ok(vec![folder.join(SINGLE)]);
+        return Ok(vec![folder.join(SINGLE_FILE)]);
     }
-    let names = read_json::<Index>(&index)?.shards(&index)?;
+    let names = read_json::<ShardIndex>(&index)?.shards(&index)?;
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
@@ -255,7 +255,7 @@ fn parse<'a>(path: &Path, map: &'a Mmap) -> Result<SafeTensors<'a>, ModelError> 
 }
 
 /// Names under which a tensor may stand, the usual one first.
-fn names(family: Family, tensor: Tensor, layer: Option<u16>) -> Vec<String> {
+fn tensor_names(family: Family, tensor: Tensor, layer: Option<u16>) -> Vec<String> {
     if tensor == Tensor::Head {
         return vec!["lm_head.weight".into()];
     }

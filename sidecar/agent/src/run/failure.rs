@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use sluice_wire::refusal::Refusal;
 
-use crate::room::LoadError;
+use crate::engine_loop::LoadError;
 
 /// Exit status of a configuration that no restart can help (`EX_CONFIG` of sysexits.h).
 const EXIT_CONFIG: u8 = 78;
@@ -20,20 +20,20 @@ pub enum Failure {
     /// Anything else.
     Other(anyhow::Error),
     /// A configuration that cannot be used. The runtime folder has the reason, and the supervisor prints it.
-    Left,
+    Reported,
 }
 
 impl Failure {
     /// What the supervisor is told.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Failure::Config(_) | Failure::Field(..) | Failure::Left => ExitCode::from(EXIT_CONFIG),
+            Failure::Config(_) | Failure::Field(..) | Failure::Reported => ExitCode::from(EXIT_CONFIG),
             Failure::Other(_) => ExitCode::FAILURE,
         }
     }
 
     /// Writes into the runtime folder why another start cannot help, where that is so. Says whether the reason is there now.
-    pub(super) fn leave_word(&self, folder: &Path) -> bool {
+    pub(super) fn write_refusal(&self, folder: &Path) -> bool {
         let Some(refusal) = self.refusal() else { return false };
         let file = folder.join(Refusal::FILE);
         let json = serde_json::to_vec(&refusal).expect("a refusal serialises");
@@ -46,18 +46,19 @@ impl Failure {
 
     fn refusal(&self) -> Option<Refusal> {
         let (fields, problem) = match self {
-            Failure::Other(_) | Failure::Left => return None,
-            Failure::Field(field, error) => (*field, words(error)),
-            Failure::Config(error) => {
-                error.downcast_ref().and_then(LoadError::about).unwrap_or_else(|| ("", words(error)))
-            }
+            Failure::Other(_) | Failure::Reported => return None,
+            Failure::Field(field, error) => (*field, error_chain(error)),
+            Failure::Config(error) => error
+                .downcast_ref()
+                .and_then(LoadError::field_and_problem)
+                .unwrap_or_else(|| ("", error_chain(error))),
         };
         Some(Refusal::new(fields, problem))
     }
 }
 
 /// An error and its causes.
-fn words(error: &anyhow::Error) -> String {
+fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
         // Many an error ends with its cause already.
@@ -71,9 +72,9 @@ fn words(error: &anyhow::Error) -> String {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Failure::Config(error) | Failure::Other(error) => f.write_str(&words(error)),
-            Failure::Field(field, error) => write!(f, "{field}: {}", words(error)),
-            Failure::Left => write!(f, "{} has the reason", Refusal::FILE),
+            Failure::Config(error) | Failure::Other(error) => f.write_str(&error_chain(error)),
+            Failure::Field(field, error) => write!(f, "{field}: {}", error_chain(error)),
+            Failure::Reported => write!(f, "{} has the reason", Refusal::FILE),
         }
     }
 }
@@ -84,9 +85,9 @@ mod tests {
 
     use super::*;
 
-    fn left(failure: &Failure) -> Option<Refusal> {
+    fn written_refusal(failure: &Failure) -> Option<Refusal> {
         let folder = tempfile::tempdir().unwrap();
-        let left = failure.leave_word(folder.path());
+        let left = failure.write_refusal(folder.path());
         let json = std::fs::read(folder.path().join(Refusal::FILE)).ok();
         assert_eq!(left, json.is_some());
         let json = json?;
@@ -94,12 +95,12 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_fields_beside_the_problem() {
-        let refused = LoadError::Refused(ConfigError::FloorExceedsCapacity {
+    fn refusal_names_fields_and_problem() {
+        let refused = LoadError::Unsatisfiable(ConfigError::FloorExceedsCapacity {
             floor_bytes: (2 << 20) + 1,
             capacity_bytes: 3 << 19,
         });
-        let refusal = left(&Failure::Config(refused.into())).unwrap();
+        let refusal = written_refusal(&Failure::Config(refused.into())).unwrap();
         assert_eq!(refusal.fields[..2], ["gpu.memory_bytes", "max_model_len"]);
         assert_eq!(refusal.fields[2..], ["memory.guaranteed_kv_bytes", "memory.max_remapped_percent"]);
         assert_eq!(
@@ -107,16 +108,16 @@ mod tests {
             "the tenant needs at least 3 MiB (2097153 bytes) and may hold 1 MiB (1572864 bytes)"
         );
         let wrong = LoadError::Config { field: "policy", problem: "`X` is not built".into() };
-        let refusal = left(&Failure::Config(wrong.into())).unwrap();
+        let refusal = written_refusal(&Failure::Config(wrong.into())).unwrap();
         assert_eq!((refusal.fields[0].as_str(), refusal.problem.as_str()), ("policy", "`X` is not built"));
-        let refusal = left(&Failure::Field("listen.serve", anyhow::anyhow!("taken"))).unwrap();
+        let refusal = written_refusal(&Failure::Field("listen.serve", anyhow::anyhow!("taken"))).unwrap();
         assert_eq!((refusal.fields[0].as_str(), refusal.problem.as_str()), ("listen.serve", "taken"));
     }
 
     #[test]
-    fn what_another_start_may_help_leaves_no_refusal() {
-        assert_eq!(left(&Failure::Other(anyhow::anyhow!("no memory"))), None);
-        let unnamed = left(&Failure::Config(anyhow::anyhow!("no such binary"))).unwrap();
+    fn retryable_failure_writes_no_refusal() {
+        assert_eq!(written_refusal(&Failure::Other(anyhow::anyhow!("no memory"))), None);
+        let unnamed = written_refusal(&Failure::Config(anyhow::anyhow!("no such binary"))).unwrap();
         assert_eq!((unnamed.fields.len(), unnamed.problem.as_str()), (0, "no such binary"));
     }
 }

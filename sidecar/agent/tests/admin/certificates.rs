@@ -17,7 +17,7 @@ use sluice_wire::config::AdminTls;
 pub const CLAIM: &str = "p-chat-0-e1.c9a646d3-9c61-4cb7-bfcd-ee2522c8f633";
 
 /// An authority.
-pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub struct CertificateAuthority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, PEM.
 pub struct Identity {
@@ -25,12 +25,12 @@ pub struct Identity {
     pub key: String,
 }
 
-impl Authority {
-    pub fn new() -> Authority {
+impl CertificateAuthority {
+    pub fn new() -> CertificateAuthority {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key");
-        Authority(CertifiedIssuer::self_signed(params, key).expect("an authority"))
+        CertificateAuthority(CertifiedIssuer::self_signed(params, key).expect("an authority"))
     }
 
     pub fn pem(&self) -> String {

@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 use sluice_wire::directive::Fence;
 
-use super::world::{JSON, Port, config, directive, quiet, refused};
+use super::harness::{AdminPort, JSON, assert_refused, config, directive, start_idle};
 
 fn current(epoch: u64, sequence: u64) -> Value {
     json!({"epoch": epoch, "sequence": sequence})
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_a_newer_directive_is_taken_and_the_same_again_is_no_error() {
+async fn only_newer_directive_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
-    let mut port = Port::quiet(folder.path(), "story").await;
+    let mut port = AdminPort::start_idle(folder.path(), "story").await;
     let mut peer = port.operator().await;
-    refused(&peer.get("/v1/directive").await, 404, None, Some("no_directive"));
+    assert_refused(&peer.get("/v1/directive").await, 404, None, Some("no_directive"));
 
     let first = directive(2, 7, &[]);
     let answer = peer.put(&first).await;
@@ -31,7 +31,7 @@ async fn only_a_newer_directive_is_taken_and_the_same_again_is_no_error() {
         (directive(1, u64::MAX, &[]), "an older epoch"),
     ] {
         let answer = peer.put(&late).await;
-        refused(&answer, 409, None, Some("directive_not_newer"));
+        assert_refused(&answer, 409, None, Some("directive_not_newer"));
         assert_eq!(answer.json()["current"], current(2, 7), "{why}");
     }
     assert!(!port.directive.has_changed().unwrap(), "what is refused changes nothing");
@@ -44,26 +44,26 @@ async fn only_a_newer_directive_is_taken_and_the_same_again_is_no_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directive_holds_across_a_restart_with_what_only_a_later_version_reads() {
+async fn directive_with_unknown_fields_survives_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "story").await;
+    let port = AdminPort::start_idle(folder.path(), "story").await;
     let mut given = directive(4, 1, &[("code", "10.0.0.7:8001".parse().unwrap())]);
     given["tenant"]["of_a_later_version"] = json!([1, 2]);
     assert_eq!(port.operator().await.put(&given).await.head.status, 200);
-    port.end().await;
+    port.shutdown().await;
 
-    let port = Port::quiet(folder.path(), "story").await;
+    let port = AdminPort::start_idle(folder.path(), "story").await;
     let mut peer = port.operator().await;
     assert_eq!(peer.get("/v1/directive").await.json(), given);
     let neighbours = port.directive.borrow().as_ref().map(|seen| seen.directive.neighbours.len());
     assert_eq!(neighbours, Some(1), "it is in force from the start");
-    refused(&peer.put(&directive(4, 0, &[])).await, 409, None, Some("directive_not_newer"));
+    assert_refused(&peer.put(&directive(4, 0, &[])).await, 409, None, Some("directive_not_newer"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_malformed_is_refused_whole_and_the_field_named() {
+async fn malformed_directive_is_refused_with_field_name() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "story").await;
+    let port = AdminPort::start_idle(folder.path(), "story").await;
     let mut peer = port.operator().await;
     let good = directive(1, 1, &[]);
     for (field, value, named) in [
@@ -79,25 +79,25 @@ async fn what_is_malformed_is_refused_whole_and_the_field_named() {
         let mut bad = good.clone();
         bad[field] = value;
         let code = if bad["version"] == 2 { "newer_version" } else { "invalid_field" };
-        refused(&peer.put(&bad).await, 422, Some(named), Some(code));
+        assert_refused(&peer.put(&bad).await, 422, Some(named), Some(code));
     }
     for text in [&b""[..], b"{", b"\xff\xfe", b"{\"version\": 1}}"] {
         let answer = peer.ask("PUT", "/v1/directive", text).await;
-        refused(&answer, 400, None, Some("malformed_json"));
+        assert_refused(&answer, 400, None, Some("malformed_json"));
     }
     peer.send("PUT", "/v1/directive", &[("content-type", "text/plain")], good.to_string().as_bytes()).await;
-    refused(&peer.client.answer().await, 415, None, None);
+    assert_refused(&peer.client.answer().await, 415, None, None);
     assert!(port.directive.borrow().is_none());
     assert!(!folder.path().join("directive.json").exists(), "nothing was stored");
     assert_eq!(peer.put(&good).await.head.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_huge_directive_is_413_whether_it_says_so_or_not() {
+async fn huge_directive_is_413_with_or_without_content_length() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "story").await;
+    let port = AdminPort::start_idle(folder.path(), "story").await;
     let huge = vec![b' '; 300_000];
-    refused(&port.operator().await.ask("PUT", "/v1/directive", &huge).await, 413, None, None);
+    assert_refused(&port.operator().await.ask("PUT", "/v1/directive", &huge).await, 413, None, None);
 
     let mut peer = port.operator().await;
     let head = format!(
@@ -110,22 +110,22 @@ async fn a_huge_directive_is_413_whether_it_says_so_or_not() {
         peer.client.raw(&chunk).await.unwrap();
     }
     peer.client.raw(b"0\r\n\r\n").await.unwrap();
-    refused(&peer.client.answer().await, 413, None, None);
+    assert_refused(&peer.client.answer().await, 413, None, None);
     assert!(port.directive.borrow().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_change_while_the_tenant_runs_is_refused_and_said() {
+async fn immutable_settings_are_refused_with_reason() {
     let folder = tempfile::tempdir().unwrap();
     let spatial = json!("Spatial");
     let mut config = config(folder.path(), "story");
     let place = json!({"folder": folder.path(), "claim": "c", "share_bytes": 64 << 20, "sharing": spatial});
     config.neighbourhood = Some(serde_json::from_value(place).unwrap());
-    let port = Port::start(&config, quiet("story")).await;
+    let port = AdminPort::start(&config, start_idle("story")).await;
     let mut peer = port.operator().await;
     let mut good = directive(1, 1, &[]);
     let refusal = peer.put(&good).await;
-    refused(&refusal, 422, Some("sharing"), Some("invalid_field"));
+    assert_refused(&refusal, 422, Some("sharing"), Some("invalid_field"));
     assert!(refusal.body.contains("started with Spatial"), "{}", refusal.body);
     good["sharing"] = spatial;
     good["tenant"]["priority"] = json!(7);
@@ -135,14 +135,14 @@ async fn what_cannot_change_while_the_tenant_runs_is_refused_and_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_a_gpu_of_its_own_neighbours_are_refused_and_the_rest_is_taken() {
+async fn exclusive_gpu_rejects_peers_and_accepts_rest() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), "story");
     config.neighbourhood = None;
-    let port = Port::start(&config, quiet("story")).await;
+    let port = AdminPort::start(&config, start_idle("story")).await;
     let mut peer = port.operator().await;
     let refusal = peer.put(&directive(1, 1, &[("code", port.address)])).await;
-    refused(&refusal, 422, Some("neighbours"), Some("invalid_field"));
+    assert_refused(&refusal, 422, Some("neighbours"), Some("invalid_field"));
     let mut good = directive(1, 1, &[]);
     good["tenant"]["max_remapped_percent"] = json!(5);
     assert_eq!(peer.put(&good).await.head.status, 200);

@@ -10,18 +10,18 @@ use axum::routing::post;
 use axum::serve::ListenerExt;
 use futures_util::future::join_all;
 use sluice_agent::admin::tls::Tls;
-use sluice_agent::fresh::Credentials as _;
-use sluice_agent::neighbours::client::{CallError, Client, Credential};
+use sluice_agent::credential_reload::ReloadableCredentials as _;
+use sluice_agent::peers::client::{CallError, PeerClient, PeerCredential};
 use sluice_wire::directive::Neighbour;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
 use sluice_wire::state::{GpuState, State, TenantReport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 
-use super::certificates::Authority;
-use crate::gateway::client::PATIENCE;
+use super::certificates::CertificateAuthority;
+use crate::gateway::client::TIMEOUT;
 
-use super::world::{CHUNK, NEIGHBOUR_TOKEN, Port, config, directive, quiet, refused};
+use super::harness::{AdminPort, CHUNK, NEIGHBOUR_TOKEN, assert_refused, config, directive, start_idle};
 
 pub fn neighbour(name: &str, admin: SocketAddr) -> Neighbour {
     Neighbour {
@@ -37,7 +37,7 @@ pub fn neighbour(name: &str, admin: SocketAddr) -> Neighbour {
 }
 
 /// Answers every request with these bytes and closes its connection.
-async fn babbler(text: String) -> SocketAddr {
+async fn raw_server(text: String) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     tokio::spawn(async move {
@@ -65,19 +65,19 @@ fn reason(report: &TenantReport) -> (&str, &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_tenants_of_the_gpu_are_told_and_who_cannot_be_reached_with_the_reason() {
+async fn gpu_state_lists_tenants_and_unreachable_reasons() {
     let folders: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
-    let port = Port::quiet(folders[0].path(), "story").await;
-    let code = Port::quiet(folders[1].path(), "code").await;
-    let mistaken = Port::quiet(folders[2].path(), "other").await;
+    let port = AdminPort::start_idle(folders[0].path(), "story").await;
+    let code = AdminPort::start_idle(folders[1].path(), "code").await;
+    let mistaken = AdminPort::start_idle(folders[2].path(), "other").await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     // Bound and not listening: it refuses, and no other test gets its port.
     let gone = TcpSocket::new_v4().unwrap();
     gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let newer = babbler(http("200 OK", "{\"version\": 2}")).await;
-    let failing = babbler(http("500 Internal Server Error", "sorry")).await;
-    let garbled = babbler("nonsense\r\n\r\n".into()).await;
-    let endless = babbler(http("200 OK", &" ".repeat(5 << 20))).await;
+    let newer = raw_server(http("200 OK", "{\"version\": 2}")).await;
+    let failing = raw_server(http("500 Internal Server Error", "sorry")).await;
+    let garbled = raw_server("nonsense\r\n\r\n".into()).await;
+    let endless = raw_server(http("200 OK", &" ".repeat(5 << 20))).await;
 
     let mut peer = port.operator().await;
     let alone = GpuState::from_json(peer.get("/v1/state?scope=gpu").await.body.as_bytes()).unwrap();
@@ -108,9 +108,9 @@ async fn all_tenants_of_the_gpu_are_told_and_who_cannot_be_reached_with_the_reas
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scheduler_that_is_busy_is_unreachable_like_a_neighbour() {
+async fn busy_scheduler_is_reported_unreachable() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::start(&config(folder.path(), "story"), drop).await;
+    let port = AdminPort::start(&config(folder.path(), "story"), drop).await;
     let answer = port.operator().await.get("/v1/state?scope=gpu").await;
     let gpu = GpuState::from_json(answer.body.as_bytes()).unwrap();
     let (name, why) = reason(&gpu.tenants[0]);
@@ -118,9 +118,9 @@ async fn a_scheduler_that_is_busy_is_unreachable_like_a_neighbour() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_has_the_states_is_told_that_they_are_the_same() {
+async fn unchanged_states_are_304() {
     let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
-    let port = Port::quiet(folders[0].path(), "story").await;
+    let port = AdminPort::start_idle(folders[0].path(), "story").await;
     let mut peer = port.operator().await;
     let path = "/v1/state?scope=gpu";
     let first = peer.get(path).await;
@@ -136,7 +136,7 @@ async fn whoever_has_the_states_is_told_that_they_are_the_same() {
         );
     }
     // A directive with a neighbour changes who is told of.
-    let code = Port::quiet(folders[1].path(), "code").await;
+    let code = AdminPort::start_idle(folders[1].path(), "code").await;
     assert_eq!(peer.put(&directive(1, 1, &[("code", code.address)])).await.head.status, 200);
     peer.send("GET", path, &[("if-none-match", &tag)], b"").await;
     let other = peer.client.answer().await;
@@ -145,57 +145,57 @@ async fn whoever_has_the_states_is_told_that_they_are_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scope_that_is_not_known_is_400() {
+async fn unknown_scope_is_400() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "story").await;
+    let port = AdminPort::start_idle(folder.path(), "story").await;
     let mut peer = port.operator().await;
     for path in ["/v1/state?scope=", "/v1/state?scope=GPU", "/v1/state?scope=pool"] {
-        refused(&peer.get(path).await, 400, Some("scope"), None);
+        assert_refused(&peer.get(path).await, 400, Some("scope"), None);
     }
-    refused(&peer.get("/v1/state?scope=gpu&scope=gpu").await, 400, None, None);
+    assert_refused(&peer.get("/v1/state?scope=gpu&scope=gpu").await, 400, None, None);
     let state = State::from_json(peer.get("/v1/state").await.body.as_bytes()).unwrap();
     assert_eq!(state.tenant.name, "story");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn neighbours_ask_each_other_with_their_token() {
+async fn peers_authenticate_with_token() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "code").await;
-    let client = Client::new(Credential::Token(NEIGHBOUR_TOKEN.into()));
+    let port = AdminPort::start_idle(folder.path(), "code").await;
+    let client = PeerClient::new(PeerCredential::Token(NEIGHBOUR_TOKEN.into()));
     exchange(&client, &port).await;
-    let elsewhere = client.state(&neighbour("code", "192.0.2.1:8001".parse().unwrap()), PATIENCE).await;
-    assert!(matches!(elsewhere, Err(CallError::Elsewhere { .. })), "the token stays here: {elsewhere:?}");
-    let stranger = Client::new(Credential::Nothing);
+    let elsewhere = client.state(&neighbour("code", "192.0.2.1:8001".parse().unwrap()), TIMEOUT).await;
+    assert!(matches!(elsewhere, Err(CallError::NotLocal { .. })), "the token stays here: {elsewhere:?}");
+    let stranger = PeerClient::new(PeerCredential::Nothing);
     let refused = stranger.state(&neighbour("code", port.address), Duration::from_secs(5)).await;
     assert!(matches!(refused, Err(CallError::Status { status: 401, .. })), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn neighbours_ask_each_other_with_their_certificates_and_check_the_name() {
+async fn peers_authenticate_with_certificates_and_check_name() {
     let (folders, authority) =
-        ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], Authority::new());
+        ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], CertificateAuthority::new());
     let mut config = config(folders[0].path(), "code");
     config.listen.admin_tls = Some(authority.sidecar(folders[0].path(), "code"));
-    let port = Port::start(&config, quiet("code")).await;
+    let port = AdminPort::start(&config, start_idle("code")).await;
     let own = Tls::load(authority.sidecar(folders[1].path(), "story")).unwrap();
     let own = Arc::new(own);
-    let client = Client::new(Credential::Certificate(own.clone()));
+    let client = PeerClient::new(PeerCredential::Certificate(own.clone()));
     exchange(&client, &port).await;
     let mistaken = client.state(&neighbour("other", port.address), Duration::from_secs(5)).await;
     assert!(
-        matches!(&mistaken, Err(CallError::Broken { problem, .. }) if problem.contains("certificate")),
+        matches!(&mistaken, Err(CallError::Transport { problem, .. }) if problem.contains("certificate")),
         "{mistaken:?}"
     );
 
     // A new certificate of its own is shown from the next connection on.
-    let foreign = Authority::new();
+    let foreign = CertificateAuthority::new();
     foreign.sidecar(folders[1].path(), "story");
     assert!(own.reload().unwrap());
     let refused = client.state(&neighbour("code", port.address), Duration::from_secs(5)).await;
-    assert!(matches!(refused, Err(CallError::Broken { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(CallError::Transport { .. })), "{refused:?}");
 }
 
-async fn exchange(client: &Client, port: &Port) {
+async fn exchange(client: &PeerClient, port: &AdminPort) {
     let (code, patience) = (neighbour("code", port.address), Duration::from_secs(5));
     assert_eq!(client.state(&code, patience).await.expect("a state").tenant.name, "code");
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
@@ -206,7 +206,7 @@ async fn exchange(client: &Client, port: &Port) {
 
 /// A tenant renews hundreds of loans in the same moment.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_calls_about_loans_share_a_few_connections() {
+async fn grant_calls_share_connections() {
     const CALLS: u64 = 200;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let code = neighbour("code", listener.local_addr().unwrap());
@@ -219,11 +219,11 @@ async fn many_calls_about_loans_share_a_few_connections() {
     });
     let server = axum::serve(listener, Router::new().route("/v1/grants", grants));
     let server = tokio::spawn(async move { server.await });
-    let client = Client::new(Credential::Token(NEIGHBOUR_TOKEN.into()));
+    let client = PeerClient::new(PeerCredential::Token(NEIGHBOUR_TOKEN.into()));
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
     let renew = |nonce| GrantRequest::Ask { borrower: borrower.clone(), nonce, bytes: CHUNK, ttl_ms: 1 };
     let requests: Vec<_> = (0..CALLS).map(renew).collect();
-    let calls = requests.iter().map(|request| client.grant(&code, request, CHUNK, PATIENCE));
+    let calls = requests.iter().map(|request| client.grant(&code, request, CHUNK, TIMEOUT));
     for answer in join_all(calls).await {
         assert_eq!(answer.expect("an answer"), GrantAnswer::refused(RefusalReason::NotTraded));
     }
@@ -233,22 +233,22 @@ async fn many_calls_about_loans_share_a_few_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_does_not_belong_is_no_answer() {
+async fn mismatched_answer_is_refused() {
     let granted = |name: &str, bytes| {
         let lender = Participant { namespace: "default".into(), name: name.into(), index: 0, instance: 1 };
         let answer = GrantAnswer::Granted { nonce: 7, bytes, ttl_ms: 1, lender };
         http("200 OK", &String::from_utf8(answer.to_json()).unwrap())
     };
-    let client = Client::new(Credential::Token(NEIGHBOUR_TOKEN.into()));
+    let client = PeerClient::new(PeerCredential::Token(NEIGHBOUR_TOKEN.into()));
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
     let request = GrantRequest::Ask { borrower, nonce: 7, bytes: CHUNK, ttl_ms: 1 };
     let ask = async |text: String| {
-        let code = neighbour("code", babbler(text).await);
+        let code = neighbour("code", raw_server(text).await);
         client.grant(&code, &request, CHUNK, Duration::from_secs(5)).await
     };
     assert!(matches!(ask(granted("code", CHUNK)).await, Ok(GrantAnswer::Granted { .. })), "the control");
     let more = ask(granted("code", 2 * CHUNK)).await;
     assert!(matches!(more, Err(CallError::Read { .. })), "{more:?}");
     let other = ask(granted("chat", CHUNK)).await;
-    assert!(matches!(other, Err(CallError::SomebodyElse { .. })), "{other:?}");
+    assert!(matches!(other, Err(CallError::WrongTenant { .. })), "{other:?}");
 }

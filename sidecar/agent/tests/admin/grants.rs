@@ -4,12 +4,12 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use serde_json::json;
-use sluice_agent::neighbours::call::Call;
-use sluice_agent::service::Message;
+use sluice_agent::peers::admin_call::AdminCall;
+use sluice_agent::scheduler_handle::Message;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
 
-use super::world::{CHUNK, NEIGHBOUR_TOKEN, Port, config, refused};
-use crate::gateway::client::PATIENCE;
+use super::harness::{AdminPort, CHUNK, NEIGHBOUR_TOKEN, assert_refused, config};
+use crate::gateway::client::TIMEOUT;
 
 fn participant(name: &str) -> Participant {
     Participant { namespace: "default".into(), name: name.into(), index: 0, instance: 5 }
@@ -19,10 +19,10 @@ fn ask() -> GrantRequest {
     GrantRequest::Ask { borrower: participant("code"), nonce: 41, bytes: 2 * CHUNK, ttl_ms: 5000 }
 }
 
-fn calls() -> (impl FnMut(Message) + Send + 'static, mpsc::Receiver<Call>) {
+fn calls() -> (impl FnMut(Message) + Send + 'static, mpsc::Receiver<AdminCall>) {
     let (sender, receiver) = mpsc::channel();
     let room = move |message| {
-        if let Message::Call(call) = message {
+        if let Message::Admin(call) = message {
             drop(sender.send(call));
         }
     };
@@ -30,18 +30,18 @@ fn calls() -> (impl FnMut(Message) + Send + 'static, mpsc::Receiver<Call>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_reaches_the_scheduler_as_it_was_meant_and_its_answer_the_neighbour() {
+async fn grant_request_and_answer_round_trip() {
     let folder = tempfile::tempdir().unwrap();
     let granted =
         GrantAnswer::Granted { nonce: 41, bytes: CHUNK, ttl_ms: 4000, lender: participant("story") };
     let answer = granted.clone();
     let room = move |message| {
-        if let Message::Call(Call::Grant(request, reply)) = message {
+        if let Message::Admin(AdminCall::Grant(request, reply)) = message {
             assert_eq!(request, ask());
             reply.send(answer.clone()).unwrap();
         }
     };
-    let port = Port::start(&config(folder.path(), "story"), room).await;
+    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
     let mut peer = port.with_token(Some(NEIGHBOUR_TOKEN)).await;
     let answer = peer.ask("POST", "/v1/grants", &ask().to_json()).await;
     assert_eq!(answer.head.status, 200);
@@ -49,19 +49,19 @@ async fn a_request_reaches_the_scheduler_as_it_was_meant_and_its_answer_the_neig
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_that_trades_nothing_says_so() {
+async fn sidecar_without_loans_declines() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "story").await;
+    let port = AdminPort::start_idle(folder.path(), "story").await;
     let answer = port.operator().await.ask("POST", "/v1/grants", &ask().to_json()).await;
     let answer = GrantAnswer::from_json(answer.body.as_bytes(), &ask(), CHUNK).unwrap();
     assert_eq!(answer, GrantAnswer::refused(RefusalReason::NotTraded));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_never_reaches_the_scheduler() {
+async fn invalid_request_does_not_reach_scheduler() {
     let folder = tempfile::tempdir().unwrap();
     let (room, calls) = calls();
-    let port = Port::start(&config(folder.path(), "story"), room).await;
+    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
     let mut peer = port.with_token(Some(NEIGHBOUR_TOKEN)).await;
     let mut half: serde_json::Value = serde_json::from_slice(&ask().to_json()).unwrap();
     half["request"]["Ask"]["bytes"] = json!(CHUNK / 2);
@@ -73,34 +73,34 @@ async fn what_cannot_be_never_reaches_the_scheduler() {
         (half.to_string().into_bytes(), 422, Some("request.Ask.bytes"), "invalid_field"),
         (newer.to_string().into_bytes(), 422, Some("version"), "newer_version"),
     ] {
-        refused(&peer.ask("POST", "/v1/grants", &body).await, status, field, Some(code));
+        assert_refused(&peer.ask("POST", "/v1/grants", &body).await, status, field, Some(code));
     }
     let mut peer = port.with_token(Some(NEIGHBOUR_TOKEN)).await;
-    refused(&peer.ask("POST", "/v1/grants", &vec![b' '; 70_000]).await, 413, None, None);
+    assert_refused(&peer.ask("POST", "/v1/grants", &vec![b' '; 70_000]).await, 413, None, None);
     assert!(calls.try_recv().is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scheduler_that_does_not_decide_is_503_and_not_a_refusal() {
+async fn undecided_scheduler_is_503() {
     let folder = tempfile::tempdir().unwrap();
     let (room, calls) = calls();
-    let port = Port::start(&config(folder.path(), "story"), room).await;
+    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
     let answer = port.operator().await.ask("POST", "/v1/grants", &ask().to_json()).await;
-    refused(&answer, 503, None, None);
-    let Call::Grant(_, late) = calls.try_recv().unwrap() else { panic!("another call") };
+    assert_refused(&answer, 503, None, None);
+    let AdminCall::Grant(_, late) = calls.try_recv().unwrap() else { panic!("another call") };
     let lost = GrantAnswer::refused(RefusalReason::Busy);
     assert_eq!(late.send(lost.clone()), Err(lost), "the scheduler sees that nobody heard it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_scheduler_sees_that_whoever_asked_has_gone() {
+async fn scheduler_sees_disconnected_caller() {
     let folder = tempfile::tempdir().unwrap();
     let (room, calls) = calls();
-    let port = Port::start(&config(folder.path(), "story"), room).await;
+    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
     let mut peer = port.operator().await;
-    peer.send("POST", "/v1/grants", &[super::world::JSON], &ask().to_json()).await;
-    let call = tokio::task::spawn_blocking(move || calls.recv_timeout(PATIENCE).unwrap()).await.unwrap();
-    let Call::Grant(_, mut reply) = call else { panic!("another call") };
+    peer.send("POST", "/v1/grants", &[super::harness::JSON], &ask().to_json()).await;
+    let call = tokio::task::spawn_blocking(move || calls.recv_timeout(TIMEOUT).unwrap()).await.unwrap();
+    let AdminCall::Grant(_, mut reply) = call else { panic!("another call") };
     drop(peer);
     tokio::time::timeout(Duration::from_millis(1500), reply.closed())
         .await

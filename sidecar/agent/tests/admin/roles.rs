@@ -1,7 +1,9 @@
 //! Who may do what, with tokens and with certificates.
 
-use super::certificates::{Authority, CLAIM};
-use super::world::{NEIGHBOUR_TOKEN, Peer, Port, config, directive, quiet, refused};
+use super::certificates::{CLAIM, CertificateAuthority};
+use super::harness::{
+    AdminClient, AdminPort, NEIGHBOUR_TOKEN, assert_refused, config, directive, start_idle,
+};
 
 const ASK: &[u8] = br#"{"version": 1, "request": {"Cancel": {"nonce": 3,
     "borrower": {"namespace": "default", "name": "peer", "index": 1, "instance": 2}}}}"#;
@@ -23,49 +25,49 @@ async fn matrix() -> Vec<(&'static str, &'static str, Vec<u8>, [u16; 3])> {
     ]
 }
 
-async fn check(peer: &mut Peer, column: usize, who: &str) {
+async fn check(peer: &mut AdminClient, column: usize, who: &str) {
     for (method, path, body, statuses) in matrix().await {
         let answer = peer.ask(method, path, &body).await;
         assert_eq!(answer.head.status, statuses[column], "{who}: {method} {path}: {answer:?}");
         if answer.head.status == 403 {
-            refused(&answer, 403, None, Some("forbidden"));
+            assert_refused(&answer, 403, None, Some("forbidden"));
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_token_opens_what_its_role_may_and_no_token_opens_nothing() {
+async fn token_role_decides_access() {
     let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "story").await;
+    let port = AdminPort::start_idle(folder.path(), "story").await;
     check(&mut port.operator().await, 0, "operator").await;
     check(&mut port.with_token(Some(NEIGHBOUR_TOKEN)).await, 1, "neighbour").await;
     let wrong = format!("{}g", &port.token[..63]);
     for token in [None, Some(""), Some(&port.token[..63]), Some(&wrong), Some(&NEIGHBOUR_TOKEN[..63])] {
         let mut peer = port.with_token(token).await;
         for (method, path, body, _) in matrix().await {
-            refused(&peer.ask(method, path, &body).await, 401, None, Some("invalid_api_key"));
+            assert_refused(&peer.ask(method, path, &body).await, 401, None, Some("invalid_api_key"));
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_token_of_theirs_neighbours_are_nobody() {
+async fn peers_without_token_are_unauthenticated() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), "story");
     config.listen.neighbour_token_file = None;
-    let port = Port::start(&config, quiet("story")).await;
+    let port = AdminPort::start(&config, start_idle("story")).await;
     for token in [NEIGHBOUR_TOKEN, ""] {
         let mut peer = port.with_token(Some(token)).await;
-        refused(&peer.get("/v1/state").await, 401, None, Some("invalid_api_key"));
+        assert_refused(&peer.get("/v1/state").await, 401, None, Some("invalid_api_key"));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_certificate_opens_what_its_role_may() {
-    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+async fn certificate_role_decides_access() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), CertificateAuthority::new());
     let mut config = config(folder.path(), "story");
     config.listen.admin_tls = Some(authority.sidecar(folder.path(), "story"));
-    let port = Port::start(&config, quiet("story")).await;
+    let port = AdminPort::start(&config, start_idle("story")).await;
     for (column, role) in ["operator", &format!("neighbour/{CLAIM}"), "reader"].into_iter().enumerate() {
         let tls = authority.client(Some(&authority.role(role)));
         check(&mut port.with_tls(tls, "story").await.unwrap(), column, role).await;
@@ -73,11 +75,11 @@ async fn each_certificate_opens_what_its_role_may() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_without_exactly_one_role_on_this_gpu_opens_nothing() {
-    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+async fn certificate_without_single_role_is_forbidden() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), CertificateAuthority::new());
     let mut config = config(folder.path(), "story");
     config.listen.admin_tls = Some(authority.sidecar(folder.path(), "story"));
-    let port = Port::start(&config, quiet("story")).await;
+    let port = AdminPort::start(&config, start_idle("story")).await;
     let uri = |role: &str| format!("spiffe://sluice/role/{role}");
     for uris in [
         vec![],

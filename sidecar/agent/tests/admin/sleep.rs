@@ -3,58 +3,60 @@
 use std::sync::{Arc, Mutex};
 
 use serde_json::json;
-use sluice_agent::neighbours::call::{Call, SleepLevel, Unable};
-use sluice_agent::service::Message;
+use sluice_agent::peers::admin_call::{AdminCall, CallRejected, SleepLevel};
+use sluice_agent::scheduler_handle::Message;
 
-use super::world::{Port, config, refused};
+use super::harness::{AdminPort, assert_refused, config};
 
 /// A room as the real one answers: orders are carried out, again and again, as soon as the tenant has loaded.
 #[derive(Default)]
-struct Room {
-    loaded: bool,
-    asleep: bool,
+struct FakeScheduler {
+    is_loaded: bool,
+    is_asleep: bool,
     /// Orders to sleep that it was given.
     levels: Vec<SleepLevel>,
 }
 
-impl Room {
-    fn take(&mut self, call: Call) {
-        let unable = (!self.loaded).then(|| Unable("the tenant has not loaded".into()));
+impl FakeScheduler {
+    fn on_call(&mut self, call: AdminCall) {
+        let unable = (!self.is_loaded).then(|| CallRejected("the tenant has not loaded".into()));
         match (call, unable) {
-            (Call::Sleep(_, reply) | Call::WakeUp(reply), Some(unable)) => {
+            (AdminCall::Sleep(_, reply) | AdminCall::WakeUp(reply), Some(unable)) => {
                 reply.send(Err(unable)).expect("the answer is awaited")
             }
-            (Call::Sleep(level, reply), None) => {
-                self.asleep = true;
+            (AdminCall::Sleep(level, reply), None) => {
+                self.is_asleep = true;
                 self.levels.push(level);
                 reply.send(Ok(())).expect("the answer is awaited");
             }
-            (Call::WakeUp(reply), None) => {
-                self.asleep = false;
+            (AdminCall::WakeUp(reply), None) => {
+                self.is_asleep = false;
                 reply.send(Ok(())).expect("the answer is awaited");
             }
-            (Call::IsSleeping(reply), _) => reply.send(Ok(self.asleep)).expect("the answer is awaited"),
-            (Call::Grant(..), _) => panic!("not asked for"),
+            (AdminCall::IsSleeping(reply), _) => {
+                reply.send(Ok(self.is_asleep)).expect("the answer is awaited")
+            }
+            (AdminCall::Grant(..), _) => panic!("not asked for"),
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_verbs_are_handed_to_the_scheduler_and_answered_as_vllm_does() {
+async fn sleep_verbs_reach_scheduler_and_answer_like_vllm() {
     let folder = tempfile::tempdir().unwrap();
-    let room = Arc::new(Mutex::new(Room::default()));
+    let room = Arc::new(Mutex::new(FakeScheduler::default()));
     let taken = room.clone();
     let take = move |message| {
-        if let Message::Call(call) = message {
-            taken.lock().unwrap().take(call);
+        if let Message::Admin(call) = message {
+            taken.lock().unwrap().on_call(call);
         }
     };
-    let port = Port::start(&config(folder.path(), "story"), take).await;
+    let port = AdminPort::start(&config(folder.path(), "story"), take).await;
     let mut peer = port.operator().await;
     for verb in ["/sleep", "/wake_up"] {
-        refused(&peer.ask("POST", verb, b"").await, 409, None, Some("not_now"));
+        assert_refused(&peer.ask("POST", verb, b"").await, 409, None, Some("not_now"));
     }
-    room.lock().unwrap().loaded = true;
+    room.lock().unwrap().is_loaded = true;
     // Whoever sleeps, or is awake, is told so again: an answer may have been lost.
     for path in ["/sleep?level=2", "/sleep?level=1", "/sleep", "/wake_up", "/wake_up"] {
         let answer = peer.ask("POST", path, b"").await;
@@ -65,11 +67,11 @@ async fn the_verbs_are_handed_to_the_scheduler_and_answered_as_vllm_does() {
     let levels = room.lock().unwrap().levels.clone();
     assert_eq!(levels, [SleepLevel::Two, SleepLevel::One, SleepLevel::One], "level 1 is the default");
 
-    refused(&peer.ask("POST", "/sleep?level=3", b"").await, 400, Some("level"), None);
+    assert_refused(&peer.ask("POST", "/sleep?level=3", b"").await, 400, Some("level"), None);
     for path in ["/sleep?level=1&mode=keep", "/wake_up?tags=weights", "/wake_up?tags=weights&tags=kv_cache"] {
-        refused(&peer.ask("POST", path, b"").await, 400, None, None);
+        assert_refused(&peer.ask("POST", path, b"").await, 400, None, None);
     }
     for (method, path) in [("GET", "/sleep"), ("GET", "/wake_up"), ("POST", "/is_sleeping")] {
-        refused(&peer.ask(method, path, b"").await, 405, None, None);
+        assert_refused(&peer.ask(method, path, b"").await, 405, None, None);
     }
 }

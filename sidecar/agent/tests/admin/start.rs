@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use sluice_agent::admin::start::{Credentials, StartError};
+use sluice_agent::admin::start::{AdminCredentials, StartError};
 use sluice_agent::admin::{make_token, read_tokens};
 
 use super::certificates::files;
-use super::world::{NEIGHBOUR_TOKEN, config};
+use super::harness::{NEIGHBOUR_TOKEN, config};
 
 #[test]
-fn a_token_is_new_random_and_for_this_user_only() {
+fn token_file_is_random_and_private() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
     std::fs::write(&path, "old and readable by all").unwrap();
@@ -22,12 +22,12 @@ fn a_token_is_new_random_and_for_this_user_only() {
 }
 
 #[test]
-fn neighbours_tokens_that_can_be_guessed_or_are_absent_are_refused_by_their_field() {
+fn weak_or_missing_peer_token_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), "story");
     let path = config.listen.neighbour_token_file.clone().unwrap();
     let token_file = folder.path().join("token");
-    Credentials::of(&config, &token_file).expect("the control");
+    AdminCredentials::load(&config, &token_file).expect("the control");
     let good = NEIGHBOUR_TOKEN;
     for bad in [
         "",
@@ -43,34 +43,34 @@ fn neighbours_tokens_that_can_be_guessed_or_are_absent_are_refused_by_their_fiel
         &format!("{good} default/code"),
     ] {
         std::fs::write(&path, bad).unwrap();
-        let error = Credentials::of(&config, &token_file).unwrap_err();
+        let error = AdminCredentials::load(&config, &token_file).unwrap_err();
         assert!(error.to_string().starts_with("listen.neighbour_token_file: "), "{error}");
         let secrets = bad.split_whitespace().filter(|word| !word.contains('/'));
         let printed = format!("{error:?}");
         assert!(!secrets.into_iter().any(|word| printed.contains(word)), "logs hold no secrets: {printed}");
     }
     std::fs::remove_file(&path).unwrap();
-    let absent = Credentials::of(&config, &token_file);
-    assert!(matches!(absent, Err(StartError::NeighbourToken { path: named, .. }) if named == path));
+    let absent = AdminCredentials::load(&config, &token_file);
+    assert!(matches!(absent, Err(StartError::PeerToken { path: named, .. }) if named == path));
 }
 
 #[test]
-fn tokens_are_for_this_machine_and_certificates_must_be_there() {
+fn remote_listener_requires_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), "story");
     let token_file = folder.path().join("token");
     config.listen.admin = "0.0.0.0:0".parse().unwrap();
-    assert!(matches!(Credentials::of(&config, &token_file), Err(StartError::InTheOpen(_))));
+    assert!(matches!(AdminCredentials::load(&config, &token_file), Err(StartError::NotLoopback(_))));
     config.listen.admin_tls = Some(files(folder.path()));
-    let error = Credentials::of(&config, &token_file).unwrap_err().to_string();
+    let error = AdminCredentials::load(&config, &token_file).unwrap_err().to_string();
     assert!(error.starts_with("listen.admin_tls: ") && error.contains("tls.crt"), "{error}");
 }
 
 #[test]
-fn what_holds_secrets_does_not_print_them() {
+fn debug_output_hides_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), "story");
-    let credentials = Credentials::of(&config, &folder.path().join("token")).unwrap();
+    let credentials = AdminCredentials::load(&config, &folder.path().join("token")).unwrap();
     let printed = format!("{credentials:?} {:?}", credentials.client());
     for file in ["token", "neighbour"] {
         let token = std::fs::read_to_string(folder.path().join(file)).unwrap();

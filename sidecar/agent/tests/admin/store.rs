@@ -4,11 +4,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Barrier, OnceLock};
 
-use sluice_agent::directive::{Directives, InForce, NotTaken, Step, Taken};
+use sluice_agent::directive::{
+    AcceptedDirective, ActiveDirective, DirectiveStore, RejectedDirective, WriteStep,
+};
 use sluice_wire::directive::Fence;
 use tokio::sync::watch;
 
-use super::world::directive;
+use super::harness::directive;
 
 fn text(epoch: u64, sequence: u64) -> Vec<u8> {
     directive(epoch, sequence, &[]).to_string().into_bytes()
@@ -18,46 +20,51 @@ fn fence(epoch: u64, sequence: u64) -> Fence {
     Fence { epoch, sequence }
 }
 
-fn open(path: &Path) -> Directives {
-    Directives::open(path.to_owned(), Box::new(|_| Ok(())))
+fn open(path: &Path) -> DirectiveStore {
+    DirectiveStore::open(path.to_owned(), Box::new(|_| Ok(())))
 }
 
-fn in_force(directives: &Directives) -> Option<Fence> {
-    directives.in_force().map(|in_force| in_force.directive.fence())
+fn in_force(directives: &DirectiveStore) -> Option<Fence> {
+    directives.active().map(|in_force| in_force.directive.fence())
 }
 
 #[test]
-fn a_crash_at_any_step_leaves_the_old_directive_or_the_new_one_and_nobody_acts_before_it_is_settled() {
-    for crash in [Step::Written, Step::Synced, Step::Renamed, Step::Settled] {
+fn crash_leaves_old_or_new_directive() {
+    for crash in [WriteStep::Written, WriteStep::Synced, WriteStep::Renamed, WriteStep::DirSynced] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("directive.json");
         open(&path).put(&text(1, 1)).unwrap();
 
-        let acting: Arc<OnceLock<watch::Receiver<Option<InForce>>>> = Arc::default();
+        let acting: Arc<OnceLock<watch::Receiver<Option<ActiveDirective>>>> = Arc::default();
         let seen = acting.clone();
         let witness = move |step| {
             let published = seen.get().unwrap().borrow().as_ref().map(|seen| seen.directive.fence());
             assert_eq!(published, Some(fence(1, 1)), "nobody acts on what is not stored, {step:?}");
             if step == crash { Err(std::io::Error::other("the power is gone")) } else { Ok(()) }
         };
-        let directives = Directives::open_watched(path.clone(), Box::new(|_| Ok(())), Box::new(witness));
+        let directives =
+            DirectiveStore::open_with_hook(path.clone(), Box::new(|_| Ok(())), Box::new(witness));
         acting.set(directives.watch()).unwrap();
         let error = directives.put(&text(1, 2)).unwrap_err();
-        assert!(matches!(error, NotTaken::Store { .. }), "{error}");
+        assert!(matches!(error, RejectedDirective::Store { .. }), "{error}");
         assert!(error.to_string().contains("directive.json"), "{error}");
         assert_eq!(in_force(&directives), Some(fence(1, 1)));
 
         let restarted = open(&path);
-        let renamed = matches!(crash, Step::Renamed | Step::Settled);
+        let renamed = matches!(crash, WriteStep::Renamed | WriteStep::DirSynced);
         assert_eq!(in_force(&restarted), Some(fence(1, if renamed { 2 } else { 1 })), "{crash:?}");
         let again = restarted.put(&text(1, 2)).unwrap();
-        let wanted = if renamed { Taken::Same(fence(1, 2)) } else { Taken::New(fence(1, 2)) };
+        let wanted = if renamed {
+            AcceptedDirective::Unchanged(fence(1, 2))
+        } else {
+            AcceptedDirective::New(fence(1, 2))
+        };
         assert_eq!(again, wanted, "its sender tries again");
     }
 }
 
 #[test]
-fn a_file_that_cannot_be_used_is_passed_over_and_replaced_by_the_next_directive() {
+fn invalid_file_is_ignored_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directive.json");
     let whole = text(9, 9);
@@ -67,7 +74,7 @@ fn a_file_that_cannot_be_used_is_passed_over_and_replaced_by_the_next_directive(
         std::fs::write(&path, &bad).unwrap();
         let directives = open(&path);
         assert_eq!(in_force(&directives), None, "{:?}", String::from_utf8_lossy(&bad));
-        assert_eq!(directives.put(&text(1, 1)).unwrap(), Taken::New(fence(1, 1)));
+        assert_eq!(directives.put(&text(1, 1)).unwrap(), AcceptedDirective::New(fence(1, 1)));
         assert_eq!(in_force(&open(&path)), Some(fence(1, 1)));
     }
     std::fs::remove_file(&path).unwrap();
@@ -76,7 +83,7 @@ fn a_file_that_cannot_be_used_is_passed_over_and_replaced_by_the_next_directive(
 }
 
 #[test]
-fn the_file_is_what_was_received_and_for_this_user_only() {
+fn file_is_verbatim_and_private() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directive.json");
     open(&path).put(&text(1, 1)).unwrap();
@@ -87,16 +94,16 @@ fn the_file_is_what_was_received_and_for_this_user_only() {
 }
 
 #[test]
-fn a_folder_that_is_gone_is_an_error_and_changes_nothing() {
+fn missing_folder_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gone/directive.json");
     let directives = open(&path);
-    assert!(matches!(directives.put(&text(1, 1)), Err(NotTaken::Store { .. })));
+    assert!(matches!(directives.put(&text(1, 1)), Err(RejectedDirective::Store { .. })));
     assert_eq!(in_force(&directives), None);
 }
 
 #[test]
-fn of_many_at_once_the_newest_stays_and_none_goes_back() {
+fn concurrent_writes_keep_newest() {
     const THREADS: u64 = 16;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directive.json");
@@ -107,8 +114,8 @@ fn of_many_at_once_the_newest_stays_and_none_goes_back() {
             std::thread::spawn(move || {
                 start.wait();
                 match directives.put(&text(1, sequence)) {
-                    Ok(taken) => assert_eq!(taken, Taken::New(fence(1, sequence))),
-                    Err(NotTaken::NotNewer { offered, current }) => {
+                    Ok(taken) => assert_eq!(taken, AcceptedDirective::New(fence(1, sequence))),
+                    Err(RejectedDirective::NotNewer { offered, current }) => {
                         assert_eq!(offered, fence(1, sequence));
                         assert!(current > offered);
                     }

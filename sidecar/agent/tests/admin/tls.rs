@@ -5,40 +5,41 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use sluice_agent::admin::tls::{Tls, TlsError};
-use sluice_agent::fresh::{self, Credentials};
+use sluice_agent::credential_reload::{self, ReloadableCredentials};
 use sluice_agent::metrics::Metrics;
 use sluice_wire::config::SloConfig;
 use tokio::sync::watch;
 
-use super::certificates::{Authority, CLAIM, files, write};
-use super::world::{Port, config, quiet};
-use crate::gateway::client::{Client, PATIENCE};
+use super::certificates::{CLAIM, CertificateAuthority, files, write};
+use super::harness::{AdminPort, config, start_idle};
+use crate::gateway::client::{Client, TIMEOUT};
 
 /// Whether a request over this connection gets an answer.
-async fn let_in(port: &Port, tls: Arc<ClientConfig>) -> bool {
+async fn can_connect(port: &AdminPort, tls: Arc<ClientConfig>) -> bool {
     let Ok(mut peer) = port.with_tls(tls, "story").await else { return false };
     let request = b"GET /v1/state HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     peer.client.raw(request).await.is_ok() && peer.client.rest().await.starts_with(b"HTTP/1.1 200 ")
 }
 
-async fn port(folder: &std::path::Path, authority: &Authority) -> Port {
+async fn port(folder: &std::path::Path, authority: &CertificateAuthority) -> AdminPort {
     let mut config = config(folder, "story");
     config.listen.admin_tls = Some(authority.sidecar(folder, "story"));
-    Port::start(&config, quiet("story")).await
+    AdminPort::start(&config, start_idle("story")).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_valid_certificate_of_a_known_authority_nobody_comes_in() {
-    let (folder, authority, foreign) = (tempfile::tempdir().unwrap(), Authority::new(), Authority::new());
+async fn connection_without_valid_certificate_is_refused() {
+    let (folder, authority, foreign) =
+        (tempfile::tempdir().unwrap(), CertificateAuthority::new(), CertificateAuthority::new());
     let port = port(folder.path(), &authority).await;
     let role = "spiffe://sluice/role/operator";
     let good = authority.issue("peer", &[role], 2100);
-    assert!(let_in(&port, authority.client(Some(&good))).await, "the control");
-    assert!(!let_in(&port, authority.client(None)).await, "no certificate");
+    assert!(can_connect(&port, authority.client(Some(&good))).await, "the control");
+    assert!(!can_connect(&port, authority.client(None)).await, "no certificate");
     let expired = authority.issue("peer", &[role], 2021);
-    assert!(!let_in(&port, authority.client(Some(&expired))).await, "expired");
+    assert!(!can_connect(&port, authority.client(Some(&expired))).await, "expired");
     let forged = foreign.issue("peer", &[role], 2100);
-    assert!(!let_in(&port, authority.client(Some(&forged))).await, "of another authority");
+    assert!(!can_connect(&port, authority.client(Some(&forged))).await, "of another authority");
 
     let mut plain = Client::connect(port.address).await;
     let token = format!("Bearer {}", port.token);
@@ -49,8 +50,9 @@ async fn without_a_valid_certificate_of_a_known_authority_nobody_comes_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn new_connections_use_new_certificates_while_open_ones_stay() {
-    let (folder, old, new) = (tempfile::tempdir().unwrap(), Authority::new(), Authority::new());
+async fn new_connections_use_rotated_certificates() {
+    let (folder, old, new) =
+        (tempfile::tempdir().unwrap(), CertificateAuthority::new(), CertificateAuthority::new());
     let config = old.sidecar(folder.path(), "story");
     let tls = Arc::new(Tls::load(config.clone()).unwrap());
     let port = serve(folder.path(), tls.clone()).await;
@@ -63,23 +65,23 @@ async fn new_connections_use_new_certificates_while_open_ones_stay() {
     write(&config, &identity, &format!("{}{}", old.pem(), new.pem()));
     assert!(tls.reload().unwrap());
     assert_eq!(open.get("/v1/state").await.head.status, 200, "an open connection stays");
-    assert!(let_in(&port, new.client(Some(&new_peer))).await);
-    assert!(let_in(&port, new.client(Some(&old_peer))).await, "both authorities are known");
-    assert!(!let_in(&port, old.client(Some(&old_peer))).await, "the old certificate is no longer shown");
+    assert!(can_connect(&port, new.client(Some(&new_peer))).await);
+    assert!(can_connect(&port, new.client(Some(&old_peer))).await, "both authorities are known");
+    assert!(!can_connect(&port, old.client(Some(&old_peer))).await, "the old certificate is no longer shown");
 
     write(&config, &identity, &new.pem());
     assert!(tls.reload().unwrap());
-    assert!(!let_in(&port, new.client(Some(&old_peer))).await, "the old authority is no longer known");
+    assert!(!can_connect(&port, new.client(Some(&old_peer))).await, "the old authority is no longer known");
     assert_eq!(open.get("/v1/state").await.head.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_do_not_fit_are_refused_by_name_and_the_old_ones_stay() {
-    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+async fn mismatched_files_are_refused_and_old_ones_stay() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), CertificateAuthority::new());
     let config = authority.sidecar(folder.path(), "story");
     let tls = Arc::new(Tls::load(config.clone()).unwrap());
     let port = serve(folder.path(), tls.clone()).await;
-    let ends = tls.ends();
+    let ends = tls.configs();
     let key = std::fs::read(&config.key).unwrap();
     for (path, text) in [
         (&config.key, authority.role("reader").key.into_bytes()),
@@ -101,29 +103,34 @@ async fn files_that_do_not_fit_are_refused_by_name_and_the_old_ones_stay() {
     assert!(matches!(tls.reload(), Err(TlsError::Read { path, .. }) if path == config.cert));
     assert!(!ends.has_changed().unwrap());
     let reader = authority.role("reader");
-    assert!(let_in(&port, authority.client(Some(&reader))).await);
+    assert!(can_connect(&port, authority.client(Some(&reader))).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changed_files_are_noticed_without_being_told() {
-    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+async fn changed_files_are_reloaded() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), CertificateAuthority::new());
     let config = authority.sidecar(folder.path(), "story");
     let tls = Arc::new(Tls::load(config.clone()).unwrap());
-    let (mut ends, (stop, stopping)) = (tls.ends(), watch::channel(false));
+    let (mut ends, (stop, stopping)) = (tls.configs(), watch::channel(false));
     let metrics = Arc::new(Metrics::new("story", &SloConfig::default()));
-    let fresh = tokio::spawn(fresh::keep(tls.clone(), Duration::from_millis(1), stopping, metrics));
+    let fresh = tokio::spawn(credential_reload::reload_until_stopped(
+        tls.clone(),
+        Duration::from_millis(1),
+        stopping,
+        metrics,
+    ));
     // Half of a pair, as somebody may find it who looks between two writes.
     let next = authority.issue("story", &[&format!("spiffe://sluice/role/neighbour/{CLAIM}")], 2100);
     std::fs::write(&config.key, &next.key).unwrap();
     std::fs::write(&config.cert, &next.cert).unwrap();
-    tokio::time::timeout(PATIENCE, ends.changed()).await.expect("in time").unwrap();
+    tokio::time::timeout(TIMEOUT, ends.changed()).await.expect("in time").unwrap();
     stop.send(true).unwrap();
-    tokio::time::timeout(PATIENCE, fresh).await.expect("it ends").unwrap();
+    tokio::time::timeout(TIMEOUT, fresh).await.expect("it ends").unwrap();
 }
 
 #[test]
-fn a_claim_that_would_change_the_reading_of_a_role_is_refused() {
-    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+fn claim_that_alters_role_parsing_is_refused() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), CertificateAuthority::new());
     for claim in ["", "a/b", "a b", "é"] {
         let mut config = authority.sidecar(folder.path(), "story");
         config.claim = claim.into();
@@ -132,8 +139,8 @@ fn a_claim_that_would_change_the_reading_of_a_role_is_refused() {
 }
 
 /// A port whose certificates the test reloads itself.
-async fn serve(folder: &std::path::Path, tls: Arc<Tls>) -> Port {
+async fn serve(folder: &std::path::Path, tls: Arc<Tls>) -> AdminPort {
     let mut config = config(folder, "story");
     config.listen.admin_tls = Some(files(folder));
-    Port::start_with(&config, quiet("story"), Some(tls)).await
+    AdminPort::start_with(&config, start_idle("story"), Some(tls)).await
 }

@@ -18,32 +18,32 @@ use tokio::net::TcpListener;
 
 /// What the server does, and what it saw.
 #[derive(Debug, Default)]
-pub struct Behaviour {
+pub struct ServerBehavior {
     /// Files, by name.
     pub files: BTreeMap<String, Vec<u8>>,
     /// Digests that are told in place of the true ones.
-    pub told: BTreeMap<String, String>,
+    pub false_digests: BTreeMap<String, String>,
     /// So many answers break off half way.
-    pub breaks: u32,
+    pub truncated_responses: u32,
     /// So many requests are answered 503 first.
     pub unavailable: u32,
     /// Ranges are ignored.
-    pub no_ranges: bool,
+    pub ignores_ranges: bool,
     /// Only with this token, or this access key.
-    pub wants: Option<String>,
+    pub required_credential: Option<String>,
     /// Objects of one page of a list.
     pub page: Option<usize>,
     /// Answers with a file go on behind its end for ever.
-    pub endless: bool,
+    pub is_endless: bool,
     /// Every request: its path and its range.
-    pub seen: Vec<(String, Option<String>)>,
+    pub requests: Vec<(String, Option<String>)>,
 }
 
-type Shared = Arc<Mutex<Behaviour>>;
+type SharedBehavior = Arc<Mutex<ServerBehavior>>;
 
 pub struct Server {
     pub address: SocketAddr,
-    pub behaviour: Shared,
+    pub behaviour: SharedBehavior,
 }
 
 /// By `sha256sum` on what [`model`] holds as weights.
@@ -67,11 +67,11 @@ pub fn model() -> BTreeMap<String, Vec<u8>> {
 }
 
 impl Server {
-    pub async fn start(behaviour: Behaviour) -> Server {
-        let behaviour: Shared = Arc::new(Mutex::new(behaviour));
+    pub async fn start(behaviour: ServerBehavior) -> Server {
+        let behaviour: SharedBehavior = Arc::new(Mutex::new(behaviour));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let router = Router::new().fallback(answer).with_state(behaviour.clone());
+        let router = Router::new().fallback(respond).with_state(behaviour.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         Server { address, behaviour }
     }
@@ -83,16 +83,16 @@ impl Server {
     /// Ranges that were asked of the weights, in order.
     pub fn ranges(&self) -> Vec<Option<String>> {
         let behaviour = self.behaviour.lock().unwrap();
-        let weights = behaviour.seen.iter().filter(|(path, _)| path.ends_with(".safetensors"));
+        let weights = behaviour.requests.iter().filter(|(path, _)| path.ends_with(".safetensors"));
         weights.map(|(_, range)| range.clone()).collect()
     }
 }
 
-async fn answer(State(shared): State<Shared>, request: Request) -> Response {
+async fn respond(State(shared): State<SharedBehavior>, request: Request) -> Response {
     let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or("").to_owned());
     let mut behaviour = shared.lock().unwrap();
     let range = request.headers().get(header::RANGE).map(|range| range.to_str().unwrap().to_owned());
-    behaviour.seen.push((path.clone(), range.clone()));
+    behaviour.requests.push((path.clone(), range.clone()));
     if !allowed(&behaviour, request.headers(), &query) {
         return StatusCode::UNAUTHORIZED.into_response();
     }
@@ -114,17 +114,18 @@ async fn answer(State(shared): State<Shared>, request: Request) -> Response {
     }
 }
 
-fn allowed(behaviour: &Behaviour, headers: &HeaderMap, query: &str) -> bool {
-    let Some(wanted) = &behaviour.wants else { return true };
+fn allowed(behaviour: &ServerBehavior, headers: &HeaderMap, query: &str) -> bool {
+    let Some(wanted) = &behaviour.required_credential else { return true };
     let bearer = headers.get(header::AUTHORIZATION).is_some_and(|shown| shown == &format!("Bearer {wanted}"));
     let signed =
         query.contains(&format!("X-Amz-Credential={wanted}%2F")) && query.contains("X-Amz-Signature=");
     bearer || signed
 }
 
-fn revision(behaviour: &Behaviour) -> Value {
+fn revision(behaviour: &ServerBehavior) -> Value {
     let file = |(name, bytes): (&String, &Vec<u8>)| {
-        let told = |truth: &str| behaviour.told.get(name).cloned().unwrap_or_else(|| truth.to_owned());
+        let told =
+            |truth: &str| behaviour.false_digests.get(name).cloned().unwrap_or_else(|| truth.to_owned());
         let mut file = json!({"rfilename": name, "size": bytes.len()});
         match name.as_str() {
             "model.safetensors" => file["lfs"] = json!({"sha256": told(WEIGHTS_SHA256), "size": bytes.len()}),
@@ -137,7 +138,7 @@ fn revision(behaviour: &Behaviour) -> Value {
 }
 
 /// A page of the list of objects, as S3 answers it.
-fn list(behaviour: &Behaviour, query: &str) -> String {
+fn list(behaviour: &ServerBehavior, query: &str) -> String {
     let from: usize = query
         .split('&')
         .find_map(|pair| pair.strip_prefix("continuation-token="))
@@ -169,12 +170,12 @@ fn tag(bytes: &[u8]) -> String {
     format!("&quot;{}-{}&quot;", bytes.len(), bytes.first().copied().unwrap_or(0))
 }
 
-fn send(behaviour: &mut Behaviour, file: Vec<u8>, range: Option<&str>, headers: &HeaderMap) -> Response {
+fn send(behaviour: &mut ServerBehavior, file: Vec<u8>, range: Option<&str>, headers: &HeaderMap) -> Response {
     let wanted = headers.get(header::IF_MATCH).map(|tag| tag.to_str().unwrap().replace('"', "&quot;"));
     if wanted.is_some_and(|wanted| wanted != tag(&file)) {
         return StatusCode::PRECONDITION_FAILED.into_response();
     }
-    let asked = range.filter(|_| !behaviour.no_ranges).map(bounds);
+    let asked = range.filter(|_| !behaviour.ignores_ranges).map(bounds);
     if asked.is_some_and(|(from, _)| from >= file.len()) {
         return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
     }
@@ -182,8 +183,8 @@ fn send(behaviour: &mut Behaviour, file: Vec<u8>, range: Option<&str>, headers: 
     let (from, end) = asked.unwrap_or((0, usize::MAX));
     let rest = file[from..end.min(file.len())].to_vec();
     let length = [(header::CONTENT_LENGTH, rest.len())];
-    if behaviour.breaks > 0 && rest.len() > 1000 {
-        behaviour.breaks -= 1;
+    if behaviour.truncated_responses > 0 && rest.len() > 1000 {
+        behaviour.truncated_responses -= 1;
         let half = rest[..rest.len() / 2].to_vec();
         // The half is on its way before the line is cut: a body that waits is flushed.
         let cut = async {
@@ -193,7 +194,7 @@ fn send(behaviour: &mut Behaviour, file: Vec<u8>, range: Option<&str>, headers: 
         let broken = stream::once(async { Ok(half) }).chain(stream::once(cut));
         return (status, length, Body::from_stream(broken)).into_response();
     }
-    if behaviour.endless {
+    if behaviour.is_endless {
         let more = stream::repeat_with(|| Ok::<_, std::io::Error>(vec![0; 1 << 16]));
         return (status, Body::from_stream(stream::once(async { Ok(rest) }).chain(more))).into_response();
     }

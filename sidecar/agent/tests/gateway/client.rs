@@ -8,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::net::{TcpSocket, TcpStream};
 
 /// Longest wait for anything in a test.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection.
 pub struct Client<S = TcpStream> {
@@ -61,19 +61,19 @@ impl Answer {
 
 impl Client {
     pub async fn connect(address: SocketAddr) -> Client {
-        Client::over(TcpStream::connect(address).await.expect("somebody listens"))
+        Client::new(TcpStream::connect(address).await.expect("somebody listens"))
     }
 
     /// A connection of a client that has next to no room for what it does not read.
-    pub async fn narrow(address: SocketAddr) -> Client {
+    pub async fn connect_small_buffer(address: SocketAddr) -> Client {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4096).expect("a small buffer");
-        Client::over(socket.connect(address).await.expect("somebody listens"))
+        Client::new(socket.connect(address).await.expect("somebody listens"))
     }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
-    pub fn over(socket: S) -> Client<S> {
+    pub fn new(socket: S) -> Client<S> {
         Client { socket: BufReader::new(socket), chunked: false, left: 0, text: String::new() }
     }
 
@@ -96,7 +96,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     async fn line(&mut self) -> String {
         let mut line = String::new();
-        let read = tokio::time::timeout(PATIENCE, self.socket.read_line(&mut line)).await;
+        let read = tokio::time::timeout(TIMEOUT, self.socket.read_line(&mut line)).await;
         read.expect("a line in time").expect("a connection");
         line.trim_end().to_owned()
     }
@@ -116,7 +116,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     /// The next bytes of the body; `None` at its end. An error = cut.
-    pub async fn piece(&mut self) -> std::io::Result<Option<String>> {
+    pub async fn chunk(&mut self) -> std::io::Result<Option<String>> {
         let size = if self.chunked {
             let mut line = String::new();
             if self.socket.read_line(&mut line).await? == 0 {
@@ -136,7 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         let head = self.head().await;
         let mut body = String::new();
         while let Some(piece) =
-            tokio::time::timeout(PATIENCE, self.piece()).await.expect("in time").expect("all of it")
+            tokio::time::timeout(TIMEOUT, self.chunk()).await.expect("in time").expect("all of it")
         {
             body.push_str(&piece);
         }
@@ -152,7 +152,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                 self.text = rest.to_owned();
                 return Ok(Some(data));
             }
-            match tokio::time::timeout(PATIENCE, self.piece()).await.expect("an event in time")? {
+            match tokio::time::timeout(TIMEOUT, self.chunk()).await.expect("an event in time")? {
                 Some(piece) => self.text.push_str(&piece),
                 None => return Ok(None),
             }
@@ -177,7 +177,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     pub async fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         // A connection that is cut has said what it had to say.
-        let _ = tokio::time::timeout(PATIENCE, self.socket.read_to_end(&mut rest)).await.expect("an end");
+        let _ = tokio::time::timeout(TIMEOUT, self.socket.read_to_end(&mut rest)).await.expect("an end");
         rest
     }
 

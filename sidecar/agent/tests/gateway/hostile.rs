@@ -4,27 +4,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sluice_agent::gateway::open::OpenRequests;
-use sluice_agent::gateway::serve::Patience;
+use sluice_agent::gateway::limits::RequestLimiter;
+use sluice_agent::gateway::serve::Timeouts;
 use sluice_agent::metrics::Metrics;
-use sluice_agent::service::Update;
+use sluice_agent::scheduler_handle::RequestUpdate;
 use sluice_ports::sampling::TokenLogprobs;
 use sluice_scheduler::Finish;
 use sluice_wire::config::{LimitsConfig, SloConfig};
 
-use super::client::{Client, PATIENCE};
-use super::world::{Setup, Taken, World};
+use super::client::{Client, TIMEOUT};
+use super::harness::{Harness, HarnessConfig, ReceivedRequest};
 
 const INVALID: &str = "invalid_request_error";
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-async fn small() -> World {
+async fn small() -> Harness {
     let limits = LimitsConfig { max_body_bytes: 1000, ..LimitsConfig::default() };
-    World::start(Setup { limits, ..Setup::default() }).await
+    Harness::start(HarnessConfig { limits, ..HarnessConfig::default() }).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_huge_body_is_413_whether_it_says_so_or_not() {
+async fn huge_body_is_413_with_or_without_content_length() {
     let world = small().await;
     let huge = vec![b' '; 300_000];
     let mut client = world.client().await;
@@ -52,13 +52,13 @@ async fn a_huge_body_is_413_whether_it_says_so_or_not() {
     assert_eq!(exact.len(), 1000);
     let mut client = world.client().await;
     client.send("POST", "/v1/completions", &[JSON], exact.as_bytes()).await;
-    world.scheduler.taken().await.finish(Finish::Length);
+    world.scheduler.recv_request().await.finish(Finish::Length);
     assert_eq!(client.answer().await.head.status, 200, "the limit itself is allowed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_is_no_json_is_400_and_says_where() {
-    let world = World::start(Setup::default()).await;
+async fn invalid_json_is_400_with_position() {
+    let world = Harness::start(HarnessConfig::default()).await;
     let deep = format!("{{\"prompt\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
     let cases: [(&[u8], &str); 7] = [
         (b"{\"prompt\": \"p\",\n  oops}", "line 2 column 3"),
@@ -78,8 +78,8 @@ async fn a_body_that_is_no_json_is_400_and_says_where() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_http_is_refused_and_closed() {
-    let world = World::start(Setup::default()).await;
+async fn invalid_http_is_refused_and_closed() {
+    let world = Harness::start(HarnessConfig::default()).await;
     for bytes in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"[..],
         b"GET / HTTP/9.9\r\n\r\n",
@@ -97,9 +97,9 @@ async fn what_is_no_http_is_refused_and_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_that_comes_too_slowly_is_cut() {
-    let patience = Patience { head: Duration::from_millis(300), ..Patience::default() };
-    let world = World::start(Setup { patience, ..Setup::default() }).await;
+async fn slow_header_is_cut() {
+    let timeouts = Timeouts { head: Duration::from_millis(300), ..Timeouts::default() };
+    let world = Harness::start(HarnessConfig { timeouts, ..HarnessConfig::default() }).await;
     // The server's patience begins with the connection, which may be a while before the client goes on.
     let began = Instant::now();
     let mut client = world.client().await;
@@ -109,10 +109,12 @@ async fn a_head_that_comes_too_slowly_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn between_two_requests_a_connection_may_idle_for_longer_than_a_head_may_take() {
+async fn keep_alive_outlasts_header_timeout() {
     let (head, idle) = (Duration::from_millis(300), Duration::from_secs(60));
-    let world =
-        World::start(Setup { patience: Patience { head, idle, ..Patience::default() }, ..Setup::default() });
+    let world = Harness::start(HarnessConfig {
+        timeouts: Timeouts { head, idle, ..Timeouts::default() },
+        ..HarnessConfig::default()
+    });
     let world = world.await;
     let mut client = world.client().await;
     for _ in 0..2 {
@@ -128,9 +130,9 @@ async fn between_two_requests_a_connection_may_idle_for_longer_than_a_head_may_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_may_take_longer_than_a_head() {
-    let patience = Patience { head: Duration::from_millis(300), ..Patience::default() };
-    let world = World::start(Setup { patience, ..Setup::default() }).await;
+async fn slow_body_outlasts_header_timeout() {
+    let timeouts = Timeouts { head: Duration::from_millis(300), ..Timeouts::default() };
+    let world = Harness::start(HarnessConfig { timeouts, ..HarnessConfig::default() }).await;
     let mut client = world.client().await;
     let body = json!({"prompt": "p"}).to_string();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
@@ -139,13 +141,13 @@ async fn a_body_may_take_longer_than_a_head() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         client.raw(&[*byte]).await.unwrap();
     }
-    world.scheduler.taken().await.finish(Finish::Length);
+    world.scheduler.recv_request().await.finish(Finish::Length);
     assert_eq!(client.answer().await.head.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_connection_too_many_is_503_and_closed_and_places_come_back() {
-    let world = World::start(Setup { connections: 2, ..Setup::default() }).await;
+async fn connection_limit_is_503_and_slots_are_freed() {
+    let world = Harness::start(HarnessConfig { connections: 2, ..HarnessConfig::default() }).await;
     let (mut one, _two) = (world.client().await, world.client().await);
     one.send("GET", "/health", &[], b"").await;
     assert_eq!(one.answer().await.head.status, 200);
@@ -153,7 +155,7 @@ async fn one_connection_too_many_is_503_and_closed_and_places_come_back() {
     answer.error(503, "service_unavailable", None, None);
     assert_eq!(answer.head.header("retry-after"), Some("1"));
     drop(one);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while world.get("/health").await.head.status != 200 {
         assert!(Instant::now() < until);
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -161,31 +163,32 @@ async fn one_connection_too_many_is_503_and_closed_and_places_come_back() {
 }
 
 /// A stream whose client has next to no room and reads nothing.
-async fn unread(world: &World) -> (Client, Taken) {
-    let mut client = Client::narrow(world.address).await;
+async fn start_unread_stream(world: &Harness) -> (Client, ReceivedRequest) {
+    let mut client = Client::connect_small_buffer(world.address).await;
     let body = json!({"prompt": "p", "stream": true, "max_tokens": 9_000_000, "logprobs": 20});
     client.post("/v1/completions", &body).await;
-    (client, world.scheduler.taken().await)
+    (client, world.scheduler.recv_request().await)
 }
 
 /// Fifty tokens whose events are large.
-fn say_much(taken: &Taken) {
+fn send_large_text(taken: &ReceivedRequest) {
     for _ in 0..50 {
         let logprobs = Some(TokenLogprobs { chosen: -0.5, top: (0..20).map(|i| (97 + i, -0.5)).collect() });
-        taken.update(Update::Token { token: 97, logprobs, at: Instant::now() });
+        taken.update(RequestUpdate::Token { token: 97, logprobs, at: Instant::now() });
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_is_cut() {
-    let patience = Patience { write: Duration::from_millis(500), ..Patience::default() };
-    let world = World::start(Setup { patience, context: 10_000_000, ..Setup::default() }).await;
-    let (slow, taken) = unread(&world).await;
+async fn slow_reader_is_cut() {
+    let timeouts = Timeouts { write: Duration::from_millis(500), ..Timeouts::default() };
+    let world =
+        Harness::start(HarnessConfig { timeouts, context: 10_000_000, ..HarnessConfig::default() }).await;
+    let (slow, taken) = start_unread_stream(&world).await;
     let began = Instant::now();
     let mut cancelled = None;
     while cancelled.is_none() {
-        assert!(began.elapsed() < PATIENCE, "the slow reader was never cut");
-        say_much(&taken);
+        assert!(began.elapsed() < TIMEOUT, "the slow reader was never cut");
+        send_large_text(&taken);
         cancelled = world.scheduler.cancelled(Duration::from_millis(1)).await;
     }
     assert_eq!(cancelled, Some(taken.request.id));
@@ -193,20 +196,21 @@ async fn a_slow_reader_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_does_not_hold_up_another_stream() {
+async fn slow_reader_does_not_delay_other_streams() {
     // Nobody is cut while this runs: a token that waited for the slow reader would never come.
-    let patience = Patience { write: PATIENCE * 100, ..Patience::default() };
-    let world = World::start(Setup { patience, context: 10_000_000, ..Setup::default() }).await;
-    let (slow, slow_taken) = unread(&world).await;
-    let mut quick = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let quick_taken = world.scheduler.taken().await;
-    quick_taken.say("a");
+    let timeouts = Timeouts { write: TIMEOUT * 100, ..Timeouts::default() };
+    let world =
+        Harness::start(HarnessConfig { timeouts, context: 10_000_000, ..HarnessConfig::default() }).await;
+    let (slow, slow_taken) = start_unread_stream(&world).await;
+    let mut quick = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let quick_taken = world.scheduler.recv_request().await;
+    quick_taken.send_text("a");
     assert_eq!(quick.head().await.status, 200);
     quick.next_event().await;
     // Far more than the kernel's buffers hold.
     for _ in 0..600 {
-        say_much(&slow_taken);
-        quick_taken.say("b");
+        send_large_text(&slow_taken);
+        quick_taken.send_text("b");
         quick.next_event().await;
     }
     slow_taken.finish(Finish::Length);
@@ -218,20 +222,20 @@ async fn a_slow_reader_does_not_hold_up_another_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_prompt_does_not_hold_up_a_stream() {
-    let world = World::start(Setup::default()).await;
-    let mut quick = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let taken = world.scheduler.taken().await;
-    taken.say("a");
+async fn large_prompt_does_not_delay_streams() {
+    let world = Harness::start(HarnessConfig::default()).await;
+    let mut quick = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.recv_request().await;
+    taken.send_text("a");
     quick.head().await;
     quick.next_event().await;
     let body = json!({"prompt": "some words ".repeat(90_000)});
     let mut heavy = Vec::new();
     for _ in 0..6 {
-        heavy.push(world.posted("/v1/completions", &body).await);
+        heavy.push(world.start_post("/v1/completions", &body).await);
     }
     for _ in 0..20 {
-        taken.say("b");
+        taken.send_text("b");
         quick.next_event().await;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -242,13 +246,13 @@ async fn a_large_prompt_does_not_hold_up_a_stream() {
 
 /// A body whose parsing never ends by itself: it waits for what the runtime's only worker does next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_large_body_leaves_the_runtime_to_others_while_it_is_parsed() {
-    let open = OpenRequests::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
+async fn large_body_does_not_block_runtime() {
+    let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
     let (others, others_ran) = std::sync::mpsc::channel();
     let (begun, parsing) = tokio::sync::oneshot::channel();
     let work = move || {
         begun.send(()).expect("the test waits");
-        others_ran.recv_timeout(PATIENCE).expect("another task runs meanwhile");
+        others_ran.recv_timeout(TIMEOUT).expect("another task runs meanwhile");
         Ok(())
     };
     let parse = tokio::spawn(async move { open.parse(1 << 20, work).await });
@@ -259,9 +263,9 @@ async fn a_large_body_leaves_the_runtime_to_others_while_it_is_parsed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_thousand_streams_at_once_are_all_served_whole() {
+async fn two_thousand_concurrent_streams_complete() {
     const STREAMS: usize = 2000;
-    let world = World::start(Setup::default()).await;
+    let world = Harness::start(HarnessConfig::default()).await;
     let body = json!({"prompt": "p", "stream": true});
     let clients: Vec<_> = (0..STREAMS)
         .map(|_| {
@@ -280,11 +284,11 @@ async fn two_thousand_streams_at_once_are_all_served_whole() {
         .collect();
     let mut taken = Vec::new();
     for _ in 0..STREAMS {
-        taken.push(world.scheduler.taken().await);
+        taken.push(world.scheduler.recv_request().await);
     }
     assert_eq!(world.metrics.streams().open, STREAMS as u32, "all at the same time");
     for (index, one) in taken.iter().enumerate() {
-        one.say(&format!("{index:04}"));
+        one.send_text(&format!("{index:04}"));
         one.finish(Finish::Length);
     }
     let mut texts = Vec::new();

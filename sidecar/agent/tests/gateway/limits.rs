@@ -3,19 +3,19 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sluice_agent::service::{Status, Update};
+use sluice_agent::scheduler_handle::{RequestUpdate, Status};
 use sluice_scheduler::{Finish, RejectReason, UnavailableReason};
 use sluice_wire::config::LimitsConfig;
 
-use super::world::{Setup, World};
+use super::harness::{Harness, HarnessConfig};
 
 const INVALID: &str = "invalid_request_error";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_asked_for_where_there_are_any() {
+async fn configured_keys_are_required() {
     let keys = vec!["first".into(), "second".into()];
-    let mut world = World::start(Setup { keys, ..Setup::default() }).await;
-    world.autopilot("x");
+    let mut world = Harness::start(HarnessConfig { keys, ..HarnessConfig::default() }).await;
+    world.answer_all("x");
     let body = br#"{"prompt": "p"}"#;
     for (given, status) in [
         (None, 401),
@@ -40,41 +40,46 @@ async fn keys_are_asked_for_where_there_are_any() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prompt_above_its_limit_or_above_the_context_is_400() {
+async fn prompt_above_limit_or_context_is_400() {
     let limits = LimitsConfig { max_prompt_tokens: Some(10), ..LimitsConfig::default() };
-    let world = World::start(Setup { limits, context: 20, ..Setup::default() }).await;
+    let world = Harness::start(HarnessConfig { limits, context: 20, ..HarnessConfig::default() }).await;
     let answer = world.post("/v1/completions", &json!({"prompt": "12345678901"})).await;
     answer.error(400, INVALID, Some("prompt"), None);
     let answer = world.post("/v1/completions", &json!({"prompt": "1234567890", "max_tokens": 11})).await;
     answer.error(400, INVALID, Some("max_tokens"), Some("context_length_exceeded"));
-    let _client = world.posted("/v1/completions", &json!({"prompt": "1234567890", "max_tokens": 10})).await;
-    assert_eq!(world.scheduler.taken().await.request.max_tokens, 10);
+    let _client =
+        world.start_post("/v1/completions", &json!({"prompt": "1234567890", "max_tokens": 10})).await;
+    assert_eq!(world.scheduler.recv_request().await.request.max_tokens, 10);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_scheduler_refuses_is_a_status_streamed_or_not() {
-    let world = World::start(Setup::default()).await;
+async fn scheduler_refusal_is_http_status() {
+    let world = Harness::start(HarnessConfig::default()).await;
     for stream in [true, false] {
-        let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
-        world.scheduler.taken().await.update(Update::Refused(RejectReason::QueueFull { queued: 4 }));
+        let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
+        world
+            .scheduler
+            .recv_request()
+            .await
+            .update(RequestUpdate::Refused(RejectReason::QueueFull { queued: 4 }));
         let answer = client.answer().await;
         answer.error(429, "rate_limit_error", None, Some("rate_limit_exceeded"));
         assert_eq!(answer.head.header("retry-after"), Some("1"));
 
-        let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
+        let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
         let refusal =
             RejectReason::ContextLengthExceeded { prompt_tokens: 1, max_tokens: 2, limit_tokens: 2 };
-        world.scheduler.taken().await.update(Update::Refused(refusal));
+        world.scheduler.recv_request().await.update(RequestUpdate::Refused(refusal));
         client.answer().await.error(400, INVALID, Some("max_tokens"), Some("context_length_exceeded"));
 
-        let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
-        world.scheduler.taken().await.finish(Finish::Failed("no such luck".into()));
+        let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
+        world.scheduler.recv_request().await.finish(Finish::Failed("no such luck".into()));
         assert_eq!(client.answer().await.error(502, "server_error", None, None), "no such luck");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_nobody_can_run_is_503_with_a_time_to_come_back_streamed_or_not() {
+async fn unavailable_engine_is_503_with_retry_after() {
     let device = UnavailableReason::Device("no memory".into());
     let ends: [(Option<Finish>, &str, &str); 5] = [
         (Some(Finish::Unavailable(UnavailableReason::ShuttingDown)), "the server is shutting down", "5"),
@@ -88,11 +93,12 @@ async fn a_request_that_nobody_can_run_is_503_with_a_time_to_come_back_streamed_
         // The scheduler has gone.
         (None, "the server is shutting down", "5"),
     ];
-    let world = World::start(Setup::default()).await;
+    let world = Harness::start(HarnessConfig::default()).await;
     for (finish, message, seconds) in ends {
         for stream in [true, false] {
-            let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
-            let taken = world.scheduler.taken().await;
+            let mut client =
+                world.start_post("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
+            let taken = world.scheduler.recv_request().await;
             finish.iter().for_each(|finish| taken.finish(finish.clone()));
             drop(taken);
             let answer = client.answer().await;
@@ -103,11 +109,11 @@ async fn a_request_that_nobody_can_run_is_503_with_a_time_to_come_back_streamed_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_whole_answer_that_fails_is_a_status_though_tokens_came() {
-    let world = World::start(Setup::default()).await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p"})).await;
-    let taken = world.scheduler.taken().await;
-    taken.say("abc");
+async fn failed_full_response_is_http_status() {
+    let world = Harness::start(HarnessConfig::default()).await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p"})).await;
+    let taken = world.scheduler.recv_request().await;
+    taken.send_text("abc");
     taken.finish(Finish::Unavailable(UnavailableReason::NoEngine { held_seconds: 9 }));
     let answer = client.answer().await;
     answer.error(503, "service_unavailable", None, None);
@@ -115,11 +121,11 @@ async fn a_whole_answer_that_fails_is_a_status_though_tokens_came() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failure_in_the_middle_of_a_stream_is_an_event_and_the_stream_ends() {
-    let world = World::start(Setup::default()).await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let taken = world.scheduler.taken().await;
-    taken.say("a");
+async fn mid_stream_failure_is_error_event() {
+    let world = Harness::start(HarnessConfig::default()).await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.recv_request().await;
+    taken.send_text("a");
     assert_eq!(client.head().await.status, 200);
     client.next_event().await;
     taken.finish(Finish::Failed("broken".into()));
@@ -129,42 +135,47 @@ async fn a_failure_in_the_middle_of_a_stream_is_an_event_and_the_stream_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn open_requests_are_limited_and_every_choice_is_one() {
+async fn every_choice_counts_against_open_request_limit() {
     let limits = LimitsConfig { max_streams: 3, ..LimitsConfig::default() };
-    let world = World::start(Setup { limits, ..Setup::default() }).await;
+    let world = Harness::start(HarnessConfig { limits, ..HarnessConfig::default() }).await;
     let answer = world.post("/v1/completions", &json!({"prompt": "p", "n": 4})).await;
     answer.error(400, INVALID, Some("n"), None);
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "n": 2})).await;
-    let both = [world.scheduler.taken().await, world.scheduler.taken().await];
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "n": 2})).await;
+    let both = [world.scheduler.recv_request().await, world.scheduler.recv_request().await];
     assert_eq!(world.metrics.streams().open, 2);
     let answer = world.post("/v1/completions", &json!({"prompt": "p", "n": 2})).await;
     answer.error(429, "rate_limit_error", None, Some("rate_limit_exceeded"));
     both.iter().for_each(|taken| taken.finish(Finish::Length));
     assert_eq!(client.answer().await.head.status, 200);
-    let _client = world.posted("/v1/completions", &json!({"prompt": "p", "n": 3})).await;
+    let _client = world.start_post("/v1/completions", &json!({"prompt": "p", "n": 3})).await;
     // Held: a request whose scheduler has gone would end, and give its places back.
-    let _all = [world.scheduler.taken().await, world.scheduler.taken().await, world.scheduler.taken().await];
+    let _all = [
+        world.scheduler.recv_request().await,
+        world.scheduler.recv_request().await,
+        world.scheduler.recv_request().await,
+    ];
     assert_eq!(world.metrics.streams().open, 3, "places come back");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_held_while_the_tenant_loads_and_then_served() {
+async fn request_is_held_while_loading() {
     for status in [Status::Loading, Status::EngineLost] {
-        let world = World::start(Setup { status, ..Setup::default() }).await;
-        let mut client = world.posted("/v1/completions", &json!({"prompt": "p"})).await;
+        let world = Harness::start(HarnessConfig { status, ..HarnessConfig::default() }).await;
+        let mut client = world.start_post("/v1/completions", &json!({"prompt": "p"})).await;
         assert!(world.scheduler.next(Duration::from_millis(100)).await.is_none(), "held");
         world.status.send(Status::Serving).unwrap();
-        let taken = world.scheduler.taken().await;
-        taken.say("x");
+        let taken = world.scheduler.recv_request().await;
+        taken.send_text("x");
         taken.finish(Finish::Length);
         assert_eq!(client.answer().await.json()["choices"][0]["text"], "x");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_hold_ends_in_503_with_a_time_to_come_back() {
+async fn hold_timeout_is_503_with_retry_after() {
     let limits = LimitsConfig { hold_seconds: 1, ..LimitsConfig::default() };
-    let world = World::start(Setup { limits, status: Status::Loading, ..Setup::default() }).await;
+    let world =
+        Harness::start(HarnessConfig { limits, status: Status::Loading, ..HarnessConfig::default() }).await;
     let began = Instant::now();
     let answer = world.post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
     assert!(began.elapsed() >= Duration::from_secs(1) && began.elapsed() < Duration::from_secs(10));

@@ -3,19 +3,19 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sluice_agent::service::Status;
+use sluice_agent::scheduler_handle::Status;
 use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Finish;
 use sluice_wire::config::SloConfig;
 
-use super::client::PATIENCE;
-use super::world::{Setup, World};
+use super::client::TIMEOUT;
+use super::harness::{Harness, HarnessConfig};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_counted_in_vllms_names_and_in_ours() {
+async fn request_is_counted_in_vllm_and_sluice_metrics() {
     let pacing = Pacing::Paced { interval_ns: 20_000_000 };
-    let mut world = World::start(Setup { pacing, ..Setup::default() }).await;
-    world.autopilot("abcd");
+    let mut world = Harness::start(HarnessConfig { pacing, ..HarnessConfig::default() }).await;
+    world.answer_all("abcd");
     let answer = world.post("/v1/completions", &json!({"prompt": "four", "stream": true})).await;
     assert_eq!(answer.head.status, 200);
     let answer = world.get("/metrics").await;
@@ -47,13 +47,13 @@ async fn a_request_is_counted_in_vllms_names_and_in_ours() {
 }
 
 /// A gateway whose objectives are missed at once.
-async fn strict(status: Status) -> World {
+async fn strict(status: Status) -> Harness {
     let slo = SloConfig { ttft_milliseconds: 0, tbt_milliseconds: 0, ..SloConfig::default() };
-    World::start(Setup { slo, status, ..Setup::default() }).await
+    Harness::start(HarnessConfig { slo, status, ..HarnessConfig::default() }).await
 }
 
 /// Share, overdue tokens, all tokens and missed ones of an objective, as Prometheus reads them.
-fn told(world: &World, objective: &str) -> [Option<f64>; 4] {
+fn attainment(world: &Harness, objective: &str) -> [Option<f64>; 4] {
     let text = world.metrics.encode();
     let value = |name: &str| {
         let start = format!("{name}{{model_name=\"tiny\",objective=\"{objective}\"}} ");
@@ -68,58 +68,58 @@ fn told(world: &World, objective: &str) -> [Option<f64>; 4] {
     .map(value)
 }
 
-async fn until_told(world: &World, objective: &str, wanted: [f64; 4]) {
-    let until = Instant::now() + PATIENCE;
-    while told(world, objective) != wanted.map(Some) {
-        let last = told(world, objective);
+async fn wait_for_attainment(world: &Harness, objective: &str, wanted: [f64; 4]) {
+    let until = Instant::now() + TIMEOUT;
+    while attainment(world, objective) != wanted.map(Some) {
+        let last = attainment(world, objective);
         assert!(Instant::now() < until, "{objective}: {last:?}, not {wanted:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scheduler_that_says_nothing_misses_the_objective_while_it_does() {
+async fn silent_scheduler_misses_objective() {
     let world = strict(Status::Serving).await;
     let body = json!({"prompt": "four", "stream": true, "max_tokens": 9});
-    let mut client = world.posted("/v1/completions", &body).await;
-    let taken = world.scheduler.taken().await;
-    until_told(&world, "ttft", [0.0, 1.0, 1.0, 1.0]).await;
-    taken.say("a");
+    let mut client = world.start_post("/v1/completions", &body).await;
+    let taken = world.scheduler.recv_request().await;
+    wait_for_attainment(&world, "ttft", [0.0, 1.0, 1.0, 1.0]).await;
+    taken.send_text("a");
     assert_eq!(client.head().await.status, 200);
-    until_told(&world, "ttft", [0.0, 0.0, 1.0, 1.0]).await;
-    until_told(&world, "tbt", [0.0, 1.0, 1.0, 1.0]).await;
-    taken.say("b");
-    until_told(&world, "tbt", [0.0, 1.0, 2.0, 2.0]).await;
+    wait_for_attainment(&world, "ttft", [0.0, 0.0, 1.0, 1.0]).await;
+    wait_for_attainment(&world, "tbt", [0.0, 1.0, 1.0, 1.0]).await;
+    taken.send_text("b");
+    wait_for_attainment(&world, "tbt", [0.0, 1.0, 2.0, 2.0]).await;
     drop(client);
-    assert!(world.scheduler.cancelled(PATIENCE).await.is_some(), "it is given up");
-    until_told(&world, "tbt", [0.0, 0.0, 2.0, 2.0]).await;
-    assert_eq!(told(&world, "ttft"), [0.0, 0.0, 1.0, 1.0].map(Some), "counted once");
+    assert!(world.scheduler.cancelled(TIMEOUT).await.is_some(), "it is given up");
+    wait_for_attainment(&world, "tbt", [0.0, 0.0, 2.0, 2.0]).await;
+    assert_eq!(attainment(&world, "ttft"), [0.0, 0.0, 1.0, 1.0].map(Some), "counted once");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn choices_and_whole_answers_are_awaited_like_streams() {
+async fn choices_and_full_responses_count_toward_objective() {
     let world = strict(Status::Serving).await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "four", "n": 3})).await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "four", "n": 3})).await;
     let mut taken = Vec::new();
     for _ in 0..3 {
-        taken.push(world.scheduler.taken().await);
+        taken.push(world.scheduler.recv_request().await);
     }
-    until_told(&world, "ttft", [0.0, 3.0, 3.0, 3.0]).await;
-    taken[0].say("a");
-    until_told(&world, "ttft", [0.0, 2.0, 3.0, 3.0]).await;
+    wait_for_attainment(&world, "ttft", [0.0, 3.0, 3.0, 3.0]).await;
+    taken[0].send_text("a");
+    wait_for_attainment(&world, "ttft", [0.0, 2.0, 3.0, 3.0]).await;
     for taken in &taken {
         taken.finish(Finish::Failed("broken".into()));
     }
     assert_eq!(client.answer().await.head.status, 502);
-    until_told(&world, "ttft", [0.0, 0.0, 3.0, 3.0]).await;
+    wait_for_attainment(&world, "ttft", [0.0, 0.0, 3.0, 3.0]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_are_held_while_the_tenant_loads_are_overdue_too() {
+async fn held_requests_miss_objective() {
     let world = strict(Status::Loading).await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "four"})).await;
-    until_told(&world, "ttft", [0.0, 1.0, 1.0, 1.0]).await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "four"})).await;
+    wait_for_attainment(&world, "ttft", [0.0, 1.0, 1.0, 1.0]).await;
     world.status.send(Status::Failed("bad weights".into())).unwrap();
     assert_eq!(client.answer().await.head.status, 503);
-    until_told(&world, "ttft", [0.0, 0.0, 1.0, 1.0]).await;
+    wait_for_attainment(&world, "ttft", [0.0, 0.0, 1.0, 1.0]).await;
 }

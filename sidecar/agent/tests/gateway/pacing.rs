@@ -7,19 +7,19 @@ use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::{Finish, UnavailableReason};
 
 use super::client::Client;
-use super::world::{Setup, World};
+use super::harness::{Harness, HarnessConfig};
 
 const INTERVAL: Duration = Duration::from_millis(40);
 /// No test lasts so long.
 const NEVER: Duration = Duration::from_secs(3600);
 
-async fn paced() -> World {
+async fn paced() -> Harness {
     paced_by(INTERVAL).await
 }
 
-async fn paced_by(interval: Duration) -> World {
+async fn paced_by(interval: Duration) -> Harness {
     let pacing = Pacing::Paced { interval_ns: interval.as_nanos() as u64 };
-    World::start(Setup { pacing, ..Setup::default() }).await
+    Harness::start(HarnessConfig { pacing, ..HarnessConfig::default() }).await
 }
 
 async fn text(client: &mut Client) -> (Instant, String) {
@@ -29,12 +29,12 @@ async fn text(client: &mut Client) -> (Instant, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_burst_is_written_one_token_an_interval_in_order() {
+async fn burst_is_paced_in_order() {
     let world = paced().await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let taken = world.scheduler.taken().await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.recv_request().await;
     let sent = Instant::now();
-    taken.say("abcdef");
+    taken.send_text("abcdef");
     assert_eq!(client.head().await.status, 200);
     let mut got = Vec::new();
     for _ in 0..5 {
@@ -51,13 +51,14 @@ async fn a_burst_is_written_one_token_an_interval_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_scheduler_knows_whose_tokens_wait_for_their_client() {
+async fn scheduler_sees_deposits() {
     for (world, streamed, unstreamed) in
-        [(paced().await, true, false), (World::start(Setup::default()).await, false, false)]
+        [(paced().await, true, false), (Harness::start(HarnessConfig::default()).await, false, false)]
     {
         for (stream, paced) in [(true, streamed), (false, unstreamed)] {
-            let _client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
-            let taken = world.scheduler.taken().await;
+            let _client =
+                world.start_post("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
+            let taken = world.scheduler.recv_request().await;
             assert_eq!(taken.request.paced, paced, "stream: {stream}");
             taken.finish(Finish::Length);
         }
@@ -65,20 +66,20 @@ async fn the_scheduler_knows_whose_tokens_wait_for_their_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_due_waits_in_the_deposit() {
+async fn early_tokens_wait_in_deposit() {
     let world = paced_by(NEVER).await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let taken = world.scheduler.taken().await;
-    taken.say("abcdef");
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.recv_request().await;
+    taken.send_text("abcdef");
     assert_eq!(client.head().await.status, 200);
     assert_eq!(text(&mut client).await.1, "a");
-    world.deposit(5).await;
+    world.wait_for_deposit(5).await;
     taken.finish(Finish::Length);
     assert_eq!(text(&mut client).await.1, "bcdef", "and nothing of it was written before");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_fails_writes_its_deposit_first_and_the_error_next() {
+async fn failed_stream_flushes_deposit_before_error() {
     let shutting_down = "the server is shutting down";
     let ends: [(Option<Finish>, &str); 4] = [
         (Some(Finish::Failed("broken".into())), "broken"),
@@ -94,13 +95,13 @@ async fn an_answer_that_fails_writes_its_deposit_first_and_the_error_next() {
         let world = paced_by(NEVER).await;
         let body =
             json!({"prompt": "p", "stream": true, "stop": "</s>", "stream_options": {"include_usage": true}});
-        let mut client = world.posted("/v1/completions", &body).await;
-        let taken = world.scheduler.taken().await;
+        let mut client = world.start_post("/v1/completions", &body).await;
+        let taken = world.scheduler.recv_request().await;
         // The last two may become a stop string: their text is held back until it is clear that they do not.
-        taken.say("abcd</");
+        taken.send_text("abcd</");
         assert_eq!(client.head().await.status, 200);
         assert_eq!(text(&mut client).await.1, "a");
-        world.deposit(5).await;
+        world.wait_for_deposit(5).await;
         finish.into_iter().for_each(|finish| taken.finish(finish));
         drop(taken);
         assert_eq!(text(&mut client).await.1, "bcd</", "none is lost: {message}");
@@ -114,15 +115,15 @@ async fn an_answer_that_fails_writes_its_deposit_first_and_the_error_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_completion_the_rest_is_written_at_once() {
+async fn completion_flushes_deposit() {
     let world = paced().await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let taken = world.scheduler.taken().await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.recv_request().await;
     let sent = Instant::now();
-    taken.say("a");
+    taken.send_text("a");
     assert_eq!(client.head().await.status, 200);
     assert_eq!(text(&mut client).await.1, "a");
-    taken.say(&"b".repeat(200));
+    taken.send_text(&"b".repeat(200));
     assert_eq!(text(&mut client).await.1, "b");
     assert!(sent.elapsed() >= INTERVAL);
     let finished = Instant::now();
@@ -137,33 +138,33 @@ async fn at_completion_the_rest_is_written_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_after_its_interval_is_written_when_produced_and_one_before_it_waits() {
+async fn late_token_is_immediate_and_early_token_waits() {
     // Long enough that a busy machine's delays are no interval.
     let interval = INTERVAL * 15;
     let world = paced_by(interval).await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let taken = world.scheduler.taken().await;
-    taken.say("a");
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.recv_request().await;
+    taken.send_text("a");
     assert_eq!(client.head().await.status, 200);
     text(&mut client).await;
     tokio::time::sleep(interval * 2).await;
     let produced = Instant::now();
-    taken.say("b");
+    taken.send_text("b");
     let (late, _) = text(&mut client).await;
     // An interval counted from the moment of production would show here.
     assert!(late - produced < interval, "written when produced: {:?}", late - produced);
-    taken.say("c");
+    taken.send_text("c");
     let (waited, _) = text(&mut client).await;
     assert!(waited - produced >= interval, "counted from the last write: {:?}", waited - produced);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_of_a_character_counts_as_written() {
+async fn incomplete_character_counts_as_token() {
     let world = paced().await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
-    let taken = world.scheduler.taken().await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.recv_request().await;
     let sent = Instant::now();
-    taken.say("€x");
+    taken.send_text("€x");
     assert_eq!(client.head().await.status, 200);
     let mut got = Vec::new();
     for _ in 0..4 {
@@ -175,12 +176,12 @@ async fn a_part_of_a_character_counts_as_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_are_not_streamed_are_not_paced() {
+async fn full_responses_are_not_paced() {
     let world = paced().await;
-    let mut client = world.posted("/v1/completions", &json!({"prompt": "p"})).await;
-    let taken = world.scheduler.taken().await;
+    let mut client = world.start_post("/v1/completions", &json!({"prompt": "p"})).await;
+    let taken = world.scheduler.recv_request().await;
     let sent = Instant::now();
-    taken.say(&"b".repeat(500));
+    taken.send_text(&"b".repeat(500));
     taken.finish(Finish::Length);
     assert_eq!(client.answer().await.json()["choices"][0]["text"], "b".repeat(500));
     assert!(sent.elapsed() < INTERVAL * 100, "500 intervals would be 20 s: {:?}", sent.elapsed());

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sluice_scheduler::Finish;
 
-use super::world::{Setup, World};
+use super::harness::{Harness, HarnessConfig};
 
 const INVALID: &str = "invalid_request_error";
 
@@ -20,8 +20,8 @@ fn chat(name: &str, value: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_served_is_refused_by_name_and_never_ignored() {
-    let world = World::start(Setup::default()).await;
+async fn unsupported_params_are_refused_by_name() {
+    let world = Harness::start(HarnessConfig::default()).await;
     let unsupported = [
         ("best_of", json!(2)),
         ("echo", json!(true)),
@@ -77,9 +77,9 @@ async fn what_is_not_served_is_refused_by_name_and_never_ignored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn values_that_ask_for_nothing_are_taken() {
-    let mut world = World::start(Setup::default()).await;
-    world.autopilot("ok");
+async fn noop_values_are_accepted() {
+    let mut world = Harness::start(HarnessConfig::default()).await;
+    world.answer_all("ok");
     let body = json!({"messages": [{"role": "user", "content": "x"}], "best_of": 1, "echo": false, "suffix": "",
         "response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "parallel_tool_calls": true,
         "modalities": ["text"], "metadata": {}, "service_tier": "auto", "length_penalty": 1.0, "guided_json": null,
@@ -90,7 +90,7 @@ async fn values_that_ask_for_nothing_are_taken() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn values_out_of_range_are_refused_by_name() {
-    let world = World::start(Setup::default()).await;
+    let world = Harness::start(HarnessConfig::default()).await;
     let wrong = [
         ("temperature", json!(2.1)),
         ("temperature", json!("hot")),
@@ -152,14 +152,14 @@ async fn values_out_of_range_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_asked_for_reaches_the_scheduler() {
-    let world = World::start(Setup::default()).await;
+async fn sampling_params_reach_scheduler() {
+    let world = Harness::start(HarnessConfig::default()).await;
     let body = json!({"prompt": [1, 2, 3], "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.25,
         "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"5": -2}, "seed": -1,
         "min_tokens": 2, "max_completion_tokens": 9, "priority": 3, "cache_salt": "s", "ignore_eos": true,
         "stop_token_ids": [11]});
-    let _client = world.posted("/v1/completions", &body).await;
-    let taken = world.scheduler.taken().await;
+    let _client = world.start_post("/v1/completions", &body).await;
+    let taken = world.scheduler.recv_request().await;
     let sampling = &taken.request.sampling;
     assert_eq!(
         (taken.request.prompt.as_slice(), taken.request.max_tokens, taken.request.priority),
@@ -175,15 +175,15 @@ async fn what_is_asked_for_reaches_the_scheduler() {
         ([(5, -2.0)].as_slice(), u64::MAX, 2)
     );
     assert_eq!((sampling.stop_tokens.as_slice(), sampling.ignore_stop), ([11].as_slice(), false));
-    let _other = world.posted("/v1/completions", &json!({"prompt": "p", "cache_salt": "t"})).await;
-    let other = world.scheduler.taken().await;
+    let _other = world.start_post("/v1/completions", &json!({"prompt": "p", "cache_salt": "t"})).await;
+    let other = world.scheduler.recv_request().await;
     assert_ne!(other.request.salt, taken.request.salt, "salts keep prefixes apart");
     other.finish(Finish::Length);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_is_not_served_here_is_404_and_only_then() {
-    let world = World::start(Setup::default()).await;
+async fn unknown_model_is_404() {
+    let world = Harness::start(HarnessConfig::default()).await;
     let answer = world.post("/v1/completions", &json!({"prompt": "p", "model": "gpt"})).await;
     answer.error(404, INVALID, Some("model"), Some("model_not_found"));
     world.get("/v2/x").await.error(404, INVALID, None, None);
@@ -191,8 +191,8 @@ async fn a_model_that_is_not_served_here_is_404_and_only_then() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_of_another_type_is_415() {
-    let world = World::start(Setup::default()).await;
+async fn wrong_content_type_is_415() {
+    let world = Harness::start(HarnessConfig::default()).await;
     for headers in [&[("content-type", "text/plain")][..], &[]] {
         let mut client = world.client().await;
         client.send("POST", "/v1/completions", headers, br#"{"prompt": "p"}"#).await;

@@ -9,17 +9,17 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
-use sluice_agent::gateway::open::OpenRequests;
+use sluice_agent::gateway::limits::RequestLimiter;
 use sluice_agent::metrics::Metrics;
-use sluice_agent::model::floor::TokenFloor;
 use sluice_agent::model::text::Text;
+use sluice_agent::model::token_bound::TokenBound;
 use sluice_wire::config::{LimitsConfig, SloConfig};
 use tokenizers::Tokenizer;
 
-use super::client::PATIENCE;
+use super::client::TIMEOUT;
+use super::harness::{Harness, HarnessConfig};
 use super::tiny;
 use super::tokenizers::{folders, texts};
-use super::world::{Setup, World};
 
 const INVALID: &str = "invalid_request_error";
 const TOO_LONG: Option<&str> = Some("context_length_exceeded");
@@ -29,7 +29,7 @@ fn chat(content: &str) -> Value {
 }
 
 /// The tiny model, whose tokenizer knows a token that it has no embedding for.
-fn one_token_more(folder: &Path) -> (Text, u32) {
+fn model_with_extra_token(folder: &Path) -> (Text, u32) {
     drop(tiny::text(folder));
     let path = folder.join("tokenizer.json");
     let mut tokenizer: Value =
@@ -42,8 +42,9 @@ fn one_token_more(folder: &Path) -> (Text, u32) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_beyond_the_vocabulary_is_400_on_every_way_to_the_model() {
-    let world = World::start(Setup { model: one_token_more, ..Setup::default() }).await;
+async fn out_of_vocabulary_token_is_400() {
+    let world =
+        Harness::start(HarnessConfig { model: model_with_extra_token, ..HarnessConfig::default() }).await;
     let text = "hello <|im_start|>";
     for (path, body, param) in [
         ("/v1/chat/completions", chat(text), "messages"),
@@ -65,8 +66,8 @@ async fn a_token_beyond_the_vocabulary_is_400_on_every_way_to_the_model() {
 /// OpenAI's words, which gateways look for: litellm's `context_window_fallbacks` go by "model's maximum context length is",
 /// langchain by the code.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_exceeds_the_context_is_said_in_openais_words_and_names_what_to_change() {
-    let world = World::start(Setup { context: 20, ..Setup::default() }).await;
+async fn context_overflow_uses_openai_error() {
+    let world = Harness::start(HarnessConfig { context: 20, ..HarnessConfig::default() }).await;
     // The template adds "user: ", a line's end and "assistant:".
     let added = "user: \nassistant:".len();
     let long = "x".repeat(40);
@@ -112,13 +113,13 @@ async fn what_exceeds_the_context_is_said_in_openais_words_and_names_what_to_cha
         ),
     ] {
         let context = if body["messages"][0]["content"] == json!(long) { 10 } else { 20 };
-        let world = if context == 10 { &World::start(Setup { context, ..Setup::default() }).await } else { &world };
+        let world = if context == 10 { &Harness::start(HarnessConfig { context, ..HarnessConfig::default() }).await } else { &world };
         let said = world.post(path, &body).await.error(400, INVALID, Some(param), TOO_LONG);
         let wanted = format!("This model's maximum context length is {context} tokens. However, {message}");
         assert_eq!(said, wanted, "{body}");
     }
     let limits = LimitsConfig { max_prompt_tokens: Some(10), ..LimitsConfig::default() };
-    let world = World::start(Setup { limits, ..Setup::default() }).await;
+    let world = Harness::start(HarnessConfig { limits, ..HarnessConfig::default() }).await;
     for text in ["x".repeat(11), "x".repeat(900)] {
         world.post("/v1/completions", &json!({"prompt": text})).await.error(
             400,
@@ -132,7 +133,7 @@ async fn what_exceeds_the_context_is_said_in_openais_words_and_names_what_to_cha
 
 /// The tokens that a text has are counted by the tokenizer itself.
 #[test]
-fn no_text_has_fewer_tokens_than_is_known_beforehand() {
+fn token_lower_bound_holds_for_any_text() {
     let mut runner = TestRunner::new(ProptestConfig {
         cases: ProptestConfig::default().cases.max(300),
         failure_persistence: None,
@@ -168,9 +169,9 @@ fn no_text_has_fewer_tokens_than_is_known_beforehand() {
             let read = Text::open(written.path()).expect("the folder is complete");
             for text in texts {
                 let counted = read.encode_rendered(&text).expect("it reads every text").len() as u64;
-                let least = read.floor().at_least(&text, u64::MAX);
+                let least = read.token_bound().min_tokens(&text, u64::MAX);
                 prop_assert!(least <= counted, "{text:?} has {counted} tokens, not at least {least}");
-                let (enough, early) = (least / 2, read.floor().at_least(&text, least / 2));
+                let (enough, early) = (least / 2, read.token_bound().min_tokens(&text, least / 2));
                 prop_assert!(
                     (enough..=least).contains(&early),
                     "{text:?}: {early} of {least}, {enough} asked"
@@ -194,7 +195,7 @@ fn no_text_has_fewer_tokens_than_is_known_beforehand() {
 
 /// 800 times "x ", of which each character is a token, with some part of the tokenizer changed.
 #[test]
-fn what_a_part_of_a_tokenizer_may_drop_does_not_count_and_all_else_does() {
+fn dropped_bytes_do_not_count_in_lower_bound() {
     let folder = tempfile::tempdir().unwrap();
     drop(tiny::text(folder.path()));
     let path = folder.path().join("tokenizer.json");
@@ -203,7 +204,7 @@ fn what_a_part_of_a_tokenizer_may_drop_does_not_count_and_all_else_does() {
         let mut tokenizer = tiny.clone();
         change(&mut tokenizer);
         let tokenizer = Tokenizer::from_bytes(tokenizer.to_string()).expect("a sound tokenizer");
-        TokenFloor::of(&tokenizer).at_least(&"x ".repeat(800), u64::MAX)
+        TokenBound::of(&tokenizer).min_tokens(&"x ".repeat(800), u64::MAX)
     };
     assert_eq!(least(&|_| {}), 1600);
     let covered = |t: &mut Value| t["added_tokens"][0]["content"] = json!("x x x");
@@ -254,13 +255,13 @@ fn what_a_part_of_a_tokenizer_may_drop_does_not_count_and_all_else_does() {
         tokenizer["normalizer"] = json!({"type": "NFC"});
         tokenizer.to_string()
     });
-    assert_eq!(TokenFloor::of(&composed.unwrap()).at_least(&"e\u{301}".repeat(400), u64::MAX), 1200 / 40);
+    assert_eq!(TokenBound::of(&composed.unwrap()).min_tokens(&"e\u{301}".repeat(400), u64::MAX), 1200 / 40);
 }
 
 /// Six huge bodies, of which none is ever read to its end, and smaller ones of every size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn huge_bodies_that_are_being_read_hold_up_no_smaller_one() {
-    let open = OpenRequests::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
+async fn huge_bodies_do_not_delay_small_ones() {
+    let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
     for (huge, smaller) in
         [(4 << 20, vec![1, 10 << 10, 60 << 10, 400 << 10]), (500 << 10, vec![1, 10 << 10, 60 << 10])]
     {
@@ -273,7 +274,7 @@ async fn huge_bodies_that_are_being_read_hold_up_no_smaller_one() {
                 let work = move || {
                     begun.send(()).expect("the test waits");
                     // Until the test has dropped the other end.
-                    let _ = ended.lock().expect("nobody panics").recv_timeout(PATIENCE);
+                    let _ = ended.lock().expect("nobody panics").recv_timeout(TIMEOUT);
                     Ok(())
                 };
                 tokio::spawn(async move { open.parse(huge, work).await })
@@ -281,7 +282,7 @@ async fn huge_bodies_that_are_being_read_hold_up_no_smaller_one() {
             .collect();
         parsing.recv().await.expect("the first begins");
         for bytes in smaller {
-            let read = tokio::time::timeout(PATIENCE / 2, open.parse(bytes, || Ok(()))).await;
+            let read = tokio::time::timeout(TIMEOUT / 2, open.parse(bytes, || Ok(()))).await;
             assert!(read.is_ok(), "{bytes} bytes wait for {huge}");
         }
         drop(end);
@@ -292,8 +293,8 @@ async fn huge_bodies_that_are_being_read_hold_up_no_smaller_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_huge_body_is_read_by_a_thread_that_yields_to_the_others_and_a_panic_there_is_its_senders() {
-    let open = OpenRequests::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
+async fn huge_body_thread_is_low_priority_and_panic_stays_local() {
+    let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
     // Of this thread: Linux keeps a niceness for each.
     let niceness = || rustix::process::getpriority_process(None).expect("every thread has one");
     let here = niceness();
@@ -309,13 +310,13 @@ async fn a_huge_body_is_read_by_a_thread_that_yields_to_the_others_and_a_panic_t
 
 /// Whoever leaves while a thread reads its body keeps the turn until that ends; whoever leaves the queue is gone at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_takes_no_turn_from_the_others() {
-    let open = OpenRequests::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
+async fn disconnected_client_holds_no_parser_permit() {
+    let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
     let (end, ended) = std::sync::mpsc::channel::<()>();
     let (begun, mut reading) = tokio::sync::mpsc::unbounded_channel();
     let work = move || {
         begun.send(()).expect("the test waits");
-        let _ = ended.recv_timeout(PATIENCE);
+        let _ = ended.recv_timeout(TIMEOUT);
         Ok(())
     };
     let first = tokio::spawn({
@@ -336,5 +337,5 @@ async fn a_client_that_leaves_takes_no_turn_from_the_others() {
     let early = tokio::time::timeout(Duration::ZERO, &mut next).await;
     assert!(early.is_err(), "one is read at a time");
     drop(end);
-    tokio::time::timeout(PATIENCE, next).await.expect("its turn comes").unwrap();
+    tokio::time::timeout(TIMEOUT, next).await.expect("its turn comes").unwrap();
 }

@@ -11,7 +11,7 @@ use super::tiny::name_of;
 
 /// A tokenizer and a template.
 #[derive(Clone, Debug)]
-pub struct Folder {
+pub struct ModelFolder {
     /// `tokenizer.json`.
     pub tokenizer: Value,
     /// The chat template.
@@ -20,7 +20,7 @@ pub struct Folder {
     pub added: Vec<String>,
 }
 
-impl Folder {
+impl ModelFolder {
     /// Writes it beside whatever is in `folder`.
     pub fn write(&self, folder: &Path) {
         let write = |name: &str, value: &Value| {
@@ -33,7 +33,7 @@ impl Folder {
 
 /// How the model sees a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
+enum ModelKind {
     /// Bytes by GPT-2's names.
     Bytes,
     /// Characters, and bytes of those that have no token.
@@ -55,10 +55,10 @@ enum Sort {
 /// Bytes without a token in [`Sort::SomeBytes`]: as in SmolLM2, some of controls and of beginnings of characters, and a letter.
 const DROPPED: [u8; 6] = [0x04, 0x13, 0xc0, 0xc3, 0xf0, b'7'];
 
-fn base(sort: Sort) -> Vec<String> {
+fn base(sort: ModelKind) -> Vec<String> {
     match sort {
-        Sort::Bytes => (0..=255_u8).map(|byte| name_of(byte).to_string()).collect(),
-        Sort::Fallback => {
+        ModelKind::Bytes => (0..=255_u8).map(|byte| name_of(byte).to_string()).collect(),
+        ModelKind::Fallback => {
             let bytes = (0..=255_u8).map(|byte| format!("<0x{byte:02X}>"));
             ["<unk>"]
                 .map(str::to_owned)
@@ -67,16 +67,16 @@ fn base(sort: Sort) -> Vec<String> {
                 .chain(["a", "b", "c", "▁"].map(str::to_owned))
                 .collect()
         }
-        Sort::Unknown => ["<unk>", "a", "b", "c", "▁"].map(str::to_owned).to_vec(),
-        Sort::Words => ["<unk>", "a", "abba", "cab"].map(str::to_owned).to_vec(),
-        Sort::WordPieces => {
+        ModelKind::Unknown => ["<unk>", "a", "b", "c", "▁"].map(str::to_owned).to_vec(),
+        ModelKind::Words => ["<unk>", "a", "abba", "cab"].map(str::to_owned).to_vec(),
+        ModelKind::WordPieces => {
             ["<unk>", "a", "b", "c", "##a", "##b", "##c", "##bba", "7"].map(str::to_owned).to_vec()
         }
-        Sort::SomeBytes => {
+        ModelKind::SomeBytes => {
             let bytes = (0..=255_u8).filter(|byte| !DROPPED.contains(byte));
             bytes.map(|byte| name_of(byte).to_string()).collect()
         }
-        Sort::Affixed => {
+        ModelKind::Affixed => {
             let ways = |c: &str| [c.to_owned(), format!("##{c}"), format!("{c}</w>"), format!("##{c}</w>")];
             // "b" is known in some places alone.
             ["<unk>", "b", "##b", "ab", "ab##", "abb</w>", "##b</w>"]
@@ -85,24 +85,24 @@ fn base(sort: Sort) -> Vec<String> {
                 .chain(["a", "c", "▁"].into_iter().flat_map(ways))
                 .collect()
         }
-        Sort::Unigram { fallback: true } => base(Sort::Fallback),
-        Sort::Unigram { fallback: false } => base(Sort::Unknown),
+        ModelKind::Unigram { fallback: true } => base(ModelKind::Fallback),
+        ModelKind::Unigram { fallback: false } => base(ModelKind::Unknown),
     }
 }
 
 /// A model of `sort` with up to `vocab` tokens: merges take pairs of tokens that are there already.
-fn model(sort: Sort, picks: &[(u16, u16)], fuse: bool, vocab: usize) -> Value {
+fn model(sort: ModelKind, picks: &[(u16, u16)], fuse: bool, vocab: usize) -> Value {
     let mut tokens = base(sort);
     let (mut merges, joins) = (Vec::new(), tokens.len());
     // Letters and blanks of the texts below, so that merges are used.
     let common: Vec<usize> = match sort {
-        Sort::Bytes | Sort::SomeBytes => {
+        ModelKind::Bytes | ModelKind::SomeBytes => {
             let place = |letter: &str| tokens.iter().position(|token| token == letter).expect("a letter");
             ["a", "b", "c", "Ġ"].map(place).to_vec()
         }
         _ => (joins - 4..joins).collect(),
     };
-    let joined_by_picks = !matches!(sort, Sort::Words | Sort::WordPieces | Sort::Affixed);
+    let joined_by_picks = !matches!(sort, ModelKind::Words | ModelKind::WordPieces | ModelKind::Affixed);
     for (left, right) in picks.iter().filter(|_| joined_by_picks) {
         let all: Vec<usize> = common.iter().copied().chain(joins..tokens.len()).collect();
         let pick = |number: u16| tokens[all[usize::from(number) % all.len()]].clone();
@@ -113,28 +113,28 @@ fn model(sort: Sort, picks: &[(u16, u16)], fuse: bool, vocab: usize) -> Value {
             tokens.push(joined);
         }
     }
-    if let Sort::Unigram { fallback } = sort {
+    if let ModelKind::Unigram { fallback } = sort {
         // Longer ones are likelier.
         let score = |token: &String| -8.0 + (token.chars().count() as f64) / 4.0;
         let pieces: Vec<_> = tokens.iter().map(|token| json!([token, score(token)])).collect();
         return json!({"type": "Unigram", "unk_id": 0, "byte_fallback": fallback, "vocab": pieces});
     }
-    let affixed = sort == Sort::Affixed;
+    let affixed = sort == ModelKind::Affixed;
     if affixed {
         merges = vec![json!(["a", "##b"]), json!(["ab", "##b</w>"])];
     }
     let vocab: Map<String, Value> = tokens.into_iter().enumerate().map(|(id, t)| (t, json!(id))).collect();
-    let bytes = matches!(sort, Sort::Bytes | Sort::SomeBytes);
+    let bytes = matches!(sort, ModelKind::Bytes | ModelKind::SomeBytes);
     match sort {
-        Sort::Words => json!({"type": "WordLevel", "unk_token": "<unk>", "vocab": vocab}),
-        Sort::WordPieces => {
+        ModelKind::Words => json!({"type": "WordLevel", "unk_token": "<unk>", "vocab": vocab}),
+        ModelKind::WordPieces => {
             json!({"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 20, "vocab": vocab})
         }
         _ => {
             json!({"type": "BPE", "dropout": null, "continuing_subword_prefix": affixed.then_some("##"),
                 "end_of_word_suffix": affixed.then_some("</w>"), "unk_token": (!bytes).then_some("<unk>"),
-                "fuse_unk": fuse && !bytes, "byte_fallback": sort == Sort::Fallback, "vocab": vocab, "merges": merges})
+                "fuse_unk": fuse && !bytes, "byte_fallback": sort == ModelKind::Fallback, "vocab": vocab, "merges": merges})
         }
     }
 }
@@ -275,16 +275,16 @@ const TEMPLATES: [&str; 6] = [
 ];
 
 /// Folders for a model with `vocab` tokens.
-pub fn folders(vocab: u32) -> impl Strategy<Value = Folder> {
+pub fn folders(vocab: u32) -> impl Strategy<Value = ModelFolder> {
     let sort = prop_oneof![
-        3 => Just(Sort::Bytes),
-        2 => Just(Sort::SomeBytes),
-        3 => Just(Sort::Fallback),
-        1 => Just(Sort::Unknown),
-        1 => Just(Sort::Words),
-        1 => Just(Sort::WordPieces),
-        1 => Just(Sort::Affixed),
-        2 => any::<bool>().prop_map(|fallback| Sort::Unigram { fallback }),
+        3 => Just(ModelKind::Bytes),
+        2 => Just(ModelKind::SomeBytes),
+        3 => Just(ModelKind::Fallback),
+        1 => Just(ModelKind::Unknown),
+        1 => Just(ModelKind::Words),
+        1 => Just(ModelKind::WordPieces),
+        1 => Just(ModelKind::Affixed),
+        2 => any::<bool>().prop_map(|fallback| ModelKind::Unigram { fallback }),
     ];
     let picks = prop_oneof![1 => Just(Vec::new()), 2 => vec(any::<(u16, u16)>(), 0..60)];
     let metaspace = option::of(Just(
@@ -297,17 +297,17 @@ pub fn folders(vocab: u32) -> impl Strategy<Value = Folder> {
             // Added tokens take the last ids.
             let model = model(sort, &picks, fuse, vocab as usize - 5);
             match sort {
-                Sort::Bytes | Sort::SomeBytes => splits.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                ModelKind::Bytes | ModelKind::SomeBytes => splits.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
                     "use_regex": false})),
                 // Without a split at blanks a text is one word.
-                Sort::Words | Sort::WordPieces if fuse => splits.push(json!({"type": "WhitespaceSplit"})),
+                ModelKind::Words | ModelKind::WordPieces if fuse => splits.push(json!({"type": "WhitespaceSplit"})),
                 _ => match metaspace {
                     Some(metaspace) => splits.push(metaspace),
                     None => normalizers.push(json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})),
                 },
             }
             let decoder = match sort {
-                Sort::Bytes | Sort::SomeBytes => json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
+                ModelKind::Bytes | ModelKind::SomeBytes => json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
                 _ => json!({"type": "Sequence", "decoders": [
                     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]}),
             };
@@ -316,7 +316,7 @@ pub fn folders(vocab: u32) -> impl Strategy<Value = Folder> {
                 "normalizer": {"type": "Sequence", "normalizers": normalizers},
                 "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
                 "post_processor": null, "decoder": decoder, "model": model});
-            Folder { tokenizer, template: template.to_owned(), added: names }
+            ModelFolder { tokenizer, template: template.to_owned(), added: names }
         },
     )
 }

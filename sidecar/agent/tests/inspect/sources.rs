@@ -9,18 +9,18 @@ use std::time::Duration;
 use rusty_s3::Credentials;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use sluice_agent::fetch::{Bucket, Hub, ProgressReport, RetryPolicy, Source};
-use sluice_agent::inspect::{Files, InspectError, inspect};
+use sluice_agent::download::{Bucket, Hub, ProgressOutput, RetryPolicy, Source};
+use sluice_agent::inspect::{InspectError, ModelFiles, inspect};
 use sluice_wire::geometry::{Geometry, MAX_BYTES, Obstacle, Refusal, Report};
 
-use crate::fetch::server::{Behaviour, Server};
+use crate::fetch::server::{Server, ServerBehavior};
 
 /// Impatient: tests wait for nobody.
 const POLICY: RetryPolicy = RetryPolicy {
-    tries: 2,
+    max_tries: 2,
     connect_tries: 2,
-    first: Duration::from_millis(1),
-    longest: Duration::from_millis(1),
+    initial_backoff: Duration::from_millis(1),
+    max_backoff: Duration::from_millis(1),
 };
 const CONFIG: &str = r#"{"model_type":"llama","hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,
     "num_attention_heads":2,"num_key_value_heads":1,"vocab_size":32,"max_position_embeddings":128,"torch_dtype":"bfloat16"}"#;
@@ -97,8 +97,8 @@ fn unnamed(stored: Dtype) -> BTreeMap<String, Vec<u8>> {
         .into()
 }
 
-fn behaviour(files: BTreeMap<String, Vec<u8>>) -> Behaviour {
-    Behaviour { files, ..Behaviour::default() }
+fn behaviour(files: BTreeMap<String, Vec<u8>>) -> ServerBehavior {
+    ServerBehavior { files, ..ServerBehavior::default() }
 }
 
 fn hub(server: &Server) -> Source {
@@ -112,12 +112,12 @@ fn bucket(server: &Server) -> Source {
 }
 
 async fn sizes(source: Source) -> Result<Geometry, InspectError> {
-    let files = Files::remote(source, POLICY, ProgressReport::Log).await?;
+    let files = ModelFiles::remote(source, POLICY, ProgressOutput::Log).await?;
     inspect(&files, None).await
 }
 
 #[tokio::test]
-async fn a_format_that_no_file_names_is_that_of_the_weights() {
+async fn missing_dtype_is_taken_from_weights() {
     // By hand: four bytes a weight, every tensor at a multiple of 64 bytes.
     const LAYER_F32: u64 = 64 + 256 + 128 + 128 + 256 + 64 + 512 + 512 + 512;
     for (stored, layer, kv) in [(Dtype::BF16, LAYER, 32), (Dtype::F32, LAYER_F32, 64)] {
@@ -128,10 +128,12 @@ async fn a_format_that_no_file_names_is_that_of_the_weights() {
 }
 
 #[tokio::test]
-async fn both_kinds_of_source_tell_the_same_sizes_by_ranges_alone() {
+async fn hub_and_bucket_report_same_sizes_by_ranges() {
     for files in [single(), sharded()] {
         let stored: usize = files.values().map(Vec::len).sum();
-        let server = Server::start(Behaviour { wants: Some("secret".into()), ..behaviour(files) }).await;
+        let server =
+            Server::start(ServerBehavior { required_credential: Some("secret".into()), ..behaviour(files) })
+                .await;
         for source in [hub(&server), bucket(&server)] {
             let told = sizes(source).await.unwrap();
             assert_eq!((told.global_bytes, told.layer_bytes, told.layers), (GLOBAL, LAYER, 2));
@@ -148,18 +150,23 @@ async fn both_kinds_of_source_tell_the_same_sizes_by_ranges_alone() {
 }
 
 #[tokio::test]
-async fn a_server_that_knows_no_ranges_is_left_when_there_is_enough() {
-    let server = Server::start(Behaviour { no_ranges: true, wants: None, ..behaviour(single()) }).await;
+async fn server_without_ranges_is_read_only_as_needed() {
+    let server = Server::start(ServerBehavior {
+        ignores_ranges: true,
+        required_credential: None,
+        ..behaviour(single())
+    })
+    .await;
     assert_eq!(sizes(hub(&server)).await.unwrap().global_bytes, GLOBAL);
 }
 
 #[tokio::test]
-async fn a_folder_tells_the_same_and_another_number_format_changes_it() {
+async fn folder_reports_same_sizes_and_dtype_changes_them() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in sharded() {
         std::fs::write(folder.path().join(name), bytes).unwrap();
     }
-    let files = Files::folder(folder.path());
+    let files = ModelFiles::folder(folder.path());
     let stored = inspect(&files, Some("Auto")).await.unwrap();
     let wide = inspect(&files, Some("Float32")).await.unwrap();
     assert_eq!((stored.global_bytes, stored.kv_bytes_per_token), (GLOBAL, 32));
@@ -172,7 +179,7 @@ async fn a_folder_tells_the_same_and_another_number_format_changes_it() {
 }
 
 /// Runs the program against a server with the files, and checks that both its outputs say the same.
-async fn program(behaviour: Behaviour) -> (Output, Result<Geometry, Refusal>) {
+async fn program(behaviour: ServerBehavior) -> (Output, Result<Geometry, Refusal>) {
     let server = Server::start(behaviour).await;
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
@@ -195,7 +202,7 @@ async fn program(behaviour: Behaviour) -> (Output, Result<Geometry, Refusal>) {
 }
 
 #[tokio::test]
-async fn the_program_tells_the_sizes_on_standard_output_and_in_the_report() {
+async fn program_reports_sizes_on_stdout_and_report_file() {
     let (output, told) = program(behaviour(sharded())).await;
     assert_eq!((output.status.code(), told.unwrap().layer_bytes), (Some(0), LAYER));
 }
@@ -214,11 +221,11 @@ fn with(name: &str, change: impl Fn(Vec<u8>) -> Vec<u8>) -> BTreeMap<String, Vec
 }
 
 #[tokio::test]
-async fn what_no_other_try_can_help_ends_with_78_and_its_reason() {
+async fn permanent_error_exits_78() {
     let text = |find: &'static str, put: &'static str| {
         with("config.json", move |bytes| String::from_utf8(bytes).unwrap().replace(find, put).into_bytes())
     };
-    let refused = Behaviour { wants: Some("secret".into()), ..behaviour(single()) };
+    let refused = ServerBehavior { required_credential: Some("secret".into()), ..behaviour(single()) };
     let cases = [
         (refused, Obstacle::Unreadable, "401"),
         (behaviour(without("config.json")), Obstacle::Unreadable, "lacks config.json"),
@@ -271,15 +278,15 @@ async fn what_no_other_try_can_help_ends_with_78_and_its_reason() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_away_may_be_asked_again() {
-    let server = Server::start(Behaviour { unavailable: 9, ..behaviour(single()) }).await;
+async fn unavailable_service_is_retryable() {
+    let server = Server::start(ServerBehavior { unavailable: 9, ..behaviour(single()) }).await;
     let error = sizes(hub(&server)).await.unwrap_err();
     assert!(matches!(&error, InspectError::Fetch(error) if !error.is_final()), "{error}");
     assert!(error.to_string().contains("503"), "{error}");
 }
 
 #[test]
-fn a_folder_without_a_model_is_unreadable_and_leaves_no_trace() {
+fn folder_without_model_is_unreadable() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-sidecar"));
     let output = command.args(["inspect", "folder"]).arg(folder.path()).output().unwrap();

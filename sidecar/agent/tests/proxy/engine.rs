@@ -33,7 +33,7 @@ pub const METRICS: &str = "# HELP vllm:num_requests_waiting Number of requests w
 
 /// What a request asks of this engine, beside what it asks of every other one.
 #[derive(Clone, Debug, Deserialize)]
-struct Wanted {
+struct EngineRequest {
     #[serde(default = "three")]
     tokens: u32,
     #[serde(default)]
@@ -65,7 +65,7 @@ fn one() -> u32 {
 }
 
 #[derive(Clone)]
-struct Engine {
+struct FakeEngine {
     folder: Arc<PathBuf>,
     asleep: Arc<AtomicBool>,
 }
@@ -82,14 +82,14 @@ fn process() {
 
 async fn serve(address: SocketAddr) {
     let folder = PathBuf::from(std::env::var(FOLDER).expect("a folder"));
-    let engine = Engine { folder: Arc::new(folder), asleep: Arc::default() };
+    let engine = FakeEngine { folder: Arc::new(folder), asleep: Arc::default() };
     let mut router = Router::new()
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/metrics", get(|| async { format!("{METRICS}process_open_fds 9\n") }))
         .route("/v1/models", get(|| async { Json(json!({"object": "list", "data": [{"id": "m"}]})) }))
         .route("/tokenize", post(tokenize))
-        .route("/v1/completions", post(answer))
-        .route("/v1/chat/completions", post(answer));
+        .route("/v1/completions", post(respond))
+        .route("/v1/chat/completions", post(respond));
     if std::env::var_os(SLEEPS).is_some() {
         router = router
             .route("/sleep", post(sleep))
@@ -97,46 +97,46 @@ async fn serve(address: SocketAddr) {
             .route("/is_sleeping", get(is_sleeping));
     }
     let listener = tokio::net::TcpListener::bind(address).await.expect("its port is free");
-    engine.note("started");
+    engine.record("started");
     axum::serve(listener, router.with_state(engine)).await.expect("it serves");
 }
 
-impl Engine {
-    fn note(&self, what: &str) {
+impl FakeEngine {
+    fn record(&self, what: &str) {
         let diary = std::fs::OpenOptions::new().create(true).append(true).open(self.folder.join("diary"));
         writeln!(diary.expect("a diary"), "{what}").expect("a line");
     }
 
     /// Dies by SIGKILL, unless an engine has done so before.
-    fn die_once(&self) {
+    fn crash_once(&self) {
         if std::fs::File::create_new(self.folder.join("died")).is_ok() {
-            self.note("dies");
+            self.record("dies");
             let own = rustix::process::getpid();
             rustix::process::kill_process(own, rustix::process::Signal::KILL).expect("a signal to itself");
         }
     }
 
-    async fn released(&self) {
+    async fn wait_released(&self) {
         while !self.folder.join("release").exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
-async fn sleep(State(engine): State<Engine>, Query(query): Query<Value>) -> StatusCode {
-    engine.note(&format!("sleep level={}", query["level"].as_str().unwrap_or("none")));
+async fn sleep(State(engine): State<FakeEngine>, Query(query): Query<Value>) -> StatusCode {
+    engine.record(&format!("sleep level={}", query["level"].as_str().unwrap_or("none")));
     engine.asleep.store(true, Ordering::SeqCst);
     StatusCode::OK
 }
 
-async fn wake_up(State(engine): State<Engine>) -> StatusCode {
-    engine.note("wake_up");
+async fn wake_up(State(engine): State<FakeEngine>) -> StatusCode {
+    engine.record("wake_up");
     tokio::time::sleep(Duration::from_millis(300)).await;
     engine.asleep.store(false, Ordering::SeqCst);
     StatusCode::OK
 }
 
-async fn is_sleeping(State(engine): State<Engine>) -> Json<Value> {
+async fn is_sleeping(State(engine): State<FakeEngine>) -> Json<Value> {
     Json(json!({"is_sleeping": engine.asleep.load(Ordering::SeqCst)}))
 }
 
@@ -146,22 +146,22 @@ async fn tokenize(Json(asked): Json<Value>) -> Json<Value> {
     Json(json!({"count": text.len(), "max_model_len": 4096, "tokens": []}))
 }
 
-async fn answer(State(engine): State<Engine>, headers: HeaderMap, body: Bytes) -> Response {
+async fn respond(State(engine): State<FakeEngine>, headers: HeaderMap, body: Bytes) -> Response {
     let names: Vec<_> = headers.keys().map(|name| name.as_str()).collect();
-    engine.note(&format!("request {} headers {}", String::from_utf8_lossy(&body), names.join(",")));
+    engine.record(&format!("request {} headers {}", String::from_utf8_lossy(&body), names.join(",")));
     if engine.asleep.load(Ordering::SeqCst) {
-        engine.note("ASKED WHILE ASLEEP");
+        engine.record("ASKED WHILE ASLEEP");
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    let wanted: Wanted = serde_json::from_slice(&body).expect("a request of these tests");
+    let wanted: EngineRequest = serde_json::from_slice(&body).expect("a request of these tests");
     if wanted.die_before == Some(0) {
-        engine.die_once();
+        engine.crash_once();
     }
     if !wanted.stream {
-        return whole(&engine, &wanted).await;
+        return full_response(&engine, &wanted).await;
     }
     let (sender, receiver) = tokio::sync::mpsc::channel::<String>(1);
-    tokio::spawn(write(engine, wanted, sender));
+    tokio::spawn(stream_events(engine, wanted, sender));
     let events = tokio_stream::StreamExt::map(
         tokio_stream::wrappers::ReceiverStream::new(receiver),
         Ok::<_, Infallible>,
@@ -169,9 +169,9 @@ async fn answer(State(engine): State<Engine>, headers: HeaderMap, body: Bytes) -
     ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")], Body::from_stream(events)).into_response()
 }
 
-async fn whole(engine: &Engine, wanted: &Wanted) -> Response {
+async fn full_response(engine: &FakeEngine, wanted: &EngineRequest) -> Response {
     if wanted.hold_after.is_some() {
-        engine.released().await;
+        engine.wait_released().await;
     }
     let text: String = (0..wanted.tokens).map(|token| format!(" t{token}")).collect();
     let choice = |index| json!({"index": index, "text": text, "finish_reason": "length"});
@@ -181,29 +181,29 @@ async fn whole(engine: &Engine, wanted: &Wanted) -> Response {
         .into_response()
 }
 
-fn usage(wanted: &Wanted) -> Value {
+fn usage(wanted: &EngineRequest) -> Value {
     let completion = wanted.tokens * wanted.n;
     json!({"prompt_tokens": 5, "completion_tokens": completion, "total_tokens": 5 + completion})
 }
 
 /// Writes a stream; ends when nobody reads it any more.
-async fn write(engine: Engine, wanted: Wanted, sender: tokio::sync::mpsc::Sender<String>) {
+async fn stream_events(engine: FakeEngine, wanted: EngineRequest, sender: tokio::sync::mpsc::Sender<String>) {
     for event in events(&wanted) {
         if event.token.is_some() && event.token == wanted.die_before {
             // What was written before must have left.
             tokio::time::sleep(Duration::from_millis(100)).await;
-            engine.die_once();
+            engine.crash_once();
         }
         let held = wanted.hold_after.is_some() && event.held;
         tokio::select! {
-            () = sender.closed() => return engine.note("gone"),
-            () = async { if held { engine.released().await } } => {}
+            () = sender.closed() => return engine.record("gone"),
+            () = async { if held { engine.wait_released().await } } => {}
         }
         if sender.send(event.text).await.is_err() {
-            return engine.note("gone");
+            return engine.record("gone");
         }
     }
-    engine.note("written");
+    engine.record("written");
 }
 
 struct Event {
@@ -213,7 +213,7 @@ struct Event {
 }
 
 /// A stream as vLLM writes it.
-fn events(wanted: &Wanted) -> Vec<Event> {
+fn events(wanted: &EngineRequest) -> Vec<Event> {
     let mut events = Vec::new();
     let plain = |value: Value, token, held| Event { text: format!("data: {value}\n\n"), token, held };
     let chat = wanted.messages.is_some();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::world::{COMPLETIONS, World, until};
+use super::harness::{COMPLETIONS, Harness, wait_until};
 use crate::gateway::client::Client;
 
 /// A revoked key is refused within this time from when its file has changed.
@@ -46,7 +46,7 @@ impl Volume {
     }
 }
 
-async fn send(world: &World, key: &str, stream: bool) -> Client {
+async fn send(world: &Harness, key: &str, stream: bool) -> Client {
     let mut client = Client::connect(world.serve).await;
     let key = format!("Bearer {key}");
     let headers = [("content-type", "application/json"), ("authorization", key.as_str())];
@@ -56,29 +56,29 @@ async fn send(world: &World, key: &str, stream: bool) -> Client {
     client
 }
 
-async fn status(world: &World, key: &str) -> u16 {
+async fn status(world: &Harness, key: &str) -> u16 {
     send(world, key, false).await.answer().await.head.status
 }
 
 /// Whether the last look at the file of keys has found a good one.
-async fn good(world: &World) -> bool {
+async fn is_authorized(world: &Harness) -> bool {
     let text = world.get("/metrics").await.body;
     let start = "sluice_credentials_last_reload_successful{model_name=\"m\",credentials=\"api_keys\"} ";
     text.lines().find_map(|line| line.strip_prefix(start)).expect("the metric") == "1"
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_that_is_revoked_opens_nothing_within_a_minute_and_streams_under_way_go_on() {
+async fn revoked_key_is_refused_and_open_streams_continue() {
     let mut volume = Volume::of("sk-first\nsk-second\n");
-    let world = World::start(json!({"api_keys_file": volume.path()})).await;
+    let world = Harness::start(json!({"api_keys_file": volume.path()})).await;
     assert_eq!((status(&world, "sk-first").await, status(&world, "sk-third").await), (200, 401));
-    assert!(good(&world).await);
+    assert!(is_authorized(&world).await);
     let mut stream = send(&world, "sk-first", true).await;
     assert_eq!(stream.head().await.status, 200);
 
     volume.swap("sk-second\nsk-third\n");
     let changed = Instant::now();
-    until("the revoked key is refused", async || status(&world, "sk-first").await == 401).await;
+    wait_until("the revoked key is refused", async || status(&world, "sk-first").await == 401).await;
     assert!(changed.elapsed() < REVOKED_WITHIN, "{:?}", changed.elapsed());
     assert_eq!((status(&world, "sk-second").await, status(&world, "sk-third").await), (200, 200));
     world.engine.release();
@@ -86,9 +86,9 @@ async fn a_key_that_is_revoked_opens_nothing_within_a_minute_and_streams_under_w
     assert_eq!(events.last().map(|(_, event)| event.as_str()), Some("[DONE]"), "{events:?}");
 
     volume.swap("# nobody\n");
-    until("the bad file is shown", async || !good(&world).await).await;
+    wait_until("the bad file is shown", async || !is_authorized(&world).await).await;
     assert_eq!((status(&world, "sk-second").await, status(&world, "sk-first").await), (200, 401));
     volume.swap("sk-first\n");
-    until("a good file is shown", async || good(&world).await).await;
+    wait_until("a good file is shown", async || is_authorized(&world).await).await;
     assert_eq!((status(&world, "sk-first").await, status(&world, "sk-second").await), (200, 401));
 }

@@ -8,19 +8,21 @@ use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
 use crate::random::expected;
-use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting, times};
+use crate::support::{
+    Answer, CHUNK, Rng, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count,
+};
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 700 };
 
 /// Greedy, seeded, penalised and biased requests; some begin with the same words.
-fn requests() -> Vec<Wanted> {
+fn requests() -> Vec<TestRequest> {
     let mut rng = Rng(5);
     let common = rng.prompt(50, 700);
     let request = |number: u64| {
         let own = rng.within(1..100);
         let prompt = rng.prompt(own, 700);
         let prompt = if number.is_multiple_of(3) { [&common[..], &prompt].concat() } else { prompt };
-        Wanted { sampling: sampling(number), ..Wanted::greedy(&prompt, rng.within(30..70) as u32) }
+        TestRequest { sampling: sampling(number), ..TestRequest::greedy(&prompt, rng.within(30..70) as u32) }
     };
     (0..10).map(request).collect()
 }
@@ -46,7 +48,7 @@ fn base(model: &Path, step_tokens: u32, threads: u32) -> SidecarConfig {
 }
 
 /// Submits in a random order, at random moments, so that batches are never the same.
-fn scattered(tenant: &Tenant, wanted: &[Wanted], rng: &mut Rng) -> Vec<Answer> {
+fn serve_staggered(tenant: &Tenant, wanted: &[TestRequest], rng: &mut Rng) -> Vec<Answer> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     (1..order.len()).for_each(|last| order.swap(last, rng.within(0..last as u64 + 1) as usize));
     let submit = |number: usize| {
@@ -70,9 +72,9 @@ fn log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_
         for threads in 1..=3 {
             let what = format!("{step_tokens} tokens a step, {threads} threads");
             let tenant = Tenant::start(base(model.path(), step_tokens, threads));
-            assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &what);
+            assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &what);
             // Once more, now that the cache is warm.
-            assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &format!("{what}, again"));
+            assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &format!("{what}, again"));
             tenant.assert_nothing_leaks(&what);
         }
     }
@@ -87,8 +89,8 @@ fn log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle() {
         let mut config = base(model.path(), step_tokens, 2);
         config.debug.no_prefix_cache = no_prefix_cache;
         let what = format!("{step_tokens} tokens a step, short KV, cache off: {no_prefix_cache}");
-        let tenant = Tenant::start(fitting(&config, kv_bytes));
-        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &what);
+        let tenant = Tenant::start(config_fitting_kv(&config, kv_bytes));
+        assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &what);
         let figures = tenant.assert_nothing_leaks(&what).figures;
         assert!(figures.preemptions_total > 0, "{what}: {figures:#?}");
         assert!(figures.recomputed_tokens_total > 0 || !no_prefix_cache, "{what}: {figures:#?}");
@@ -96,7 +98,7 @@ fn log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle() {
 }
 
 /// A tenant whose KV is short, with a host tier that is not.
-fn placing(model: &Path, policy: &str) -> SidecarConfig {
+fn config_with_placement(model: &Path, policy: &str) -> SidecarConfig {
     let mut config = base(model, 64, 2);
     config.policy = policy.to_owned();
     config.memory.host_kv_bytes = 16 << 20;
@@ -104,19 +106,19 @@ fn placing(model: &Path, policy: &str) -> SidecarConfig {
         // It places KV only where no own layer may move.
         config.memory.max_remapped_percent = 0;
     }
-    fitting(&config, SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + 2 * CHUNK)
+    config_fitting_kv(&config, SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + 2 * CHUNK)
 }
 
 #[test]
-fn log_probabilities_are_equal_wherever_kv_lies() {
+fn log_probabilities_do_not_depend_on_kv_placement() {
     let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(31));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     for policy in ["FlexGen", "OrbitFlow", "Unified"] {
-        let tenant = Tenant::start(placing(model.path(), policy));
-        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, policy);
-        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &format!("{policy}, again"));
+        let tenant = Tenant::start(config_with_placement(model.path(), policy));
+        assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, policy);
+        assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &format!("{policy}, again"));
         let state = tenant.assert_nothing_leaks(policy);
-        assert!(times(&state, "fetch") > 0, "{policy} fetches: {state:#?}");
+        assert!(event_count(&state, "fetch") > 0, "{policy} fetches: {state:#?}");
     }
 }
 
@@ -127,14 +129,14 @@ fn log_probabilities_are_equal_while_pie_moves_layers() {
     let (model, mut rng) = (generate(&SHAPE), Rng(43));
     let answer = |number: u64| {
         let prompt = rng.prompt(12, 700);
-        Wanted { sampling: sampling(number), ..Wanted::greedy(&prompt, 200) }
+        TestRequest { sampling: sampling(number), ..TestRequest::greedy(&prompt, 200) }
     };
     let wanted: Vec<_> = (0..6).map(answer).collect();
     let calm = expected(&base(model.path(), 512, 1), &wanted);
-    let tenant = Tenant::start(placing(model.path(), "Pie"));
+    let tenant = Tenant::start(config_with_placement(model.path(), "Pie"));
     let once = |round: u32| {
-        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &format!("round {round}"));
-        times(&tenant.state(), "fetch")
+        assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &format!("round {round}"));
+        event_count(&tenant.state(), "fetch")
     };
     let fetches = (1..=20).map(once).find(|fetches| *fetches > 0);
     let state = tenant.assert_nothing_leaks("Pie");
@@ -143,47 +145,47 @@ fn log_probabilities_are_equal_while_pie_moves_layers() {
 
 /// Tenants of which one must move layers. On a machine that was busy while its first copies were timed, it rightly declines; the
 /// next one times its own.
-const MOST_TENANTS: u32 = 8;
+const MAX_TENANTS: u32 = 8;
 
 #[test]
 fn log_probabilities_are_equal_while_write_backs_hardly_move() {
     let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(37));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     let mut served = |policy: &str| {
-        let mut config = placing(model.path(), policy);
+        let mut config = config_with_placement(model.path(), policy);
         config.gpu.link_to_host_bytes_per_second = Some(1 << 10);
         config.memory.max_remapped_percent = base(model.path(), 64, 2).memory.max_remapped_percent;
         let tenant = Tenant::start(config);
-        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, policy);
+        assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, policy);
         tenant.state()
     };
     for policy in ["FlexGen", "OrbitFlow"] {
-        assert!(times(&served(policy), "write_back") > 0, "{policy} tries");
+        assert!(event_count(&served(policy), "write_back") > 0, "{policy} tries");
     }
     let moves_layers = |_: u32| {
         let state = served("Unified");
-        assert_eq!(times(&state, "fetch"), 0, "layers move in place of KV: {state:#?}");
-        times(&state, "remap_own") + times(&state, "remap_stalls") > 0
+        assert_eq!(event_count(&state, "fetch"), 0, "layers move in place of KV: {state:#?}");
+        event_count(&state, "remap_own") + event_count(&state, "remap_stalls") > 0
     };
-    assert!((0..MOST_TENANTS).any(moves_layers), "{MOST_TENANTS} tenants with too little KV moved no layer");
+    assert!((0..MAX_TENANTS).any(moves_layers), "{MAX_TENANTS} tenants with too little KV moved no layer");
 }
 
 #[test]
-fn the_objectives_say_whether_requests_may_be_paused() {
+fn objectives_decide_if_requests_can_pause() {
     let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(41));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     let mut paused_in = |seconds: u32, rounds: u32| {
-        let mut config = placing(model.path(), "OrbitFlow");
+        let mut config = config_with_placement(model.path(), "OrbitFlow");
         // What does not leave the device makes requests one too many.
         config.gpu.link_to_host_bytes_per_second = Some(1 << 20);
         config.slo.max_pause_seconds = seconds;
         let tenant = Tenant::start(config);
         let once = |round: &u32| {
             let what = format!("round {round}, at most {seconds} s");
-            assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &what);
+            assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &what);
             let state = tenant.state();
-            assert!(times(&state, "plan") > 0, "KV is short: {state:#?}");
-            times(&state, "pause") > 0
+            assert!(event_count(&state, "plan") > 0, "KV is short: {state:#?}");
+            event_count(&state, "pause") > 0
         };
         (1..=rounds).find(once)
     };
@@ -194,11 +196,11 @@ fn the_objectives_say_whether_requests_may_be_paused() {
 }
 
 #[test]
-fn a_seed_decides_what_is_sampled() {
+fn seed_determines_samples() {
     let (model, wanted) = (generate(&SHAPE), requests());
     let tenant = Tenant::start(base(model.path(), 512, 1));
     let mut other = wanted[1].clone();
     other.sampling.seed += 1;
-    let answers = tenant.in_turn(&[wanted[1].clone(), other]);
+    let answers = tenant.serve_in_order(&[wanted[1].clone(), other]);
     assert_ne!(answers[0].tokens, answers[1].tokens, "seeds are used at all");
 }

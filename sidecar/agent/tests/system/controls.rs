@@ -3,21 +3,21 @@
 use std::path::Path;
 use std::time::Duration;
 
-use sluice_agent::room::InjectedFaults;
+use sluice_agent::engine_loop::InjectedFaults;
 
 use crate::models::{Shape, generate};
 use crate::random::expected;
-use crate::support::{Answer, Rng, Tenant, Wanted, assert_same, config, poisoned};
+use crate::support::{Answer, Rng, Tenant, TestRequest, assert_same, config, poisoned};
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 512 };
 
-fn requests() -> Vec<Wanted> {
+fn requests() -> Vec<TestRequest> {
     let mut rng = Rng(3);
-    (0..3).map(|_| Wanted::greedy(&rng.prompt(40, 512), 24)).collect()
+    (0..3).map(|_| TestRequest::greedy(&rng.prompt(40, 512), 24)).collect()
 }
 
 /// Two layers free, one slot for three; a slab takes 10 ms on the link, so that a copy is seldom over by luck.
-fn served(model: &Path, faults: InjectedFaults) -> (Vec<Answer>, Vec<Answer>) {
+fn serve_with_faults(model: &Path, faults: InjectedFaults) -> (Vec<Answer>, Vec<Answer>) {
     let mut config = config(model, 64 << 20, "Oneiros");
     config.max_model_len = Some(128);
     let wanted = requests();
@@ -25,7 +25,7 @@ fn served(model: &Path, faults: InjectedFaults) -> (Vec<Answer>, Vec<Answer>) {
     config.debug.force_remap = Some((2, 1));
     config.gpu.link_bytes_per_second = Some(20 << 20);
     let tenant = Tenant::start_with(config, faults);
-    let answers = tenant.together(&wanted);
+    let answers = tenant.serve_concurrently(&wanted);
     tenant.assert_nothing_leaks("under a fault");
     (answers, calm)
 }
@@ -37,16 +37,16 @@ const TRIES: u32 = 5;
 fn assert_noticed(faults: InjectedFaults, what: &str) {
     let model = generate(&SHAPE);
     let changes = |_| {
-        let (answers, calm) = served(model.path(), faults.clone());
+        let (answers, calm) = serve_with_faults(model.path(), faults.clone());
         answers.iter().zip(&calm).any(|(answer, calm)| answer.tokens != calm.tokens)
     };
     assert!((0..TRIES).any(changes), "{what} changes no token");
 }
 
 #[test]
-fn without_a_fault_nothing_changes() {
+fn no_fault_changes_no_token() {
     let model = generate(&SHAPE);
-    let (answers, calm) = served(model.path(), poisoned());
+    let (answers, calm) = serve_with_faults(model.path(), poisoned());
     assert_same(&answers, &calm, "no fault");
 }
 

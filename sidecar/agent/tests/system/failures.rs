@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-use sluice_agent::service::Status;
+use sluice_agent::scheduler_handle::Status;
 
 use crate::golden::{check, reference, requests, short};
-use crate::support::{Tenant, config, poisoned, times};
+use crate::support::{Tenant, config, event_count, poisoned};
 
 #[test]
-fn a_device_that_refuses_some_allocations_serves_with_what_it_gave() {
+fn partial_allocation_failure_still_serves() {
     let Some(folder) = reference() else { return };
     let mut faults = poisoned();
     // All at once, half, a quarter: refused; what follows is given.
     faults.memory.fail_creates = 3;
     let tenant = Tenant::start_with(config(&folder, 16 << 20, "Oneiros"), faults);
-    check(&tenant.together(&requests(&folder)), &folder, "some refused");
+    check(&tenant.serve_concurrently(&requests(&folder)), &folder, "some refused");
     let state = tenant.assert_nothing_leaks("some refused");
-    assert_eq!(times(&state, "backend_failed"), 3);
+    assert_eq!(event_count(&state, "backend_failed"), 3);
 }
 
 #[test]
-fn a_device_that_gives_nothing_is_a_failure_with_numbers() {
+fn total_allocation_failure_reports_numbers() {
     let Some(folder) = reference() else { return };
     let mut faults = poisoned();
     faults.memory.fail_creates = u32::MAX;
@@ -32,7 +32,7 @@ fn a_device_that_gives_nothing_is_a_failure_with_numbers() {
 }
 
 #[test]
-fn copies_that_fail_or_are_slow_change_no_token() {
+fn failed_or_slow_copies_change_no_token() {
     let Some(folder) = reference() else { return };
     for number in [2, 9, 40] {
         let mut faults = poisoned();
@@ -41,12 +41,12 @@ fn copies_that_fail_or_are_slow_change_no_token() {
         config.debug.force_remap = Some((2, 1));
         let tenant = Tenant::start_with(config, faults);
         let what = format!("copy {number} failed");
-        check(&tenant.together(&requests(&folder)), &folder, &what);
-        assert!(times(&tenant.assert_nothing_leaks(&what), "backend_failed") > 0, "{what}");
+        check(&tenant.serve_concurrently(&requests(&folder)), &folder, &what);
+        assert!(event_count(&tenant.assert_nothing_leaks(&what), "backend_failed") > 0, "{what}");
     }
     let mut faults = poisoned();
     faults.memory.chunk_delay = Duration::from_micros(300);
     let tenant = Tenant::start_with(short(&folder, "Oneiros"), faults);
-    check(&tenant.together(&requests(&folder)), &folder, "slow copies");
+    check(&tenant.serve_concurrently(&requests(&folder)), &folder, "slow copies");
     tenant.assert_nothing_leaks("slow copies");
 }

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sluice_agent::gateway::detok::{Detokenizer, Show};
+use sluice_agent::gateway::detok::{DecodeOptions, Detokenizer};
 use sluice_agent::model::text::Text;
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::Residency;
 
-use crate::support::{CHUNK, Tenant, Wanted, config, fitting, shared, times};
+use crate::support::{CHUNK, Tenant, TestRequest, config, config_fitting_kv, event_count, shared};
 
 /// Layers of the reference model.
 const LAYERS: u16 = 5;
@@ -27,8 +27,8 @@ pub fn reference() -> Option<PathBuf> {
 }
 
 /// Its golden requests.
-pub fn requests(folder: &Path) -> Vec<Wanted> {
-    let wanted = |golden: Golden| Wanted::greedy(&golden.prompt_ids, golden.greedy_ids.len() as u32);
+pub fn requests(folder: &Path) -> Vec<TestRequest> {
+    let wanted = |golden: Golden| TestRequest::greedy(&golden.prompt_ids, golden.greedy_ids.len() as u32);
     read(folder).into_iter().map(wanted).collect()
 }
 
@@ -48,7 +48,7 @@ fn prompt_and_answer_joined_are_the_text_of_the_reference() {
     let Some(folder) = reference() else { return };
     let text = Arc::new(Text::open(&folder).unwrap());
     for golden in read(&folder) {
-        let mut detokenizer = Detokenizer::new(text.clone(), Show::default(), &golden.prompt_ids);
+        let mut detokenizer = Detokenizer::new(text.clone(), DecodeOptions::default(), &golden.prompt_ids);
         let answer: String = golden.greedy_ids.iter().map(|id| detokenizer.push(*id)).collect();
         assert_eq!(golden.prompt + &answer + &detokenizer.finish(), golden.text);
     }
@@ -56,7 +56,7 @@ fn prompt_and_answer_joined_are_the_text_of_the_reference() {
 
 /// All golden requests at once; panics on the first token that differs.
 fn check_together(tenant: &Tenant, folder: &Path, what: &str) {
-    check(&tenant.together(&requests(folder)), folder, what);
+    check(&tenant.serve_concurrently(&requests(folder)), folder, what);
     tenant.assert_nothing_leaks(what);
 }
 
@@ -65,7 +65,7 @@ pub fn short(folder: &Path, policy: &str) -> SidecarConfig {
     let mut config = config(folder, 0, policy);
     config.max_model_len = Some(192);
     config.limits.max_step_tokens = 512;
-    fitting(&config, 8 * CHUNK)
+    config_fitting_kv(&config, 8 * CHUNK)
 }
 
 /// The same tenant under `policy`, with host memory for all KV; of its layers so many percent may become KV.
@@ -119,30 +119,30 @@ fn every_layout_is_forced_or_refused() {
 }
 
 /// Tenants, one after the other, of which one must remap.
-const MOST_TENANTS: u32 = 8;
+const MAX_TENANTS: u32 = 8;
 
 /// A tenant that has remapped layers by itself. On a machine that was busy while its first copies were timed, it rightly
 /// declines; the next one times its own.
 fn remapped(folder: &Path) -> Tenant {
-    for _ in 0..MOST_TENANTS {
+    for _ in 0..MAX_TENANTS {
         let tenant = Tenant::start(short(folder, "Oneiros"));
         assert_eq!(tenant.state().remap.alpha, 0, "all layers are resident at first");
         check_together(&tenant, folder, "first burst");
         let state = tenant.state();
-        if times(&state, "remap_own") > 0 {
+        if event_count(&state, "remap_own") > 0 {
             return tenant;
         }
-        assert!(times(&state, "declined_stall") > 0, "it says why not: {:#?}", state.figures);
+        assert!(event_count(&state, "declined_stall") > 0, "it says why not: {:#?}", state.figures);
     }
-    panic!("{MOST_TENANTS} tenants with too little KV found that remapping does not pay");
+    panic!("{MAX_TENANTS} tenants with too little KV found that remapping does not pay");
 }
 
 #[test]
-fn oneiros_remaps_by_itself_when_kv_is_short_and_reverts_when_it_no_longer_is() {
+fn oneiros_remaps_under_kv_shortage_and_reverts() {
     let Some(folder) = reference() else { return };
     let tenant = remapped(&folder);
     let reverted = tenant.state_when("reversion", |s| s.remap.alpha == 0 && s.remap.beta == 0);
-    assert!(times(&reverted, "revert") > 0);
+    assert!(event_count(&reverted, "revert") > 0);
     let home = tenant.state_when("layers", |s| s.layers.iter().all(|l| *l == Residency::Resident));
     assert_eq!(home.layers.len(), usize::from(LAYERS));
     check_together(&tenant, &folder, "second burst");
@@ -155,12 +155,12 @@ fn ellm_lends_activations_when_kv_is_short() {
     let before = tenant.state().memory.owners;
     check_together(&tenant, &folder, "Ellm");
     let after = tenant.state();
-    assert!(times(&after, "inflate") > 0, "{:#?}", after.figures);
+    assert!(event_count(&after, "inflate") > 0, "{:#?}", after.figures);
     assert!(after.memory.owners.activation_bytes < before.activation_bytes, "lent until asked for");
     // A prompt as long as a step asks for them.
-    let long = Wanted::greedy(&[7; 150], 8);
-    tenant.together(&vec![long; 6]);
-    assert!(times(&tenant.state(), "deflate") > 0, "{:#?}", tenant.state().figures);
+    let long = TestRequest::greedy(&[7; 150], 8);
+    tenant.serve_concurrently(&vec![long; 6]);
+    assert!(event_count(&tenant.state(), "deflate") > 0, "{:#?}", tenant.state().figures);
     check_together(&tenant, &folder, "Ellm, after giving back");
 }
 

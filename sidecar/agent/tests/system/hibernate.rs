@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use sluice_agent::neighbours::call::{Call, SleepLevel};
+use sluice_agent::peers::admin_call::{AdminCall, SleepLevel};
 use sluice_scheduler::{Finish, UnavailableReason};
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::{Phase, State};
 use tempfile::TempDir;
 
 use crate::models::{Shape, generate};
-use crate::support::{Tenant, Wanted, assert_same, config, fitting, slowed, times};
+use crate::support::{Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, slowed};
 
 const HOST_KV: u64 = 4 << 20;
 
@@ -18,7 +18,7 @@ const HOST_KV: u64 = 4 << 20;
 const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 5, hidden: 64, vocab: 512 };
 
 /// A model, and a tenant of it with room for KV in host memory.
-fn sleeper() -> (TempDir, SidecarConfig) {
+fn hibernating_config() -> (TempDir, SidecarConfig) {
     let model = generate(&SHAPE);
     let mut config = config(model.path(), 16 << 20, "Oneiros");
     config.memory.host_kv_bytes = HOST_KV;
@@ -29,12 +29,12 @@ fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| (at * 7 + seed * 31) % 400 + 5).collect()
 }
 
-fn asleep(state: &State) -> bool {
+fn is_asleep(state: &State) -> bool {
     state.phase == Phase::Hibernated
 }
 
 /// It holds nothing, and its books say so.
-fn assert_bare(state: &State) {
+fn assert_nothing_mapped(state: &State) {
     let owners = &state.memory.owners;
     assert_eq!(owners.free_bytes, state.memory.capacity_bytes, "{owners:?}");
     assert!(state.memory.balances(), "{:?}", state.memory);
@@ -42,56 +42,56 @@ fn assert_bare(state: &State) {
 }
 
 fn sleep(tenant: &Tenant, level: SleepLevel) -> State {
-    tenant.call(|answer| Call::Sleep(level, answer)).unwrap();
+    tenant.call(|answer| AdminCall::Sleep(level, answer)).unwrap();
     let state = tenant.state();
-    assert!(tenant.call(Call::IsSleeping).unwrap());
-    assert_bare(&state);
+    assert!(tenant.call(AdminCall::IsSleeping).unwrap());
+    assert_nothing_mapped(&state);
     // Again is no error: an answer may have been lost.
-    tenant.call(|answer| Call::Sleep(level, answer)).unwrap();
+    tenant.call(|answer| AdminCall::Sleep(level, answer)).unwrap();
     state
 }
 
 fn wake(tenant: &Tenant) {
-    tenant.call(Call::WakeUp).unwrap();
-    tenant.call(Call::WakeUp).unwrap();
-    assert!(!tenant.call(Call::IsSleeping).unwrap());
+    tenant.call(AdminCall::WakeUp).unwrap();
+    tenant.call(AdminCall::WakeUp).unwrap();
+    assert!(!tenant.call(AdminCall::IsSleeping).unwrap());
 }
 
 #[test]
-fn an_idle_tenant_hibernates_and_its_conversation_goes_on_without_being_computed_again() {
-    let (_model, mut config) = sleeper();
-    let first = Wanted::greedy(&prompt(1, 70), 40);
+fn idle_tenant_hibernates_and_resumes_without_recompute() {
+    let (_model, mut config) = hibernating_config();
+    let first = TestRequest::greedy(&prompt(1, 70), 40);
     let (answer, expected, question) = {
         let tenant = Tenant::start(config.clone());
         let answer = tenant.collect(tenant.submit(&first));
         let said: Vec<_> = first.prompt.iter().chain(&answer.tokens).copied().chain(prompt(2, 9)).collect();
-        let question = Wanted::greedy(&said, 30);
+        let question = TestRequest::greedy(&said, 30);
         (answer, tenant.collect(tenant.submit(&question)), question)
     };
     config.hibernate_after_seconds = Some(1);
     let tenant = Tenant::start(config);
     assert_same(&[tenant.collect(tenant.submit(&first))], &[answer], "before");
-    let state = tenant.state_when("hibernated", asleep);
-    assert_bare(&state);
+    let state = tenant.state_when("hibernated", is_asleep);
+    assert_nothing_mapped(&state);
     assert_eq!(state.kv.host_blocks_used, 6 * 5, "the six full columns of 110 tokens, in five layers");
     let before = state.figures.prefill_tokens_total;
     assert_same(&[tenant.collect(tenant.submit(&question))], &[expected], "after");
-    let state = tenant.state_when("hibernated again", asleep);
+    let state = tenant.state_when("hibernated again", is_asleep);
     let computed = state.figures.prefill_tokens_total - before;
     assert_eq!(
         computed,
         question.prompt.len() as u64 - 6 * 16,
         "what was said before was not computed again"
     );
-    assert_eq!((times(&state, "swap_in"), times(&state, "swap_out")), (1, 2));
+    assert_eq!((event_count(&state, "swap_in"), event_count(&state, "swap_out")), (1, 2));
     tenant.assert_nothing_leaks("after two naps");
 }
 
 #[test]
-fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
-    let (_model, config) = sleeper();
-    let wanted: Vec<_> = (0..4).map(|seed| Wanted::greedy(&prompt(seed, 40 + seed), 60)).collect();
-    let expected = Tenant::start(config.clone()).together(&wanted);
+fn commanded_sleep_suspends_requests_with_kv() {
+    let (_model, config) = hibernating_config();
+    let wanted: Vec<_> = (0..4).map(|seed| TestRequest::greedy(&prompt(seed, 40 + seed), 60)).collect();
+    let expected = Tenant::start(config.clone()).serve_concurrently(&wanted);
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
     let mut tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     tenant.state_when("they run", |state| state.figures.steps_total > 10);
@@ -101,7 +101,7 @@ fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
     let engine = tenant.state().engine.pid.expect("it has an engine");
     rustix::process::kill_process(Pid::from_raw(engine.cast_signed()).unwrap(), Signal::KILL).unwrap();
     tenant.state_when("another engine", |state| state.engine.pid.is_some_and(|pid| pid != engine));
-    assert!(asleep(&tenant.state()), "neither a request nor a new engine wakes it");
+    assert!(is_asleep(&tenant.state()), "neither a request nor a new engine wakes it");
     wake(&tenant);
     let mut answers: Vec<_> = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
     assert_same(&[answers.pop().unwrap()], &expected[..1], "the request that came while it slept");
@@ -111,8 +111,8 @@ fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
 }
 
 #[test]
-fn its_moves_count_weights_and_activations_as_well_as_kv() {
-    let (_model, config) = sleeper();
+fn hibernation_counts_all_moved_bytes() {
+    let (_model, config) = hibernating_config();
     let tenant = Tenant::start(config);
     let held = |state: &State| state.memory.owners.total().unwrap() - state.memory.owners.free_bytes;
     let moved = |state: &State, reason: &str| -> u64 {
@@ -131,9 +131,9 @@ fn its_moves_count_weights_and_activations_as_well_as_kv() {
 
 #[test]
 fn level_two_keeps_no_kv_and_no_token_changes() {
-    let (_model, config) = sleeper();
-    let wanted: Vec<_> = (0..3).map(|seed| Wanted::greedy(&prompt(seed, 40), 60)).collect();
-    let expected = Tenant::start(config.clone()).together(&wanted);
+    let (_model, config) = hibernating_config();
+    let wanted: Vec<_> = (0..3).map(|seed| TestRequest::greedy(&prompt(seed, 40), 60)).collect();
+    let expected = Tenant::start(config.clone()).serve_concurrently(&wanted);
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     tenant.state_when("they run", |state| state.figures.steps_total > 10);
@@ -146,11 +146,11 @@ fn level_two_keeps_no_kv_and_no_token_changes() {
 }
 
 #[test]
-fn under_pressure_with_moving_layers_naps_change_no_bit() {
-    let (_model, config) = sleeper();
-    let wanted: Vec<_> = (0..6).map(|seed| Wanted::greedy(&prompt(seed, 50), 80)).collect();
-    let expected = Tenant::start(config.clone()).together(&wanted);
-    let short = fitting(&config, 640 << 10);
+fn sleep_under_pressure_changes_no_bit() {
+    let (_model, config) = hibernating_config();
+    let wanted: Vec<_> = (0..6).map(|seed| TestRequest::greedy(&prompt(seed, 50), 80)).collect();
+    let expected = Tenant::start(config.clone()).serve_concurrently(&wanted);
+    let short = config_fitting_kv(&config, 640 << 10);
     let tenant = Tenant::start_with(short, slowed(Duration::from_micros(200)));
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     for nap in 1..=4 {
@@ -164,24 +164,24 @@ fn under_pressure_with_moving_layers_naps_change_no_bit() {
 }
 
 #[test]
-fn a_request_is_not_held_for_ever() {
-    let (_model, mut config) = sleeper();
+fn hold_while_asleep_times_out() {
+    let (_model, mut config) = hibernating_config();
     config.limits.hold_seconds = 1;
     let tenant = Tenant::start(config);
     sleep(&tenant, SleepLevel::One);
-    let (answer, finish) = tenant.finish(tenant.submit(&Wanted::greedy(&prompt(1, 20), 5)));
+    let (answer, finish) = tenant.finish(tenant.submit(&TestRequest::greedy(&prompt(1, 20), 5)));
     assert!(answer.tokens.is_empty());
     let outage = UnavailableReason::Asleep { held_seconds: 1, by_hand: true };
     assert_eq!(outage.to_string(), "the tenant was put to sleep by hand and was not woken within 1 s");
     assert_eq!(finish, Finish::Unavailable(outage));
     wake(&tenant);
-    assert_eq!(tenant.collect(tenant.submit(&Wanted::greedy(&prompt(1, 20), 5))).tokens.len(), 5);
+    assert_eq!(tenant.collect(tenant.submit(&TestRequest::greedy(&prompt(1, 20), 5))).tokens.len(), 5);
 }
 
 #[test]
-fn host_memory_that_does_not_hold_weights_and_kv_is_refused_by_name() {
-    let (_model, mut config) = sleeper();
+fn insufficient_host_memory_is_refused_by_name() {
+    let (_model, mut config) = hibernating_config();
     config.gpu.host_memory_bytes = Some(HOST_KV);
-    let error = sluice_agent::room::load(config).map(drop).expect_err("too little").to_string();
+    let error = sluice_agent::engine_loop::load(config).map(drop).expect_err("too little").to_string();
     assert!(error.contains("memory.host_kv_bytes") && error.contains("4194304"), "{error}");
 }

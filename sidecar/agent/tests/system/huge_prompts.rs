@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::isolation::{PATIENCE, SHAPE, Served, VOCAB, tenant_of};
+use crate::isolation::{SHAPE, TIMEOUT, TestServer, VOCAB, tenant_config};
 use crate::models::generate;
 use crate::support::Tenant;
-use crate::tokenizers::Folder;
+use crate::tokenizers::ModelFolder;
 
 /// Huge prompts at one time.
 const HUGE: usize = 6;
@@ -50,7 +50,7 @@ fn request(prompt: &str) -> Vec<u8> {
 /// Sends a request, and reads until the first line of its answer.
 fn ask(address: SocketAddr, request: &[u8]) -> (u16, BufReader<TcpStream>) {
     let mut socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket.write_all(request).unwrap();
     let mut answer = BufReader::new(socket);
     let mut line = String::new();
@@ -85,7 +85,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 /// Times to the first token, of each small request.
 struct Times {
     alone: Vec<Vec<Duration>>,
-    beside: Vec<Vec<Duration>>,
+    concurrent: Vec<Vec<Duration>>,
     /// The huge ones ended before the small ones had been sent.
     ended_early: bool,
 }
@@ -93,7 +93,7 @@ struct Times {
 /// Sends each of `small` alone and beside six of `huge`, in turns. Huge ones come again while `again`.
 fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> Times {
     let none = || vec![Vec::new(); small.len()];
-    let mut found = Times { alone: none(), beside: none(), ended_early: false };
+    let mut found = Times { alone: none(), concurrent: none(), ended_early: false };
     let time = |into: &mut Vec<Vec<Duration>>| {
         for (times, request) in into.iter_mut().zip(small) {
             times.push(first_token(address, request));
@@ -111,7 +111,7 @@ fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> 
             };
             let huge: Vec<_> = (0..HUGE).map(|_| scope.spawn(send)).collect();
             for _ in 0..TIMES {
-                time(&mut found.beside);
+                time(&mut found.concurrent);
                 found.ended_early |= huge.iter().all(|one| one.is_finished());
             }
             enough.store(true, Ordering::Relaxed);
@@ -121,9 +121,9 @@ fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> 
 }
 
 /// What the times are, in words; an error where a small request is held up.
-fn held_up(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
+fn check_delay(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
     let (mut words, mut late) = (String::new(), times.ended_early);
-    for ((alone, beside), request) in times.alone.iter().zip(&times.beside).zip(small) {
+    for ((alone, beside), request) in times.alone.iter().zip(&times.concurrent).zip(small) {
         let worst = beside.iter().max().copied().unwrap_or_default();
         let (alone, beside) = (median(alone.clone()), median(beside.clone()));
         late |= beside > 2 * alone + NOISE || worst > 2 * alone + QUEUED;
@@ -134,22 +134,23 @@ fn held_up(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
 }
 
 /// The first token of a small request beside six of `huge` comes at most twice as late as alone.
-fn assert_not_held_up(normalizers: &[Value], huge: &str, again: bool) {
+fn assert_not_delayed(normalizers: &[Value], huge: &str, again: bool) {
     let model = generate(&SHAPE);
-    let tenant = Tenant::start(tenant_of(model.path()));
+    let tenant = Tenant::start(tenant_config(model.path()));
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(model.path().join("config.json"), folder.path().join("config.json")).unwrap();
-    let written = Folder { tokenizer: tokenizer(normalizers), template: String::new(), added: Vec::new() };
+    let written =
+        ModelFolder { tokenizer: tokenizer(normalizers), template: String::new(), added: Vec::new() };
     written.write(folder.path());
-    let served = Served::start(&tenant, folder.path());
+    let served = TestServer::start(&tenant, folder.path());
     let address = served.address;
     let (small, huge) = (small().map(|prompt| request(&prompt)), request(huge));
     let mut tries = Vec::new();
     while tries.len() < TRIES && !tries.iter().any(Result::is_ok) {
-        tries.push(held_up(&measure(address, &small, &huge, again), &small));
+        tries.push(check_delay(&measure(address, &small, &huge, again), &small));
     }
     eprintln!("{tries:?}");
-    served.end();
+    served.shutdown();
     assert!(tries.iter().any(Result::is_ok), "held up in every try: {tries:#?}");
 }
 
@@ -163,13 +164,13 @@ fn strip() -> Value {
 }
 
 #[test]
-fn six_huge_prompts_that_are_tokenised_hold_up_a_small_one_by_no_more_than_it_takes() {
+fn six_huge_prompts_do_not_delay_small_prompt() {
     // Nothing is known of a text before this one, so that it has to be read whole.
     let unknown = json!({"type": "Replace", "pattern": {"Regex": "x(?=y)"}, "content": ""});
-    assert_not_held_up(&[strip(), unknown], &"word ".repeat(HUGE_BYTES / 5), false);
+    assert_not_delayed(&[strip(), unknown], &"word ".repeat(HUGE_BYTES / 5), false);
 }
 
 #[test]
-fn huge_prompts_that_come_again_and_again_hold_up_a_small_one_by_no_more_than_it_takes() {
-    assert_not_held_up(&[strip()], &"word ".repeat(HUGE_BYTES / 5), true);
+fn repeated_huge_prompts_do_not_delay_small_prompt() {
+    assert_not_delayed(&[strip()], &"word ".repeat(HUGE_BYTES / 5), true);
 }

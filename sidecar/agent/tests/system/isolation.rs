@@ -12,9 +12,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use serde_json::{Value, json};
-use sluice_agent::gateway::open::OpenRequests;
-use sluice_agent::gateway::serve::{Limits, serve};
-use sluice_agent::gateway::{Gateway, Keys};
+use sluice_agent::gateway::limits::RequestLimiter;
+use sluice_agent::gateway::serve::{ListenerLimits, serve};
+use sluice_agent::gateway::{ApiKeys, Gateway};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
 use sluice_policy::token_deposit::Pacing;
@@ -26,18 +26,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::models::{Shape, generate};
-use crate::support::{Rng, Tenant, Wanted, assert_same, config};
-use crate::tokenizers::{Folder, folders, texts};
+use crate::support::{Rng, Tenant, TestRequest, assert_same, config};
+use crate::tokenizers::{ModelFolder, folders, texts};
 
 pub const VOCAB: u32 = 512;
 const CONTEXT: u32 = 192;
 pub const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 3, hidden: 64, vocab: VOCAB };
 /// Longest wait for anything.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest text of the random requests.
 const HUGE_BYTES: usize = 500_000;
 
-pub fn tenant_of(model: &Path) -> SidecarConfig {
+pub fn tenant_config(model: &Path) -> SidecarConfig {
     let mut config = config(model, 64 << 20, "Unified");
     config.max_model_len = Some(CONTEXT);
     config
@@ -50,42 +50,42 @@ fn router(tenant: &Tenant, folder: &Path) -> Router {
     let gateway = Gateway {
         text: Arc::new(Text::open(folder).unwrap_or_else(|error| panic!("{error}"))),
         service: tenant.service.clone(),
-        names: vec!["tenant".into()],
+        served_names: vec!["tenant".into()],
         vocab: VOCAB,
         max_model_tokens: CONTEXT,
-        open: OpenRequests::new(limits.max_streams, metrics.clone()),
+        limiter: RequestLimiter::new(limits.max_streams, metrics.clone()),
         limits,
         stream_pacing: Pacing::Immediate,
-        api_keys: Keys::default(),
+        api_keys: ApiKeys::default(),
         metrics,
         started: 0,
-        next_answer: AtomicU64::new(0),
+        next_response: AtomicU64::new(0),
     };
     Arc::new(gateway).router()
 }
 
 /// The API of a tenant on a socket.
-pub struct Served {
+pub struct TestServer {
     pub address: SocketAddr,
     runtime: Runtime,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
 }
 
-impl Served {
+impl TestServer {
     /// Serves `tenant` with the texts of `folder`.
-    pub fn start(tenant: &Tenant, folder: &Path) -> Served {
+    pub fn start(tenant: &Tenant, folder: &Path) -> TestServer {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = watch::channel(false);
-        let limits = Limits { connections: 64, drain: PATIENCE };
+        let limits = ListenerLimits { max_connections: 64, drain_timeout: TIMEOUT };
         let serving = runtime.spawn(serve(listener, router(tenant, folder), limits, stopped));
-        Served { address, runtime, stop, serving }
+        TestServer { address, runtime, stop, serving }
     }
 
     /// Finishes what is open.
-    pub fn end(self) {
+    pub fn shutdown(self) {
         self.stop.send(true).unwrap();
         self.runtime.block_on(self.serving).unwrap();
     }
@@ -93,29 +93,29 @@ impl Served {
 
 /// A request of a client.
 #[derive(Clone, Debug)]
-struct Asked {
+struct ClientRequest {
     path: &'static str,
     body: Value,
     /// Goes away after the first bytes of the answer.
-    leaves: bool,
+    disconnects: bool,
 }
 
 /// Status and body, without the answer's own name and time.
-async fn ask(address: SocketAddr, asked: Asked) -> (u16, Value) {
+async fn ask(address: SocketAddr, asked: ClientRequest) -> (u16, Value) {
     let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
-    let sent = client.post(format!("http://{address}{}", asked.path)).json(&asked.body).timeout(PATIENCE);
+    let sent = client.post(format!("http://{address}{}", asked.path)).json(&asked.body).timeout(TIMEOUT);
     let mut response = sent.send().await.unwrap();
     let status = response.status().as_u16();
-    if asked.leaves {
+    if asked.disconnects {
         let _ = response.chunk().await;
         return (status, Value::Null);
     }
     let streamed = response.headers()["content-type"].to_str().unwrap().starts_with("text/event-stream");
     let text = response.text().await.unwrap();
-    (status, if streamed { joined(&text) } else { nameless(serde_json::from_str(&text).unwrap()) })
+    (status, if streamed { joined(&text) } else { without_ids(serde_json::from_str(&text).unwrap()) })
 }
 
-fn nameless(mut body: Value) -> Value {
+fn without_ids(mut body: Value) -> Value {
     for own in ["id", "created"] {
         body.as_object_mut().unwrap().remove(own);
     }
@@ -127,7 +127,7 @@ fn joined(stream: &str) -> Value {
     let events = stream.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
     let (mut texts, mut rest) = (BTreeMap::<String, String>::new(), Vec::new());
     for event in events.filter(|event| *event != "[DONE]") {
-        let mut event = nameless(serde_json::from_str(event).unwrap());
+        let mut event = without_ids(serde_json::from_str(event).unwrap());
         let choices = event.as_object_mut().unwrap().remove("choices").unwrap_or_default();
         for choice in choices.as_array().into_iter().flatten() {
             let text = choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default();
@@ -179,14 +179,14 @@ fn prompt(added: Vec<String>) -> impl Strategy<Value = (&'static str, &'static s
 }
 
 /// Requests, and those of clients that leave in the middle of a long answer.
-fn requests(added: Vec<String>) -> impl Strategy<Value = Vec<Asked>> {
+fn requests(added: Vec<String>) -> impl Strategy<Value = Vec<ClientRequest>> {
     let staying = (prompt(added), parameters()).prop_map(|((path, param, prompt), mut body)| {
         body[param] = prompt;
-        Asked { path, body, leaves: false }
+        ClientRequest { path, body, disconnects: false }
     });
     let leaving = vec(0..VOCAB, 1..40).prop_map(|ids| {
         let body = json!({"prompt": ids, "max_tokens": 150, "stream": true, "ignore_eos": true});
-        Asked { path: "/v1/completions", body, leaves: true }
+        ClientRequest { path: "/v1/completions", body, disconnects: true }
     });
     (vec(staying, 6..14), vec(leaving, 1..4)).prop_map(|(mut all, leaving)| {
         // They come between the others.
@@ -198,8 +198,8 @@ fn requests(added: Vec<String>) -> impl Strategy<Value = Vec<Asked>> {
 }
 
 /// The answers to requests that come alone, and to the same ones when all are there at once.
-fn answers(tenant: &Tenant, folder: &Path, asked: &[Asked]) -> [Vec<(u16, Value)>; 2] {
-    let served = Served::start(tenant, folder);
+fn answers(tenant: &Tenant, folder: &Path, asked: &[ClientRequest]) -> [Vec<(u16, Value)>; 2] {
+    let served = TestServer::start(tenant, folder);
     // The client's library wants one, for connections that it does not make here.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let clients = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -216,20 +216,20 @@ fn answers(tenant: &Tenant, folder: &Path, asked: &[Asked]) -> [Vec<(u16, Value)
         }
         [alone, found]
     });
-    served.end();
+    served.shutdown();
     answers
 }
 
 /// The beginning of a request: prompts have megabytes.
-fn shown(asked: &Asked) -> String {
+fn shown(asked: &ClientRequest) -> String {
     format!("{asked:?}").chars().take(400).collect()
 }
 
 #[test]
-fn no_request_changes_anothers_answer_or_status() {
+fn requests_do_not_affect_each_other() {
     let model = generate(&SHAPE);
-    let tenant = Tenant::start(tenant_of(model.path()));
-    let cases = folders(VOCAB).prop_flat_map(|folder: Folder| {
+    let tenant = Tenant::start(tenant_config(model.path()));
+    let cases = folders(VOCAB).prop_flat_map(|folder: ModelFolder| {
         let requests = requests(folder.added.clone());
         (Just(folder), requests)
     });
@@ -281,13 +281,13 @@ fn no_request_changes_anothers_answer_or_status() {
 
 /// The gateway lets no such prompt through. What a neighbour gets must not rest on that.
 #[test]
-fn a_token_that_the_engine_does_not_know_ends_its_own_request_alone() {
+fn unknown_token_fails_only_its_request() {
     let model = generate(&SHAPE);
-    let tenant = Tenant::start(tenant_of(model.path()));
+    let tenant = Tenant::start(tenant_config(model.path()));
     let mut rng = Rng(5);
-    let mut wanted = |tokens| Wanted::greedy(&rng.prompt(tokens, VOCAB.into()), 30);
+    let mut wanted = |tokens| TestRequest::greedy(&rng.prompt(tokens, VOCAB.into()), 30);
     let good: Vec<_> = [5, 40, 90, 17].map(&mut wanted).to_vec();
-    let alone = tenant.in_turn(&good);
+    let alone = tenant.serve_in_order(&good);
     let bad = [(0, VOCAB), (39, VOCAB + 7), (100, u32::MAX), (149, VOCAB)].map(|(place, token)| {
         let mut bad = wanted(150);
         bad.prompt[place] = token;

@@ -3,30 +3,30 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_agent::room::load;
+use sluice_agent::engine_loop::load;
 use sluice_scheduler::journal::{JournalError, replay};
 use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 
 use crate::golden::{check, reference, requests, short, tiered};
 use crate::models::generate;
-use crate::random::{DEEP, first_come};
-use crate::support::{Answer, Tenant, Wanted, assert_same, slowed, times};
+use crate::random::{DEEP, first_come_case};
+use crate::support::{Answer, Tenant, TestRequest, assert_same, event_count, slowed};
 
 /// A tenant whose copies and steps were timed on a busy machine may rightly decline: so many are tried.
-const MOST_TENANTS: usize = 4;
+const MAX_TENANTS: usize = 4;
 /// And each of them with so many loads.
-const MOST_LOADS: u64 = 6;
+const MAX_LOADS: u64 = 6;
 /// So many at least, so that what the first has left in the cache is replayed too.
-const LEAST_LOADS: u64 = 2;
+const MIN_LOADS: u64 = 2;
 /// Steps of a load after which a request leaves.
-const LEAVES_AFTER: u64 = 20;
+const CANCEL_AFTER: u64 = 20;
 /// Steps after which the engine dies: by then KV is short, and what moves is on its way.
-const DIES_AFTER: u64 = 100;
+const KILL_AFTER: u64 = 100;
 
 /// What a replay has to repeat, by what the sidecar counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum Mechanism {
     /// Requests are computed again.
     Preempts,
     /// Own layers become KV.
@@ -42,25 +42,25 @@ enum Deed {
     /// Requests come, or go on, with part of their KV in the host tier.
     Joins,
 }
-use Deed::{Joins, LendsActivations, MovesKv, MovesLayers, OffloadsPrompts, Plans, Preempts};
+use Mechanism::{Joins, LendsActivations, MovesKv, MovesLayers, OffloadsPrompts, Plans, Preempts};
 
-impl Deed {
-    fn is_seen(self, tenant: &Tenant) -> bool {
+impl Mechanism {
+    fn has_occurred(self, tenant: &Tenant) -> bool {
         let (state, some) = (tenant.state(), |name: &str| tenant.metric(name) > 0.0);
         match self {
             Preempts => state.figures.preemptions_total > 0,
-            MovesLayers => times(&state, "remap_own") > 0,
-            LendsActivations => times(&state, "inflate") > 0,
+            MovesLayers => event_count(&state, "remap_own") > 0,
+            LendsActivations => event_count(&state, "inflate") > 0,
             MovesKv => some("sluice_kv_writeback_bytes_total") && some("sluice_kv_fetch_bytes_total"),
-            Plans => times(&state, "plan") + times(&state, "no_plan") > 0,
+            Plans => event_count(&state, "plan") + event_count(&state, "no_plan") > 0,
             OffloadsPrompts => some("sluice_offloaded_prompts_total"),
-            Joins => times(&state, "join") > 0,
+            Joins => event_count(&state, "join") > 0,
         }
     }
 }
 
 /// A policy, the share of layers that may be remapped, percent, and what it must do.
-type Case = (&'static str, u32, &'static [Deed]);
+type Case = (&'static str, u32, &'static [Mechanism]);
 
 /// 60 is what a manifest says by default.
 const CASES: [Case; 8] = [
@@ -76,14 +76,14 @@ const CASES: [Case; 8] = [
 ];
 
 /// Answers to `wanted`, all at once, while one more leaves and the engine dies.
-fn serve(tenant: &Tenant, wanted: &[Wanted]) -> Vec<Answer> {
+fn serve(tenant: &Tenant, wanted: &[TestRequest]) -> Vec<Answer> {
     let begun = tenant.state().figures.steps_total;
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     let leaves = tenant.submit(&wanted[0]);
-    tenant.state_when("steps", |s| s.figures.steps_total > begun + LEAVES_AFTER);
+    tenant.state_when("steps", |s| s.figures.steps_total > begun + CANCEL_AFTER);
     drop(leaves);
     let over = |s: &State| s.queue.running + s.queue.waiting == 0;
-    let late = |s: &State| s.figures.steps_total > begun + DIES_AFTER || over(s);
+    let late = |s: &State| s.figures.steps_total > begun + KILL_AFTER || over(s);
     let state = tenant.state_when("more steps", |s| s.engine.pid.is_some() && late(s));
     let pid = Pid::from_raw(state.engine.pid.unwrap().cast_signed()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
@@ -93,32 +93,37 @@ fn serve(tenant: &Tenant, wanted: &[Wanted]) -> Vec<Answer> {
 /// Serves `wanted` again and again until the tenant has done all that it must, and returns the journal; `None` if it has not.
 fn record(
     mut config: SidecarConfig,
-    wanted: &[Wanted],
-    must: &[Deed],
+    wanted: &[TestRequest],
+    must: &[Mechanism],
     right: &dyn Fn(&[Answer]),
 ) -> Option<String> {
     let files = tempfile::tempdir().unwrap();
     let (path, policy) = (files.path().join("journal"), config.policy.clone());
     config.journal = Some(path.clone());
     let tenant = Tenant::start_with(config, slowed(Duration::from_micros(200)));
-    let done = (1..=MOST_LOADS).find(|losses| {
+    let done = (1..=MAX_LOADS).find(|losses| {
         right(&serve(&tenant, wanted));
         tenant.state_when("an engine was lost in each load", |s| s.engine.restarts == *losses);
         tenant.assert_nothing_leaks(&policy);
-        *losses >= LEAST_LOADS && must.iter().all(|deed| deed.is_seen(&tenant))
+        *losses >= MIN_LOADS && must.iter().all(|deed| deed.has_occurred(&tenant))
     });
     drop(tenant);
     done.map(|_| std::fs::read_to_string(path).unwrap())
 }
 
 /// The journal of a tenant that has done all that it must.
-fn recorded(config: &SidecarConfig, wanted: &[Wanted], must: &[Deed], right: &dyn Fn(&[Answer])) -> String {
-    let journal = (0..MOST_TENANTS).find_map(|_| record(config.clone(), wanted, must, right));
-    journal.unwrap_or_else(|| panic!("{}: {MOST_TENANTS} tenants did not do {must:?}", config.policy))
+fn recorded(
+    config: &SidecarConfig,
+    wanted: &[TestRequest],
+    must: &[Mechanism],
+    right: &dyn Fn(&[Answer]),
+) -> String {
+    let journal = (0..MAX_TENANTS).find_map(|_| record(config.clone(), wanted, must, right));
+    journal.unwrap_or_else(|| panic!("{}: {MAX_TENANTS} tenants did not do {must:?}", config.policy))
 }
 
 /// It replays, and holds what there was to be recorded.
-fn assert_replays(journal: &str, must: &[Deed], what: &str) {
+fn assert_replays(journal: &str, must: &[Mechanism], what: &str) {
     let report = replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{what}: {error}"));
     let events = |name: &str| journal.lines().filter(|line| line.contains(name)).count();
     let steps = events(" done ");
@@ -128,7 +133,7 @@ fn assert_replays(journal: &str, must: &[Deed], what: &str) {
 }
 
 #[test]
-fn a_recorded_run_replays_to_the_same_digests_under_every_policy() {
+fn replay_matches_digests_under_every_policy() {
     let Some(folder) = reference() else { return };
     let (short, wanted) = (short(&folder, "Recompute"), requests(&folder));
     for (policy, percent, must) in CASES {
@@ -140,16 +145,16 @@ fn a_recorded_run_replays_to_the_same_digests_under_every_policy() {
 }
 
 #[test]
-fn a_recorded_run_in_which_plans_let_in_prompts_without_room_replays_to_the_same_digests() {
+fn replay_with_planned_admissions_matches_digests() {
     let model = generate(&DEEP);
-    let (config, wanted, calm) = first_come(model.path());
+    let (config, wanted, calm) = first_come_case(model.path());
     let (must, what) = ([MovesKv, Plans, OffloadsPrompts, Joins], "whoever comes first is let in");
     let journal = recorded(&config, &wanted, &must, &|answers| assert_same(answers, &calm, what));
     assert_replays(&journal, &must, what);
 }
 
 #[test]
-fn a_journal_that_lacks_an_event_diverges_at_the_next_one() {
+fn missing_journal_event_diverges_at_next_event() {
     let Some(folder) = reference() else { return };
     let (short, wanted) = (short(&folder, "Oneiros"), requests(&folder));
     let right = |answers: &[Answer]| check(answers, &folder, "Oneiros");
@@ -163,7 +168,7 @@ fn a_journal_that_lacks_an_event_diverges_at_the_next_one() {
 }
 
 #[test]
-fn numbers_of_the_policy_are_those_of_the_configuration_and_others_are_refused_by_name() {
+fn unknown_tunables_are_refused_by_name() {
     let Some(folder) = reference() else { return };
     let files = tempfile::tempdir().unwrap();
     let params = |tunables: &[(&str, u64)]| -> Vec<String> {

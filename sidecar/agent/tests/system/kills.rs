@@ -8,10 +8,10 @@ use sluice_wire::State;
 use crate::golden::{reference, requests, short, tiered};
 use crate::models::{Shape, generate};
 use crate::random::expected;
-use crate::support::{Answer, Rng, Tenant, Wanted, assert_same, config, slowed, times};
+use crate::support::{Answer, Rng, Tenant, TestRequest, assert_same, config, event_count, slowed};
 
 /// Kills the engine `kills` times at random moments while `wanted` are served.
-fn serve_under_fire(tenant: &Tenant, wanted: &[Wanted], kills: u64, rng: &mut Rng) -> Vec<Answer> {
+fn serve_with_kills(tenant: &Tenant, wanted: &[TestRequest], kills: u64, rng: &mut Rng) -> Vec<Answer> {
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     let mut killed = Vec::new();
     for _ in 0..kills {
@@ -31,18 +31,23 @@ fn serve_under_fire(tenant: &Tenant, wanted: &[Wanted], kills: u64, rng: &mut Rn
 }
 
 /// Loads of a tenant until KV has moved under an engine: `Pie` tries for some steps whether it pays, and rests for hundreds.
-const MOST_LOADS: u32 = 12;
+const MAX_LOADS: u32 = 12;
 
 /// Kills the engine while `wanted` are served, at most `kills` times: each some steps after the last, when KV was fetched since.
 /// Returns how often.
-fn serve_while_kv_moves(tenant: &Tenant, wanted: &[Wanted], kills: u64, rng: &mut Rng) -> (Vec<Answer>, u64) {
+fn serve_while_kv_moves(
+    tenant: &Tenant,
+    wanted: &[TestRequest],
+    kills: u64,
+    rng: &mut Rng,
+) -> (Vec<Answer>, u64) {
     let mut before = tenant.state();
     let (begun, losses) = (before.figures.steps_total, before.engine.restarts);
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     let over = |s: &State| s.figures.steps_total > begun && s.queue.running + s.queue.waiting == 0;
     let mut killed = 0;
     while killed < kills {
-        let moves = |s: &State| times(s, "fetch") > times(&before, "fetch");
+        let moves = |s: &State| event_count(s, "fetch") > event_count(&before, "fetch");
         let works = |s: &State| {
             let steps = s.figures.steps_total - before.figures.steps_total;
             s.engine.pid.is_some() && s.queue.running > 0 && steps > 20
@@ -65,7 +70,7 @@ fn serve_while_kv_moves(tenant: &Tenant, wanted: &[Wanted], kills: u64, rng: &mu
 }
 
 #[test]
-fn streams_survive_an_engine_killed_again_and_again_with_every_layout_of_moving_layers() {
+fn streams_survive_repeated_kills_in_every_layout() {
     let Some(folder) = reference() else { return };
     let (wanted, mut rng) = (requests(&folder), Rng(31));
     for (alpha, beta) in [(1, 1), (3, 1), (2, 2)] {
@@ -74,7 +79,7 @@ fn streams_survive_an_engine_killed_again_and_again_with_every_layout_of_moving_
         // A slab takes 2 ms, so that copies are under way at any moment.
         config.gpu.link_bytes_per_second = Some(90 << 20);
         let tenant = Tenant::start_with(config, slowed(Duration::from_micros(500)));
-        let answers = serve_under_fire(&tenant, &wanted, 3, &mut rng);
+        let answers = serve_with_kills(&tenant, &wanted, 3, &mut rng);
         crate::golden::check(&answers, &folder, &format!("alpha {alpha}, beta {beta}"));
     }
 }
@@ -86,7 +91,7 @@ fn streams_survive_an_engine_killed_while_memory_moves_under_every_policy_that_k
     for policy in ["Recompute", "Oneiros", "Ellm", "Unified"] {
         for _ in 0..2 {
             let tenant = Tenant::start_with(short(&folder, policy), slowed(Duration::from_micros(400)));
-            let answers = serve_under_fire(&tenant, &wanted, 4, &mut rng);
+            let answers = serve_with_kills(&tenant, &wanted, 4, &mut rng);
             crate::golden::check(&answers, &folder, policy);
         }
     }
@@ -106,7 +111,7 @@ fn streams_survive_an_engine_killed_while_kv_moves_under_every_policy_that_moves
             crate::golden::check(&answers, &folder, policy);
             killed > 0
         };
-        assert!((0..MOST_LOADS).any(moves), "{policy}: no engine died while KV moved");
+        assert!((0..MAX_LOADS).any(moves), "{policy}: no engine died while KV moved");
         let written_bytes = tenant.metric("sluice_kv_writeback_bytes_total");
         assert!(written_bytes > 0.0, "{policy}: only what was written back can be fetched");
     }
@@ -116,7 +121,7 @@ fn streams_survive_an_engine_killed_while_kv_moves_under_every_policy_that_moves
 fn sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_move() {
     let shape = Shape { family: "opt", dtype: "f16", layers: 8, hidden: 64, vocab: 512 };
     let (model, mut rng) = (generate(&shape), Rng(41));
-    let mut wanted: Vec<_> = (1..=8).map(|n| Wanted::greedy(&rng.prompt(n * 12, 512), 60)).collect();
+    let mut wanted: Vec<_> = (1..=8).map(|n| TestRequest::greedy(&rng.prompt(n * 12, 512), 60)).collect();
     for (seed, wanted) in wanted.iter_mut().enumerate() {
         (wanted.sampling.temperature, wanted.sampling.seed) = (0.8, seed as u64);
     }
@@ -126,19 +131,19 @@ fn sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_
     config.debug.force_remap = Some((4, 2));
     config.gpu.link_bytes_per_second = Some(50 << 20);
     let tenant = Tenant::start_with(config, slowed(Duration::from_micros(300)));
-    assert_same(&serve_under_fire(&tenant, &wanted, 4, &mut rng), &calm, "killed");
+    assert_same(&serve_with_kills(&tenant, &wanted, 4, &mut rng), &calm, "killed");
 }
 
 /// The supervisor's back-off (50 ms, doubled up to 5 s) takes about 22 s of this.
 #[test]
-fn ten_kills_within_a_minute_end_well() {
+fn ten_kills_in_a_minute_are_survived() {
     let Some(folder) = reference() else { return };
     let (wanted, begun) = (requests(&folder), Instant::now());
     let mut config = config(&folder, 16 << 20, "Oneiros");
     config.debug.force_remap = Some((2, 1));
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(1)));
-    let answers = serve_under_fire(&tenant, &wanted, 10, &mut Rng(43));
+    let answers = serve_with_kills(&tenant, &wanted, 10, &mut Rng(43));
     crate::golden::check(&answers, &folder, "ten kills");
     assert!(begun.elapsed() < Duration::from_secs(60), "within a minute");
-    assert!(times(&tenant.state(), "rebuild") >= 10, "slots were rebuilt");
+    assert!(event_count(&tenant.state(), "rebuild") >= 10, "slots were rebuilt");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::golden::reference;
-use crate::support::{Tenant, Wanted, config, slowed};
+use crate::support::{Tenant, TestRequest, config, slowed};
 
 /// Layers of the reference model.
 const LAYERS: u64 = 5;
@@ -11,14 +11,14 @@ const LAYERS: u64 = 5;
 const LAYER_DELAY: Duration = Duration::from_millis(100);
 
 #[test]
-fn a_dropped_ticket_frees_its_memory_within_one_step_while_others_go_on() {
+fn dropped_request_frees_memory_within_one_step() {
     let Some(folder) = reference() else { return };
     for no_prefix_cache in [true, false] {
         let mut config = config(&folder, 16 << 20, "Oneiros");
         config.debug.no_prefix_cache = no_prefix_cache;
         let tenant = Tenant::start_with(config, slowed(LAYER_DELAY));
-        let mut stays = tenant.submit(&Wanted::greedy(&[5; 4], 60));
-        let mut leaves = tenant.submit(&Wanted::greedy(&[9; 60], 400));
+        let mut stays = tenant.submit(&TestRequest::greedy(&[5; 4], 60));
+        let mut leaves = tenant.submit(&TestRequest::greedy(&[9; 60], 400));
         tenant.wait_for_token(&mut stays);
         tenant.wait_for_token(&mut leaves);
         let before = tenant.state();
@@ -34,22 +34,22 @@ fn a_dropped_ticket_frees_its_memory_within_one_step_while_others_go_on() {
 }
 
 #[test]
-fn a_room_without_work_goes_round_and_shows_it() {
+fn idle_engine_loop_keeps_heartbeat() {
     let Some(folder) = reference() else { return };
     let tenant = Tenant::start(config(&folder, 16 << 20, "Oneiros"));
-    tenant.wait_for_a_beat();
-    tenant.wait_for_a_beat();
+    tenant.wait_for_heartbeat();
+    tenant.wait_for_heartbeat();
 }
 
 #[test]
-fn a_request_that_waits_leaves_the_line_at_once() {
+fn cancelled_waiting_request_leaves_queue_at_once() {
     let Some(folder) = reference() else { return };
     let mut config = config(&folder, 16 << 20, "Oneiros");
     config.limits.max_sequences = 1;
     let tenant = Tenant::start_with(config, slowed(LAYER_DELAY));
-    let mut runs = tenant.submit(&Wanted::greedy(&[5; 4], 60));
+    let mut runs = tenant.submit(&TestRequest::greedy(&[5; 4], 60));
     tenant.wait_for_token(&mut runs);
-    let waits = tenant.submit(&Wanted::greedy(&[6; 4], 60));
+    let waits = tenant.submit(&TestRequest::greedy(&[6; 4], 60));
     let before = tenant.state_when("it waits", |s| s.queue.waiting == 1);
     drop(waits);
     let after = tenant.state_when("it has left", |s| s.queue.waiting == 0);

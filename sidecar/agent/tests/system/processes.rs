@@ -6,7 +6,7 @@ use std::path::Path;
 use sluice_wire::State;
 
 use crate::models::{Shape, generate};
-use crate::support::{CHUNK, Rng, Tenant, Wanted, config};
+use crate::support::{CHUNK, Rng, Tenant, TestRequest, config};
 
 const MIB: u64 = 1 << 20;
 /// Memory that an engine may have of its own, whatever the model.
@@ -16,7 +16,7 @@ const PRIVATE_SLACK_BYTES: u64 = 4 * MIB;
 
 /// One entry of `/proc/PID/smaps`.
 #[derive(Clone, Debug)]
-struct Area {
+struct MappedRange {
     from: u64,
     to: u64,
     permissions: String,
@@ -26,21 +26,21 @@ struct Area {
     private_bytes: u64,
 }
 
-impl Area {
+impl MappedRange {
     fn is_pool(&self) -> bool {
         self.path.contains("memfd:sluice-chunks")
     }
 
     /// Reserved and empty.
-    fn is_nothing(&self) -> bool {
+    fn is_unbacked(&self) -> bool {
         self.permissions == "---p" && self.path.is_empty()
     }
 
-    fn parse(header: &str) -> Area {
+    fn parse(header: &str) -> MappedRange {
         let fields: Vec<_> = header.split_whitespace().collect();
         let (from, to) = fields[0].split_once('-').unwrap();
         let hex = |text| u64::from_str_radix(text, 16).unwrap();
-        Area {
+        MappedRange {
             from: hex(from),
             to: hex(to),
             permissions: fields[1].into(),
@@ -51,9 +51,9 @@ impl Area {
     }
 }
 
-fn areas(pid: u32) -> Vec<Area> {
+fn mapped_ranges(pid: u32) -> Vec<MappedRange> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
-    let mut areas: Vec<Area> = Vec::new();
+    let mut areas: Vec<MappedRange> = Vec::new();
     for line in text.lines() {
         let (name, value) = line.split_once(' ').unwrap();
         match name {
@@ -62,14 +62,14 @@ fn areas(pid: u32) -> Vec<Area> {
                 areas.last_mut().unwrap().private_bytes += kib * 1024;
             }
             _ if name.ends_with(':') => {}
-            _ => areas.push(Area::parse(line)),
+            _ => areas.push(MappedRange::parse(line)),
         }
     }
     areas
 }
 
 /// Chunks of the pool that are mapped somewhere, each counted once however often it is mapped.
-fn mapped_chunks(areas: &[Area]) -> BTreeMap<u64, u64> {
+fn mapped_chunks(areas: &[MappedRange]) -> BTreeMap<u64, u64> {
     let mut chunks = BTreeMap::new();
     for area in areas.iter().filter(|area| area.is_pool()) {
         for chunk in area.offset / CHUNK..(area.offset + area.to - area.from).div_ceil(CHUNK) {
@@ -80,19 +80,19 @@ fn mapped_chunks(areas: &[Area]) -> BTreeMap<u64, u64> {
 }
 
 /// All ranges lie in one reservation: between the first and the last backed address is nothing else.
-fn assert_ranges_are_backed_by_the_pool_or_nothing(areas: &[Area]) {
-    let first = areas.iter().position(Area::is_pool).expect("something is mapped");
-    let last = areas.iter().rposition(Area::is_pool).unwrap();
+fn assert_ranges_are_backed_by_the_pool_or_nothing(areas: &[MappedRange]) {
+    let first = areas.iter().position(MappedRange::is_pool).expect("something is mapped");
+    let last = areas.iter().rposition(MappedRange::is_pool).unwrap();
     for pair in areas[first..=last].windows(2) {
         assert_eq!(pair[0].to, pair[1].from, "no hole that another mapping could take: {pair:#?}");
     }
     for area in &areas[first..=last] {
-        assert!(area.is_pool() || area.is_nothing(), "{area:#?}");
-        assert!(!(area.is_nothing() && area.private_bytes > 0), "{area:#?}");
+        assert!(area.is_pool() || area.is_unbacked(), "{area:#?}");
+        assert!(!(area.is_unbacked() && area.private_bytes > 0), "{area:#?}");
     }
 }
 
-fn assert_no_model_file(pid: u32, areas: &[Area], model: &Path) {
+fn assert_no_model_file(pid: u32, areas: &[MappedRange], model: &Path) {
     let folder = model.to_str().unwrap();
     let mapped = areas.iter().find(|area| area.path.starts_with(folder) || area.path.contains("safetensors"));
     assert!(mapped.is_none(), "{mapped:#?}");
@@ -103,9 +103,9 @@ fn assert_no_model_file(pid: u32, areas: &[Area], model: &Path) {
     }
 }
 
-fn requests() -> Vec<Wanted> {
+fn requests() -> Vec<TestRequest> {
     let mut rng = Rng(53);
-    (0..4).map(|_| Wanted::greedy(&rng.prompt(100, 512), 20)).collect()
+    (0..4).map(|_| TestRequest::greedy(&rng.prompt(100, 512), 20)).collect()
 }
 
 /// Serves, looks at the engine while layers move, and returns its private bytes beside the pool.
@@ -115,10 +115,10 @@ fn inspect(shape: &Shape, memory_bytes: u64) -> u64 {
     config.max_model_len = Some(256);
     config.debug.force_remap = Some((2, 1));
     let tenant = Tenant::start(config);
-    tenant.together(&requests());
+    tenant.serve_concurrently(&requests());
     let state = tenant.state();
     let pid = state.engine.pid.unwrap();
-    let areas = areas(pid);
+    let areas = mapped_ranges(pid);
     assert_ranges_are_backed_by_the_pool_or_nothing(&areas);
     assert_no_model_file(pid, &areas, model.path());
     assert_mapped_is_owned(&areas, &state, memory_bytes);
@@ -126,7 +126,7 @@ fn inspect(shape: &Shape, memory_bytes: u64) -> u64 {
     others.map(|area| area.private_bytes).sum()
 }
 
-fn assert_mapped_is_owned(areas: &[Area], state: &State, memory_bytes: u64) {
+fn assert_mapped_is_owned(areas: &[MappedRange], state: &State, memory_bytes: u64) {
     let chunks = mapped_chunks(areas);
     let mapped_bytes = chunks.len() as u64 * CHUNK;
     assert!(mapped_bytes <= memory_bytes, "{mapped_bytes} bytes are mapped of {memory_bytes}");
@@ -138,7 +138,7 @@ fn assert_mapped_is_owned(areas: &[Area], state: &State, memory_bytes: u64) {
 }
 
 #[test]
-fn an_engine_maps_the_pool_and_nothing_of_the_model_and_its_own_memory_does_not_grow_with_the_model() {
+fn engine_maps_only_pool_and_private_memory_is_bounded() {
     let shape = |layers| Shape { family: "llama", dtype: "bf16", layers, hidden: 256, vocab: 512 };
     let small = inspect(&shape(8), 32 * MIB);
     let large = inspect(&shape(16), 64 * MIB);

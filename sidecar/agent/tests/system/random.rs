@@ -5,7 +5,9 @@ use std::path::Path;
 use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
-use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting, times};
+use crate::support::{
+    Answer, CHUNK, Rng, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count,
+};
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 9, hidden: 64, vocab: 512 };
 /// Layers enough for plans to have a choice of which are away.
@@ -14,13 +16,13 @@ const PRECISIONS: [(&str, &str); 6] =
     [("llama", "f32"), ("llama", "f16"), ("llama", "bf16"), ("opt", "f32"), ("opt", "f16"), ("opt", "bf16")];
 
 /// On a busy machine plans come late: so many loads are tried.
-const MOST_LOADS: usize = 10;
+const MAX_LOADS: usize = 10;
 
-fn requests() -> Vec<Wanted> {
+fn requests() -> Vec<TestRequest> {
     let mut rng = Rng(11);
     let mut wanted = || {
         let tokens = rng.within(3..90);
-        Wanted::greedy(&rng.prompt(tokens, 512), rng.within(40..80) as u32)
+        TestRequest::greedy(&rng.prompt(tokens, 512), rng.within(40..80) as u32)
     };
     (0..6).map(|_| wanted()).collect()
 }
@@ -33,7 +35,7 @@ fn base(model: &Path, policy: &str) -> SidecarConfig {
 }
 
 /// One request at a time, one thread, no cache, memory in plenty: nothing that could go wrong.
-pub fn expected(config: &SidecarConfig, wanted: &[Wanted]) -> Vec<Answer> {
+pub fn expected(config: &SidecarConfig, wanted: &[TestRequest]) -> Vec<Answer> {
     let mut calm = config.clone();
     calm.policy = "Recompute".into();
     calm.gpu.memory_bytes = 256 << 20;
@@ -42,15 +44,24 @@ pub fn expected(config: &SidecarConfig, wanted: &[Wanted]) -> Vec<Answer> {
     calm.debug.force_remap = None;
     calm.debug.no_prefix_cache = true;
     let tenant = Tenant::start(calm);
-    let answers = tenant.in_turn(wanted);
+    let answers = tenant.serve_in_order(wanted);
     let state = tenant.assert_nothing_leaks("calm");
-    assert_eq!(state.figures.preemptions_total + times(&state, "remap_own"), 0, "nothing happens to it");
+    assert_eq!(
+        state.figures.preemptions_total + event_count(&state, "remap_own"),
+        0,
+        "nothing happens to it"
+    );
     answers
 }
 
-fn check(config: SidecarConfig, wanted: &[Wanted], expected: &[Answer], what: &str) -> sluice_wire::State {
+fn check(
+    config: SidecarConfig,
+    wanted: &[TestRequest],
+    expected: &[Answer],
+    what: &str,
+) -> sluice_wire::State {
     let tenant = Tenant::start(config);
-    assert_same(&tenant.together(wanted), expected, what);
+    assert_same(&tenant.serve_concurrently(wanted), expected, what);
     tenant.assert_nothing_leaks(what)
 }
 
@@ -70,16 +81,16 @@ fn random_models_answer_alike_with_every_layout_of_moving_layers() {
 
 /// A tenant of [`DEEP`] with room for two requests, whose plans let in whoever comes first wherever all fit, part of somebody's KV
 /// away if need be; what it is asked, and what it answers where nothing is short.
-pub fn first_come(model: &Path) -> (SidecarConfig, Vec<Wanted>, Vec<Answer>) {
+pub fn first_come_case(model: &Path) -> (SidecarConfig, Vec<TestRequest>, Vec<Answer>) {
     let mut rng = Rng(7);
     let mut wanted = || {
         let tokens = rng.within(90..120);
-        Wanted::greedy(&rng.prompt(tokens, 512), rng.within(40..70) as u32)
+        TestRequest::greedy(&rng.prompt(tokens, 512), rng.within(40..70) as u32)
     };
     let wanted: Vec<_> = (0..10).map(|_| wanted()).collect();
     let mut config = base(model, "OrbitFlow");
     let calm = expected(&config, &wanted);
-    let bare_bytes = fitting(&config, 0).gpu.memory_bytes;
+    let bare_bytes = config_fitting_kv(&config, 0).gpu.memory_bytes;
     config.gpu.memory_bytes = bare_bytes + 2 * DEEP.kv_bytes(192).next_multiple_of(CHUNK);
     config.memory.host_kv_bytes = 64 << 20;
     config.slo.tbt_milliseconds = 1000;
@@ -89,21 +100,21 @@ pub fn first_come(model: &Path) -> (SidecarConfig, Vec<Wanted>, Vec<Answer>) {
 }
 
 #[test]
-fn whom_a_plan_lets_in_joins_with_part_of_its_kv_away_and_answers_alike() {
+fn planned_admission_with_offloaded_kv_matches_reference() {
     let model = generate(&DEEP);
-    let (config, wanted, calm) = first_come(model.path());
+    let (config, wanted, calm) = first_come_case(model.path());
     let tenant = Tenant::start(config);
     let mut joined = 0;
-    for _ in 0..MOST_LOADS {
-        assert_same(&tenant.together(&wanted), &calm, "plans let in whoever comes");
-        joined = times(&tenant.state(), "join");
+    for _ in 0..MAX_LOADS {
+        assert_same(&tenant.serve_concurrently(&wanted), &calm, "plans let in whoever comes");
+        joined = event_count(&tenant.state(), "join");
         if joined > 0 {
             break;
         }
     }
     let state = tenant.assert_nothing_leaks("plans let in whoever comes");
     assert!(joined > 0, "everybody came whole: {:#?}", state.figures);
-    assert!(times(&state, "plan") > 0 && times(&state, "fetch") > 0);
+    assert!(event_count(&state, "plan") > 0 && event_count(&state, "fetch") > 0);
 }
 
 #[test]
@@ -120,7 +131,7 @@ fn both_families_answer_alike_in_every_precision_with_moving_layers_and_with_sho
             config.debug.force_remap = Some((alpha, beta));
             check(config, &wanted, &calm, &format!("{family} {dtype}, alpha {alpha}, beta {beta}"));
         }
-        let bare_bytes = fitting(&base("Recompute"), 0).gpu.memory_bytes;
+        let bare_bytes = config_fitting_kv(&base("Recompute"), 0).gpu.memory_bytes;
         for (policy, reason) in [("Recompute", "preempt"), ("Oneiros", "remap_own"), ("Ellm", "inflate")] {
             let mut config = base(policy);
             config.gpu.memory_bytes = bare_bytes + shape.kv_bytes(192).next_multiple_of(CHUNK) + CHUNK;
@@ -128,8 +139,8 @@ fn both_families_answer_alike_in_every_precision_with_moving_layers_and_with_sho
             let applied = match reason {
                 "preempt" => state.figures.preemptions_total,
                 // Where copies were timed on a busy machine, remapping is rightly declined.
-                "remap_own" => times(&state, reason) + times(&state, "declined_stall"),
-                _ => times(&state, reason),
+                "remap_own" => event_count(&state, reason) + event_count(&state, "declined_stall"),
+                _ => event_count(&state, reason),
             };
             assert!(applied > 0, "{family} {dtype}: {policy} had nothing to do; {:#?}", state.figures);
         }

@@ -1,24 +1,24 @@
 //! Too little memory is a refusal that says how little.
 
-use sluice_agent::room::{LoadError, load};
-use sluice_agent::service::Update;
+use sluice_agent::engine_loop::{LoadError, load};
+use sluice_agent::scheduler_handle::RequestUpdate;
 use sluice_policy::config_error::ConfigError;
 use sluice_scheduler::RejectReason;
 use sluice_wire::config::{MemoryConfig, SidecarConfig};
 
 use crate::golden::{check, reference, requests};
-use crate::support::{CHUNK, Tenant, Wanted, config, poisoned};
+use crate::support::{CHUNK, Tenant, TestRequest, config, poisoned};
 
 fn refusal(config: SidecarConfig) -> ConfigError {
     match Tenant::begin(config, poisoned()) {
-        Err(LoadError::Refused(refused)) => refused,
+        Err(LoadError::Unsatisfiable(refused)) => refused,
         Err(other) => panic!("another refusal: {other}"),
         Ok(_) => panic!("it loads"),
     }
 }
 
 #[test]
-fn memory_below_the_floor_is_refused_with_the_floor_and_the_floor_is_enough() {
+fn memory_below_floor_is_refused_with_floor() {
     let Some(folder) = reference() else { return };
     for policy in ["Recompute", "Oneiros", "Ellm"] {
         let sized = |memory_bytes| {
@@ -34,7 +34,7 @@ fn memory_below_the_floor_is_refused_with_the_floor_and_the_floor_is_enough() {
         let one_less = ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes: floor_bytes - CHUNK };
         assert_eq!(refusal(sized(floor_bytes - CHUNK)), one_less, "{policy}: one chunk too small");
         let tenant = Tenant::start(sized(floor_bytes));
-        check(&tenant.together(&requests(&folder)), &folder, policy);
+        check(&tenant.serve_concurrently(&requests(&folder)), &folder, policy);
         let state = tenant.assert_nothing_leaks(policy);
         assert_eq!(state.memory.capacity_bytes, floor_bytes);
         assert_eq!(state.remap.alpha > 0, policy == "Oneiros", "only Oneiros can do without some layers");
@@ -66,7 +66,7 @@ fn a_context_that_does_not_fit_its_kv_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn weights_beyond_the_host_memory_are_refused_with_both_sizes_and_as_much_is_enough() {
+fn weights_beyond_host_memory_are_refused_with_sizes() {
     let Some(folder) = reference() else { return };
     let refused = |given_bytes| {
         let mut config = config(&folder, 16 << 20, "Oneiros");
@@ -85,15 +85,15 @@ fn weights_beyond_the_host_memory_are_refused_with_both_sizes_and_as_much_is_eno
 }
 
 #[test]
-fn a_request_beyond_the_context_is_refused_and_one_as_long_is_served() {
+fn request_beyond_context_is_refused() {
     let Some(folder) = reference() else { return };
     let mut config = config(&folder, 16 << 20, "Oneiros");
     config.max_model_len = Some(64);
     let tenant = Tenant::start(config);
-    let wanted = |max_tokens| Wanted::greedy(&[1, 2, 3, 4], max_tokens);
-    assert_eq!(tenant.together(&[wanted(60)])[0].tokens.len(), 60);
+    let wanted = |max_tokens| TestRequest::greedy(&[1, 2, 3, 4], max_tokens);
+    assert_eq!(tenant.serve_concurrently(&[wanted(60)])[0].tokens.len(), 60);
     let mut ticket = tenant.submit(&wanted(61));
     let refused = tenant.next(&mut ticket);
     let expected = RejectReason::ContextLengthExceeded { prompt_tokens: 4, max_tokens: 61, limit_tokens: 64 };
-    assert!(matches!(&refused, Update::Refused(refusal) if *refusal == expected), "{refused:?}");
+    assert!(matches!(&refused, RequestUpdate::Refused(refusal) if *refusal == expected), "{refused:?}");
 }

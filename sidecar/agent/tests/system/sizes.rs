@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use sluice_agent::inspect::{Files, inspect};
-use sluice_agent::room::LoadError;
+use sluice_agent::engine_loop::LoadError;
+use sluice_agent::inspect::{ModelFiles, inspect};
 use sluice_policy::config_error::ConfigError;
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 use sluice_wire::geometry::Geometry;
@@ -15,7 +15,7 @@ const THREADS: u32 = 3;
 
 fn inspected(model: &Path, dtype: Option<&str>) -> Geometry {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(inspect(&Files::folder(model), dtype)).unwrap()
+    runtime.block_on(inspect(&ModelFiles::folder(model), dtype)).unwrap()
 }
 
 /// The floor that a sidecar names when it refuses a GPU that is too small. The engine has told it what activations cost.
@@ -25,7 +25,7 @@ fn refused(config: SidecarConfig) -> u64 {
         ..config
     };
     match Tenant::begin(config, poisoned()) {
-        Err(LoadError::Refused(ConfigError::FloorExceedsCapacity { floor_bytes, .. })) => floor_bytes,
+        Err(LoadError::Unsatisfiable(ConfigError::FloorExceedsCapacity { floor_bytes, .. })) => floor_bytes,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("four chunks are enough"),
     }

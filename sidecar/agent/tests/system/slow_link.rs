@@ -5,7 +5,9 @@ use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
 use crate::random::expected;
-use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting, times};
+use crate::support::{
+    Answer, CHUNK, Rng, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count,
+};
 
 /// Two of 48 layers share a slot 24 apart, which hides a copy on a fast link.
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 48, hidden: 96, vocab: 512 };
@@ -13,9 +15,9 @@ const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 48, hidden:
 /// Time of a layer's copy over the slow link, ns.
 const SLOW_COPY_NS: u64 = 4_000_000;
 
-fn requests() -> Vec<Wanted> {
+fn requests() -> Vec<TestRequest> {
     let mut rng = Rng(17);
-    (0..6).map(|_| Wanted::greedy(&rng.prompt(10, 512), 60)).collect()
+    (0..6).map(|_| TestRequest::greedy(&rng.prompt(10, 512), 60)).collect()
 }
 
 /// A layer's slab: 2 matrices for queries and outputs, 2 of half their size, 3 of the MLP, 2 norms.
@@ -25,7 +27,12 @@ fn slab_bytes() -> u64 {
 }
 
 /// The state at the end of a run over such a link.
-fn run(config: &SidecarConfig, bytes_per_second: Option<u64>, wanted: &[Wanted], calm: &[Answer]) -> State {
+fn run(
+    config: &SidecarConfig,
+    bytes_per_second: Option<u64>,
+    wanted: &[TestRequest],
+    calm: &[Answer],
+) -> State {
     let what = format!("a link of {bytes_per_second:?} bytes a second");
     let mut config = config.clone();
     config.gpu.link_bytes_per_second = bytes_per_second;
@@ -39,15 +46,15 @@ fn run(config: &SidecarConfig, bytes_per_second: Option<u64>, wanted: &[Wanted],
 /// Which way it is decided depends on how fast this machine computes, so that is tested in virtual time
 /// (`sidecar/sim`). Over any link, memory runs short, something is decided, and the tokens are the same.
 #[test]
-fn a_slow_link_is_measured_and_whatever_is_decided_changes_no_token() {
+fn slow_link_is_measured_and_changes_no_token() {
     let (model, wanted) = (generate(&SHAPE), requests());
     let mut config = config(model.path(), 0, "Oneiros");
     config.max_model_len = Some(192);
     let calm = expected(&config, &wanted);
-    let config = fitting(&config, SHAPE.kv_bytes(192).next_multiple_of(CHUNK) + CHUNK);
+    let config = config_fitting_kv(&config, SHAPE.kv_bytes(192).next_multiple_of(CHUNK) + CHUNK);
     for bytes_per_second in [None, Some(slab_bytes() * 1_000_000_000 / SLOW_COPY_NS)] {
         let state = run(&config, bytes_per_second, &wanted, &calm);
-        let decided = times(&state, "remap_own") + times(&state, "declined_stall");
+        let decided = event_count(&state, "remap_own") + event_count(&state, "declined_stall");
         assert!(decided > 0, "memory was short: {:#?}", state.figures);
         let (messages, steps) = (state.figures.link_messages_total, state.figures.steps_total);
         assert!(messages >= 2 * steps, "{messages} messages for {steps} steps: an order and an answer each");
@@ -58,7 +65,7 @@ fn a_slow_link_is_measured_and_whatever_is_decided_changes_no_token() {
 }
 
 /// Messages and steps that one request costs a tenant with memory for everybody.
-fn cost(config: &SidecarConfig, policy: &str, wanted: &Wanted) -> (u64, u64) {
+fn cost(config: &SidecarConfig, policy: &str, wanted: &TestRequest) -> (u64, u64) {
     let mut config = config.clone();
     config.policy = policy.into();
     let tenant = Tenant::start(config);
@@ -71,7 +78,7 @@ fn cost(config: &SidecarConfig, policy: &str, wanted: &Wanted) -> (u64, u64) {
 }
 
 #[test]
-fn elasticity_that_has_nothing_to_do_sends_no_message_more() {
+fn idle_elasticity_sends_no_extra_message() {
     let model = generate(&SHAPE);
     let config = config(model.path(), 256 << 20, "Recompute");
     let wanted = &requests()[0];

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sluice_agent::engine_child::EngineChild;
+use sluice_agent::engine_loop::{DeviceFailed, InjectedFaults, LoadError, TenantLoader, load};
+use sluice_agent::engine_process::SpawnedEngine;
 use sluice_agent::heartbeat::Heartbeat;
 use sluice_agent::metrics::Metrics;
-use sluice_agent::neighbours::call::Call;
-use sluice_agent::room::{DeviceFailed, InjectedFaults, LoadError, Loading, load};
-use sluice_agent::service::{Inbox, Message, Service, Status, Submission, Ticket, Update};
+use sluice_agent::peers::admin_call::AdminCall;
+use sluice_agent::scheduler_handle::{
+    Message, MessageSender, RequestHandle, RequestUpdate, SchedulerHandle, Status, Submission,
+};
 use sluice_link::server::Listener;
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 use sluice_scheduler::Finish;
@@ -22,7 +24,7 @@ use sluice_wire::config::{
 };
 
 /// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Unit of memory in these tests.
 pub const CHUNK: u64 = 64 << 10;
@@ -118,17 +120,17 @@ pub fn slowed(layer_delay: Duration) -> InjectedFaults {
 
 /// What a client asks for.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct TestRequest {
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
     pub sampling: Sampling,
 }
 
-impl Wanted {
+impl TestRequest {
     /// Exactly `max_tokens` greedy tokens, with log-probabilities.
-    pub fn greedy(prompt: &[u32], max_tokens: u32) -> Wanted {
+    pub fn greedy(prompt: &[u32], max_tokens: u32) -> TestRequest {
         let sampling = Sampling { ignore_stop: true, logprobs: Some(5), ..Sampling::default() };
-        Wanted { prompt: prompt.to_vec(), max_tokens, sampling }
+        TestRequest { prompt: prompt.to_vec(), max_tokens, sampling }
     }
 }
 
@@ -164,11 +166,11 @@ pub fn assert_same(found: &[Answer], expected: &[Answer], what: &str) {
 
 /// A running tenant; it ends when dropped.
 pub struct Tenant {
-    pub service: Service,
+    pub service: SchedulerHandle,
     metrics: Arc<Metrics>,
-    inbox: Inbox,
-    room: Option<std::thread::JoinHandle<Result<(), DeviceFailed>>>,
-    engine: Option<EngineChild>,
+    inbox: MessageSender,
+    engine_loop: Option<std::thread::JoinHandle<Result<(), DeviceFailed>>>,
+    engine: Option<SpawnedEngine>,
     closed: Arc<AtomicBool>,
     pub heartbeat: Heartbeat,
     runtime: tokio::runtime::Runtime,
@@ -197,12 +199,12 @@ impl Tenant {
         loaded.faults = faults;
         let socket = folder.path().join("engine.sock");
         let listener = Listener::bind(&socket).unwrap();
-        let engine = EngineChild::start(&binary("sluice-engine"), &socket).unwrap();
-        let (inbox, messages) = Inbox::new();
+        let engine = SpawnedEngine::start(&binary("sluice-engine"), &socket).unwrap();
+        let (inbox, messages) = MessageSender::new();
         let (status, watched) = tokio::sync::watch::channel(Status::Loading);
         let (closed, heartbeat) = (Arc::new(AtomicBool::new(false)), Heartbeat::default());
-        let loading = Loading {
-            among: None,
+        let loading = TenantLoader {
+            peers: None,
             directives: None,
             loaded: Arc::new(loaded),
             inbox: inbox.clone(),
@@ -221,16 +223,25 @@ impl Tenant {
             }
             Ok(room) => {
                 opened.send(None).unwrap();
-                room.work()
+                room.run()
             }
         });
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let service = Service::new(inbox.clone(), watched);
+        let service = SchedulerHandle::new(inbox.clone(), watched);
         let (room, engine) = (Some(room), Some(engine));
-        let tenant =
-            Tenant { service, metrics, inbox, room, engine, closed, heartbeat, runtime, _folder: folder };
-        let failed = outcome.recv_timeout(PATIENCE).expect("loading ends");
+        let tenant = Tenant {
+            service,
+            metrics,
+            inbox,
+            engine_loop: room,
+            engine,
+            closed,
+            heartbeat,
+            runtime,
+            _folder: folder,
+        };
+        let failed = outcome.recv_timeout(TIMEOUT).expect("loading ends");
         failed.map_or(Ok(tenant), Err)
     }
 
@@ -243,7 +254,7 @@ impl Tenant {
     pub fn wait_until(&self, reached: impl FnMut(&Status) -> bool) -> Status {
         let mut status = self.service.status();
         let reached = async {
-            tokio::time::timeout(PATIENCE, status.wait_for(reached)).await.map(|s| s.unwrap().clone())
+            tokio::time::timeout(TIMEOUT, status.wait_for(reached)).await.map(|s| s.unwrap().clone())
         };
         self.runtime
             .block_on(reached)
@@ -251,8 +262,8 @@ impl Tenant {
     }
 
     /// Waits until its thread has been at the top of its loop once more.
-    pub fn wait_for_a_beat(&self) {
-        let (until, mut before) = (Instant::now() + PATIENCE, None);
+    pub fn wait_for_heartbeat(&self) {
+        let (until, mut before) = (Instant::now() + TIMEOUT, None);
         loop {
             let age = self.heartbeat.age();
             if age.zip(before).is_some_and(|(now, before)| now < before) {
@@ -266,61 +277,61 @@ impl Tenant {
 
     /// Why the device has failed for good. Nothing else can be asked after this.
     pub fn failure(&mut self) -> DeviceFailed {
-        let ended = self.room.take().unwrap().join();
+        let ended = self.engine_loop.take().unwrap().join();
         ended.expect("no invariant broke").expect_err("the device has failed")
     }
 
     /// Hands a request in.
-    pub fn submit(&self, wanted: &Wanted) -> Ticket {
-        let Wanted { prompt, max_tokens, sampling } = wanted.clone();
+    pub fn submit(&self, wanted: &TestRequest) -> RequestHandle {
+        let TestRequest { prompt, max_tokens, sampling } = wanted.clone();
         self.service.submit(Submission { prompt, max_tokens, sampling, priority: 0, salt: 0, paced: false })
     }
 
     /// The next update of a request.
-    pub fn next(&self, ticket: &mut Ticket) -> Update {
-        let next = async { tokio::time::timeout(PATIENCE, ticket.next()).await };
+    pub fn next(&self, ticket: &mut RequestHandle) -> RequestUpdate {
+        let next = async { tokio::time::timeout(TIMEOUT, ticket.next()).await };
         self.runtime.block_on(next).expect("an update in time").expect("an update before the room has gone")
     }
 
     /// Waits for one token.
-    pub fn wait_for_token(&self, ticket: &mut Ticket) {
+    pub fn wait_for_token(&self, ticket: &mut RequestHandle) {
         let update = self.next(ticket);
-        assert!(matches!(update, Update::Token { .. }), "{update:?}");
+        assert!(matches!(update, RequestUpdate::Token { .. }), "{update:?}");
     }
 
     /// The whole answer to a request, and how it ended.
-    pub fn finish(&self, mut ticket: Ticket) -> (Answer, Finish) {
+    pub fn finish(&self, mut ticket: RequestHandle) -> (Answer, Finish) {
         let mut answer = Answer::default();
         loop {
             match self.next(&mut ticket) {
-                Update::Token { token, logprobs, .. } => answer.take(token, logprobs),
-                Update::Finished(finish) => return (answer, finish),
-                Update::Refused(refusal) => panic!("{refusal}"),
+                RequestUpdate::Token { token, logprobs, .. } => answer.take(token, logprobs),
+                RequestUpdate::Finished(finish) => return (answer, finish),
+                RequestUpdate::Refused(refusal) => panic!("{refusal}"),
             }
         }
     }
 
     /// The whole answer to a request that ends well.
-    pub fn collect(&self, ticket: Ticket) -> Answer {
+    pub fn collect(&self, ticket: RequestHandle) -> Answer {
         let (answer, finish) = self.finish(ticket);
         assert!(matches!(finish, Finish::Length | Finish::Stop), "{finish:?}");
         answer
     }
 
     /// Answers to requests that run at once.
-    pub fn together(&self, wanted: &[Wanted]) -> Vec<Answer> {
+    pub fn serve_concurrently(&self, wanted: &[TestRequest]) -> Vec<Answer> {
         let tickets: Vec<_> = wanted.iter().map(|wanted| self.submit(wanted)).collect();
         tickets.into_iter().map(|ticket| self.collect(ticket)).collect()
     }
 
     /// Answers to requests that run one after the other.
-    pub fn in_turn(&self, wanted: &[Wanted]) -> Vec<Answer> {
+    pub fn serve_in_order(&self, wanted: &[TestRequest]) -> Vec<Answer> {
         wanted.iter().map(|wanted| self.collect(self.submit(wanted))).collect()
     }
 
     /// Asks what the admin port would ask.
-    pub fn call<T>(&self, question: impl FnOnce(tokio::sync::oneshot::Sender<T>) -> Call) -> T {
-        let asked = self.service.asked(PATIENCE, |answer| Message::Call(question(answer)));
+    pub fn call<T>(&self, question: impl FnOnce(tokio::sync::oneshot::Sender<T>) -> AdminCall) -> T {
+        let asked = self.service.query(TIMEOUT, |answer| Message::Admin(question(answer)));
         self.runtime.block_on(asked).expect("the room answers")
     }
 
@@ -347,7 +358,7 @@ impl Tenant {
             if reached(&state) {
                 return state;
             }
-            assert!(begun.elapsed() < PATIENCE, "not in time: {what}; now {state:#?}");
+            assert!(begun.elapsed() < TIMEOUT, "not in time: {what}; now {state:#?}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -373,7 +384,7 @@ impl Drop for Tenant {
         }
         self.closed.store(true, Ordering::Relaxed);
         self.inbox.send(Message::Stop);
-        let ended = self.room.take().map(std::thread::JoinHandle::join);
+        let ended = self.engine_loop.take().map(std::thread::JoinHandle::join);
         drop(engine);
         match ended {
             Some(ended) if !std::thread::panicking() => {
@@ -385,12 +396,12 @@ impl Drop for Tenant {
 }
 
 /// How often a reason applied.
-pub fn times(state: &State, reason: &str) -> u64 {
+pub fn event_count(state: &State, reason: &str) -> u64 {
     state.figures.remap_events_total.iter().find(|r| r.reason == reason).map_or(0, |r| r.count)
 }
 
 /// Device memory in which the tenant of `config` has all layers resident and just `kv_bytes` of KV.
-pub fn fitting(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
+pub fn config_fitting_kv(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
     let mut roomy = config.clone();
     roomy.gpu.memory_bytes = 256 << 20;
     roomy.gpu.link_bytes_per_second = None;

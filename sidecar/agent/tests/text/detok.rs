@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::json;
-use sluice_agent::gateway::detok::{Detokenizer, Show};
+use sluice_agent::gateway::detok::{DecodeOptions, Detokenizer};
 use sluice_agent::model::text::Text;
 
-use super::folders::{Kind, added, open, tokenizer};
+use super::folders::{DecoderKind, added, open, tokenizer};
 
 /// The text of `answer` to `prompt`, token by token.
-fn pieces(text: &Arc<Text>, show: Show, prompt: &[u32], answer: &[u32]) -> Vec<String> {
+fn pieces(text: &Arc<Text>, show: DecodeOptions, prompt: &[u32], answer: &[u32]) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(text.clone(), show, prompt);
     let mut pieces: Vec<_> = answer.iter().map(|id| detokenizer.push(*id)).collect();
     pieces.push(detokenizer.finish());
@@ -18,10 +18,10 @@ fn pieces(text: &Arc<Text>, show: Show, prompt: &[u32], answer: &[u32]) -> Vec<S
 }
 
 fn answer(text: &Arc<Text>, prompt: &[u32], answer: &[u32]) -> String {
-    pieces(text, Show::default(), prompt, answer).concat()
+    pieces(text, DecodeOptions::default(), prompt, answer).concat()
 }
 
-fn text(kind: Kind) -> Arc<Text> {
+fn text(kind: DecoderKind) -> Arc<Text> {
     let folder = open(&tokenizer(kind), &json!({}));
     Arc::new(folder.text)
 }
@@ -34,9 +34,9 @@ fn whole_tokens(text: &Text) -> Vec<u32> {
 }
 
 #[test]
-fn the_first_space_of_an_answer_is_kept_where_a_text_comes_before_it() {
+fn first_space_is_kept_after_prompt_text() {
     // Llama 2's way. Expected: what transformers decodes of prompt and answer, less what it decodes of the prompt.
-    let text = text(Kind::Pieces);
+    let text = text(DecoderKind::Pieces);
     let ids = |words: &str| text.encode(words).expect("tokens");
     let upon = ids("upon a")[1..].to_vec();
     assert_eq!(answer(&text, &ids("Once"), &upon), " upon a");
@@ -44,7 +44,7 @@ fn the_first_space_of_an_answer_is_kept_where_a_text_comes_before_it() {
     // Special tokens are no text before it: the sequence begins with the answer.
     assert_eq!(answer(&text, &[1], &upon), "upon a");
     assert_eq!(answer(&text, &[], &upon), "upon a");
-    let seen = Show { skip_special: false, ..Show::default() };
+    let seen = DecodeOptions { skip_special: false, ..DecodeOptions::default() };
     assert_eq!(pieces(&text, seen, &[1], &upon).concat(), " upon a");
     // However far back the text is.
     let far = [ids("Once"), vec![2; 100]].concat();
@@ -52,8 +52,8 @@ fn the_first_space_of_an_answer_is_kept_where_a_text_comes_before_it() {
 }
 
 #[test]
-fn a_character_that_begins_in_the_prompt_is_of_the_answer_and_one_that_ends_nowhere_is_not_shown() {
-    for kind in [Kind::Pieces, Kind::ByteLevel] {
+fn character_split_across_prompt_belongs_to_answer() {
+    for kind in [DecoderKind::Pieces, DecoderKind::ByteLevel] {
         let text = text(kind);
         let bytes = |of: &[u8]| of.iter().map(|byte| 3 + u32::from(*byte)).collect::<Vec<_>>();
         let party = "🎉".as_bytes();
@@ -69,28 +69,28 @@ fn a_character_that_begins_in_the_prompt_is_of_the_answer_and_one_that_ends_nowh
             assert_eq!(answer(&text, &bytes(b"a"), &bytes(&broken)), "🎉🎉\u{fffd}z", "{kind:?} {cut}");
         }
         let meant = "a\u{fffd}";
-        let shown = pieces(&text, Show::default(), &bytes(b"p"), &bytes(meant.as_bytes()));
+        let shown = pieces(&text, DecodeOptions::default(), &bytes(b"p"), &bytes(meant.as_bytes()));
         assert_eq!(shown, ["a", "", "", "\u{fffd}", ""], "{kind:?}: U+FFFD itself is a character");
     }
 }
 
 #[test]
-fn whole_characters_of_a_token_that_is_cut_are_shown() {
-    let text = text(Kind::ByteLevel);
+fn complete_characters_of_cut_token_are_shown() {
+    let text = text(DecoderKind::ByteLevel);
     let half = text.tokenizer().token_to_id("ĠÃ").expect("a space and the half of é");
     assert_eq!(answer(&text, &[3 + 97], &[3 + 98, half]), "b ");
 }
 
 #[test]
-fn added_tokens_have_spaces_between_them_unless_that_is_switched_off() {
+fn added_tokens_are_spaced_unless_disabled() {
     // vLLM's rule: behind an added token, an added token is its text alone, unless special tokens are skipped.
-    let mut file = tokenizer(Kind::None);
+    let mut file = tokenizer(DecoderKind::None);
     let (x, a) = (added(&file, "<x>"), 3 + 97);
     file["added_tokens"].as_array_mut().expect("a list").push(x);
     let text = Arc::new(open(&file, &json!({})).text);
     let x = text.tokenizer().token_to_id("<x>").expect("a token");
     let show = |skip_special, spaces_between_special| {
-        let show = Show { skip_special, spaces_between_special };
+        let show = DecodeOptions { skip_special, spaces_between_special };
         pieces(&text, show, &[a], &[a, x, x, 2, a, x]).concat()
     };
     assert_eq!(show(false, true), " <0x61> <x> <x> </s> <0x61> <x>");
@@ -100,8 +100,8 @@ fn added_tokens_have_spaces_between_them_unless_that_is_switched_off() {
 
 proptest! {
     #[test]
-    fn an_answer_is_what_the_sequence_has_more_than_its_prompt(
-        kind in prop::sample::select(Kind::ALL.to_vec()),
+    fn answer_is_sequence_text_minus_prompt_text(
+        kind in prop::sample::select(DecoderKind::ALL.to_vec()),
         skip_special in any::<bool>(),
         prompt in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
         made in prop::collection::vec(any::<prop::sample::Index>(), 1..24),
@@ -113,13 +113,13 @@ proptest! {
         let decode = |ids: &[u32]| text.tokenizer().decode(ids, skip_special).expect("text");
         let (before, whole) = (decode(&prompt), decode(&[&prompt[..], &made[..]].concat()));
         let wanted = whole.strip_prefix(&before).expect("a decoder that goes on");
-        let show = Show { skip_special, ..Show::default() };
+        let show = DecodeOptions { skip_special, ..DecodeOptions::default() };
         prop_assert_eq!(pieces(&text, show, &prompt, &made).concat(), wanted);
     }
 
     #[test]
-    fn bytes_of_an_answer_are_its_text_whatever_they_are(
-        kind in prop::sample::select(vec![Kind::Pieces, Kind::ByteLevel]),
+    fn arbitrary_answer_bytes_decode_to_text(
+        kind in prop::sample::select(vec![DecoderKind::Pieces, DecoderKind::ByteLevel]),
         made in ".{1,12}",
         cut in any::<prop::sample::Index>(),
     ) {

@@ -10,14 +10,14 @@ use tempfile::TempDir;
 pub const WORDS: [&str; 8] = ["▁Once", "▁upon", "▁a", "▁time", "▁é", ",", "<", ">"];
 
 /// A folder and what was read of it.
-pub struct Folder {
+pub struct ModelFolder {
     pub text: Text,
     _folder: TempDir,
 }
 
 /// How the texts of tokens are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DecoderKind {
     /// As Llama 2: `▁` is a space, `<0xNN>` a byte, the first space is left out.
     Pieces,
     /// `▁` is a space but for the first one, by the library's decoder of that name.
@@ -28,21 +28,22 @@ pub enum Kind {
     None,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 4] = [Kind::Pieces, Kind::Metaspace, Kind::ByteLevel, Kind::None];
+impl DecoderKind {
+    pub const ALL: [DecoderKind; 4] =
+        [DecoderKind::Pieces, DecoderKind::Metaspace, DecoderKind::ByteLevel, DecoderKind::None];
 
     fn decoder(self) -> Value {
         match self {
-            Kind::Pieces => json!({"type": "Sequence", "decoders": [
+            DecoderKind::Pieces => json!({"type": "Sequence", "decoders": [
                 {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
                 {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}),
-            Kind::Metaspace => {
+            DecoderKind::Metaspace => {
                 json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true})
             }
-            Kind::ByteLevel => {
+            DecoderKind::ByteLevel => {
                 json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})
             }
-            Kind::None => Value::Null,
+            DecoderKind::None => Value::Null,
         }
     }
 }
@@ -56,9 +57,9 @@ fn names_of_bytes() -> Vec<char> {
 }
 
 /// `word` in the characters of `kind`.
-fn spelled(kind: Kind, word: &str) -> String {
+fn spelled(kind: DecoderKind, word: &str) -> String {
     match kind {
-        Kind::ByteLevel => {
+        DecoderKind::ByteLevel => {
             let names = names_of_bytes();
             word.replace('▁', " ").bytes().map(|byte| names[usize::from(byte)]).collect()
         }
@@ -67,7 +68,7 @@ fn spelled(kind: Kind, word: &str) -> String {
 }
 
 /// Every beginning of every word, and the merges that make the word of its characters.
-fn words(kind: Kind) -> (Vec<String>, Vec<[String; 2]>) {
+fn words(kind: DecoderKind) -> (Vec<String>, Vec<[String; 2]>) {
     let (mut pieces, mut merges) = (Vec::new(), Vec::new());
     for word in WORDS.map(|word| spelled(kind, word)) {
         let mut grown = String::new();
@@ -84,10 +85,10 @@ fn words(kind: Kind) -> (Vec<String>, Vec<[String; 2]>) {
 }
 
 /// `tokenizer.json`: `<unk>`, `<s>` and `</s>`, then the bytes, then the words.
-pub fn tokenizer(kind: Kind) -> Value {
+pub fn tokenizer(kind: DecoderKind) -> Value {
     let bytes = names_of_bytes();
     let byte = |byte: usize| match kind {
-        Kind::ByteLevel => bytes[byte].to_string(),
+        DecoderKind::ByteLevel => bytes[byte].to_string(),
         _ => format!("<0x{byte:02X}>"),
     };
     let (pieces, merges) = words(kind);
@@ -103,7 +104,7 @@ pub fn tokenizer(kind: Kind) -> Value {
     });
     let spaces = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
         {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]});
-    let level = matches!(kind, Kind::ByteLevel);
+    let level = matches!(kind, DecoderKind::ByteLevel);
     json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
         "normalizer": if level { Value::Null } else { spaces },
         "pre_tokenizer": if level { kind.decoder() } else { Value::Null },
@@ -125,18 +126,18 @@ pub fn added(tokenizer: &Value, content: &str) -> Value {
 }
 
 /// Writes a folder and opens it.
-pub fn open(tokenizer: &Value, settings: &Value) -> Folder {
+pub fn open(tokenizer: &Value, settings: &Value) -> ModelFolder {
     open_with(tokenizer, settings, &[])
 }
 
 /// The same with more files: names and contents.
-pub fn open_with(tokenizer: &Value, settings: &Value, files: &[(&str, &Value)]) -> Folder {
+pub fn open_with(tokenizer: &Value, settings: &Value, files: &[(&str, &Value)]) -> ModelFolder {
     let folder = tempfile::tempdir().expect("a folder");
     write(folder.path(), tokenizer, settings);
     for (name, content) in files {
         std::fs::write(folder.path().join(name), content.to_string()).expect("the folder can be written");
     }
-    Folder { text: Text::open(folder.path()).expect("the folder is complete"), _folder: folder }
+    ModelFolder { text: Text::open(folder.path()).expect("the folder is complete"), _folder: folder }
 }
 
 /// Writes what [`Text::open`] reads.

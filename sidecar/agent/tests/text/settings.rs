@@ -11,7 +11,7 @@ use super::tokens::{PROMPT, shown, with, with_x};
 const TEMPLATE: &str = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ image_token }}";
 
 /// What one folder makes of [`PROMPT`]: its tokens, their text without special ones, and [`TEMPLATE`].
-type Found = (Vec<u32>, String, String);
+type Observed = (Vec<u32>, String, String);
 
 #[derive(Clone)]
 struct Case {
@@ -26,7 +26,7 @@ struct Case {
     found: (&'static [u32], &'static str, &'static str),
 }
 
-fn found(case: &Case) -> Found {
+fn found(case: &Case) -> Observed {
     let tokenizer = if case.x { with_x(false) } else { with(|_| {}) };
     let mut config = case.config.clone();
     config["chat_template"] = json!(TEMPLATE);

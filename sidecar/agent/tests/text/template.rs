@@ -5,7 +5,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use sluice_agent::model::text::Message;
 
-use super::folders::{Folder, Kind, open, tokenizer, write};
+use super::folders::{DecoderKind, ModelFolder, open, tokenizer, write};
 
 /// A template, and what transformers 5.24 makes of it; `None` = an error.
 #[derive(Deserialize)]
@@ -17,9 +17,9 @@ struct Case<'a> {
     rendered: Option<String>,
 }
 
-fn with_template(template: &str) -> Folder {
+fn with_template(template: &str) -> ModelFolder {
     let settings = json!({"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"});
-    open(&tokenizer(Kind::Pieces), &settings)
+    open(&tokenizer(DecoderKind::Pieces), &settings)
 }
 
 fn messages(json: &str) -> Vec<Message> {
@@ -39,7 +39,7 @@ fn templates_are_rendered_as_transformers_does() {
 }
 
 #[test]
-fn the_assistants_turn_is_opened_where_that_is_asked_for() {
+fn generation_prompt_is_added_on_request() {
     let folder = with_template("{{ messages[0].content }}{% if add_generation_prompt %} A:{% endif %}");
     let said = messages(r#"[{"role": "user", "content": "x"}]"#);
     let rendered = |add| folder.text.render(&said, add).expect("a prompt");
@@ -47,7 +47,7 @@ fn the_assistants_turn_is_opened_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_template_that_adds_texts_together_takes_a_call_without_content() {
+fn string_concatenating_template_accepts_missing_content() {
     // SmolLM2's way; transformers fails, vLLM has an empty text.
     let folder =
         with_template("{% for m in messages %}{{ m['role'] + '=' + m['content'] + ';' }}{% endfor %}");
@@ -64,7 +64,7 @@ fn a_template_that_adds_texts_together_takes_a_call_without_content() {
 }
 
 #[test]
-fn a_template_that_cannot_be_read_refuses_chats_and_nothing_else() {
+fn invalid_template_refuses_only_chats() {
     let said = messages(r#"[{"role": "user", "content": "x"}]"#);
     for (template, problem) in [
         (json!("{% for m in messages %}"), "tokenizer_config.json: chat_template: syntax error: "),
@@ -74,19 +74,20 @@ fn a_template_that_cannot_be_read_refuses_chats_and_nothing_else() {
             "tokenizer_config.json: chat_template: is neither a text nor a list of named ones",
         ),
     ] {
-        let folder = open(&tokenizer(Kind::Pieces), &json!({"chat_template": template}));
+        let folder = open(&tokenizer(DecoderKind::Pieces), &json!({"chat_template": template}));
         let told = folder.text.render(&said, true).expect_err("refused");
         assert!(told.contains(problem) && told.contains("the chat template cannot be used"), "{told}");
         assert!(folder.text.encode("Once").is_ok());
     }
-    let none = open(&tokenizer(Kind::Pieces), &json!({"chat_template": [{"name": "rag", "template": "x"}]}));
+    let none =
+        open(&tokenizer(DecoderKind::Pieces), &json!({"chat_template": [{"name": "rag", "template": "x"}]}));
     assert!(none.text.render(&said, true).expect_err("refused").contains("has no chat template"));
 }
 
 #[test]
-fn a_template_file_that_is_no_text_refuses_chats() {
+fn non_text_template_refuses_chats() {
     let folder = tempfile::tempdir().expect("a folder");
-    write(folder.path(), &tokenizer(Kind::Pieces), &json!({"chat_template": "good"}));
+    write(folder.path(), &tokenizer(DecoderKind::Pieces), &json!({"chat_template": "good"}));
     std::fs::write(folder.path().join("chat_template.jinja"), b"\xff").expect("a file");
     let text = sluice_agent::model::text::Text::open(folder.path()).expect("the model is served");
     let told = text.render(&messages(r#"[{"role": "user"}]"#), true).expect_err("refused");

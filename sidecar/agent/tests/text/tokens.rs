@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use sluice_agent::model::text::Text;
 
-use super::folders::{Folder, Kind, added, open, tokenizer};
+use super::folders::{DecoderKind, ModelFolder, added, open, tokenizer};
 
 pub const PROMPT: &str = "Once upon a time <x>, a é🎉";
 /// [`PROMPT`] in [`Kind::Pieces`].
@@ -13,7 +13,7 @@ const IDS: [u32; 16] = [1, 267, 274, 276, 283, 259, 287, 123, 288, 286, 276, 285
 const WITH_X: [u32; 15] = [1, 267, 274, 276, 283, 259, 289, 259, 286, 276, 285, 243, 162, 145, 140];
 
 pub fn with(change: impl FnOnce(&mut Value)) -> Value {
-    let mut tokenizer = tokenizer(Kind::Pieces);
+    let mut tokenizer = tokenizer(DecoderKind::Pieces);
     change(&mut tokenizer);
     tokenizer
 }
@@ -55,7 +55,7 @@ fn settings_of_a_training_run_change_no_prompt() {
 }
 
 #[test]
-fn added_tokens_are_what_the_configuration_says_and_named_ones_are_special() {
+fn added_tokens_follow_configuration() {
     let like = |special: bool, strip: bool| {
         json!({"289": {"content": "<x>", "single_word": false, "lstrip": strip, "rstrip": strip, "normalized": false,
             "special": special}})
@@ -92,21 +92,21 @@ fn added_tokens_are_what_the_configuration_says_and_named_ones_are_special() {
 }
 
 #[test]
-fn a_token_gets_no_id_that_the_model_does_not_know() {
+fn token_ids_stay_within_vocabulary() {
     let elsewhere = json!({"added_tokens_decoder": {"400": {"content": "<x>"}}});
     for settings in [json!({"eos_token": "<x>"}), elsewhere] {
-        let folder = open(&tokenizer(Kind::Pieces), &settings);
+        let folder = open(&tokenizer(DecoderKind::Pieces), &settings);
         assert_eq!(folder.text.encode(PROMPT).unwrap(), IDS, "{settings}");
     }
 }
 
-fn id(folder: &Folder, token: &str) -> u32 {
+fn id(folder: &ModelFolder, token: &str) -> u32 {
     folder.text.tokenizer().token_to_id(token).unwrap_or_else(|| panic!("{token} is a token"))
 }
 
 #[test]
-fn every_byte_has_a_token_that_adds_it_and_words_bring_their_space() {
-    for kind in [Kind::Pieces, Kind::ByteLevel] {
+fn every_byte_has_a_token() {
+    for kind in [DecoderKind::Pieces, DecoderKind::ByteLevel] {
         let folder = open(&tokenizer(kind), &json!({}));
         for byte in 0..=u8::MAX {
             assert_eq!(folder.text.bytes_of(3 + u32::from(byte)), Some(vec![byte]), "{kind:?}");
@@ -115,20 +115,20 @@ fn every_byte_has_a_token_that_adds_it_and_words_bring_their_space() {
         assert_eq!(folder.text.bytes_of(400), None, "{kind:?}");
     }
     for (kind, token, bytes) in [
-        (Kind::Pieces, "▁Once", " Once"),
-        (Kind::Pieces, "▁", " "),
-        (Kind::Pieces, "▁é", " é"),
-        (Kind::Metaspace, "▁Once", " Once"),
-        (Kind::Metaspace, "▁", " "),
-        (Kind::Metaspace, ",", ","),
-        (Kind::ByteLevel, "ĠOnce", " Once"),
-        (Kind::ByteLevel, "ĠÃ©", " é"),
-        (Kind::None, ",", " ,"),
+        (DecoderKind::Pieces, "▁Once", " Once"),
+        (DecoderKind::Pieces, "▁", " "),
+        (DecoderKind::Pieces, "▁é", " é"),
+        (DecoderKind::Metaspace, "▁Once", " Once"),
+        (DecoderKind::Metaspace, "▁", " "),
+        (DecoderKind::Metaspace, ",", ","),
+        (DecoderKind::ByteLevel, "ĠOnce", " Once"),
+        (DecoderKind::ByteLevel, "ĠÃ©", " é"),
+        (DecoderKind::None, ",", " ,"),
     ] {
         let folder = open(&tokenizer(kind), &json!({}));
         let id = id(&folder, token);
         assert_eq!(folder.text.bytes_of(id), Some(bytes.as_bytes().to_vec()), "{kind:?} {token}");
     }
-    let level = open(&tokenizer(Kind::ByteLevel), &json!({}));
+    let level = open(&tokenizer(DecoderKind::ByteLevel), &json!({}));
     assert_eq!(level.text.bytes_of(id(&level, "ĠÃ")), Some(b" \xc3".to_vec()), "a space and the half of é");
 }

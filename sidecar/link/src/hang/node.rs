@@ -7,24 +7,24 @@ use std::time::Duration;
 
 /// The process that is watched, as `/proc` names it.
 #[derive(Clone, Copy, Debug)]
-pub struct Watched {
+pub struct WatchedProcess {
     pid: Option<u32>,
 }
 
-impl Watched {
+impl WatchedProcess {
     /// The process of a pidfd. One that is dead or of another pid namespace has no name here.
-    pub fn of(pidfd: BorrowedFd<'_>) -> Watched {
+    pub fn new(pidfd: BorrowedFd<'_>) -> WatchedProcess {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()));
-        Watched { pid: info.ok().as_deref().and_then(pid_in) }
+        WatchedProcess { pid: info.ok().as_deref().and_then(pid_in) }
     }
 
     /// Whether `/proc` knows it by this process id.
-    pub fn is_seen_as(&self, pid: u32) -> bool {
+    pub fn has_pid(&self, pid: u32) -> bool {
         self.pid == Some(pid)
     }
 
     /// How often its main thread was put on a CPU: unchanged while it sleeps or is stopped. `None` = the kernel does not tell.
-    pub fn runs(&self) -> Option<u64> {
+    pub fn run_count(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/schedstat", self.pid?)).ok()?;
         text.split_whitespace().nth(2)?.parse().ok()
     }
@@ -48,7 +48,7 @@ fn pid_in(fdinfo: &str) -> Option<u32> {
 
 /// Totals that only rise, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeTimes {
+pub struct NodeStallTimes {
     /// Each thread of the process waited for a CPU; where the kernel does not tell that of a process, some process of the node
     /// did, as thread 0.
     pub cpu_waits: BTreeMap<u32, Duration>,
@@ -60,12 +60,12 @@ pub struct NodeTimes {
     pub io: Duration,
 }
 
-impl NodeTimes {
+impl NodeStallTimes {
     /// What the kernel says now. What it does not tell is 0.
-    pub fn read(process: &Watched) -> NodeTimes {
+    pub fn read(process: &WatchedProcess) -> NodeStallTimes {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let pressure = |what: &str, line| stalled(&read(&format!("/proc/pressure/{what}")), line);
-        NodeTimes {
+        let pressure = |what: &str, line| stall_total(&read(&format!("/proc/pressure/{what}")), line);
+        NodeStallTimes {
             cpu_waits: process.cpu_waits().unwrap_or_else(|| BTreeMap::from([(0, pressure("cpu", "some"))])),
             throttled: throttled(&read("/sys/fs/cgroup/cpu.stat")),
             memory: pressure("memory", "some"),
@@ -74,7 +74,7 @@ impl NodeTimes {
     }
 
     /// Time between two moments in which the node was slow. May be more than the time between them: causes add up.
-    pub fn slow_since(&self, before: &NodeTimes) -> Duration {
+    pub fn stalled_since(&self, before: &NodeStallTimes) -> Duration {
         let waited = |(thread, now): (&u32, &Duration)| {
             // A thread that has just started waited for no more than its life.
             now.saturating_sub(before.cpu_waits.get(thread).copied().unwrap_or_default())
@@ -87,7 +87,7 @@ impl NodeTimes {
 }
 
 /// `total` of a line of a pressure file, microseconds there.
-fn stalled(text: &str, line: &str) -> Duration {
+fn stall_total(text: &str, line: &str) -> Duration {
     let fields =
         text.lines().find(|found| found.starts_with(line)).into_iter().flat_map(str::split_whitespace);
     microseconds(fields.filter_map(|field| field.strip_prefix("total=")).next())
@@ -111,11 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_of_the_kernel_are_read_as_they_are_documented() {
+    fn kernel_stat_files_are_parsed() {
         let cpu = "some avg10=0.12 avg60=0.05 avg300=0.01 total=123456\nfull avg10=0.00 total=7\n";
-        assert_eq!(stalled(cpu, "some"), Duration::from_micros(123_456));
-        assert_eq!(stalled(cpu, "full"), Duration::from_micros(7));
-        assert_eq!(stalled("", "some"), Duration::ZERO, "a kernel without PSI");
+        assert_eq!(stall_total(cpu, "some"), Duration::from_micros(123_456));
+        assert_eq!(stall_total(cpu, "full"), Duration::from_micros(7));
+        assert_eq!(stall_total("", "some"), Duration::ZERO, "a kernel without PSI");
         let stat = "usage_usec 9\nnr_throttled 3\nthrottled_usec 4500\n";
         assert_eq!(throttled(stat), Duration::from_micros(4500));
         assert_eq!(pid_in("pos:\t0\nflags:\t02\nPid:\t4711\nNSpid:\t4711\n"), Some(4711));
@@ -124,36 +124,37 @@ mod tests {
     }
 
     #[test]
-    fn causes_of_slowness_add_up_and_throttling_is_a_wait_for_a_cpu() {
+    fn stall_causes_add_up_and_throttling_is_cpu_wait() {
         let ms = Duration::from_millis;
         let cpu_waits = BTreeMap::from([(1, ms(1000)), (2, ms(30))]);
-        let times = NodeTimes { cpu_waits, throttled: ms(50), memory: ms(5), io: ms(7) };
-        let others = NodeTimes { cpu_waits: BTreeMap::from([(1, ms(1000))]), ..NodeTimes::default() };
-        assert_eq!(times.slow_since(&others), ms(62), "the thread that waited meanwhile counts");
-        assert_eq!(NodeTimes::default().slow_since(&times), Duration::ZERO);
+        let times = NodeStallTimes { cpu_waits, throttled: ms(50), memory: ms(5), io: ms(7) };
+        let others =
+            NodeStallTimes { cpu_waits: BTreeMap::from([(1, ms(1000))]), ..NodeStallTimes::default() };
+        assert_eq!(times.stalled_since(&others), ms(62), "the thread that waited meanwhile counts");
+        assert_eq!(NodeStallTimes::default().stalled_since(&times), Duration::ZERO);
     }
 
     #[test]
-    fn a_process_that_is_stopped_does_not_run_and_one_that_computes_does() {
+    fn stopped_process_makes_no_cpu_progress() {
         let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
-        let Some(before) = Watched::of(own.as_fd()).runs() else {
+        let Some(before) = WatchedProcess::new(own.as_fd()).run_count() else {
             println!("skipped: this kernel has no schedstat");
             return;
         };
         std::thread::sleep(Duration::from_millis(1));
-        assert!(Watched::of(own.as_fd()).runs().is_some_and(|runs| runs >= before));
+        assert!(WatchedProcess::new(own.as_fd()).run_count().is_some_and(|runs| runs >= before));
         let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        let watched = Watched::of(pidfd.as_fd());
-        assert!(watched.is_seen_as(child.id()));
+        let watched = WatchedProcess::new(pidfd.as_fd());
+        assert!(watched.has_pid(child.id()));
         kill_process(pid, Signal::STOP).unwrap();
         while !fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap().contains(") T ") {
             std::thread::yield_now();
         }
-        let runs = watched.runs();
+        let runs = watched.run_count();
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(watched.runs(), runs, "stopped");
+        assert_eq!(watched.run_count(), runs, "stopped");
         child.kill().unwrap();
         child.wait().unwrap();
     }

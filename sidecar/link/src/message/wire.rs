@@ -14,7 +14,7 @@ use sluice_ports::sampling::Sampling;
 
 use self::done::WireDone;
 use super::{EngineSetup, Hello, Message, Ready, SequenceOrder, StepOrder};
-use crate::frame::{Kind, Refusal};
+use crate::frame::{MessageKind, ProtocolError};
 
 #[derive(Serialize, Deserialize)]
 struct WireHello {
@@ -57,7 +57,7 @@ struct WireReback {
 }
 
 #[derive(Serialize, Deserialize)]
-struct WireAnswer {
+struct WireReply {
     id: u64,
     attempt: u32,
     message: String,
@@ -102,7 +102,7 @@ struct WireStep {
 }
 
 /// Room for the payload of a usual step or answer, so that it does not grow byte by byte.
-const USUAL_BYTES: usize = 1024;
+const INITIAL_CAPACITY: usize = 1024;
 
 /// The payload of a message.
 pub(super) fn encode(message: &Message) -> Vec<u8> {
@@ -113,66 +113,68 @@ pub(super) fn encode(message: &Message) -> Vec<u8> {
         Message::Reback { id, ops, more } => {
             bytes(&WireReback { id: id.0, ops: ops.iter().map(WireOp::from).collect(), more: *more })
         }
-        Message::Applied { id } => bytes(&WireAnswer::new(id.0, 0, "")),
-        Message::Refused { id, message } => bytes(&WireAnswer::new(id.0, 0, message)),
+        Message::Applied { id } => bytes(&WireReply::new(id.0, 0, "")),
+        Message::Refused { id, message } => bytes(&WireReply::new(id.0, 0, message)),
         Message::Step(order) => bytes(&WireStep::from(order)),
         Message::Done(done) => bytes(&WireDone::from(done)),
-        Message::StepRefused { id, attempt, message } => bytes(&WireAnswer::new(id.0, *attempt, message)),
-        Message::TurnPassed { id, attempt } => bytes(&WireAnswer::new(id.0, *attempt, "")),
+        Message::StepRefused { id, attempt, message } => bytes(&WireReply::new(id.0, *attempt, message)),
+        Message::TurnPassed { id, attempt } => bytes(&WireReply::new(id.0, *attempt, "")),
         Message::Bye => Vec::new(),
     }
 }
 
 /// The message of a payload.
-pub(super) fn decode(kind: Kind, payload: &[u8]) -> Result<Message, Refusal> {
+pub(super) fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, ProtocolError> {
     Ok(match kind {
-        Kind::Hello => Message::Hello(read::<WireHello>(kind, payload)?.into()),
-        Kind::Model => Message::Model(Box::new(read_setup(payload)?)),
-        Kind::Ready => Message::Ready(read::<WireReady>(kind, payload)?.into()),
-        Kind::Reback => {
+        MessageKind::Hello => Message::Hello(read::<WireHello>(kind, payload)?.into()),
+        MessageKind::Model => Message::Model(Box::new(read_setup(payload)?)),
+        MessageKind::Ready => Message::Ready(read::<WireReady>(kind, payload)?.into()),
+        MessageKind::Reback => {
             let order: WireReback = read(kind, payload)?;
             let ops = order.ops.into_iter().map(Reback::from).collect();
             Message::Reback { id: ActionId(order.id), ops, more: order.more }
         }
-        Kind::Applied => Message::Applied { id: ActionId(read::<WireAnswer>(kind, payload)?.id) },
-        Kind::Refused => {
-            let answer: WireAnswer = read(kind, payload)?;
+        MessageKind::Applied => Message::Applied { id: ActionId(read::<WireReply>(kind, payload)?.id) },
+        MessageKind::Refused => {
+            let answer: WireReply = read(kind, payload)?;
             Message::Refused { id: ActionId(answer.id), message: answer.message }
         }
-        Kind::Step => Message::Step(read_step(payload)?),
-        Kind::Done => Message::Done(read::<WireDone>(kind, payload)?.into()),
-        Kind::StepRefused => {
-            let answer: WireAnswer = read(kind, payload)?;
+        MessageKind::Step => Message::Step(read_step(payload)?),
+        MessageKind::Done => Message::Done(read::<WireDone>(kind, payload)?.into()),
+        MessageKind::StepRefused => {
+            let answer: WireReply = read(kind, payload)?;
             Message::StepRefused { id: StepId(answer.id), attempt: answer.attempt, message: answer.message }
         }
-        Kind::TurnPassed => {
-            let answer: WireAnswer = read(kind, payload)?;
+        MessageKind::TurnPassed => {
+            let answer: WireReply = read(kind, payload)?;
             Message::TurnPassed { id: StepId(answer.id), attempt: answer.attempt }
         }
-        Kind::Bye if payload.is_empty() => Message::Bye,
-        Kind::Bye => return Err(Refusal::Trailing { kind, extra: payload.len() }),
+        MessageKind::Bye if payload.is_empty() => Message::Bye,
+        MessageKind::Bye => return Err(ProtocolError::Trailing { kind, extra: payload.len() }),
     })
 }
 
 fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
     // Postcard fails only on sequences of unknown length, which no wire struct has.
-    postcard::to_extend(value, Vec::with_capacity(USUAL_BYTES)).expect("a wire struct always encodes")
+    postcard::to_extend(value, Vec::with_capacity(INITIAL_CAPACITY)).expect("a wire struct always encodes")
 }
 
-fn read<T: DeserializeOwned>(kind: Kind, payload: &[u8]) -> Result<T, Refusal> {
+fn read<T: DeserializeOwned>(kind: MessageKind, payload: &[u8]) -> Result<T, ProtocolError> {
     let (value, rest) = postcard::take_from_bytes::<T>(payload)
-        .map_err(|error| Refusal::Payload { kind, reason: error.to_string() })?;
-    if rest.is_empty() { Ok(value) } else { Err(Refusal::Trailing { kind, extra: rest.len() }) }
+        .map_err(|error| ProtocolError::Payload { kind, reason: error.to_string() })?;
+    if rest.is_empty() { Ok(value) } else { Err(ProtocolError::Trailing { kind, extra: rest.len() }) }
 }
 
-fn read_setup(payload: &[u8]) -> Result<EngineSetup, Refusal> {
-    let setup: EngineSetup = read(Kind::Model, payload)?;
-    setup.check().map_err(|error| Refusal::Payload { kind: Kind::Model, reason: error.to_string() })?;
+fn read_setup(payload: &[u8]) -> Result<EngineSetup, ProtocolError> {
+    let setup: EngineSetup = read(MessageKind::Model, payload)?;
+    setup
+        .check()
+        .map_err(|error| ProtocolError::Payload { kind: MessageKind::Model, reason: error.to_string() })?;
     Ok(setup)
 }
 
-fn read_step(payload: &[u8]) -> Result<StepOrder, Refusal> {
-    let order = StepOrder::from(read::<WireStep>(Kind::Step, payload)?);
+fn read_step(payload: &[u8]) -> Result<StepOrder, ProtocolError> {
+    let order = StepOrder::from(read::<WireStep>(MessageKind::Step, payload)?);
     let reason = if order.parity > 1 {
         format!("parity is {}, neither 0 nor 1", order.parity)
     } else if order.sequences.iter().any(|sequence| sequence.count == 0) {
@@ -180,12 +182,12 @@ fn read_step(payload: &[u8]) -> Result<StepOrder, Refusal> {
     } else {
         return Ok(order);
     };
-    Err(Refusal::Payload { kind: Kind::Step, reason })
+    Err(ProtocolError::Payload { kind: MessageKind::Step, reason })
 }
 
-impl WireAnswer {
-    fn new(id: u64, attempt: u32, message: &str) -> WireAnswer {
-        WireAnswer { id, attempt, message: message.to_owned() }
+impl WireReply {
+    fn new(id: u64, attempt: u32, message: &str) -> WireReply {
+        WireReply { id, attempt, message: message.to_owned() }
     }
 }
 
@@ -316,11 +318,11 @@ impl From<WireSampling> for SampleRequest {
     }
 }
 
-fn named(generations: &[(LayerId, Generation)]) -> Vec<(u16, u64)> {
+fn to_wire_generations(generations: &[(LayerId, Generation)]) -> Vec<(u16, u64)> {
     generations.iter().map(|(layer, generation)| (layer.0, generation.0)).collect()
 }
 
-fn names(wire: Vec<(u16, u64)>) -> Vec<(LayerId, Generation)> {
+fn from_wire_generations(wire: Vec<(u16, u64)>) -> Vec<(LayerId, Generation)> {
     wire.into_iter().map(|(layer, generation)| (LayerId(layer), Generation(generation))).collect()
 }
 
@@ -338,8 +340,8 @@ impl From<&StepOrder> for WireStep {
             epoch: order.epoch,
             parity: order.parity,
             sequences: order.sequences.iter().map(sequence).collect(),
-            generations: named(&order.generations),
-            kv_generations: named(&order.kv_generations),
+            generations: to_wire_generations(&order.generations),
+            kv_generations: to_wire_generations(&order.kv_generations),
             activation_limit_bytes: order.activation_limit_bytes,
         }
     }
@@ -359,8 +361,8 @@ impl From<WireStep> for StepOrder {
             epoch: wire.epoch,
             parity: wire.parity,
             sequences: wire.sequences.into_iter().map(sequence).collect(),
-            generations: names(wire.generations),
-            kv_generations: names(wire.kv_generations),
+            generations: from_wire_generations(wire.generations),
+            kv_generations: from_wire_generations(wire.kv_generations),
             activation_limit_bytes: wire.activation_limit_bytes,
         }
     }

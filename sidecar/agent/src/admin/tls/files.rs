@@ -38,25 +38,25 @@ pub enum TlsError {
 
 /// What the three files hold.
 #[derive(PartialEq, Eq)]
-pub struct Contents {
+pub struct TlsFiles {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_ca: Vec<u8>,
 }
 
-impl std::fmt::Debug for Contents {
+impl std::fmt::Debug for TlsFiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Contents { secret }")
     }
 }
 
-impl Contents {
+impl TlsFiles {
     /// Reads all three.
     pub fn read(config: &AdminTls) -> Result<Self, TlsError> {
         let read = |path: &Path| {
             std::fs::read(path).map_err(|error| TlsError::Read { path: path.to_owned(), error })
         };
-        Ok(Contents {
+        Ok(TlsFiles {
             cert: read(&config.cert)?,
             key: read(&config.key)?,
             client_ca: read(&config.client_ca)?,
@@ -64,7 +64,7 @@ impl Contents {
     }
 }
 
-fn content(path: &Path, problem: impl ToString) -> TlsError {
+fn content_error(path: &Path, problem: impl ToString) -> TlsError {
     TlsError::Content { path: path.to_owned(), problem: problem.to_string() }
 }
 
@@ -74,35 +74,35 @@ fn provider() -> Arc<CryptoProvider> {
 
 /// For who connects to us: a certificate of a known authority is required. No session is resumed, so that every
 /// connection is judged by the files of its day.
-pub fn server(config: &AdminTls, contents: &Contents) -> Result<Arc<ServerConfig>, TlsError> {
+pub fn server_config(config: &AdminTls, contents: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     let verifier = WebPkiClientVerifier::builder_with_provider(roots(config, contents)?.into(), provider());
-    let verifier = verifier.build().map_err(|error| content(&config.client_ca, error))?;
-    let (chain, key) = identity(config, contents)?;
+    let verifier = verifier.build().map_err(|error| content_error(&config.client_ca, error))?;
+    let (chain, key) = cert_chain_and_key(config, contents)?;
     let mut server = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .map_err(|error| content(&config.cert, error))?
+        .map_err(|error| content_error(&config.cert, error))?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)
-        .map_err(|error| content(&config.cert, error))?;
+        .map_err(|error| content_error(&config.cert, error))?;
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
     Ok(Arc::new(server))
 }
 
 /// For connecting to neighbours, which must show a certificate of a known authority with their name.
-pub fn client(config: &AdminTls, contents: &Contents) -> Result<Arc<ClientConfig>, TlsError> {
-    let (chain, key) = identity(config, contents)?;
+pub fn client_config(config: &AdminTls, contents: &TlsFiles) -> Result<Arc<ClientConfig>, TlsError> {
+    let (chain, key) = cert_chain_and_key(config, contents)?;
     let client = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .map_err(|error| content(&config.cert, error))?
+        .map_err(|error| content_error(&config.cert, error))?
         .with_root_certificates(roots(config, contents)?)
         .with_client_auth_cert(chain, key)
-        .map_err(|error| content(&config.cert, error))?;
+        .map_err(|error| content_error(&config.cert, error))?;
     Ok(Arc::new(client))
 }
 
 /// A client that trusts nobody, for plain HTTP: the library wants one all the same.
-pub fn trustless_client() -> ClientConfig {
+pub fn client_without_roots() -> ClientConfig {
     ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .expect("ring knows TLS 1.3")
@@ -112,23 +112,23 @@ pub fn trustless_client() -> ClientConfig {
 
 fn certificates(path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(text).collect();
-    let all = all.map_err(|error| content(path, error))?;
-    if all.is_empty() { Err(content(path, "holds no certificate")) } else { Ok(all) }
+    let all = all.map_err(|error| content_error(path, error))?;
+    if all.is_empty() { Err(content_error(path, "holds no certificate")) } else { Ok(all) }
 }
 
-fn roots(config: &AdminTls, contents: &Contents) -> Result<RootCertStore, TlsError> {
+fn roots(config: &AdminTls, contents: &TlsFiles) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in certificates(&config.client_ca, &contents.client_ca)? {
-        roots.add(authority).map_err(|error| content(&config.client_ca, error))?;
+        roots.add(authority).map_err(|error| content_error(&config.client_ca, error))?;
     }
     Ok(roots)
 }
 
-type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+type CertChainAndKey = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-fn identity(config: &AdminTls, contents: &Contents) -> Result<Identity, TlsError> {
+fn cert_chain_and_key(config: &AdminTls, contents: &TlsFiles) -> Result<CertChainAndKey, TlsError> {
     let chain = certificates(&config.cert, &contents.cert)?;
     let key = PrivateKeyDer::from_pem_slice(&contents.key)
-        .map_err(|error| content(&config.key, format!("holds no private key: {error}")))?;
+        .map_err(|error| content_error(&config.key, format!("holds no private key: {error}")))?;
     Ok((chain, key))
 }

@@ -11,34 +11,34 @@ use sluice_wire::config::tenant_of_host;
 use webpki::EndEntityCert;
 
 use super::TlsError;
-use crate::admin::access::{Caller, Role, Voice};
-use crate::neighbours::place::full_name;
+use crate::admin::auth::{Caller, Identity, Role};
+use crate::peers::membership::full_name;
 
 /// Beginning of a role's URI.
 const PREFIX: &str = "spiffe://sluice/role/";
 
 /// Who has shown this verified certificate, on the GPU of `claim`; `None` = nobody with a role here.
-pub fn of(certificate: &CertificateDer<'_>, claim: &str) -> Option<Caller> {
+pub fn caller_of(certificate: &CertificateDer<'_>, claim: &str) -> Option<Caller> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     let mut roles = certificate.valid_uri_names().filter_map(|uri| uri.strip_prefix(PREFIX));
     let (role, other) = (roles.next()?, roles.next());
     match role {
         _ if other.is_some() => None,
         "operator" => Some(Caller::OPERATOR),
-        "reader" => Some(Caller { role: Role::Reader, voice: Voice::None }),
+        "reader" => Some(Caller { role: Role::Reader, identity: Identity::None }),
         role if role.strip_prefix("neighbour/")? == claim => {
-            Some(Caller { role: Role::Neighbour, voice: voice(&certificate) })
+            Some(Caller { role: Role::Neighbour, identity: identity_of(&certificate) })
         }
         _ => None,
     }
 }
 
 /// A name with a wildcard is that of no tenant.
-fn voice(certificate: &EndEntityCert<'_>) -> Voice {
+fn identity_of(certificate: &EndEntityCert<'_>) -> Identity {
     let mut tenants = certificate.valid_dns_names().filter_map(tenant_of_host);
     match (tenants.next(), tenants.next()) {
-        (Some((namespace, name)), None) => Voice::Of(full_name(namespace, name)),
-        _ => Voice::None,
+        (Some((namespace, name)), None) => Identity::Tenant(full_name(namespace, name)),
+        _ => Identity::None,
     }
 }
 

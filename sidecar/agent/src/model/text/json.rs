@@ -16,7 +16,7 @@ pub fn tojson(value: &Value, ensure_ascii: Option<bool>, args: Kwargs) -> Result
     let sort_keys: Option<bool> = args.get("sort_keys")?;
     args.assert_all_used()?;
     if value.is_undefined() {
-        return Err(refused("an undefined value is not JSON"));
+        return Err(tojson_error("an undefined value is not JSON"));
     }
     // Python leaves out the space at the end of a line.
     let item = if indent.is_some() { "," } else { ", " };
@@ -28,20 +28,20 @@ pub fn tojson(value: &Value, ensure_ascii: Option<bool>, args: Kwargs) -> Result
     }
 }
 
-fn refused(problem: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+fn tojson_error(problem: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, problem)
 }
 
 fn separators(given: Option<Vec<String>>) -> Result<Option<(String, String)>, Error> {
     let pair = given.map(|given| <[String; 2]>::try_from(given).map(|[item, key]| (item, key)));
-    pair.transpose().map_err(|_| refused("`separators` are two texts"))
+    pair.transpose().map_err(|_| tojson_error("`separators` are two texts"))
 }
 
 fn dumps(value: &Value, style: Style) -> Result<String, Error> {
     let mut out = Vec::new();
     let written = value.serialize(&mut Serializer::with_formatter(&mut out, style));
-    written.map_err(|error| refused(format!("cannot be written as JSON: {error}")))?;
-    String::from_utf8(out).map_err(|error| refused(error.to_string()))
+    written.map_err(|error| tojson_error(format!("cannot be written as JSON: {error}")))?;
+    String::from_utf8(out).map_err(|error| tojson_error(error.to_string()))
 }
 
 /// The same value, keys in order at every depth.

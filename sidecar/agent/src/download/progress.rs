@@ -1,0 +1,93 @@
+//! How far a download is: a line of the log for people, or JSON for the program that started the download.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use sluice_wire::fetched::{self, Report};
+
+/// Time between two lines of the log.
+const LOG_EVERY: Duration = Duration::from_secs(5);
+/// Time between two lines of JSON: a bar that moves smoothly.
+const JSON_EVERY: Duration = Duration::from_millis(200);
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// How progress is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgressOutput {
+    /// In the log.
+    Log,
+    /// On standard output, one [`Report`] a line.
+    Json,
+}
+
+impl ProgressOutput {
+    /// On standard output, or in the log.
+    pub fn new(on_stdout: bool) -> ProgressOutput {
+        if on_stdout { ProgressOutput::Json } else { ProgressOutput::Log }
+    }
+
+    /// Writes a line to standard output.
+    pub(super) fn write(report: &Report) {
+        let line = serde_json::to_string(report).expect("a report serialises");
+        // The download matters more than its reader.
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
+}
+
+/// Bytes that are there, of how many.
+#[derive(Debug)]
+pub struct Progress {
+    present_bytes: AtomicU64,
+    total_bytes: u64,
+}
+
+impl Progress {
+    pub fn new(all: u64) -> Self {
+        Progress { present_bytes: AtomicU64::new(0), total_bytes: all }
+    }
+
+    pub fn add(&self, bytes: u64) {
+        self.present_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn subtract(&self, bytes: u64) {
+        self.present_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Reports now and then, for ever.
+    pub async fn report(&self, report: ProgressOutput) {
+        let every = match report {
+            ProgressOutput::Log => LOG_EVERY,
+            ProgressOutput::Json => JSON_EVERY,
+        };
+        let mut ticks = tokio::time::interval(every);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            match report {
+                ProgressOutput::Log => self.log(),
+                ProgressOutput::Json => self.write_json(),
+            }
+        }
+    }
+
+    /// Reports that all is there.
+    pub fn report_finished(&self, report: ProgressOutput) {
+        if report == ProgressOutput::Json {
+            self.write_json();
+        }
+    }
+
+    fn log(&self) {
+        let gib = |bytes: u64| bytes as f64 / GIB;
+        let (there, all) = (gib(self.present_bytes.load(Ordering::Relaxed)), gib(self.total_bytes));
+        tracing::info!("{there:.2} of {all:.2} GiB are there");
+    }
+
+    fn write_json(&self) {
+        let present_bytes = self.present_bytes.load(Ordering::Relaxed);
+        let progress = fetched::Progress { present_bytes, total_bytes: self.total_bytes };
+        ProgressOutput::write(&Report::Progress(progress));
+    }
+}

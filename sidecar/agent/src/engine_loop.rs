@@ -1,0 +1,416 @@
+//! The room where the scheduler works: one thread that owns scheduler, memory and the link to the engine.
+//!
+//! It sleeps until its inbox has something, handles it, lets the driver handle everything that follows from it, and hands
+//! tokens to whoever asked for them. Nothing else touches device memory.
+
+mod backend;
+pub mod engine_acceptor;
+mod engine_watch;
+mod idle_sleep;
+mod load;
+mod max_map_count;
+mod peers;
+mod planner;
+mod share_control;
+mod state_recorder;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use sluice_link::control::ControlPage;
+use sluice_memory::HostMemory;
+use sluice_memory::gpu_ledger::LedgerError;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_ports::peers::PeerPortEvent;
+use sluice_scheduler::{Driver, Event, Finish, SchedulerOutput, Sleep, UnavailableReason};
+use sluice_wire::state::SidecarHangs;
+use tokio::sync::{mpsc, watch};
+
+use crate::clock::Clock;
+use crate::heartbeat::Heartbeat;
+use crate::metrics::Metrics;
+use crate::peers::admin_call::{AdminCall, reject_grant};
+use crate::peers::membership::LedgerMembership;
+use crate::peers::pending_replies::PendingReplies;
+use crate::scheduler_handle::{Message, RequestUpdate, Status};
+use backend::EngineCompute;
+use engine_acceptor::EngineConnEvent;
+use engine_watch::EngineWatch;
+use idle_sleep::IdleSleep;
+pub use load::{
+    InjectedFaults, LoadError, LoadedTenant, TenantLoader, chunk_tokens, load, parse_policy, step_limits,
+};
+pub use peers::PeerContext;
+use share_control::ShareController;
+use state_recorder::StateRecorder;
+
+/// Longest sleep when nothing is due.
+const MAX_IDLE_WAIT: Duration = Duration::from_secs(1);
+
+/// The deadline of a turn, from each round of this thread on, while the engine gets on: it goes round once a second at least.
+const SLICE_EXTENSION: Duration = Duration::from_millis(1500);
+
+/// The device did not give what the tenant needs; only a new start can help.
+#[derive(Debug, thiserror::Error)]
+#[error("the device failed: {0}")]
+pub struct DeviceFailed(String);
+
+/// The thread's state.
+pub struct EngineLoop {
+    driver: Driver<HostMemory, EngineCompute>,
+    inbox: Receiver<Message>,
+    status: watch::Sender<Status>,
+    streams: HashMap<RequestId, mpsc::UnboundedSender<RequestUpdate>>,
+    metrics: Arc<Metrics>,
+    recorder: StateRecorder,
+    clock: Clock,
+    /// How long streams are held while no engine is attached.
+    hold_limit: Duration,
+    engine_lost_at: Option<Instant>,
+    engine_watch: EngineWatch,
+    /// Counts the rounds of this thread, for the engine's supervisor.
+    control_page: Arc<ControlPage>,
+    /// Where neighbours' questions go; none on a GPU of one's own.
+    replies: Option<Arc<PendingReplies>>,
+    membership: Option<LedgerMembership>,
+    /// Turns that neighbours took from this tenant, as they were counted.
+    overtaken_slices: u64,
+    /// Its policy, share and cap.
+    share_control: ShareController,
+    idle_sleep: IdleSleep,
+    heartbeat: Heartbeat,
+    /// Sidecars of this tenant that hung and were killed before this one.
+    sidecar_hangs: Option<SidecarHangs>,
+}
+
+impl EngineLoop {
+    /// Works until told to stop.
+    ///
+    /// # Errors
+    /// The device has failed for good; open streams have been told.
+    pub fn run(mut self) -> Result<(), DeviceFailed> {
+        let mut due = Some(self.now());
+        loop {
+            self.heartbeat.beat();
+            let sleep = due.map_or(MAX_IDLE_WAIT, |due| Duration::from_nanos(due.since(self.now())));
+            let sleep =
+                sleep.min(MAX_IDLE_WAIT).min(self.next_share_check()).min(self.engine_watch.poll_interval());
+            let mut message = match self.inbox.recv_timeout(sleep) {
+                Ok(message) => Some(message),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            while let Some(one) = message {
+                if matches!(one, Message::Stop) {
+                    self.stop();
+                    return Ok(());
+                }
+                self.on_message(one);
+                message = self.inbox.try_recv().ok();
+            }
+            self.control_page.heartbeat();
+            self.extend_slice();
+            self.maybe_sleep();
+            self.apply_directive();
+            let now = self.now();
+            due = self.driver.step(now);
+            self.watch_engine();
+            self.extend_slice();
+            self.count_overtaken_slices();
+            self.publish();
+            self.idle_sleep.notify_waiters(self.driver.scheduler().manager().sleep_state());
+            self.expire_streams();
+            self.update_status();
+            if let Some(failure) = self.driver.scheduler().manager().failed() {
+                let why = failure.to_string();
+                self.end_streams(&UnavailableReason::Device(why.clone()));
+                self.stop();
+                return Err(DeviceFailed(why));
+            }
+        }
+        self.stop();
+        Ok(())
+    }
+
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            Message::Submit(request, updates) => {
+                self.streams.insert(request.id, updates);
+                self.driver.push(Event::Submit(request));
+            }
+            Message::Cancel(id) => {
+                // Every ticket says this when it goes; only one whose answer has not ended means it.
+                if self.streams.remove(&id).is_some() {
+                    self.driver.push(Event::Cancel(id));
+                }
+            }
+            Message::Wake => {}
+            Message::Engine(news) => self.on_engine_event(*news),
+            Message::Admin(call) => self.on_call(call),
+            Message::Peer(event) => self.driver.push(Event::Peer(*event)),
+            Message::State(reply) => {
+                let state = self.state();
+                // Whoever asked may have gone.
+                let _ = reply.send(Box::new(state));
+            }
+            Message::Stop => unreachable!("handled by the loop"),
+        }
+    }
+
+    fn on_call(&mut self, call: AdminCall) {
+        let Some((request, answer)) = self.idle_sleep.on_call(call, &mut self.driver) else { return };
+        let Some(desk) = &self.replies else { return reject_grant(answer) };
+        for news in desk.on_request(request, answer) {
+            self.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
+        }
+    }
+
+    fn on_engine_event(&mut self, news: EngineConnEvent) {
+        match news {
+            // The ledger was laid out for what the first engine said that activations cost.
+            EngineConnEvent::Attached(link)
+                if link.hello.activation != self.driver.scheduler().manager().geometry().activation =>
+            {
+                tracing::error!(build = link.build, "an engine with other activation costs was refused");
+                link.sender.shutdown();
+            }
+            EngineConnEvent::Attached(link) => {
+                tracing::info!(pid = link.hello.pid, build = link.build, "engine attached");
+                self.recorder.on_engine_attached(SystemTime::now());
+                self.engine_lost_at = None;
+                self.engine_watch.on_attached(link.process.clone(), link.supervisor.clone());
+                backend::on_attached(&mut self.driver, link);
+            }
+            EngineConnEvent::Event(event) => backend::on_event(&mut self.driver, event),
+            EngineConnEvent::Lost(why) => {
+                tracing::warn!(%why, "engine lost; requests are held until its successor attaches");
+                self.recorder.on_engine_lost(SystemTime::now());
+                self.engine_lost_at = Some(Instant::now());
+                self.metrics.on_engine_lost();
+                self.engine_watch.on_lost();
+                backend::on_lost(&mut self.driver);
+            }
+        }
+    }
+
+    /// Extends the deadline of the turn while the engine gets on. A holder whose engine hangs extends nothing.
+    fn extend_slice(&mut self) {
+        let (Some(place), Some(epoch)) = (&self.membership, self.driver.scheduler().held_epoch()) else {
+            return;
+        };
+        let turn = place.ledger.slice_queue();
+        let promised = match self.engine_watch.slice_extension(SLICE_EXTENSION) {
+            Some(lasts) => turn.set_deadline(boot_ns(sluice_memory::since_boot() + lasts)),
+            None if turn.held().is_none() => Err(LedgerError::SliceTakenOver),
+            None => Ok(()),
+        };
+        match promised {
+            // Released a moment ago, or the next turn is on its way to the scheduler.
+            Ok(()) | Err(LedgerError::SliceNotHeld) => {}
+            Err(LedgerError::SliceTakenOver) => {
+                tracing::error!(epoch, "a neighbour took the turn, since this tenant was past its deadline");
+                self.engine_watch.on_overtaken();
+                self.driver.push(Event::Peer(PeerPortEvent::SliceTakenOver { epoch }));
+            }
+            Err(error) => tracing::warn!(%error, "the deadline of the turn was not extended"),
+        }
+    }
+
+    /// Kills an engine that makes no progress within its deadline.
+    fn watch_engine(&mut self) {
+        let compute = self.driver.compute();
+        let (ordered, steps, rebacks) =
+            (compute.pending_work(), compute.take_step_times(), compute.take_reback_times());
+        steps.into_iter().for_each(|(tokens, took)| self.engine_watch.on_step_done(tokens, took));
+        rebacks.into_iter().for_each(|(addresses, took)| self.engine_watch.on_rebacked(addresses, took));
+        let carried = self.driver.memory().transferred_bytes();
+        let before = self.engine_watch.hangs();
+        self.engine_watch.poll(Instant::now(), ordered, carried);
+        (before..self.engine_watch.hangs()).for_each(|_| self.metrics.on_engine_hung());
+    }
+
+    /// Counts the turns that neighbours took from this tenant.
+    fn count_overtaken_slices(&mut self) {
+        let Some(place) = &self.membership else { return };
+        let total = place.ledger.slice_queue().takeovers_total();
+        let before = std::mem::replace(&mut self.overtaken_slices, total);
+        (before..total).for_each(|_| self.metrics.on_turn_overtaken());
+    }
+
+    /// Hands out what the scheduler has to say.
+    fn publish(&mut self) {
+        let at = Instant::now();
+        for notice in self.driver.take_outputs() {
+            match notice {
+                SchedulerOutput::Token { request, token, logprobs } => {
+                    self.send(request, RequestUpdate::Token { token, logprobs, at })
+                }
+                SchedulerOutput::Finished { request, finish } => {
+                    self.send_last(request, RequestUpdate::Finished(finish))
+                }
+                SchedulerOutput::Refused { request, refusal } => {
+                    self.send_last(request, RequestUpdate::Refused(refusal))
+                }
+                SchedulerOutput::Admitted { cached_tokens, queued_ns, .. } => {
+                    self.metrics.on_admitted(queued_ns, cached_tokens)
+                }
+                SchedulerOutput::PolicyRefused { policy, refused } => {
+                    tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not fit: the one before stays");
+                    self.share_control.on_rejected();
+                }
+                SchedulerOutput::BoundsRefused { bounds, refused } => {
+                    tracing::error!(?bounds, %refused, "the share and cap of the directive do not fit: those before stay");
+                    self.share_control.on_rejected();
+                }
+                SchedulerOutput::Preempted { request, dropped_tokens } => {
+                    tracing::debug!(
+                        request = request.0,
+                        dropped_tokens,
+                        reason = "preempt",
+                        "request preempted"
+                    );
+                    self.metrics.on_preempted(dropped_tokens);
+                }
+                SchedulerOutput::Waited(span) => self.metrics.record_wait(&span),
+                SchedulerOutput::Planned { gap_permille } => self.metrics.on_planned(gap_permille),
+                SchedulerOutput::Step(step) => self.metrics.on_step(&step),
+            }
+        }
+        self.recorder.set_idle_after(self.idle_sleep.idle_after());
+        self.metrics.set_kv_copied(self.driver.memory().kv_copy_stats());
+        let core = self.driver.scheduler();
+        self.metrics
+            .set_offloaded_prompts(core.counters().prefills_offloaded, core.manager().prefill_buffer_bytes());
+        self.recorder.observe(self.driver.scheduler(), &self.metrics);
+    }
+
+    fn send(&self, request: RequestId, update: RequestUpdate) {
+        if let Some(stream) = self.streams.get(&request) {
+            // A client that has gone sends its own cancellation.
+            let _ = stream.send(update);
+        }
+    }
+
+    fn send_last(&mut self, request: RequestId, update: RequestUpdate) {
+        self.send(request, update);
+        self.streams.remove(&request);
+    }
+
+    /// Ends what was held for an engine that does not come back within the budget.
+    fn expire_streams(&mut self) {
+        if self.engine_lost_at.is_none_or(|left| left.elapsed() < self.hold_limit) || self.streams.is_empty()
+        {
+            return;
+        }
+        tracing::error!(streams = self.streams.len(), "no engine came back within the hold budget");
+        self.end_streams(&UnavailableReason::NoEngine { held_seconds: self.hold_limit.as_secs() });
+    }
+
+    /// The tenant was idle for long enough, or holds requests in its sleep for too long.
+    fn maybe_sleep(&mut self) {
+        if self.idle_sleep.should_sleep(self.driver.scheduler()) {
+            self.driver.push(Event::Sleep(Sleep::Idle));
+        }
+        let rest = self.driver.scheduler().manager().sleep_state();
+        let late = self.idle_sleep.expired_requests(rest, self.streams.keys().copied(), self.hold_limit);
+        if late.is_empty() {
+            return;
+        }
+        let by_hand = self.driver.scheduler().snapshot().is_sleep_requested;
+        let outage = UnavailableReason::Asleep { held_seconds: self.hold_limit.as_secs(), by_hand };
+        late.into_iter().for_each(|request| self.end_stream(request, &outage));
+    }
+
+    /// Policy, share and cap of the directive are in force, as far as neighbours leave room.
+    fn apply_directive(&mut self) {
+        let events = self.share_control.reconcile(self.driver.scheduler().manager(), Instant::now());
+        events.into_iter().for_each(|event| self.driver.push(event));
+    }
+
+    /// How long the share can be left alone.
+    fn next_share_check(&self) -> Duration {
+        self.share_control.next_check(self.driver.scheduler().manager(), Instant::now())
+    }
+
+    fn end_streams(&mut self, outage: &UnavailableReason) {
+        let open: Vec<_> = self.streams.keys().copied().collect();
+        open.into_iter().for_each(|request| self.end_stream(request, outage));
+    }
+
+    fn end_stream(&mut self, request: RequestId, outage: &UnavailableReason) {
+        let Some(stream) = self.streams.remove(&request) else { return };
+        // A client that has gone needs no telling.
+        let _ = stream.send(RequestUpdate::Finished(Finish::Unavailable(outage.clone())));
+        self.driver.push(Event::Cancel(request));
+    }
+
+    fn update_status(&self) {
+        let snapshot = self.driver.scheduler().snapshot();
+        let status = match (snapshot.serving, self.driver.scheduler().manager().is_loaded()) {
+            (true, _) => Status::Serving,
+            (false, true) => Status::EngineLost,
+            (false, false) => match self.driver.scheduler().manager().failed() {
+                Some(failure) => Status::Failed(failure.to_string()),
+                None => Status::Loading,
+            },
+        };
+        self.status.send_if_modified(|old| {
+            let changed = *old != status;
+            if changed {
+                tracing::info!(?status, "status");
+                *old = status;
+            }
+            changed
+        });
+    }
+
+    fn state(&mut self) -> sluice_wire::State {
+        if cfg!(debug_assertions) {
+            self.audit();
+        }
+        let mut state = state_recorder::build_state(&mut self.driver, &self.recorder, &self.metrics);
+        state.engine.work = self.engine_watch.work();
+        state.sidecar_hangs.clone_from(&self.sidecar_hangs);
+        (state.engine.hangs, state.engine.last_hang) =
+            (self.engine_watch.hangs(), self.engine_watch.last_hang());
+        if let Some(place) = &self.membership {
+            let seen = peers::PeerStateView {
+                core: self.driver.scheduler(),
+                recorder: &self.recorder,
+                metrics: &self.metrics,
+                share_control: &self.share_control,
+                now: self.now(),
+            };
+            seen.fill(&mut state, place);
+        }
+        state
+    }
+
+    /// The backend backs every address exactly as the ledger says. While a transaction is pending it may be one ahead.
+    fn audit(&mut self) {
+        if self.driver.scheduler().manager().is_blocked() {
+            return;
+        }
+        let expected: Vec<_> = self.driver.scheduler().manager().addresses().collect();
+        let audited = self.driver.memory().audit(expected.into_iter());
+        audited.expect("the backend's table equals the ledger's");
+        self.driver.scheduler().check();
+    }
+
+    /// Cuts what still runs and says good-bye to the engine.
+    fn stop(mut self) {
+        self.driver.compute().send_bye();
+        drop(self.streams);
+    }
+}
+
+/// A moment of the clock since boot, nanoseconds.
+fn boot_ns(moment: Duration) -> u64 {
+    u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,383 @@
+//! Host memory and the engine behind the link, as the scheduler's two ports.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sluice_link::control::{ControlPage, WaitLimit, WaitResult};
+use sluice_link::error::LinkError;
+use sluice_link::server::{EngineEvent, EngineSender};
+use sluice_link::tables::TableWriter;
+use sluice_memory::{EngineConnection, HostMemory, LayerGate};
+use sluice_policy::action::Reback;
+use sluice_policy::hang::Work;
+use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, RowId, StepId};
+use sluice_ports::compute::{
+    Compute, ComputeEvent, EngineHello, FailedSequence, SequenceFailure, Step, StepDone,
+};
+use sluice_scheduler::Driver;
+
+use super::engine_acceptor::Attached;
+use super::engine_watch::PendingWork;
+
+/// Names the transfer of the whole mapping to a new engine; the policy's own ids begin at 1 and never come this far.
+const SNAPSHOT_ACTION: ActionId = ActionId(u64::MAX);
+
+/// The control page as transfers see it.
+#[derive(Clone, Debug)]
+pub struct ControlPageGate(pub Arc<ControlPage>);
+
+/// Waits of transfers have a limit and no other end.
+static NEVER_ABORT: AtomicBool = AtomicBool::new(false);
+
+impl LayerGate for ControlPageGate {
+    fn is_done(&self, layer: LayerId, generation: Generation) -> bool {
+        self.0.done(layer).is_ok_and(|done| done >= generation)
+    }
+
+    fn wait_done(&self, layer: LayerId, generation: Generation, limit: Duration) -> bool {
+        let patience = WaitLimit { abort: &NEVER_ABORT, limit: Some(limit) };
+        matches!(self.0.wait_done(layer, generation, patience), Ok(WaitResult::Reached))
+    }
+
+    fn publish_ready(&self, layer: Option<LayerId>, generation: Generation) {
+        // The global slab never moves: nobody waits for it.
+        let Some(layer) = layer else { return };
+        self.0.publish_ready(layer, generation).expect("the ledger names only layers of the model");
+    }
+
+    fn is_kv_done(&self, layer: LayerId, generation: Generation) -> bool {
+        self.0.kv_done(layer).is_ok_and(|done| done >= generation)
+    }
+
+    fn wait_kv_done(&self, layer: LayerId, generation: Generation, limit: Duration) -> bool {
+        let patience = WaitLimit { abort: &NEVER_ABORT, limit: Some(limit) };
+        matches!(self.0.wait_kv_done(layer, generation, patience), Ok(WaitResult::Reached))
+    }
+
+    fn publish_kv_ready(&self, layer: LayerId, generation: Generation) {
+        self.0.publish_kv_ready(layer, generation).expect("a fetch names only layers of the model");
+    }
+}
+
+/// The attached engine, if there is one, as memory sees it.
+#[derive(Clone, Debug, Default)]
+pub struct EngineHandle(Arc<Mutex<EngineHandleState>>);
+
+#[derive(Debug, Default)]
+struct EngineHandleState {
+    engine: Option<EngineSender>,
+    /// The order that is awaited, the addresses that it changes, and when it was sent.
+    pending: Option<(ActionId, u32, Instant)>,
+    /// Addresses and times of the orders that were carried out.
+    reback_times: Vec<(u32, Duration)>,
+}
+
+impl EngineHandle {
+    fn state(&self) -> std::sync::MutexGuard<'_, EngineHandleState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, engine: Option<EngineSender>) {
+        *self.state() = EngineHandleState { engine, ..EngineHandleState::default() };
+    }
+
+    /// `id` was carried out; false if it is not the awaited one: answers to anything else are stray.
+    fn complete(&self, id: ActionId) -> bool {
+        let answered = self.close(id);
+        if answered.is_none() {
+            tracing::warn!(action = id.0, "the engine answered an order that it was not given");
+        }
+        self.state().reback_times.extend(answered);
+        answered.is_some()
+    }
+
+    /// The engine has nothing more to do for `id`: the addresses of that order and the time since it was sent, if it is the
+    /// awaited one.
+    fn close(&self, id: ActionId) -> Option<(u32, Duration)> {
+        let (_, addresses, sent) = self.state().pending.take_if(|(awaited, ..)| *awaited == id)?;
+        Some((addresses, sent.elapsed()))
+    }
+}
+
+impl EngineConnection for EngineHandle {
+    fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool {
+        let mut state = self.state();
+        let Some(engine) = &state.engine else { return false };
+        match engine.send_reback(id, ops) {
+            Ok(()) => {
+                let addresses = u32::try_from(ops.len()).unwrap_or(u32::MAX);
+                state.pending = Some((id, addresses, Instant::now()));
+            }
+            // Cut off, so that the receiver's thread reports the loss, which completes the order.
+            Err(error) => {
+                tracing::warn!(%error, "an order to the engine was not sent");
+                engine.shutdown();
+            }
+        }
+        true
+    }
+}
+
+/// A step that the engine has not answered.
+struct PendingStep {
+    id: StepId,
+    /// Tokens of each sequence.
+    tokens: Vec<(RowId, u32)>,
+    sent: Instant,
+}
+
+impl PendingStep {
+    fn of(step: &Step) -> PendingStep {
+        let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+        let tokens = step.sequences.iter().map(|one| (one.row, count(one.tokens.len()))).collect();
+        PendingStep { id: step.id, tokens, sent: Instant::now() }
+    }
+
+    /// Its tokens but for those of some rows.
+    fn tokens_without(&self, rows: &[RowId]) -> u32 {
+        self.tokens.iter().filter(|(row, _)| !rows.contains(row)).map(|(_, tokens)| tokens).sum()
+    }
+}
+
+/// The engine as the scheduler sees it.
+pub struct EngineCompute {
+    tables: Arc<Mutex<TableWriter>>,
+    engine_handle: EngineHandle,
+    engine: Option<EngineSender>,
+    /// Messages of the engines before.
+    past_messages: u64,
+    /// An engine that maps its memory, and what it said of itself.
+    mapping_hello: Option<EngineHello>,
+    /// The step that is in flight.
+    step: Option<PendingStep>,
+    /// Tokens and times of the steps that have finished.
+    step_times: Vec<(u32, Duration)>,
+    /// Orders that the engine was given: each has a number.
+    commands_sent: u64,
+    events: VecDeque<ComputeEvent>,
+}
+
+impl EngineCompute {
+    /// No engine yet.
+    pub fn new(tables: Arc<Mutex<TableWriter>>, peer: EngineHandle) -> Self {
+        EngineCompute {
+            tables,
+            engine_handle: peer,
+            engine: None,
+            past_messages: 0,
+            mapping_hello: None,
+            step: None,
+            step_times: Vec::new(),
+            commands_sent: 0,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Tells the engine to end.
+    pub fn send_bye(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            // An engine that is gone already needs no telling.
+            let _ = engine.send_bye();
+            self.past_messages += engine.messages();
+        }
+    }
+
+    /// Messages to and from engines, handshakes apart.
+    pub fn messages(&self) -> u64 {
+        self.past_messages + self.engine.as_ref().map_or(0, EngineSender::messages)
+    }
+
+    /// What the engine was ordered to do and has not answered. At most one order is open: nothing is re-backed in a step.
+    pub fn pending_work(&self) -> Option<PendingWork> {
+        if self.mapping_hello.is_some() {
+            return Some(PendingWork { number: self.commands_sent, work: Work::Attach });
+        }
+        if let Some(tokens) = self.step.as_ref().map(|step| step.tokens_without(&[])) {
+            return Some(PendingWork { number: self.commands_sent, work: Work::Step { tokens } });
+        }
+        let awaited = self.engine_handle.state().pending;
+        awaited.map(|(id, addresses, _)| PendingWork { number: id.0, work: Work::Reback { addresses } })
+    }
+
+    /// Tokens and times of the steps that have finished since the last call.
+    pub fn take_step_times(&mut self) -> Vec<(u32, Duration)> {
+        std::mem::take(&mut self.step_times)
+    }
+
+    /// Addresses and times of the changes of mappings since the last call.
+    pub fn take_reback_times(&mut self) -> Vec<(u32, Duration)> {
+        std::mem::take(&mut self.engine_handle.state().reback_times)
+    }
+
+    /// The step in flight went to its end. Time in which this process was stopped is no time of the step; sequences that the
+    /// engine refused did not run, and where none ran there is no time.
+    fn on_step_done(&mut self, done: &StepDone) {
+        let Some(step) = self.complete(done.id) else { return };
+        let refused = |one: &&FailedSequence| matches!(one.failure, SequenceFailure::Refused(_));
+        let refused: Vec<_> = done.failed.iter().filter(refused).map(|one| one.row).collect();
+        let took = Duration::from_nanos(done.total_ns).min(step.sent.elapsed());
+        self.step_times.extend(Some((step.tokens_without(&refused), took)).filter(|(tokens, _)| *tokens > 0));
+    }
+
+    /// The step in flight was answered.
+    fn complete(&mut self, id: StepId) -> Option<PendingStep> {
+        self.step.take_if(|step| step.id == id)
+    }
+
+    fn on_mapped(&mut self) {
+        self.events.extend(self.mapping_hello.take().map(ComputeEvent::Attached));
+    }
+}
+
+impl Compute for EngineCompute {
+    fn submit(&mut self, _now: Nanos, step: Step) {
+        let Some(engine) = &self.engine else { return };
+        // The door holds the tables for a send to a successor at most.
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        match engine.send_step(&step, &mut tables) {
+            Ok(()) => {
+                (self.step, self.commands_sent) = (Some(PendingStep::of(&step)), self.commands_sent + 1);
+            }
+            // No engine could run it.
+            Err(error @ LinkError::Table(_)) => {
+                tracing::error!(%error, step = step.id.0, "a step does not fit the tables");
+                let (id, attempt, message) = (step.id, step.attempt, error.to_string());
+                self.events.push_back(ComputeEvent::Refused { id, attempt, message });
+            }
+            // Cut off, so that the receiver's thread reports the loss, and the step is replayed.
+            Err(error) => {
+                tracing::warn!(%error, step = step.id.0, "a step was not sent");
+                engine.shutdown();
+            }
+        }
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Option<ComputeEvent> {
+        self.events.pop_front()
+    }
+}
+
+type EngineDriver = Driver<HostMemory, EngineCompute>;
+
+/// A new engine: it is sent everything that is mapped; it counts as attached when it has mapped it.
+pub fn on_attached(driver: &mut EngineDriver, link: Attached) {
+    let snapshot = driver.memory().snapshot();
+    let sent = link.sender.send_reback(SNAPSHOT_ACTION, &snapshot);
+    let compute = driver.compute();
+    compute.engine_handle.set(Some(link.sender.clone()));
+    match sent {
+        Ok(()) => {
+            (compute.mapping_hello, compute.commands_sent) = (Some(link.hello), compute.commands_sent + 1)
+        }
+        // Cut off, so that the receiver's thread reports the loss.
+        Err(error) => {
+            tracing::warn!(%error, "the mapping was not sent to a new engine");
+            link.sender.shutdown();
+        }
+    }
+    compute.engine = Some(link.sender);
+}
+
+/// The engine has answered.
+pub fn on_event(driver: &mut EngineDriver, event: EngineEvent) {
+    match event {
+        EngineEvent::Applied { id: SNAPSHOT_ACTION } => driver.compute().on_mapped(),
+        EngineEvent::Applied { id } => {
+            if driver.compute().engine_handle.complete(id) {
+                driver.memory().on_acknowledge(id, true);
+            }
+        }
+        EngineEvent::Refused { id, message } => {
+            tracing::error!(action = id.0, message, "the engine refused a change of its mappings");
+            match id {
+                // Its table is not ours: nothing that it computes could be trusted.
+                SNAPSHOT_ACTION => driver.compute().engine.iter().for_each(EngineSender::shutdown),
+                id => {
+                    driver.compute().engine_handle.close(id);
+                    driver.memory().on_acknowledge(id, false);
+                }
+            }
+        }
+        EngineEvent::Done(done) => {
+            driver.compute().on_step_done(&done);
+            driver.compute().events.push_back(ComputeEvent::Done(done));
+        }
+        EngineEvent::TurnPassed { id, attempt } => {
+            driver.compute().complete(id);
+            driver.compute().events.push_back(ComputeEvent::StaleEpoch { id, attempt });
+        }
+        EngineEvent::StepRefused { id, attempt, message } => {
+            driver.compute().complete(id);
+            driver.compute().events.push_back(ComputeEvent::Refused { id, attempt, message });
+        }
+        EngineEvent::Bye => {}
+    }
+}
+
+/// The engine is dead.
+pub fn on_lost(driver: &mut EngineDriver) {
+    driver.compute().engine_handle.set(None);
+    driver.memory().on_engine_lost();
+    let compute = driver.compute();
+    compute.past_messages = compute.messages();
+    compute.engine = None;
+    (compute.mapping_hello, compute.step) = (None, None);
+    compute.events.push_back(ComputeEvent::Lost);
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_link::tables::TableShape;
+
+    use super::*;
+
+    #[test]
+    fn refused_reback_is_closed_without_a_time() {
+        let peer = EngineHandle::default();
+        let shape = TableShape { rows: 1, max_columns: 1, max_history: 1, layers: 1 };
+        let tables = Arc::new(Mutex::new(TableWriter::create(shape).unwrap()));
+        let mut compute = EngineCompute::new(tables, peer.clone());
+        peer.state().pending = Some((ActionId(3), 7, Instant::now()));
+        assert_eq!(peer.close(ActionId(2)), None, "a stray answer");
+        let ordered = PendingWork { number: 3, work: Work::Reback { addresses: 7 } };
+        assert_eq!(compute.pending_work(), Some(ordered));
+        assert!(peer.close(ActionId(3)).is_some());
+        assert_eq!((compute.pending_work(), compute.take_reback_times().len()), (None, 0));
+    }
+
+    /// Otherwise a few steps that ran nothing would shorten the limit of those that do.
+    #[test]
+    fn refused_sequences_do_not_count_in_step_time() {
+        let shape = TableShape { rows: 1, max_columns: 1, max_history: 1, layers: 1 };
+        let tables = Arc::new(Mutex::new(TableWriter::create(shape).unwrap()));
+        let mut compute = EngineCompute::new(tables, EngineHandle::default());
+        let failure = |row, failure| FailedSequence { row: RowId(row), failure };
+        let refused = |row| failure(row, SequenceFailure::Refused("unknown".into()));
+        for (failed, told) in [
+            (vec![], Some(47)),
+            (vec![refused(1)], Some(7)),
+            (vec![refused(1), refused(2)], None),
+            // Those ran, and no token could be chosen.
+            (vec![failure(1, SequenceFailure::NoCandidate), refused(2)], Some(40)),
+        ] {
+            let sent = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+            compute.step =
+                Some(PendingStep { id: StepId(3), tokens: vec![(RowId(1), 40), (RowId(2), 7)], sent });
+            let done = StepDone {
+                id: StepId(3),
+                attempt: 0,
+                sampled: Vec::new(),
+                failed: failed.clone(),
+                layer_ns: Vec::new(),
+                stall_ns: Vec::new(),
+                kv_stall_ns: Vec::new(),
+                total_ns: 5_000_000,
+            };
+            compute.on_step_done(&done);
+            let wanted: Vec<_> = told.map(|tokens| (tokens, Duration::from_millis(5))).into_iter().collect();
+            assert_eq!((compute.take_step_times(), compute.pending_work()), (wanted, None), "{failed:?}");
+        }
+    }
+}

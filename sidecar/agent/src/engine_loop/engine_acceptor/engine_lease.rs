@@ -1,0 +1,111 @@
+//! The one seat at the link: held from the hand-over of memory to a confirmed death.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The seat, and who waits for it.
+#[derive(Debug)]
+pub struct EngineLease {
+    timeout: Duration,
+    state: Mutex<LeaseState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct LeaseState {
+    is_held: bool,
+    /// Numbers of those who wait, the newest last.
+    waiting: Vec<u64>,
+    next: u64,
+}
+
+impl LeaseState {
+    fn is_next(&self, number: u64) -> bool {
+        !self.is_held && self.waiting.last() == Some(&number)
+    }
+}
+
+impl EngineLease {
+    /// A free seat for which nobody waits longer than `patience`.
+    pub fn new(patience: Duration) -> Self {
+        EngineLease { timeout: patience, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Waits for the seat, not without limit. The newest goes first: an engine that was just started again is worth
+    /// more than a peer that has waited since long before.
+    pub fn acquire(&self) -> Option<LeaseGuard<'_>> {
+        let mut line = self.state();
+        let number = line.next;
+        line.next += 1;
+        line.waiting.push(number);
+        let waited = self.changed.wait_timeout_while(line, self.timeout, |line| !line.is_next(number));
+        let (mut line, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let turn = line.is_next(number);
+        line.waiting.retain(|other| *other != number);
+        line.is_held |= turn;
+        // Who waits behind one that left may be next.
+        self.changed.notify_all();
+        // Lazily: one made in vain would free the seat of another.
+        turn.then(|| LeaseGuard(self))
+    }
+
+    fn state(&self) -> MutexGuard<'_, LeaseState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The seat, free again when dropped.
+#[derive(Debug)]
+pub struct LeaseGuard<'a>(&'a EngineLease);
+
+impl Drop for LeaseGuard<'_> {
+    fn drop(&mut self) {
+        self.0.state().is_held = false;
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// So many wait, or waited a moment ago.
+    fn wait_for_waiters(seat: &EngineLease, waiting: usize) {
+        while seat.state().waiting.len() != waiting {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn newest_waiter_acquires_first() {
+        let seat = EngineLease::new(Duration::from_secs(60));
+        let first = seat.acquire().unwrap();
+        let (told, order) = channel();
+        std::thread::scope(|scope| {
+            for (before, name) in ["old", "new"].into_iter().enumerate() {
+                let (seat, told) = (&seat, told.clone());
+                scope.spawn(move || {
+                    let taken = seat.acquire();
+                    told.send((name, taken.is_some())).unwrap();
+                });
+                wait_for_waiters(seat, before + 1);
+            }
+            drop(first);
+        });
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), [("new", true), ("old", true)]);
+    }
+
+    #[test]
+    fn timed_out_waiter_leaves_the_queue() {
+        let seat = EngineLease::new(Duration::from_millis(100));
+        let first = seat.acquire().unwrap();
+        let begun = Instant::now();
+        assert!(seat.acquire().is_none());
+        assert!(begun.elapsed() >= Duration::from_millis(100));
+        drop(first);
+        assert!(seat.acquire().is_some());
+    }
+}

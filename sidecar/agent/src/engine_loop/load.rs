@@ -1,0 +1,334 @@
+//! From a configuration to a tenant that is ready to be scheduled: model, memory, link, limits.
+
+mod error;
+mod join_ledger;
+mod journal_file;
+mod sizes;
+mod startup_inbox;
+mod weights;
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use sluice_link::control::ControlPage;
+use sluice_link::error::LinkError;
+use sluice_link::message::{EngineSetup, Faults};
+use sluice_link::model::ModelSpec;
+use sluice_link::server::Listener;
+use sluice_link::slab::{SlabLayout, slab_layout};
+use sluice_link::tables::{TableShape, TableWriter};
+use sluice_memory::gpu_ledger::LedgerFaults;
+use sluice_memory::{HostMemory, HostOptions, Quota, UnsharedQuota};
+use sluice_policy::geometry::ActivationCost;
+use sluice_policy::ids::Nanos;
+use sluice_policy::tunables::Tuned;
+use sluice_scheduler::driver::Ports;
+use sluice_scheduler::journal::Recorder;
+use sluice_scheduler::{Driver, Scheduler};
+use sluice_wire::config::SidecarConfig;
+use sluice_wire::state::{SidecarHangs, State, Tenant};
+use tokio::sync::watch;
+
+pub use error::LoadError;
+pub use sizes::{chunk_tokens, parse_policy, step_limits};
+
+use error::config_error;
+use join_ledger::{JoinStatus, LedgerJoin};
+use sizes::{engine_setup, geometry, host_weight_bytes, ranges, scheduler_config};
+use startup_inbox::StartupInbox;
+use weights::read_weights;
+
+use super::EngineLoop;
+use super::backend::{self, ControlPageGate, EngineCompute, EngineHandle};
+use super::engine_acceptor::{EngineAcceptor, EngineLease, LEASE_TIMEOUT};
+use super::engine_watch::EngineWatch;
+use super::idle_sleep::IdleSleep;
+use super::max_map_count;
+use super::peers::{self, PeerContext};
+use super::planner::PlannerThread;
+use super::share_control::{ShareController, ShareGrant, ShareSource};
+use super::state_recorder::StateRecorder;
+use crate::clock::Clock;
+use crate::directive::DirectiveStore;
+use crate::heartbeat::Heartbeat;
+use crate::metrics::Metrics;
+use crate::model::config::read_spec;
+use crate::model::text::Text;
+use crate::peers::membership::LedgerMembership;
+use crate::peers::quota::LedgerQuota;
+use crate::scheduler_handle::{Message, MessageSender, Status};
+
+/// Faults that tests inject to show that they would notice. A production sidecar has none: no configuration names them.
+#[derive(Clone, Debug, Default)]
+pub struct InjectedFaults {
+    /// Of memory: copies, allocations.
+    pub memory: sluice_memory::Faults,
+    /// Of the ledger that it shares with its neighbours.
+    pub ledger: LedgerFaults,
+    /// Of the engine.
+    pub engine: Faults,
+    /// How long loans last unless they are renewed, where it is not the usual time.
+    pub loan: Option<Duration>,
+}
+
+/// What is known once the model folder has been read, before any weight is loaded.
+#[derive(Debug)]
+pub struct LoadedTenant {
+    /// The configuration.
+    pub config: SidecarConfig,
+    /// The model's shape.
+    pub spec: ModelSpec,
+    /// Text handling.
+    pub text: Arc<Text>,
+    /// Longest sequence, tokens.
+    pub max_model_tokens: u32,
+    /// Numbers of the policy that are not its defaults.
+    pub tuned: Tuned,
+    /// None, unless a test says otherwise.
+    pub faults: InjectedFaults,
+    /// Sidecars of this tenant that hung and were killed before this one.
+    pub sidecar_hangs: Option<SidecarHangs>,
+}
+
+/// Reads the model folder. Fast: no weights.
+///
+/// # Errors
+/// What is wrong with the folder or the configuration.
+pub fn load(config: SidecarConfig) -> Result<LoadedTenant, LoadError> {
+    let tuned = parse_tunables(&config)?;
+    let spec = read_spec(&config.model_path, config.dtype.as_deref())?;
+    let text = Arc::new(Text::open(&config.model_path)?);
+    text.check_ids(&config.model_path, spec.vocab)?;
+    let max_model_tokens = config.max_model_len.unwrap_or(spec.max_positions);
+    if max_model_tokens > spec.max_positions {
+        let problem =
+            format!("{max_model_tokens} is above the {} positions that the model has", spec.max_positions);
+        return Err(config_error("max_model_len", problem));
+    }
+    let (faults, sidecar_hangs) = (InjectedFaults::default(), None);
+    let loaded = LoadedTenant { config, spec, text, max_model_tokens, tuned, faults, sidecar_hangs };
+    check_host_memory(&loaded)?;
+    if let Some(warning) = max_map_count::check(
+        max_map_count::mapping_demand(&engine_setup(&loaded)),
+        max_map_count::kernel_limit(),
+    )? {
+        tracing::warn!("{warning}");
+    }
+    Ok(loaded)
+}
+
+fn parse_tunables(config: &SidecarConfig) -> Result<Tuned, LoadError> {
+    let mut tuned = Tuned::default();
+    let set = config.tunables.iter().try_for_each(|(name, value)| tuned.set(name, *value));
+    set.map_err(|refused| config_error("tunables", refused.to_string()))?;
+    Ok(tuned)
+}
+
+fn check_host_memory(loaded: &LoadedTenant) -> Result<(), LoadError> {
+    let weights_bytes = host_weight_bytes(loaded, &slab_layout(&loaded.spec));
+    let kv_bytes = loaded.config.memory.host_kv_bytes;
+    let Some(given_bytes) = loaded.config.gpu.host_memory_bytes else { return Ok(()) };
+    if weights_bytes > given_bytes {
+        let problem =
+            format!("the weights take {weights_bytes} bytes of host memory, {given_bytes} are given");
+        return Err(config_error("gpu.host_memory_bytes", problem));
+    }
+    if kv_bytes > given_bytes - weights_bytes {
+        let problem = format!(
+            "{kv_bytes} bytes for KV beside {weights_bytes} for the weights are more host memory than the {given_bytes} given"
+        );
+        return Err(config_error("memory.host_kv_bytes", problem));
+    }
+    Ok(())
+}
+
+/// What the room's thread needs to come to life.
+pub struct TenantLoader {
+    /// What was read.
+    pub loaded: Arc<LoadedTenant>,
+    /// Messages.
+    pub inbox: MessageSender,
+    /// Their reading end.
+    pub messages: Receiver<Message>,
+    /// The way to neighbours; `None` = the GPU is the tenant's own.
+    pub peers: Option<PeerContext>,
+    /// What may change by order: policy, cap and share, when it sleeps. `None` = nothing.
+    pub directives: Option<Arc<DirectiveStore>>,
+    /// Where the status is shown.
+    pub status: watch::Sender<Status>,
+    /// Figures.
+    pub metrics: Arc<Metrics>,
+    /// Where engines connect.
+    pub listener: Listener,
+    /// Raised when no more engines are wanted.
+    pub closed: Arc<AtomicBool>,
+    /// Shows that the room's thread goes round.
+    pub heartbeat: Heartbeat,
+}
+
+impl TenantLoader {
+    /// Loads the weights, waits for the first engine and for room for the floor, and opens the room.
+    ///
+    /// # Errors
+    /// What makes it impossible to serve the tenant.
+    pub fn finish(self) -> Result<EngineLoop, LoadError> {
+        let loaded = self.loaded.clone();
+        let (config, spec) = (&loaded.config, &loaded.spec);
+        let scheduling = scheduler_config(&loaded)?;
+        let mut rule = ShareSource::new(config, self.directives.as_deref())?;
+        let layout = slab_layout(spec);
+        let setup = engine_setup(&loaded);
+        setup.check().map_err(LinkError::from)?;
+        let control = Arc::new(ControlPage::create(spec.layers).map_err(LinkError::from)?);
+        let tables = TableWriter::create(TableShape::of(&setup)).map_err(LinkError::from)?;
+        let tables = Arc::new(Mutex::new(tables));
+        let master = read_weights(&loaded, &layout, &self.closed)?;
+        let wake = self.inbox.clone();
+        let mut anteroom = StartupInbox::new(self.messages, first_state(&loaded));
+        let told = JoinStatus::default();
+        let mut entry =
+            LedgerJoin { loaded: &loaded, source: &mut rule, startup_inbox: &mut anteroom, status: told };
+        let place = entry.join()?;
+        let options = host_options(&loaded, &layout, &setup, quota(place.as_ref()));
+        let (gate, notify) =
+            (Arc::new(ControlPageGate(control.clone())), Arc::new(move || wake.send(Message::Wake)));
+        let peer = EngineHandle::default();
+        let memory = HostMemory::new(options, Arc::new(master), gate, Box::new(peer.clone()), notify)?;
+        memory.set_faults(loaded.faults.memory.clone());
+        let pool = memory.pool_fd().try_clone_to_owned();
+        let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
+        let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
+        let (page, seat) = (control.clone(), EngineLease::new(LEASE_TIMEOUT));
+        let life = peers::liveness_fd(place.as_ref())?;
+        let own_inbox = inbox.clone();
+        let door = EngineAcceptor {
+            listener,
+            setup,
+            pool,
+            control,
+            tables: tables.clone(),
+            liveness: life,
+            inbox,
+            closed,
+            lease: seat,
+        };
+        spawn_acceptor(door)?;
+        let manager = entry.manager(&layout, place.as_ref())?;
+        let (first, left) = anteroom.into_handoff();
+        let first = first.expect("a memory manager begins with an engine");
+        let terms = peers::loan_terms(loaded.faults.loan);
+        let core = Scheduler::new(peers::with_membership(scheduling, place.as_ref(), &terms), manager);
+        let clock = Clock::start();
+        let compute = EngineCompute::new(tables, peer);
+        let journal = config.journal.as_deref().map(open_journal).transpose()?;
+        let desk = place.as_ref().map(|place| Arc::new(place.pending_replies(config)));
+        let at_desk = place.as_ref().zip(desk.as_ref());
+        let port = peers::peer_port(self.peers.as_ref(), at_desk, (&own_inbox, clock), terms)?;
+        let around = Ports { peers: port, planner: Box::new(start_planner(own_inbox)?) };
+        let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
+        let mut watch = EngineWatch::new(page.clone(), min_hang_timeout(config));
+        watch.on_attached(first.process.clone(), first.supervisor.clone());
+        backend::on_attached(&mut driver, first);
+        let mut diary = StateRecorder::new(tenant(config), config.policy.clone());
+        diary.on_engine_attached(SystemTime::now());
+        let mut room = EngineLoop {
+            driver,
+            inbox: left.messages,
+            status: self.status,
+            streams: Default::default(),
+            metrics: self.metrics,
+            recorder: diary,
+            clock,
+            hold_limit: Duration::from_secs(u64::from(config.limits.hold_seconds)),
+            engine_lost_at: None,
+            engine_watch: watch,
+            control_page: page,
+            replies: desk,
+            share_control: ShareController::new(rule, share_grant(config, place.as_ref())),
+            membership: place,
+            overtaken_slices: 0,
+            idle_sleep: IdleSleep::new(config.hibernate_after_seconds, self.directives),
+            heartbeat: self.heartbeat,
+            sidecar_hangs: loaded.sidecar_hangs.clone(),
+        };
+        left.buffered.into_iter().for_each(|message| room.on_message(message));
+        Ok(room)
+    }
+}
+
+/// What is known of a tenant before its weights are loaded.
+fn first_state(loaded: &LoadedTenant) -> State {
+    State {
+        tenant: tenant(&loaded.config),
+        policy: loaded.config.policy.clone(),
+        sidecar_hangs: loaded.sidecar_hangs.clone(),
+        ..State::default()
+    }
+}
+
+/// Without progress for less than this, no engine counts as hung.
+fn min_hang_timeout(config: &SidecarConfig) -> Duration {
+    let set = config.engine.hang_timeout_seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    set.unwrap_or(Duration::from_nanos(sluice_policy::hang::FLOOR_NS))
+}
+
+/// The thread that makes plans and wakes the room after each.
+fn start_planner(inbox: MessageSender) -> Result<PlannerThread, LoadError> {
+    // A room that has ended needs no plan.
+    let planner = PlannerThread::start(move || inbox.send(Message::Wake));
+    planner.map_err(|source| LoadError::Io { path: "the planner's thread".into(), source })
+}
+
+fn host_options(
+    loaded: &LoadedTenant,
+    layout: &SlabLayout,
+    setup: &EngineSetup,
+    quota: Arc<dyn Quota>,
+) -> HostOptions {
+    HostOptions {
+        // Memory never asks what activations cost; the engine has not said it yet.
+        geometry: geometry(loaded, layout, ActivationCost::default()),
+        ranges: ranges(setup),
+        poison: loaded.config.debug.poison,
+        copy_threads: 1,
+        link_bytes_per_s: loaded.config.gpu.link_bytes_per_second,
+        to_host_bytes_per_s: loaded.config.gpu.link_to_host_bytes_per_second,
+        host_kv_bytes: loaded.config.memory.host_kv_bytes,
+        quota,
+    }
+}
+
+/// What the tenant may hold.
+fn share_grant(config: &SidecarConfig, place: Option<&LedgerMembership>) -> ShareGrant {
+    let seat = place.map(|place| place.ledger.clone());
+    ShareGrant::new(seat, sizes::capacity_chunks(config), config.gpu.chunk_bytes)
+}
+
+/// Who counts the tenant's bytes.
+fn quota(place: Option<&LedgerMembership>) -> Arc<dyn Quota> {
+    match place {
+        Some(place) => Arc::new(LedgerQuota(place.ledger.clone())),
+        None => Arc::new(UnsharedQuota),
+    }
+}
+
+fn tenant(config: &SidecarConfig) -> Tenant {
+    Tenant {
+        namespace: config.namespace.clone(),
+        name: config.name.clone(),
+        model: config.served_names.first().unwrap_or(&config.name).clone(),
+        gpu: config.gpu.name.clone(),
+    }
+}
+
+fn open_journal(path: &Path) -> Result<Recorder, LoadError> {
+    journal_file::open_recorder(path).map_err(|source| LoadError::Io { path: path.to_owned(), source })
+}
+
+fn spawn_acceptor(door: EngineAcceptor) -> Result<(), LoadError> {
+    let spawned = std::thread::Builder::new().name("engine-door".into()).spawn(move || door.run());
+    spawned.map(drop).map_err(|source| LoadError::Io { path: "a thread".into(), source })
+}

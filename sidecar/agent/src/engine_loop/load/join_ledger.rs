@@ -1,0 +1,181 @@
+//! A tenant's way in: its record in the ledger, its first engine, and its floor among shares that neighbours still have.
+//!
+//! Whoever comes to a GPU that is dealt out takes what is left and asks for the rest; neighbours leave it as they are told. No
+//! chunk is created before the floor is granted.
+
+use sluice_link::slab::SlabLayout;
+use sluice_policy::geometry::Geometry;
+use sluice_policy::memory_manager::{self, MemoryManager};
+use sluice_policy::params::Params;
+use sluice_wire::state::Neighbourhood;
+
+use super::sizes::{capacity_chunks, geometry, params};
+use super::startup_inbox::StartupInbox;
+use super::{LoadError, LoadedTenant};
+use crate::engine_loop::share_control::{RETRY_MAX, RETRY_MIN, ShareGrant, ShareSource};
+use crate::peers::membership::{JoinBackoff, LedgerMembership};
+
+/// Who comes in.
+pub(super) struct LedgerJoin<'a> {
+    pub loaded: &'a LoadedTenant,
+    pub source: &'a mut ShareSource,
+    pub startup_inbox: &'a mut StartupInbox,
+    pub status: JoinStatus,
+}
+
+/// What was said already of the terms of now.
+#[derive(Debug, Default)]
+pub(super) struct JoinStatus {
+    is_waiting: bool,
+    is_unsatisfiable: bool,
+}
+
+impl LedgerJoin<'_> {
+    /// Takes the tenant's record on the GPU that it shares, if it shares one.
+    ///
+    /// # Errors
+    /// It cannot be had, or the tenant was told to stop.
+    pub fn join(&mut self) -> Result<Option<LedgerMembership>, LoadError> {
+        let loaded = self.loaded;
+        let (config, faults) = (&loaded.config, &loaded.faults.ledger);
+        let Some(wanted) = &config.neighbourhood else { return Ok(None) };
+        let mut patience = JoinBackoff::new();
+        loop {
+            self.source.refresh();
+            let share_bytes = self.bytes(self.source.target().share_chunks.min(capacity_chunks(config)));
+            match LedgerMembership::join_ledger(config, wanted, faults, share_bytes) {
+                Ok(place) => return Ok(Some(place)),
+                Err(error) => {
+                    let again = patience.next_retry(error)?;
+                    let waits_for = patience.waiting_for().map(str::to_owned);
+                    let wanted_share_bytes = share_bytes;
+                    self.startup_inbox.set_peer_state(Neighbourhood {
+                        wanted_share_bytes,
+                        waits_for,
+                        ..Default::default()
+                    });
+                    self.startup_inbox.wait(again)?;
+                }
+            }
+        }
+    }
+
+    /// Waits for the first engine, which alone can say what activations cost, and for the floor that follows from it. The memory manager
+    /// begins with what is granted.
+    ///
+    /// # Errors
+    /// The tenant cannot be served, or was told to stop.
+    pub fn manager(
+        &mut self,
+        layout: &SlabLayout,
+        place: Option<&LedgerMembership>,
+    ) -> Result<MemoryManager, LoadError> {
+        let chunk_bytes = self.loaded.config.gpu.chunk_bytes;
+        let mut grant = place.map(|place| ShareGrant::new(Some(place.ledger.clone()), 0, chunk_bytes));
+        let mut pause = RETRY_MIN;
+        loop {
+            let before = grant.as_ref().map(ShareGrant::chunks);
+            let changed = self.source.refresh();
+            if changed {
+                self.status = JoinStatus::default();
+            }
+            let manager = self.try_build(layout, place.zip(grant.as_mut()));
+            if let Some(manager) = manager.inspect_err(|_| self.startup_inbox.shutdown_engine())? {
+                return Ok(manager);
+            }
+            let more = grant.as_ref().map(ShareGrant::chunks) > before;
+            pause = if more || changed { RETRY_MIN } else { (pause * 2).min(RETRY_MAX) };
+            self.startup_inbox.wait(pause).inspect_err(|_| self.startup_inbox.shutdown_engine())?;
+        }
+    }
+
+    /// `None` = not yet.
+    fn try_build(
+        &mut self,
+        layout: &SlabLayout,
+        place: Option<(&LedgerMembership, &mut ShareGrant)>,
+    ) -> Result<Option<MemoryManager>, LoadError> {
+        if let Some(trouble) = place.as_ref().and_then(|(place, _)| place.ledger.damage()) {
+            // Nothing is granted by it any more; another start makes a new one.
+            return Err(LoadError::Ledger(trouble));
+        }
+        let share = self.source.target().share_chunks;
+        let Some(activation) = self.startup_inbox.engine().map(|engine| engine.activation) else {
+            if let Some((place, grant)) = place {
+                // Its share may have been dealt out anew meanwhile.
+                grant.shrink(share);
+                self.startup_inbox.set_peer_state(self.granted_state(place, grant.chunks(), share));
+            }
+            return Ok(None);
+        };
+        let geometry = geometry(self.loaded, layout, activation);
+        let (params, floor) = self.feasible_params(&geometry)?;
+        let want = share.max(floor).min(geometry.capacity_chunks);
+        let Some((place, grant)) = place else {
+            return manager(Params { share_chunks: want, ..params }, geometry);
+        };
+        grant.grow(want);
+        grant.shrink(want);
+        let granted = grant.chunks();
+        if granted < floor {
+            let waiting = self.waiting_state(place, granted, want, floor);
+            if !std::mem::replace(&mut self.status.is_waiting, true) {
+                // More than it was dealt nobody may ever leave: then only another deal helps.
+                let dealt = self.bytes(share);
+                tracing::warn!(
+                    dealt,
+                    floor = waiting.floor_bytes,
+                    granted = waiting.share_bytes,
+                    "waiting for room for the floor"
+                );
+            }
+            self.startup_inbox.set_peer_state(waiting);
+            return Ok(None);
+        }
+        manager(Params { share_chunks: granted, ..params }, geometry)
+    }
+
+    /// Parameters on the terms of the directive, or on those of the configuration where the whole GPU would not do for the
+    /// former; and their floor.
+    fn feasible_params(&mut self, geometry: &Geometry) -> Result<(Params, u32), LoadError> {
+        let terms = self.source.target();
+        let told = params(self.loaded, terms);
+        let refused = match memory_manager::floor(&told, geometry) {
+            Ok(floor) => return Ok((told, floor)),
+            Err(refused) => refused,
+        };
+        let configured = params(self.loaded, self.source.configured());
+        let floor = memory_manager::floor(&configured, geometry).map_err(LoadError::Unsatisfiable)?;
+        if !std::mem::replace(&mut self.status.is_unsatisfiable, true) {
+            tracing::error!(?terms, %refused, "the tenant cannot follow its directive and follows its configuration");
+        }
+        Ok((configured, floor))
+    }
+
+    fn waiting_state(&self, place: &LedgerMembership, granted: u32, want: u32, floor: u32) -> Neighbourhood {
+        let (missing, floor_bytes) = (self.bytes(floor - granted), self.bytes(floor));
+        let waits_for = format!(
+            "{missing} of the {floor_bytes} bytes of its floor, which are in the shares of its neighbours"
+        );
+        Neighbourhood { floor_bytes, waits_for: Some(waits_for), ..self.granted_state(place, granted, want) }
+    }
+
+    fn granted_state(&self, place: &LedgerMembership, granted: u32, want: u32) -> Neighbourhood {
+        let share_bytes = self.bytes(granted);
+        Neighbourhood {
+            instance: place.ledger.instance(),
+            share_bytes,
+            budget_bytes: share_bytes,
+            wanted_share_bytes: self.bytes(want),
+            ..Neighbourhood::default()
+        }
+    }
+
+    fn bytes(&self, chunks: u32) -> u64 {
+        u64::from(chunks) * self.loaded.config.gpu.chunk_bytes
+    }
+}
+
+fn manager(params: Params, geometry: Geometry) -> Result<Option<MemoryManager>, LoadError> {
+    MemoryManager::new(params, geometry).map(Some).map_err(LoadError::Unsatisfiable)
+}

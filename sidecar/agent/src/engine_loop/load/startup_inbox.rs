@@ -1,0 +1,212 @@
+//! Where a tenant waits before its room opens: for its record in the ledger, for its first engine, for its floor. Whoever asks
+//! meanwhile is told that, requests are kept, and whatever may end the wait ends it at once.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use sluice_ports::EngineHello;
+use sluice_scheduler::Request;
+use sluice_wire::State;
+use sluice_wire::grants::{GrantAnswer, GrantRequest, RefusalReason};
+use sluice_wire::state::{EngineState, Neighbourhood, Phase};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::LoadError;
+use crate::clock::unix_ms;
+use crate::engine_loop::engine_acceptor::{Attached, EngineConnEvent};
+use crate::peers::admin_call::{AdminCall, CallRejected};
+use crate::scheduler_handle::{Message, RequestUpdate};
+
+/// The reading end of the inbox until the room has it.
+pub(super) struct StartupInbox {
+    messages: Receiver<Message>,
+    engine: Option<Attached>,
+    requests: Vec<(Request, UnboundedSender<RequestUpdate>)>,
+    state: State,
+}
+
+/// What the room takes over.
+pub(super) struct Handoff {
+    pub messages: Receiver<Message>,
+    /// Those that came early.
+    pub buffered: Vec<Message>,
+}
+
+impl StartupInbox {
+    /// `state` is what is known of the tenant so far.
+    pub fn new(messages: Receiver<Message>, state: State) -> StartupInbox {
+        let state = State { phase: Phase::Loading, phase_since_unix_ms: unix_ms(SystemTime::now()), ..state };
+        StartupInbox { messages, engine: None, requests: Vec::new(), state }
+    }
+
+    /// What the engine that has come said of itself.
+    pub fn engine(&self) -> Option<&EngineHello> {
+        self.engine.as_ref().map(|engine| &engine.hello)
+    }
+
+    /// What is told of the tenant's place among its neighbours from now on.
+    pub fn set_peer_state(&mut self, place: Neighbourhood) {
+        let memory = &mut self.state.memory;
+        (memory.capacity_bytes, memory.owners.free_bytes) = (place.budget_bytes, place.budget_bytes);
+        self.state.neighbourhood = Some(place);
+    }
+
+    /// Takes what comes, until an engine comes or goes, somebody wakes the tenant, or `limit` is over.
+    ///
+    /// # Errors
+    /// [`LoadError::Stopped`].
+    pub fn wait(&mut self, limit: Duration) -> Result<(), LoadError> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.messages.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) | Ok(Message::Stop) => return Err(LoadError::Stopped),
+                Ok(message) => {
+                    if self.on_message(message) {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens the door to the room: with the engine, if there is one.
+    pub fn into_handoff(self) -> (Option<Attached>, Handoff) {
+        let early = self.requests.into_iter().map(|(request, updates)| Message::Submit(request, updates));
+        (self.engine, Handoff { messages: self.messages, buffered: early.collect() })
+    }
+
+    /// An engine that nobody needs is told, or whoever ends it would have to kill it.
+    pub fn shutdown_engine(&self) {
+        if let Some(engine) = &self.engine {
+            drop(engine.sender.send_bye());
+        }
+    }
+
+    /// True when it may be what was waited for.
+    fn on_message(&mut self, message: Message) -> bool {
+        match message {
+            Message::Submit(request, updates) => self.requests.push((request, updates)),
+            Message::Cancel(id) => self.requests.retain(|(request, _)| request.id != id),
+            Message::Engine(news) => return self.on_engine_event(*news),
+            Message::Wake => return true,
+            // Whoever asked may have gone.
+            Message::State(reply) => drop(reply.send(Box::new(self.state()))),
+            Message::Admin(call) => reply_not_loaded(call),
+            // Of the office, which opens with the room, and of the loop above.
+            Message::Peer(_) | Message::Stop => {}
+        }
+        false
+    }
+
+    fn on_engine_event(&mut self, news: EngineConnEvent) -> bool {
+        match news {
+            EngineConnEvent::Attached(engine) => self.engine = Some(engine),
+            EngineConnEvent::Lost(why) => {
+                tracing::warn!(why, "an engine was lost before it was used");
+                self.engine = None;
+                self.state.engine.restarts += 1;
+            }
+            // Of an engine that was told nothing.
+            EngineConnEvent::Event(_) => return false,
+        }
+        true
+    }
+
+    fn state(&self) -> State {
+        let pid = self.engine().map(|hello| hello.pid);
+        let engine = EngineState { pid, ..self.state.engine.clone() };
+        State { at_unix_ms: unix_ms(SystemTime::now()), engine, ..self.state.clone() }
+    }
+}
+
+/// The answer of a tenant that holds nothing yet.
+fn reply_not_loaded(call: AdminCall) {
+    // Whoever asked may have gone, here as below.
+    match call {
+        AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer) => {
+            drop(answer.send(Err(CallRejected("the tenant has not loaded".into()))));
+        }
+        AdminCall::IsSleeping(answer) => drop(answer.send(Ok(false))),
+        AdminCall::Grant(request, answer) => drop(answer.send(grant_answer(&request))),
+    }
+}
+
+fn grant_answer(request: &GrantRequest) -> GrantAnswer {
+    match request {
+        GrantRequest::Ask { .. } => GrantAnswer::refused(RefusalReason::Busy),
+        GrantRequest::Cancel { nonce, .. } => GrantAnswer::Cancelled { nonce: *nonce },
+        // What a former life had went with it.
+        GrantRequest::Renew { .. } | GrantRequest::Revoke { .. } => {
+            GrantAnswer::refused(RefusalReason::UnknownGrant)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use sluice_policy::ids::RequestId;
+    use sluice_ports::sampling::Sampling;
+    use sluice_wire::grants::Participant;
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+    use crate::scheduler_handle::MessageSender;
+
+    const SHORT_WAIT: Duration = Duration::from_millis(1);
+
+    fn startup_inbox() -> (MessageSender, StartupInbox) {
+        let (inbox, messages) = MessageSender::new();
+        (inbox, StartupInbox::new(messages, State::default()))
+    }
+
+    fn request(id: u64) -> Message {
+        let sampling = Arc::new(Sampling::default());
+        let (id, prompt) = (RequestId(id), vec![1]);
+        let request = Request { id, prompt, max_tokens: 1, sampling, priority: 0, salt: 0, paced: false };
+        Message::Submit(request, mpsc::unbounded_channel().0)
+    }
+
+    #[test]
+    fn queries_are_answered_and_live_requests_are_kept() {
+        let (inbox, mut anteroom) = startup_inbox();
+        let waits_for = Some("room".to_owned());
+        anteroom.set_peer_state(Neighbourhood {
+            budget_bytes: 7,
+            waits_for: waits_for.clone(),
+            ..Default::default()
+        });
+        let ((state, told), (asked, answered)) = (oneshot::channel(), oneshot::channel());
+        let borrower = Participant { namespace: "n".into(), name: "a".into(), index: 0, instance: 1 };
+        let ask = GrantRequest::Ask { borrower, nonce: 1, bytes: 1, ttl_ms: 1 };
+        for message in [request(1), request(2), request(3), Message::Cancel(RequestId(2))] {
+            inbox.send(message);
+        }
+        inbox.send(Message::State(state));
+        inbox.send(Message::Admin(AdminCall::Grant(ask, asked)));
+        anteroom.wait(SHORT_WAIT).expect("nobody has told it to stop");
+        let told = told.blocking_recv().expect("an answer");
+        assert_eq!((told.phase, told.neighbourhood.clone().unwrap().waits_for), (Phase::Loading, waits_for));
+        assert!(told.memory.balances() && told.at_unix_ms >= told.phase_since_unix_ms, "{told:?}");
+        assert_eq!(answered.blocking_recv().unwrap(), GrantAnswer::refused(RefusalReason::Busy));
+        let ids = anteroom.into_handoff().1.buffered.into_iter().map(|message| match message {
+            Message::Submit(request, _) => request.id.0,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(ids.collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn wake_and_stop_end_a_wait() {
+        let (inbox, mut anteroom) = startup_inbox();
+        let for_ever = Duration::from_secs(3600);
+        inbox.send(Message::Wake);
+        anteroom.wait(for_ever).expect("it was woken");
+        inbox.send(Message::Stop);
+        assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)));
+        drop(inbox);
+        assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)), "nobody is left to tell it");
+    }
+}

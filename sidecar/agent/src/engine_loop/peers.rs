@@ -1,0 +1,244 @@
+//! A tenant's place among its neighbours: what is opened for it at load, and what the state says of it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::loan_negotiator::NegotiationPolicy;
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::{LoanInState, Nonce};
+use sluice_policy::peers::wait_time::WaitKind;
+use sluice_ports::peers::{NoPeers, PeerPort};
+use sluice_scheduler::{Config, Membership, Scheduler};
+use sluice_wire::state::{Activity, Direction, GrantState, Neighbourhood as PlaceState, State, TurnState};
+use tokio::runtime::Handle;
+
+use super::load::LoadError;
+use super::share_control::ShareController;
+use super::state_recorder::StateRecorder;
+use crate::clock::{Clock, whole_ms};
+use crate::directive::DirectiveStore;
+use crate::metrics::Metrics;
+use crate::peers::client::PeerClient;
+use crate::peers::grant_client::GrantClient;
+use crate::peers::membership::LedgerMembership;
+use crate::peers::peer_port::SidecarPeerPort;
+use crate::peers::pending_replies::PendingReplies;
+use crate::peers::time_slice_thread::SliceConfig;
+use crate::peers::{ledger_watch, ms, time_slice_thread};
+use crate::scheduler_handle::MessageSender;
+
+/// The way to neighbours, for a tenant that has some.
+#[derive(Clone, Debug)]
+pub struct PeerContext {
+    /// Who they are, and by which rule.
+    pub directives: Arc<DirectiveStore>,
+    /// Calls to them.
+    pub client: Arc<PeerClient>,
+    /// Where calls are made.
+    pub runtime: Handle,
+    /// Where the times of turns go.
+    pub metrics: Arc<Metrics>,
+}
+
+impl PeerContext {
+    /// Opens the scheduler's port to its neighbours: the office, the watch, the thread of turns.
+    pub(super) fn open(
+        &self,
+        place: &LedgerMembership,
+        desk: &Arc<PendingReplies>,
+        (inbox, clock): (&MessageSender, Clock),
+        terms: NegotiationPolicy,
+    ) -> Result<Box<dyn PeerPort>, LoadError> {
+        let (seat, desk) = (place.ledger.clone(), desk.clone());
+        let (letters, written) = tokio::sync::mpsc::unbounded_channel();
+        let office = GrantClient {
+            ledger: seat.clone(),
+            replies: desk.clone(),
+            directives: self.directives.clone(),
+            client: self.client.clone(),
+            inbox: inbox.clone(),
+            clock,
+            terms,
+            slice_order: place.slice_order(),
+            state_cache: Arc::default(),
+        };
+        if place.is_trading() {
+            self.runtime.spawn(ledger_watch::watch_ledger(office.clone()));
+            self.runtime.spawn(office.run(written));
+        }
+        let spawn = |order| {
+            let (metrics, takeovers) = (self.metrics.clone(), place.takeovers.clone());
+            let ends = time_slice_thread::Channels { inbox: inbox.clone(), metrics, takeovers };
+            let (priority, directives) = (place.config.priority, self.directives.clone());
+            time_slice_thread::spawn(seat.clone(), SliceConfig { order, priority, directives }, ends)
+        };
+        let turns = place.slice_order().map(spawn).transpose();
+        let turns = turns.map_err(|source| LoadError::Io { path: "a thread".into(), source })?;
+        Ok(Box::new(SidecarPeerPort {
+            ledger: seat,
+            replies: desk,
+            commands: letters,
+            slice_requests: turns,
+        }))
+    }
+}
+
+/// The port of a tenant: to its neighbours, or to nobody.
+pub(super) fn peer_port(
+    among: Option<&PeerContext>,
+    place: Option<(&LedgerMembership, &Arc<PendingReplies>)>,
+    to_room: (&MessageSender, Clock),
+    terms: NegotiationPolicy,
+) -> Result<Box<dyn PeerPort>, LoadError> {
+    match (place, among) {
+        (Some((place, desk)), Some(among)) => among.open(place, desk, to_room, terms),
+        _ => Ok(Box::new(NoPeers)),
+    }
+}
+
+/// What engines keep as long as they live: the description with the tenant's locks, where there are any.
+pub(super) fn liveness_fd(place: Option<&LedgerMembership>) -> Result<OwnedFd, LoadError> {
+    let io = |source| LoadError::Io { path: "/dev/null".into(), source };
+    match place {
+        Some(place) => place.ledger.liveness().try_clone_to_owned().map_err(io),
+        None => std::fs::File::open("/dev/null").map(OwnedFd::from).map_err(io),
+    }
+}
+
+/// What holds where a directive says nothing. `loan`: a test's.
+pub(super) fn loan_terms(loan: Option<Duration>) -> NegotiationPolicy {
+    let usual = NegotiationPolicy::default();
+    let ttl_ns = loan.map_or(usual.ttl_ns, |loan| u64::try_from(loan.as_nanos()).unwrap_or(u64::MAX));
+    NegotiationPolicy { ttl_ns, ..usual }
+}
+
+/// The scheduler's limits, with the tenant's place among its neighbours.
+pub(super) fn with_membership(
+    limits: Config,
+    place: Option<&LedgerMembership>,
+    terms: &NegotiationPolicy,
+) -> Config {
+    let Some(place) = place else { return limits };
+    let terms = NegotiationPolicy { priority: place.config.priority, ..terms.clone() };
+    let neighbours = place.is_trading().then(|| Membership { own_peer: place.peer(), terms });
+    Config { sharing: place.sharing(), membership: neighbours, ..limits }
+}
+
+/// All that a state says of neighbours is read from here.
+pub(super) struct PeerStateView<'a> {
+    pub core: &'a Scheduler,
+    pub recorder: &'a StateRecorder,
+    pub metrics: &'a Metrics,
+    /// What becomes of its share.
+    pub share_control: &'a ShareController,
+    /// On the scheduler's clock.
+    pub now: Nanos,
+}
+
+impl PeerStateView<'_> {
+    /// Adds to a state what concerns neighbours.
+    pub fn fill(&self, state: &mut State, place: &LedgerMembership) {
+        state.neighbourhood = Some(self.peer_state(place));
+        state.activity = Activity {
+            inactive_since_unix_ms: self.recorder.inactive_since_unix_ms(),
+            last_used_unix_ms: self.recorder.last_used_unix_ms(),
+            next_use_in_ms: self.core.next_use_ns(self.now).map(|ns| ms(ns).max(u64::from(ns > 0))),
+            resident_since_unix_ms: self.recorder.resident_since_unix_ms(),
+            absent_layers: self.core.manager().absent_layers(),
+        };
+    }
+
+    fn peer_state(&self, place: &LedgerMembership) -> PlaceState {
+        let (core, manager, metrics) = (self.core, self.core.manager(), self.metrics);
+        PlaceState {
+            instance: place.ledger.instance(),
+            share_bytes: self.bytes(manager.share_chunks()),
+            wanted_share_bytes: self.bytes(self.share_control.target_chunks()),
+            floor_bytes: self.bytes(manager.floor_chunks()),
+            budget_bytes: self.bytes(manager.budget_chunks()),
+            // Nobody is lent anything where nothing is traded.
+            lendable_bytes: core.negotiator().map_or(0, |_| self.bytes(manager.lendable_chunks())),
+            held_bytes: place.ledger.held_bytes(),
+            in_transit_bytes: self.bytes(manager.moving_chunks()),
+            awaited_bytes: self.bytes(manager.expected_chunks()),
+            waits_for: place.ledger.damage().map(|error| error.to_string()).or_else(|| self.waiting_for()),
+            lent_bytes: self.bytes(manager.lent_chunks()),
+            borrowed_bytes: self.bytes(manager.borrowed_chunks()),
+            grants: self.grant_states(place),
+            turn: place.slice_order().map(|_| self.slice_state(place)),
+            grant: metrics.wait_percentiles(WaitKind::Grant),
+            revoke: metrics.wait_percentiles(WaitKind::Revoke),
+            wake: metrics.wait_percentiles(WaitKind::Wake),
+        }
+    }
+
+    fn bytes(&self, chunks: u32) -> u64 {
+        u64::from(chunks) * self.core.manager().geometry().chunk_bytes
+    }
+
+    fn waiting_for(&self) -> Option<String> {
+        let manager = self.core.manager();
+        if let Some(chunks) = manager.missing_floor_chunks() {
+            let (missing, floor) = (self.bytes(chunks), self.bytes(manager.floor_chunks()));
+            return Some(format!("{missing} of the {floor} bytes of its floor, which neighbours hold"));
+        }
+        let missing = self.bytes(manager.expected_chunks());
+        if missing > 0 {
+            return Some(format!("{missing} bytes of its share, which neighbours hold"));
+        }
+        let missing = self.bytes(self.share_control.missing_chunks());
+        // Who still loads has its floor, and does not wait for this.
+        (missing > 0 && manager.is_loaded())
+            .then(|| format!("{missing} bytes of its share, which are in the shares of its neighbours"))
+    }
+
+    fn grant_states(&self, place: &LedgerMembership) -> Vec<GrantState> {
+        let Some(book) = self.core.negotiator().map(|trader| trader.book()) else { return Vec::new() };
+        let survey = place.ledger.survey().unwrap_or_default();
+        let grant = |who: Peer, direction, nonce: Nonce, chunks: u32, expires: Nanos| {
+            let named = survey.iter().find(|p| p.peer == who).map(|p| p.name.as_str());
+            let (namespace, name) = named.and_then(|name| name.split_once('/')).unwrap_or_default();
+            GrantState {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                direction,
+                nonce: nonce.0,
+                bytes: self.bytes(chunks),
+                expires_in_ms: ms(expires.since(self.now)),
+            }
+        };
+        let given = book.loans_out().iter();
+        let given = given.map(|g| grant(g.peer, Direction::Given, g.nonce, g.chunks, g.expires));
+        let taken = book.loans_in().iter().filter_map(|taken| match taken.state {
+            LoanInState::Held { chunks, expires, .. } if chunks > 0 => {
+                Some(grant(taken.peer, Direction::Taken, taken.nonce, chunks, expires))
+            }
+            LoanInState::Held { .. } | LoanInState::Asked { .. } => None,
+        });
+        given.chain(taken).collect()
+    }
+
+    fn slice_state(&self, place: &LedgerMembership) -> TurnState {
+        let counters = self.core.snapshot().counters;
+        let line = place.ledger.slice_queue();
+        // A line that cannot be read has no holder that could be named.
+        let holder = line.holder().ok().flatten();
+        let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
+        self.metrics.set_turn_holder_overdue(overdue.as_secs_f64());
+        place.takeovers.fill(TurnState {
+            holds: self.core.holds_turn(),
+            epoch: line.held().map_or(0, |epoch| epoch.0),
+            waiting: line.waiters().map_or(0, |waiters| u32::try_from(waiters).unwrap_or(u32::MAX)),
+            held_ns_total: counters.turn_held_ns,
+            turns_total: counters.turns,
+            handover: self.metrics.handover_percentiles(),
+            wait: self.metrics.wait_percentiles(WaitKind::Turn),
+            holder: holder.map(|holder| holder.name),
+            holder_overdue_ms: whole_ms(overdue),
+            overtaken_total: line.takeovers_total(),
+            ..TurnState::default()
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! Plans are made on a thread of their own: no step waits for one.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Builder;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_ports::Planner;
+
+/// The planner's thread as its room sees it. The thread ends with the room.
+#[derive(Debug)]
+pub struct PlannerThread {
+    requests: Sender<PlanRequest>,
+    answers: Receiver<PlanAnswer>,
+}
+
+impl PlannerThread {
+    /// Starts it; `wake` is called after each answer.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn start(wake: impl Fn() + Send + 'static) -> io::Result<PlannerThread> {
+        let (questions, asked) = channel::<PlanRequest>();
+        let (answer, answers) = channel();
+        Builder::new().name("planner".into()).spawn(move || {
+            while let Ok(request) = asked.recv() {
+                if answer.send(request.solve()).is_err() {
+                    return;
+                }
+                wake();
+            }
+        })?;
+        Ok(PlannerThread { requests: questions, answers })
+    }
+}
+
+impl Planner for PlannerThread {
+    fn submit(&mut self, _now: Nanos, request: PlanRequest) {
+        self.requests.send(request).expect("the planner's thread lives as long as its room");
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Option<PlanAnswer> {
+        self.answers.try_recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sluice_policy::planner::link::Link;
+    use sluice_policy::planner::request::RequestState;
+
+    use super::*;
+
+    #[test]
+    fn plan_is_made_off_thread_and_wakes_engine_loop() {
+        let (woken, wakes) = channel();
+        let mut planner = PlannerThread::start(move || {
+            let _ = woken.send(());
+        })
+        .expect("a thread");
+        let one = RequestState { full: 4, tails: 1, immune: true, ..RequestState::default() };
+        let request = PlanRequest {
+            id: 7,
+            layers: 8,
+            block_bytes: 100,
+            running: vec![one; 2],
+            waiting: Vec::new(),
+            capacity_bytes: 7_200,
+            compute_ns: vec![1_000; 8],
+            column_ns: 0,
+            overhead_ns: 0,
+            link: Link::fluid(1_000_000_000),
+            window: 4,
+            tbt_ns: 0,
+            allowed_permille: 0,
+            expansions: 1_000,
+            alike: false,
+        };
+        planner.submit(Nanos(0), request.clone());
+        wakes.recv_timeout(Duration::from_secs(60)).expect("the room is woken");
+        let answer = planner.poll(Nanos(1)).expect("an answer is there when the room is woken");
+        assert_eq!(answer, request.solve());
+        assert!(
+            answer.result.is_some_and(|found| found.chosen.iter().any(|at| *at > 0)),
+            "something is away"
+        );
+    }
+}

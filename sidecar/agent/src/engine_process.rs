@@ -1,0 +1,144 @@
+//! The engine's process where no other container starts it: started, restarted with back-off, ended.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_wire::restart::BackOff;
+
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// After the good-bye on the link, before the process is killed.
+const END_GRACE: Duration = Duration::from_secs(2);
+
+/// Keeps one engine alive until dropped.
+#[derive(Debug)]
+pub struct SpawnedEngine {
+    ending: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SpawnedEngine {
+    /// Starts `binary`, which connects to `socket`.
+    ///
+    /// # Errors
+    /// The first start; later ones are tried again.
+    pub fn start(binary: &Path, socket: &Path) -> std::io::Result<Self> {
+        let keeper = EngineSpawner { binary: binary.to_owned(), socket: socket.to_owned() };
+        let ending = Arc::new(AtomicBool::new(false));
+        let seen = ending.clone();
+        let (started, first) = std::sync::mpsc::channel();
+        // The death signal of a child fires when the *thread* that started it ends: so one thread starts them all.
+        let keeper = std::thread::Builder::new().name("engine-keeper".into()).spawn(move || {
+            let spawned = keeper.spawn();
+            let child = spawned.map_err(|error| started.send(Err(error)));
+            if let Ok(child) = child {
+                // The receiver waits for exactly this.
+                let _ = started.send(Ok(()));
+                keeper.run(child, &seen);
+            }
+        })?;
+        first.recv().unwrap_or_else(|_| Err(std::io::Error::other("the keeper of the engine died")))?;
+        Ok(SpawnedEngine { ending, thread: Some(keeper) })
+    }
+}
+
+impl SpawnedEngine {
+    /// Raised before the engine is told good-bye, so that its end is not taken for a death.
+    pub fn ending(&self) -> Arc<AtomicBool> {
+        self.ending.clone()
+    }
+}
+
+impl Drop for SpawnedEngine {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::Relaxed);
+        if let Some(keeper) = self.thread.take() {
+            // A keeper that panicked has said so on stderr.
+            let _ = keeper.join();
+        }
+    }
+}
+
+struct EngineSpawner {
+    binary: PathBuf,
+    socket: PathBuf,
+}
+
+impl EngineSpawner {
+    fn spawn(&self) -> std::io::Result<Child> {
+        let mut command = Command::new(&self.binary);
+        command.arg("--socket").arg(&self.socket).process_group(0);
+        let parent = rustix::process::getpid();
+        // SAFETY: between fork and exec only async-signal-safe system calls are made.
+        unsafe {
+            command.pre_exec(move || {
+                // KILL: one that is stopped heeds no other signal. The kernel continues an orphaned process group, but not
+                // one that a subreaper of its session adopts. It takes its worker along.
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                // A parent that ended before the signal was set would never send it.
+                let orphan = rustix::process::getppid() != Some(parent);
+                if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
+            });
+        }
+        command.spawn()
+    }
+
+    fn run(&self, first: Child, ending: &AtomicBool) {
+        let (mut child, mut back_off, mut started) = (Some(first), BackOff::default(), Instant::now());
+        while !ending.load(Ordering::Relaxed) {
+            std::thread::sleep(POLL_INTERVAL);
+            let Some(running) = &mut child else {
+                child = self.respawn(&mut started);
+                if child.is_none() {
+                    wait_unless_ending(back_off.after(Duration::ZERO), ending);
+                }
+                continue;
+            };
+            // Raised while we slept: it was told to end, and has.
+            if matches!(running.try_wait(), Ok(None)) || ending.load(Ordering::Relaxed) {
+                continue;
+            }
+            child = None;
+            let pause = back_off.after(started.elapsed());
+            tracing::warn!(?pause, "the engine's supervisor ended; starting it again");
+            wait_unless_ending(pause, ending);
+        }
+        if let Some(child) = child {
+            terminate(child);
+        }
+    }
+
+    fn respawn(&self, started: &mut Instant) -> Option<Child> {
+        *started = Instant::now();
+        self.spawn().inspect_err(|error| tracing::error!(%error, "the engine did not start")).ok()
+    }
+}
+
+fn wait_unless_ending(limit: Duration, ending: &AtomicBool) {
+    let begun = Instant::now();
+    while begun.elapsed() < limit && !ending.load(Ordering::Relaxed) {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Asks, waits, kills.
+fn terminate(mut child: Child) {
+    if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
+        // A child that has ended already is only waited for.
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < END_GRACE {
+        if let Ok(Some(_)) = child.try_wait() {
+            return;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}

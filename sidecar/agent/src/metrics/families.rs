@@ -1,0 +1,363 @@
+//! What Prometheus reads: every metric with its name and its labels.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Metric, Registry};
+use sluice_policy::peers::wait_time::WaitKind;
+
+use super::by_wait_kind::ByWaitKind;
+use super::histogram::DurationHistogram;
+use super::objectives::Attainment;
+
+/// A gauge of a share or a rate.
+pub(super) type RatioGauge = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByReason {
+    pub reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByFinish {
+    pub finished_reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByOwner {
+    pub owner: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByCredentials {
+    pub credentials: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByObjective {
+    pub objective: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct TenantLabels {
+    pub namespace: String,
+    pub tenant: String,
+    pub gpu: String,
+    pub uuid: String,
+}
+
+/// Upper bounds of the proven gap of a plan, shares of its time: those that are proven to be the best have their own.
+const GAP_BUCKETS: [f64; 9] = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0];
+
+/// A histogram of proven gaps.
+#[derive(Clone, Debug)]
+pub(super) struct GapHistogram(pub Histogram);
+
+impl Default for GapHistogram {
+    fn default() -> Self {
+        GapHistogram(Histogram::new(GAP_BUCKETS))
+    }
+}
+
+/// Under vLLM's names.
+#[derive(Debug, Default)]
+pub(super) struct VllmMetrics {
+    pub running: Gauge,
+    pub waiting: Gauge,
+    pub kv_usage: RatioGauge,
+    pub ttft: DurationHistogram,
+    pub inter_token: DurationHistogram,
+    pub e2e: DurationHistogram,
+    pub queue_time: DurationHistogram,
+    pub prompt_tokens: Counter,
+    pub generation_tokens: Counter,
+    pub preemptions: Counter,
+    pub success: Family<ByFinish, Counter>,
+    pub prefix_queries: Counter,
+    pub prefix_hits: Counter,
+}
+
+/// Under names of our own.
+#[derive(Debug, Default)]
+pub(super) struct OwnMetrics {
+    pub tenant: Family<TenantLabels, Gauge>,
+    pub owner_bytes: Family<ByOwner, Gauge>,
+    pub capacity_bytes: Gauge,
+    pub layers_remapped: Gauge,
+    pub layers_lent: Gauge,
+    pub moves: Family<ByReason, Counter>,
+    pub moved_bytes: Family<ByReason, Counter>,
+    pub copied_bytes: Counter,
+    pub kv_fetched_bytes: Counter,
+    pub kv_written_back_bytes: Counter,
+    pub offloaded_prompts: Counter,
+    pub prompt_buffer_bytes: Gauge,
+    pub link_bandwidth: Gauge,
+    pub steps: Counter,
+    pub prefill_tokens: Counter,
+    pub recomputed_tokens: Counter,
+    pub stall: Counter<f64, AtomicU64>,
+    pub kv_stall: Counter<f64, AtomicU64>,
+    pub engine_tbt: DurationHistogram,
+    pub delivered_tbt: DurationHistogram,
+    pub write_lateness: DurationHistogram,
+    pub engine_losses: Counter,
+    pub engine_hangs: Counter,
+    pub sidecar_hangs: Counter,
+    pub turn_takeovers: Counter,
+    pub turn_skips: Counter,
+    pub turns_overtaken: Counter,
+    pub turn_holder_overdue: RatioGauge,
+    pub plan_gap: GapHistogram,
+    pub held: DurationHistogram,
+    pub resent: Counter,
+    pub waits: ByWaitKind<DurationHistogram>,
+    pub slo: SloMetrics,
+    pub credentials: Family<ByCredentials, Gauge>,
+}
+
+/// How objectives are met, by objective.
+#[derive(Debug, Default)]
+pub(super) struct SloMetrics {
+    ratio: Family<ByObjective, RatioGauge>,
+    overdue: Family<ByObjective, Gauge>,
+    tokens: Family<ByObjective, Counter>,
+    missed: Family<ByObjective, Counter>,
+}
+
+impl SloMetrics {
+    /// Takes over what is known at this moment. Counters only grow, whichever of two scrapes comes first.
+    pub(super) fn update(&self, objective: &'static str, now: &Attainment) {
+        let label = ByObjective { objective };
+        match now.permille {
+            Some(permille) => {
+                self.ratio.get_or_create(&label).set(f64::from(permille) / 1000.0);
+            }
+            // An objective without a token in the window is neither met nor missed.
+            None => drop(self.ratio.remove(&label)),
+        }
+        self.overdue.get_or_create(&label).set(i64::from(now.overdue));
+        self.tokens.get_or_create(&label).inner().fetch_max(now.tokens, Ordering::Relaxed);
+        self.missed.get_or_create(&label).inner().fetch_max(now.missed, Ordering::Relaxed);
+    }
+
+    fn register(&self, names: &mut MetricRegistrar) {
+        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.ratio.clone());
+        names.add(
+            "sluice_overdue_tokens",
+            "Tokens that clients wait for beyond the objective",
+            self.overdue.clone(),
+        );
+        names.add("sluice_slo_tokens", "Tokens written or overdue", self.tokens.clone());
+        names.add(
+            "sluice_slo_missed_tokens",
+            "Tokens written late, overdue, or never made",
+            self.missed.clone(),
+        );
+    }
+}
+
+/// Registers under shared labels.
+pub(super) struct MetricRegistrar(pub Registry);
+
+impl MetricRegistrar {
+    pub(super) fn add(&mut self, name: &str, help: &str, metric: impl Metric) {
+        self.0.register(name, help, metric);
+    }
+}
+
+impl VllmMetrics {
+    pub(super) fn register(&self, names: &mut MetricRegistrar) {
+        names.add("vllm:num_requests_running", "Requests in the running batch", self.running.clone());
+        names.add("vllm:num_requests_waiting", "Requests that wait", self.waiting.clone());
+        names.add("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 1 = all", self.kv_usage.clone());
+        names.add("vllm:time_to_first_token_seconds", "Arrival to first token", self.ttft.clone());
+        names.add(
+            "vllm:inter_token_latency_seconds",
+            "Between tokens as they come",
+            self.inter_token.clone(),
+        );
+        names.add("vllm:e2e_request_latency_seconds", "Arrival to end", self.e2e.clone());
+        names.add("vllm:request_queue_time_seconds", "Arrival to first admission", self.queue_time.clone());
+        // The encoder adds `_total` to counters.
+        names.add("vllm:prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
+        names.add("vllm:generation_tokens", "Tokens generated", self.generation_tokens.clone());
+        names.add("vllm:num_preemptions", "Preemptions", self.preemptions.clone());
+        names.add("vllm:request_success", "Requests that ended, by how", self.success.clone());
+        names.add(
+            "vllm:prefix_cache_queries",
+            "Tokens looked up in the prefix cache",
+            self.prefix_queries.clone(),
+        );
+        names.add("vllm:prefix_cache_hits", "Tokens found in the prefix cache", self.prefix_hits.clone());
+    }
+}
+
+impl VllmMetrics {
+    /// What is counted here of a proxied engine's requests, under names of our own: the engine has its.
+    pub(super) fn register_as_own(&self, names: &mut MetricRegistrar) {
+        names.add("sluice_ttft_seconds", "Arrival to first token written, streams", self.ttft.clone());
+        names.add("sluice_request_seconds", "Arrival to end", self.e2e.clone());
+        names.add("sluice_prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
+        names.add("sluice_generation_tokens", "Tokens generated", self.generation_tokens.clone());
+        names.add("sluice_requests", "Requests that ended, by how", self.success.clone());
+    }
+}
+
+impl OwnMetrics {
+    /// What there is without device memory of our own.
+    pub(super) fn register_proxied(&self, names: &mut MetricRegistrar) {
+        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
+        names.add("sluice_engine_tbt_seconds", "Between tokens as they come", self.engine_tbt.clone());
+        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
+        names.add(
+            "sluice_write_lateness_seconds",
+            "Due to written, paced tokens",
+            self.write_lateness.clone(),
+        );
+        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        names.add("sluice_held_seconds", "Requests held for the engine", self.held.clone());
+        names.add("sluice_resent_requests", "Requests sent to the engine again", self.resent.clone());
+        names.add(
+            "sluice_wake_seconds",
+            "Wish for the engine to its being awake",
+            self.waits[WaitKind::Wake].clone(),
+        );
+        self.slo.register(names);
+        names.add(
+            "sluice_credentials_last_reload_successful",
+            "1 = the files of credentials can be used as they are, 0 = older ones are in force",
+            self.credentials.clone(),
+        );
+    }
+
+    pub(super) fn register(&self, names: &mut MetricRegistrar) {
+        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
+        names.add("sluice_memory_bytes", "Device memory by owner of its chunks", self.owner_bytes.clone());
+        names.add(
+            "sluice_memory_capacity_bytes",
+            "Device memory of this tenant",
+            self.capacity_bytes.clone(),
+        );
+        names.add(
+            "sluice_layers_remapped",
+            "Layers whose memory was given away",
+            self.layers_remapped.clone(),
+        );
+        names.add(
+            "sluice_layers_lent",
+            "Layers that are not here, for neighbours have their memory",
+            self.layers_lent.clone(),
+        );
+        names.add("sluice_moves", "Memory events by reason", self.moves.clone());
+        names.add("sluice_moved_bytes", "Bytes that changed owner, by reason", self.moved_bytes.clone());
+        names.add("sluice_copied_bytes", "Bytes copied from host to device", self.copied_bytes.clone());
+        self.register_kv(names);
+        names.add(
+            "sluice_link_bytes_per_second",
+            "Measured bandwidth of the link",
+            self.link_bandwidth.clone(),
+        );
+        names.add("sluice_steps", "Steps of the engine", self.steps.clone());
+        names.add("sluice_prefill_tokens", "Tokens of prompts computed", self.prefill_tokens.clone());
+        names.add("sluice_recomputed_tokens", "Tokens computed again", self.recomputed_tokens.clone());
+        names.add("sluice_stall_seconds", "Steps waiting for moving layers", self.stall.clone());
+        names.add(
+            "sluice_engine_tbt_seconds",
+            "Between tokens as the engine makes them",
+            self.engine_tbt.clone(),
+        );
+        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
+        names.add(
+            "sluice_write_lateness_seconds",
+            "Due to written, paced tokens",
+            self.write_lateness.clone(),
+        );
+        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        names.add(
+            "sluice_plan_gap_ratio",
+            "How much faster than a plan for KV a step might be at most, as is proven, of the plan's time",
+            self.plan_gap.0.clone(),
+        );
+        let waits = &self.waits;
+        names.add(
+            "sluice_turn_wait_seconds",
+            "Wish for the turn to having it",
+            waits[WaitKind::Turn].clone(),
+        );
+        names.add(
+            "sluice_turn_handover_seconds",
+            "Release of the turn by another tenant to having it",
+            waits.handover.clone(),
+        );
+        self.register_hangs(names);
+        let (grant, revoke, wake) =
+            (&waits[WaitKind::Grant], &waits[WaitKind::Revoke], &waits[WaitKind::Wake]);
+        names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
+        names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
+        names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
+        self.slo.register(names);
+        names.add(
+            "sluice_credentials_last_reload_successful",
+            "1 = the files of credentials can be used as they are, 0 = older ones are in force",
+            self.credentials.clone(),
+        );
+    }
+
+    fn register_hangs(&self, names: &mut MetricRegistrar) {
+        names.add("sluice_engine_hangs", "Engines that exceeded a deadline", self.engine_hangs.clone());
+        names.add(
+            "sluice_sidecar_hangs",
+            "Sidecars of this tenant that hung and were killed",
+            self.sidecar_hangs.clone(),
+        );
+        names.add(
+            "sluice_turn_skips",
+            "Tenants before this one in the queue for the turn that did not take it and were skipped",
+            self.turn_skips.clone(),
+        );
+        names.add(
+            "sluice_turn_takeovers",
+            "Turns taken from a tenant that held them past its deadline",
+            self.turn_takeovers.clone(),
+        );
+        names.add(
+            "sluice_turns_overtaken",
+            "Turns that another tenant took from this one, which held them past its deadline",
+            self.turns_overtaken.clone(),
+        );
+        names.add(
+            "sluice_turn_holder_overdue_seconds",
+            "How long the holder of the turn is past its deadline",
+            self.turn_holder_overdue.clone(),
+        );
+    }
+
+    fn register_kv(&self, names: &mut MetricRegistrar) {
+        names.add(
+            "sluice_kv_fetch_bytes",
+            "KV copied from the host tier for the steps that read it",
+            self.kv_fetched_bytes.clone(),
+        );
+        names.add(
+            "sluice_kv_writeback_bytes",
+            "KV copied to the host tier beside steps",
+            self.kv_written_back_bytes.clone(),
+        );
+        names.add("sluice_kv_stall_seconds", "Steps waiting for KV", self.kv_stall.clone());
+        names.add(
+            "sluice_offloaded_prompts",
+            "Requests whose prompts were computed with their KV in the host tier",
+            self.offloaded_prompts.clone(),
+        );
+        names.add(
+            "sluice_prompt_buffer_bytes",
+            "Host tier that prompts may use (eLLM)",
+            self.prompt_buffer_bytes.clone(),
+        );
+    }
+}

@@ -1,0 +1,153 @@
+//! How much of a token each character that reaches the model takes at least.
+
+use std::collections::{HashMap, HashSet};
+
+use tokenizers::models::bpe::BPE;
+use tokenizers::models::unigram::Unigram;
+use tokenizers::{Model, ModelWrapper};
+
+/// One token.
+pub const TOKEN: u64 = 1 << 32;
+
+/// What a model makes of its characters.
+#[derive(Debug)]
+pub enum VocabBound {
+    /// A word that it does not know is one token, however long.
+    Words,
+    /// Every known character is in a token.
+    Characters(Box<VocabChars>),
+}
+
+/// The vocabulary by its characters.
+#[derive(Debug)]
+pub struct VocabChars {
+    /// Characters of the longest token that holds this one.
+    longest: HashMap<char, u64>,
+    /// Those that are tokens themselves wherever they stand: they are never unknown.
+    known: HashSet<char>,
+    /// What one that is not known takes at least.
+    unknown: Unknown,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Unknown {
+    /// Nothing: many may be one token, or none.
+    Nothing,
+    /// For each of its bytes.
+    Byte(u64),
+    /// A token.
+    Token,
+}
+
+impl VocabBound {
+    /// What `model` makes of characters.
+    pub fn of(model: &ModelWrapper) -> VocabBound {
+        let vocab = Vocab(model.get_vocab());
+        let (known, unknown) = match model {
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => return VocabBound::Words,
+            ModelWrapper::BPE(bpe) => bpe_characters(&vocab, bpe),
+            ModelWrapper::Unigram(unigram) => unigram_characters(&vocab, unigram),
+        };
+        VocabBound::Characters(Box::new(VocabChars { longest: vocab.longest(), known, unknown }))
+    }
+}
+
+impl VocabBound {
+    /// Counts a text that is one token among the tokens.
+    pub fn include_token(&mut self, token: &str) {
+        if let VocabBound::Characters(characters) = self {
+            include_token(&mut characters.longest, token);
+        }
+    }
+}
+
+fn include_token(longest: &mut HashMap<char, u64>, token: &str) {
+    let characters = token.chars().count() as u64;
+    for c in token.chars() {
+        let most = longest.entry(c).or_insert(characters);
+        *most = characters.max(*most);
+    }
+}
+
+impl VocabChars {
+    /// The part of a token, of [`TOKEN`], that `c` takes at least. A token takes no more than [`TOKEN`] by all of its
+    /// characters: each counts as one of the longest token that it is in.
+    pub fn weight(&self, c: char) -> u64 {
+        let part = self.longest.get(&c).map(|longest| TOKEN / longest);
+        if self.known.contains(&c) {
+            return part.unwrap_or(0);
+        }
+        let alone = match self.unknown {
+            Unknown::Nothing => 0,
+            Unknown::Byte(weight) => weight * c.len_utf8() as u64,
+            Unknown::Token => TOKEN,
+        };
+        // It may be in a longer token all the same.
+        part.map_or(alone, |part| part.min(alone))
+    }
+}
+
+struct Vocab(HashMap<String, u32>);
+
+impl Vocab {
+    fn contains(&self, token: &str) -> bool {
+        self.0.contains_key(token)
+    }
+
+    fn longest(&self) -> HashMap<char, u64> {
+        let mut longest = HashMap::new();
+        self.0.keys().for_each(|token| include_token(&mut longest, token));
+        longest
+    }
+
+    fn single_characters(&self) -> impl Iterator<Item = char> {
+        self.0.keys().filter_map(|token| {
+            let mut characters = token.chars();
+            characters.next().filter(|_| characters.next().is_none())
+        })
+    }
+
+    /// What a byte takes where the vocabulary has a token for each.
+    fn bytes(&self) -> Option<Unknown> {
+        let name = |byte: u8| format!("<0x{byte:02X}>");
+        let names: Vec<String> = (0..=u8::MAX).map(name).collect();
+        let whole = names.iter().all(|name| self.contains(name));
+        // Merges of bytes would be longer tokens with their names.
+        let is_merge = |token: &&String| token.len() > 6 && token.contains("<0x");
+        let longest = self.0.keys().filter(is_merge).map(|token| token.chars().count() as u64).max();
+        whole.then_some(Unknown::Byte(longest.map_or(TOKEN, |longest| TOKEN * 6 / longest)))
+    }
+}
+
+fn bpe_characters(vocab: &Vocab, bpe: &BPE) -> (HashSet<char>, Unknown) {
+    let prefix = bpe.continuing_subword_prefix.as_deref().unwrap_or_default();
+    let suffix = bpe.end_of_word_suffix.as_deref().unwrap_or_default();
+    let wherever = |c: &char| {
+        let [begun, alone] = [format!("{prefix}{c}"), c.to_string()];
+        [&begun, &alone].into_iter().all(|c| vocab.contains(c) && vocab.contains(&format!("{c}{suffix}")))
+    };
+    let known = vocab.single_characters().filter(wherever).collect();
+    let unknown = match (&bpe.unk_token, bpe.byte_fallback.then(|| vocab.bytes()).flatten()) {
+        (_, Some(bytes)) => bytes,
+        (Some(unknown), None) if !bpe.fuse_unk && !bpe.byte_fallback => {
+            let is_merge = |token: &String| token != unknown && token.contains(unknown.as_str());
+            if vocab.0.keys().any(is_merge) { Unknown::Nothing } else { Unknown::Token }
+        }
+        (_, None) => Unknown::Nothing,
+    };
+    (known, unknown)
+}
+
+fn unigram_characters(vocab: &Vocab, unigram: &Unigram) -> (HashSet<char>, Unknown) {
+    let bytes = unigram.byte_fallback().then(|| vocab.bytes()).flatten();
+    // The name of the unknown token in a text is that token, and joined to unknown characters beside it.
+    let name = unknown_name(unigram);
+    let known = vocab.single_characters().filter(|c| !name.contains(*c)).collect();
+    (known, bytes.unwrap_or(Unknown::Nothing))
+}
+
+fn unknown_name(unigram: &Unigram) -> String {
+    let id = serde_json::to_value(unigram).ok().and_then(|model| model["unk_id"].as_u64());
+    let name = id.and_then(|id| unigram.id_to_token(u32::try_from(id).ok()?));
+    name.unwrap_or_default()
+}

@@ -1,0 +1,24 @@
+//! The other sidecars of the GPU: asking them, and what they ask.
+
+pub mod admin_call;
+pub mod client;
+pub mod grant_client;
+pub mod ledger_watch;
+pub mod loan_denied;
+pub mod membership;
+pub mod peer_port;
+pub mod pending_replies;
+pub mod quota;
+pub mod state_cache;
+pub mod takeovers;
+pub mod time_slice_thread;
+
+/// Milliseconds of a message as nanoseconds of the scheduler.
+pub(crate) fn ns(ms: impl Into<u64>) -> u64 {
+    ms.into().saturating_mul(1_000_000)
+}
+
+/// Nanoseconds of the scheduler as whole milliseconds of a message.
+pub(crate) fn ms(ns: u64) -> u64 {
+    ns / 1_000_000
+}

@@ -1,0 +1,313 @@
+//! Calling the admin ports of neighbours.
+
+mod call_limiter;
+mod static_resolver;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::http::{StatusCode, header};
+use reqwest::{RequestBuilder, Response};
+use rustls::ClientConfig;
+use sluice_wire::State;
+use sluice_wire::config::admin_host;
+use sluice_wire::directive::Neighbour;
+use sluice_wire::grants::{GrantAnswer, GrantRequest};
+use sluice_wire::message::ReadError;
+
+use self::call_limiter::CallLimiter;
+use self::static_resolver::StaticResolver;
+use crate::admin::tls::{Tls, TlsConfigs, client_without_roots};
+
+/// Most bytes of a state.
+const MAX_STATE_BYTES: usize = 4 << 20;
+/// Most bytes of any other answer.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+/// Longest wait for a connection, whatever the patience for the answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long an idle connection is kept: less than the other end keeps it.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// What is shown to neighbours.
+#[derive(Clone)]
+pub enum PeerCredential {
+    /// Nothing: they will refuse.
+    Nothing,
+    /// A token that the neighbours of the GPU know, over plain HTTP.
+    Token(String),
+    /// The certificate of this sidecar.
+    Certificate(Arc<Tls>),
+}
+
+impl std::fmt::Debug for PeerCredential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PeerCredential::Nothing => "Nothing",
+            PeerCredential::Token(_) => "Token(secret)",
+            PeerCredential::Certificate(_) => "Certificate",
+        })
+    }
+}
+
+/// Why a neighbour gave no answer that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The token is for this machine only: nothing was sent.
+    #[error("{address} is not on this machine, and neighbours elsewhere need certificates")]
+    NotLocal {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// It did not answer in time.
+    #[error("no answer from {address} within {} ms", patience.as_millis())]
+    Timeout {
+        /// Where.
+        address: SocketAddr,
+        /// How long was waited.
+        patience: Duration,
+    },
+    /// No connection, or it broke.
+    #[error("{address}: {problem}")]
+    Transport {
+        /// Where.
+        address: SocketAddr,
+        /// What happened.
+        problem: String,
+    },
+    /// It answered with an error.
+    #[error("{address} answered {status}: {text}")]
+    Status {
+        /// Where.
+        address: SocketAddr,
+        /// The status.
+        status: u16,
+        /// Beginning of its words.
+        text: String,
+    },
+    /// Its answer is longer than any can be.
+    #[error("{address} answered more than {limit_bytes} bytes")]
+    TooLong {
+        /// Where.
+        address: SocketAddr,
+        /// The bound.
+        limit_bytes: usize,
+    },
+    /// Its answer is not what it must be.
+    #[error("{address}: {error}")]
+    Read {
+        /// Where.
+        address: SocketAddr,
+        /// What is wrong.
+        #[source]
+        error: ReadError,
+    },
+    /// Another tenant answers there.
+    #[error("at {address} is {found}, not {wanted}")]
+    WrongTenant {
+        /// Where.
+        address: SocketAddr,
+        /// Who was meant, `namespace/name`.
+        wanted: String,
+        /// Who answered.
+        found: String,
+    },
+}
+
+/// The way to neighbours. Keeps connections between calls.
+pub struct PeerClient {
+    credential: PeerCredential,
+    resolver: StaticResolver,
+    call_limiter: CallLimiter,
+    http: Mutex<HttpClient>,
+}
+
+/// A client and the end of TLS that it was made with.
+struct HttpClient {
+    tls: Option<Arc<ClientConfig>>,
+    client: reqwest::Client,
+}
+
+impl std::fmt::Debug for PeerClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("credential", &self.credential).finish_non_exhaustive()
+    }
+}
+
+impl PeerClient {
+    /// A client that shows `credential`.
+    pub fn new(credential: PeerCredential) -> Self {
+        let (names, tls) = (StaticResolver::default(), current_tls(&credential));
+        let http = HttpClient { client: build_http(tls.as_deref(), &names), tls };
+        PeerClient {
+            credential,
+            resolver: names,
+            call_limiter: CallLimiter::default(),
+            http: Mutex::new(http),
+        }
+    }
+
+    /// The state of `neighbour`.
+    ///
+    /// # Errors
+    /// It cannot be had within `patience`.
+    pub async fn state(&self, neighbour: &Neighbour, patience: Duration) -> Result<State, CallError> {
+        let request = self.http().get(self.url(neighbour, "/v1/state"));
+        let address = neighbour.admin;
+        let call = self.call(neighbour, request, MAX_STATE_BYTES);
+        let text = with_timeout(address, patience, call).await?;
+        let state = State::from_json(&text).map_err(|error| CallError::Read { address, error })?;
+        check_tenant(neighbour, &state.tenant.namespace, &state.tenant.name)?;
+        Ok(state)
+    }
+
+    /// What `neighbour` says to `request`. An error after which nobody knows whether it was granted must be followed by
+    /// `Cancel`.
+    ///
+    /// # Errors
+    /// No answer within `patience`, or none that belongs to `request`.
+    pub async fn grant(
+        &self,
+        neighbour: &Neighbour,
+        request: &GrantRequest,
+        chunk_bytes: u64,
+        patience: Duration,
+    ) -> Result<GrantAnswer, CallError> {
+        let http = self.http().post(self.url(neighbour, "/v1/grants")).body(request.to_json());
+        let http = http.header(header::CONTENT_TYPE, "application/json");
+        let address = neighbour.admin;
+        let call = async {
+            let _lane = self.call_limiter.acquire(address).await;
+            self.call(neighbour, http, MAX_ANSWER_BYTES).await
+        };
+        // The wait for other calls counts.
+        let text = with_timeout(address, patience, call).await?;
+        let answer = GrantAnswer::from_json(&text, request, chunk_bytes)
+            .map_err(|error| CallError::Read { address, error })?;
+        if let GrantAnswer::Granted { lender, .. } = &answer {
+            check_tenant(neighbour, &lender.namespace, &lender.name)?;
+        }
+        Ok(answer)
+    }
+
+    async fn call(
+        &self,
+        neighbour: &Neighbour,
+        request: RequestBuilder,
+        limit_bytes: usize,
+    ) -> Result<Vec<u8>, CallError> {
+        let address = neighbour.admin;
+        let request = match &self.credential {
+            PeerCredential::Token(_) if !address.ip().is_loopback() => {
+                return Err(CallError::NotLocal { address });
+            }
+            PeerCredential::Token(token) => request.bearer_auth(token),
+            PeerCredential::Nothing | PeerCredential::Certificate(_) => request,
+        };
+        send_request(request, address, limit_bytes).await
+    }
+
+    /// By address over plain HTTP; by name over TLS, so that the certificate must be that neighbour's.
+    fn url(&self, neighbour: &Neighbour, path: &str) -> String {
+        let address = neighbour.admin;
+        if !matches!(self.credential, PeerCredential::Certificate(_)) {
+            return format!("http://{address}{path}");
+        }
+        let host = admin_host(&neighbour.namespace, &neighbour.name);
+        self.resolver.set(&host, address.ip());
+        format!("https://{host}:{}{path}", address.port())
+    }
+
+    /// The client for a new call: a new one when the certificate has changed.
+    fn http(&self) -> reqwest::Client {
+        let tls = current_tls(&self.credential);
+        let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = match (&http.tls, &tls) {
+            (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        if !same {
+            *http = HttpClient { client: build_http(tls.as_deref(), &self.resolver), tls };
+        }
+        http.client.clone()
+    }
+}
+
+fn current_tls(credential: &PeerCredential) -> Option<Arc<ClientConfig>> {
+    let PeerCredential::Certificate(tls) = credential else { return None };
+    let TlsConfigs { client, .. } = tls.configs().borrow().clone();
+    Some(client)
+}
+
+fn build_http(tls: Option<&ClientConfig>, names: &StaticResolver) -> reqwest::Client {
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(tls.cloned().unwrap_or_else(client_without_roots))
+        .dns_resolver(names.clone())
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_max_idle_per_host(call_limiter::MAX_CONCURRENT_CALLS)
+        .http1_only()
+        .build()
+        .expect("a client of fixed settings and checked TLS is built")
+}
+
+/// What `call` to `address` gives within `patience`.
+async fn with_timeout<T>(
+    address: SocketAddr,
+    patience: Duration,
+    call: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
+    let answer = tokio::time::timeout(patience, call).await;
+    answer.unwrap_or(Err(CallError::Timeout { address, patience }))
+}
+
+async fn send_request(
+    request: RequestBuilder,
+    address: SocketAddr,
+    limit_bytes: usize,
+) -> Result<Vec<u8>, CallError> {
+    let broken = |error: reqwest::Error| CallError::Transport { address, problem: root_cause(&error) };
+    let response = request.send().await.map_err(broken)?;
+    let status = response.status();
+    let text = read_bounded(response, limit_bytes).await.map_err(broken)?;
+    let text = text.ok_or(CallError::TooLong { address, limit_bytes })?;
+    if status == StatusCode::OK {
+        return Ok(text);
+    }
+    let text = String::from_utf8_lossy(&text).chars().take(200).collect();
+    Err(CallError::Status { address, status: status.as_u16(), text })
+}
+
+/// `None` = longer than it may be.
+async fn read_bounded(mut response: Response, limit_bytes: usize) -> reqwest::Result<Option<Vec<u8>>> {
+    let mut text = Vec::new();
+    while let Some(piece) = response.chunk().await? {
+        if text.len() + piece.len() > limit_bytes {
+            return Ok(None);
+        }
+        text.extend_from_slice(&piece);
+    }
+    Ok(Some(text))
+}
+
+/// The innermost cause: the outer ones say no more than that a request was sent.
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+fn check_tenant(neighbour: &Neighbour, namespace: &str, name: &str) -> Result<(), CallError> {
+    if (namespace, name) == (&neighbour.namespace, &neighbour.name) {
+        return Ok(());
+    }
+    Err(CallError::WrongTenant {
+        address: neighbour.admin,
+        wanted: format!("{}/{}", neighbour.namespace, neighbour.name),
+        found: format!("{namespace:.80}/{name:.80}"),
+    })
+}

@@ -1,0 +1,240 @@
+//! Where letters become calls to neighbours' admin ports, and their answers news for the scheduler.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use sluice_memory::gpu_ledger::{Participant, ParticipantHandle, TurnOrder};
+use sluice_policy::ids::Nanos;
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::victim::{PeerState, PeerView as Seen};
+use sluice_ports::peers::PeerPortEvent;
+use sluice_wire::State;
+use sluice_wire::directive::Neighbour;
+use sluice_wire::grants::{GrantAnswer, GrantRequest, RevokeReason};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::client::PeerClient;
+use super::membership::full_name;
+use super::pending_replies::PendingReplies;
+use super::state_cache::PeerStateCache;
+use super::{loan_denied, ms, ns};
+use crate::clock::Clock;
+use crate::directive::DirectiveStore;
+use crate::scheduler_handle::{Message, MessageSender};
+
+/// A state is waited for this long: a survey is worth less than the time it takes.
+const SURVEY_TIMEOUT: Duration = Duration::from_millis(15);
+/// An answer to anything else; the scheduler gives up an ask by itself, long before.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Everything that a letter needs.
+#[derive(Clone, Debug)]
+pub struct GrantClient {
+    /// The record in the ledger.
+    pub ledger: Arc<ParticipantHandle>,
+    /// Who this is.
+    pub replies: Arc<PendingReplies>,
+    /// Who the neighbours are.
+    pub directives: Arc<DirectiveStore>,
+    /// The way to them.
+    pub client: Arc<PeerClient>,
+    /// Where news goes.
+    pub inbox: MessageSender,
+    /// The scheduler's clock.
+    pub clock: Clock,
+    /// What holds where a directive says nothing.
+    pub terms: NegotiationPolicy,
+    /// The order of turns, where they are taken.
+    pub slice_order: Option<TurnOrder>,
+    /// What neighbours said of themselves last.
+    pub state_cache: Arc<PeerStateCache>,
+}
+
+impl GrantClient {
+    /// Works until nobody can write any more.
+    pub async fn run(self, mut letters: UnboundedReceiver<PeerCommand>) {
+        while let Some(letter) = letters.recv().await {
+            let office = self.clone();
+            tokio::spawn(async move { office.send(letter).await });
+        }
+    }
+
+    /// Tells the scheduler.
+    pub fn notify(&self, news: PeerEvent) {
+        self.inbox.send(Message::Peer(Box::new(PeerPortEvent::Peer(news))));
+    }
+
+    async fn send(&self, letter: PeerCommand) {
+        match letter {
+            PeerCommand::Survey => self.notify(PeerEvent::Survey(self.survey().await)),
+            PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => self.ask(peer, nonce, chunks, ttl_ns).await,
+            PeerCommand::Withdraw { peer, nonce } => self.cancel_ask(peer, nonce).await,
+            PeerCommand::Revoke { peer, nonce, chunks } => self.revoke(peer, nonce, chunks).await,
+            PeerCommand::Renew { peer, nonce, ttl_ns } => self.renew(peer, nonce, ttl_ns).await,
+            PeerCommand::TakeBack { peer, nonce } => self.reclaim_earmark(peer, nonce).await,
+            PeerCommand::Claim { chunks } => self.claim_share(chunks).await,
+            PeerCommand::Answer { .. }
+            | PeerCommand::Refuse { .. }
+            | PeerCommand::Return { .. }
+            | PeerCommand::Prolong { .. }
+            | PeerCommand::Owes { .. } => {
+                unreachable!("answered at the desk")
+            }
+        }
+    }
+
+    async fn survey(&self) -> Vec<Seen> {
+        let line = self
+            .slice_order
+            .map(|order| self.ledger.slice_queue().waiters_in_order(order).unwrap_or_default());
+        let looks = self.live_peers().into_iter().map(|(participant, neighbour)| {
+            let line = line.as_deref();
+            async move { self.query_state(&participant, &neighbour, line).await }
+        });
+        join_all(looks).await
+    }
+
+    /// Who lives can be asked. One that is slow to tell is seen as it was when it told last, and, where that was too long
+    /// ago, in the directive's order.
+    async fn query_state(
+        &self,
+        participant: &Participant,
+        neighbour: &Neighbour,
+        line: Option<&[Peer]>,
+    ) -> Seen {
+        let peer = participant.peer;
+        let state = self.client.state(neighbour, SURVEY_TIMEOUT).await;
+        let live = match state.ok().and_then(|state| self.peer_state(&state)) {
+            Some(live) => Some(self.state_cache.record(peer, live)),
+            None => self.state_cache.get(peer),
+        };
+        let live = live.map(|live| with_queue_place(live, participant, line));
+        Seen { peer, priority: neighbour.priority, reachable: true, live }
+    }
+
+    fn peer_state(&self, state: &State) -> Option<PeerState> {
+        let (place, activity) = (state.neighbourhood.as_ref()?, &state.activity);
+        Some(PeerState {
+            active: state.queue.running + state.queue.waiting > 0,
+            last_used: self.scheduler_time(activity.last_used_unix_ms.unwrap_or(0)),
+            resident_since: self.scheduler_time(activity.resident_since_unix_ms.unwrap_or(0)),
+            lendable_chunks: self.replies.chunks(place.lendable_bytes),
+            queue_position: None,
+            next_use_ns: activity.next_use_in_ms.map(ns),
+        })
+    }
+
+    /// A moment of the wall clock on the scheduler's clock; what was before its start is its start.
+    fn scheduler_time(&self, unix_ms: u64) -> Nanos {
+        let unix_now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let ago = unix_now.saturating_sub(Duration::from_millis(unix_ms));
+        let ago_ns = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+        Nanos(self.clock.now().0.saturating_sub(ago_ns))
+    }
+
+    /// The directive's neighbours that the ledger knows as living.
+    fn live_peers(&self) -> Vec<(Participant, Neighbour)> {
+        let Some(in_force) = self.directives.active() else { return Vec::new() };
+        let living = self.ledger.survey().unwrap_or_default();
+        let found = in_force.directive.neighbours.iter().filter_map(|neighbour| {
+            let name = full_name(&neighbour.namespace, &neighbour.name);
+            let participant = living.iter().find(|p| p.is_live && p.name == name)?;
+            Some((participant.clone(), neighbour.clone()))
+        });
+        found.inspect(|(participant, _)| self.replies.track(participant.peer)).collect()
+    }
+
+    fn find_peer(&self, peer: Peer) -> Option<Neighbour> {
+        self.live_peers().into_iter().find(|(found, _)| found.peer == peer).map(|(_, neighbour)| neighbour)
+    }
+
+    async fn call(&self, peer: Peer, request: &GrantRequest) -> Option<GrantAnswer> {
+        let neighbour = self.find_peer(peer)?;
+        let answer = self.client.grant(&neighbour, request, self.replies.bytes(1), CALL_TIMEOUT).await;
+        answer.inspect_err(|error| tracing::debug!(%error, neighbour = neighbour.name, "no answer")).ok()
+    }
+
+    async fn ask(&self, peer: Peer, nonce: Nonce, chunks: u32, ttl_ns: u64) {
+        let (borrower, bytes) = (self.replies.own_participant(), self.replies.bytes(chunks));
+        let request = GrantRequest::Ask { borrower, nonce: nonce.0, bytes, ttl_ms: ms(ttl_ns) };
+        match self.call(peer, &request).await {
+            Some(GrantAnswer::Granted { bytes, ttl_ms, .. }) => {
+                let chunks = self.replies.chunks(bytes);
+                self.notify(PeerEvent::Granted { peer, nonce, chunks, ttl_ns: ns(ttl_ms) });
+            }
+            Some(answer) => {
+                tracing::debug!(reason = ?answer, index = peer.index, chunks, "a neighbour lends nothing");
+                self.notify(PeerEvent::Refused { peer, nonce, why: loan_denied::from_answer(&answer) });
+            }
+            None => {
+                // Nobody knows whether it was granted.
+                self.notify(PeerEvent::Refused { peer, nonce, why: None });
+                self.cancel_ask(peer, nonce).await;
+            }
+        }
+    }
+
+    async fn cancel_ask(&self, peer: Peer, nonce: Nonce) {
+        let request = GrantRequest::Cancel { borrower: self.replies.own_participant(), nonce: nonce.0 };
+        // A lender that does not hear it takes the earmark back at the end of its time to live.
+        let _ = self.call(peer, &request).await;
+    }
+
+    async fn revoke(&self, peer: Peer, nonce: Nonce, chunks: u32) {
+        let (lender, bytes) = (self.replies.own_participant(), self.replies.bytes(chunks));
+        let request = GrantRequest::Revoke { lender, nonce: nonce.0, bytes, why: RevokeReason::LenderActive };
+        match self.call(peer, &request).await {
+            Some(GrantAnswer::Returned { bytes, .. }) => {
+                let chunks = self.replies.chunks(bytes);
+                self.notify(PeerEvent::Returned { peer, nonce, chunks });
+            }
+            // A loan that the borrower does not know was never accepted.
+            Some(GrantAnswer::Refused { .. }) => self.reclaim_earmark(peer, nonce).await,
+            // Where the answer was lost, the watch sees the earmark.
+            Some(_) | None => {}
+        }
+    }
+
+    /// Every neighbour is told that a new life of this tenant lacks so much of its share. The claim has the life's name:
+    /// the loans are a former one's, whose names are not known any more.
+    async fn claim_share(&self, chunks: u32) {
+        let (lender, bytes) = (self.replies.own_participant(), self.replies.bytes(chunks));
+        let (nonce, why) = (lender.instance, RevokeReason::FloorNeeded);
+        let request = GrantRequest::Revoke { lender, nonce, bytes, why };
+        // What comes of it the ledger shows.
+        join_all(self.live_peers().into_iter().map(|(to, _)| self.call(to.peer, &request))).await;
+    }
+
+    async fn renew(&self, peer: Peer, nonce: Nonce, ttl_ns: u64) {
+        let (borrower, ttl_ms) = (self.replies.own_participant(), ms(ttl_ns));
+        let request = GrantRequest::Renew { borrower, nonces: vec![nonce.0], ttl_ms };
+        if let Some(GrantAnswer::Renewed { nonces, ttl_ms }) = self.call(peer, &request).await
+            && nonces.contains(&nonce.0)
+        {
+            self.notify(PeerEvent::Renewed { peer, nonce, ttl_ns: ns(ttl_ms) });
+        }
+    }
+
+    /// The bytes of an earmark that its borrower has not accepted are the device's again.
+    async fn reclaim_earmark(&self, peer: Peer, nonce: Nonce) {
+        let seat = self.ledger.clone();
+        // The guard may have to be waited for, which no thread of this runtime may. In vain: the scheduler writes again.
+        match tokio::task::spawn_blocking(move || seat.cancel_earmark(nonce.0)).await {
+            Ok(Ok(_)) => self.notify(PeerEvent::TookBack { nonce }),
+            Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
+            // This runtime is at its end.
+            Err(_) => {}
+        }
+    }
+}
+
+/// Where turns are taken, the ledger says who has it and who waits in which place, at this moment.
+fn with_queue_place(live: PeerState, participant: &Participant, line: Option<&[Peer]>) -> PeerState {
+    let Some(line) = line else { return live };
+    let place = line.iter().position(|peer| *peer == participant.peer);
+    let queue_place = place.and_then(|place| u32::try_from(place).ok());
+    PeerState { active: participant.has_slice, queue_position: queue_place, ..live }
+}

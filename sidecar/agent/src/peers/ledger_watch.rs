@@ -1,0 +1,132 @@
+//! A look at the ledger now and then: who has died, what has come back without a word, which terms are in force.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use sluice_memory::gpu_ledger::{EarmarkState, LedgerError, Participant};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::loans::Nonce;
+use sluice_policy::peers::victim;
+use sluice_wire::directive::{Directive, VictimRule};
+
+use super::grant_client::GrantClient;
+use super::membership::full_name;
+use super::ns;
+
+/// How often the ledger is looked at. Answers come sooner; this is for those that were lost.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Watches until the task is dropped.
+pub async fn watch_ledger(office: GrantClient) {
+    let (mut known, mut trouble) = (BTreeSet::new(), None);
+    let mut directive = office.directives.watch();
+    loop {
+        notify_terms(
+            &office,
+            directive.borrow_and_update().as_ref().map(|in_force| in_force.directive.as_ref()),
+        );
+        // A directive may name a neighbour before its record is there: its order is told again with every look that changed.
+        loop {
+            let changed = tokio::time::timeout(POLL_INTERVAL, directive.changed()).await;
+            let before = known.clone();
+            log_error_once(&mut trouble, poll_ledger(&office, &mut known).await.err());
+            match changed {
+                Ok(Err(_)) => return,
+                Ok(Ok(())) => break,
+                Err(_) if known != before => break,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Logs an error once while it lasts.
+fn log_error_once(last: &mut Option<LedgerError>, now: Option<LedgerError>) {
+    if let Some(error) = now.as_ref().filter(|error| last.as_ref() != Some(error)) {
+        tracing::warn!(%error, "the look at the ledger failed");
+    }
+    *last = now;
+}
+
+async fn poll_ledger(office: &GrantClient, known: &mut BTreeSet<Peer>) -> Result<(), LedgerError> {
+    // Before the ledger is read: whoever was met and is not in it then has died, also if no look has ever seen it.
+    known.append(&mut office.replies.tracked());
+    let participants = office.ledger.survey()?;
+    let living: BTreeSet<Peer> = participants.iter().filter(|p| p.is_live).map(|p| p.peer).collect();
+    let dead: BTreeSet<Peer> = known.difference(&living).copied().collect();
+    for peer in &dead {
+        tracing::info!(index = peer.index, "a neighbour has gone");
+        office.notify(PeerEvent::Died(*peer));
+    }
+    office.replies.untrack(&dead);
+    *known = living;
+    participants.iter().filter(|p| p.is_live).for_each(|p| notify_earmarks(office, p));
+    let seat = office.ledger.clone();
+    // The guard may have to be waited for, which no thread of this runtime may. At its end nothing has to be cleared.
+    tokio::task::spawn_blocking(move || seat.clear_settled().map(drop)).await.unwrap_or(Ok(()))
+}
+
+/// Earmarks for this tenant that nobody has told it of: what is a loan that came back, the scheduler knows.
+fn notify_earmarks(office: &GrantClient, lender: &Participant) {
+    let me = office.ledger.instance();
+    let waiting = lender.earmarks.iter().filter(|e| e.to == me && e.state == EarmarkState::Waiting);
+    for earmark in waiting {
+        let (peer, nonce) = (lender.peer, Nonce(earmark.nonce));
+        office.notify(PeerEvent::Returned { peer, nonce, chunks: office.replies.chunks(earmark.bytes) });
+    }
+}
+
+fn notify_terms(office: &GrantClient, directive: Option<&Directive>) {
+    let Some(directive) = directive else { return };
+    let living = office.ledger.survey().unwrap_or_default();
+    let find = |name: &str| {
+        let found = living.iter().find(|p| p.is_live && matches_name(directive, p, name))?;
+        Some(found.peer)
+    };
+    let order = victim_order(directive).into_iter().filter_map(|name| find(name)).collect();
+    let named = directive.neighbours.iter();
+    let priorities = named.filter_map(|n| Some((find(&full_name(&n.namespace, &n.name))?, n.priority)));
+    let terms = loan_terms(&office.terms, directive, order, priorities.collect());
+    office.notify(PeerEvent::Terms(terms));
+}
+
+/// A fixed order is as the neighbours stand; every other rule needs live state, and without it the order that is written
+/// for that.
+fn victim_order(directive: &Directive) -> Vec<&String> {
+    match directive.victim {
+        VictimRule::FixedOrder => directive.neighbours.iter().map(|neighbour| &neighbour.name).collect(),
+        VictimRule::MostRecentlyUsed | VictimRule::LeastRecentlyUsed => {
+            directive.fallback_order.iter().collect()
+        }
+    }
+}
+
+/// The directive lists names; the ledger has `namespace/name`.
+fn matches_name(directive: &Directive, participant: &Participant, name: &str) -> bool {
+    let full = |n: &sluice_wire::directive::Neighbour| full_name(&n.namespace, &n.name);
+    participant.name == name
+        || directive.neighbours.iter().any(|n| n.name == name && full(n) == participant.name)
+}
+
+/// What a directive says about trading; `usual` is what it does not say.
+pub fn loan_terms(
+    usual: &NegotiationPolicy,
+    directive: &Directive,
+    order: Vec<Peer>,
+    priorities: Vec<(Peer, i32)>,
+) -> NegotiationPolicy {
+    NegotiationPolicy {
+        priority: directive.tenant.priority,
+        priorities,
+        rule: match directive.victim {
+            VictimRule::MostRecentlyUsed => victim::VictimRule::MostRecentlyUsed,
+            VictimRule::LeastRecentlyUsed => victim::VictimRule::LeastRecentlyUsed,
+            VictimRule::FixedOrder => victim::VictimRule::FixedOrder,
+        },
+        order,
+        min_residence_ns: ns(directive.min_residence_ms),
+        revoke_bound_ns: ns(directive.revoke_bound_ms),
+        ..usual.clone()
+    }
+}

@@ -1,0 +1,281 @@
+//! A tenant's record in the ledger file of its GPU.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_memory::gpu_ledger::{
+    GpuLedger, JoinError, LedgerFaults, LedgerIdentity, OpenError, ParticipantHandle, ShareRequest,
+    TurnOrder as LedgerOrder, current_boot_id,
+};
+use sluice_policy::peers::Peer;
+use sluice_policy::peers::time_slice::Quantum;
+use sluice_scheduler::Sharing;
+use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig};
+use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
+
+use super::ns;
+use super::pending_replies::PendingReplies;
+use super::takeovers::Takeovers;
+
+/// What passes by itself is waited for this long; what somebody else has to end for as long as that takes.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked for at first, and once that has taken long.
+const JOIN_RETRY_MIN: Duration = Duration::from_millis(20);
+const JOIN_RETRY_MAX: Duration = Duration::from_millis(500);
+/// Hand-overs after which who waits goes before higher priorities, for each participant: one full round.
+const AGING_TURNS: u64 = 64;
+
+/// Why a tenant has no place on its GPU.
+#[derive(Debug, thiserror::Error)]
+pub enum MembershipError {
+    /// The ledger.
+    #[error("{}: {source}", folder.display())]
+    Open {
+        /// The neighbourhood's folder.
+        folder: PathBuf,
+        /// Why.
+        #[source]
+        source: OpenError,
+    },
+    /// The record.
+    #[error("{}: {source}", folder.display())]
+    Join {
+        /// The neighbourhood's folder.
+        folder: PathBuf,
+        /// Why.
+        #[source]
+        source: JoinError,
+    },
+    /// The machine does not say which boot this is.
+    #[error("the id of this boot: {0}")]
+    Boot(#[from] std::io::Error),
+}
+
+/// A tenant's place among its neighbours.
+#[derive(Clone, Debug)]
+pub struct LedgerMembership {
+    /// Its record.
+    pub ledger: Arc<ParticipantHandle>,
+    /// What the configuration says of it.
+    pub config: NeighbourhoodConfig,
+    /// Turns that it took from holders that were past their deadline.
+    pub takeovers: Arc<Takeovers>,
+}
+
+/// `namespace/name`: how the ledger names a tenant.
+pub fn full_name(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl MembershipError {
+    /// A ledger that is made anew, a guard that is held.
+    fn is_transient(&self) -> bool {
+        match self {
+            MembershipError::Open { source, .. } => matches!(source, OpenError::Busy { .. }),
+            MembershipError::Join { source, .. } => {
+                matches!(source, JoinError::Replaced | JoinError::Busy(_))
+            }
+            MembershipError::Boot(_) => false,
+        }
+    }
+
+    /// What somebody else has to end, in words. Who ended over it would only be started again, and later each time.
+    fn blocked_by(&self) -> Option<&'static str> {
+        match self {
+            // It still finishes its streams, and takes as long as it is given.
+            MembershipError::Join { source: JoinError::NameInUse { .. }, .. } => {
+                Some("the end of the tenant's last pod")
+            }
+            MembershipError::Join { source: JoinError::Overcommitted { .. }, .. } => {
+                Some("its share of the GPU, which others have")
+            }
+            MembershipError::Open { source, .. } => match source {
+                OpenError::VersionMismatch { .. } => {
+                    Some("the end of the pods of another version on its GPU")
+                }
+                OpenError::IdentityMismatch { .. } => Some("the end of the pods of another claim on its GPU"),
+                OpenError::Damaged { .. } => Some("the end of all pods on its GPU, whose ledger is damaged"),
+                OpenError::SizeMismatch { .. }
+                | OpenError::Busy { .. }
+                | OpenError::InvalidClaimId { .. }
+                | OpenError::Kernel { .. } => None,
+            },
+            MembershipError::Join { .. } | MembershipError::Boot(_) => None,
+        }
+    }
+}
+
+/// How a tenant waits for its record.
+#[derive(Debug)]
+pub struct JoinBackoff {
+    /// Since when what passes by itself has not.
+    retrying_since: Instant,
+    /// What it waits for, and since when.
+    waiting_for: Option<(&'static str, Instant)>,
+}
+
+impl JoinBackoff {
+    /// From now on.
+    pub fn new() -> JoinBackoff {
+        JoinBackoff { retrying_since: Instant::now(), waiting_for: None }
+    }
+
+    /// When to try again after this.
+    ///
+    /// # Errors
+    /// The same: it does not pass, or should have passed by now.
+    pub fn next_retry(&mut self, error: MembershipError) -> Result<Duration, MembershipError> {
+        let Some(what) = error.blocked_by() else {
+            let passes = error.is_transient() && self.retrying_since.elapsed() < JOIN_TIMEOUT;
+            return if passes { Ok(JOIN_RETRY_MIN) } else { Err(error) };
+        };
+        let now = Instant::now();
+        self.retrying_since = now;
+        if self.waiting_for().is_none_or(|before| before != what) {
+            tracing::info!(why = %error, "waiting for {what}");
+            self.waiting_for = Some((what, now));
+        }
+        let long = self.waiting_for.is_some_and(|(_, since)| since.elapsed() >= JOIN_TIMEOUT);
+        Ok(if long { JOIN_RETRY_MAX } else { JOIN_RETRY_MIN })
+    }
+
+    /// What it waits for, in words.
+    pub fn waiting_for(&self) -> Option<&'static str> {
+        self.waiting_for.map(|(what, _)| what)
+    }
+}
+
+impl Default for JoinBackoff {
+    fn default() -> JoinBackoff {
+        JoinBackoff::new()
+    }
+}
+
+impl LedgerMembership {
+    /// Takes the tenant's record, with as much of `share_bytes` as others leave; all of it or none where nothing is traded.
+    /// Tries once. `faults` are a test's.
+    ///
+    /// # Errors
+    /// The ledger is unfit or full, a predecessor lives, or the share cannot be had: [`Patience`] tells what to do.
+    pub fn join_ledger(
+        config: &SidecarConfig,
+        place: &NeighbourhoodConfig,
+        faults: &LedgerFaults,
+        share_bytes: u64,
+    ) -> Result<LedgerMembership, MembershipError> {
+        let identity = LedgerIdentity {
+            boot_id: current_boot_id()?,
+            claim_id: place.claim.clone(),
+            capacity_bytes: config.gpu.memory_bytes,
+            chunk_bytes: config.gpu.chunk_bytes,
+        };
+        let name = full_name(&config.namespace, &config.name);
+        let folder = || place.folder.clone();
+        let ledger = GpuLedger::open_with(&place.folder, &identity, faults.clone());
+        let ledger = ledger.map_err(|source| MembershipError::Open { folder: folder(), source })?;
+        // The floor is known when the first engine has said what activations cost.
+        let least_bytes = if place.sharing == SharingRule::Isolated { share_bytes } else { 0 };
+        let seat =
+            ledger.join_with(&name, ShareRequest { floor_bytes: 0, share_bytes, min_bytes: least_bytes });
+        let seat = seat.map_err(|source| MembershipError::Join { folder: folder(), source })?;
+        Ok(LedgerMembership { ledger: Arc::new(seat), config: place.clone(), takeovers: Arc::default() })
+    }
+
+    /// Where the tenant's neighbours are answered.
+    pub fn pending_replies(&self, config: &SidecarConfig) -> PendingReplies {
+        PendingReplies::new(self.ledger.clone(), &config.namespace, &config.name, config.gpu.chunk_bytes)
+    }
+
+    /// Who this is.
+    pub fn peer(&self) -> Peer {
+        self.ledger.peer()
+    }
+
+    /// How the scheduler shares time here.
+    pub fn sharing(&self) -> Sharing {
+        match self.config.sharing {
+            SharingRule::Isolated => Sharing::Exclusive,
+            SharingRule::Spatial => Sharing::Spatial,
+            SharingRule::Temporal { min_quantum_ms, max_quantum_ms, .. } => Sharing::Temporal(Quantum::new(
+                ns(min_quantum_ms.min(max_quantum_ms)),
+                ns(max_quantum_ms.max(1)),
+            )),
+        }
+    }
+
+    /// Whether memory changes hands here.
+    pub fn is_trading(&self) -> bool {
+        self.config.sharing != SharingRule::Isolated
+    }
+
+    /// The order of turns, if turns are taken.
+    pub fn slice_order(&self) -> Option<LedgerOrder> {
+        match self.config.sharing {
+            SharingRule::Temporal { order: TurnOrder::RoundRobin, .. } => Some(LedgerOrder::RoundRobin),
+            SharingRule::Temporal { order: TurnOrder::Priority, .. } => {
+                Some(LedgerOrder::Priority { aging_turns: AGING_TURNS })
+            }
+            SharingRule::Spatial | SharingRule::Isolated => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_memory::gpu_ledger::LedgerError;
+
+    use super::*;
+
+    fn join_error(source: JoinError) -> MembershipError {
+        MembershipError::Join { folder: "/n".into(), source }
+    }
+
+    #[test]
+    fn blocking_errors_are_retried_and_permanent_ones_are_not() {
+        let mut patience = JoinBackoff::new();
+        let named = || join_error(JoinError::NameInUse { name: "n/a".into(), index: 0 });
+        let busy = || join_error(JoinError::Busy(LedgerError::Busy { holder: String::new(), waited_ms: 1 }));
+        assert_eq!(patience.next_retry(named()).unwrap(), JOIN_RETRY_MIN);
+        assert_eq!(patience.waiting_for(), Some("the end of the tenant's last pod"));
+        // Its streams took long.
+        let long = JOIN_TIMEOUT + JOIN_RETRY_MIN;
+        patience.waiting_for =
+            patience.waiting_for.map(|(what, since)| (what, since.checked_sub(long).unwrap()));
+        patience.retrying_since = patience.retrying_since.checked_sub(long).unwrap();
+        assert_eq!(patience.next_retry(named()).unwrap(), JOIN_RETRY_MAX);
+        assert_eq!(patience.next_retry(busy()).unwrap(), JOIN_RETRY_MIN, "that has its own time");
+        let taken = JoinError::Overcommitted { what: "share", taken: 9, asked: 2, capacity: 10 };
+        assert_eq!(patience.next_retry(join_error(taken)).unwrap(), JOIN_RETRY_MIN);
+        assert_eq!(patience.waiting_for(), Some("its share of the GPU, which others have"));
+        patience.retrying_since = patience.retrying_since.checked_sub(long).unwrap();
+        assert!(patience.next_retry(busy()).is_err(), "it should have passed by now");
+        assert!(patience.next_retry(join_error(JoinError::Full { records: 64 })).is_err());
+    }
+
+    #[test]
+    fn ledger_in_use_is_retried_and_other_size_is_not() {
+        let open = |source| MembershipError::Open { folder: "/n".into(), source };
+        let text = || String::from("x");
+        let waits = [
+            (
+                OpenError::VersionMismatch { found: 1, expected: 2 },
+                "the end of the pods of another version on its GPU",
+            ),
+            (
+                OpenError::IdentityMismatch { what: "claim", found: text(), expected: text() },
+                "the end of the pods of another claim on its GPU",
+            ),
+            (OpenError::Damaged { what: text() }, "the end of all pods on its GPU, whose ledger is damaged"),
+        ];
+        for (source, what) in waits {
+            let mut patience = JoinBackoff::new();
+            let long = JOIN_TIMEOUT + JOIN_RETRY_MIN;
+            patience.retrying_since = patience.retrying_since.checked_sub(long).unwrap();
+            assert_eq!(patience.next_retry(open(source)).unwrap(), JOIN_RETRY_MIN);
+            assert_eq!(patience.waiting_for(), Some(what));
+        }
+        let size = OpenError::SizeMismatch { what: "bytes a chunk", found: 1, expected: 2 };
+        assert!(JoinBackoff::new().next_retry(open(size)).is_err());
+    }
+}

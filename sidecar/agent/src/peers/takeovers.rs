@@ -1,0 +1,53 @@
+//! Turns that this tenant took from holders that were past their deadline, and tenants that it skipped in the queue for the turn.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use sluice_memory::gpu_ledger::SliceTakeover;
+use sluice_wire::state::{Skip, Takeover, TurnState};
+
+use crate::clock::{unix_ms, whole_ms};
+
+/// How many of each, and the last one of each.
+#[derive(Debug, Default)]
+pub struct Takeovers(Mutex<TakeoverCounts>);
+
+#[derive(Clone, Debug, Default)]
+struct TakeoverCounts {
+    takeovers: u64,
+    last_takeover: Option<Takeover>,
+    skips: u64,
+    last_skip: Option<Skip>,
+}
+
+impl Takeovers {
+    /// A turn was taken over.
+    pub fn record_takeover(&self, taken: SliceTakeover) {
+        let (at_unix_ms, overdue_ms) = (unix_ms(SystemTime::now()), whole_ms(taken.overdue));
+        tracing::warn!(from = taken.from, overdue_ms, "the turn was taken from a holder past its deadline");
+        let mut counted = self.lock_counts();
+        counted.takeovers += 1;
+        counted.last_takeover = Some(Takeover { from: taken.from, at_unix_ms, overdue_ms });
+    }
+
+    /// The tenant `of`, `namespace/name`, was first in the queue, did not take the turn, and was skipped.
+    pub fn record_skip(&self, of: String) {
+        tracing::warn!(
+            of,
+            "a tenant that was first in the queue for the turn did not take it and was skipped"
+        );
+        let mut counted = self.lock_counts();
+        counted.skips += 1;
+        counted.last_skip = Some(Skip { of, at_unix_ms: unix_ms(SystemTime::now()) });
+    }
+
+    /// Adds what was counted since the start to `turn`.
+    pub fn fill(&self, turn: TurnState) -> TurnState {
+        let TakeoverCounts { takeovers, last_takeover, skips, last_skip } = self.lock_counts().clone();
+        TurnState { takeovers_total: takeovers, last_takeover, skips_total: skips, last_skip, ..turn }
+    }
+
+    fn lock_counts(&self) -> std::sync::MutexGuard<'_, TakeoverCounts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,152 @@
+//! A tenant whose engine is a server of its own kind (`engine: {kind: Vllm, url}`): the sidecar stands in front of it, owns no
+//! device memory and drives nothing.
+//!
+//! ```text
+//!            :8000                                              loopback
+//! client ---------> gateway -- Lobby: held until awake --> Engine ---------> vLLM
+//!                      |          ^ nudge       | phase
+//!                    Paced        |             v
+//! admin  ---------> Desk -- orders --> Keeper: health, sleep, wake
+//! ```
+//!
+//! The [`Keeper`] alone says what the engine is doing; requests wait for it in the [`Lobby`]. The
+//! [`Desk`] takes the messages that go to a scheduler's thread elsewhere, so that admin port and probes are the same for both
+//! kinds of engine.
+
+pub mod admin_handler;
+pub mod engine;
+pub mod engine_metrics;
+pub mod gateway;
+pub mod headers;
+pub mod monitor;
+pub mod paced_stream;
+pub mod request;
+pub mod request_gate;
+pub mod sse;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::anyhow;
+use sluice_wire::config::{DebugConfig, SidecarConfig};
+use sluice_wire::state::{Phase, Tenant};
+use tokio::sync::{mpsc, watch};
+
+use self::admin_handler::{AdminHandler, forward};
+use self::engine::EngineClient;
+use self::engine_metrics::EngineMetrics;
+use self::gateway::ProxyGateway;
+use self::monitor::{EngineHistory, EngineMonitor, MonitorState};
+use self::request_gate::RequestGate;
+use crate::gateway::limits::RequestLimiter;
+use crate::gateway::scrape::MetricsScrape;
+use crate::heartbeat::Heartbeat;
+use crate::metrics::Metrics;
+use crate::run::{
+    Failure, Listeners, ServeContext, api_keys, model_names, runtime, stream_pacing, wait_for_signal,
+};
+use crate::scheduler_handle::{MessageSender, SchedulerHandle, Status};
+
+/// Runs until told to stop.
+///
+/// # Errors
+/// Why it could not go on.
+pub fn run(config: SidecarConfig) -> Result<(), Failure> {
+    let engine = engine(&config)?;
+    runtime()?.block_on(serve(&config, engine))
+}
+
+/// The engine of a configuration, which says nothing that a proxied one cannot follow.
+fn engine(config: &SidecarConfig) -> Result<EngineClient, Failure> {
+    let refused = |field, why| Err(Failure::Field(field, anyhow!("{why}")));
+    if config.engine.spawn.is_some() {
+        return refused("engine.spawn", "a Vllm engine is not started by its sidecar");
+    }
+    if config.journal.is_some() {
+        return refused("journal", "a Vllm engine has no queue of events to record");
+    }
+    if config.debug != DebugConfig::default() {
+        return refused("debug", "has no meaning for a Vllm engine");
+    }
+    let Some(url) = &config.engine.url else { return refused("engine.url", "a Vllm engine needs one") };
+    EngineClient::new(url).map_err(|error| Failure::Field("engine.url", error.into()))
+}
+
+async fn serve(config: &SidecarConfig, engine: EngineClient) -> Result<(), Failure> {
+    let (pacing, keys) = (stream_pacing(config)?, api_keys(config)?);
+    let doors = Listeners::open(config).await?;
+    let names = model_names(config);
+    let metrics = Arc::new(Metrics::proxied(&names[0], &config.slo).with_directives(&doors.directives));
+    let lobby = RequestGate::new(metrics.clone());
+    let service = start_monitor(config, &engine, &lobby, &doors, &metrics)?;
+    let open = RequestLimiter::new(config.limits.max_streams, metrics.clone());
+    let (cut, told) = watch::channel(false);
+    let scrape = MetricsScrape::proxied(service, metrics.clone(), EngineMetrics(engine.clone()));
+    let gateway = ProxyGateway {
+        engine,
+        gate: lobby,
+        metrics,
+        served_names: names,
+        limits: config.limits.clone(),
+        stream_pacing: pacing,
+        limiter: open.clone(),
+        shutdown: told,
+    };
+    let router = Arc::new(gateway).router(keys.clone(), scrape.clone());
+    // No thread of its own schedules: a heartbeat that never begins is never overdue.
+    let behind = ServeContext { router, scrape, open_requests: open, keys, heartbeat: Heartbeat::default() };
+    let serving = doors.serve(config, behind);
+    let ended = wait_for_signal().await;
+    // Answers that are still open are receivers.
+    serving.drain(|| cut.send_modify(|cut| *cut = true)).await;
+    ended
+}
+
+/// Starts the keeper of the engine and the desk, and gives the door to the desk.
+fn start_monitor(
+    config: &SidecarConfig,
+    engine: &EngineClient,
+    lobby: &RequestGate,
+    doors: &Listeners,
+    metrics: &Arc<Metrics>,
+) -> Result<SchedulerHandle, Failure> {
+    let (inbox, messages) = MessageSender::new();
+    let messages = forward(messages).map_err(|error| Failure::Other(error.into()))?;
+    let (status, watched) = watch::channel(Status::Loading);
+    let (lives, told) = watch::channel(EngineHistory::default());
+    let (orders, taken) = mpsc::unbounded_channel();
+    let keeper = EngineMonitor {
+        engine: engine.clone(),
+        gate: lobby.clone(),
+        commands: taken,
+        status,
+        history: lives,
+        directives: doors.directives.clone(),
+        hibernate_after: config.hibernate_after_seconds.map(|s| Duration::from_secs(s.into())),
+        metrics: metrics.clone(),
+        state: MonitorState::default(),
+    };
+    let desk = AdminHandler {
+        tenant: tenant(config),
+        policy: config.policy.clone(),
+        engine: engine.clone(),
+        commands: orders,
+        gate: lobby.clone(),
+        history: told,
+        directives: doors.directives.clone(),
+        metrics: metrics.clone(),
+        reported: (Phase::Loading, SystemTime::now()),
+    };
+    tokio::spawn(keeper.run());
+    tokio::spawn(desk.run(messages));
+    Ok(SchedulerHandle::new(inbox, watched))
+}
+
+fn tenant(config: &SidecarConfig) -> Tenant {
+    Tenant {
+        namespace: config.namespace.clone(),
+        name: config.name.clone(),
+        model: model_names(config)[0].clone(),
+        gpu: config.gpu.name.clone(),
+    }
+}

@@ -1,0 +1,197 @@
+//! What a scheduler's thread answers where there is one: the state, and the orders of the admin port.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, SystemTime};
+
+use sluice_wire::State;
+use sluice_wire::state::{Activity, EngineState, Figures, Phase as Told, Queue, Tenant};
+use tokio::sync::{mpsc, watch};
+
+use super::engine::EngineClient;
+use super::monitor::{EngineCommand, EngineHistory};
+use super::request_gate::{EnginePhase, RequestCounts, RequestGate};
+use crate::clock::unix_ms;
+use crate::directive::DirectiveStore;
+use crate::metrics::Metrics;
+use crate::peers::admin_call::{AdminCall, CallRejected, reject_grant};
+use crate::scheduler_handle::Message;
+
+/// Answers what is asked about a tenant whose engine is proxied.
+#[derive(Debug)]
+pub struct AdminHandler {
+    /// Who this is.
+    pub tenant: Tenant,
+    /// Named policy of the pool. No memory is moved by it.
+    pub policy: String,
+    /// The engine.
+    pub engine: EngineClient,
+    /// Its keeper.
+    pub commands: mpsc::UnboundedSender<EngineCommand>,
+    /// Requests.
+    pub gate: RequestGate,
+    /// Engines so far.
+    pub history: watch::Receiver<EngineHistory>,
+    /// The directive in force.
+    pub directives: Arc<DirectiveStore>,
+    /// Figures.
+    pub metrics: Arc<Metrics>,
+    /// What was told last, and since when it is so.
+    pub reported: (Told, SystemTime),
+}
+
+/// Passes messages on from their queue, which blocks, to one that does not, until [`Message::Stop`].
+pub fn forward(messages: Receiver<Message>) -> std::io::Result<mpsc::UnboundedReceiver<Message>> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    std::thread::Builder::new().name("desk".into()).spawn(move || {
+        for message in messages {
+            if matches!(message, Message::Stop) || sender.send(message).is_err() {
+                break;
+            }
+        }
+    })?;
+    Ok(receiver)
+}
+
+impl AdminHandler {
+    /// Answers until nobody asks any more.
+    pub async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
+        loop {
+            // Twice a second also unasked, so that the state knows since when it is what it is.
+            let message = tokio::time::timeout(Duration::from_millis(500), messages.recv()).await;
+            self.update_phase(SystemTime::now());
+            match message {
+                Err(_) => {}
+                Ok(None) => return,
+                Ok(Some(message)) => self.on_message(message),
+            }
+        }
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            // Whoever asked may have gone.
+            Message::State(answer) => drop(answer.send(Box::new(self.state()))),
+            Message::Admin(call) => self.on_call(call),
+            // A directive has come.
+            Message::Wake => self.gate.monitor_wakeup.notify_one(),
+            // Of requests, engines and neighbours that this tenant does not have.
+            Message::Submit(..)
+            | Message::Cancel(_)
+            | Message::Engine(_)
+            | Message::Peer(_)
+            | Message::Stop => {}
+        }
+    }
+
+    fn on_call(&self, call: AdminCall) {
+        let order = match call {
+            // Its memory is the engine's: there is nothing to lend, and no way to use a loan.
+            AdminCall::Grant(_, answer) => return reject_grant(answer),
+            AdminCall::IsSleeping(answer) => {
+                let engine = self.engine.clone();
+                tokio::spawn(async move {
+                    let told =
+                        engine.is_sleeping().await.map_err(|trouble| CallRejected(trouble.to_string()));
+                    // One without a sleep mode is awake.
+                    answer.send(told.map(|sleeping| sleeping.unwrap_or(false)))
+                });
+                return;
+            }
+            AdminCall::Sleep(level, answer) => EngineCommand::Sleep(level, answer),
+            AdminCall::WakeUp(answer) => EngineCommand::WakeUp(answer),
+        };
+        // A keeper that has gone takes the answer with it, and whoever asked sees that.
+        let _ = self.commands.send(order);
+    }
+
+    fn update_phase(&mut self, now: SystemTime) {
+        let phase = self.phase(&self.gate.counts(), now);
+        if phase != self.reported.0 {
+            self.reported = (phase, now);
+        }
+    }
+
+    fn phase(&self, counts: &RequestCounts, now: SystemTime) -> Told {
+        match self.gate.phase() {
+            EnginePhase::Starting => Told::Loading,
+            EnginePhase::Lost => Told::EngineLost,
+            EnginePhase::Suspending | EnginePhase::Asleep => Told::Hibernated,
+            EnginePhase::Waking => Told::Waking,
+            EnginePhase::Awake => {
+                let idle_for = now.duration_since(counts.changed_at.1).unwrap_or_default();
+                let idle = counts.open == 0 && idle_for >= self.idle_after();
+                if idle { Told::Idle } else { Told::Active }
+            }
+        }
+    }
+
+    /// Without a request for so long the tenant counts as idle; at once where no directive says.
+    fn idle_after(&self) -> Duration {
+        let told = self.directives.active().map(|in_force| in_force.directive.tenant.idle_after_seconds);
+        Duration::from_secs(told.unwrap_or(0).into())
+    }
+
+    /// The state. Of its memory nothing is known here, and nothing is told: sizes are 0, and there are no layers.
+    fn state(&self) -> State {
+        let (counts, lives) = (self.gate.counts(), *self.history.borrow());
+        let (phase, since) = self.reported;
+        let idle_since = (counts.open == 0).then(|| unix_ms(counts.changed_at.1));
+        State {
+            at_unix_ms: unix_ms(SystemTime::now()),
+            tenant: self.tenant.clone(),
+            phase,
+            phase_since_unix_ms: unix_ms(since),
+            idle_since_unix_ms: idle_since,
+            policy: self.policy.clone(),
+            queue: queue(&counts),
+            streams: self.metrics.streams(),
+            figures: self.figures(),
+            slo: self.metrics.slo(),
+            engine: engine(lives),
+            activity: self.activity(&counts, lives, idle_since),
+            ..State::default()
+        }
+    }
+
+    fn figures(&self) -> Figures {
+        let (prefill_tokens_total, decode_tokens_total) = self.metrics.tokens();
+        Figures {
+            engine_tbt: self.metrics.engine_tbt(),
+            delivered_tbt: self.metrics.delivered_tbt(),
+            ttft: self.metrics.ttft(),
+            prefill_tokens_total,
+            decode_tokens_total,
+            ..Figures::default()
+        }
+    }
+
+    fn activity(&self, counts: &RequestCounts, lives: EngineHistory, idle_since: Option<u64>) -> Activity {
+        let awake = self.gate.phase() == EnginePhase::Awake;
+        let resident = if awake { lives.awake_since } else { None };
+        Activity {
+            inactive_since_unix_ms: idle_since,
+            last_used_unix_ms: counts.last_used_at.map(unix_ms),
+            next_use_in_ms: None,
+            resident_since_unix_ms: resident.map(unix_ms),
+            absent_layers: 0,
+        }
+    }
+}
+
+fn queue(counts: &RequestCounts) -> Queue {
+    let sent = counts.open.saturating_sub(counts.held);
+    let waiting_there = counts.waiting_in_engine.min(sent);
+    Queue { waiting: counts.held + waiting_there, running: sent - waiting_there, preempted: 0 }
+}
+
+fn engine(lives: EngineHistory) -> EngineState {
+    EngineState {
+        pid: None,
+        restarts: lives.engines_lost,
+        attempt: lives.engines_found,
+        up_since_unix_ms: lives.up_since.map(unix_ms),
+        lost_unix_ms: lives.lost_at.map(unix_ms),
+        ..EngineState::default()
+    }
+}

@@ -1,0 +1,101 @@
+//! The engine's own metrics beside ours. Its names are passed on as they are: what stands under `vllm:` was measured by
+//! vLLM.
+
+use std::fmt::Write;
+
+use super::engine::EngineClient;
+
+/// Most bytes of an engine's metrics.
+pub(super) const MAX_BYTES: usize = 4 << 20;
+
+/// Reads the engine's metrics.
+#[derive(Clone, Debug)]
+pub struct EngineMetrics(pub(super) EngineClient);
+
+impl EngineMetrics {
+    /// Our metrics, which are in the words of OpenMetrics, and the engine's, in Prometheus' older text, which every engine
+    /// writes. One that does not answer has none.
+    pub async fn merge_with(&self, own: &str) -> String {
+        let mut text = to_prometheus_text(own);
+        match self.0.metrics().await {
+            Ok(engine) => append_engine_lines(&engine, &mut text),
+            Err(error) => tracing::debug!(%error, "the engine's metrics cannot be had"),
+        }
+        text
+    }
+}
+
+/// OpenMetrics as Prometheus' text 0.0.4: a counter is declared by its full name, and nothing marks the end.
+fn to_prometheus_text(open_metrics: &str) -> String {
+    let lines: Vec<_> = open_metrics.lines().collect();
+    let counters: Vec<&str> = lines.iter().filter_map(|line| counter_name(line)).collect();
+    let mut text = String::with_capacity(open_metrics.len() + 64 * counters.len());
+    for line in lines.into_iter().filter(|line| *line != "# EOF" && !line.starts_with("# UNIT ")) {
+        let told = ["# HELP ", "# TYPE "].into_iter().find_map(|kind| Some((kind, line.strip_prefix(kind)?)));
+        let parts = told.and_then(|(kind, rest)| Some((kind, rest.split_once(' ')?)));
+        let _ = match parts {
+            Some((kind, (name, rest))) if counters.contains(&name) => {
+                writeln!(text, "{kind}{name}_total {rest}")
+            }
+            _ => writeln!(text, "{line}"),
+        };
+    }
+    text
+}
+
+fn counter_name(line: &str) -> Option<&str> {
+    line.strip_prefix("# TYPE ")?.strip_suffix(" counter")
+}
+
+/// Those of an engine's lines whose names have its prefix, such as `vllm:` or `sglang:`. Others (of its Python, its process)
+/// would be taken for ours.
+fn append_engine_lines(engine: &str, text: &mut String) {
+    for line in engine.lines().filter(|line| metric_name(line).is_some_and(has_prefix)) {
+        text.push_str(line);
+        text.push('\n');
+    }
+}
+
+fn has_prefix(name: &str) -> bool {
+    name.split_once(':').is_some_and(|(prefix, _)| prefix != "sluice")
+}
+
+/// The name that a line is about.
+fn metric_name(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE ")).unwrap_or(line);
+    rest.split(['{', ' ']).next().filter(|name| !name.starts_with('#'))
+}
+
+/// The sum of a gauge's samples in an engine's metrics; `None` = it has none.
+pub(super) fn gauge(engine: &str, wanted: &str) -> Option<u64> {
+    let samples = engine.lines().filter(|line| !line.starts_with('#') && metric_name(line) == Some(wanted));
+    let values: Vec<f64> = samples.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>().max(0.0) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENGINE: &str = "# HELP vllm:num_requests_waiting Waiting.\n# TYPE vllm:num_requests_waiting gauge\n\
+        vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 3.0\n\
+        vllm:num_requests_waiting{engine=\"1\",model_name=\"m\"} 4.0\n\
+        # TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 9.5\nsluice:own 1\n";
+
+    #[test]
+    fn engine_metrics_pass_and_process_metrics_do_not() {
+        let mut text = String::new();
+        append_engine_lines(ENGINE, &mut text);
+        assert_eq!(text, ENGINE.lines().take(4).map(|line| format!("{line}\n")).collect::<String>());
+        assert_eq!(gauge(ENGINE, "vllm:num_requests_waiting"), Some(7));
+        assert_eq!(gauge(ENGINE, "vllm:num_requests_running"), None);
+    }
+
+    #[test]
+    fn counters_are_declared_in_prometheus_text_format() {
+        let own =
+            "# HELP a_b Help, a_b.\n# TYPE a_b counter\na_b_total{x=\"1\"} 2\n# TYPE g gauge\ng 1\n# EOF\n";
+        let wanted = "# HELP a_b_total Help, a_b.\n# TYPE a_b_total counter\na_b_total{x=\"1\"} 2\n# TYPE g gauge\ng 1\n";
+        assert_eq!(to_prometheus_text(own), wanted);
+    }
+}

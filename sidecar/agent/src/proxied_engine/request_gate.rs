@@ -1,0 +1,299 @@
+//! Where requests wait for the engine, and what everybody knows about it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use sluice_scheduler::UnavailableReason;
+use tokio::sync::{Notify, watch};
+
+use crate::gateway::error::{ApiError, RETRY_SOON_SECONDS};
+use crate::metrics::Metrics;
+
+/// What the engine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnginePhase {
+    /// It has not answered yet.
+    Starting,
+    /// It answers.
+    Awake,
+    /// It was told to sleep.
+    Suspending,
+    /// It has given up its device memory.
+    Asleep,
+    /// It was told to wake.
+    Waking,
+    /// It answered once and does so no more.
+    Lost,
+}
+
+/// What was seen of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineView {
+    /// What it is doing.
+    pub phase: EnginePhase,
+    /// Looks at it so far.
+    pub probes: u64,
+}
+
+/// Requests, counted.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestCounts {
+    /// That came and have not ended.
+    pub open: u32,
+    /// Of these, those that wait here.
+    pub held: u32,
+    /// That wait in the engine, as it said when it was looked at last.
+    pub waiting_in_engine: u32,
+    /// When the last one came or ended, or the engine was found or woken.
+    pub changed_at: (Instant, SystemTime),
+    /// When the last one came or ended; `None` = none has come.
+    pub last_used_at: Option<SystemTime>,
+}
+
+impl RequestCounts {
+    fn touch(&mut self) {
+        let now = SystemTime::now();
+        (self.changed_at, self.last_used_at) = ((Instant::now(), now), Some(now));
+    }
+}
+
+/// Shared by the requests, the keeper of the engine and whoever tells the state. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RequestGate {
+    counts: Arc<Mutex<RequestCounts>>,
+    view: watch::Sender<EngineView>,
+    /// For the keeper: something is wanted, or something is wrong.
+    pub monitor_wakeup: Arc<Notify>,
+    metrics: Arc<Metrics>,
+}
+
+/// The place of a request that has not ended.
+#[derive(Debug)]
+pub struct RequestGuard {
+    gate: RequestGate,
+    /// How long it may still be held.
+    budget: Duration,
+}
+
+impl RequestGate {
+    /// Nobody has come, and the engine has not been seen.
+    pub fn new(metrics: Arc<Metrics>) -> RequestGate {
+        let changed = (Instant::now(), SystemTime::now());
+        let counts =
+            RequestCounts { open: 0, held: 0, waiting_in_engine: 0, changed_at: changed, last_used_at: None };
+        let view = watch::Sender::new(EngineView { phase: EnginePhase::Starting, probes: 0 });
+        RequestGate { counts: Arc::new(Mutex::new(counts)), view, monitor_wakeup: Arc::default(), metrics }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RequestCounts> {
+        // Plain counters: a panic elsewhere leaves nothing half done in them.
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests now.
+    pub fn counts(&self) -> RequestCounts {
+        *self.lock()
+    }
+
+    /// What the engine is doing.
+    pub fn phase(&self) -> EnginePhase {
+        self.view.borrow().phase
+    }
+
+    /// The engine, now and whenever something about it changes.
+    pub fn watch(&self) -> watch::Receiver<EngineView> {
+        self.view.subscribe()
+    }
+
+    /// A look at the engine has ended; so many requests wait in it.
+    pub fn on_probe(&self, phase: EnginePhase, waiting_there: Option<u64>) {
+        if let Some(waiting) = waiting_there {
+            self.lock().waiting_in_engine = u32::try_from(waiting).unwrap_or(u32::MAX);
+        }
+        self.view.send_modify(|view| *view = EngineView { phase, probes: view.probes + 1 });
+    }
+
+    /// The engine does something else now.
+    pub fn set_phase(&self, phase: EnginePhase) {
+        self.view.send_modify(|view| view.phase = phase);
+    }
+
+    /// The engine is about to sleep, unless a request is open: who comes later finds it asleep.
+    ///
+    /// # Errors
+    /// How many are open.
+    pub fn begin_suspend(&self) -> Result<(), u32> {
+        let counts = self.lock();
+        if counts.open > 0 {
+            return Err(counts.open);
+        }
+        self.set_phase(EnginePhase::Suspending);
+        Ok(())
+    }
+
+    /// Whoever is idle is so from now on: it has just been woken.
+    pub fn reset_idle(&self) {
+        self.lock().changed_at = (Instant::now(), SystemTime::now());
+    }
+
+    /// A place for a request that may be held for `budget`.
+    ///
+    /// # Errors
+    /// 429: `queue` requests wait already, here or in the engine.
+    pub fn admit(&self, queue: u32, budget: Duration) -> Result<RequestGuard, ApiError> {
+        let mut counts = self.lock();
+        let waiting = counts.held.saturating_add(counts.waiting_in_engine);
+        if waiting >= queue {
+            return Err(ApiError::rate_limited(format!("{waiting} requests wait, which is the limit")));
+        }
+        counts.open += 1;
+        counts.touch();
+        drop(counts);
+        Ok(RequestGuard { gate: self.clone(), budget })
+    }
+}
+
+impl RequestGuard {
+    /// Waits until the engine answers requests, if need be until it has been woken.
+    ///
+    /// # Errors
+    /// 503: the budget is over.
+    pub async fn wait_awake(&mut self) -> Result<(), ApiError> {
+        let RequestGuard { gate: lobby, budget } = self;
+        lobby.wait_until(budget, |view| view.phase == EnginePhase::Awake).await
+    }
+
+    /// Something went wrong with the engine: waits until it has been looked at again.
+    ///
+    /// # Errors
+    /// 503: the budget is over.
+    pub async fn wait_probed(&mut self) -> Result<(), ApiError> {
+        let RequestGuard { gate: lobby, budget } = self;
+        let looks = lobby.view.borrow().probes;
+        lobby.wait_until(budget, |view| view.probes > looks).await
+    }
+}
+
+impl RequestGate {
+    /// Waits until the engine's process answers, awake or not. Keeps nobody from sleeping, and wakes nobody.
+    ///
+    /// # Errors
+    /// 503: it took longer than `budget`.
+    pub async fn wait_reachable(&self, mut budget: Duration) -> Result<(), ApiError> {
+        self.wait_until(&mut budget, |view| !matches!(view.phase, EnginePhase::Starting | EnginePhase::Lost))
+            .await
+    }
+
+    async fn wait_until(
+        &self,
+        budget: &mut Duration,
+        wanted: impl Fn(&EngineView) -> bool,
+    ) -> Result<(), ApiError> {
+        let mut view = self.watch();
+        if wanted(&view.borrow_and_update()) {
+            return Ok(());
+        }
+        self.monitor_wakeup.notify_one();
+        let (held, start) = (HeldRequest::new(self), Instant::now());
+        let come = tokio::time::timeout(*budget, view.wait_for(wanted)).await;
+        drop(held);
+        *budget = budget.saturating_sub(start.elapsed());
+        self.metrics.record_hold(start.elapsed());
+        match come {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(ApiError::from_unavailable(&UnavailableReason::ShuttingDown)),
+            Err(_) => Err(self.timeout_error()),
+        }
+    }
+
+    fn timeout_error(&self) -> ApiError {
+        let what = match self.phase() {
+            EnginePhase::Starting => "the engine has not started yet",
+            EnginePhase::Lost => "the engine restarts",
+            EnginePhase::Suspending | EnginePhase::Asleep | EnginePhase::Waking => {
+                "the engine has not woken yet"
+            }
+            EnginePhase::Awake => "the engine broke off",
+        };
+        ApiError::unavailable(what, RETRY_SOON_SECONDS)
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        let mut counts = self.gate.lock();
+        counts.open -= 1;
+        counts.touch();
+    }
+}
+
+/// A request that waits here.
+struct HeldRequest<'a>(&'a RequestGate);
+
+impl HeldRequest<'_> {
+    fn new(lobby: &RequestGate) -> HeldRequest<'_> {
+        lobby.lock().held += 1;
+        lobby.metrics.held_requests.add(1);
+        HeldRequest(lobby)
+    }
+}
+
+impl Drop for HeldRequest<'_> {
+    fn drop(&mut self) {
+        self.0.lock().held -= 1;
+        self.0.metrics.held_requests.add(-1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_wire::config::SloConfig;
+
+    use super::*;
+
+    fn gate() -> RequestGate {
+        RequestGate::new(Arc::new(Metrics::proxied("tiny", &SloConfig::default())))
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn suspend_needs_all_guards_dropped() {
+        let lobby = gate();
+        let places = [lobby.admit(9, LONG).unwrap(), lobby.admit(9, LONG).unwrap()];
+        assert_eq!(lobby.begin_suspend(), Err(2));
+        drop(places);
+        assert_eq!((lobby.begin_suspend(), lobby.phase()), (Ok(()), EnginePhase::Suspending));
+    }
+
+    #[tokio::test]
+    async fn held_request_wakes_monitor_and_waits_for_engine() {
+        let lobby = gate();
+        lobby.set_phase(EnginePhase::Asleep);
+        let mut place = lobby.admit(9, LONG).unwrap();
+        let held = tokio::spawn(async move { place.wait_awake().await.map(|()| place.budget) });
+        lobby.monitor_wakeup.notified().await;
+        let mut view = lobby.watch();
+        while lobby.counts().held == 0 {
+            tokio::task::yield_now().await;
+        }
+        lobby.on_probe(EnginePhase::Waking, Some(3));
+        view.changed().await.unwrap();
+        assert_eq!((lobby.counts().held, lobby.counts().open, lobby.counts().waiting_in_engine), (1, 1, 3));
+        lobby.set_phase(EnginePhase::Awake);
+        assert!(held.await.unwrap().unwrap() < LONG);
+        assert_eq!((lobby.counts().held, lobby.counts().open), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn hold_budget_and_queue_limit_are_enforced() {
+        let lobby = gate();
+        lobby.set_phase(EnginePhase::Lost);
+        let mut place = lobby.admit(1, Duration::ZERO).unwrap();
+        let refused = place.wait_awake().await.unwrap_err();
+        assert!(refused.body().to_string().contains("restarts"), "{refused:?}");
+        lobby.on_probe(EnginePhase::Awake, Some(1));
+        assert!(lobby.admit(1, LONG).is_err(), "one waits in the engine");
+        assert!(lobby.admit(2, LONG).is_ok());
+    }
+}

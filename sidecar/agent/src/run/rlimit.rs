@@ -1,0 +1,47 @@
+//! Open files: a session or a container runtime lets a process have 1,024 of them until it asks for more (systemd's default, and
+//! containerd's since 2.1), and a connection is one.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sluice_wire::config::{EngineKind, SidecarConfig};
+
+use super::listeners::connections;
+
+/// What is open beside the connections of clients: admin port, probes, neighbours, the engine, files.
+const RESERVED_FILES: u64 = 512;
+
+/// Asks for as many as the system allows, and warns where that is less than the tenant's limits promise.
+pub fn raise_nofile(config: &SidecarConfig) {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, ?current, ?maximum, "the limit of open files stays as it is");
+    }
+    let wanted = required_files(config.limits.max_streams, config.engine.kind);
+    let allowed = getrlimit(Resource::Nofile).current;
+    if allowed.is_some_and(|allowed| allowed < wanted) {
+        tracing::warn!(
+            allowed,
+            wanted,
+            "few files may be open (RLIMIT_NOFILE): clients may find no connection"
+        );
+    }
+}
+
+/// As many as a tenant may need. Behind each client of a proxied engine is a connection to that engine.
+fn required_files(max_streams: u32, kind: EngineKind) -> u64 {
+    let behind = match kind {
+        EngineKind::Native => 0,
+        EngineKind::Vllm => u64::from(max_streams),
+    };
+    connections(max_streams) as u64 + behind + RESERVED_FILES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxied_request_needs_two_connections() {
+        assert_eq!(required_files(2000, EngineKind::Native), 2000 + 1024 + RESERVED_FILES);
+        assert_eq!(required_files(2000, EngineKind::Vllm), 2 * 2000 + 1024 + RESERVED_FILES);
+    }
+}

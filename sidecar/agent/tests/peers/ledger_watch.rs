@@ -1,0 +1,171 @@
+//! What a look at the ledger tells the scheduler.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use sluice_agent::clock::Clock;
+use sluice_agent::directive::DirectiveStore;
+use sluice_agent::peers::client::{PeerClient, PeerCredential};
+use sluice_agent::peers::grant_client::GrantClient;
+use sluice_agent::peers::ledger_watch::watch_ledger;
+use sluice_agent::peers::pending_replies::PendingReplies;
+use sluice_agent::scheduler_handle::{Message, MessageSender};
+use sluice_memory::gpu_ledger::{GpuLedger, ParticipantHandle};
+use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
+use sluice_policy::peers::Peer;
+use sluice_ports::peers::PeerPortEvent;
+use sluice_wire::directive::{self, Directive, Neighbour, Sharing, TenantRule, VictimRule};
+use tempfile::TempDir;
+
+use super::pending_replies::{CHUNK, identity, join, participants};
+use crate::gateway::client::TIMEOUT;
+
+pub fn grant_client(folder: &TempDir, seat: &Arc<ParticipantHandle>) -> (GrantClient, Receiver<Message>) {
+    let (inbox, messages) = MessageSender::new();
+    let office = GrantClient {
+        ledger: seat.clone(),
+        replies: Arc::new(PendingReplies::new(seat.clone(), "default", "story", CHUNK)),
+        directives: Arc::new(DirectiveStore::open(folder.path().join("directive"), Box::new(|_| Ok(())))),
+        client: Arc::new(PeerClient::new(PeerCredential::Nothing)),
+        inbox,
+        clock: Clock::start(),
+        terms: NegotiationPolicy::default(),
+        slice_order: None,
+        state_cache: Arc::default(),
+    };
+    (office, messages)
+}
+
+/// Returns when the death of `peer` is told.
+fn assert_peer_exited(peer: Peer, messages: &Receiver<Message>) {
+    let begun = Instant::now();
+    loop {
+        let left = TIMEOUT.saturating_sub(begun.elapsed());
+        let message = messages.recv_timeout(left).expect("its death is told");
+        if matches!(message, Message::Peer(event) if *event == PeerPortEvent::Peer(PeerEvent::Died(peer))) {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exit_of_unseen_peer_is_reported() {
+    let (folder, [seat]) = participants(["story"]);
+    let (office, messages) = grant_client(&folder, &seat);
+    let desk = office.replies.clone();
+    let watching = tokio::spawn(watch_ledger(office));
+    // It comes, says something and goes between two looks.
+    let brief = join(&folder, "code");
+    let peer = brief.peer();
+    drop(brief);
+    desk.track(peer);
+    tokio::task::spawn_blocking(move || assert_peer_exited(peer, &messages)).await.unwrap();
+    // Told once, and then forgotten.
+    let begun = Instant::now();
+    while desk.tracked().contains(&peer) {
+        assert!(begun.elapsed() < TIMEOUT);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    watching.abort();
+}
+
+/// Neighbours in the order given; the fallback order is the other way round.
+fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
+    let neighbour = |(at, name): (usize, &&str)| Neighbour {
+        namespace: "default".into(),
+        name: (*name).into(),
+        pod_uid: None,
+        claim_uid: None,
+        admin: ([127, 0, 0, 1], 9000 + at as u16).into(),
+        priority: at as i32,
+        share_bytes: 30 * CHUNK,
+        floor_bytes: 0,
+    };
+    let directive = Directive {
+        version: directive::VERSION,
+        epoch: 1,
+        sequence: 1,
+        policy: "Oneiros".into(),
+        tenant: TenantRule {
+            priority: 0,
+            max_remapped_percent: 60,
+            share_bytes: None,
+            hibernate_after_seconds: None,
+            idle_after_seconds: 30,
+        },
+        gpu_uuid: None,
+        sharing: Sharing::Spatial,
+        victim,
+        min_residence_ms: 0,
+        revoke_bound_ms: 200,
+        neighbours: names.iter().enumerate().map(neighbour).collect(),
+        fallback_order: names.iter().rev().map(|name| (*name).to_owned()).collect(),
+    };
+    serde_json::to_vec(&directive).expect("a directive is JSON")
+}
+
+/// Returns when terms with this order are told, with the priorities that they name.
+fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)> {
+    let begun = Instant::now();
+    let mut last = None;
+    loop {
+        let left = TIMEOUT.saturating_sub(begun.elapsed());
+        let message = messages.recv_timeout(left);
+        let message = message.unwrap_or_else(|_| panic!("{expected:?} is not told, but {last:?}"));
+        if let Message::Peer(event) = message
+            && let PeerPortEvent::Peer(PeerEvent::Terms(terms)) = *event
+        {
+            if terms.order == expected {
+                return terms.priorities;
+            }
+            last = Some(terms.order);
+        }
+    }
+}
+
+/// A new life of `name` once the former one is gone: a child that another test starts has its description for a moment.
+fn restart(folder: &TempDir, name: &str) -> ParticipantHandle {
+    let ledger = GpuLedger::open(folder.path(), &identity()).expect("a ledger");
+    let begun = Instant::now();
+    loop {
+        match ledger.join(&format!("default/{name}"), 0, 30 * CHUNK) {
+            Ok(seat) => return seat,
+            Err(error) => assert!(begun.elapsed() < TIMEOUT, "{error}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarted_peer_is_addressed_by_new_instance() {
+    let (folder, [seat]) = participants(["story"]);
+    let (office, messages) = grant_client(&folder, &seat);
+    office.directives.put(&directive(VictimRule::MostRecentlyUsed, &["code"])).unwrap();
+    let first = restart(&folder, "code");
+    let watching = tokio::spawn(watch_ledger(office));
+    let told = tokio::task::spawn_blocking(move || {
+        order_of(&[first.peer()], &messages);
+        drop(first);
+        let second = restart(&folder, "code");
+        order_of(&[second.peer()], &messages);
+    });
+    told.await.unwrap();
+    watching.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fixed_order_follows_peers_and_other_rules_use_fallback() {
+    for (victim, reversed) in [(VictimRule::FixedOrder, false), (VictimRule::LeastRecentlyUsed, true)] {
+        let (folder, [seat, alpha, beta]) = participants(["story", "alpha", "beta"]);
+        let (office, messages) = grant_client(&folder, &seat);
+        office.directives.put(&directive(victim, &["alpha", "beta"])).unwrap();
+        let watching = tokio::spawn(watch_ledger(office));
+        let mut expected = [alpha.peer(), beta.peer()];
+        if reversed {
+            expected.reverse();
+        }
+        let told = tokio::task::spawn_blocking(move || order_of(&expected, &messages)).await.unwrap();
+        assert_eq!(told, [(alpha.peer(), 0), (beta.peer(), 1)]);
+        watching.abort();
+    }
+}
