@@ -1,10 +1,10 @@
-//! The clock that all processes of the machine share.
+//! The clock that all processes of a machine share.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Time since the machine's start, suspensions included.
+/// Returns the time since the machine booted, including suspension.
 pub fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     let (seconds, nanos) = (u64::try_from(now.tv_sec), u32::try_from(now.tv_nsec));

@@ -1,15 +1,18 @@
-//! What the neighbours of one GPU share: who holds how many bytes of it, what is on its way from one to another, and whose
-//! turn it is. It survives the death of any participant at any instant, without anybody's help.
+//! The state that all tenants of one GPU share: the bytes that each holds, the transfers in progress between
+//! them, and the holder of the time slice. It stays consistent when any participant exits at any instant; no
+//! other process has to repair it.
 //!
-//! Two files in a folder. `ledger` is mapped by all: a header and one record for each participant, which only its owner writes.
-//! `locks` is never replaced; its bytes are locked by open file descriptions: one byte guards check-and-change, one for each
-//! record says that its participant lives, and one for each epoch says that its turn is held. The description of the latter two
-//! is passed to the engine, so the kernel drops them only when sidecar and engine are both gone. The first page of `locks` has
-//! the epoch of the turn in force, so that an engine sees it too: [`TurnFence`](crate::TurnFence).
+//! It consists of two files in a folder. All participants map `ledger`: a header and one record per
+//! participant, which only its owner writes (except to mark it as skipped or to clear a settled transfer).
+//! `locks` is never replaced. Open file descriptions lock its bytes: one byte (the guard) protects
+//! check-and-change, one byte per record marks its participant as live, and one byte per epoch marks its time
+//! slice as held. The sidecar passes the description with the latter two to the engine, so the kernel drops
+//! these locks only when both have exited. The first page of `locks` contains the current epoch, so that an
+//! engine can read it through [`SliceFence`](crate::SliceFence).
 //!
-//! Counted are, over living participants, the bytes held and the earmarks for living borrowers that have not
-//! accepted them. A transfer is written so that its bytes are counted twice between two writes, never zero times;
-//! `docs/neighbours.md` has the table.
+//! The count includes, over live participants, the bytes held and the earmarks for live borrowers that have
+//! not accepted them. The order of writes counts the bytes of a transfer twice between two writes, never zero
+//! times; `docs/neighbours.md` has the table.
 
 mod accounting;
 mod error;
@@ -58,20 +61,20 @@ use mapped_words::MappedWords;
 
 use crate::fence::{self, FENCE_BYTES, FencePage};
 
-/// What a ledger is about. Participants of one GPU agree on all of it.
+/// The identity of a ledger. Participants of one GPU agree on all fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerIdentity {
-    /// Of the machine's kernel, see [`this_boot`].
+    /// Boot id of the machine's kernel, see [`current_boot_id`].
     pub boot_id: [u8; 16],
-    /// Of the claim on the GPU; another claim is another neighbourhood.
+    /// Id of the claim on the GPU. Each claim has its own ledger.
     pub claim_id: String,
-    /// Bytes of the GPU.
+    /// Capacity of the GPU, bytes.
     pub capacity_bytes: u64,
-    /// Bytes of a chunk of the GPU.
+    /// Size of a chunk of the GPU, bytes.
     pub chunk_bytes: u64,
 }
 
-/// The id of this boot of the machine, the same in all containers.
+/// Returns the id of this boot of the machine, which is the same in all containers.
 pub fn current_boot_id() -> std::io::Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -79,20 +82,20 @@ pub fn current_boot_id() -> std::io::Result<[u8; 16]> {
     Ok(id.to_be_bytes())
 }
 
-/// The shared files of one GPU, opened. Clones share the description of the guard.
+/// The open shared files of one GPU. Clones share the open file description that locks the guard.
 #[derive(Clone, Debug)]
 pub struct GpuLedger {
     files: Arc<LedgerFiles>,
 }
 
 impl GpuLedger {
-    /// Opens the ledger in `folder`, which exists. A ledger that is missing, of another boot or claim, or damaged is
-    /// made anew, unless a participant of it still lives.
+    /// Opens the ledger in the existing `folder`. Creates it again if it is missing, damaged, or of another
+    /// boot, claim or layout version, unless one of its participants is live.
     pub fn open(folder: &Path, identity: &LedgerIdentity) -> Result<GpuLedger, OpenError> {
         GpuLedger::open_with(folder, identity, LedgerFaults::default())
     }
 
-    /// As [`Neighbourhood::open`], with faults for tests.
+    /// As [`GpuLedger::open`], with faults for tests.
     pub fn open_with(
         folder: &Path,
         identity: &LedgerIdentity,
@@ -107,8 +110,8 @@ impl GpuLedger {
         Ok(GpuLedger { files: Arc::new(LedgerFiles::new((words, fence), guard, (path, locks_path))) })
     }
 
-    /// Takes a vacant record, or that of a dead participant, for the participant `name`. Its floor and share are
-    /// bytes and count as long as it lives. It has all of its share or no record.
+    /// Claims a vacant record, or that of an exited participant, for the participant `name`. Its floor and
+    /// share are bytes and count while it is live. Fails unless the whole share can be granted.
     pub fn join(
         &self,
         name: &str,
@@ -118,17 +121,18 @@ impl GpuLedger {
         self.join_with(name, ShareRequest { floor_bytes, share_bytes, min_bytes: share_bytes })
     }
 
-    /// As [`Neighbourhood::join`], with as much of the share as others leave: [`Seat::share_bytes`].
+    /// As [`GpuLedger::join`], but grants as much of the share as the others leave:
+    /// [`ParticipantHandle::share_bytes`].
     pub fn join_with(&self, name: &str, wish: ShareRequest) -> Result<ParticipantHandle, JoinError> {
         ParticipantHandle::join(&self.files, name, wish)
     }
 
-    /// Everybody who has a record, the dead included whose records nobody has taken yet.
+    /// Returns all participants with a record, including exited ones whose records are not reused yet.
     pub fn survey(&self) -> Result<Vec<Participant>, LedgerError> {
         self.files.survey()
     }
 
-    /// Who has how much. An error when more is counted than there is.
+    /// Returns the bytes that each participant holds. Fails if more is counted than the GPU has.
     pub fn audit(&self) -> Result<LedgerAudit, LedgerError> {
         self.files.audit()
     }
@@ -147,7 +151,7 @@ fn kernel_error(call: &'static str, path: &Path) -> impl Fn(Errno) -> OpenError 
     move |source| OpenError::Kernel { call, path: path.clone(), source }
 }
 
-/// The guard is held from its creation to its end.
+/// Opens the ledger and holds the guard from construction to drop.
 struct LedgerOpener<'a> {
     identity: &'a LedgerIdentity,
     faults: LedgerFaults,
@@ -171,7 +175,7 @@ impl<'a> LedgerOpener<'a> {
         Ok(LedgerOpener { identity, faults, path: folder.join("ledger"), locks_path, guard })
     }
 
-    /// The ledger as it is, or a new one in its place.
+    /// Maps the existing ledger, or creates a new one.
     fn open_words(&self) -> Result<MappedWords, OpenError> {
         let unfit = match MappedWords::map(&self.path, self.faults.clone()) {
             Err(Errno::NOENT) => return self.create(),
@@ -193,7 +197,7 @@ impl<'a> LedgerOpener<'a> {
         locks::is_any_live(self.guard.as_fd()).map_err(kernel_error("fcntl", &self.locks_path))
     }
 
-    /// The page of the file of locks with the epoch of the turn, which is made when it is missing.
+    /// Maps the page of the lock file with the current epoch, and creates it if it is missing.
     fn open_fence(&self) -> Result<FencePage, OpenError> {
         let file = self.guard.as_fd();
         let marked = fence::has_epoch(file).map_err(kernel_error("read", &self.locks_path))?;
@@ -213,7 +217,7 @@ impl<'a> LedgerOpener<'a> {
         Ok(page)
     }
 
-    /// Written in full under another name first, so that nobody ever sees half a ledger.
+    /// Writes the file under another name before renaming it, so that no process sees a partial ledger.
     fn create(&self) -> Result<MappedWords, OpenError> {
         let new = self.path.with_extension("new");
         let io = |call, path: &Path| {
@@ -232,12 +236,12 @@ impl<'a> LedgerOpener<'a> {
     }
 }
 
-/// For all of a group, as the lock file: pods may run as users of their own.
+/// Creates a file that the group can access, as the lock file: pods may run as different users.
 fn create_file(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o660).open(path)
 }
 
-/// A ledger without participants, as bytes.
+/// Returns the bytes of a ledger without participants.
 fn empty_ledger(identity: &LedgerIdentity) -> Vec<u8> {
     let mut words = vec![0; FILE_BYTES / 8];
     words[header::MAGIC] = MAGIC;
@@ -253,7 +257,8 @@ fn empty_ledger(identity: &LedgerIdentity) -> Vec<u8> {
     words.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
-/// Instances are counted within a ledger. They start anywhere, so that those of an earlier ledger name nobody.
+/// Returns a random first instance number, so that instances of an earlier ledger match no participant of
+/// this one.
 fn first_instance() -> u64 {
     (RandomState::new().build_hasher().finish() >> 2).max(1)
 }

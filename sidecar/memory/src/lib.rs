@@ -1,7 +1,7 @@
-//! Host memory that stands for a device's: chunks are ranges of one sealed memfd, mapped behind constant addresses,
-//! limited exactly as on a GPU, and filled by transfer threads from a host master copy (DESIGN 4).
+//! Host memory that stands in for device memory. Chunks are ranges of one sealed memfd, mapped at constant
+//! addresses, limited as on a GPU, and filled by transfer threads from a host master copy (DESIGN 4).
 //!
-//! [`mapping`] and [`TurnFence`] are the engine's half and all that an engine uses; the rest is the sidecar's.
+//! The engine uses only [`mapping`] and [`SliceFence`]; the sidecar uses the rest.
 
 mod clock;
 mod faults;

@@ -1,4 +1,4 @@
-//! What is counted against the capacity.
+//! Counts the bytes of all live participants against the capacity of the GPU.
 
 use sluice_policy::peers::Peer;
 
@@ -9,12 +9,12 @@ use super::mapped_words::MappedWords;
 use super::record::{self, EarmarkEntry, Record};
 use super::share;
 
-/// A set of records: one bit each.
+/// A set of records, one bit each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LiveSet(u64);
 
 impl LiveSet {
-    /// As if nobody were dead. What is counted so is never too little.
+    /// Treats all participants as live, so the count is never too small.
     pub(super) const ALL: LiveSet = LiveSet(u64::MAX);
 
     pub(super) fn insert(&mut self, index: u32) {
@@ -25,82 +25,83 @@ impl LiveSet {
         self.0 & (1 << index) != 0
     }
 
-    /// The records of those who live.
+    /// Returns the records of the live participants.
     pub(super) fn records(self, words: &MappedWords) -> impl Iterator<Item = Record<'_>> {
         record::all(words).filter(move |record| record.instance() != 0 && self.contains(record.index))
     }
 
-    /// The record of a life that goes on.
+    /// Returns the record of a live instance.
     pub(super) fn of_instance(self, words: &MappedWords, instance: u64) -> Option<Record<'_>> {
         record::of_instance(words, instance).filter(|record| self.contains(record.index))
     }
 }
 
-/// What became of an earmark.
+/// State of an earmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarmarkState {
-    /// Its bytes are counted and wait for the borrower.
+    /// Its bytes are counted until the borrower accepts them.
     Waiting,
-    /// The borrower holds its bytes: the lender can clear it.
+    /// The borrower holds its bytes; the lender can clear it.
     Accepted,
-    /// The borrower is dead, so its bytes are not counted: the lender can clear it.
+    /// The borrower has exited, so its bytes are not counted; the lender can clear it.
     Orphaned,
 }
 
-/// Bytes that left a lender for a borrower.
+/// Bytes that a lender has reserved for a borrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Earmark {
-    /// Names it; unique for each lender.
+    /// Identifies it; unique per lender.
     pub nonce: u64,
     /// Instance of the borrower.
     pub to: u64,
-    /// How many.
+    /// Size, bytes.
     pub bytes: u64,
-    /// What became of it.
+    /// Its state.
     pub state: EarmarkState,
 }
 
-/// What a record says.
+/// Contents of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Participant {
-    /// Record and life.
+    /// Record and instance.
     pub peer: Peer,
-    /// As it joined.
+    /// Name with which it joined.
     pub name: String,
-    /// Whether its sidecar or its engine lives. The dead count nothing.
+    /// Whether its sidecar or its engine is running. Exited participants count nothing.
     pub is_live: bool,
-    /// Bytes that it never lends while it is not hibernated.
+    /// Bytes that it does not lend unless it is hibernated.
     pub floor_bytes: u64,
     /// Bytes that it may hold without asking.
     pub share_bytes: u64,
     /// Bytes that it has reserved.
     pub held_bytes: u64,
-    /// What it has earmarked for others and not cleared yet.
+    /// Its earmarks for other participants that it has not cleared.
     pub earmarks: Vec<Earmark>,
-    /// Nonce and lender's instance of what it has accepted and not forgotten yet.
+    /// Nonce and lender's instance of each accepted earmark that it has not cleared.
     pub accepted: Vec<(u64, u64)>,
-    /// Whether it waits for the turn.
+    /// Whether it waits for the time slice.
     pub is_waiting: bool,
-    /// Whether it has the turn.
+    /// Whether it holds the time slice.
     pub has_slice: bool,
 }
 
-/// Who has how much.
+/// Bytes counted per participant and in total.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerAudit {
-    /// Of the GPU.
+    /// Capacity of the GPU, bytes.
     pub capacity_bytes: u64,
-    /// Held or earmarked, over all that live.
+    /// Bytes held or earmarked by live participants.
     pub counted_bytes: u64,
-    /// At most so many of these are counted twice: a sidecar died within a transfer and its engine has not ended yet.
+    /// Upper bound of the counted bytes that are counted twice, because a sidecar exited within a transfer
+    /// while its engine still runs.
     pub unsettled_bytes: u64,
-    /// Shares of all that live.
+    /// Sum of the shares of live participants, bytes.
     pub shares_bytes: u64,
-    /// Counted for each that lives.
+    /// Counted bytes of each live participant.
     pub participants: Vec<(Peer, u64)>,
 }
 
-/// Bytes counted over `living`.
+/// Returns the bytes counted over `living`.
 pub(super) fn sum_counted(words: &MappedWords, living: LiveSet) -> u64 {
     living.records(words).map(|record| record_bytes(words, &record, living)).fold(0, u64::saturating_add)
 }
@@ -113,7 +114,7 @@ fn record_bytes(words: &MappedWords, record: &Record<'_>, living: LiveSet) -> u6
     waiting.fold(record.held(), u64::saturating_add)
 }
 
-/// What became of an earmark of the lender.
+/// Returns the state of an earmark of `lender`.
 pub(super) fn earmark_state(
     words: &MappedWords,
     lender: u64,
@@ -128,8 +129,9 @@ pub(super) fn earmark_state(
 }
 
 impl LedgerFiles {
-    /// Without the guard, so that nobody who is frozen within it keeps others from looking. Each record, and each earmark,
-    /// is as it was at one moment; together they are of the time that the look took.
+    /// Reads without the guard, so that a process that is frozen while it holds the guard cannot block
+    /// readers. Each record and each earmark is consistent by itself; together they span the duration of the
+    /// call.
     pub(super) fn survey(&self) -> Result<Vec<Participant>, LedgerError> {
         self.words.check_valid()?;
         let holder = self.active_slice()?.map_or(0, |held| held.peer.instance);
@@ -141,7 +143,7 @@ impl LedgerFiles {
         Ok(found)
     }
 
-    /// Looked at again when another life took the record meanwhile.
+    /// Reads again if another instance claimed the record during the read.
     fn read_participant(&self, record: &Record<'_>, holder: u64) -> Result<Option<Participant>, LedgerError> {
         loop {
             let peer = record.peer();
@@ -179,7 +181,8 @@ impl LedgerFiles {
         })
     }
 
-    /// `None` when it was cleared meanwhile: then what its borrower had accepted may be forgotten, and seems to wait.
+    /// Returns `None` if the earmark was cleared during the read: its borrower may have cleared the accepted
+    /// nonce too, and the earmark would look as if it were waiting.
     fn read_earmark(
         &self,
         record: &Record<'_>,

@@ -1,4 +1,4 @@
-//! Why the neighbourhood refused.
+//! Errors of the GPU ledger.
 
 use rustix::io::Errno;
 
@@ -7,60 +7,60 @@ use sluice_policy::peers::Peer;
 /// Why the ledger file could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It is of another boot or of another claim, and somebody of that life still lives.
+    /// It belongs to another boot or claim, and one of its participants is still live.
     #[error("the ledger is of another {what} ({found}, expected {expected}) and still in use")]
     IdentityMismatch {
         /// "boot" or "claim".
         what: &'static str,
-        /// In the file.
+        /// Value in the file.
         found: String,
-        /// Asked for.
+        /// Requested value.
         expected: String,
     },
-    /// Sidecars of another version still use it.
+    /// Sidecars with another layout version still use it.
     #[error("the ledger has layout version {found}, this sidecar uses {expected}, and it is still in use")]
     VersionMismatch {
-        /// In the file.
+        /// Version in the file.
         found: u64,
-        /// Of this code.
+        /// Version of this code.
         expected: u64,
     },
-    /// The file has not the shape of a ledger, and somebody still uses it.
+    /// The file does not have the format of a ledger, and a participant still uses it.
     #[error("the ledger is damaged ({what}) and still in use")]
     Damaged {
-        /// What is wrong.
+        /// Damaged part.
         what: String,
     },
-    /// The neighbours agreed on another size.
+    /// The ledger was created for another size.
     #[error("the ledger has {found} {what}, this participant expects {expected}")]
     SizeMismatch {
         /// "bytes of capacity" or "bytes a chunk".
         what: &'static str,
-        /// In the file.
+        /// Value in the file.
         found: u64,
-        /// Asked for.
+        /// Requested value.
         expected: u64,
     },
-    /// Somebody has had the guard for longer than it takes; it may be frozen.
+    /// The guard was not released within the timeout; its holder may be frozen.
     #[error("the ledger is busy: its guard was not to be had within {waited_ms} ms")]
     Busy {
-        /// So long it was waited for, milliseconds.
+        /// Time waited, milliseconds.
         waited_ms: u64,
     },
     /// The claim id is empty or too long.
     #[error("a claim id has 1 to {limit_bytes} bytes, not {bytes}")]
     InvalidClaimId {
-        /// Its length.
+        /// Its length, bytes.
         bytes: usize,
-        /// At most.
+        /// Maximum length, bytes.
         limit_bytes: usize,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call} of {path} failed")]
     Kernel {
         /// The system call.
         call: &'static str,
-        /// Of which file.
+        /// Path of the file.
         path: String,
         /// Its error.
         #[source]
@@ -68,61 +68,61 @@ pub enum OpenError {
     },
 }
 
-/// Why somebody could not join.
+/// Why a participant could not join.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// All records are in use.
     #[error("all {records} records of the ledger are in use")]
     Full {
-        /// So many there are.
+        /// Number of records.
         records: u32,
     },
-    /// A participant of this name lives: its sidecar, or its engine that has not ended yet.
+    /// A participant of this name is live: its sidecar, or its engine that has not exited yet.
     #[error("{name} is there already, in record {index}")]
     NameInUse {
         /// The name.
         name: String,
-        /// Where.
+        /// Its record.
         index: u32,
     },
     /// The name is empty or too long.
     #[error("a name has 1 to {limit_bytes} bytes, not {bytes}")]
     InvalidName {
-        /// Its length.
+        /// Its length, bytes.
         bytes: usize,
-        /// At most.
+        /// Maximum length, bytes.
         limit_bytes: usize,
     },
     /// The share is smaller than the floor.
     #[error("a share of {share_bytes} bytes is less than the floor of {floor_bytes}")]
     ShareBelowFloor {
-        /// Of the floor.
+        /// Floor, bytes.
         floor_bytes: u64,
-        /// Of the share.
+        /// Share, bytes.
         share_bytes: u64,
     },
-    /// The floors or the shares of all would exceed the GPU.
+    /// The sum of the floors or of the shares would exceed the GPU.
     #[error("the {what}s sum to {taken} bytes; {asked} more do not fit the capacity of {capacity}")]
     Overcommitted {
         /// "floor" or "share".
         what: &'static str,
-        /// Sum over the others.
+        /// Sum over the other participants, bytes.
         taken: u64,
-        /// Asked for.
+        /// Requested bytes.
         asked: u64,
-        /// Of the GPU.
+        /// Capacity of the GPU, bytes.
         capacity: u64,
     },
-    /// Its guard is held by somebody who may be frozen: [`LedgerError::Busy`].
+    /// The holder of the guard may be frozen: [`LedgerError::Busy`].
     #[error(transparent)]
     Busy(LedgerError),
     /// The ledger cannot be used.
     #[error(transparent)]
     Unusable(LedgerError),
-    /// The file was replaced since it was opened: open it again.
+    /// The file was replaced after it was opened; it must be opened again.
     #[error("the ledger was replaced since it was opened")]
     Replaced,
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call} failed")]
     Kernel {
         /// The system call.
@@ -133,111 +133,112 @@ pub enum JoinError {
     },
 }
 
-/// Why an operation on the ledger was refused. Nothing changed then.
+/// Why an operation on the ledger failed. A failed operation changes nothing.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
-    /// The GPU has not so many bytes left.
+    /// The GPU does not have enough free bytes.
     #[error("{asked} bytes do not fit: {counted} of {capacity} are counted")]
     OutOfMemory {
-        /// Held or earmarked, over all.
+        /// Bytes held or earmarked by all participants.
         counted: u64,
-        /// Of the GPU.
+        /// Capacity of the GPU, bytes.
         capacity: u64,
-        /// Asked for.
+        /// Requested bytes.
         asked: u64,
     },
-    /// More than there is to give.
+    /// The participant holds fewer bytes than it wants to earmark.
     #[error("{asked} bytes cannot be earmarked, {held} are held")]
     NotHeld {
-        /// By this participant.
+        /// Bytes that this participant holds.
         held: u64,
-        /// To be earmarked.
+        /// Bytes to be earmarked.
         asked: u64,
     },
-    /// The peer is dead, or another life has its record.
+    /// The peer has exited, or another instance has its record.
     #[error("{peer:?} is gone")]
     PeerDead {
-        /// Who.
+        /// The peer.
         peer: Peer,
     },
-    /// No earmark of this nonce waits.
+    /// No earmark with this nonce is waiting.
     #[error("no earmark {nonce} waits")]
     NoEarmark {
-        /// Which.
+        /// The nonce.
         nonce: u64,
     },
-    /// The earmark is of another size than was said.
+    /// The earmark does not have the announced size.
     #[error("the earmark {nonce} is of {earmarked} bytes, which is not what was announced")]
     EarmarkSizeMismatch {
-        /// Which.
+        /// The nonce.
         nonce: u64,
-        /// Its bytes.
+        /// Size of the earmark, bytes.
         earmarked: u64,
     },
-    /// The borrower was faster, or has accepted it already.
+    /// The borrower has already accepted the earmark.
     #[error("the earmark {nonce} was accepted")]
     AlreadyAccepted {
-        /// Which.
+        /// The nonce.
         nonce: u64,
     },
-    /// Zero, in use, or for an earmark to oneself.
+    /// The nonce is 0 or in use, or the earmark is for the participant itself.
     #[error("no earmark can have the nonce {nonce}: it is 0, in use, or would be for oneself")]
     InvalidNonce {
-        /// Which.
+        /// The nonce.
         nonce: u64,
     },
-    /// Too many transfers wait for [`Seat::clear`](super::Seat::clear) on one side.
+    /// Too many transfers on one side await
+    /// [`ParticipantHandle::clear_settled`](super::ParticipantHandle::clear_settled).
     #[error("{limit} transfers wait already")]
     TooManyTransfers {
-        /// At most.
+        /// Maximum number.
         limit: usize,
     },
-    /// Somebody has had the guard for longer than it takes; it may be frozen. Nothing was changed.
+    /// The guard was not released within the timeout; its holder may be frozen. Nothing was changed.
     #[error("the ledger is busy: {holder}, who took its guard last, has kept it for {waited_ms} ms")]
     Busy {
-        /// Name and record of who took it last.
+        /// Name and record of the participant that took the guard last.
         holder: String,
-        /// So long it was waited for, milliseconds.
+        /// Time waited, milliseconds.
         waited_ms: u64,
     },
-    /// The file is not what it must be: cut short, emptied, or a record was changed by another than its owner. Nobody of
-    /// this process trades by it any more.
+    /// The file was truncated or emptied, or another process changed the record of this participant. This
+    /// process counts no more bytes by it.
     #[error("the ledger is damaged: {what}")]
     Damaged {
-        /// What is wrong.
+        /// Damaged part.
         what: &'static str,
     },
-    /// More is counted than the GPU has: the ledger is wrong.
+    /// More bytes are counted than the GPU has: the ledger is wrong.
     #[error("{counted} bytes are counted, of them at most {unsettled} twice, in a capacity of {capacity}")]
     Overcounted {
-        /// Held or earmarked, over all.
+        /// Bytes held or earmarked by all participants.
         counted: u64,
-        /// Of these, what the death within a transfer may have counted twice.
+        /// Upper bound of the bytes that an interrupted transfer counts twice.
         unsettled: u64,
-        /// Of the GPU.
+        /// Capacity of the GPU, bytes.
         capacity: u64,
     },
-    /// More is dealt out in shares than the GPU has: the ledger is wrong.
+    /// The shares exceed the capacity of the GPU: the ledger is wrong.
     #[error("the shares sum to {shares} bytes, in a capacity of {capacity}")]
     SharesOvercommitted {
-        /// Over all that live.
+        /// Sum of the shares of live participants, bytes.
         shares: u64,
-        /// Of the GPU.
+        /// Capacity of the GPU, bytes.
         capacity: u64,
     },
-    /// The turn is asked for, waited for or taken without a ticket.
+    /// The participant tried to take the time slice without a ticket.
     #[error("there is no ticket")]
     NoTicket,
-    /// The turn is asked for while it is held.
+    /// The participant requested the time slice while it holds it.
     #[error("the turn is held already")]
     SliceAlreadyHeld,
-    /// The turn is given up by who does not hold it.
+    /// The participant does not hold the time slice.
     #[error("the turn is not held")]
     SliceNotHeld,
-    /// The turn was taken over by another participant, because this one exceeded its deadline.
+    /// Another participant took the time slice over, because this one exceeded its deadline.
     #[error("the turn was taken over by another tenant after its deadline")]
     SliceTakenOver,
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call} failed")]
     Kernel {
         /// The system call.
@@ -248,7 +249,7 @@ pub enum LedgerError {
     },
 }
 
-/// For `map_err`.
+/// Returns a conversion of a system call's error for `map_err`.
 pub(super) fn kernel_error(call: &'static str) -> impl Fn(Errno) -> LedgerError {
     move |source| LedgerError::Kernel { call, source }
 }

@@ -1,33 +1,33 @@
-//! Faults that tests switch on in a ledger: a look at every write, and each of its promises broken in turn.
+//! Faults that tests inject into a ledger: a hook before every write, and one switch per guarantee to break.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Called before a write.
+/// Callback before a write.
 pub type WriteHook = Arc<dyn Fn() + Send + Sync>;
 
-/// What goes wrong in one process's use of the ledger. The default: nothing.
+/// Faults of one process's use of the ledger. The default has none.
 #[derive(Clone, Default)]
 pub struct LedgerFaults {
-    /// Called before every write of the ledger file, so that a test can end the process between any two of them.
+    /// Runs before every write of the ledger file, so that a test can end the process between any two writes.
     pub before_write: Option<WriteHook>,
-    /// `reserve` checks without the lock.
+    /// `reserve` checks without the guard.
     pub unlocked_reserve: bool,
-    /// `ask_share` checks without the lock.
+    /// `raise_share` checks without the guard.
     pub unlocked_share: bool,
-    /// `earmark` subtracts first and writes the earmark then, and nothing keeps others from seeing the gap.
+    /// `earmark` subtracts before it writes the earmark, and does so without the guard.
     pub subtract_first: bool,
     /// `earmark` only subtracts.
     pub lose_earmark: bool,
-    /// The turn is taken whoever holds it.
+    /// A participant takes the time slice even if another holds it.
     pub unlocked_slice: bool,
-    /// The turn is taken whoever is next.
+    /// A participant takes the time slice even if another is next.
     pub ignore_queue: bool,
-    /// A turn is taken over although its deadline is not over.
+    /// A participant takes over a time slice before its deadline has passed.
     pub ignore_deadline: bool,
-    /// The time in which this process was itself stopped counts as time in which it saw that a turn is overdue.
+    /// Time during which this process was stopped counts as observed overdue time.
     pub count_own_pauses: bool,
-    /// A participant believes that it has the turn although another epoch is in force.
+    /// A participant assumes that it holds the time slice even if another epoch is current.
     pub ignore_fence: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The mapped ledger and the lock under which it is checked and changed.
+//! The mapped ledger and the guard, the lock under which it is checked and changed.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,21 +13,22 @@ use super::mapped_words::MappedWords;
 use super::record::{self, Record};
 use crate::fence::FencePage;
 
-/// What a process has of the neighbourhood.
+/// The files and locks of the ledger that a process has open.
 #[derive(Debug)]
 pub(super) struct LedgerFiles {
     pub(super) words: MappedWords,
-    /// The epoch of the turn in force, in the file of locks.
+    /// Current epoch of the time slice, in the lock file.
     pub(super) fence: FencePage,
-    /// The description that takes the guard; it never holds anything else.
+    /// Description that locks the guard and no other byte.
     guard: OwnedFd,
     path: PathBuf,
     locks_path: PathBuf,
-    /// A description is one holder, so the threads that share it exclude each other here.
+    /// Serializes the threads of this process: they share one description, and the locks of one description
+    /// do not conflict with each other.
     thread_lock: Mutex<()>,
 }
 
-/// The guard, held.
+/// The guard, held until drop.
 pub(super) struct Guard<'a> {
     file: BorrowedFd<'a>,
     _thread: MutexGuard<'a, ()>,
@@ -42,12 +43,13 @@ impl LedgerFiles {
         LedgerFiles { words, fence, guard, path, locks_path, thread_lock: Mutex::new(()) }
     }
 
-    /// The guard, for the life `by` (0 = none yet), if it can be had within [`PATIENCE`]: its holder may be frozen.
+    /// Takes the guard for the instance `by` (0 = no instance yet). Fails after [`GUARD_TIMEOUT`], because
+    /// the holder may be frozen.
     pub(super) fn lock(&self, by: u64) -> Result<Guard<'_>, LedgerError> {
         self.lock_within(GUARD_TIMEOUT, by)
     }
 
-    /// As [`Shared::lock`], with a patience of its own: with none it is tried once.
+    /// As [`LedgerFiles::lock`], with the timeout `patience`. With a zero timeout it tries once.
     pub(super) fn lock_within(&self, patience: Duration, by: u64) -> Result<Guard<'_>, LedgerError> {
         let guard = self.lock_unchecked(patience)?;
         self.words.check_file()?;
@@ -55,7 +57,7 @@ impl LedgerFiles {
         Ok(guard)
     }
 
-    /// The guard, also where the ledger is damaged.
+    /// Takes the guard even if the ledger is damaged.
     pub(super) fn lock_unchecked(&self, patience: Duration) -> Result<Guard<'_>, LedgerError> {
         let mut thread = None;
         let taken = locks::retry_within(patience, || {
@@ -68,7 +70,7 @@ impl LedgerFiles {
         }
     }
 
-    /// Nothing is kept behind this mutex, so a panic under it breaks nothing.
+    /// This mutex protects no data, so a poisoned one is usable.
     fn try_thread_lock(&self) -> Option<MutexGuard<'_, ()>> {
         match self.thread_lock.try_lock() {
             Ok(thread) => Some(thread),
@@ -77,7 +79,8 @@ impl LedgerFiles {
         }
     }
 
-    /// Who took the guard last, for people. A process id would say nothing: pods have their own.
+    /// Describes the last holder of the guard, for messages. A process id would be useless, because pods have
+    /// their own PID namespaces.
     fn holder(&self) -> String {
         let instance = self.words.load(header::GUARD_HOLDER);
         let record =
@@ -92,19 +95,20 @@ impl LedgerFiles {
         Record::new(&self.words, index)
     }
 
-    /// Whether a process holds the description of record `index`.
+    /// Whether a process has the open file description of record `index`.
     pub(super) fn is_live(&self, index: u32) -> Result<bool, LedgerError> {
         locks::is_held(self.guard.as_fd(), locks::liveness_byte(index))
             .map_err(kernel_error("fcntl(F_OFD_GETLK)"))
     }
 
-    /// Whether a process holds the description that took the turn in force, and has not released it.
+    /// Whether a process has the open file description that took the current time slice, and has not released
+    /// the slice.
     pub(super) fn is_slice_locked(&self) -> Result<bool, LedgerError> {
         let bytes = locks::slice_byte(self.fence.epoch());
         locks::is_held(self.guard.as_fd(), bytes).map_err(kernel_error("fcntl(F_OFD_GETLK)"))
     }
 
-    /// The participants that live.
+    /// Returns the live participants.
     pub(super) fn live_set(&self) -> Result<LiveSet, LedgerError> {
         let mut living = LiveSet::default();
         for record in record::all(&self.words).filter(|record| record.instance() != 0) {

@@ -1,6 +1,5 @@
-//! Locks that belong to an open file description: the kernel drops one when the last process that holds the description
-//! is gone, whatever its process id and in whatever namespace. A description is one holder: its own locks never
-//! conflict with each other.
+//! Locks that belong to an open file description. The kernel drops such a lock when the last process with the
+//! description exits, in any PID namespace. Locks of one description never conflict with each other.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,10 +10,10 @@ use rustix::io::Errno;
 
 use super::layout::RECORDS;
 
-/// The guard is waited for this long. Its holder does no more than read and write some words: who has it longer is frozen,
-/// and nobody knows until when.
+/// Longest wait for the guard. Its holder only reads and writes some words, so a holder that keeps it longer
+/// is frozen for an unknown time.
 pub const GUARD_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two tries for it; doubled up to the longest.
+/// First and longest pause between two attempts; doubled after each attempt.
 const MIN_BACKOFF: Duration = Duration::from_micros(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(1);
 
@@ -25,32 +24,33 @@ pub(super) struct ByteRange {
     count: u64,
 }
 
-/// The byte that is held while the ledger is checked and changed.
+/// Byte that is locked while a process checks and changes the ledger.
 pub(super) const GUARD: ByteRange = ByteRange { first: 0, count: 1 };
-/// The bytes that say who lives, one for each record. Byte 1 was the turn in version 1 of the layout.
+/// Bytes that mark live participants, one per record. Byte 1 was the time slice in version 1 of the layout.
 const LIVENESS: ByteRange = ByteRange { first: 2, count: RECORDS as u64 };
-/// The bytes of turns, one for each epoch, which no two turns share.
+/// Bytes of the time slices, one per epoch.
 const SLICES: ByteRange = ByteRange { first: 1 << 10, count: 1 << 40 };
 const _: () = assert!(LIVENESS.first + LIVENESS.count <= SLICES.first);
 
-/// The byte of record `index`.
+/// Returns the byte of record `index`.
 pub(super) fn liveness_byte(index: u32) -> ByteRange {
     assert!(index < RECORDS, "record {index} is one of {RECORDS}");
     ByteRange { first: LIVENESS.first + u64::from(index), count: 1 }
 }
 
-/// The byte of the turn `epoch`; those of all turns where the epoch in force is not known.
+/// Returns the byte of the time slice `epoch`, or the bytes of all time slices if the current epoch is
+/// unknown.
 pub(super) fn slice_byte(epoch: Option<u64>) -> ByteRange {
     epoch.map_or(SLICES, |epoch| ByteRange { first: SLICES.first + epoch % SLICES.count, count: 1 })
 }
 
-/// A new description of the lock file, which is created when it is missing and never replaced.
+/// Opens a new description of the lock file. Creates the file if it is missing; the file is never replaced.
 pub(super) fn open_lock_file(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP)
 }
 
-/// Tries until it succeeds or `patience` is over: false then.
+/// Retries until `attempt` succeeds. Returns false once `patience` has passed.
 pub(super) fn retry_within(
     patience: Duration,
     mut attempt: impl FnMut() -> Result<bool, Errno>,
@@ -60,7 +60,7 @@ pub(super) fn retry_within(
         if left.is_zero() {
             return Ok(false);
         }
-        // What counts is what was slept for: a process that was itself stopped has not waited meanwhile.
+        // Only time slept counts, so that a process that was itself stopped does not use up its wait.
         let slept = nap.min(left);
         std::thread::sleep(slept);
         left -= slept;
@@ -69,7 +69,8 @@ pub(super) fn retry_within(
     Ok(true)
 }
 
-/// Takes the bytes, all or none; false when another description has one. Never waits: its holder may be frozen.
+/// Locks all of the bytes or none. Returns false if another description holds one. Never waits, because the
+/// holder may be frozen.
 pub(super) fn try_lock(file: BorrowedFd<'_>, bytes: ByteRange) -> Result<bool, Errno> {
     match fcntl_lock(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes) {
         Ok(_) => Ok(true),
@@ -78,18 +79,18 @@ pub(super) fn try_lock(file: BorrowedFd<'_>, bytes: ByteRange) -> Result<bool, E
     }
 }
 
-/// Gives those of the bytes back that this description has.
+/// Unlocks the bytes that this description holds.
 pub(super) fn unlock(file: BorrowedFd<'_>, bytes: ByteRange) -> Result<(), Errno> {
     fcntl_lock(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
 
-/// Whether another description than `file` has one of the bytes.
+/// Whether a description other than `file` holds one of the bytes.
 pub(super) fn is_held(file: BorrowedFd<'_>, bytes: ByteRange) -> Result<bool, Errno> {
     let found = fcntl_lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)?;
     Ok(i32::from(found.l_type) != libc::F_UNLCK)
 }
 
-/// Whether any record's byte is held by another description than `file`.
+/// Whether a description other than `file` holds any record's byte.
 pub(super) fn is_any_live(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     is_held(file, LIVENESS)
 }
@@ -106,11 +107,11 @@ fn fcntl_lock(
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: offset(bytes.first),
         l_len: offset(bytes.count),
-        // Has to be 0 for locks of a description.
+        // The kernel requires 0 for locks of an open file description.
         l_pid: 0,
     };
-    // SAFETY: the descriptor is open while it is borrowed, and the three commands used here read and write one
-    // `flock`, which outlives the call.
+    // SAFETY: the descriptor is open while it is borrowed, and the three commands used here read and write
+    // one `flock`, which outlives the call.
     let result = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, &raw mut range) };
     if result == 0 { Ok(range) } else { Err(last_error()) }
 }

@@ -1,12 +1,12 @@
-//! How long this process has seen that something stays as it is.
+//! Measures how long this process has observed an unchanged state.
 
 use super::faults::LedgerFaults;
 
-/// At most so much of the time between two looks counts, nanoseconds: this process may have been stopped meanwhile, and
-/// all others with it.
+/// Longest countable time between two observations, nanoseconds. This process may have been stopped between
+/// them, and all others with it.
 const MAX_COUNTED_NS: u64 = 20_000_000;
 
-/// Looks at one thing, which is named by two numbers.
+/// Observations of one state, identified by two numbers.
 #[derive(Debug, Default)]
 pub(super) struct ObservedDuration {
     key: Option<(u64, u64)>,
@@ -15,7 +15,8 @@ pub(super) struct ObservedDuration {
 }
 
 impl ObservedDuration {
-    /// A look at `at`, at the time `now_ns`. How long it has been seen by now, nanoseconds; 0 at the first look.
+    /// Records an observation of `at` at time `now_ns`. Returns how long the state has been observed,
+    /// nanoseconds; 0 at the first observation.
     pub(super) fn observe(&mut self, at: (u64, u64), now_ns: u64, faults: &LedgerFaults) -> u64 {
         let since_ns = now_ns.saturating_sub(self.last_observed_ns);
         let counted_ns = if faults.count_own_pauses { since_ns } else { since_ns.min(MAX_COUNTED_NS) };
@@ -25,7 +26,7 @@ impl ObservedDuration {
         self.observed_ns
     }
 
-    /// It is not so any more.
+    /// Ends the observation because the state no longer holds.
     pub(super) fn reset(&mut self) {
         self.key = None;
     }

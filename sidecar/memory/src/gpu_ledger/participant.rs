@@ -1,4 +1,4 @@
-//! A participant's own place in the neighbourhood.
+//! The handle of a participant on its own record.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,21 +17,22 @@ use super::share::{self, ShareRequest};
 use super::slice_holder::SliceTracker;
 use super::time_slice::SliceQueue;
 
-/// A record that is ours as long as the description lives that [`Seat::liveness`] shows.
+/// A record that this participant owns while a process has the open file description that
+/// [`ParticipantHandle::liveness`] returns.
 ///
-/// Dropping the seat leaves what is held as it stands: an engine that has the description may still map it. The end
-/// of the last process that has it is what frees.
+/// Dropping the handle does not free the bytes held, because an engine that has the description may still map
+/// them. They are freed when the last process with the description exits.
 #[derive(Debug)]
 pub struct ParticipantHandle {
     pub(super) files: Arc<LedgerFiles>,
     pub(super) peer: Peer,
-    /// Holds the byte of the record and, while this participant has the turn, the byte of its epoch.
+    /// Locks the byte of the record and, while this participant holds the time slice, the byte of its epoch.
     pub(super) liveness_fd: OwnedFd,
-    /// Bytes that are reserved, by this process's own account: what the file says may be a faulty neighbour's word.
+    /// Reserved bytes by this process's own count; a faulty peer may have changed the count in the file.
     reserved_bytes: AtomicU64,
-    /// Bytes that are granted as its share, by this process's own account.
+    /// Granted share by this process's own count, bytes.
     pub(super) granted_bytes: AtomicU64,
-    /// What this process knows of its turns.
+    /// This process's state of its time slices.
     pub(super) slices: SliceTracker,
 }
 
@@ -73,33 +74,33 @@ impl ParticipantHandle {
         })
     }
 
-    /// How others name this life of the participant.
+    /// Returns the record and instance by which others refer to this participant.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// The record.
+    /// Returns the index of the record.
     pub fn index(&self) -> u32 {
         self.peer.index
     }
 
-    /// The nonce of this life.
+    /// Returns the instance number.
     pub fn instance(&self) -> u64 {
         self.peer.instance
     }
 
-    /// The description to pass to the engine: while one of both has it, the participant counts as living and keeps the
-    /// turn if it had it.
+    /// Returns the open file description to pass to the engine. While the sidecar or the engine has it, the
+    /// participant counts as live and keeps a time slice that it holds.
     pub fn liveness(&self) -> BorrowedFd<'_> {
         self.liveness_fd.as_fd()
     }
 
-    /// Bytes that are reserved.
+    /// Returns the reserved bytes.
     pub fn held_bytes(&self) -> u64 {
         self.reserved_bytes.load(Ordering::Acquire)
     }
 
-    /// Reserves `bytes` more if they fit beside all that is counted.
+    /// Reserves `bytes` more. Fails if they do not fit in addition to all counted bytes.
     pub fn reserve(&self, bytes: u64) -> Result<(), LedgerError> {
         let unlocked = self.files.words.faults.unlocked_reserve;
         let _guard = if unlocked { None } else { Some(self.lock()?) };
@@ -109,12 +110,12 @@ impl ParticipantHandle {
         Ok(())
     }
 
-    /// The guard, to count bytes.
+    /// Takes the guard in order to count bytes.
     pub(super) fn lock(&self) -> Result<Guard<'_>, LedgerError> {
         self.check_own_record(self.files.lock(self.instance())?)
     }
 
-    /// The guard, if it is free: for who must not wait.
+    /// Takes the guard if it is free, for callers that must not wait.
     pub(super) fn try_lock(&self) -> Result<Guard<'_>, LedgerError> {
         self.check_own_record(self.files.lock_within(Duration::ZERO, self.instance())?)
     }
@@ -132,7 +133,7 @@ impl ParticipantHandle {
         self.record().add_held(bytes);
     }
 
-    /// Panics when less is held: its owner gives back what it does not have.
+    /// Panics if fewer bytes are held: the owner released bytes that it does not have.
     pub(super) fn subtract_held(&self, bytes: u64) -> Result<(), LedgerError> {
         let less = self
             .reserved_bytes
@@ -143,28 +144,28 @@ impl ParticipantHandle {
         self.record().subtract_held(bytes)
     }
 
-    /// Gives reserved bytes back, after the memory was released. Needs no lock. Panics when less is held. Of a damaged
-    /// ledger there is nothing to tell whoever releases: [`Seat::trouble`] does.
+    /// Releases reserved bytes after their memory was freed. Needs no guard. Panics if fewer are held.
+    /// Reports no damage of the ledger; see [`ParticipantHandle::damage`].
     pub fn release(&self, bytes: u64) {
         let _ = self.subtract_held(bytes);
     }
 
-    /// Why this tenant counts no bytes by the ledger any more, if that is so. What is held stays held.
+    /// Returns why this tenant no longer counts bytes by the ledger, if so. The bytes held stay held.
     pub fn damage(&self) -> Option<LedgerError> {
         self.files.words.check_valid().err()
     }
 
-    /// As [`Neighbourhood::survey`](super::Neighbourhood::survey).
+    /// As [`GpuLedger::survey`](super::GpuLedger::survey).
     pub fn survey(&self) -> Result<Vec<Participant>, LedgerError> {
         self.files.survey()
     }
 
-    /// As [`Neighbourhood::audit`](super::Neighbourhood::audit).
+    /// As [`GpuLedger::audit`](super::GpuLedger::audit).
     pub fn audit(&self) -> Result<LedgerAudit, LedgerError> {
         self.files.audit()
     }
 
-    /// The line for the turn, from this participant's side.
+    /// Returns this participant's view of the wait queue.
     pub fn slice_queue(&self) -> SliceQueue<'_> {
         SliceQueue::new(self)
     }
@@ -173,7 +174,7 @@ impl ParticipantHandle {
         self.files.record(self.peer.index)
     }
 
-    /// Asks the kernel who is dead only if the bytes do not fit beside everybody's.
+    /// Asks the kernel which participants are live only if the bytes do not fit with all of them counted.
     pub(super) fn check_capacity(&self, asked: u64) -> Result<(), LedgerError> {
         let (words, capacity) = (&self.files.words, self.files.capacity_bytes());
         let fits = |counted: u64| counted.checked_add(asked).is_some_and(|sum| sum <= capacity);
@@ -187,7 +188,7 @@ impl ParticipantHandle {
 
 impl Drop for ParticipantHandle {
     fn drop(&mut self) {
-        // Only a courtesy to those who wait behind: a ticket ends with its owner in any case.
+        // Only wakes waiters earlier: a ticket ends with its owner in any case.
         if self.record().get(word::TICKET) != 0 {
             let _ = self.slice_queue().cancel();
         }
@@ -202,7 +203,7 @@ fn check_name(name: &str) -> Result<(), JoinError> {
     Ok(())
 }
 
-/// Refuses whom the living leave no room or name for. Returns what is granted of the share.
+/// Checks that live participants leave the name and enough capacity. Returns the share to grant, bytes.
 fn admit(shared: &LedgerFiles, name: &str, wish: ShareRequest) -> Result<u64, JoinError> {
     let living = shared.live_set()?;
     if let Some(same) = living.records(&shared.words).find(|record| record.name() == name) {
@@ -220,7 +221,8 @@ fn admit(shared: &LedgerFiles, name: &str, wish: ShareRequest) -> Result<u64, Jo
     Ok(wish.share_bytes.min(left))
 }
 
-/// A record without an owner. Its words are gone before it is locked, so that the dead never count again.
+/// Returns a record without a live owner. Clears its words before it is locked, so that those of the previous
+/// owner never count again.
 fn claim_record(shared: &LedgerFiles) -> Result<Record<'_>, JoinError> {
     for record in record::all(&shared.words) {
         if !shared.is_live(record.index)? {

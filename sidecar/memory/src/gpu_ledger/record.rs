@@ -1,4 +1,4 @@
-//! One participant's record, read by everybody and written by its owner.
+//! One participant's record: all participants read it, its owner writes it.
 
 use sluice_policy::peers::Peer;
 
@@ -8,7 +8,7 @@ use super::mapped_words::MappedWords;
 
 const HELD_MISMATCH: &str = "a record says that less is held than its owner holds";
 
-/// An earmark as it is written.
+/// An earmark as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EarmarkEntry {
     pub slot: usize,
@@ -26,12 +26,12 @@ pub(super) struct Record<'a> {
     pub index: u32,
 }
 
-/// All records, vacant ones too.
+/// Returns all records, including vacant ones.
 pub(super) fn all(words: &MappedWords) -> impl Iterator<Item = Record<'_>> {
     (0..RECORDS).map(|index| Record::new(words, index))
 }
 
-/// The record of the life `instance`.
+/// Returns the record of `instance`.
 pub(super) fn of_instance(words: &MappedWords, instance: u64) -> Option<Record<'_>> {
     all(words).find(|record| record.instance() == instance)
 }
@@ -41,7 +41,7 @@ impl<'a> Record<'a> {
         Record { words, start: record_start(index), index }
     }
 
-    /// The word at `at` of [`record`].
+    /// Returns word `at` of [`record`].
     pub(super) fn get(&self, at: usize) -> u64 {
         self.words.load(self.start + at)
     }
@@ -76,14 +76,14 @@ impl<'a> Record<'a> {
         self.words.add(self.start + record::HELD, bytes);
     }
 
-    /// An error when the word says that less is held: another than its owner has written it.
+    /// Fails if the word is smaller than `bytes`: another process has written it.
     pub(super) fn subtract_held(&self, bytes: u64) -> Result<(), LedgerError> {
         self.words
             .subtract(self.start + record::HELD, bytes)
             .map_err(|_| self.words.mark_damaged(HELD_MISMATCH))
     }
 
-    /// Those that are written and not cleared.
+    /// Returns the earmarks that are not cleared.
     pub(super) fn earmarks(&self) -> impl Iterator<Item = EarmarkEntry> + use<'a> {
         let record = *self;
         (0..TRANSFERS).filter_map(move |slot| {
@@ -93,13 +93,13 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// Whether the earmark `nonce` still stands there.
+    /// Whether `slot` still contains the earmark `nonce`.
     pub(super) fn has_earmark_at(&self, slot: usize, nonce: u64) -> bool {
         self.get(earmark(slot)) == nonce
     }
 
-    /// The nonce at `at`, and the words at `others` that it names. It was written last and is cleared first: while it
-    /// stays, they are its own, also for whoever reads without the guard.
+    /// Returns the nonce at `at` and the words at `others` that it commits. The nonce is written last and
+    /// cleared first, so the words belong to it while it is unchanged, even for a reader without the guard.
     fn read_committed<const N: usize>(&self, at: usize, others: [usize; N]) -> Option<(u64, [u64; N])> {
         loop {
             let nonce = Some(self.get(at)).filter(|nonce| *nonce != 0)?;
@@ -129,7 +129,7 @@ impl<'a> Record<'a> {
         self.set(earmark(slot), 0);
     }
 
-    /// Slot, nonce and instance of the lender of each earmark that was accepted.
+    /// Returns slot, nonce and lender's instance of each accepted earmark.
     pub(super) fn accepted(&self) -> impl Iterator<Item = (usize, u64, u64)> + use<'a> {
         let record = *self;
         (0..TRANSFERS).filter_map(move |slot| {
@@ -155,7 +155,8 @@ impl<'a> Record<'a> {
         self.set(accepted(slot), 0);
     }
 
-    /// Makes the record of a dead participant vacant. The instance goes first: from then on nothing in it counts.
+    /// Makes the record of an exited participant vacant. Clears the instance first, after which no word of
+    /// the record counts.
     pub(super) fn clear(&self) {
         let fixed = [
             record::INSTANCE,

@@ -1,8 +1,8 @@
-//! The share of a participant while it lives: what it may hold without asking anybody.
+//! The share of a live participant: the bytes that it may hold without asking another.
 //!
-//! Shares of the living sum to at most the capacity at any instant. Each is looked at and changed within one hold of the
-//! guard, by one store. A share follows what its tenant does, never the other way round: it rises before the tenant holds
-//! more, and falls after it holds less. Nobody waits for the guard here: a tenant's scheduler asks, and asks again.
+//! The shares of live participants sum to at most the capacity at any instant. A participant checks and
+//! changes its share under one hold of the guard, by one store. A share rises before its tenant holds more,
+//! and falls after it holds less. These functions do not wait for the guard; the tenant's scheduler retries.
 
 use std::sync::atomic::Ordering;
 
@@ -14,32 +14,34 @@ use super::participant::ParticipantHandle;
 
 const SHARE_MISMATCH: &str = "a record says another share than its owner was granted";
 
-/// What somebody who joins would have.
+/// Share that a joining participant requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareRequest {
     /// Bytes that it never lends; 0 = not known yet.
     pub floor_bytes: u64,
-    /// Bytes of its share.
+    /// Requested share, bytes.
     pub share_bytes: u64,
-    /// Fewer than these, or than the floor, are of no use to it.
+    /// Smallest acceptable share, bytes; the floor applies if it is larger.
     pub min_bytes: u64,
 }
 
-/// Sum over `living` of the word `at`. What a faulty neighbour writes ends nobody else.
+/// Sums the word `at` over `living`. Saturates, so that a value that a faulty peer wrote causes no panic
+/// here.
 pub(super) fn sum_word(words: &MappedWords, living: LiveSet, at: usize) -> u64 {
     living.records(words).map(|record| record.get(at)).fold(0, u64::saturating_add)
 }
 
 impl ParticipantHandle {
-    /// Bytes that are granted as its share.
+    /// Returns the granted share, bytes.
     pub fn share_bytes(&self) -> u64 {
         self.granted_bytes.load(Ordering::Acquire)
     }
 
-    /// Has its share rise to `wanted` bytes, or as far as others leave room. Never lowers it. Returns the share.
+    /// Raises the share to `wanted` bytes, or as far as others leave capacity. Never lowers it. Returns the
+    /// share.
     ///
     /// # Errors
-    /// The guard is not free, or the ledger is damaged: nothing has changed.
+    /// The guard is not free, or the ledger is damaged. Nothing has changed.
     pub fn raise_share(&self, wanted: u64) -> Result<u64, LedgerError> {
         let unlocked = self.files.words.faults.unlocked_share;
         let _guard = if unlocked { None } else { Some(self.try_lock()?) };
@@ -53,23 +55,23 @@ impl ParticipantHandle {
         Ok(self.set_share(wanted.min(left).max(own)))
     }
 
-    /// Leaves its share but for `to` bytes to others. Never raises it, and keeps the floor. Returns the share.
+    /// Lowers the share to `to` bytes, but not below the floor. Never raises it. Returns the share.
     ///
     /// # Errors
-    /// As of [`Seat::ask_share`].
+    /// As for [`ParticipantHandle::raise_share`].
     pub fn release_share(&self, to: u64) -> Result<u64, LedgerError> {
         let _guard = self.try_lock()?;
         let (own, floor) = (self.verified_share()?, self.record().get(word::FLOOR));
         Ok(self.set_share(to.max(floor).min(own)))
     }
 
-    /// The floor, which a participant may learn after it has joined, and which may change. At most its share.
+    /// Sets the floor, which a participant may learn after it has joined, and which may change.
     ///
     /// # Errors
-    /// As of [`Seat::ask_share`].
+    /// As for [`ParticipantHandle::raise_share`].
     ///
     /// # Panics
-    /// When it is more than the share: whoever declares it has looked.
+    /// If the floor exceeds the share; the caller checks this first.
     pub fn set_floor(&self, bytes: u64) -> Result<(), LedgerError> {
         let _guard = self.try_lock()?;
         let share = self.verified_share()?;
@@ -78,7 +80,7 @@ impl ParticipantHandle {
         Ok(())
     }
 
-    /// The share as its owner knows it and the file says it.
+    /// Returns the share if the owner's count and the file agree.
     fn verified_share(&self) -> Result<u64, LedgerError> {
         let own = self.share_bytes();
         if self.record().get(word::SHARE) == own {
@@ -88,7 +90,6 @@ impl ParticipantHandle {
         }
     }
 
-    /// Writes nothing when nothing changes.
     fn set_share(&self, bytes: u64) -> u64 {
         if bytes != self.share_bytes() {
             self.record().set(word::SHARE, bytes);

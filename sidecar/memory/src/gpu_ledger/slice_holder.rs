@@ -1,4 +1,5 @@
-//! The turn that a participant has: its deadline, its end, and how it loses the turn when it exceeds that deadline.
+//! The time slice that a participant holds: its deadline, its release, and its takeover by another after the
+//! deadline.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,32 +16,32 @@ use super::observed_duration::ObservedDuration;
 use super::record::{self, Record};
 use super::time_slice::{Epoch, SliceQueue, since_boot_ns};
 
-/// The participant that has the turn.
+/// The participant that holds the time slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceHolder {
-    /// Its record and life.
+    /// Its record and instance.
     pub peer: Peer,
-    /// As it joined.
+    /// Name with which it joined.
     pub name: String,
-    /// How long its deadline is over; zero when it is not, or when it does not say one.
+    /// Time since its deadline; zero before the deadline, or if it has none.
     pub overdue: Duration,
 }
 
-/// A turn that was taken over from a holder that exceeded its deadline.
+/// A time slice that was taken over from a holder that exceeded its deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceTakeover {
-    /// The name of the holder before.
+    /// Name of the previous holder.
     pub from: String,
-    /// How long its deadline was over.
+    /// Time since its deadline.
     pub overdue: Duration,
 }
 
-/// The turn in force, as its holder's record says it.
+/// The current time slice as its holder's record describes it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ActiveSlice {
     pub peer: Peer,
     pub epoch: u64,
-    /// Nanoseconds of the clock since boot; 0 = none.
+    /// Nanoseconds of the boot-time clock; 0 = none.
     pub deadline_ns: u64,
 }
 
@@ -54,34 +55,35 @@ impl ActiveSlice {
     }
 }
 
-/// What one process knows of its own turns.
+/// What one process records about its own time slices.
 #[derive(Debug, Default)]
 pub(super) struct SliceTracker {
-    /// The epoch of the turn that it has; 0 = none. It changes under `own` alone.
+    /// Epoch of the time slice that it holds; 0 = none. Changes only under `last_slice`.
     pub(super) held_epoch: AtomicU64,
-    /// The epoch of its last turn.
+    /// Epoch of its last time slice.
     pub(super) epoch: AtomicU64,
-    /// When it released a turn last, nanoseconds of the clock since boot.
+    /// Time of its last release, nanoseconds of the boot-time clock.
     pub(super) released_ns: AtomicU64,
-    /// When the last ticket was drawn, nanoseconds of the clock since boot.
+    /// Time when it drew its last ticket, nanoseconds of the boot-time clock.
     pub(super) requested_ns: AtomicU64,
-    /// How long the last hand-over to this participant took, nanoseconds; 0 = there was none.
+    /// Duration of the last handover to this participant, nanoseconds; 0 = none.
     pub(super) last_handover_ns: AtomicU64,
-    /// How many of its turns were taken over.
+    /// Number of its time slices that others took over.
     takeovers: AtomicU64,
     last_slice: Mutex<LastSlice>,
     /// Participants that it skipped and has not reported yet.
     skipped: Mutex<Vec<String>>,
-    /// How long it has seen that the turn is overdue, and that it lies although others are next.
+    /// How long it has observed an overdue time slice, and one that is available although other waiters are
+    /// next.
     overdue_watch: Mutex<ObservedDuration>,
     idle_watch: Mutex<ObservedDuration>,
 }
 
-/// Of the turn that was taken last.
+/// The time slice that was taken last.
 #[derive(Debug, Default)]
 pub(super) struct LastSlice {
     taken_over: Option<SliceTakeover>,
-    /// It was lost to another participant, and its release was not tried yet.
+    /// Another participant took it over, and `release` has not reported this yet.
     lost: bool,
 }
 
@@ -109,14 +111,14 @@ impl SliceTracker {
     }
 }
 
-/// A panic under one of these leaves a value that is whole.
+/// A panic under one of these mutexes leaves a consistent value.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LedgerFiles {
-    /// The turn in force and its holder, if a living participant has it. Needs no lock: a record says its epoch before that epoch is
-    /// in force, and a look that meets a change looks again.
+    /// Returns the current time slice and its holder if a live participant holds it. Needs no guard: a record
+    /// contains its epoch before that epoch becomes current, and the loop reads again after a change.
     pub(super) fn active_slice(&self) -> Result<Option<ActiveSlice>, LedgerError> {
         loop {
             let Some(epoch) = self.fence.epoch().filter(|epoch| *epoch != 0) else { return Ok(None) };
@@ -133,7 +135,7 @@ impl LedgerFiles {
     fn find_holder(&self, epoch: u64) -> Result<Option<ActiveSlice>, LedgerError> {
         for record in record::all(&self.words).filter(|record| record.get(word::SLICE_EPOCH) == epoch) {
             let held = ActiveSlice { peer: record.peer(), epoch, deadline_ns: record.get(word::DEADLINE) };
-            // The deadline is that of the epoch when the record still names it afterwards.
+            // The deadline belongs to this epoch if the record still names the epoch afterwards.
             let same = record.get(word::SLICE_EPOCH) == epoch && record.peer() == held.peer;
             if same && held.peer.instance != 0 && self.is_live(record.index)? {
                 return Ok(Some(held));
@@ -142,14 +144,16 @@ impl LedgerFiles {
         Ok(None)
     }
 
-    /// For people: from whom the turn is taken over. Under the guard no record gets another owner.
+    /// Describes for messages from which participant the slice is taken over. Under the guard no record
+    /// changes its owner.
     pub(super) fn takeover(&self, held: &ActiveSlice) -> SliceTakeover {
         SliceTakeover { from: self.record(held.peer.index).name(), overdue: held.overdue(since_boot_ns()) }
     }
 }
 
 impl SliceQueue<'_> {
-    /// The turn that this participant has. `None` from the moment on when another epoch is in force.
+    /// Returns the epoch of the time slice that this participant holds; `None` as soon as another epoch is
+    /// current.
     pub fn held(&self) -> Option<Epoch> {
         loop {
             let epoch = self.participant.slices.held_epoch.load(Ordering::Acquire);
@@ -163,13 +167,13 @@ impl SliceQueue<'_> {
         }
     }
 
-    /// Where no epoch can be seen, the lock alone says who has the turn.
+    /// If the epoch is unreadable, the lock alone decides who holds the time slice.
     fn is_current_epoch(&self, epoch: u64) -> bool {
         let shared = &self.participant.files;
         shared.words.faults.ignore_fence || shared.fence.epoch().is_none_or(|in_force| in_force == epoch)
     }
 
-    /// Another participant has taken the turn `epoch` over: drops what is left of it.
+    /// Drops the state and lock of the time slice `epoch`, which another participant has taken over.
     fn on_taken_over(&self, epoch: u64) {
         let (turns, mut own) = (&self.participant.slices, self.participant.slices.last_slice());
         if turns.held_epoch.compare_exchange(epoch, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
@@ -179,23 +183,25 @@ impl SliceQueue<'_> {
         }
     }
 
-    /// The own description alone: whatever others have stays.
+    /// Unlocks only the bytes of this participant's own description.
     fn unlock_slice(&self) {
         let result = locks::unlock(self.participant.liveness_fd.as_fd(), locks::slice_byte(None));
         assert!(result.is_ok(), "a lock that is held can be given back: {result:?}");
     }
 
-    /// Says by when this participant will have released the turn that it has, or said a later time here: `until_ns`
-    /// nanoseconds of [the clock since boot](crate::since_boot). After that the next in line may take the turn over. 0 = it does
-    /// not say, and keeps the turn as long as it lives.
+    /// Sets the deadline `until_ns` by which this participant releases its time slice or sets a later
+    /// deadline, nanoseconds of [the boot-time clock](crate::since_boot). After the deadline the next waiter
+    /// may take the slice over. With 0 there is no deadline, and the participant keeps the slice while it is
+    /// live.
     ///
     /// # Errors
-    /// [`LedgerError::Overtaken`] when the turn was taken over, [`LedgerError::NoTurn`] when it has none.
+    /// [`LedgerError::SliceTakenOver`] if the slice was taken over, [`LedgerError::SliceNotHeld`] if it holds
+    /// none.
     pub fn set_deadline(&self, until_ns: u64) -> Result<(), LedgerError> {
         if self.held().is_none() {
             return Err(self.no_slice_error());
         }
-        // Of this process only one thread at a time begins a turn or changes its deadline.
+        // Only one thread of this process at a time starts a time slice or changes its deadline.
         let own = self.participant.slices.last_slice();
         if self.participant.slices.held_epoch.load(Ordering::Acquire) == 0 {
             drop(own);
@@ -213,11 +219,11 @@ impl SliceQueue<'_> {
         }
     }
 
-    /// Gives the turn up and wakes those who wait.
+    /// Releases the time slice and wakes the waiters.
     ///
     /// # Errors
-    /// [`LedgerError::Overtaken`], once, when the turn was taken over: nothing of the new holder has changed.
-    /// [`LedgerError::NoTurn`] when it has none.
+    /// [`LedgerError::SliceTakenOver`], once, if the slice was taken over; the new holder is not affected.
+    /// [`LedgerError::SliceNotHeld`] if it holds none.
     pub fn release(&self) -> Result<(), LedgerError> {
         let held = self.held().is_some();
         let (turns, mut own) = (&self.participant.slices, self.participant.slices.last_slice());
@@ -226,7 +232,7 @@ impl SliceQueue<'_> {
         if !held || epoch == 0 {
             return Err(if lost { LedgerError::SliceTakenOver } else { LedgerError::SliceNotHeld });
         }
-        // In its own record: where another has taken the turn over by now, nothing reads it.
+        // These are words of this participant's own record. After a takeover no participant reads them.
         let (record, now_ns) = (self.participant.record(), since_boot_ns());
         record.set(word::RELEASED_AT, now_ns);
         record.set(word::RELEASED_EPOCH, epoch);
@@ -237,25 +243,26 @@ impl SliceQueue<'_> {
         Ok(())
     }
 
-    /// How many turns of this participant were taken over by others because it exceeded its deadline.
+    /// Returns how many time slices of this participant others took over after its deadline.
     pub fn takeovers_total(&self) -> u64 {
-        // Counts the turn that it has now, if that was.
+        // `held` also counts a takeover of the current time slice.
         self.held();
         self.participant.slices.takeovers.load(Ordering::Acquire)
     }
 
-    /// From whom the turn that was taken last was taken over. `None` when it was free.
+    /// Returns from which participant the last time slice was taken over; `None` if it was free.
     pub fn takeover(&self) -> Option<SliceTakeover> {
         self.participant.slices.last_slice().taken_over.clone()
     }
 
-    /// Who has the turn now, this participant included. `None` when the turn is free, or that is not known.
+    /// Returns the current holder of the time slice, which may be this participant; `None` if the slice is
+    /// free or its holder is unknown.
     pub fn holder(&self) -> Result<Option<SliceHolder>, LedgerError> {
         loop {
             let Some(held) = self.participant.files.active_slice()? else { return Ok(None) };
             let record = self.participant.files.record(held.peer.index);
             let name = record.name();
-            // A name is of the life that its record names before and after.
+            // The name belongs to this instance if the record names the instance before and after the read.
             if record.peer() == held.peer {
                 let overdue = held.overdue(since_boot_ns());
                 return Ok(Some(SliceHolder { peer: held.peer, name, overdue }));
@@ -263,15 +270,15 @@ impl SliceQueue<'_> {
         }
     }
 
-    /// How long the hand-over of the turn that was taken last took: from its release by another participant, or from the
-    /// own ticket if that was drawn later, to its taking here. `None` when the holder before was this participant, died or was
-    /// overtaken.
+    /// Returns how long the handover of the last time slice took: from its release by another participant, or
+    /// from this participant's ticket if that was drawn later, to its acquisition. `None` if the previous
+    /// holder was this participant, exited, or was overtaken.
     pub fn handover(&self) -> Option<Duration> {
         let ns = self.participant.slices.last_handover_ns.load(Ordering::Acquire);
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
-    /// As [`TurnLine::handover`], before the next epoch is in force; 0 = there was none.
+    /// As [`SliceQueue::handover`], before the next epoch becomes current; 0 = no handover.
     pub(super) fn handover_ns(&self) -> u64 {
         let seat = self.participant;
         let in_force = self.current_epoch();
@@ -287,12 +294,12 @@ impl SliceQueue<'_> {
         }
     }
 
-    /// Sleeps until somebody else waits for the turn that this participant has (`true`), the turn is given up or taken over, or
-    /// `limit` is over.
+    /// Sleeps until another participant waits for the time slice that this one holds (returns `true`), the
+    /// slice is released or taken over, or `limit` has passed.
     pub fn wait_for_waiter(&self, limit: Duration) -> Result<bool, LedgerError> {
         let deadline = Instant::now() + limit;
         loop {
-            // Read first: a bell that rings after a vain look is not slept through.
+            // Read the futex word first, so that a wake-up after a failed check is not missed.
             let bell = self.participant.files.words.futex_word().load(Ordering::Acquire);
             if self.held().is_none() {
                 return Ok(false);

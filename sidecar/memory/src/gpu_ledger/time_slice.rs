@@ -1,9 +1,10 @@
-//! The turn: a lock on the description of the participant's life, a line of tickets in the records, an epoch in the file of
-//! locks, and a deadline.
+//! The time slice: a lock on the participant's liveness description, a queue of tickets in the records, an
+//! epoch in the lock file, and a deadline.
 //!
-//! Each epoch has a lock byte of its own. A participant takes the turn by locking the byte of the next epoch and then writing
-//! that epoch into the file of locks. So it can also take a turn whose holder still has its byte and does not run: the turn of
-//! the new epoch is in force from that one write on, and all that is done under the old epoch is refused.
+//! Each epoch has its own lock byte. A participant takes the slice by locking the byte of the next epoch and
+//! then writing that epoch to the lock file. So it can also take over a slice whose holder has its byte
+//! locked but does not run: the new slice takes effect with that one write, and everything done under the old
+//! epoch is refused.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -21,34 +22,36 @@ use super::participant::ParticipantHandle;
 use super::slice_holder::ActiveSlice;
 use crate::clock::since_boot;
 
-/// A dead holder wakes nobody, so whoever waits looks again after this long.
+/// An exited holder wakes no waiter, so waiters check again after this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Who has given the turn up leaves it to others for so long while there is no line: they look more often.
+/// Without a queue, a participant that released the slice leaves it to others for this time; they check more
+/// often.
 const REQUEUE_PAUSE: Duration = Duration::from_millis(20);
 
-/// The deadline of a turn that was just taken, until [`TurnLine::promise`] says another one.
+/// Deadline of a new time slice until [`SliceQueue::set_deadline`] changes it.
 pub const FIRST_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A turn is taken over when the next in line has seen for so long that its deadline is over. Only time between looks that
-/// are close together counts, so that a participant that was itself stopped leaves the holder this time again.
+/// How long the next waiter must observe an exceeded deadline before it takes the slice over. Only time
+/// between close observations counts, so that a waiter that was itself stopped gives the holder this time
+/// again.
 pub const OVERDUE_GRACE: Duration = Duration::from_millis(250);
 
-/// Number of a turn: rises with every hand-over.
+/// Number of a time slice; rises with every handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
-/// The turn, as one look finds it.
+/// State of the time slice at one check.
 enum SliceStatus {
-    /// It is free.
+    /// No participant holds it.
     Free,
-    /// Its holder has it.
+    /// A participant holds it.
     Held,
     /// It may be taken over from this holder.
     Overdue(ActiveSlice),
 }
 
-/// The line for the turn, from one participant's side.
+/// One participant's view of the wait queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceQueue<'a> {
     pub(super) participant: &'a ParticipantHandle,
@@ -59,8 +62,8 @@ impl<'a> SliceQueue<'a> {
         SliceQueue { participant: seat }
     }
 
-    /// Draws a ticket, and wakes the holder who wants to know. Who has one already keeps its place and changes its priority
-    /// only; higher goes first.
+    /// Draws a ticket and wakes a holder that waits for waiters. If there is a ticket already, keeps it and
+    /// changes only its priority; a higher priority goes first.
     pub fn request(&self, priority: i32) -> Result<(), LedgerError> {
         if self.is_queue_lost() {
             return Ok(());
@@ -71,7 +74,7 @@ impl<'a> SliceQueue<'a> {
         Ok(())
     }
 
-    /// Whether the ticket is a new one.
+    /// Returns whether the ticket is new.
     fn draw_ticket(&self, priority: i32) -> Result<bool, LedgerError> {
         let _guard = self.participant.files.lock(self.participant.instance())?;
         if self.held().is_some() {
@@ -90,7 +93,7 @@ impl<'a> SliceQueue<'a> {
         Ok(fresh)
     }
 
-    /// Gives the ticket up, if there is one. Whoever of this process waits for the turn stops waiting.
+    /// Cancels the ticket, if any. Threads of this process that wait for the time slice stop waiting.
     pub fn cancel(&self) -> Result<(), LedgerError> {
         let guard = self.participant.files.lock(self.participant.instance())?;
         let had = self.participant.record().get(word::TICKET) != 0;
@@ -104,8 +107,8 @@ impl<'a> SliceQueue<'a> {
         Ok(())
     }
 
-    /// Takes the turn if this participant is next and the turn is free, or its holder has exceeded its deadline
-    /// for [`OVERDUE_GRACE`] as seen by this participant's own looks.
+    /// Takes the time slice if this participant is next, and the slice is free or its holder has exceeded its
+    /// deadline for [`OVERDUE_GRACE`] in this participant's own observations.
     pub fn try_acquire(&self, order: TurnOrder) -> Result<Option<Epoch>, LedgerError> {
         let (shared, record) = (&self.participant.files, self.participant.record());
         let faults = &shared.words.faults;
@@ -116,7 +119,7 @@ impl<'a> SliceQueue<'a> {
             return Err(LedgerError::NoTicket);
         }
         self.clear_skipped();
-        // Without the guard: those who wait long do not disturb those who reserve.
+        // Check without the guard first, so that long waits do not disturb participants that reserve bytes.
         if matches!(self.check_slice()?, SliceStatus::Held) && !faults.unlocked_slice {
             return Ok(None);
         }
@@ -127,7 +130,8 @@ impl<'a> SliceQueue<'a> {
         if !faults.ignore_queue && !self.is_eligible(order)? {
             return Ok(None);
         }
-        // Again, under the guard: others may have taken it meanwhile, or its holder has extended its deadline.
+        // Check again under the guard: another may have taken the slice, or the holder may have extended its
+        // deadline.
         match self.check_slice()? {
             SliceStatus::Held if !faults.unlocked_slice => Ok(None),
             SliceStatus::Overdue(holder) => self.start_slice(Some(&holder)),
@@ -135,7 +139,7 @@ impl<'a> SliceQueue<'a> {
         }
     }
 
-    /// Whether the turn may be had, apart from the line.
+    /// Checks whether the time slice is available, regardless of the queue.
     fn check_slice(&self) -> Result<SliceStatus, LedgerError> {
         let (shared, turns) = (&self.participant.files, &self.participant.slices);
         let (faults, now_ns) = (&shared.words.faults, since_boot_ns());
@@ -149,7 +153,7 @@ impl<'a> SliceQueue<'a> {
             return Ok(SliceStatus::Held);
         };
         let seen_ns = turns.overdue_watch().observe((held.epoch, held.deadline_ns), now_ns, faults);
-        // From now on it is overdue: those before in the line have their time again.
+        // The slice has just become overdue: restart the response time of the waiters ahead.
         if seen_ns == 0 {
             turns.idle_watch().reset();
         }
@@ -157,18 +161,19 @@ impl<'a> SliceQueue<'a> {
         Ok(if over { SliceStatus::Overdue(held) } else { SliceStatus::Held })
     }
 
-    /// Whether there is no line any more, because one of the two files was cut or emptied.
+    /// Whether the queue is lost because one of the two files was truncated or emptied.
     pub(super) fn is_queue_lost(&self) -> bool {
         self.participant.files.words.check_file().is_err() || self.participant.files.fence.epoch().is_none()
     }
 
-    /// The epoch in force; 0 where that is not known.
+    /// Returns the current epoch; 0 if unknown.
     pub(super) fn current_epoch(&self) -> u64 {
         self.participant.files.fence.epoch().unwrap_or(0)
     }
 
-    /// Takes the turn where there is no line: the first to find it free has it, except that the last to release it
-    /// leaves it to others for a while. It is not taken over there, since the deadlines are lost with the line.
+    /// Takes the time slice without a queue. The first participant to find it free takes it; the last to
+    /// release it leaves it to others for a while. There is no takeover, because the deadlines are lost with
+    /// the queue.
     fn acquire_without_queue(&self) -> Result<Option<Epoch>, LedgerError> {
         let (shared, turns) = (&self.participant.files, &self.participant.slices);
         let since_ns = since_boot_ns().saturating_sub(turns.released_ns.load(Ordering::Acquire));
@@ -182,11 +187,12 @@ impl<'a> SliceQueue<'a> {
         self.start_slice(None)
     }
 
-    /// As [`TurnLine::try_take`], and sleeps until it succeeds, the ticket is cancelled or `limit` is over.
+    /// As [`SliceQueue::try_acquire`], but sleeps until it succeeds or `limit` has passed. Fails if the
+    /// ticket is cancelled.
     pub fn acquire_within(&self, order: TurnOrder, limit: Duration) -> Result<Option<Epoch>, LedgerError> {
         let deadline = Instant::now() + limit;
         loop {
-            // Read first: a bell that rings after a vain try is not slept through.
+            // Read the futex word first, so that a wake-up after a failed attempt is not missed.
             let bell = self.participant.files.words.futex_word().load(Ordering::Acquire);
             if let Some(epoch) = self.try_acquire(order)? {
                 return Ok(Some(epoch));
@@ -199,8 +205,9 @@ impl<'a> SliceQueue<'a> {
         }
     }
 
-    /// Takes the turn: the byte of the next epoch, what the own record says of it, and, last of all, the epoch in force. The caller
-    /// has the guard. `None` when others have the bytes of all epochs that come next.
+    /// Takes the time slice: locks the byte of the next epoch, fills the own record, and last makes the epoch
+    /// current. The caller holds the guard. Returns `None` if other participants hold the bytes of all next
+    /// epochs.
     fn start_slice(&self, from: Option<&ActiveSlice>) -> Result<Option<Epoch>, LedgerError> {
         let (shared, turns, record) =
             (&self.participant.files, &self.participant.slices, self.participant.record());
@@ -225,11 +232,12 @@ impl<'a> SliceQueue<'a> {
         Ok(Some(Epoch(epoch)))
     }
 
-    /// Locks the byte of the next epoch. An epoch is skipped whose byte is still held: its participant died between locking it and
-    /// putting it in force, and its engine lives. Where the epoch in force is not known, all bytes.
+    /// Locks the byte of the next epoch. Skips an epoch whose byte is still held: its sidecar exited after it
+    /// had locked the byte and before it made the epoch current, and its engine still runs. If the current
+    /// epoch is unknown, locks the bytes of all epochs.
     fn lock_next_epoch(&self) -> Result<Option<u64>, LedgerError> {
         let life = self.participant.liveness_fd.as_fd();
-        // What is left of a turn that was taken over.
+        // Drop the lock of a slice that was taken over.
         locks::unlock(life, locks::slice_byte(None)).map_err(kernel_error("fcntl(F_OFD_SETLK)"))?;
         let try_lock = |epoch| {
             locks::try_lock(life, locks::slice_byte(epoch)).map_err(kernel_error("fcntl(F_OFD_SETLK)"))
@@ -239,7 +247,7 @@ impl<'a> SliceQueue<'a> {
             return Ok(try_lock(None)?.then_some(next));
         };
         let mut epoch = next_nonzero(in_force);
-        // Each other record has at most one byte.
+        // Each other participant holds at most one byte.
         for _ in 0..RECORDS {
             if try_lock(Some(epoch))? {
                 return Ok(Some(epoch));
@@ -253,7 +261,8 @@ impl<'a> SliceQueue<'a> {
         let words = &self.participant.files.words;
         words.faults.before_write();
         words.futex_word().fetch_add(1, Ordering::AcqRel);
-        // Between processes, so not a private futex. Whoever is not woken looks again by itself.
+        // The futex is shared between processes, so it is not private. A waiter that is not woken checks
+        // again after its timeout.
         let _ = futex::wake(words.futex_word(), futex::Flags::empty(), i32::MAX as u32);
     }
 

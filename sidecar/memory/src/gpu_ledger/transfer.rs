@@ -1,7 +1,8 @@
-//! Bytes on their way from a lender to a borrower.
+//! Transfers of bytes from a lender to a borrower.
 //!
-//! Each function writes in the order of the table in `docs/neighbours.md`, under the guard: nobody who lives sees the
-//! bytes counted twice. Who dies within leaves them counted twice as long as its engine lives, and `UNSETTLED` tells how many.
+//! Each function writes under the guard, in the order of the table in `docs/neighbours.md`, so no running
+//! process sees the bytes counted twice. If a sidecar exits within a transfer, they stay counted twice until
+//! its engine exits, and `UNSETTLED` contains their number.
 
 use sluice_policy::peers::Peer;
 
@@ -11,18 +12,19 @@ use super::layout::{TRANSFERS, record as word};
 use super::participant::ParticipantHandle;
 use super::record::{EarmarkEntry, Record};
 
-/// What [`Seat::clear`] put away.
+/// Numbers of entries that [`ParticipantHandle::clear_settled`] cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClearedTransfers {
-    /// Own earmarks that their borrowers have accepted, or whose borrowers are dead.
+    /// Own earmarks that their borrowers have accepted, or whose borrowers have exited.
     pub earmarks: usize,
-    /// Accepted nonces whose lenders have cleared the earmark, or are dead.
+    /// Accepted nonces whose lenders have cleared the earmark or have exited.
     pub nonces: usize,
 }
 
 impl ParticipantHandle {
-    /// Moves `bytes` that are held, and whose memory was released, to an earmark for `to`, with `spare_bytes` that nobody
-    /// holds and that have to fit. `nonce` is not 0, and new for this life.
+    /// Moves `bytes` that are held, and whose memory was freed, to an earmark for `to`, together with
+    /// `spare_bytes` that no participant holds and that must fit. `nonce` is not 0, and no waiting earmark of
+    /// this instance has it.
     pub fn earmark(&self, to: &Peer, bytes: u64, spare_bytes: u64, nonce: u64) -> Result<(), LedgerError> {
         let unlocked = self.files.words.faults.subtract_first;
         let _guard = if unlocked { None } else { Some(self.lock()?) };
@@ -42,11 +44,13 @@ impl ParticipantHandle {
         self.write_earmark(EarmarkEntry { slot, nonce, to: to.instance, bytes: bytes + spare_bytes }, bytes)
     }
 
-    /// A loan may come back in parts under its one name. What the last part has left on both sides is put away here: the
-    /// next one would else wait until both have looked at the ledger. False if that part still waits.
+    /// Clears the previous earmark of the same nonce on both sides, because a loan may be returned in parts
+    /// under one nonce. Without this the next part would wait until both sides clear settled transfers.
+    /// Returns false if the previous part is still waiting.
     ///
-    /// The accepted nonce is in a record of another. Under the guard nobody writes beside us, and without the earmark it
-    /// stands for nothing, so whoever dies in between leaves what [`Seat::clear`] puts away.
+    /// The accepted nonce is in the borrower's record. The guard excludes concurrent writes, and without the
+    /// earmark the nonce has no effect, so an exit between the two writes leaves only entries that
+    /// [`ParticipantHandle::clear_settled`] clears.
     fn clear_previous(&self, borrower: &Record<'_>, nonce: u64) -> bool {
         let accepted = borrower.accepted().find(|(_, name, from)| (*name, *from) == (nonce, self.instance()));
         if let Some(entry) = self.record().earmark(nonce) {
@@ -61,7 +65,7 @@ impl ParticipantHandle {
         true
     }
 
-    /// `held` of the entry's bytes were held until now.
+    /// Writes the entry; `held` of its bytes were held until now.
     fn write_earmark(&self, entry: EarmarkEntry, held: u64) -> Result<(), LedgerError> {
         let (record, faults) = (self.record(), &self.files.words.faults);
         if faults.subtract_first {
@@ -78,15 +82,16 @@ impl ParticipantHandle {
         Ok(())
     }
 
-    /// Takes over the earmark of `from`, whose bytes are held from now on. If it is not of `bytes` it stays as it was, and
-    /// its lender can void it.
+    /// Accepts the earmark of `from`; its bytes are held from now on. If its size is not `bytes`, leaves it
+    /// unchanged, and its lender can cancel it.
     pub fn accept(&self, from: &Peer, nonce: u64, bytes: u64) -> Result<(), LedgerError> {
         let _guard = self.lock()?;
         let record = self.record();
         if record.has_accepted(from.instance, nonce) {
             return Err(LedgerError::AlreadyAccepted { nonce });
         }
-        // What a dead lender had earmarked is not counted any more: it may be somebody else's by now.
+        // The earmarks of an exited lender are no longer counted, and another participant may have reserved
+        // those bytes.
         let lender = self.live_peer_record(from)?;
         let found = lender.earmark(nonce).filter(|entry| entry.to == self.instance());
         let entry = found.ok_or(LedgerError::NoEarmark { nonce })?;
@@ -102,8 +107,8 @@ impl ParticipantHandle {
         Ok(())
     }
 
-    /// An earmark that was not accepted is void, and its bytes are nobody's. Returns how many. Of a dead borrower they are
-    /// nobody's already.
+    /// Cancels an earmark that was not accepted and returns its bytes, which no participant holds from now
+    /// on. The earmark of an exited borrower was not counted any more.
     pub fn cancel_earmark(&self, nonce: u64) -> Result<u64, LedgerError> {
         let _guard = self.lock()?;
         let record = self.record();
@@ -115,8 +120,8 @@ impl ParticipantHandle {
         Ok(entry.bytes)
     }
 
-    /// Puts away what is settled, on both sides: own earmarks that were accepted or whose borrowers are dead, accepted
-    /// nonces that no earmark stands for any more.
+    /// Clears settled entries of this participant: own earmarks that were accepted or whose borrowers have
+    /// exited, and accepted nonces without an earmark.
     pub fn clear_settled(&self) -> Result<ClearedTransfers, LedgerError> {
         let _guard = self.lock()?;
         let living = self.files.live_set()?;

@@ -1,4 +1,4 @@
-//! The line for the turn: who waits, who is next, and who is passed over.
+//! The wait queue of the time slice: which participants wait, which is next, and which are skipped.
 
 use std::time::Duration;
 
@@ -11,12 +11,14 @@ use super::participant::ParticipantHandle;
 use super::record::{self, Record};
 use super::time_slice::{SliceQueue, since_boot_ns};
 
-/// A participant that is first in line and lets the turn lie for so long is passed over: its processes live and do not run, as
-/// those of a pod that is frozen. The turn lies while it is free, or overdue so that it may be taken over.
+/// Time after which a participant at the front of the queue is skipped if it does not take an available time
+/// slice: its processes exist but do not run, such as those of a frozen pod. The slice is available while it
+/// is free, or so far overdue that it may be taken over.
 pub const SKIP_AFTER: Duration = Duration::from_secs(1);
 
 impl SliceQueue<'_> {
-    /// How many others wait. Needs no lock. Where the line is lost, one: somebody may.
+    /// Returns how many other participants wait. Needs no guard. Returns 1 if the queue is lost, because one
+    /// may wait.
     pub fn waiters(&self) -> Result<usize, LedgerError> {
         if self.is_queue_lost() {
             return Ok(1);
@@ -30,35 +32,35 @@ impl SliceQueue<'_> {
         Ok(count)
     }
 
-    /// Those who wait and live, who goes first at the front. Needs no lock.
+    /// Returns the live waiters, the next one first. Needs no guard.
     pub fn waiters_in_order(&self, order: TurnOrder) -> Result<Vec<Peer>, LedgerError> {
         self.live_waiters(order).map(|waiter| Ok(waiter?.peer)).collect()
     }
 
-    /// Whether this participant may take a turn that lies: it is next, or passes over those before it.
+    /// Whether this participant may take an available time slice: it is next, or skips all waiters ahead.
     pub(super) fn is_eligible(&self, order: TurnOrder) -> Result<bool, LedgerError> {
         Ok(self.next_waiter(order)? == Some(self.participant.index()) || self.skip_unresponsive(order)?)
     }
 
-    /// The first of those who wait, live, and were not passed over. This participant counts in its own eyes also when
-    /// it was passed over.
+    /// Returns the first live waiter that is not skipped. This participant also counts itself when it was
+    /// skipped.
     fn next_waiter(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
         let counts = |one: &Waiter| one.peer.index == self.participant.index() || !self.is_skipped(one);
         let next = self.live_waiters(order).find(|waiter| waiter.as_ref().map_or(true, counts));
         Ok(next.transpose()?.map(|waiter| waiter.peer.index))
     }
 
-    /// Whether a participant was passed over with the ticket that it has.
+    /// Whether a participant was skipped with its current ticket.
     fn is_skipped(&self, waiter: &Waiter) -> bool {
         self.record_of(waiter).get(word::SKIPPED_TICKET) == waiter.ticket
     }
 
-    /// The participants that this one has passed over since the last call, by name.
+    /// Returns and clears the names of the participants that this one has skipped.
     pub fn take_skipped(&self) -> Vec<String> {
         std::mem::take(&mut *self.participant.slices.skipped())
     }
 
-    /// A participant that was passed over and runs again has its place in the line again.
+    /// Restores this participant's position in the queue after it was skipped and runs again.
     pub(super) fn clear_skipped(&self) {
         let record = self.participant.record();
         if record.get(word::SKIPPED_TICKET) != 0 {
@@ -70,12 +72,12 @@ impl SliceQueue<'_> {
         Record::new(&self.participant.files.words, waiter.peer.index)
     }
 
-    /// Whether the turn has lain for [`PASSED_OVER`] for each of those who are before this participant in the line, since it
-    /// saw that. Their records say so from then on, and they count for no participant until they run again. The caller has the
-    /// guard.
+    /// Skips the waiters ahead of this participant if it has observed an available time slice for
+    /// [`SKIP_AFTER`] per waiter. Marks them in their records; no participant counts them until they run
+    /// again. The caller holds the guard.
     ///
-    /// The records say it, not this participant's memory: two neighbours of a hung one would else wait for it one after the
-    /// other, and each would pass over the other, which waits for the hung one.
+    /// The marks are in the records, not in this participant's memory. Otherwise two peers of a hung
+    /// participant would wait for it one after the other, and each would skip the other.
     fn skip_unresponsive(&self, order: TurnOrder) -> Result<bool, LedgerError> {
         let faults = &self.participant.files.words.faults;
         let lain_ns =
@@ -94,7 +96,7 @@ impl SliceQueue<'_> {
         let over = u128::from(lain_ns) > SKIP_AFTER.as_nanos() * before.len() as u128;
         if over {
             let mut skipped = self.participant.slices.skipped();
-            // The first in the queue is reported last: most readers show the last one alone.
+            // Report the first in the queue last, because most readers show only the last one.
             for waiter in before.into_iter().rev() {
                 let record = self.record_of(&waiter);
                 record.set(word::SKIPPED_TICKET, waiter.ticket);
@@ -104,14 +106,14 @@ impl SliceQueue<'_> {
         Ok(over)
     }
 
-    /// Those who wait and live, in order. The kernel is asked about each only when it is reached.
+    /// Returns the live waiters in order. Asks the kernel about each only when it is reached.
     fn live_waiters(&self, order: TurnOrder) -> impl Iterator<Item = Result<Waiter, LedgerError>> {
         let lives = |waiter: &Waiter| self.participant.files.is_live(waiter.peer.index);
         self.sorted_tickets(order)
             .filter_map(move |waiter| lives(&waiter).map(|lives| lives.then_some(waiter)).transpose())
     }
 
-    /// Those who have a ticket, in order; the dead included.
+    /// Returns all waiters in order, including exited ones.
     fn sorted_tickets(&self, order: TurnOrder) -> impl Iterator<Item = Waiter> {
         let mut line: Vec<_> = records_with_ticket(self.participant).map(|record| waiter(&record)).collect();
         sort_waiters(&mut line, order, self.current_epoch());
@@ -119,7 +121,7 @@ impl SliceQueue<'_> {
     }
 }
 
-/// The records with a ticket, the dead included.
+/// Returns the records with a ticket, including those of exited participants.
 fn records_with_ticket(seat: &ParticipantHandle) -> impl Iterator<Item = Record<'_>> {
     record::all(&seat.files.words).filter(|record| record.instance() != 0 && record.get(word::TICKET) != 0)
 }
