@@ -1,29 +1,32 @@
-//! Faults that tests switch on: each breaks one promise, so that a test can show that it would notice.
+//! Faults that tests inject. Each breaks one guarantee, so that a test can show that it detects the
+//! violation.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// What goes wrong. The default: nothing.
+/// Injected faults. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// The copy with this number from now on (1 = the next) fails after its first chunk, a swap after its first block.
+    /// The copy with this number from now on (1 = the next) fails after its first chunk, a swap after its
+    /// first block.
     pub fail_copy: Option<u64>,
-    /// Each chunk of a copy takes this much longer, and each block of a swap.
+    /// Additional time for each chunk of a copy and each block of a swap.
     pub chunk_delay: Duration,
-    /// A byte of every slot is flipped after its copy.
+    /// Flip a byte of every slot after its copy.
     pub flip_slot_byte: bool,
-    /// In the block that comes from the host tier with this number from now on (1 = the next) every byte is inverted.
+    /// Invert every byte of the block with this number that is copied from the host tier from now on (1 = the
+    /// next).
     pub corrupt_block: Option<u64>,
-    /// Copies do not wait for the reader that they name.
+    /// Copies do not wait for their reader.
     pub skip_after_wait: bool,
-    /// So many further `Create` actions find no memory.
+    /// Number of further `Create` actions that find no memory.
     pub fail_creates: u32,
-    /// The chunks of a loan are unmapped here and released so long after their bytes are promised. Zero: before, as it
-    /// must be.
+    /// Time after the earmark at which the chunks of a loan are released, while they may still be mapped
+    /// here. Zero: before the earmark, which is correct.
     pub early_earmark: Duration,
 }
 
-/// Faults that the owner changes while worker threads look at them.
+/// Faults that the owner changes while worker threads read them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedFaults(Arc<Mutex<Faults>>);
 
@@ -36,7 +39,7 @@ impl SharedFaults {
         self.lock().clone()
     }
 
-    /// Counts one copy; true when it is the one to fail.
+    /// Counts one copy. Returns true if it must fail.
     pub(crate) fn should_fail_copy(&self) -> bool {
         let mut faults = self.lock();
         let left = faults.fail_copy.map(|left| left.saturating_sub(1));
@@ -44,7 +47,7 @@ impl SharedFaults {
         left == Some(0)
     }
 
-    /// Counts blocks that came from the host tier; which of these is the one to spoil.
+    /// Counts blocks from the host tier. Returns the index of the one to corrupt.
     pub(crate) fn corrupt_index(&self, blocks: usize) -> Option<usize> {
         let mut faults = self.lock();
         let number = faults.corrupt_block.filter(|number| *number > 0)?;
@@ -53,7 +56,7 @@ impl SharedFaults {
         (past == 0).then_some(number as usize - 1)
     }
 
-    /// Waits as long as a chunk or block is to take longer.
+    /// Sleeps for the additional time of a chunk or block.
     pub(crate) fn delay(&self) {
         let slow = self.current().chunk_delay;
         if !slow.is_zero() {
@@ -61,7 +64,7 @@ impl SharedFaults {
         }
     }
 
-    /// Counts one creation; true when it is to fail.
+    /// Counts one creation. Returns true if it must fail.
     pub(crate) fn should_fail_create(&self) -> bool {
         let mut faults = self.lock();
         let fails = faults.fail_creates > 0;

@@ -1,8 +1,8 @@
-//! [`HostMemory`]: the body of [`sluice_ports::Memory`] over host memory.
+//! [`HostMemory`]: the implementation of [`sluice_ports::Memory`] in host memory.
 //!
-//! Everything but copies forms one queue and runs one after the other, a `Reback` until the engine has acknowledged it.
-//! Fills, fetches, spills and write-backs go to their lanes at once, unless an operation that names one of their chunks or host
-//! blocks is still in that queue.
+//! All operations except copies form one serial queue. A `Reback` stays at its head until the engine has
+//! acknowledged it. Fills, fetches, spills and write-backs go directly to their lanes, unless an operation in
+//! the queue refers to one of their chunks or host blocks.
 
 mod block_reservations;
 mod copy_queue;
@@ -39,83 +39,84 @@ use table::MappingTable;
 
 /// Sends transactions to the engine.
 pub trait EngineConnection: Send {
-    /// Hands the changes to the engine, which answers through [`HostMemory::acknowledge`]. False: no engine is attached,
-    /// so there is nothing to wait for.
+    /// Sends the changes to the engine, which answers through [`HostMemory::on_acknowledge`]. Returns false
+    /// if no engine is attached, so there is no answer to wait for.
     fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool;
 }
 
-/// What a host memory is made of.
+/// Configuration of a host memory.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
     /// Sizes of the tenant.
     pub geometry: Geometry,
-    /// The engine's ranges: an address outside them is refused.
+    /// The engine's ranges; an address outside them is refused.
     pub ranges: RangeSizes,
-    /// Overwrite every handed-over chunk with NaN before it is mapped anew.
+    /// Overwrite every handed-over chunk with NaN before it is mapped again.
     pub poison: bool,
-    /// Copies of slabs that run at once; at least 1.
+    /// Maximum number of concurrent slab copies; at least 1.
     pub copy_threads: usize,
-    /// Bandwidth of the link to the host, in each direction; `None` = as fast as memory.
+    /// Bandwidth of the host link in each direction; `None` = not limited.
     pub link_bytes_per_s: Option<u64>,
-    /// Bandwidth from the device to the host where that is another; `None` = the same.
+    /// Bandwidth from the device to the host if it differs; `None` = the same.
     pub to_host_bytes_per_s: Option<u64>,
-    /// Host memory for KV, taken at the start and rounded down to whole blocks; 0 = no tier, every swap is refused.
+    /// Host memory for KV, allocated at start and rounded down to whole blocks; 0 = no tier, and every swap
+    /// is refused.
     pub host_kv_bytes: u64,
-    /// Who counts the bytes of the GPU.
+    /// Accounting of the GPU's bytes.
     pub quota: Arc<dyn Quota>,
 }
 
-/// Why there is no host memory.
+/// Why a host memory could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The master copy is another model's.
+    /// The host weights belong to another model.
     #[error("the master copy has {got_bytes} bytes of {slab:?}, the geometry {needed_bytes}")]
     Weights {
-        /// Which slab differs.
+        /// The slab that differs.
         slab: Slab,
-        /// Bytes of the master copy, 0 for a slab that it lacks.
+        /// Bytes in the host weights, 0 for a missing slab.
         got_bytes: u64,
-        /// Bytes of the geometry.
+        /// Bytes of the slab by the geometry.
         needed_bytes: u64,
     },
     /// The machine has no memory for the host tier.
     #[error("no host memory for {bytes} bytes of KV")]
     Tier {
-        /// What was asked, in whole blocks.
+        /// Requested bytes, in whole blocks.
         bytes: u64,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Errno,
     },
-    /// The pool.
+    /// The pool could not be created.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// KV that passed the links beside steps, in bytes since the start.
+/// KV bytes copied asynchronously to steps since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvCopyStats {
-    /// Into buffers ([`Work::Fetch`]).
+    /// Fetched into buffers ([`Work::Fetch`]).
     pub fetched_bytes: u64,
-    /// To the host ([`Work::WriteBack`], [`Work::Spill`]).
+    /// Copied to the host ([`Work::WriteBack`], [`Work::Spill`]).
     pub written_back_bytes: u64,
 }
 
-/// A difference between the backend's table and the ledger's.
+/// A difference between the backend's table and the expected mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{address:?} is backed by {backing:?}, the ledger says {expected:?}")]
 pub struct AuditError {
-    /// Where.
+    /// The address that differs.
     pub address: Address,
-    /// Here.
+    /// Chunk in the backend's table.
     pub backing: Option<ChunkId>,
-    /// There.
+    /// Expected chunk.
     pub expected: Option<ChunkId>,
 }
 
-/// Host memory that stands for a device's. Dropping it ends its threads.
+/// Host memory that stands in for device memory. Dropping it ends its threads.
 pub struct HostMemory {
-    // The threads first: they end before what they work on goes.
+    // The threads are dropped first, so that they end before the objects they use.
     worker: SerialWorker,
     transfers: Transfers,
     links: PacedLinks,
@@ -132,12 +133,13 @@ pub struct HostMemory {
     faults: SharedFaults,
     events: Receiver<Event>,
     completions: VecDeque<Completion>,
-    /// When it was last spoken to.
+    /// Time of the last call.
     now: Nanos,
 }
 
 impl HostMemory {
-    /// Memory without a chunk. `notify` is called on a worker's thread when [`Memory::poll`] may have something.
+    /// Creates a memory without chunks. Worker threads call `notify` when [`Memory::poll`] may have a
+    /// completion.
     pub fn new(
         options: HostOptions,
         master: Arc<HostWeights>,
@@ -188,38 +190,40 @@ impl HostMemory {
         })
     }
 
-    /// The memfd that engines map chunks from; chunk `c` starts at byte `c * chunk_bytes`.
+    /// Returns the memfd from which engines map chunks; chunk `c` starts at byte `c * chunk_bytes`.
     pub fn pool_fd(&self) -> BorrowedFd<'_> {
         self.pool.fd()
     }
 
-    /// Bytes that copies have moved so far; rises while one gets on.
+    /// Returns the bytes that copies have moved; rises while a copy makes progress.
     pub fn transferred_bytes(&self) -> u64 {
         self.links.transferred_bytes()
     }
 
-    /// The engine's answer to a transaction. Not `ok`: it has changed nothing, and the order fails. False when no such
-    /// transaction is waited for, as after [`HostMemory::engine_lost`].
+    /// Handles the engine's answer to a transaction. If not `ok`, the engine has changed nothing, and the
+    /// operation fails. Returns false if no such transaction is pending, for example after
+    /// [`HostMemory::on_engine_lost`].
     pub fn on_acknowledge(&mut self, id: ActionId, ok: bool) -> bool {
         let known = self.complete_reback(id, ok);
         self.process_events();
         known
     }
 
-    /// The engine is dead: what it had not acknowledged is complete, since its mappings are gone with it. The
-    /// [`EnginePeer`] must know by then that no engine is attached.
+    /// Completes the pending transaction after the engine has exited: its mappings no longer exist. The
+    /// [`EngineConnection`] must already know that no engine is attached.
     pub fn on_engine_lost(&mut self) {
         if let Some(id) = self.serial_queue.awaiting_ack() {
             self.on_acknowledge(id, true);
         }
     }
 
-    /// Maps everything that is mapped: for the successor of an engine, before anything else is sent to it.
+    /// Returns the operations that map everything in the table. They are sent first to an engine that
+    /// replaces another.
     pub fn snapshot(&self) -> Vec<Reback> {
         self.table.mappings().map(|(address, chunk)| Reback::Map(address, chunk)).collect()
     }
 
-    /// The first difference between this table and the ledger's view of it.
+    /// Returns the first difference between this table and `expected` as the error.
     pub fn audit(&self, expected: impl Iterator<Item = (Address, ChunkId)>) -> Result<(), AuditError> {
         let expected: std::collections::BTreeMap<_, _> = expected.collect();
         for (&address, &chunk) in &expected {
@@ -235,33 +239,33 @@ impl HostMemory {
         })
     }
 
-    /// Switches faults on (tests).
+    /// Injects faults (tests).
     pub fn set_faults(&self, faults: Faults) {
         self.faults.set(faults);
     }
 
-    /// Changes the link's bandwidth in each direction, for copies under way too; `None` = as fast as memory.
+    /// Changes the link's bandwidth in each direction, also for copies in progress; `None` = not limited.
     pub fn set_link_bandwidth(&self, bytes_per_s: Option<u64>) {
         self.links.to_device.set(bytes_per_s);
         self.links.to_host.set(bytes_per_s);
     }
 
-    /// Changes the bandwidth from the device to the host alone.
+    /// Changes only the bandwidth from the device to the host.
     pub fn set_to_host_bandwidth(&self, bytes_per_s: Option<u64>) {
         self.links.to_host.set(bytes_per_s);
     }
 
-    /// KV that was copied beside steps so far.
+    /// Returns the KV bytes copied asynchronously so far.
     pub fn kv_copy_stats(&self) -> KvCopyStats {
         self.kv_copy_stats
     }
 
-    /// Copies `bytes` out of a chunk, for checks and dumps.
+    /// Copies `bytes` from a chunk, for checks and dumps.
     pub fn read(&self, chunk: ChunkId, offset: u64, bytes: &mut [u8]) -> Result<(), PoolError> {
         self.pool.read(chunk, offset, bytes)
     }
 
-    /// Takes in what workers report and starts what can start.
+    /// Handles the events of worker threads and starts operations that became ready.
     fn process_events(&mut self) {
         while let Ok(event) = self.events.try_recv() {
             match event {
@@ -318,7 +322,7 @@ fn new_host_tier(
     tier.map(Arc::new).map_err(|source| HostError::Tier { bytes, source })
 }
 
-/// Every slab of the geometry has its bytes in the master copy.
+/// Checks that the host weights contain every slab of the geometry with its size.
 fn check_weights(master: &HostWeights, geometry: &Geometry) -> Result<(), HostError> {
     let layers = geometry.slab_bytes.iter().enumerate();
     let layers = layers.map(|(l, bytes)| (Slab::Layer(sluice_policy::ids::LayerId(l as u16)), *bytes));

@@ -1,5 +1,5 @@
-//! The host's one copy of the weights, slab by slab. Filled once from the model's files, read-only from then on, and
-//! never written back to.
+//! The host's copy of the weights, one region per slab. It is filled once from the model's files and
+//! read-only afterwards.
 
 use rustix::io::Errno;
 use sluice_policy::action::FillTarget;
@@ -7,42 +7,42 @@ use sluice_policy::ids::LayerId;
 
 use crate::region::Region;
 
-/// Why there is no master copy.
+/// Why the host weights could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum HostWeightsError {
     /// The machine has no memory for a slab.
     #[error("no host memory for {bytes} bytes of {slab:?}")]
     OutOfMemory {
-        /// Which slab.
+        /// The slab.
         slab: Slab,
-        /// How large.
+        /// Its size, bytes.
         bytes: u64,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Errno,
     },
     /// The slab could not be made read-only.
     #[error("{slab:?} cannot be made read-only")]
     Freeze {
-        /// Which slab.
+        /// The slab.
         slab: Slab,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Errno,
     },
 }
 
-/// One slab of the model.
+/// One slab of the model: the weights of one layer, or the global weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Slab {
     /// Embeddings, head and final norm.
     Global,
-    /// One layer.
+    /// Weights of one layer.
     Layer(LayerId),
 }
 
 impl Slab {
-    /// The slab that a fill copies.
+    /// Returns the slab that a fill copies.
     pub fn of(target: FillTarget) -> Slab {
         match target {
             FillTarget::Global => Slab::Global,
@@ -58,15 +58,15 @@ impl Slab {
     }
 }
 
-/// The master copy while it is loaded.
+/// The host weights during loading.
 #[derive(Debug)]
 pub struct HostWeightsBuilder {
-    /// Global, then the layers, front first.
+    /// Global slab, then the layers, front first.
     slabs: Vec<Region>,
 }
 
 impl HostWeightsBuilder {
-    /// Takes all memory at once, prefaulted and zeroed, so that loading cannot run out half way.
+    /// Allocates all memory at once, prefaulted and zeroed, so that loading cannot run out of memory.
     pub fn new(global_bytes: u64, slab_bytes: &[u64]) -> Result<HostWeightsBuilder, HostWeightsError> {
         let layers = slab_bytes.iter().enumerate();
         let layers = layers.map(|(l, &bytes)| (Slab::Layer(LayerId(l as u16)), bytes));
@@ -77,12 +77,12 @@ impl HostWeightsBuilder {
         Ok(HostWeightsBuilder { slabs: all.map(region).collect::<Result<_, _>>()? })
     }
 
-    /// The bytes of one slab, to be written. Panics when the model has no such layer.
+    /// Returns the writable bytes of one slab. Panics if the model has no such layer.
     pub fn slab_mut(&mut self, slab: Slab) -> &mut [u8] {
         self.slabs[slab.index()].bytes_mut()
     }
 
-    /// The end of loading: the pages become read-only.
+    /// Ends loading and makes the pages read-only.
     pub fn freeze(mut self) -> Result<HostWeights, HostWeightsError> {
         for (at, region) in self.slabs.iter_mut().enumerate() {
             let slab = if at == 0 { Slab::Global } else { Slab::Layer(LayerId(at as u16 - 1)) };
@@ -92,19 +92,19 @@ impl HostWeightsBuilder {
     }
 }
 
-/// The master copy, loaded.
+/// The loaded, read-only host weights.
 #[derive(Debug)]
 pub struct HostWeights {
     slabs: Vec<Region>,
 }
 
 impl HostWeights {
-    /// The bytes of one slab; `None` for a layer that the model does not have.
+    /// Returns the bytes of one slab; `None` for a layer that the model does not have.
     pub fn slab(&self, slab: Slab) -> Option<&[u8]> {
         self.slabs.get(slab.index()).map(Region::bytes)
     }
 
-    /// Bytes of host memory.
+    /// Returns the bytes of host memory used.
     pub fn total_bytes(&self) -> u64 {
         self.slabs.iter().map(|slab| slab.bytes().len() as u64).sum()
     }

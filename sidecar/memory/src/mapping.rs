@@ -1,7 +1,7 @@
-//! Constant virtual addresses behind which chunks come and go (DESIGN 4, "Constant addresses").
+//! Constant virtual addresses whose backing chunks change (DESIGN 4, "Constant addresses").
 //!
-//! One reservation holds all ranges, each followed by a guard chunk that nothing is ever mapped in. What no chunk backs is
-//! `PROT_NONE`: touching it is a fault, never another allocation's memory.
+//! One reservation contains all ranges, each followed by a guard chunk that is never mapped. Addresses
+//! without a chunk are `PROT_NONE`: an access faults and never reaches the memory of another allocation.
 
 pub mod layout;
 pub mod reservation;
@@ -16,70 +16,70 @@ use layout::Layout;
 pub use layout::{Range, RangeSizes};
 use reservation::Reservation;
 
-/// Why a mapping did not change.
+/// Why a mapping operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MappingError {
     /// A chunk must be a positive multiple of the page.
     #[error("a chunk of {chunk_bytes} bytes is no positive multiple of the page of {page_bytes} bytes")]
     ChunkSize {
-        /// What was asked.
+        /// Requested size, bytes.
         chunk_bytes: u64,
-        /// What the machine has.
+        /// Page size of the machine, bytes.
         page_bytes: u64,
     },
     /// The ranges together exceed the address space.
     #[error("ranges of {chunks} chunks of {chunk_bytes} bytes do not fit the address space")]
     TooLarge {
-        /// All chunks with their guards.
+        /// All chunks including guards.
         chunks: u64,
-        /// Bytes of each.
+        /// Size of a chunk, bytes.
         chunk_bytes: u64,
     },
-    /// No such position in the ranges.
+    /// The ranges contain no such address.
     #[error("{address:?} lies outside the reserved ranges")]
     OutOfRange {
-        /// What was asked.
+        /// The address.
         address: Address,
     },
-    /// The address is backed already.
+    /// A chunk already backs the address.
     #[error("{address:?} cannot take {chunk:?}: {found:?} backs it")]
     Occupied {
-        /// Where.
+        /// The address.
         address: Address,
-        /// What was to be mapped.
+        /// The chunk to be mapped.
         chunk: ChunkId,
-        /// What is mapped.
+        /// The chunk that is mapped.
         found: ChunkId,
     },
-    /// The chunk named in an unmap does not back the address.
+    /// The chunk to be unmapped does not back the address.
     #[error("{address:?} cannot lose {chunk:?}: it is backed by {found:?}")]
     NotMapped {
-        /// Where.
+        /// The address.
         address: Address,
-        /// What was to be unmapped.
+        /// The chunk to be unmapped.
         chunk: ChunkId,
-        /// What is mapped, if anything.
+        /// The chunk that is mapped, if any.
         found: Option<ChunkId>,
     },
-    /// The pool's file ends before this chunk does: touching it would raise SIGBUS.
+    /// The chunk exceeds the pool's file: an access would raise SIGBUS.
     #[error("{chunk:?} lies beyond the pool of {pool_bytes} bytes")]
     BeyondPool {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
-        /// Size of the file.
+        /// Size of the file, bytes.
         pool_bytes: u64,
     },
-    /// A transaction was refused half way and could not be taken back: what backs which address is no longer known to anyone
-    /// but this table, and the process must end before it touches a range.
+    /// A transaction failed in the middle and could not be rolled back. Only this table knows which chunk
+    /// backs which address, and the process must exit before it accesses a range.
     #[error("refused half way ({refused}), and what had been changed could not be taken back")]
     RollbackFailed {
-        /// Why the transaction stopped.
+        /// Why the transaction failed.
         refused: Box<MappingError>,
-        /// Why its changes stay.
+        /// Why the rollback failed.
         #[source]
         stuck: Box<MappingError>,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call} failed")]
     Kernel {
         /// The system call.
@@ -90,20 +90,20 @@ pub enum MappingError {
     },
 }
 
-/// The engine's ranges and what backs each position of them.
+/// The engine's ranges and the chunk behind each address.
 #[derive(Debug)]
 pub struct Mapping {
     layout: Layout,
     reservation: Reservation,
     chunk_bytes: u64,
-    /// One entry for each chunk of the reservation, guards included.
+    /// One entry per chunk of the reservation, guards included.
     table: Vec<Option<ChunkId>>,
-    /// How many positions each mapped chunk backs.
+    /// Number of addresses that each mapped chunk backs.
     uses: BTreeMap<ChunkId, u32>,
 }
 
 impl Mapping {
-    /// Reserves all ranges, none of it backed. Addresses stay as they are until the drop.
+    /// Reserves all ranges without backing. Their addresses are constant until drop.
     pub fn reserve(chunk_bytes: u64, sizes: RangeSizes) -> Result<Mapping, MappingError> {
         let page_bytes = rustix::param::page_size() as u64;
         if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
@@ -125,10 +125,11 @@ impl Mapping {
         })
     }
 
-    /// Carries out one change. `pool` is the memfd whose chunk `c` starts at byte `c * chunk_bytes`. A change that
-    /// contradicts the table is refused, and nothing has changed then.
+    /// Applies one change. `pool` is the memfd whose chunk `c` starts at byte `c * chunk_bytes`. A change
+    /// that contradicts the table fails and changes nothing.
     ///
-    /// Nothing in this process may be using the address: between steps, or while the engine is idle (DESIGN 4, rule b).
+    /// Nothing in this process may use the address during the call: it must run between steps, or while the
+    /// engine is idle (DESIGN 4, rule b).
     pub fn apply(&mut self, pool: BorrowedFd<'_>, op: &Reback) -> Result<(), MappingError> {
         match *op {
             Reback::Map(address, chunk) => self.map(pool, &[(address, chunk)]),
@@ -136,10 +137,10 @@ impl Mapping {
         }
     }
 
-    /// Carries out a transaction, in order. When one change is refused, those before it are taken back.
+    /// Applies a transaction in order. If one change fails, rolls back those before it.
     ///
     /// # Errors
-    /// The refusal, with nothing changed; [`MappingError::Torn`] when not even that could be had.
+    /// The failure, with nothing changed; [`MappingError::RollbackFailed`] if the rollback failed too.
     pub fn apply_all(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
         let mut done = 0;
         while done < ops.len() {
@@ -158,7 +159,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// The first changes, as far as they map neighbouring chunks at neighbouring addresses: the kernel is told once of all.
+    /// Returns the leading changes that map consecutive chunks at consecutive addresses, which take one
+    /// system call.
     fn contiguous_maps(&self, ops: &[Reback]) -> Vec<(Address, ChunkId)> {
         let maps = ops.iter().map_while(|op| match *op {
             Reback::Map(address, chunk) => Some((self.layout.index(address)?, address, chunk)),
@@ -181,32 +183,34 @@ impl Mapping {
         })
     }
 
-    /// First byte of a range, the same for the life of the mapping. Panics when the model has no such layer.
+    /// Returns the first byte of a range, which is constant until drop. Panics if the model has no such
+    /// layer.
     pub fn address(&self, range: Range) -> *mut u8 {
         let (start, _) = self.layout.span(range).expect("a range of this model");
         self.reservation.at(self.offset(start))
     }
 
-    /// First byte of one position; `None` outside the ranges.
+    /// Returns the first byte of one address; `None` outside the ranges.
     pub fn position_ptr(&self, address: Address) -> Option<*mut u8> {
         let index = self.layout.index(address)?;
         Some(self.reservation.at(self.offset(index)))
     }
 
-    /// The chunk behind `address`, if any.
+    /// Returns the chunk behind `address`, if any.
     pub fn chunk_at(&self, address: Address) -> Option<ChunkId> {
         self.table[self.layout.index(address)? as usize]
     }
 
-    /// How many positions from the front of `range` are backed without a gap: what a reader may touch as one slice.
+    /// Returns how many chunks from the front of `range` are backed without a gap, which a reader may access
+    /// as one slice.
     pub fn backed_prefix_chunks(&self, range: Range) -> u64 {
         let Some((start, chunks)) = self.layout.span(range) else { return 0 };
         let span = &self.table[start as usize..(start + chunks) as usize];
         span.iter().take_while(|entry| entry.is_some()).count() as u64
     }
 
-    /// The same as far as these chunks back nothing else. A chunk may stay behind an address that it had before it was somebody
-    /// else's (eLLM 5.1): nobody may touch it there.
+    /// As `backed_prefix_chunks`, but only up to the first chunk that backs another address too. A chunk may
+    /// still be mapped at an address of its previous owner (eLLM 5.1), which must not be accessed.
     pub fn exclusive_prefix_chunks(&self, range: Range) -> u64 {
         let Some((start, chunks)) = self.layout.span(range) else { return 0 };
         let span = &self.table[start as usize..(start + chunks) as usize];
@@ -214,7 +218,7 @@ impl Mapping {
         span.iter().take_while(own).count() as u64
     }
 
-    /// Bytes of a chunk.
+    /// Returns the size of a chunk, bytes.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
@@ -227,7 +231,7 @@ impl Mapping {
         self.layout.index(address).ok_or(MappingError::OutOfRange { address })
     }
 
-    /// Neighbouring chunks at neighbouring addresses: all of them or none.
+    /// Maps consecutive chunks at consecutive addresses: all of them or none.
     fn map(&mut self, pool: BorrowedFd<'_>, run: &[(Address, ChunkId)]) -> Result<(), MappingError> {
         let Some(&(first, from)) = run.first() else { return Ok(()) };
         let pool_bytes = file_bytes(pool)?;
@@ -266,7 +270,7 @@ impl Mapping {
     }
 }
 
-/// Size of the pool's file, which its seals keep constant.
+/// Returns the size of the pool's file, which its seals keep constant.
 fn file_bytes(pool: BorrowedFd<'_>) -> Result<u64, MappingError> {
     let stat = rustix::fs::fstat(pool).map_err(|source| MappingError::Kernel { call: "fstat", source })?;
     Ok(stat.st_size as u64)

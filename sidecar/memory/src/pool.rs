@@ -1,8 +1,8 @@
-//! The physical memory: one sealed memfd whose ranges are chunks, so that over-allocation fails exactly as on a GPU.
+//! The physical memory: one sealed memfd whose ranges are chunks, so that over-allocation fails as on a GPU.
 //!
-//! A chunk that was not created has no pages and is `PROT_NONE` in this process, so it cannot be touched by mistake. One that
-//! was promised exists, and its pages come with what is copied into it, or when they are asked for: a page that a copy brings
-//! need not be zeroed first.
+//! A chunk that does not exist has no pages and is `PROT_NONE` in this process, which catches stray accesses.
+//! A chunk that is created lazily gets its pages with the first copy into it or on request, so pages that a
+//! copy fills need not be zeroed first.
 
 mod backing;
 mod stream;
@@ -17,54 +17,54 @@ use sluice_policy::ids::ChunkId;
 use crate::mapping::MappingError;
 use crate::mapping::reservation::Reservation;
 
-/// What poisoned memory holds: a NaN in f32, f16 and bf16.
+/// Byte of poisoned memory: a NaN in f32, f16 and bf16.
 pub const POISON: u8 = 0xFF;
 
-/// Why the pool refused.
+/// Why the pool refused an operation.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The capacity or the machine has no memory left for the chunk. Nothing of it exists.
+    /// The pool or the machine has no memory for the chunk; it was not created.
     #[error("no memory for {chunk:?}: {used_bytes} of {capacity_bytes} bytes are in use")]
     OutOfMemory {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
-        /// In use.
+        /// Bytes in use.
         used_bytes: u64,
-        /// At most.
+        /// Capacity of the pool, bytes.
         capacity_bytes: u64,
     },
-    /// The chunk exists already.
+    /// The chunk already exists.
     #[error("{chunk:?} exists already")]
     Exists {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
     },
     /// The chunk does not exist.
     #[error("{chunk:?} was never created")]
     Missing {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
     },
-    /// Somebody copies to or from the chunk.
+    /// A copy to or from the chunk is in progress.
     #[error("{chunk:?} is being copied to or from")]
     Busy {
-        /// Which.
+        /// The chunk.
         chunk: ChunkId,
     },
-    /// A copy would leave the chunk.
+    /// The copy exceeds the chunk.
     #[error("{bytes} bytes at {offset} do not fit a chunk of {chunk_bytes}")]
     OutsideChunk {
         /// First byte.
         offset: u64,
-        /// Length.
+        /// Length, bytes.
         bytes: u64,
-        /// Of a chunk.
+        /// Size of a chunk, bytes.
         chunk_bytes: u64,
     },
-    /// The address space of the pool's own view.
+    /// The pool's own mapping failed.
     #[error(transparent)]
     Mapping(#[from] MappingError),
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call} failed")]
     Kernel {
         /// The system call.
@@ -77,9 +77,9 @@ pub enum PoolError {
 
 /// `states` entry of a chunk that does not exist.
 const ABSENT: u32 = 0;
-/// ... of one that exists and nobody copies; each copy in flight adds one.
+/// `states` entry of a chunk that exists without copies in progress; each copy adds one.
 const CREATED: u32 = 1;
-/// ... of one that is being created or released.
+/// `states` entry of a chunk that is being created or released.
 const CHANGING: u32 = u32::MAX;
 
 /// Chunks `0..capacity` of one memfd; chunk `c` starts at byte `c * chunk_bytes`.
@@ -94,7 +94,7 @@ pub struct ChunkPool {
 }
 
 impl ChunkPool {
-    /// An empty pool: address space and a sparse file, no memory yet.
+    /// Creates an empty pool: address space and a sparse file without memory.
     pub fn new(chunk_bytes: u64, capacity_chunks: u32) -> Result<ChunkPool, PoolError> {
         let page_bytes = rustix::param::page_size() as u64;
         if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
@@ -112,22 +112,22 @@ impl ChunkPool {
         Ok(ChunkPool { file, view, chunk_bytes, states, page_flags: pages, used_chunks: AtomicU32::new(0) })
     }
 
-    /// The memfd: what an engine maps chunks from.
+    /// Returns the memfd from which an engine maps chunks.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Bytes of a chunk.
+    /// Returns the size of a chunk, bytes.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
 
-    /// Chunks that may exist.
+    /// Returns the maximum number of chunks.
     pub fn capacity_chunks(&self) -> u32 {
         self.states.len() as u32
     }
 
-    /// Bytes of the chunks that exist.
+    /// Returns the bytes of the existing chunks.
     pub fn used_bytes(&self) -> u64 {
         u64::from(self.used_chunks.load(Ordering::Acquire)) * self.chunk_bytes
     }
@@ -138,7 +138,7 @@ impl ChunkPool {
         state != ABSENT && state != CHANGING
     }
 
-    /// Gives a chunk's pages back to the machine. The caller has seen to it that no engine maps it.
+    /// Releases a chunk and its pages. The caller ensures that no engine maps it.
     pub fn release(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let state = self.states.get(chunk.index()).ok_or(PoolError::Missing { chunk })?;
         compare_exchange(state, CREATED, CHANGING).map_err(|found| state_error(chunk, found))?;
@@ -149,33 +149,34 @@ impl ChunkPool {
         result
     }
 
-    /// Copies `bytes` into the chunk from byte `offset` on.
+    /// Copies `bytes` into the chunk, starting at byte `offset`.
     pub fn write(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let pin = self.pin(chunk, offset, bytes.len() as u64)?;
         if self.write_via_file(chunk, offset, bytes)? {
             return Ok(());
         }
-        // SAFETY: the pin keeps the chunk mapped in our view, and the range was checked to lie in it. The engine may
-        // read or write the same shared pages; no Rust reference to them exists in this process.
+        // SAFETY: the pin keeps the chunk mapped in the pool's view, and `pin` checked that the range is
+        // within it. The engine may read or write the same shared pages; no Rust reference to them exists in
+        // this process.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pin.at, bytes.len()) };
         Ok(())
     }
 
-    /// As [`Pool::write`], past the cache: for chunks of a slab that is larger than any cache.
+    /// As [`ChunkPool::write`], but bypasses the cache: for chunks of a slab that is larger than the caches.
     pub fn write_streaming(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let pin = self.pin(chunk, offset, bytes.len() as u64)?;
         if self.write_via_file(chunk, offset, bytes)? {
             return Ok(());
         }
-        // SAFETY: as in `write`; `bytes` lies outside of the pool's view, so nothing overlaps.
+        // SAFETY: as in `write`; `bytes` is outside the pool's view, so the ranges do not overlap.
         unsafe { stream::copy(bytes.as_ptr(), pin.at, bytes.len()) };
         Ok(())
     }
 
-    /// Copies out of the chunk from byte `offset` on.
+    /// Copies from the chunk, starting at byte `offset`.
     pub fn read(&self, chunk: ChunkId, offset: u64, bytes: &mut [u8]) -> Result<(), PoolError> {
         let pin = self.pin(chunk, offset, bytes.len() as u64)?;
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: as in `write`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(pin.at, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
@@ -189,7 +190,7 @@ impl ChunkPool {
         Ok(())
     }
 
-    /// Overwrites the chunk with [`POISON`], so that whoever reads its old contents computes NaN.
+    /// Overwrites the chunk with [`POISON`], so that a reader of its old contents computes NaN.
     pub fn poison(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let pin = self.pin(chunk, 0, self.chunk_bytes)?;
         // SAFETY: as in `write`; the range is the whole chunk.
@@ -214,7 +215,7 @@ impl ChunkPool {
 
     fn kernel_error(&self, chunk: ChunkId, error: MappingError) -> PoolError {
         match error {
-            // A populating fault that finds no memory reports EFAULT.
+            // A populating page fault that finds no memory reports EFAULT.
             MappingError::Kernel { source: Errno::NOMEM | Errno::NOSPC | Errno::FAULT, .. } => {
                 self.out_of_memory(chunk)
             }
@@ -229,7 +230,7 @@ impl ChunkPool {
     }
 }
 
-/// Keeps a chunk from being released.
+/// Prevents the release of a chunk.
 struct ChunkPin<'a> {
     state: &'a AtomicU32,
     at: *mut u8,
@@ -249,7 +250,7 @@ fn state_error(chunk: ChunkId, state: u32) -> PoolError {
     if state == ABSENT { PoolError::Missing { chunk } } else { PoolError::Busy { chunk } }
 }
 
-/// A memfd of constant size: no peer can truncate it under us and make us take SIGBUS.
+/// Creates a memfd of constant size: no peer can truncate it, which would raise SIGBUS in this process.
 fn sealed_file(bytes: u64) -> Result<OwnedFd, PoolError> {
     let kernel = |call| move |source| PoolError::Kernel { call, source };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

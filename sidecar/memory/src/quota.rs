@@ -1,49 +1,49 @@
-//! Whose bytes they are: what a neighbourhood's ledger says to the chunks of one tenant.
+//! Accounting of a tenant's chunk bytes, backed by the GPU ledger where tenants share a GPU.
 
 use std::fmt::Debug;
 
 use sluice_policy::action::Earmark;
 
-/// Why the ledger refused.
+/// Why the quota refused an operation.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotaError {
-    /// The GPU has no bytes left that nobody holds.
+    /// The GPU does not have enough free bytes.
     #[error("{0}")]
     OutOfMemory(String),
-    /// A promise that cannot be made or does not hold.
+    /// An earmark cannot be created or is not valid.
     #[error("{0}")]
     Refused(String),
-    /// Too many transfers wait; a later attempt may succeed.
+    /// Too many transfers are waiting; a later attempt may succeed.
     #[error("{0}")]
     Busy(String),
 }
 
-/// The bytes that a tenant may turn into chunks.
+/// Accounting of the bytes that a tenant may turn into chunks.
 pub trait Quota: Send + Sync + Debug {
-    /// Bytes that are about to become chunks.
+    /// Reserves bytes for chunks that are about to be created.
     ///
     /// # Errors
-    /// The GPU has none left; nothing was counted.
+    /// The GPU does not have enough free bytes; nothing was counted.
     fn reserve(&self, bytes: u64) -> Result<(), QuotaError>;
 
-    /// Chunks of so many bytes are gone, or were not created after all.
+    /// Releases bytes after their chunks were released, or were not created.
     fn release(&self, bytes: u64);
 
-    /// Bytes that a neighbour has promised become this tenant's.
+    /// Accepts the earmark of another tenant; its bytes become this tenant's.
     ///
     /// # Errors
-    /// The promise does not hold, or is of another size, or too many transfers wait; nothing was counted.
+    /// The earmark is not valid or of another size, or too many transfers are waiting; nothing was counted.
     fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError>;
 
-    /// Bytes whose chunks are gone, and `spare_bytes` that were never reserved, become a neighbour's.
+    /// Earmarks for another tenant the bytes of released chunks, and `spare_bytes` that were never reserved.
     ///
     /// # Errors
-    /// The neighbour has gone, there is no room for a promise, or too many transfers wait; the bytes are this tenant's as
-    /// before.
+    /// The other tenant has exited, the bytes do not fit, or too many transfers are waiting; the bytes remain
+    /// this tenant's.
     fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError>;
 }
 
-/// A tenant that has its GPU, or a fixed part of it, for itself: the pool alone limits it.
+/// Quota of a tenant that does not share its GPU, or has a fixed part of it. Only the pool limits it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UnsharedQuota;
 

@@ -1,8 +1,8 @@
-//! The host tier: room for KV in host memory, and which generation each block of it carries. The pool's thread and the
-//! lanes of copies share it.
+//! The host tier: host memory for KV, and the generation of each of its blocks. The serial worker and the
+//! copy lanes share it.
 //!
-//! A block is written by the one order that was promised it, once nobody reads it any more; from then on until its last
-//! byte is there it carries nothing, so nobody begins to read it.
+//! Only the one order that reserved a block writes it, after all readers have finished. From then until the
+//! last byte is written the block has no generation, so no new reader starts.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,34 +19,35 @@ use crate::pool::{ChunkPool, PoolError};
 use crate::region::Region;
 use crate::transfers::{PacedLink, PacedLinks};
 
-/// One block between a place in a chunk, `(chunk, offset)`, and one in the tier.
+/// A copy of one block between the device, `(chunk, offset)`, and the tier.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TierCopy {
     pub(crate) host: HostBlockId,
-    /// The name of what the host block holds.
+    /// Generation of the host block's contents.
     pub(crate) generation: Generation,
     pub(crate) device: (ChunkId, u64),
 }
 
-/// An order that was given a host block.
+/// An order that has reserved a host block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PendingWrite {
-    /// It copies out of this buffer: fetches into the buffer come after it.
+    /// Buffer from which it copies; fetches into that buffer run after it.
     buffer: Option<u8>,
 }
 
-/// What is known of a host block.
+/// State of a host block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// `None` = nothing that anybody may read.
+    /// `None` = no readable contents.
     generation: Option<Generation>,
-    /// An order writes it, or will.
+    /// Order that writes the block now or later.
     pending_write: Option<PendingWrite>,
-    /// Copies that read it now.
+    /// Number of copies that read it now.
     readers: u32,
 }
 
-/// The tier's bytes, what they are, and the links between them and the device. All memory is taken when it is made.
+/// The tier's memory, the state of its blocks, and the links to the device. All memory is allocated at
+/// construction.
 #[derive(Debug)]
 pub(crate) struct HostTier {
     region: Region,
@@ -54,13 +55,13 @@ pub(crate) struct HostTier {
     links: PacedLinks,
     faults: SharedFaults,
     blocks: Mutex<Vec<Block>>,
-    /// A copy out of the tier has ended.
+    /// Signals that a copy from the tier has ended.
     reader_done: Condvar,
     stopping: AtomicBool,
 }
 
 impl HostTier {
-    /// `bytes` are whole blocks.
+    /// Creates a tier of `bytes` bytes, a multiple of the block size.
     pub(crate) fn new(
         bytes: u64,
         block_bytes: u64,
@@ -80,7 +81,8 @@ impl HostTier {
         })
     }
 
-    /// The memory goes away: copies end at once, whatever the pace of the link.
+    /// Stops all copies immediately, regardless of the link's pace, because the memory is about to be
+    /// dropped.
     pub(crate) fn stop(&self) {
         let blocks = self.lock();
         self.stopping.store(true, Ordering::Relaxed);
@@ -97,15 +99,15 @@ impl HostTier {
         block.index() < self.lock().len()
     }
 
-    /// No order writes one of these blocks or will, but for one that copies out of this buffer.
+    /// Whether no order has reserved one of these blocks, except orders that copy from `buffer`.
     pub(crate) fn has_no_pending_write(&self, copies: &[TierCopy], buffer: Option<u8>) -> bool {
         let blocks = self.lock();
         let mut promises = copies.iter().filter_map(|copy| blocks[copy.host.index()].pending_write);
         promises.all(|promise| promise.buffer.is_some() && promise.buffer == buffer)
     }
 
-    /// Gives all of these blocks to one order, which [`Tier::copy_out`] will carry out, perhaps out of a buffer; false when another
-    /// one has one.
+    /// Reserves all of these blocks for one order, which runs in [`HostTier::copy_out`] and may copy from a
+    /// buffer. Returns false if another order has reserved one of them.
     pub(crate) fn reserve_write(&self, copies: &[TierCopy], buffer: Option<u8>) -> bool {
         let mut blocks = self.lock();
         let free = copies.iter().all(|copy| blocks[copy.host.index()].pending_write.is_none());
@@ -116,21 +118,21 @@ impl HostTier {
         free
     }
 
-    /// The order will not be carried out: the blocks carry what they carried.
+    /// Cancels the reservation of an order that will not run; the blocks keep their contents.
     pub(crate) fn cancel_write(&self, copies: &[TierCopy]) {
         let mut blocks = self.lock();
         copies.iter().for_each(|copy| blocks[copy.host.index()].pending_write = None);
     }
 
-    /// Copies blocks to the host that were promised to this order. They lose what they carried before the first byte and
-    /// carry their generations after the last one of all.
+    /// Copies blocks to the host that this order has reserved. They lose their generation before the first
+    /// byte is copied and get the new one after the last byte of all.
     pub(crate) fn copy_out(&self, pool: &ChunkPool, rank: CopyPriority, copies: &[TierCopy]) -> Outcome {
         let may = self.begin_write(copies);
         let outcome = match may {
             true => self.transfer((&self.links.to_host, rank), copies, |copy, piece| {
                 let (chunk, offset) = copy.device;
-                // SAFETY: the block was promised to this order alone, nobody read it when `empty` returned, and from
-                // then on it carries nothing, so that no reader begins.
+                // SAFETY: only this order has reserved the block, it had no readers when `begin_write`
+                // returned, and it has no generation since then, so no reader starts.
                 let bytes = unsafe { self.bytes_mut(copy.host, &piece) };
                 pool.read(chunk, offset + piece.start as u64, bytes)
             }),
@@ -147,7 +149,8 @@ impl HostTier {
         outcome
     }
 
-    /// Waits until nobody reads the blocks and takes what they carry from them. False: the memory goes away.
+    /// Waits until the blocks have no readers and clears their generations. Returns false if the tier is
+    /// stopping.
     fn begin_write(&self, copies: &[TierCopy]) -> bool {
         let is_read = |blocks: &mut Vec<Block>| {
             !self.is_stopping() && copies.iter().any(|copy| blocks[copy.host.index()].readers > 0)
@@ -158,14 +161,14 @@ impl HostTier {
         !self.is_stopping()
     }
 
-    /// Copies blocks to the device. Refused when one does not carry its generation at this moment.
+    /// Copies blocks to the device. Refused if one does not have the expected generation at this moment.
     pub(crate) fn copy_in(&self, pool: &ChunkPool, rank: CopyPriority, copies: &[TierCopy]) -> Outcome {
         if !self.begin_read(copies) {
             return Outcome::Failed(Failure::Refused);
         }
         let outcome = self.transfer((&self.links.to_device, rank), copies, |copy, piece| {
             let (chunk, offset) = copy.device;
-            // SAFETY: this copy is counted as a reader of the block, and a writer waits until it has left.
+            // SAFETY: this copy counts as a reader of the block, and a writer waits until it has ended.
             let bytes = unsafe { self.bytes(copy.host, &piece) };
             pool.write(chunk, offset + piece.start as u64, bytes)
         });
@@ -179,7 +182,7 @@ impl HostTier {
         outcome
     }
 
-    /// A fault: inverts what was copied.
+    /// Inverts the bytes that were copied (an injected fault).
     fn invert_block(&self, pool: &ChunkPool, (chunk, offset): (ChunkId, u64)) {
         let mut bytes = vec![0; self.block_bytes];
         let read = pool.read(chunk, offset, &mut bytes);
@@ -197,7 +200,7 @@ impl HostTier {
         there
     }
 
-    /// One transfer over the link, block after block.
+    /// Runs one transfer over the link, block by block.
     fn transfer(
         &self,
         (link, rank): (&PacedLink, CopyPriority),
@@ -230,26 +233,26 @@ impl HostTier {
         }
     }
 
-    /// Part of a block.
+    /// Returns part of a block.
     ///
     /// # Safety
-    /// Nobody writes the block while the slice lives.
+    /// The block is not written during the slice's lifetime.
     unsafe fn bytes(&self, block: HostBlockId, part: &Range<usize>) -> &[u8] {
-        // SAFETY: the place lies within the region; the caller vouches for the bytes.
+        // SAFETY: the range is within the region; the caller excludes writes.
         unsafe { std::slice::from_raw_parts(self.block_ptr(block, part), part.len()) }
     }
 
-    /// Part of a block.
+    /// Returns part of a block.
     ///
     /// # Safety
-    /// Nobody else reads or writes the block while the slice lives.
+    /// The block is not accessed in any other way during the slice's lifetime.
     #[expect(clippy::mut_from_ref, reason = "the tier hands out disjoint blocks")]
     unsafe fn bytes_mut(&self, block: HostBlockId, part: &Range<usize>) -> &mut [u8] {
-        // SAFETY: the place lies within the region; the caller vouches for the bytes.
+        // SAFETY: the range is within the region; the caller excludes other accesses.
         unsafe { std::slice::from_raw_parts_mut(self.block_ptr(block, part), part.len()) }
     }
 
-    /// Where part of a block lies.
+    /// Returns the address of a part of a block.
     fn block_ptr(&self, block: HostBlockId, part: &Range<usize>) -> *mut u8 {
         assert!(part.end <= self.block_bytes, "a part lies within its block");
         self.region.at(block.index() * self.block_bytes + part.start, part.len())
@@ -260,7 +263,7 @@ impl HostTier {
     }
 }
 
-/// `range` of blocks that follow each other: the number of each block, and the part of it.
+/// Splits `range` of consecutive blocks into the number of each block and the part of it.
 fn split_at_blocks(range: Range<usize>, block_bytes: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let Range { mut start, end } = range;
     std::iter::from_fn(move || {

@@ -1,10 +1,11 @@
-//! Copies by threads: slabs from the master copy into chunks, KV from the host tier and to it (DESIGN 4: host to device copy).
+//! Copy threads: slabs from the host weights to chunks, and KV between the host tier and the device (DESIGN
+//! 4: host to device copy).
 //!
-//! Each slot has a lane, a thread that takes its fills in the order submitted and waits for the reader each one names; own
-//! chunks of layers share lanes. How many lanes copy slabs at once is an option. Each buffer of KV has a lane for its
-//! fetches, and one lane takes all write-backs: they share nothing with slabs but the link, which the most urgent one has
-//! ([`sluice_policy::arbiter`]). An order that changes what an
-//! earlier one in another lane changes waits for that one.
+//! Each slot has a lane, a thread that runs its fills in submission order and waits for the reader that each
+//! fill names. Fills of other chunks share lanes. An option limits how many slabs are copied at once. Each KV
+//! buffer has a lane for its fetches and spills, and one lane runs all write-backs. These lanes share only
+//! the link with the slabs; the most urgent transfer has it ([`sluice_policy::copy_priority`]). An order
+//! waits for earlier orders of other lanes that write the same target.
 
 mod copy;
 mod lane;
@@ -29,40 +30,41 @@ pub(crate) use link::{PacedLink, PacedLinks, set_timer_slack};
 pub(crate) use transfer_order::TransferOrder;
 use transfer_order::{LaneKey, WriteTarget};
 
-/// The generations on the control page, seen from the copying side. The owner implements it over the link.
+/// The generations on the control page, as the copying side uses them. The owner implements it over the link.
 pub trait LayerGate: Send + Sync {
-    /// Whether the engine's `done` of `layer` is `generation` or later.
+    /// Whether the engine's `done` of `layer` is at least `generation`.
     fn is_done(&self, layer: LayerId, generation: Generation) -> bool;
 
-    /// Waits for it, at most about `timeout`; true when it is reached.
+    /// Waits at most about `timeout` until `is_done` holds; returns whether it does.
     fn wait_done(&self, layer: LayerId, generation: Generation, timeout: Duration) -> bool;
 
-    /// The copy is complete: `ready` of the layer (`None` = the global slab) shows `generation` from now on.
+    /// Publishes that the copy is complete: `ready` of the layer (`None` = the global slab) becomes
+    /// `generation`.
     fn publish_ready(&self, layer: Option<LayerId>, generation: Generation);
 
-    /// Whether the engine's `done` of the KV of `layer` is `generation` or later.
+    /// Whether the engine's `done` of the KV of `layer` is at least `generation`.
     fn is_kv_done(&self, layer: LayerId, generation: Generation) -> bool;
 
-    /// Waits for it, at most about `timeout`; true when it is reached.
+    /// Waits at most about `timeout` until `is_kv_done` holds; returns whether it does.
     fn wait_kv_done(&self, layer: LayerId, generation: Generation, timeout: Duration) -> bool;
 
-    /// The buffer holds the KV of `layer`: its `ready` shows `generation` from now on.
+    /// Publishes that the buffer contains the KV of `layer`: its `ready` becomes `generation`.
     fn publish_kv_ready(&self, layer: LayerId, generation: Generation);
 }
 
-/// Wakes the owner when [`crate::HostMemory::poll`] has something.
+/// Wakes the owner when [`sluice_ports::Memory::poll`] may have a completion.
 pub type Notify = Arc<dyn Fn() + Send + Sync>;
 
-/// What worker threads tell the owner.
+/// Report of a worker thread to the owner.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A copy of a lane has ended.
+    /// A lane has ended a copy.
     CopyDone { id: ActionId, order: TransferOrder, outcome: Outcome },
-    /// The chore at hand has ended.
+    /// The serial worker has ended its job.
     JobDone(Outcome),
 }
 
-/// Where events go.
+/// Sends events to the owner.
 #[derive(Clone)]
 pub(crate) struct CompletionSink {
     pub(crate) events: Sender<Event>,
@@ -71,14 +73,14 @@ pub(crate) struct CompletionSink {
 
 impl CompletionSink {
     pub(crate) fn send(&self, event: Event) {
-        // The owner that is going away no longer listens, and that is all right.
+        // The receiver no longer exists while the owner is being dropped.
         if self.events.send(event).is_ok() {
             (self.notify)();
         }
     }
 }
 
-/// What all lanes share.
+/// State that all lanes share.
 struct LaneContext {
     pool: Arc<ChunkPool>,
     weights: Arc<HostWeights>,
@@ -95,12 +97,12 @@ struct LaneContext {
 #[derive(Default)]
 struct LaneState {
     lanes: BTreeMap<LaneKey, VecDeque<Job>>,
-    /// Jobs queued or running.
+    /// Numbers of queued and running jobs.
     active: BTreeSet<u64>,
-    /// The jobs that change something, as far as they are live.
+    /// Jobs that write each target; inactive ones are removed lazily.
     writers: BTreeMap<WriteTarget, Vec<u64>>,
     submitted: u64,
-    /// Slabs that are being copied.
+    /// Number of slab copies in progress.
     copying: usize,
     stopping: bool,
 }
@@ -110,30 +112,31 @@ struct Job {
     id: ActionId,
     priority: CopyPriority,
     order: TransferOrder,
-    /// Earlier jobs that change the same.
+    /// Earlier jobs that write the same targets.
     depends_on: Vec<u64>,
 }
 
-/// The copying threads. Dropping it ends them, running copies at their next chunk or block and without a wait for the link.
+/// The copy threads. Dropping it ends them; running copies stop at their next chunk or block without waiting
+/// for the link.
 pub(crate) struct Transfers {
     shared: Arc<LaneContext>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the threads work on.
+/// Resources of the copy threads.
 pub(crate) struct TransferResources {
     pub(crate) pool: Arc<ChunkPool>,
     pub(crate) weights: Arc<HostWeights>,
     pub(crate) gate: Arc<dyn LayerGate>,
     pub(crate) faults: SharedFaults,
-    /// From the host to the device.
+    /// Link from the host to the device.
     pub(crate) link: Arc<PacedLink>,
     pub(crate) tier: Arc<HostTier>,
     pub(crate) completions: CompletionSink,
 }
 
 impl Transfers {
-    /// `threads` copies of slabs at once.
+    /// Creates the copy threads' state; at most `threads` slabs are copied at once.
     pub(crate) fn new(parts: TransferResources, threads: usize) -> Transfers {
         let shared = LaneContext {
             pool: parts.pool,
@@ -150,7 +153,7 @@ impl Transfers {
         Transfers { shared: Arc::new(shared), threads: Vec::new() }
     }
 
-    /// Queues an order. What it names stays where it is until it has ended.
+    /// Queues an order. The chunks and blocks that it names must not change until it has ended.
     pub(crate) fn submit(&mut self, id: ActionId, rank: CopyPriority, order: TransferOrder) {
         let key = order.key(self.shared.threads);
         let mut state = self.shared.lock();
@@ -164,7 +167,7 @@ impl Transfers {
         }
     }
 
-    /// Takes back every fill and fetch that has not started, in the order submitted.
+    /// Removes every fill, fetch and spill that has not started and returns them in submission order.
     pub(crate) fn drop_queued(&self) -> Vec<(ActionId, TransferOrder)> {
         let mut state = self.shared.lock();
         let lanes = state.lanes.iter_mut().filter(|(key, _)| **key != LaneKey::WriteBack);
@@ -191,7 +194,7 @@ impl Drop for Transfers {
         self.shared.changed.notify_all();
         self.shared.tier.stop();
         for thread in self.threads.drain(..) {
-            // A lane that panicked has reported itself; there is nothing to hand on while dropping.
+            // A lane that panicked has reported itself; a drop cannot propagate the panic.
             let _ = thread.join();
         }
     }

@@ -1,18 +1,19 @@
-//! A mapped file that another process makes shorter: whoever touches the part that is gone gets a bus error, which ends
-//! the process. For mappings of the neighbourhood's files it does not: zeros take the place of the file, and the mapping is marked.
+//! Protects mappings of the ledger's files against truncation by another process. An access to a truncated
+//! part raises SIGBUS, which would end the process. The handler instead replaces the mapping with zeros and
+//! marks it.
 //!
-//! One process-wide handler of that signal serves all mappings; every other bus error goes to whoever handled it before.
+//! One process-wide signal handler serves all mappings; it passes every other SIGBUS to the previous handler.
 
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Mappings that one process can have: two for each ledger that it opens.
+/// Maximum number of guarded mappings per process: two for each open ledger.
 const MAX_MAPPINGS: usize = 1024;
 
-/// A mapping that the handler knows.
+/// A mapping that the handler protects.
 struct GuardedMapping {
-    /// First address; 0 = nobody's.
+    /// First address; 0 = unused.
     base: AtomicUsize,
     bytes: AtomicUsize,
     truncated: AtomicBool,
@@ -26,19 +27,20 @@ static MAPPINGS: [GuardedMapping; MAX_MAPPINGS] = [const {
     }
 }; MAX_MAPPINGS];
 
-/// Who handled the signal before.
+/// Handler of SIGBUS that was installed before.
 static PREVIOUS_HANDLER: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// The place of one mapping.
+/// Index of one guarded mapping.
 #[derive(Debug)]
 pub(crate) struct TruncationGuard(usize);
 
 impl TruncationGuard {
-    /// From now on no bus error in the mapping ends the process. `None` when there are too many.
+    /// Protects the mapping: from now on SIGBUS in it does not end the process. Returns `None` if there are
+    /// too many mappings.
     ///
     /// # Safety
-    /// `bytes` bytes from `base` on are mapped shared, are reached as atomics only, and stay mapped until
-    /// [`Watched::end`].
+    /// `bytes` bytes from `base` are mapped shared, are accessed only as atomics, and stay mapped until
+    /// [`TruncationGuard::unregister`].
     pub(crate) unsafe fn new(base: *mut libc::c_void, bytes: usize) -> Option<TruncationGuard> {
         install_handler();
         let at = MAPPINGS.iter().position(GuardedMapping::try_claim)?;
@@ -49,12 +51,12 @@ impl TruncationGuard {
         Some(TruncationGuard(at))
     }
 
-    /// Whether a part of the file was missing when it was touched.
+    /// Whether an access touched a truncated part of the file.
     pub(crate) fn is_truncated(&self) -> bool {
         MAPPINGS[self.0].truncated.load(Ordering::Acquire)
     }
 
-    /// The mapping is about to go.
+    /// Ends the protection, before the mapping is unmapped.
     pub(crate) fn unregister(&self) {
         MAPPINGS[self.0].base.store(0, Ordering::Release);
     }
@@ -69,7 +71,7 @@ fn install_handler() {
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         // SAFETY: as above.
         let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: both structures live during the call, and the handler does only what a handler may.
+        // SAFETY: both structures exist during the call, and the handler is async-signal-safe.
         let result = unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, &raw mut before) };
         assert_eq!(result, 0, "a bus error can be handled");
         before
@@ -77,7 +79,7 @@ fn install_handler() {
 }
 
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid structure, whose address is set for an error of an access.
+    // SAFETY: the kernel passes a valid structure, whose address is set for an access error.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let ours = MAPPINGS.iter().find(|place| code == libc::BUS_ADRERR && place.contains(address));
     match ours {
@@ -87,7 +89,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
 }
 
 impl GuardedMapping {
-    /// Makes it somebody's if it is nobody's. No mapping has the address 1, so no fault is taken for one of it.
+    /// Claims an unused entry. The placeholder address 1 is never mapped, so no fault matches it.
     fn try_claim(&self) -> bool {
         self.base.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -102,8 +104,8 @@ impl GuardedMapping {
         let (base, bytes) = (self.base.load(Ordering::Acquire), self.bytes.load(Ordering::Relaxed));
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: whoever faulted is using the mapping, so it is there, and it is only reached as atomics, for which any
-        // bytes are valid. `errno` is what the interrupted code last left in it.
+        // SAFETY: the thread that faulted is using the mapping, so it exists, and it is accessed only as
+        // atomics, for which any bytes are valid. `errno` keeps the value of the interrupted code.
         unsafe {
             let errno = *libc::__errno_location();
             let zeros = libc::mmap(ptr::without_provenance_mut(base), bytes, access, flags, -1, 0);
@@ -115,20 +117,21 @@ impl GuardedMapping {
     }
 }
 
-/// To whoever was there before. The default is restored; the access then fails again and ends the process.
+/// Calls the previous handler. If there was none, restores the default action; the access then faults again
+/// and ends the process.
 fn call_previous_handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let before = PREVIOUS_HANDLER
         .get()
         .filter(|before| ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction));
     let Some(before) = before else {
-        // SAFETY: all zeros ask for the default.
+        // SAFETY: all zeros select the default action.
         unsafe {
             let default: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, &raw const default, ptr::null_mut());
         }
         return;
     };
-    // SAFETY: the kernel would have called it in this way, as its flags say.
+    // SAFETY: calls the handler with the signature that its flags declare, as the kernel would.
     unsafe {
         if before.sa_flags & libc::SA_SIGINFO != 0 {
             let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =

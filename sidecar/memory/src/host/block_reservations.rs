@@ -1,4 +1,4 @@
-//! Blocks of the device that copies beside the serial queue have been given: KV that is fetched or written back.
+//! Blocks of the device that asynchronous copies use: KV that is fetched, spilled or written back.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use sluice_policy::ids::ChunkId;
 
 use crate::tier::TierCopy;
 
-/// What an order does to a block of the device.
+/// How an order uses a block of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockUse {
-    /// Reads it: nobody may write it meanwhile.
+    /// Reads it; no order may write it at the same time.
     Read,
-    /// Writes it, one order at a time.
+    /// Writes it; excludes all other uses.
     Write,
-    /// Writes or reads a buffer's; other fetches and spills may too, and their lane sees to the order.
+    /// Writes or reads a block of a buffer. Other fetches and spills may use it too; their lane orders them.
     Fetch,
 }
 
@@ -28,7 +28,7 @@ struct UseCounts {
 pub(super) struct BlockReservations(BTreeMap<(ChunkId, u64), UseCounts>);
 
 impl BlockReservations {
-    /// Whether one more may use the block so.
+    /// Whether one more order may use the block in this way.
     pub(super) fn can_use(&self, place: (ChunkId, u64), to: BlockUse) -> bool {
         let UseCounts { readers, fetches } = self.0.get(&place).copied().unwrap_or_default();
         match to {

@@ -1,5 +1,5 @@
-//! Copies beside the serial queue between submission and their lane: parked while an earlier operation names something of
-//! theirs.
+//! The queue of asynchronous copies: a copy waits here while an earlier operation refers to one of its chunks
+//! or host blocks.
 
 use sluice_policy::action::{Fill, FillTarget, Work};
 use sluice_policy::copy_priority::CopyPriority;
@@ -12,7 +12,7 @@ use super::serial_queue::OperationRefs;
 use crate::host_weights::Slab;
 use crate::transfers::TransferOrder;
 
-/// Copies that wait for operations, fills and fetches in lanes, and drops that wait for these.
+/// Copies that wait for operations, copies in lanes except write-backs, and drops that wait for those.
 #[derive(Debug, Default)]
 pub(super) struct CopyQueue {
     waiting: Vec<WaitingCopy>,
@@ -37,7 +37,7 @@ struct PendingDrop {
 }
 
 impl HostMemory {
-    /// A fill, a fetch, a spill or a write-back.
+    /// Submits a fill, fetch, spill or write-back.
     pub(super) fn submit_copy(&mut self, id: ActionId, rank: CopyPriority, work: Work) {
         let named = OperationRefs::of(&work);
         self.copy_queue.waiting.push(WaitingCopy {
@@ -50,7 +50,7 @@ impl HostMemory {
         self.dispatch_copies();
     }
 
-    /// Sends every copy to its lane that no operation holds back, in the order submitted.
+    /// Sends every copy that no operation blocks to its lane, in submission order.
     pub(super) fn dispatch_copies(&mut self) {
         let mut kept: Vec<WaitingCopy> = Vec::new();
         for parked in std::mem::take(&mut self.copy_queue.waiting) {
@@ -83,7 +83,8 @@ impl HostMemory {
         }
     }
 
-    /// The slab is one of the model, its chunks exist, are as many as it takes, and each once; no KV of theirs is copied.
+    /// Checks that the slab belongs to the model, and that its chunks exist, are as many as needed, are
+    /// distinct, and have no pending KV copies.
     fn fill_order(&mut self, fill: Fill) -> Result<TransferOrder, Failure> {
         let bytes = match Slab::of(fill.target) {
             Slab::Global => Some(&self.geometry.global_bytes),
@@ -134,7 +135,8 @@ impl HostMemory {
         self.copy_queue.drops.iter_mut().for_each(|drop| drop.running.retain(|fill| *fill != id));
     }
 
-    /// Ends what has not started, write-backs left alone; the drop itself ends with the last one that had.
+    /// Drops all copies except write-backs that have not started. The drop itself completes with the last
+    /// copy that had started.
     pub(super) fn drop_fills(&mut self, id: ActionId) {
         for (dropped, order) in self.transfers.drop_queued() {
             self.release_resources(&order);
@@ -162,7 +164,7 @@ impl HostMemory {
     }
 }
 
-/// Whether two copies have to keep their order.
+/// Whether two copies must run in submission order.
 fn must_keep_order(earlier: &WaitingCopy, later: &WaitingCopy) -> bool {
     same_lane(&earlier.work, &later.work) || earlier.refs.overlaps(&later.refs)
 }
@@ -187,7 +189,7 @@ fn target_slot(target: FillTarget) -> Option<SlotId> {
     }
 }
 
-/// Whether nothing is named twice.
+/// Whether all elements are distinct.
 pub(super) fn all_distinct<T: Ord>(all: impl IntoIterator<Item = T>) -> bool {
     let mut sorted: Vec<T> = all.into_iter().collect();
     sorted.sort_unstable();

@@ -1,4 +1,5 @@
-//! The queue of operations that take effect one after the other: create, release, reback, moves and swaps of blocks.
+//! The queue of operations that run one after the other: create, release, accept, lend, reback, and moves and
+//! swaps of blocks.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -32,7 +33,7 @@ struct Operation {
     refs: OperationRefs,
 }
 
-/// What a work names, each sorted.
+/// Chunks and host blocks that an operation refers to, each sorted.
 #[derive(Debug)]
 pub(super) struct OperationRefs {
     chunks: Vec<ChunkId>,
@@ -48,28 +49,29 @@ impl OperationRefs {
         OperationRefs { chunks, host_blocks: hosts }
     }
 
-    /// Whether both name the same somewhere.
+    /// Whether both refer to the same chunk or host block.
     pub(super) fn overlaps(&self, other: &OperationRefs) -> bool {
         intersects(&self.chunks, &other.chunks) || intersects(&self.host_blocks, &other.host_blocks)
     }
 }
 
-/// Whether something is in `sorted` and in `others`.
+/// Whether `sorted` and `others` have a common element.
 fn intersects<T: Ord>(sorted: &[T], others: &[T]) -> bool {
     others.iter().any(|other| sorted.binary_search(other).is_ok())
 }
 
-/// How far the first operation is.
+/// Progress of the first operation.
 #[derive(Debug, Default)]
 enum HeadState {
     /// Not started.
     #[default]
     NotStarted,
-    /// The pool's thread works on it.
+    /// The serial worker runs it.
     RunningJob,
-    /// The pool's thread makes its transaction's chunks ready: their pages, and poison in those that are handed over.
+    /// The serial worker prepares the chunks of its transaction: allocates their pages, and poisons those
+    /// that are handed over.
     Preparing,
-    /// The engine has it.
+    /// Sent to the engine.
     AwaitingEngine(Instant),
 }
 
@@ -80,38 +82,40 @@ impl SerialQueue {
         self.submitted += 1;
     }
 
-    /// The number that the next operation gets.
+    /// Returns the number of the next operation.
     pub(super) fn next_number(&self) -> u64 {
         self.submitted
     }
 
-    /// Whether an operation with a lower number that has not ended names one of the same.
+    /// Whether an unfinished operation with a lower number refers to the same chunk or host block.
     pub(super) fn depends_on(&self, number: u64, named: &OperationRefs) -> bool {
         let mut earlier = self.queue.iter().filter(|operation| operation.number < number);
         earlier.any(|operation| operation.refs.overlaps(named))
     }
 
-    /// The place of the first operation on the link, if it begins now: whoever waits for a later one waits for it too.
+    /// Returns the copy priority of the first operation if it starts now. It takes the earliest deadline in
+    /// the queue, because later operations wait for it.
     fn head_priority(&self, now: Nanos) -> CopyPriority {
         let first = self.queue.front().expect("an operation is at hand");
         CopyPriority::new(first.id, self.queue.iter().filter_map(|operation| operation.due).min(), now)
     }
 
-    /// The transaction that the engine has and did not acknowledge.
+    /// Returns the transaction that the engine has not acknowledged.
     pub(super) fn awaiting_ack(&self) -> Option<ActionId> {
         let waiting = matches!(self.head_state, HeadState::AwaitingEngine(_));
         self.queue.front().filter(|_| waiting).map(|operation| operation.id)
     }
 }
 
-/// What the start of an operation led to.
+/// Result of starting an operation.
 enum StartResult {
     Completed(Outcome),
     Pending(HeadState),
 }
 
 impl HostMemory {
-    /// Starts operations until one has to be waited for. Fills that an operation held back go before the next one.
+    /// Starts operations until one is pending. Copies that an operation blocked are dispatched before the
+    /// next one starts.
     pub(super) fn start_serial(&mut self) {
         while matches!(self.serial_queue.head_state, HeadState::NotStarted) {
             let Some(operation) = self.serial_queue.queue.front_mut() else { break };
@@ -136,8 +140,8 @@ impl HostMemory {
     fn start(&mut self, work: &Work, reason: Reason) -> Result<StartResult, Failure> {
         match work {
             Work::Create(chunks) => {
-                // A tenant that loads has time, and its first copies are to tell how fast the link is. One that wakes has
-                // its layers' memory made beside the copies and the prompt.
+                // While a tenant loads, its first copies measure the speed of the link, so the pages are
+                // allocated before. While it wakes, they are allocated during the copies and the prompt.
                 let at_once = reason == Reason::Load;
                 self.start_create(chunks, SerialJob::Create { chunks: chunks.clone(), at_once })
             }
@@ -181,14 +185,15 @@ impl HostMemory {
         Ok(self.start_job(chore))
     }
 
-    /// A fill into the chunk is queued or runs, or a fetch or write-back of one of its blocks.
+    /// Whether a fill into the chunk, or another copy of one of its blocks, is queued or running.
     fn has_pending_copy(&self, chunk: ChunkId) -> bool {
         self.table.is_filling(chunk) || self.reservations.is_chunk_in_use(chunk)
     }
 
-    /// Checked as a whole first, then made ready, then sent: a refused transaction changes not one byte. The engine is at a
-    /// step boundary or idle (DESIGN 4, rule b), so nobody reads what is poisoned. Copies of KV need their frames, and not an
-    /// address that a chunk had before it was KV.
+    /// Checks the whole transaction, then prepares the chunks, then sends it: a refused transaction changes
+    /// no byte. The engine is at a step boundary or idle (DESIGN 4, rule b), so poisoned chunks are not being
+    /// read. Copies of KV need the frames of their chunks, so these cannot be unmapped; other addresses of
+    /// such a chunk can.
     fn start_reback(&mut self, transaction: &Transaction) -> Result<StartResult, Failure> {
         let handed_over = &transaction.handed_over;
         let taken = |op: &Reback| matches!(op, Reback::Unmap(Address::Kv(_), chunk) if self.reservations.is_chunk_in_use(*chunk));
@@ -208,8 +213,8 @@ impl HostMemory {
         Ok(StartResult::Pending(HeadState::Preparing))
     }
 
-    /// Chunks that the engine may touch as soon as they are mapped, and that may lack pages. Weights it reads when they have
-    /// been copied in, which brings the pages.
+    /// Returns the chunks without all pages that the engine may access as soon as they are mapped. Weights
+    /// are not among them: the engine reads them after they are copied in, which allocates the pages.
     fn unbacked_chunks(&self, transaction: &Transaction) -> Vec<ChunkId> {
         let maps = transaction.ops.iter().filter_map(|op| match *op {
             Reback::Map(Address::Kv(_) | Address::Activation(_) | Address::Staging(_), chunk) => Some(chunk),
@@ -218,7 +223,7 @@ impl HostMemory {
         maps.filter(|chunk| !self.pool.is_backed(*chunk)).collect()
     }
 
-    /// The table shows the transaction already.
+    /// Sends a transaction that is already applied to the table.
     fn send_reback(&mut self, transaction: &Transaction) -> StartResult {
         let begun = Instant::now();
         let id = self.serial_queue.queue.front().expect("the transaction is the first operation").id;
@@ -241,8 +246,8 @@ impl HostMemory {
         Some(BlockCopy { from, to, bytes })
     }
 
-    /// Chunk and offset of a block; none when its frame is backed by another chunk, by none, or is being filled, or when a
-    /// fetch or write-back of the block does not go together with this use.
+    /// Returns chunk and offset of a block. Returns `None` if another chunk or none backs its frame, if the
+    /// chunk is being filled, or if another copy of the block excludes this use.
     pub(super) fn block_location(
         &self,
         block: BlockId,
@@ -278,7 +283,7 @@ impl HostMemory {
         }
     }
 
-    /// Ends the transaction that the engine has, if it is this one.
+    /// Completes the transaction that the engine has, if it is this one.
     pub(super) fn complete_reback(&mut self, id: ActionId, ok: bool) -> bool {
         let HeadState::AwaitingEngine(begun) = self.serial_queue.head_state else { return false };
         let operation = self.serial_queue.queue.front().expect("the engine has the first operation");

@@ -1,4 +1,4 @@
-//! Work on the pool that takes longer than a look: done by one thread, in order, so that `submit` never waits for it.
+//! A thread that runs slow work on the pool in order, so that `submit` never waits for it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,7 +16,7 @@ use crate::quota::{Quota, QuotaError};
 use crate::tier::{HostTier, TierCopy};
 use crate::transfers::{CompletionSink, Event, set_timer_slack};
 
-/// One piece of work, checked against the table already.
+/// A job that was already checked against the table.
 #[derive(Debug)]
 pub(super) enum SerialJob {
     Create { chunks: Vec<ChunkId>, at_once: bool },
@@ -29,13 +29,13 @@ pub(super) enum SerialJob {
     SwapIn(Vec<TierCopy>, CopyPriority),
 }
 
-/// Chunks, and whose bytes they are.
+/// The pool and the accounting of its bytes.
 pub(super) struct ChunkAllocator {
     pub(super) pool: Arc<ChunkPool>,
     pub(super) quota: Arc<dyn Quota>,
 }
 
-/// `bytes` bytes between two places in chunks, `(chunk, offset)` each.
+/// A copy of `bytes` bytes between two locations, `(chunk, offset)` each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockCopy {
     pub(super) from: (ChunkId, u64),
@@ -43,7 +43,7 @@ pub(super) struct BlockCopy {
     pub(super) bytes: u64,
 }
 
-/// The thread. Dropping it ends it after the chore at hand, a swap at once.
+/// Handle of the thread. Dropping it ends the thread after the current job; a swap is aborted.
 pub(super) struct SerialWorker {
     jobs: Option<Sender<SerialJob>>,
     tier: Arc<HostTier>,
@@ -65,7 +65,7 @@ impl SerialWorker {
         SerialWorker { jobs: Some(chores), tier, thread }
     }
 
-    /// Orders a chore; its end is an [`Event::Chore`].
+    /// Submits a job; its end is reported as [`Event::JobDone`].
     pub(super) fn submit(&self, chore: SerialJob) {
         let chores = self.jobs.as_ref().expect("the sender lives until the drop");
         chores.send(chore).expect("the pool's thread runs until the drop");
@@ -77,13 +77,13 @@ impl Drop for SerialWorker {
         self.jobs = None;
         self.tier.stop();
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has reported itself; there is nothing to hand on while dropping.
+            // A thread that panicked has reported itself; a drop cannot propagate the panic.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread works on.
+/// Resources of the thread.
 struct Worker {
     allocator: ChunkAllocator,
     tier: Arc<HostTier>,
@@ -125,7 +125,8 @@ impl ChunkAllocator {
         chunks as u64 * self.pool.chunk_bytes()
     }
 
-    /// `at_once`: with their pages. Else what is copied in brings them, or [`Bank::ready`] does.
+    /// Creates chunks, with their pages if `at_once`. Otherwise copies into them allocate the pages, or
+    /// [`ChunkAllocator::prepare`] does.
     fn create(&self, faults: &SharedFaults, chunks: &[ChunkId], at_once: bool) -> Result<u64, Failure> {
         self.quota.reserve(self.bytes(chunks.len())).map_err(|error| quota_failure(&error))?;
         let made = if at_once { ChunkPool::create_all } else { ChunkPool::create_lazy };
@@ -137,11 +138,11 @@ impl ChunkAllocator {
             QuotaError::Busy(_) => Failure::Busy,
             QuotaError::OutOfMemory(_) | QuotaError::Refused(_) => Failure::Refused,
         })?;
-        // The bytes are ours, whyever no chunk can be made of them.
+        // The bytes now belong to this tenant, so any failure to create the chunks counts as lack of memory.
         self.create_reserved(faults, chunks, ChunkPool::create_lazy).map_err(|_| Failure::OutOfMemory)
     }
 
-    /// All chunks or none; their bytes are counted already.
+    /// Creates all chunks or none; their bytes are already counted.
     fn create_reserved(
         &self,
         faults: &SharedFaults,
@@ -156,7 +157,7 @@ impl ChunkAllocator {
         made.map(|()| 0).inspect_err(|_| self.quota.release(self.bytes(chunks.len())))
     }
 
-    /// What the engine may touch has all its pages, and what is handed over in tests is overwritten.
+    /// Allocates all pages of chunks that the engine may access, and poisons handed-over chunks (tests).
     fn prepare(&self, backed: &[ChunkId], poisoned: &[ChunkId]) -> Result<u64, Failure> {
         for_each_chunk(backed, |chunk| self.pool.ensure_backed(chunk))?;
         for_each_chunk(poisoned, |chunk| self.pool.poison(chunk))
@@ -168,7 +169,7 @@ impl ChunkAllocator {
         Ok(0)
     }
 
-    /// The chunks are gone before anybody is promised their bytes. A promise that cannot be made brings them back.
+    /// Releases the chunks before it earmarks their bytes. If the earmark fails, creates the chunks again.
     fn lend(
         &self,
         faults: &SharedFaults,
@@ -190,7 +191,8 @@ impl ChunkAllocator {
         })
     }
 
-    /// The fault: the loan counts as made, and the borrower may use its bytes, while the chunks are still mapped here.
+    /// Injected fault: earmarks the bytes, which the borrower may then use, while the chunks are still mapped
+    /// here.
     fn lend_early(
         &self,
         early: Duration,
@@ -203,7 +205,7 @@ impl ChunkAllocator {
         let (pool, chunks) = (self.pool.clone(), chunks.to_vec());
         std::thread::spawn(move || {
             std::thread::sleep(early);
-            // What was created anew meanwhile is in use: this is a test's doing.
+            // Fails for chunks that were created again and are in use, which this fault accepts.
             let _ = for_each_chunk(&chunks, |chunk| pool.release(chunk));
         });
         Ok(0)

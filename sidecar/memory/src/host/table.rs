@@ -1,4 +1,4 @@
-//! The backend's own table: which chunk backs which address. Every operation is checked against it.
+//! The backend's own table of which chunk backs which address. Every operation is checked against it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use sluice_policy::ids::ChunkId;
 use crate::mapping::RangeSizes;
 use crate::mapping::layout::Layout;
 
-/// Address to chunk, and which addresses and how many fills use each chunk.
+/// The chunk behind each address, and the addresses and number of fills of each chunk.
 #[derive(Debug)]
 pub(super) struct MappingTable {
     layout: Layout,
@@ -33,7 +33,7 @@ impl MappingTable {
         self.backing.iter().map(|(address, chunk)| (*address, *chunk))
     }
 
-    /// Whether anything maps the chunk.
+    /// Whether an address maps the chunk.
     pub(super) fn is_mapped(&self, chunk: ChunkId) -> bool {
         !self.mapped[chunk.index()].is_empty()
     }
@@ -51,7 +51,8 @@ impl MappingTable {
         chunks.iter().for_each(|chunk| self.filling[chunk.index()] -= 1);
     }
 
-    /// Makes all changes, or none. On the way a chunk may be behind its old and its new address, at the end it has one owner.
+    /// Applies all changes or none. During the transaction a chunk may back its old and its new address; at
+    /// the end it has one owner.
     pub(super) fn apply(&mut self, ops: &[Reback], exists: impl Fn(ChunkId) -> bool) -> Result<(), Failure> {
         let made = ops.iter().take_while(|op| self.apply_one(**op, &exists)).count();
         if made < ops.len() || !ops.iter().all(|op| self.has_one_owner(op)) {
@@ -67,7 +68,7 @@ impl MappingTable {
         self.backing(address) != Some(chunk) || others.copied().all(|other| address.may_share(other))
     }
 
-    /// Takes changes back that were made, the last one first.
+    /// Reverts changes that were applied, the last one first.
     pub(super) fn revert(&mut self, ops: &[Reback]) {
         for op in ops.iter().rev() {
             let back = match *op {

@@ -1,4 +1,5 @@
-//! Orders of the host tier against the backend's table: swaps in the serial queue, fetches and write-backs beside it.
+//! Checks orders of the host tier against the backend's table: swaps in the serial queue, and fetches, spills
+//! and write-backs outside it.
 
 use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::Failure;
@@ -10,8 +11,8 @@ use crate::tier::TierCopy;
 use crate::transfers::TransferOrder;
 
 impl HostMemory {
-    /// Checked as a whole first. The blocks lose what they carried before the first byte is copied, and carry the new
-    /// generation only once the chore has ended well.
+    /// Checks all blocks before it reserves any. The blocks lose their generation before the first byte is
+    /// copied, and get the new one only if the job succeeds.
     pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) -> Result<Vec<TierCopy>, Failure> {
         let copies = self.tier_copies(swaps, BlockUse::Read)?;
         if self.tier.reserve_write(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
@@ -22,7 +23,7 @@ impl HostMemory {
         if self.tier.has_no_pending_write(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
     }
 
-    /// What the host blocks carry is looked at when the copy starts.
+    /// The generations of the host blocks are checked when the copy starts.
     pub(super) fn fetch_order(&mut self, fetch: Fetch) -> Result<TransferOrder, Failure> {
         let copies = self.tier_copies(&fetch.blocks, BlockUse::Fetch)?;
         let layers = usize::from(self.geometry.layers());
@@ -55,7 +56,8 @@ impl HostMemory {
         Ok(TransferOrder::Spill(spill, copies))
     }
 
-    /// Every block is where the order says and free for it, on both sides, and none is named twice.
+    /// Checks that every block is where the order says, that both sides are available, and that no block is
+    /// named twice.
     fn tier_copies(&self, swaps: &[BlockSwap], to: BlockUse) -> Result<Vec<TierCopy>, Failure> {
         let copies: Option<Vec<TierCopy>> = swaps.iter().map(|swap| self.tier_copy(swap, to)).collect();
         let copies = copies.ok_or(Failure::Refused)?;

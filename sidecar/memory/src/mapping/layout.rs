@@ -1,9 +1,9 @@
-//! Where each range lies in the reservation, in chunks.
+//! The position of each range in the reservation, in chunks.
 
 use sluice_policy::action::Address;
 use sluice_policy::ids::LayerId;
 
-/// Chunks of each range of the engine.
+/// Number of chunks of each of the engine's ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSizes {
     /// Embeddings, head and final norm.
@@ -33,7 +33,8 @@ pub enum Range {
     Staging,
 }
 
-/// First chunk and length of every range: global, layers, KV, activations, staging, each followed by one guard chunk.
+/// First chunk and length of every range: global, layers, KV, activations, staging, each followed by one
+/// guard chunk.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     /// `(first chunk, chunks)`, in the order above.
@@ -42,7 +43,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Places the ranges one after the other.
+    /// Places the ranges consecutively.
     pub(crate) fn new(sizes: &RangeSizes) -> Layout {
         let tail = [sizes.kv_frames, sizes.activation_chunks, sizes.staging_chunks];
         let all = std::iter::once(&sizes.global_chunks).chain(&sizes.layer_chunks).chain(&tail);
@@ -57,13 +58,14 @@ impl Layout {
         Layout { spans, layers: sizes.layer_chunks.len() }
     }
 
-    /// Chunks of all ranges and guards.
+    /// Returns the number of chunks of all ranges and guards.
     pub(crate) fn chunks(&self) -> u64 {
         let &(start, chunks) = self.spans.last().expect("the staging range always exists");
         start + chunks + 1
     }
 
-    /// First chunk and chunks of a range; `None` for a layer that the model does not have.
+    /// Returns the first chunk and the number of chunks of a range; `None` for a layer that the model does
+    /// not have.
     pub(crate) fn span(&self, range: Range) -> Option<(u64, u64)> {
         let at = match range {
             Range::Global => 0,
@@ -76,7 +78,7 @@ impl Layout {
         Some(self.spans[at])
     }
 
-    /// The chunk of the reservation at `address`; `None` outside the ranges.
+    /// Returns the chunk of the reservation at `address`; `None` outside the ranges.
     pub(crate) fn index(&self, address: Address) -> Option<u64> {
         let (range, at) = match address {
             Address::Global(at) => (Range::Global, at),

@@ -1,4 +1,4 @@
-//! Address space that is ours for good: `PROT_NONE` wherever nothing is mapped, at every moment.
+//! Address space that is reserved until drop: `PROT_NONE` wherever nothing is mapped, at every moment.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -14,7 +14,7 @@ const BASE_ALIGN: usize = 2 << 20;
 /// A reserved range of addresses.
 #[derive(Debug)]
 pub struct Reservation {
-    /// What `mmap` returned and `munmap` gets back.
+    /// Return value of `mmap`, for `munmap`.
     mmap_base: *mut c_void,
     mmap_bytes: usize,
     /// First usable byte, aligned.
@@ -22,19 +22,19 @@ pub struct Reservation {
     bytes: usize,
 }
 
-// SAFETY: the reservation is exclusively owned address space; the kernel calls on it are independent of the thread.
+// SAFETY: this value owns the address space exclusively; the system calls on it do not depend on the thread.
 unsafe impl Send for Reservation {}
-// SAFETY: `&Reservation` gives out raw pointers and, by `map` and `unmap`, changes what backs them; whoever dereferences
-// such a pointer has to know that it is backed, on one thread as on many.
+// SAFETY: `&Reservation` gives out raw pointers and, by `map` and `unmap`, changes what backs them. Code that
+// dereferences such a pointer must ensure that it is backed, on one thread as on many.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Reserves `bytes` (a multiple of the page).
+    /// Reserves `bytes` (a multiple of the page size).
     pub fn new(bytes: usize) -> Result<Reservation, MappingError> {
         let whole_bytes = bytes
             .checked_add(BASE_ALIGN)
             .ok_or(MappingError::Kernel { call: "mmap", source: rustix::io::Errno::NOMEM })?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing mapping.
         let whole = unsafe {
             mm::mmap_anonymous(
                 ptr::null_mut(),
@@ -50,7 +50,7 @@ impl Reservation {
         Ok(Reservation { mmap_base: whole, mmap_bytes: whole_bytes, base, bytes })
     }
 
-    /// The address of byte `offset`. Dereferencing it is sound only while something is mapped there.
+    /// Returns the address of byte `offset`. Dereferencing it is sound only while something is mapped there.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.bytes, "offset {offset} lies in the reservation of {} bytes", self.bytes);
         self.base.wrapping_add(offset)
@@ -66,28 +66,30 @@ impl Reservation {
     ) -> Result<(), MappingError> {
         let at = self.checked_ptr(offset, bytes);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: `checked` keeps the range inside the reservation, which nothing but this type maps into, so MAP_FIXED
-        // replaces only our own PROT_NONE pages; no reference into them exists because they are not backed.
+        // SAFETY: `checked_ptr` keeps the range inside the reservation, which only this type maps into, so
+        // MAP_FIXED replaces only PROT_NONE pages of this reservation; no reference into them exists because
+        // they are not backed.
         unsafe { mm::mmap(at, bytes, protection, MapFlags::SHARED | MapFlags::FIXED, file, from) }
             .map_err(|source| MappingError::Kernel { call: "mmap", source })?;
         Ok(())
     }
 
-    /// Puts `PROT_NONE` back, in one call: after a plain `munmap` another allocation could take the hole.
+    /// Restores `PROT_NONE` in one call: after a plain `munmap` another allocation could take the range.
     pub fn unmap(&self, offset: usize, bytes: usize) -> Result<(), MappingError> {
         let at = self.checked_ptr(offset, bytes);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: `checked` keeps the range inside the reservation; the caller's rule of re-backing (DESIGN 4, rule b)
-        // is that nobody uses these addresses while they change.
+        // SAFETY: `checked_ptr` keeps the range inside the reservation; the caller's rule of re-backing
+        // (DESIGN 4, rule b) ensures that these addresses are not in use while they change.
         unsafe { mm::mmap_anonymous(at, bytes, ProtFlags::empty(), flags) }
             .map_err(|source| MappingError::Kernel { call: "mmap", source })?;
         Ok(())
     }
 
-    /// Advises the kernel about what is mapped at `offset`. Only advice that keeps the contents.
+    /// Advises the kernel about the mapping at `offset`. Accepts only advice that keeps the contents.
     pub(crate) fn advise(&self, offset: usize, bytes: usize, advice: Advice) -> Result<(), MappingError> {
         assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxPopulateWrite), "contents are kept");
-        // SAFETY: `checked` keeps the range inside our reservation, and the advice allowed above changes no byte.
+        // SAFETY: `checked_ptr` keeps the range inside the reservation, and the advice allowed above changes
+        // no byte.
         unsafe { mm::madvise(self.checked_ptr(offset, bytes), bytes, advice) }
             .map_err(|source| MappingError::Kernel { call: "madvise", source })
     }
@@ -101,7 +103,8 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: `whole` is our own mapping and the owner is going, so nobody may use its addresses any more.
+        // SAFETY: `mmap_base` is this value's mapping and the owner is being dropped, so its addresses are no
+        // longer in use.
         let result = unsafe { mm::munmap(self.mmap_base, self.mmap_bytes) };
         debug_assert!(result.is_ok(), "munmap of our own reservation: {result:?}");
     }

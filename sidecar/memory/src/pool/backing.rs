@@ -1,8 +1,8 @@
-//! Where the pages of chunks come from.
+//! Allocates the pages of chunks.
 //!
-//! A fill brings the pages of a chunk that nobody has written yet: the kernel takes a whole page of a file's write as it is,
-//! while one that is touched in a mapping is zeroed before it is overwritten. So a slab's memory is made while it is
-//! copied. Huge pages come by mappings only.
+//! The first fill of a chunk allocates its pages through file writes: the kernel takes a whole written page
+//! as it is, while it zeroes a page that is first touched through a mapping. So the memory of a slab is
+//! allocated during the copy. Only mappings allocate huge pages.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -15,25 +15,25 @@ use sluice_policy::ids::ChunkId;
 use super::{ABSENT, CHANGING, CREATED, ChunkPool, PoolError, compare_exchange};
 use crate::mapping::MappingError;
 
-/// Chunks that are a multiple of this are backed by huge pages where the kernel allows it.
+/// Chunks whose size is a multiple of this use huge pages if the kernel allows them.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// `pages` entry of a chunk of which nothing is known: it may lack all pages.
+/// `page_flags` entry of a chunk about which nothing is known: it may lack all pages.
 pub(super) const NONE: u8 = 0;
-/// Bit of one that a fill has written: its pages are there, and hold something.
+/// Flag of a chunk that a fill has written: its pages exist and contain data.
 const WRITTEN: u8 = 1;
-/// Bit of one that has all its pages, whatever they hold.
+/// Flag of a chunk that has all its pages, with any contents.
 const BACKED: u8 = 2;
-/// Bit of one whose pages this process has mapped: a copy into it costs nothing but the copy.
+/// Flag of a chunk whose pages this process has mapped: a copy into it causes no page faults.
 const POPULATED: u8 = 4;
 
 impl ChunkPool {
-    /// Creates a chunk with all its pages, which read as zeros. A failure leaves nothing.
+    /// Creates a chunk with all its pages, which read as zeros. On failure the chunk does not exist.
     pub fn create(&self, chunk: ChunkId) -> Result<(), PoolError> {
         self.create_all(&[chunk])
     }
 
-    /// Creates chunks with all their pages, ready to be written. A failure leaves none of them.
+    /// Creates chunks with all their pages, mapped for writing. On failure none of them exists.
     pub(crate) fn create_all(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
         self.create_lazy(chunks)?;
         let made = chunks
@@ -42,8 +42,8 @@ impl ChunkPool {
         made.inspect_err(|_| self.undo_create(chunks))
     }
 
-    /// Creates chunks whose pages come with what is written to them, or with [`Pool::back`]: until then they read as zeros.
-    /// A failure leaves none of them.
+    /// Creates chunks that get their pages with the data written to them or by [`ChunkPool::ensure_backed`];
+    /// until then they read as zeros. On failure none of them exists.
     pub fn create_lazy(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
         for (at, chunk) in chunks.iter().enumerate() {
             if let Err(error) = self.begin_change(*chunk) {
@@ -64,7 +64,7 @@ impl ChunkPool {
         Ok(())
     }
 
-    /// Sees to it that the chunk has all its pages: who touches it through any mapping takes no memory of the machine.
+    /// Allocates all pages of the chunk, so that accesses through any mapping allocate none.
     pub fn ensure_backed(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let _pin = self.pin(chunk, 0, self.chunk_bytes)?;
         if self.is_backed(chunk) {
@@ -83,18 +83,18 @@ impl ChunkPool {
         self.page_flags(chunk) & BACKED != 0
     }
 
-    /// The chunk has been filled: what is written from now on finds its pages.
+    /// Records that the chunk has been filled: later writes find its pages.
     pub(crate) fn mark_written(&self, chunk: ChunkId) {
         self.page_flags[chunk.index()].fetch_or(WRITTEN, Ordering::AcqRel);
     }
 
-    /// Whether a write to the chunk makes or maps no pages first.
+    /// Whether a write to the chunk neither allocates nor maps pages.
     pub(crate) fn is_populated(&self, chunk: ChunkId) -> bool {
         self.page_flags(chunk) & POPULATED != 0
     }
 
-    /// Writes `bytes` as a file's, with the pages that hold them if they are lacking, where no fill has been yet; false:
-    /// write to the view.
+    /// Writes `bytes` through the file, which allocates lacking pages, if no fill has written the chunk yet.
+    /// Returns false if the caller must write to the view instead.
     pub(super) fn write_via_file(
         &self,
         chunk: ChunkId,
@@ -123,7 +123,8 @@ impl ChunkPool {
         Ok(true)
     }
 
-    /// Gives the pages back and hides the chunk, in this order: a chunk whose pages the kernel keeps stays one that can be used.
+    /// Frees the pages and then unmaps the chunk from the view. In this order a chunk stays usable if the
+    /// kernel fails to free its pages.
     pub(super) fn punch_hole(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(self.fd(), flags, self.chunk_offset(chunk), self.chunk_bytes)
@@ -131,7 +132,7 @@ impl ChunkPool {
         self.unmap_view(chunk)
     }
 
-    /// The chunk has gone, and its pages with it.
+    /// Resets the flags of a released chunk.
     pub(super) fn clear_page_flags(&self, chunk: ChunkId) {
         self.page_flags[chunk.index()].store(NONE, Ordering::Release);
     }
@@ -144,7 +145,7 @@ impl ChunkPool {
         self.chunk_bytes.is_multiple_of(HUGE_PAGE_BYTES)
     }
 
-    /// Nobody else may create, use or release the chunk until [`Pool::end_claims`].
+    /// Excludes creation, use and release of the chunk until [`ChunkPool::end_changes`].
     fn begin_change(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let state = self.states.get(chunk.index()).ok_or_else(|| self.out_of_memory(chunk))?;
         compare_exchange(state, ABSENT, CHANGING).map(drop).map_err(|_| PoolError::Exists { chunk })
@@ -159,14 +160,14 @@ impl ChunkPool {
         assert!(undone.is_ok(), "half a chunk can be given back: {undone:?}");
     }
 
-    /// Maps neighbouring chunks into the pool's own view.
+    /// Maps contiguous chunks into the pool's own view.
     fn map_view(&self, run: &[ChunkId]) -> Result<(), PoolError> {
         let Some(&first) = run.first() else { return Ok(()) };
         let (start, bytes) = (self.chunk_offset(first), run.len() * self.chunk_bytes as usize);
         let shown = self.view.map(start as usize, bytes, self.fd(), start);
         shown.map_err(|error| self.kernel_error(first, error))?;
         if self.uses_huge_pages() {
-            // Only advice: without huge pages the chunk consists of small ones.
+            // Only advice: without huge pages the chunk uses small ones.
             let _ = self.view.advise(start as usize, bytes, Advice::LinuxHugepage);
         }
         Ok(())
@@ -176,7 +177,7 @@ impl ChunkPool {
         Ok(self.view.unmap(self.chunk_offset(chunk) as usize, self.chunk_bytes as usize)?)
     }
 
-    /// Maps all pages into the view, the lacking ones zeroed.
+    /// Maps all pages into the view and allocates lacking ones, zeroed.
     fn populate(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let (start, bytes) = (self.chunk_offset(chunk) as usize, self.chunk_bytes as usize);
         let populated = self.view.advise(start, bytes, Advice::LinuxPopulateWrite);
@@ -196,7 +197,7 @@ impl ChunkPool {
     }
 }
 
-/// The parts of `chunks` in which each follows its predecessor: one call of the kernel is enough for each.
+/// Splits `chunks` into runs of consecutive chunks, each of which takes one system call.
 fn contiguous_runs(chunks: &[ChunkId]) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut from = 0;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! One copy: chunk by chunk or block by block, paced, measured, and published after its last byte.
+//! Runs one copy: chunk by chunk or block by block, paced and measured, and published after its last byte.
 
 use std::time::Instant;
 
@@ -13,7 +13,8 @@ use crate::host_weights::Slab;
 use crate::pool::{ChunkPool, PoolError};
 use crate::tier::TierCopy;
 
-/// Slabs of at least this size are copied past the cache: well above a core's own caches and its share of the last level.
+/// Minimum size of slabs that are copied past the cache: well above a core's own caches and its share of the
+/// last level.
 const STREAMING_BYTES: usize = 48 << 20;
 
 impl LaneContext {
@@ -36,7 +37,7 @@ impl LaneContext {
     }
 
     fn fill(&self, fill: &Fill, rank: CopyPriority) -> Outcome {
-        // What makes pages, or maps them, is slower than the link: it would be taken for a slow one.
+        // A copy that allocates or maps pages is slower than the link and would make the link look slow.
         let measured = fill.chunks.iter().all(|chunk| self.pool.is_populated(*chunk));
         let begun = Instant::now();
         let mut transfer = self.link.begin(rank);
@@ -82,7 +83,7 @@ impl LaneContext {
     }
 }
 
-/// Pages come with the copy: it may be for want of them that it failed.
+/// The copy allocates pages, so it may fail for lack of memory.
 fn failure(error: &PoolError) -> Failure {
     match error {
         PoolError::OutOfMemory { .. } => Failure::OutOfMemory,

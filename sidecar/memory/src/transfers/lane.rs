@@ -1,4 +1,5 @@
-//! One lane: takes its orders in order, each after those it builds on and after the reader it names.
+//! One lane: runs its orders in submission order, each after the orders that it depends on and after its
+//! reader.
 
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
@@ -7,17 +8,17 @@ use std::time::Duration;
 use super::transfer_order::Reader;
 use super::{Event, Job, LaneContext, LaneKey, LaneState};
 
-/// Longest wait for a reader without a look at drops and at the end.
+/// Longest wait for a reader before the lane checks for drops and for shutdown.
 const GATE_WAIT: Duration = Duration::from_millis(10);
 
 impl LaneContext {
-    /// The lane's thread.
+    /// Runs the lane's thread.
     pub(super) fn run(&self, key: LaneKey) {
         super::link::set_timer_slack();
         while let Some(job) = self.next_job(key) {
             let (number, id) = (job.number, job.id);
             let outcome = self.execute(&job.order, job.priority);
-            // Told before the next one may start: completions come in the order of ending.
+            // Reported before the next order may start, so that completions arrive in the order of ending.
             self.completions.send(Event::CopyDone { id, order: job.order, outcome });
             let mut state = self.lock();
             state.copying -= usize::from(key.is_weights());
@@ -27,7 +28,7 @@ impl LaneContext {
         }
     }
 
-    /// Waits for the next order that may start and counts it as started; none at the end.
+    /// Waits for the next order that may start and counts it as started. Returns `None` on shutdown.
     fn next_job(&self, key: LaneKey) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -49,7 +50,7 @@ impl LaneContext {
                 _ => {
                     state.copying += usize::from(key.is_weights());
                     if key.is_weights() && state.copying < self.threads {
-                        // Who gave way to this one may be next.
+                        // A lane that yielded to this one may be next.
                         self.changed.notify_all();
                     }
                     return state.lanes.get_mut(&key)?.pop_front();
@@ -58,7 +59,8 @@ impl LaneContext {
         }
     }
 
-    /// Another lane's first slab is more urgent and can start too: its thread takes it, and its start or end is told.
+    /// Whether the first slab of another lane is more urgent and can start too. The other lane's thread takes
+    /// it and notifies this one when it starts or ends.
     fn should_yield(&self, state: &LaneState, key: LaneKey) -> bool {
         let starts = |other: LaneKey| match state.blocked_on(other) {
             BlockedOn::None => true,
@@ -79,7 +81,7 @@ impl LaneContext {
             }
     }
 
-    /// For a moment.
+    /// Waits at most `GATE_WAIT` for the reader.
     fn wait_for_reader(&self, reader: Reader) {
         match reader {
             Reader::Weights(layer, generation) => self.gate.wait_done(layer, generation, GATE_WAIT),
@@ -92,11 +94,11 @@ impl LaneContext {
     }
 }
 
-/// What a lane's first order waits for, as far as the state tells.
+/// What the first order of a lane waits for, according to the state.
 enum BlockedOn {
-    /// An earlier order, or there is none.
+    /// An earlier order, or the lane is empty.
     EarlierJob,
-    /// Perhaps this reader.
+    /// This reader, unless it is done already.
     Reader(Reader),
     None,
 }

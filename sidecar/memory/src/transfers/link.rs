@@ -1,4 +1,4 @@
-//! The link that a copy passes: as fast as memory, or paced to a bandwidth, so that a laptop can stand for NVLink-C2C or
+//! The host link of a copy: not limited, or paced to a bandwidth, so that a laptop can emulate NVLink-C2C or
 //! PCIe (DESIGN 4).
 
 use std::collections::BTreeSet;
@@ -9,68 +9,70 @@ use std::time::{Duration, Instant};
 
 use sluice_policy::copy_priority::CopyPriority;
 
-/// What one transfer takes of the link before a more urgent one gets its turn.
+/// Bytes that one transfer sends before a more urgent one gets the link.
 const QUANTUM_BYTES: usize = 256 << 10;
-/// Least of it, on a link so slow that a quantum would hold it for longer than a tenth of a second.
+/// Smallest quantum, for links so slow that `QUANTUM_BYTES` would occupy them for longer than a tenth of a
+/// second.
 const MIN_QUANTUM_BYTES: usize = 256;
-/// Sleeps shorter than this are put off: waking up takes a computing core from the engine each time. The last quantum of a
-/// copy sleeps however short the rest is, so that the copy takes as long as on a real link.
+/// Sleeps shorter than this are deferred, because each wake-up takes a core from the engine. The last quantum
+/// of a copy sleeps for any remaining time, so that the copy takes as long as on a real link.
 const MIN_SLEEP: Duration = Duration::from_micros(250);
 const NS_PER_S: u128 = 1_000_000_000;
 
 /// Both directions, which do not slow each other down.
 #[derive(Clone, Debug)]
 pub(crate) struct PacedLinks {
-    /// Host to device: fills, and KV that comes back.
+    /// Host to device: fills, and KV that is loaded.
     pub(crate) to_device: Arc<PacedLink>,
-    /// Device to host: KV that goes out.
+    /// Device to host: KV that is offloaded.
     pub(crate) to_host: Arc<PacedLink>,
 }
 
 impl PacedLinks {
-    /// Bytes per second to the device and to the host; `None` = as fast as memory.
+    /// Creates both links with the given bandwidths, bytes per second; `None` = not limited.
     pub(crate) fn new(to_device: Option<u64>, to_host: Option<u64>) -> PacedLinks {
         let link = |bytes_per_s| Arc::new(PacedLink::new(bytes_per_s));
         PacedLinks { to_device: link(to_device), to_host: link(to_host) }
     }
 
-    /// Bytes that have passed in both directions: rises while a copy gets on.
+    /// Returns the bytes sent in both directions; rises while a copy makes progress.
     pub(crate) fn transferred_bytes(&self) -> u64 {
         let of = |link: &PacedLink| link.transferred.load(Ordering::Relaxed);
         of(&self.to_device).wrapping_add(of(&self.to_host))
     }
 
-    /// Nothing waits for a link any more.
+    /// Ends all waits for the links.
     pub(crate) fn close(&self) {
         self.to_device.close();
         self.to_host.close();
     }
 }
 
-/// One direction of the link, shared by its transfers: of those that want it the most urgent one has it, quantum by quantum.
+/// One direction of the link, shared by its transfers. The most urgent active transfer has it, quantum by
+/// quantum.
 #[derive(Debug)]
 pub(crate) struct PacedLink {
-    /// 0 = not limited: then nobody waits for anybody.
+    /// Bandwidth; 0 = not limited, and no transfer waits.
     bytes_per_s: AtomicU64,
     transferred: AtomicU64,
     state: Mutex<LinkState>,
-    /// Another transfer may have its turn.
+    /// Signals that another transfer may have become the most urgent.
     priority_changed: Condvar,
     close_signal: Condvar,
 }
 
 #[derive(Debug)]
 struct LinkState {
-    /// When everything reserved so far has passed.
+    /// Time at which all reserved bytes have passed.
     free_at: Instant,
-    /// Transfers under way.
+    /// Transfers in progress.
     active: BTreeSet<CopyPriority>,
-    /// Those of them that wait for their turn.
+    /// Number of transfers that wait for a more urgent one.
     waiting: usize,
     closed: bool,
 }
 
-/// One transfer: it wants the link until it is dropped.
+/// One transfer, which uses the link until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Transfer<'a> {
     link: &'a PacedLink,
@@ -90,7 +92,7 @@ impl PacedLink {
         }
     }
 
-    /// Changes the bandwidth, for transfers under way too.
+    /// Changes the bandwidth, also for transfers in progress.
     pub(crate) fn set(&self, bytes_per_s: Option<u64>) {
         let state = self.lock();
         self.bytes_per_s.store(bytes_per_s.unwrap_or(0), Ordering::Relaxed);
@@ -108,14 +110,14 @@ impl PacedLink {
         self.bytes_per_s.load(Ordering::Relaxed)
     }
 
-    /// Bytes that pass at a time; `None` = all.
+    /// Returns the bytes that pass at a time; `None` = all.
     fn quantum(&self) -> Option<usize> {
         let rate = self.rate();
         let tenth = usize::try_from(rate / 10).unwrap_or(QUANTUM_BYTES);
         (rate != 0).then(|| tenth.clamp(MIN_QUANTUM_BYTES, QUANTUM_BYTES))
     }
 
-    /// A transfer begins: time in which the link was idle is not made up for.
+    /// Begins a transfer. Time during which the link was idle cannot be used later.
     pub(crate) fn begin(&self, rank: CopyPriority) -> Transfer<'_> {
         let mut state = self.lock();
         state.free_at = state.free_at.max(Instant::now());
@@ -124,7 +126,8 @@ impl PacedLink {
         Transfer { link: self, priority: rank, waited: Duration::ZERO }
     }
 
-    /// Sleeps until `moment`, or not at all when that is very near and more quanta follow, or the link is closed.
+    /// Sleeps until `moment`. Does not sleep if the link is closed, or if `moment` is very near and more
+    /// quanta follow.
     fn sleep_until(&self, moment: Instant, last: bool) {
         let mut state = self.lock();
         loop {
@@ -142,9 +145,9 @@ impl PacedLink {
 }
 
 impl<'a> Transfer<'a> {
-    /// Part of a transfer: `copy` gets the range `0..bytes` piece by piece, at the pace of the link and while nothing is more
-    /// urgent; `last` = the transfer ends with this part, however near the moment is at which it has passed. Stops at the first
-    /// error.
+    /// Sends part of a transfer: calls `copy` with consecutive pieces of `0..bytes`, at the pace of the link
+    /// and while no transfer is more urgent. With `last` the transfer ends with this part and waits until the
+    /// last byte has passed. Stops at the first error.
     pub(crate) fn transfer<E>(
         &mut self,
         bytes: usize,
@@ -168,12 +171,13 @@ impl<'a> Transfer<'a> {
         Ok(())
     }
 
-    /// Time for which more urgent transfers had the link.
+    /// Returns the time for which more urgent transfers had the link.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// `bytes` pass, after everything that was reserved before. Returns the moment when they have.
+    /// Reserves the link for `bytes` after everything reserved before. Returns the time at which they have
+    /// passed.
     fn reserve(&mut self, bytes: usize) -> Instant {
         let mut state = self.wait_until_first();
         let rate = u128::from(self.link.rate());
@@ -183,8 +187,8 @@ impl<'a> Transfer<'a> {
         state.free_at
     }
 
-    /// Waits until nothing on the link is more urgent. A rank never changes, so only an end, another bandwidth or the close of
-    /// the link is news.
+    /// Waits until no transfer on the link is more urgent. Priorities never change, so only the end of a
+    /// transfer, another bandwidth or closing the link ends the wait.
     fn wait_until_first(&mut self) -> MutexGuard<'a, LinkState> {
         let (link, rank) = (self.link, self.priority);
         let mut state = link.lock();
@@ -208,7 +212,7 @@ impl<'a> Transfer<'a> {
 
 impl Drop for Transfer<'_> {
     fn drop(&mut self) {
-        // A holder that panicked took the whole memory with it.
+        // The lock is poisoned only if a holder panicked, and then the whole memory is unusable.
         let Ok(mut state) = self.link.state.lock() else { return };
         state.active.remove(&self.priority);
         let others_wait = state.waiting > 0;
@@ -219,8 +223,8 @@ impl Drop for Transfer<'_> {
     }
 }
 
-/// Lets the thread's sleeps end when they are due: paced copies sleep often and briefly. Without the right to change it, the
-/// default slack stays.
+/// Sets the thread's timer slack to 1 µs, because paced copies sleep often and briefly. Keeps the default
+/// slack if the process lacks the permission.
 pub(crate) fn set_timer_slack() {
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
 }
@@ -236,7 +240,7 @@ mod tests {
 
     const PIECE: usize = QUANTUM_BYTES;
 
-    /// Far from urgent: 40 pieces. It says when its first piece is on the link, and each piece is noted.
+    /// Runs a transfer of 40 pieces without a deadline. Signals after its first piece and logs each piece.
     fn run_background(link: &PacedLink, log: &Mutex<Vec<u8>>, first: &Sender<()>) {
         let mut transfer = link.begin(CopyPriority::new(ActionId(1), None, Nanos(0)));
         let carried: Result<(), ()> = transfer.transfer(40 * PIECE, true, |_| {
@@ -247,7 +251,7 @@ mod tests {
         carried.unwrap();
     }
 
-    /// Four pieces, once the other is under way.
+    /// Runs a transfer of four pieces after the other has begun.
     fn run_urgent(link: &PacedLink, log: &Mutex<Vec<u8>>, due: Option<Nanos>, begun: &Receiver<()>) {
         begun.recv().unwrap();
         let mut transfer = link.begin(CopyPriority::new(ActionId(2), due, Nanos(0)));
@@ -259,9 +263,9 @@ mod tests {
         carried.unwrap();
     }
 
-    /// Which pieces passed, `|` where the nearer one came.
+    /// Returns the order of the pieces, with `|` where the urgent transfer began.
     fn piece_order(due: Option<Nanos>) -> String {
-        // A piece takes 5 ms: time in which the second comes before the first has passed.
+        // A piece takes 5 ms, so the second transfer begins before the first piece has passed.
         let (link, log) = (PacedLink::new(Some(50 << 20)), Mutex::default());
         let (first, begun) = channel();
         scope(|scope| {

@@ -1,54 +1,56 @@
-//! What lanes carry out: slabs from the master copy, KV from the host tier, KV to it.
+//! Orders of the copy lanes: fills from the host weights, fetches from the host tier, write-backs and spills
+//! to it.
 
 use sluice_policy::action::{Fetch, Fill, FillTarget, Spill};
 use sluice_policy::ids::{ChunkId, Generation, LayerId, SlotId};
 
 use crate::tier::TierCopy;
 
-/// A copy, checked against the table already.
+/// A copy that was already checked against the table.
 #[derive(Debug)]
 pub(crate) enum TransferOrder {
-    /// A slab.
+    /// Weights of a slab.
     Fill(Fill),
-    /// KV of a layer into a buffer, and where its blocks lie.
+    /// KV of a layer into a buffer, and the locations of its blocks.
     Fetch(Fetch, Vec<TierCopy>),
-    /// KV to the host, into blocks that were promised to it.
+    /// KV to the host, into blocks that it has reserved.
     WriteBack(Vec<TierCopy>),
-    /// The same out of a buffer, behind the engine.
+    /// As a write-back, but from a buffer, after the engine has written it.
     Spill(Spill, Vec<TierCopy>),
 }
 
-/// Which lane takes an order.
+/// Lane of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LaneKey {
     /// Slabs of one slot.
     Slot(SlotId),
-    /// Slabs into chunks of their own.
+    /// Slabs into chunks outside the slots.
     Resident(usize),
-    /// KV into one buffer, and out of it.
+    /// KV into and out of one buffer.
     Kv(u8),
     /// KV to the host.
     WriteBack,
 }
 
 impl LaneKey {
-    /// Lanes of slabs share the copying threads; KV is small, and a step waits for it or the host's link is its own.
+    /// Whether the lane copies slabs. These lanes share the limit on concurrent copies. KV lanes do not: KV
+    /// is small, and a step waits for it, or it uses the other direction of the link.
     pub(super) fn is_weights(self) -> bool {
         matches!(self, LaneKey::Slot(_) | LaneKey::Resident(_))
     }
 }
 
-/// Something that two orders of different lanes must not change out of order.
+/// A target that orders of different lanes must write in submission order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WriteTarget {
     Chunk(ChunkId),
-    /// A block, by its chunk and offset.
+    /// A block, by chunk and offset.
     Block(ChunkId, u64),
-    /// The word that shows a layer's KV.
+    /// The `ready` word of a layer's KV.
     KvReady(LayerId),
 }
 
-/// Whom an order waits for.
+/// The engine's progress for which an order waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reader {
     Weights(LayerId, Generation),
@@ -56,7 +58,7 @@ pub(super) enum Reader {
 }
 
 impl TransferOrder {
-    /// `threads` lanes are for chunks of their own.
+    /// Returns the lane; `threads` lanes run fills outside the slots.
     pub(super) fn key(&self, threads: usize) -> LaneKey {
         match self {
             TransferOrder::Fill(fill) => match fill.target {
@@ -70,7 +72,8 @@ impl TransferOrder {
         }
     }
 
-    /// What it changes. A write-back or a spill changes host blocks only, which no other lane's order has.
+    /// Returns the targets that it writes. A write-back or spill writes only host blocks, which no order of
+    /// another lane has.
     pub(super) fn write_targets(&self) -> Vec<WriteTarget> {
         match self {
             TransferOrder::Fill(fill) => fill.chunks.iter().map(|chunk| WriteTarget::Chunk(*chunk)).collect(),
@@ -82,7 +85,7 @@ impl TransferOrder {
         }
     }
 
-    /// The reader of what was there before.
+    /// Returns the reader or writer on the device for which it must wait.
     pub(super) fn reader(&self) -> Option<Reader> {
         match self {
             TransferOrder::Fill(fill) => {
