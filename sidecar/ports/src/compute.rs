@@ -1,4 +1,4 @@
-//! Compute: runs steps, keeps no state between them.
+//! Compute: runs steps and keeps no state between them.
 
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RowId, StepId};
@@ -10,34 +10,35 @@ use crate::sampling::{SharedSampling, TokenLogprobs};
 pub struct SequenceStep {
     /// Row of the block table and token history.
     pub row: RowId,
-    /// Position of the first token: the committed length of the sequence. KV is written only from here on.
+    /// Position of the first token: the committed length of the sequence. The step writes KV only from here
+    /// on.
     pub start: u32,
-    /// Tokens fed, at positions `start..start + tokens.len()`.
+    /// Input tokens, at positions `start..start + tokens.len()`.
     pub tokens: Vec<u32>,
-    /// `Some` when the next token is sampled after the last of `tokens`.
+    /// `Some` if the step samples the next token after the last of `tokens`.
     pub sample: Option<SampleRequest>,
 }
 
-/// What to sample.
+/// How to sample the next token of a sequence.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct SampleRequest {
-    /// How.
+    /// Sampling parameters.
     pub sampling: SharedSampling,
-    /// Tokens of the history that are prompt; the rest was generated.
+    /// Number of prompt tokens in the history; the rest was generated.
     pub prompt_tokens: u32,
 }
 
 /// A change of one row of the shared block table, applied before the step runs.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub enum TableUpdate {
-    /// The row begins a new sequence whose first tokens are already in the cache (prefix hit, or a replay).
+    /// The row starts a new sequence whose first tokens are already in the cache (prefix hit or replay).
     Reset {
         /// Row.
         row: RowId,
         /// History at positions `0..tokens.len()`.
         tokens: Vec<u32>,
     },
-    /// The layer-blocks behind column `column` (tokens `16 * column ..`) of the row, one for each layer.
+    /// The layer-blocks of column `column` (tokens `16 * column ..`) of the row, one for each layer.
     Column {
         /// Row.
         row: RowId,
@@ -51,11 +52,12 @@ pub enum TableUpdate {
 /// A step: one forward pass over a batch.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Step {
-    /// Which. Strictly increasing.
+    /// Id; strictly increasing.
     pub id: StepId,
-    /// Raised at every replay after an engine was lost; answers of older attempts are ignored.
+    /// Number of the attempt, incremented at every replay after an engine was lost; answers of older attempts
+    /// are ignored.
     pub attempt: u32,
-    /// Epoch of the turn (always 0 where the GPU is not shared in time).
+    /// Epoch of the time slice (always 0 where the GPU is not shared in time).
     pub epoch: u64,
     /// Sequences, in row order.
     pub sequences: Vec<SequenceStep>,
@@ -63,10 +65,11 @@ pub struct Step {
     pub updates: Vec<TableUpdate>,
     /// Generation that each moving layer must show before it is read; layers not named are resident.
     pub generations: Vec<(LayerId, Generation)>,
-    /// Generation that the KV of a layer must show before it is read, for layers of which a part comes into a buffer for
-    /// this step ([`sluice_policy::action::Work::Fetch`]); all KV of layers not named is on the device.
+    /// Generation that the KV of a layer must show before it is read, for layers of which a part is fetched
+    /// into a buffer for this step ([`sluice_policy::action::Work::Fetch`]). All KV of layers not named is on
+    /// the device.
     pub kv_generations: Vec<(LayerId, Generation)>,
-    /// Bytes of the activation range that are backed.
+    /// Backed bytes of the activation range.
     pub activation_limit_bytes: u64,
 }
 
@@ -77,17 +80,17 @@ pub struct Sampled {
     pub row: RowId,
     /// The token.
     pub token: u32,
-    /// When asked for.
+    /// Log-probabilities, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Why one sequence of a step failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SequenceFailure {
-    /// Every token is banned, or the logits are no numbers. The sequence asked for a token.
+    /// Every token is banned, or the logits are not numbers. The sequence requested a token.
     NoCandidate,
-    /// The engine did not run the sequence, whether it asked for a token or not. The text is the engine's reason: a token
-    /// beyond the vocabulary, a position beyond the model's, a block that is not there.
+    /// The engine did not run the sequence, whether or not it requested a token. The text is the engine's
+    /// reason: a token beyond the vocabulary, a position beyond the model's, a missing block.
     Refused(String),
 }
 
@@ -102,39 +105,40 @@ impl core::fmt::Display for SequenceFailure {
     }
 }
 
-/// A sequence that failed, in a step that went well for the others.
+/// A sequence that failed in a step that succeeded for the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedSequence {
-    /// Row. Its KV at the step's own positions may be written, and nothing may read it.
+    /// Row. Its KV at the step's own positions may have been written and must not be read.
     pub row: RowId,
-    /// Why.
+    /// Reason.
     pub failure: SequenceFailure,
 }
 
 /// A finished step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepDone {
-    /// Which.
+    /// Id of the step.
     pub id: StepId,
-    /// Of this attempt.
+    /// Its attempt.
     pub attempt: u32,
-    /// In the order of the sequences that asked for one.
+    /// Sampled tokens, in the order of the sequences that requested one.
     pub sampled: Vec<Sampled>,
-    /// The sequences that failed. With `sampled` it names each sequence that asked for a token once.
+    /// The sequences that failed. Together with `sampled` it names each sequence that requested a token once.
     pub failed: Vec<FailedSequence>,
-    /// Compute time of each layer, waiting not counted.
+    /// Compute time of each layer, waits excluded.
     pub layer_ns: Vec<u64>,
     /// Time each layer waited for its slot.
     pub stall_ns: Vec<u64>,
     /// Time each layer waited for its KV.
     pub kv_stall_ns: Vec<u64>,
-    /// From the first byte of the command to the last token.
+    /// Time from the first byte of the command to the last token.
     pub total_ns: u64,
 }
 
 impl StepDone {
-    /// Whether this answers a step of `rows`, each with whether it asks for a token: every row that asks is named once, a
-    /// row that does not ask is named at most once and only as refused, and no other row is named.
+    /// Whether this answers a step of `rows`, each with whether it requests a token: every row that requests
+    /// one is named once, a row that does not is named at most once and only as refused, and no other row is
+    /// named.
     pub fn matches_rows(&self, rows: &[(RowId, bool)]) -> bool {
         let asks = |row: RowId| rows.iter().find(|(one, _)| *one == row).map(|(_, asks)| *asks);
         let refused = |one: &FailedSequence| matches!(one.failure, SequenceFailure::Refused(_));
@@ -148,54 +152,55 @@ impl StepDone {
     }
 }
 
-/// What the engine says of itself when it attaches.
+/// What the engine reports when it attaches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineHello {
     /// Activation bytes by step shape.
     pub activation: ActivationCost,
-    /// Process id, for people; death is known by pidfd only.
+    /// Process id, for messages; exit is detected only through the pidfd.
     pub pid: u32,
 }
 
-/// What compute reports.
+/// Event of a compute backend.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ComputeEvent {
     /// An engine has attached and mapped everything; steps may be submitted.
     Attached(EngineHello),
-    /// The engine is dead (confirmed) and every copy that it gated has been dropped or has finished.
+    /// The engine has exited (confirmed), and every copy that it gated has been dropped or has finished.
     Lost,
     /// A step has finished.
     Done(StepDone),
-    /// The engine refused a step as a whole; what is wrong with one sequence alone is a [`FailedSequence`]. For an index out
-    /// of bounds or memory below the step's need it did so before the first layer, and nothing was written. When a layer's slot or buffer of KV was overwritten while the engine waited for it,
-    /// KV of the layers before is written, at the step's own positions. No token was sampled either way.
+    /// The engine refused a step as a whole; a failure of one sequence is a [`FailedSequence`]. For an index
+    /// out of bounds or memory below the step's need it refused before the first layer and wrote nothing. If
+    /// a layer's slot or KV buffer was overwritten while the engine waited for it, KV of the earlier layers
+    /// is written at the step's own positions. In both cases it sampled no token.
     Refused {
-        /// Which.
+        /// Id of the step.
         id: StepId,
-        /// Of this attempt.
+        /// Its attempt.
         attempt: u32,
-        /// The engine's words.
+        /// The engine's message.
         message: String,
     },
-    /// The engine left a step unfinished, because another turn than the step's is in force on the GPU. It sampled no token;
-    /// KV is written at the step's own positions at most.
+    /// The engine left a step unfinished, because the current time-slice epoch of the GPU differs from the
+    /// step's. It sampled no token; it wrote KV at most at the step's own positions.
     StaleEpoch {
-        /// Which.
+        /// Id of the step.
         id: StepId,
-        /// Of this attempt.
+        /// Its attempt.
         attempt: u32,
     },
 }
 
-/// An engine.
+/// An engine that runs steps.
 pub trait Compute {
     /// Starts `step`. At most one step is in flight.
     fn submit(&mut self, now: Nanos, step: Step);
 
-    /// The next event by `now`.
+    /// Returns the next event by `now`.
     fn poll(&mut self, now: Nanos) -> Option<ComputeEvent>;
 
-    /// When the next event is due, for bodies that know it (simulation).
+    /// Returns when the next event is due, for backends that know it (simulation).
     fn next_due(&self) -> Option<Nanos> {
         None
     }

@@ -1,5 +1,5 @@
-//! The contract of [`crate::Memory`] as a suite that every backend passes. Each rule is a function of its own; a backend
-//! implements [`Body`] and calls [`run_all`], or the rules one by one.
+//! The contract of [`crate::Memory`] as a suite that every backend passes. Each rule is a function; a backend
+//! implements [`Backend`] and calls [`run_all`] or single rules.
 
 mod async_copies;
 mod copies;
@@ -43,60 +43,63 @@ pub use tier::{
     swapped_out_blocks_swap_in_to_other_chunks,
 };
 
-/// Which slab's bytes, and which chunk of it, lie somewhere.
+/// Identifies a chunk of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlabChunk {
     /// The layer; `None` = embeddings, head and final norm.
     pub layer: Option<LayerId>,
-    /// Chunk of the slab, front first.
+    /// Index of the chunk in the slab, front first.
     pub chunk: u32,
 }
 
 /// A backend under test together with an engine that sees its memory.
 pub trait Backend {
-    /// The backend.
+    /// The backend's memory.
     type Memory: Memory;
 
-    /// A fresh backend of this geometry with a host tier of so many layer-blocks: no chunk exists, no host block carries
-    /// anything, an engine is attached, every `done` and `ready` is 0, of weights and of KV.
+    /// Creates a backend of this geometry with a host tier of `host_blocks` layer-blocks. No chunk exists, no
+    /// host block has contents, an engine is attached, and every `done` and `ready` is 0, of weights and of
+    /// KV.
     fn start(geometry: &Geometry, host_blocks: u32) -> Self;
 
-    /// The backend.
+    /// Returns the memory.
     fn memory(&mut self) -> &mut Self::Memory;
 
-    /// The time.
+    /// Returns the current time.
     fn now(&mut self) -> Nanos;
 
-    /// Lets time pass, the engine's part in it done: a simulated body goes to the next completion, a real one waits a
-    /// moment. False when nothing more will end by itself (a real body: after a generous wait without any).
+    /// Advances time, including the engine's work: a simulated backend advances to the next completion, a
+    /// real one waits briefly. Returns false when nothing more ends by itself (a real backend: after a long
+    /// wait without any completion).
     fn advance(&mut self) -> bool;
 
-    /// While held, the engine acknowledges no transaction.
+    /// While `held`, the engine acknowledges no transaction.
     fn hold_engine(&mut self, held: bool);
 
-    /// The engine has read `generation` of `layer` for the last time.
+    /// Marks that the engine has finished reading `generation` of `layer`.
     fn set_done(&mut self, layer: LayerId, generation: Generation);
 
-    /// The engine has read `generation` of the KV of `layer` for the last time.
+    /// Marks that the engine has finished reading `generation` of the KV of `layer`.
     fn set_kv_done(&mut self, layer: LayerId, generation: Generation);
 
-    /// What is published as ready of a layer's KV.
+    /// Returns the published `ready` of a layer's KV.
     fn kv_ready(&mut self, layer: LayerId) -> Generation;
 
-    /// What is published as ready for a layer; `None` as the layer asks for the global slab.
+    /// Returns the published `ready` of a layer; `None` selects the global slab.
     fn ready(&mut self, layer: Option<LayerId>) -> Generation;
 
-    /// What the engine reads at `address`; `None` when nothing backs it or it is no slab's part.
+    /// Returns what the engine reads at `address`; `None` if no chunk backs it or it is not part of a slab.
     fn contents(&mut self, address: Address) -> Option<SlabChunk>;
 
-    /// The engine writes a recognisable block.
+    /// Writes a recognisable block as the engine.
     fn write_block(&mut self, block: BlockId, tag: u32);
 
-    /// The tag of the block that the engine reads; `None` when nothing backs it or no tag was written.
+    /// Returns the tag of the block as the engine reads it; `None` if no chunk backs it or no tag was
+    /// written.
     fn block(&mut self, block: BlockId) -> Option<u32>;
 }
 
-/// Runs every rule against a body. A broken rule panics and names itself.
+/// Runs every rule against a backend. A broken rule panics with its name.
 pub fn run_all<B: Backend>() {
     every_action_completes_exactly_once::<B>();
     create_beyond_capacity_creates_no_chunk::<B>();

@@ -1,8 +1,9 @@
-//! The two things a scheduler needs from the outside world: memory that carries out the policy's orders and compute
-//! that runs steps; beside them its neighbours, and who makes its plans. Simulated, host and CUDA bodies implement the same traits and pass the same conformance suite.
+//! The scheduler's interfaces to the outside: memory that runs the policy's actions, compute that runs steps,
+//! the peers on the same GPU, and the planner. Simulated, host and CUDA backends implement the same traits;
+//! all memory backends pass the same conformance suite.
 //!
-//! All are asynchronous in the plainest way: `submit` returns at once, `poll` hands back what has ended. Neither
-//! knows the time of day; a simulated body is told the virtual time.
+//! All interfaces are asynchronous: `submit` returns immediately and `poll` returns what has ended. Callers
+//! pass the time; a simulated backend receives virtual time.
 
 pub mod compute;
 #[cfg(feature = "conformance")]

@@ -1,50 +1,52 @@
-//! The other tenants of the GPU, as the scheduler reaches them.
+//! The scheduler's interface to the other tenants of the GPU.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 
-/// What a tenant says about its turn.
+/// A tenant's command about its time slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SliceCommand {
-    /// It has work: the turn, please.
+    /// Requests the time slice because it has work.
     Request,
-    /// No step of it runs: the turn is the next one's.
+    /// Releases the time slice because it runs no step.
     Release,
 }
 
-/// What comes from the neighbourhood.
+/// Event from the peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerPortEvent {
-    /// About memory.
+    /// Event about memory.
     Peer(PeerEvent),
-    /// The turn has come.
+    /// This tenant received the time slice.
     SliceGranted {
-        /// Of this turn; rises with every turn on the GPU.
+        /// Epoch of the time slice; rises with every slice on the GPU.
         epoch: u64,
     },
-    /// A neighbour waits for the turn, which this tenant has. Said once for each turn: its quantum counts from now on.
+    /// A peer waits for the time slice that this tenant holds. Sent once per slice: its quantum counts from
+    /// now on.
     SliceRequested {
-        /// Of the turn that this tenant has.
+        /// Epoch of the time slice that this tenant holds.
         epoch: u64,
     },
-    /// A neighbour took the turn, since this tenant was past its deadline. There is nothing to give up.
+    /// A peer took the time slice over, because this tenant exceeded its deadline. There is nothing to
+    /// release.
     SliceTakenOver {
-        /// Of the turn that this tenant had.
+        /// Epoch of the time slice that this tenant held.
         epoch: u64,
     },
 }
 
-/// The way to the neighbourhood of one GPU. Nothing here blocks: what is asked is answered by a [`NeighbourEvent`] that the
-/// body puts into the queue, or never.
+/// Connection to the peers of one GPU. Its methods do not block. An answer arrives as a [`PeerPortEvent`]
+/// that the implementation queues; there may be none.
 pub trait PeerPort: Send + std::fmt::Debug {
-    /// Sends a letter.
+    /// Sends a message.
     fn send(&mut self, now: Nanos, letter: PeerCommand);
 
-    /// Asks for the turn, or gives it up.
+    /// Requests or releases the time slice.
     fn send_slice_command(&mut self, now: Nanos, call: SliceCommand);
 }
 
-/// A GPU of one's own: nobody to write to, and the turn is never asked for.
+/// Peer port of a tenant that does not share its GPU: it has no peers and never requests the time slice.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoPeers;
 

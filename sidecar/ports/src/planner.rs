@@ -1,25 +1,27 @@
-//! Who makes plans, beside steps.
+//! The planner, which makes plans concurrently with steps.
 
 use std::collections::VecDeque;
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 
-/// Answers what the policy wants planned. `ask` returns at once; answers come in the order of the questions.
+/// Answers the policy's plan requests. `submit` returns immediately; answers arrive in the order of the
+/// requests.
 pub trait Planner: Send + std::fmt::Debug {
-    /// Begins a plan.
+    /// Starts a plan.
     fn submit(&mut self, now: Nanos, request: PlanRequest);
 
-    /// A plan that is made by `now`.
+    /// Returns a plan that is finished by `now`.
     fn poll(&mut self, now: Nanos) -> Option<PlanAnswer>;
 
-    /// When there is something to poll at the earliest, if that is known: a planner that works beside wakes its driver.
+    /// Returns the earliest time at which there is an answer to poll, if known. A planner that works in a
+    /// thread wakes its driver instead.
     fn next_due(&self) -> Option<Nanos> {
         None
     }
 }
 
-/// Plans where it is asked, and hands each out when a stated time has passed.
+/// A planner that solves each request in `submit` and returns the answer after a fixed time.
 #[derive(Clone, Debug, Default)]
 pub struct TimedPlanner {
     latency_ns: u64,
@@ -27,7 +29,7 @@ pub struct TimedPlanner {
 }
 
 impl TimedPlanner {
-    /// Each plan takes so long, nanoseconds of the time that it is told.
+    /// Creates a planner with the given latency, nanoseconds of the caller's time.
     pub fn with_latency(takes_ns: u64) -> TimedPlanner {
         TimedPlanner { latency_ns: takes_ns, plans: VecDeque::new() }
     }

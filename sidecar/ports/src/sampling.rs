@@ -1,41 +1,41 @@
-//! How the next token is chosen. The engine is stateless: everything the choice depends on is here or in the token
-//! history that the sidecar supplies.
+//! Sampling parameters. The engine is stateless: the choice of the next token depends only on these and on
+//! the token history that the sidecar supplies.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Sampling of one sequence.
+/// Sampling parameters of one sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 = greedy.
     pub temperature: f32,
-    /// Nucleus: smallest set whose probability reaches this; 1 = off.
+    /// Nucleus sampling: probability that the smallest kept set of tokens reaches; 1 = off.
     pub top_p: f32,
-    /// Most likely tokens kept; 0 = off.
+    /// Number of most likely tokens kept; 0 = off.
     pub top_k: u32,
-    /// Tokens below this share of the largest probability are dropped; 0 = off.
+    /// Minimum probability relative to the largest one; 0 = off.
     pub min_p: f32,
-    /// Subtracted once from every token already generated.
+    /// Subtracted once from the logit of every token already generated.
     pub presence_penalty: f32,
-    /// Subtracted for each time a token was generated.
+    /// Subtracted from the logit for each time the token was generated.
     pub frequency_penalty: f32,
-    /// Divides (positive) or multiplies (negative) logits of tokens of prompt and output; 1 = off.
+    /// Divides positive logits and multiplies negative ones, for tokens of prompt and output; 1 = off.
     pub repetition_penalty: f32,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Randomness is a function of this and the position.
+    /// Seed; randomness depends only on it and the position.
     pub seed: u64,
     /// Tokens that end the sequence; suppressed while fewer than `min_tokens` were generated.
     pub stop_tokens: Vec<u32>,
-    /// Tokens generated before a stop token may be chosen.
+    /// Number of tokens generated before a stop token may be chosen.
     pub min_tokens: u32,
-    /// Stop tokens do not end the sequence.
+    /// Whether stop tokens do not end the sequence.
     pub ignore_stop: bool,
-    /// Most likely alternatives reported with each token, up to 20. `None` = no log-probabilities at all.
+    /// Number of most likely alternatives reported with each token, up to 20. `None` = no log-probabilities.
     pub logprobs: Option<u8>,
 }
 
-/// By the bits of floats.
+/// Hashes the bits of the floats.
 impl Hash for Sampling {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let floats = [
@@ -77,19 +77,19 @@ impl Default for Sampling {
     }
 }
 
-/// Shared by all steps of a sequence.
+/// Sampling parameters shared by all steps of a sequence.
 pub type SharedSampling = Arc<Sampling>;
 
 /// Log-probabilities of one sampled token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the token chosen.
+    /// Log-probability of the chosen token.
     pub chosen: f32,
     /// The most likely tokens, most likely first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// By the bits of floats.
+/// Hashes the bits of the floats.
 impl Hash for TokenLogprobs {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.chosen.to_bits(), bits(&self.top)).hash(state);

@@ -1,4 +1,4 @@
-//! Rules of KV that is copied beside steps: fetches into buffers, and write-backs.
+//! Rules of KV that is copied concurrently with steps: fetches into buffers, and write-backs.
 
 use sluice_policy::action::{Address, BlockMove, BlockSwap, Fetch, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
@@ -41,8 +41,8 @@ pub(super) fn after(layer: LayerId, generation: u64) -> CopyOrder {
     Some((layer, Generation(generation)))
 }
 
-/// Frame 0 on chunk 0, frame 1 on chunk 1. Blocks 1, 2 and 8 hold their numbers, and so do host blocks 1 and 2, under names
-/// 5 and 6.
+/// Maps frame 0 to chunk 0 and frame 1 to chunk 1. Blocks 1, 2 and 8 contain their numbers, and so do host
+/// blocks 1 and 2, with generations 5 and 6.
 pub(super) fn with_offloaded_blocks<B: Backend>(rule: &'static str) -> BackendTest<B> {
     let mut trial = BackendTest::<B>::with_chunks(rule, 3);
     trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
@@ -62,8 +62,8 @@ pub(super) fn is_done(outcome: Option<Outcome>) -> bool {
     matches!(outcome, Some(Outcome::Done { .. }))
 }
 
-/// Its layer's word of KV shows the generation with the completion, the bytes are counted, and weights have nothing to do
-/// with it. A fetch of nothing changes the word only.
+/// The layer's KV word shows the generation with the completion, the bytes are counted, and the weights'
+/// words do not change. A fetch of no blocks changes only the KV word.
 pub fn fetch_copies_host_block_contents<B: Backend>() {
     let rule = "a fetch brings what host blocks carry";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -81,7 +81,8 @@ pub fn fetch_copies_host_block_contents<B: Backend>() {
     assert_eq!(blocks(&mut trial, [3]), [Some(1)], "{rule}: the host's copies stay");
 }
 
-/// The buffer and the word stay as they are until the reader of its KV is done; that of its weights is somebody else.
+/// The buffer and the KV word are unchanged until the engine has finished reading the KV; finishing the
+/// weights does not count.
 pub fn a_fetch_waits_for_the_reader_of_the_buffer<B: Backend>() {
     let rule = "a fetch waits for the reader of the buffer";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -97,8 +98,8 @@ pub fn a_fetch_waits_for_the_reader_of_the_buffer<B: Backend>() {
     assert_eq!(blocks(&mut trial, [9]), [Some(2)], "{rule}");
 }
 
-/// The second fetch into a buffer does not overtake the first, although only the first waits; another buffer's does. Nor does
-/// a layer's second fetch overtake its first.
+/// The second fetch into a buffer does not overtake the first, although only the first waits; a fetch into
+/// another buffer does. A layer's second fetch does not overtake its first.
 pub fn fetches_into_one_buffer_run_in_the_order_submitted<B: Backend>() {
     let rule = "fetches into one buffer run in the order submitted";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -120,7 +121,7 @@ pub fn fetches_into_one_buffer_run_in_the_order_submitted<B: Backend>() {
     assert_eq!(trial.backend.kv_ready(A), Generation(6), "{rule}");
 }
 
-/// One name that is not the host block's when the copy is to start spoils the whole order, and nothing changes.
+/// One wrong generation at the start of the copy makes the whole order fail, and nothing changes.
 pub fn fetch_with_stale_generation_is_refused<B: Backend>() {
     let rule = "a fetch names what the host block carries";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -135,7 +136,8 @@ pub fn fetch_with_stale_generation_is_refused<B: Backend>() {
     assert_eq!(blocks(&mut trial, [8, 9]), [Some(1); 2], "{rule}");
 }
 
-/// The host block carries the new name with the completion and the old one no more; the device's copy stays.
+/// With the completion the host block has the new generation and no longer the old one; the device keeps its
+/// copy.
 pub fn written_back_block_is_fetched_by_generation<B: Backend>() {
     let rule = "what is written back is fetched under its name";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -150,7 +152,7 @@ pub fn written_back_block_is_fetched_by_generation<B: Backend>() {
     assert_eq!(blocks(&mut trial, [3]), [Some(8)], "{rule}: a name is a name, whoever gave it");
 }
 
-/// A block that may be copied, and one beside it that may not: a place that does not exist or is another's, a name given twice.
+/// Returns pairs of a valid swap and an invalid one: a nonexistent or foreign location, or a duplicate name.
 pub(super) fn contradictions() -> [[BlockSwap; 2]; 6] {
     let wrong = [
         swap(9, 1, HOST_BLOCKS, 6),
@@ -163,7 +165,7 @@ pub(super) fn contradictions() -> [[BlockSwap; 2]; 6] {
     wrong.map(|wrong| [swap(8, 1, 1, 5), wrong])
 }
 
-/// Places that do not exist or are others', layers that do not exist, names given twice.
+/// Nonexistent or foreign locations, nonexistent layers, and duplicate names.
 pub fn inconsistent_kv_copy_is_refused<B: Backend>() {
     let rule = "a copy of KV that contradicts the table is refused";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -179,7 +181,7 @@ pub fn inconsistent_kv_copy_is_refused<B: Backend>() {
     assert_eq!(blocks(&mut trial, [8]), [Some(1)], "{rule}: a refused write-back takes nothing away");
 }
 
-/// Waiting fetches end as dropped, then the drop itself; a write-back ends as it would have.
+/// Waiting fetches complete as dropped, then the drop itself; a write-back completes as usual.
 pub fn drop_fills_drops_fetches_but_not_write_backs<B: Backend>() {
     let rule = "dropping fills drops fetches and no write-back";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -202,8 +204,8 @@ pub fn drop_fills_drops_fetches_but_not_write_backs<B: Backend>() {
     assert_eq!(blocks(&mut trial, [9]), [Some(8)], "{rule}");
 }
 
-/// A frame is backed, KV goes out, comes into the frame and from there to the host: all ordered at once, while the engine
-/// keeps everybody waiting.
+/// A frame is backed, KV is swapped out, fetched into the frame and written back from there. All orders are
+/// submitted at once, while the engine delays its acknowledgement.
 pub fn kv_copy_waits_for_earlier_operations<B: Backend>() {
     let rule = "a copy of KV waits for operations before it";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -224,14 +226,15 @@ pub fn kv_copy_waits_for_earlier_operations<B: Backend>() {
     assert_eq!(blocks(&mut trial, [16, 17]), [Some(1), Some(8)], "{rule}");
 }
 
-/// While a fetch waits, its block is nobody else's and its chunk stays; the chunk's other blocks are free.
+/// While a fetch waits, no other order may use its block or unmap its chunk; the chunk's other blocks are
+/// available.
 pub fn fetch_target_memory_cannot_be_reused<B: Backend>() {
     let rule = "memory that KV is fetched to stays";
     let mut trial = with_offloaded_blocks::<B>(rule);
     let activation = Address::Activation(0);
     trial.succeed(reback(vec![map(activation, 1)]));
     trial.submit(fetch(A, 0, 4, after(LayerId(0), 1), &[swap(9, 1, 1, 5)]));
-    // Where the chunk was before it was KV it need not stay.
+    // The chunk's address from before it was KV may be unmapped.
     trial.succeed(reback(vec![unmap(activation, 1)]));
     let moved = |from, to| {
         let (from, to) = (BlockId(from), BlockId(to));

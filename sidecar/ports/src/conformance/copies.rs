@@ -15,7 +15,8 @@ fn part(layer: LayerId, part: u32) -> Option<SlabChunk> {
     Some(SlabChunk { layer: Some(layer), chunk: part })
 }
 
-/// Global and resident fills, read through the engine's addresses; the bytes are counted, the size is checked.
+/// Global and resident fills, read through the engine's addresses; the bytes are counted and the size is
+/// checked.
 pub fn fill_copies_slab_chunks_in_order<B: Backend>() {
     let rule = "a fill puts each chunk of its slab in order";
     let mut trial = BackendTest::<B>::with_chunks(rule, 4);
@@ -43,7 +44,7 @@ pub fn fill_copies_slab_chunks_in_order<B: Backend>() {
     trial.fail(fill(FillTarget::Resident(A), 3, 3, None), Failure::Refused);
 }
 
-/// `ready` shows a generation once, and only once, its copy has ended well.
+/// `ready` shows a generation when its copy has succeeded, and never otherwise.
 pub fn ready_is_published_with_the_completion<B: Backend>() {
     let rule = "ready is published with the completion";
     let mut trial = BackendTest::<B>::with_chunks(rule, 3);
@@ -55,7 +56,8 @@ pub fn ready_is_published_with_the_completion<B: Backend>() {
     assert_eq!(trial.backend.ready(Some(B_LAYER)), Generation(0), "{rule}: a refused fill publishes nothing");
 }
 
-/// The slot keeps its bytes and `ready` its value until `done` has reached the generation; a fill elsewhere runs.
+/// The slot keeps its bytes and `ready` its value until `done` has reached the generation; a fill elsewhere
+/// runs.
 pub fn fill_waits_for_its_reader<B: Backend>() {
     let rule = "a fill waits for the reader it names";
     let mut trial = BackendTest::<B>::with_chunks(rule, 4);
@@ -97,7 +99,8 @@ pub fn fills_of_one_slot_run_in_the_order_submitted<B: Backend>() {
     assert_eq!(trial.backend.contents(Address::Layer(A, 0)), part(B_LAYER, 0), "{rule}");
 }
 
-/// Waiting fills end as dropped, then the drop itself; the slot and `ready` are as before, and fills go on after it.
+/// Waiting fills complete as dropped, then the drop itself. The slot and `ready` are unchanged, and later
+/// fills run.
 pub fn drop_fills_drops_waiting_fills<B: Backend>() {
     let rule = "dropping fills drops those that wait";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);

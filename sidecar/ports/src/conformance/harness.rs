@@ -1,4 +1,4 @@
-//! What the rules share: a small geometry, and orders that are waited for.
+//! Helpers of the rules: a small geometry, and orders that are awaited.
 
 use sluice_policy::action::{Action, Address, BlockSwap, Fill, FillTarget, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
@@ -10,13 +10,14 @@ use super::Backend;
 use crate::Memory;
 
 pub(super) const CHUNK_BYTES: u64 = 64 << 10;
-/// Chunks that fit; slabs take two of them.
+/// Capacity in chunks; a slab takes two of them.
 pub(super) const CAPACITY: u32 = 12;
 pub(super) const LAYERS: u16 = 4;
-/// Blocks of the host tier.
+/// Number of blocks of the host tier.
 pub(super) const HOST_BLOCKS: u32 = 6;
 
-/// Four layers of one and a half chunks, a smaller global slab, eight blocks in a chunk.
+/// Returns a geometry with four layers of one and a half chunks, a smaller global slab, and eight blocks per
+/// chunk.
 pub(super) fn geometry() -> Geometry {
     Geometry {
         chunk_bytes: CHUNK_BYTES,
@@ -29,7 +30,7 @@ pub(super) fn geometry() -> Geometry {
     }
 }
 
-/// A body and the orders given to it.
+/// A backend and the orders submitted to it.
 pub(super) struct BackendTest<B: Backend> {
     pub(super) backend: B,
     rule: &'static str,
@@ -42,7 +43,7 @@ impl<B: Backend> BackendTest<B> {
         BackendTest::with_tier(rule, HOST_BLOCKS)
     }
 
-    /// A body with so much of a host tier.
+    /// Creates a backend with `host_blocks` blocks of host tier.
     pub(super) fn with_tier(rule: &'static str, host_blocks: u32) -> Self {
         BackendTest {
             backend: B::start(&geometry(), host_blocks),
@@ -52,7 +53,7 @@ impl<B: Backend> BackendTest<B> {
         }
     }
 
-    /// A body whose chunks `0..count` exist.
+    /// Creates a backend whose chunks `0..count` exist.
     pub(super) fn with_chunks(rule: &'static str, count: u32) -> Self {
         let mut trial = BackendTest::new(rule);
         trial.succeed(Work::Create(chunks(0..count)));
@@ -67,7 +68,7 @@ impl<B: Backend> BackendTest<B> {
         id
     }
 
-    /// Takes over what has ended by now.
+    /// Collects the completions by now.
     pub(super) fn collect(&mut self) {
         let now = self.backend.now();
         while let Some(completion) = self.backend.memory().poll(now) {
@@ -79,12 +80,12 @@ impl<B: Backend> BackendTest<B> {
         }
     }
 
-    /// How an order ended, if it has.
+    /// Returns the outcome of an order, if it has completed.
     pub(super) fn outcome(&self, id: ActionId) -> Option<Outcome> {
         self.completions.iter().find(|c| c.id == id).map(|c| c.outcome)
     }
 
-    /// Position of an order among those that have ended.
+    /// Returns the position of an order among the completions.
     pub(super) fn completion_index(&self, id: ActionId) -> usize {
         self.completions.iter().position(|c| c.id == id).expect("the order has ended")
     }
@@ -93,7 +94,6 @@ impl<B: Backend> BackendTest<B> {
         self.completions.len()
     }
 
-    /// Waits for an order.
     pub(super) fn wait(&mut self, id: ActionId) -> Outcome {
         loop {
             self.collect();
@@ -104,7 +104,7 @@ impl<B: Backend> BackendTest<B> {
         }
     }
 
-    /// Lets everything end that will.
+    /// Advances until nothing more completes.
     pub(super) fn settle(&mut self) {
         self.collect();
         while self.backend.advance() {
@@ -147,7 +147,7 @@ pub(super) fn unmap(address: Address, chunk: u32) -> Reback {
     Reback::Unmap(address, ChunkId(chunk))
 }
 
-/// Block `block`, behind which `chunk` is, and host block `host` under the name `generation`.
+/// Returns a swap of block `block`, backed by `chunk`, and host block `host` of `generation`.
 pub(super) fn swap(block: u32, chunk: u32, host: u32, generation: u64) -> BlockSwap {
     BlockSwap {
         block: BlockId(block),
@@ -165,7 +165,7 @@ pub(super) fn swap_in(swaps: &[BlockSwap]) -> Work {
     Work::SwapIn(swaps.to_vec())
 }
 
-/// A copy into chunks `first` and `first + 1`.
+/// Returns a fill into chunks `first` and `first + 1`.
 pub(super) fn fill(
     target: FillTarget,
     generation: u64,
@@ -175,7 +175,7 @@ pub(super) fn fill(
     Work::Fill(Fill { target, generation: Generation(generation), after, chunks: chunks(first..first + 2) })
 }
 
-/// Both positions of a layer's range on chunks `first` and `first + 1`.
+/// Maps both positions of a layer's range to chunks `first` and `first + 1`.
 pub(super) fn map_layer(layer: LayerId, first: u32) -> Vec<Reback> {
     vec![map(Address::Layer(layer, 0), first), map(Address::Layer(layer, 1), first + 1)]
 }

@@ -1,4 +1,4 @@
-//! Rules of KV that leaves a buffer behind the step which writes it.
+//! Rules of spills: KV that is copied from a buffer after the step that writes it.
 
 use sluice_policy::action::{BlockSwap, Spill, Work};
 use sluice_policy::event::{Failure, Outcome};
@@ -14,8 +14,8 @@ fn spill(layer: LayerId, buffer: u8, after: u64, blocks: &[BlockSwap]) -> Work {
     Work::Spill(Spill { layer, buffer, after: Generation(after), blocks: blocks.to_vec() })
 }
 
-/// It takes what the engine has written by then, and a fetch into the buffer comes after it, though nothing else holds that back;
-/// other buffers do not wait.
+/// A spill copies what the engine has written when the step is done. A fetch into the buffer waits for the
+/// spill even if nothing else blocks it; other buffers do not wait.
 pub fn spill_waits_for_step_and_blocks_fetch_into_its_buffer<B: Backend>() {
     let rule = "a spill waits for the step, and what enters the buffer waits for it";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -40,7 +40,8 @@ pub fn spill_waits_for_step_and_blocks_fetch_into_its_buffer<B: Backend>() {
     assert_eq!(trial.backend.kv_ready(A), Generation(0), "{rule}: a spill publishes nothing");
 }
 
-/// A fetch of the next step that comes into the same buffer is ordered behind it, names what it will have written, and brings it.
+/// A fetch for the next step into the same buffer runs after the spill, may name the blocks that the spill
+/// writes, and loads their new contents.
 pub fn fetch_after_spill_reads_spilled_blocks<B: Backend>() {
     let rule = "what was spilt is fetched from behind it";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -59,8 +60,8 @@ pub fn fetch_after_spill_reads_spilled_blocks<B: Backend>() {
     trial.fail(fetch(B_LAYER, 1, 6, None, &[swap(12, 1, 1, 5)]), Failure::Refused);
 }
 
-/// Places that do not exist or are others', a layer that does not exist, names given twice; and while one waits, its blocks and
-/// their chunk are nobody else's.
+/// Nonexistent or foreign locations, nonexistent layers and duplicate names are refused. While a spill waits,
+/// no other order may use its blocks or unmap their chunk.
 pub fn inconsistent_spill_is_refused_and_memory_kept<B: Backend>() {
     let rule = "a spill that contradicts the table is refused, and its memory stays";
     let mut trial = with_offloaded_blocks::<B>(rule);
@@ -77,7 +78,7 @@ pub fn inconsistent_spill_is_refused_and_memory_kept<B: Backend>() {
     trial.succeed(reback(vec![unmap(OTHER, 1)]));
 }
 
-/// One that waits is dropped with the fetches behind it, and its host blocks carry what they carried.
+/// A waiting spill is dropped with the fetches behind it, and its host blocks keep their contents.
 pub fn drop_fills_drops_spills_and_keeps_host_blocks<B: Backend>() {
     let rule = "dropping fills drops spills and takes nothing away";
     let mut trial = with_offloaded_blocks::<B>(rule);

@@ -1,4 +1,4 @@
-//! Rules of chunks and of what backs an address.
+//! Rules of chunks and of address backing.
 
 use sluice_policy::action::{Address, BlockMove, FillTarget, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
@@ -14,7 +14,7 @@ const FRAME: Address = Address::Kv(FrameId(0));
 const OTHER: Address = Address::Kv(FrameId(1));
 const ACTIVATION: Address = Address::Activation(0);
 
-/// Orders that succeed and orders that fail end once each, empty ones too.
+/// Orders that succeed and orders that fail complete once each, including empty ones.
 pub fn every_action_completes_exactly_once<B: Backend>() {
     let mut trial = BackendTest::<B>::new("every action completes exactly once");
     let orders = [
@@ -40,7 +40,7 @@ pub fn every_action_completes_exactly_once<B: Backend>() {
     assert_eq!(ids.map(failed), expected);
 }
 
-/// One chunk more than the capacity fails as a whole.
+/// A creation that exceeds the capacity by one chunk fails as a whole.
 pub fn create_beyond_capacity_creates_no_chunk<B: Backend>() {
     let rule = "creation beyond the capacity leaves nothing";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY - 2);
@@ -51,7 +51,7 @@ pub fn create_beyond_capacity_creates_no_chunk<B: Backend>() {
     assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}");
 }
 
-/// Released chunks no longer count, can be created again, and are unknown until then.
+/// Released chunks no longer count, do not exist, and can be created again.
 pub fn released_chunks_can_be_recreated<B: Backend>() {
     let rule = "created chunks come back";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
@@ -63,7 +63,7 @@ pub fn released_chunks_can_be_recreated<B: Backend>() {
     trial.succeed(reback(vec![map(FRAME, 5)]));
 }
 
-/// Map over a mapping, unmap of what is not there, chunks that do not exist.
+/// Map over a mapping, unmap of a chunk that is not there, chunks that do not exist.
 pub fn inconsistent_operation_is_refused<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("what contradicts the table is refused", 2);
     trial.succeed(reback(vec![map(FRAME, 0)]));
@@ -84,7 +84,7 @@ pub fn inconsistent_operation_is_refused<B: Backend>() {
     trial.succeed(reback(vec![unmap(FRAME, 0)]));
 }
 
-/// A transaction whose last change is impossible undoes its first ones.
+/// A transaction whose last change is impossible reverts its first ones.
 pub fn a_refused_transaction_changes_nothing<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("a refused transaction changes nothing", 3);
     trial.succeed(reback(vec![map(FRAME, 0)]));
@@ -98,7 +98,7 @@ pub fn a_refused_transaction_changes_nothing<B: Backend>() {
     assert_eq!(trial.backend.block(BlockId(8)), Some(7), "the chunk keeps its contents where it goes");
 }
 
-/// What is written behind one address is read behind all.
+/// Data written through one address is visible through all.
 pub fn a_chunk_backs_many_addresses<B: Backend>() {
     let rule = "a chunk backs many addresses";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);
@@ -116,7 +116,7 @@ pub fn a_chunk_backs_many_addresses<B: Backend>() {
     assert_eq!(read, [None, written(1)], "{rule}");
 }
 
-/// On its way to another address a chunk is behind both, counts once and keeps what it holds.
+/// While a chunk is remapped it backs both addresses, counts once and keeps its contents.
 pub fn chunk_is_remapped_before_old_address_is_unmapped<B: Backend>() {
     let rule = "a chunk is mapped anew before its old address goes";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
@@ -132,18 +132,18 @@ pub fn chunk_is_remapped_before_old_address_is_unmapped<B: Backend>() {
         u64::from(CAPACITY) * CHUNK_BYTES,
         "{rule}: it counts once"
     );
-    // Half way through nothing is left of a transaction that ends in a contradiction.
+    // A transaction that ends in a contradiction leaves no change.
     trial.fail(reback(vec![map(FRAME, 0), unmap(OTHER, 0), unmap(OTHER, last)]), Failure::Refused);
     assert_eq!([1, 9].map(|b| trial.backend.block(BlockId(b))), [None, Some(5)], "{rule}");
-    // An inflation may leave the old address for later, where the chunk is what its new owner writes.
+    // An inflation may defer the unmapping of the old address, where the contents are those of the new owner.
     trial.succeed(reback(vec![map(FRAME, 2)]));
     trial.backend.write_block(BlockId(3), 7);
     trial.succeed(reback(vec![unmap(ACTIVATION, 2), map(ACTIVATION, last)]));
     assert_eq!(trial.backend.block(BlockId(3)), Some(7), "{rule}");
 }
 
-/// When a transaction has ended a chunk has one owner: layers that share a slot are one, and KV may still be where it was
-/// activations.
+/// After a transaction a chunk has one owner. Layers that share a slot count as one, and KV may still be
+/// mapped at its former activation address.
 pub fn chunk_with_two_owners_is_refused<B: Backend>() {
     let rule = "a chunk of two owners is refused";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);
@@ -161,7 +161,7 @@ pub fn chunk_with_two_owners_is_refused<B: Backend>() {
     ] {
         trial.fail(reback(vec![map(one, 0), map(other, 0)]), Failure::Refused);
         trial.succeed(reback(vec![map(one, 0)]));
-        // The old address of a move is forgotten.
+        // The old address of a move is no longer mapped.
         trial.fail(reback(vec![map(other, 0)]), Failure::Refused);
         trial.succeed(reback(vec![map(other, 0), unmap(one, 0)]));
         trial.succeed(reback(vec![map(one, 1), unmap(other, 0)]));
@@ -175,7 +175,7 @@ pub fn chunk_with_two_owners_is_refused<B: Backend>() {
     trial.succeed(Work::Release(chunks(0..2)));
 }
 
-/// Release needs the last mapping gone.
+/// A release requires that no address maps the chunk.
 pub fn mapped_chunk_cannot_be_released<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("a chunk that is mapped is not released", 2);
     trial.succeed(reback(vec![map(FRAME, 0), map(ACTIVATION, 0)]));
@@ -186,7 +186,7 @@ pub fn mapped_chunk_cannot_be_released<B: Backend>() {
     trial.succeed(Work::Release(chunks(0..2)));
 }
 
-/// No completion before the engine has answered.
+/// A reback does not complete before the engine has acknowledged it.
 pub fn a_reback_waits_for_the_engine<B: Backend>() {
     let rule = "a reback waits for the engine";
     let mut trial = BackendTest::<B>::with_chunks(rule, 1);
@@ -198,7 +198,7 @@ pub fn a_reback_waits_for_the_engine<B: Backend>() {
     assert!(matches!(trial.wait(order), Outcome::Done { .. }), "{rule}");
 }
 
-/// Unmap and release may be ordered at once: the memory goes only when the engine has let go.
+/// Unmap and release may be submitted together: the memory is released only after the engine has unmapped it.
 pub fn operations_take_effect_in_order<B: Backend>() {
     let rule = "operations take effect in order";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
@@ -221,7 +221,7 @@ pub fn operations_take_effect_in_order<B: Backend>() {
     assert!(ids.map(|id| trial.completion_index(id)).is_sorted(), "{rule}");
 }
 
-/// A block read at its new place is the one that was written at its old one, also inside one chunk.
+/// A block at its new location has the contents of the old one, also within one chunk.
 pub fn a_moved_block_keeps_its_contents<B: Backend>() {
     let rule = "a moved block keeps its contents";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);

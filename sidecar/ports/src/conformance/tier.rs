@@ -1,4 +1,4 @@
-//! Rules of the host tier: names, places, order.
+//! Rules of the host tier: generations, locations, order.
 
 use sluice_policy::action::{Address, BlockSwap, FillTarget, Work};
 use sluice_policy::event::{Failure, Outcome};
@@ -14,7 +14,8 @@ use crate::Memory;
 const FRAME: Address = Address::Kv(FrameId(0));
 const OTHER: Address = Address::Kv(FrameId(1));
 
-/// Frame 0 on chunk 0, frame 1 on chunk 1; each of `written` is the tag of the block that has its number.
+/// Maps frame 0 to chunk 0 and frame 1 to chunk 1; each block listed in `written` contains its own number as
+/// the tag.
 fn two_frames<B: Backend>(rule: &'static str, written: &[u32]) -> BackendTest<B> {
     let mut trial = BackendTest::<B>::with_chunks(rule, 4);
     trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
@@ -26,7 +27,7 @@ fn blocks<B: Backend, const N: usize>(trial: &mut BackendTest<B>, blocks: [u32; 
     blocks.map(|block| trial.backend.block(BlockId(block)))
 }
 
-/// Several blocks to other blocks of another chunk, twice. Neither way takes anything away where it came from.
+/// Swaps several blocks out and into other blocks of another chunk. Neither direction changes its source.
 pub fn swapped_out_blocks_swap_in_to_other_chunks<B: Backend>() {
     let rule = "what goes out comes back elsewhere";
     let mut trial = two_frames::<B>(rule, &[1, 2, 6]);
@@ -46,7 +47,7 @@ pub fn swapped_out_blocks_swap_in_to_other_chunks<B: Backend>() {
     assert_eq!(blocks(&mut trial, [3]), [Some(2)], "{rule}: the host's stay");
 }
 
-/// One name that is not the host block's spoils the whole order, and nothing changes.
+/// One wrong generation makes the whole order fail, and nothing changes.
 pub fn swap_in_with_stale_generation_is_refused<B: Backend>() {
     let rule = "a swap in names what the host block carries";
     let mut trial = two_frames::<B>(rule, &[1, 2, 8, 9]);
@@ -59,7 +60,7 @@ pub fn swap_in_with_stale_generation_is_refused<B: Backend>() {
     assert_eq!(blocks(&mut trial, [8, 9]), [1, 2].map(Some), "{rule}");
 }
 
-/// Who remembers the old name gets nothing, whichever of both the bytes are.
+/// The old generation is refused, whichever of the two contents it would select.
 pub fn rewritten_host_block_has_only_new_generation<B: Backend>() {
     let rule = "a host block written again answers to its new name only";
     let mut trial = two_frames::<B>(rule, &[1, 2, 8]);
@@ -71,8 +72,8 @@ pub fn rewritten_host_block_has_only_new_generation<B: Backend>() {
     assert_eq!(blocks(&mut trial, [8]), [Some(2)], "{rule}");
 }
 
-/// Places that do not exist, frames that another chunk backs or none, chunks under a fill, names given twice: refused in both
-/// directions, as a whole, and the host block that the first swap names keeps what it carries.
+/// Nonexistent locations, frames backed by another chunk or none, chunks under a fill and duplicate names are
+/// refused in both directions as a whole. The host block that the first swap names keeps its contents.
 pub fn inconsistent_swap_is_refused<B: Backend>() {
     let rule = "a swap that contradicts the table is refused";
     let mut trial = two_frames::<B>(rule, &[1, 2, 3, 8]);
@@ -106,8 +107,8 @@ pub fn inconsistent_swap_is_refused<B: Backend>() {
     without.fail(swap_out(&[swap(0, 0, 0, 1)]), Failure::Refused);
 }
 
-/// A block goes out, its chunk is unmapped, released, made anew and mapped elsewhere, and the block comes back there: all
-/// ordered at once, while the engine keeps everybody waiting.
+/// A block is swapped out, its chunk is unmapped, released, created again and mapped elsewhere, and the block
+/// is swapped in there. All orders are submitted at once, while the engine delays its acknowledgement.
 pub fn swap_waits_for_earlier_operations<B: Backend>() {
     let rule = "a swap waits for what came before";
     let mut trial = two_frames::<B>(rule, &[3]);
