@@ -1,6 +1,6 @@
-//! How fast fills are, per size class, against the machine's own memcpy in the same run (DESIGN 12: at least 90 % of the
-//! link's measured peak). Prints one line a class: `value`, `limit`, `pass` or `fail`; exits with 1 when a class fails.
-//! With `-- --json` each class is one JSON object.
+//! Measures the speed of fills per size class against the machine's memcpy in the same run (DESIGN 12: at
+//! least 90 % of the link's measured peak). Prints one line per class: `value`, `limit`, `pass` or `fail`;
+//! exits with 1 if a class fails. With `-- --json` each class is one JSON object.
 //!
 //! `cargo run --release -p sluice-memory --example copy_speed`
 
@@ -29,11 +29,12 @@ const CLASSES: [(u64, u64); 6] = [
     (2 << 20, 128 << 20),
     (2 << 20, 512 << 20),
 ];
-/// Interleaved pairs of a fill and a memcpy; the best of each counts, since both stand for what the machine can do.
+/// Minimum number of interleaved pairs of a fill and a memcpy. The best of each counts, as an estimate of
+/// what the machine can do.
 const MIN_PAIRS: usize = 12;
-/// Bytes copied in a class, so that small slabs are measured more often.
+/// Bytes copied per class, so that small slabs are measured more often.
 const CLASS_BYTES: u64 = 512 << 20;
-/// Least share of the peak.
+/// Minimum share of the peak.
 const LIMIT_PERMILLE: f64 = 900.0;
 
 fn main() -> Result<ExitCode> {
@@ -63,10 +64,10 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(failed > 0)))
 }
 
-/// Best GB/s of a fill and of a memcpy of the same size.
+/// Returns the best GB/s of a fill and of a memcpy of the same size.
 fn measure(chunk_bytes: u64, slab_bytes: u64) -> Result<(f64, f64)> {
     let mut bench = Bench::new(chunk_bytes, slab_bytes)?;
-    // Both buffers as the master copy has its slabs: prefaulted, huge pages where allowed.
+    // Allocate both buffers as the host weights allocate slabs: prefaulted, with huge pages where allowed.
     let mut source = HostWeightsBuilder::new(slab_bytes, &[])?;
     source.slab_mut(Slab::Global).fill(7);
     let source = source.freeze()?;
@@ -154,7 +155,7 @@ impl Bench {
     }
 }
 
-/// Nobody reads, so nobody has to be waited for.
+/// A gate without readers, so no fill waits.
 struct OpenGate;
 
 impl LayerGate for OpenGate {
@@ -179,7 +180,7 @@ impl LayerGate for OpenGate {
     fn publish_kv_ready(&self, _: LayerId, _: Generation) {}
 }
 
-/// No engine.
+/// A connection without an engine.
 struct NoEngine;
 
 impl EngineConnection for NoEngine {

@@ -1,5 +1,7 @@
-//! What the neighbourhood's files cost: the median of a reservation, of an acceptance and of a hand-over of the turn between
-//! two processes, with few neighbours and with a full house. `cargo run --release -p sluice-memory --example neighbourhood_speed`
+//! Measures the costs of the ledger's files: the median time of a reservation, an acceptance, and a handover
+//! of the time slice between two processes, with few participants and with all records in use.
+//!
+//! `cargo run --release -p sluice-memory --example neighbourhood_speed`
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -23,7 +25,7 @@ fn main() -> Result<()> {
     println!("participants operation median_ns");
     for participants in [2, RECORDS as usize] {
         let neighbourhood = open(folder.path())?;
-        // The last place is the partner's.
+        // The last record belongs to the partner.
         let names = (1..participants).map(|at| format!("tenant-{at}"));
         let seats: Vec<ParticipantHandle> =
             names.map(|name| neighbourhood.join(&name, 0, 0)).collect::<Result<_, _>>()?;
@@ -48,7 +50,7 @@ fn open(folder: &Path) -> Result<GpuLedger> {
     Ok(GpuLedger::open(folder, &identity)?)
 }
 
-/// Nanoseconds of the median.
+/// Returns the median, nanoseconds.
 fn median(mut times: Vec<Duration>) -> u64 {
     times.sort_unstable();
     times[times.len() / 2].as_nanos() as u64
@@ -65,7 +67,7 @@ fn reserve(seat: &ParticipantHandle) -> Result<u64> {
     Ok(median(times))
 }
 
-/// The kernel is asked about everybody's life before memory is refused.
+/// Measures a refused reservation, before which the kernel is asked which participants are live.
 fn reserve_refused(seat: &ParticipantHandle) -> Result<u64> {
     let mut times = vec![];
     for _ in 0..ROUNDS {
@@ -102,7 +104,8 @@ fn transfer(
     Ok(())
 }
 
-/// From a release here to the turn being had here again, over the partner that had it in between: two hand-overs.
+/// Measures the time from a release until this participant has the time slice again, with the partner having
+/// it in between: two handovers.
 fn hand_over(folder: &Path, seat: &ParticipantHandle) -> Result<u64> {
     let mut child = Command::new(std::env::current_exe()?).arg(folder).spawn()?;
     let result = ping_pong(seat, &mut child);
@@ -126,7 +129,7 @@ fn ping_pong(seat: &ParticipantHandle, partner: &mut Child) -> Result<u64> {
         turn.request(0)?;
         turn.acquire_within(order, TIMEOUT)?.context("the turn comes back")?;
         times.push(begun.elapsed() / 2);
-        // The partner asks again before it is given the turn again.
+        // The partner requests the time slice again before this participant releases it.
         while turn.waiters()? == 0 {
             std::hint::spin_loop();
         }
@@ -135,7 +138,7 @@ fn ping_pong(seat: &ParticipantHandle, partner: &mut Child) -> Result<u64> {
     Ok(median(times))
 }
 
-/// Gives the turn back as soon as it has it.
+/// Runs the partner, which releases the time slice as soon as it has it.
 fn partner(folder: &Path) -> Result<()> {
     let seat = open(folder)?.join("partner", 0, 0)?;
     loop {

@@ -1,4 +1,4 @@
-//! KV copied beside steps: pace, fairness, faults, who may write a host block, and the end of it all.
+//! KV copies concurrent with steps: pace, fairness, faults, exclusive access to host blocks, and shutdown.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,15 @@ use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, HostBlockId, Lay
 use super::harness::{Harness, chunks, geometry, reback};
 
 const CHUNK: u64 = 256 << 10;
-/// Eight blocks in a chunk.
+/// A chunk has eight blocks.
 const BLOCK: u64 = CHUNK / 8;
-/// A slab takes a second, and a block a sixteenth.
+/// A slab takes one second, and a block a sixteenth of one.
 const RATE: u64 = 512 << 10;
 const A: LayerId = LayerId(0);
 const B: LayerId = LayerId(1);
 
-/// Frames 0 to 5 on the chunks of the same number, and blocks 0 and 1 in host blocks 0 and 1 under names 1 and 2.
+/// Maps frames 0 to 5 to the chunks of the same number, and swaps blocks 0 and 1 out to host blocks 0 and 1
+/// with generations 1 and 2.
 fn world(change: impl Fn(&mut HostOptions)) -> Harness {
     let mut world = Harness::with(&geometry(CHUNK, 8, 2, 2 * CHUNK), |options| {
         options.host_kv_bytes = 64 * BLOCK;
@@ -51,14 +52,14 @@ fn duration(outcome: Outcome) -> Duration {
     Duration::from_nanos(duration_ns)
 }
 
-/// A slab of two chunks into chunks 6 and 7.
+/// A fill of a slab of two chunks into chunks 6 and 7.
 fn fill() -> Work {
     let target = FillTarget::Resident(A);
     Work::Fill(Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) })
 }
 
-/// A slab of a second, ordered first, and a fetch of two blocks that is needed at `due`: how long the fetch took, and whether it
-/// came before the end of the slab.
+/// Submits a slab copy of one second and then a fetch of two blocks with deadline `due`. Returns how long the
+/// fetch took, and whether it ended before the slab.
 fn fetch_during_slab_fill(due: Option<Nanos>) -> (Duration, bool) {
     let mut world = world(|_| ());
     world.memory.set_link_bandwidth(Some(RATE));
@@ -77,13 +78,14 @@ fn urgent_fetch_overtakes_slab_and_fetch_without_deadline_waits() {
     for (due, passes) in [(Some(Nanos(0)), true), (None, false)] {
         let (taken, ahead) = fetch_during_slab_fill(due);
         assert_eq!(ahead, passes, "{due:?}");
-        // The quantum under way is waited for, and no turn counts as the link's slowness.
+        // The fetch waits for the current quantum, but the wait for its turn does not count as copy time.
         assert!(taken >= alone / 2 && taken < 5 * alone, "{taken:?} beside a slab, {alone:?} alone");
     }
 }
 
-/// Two pieces of KV come home behind a change of mappings, and one that is needed at `behind` comes after them. The change ends
-/// when a slab that is needed at `needed` was ordered. Whether the slab ends last.
+/// Submits two swap-ins behind a change of mappings, and behind them a change with deadline `behind`.
+/// Releases the first change after submitting a slab with deadline `needed`. Returns whether the slab ends
+/// last.
 fn slab_ends_last(needed: Option<Nanos>, behind: Option<Nanos>) -> bool {
     let mut world = world(|_| ());
     world.memory.set_link_bandwidth(Some(RATE));
@@ -107,7 +109,8 @@ fn swap_in_yields_to_slab_unless_later_work_is_due() {
     assert!(slab_ends_last(Some(Nanos(1)), Some(Nanos(0))), "a change that is needed sooner waits for them");
 }
 
-/// Slabs of two slots wait for the one thread, which copies another slab. Whether they end in the order in which they were ordered.
+/// Submits slabs of two slots while the only copy thread copies another slab. Returns whether they end in
+/// submission order.
 fn slots_end_in_order(needed: [Option<Nanos>; 2]) -> bool {
     let mut world = world(|_| ());
     world.memory.set_link_bandwidth(Some(8 * RATE));
@@ -191,7 +194,7 @@ fn failed_write_back_leaves_host_block_without_generation() {
     assert_eq!(world.memory.kv_copy_stats().written_back_bytes, BLOCK);
 }
 
-/// Until a write-back has ended, its host blocks and the blocks it reads are its own.
+/// Until a write-back has ended, no other order may use its host blocks or write the blocks that it reads.
 #[test]
 fn use_of_host_block_under_write_back_is_refused() {
     let mut world = world(|_| ());
@@ -220,7 +223,7 @@ fn use_of_host_block_under_write_back_is_refused() {
     assert_eq!(world.block(BlockId(9)), Some(10));
 }
 
-/// A fetch that runs has its host block to the end: who is to write it waits.
+/// A running fetch keeps its host block until it ends; a writer of the block waits.
 #[test]
 fn a_write_back_waits_for_the_fetch_that_reads_its_host_block() {
     let mut world = world(|_| ());
@@ -230,7 +233,7 @@ fn a_write_back_waits_for_the_fetch_that_reads_its_host_block() {
     world.wait(writes);
     let order: Vec<_> = world.completions().iter().map(|c| c.id).collect();
     let fetched = matches!(world.outcome(reads), Some(Outcome::Done { .. }));
-    // Had the write-back begun first, there would be nothing of that name to fetch.
+    // If the write-back had started first, the fetch would have been refused.
     assert!(!fetched || order[order.len() - 2..] == [reads, writes], "{order:?}");
     let found = world.block(BlockId(9));
     assert!(found == Some(10) || !fetched, "{found:?}");
@@ -250,7 +253,7 @@ fn slow_link_to_host_does_not_slow_link_to_device() {
 fn drop_does_not_wait_for_slow_copy() {
     let mut world = world(|_| ());
     world.memory.set_link_bandwidth(Some(1 << 10));
-    // Half a minute for each block, five minutes for the slab.
+    // Half a minute per block, five minutes for the slab.
     let orders = [
         Work::WriteBack(vec![swap(0, 2, 3), swap(1, 3, 4)]),
         fetch(A, 0, 1, &[swap(8, 0, 1), swap(9, 1, 2)]),

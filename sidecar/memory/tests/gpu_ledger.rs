@@ -1,6 +1,6 @@
-//! The neighbourhood's shared files, between threads and between processes that are killed.
+//! The shared files of the GPU ledger, used by threads and by processes that are killed.
 //!
-//! Processes are this test binary again: [`actor`] reads commands and answers them, [`stage`] starts it.
+//! The processes run this test binary: [`process`] reads commands and answers them, [`env`] starts it.
 
 mod arithmetic;
 mod cancelled_earmarks;
@@ -23,7 +23,7 @@ mod stress;
 mod takeover;
 mod time_slices;
 
-/// A seed that differs from run to run; `SLUICE_TEST_SEED` repeats one.
+/// Returns a seed that differs between runs; `SLUICE_TEST_SEED` repeats one.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let given = std::env::var("SLUICE_TEST_SEED").ok().map(|text| text.parse().unwrap());

@@ -1,4 +1,4 @@
-//! Chunks that change hands: poison, the engine's answers and loss, the snapshot and the audit.
+//! Chunks that change owners: poison, the engine's answers and loss, the snapshot and the audit.
 
 use sluice_memory::AuditError;
 use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
@@ -44,7 +44,7 @@ fn chunk_mapped_at_two_addresses_is_poisoned_once() {
         world.succeed(reback(ops, vec![C0]));
         assert_eq!(poisoned(&world, FRAME), Some(true));
         assert_eq!(poisoned(&world, activation), later.then_some(true));
-        // What its new owner writes stays when the old address goes.
+        // The new owner's data remains when the old address is unmapped.
         world.write_block(BlockId(0), 3);
         if later {
             world.succeed(reback(vec![unmap], vec![]));

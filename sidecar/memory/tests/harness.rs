@@ -1,4 +1,4 @@
-//! A host memory with a recognisable master copy, a control page stand-in and an engine stand-in.
+//! A host memory with recognisable host weights, a stand-in control page and a stand-in engine.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,10 +17,10 @@ use sluice_policy::reason::Reason;
 use sluice_ports::Memory;
 use sluice_ports::conformance::SlabChunk;
 
-/// Longest time without any sign of life before a body counts as quiet.
+/// Time without any event after which a backend counts as idle.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// `layers` layers of `slab_bytes`.
+/// Returns a geometry with `layers` layers of `slab_bytes`.
 pub fn geometry(chunk_bytes: u64, capacity_chunks: u32, layers: usize, slab_bytes: u64) -> Geometry {
     Geometry {
         chunk_bytes,
@@ -44,7 +44,7 @@ pub fn ranges(geometry: &Geometry) -> RangeSizes {
     }
 }
 
-/// The plain options.
+/// Returns the default options.
 pub fn options(geometry: &Geometry) -> HostOptions {
     HostOptions {
         geometry: geometry.clone(),
@@ -58,7 +58,7 @@ pub fn options(geometry: &Geometry) -> HostOptions {
     }
 }
 
-/// Every word of a slab names the slab and the chunk of it.
+/// Returns the word that fills a chunk of a slab; it identifies the slab and the chunk.
 fn slab_word(slab: usize, part: usize) -> u32 {
     ((slab as u32 + 1) << 16) | part as u32
 }
@@ -77,13 +77,13 @@ fn fill_words(bytes: &mut [u8], word: u32) {
     bytes.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&word.to_ne_bytes()));
 }
 
-/// The word that all of `bytes` consists of.
+/// Returns the word that all of `bytes` consists of, if there is one.
 fn uniform(bytes: &[u8]) -> Option<u32> {
     let first: [u8; 4] = bytes[..4].try_into().unwrap();
     bytes.chunks_exact(4).all(|four| four == first).then(|| u32::from_ne_bytes(first))
 }
 
-/// Which slab's part `bytes` hold, when they hold exactly one.
+/// Returns the slab chunk that `bytes` contain, if they contain exactly one.
 pub fn decode(geometry: &Geometry, bytes: &[u8]) -> Option<SlabChunk> {
     let first = u32::from_ne_bytes(bytes[..4].try_into().unwrap());
     let (slab, part) = ((first >> 16).checked_sub(1)? as usize, first & 0xFFFF);
@@ -104,7 +104,7 @@ pub struct ControlPage {
 #[derive(Debug)]
 struct PageWords {
     done: Vec<Generation>,
-    /// The global slab, then the layers.
+    /// Global slab, then the layers.
     ready: Vec<Generation>,
     kv_done: Vec<Generation>,
     kv_ready: Vec<Generation>,
@@ -137,7 +137,7 @@ impl ControlPage {
         self.words.lock().unwrap().kv_ready[layer.index()]
     }
 
-    /// Waits for a `ready`, long enough for any machine.
+    /// Waits for a `ready` with a timeout that suffices on any machine.
     pub fn wait_ready(&self, layer: LayerId, generation: Generation) -> bool {
         let words = self.words.lock().unwrap();
         let missing = |words: &mut PageWords| words.ready[layer.index() + 1] != generation;
@@ -177,7 +177,7 @@ impl LayerGate for ControlPage {
     }
 }
 
-/// What wakes the owner.
+/// Event that wakes the owner.
 enum Wake {
     Worker,
     Answer(ActionId, bool),
@@ -189,7 +189,7 @@ enum Command {
     Write(Address, usize, Vec<u8>, Sender<()>),
 }
 
-/// The engine's thread: maps what it is told and reads and writes through its own addresses.
+/// Runs the engine's thread: applies mappings, and reads and writes through its own addresses.
 fn engine(pool: OwnedFd, mut mapping: Mapping, commands: &Receiver<Command>, wake: &Sender<Wake>) {
     let chunk_bytes = mapping.chunk_bytes() as usize;
     while let Ok(command) = commands.recv() {
@@ -202,7 +202,7 @@ fn engine(pool: OwnedFd, mut mapping: Mapping, commands: &Receiver<Command>, wak
             Command::Write(address, offset, bytes, written) => {
                 assert!(mapping.chunk_at(address).is_some(), "{address:?} is backed");
                 let at = mapping.position_ptr(address).unwrap().wrapping_add(offset);
-                // SAFETY: the address is backed by a whole chunk and the bytes fit the rest of it.
+                // SAFETY: a whole chunk backs the address, and the bytes fit the rest of it.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
                 written.send(()).unwrap();
             }
@@ -210,12 +210,12 @@ fn engine(pool: OwnedFd, mut mapping: Mapping, commands: &Receiver<Command>, wak
     }
 }
 
-/// The chunk behind an address, byte by byte.
+/// Returns the bytes of the chunk behind an address.
 pub fn read(mapping: &Mapping, address: Address, chunk_bytes: usize) -> Option<Vec<u8>> {
     mapping.chunk_at(address)?;
     let mut bytes = vec![0; chunk_bytes];
     let at = mapping.position_ptr(address).unwrap();
-    // SAFETY: the address is backed by a whole chunk.
+    // SAFETY: a whole chunk backs the address.
     unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), chunk_bytes) };
     Some(bytes)
 }
@@ -231,7 +231,7 @@ impl EngineConnection for TestEngineConnection {
     }
 }
 
-/// Everything together.
+/// A host memory with its control page and engine.
 pub struct Harness {
     pub memory: HostMemory,
     pub page: Arc<ControlPage>,
@@ -250,7 +250,7 @@ impl Harness {
         Harness::with(geometry, |_| ())
     }
 
-    /// A world whose options differ from the plain ones.
+    /// Creates a harness with changed options.
     pub fn with(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
         let mut options = options(geometry);
         change(&mut options);
@@ -322,7 +322,7 @@ impl Harness {
         self.write_bytes(block, bytes);
     }
 
-    /// The engine writes these bytes at the front of a block.
+    /// Writes these bytes to the front of a block as the engine.
     pub fn write_bytes(&self, block: BlockId, bytes: Vec<u8>) {
         let (frame, offset) = self.block_location(block);
         let (written, done) = channel();
@@ -330,7 +330,7 @@ impl Harness {
         done.recv().unwrap();
     }
 
-    /// All bytes of a block.
+    /// Returns all bytes of a block as the engine reads them.
     pub fn block_bytes(&self, block: BlockId) -> Option<Vec<u8>> {
         let (frame, offset) = self.block_location(block);
         let bytes = self.read(frame)?;
@@ -352,7 +352,7 @@ impl Harness {
         self.submit_with_reason(Reason::Load, work)
     }
 
-    /// An order that is needed at `due`.
+    /// Submits an order with deadline `due`.
     pub fn submit_with_deadline(&mut self, due: Option<Nanos>, work: Work) -> ActionId {
         self.submit(Reason::Load, due, work)
     }
@@ -406,7 +406,7 @@ impl Harness {
         assert!(matches!(outcome, Outcome::Done { .. }), "{shown} ended as {outcome:?}");
     }
 
-    /// Lets everything end that will.
+    /// Advances until nothing more completes.
     pub fn settle(&mut self) {
         while self.advance() {
             self.collect();
@@ -427,7 +427,7 @@ pub fn reback(ops: Vec<Reback>, handed_over: Vec<ChunkId>) -> Work {
     Work::Reback(Transaction { ops, handed_over })
 }
 
-/// A layer's range on the chunks from `first` on.
+/// Maps a layer's range to the chunks from `first` on.
 pub fn map_layer(geometry: &Geometry, layer: LayerId, first: u32) -> Vec<Reback> {
     let parts = 0..geometry.slab_chunks(layer.index());
     parts.map(|part| Reback::Map(Address::Layer(layer, part), ChunkId(first + part))).collect()

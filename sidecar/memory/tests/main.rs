@@ -1,4 +1,4 @@
-//! Host memory behind the port, with an engine that sees it through its own mappings on a thread of its own.
+//! Host memory behind the port, with an engine that accesses it through its own mappings on its own thread.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails as it should")]
 

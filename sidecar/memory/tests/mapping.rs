@@ -1,4 +1,4 @@
-//! The engine's half: constant addresses, refusals, and `PROT_NONE` wherever no chunk is.
+//! The engine's half: constant addresses, refusals, and `PROT_NONE` wherever no chunk is mapped.
 
 use sluice_memory::{ChunkPool, Mapping, MappingError, Range, RangeSizes};
 use sluice_policy::action::{Address, Reback};
@@ -26,7 +26,7 @@ fn pool() -> ChunkPool {
     pool
 }
 
-/// Start, end and permissions of the kernel's area that holds `at`.
+/// Returns start, end and permissions of the kernel's memory area that contains `at`.
 fn mapped_area(at: *mut u8) -> (usize, usize, String) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let areas = maps.lines().map(|line| {
@@ -114,7 +114,8 @@ fn failed_rollback_is_reported_with_cause() {
     let pool = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&pool, 4 * CHUNK).unwrap();
     mapping.apply(pool.as_fd(), &Reback::Map(FRAME, ChunkId(3))).unwrap();
-    // What the sidecar's seals forbid: the chunk that is to come back is no longer there.
+    // The sidecar's seals forbid this: the rollback cannot map the chunk again, because the file ends before
+    // it.
     rustix::fs::ftruncate(&pool, CHUNK).unwrap();
     let ops = [Reback::Unmap(FRAME, ChunkId(3)), Reback::Unmap(LAYER, ChunkId(1))];
     let Err(MappingError::RollbackFailed { refused, stuck }) = mapping.apply_all(pool.as_fd(), &ops) else {
@@ -150,7 +151,8 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     };
     assert_eq!((address, chunk, found), (layer(1), ChunkId(1), ChunkId(2)));
     assert_eq!(mapping.chunk_at(layer(0)), None);
-    // The last one lies behind the pool: the first two go again, also of a run that is a part of a transaction.
+    // The last chunk is beyond the pool: the first two are unmapped again, also those of a run within a
+    // transaction.
     let frames = (0..3).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(2 + at)));
     let ops: Vec<_> = std::iter::once(Reback::Map(layer(0), ChunkId(0))).chain(frames).collect();
     let beyond = mapping.apply_all(pool.fd(), &ops).unwrap_err();
@@ -208,7 +210,7 @@ fn shared_chunk_ends_exclusive_prefix() {
         [mapping.backed_prefix_chunks(Range::Activation), mapping.exclusive_prefix_chunks(Range::Activation)]
     };
     assert_eq!(prefixes(&mapping), [3, 3]);
-    // An inflation that leaves the old address for later.
+    // An inflation that defers the unmapping of the old address.
     mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(2))).unwrap();
     assert_eq!(prefixes(&mapping), [3, 2]);
     mapping.apply(pool.fd(), &Reback::Unmap(FRAME, ChunkId(2))).unwrap();

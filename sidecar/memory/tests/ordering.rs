@@ -1,5 +1,5 @@
-//! Slots under an engine that reads as fast or as slowly as it likes: it never sees another layer's bytes. The naive
-//! model is the list of copies itself: while a generation is leased, its slot holds exactly its layer.
+//! Slots under an engine of any reading speed: it never sees another layer's bytes. The reference model is
+//! the list of copies: while a generation is being read, its slot contains exactly its layer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::harness::{ControlPage, Harness, chunks, decode, geometry, ranges, rea
 const LAYERS: u16 = 4;
 const PARTS: u32 = 3;
 
-/// One stay of a layer in a slot, and how long its reader takes.
+/// One use of a slot by a layer, and how long its reader takes.
 #[derive(Clone, Debug)]
 struct LayerUse {
     slot: u8,
@@ -29,14 +29,15 @@ struct LayerUse {
 fn layer_use() -> impl Strategy<Value = LayerUse> {
     (0..2u8, 0..LAYERS / 2, 0..1500u64, 0..800u64).prop_map(|(slot, half, read_us, pause_us)| LayerUse {
         slot,
-        // Each layer has a fixed slot, as its address has fixed chunks.
+        // Each layer has a fixed slot, because its address has fixed chunks.
         layer: half * 2 + u16::from(slot),
         read: Duration::from_micros(read_us),
         pause: Duration::from_micros(pause_us),
     })
 }
 
-/// The engine: waits for each stay's generation in turn, reads its slab at both ends of its work, and is done.
+/// Runs the engine: for each use it waits for the generation, checks the slab before and after its work, and
+/// sets `done`.
 fn reader(
     geometry: Geometry,
     page: Arc<ControlPage>,
@@ -64,7 +65,7 @@ fn has_layer_bytes(geometry: &Geometry, mapping: &Mapping, layer: LayerId, part:
     decode(geometry, &bytes) == Some(SlabChunk { layer: Some(layer), chunk: part })
 }
 
-/// Orders every stay's copy as early as it likes, each after the reader before it in its slot.
+/// Submits the copy of every use after its pause; each waits for the previous reader of its slot.
 fn run(stays: &[LayerUse], faults: Faults, copy_threads: usize) -> Result<(), String> {
     let geometry = geometry(16 << 10, 2 * PARTS, usize::from(LAYERS), u64::from(PARTS) * (16 << 10));
     let mut world = Harness::with(&geometry, |options| options.copy_threads = copy_threads);

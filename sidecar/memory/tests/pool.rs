@@ -1,4 +1,4 @@
-//! Physical memory: capacity, what the machine really gives and gets back, seals.
+//! Physical memory: capacity, allocation and release of the machine's memory, seals.
 
 use sluice_memory::{ChunkPool, Faults, PoolError};
 use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
@@ -9,7 +9,7 @@ use sluice_ports::conformance::SlabChunk;
 
 use super::harness::{Harness, chunks, geometry, map_layer, reback};
 
-/// What the file really occupies.
+/// Returns the bytes that the file occupies.
 fn allocated_bytes(pool: &ChunkPool) -> u64 {
     rustix::fs::fstat(pool.fd()).unwrap().st_blocks as u64 * 512
 }

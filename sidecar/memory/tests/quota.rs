@@ -1,4 +1,4 @@
-//! What becomes of bytes that a neighbour has promised.
+//! Accounting of the bytes of an earmark.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use super::harness::{Harness, chunks, geometry};
 
 const CHUNK: u64 = 64 << 10;
 
-/// A ledger with one promise.
+/// A quota with one earmark.
 #[derive(Debug)]
 struct SingleEarmarkQuota {
     nonce: Nonce,

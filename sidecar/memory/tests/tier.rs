@@ -1,4 +1,4 @@
-//! The host tier: bytes, pace, faults, and memory that is there from the start until the end.
+//! The host tier: contents, pace, faults, and memory that is allocated from start to end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBl
 use super::harness::{ControlPage, Harness, chunks, geometry, master, options, reback};
 
 const CHUNK: u64 = 256 << 10;
-/// Eight blocks in a chunk.
+/// A chunk has eight blocks.
 const BLOCK: u64 = CHUNK / 8;
 
 fn small() -> Geometry {
     geometry(CHUNK, 8, 2, 2 * CHUNK)
 }
 
-/// Frames 0, 1, .. on the chunks of the same number.
+/// Maps frames 0, 1, .. to the chunks of the same number.
 fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
     let mut world = Harness::with(geometry, |options| {
         options.host_kv_bytes = 64 * geometry.block_bytes;
@@ -32,7 +32,7 @@ fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
     world
 }
 
-/// A block of the frames above.
+/// A swap of a block of the frames above.
 fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
     BlockSwap {
         block: BlockId(block),
@@ -47,7 +47,7 @@ fn duration(outcome: Outcome) -> Duration {
     Duration::from_nanos(duration_ns)
 }
 
-/// Bytes of which no part is like another.
+/// Returns bytes of which no two parts are equal.
 fn random_bytes(seed: u64, bytes: u64) -> Vec<u8> {
     let words = (0..bytes / 8).map(|at| (seed + at).wrapping_mul(0x9e37_79b9_7f4a_7c15).swap_bytes());
     words.flat_map(u64::to_ne_bytes).collect()
@@ -55,7 +55,7 @@ fn random_bytes(seed: u64, bytes: u64) -> Vec<u8> {
 
 #[test]
 fn swapped_blocks_are_bit_identical_over_paced_link() {
-    // A block is not a whole number of the pieces in which a limited link passes it.
+    // The block size is not a multiple of the pieces of a limited link.
     let mut geometry = geometry(2 << 20, 4, 1, 2 << 20);
     geometry.block_bytes = 640 << 10;
     for link_bytes_per_s in [None, Some(64 << 20)] {
@@ -91,7 +91,7 @@ fn swaps_are_paced_and_only_swap_in_shares_link_with_fills() {
     let rate = 128 << 10;
     let mut world = world(&small(), |options| options.link_bytes_per_s = Some(rate));
     let taken = |blocks: u64| Duration::from_secs_f64((blocks * BLOCK) as f64 / rate as f64);
-    // A chunk of a slab, which holds the link for two seconds.
+    // The copy of a slab's chunk, which occupies the link for two seconds.
     let (frame, layer) = (Address::Kv(FrameId(6)), Address::Layer(LayerId(0), 0));
     world.succeed(reback(vec![Reback::Map(layer, ChunkId(6)), Reback::Unmap(frame, ChunkId(6))], vec![]));
     let begun = Instant::now();
@@ -173,7 +173,7 @@ fn swaps_continue_after_engine_exit() {
     assert_eq!(world.block(BlockId(8)), Some(10));
 }
 
-/// Anonymous memory of this process.
+/// Returns the bytes of anonymous memory of this process.
 fn anonymous_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel tells it");
@@ -183,7 +183,7 @@ fn anonymous_bytes() -> u64 {
 #[test]
 fn tier_memory_is_allocated_at_start_and_freed_on_drop() {
     let tier_bytes = 512 << 20;
-    // What other tests do meanwhile is less than half of it.
+    // Other tests change it concurrently by less than half of the tier.
     let (begin, half) = (anonymous_bytes(), tier_bytes / 2);
     let world = Harness::with(&small(), |options| options.host_kv_bytes = tier_bytes);
     let taken = anonymous_bytes();
@@ -193,7 +193,7 @@ fn tier_memory_is_allocated_at_start_and_freed_on_drop() {
     assert!(end + half < taken, "{taken} bytes with the tier, {end} without");
 }
 
-/// No engine.
+/// A connection without an engine.
 struct NoEngine;
 
 impl EngineConnection for NoEngine {
@@ -216,7 +216,7 @@ fn oversized_tier_is_refused_at_start() {
 
 #[test]
 fn drop_stops_swap_at_next_block() {
-    // A second for each block, a minute for all.
+    // One second per block, one minute for all.
     let mut world = world(&small(), |options| options.link_bytes_per_s = Some(BLOCK));
     world.submit_work(Work::SwapOut((0..60).map(|block| swap(block, block, 1)).collect()));
     let notify = world.notify.clone();

@@ -1,16 +1,16 @@
-//! Any order of operations, of three participants that begin new lives at any time, against plain arithmetic.
+//! Random operations of three participants that may restart at any time, compared with plain arithmetic.
 
 use proptest::prelude::*;
 use sluice_memory::gpu_ledger::{LedgerError, ParticipantHandle, Peer, TRANSFERS};
 
 use super::env::{CAPACITY, LedgerEnv};
 
-/// What one of three participants does, or which of the open earmarks it is about.
+/// An operation. The numbers select a participant, or one of the pending earmarks.
 #[derive(Debug, Clone)]
 enum Operation {
     Reserve(usize, u64),
     Release(usize, u64),
-    /// From, to, held bytes, spare bytes.
+    /// Lender, borrower, held bytes, spare bytes.
     Earmark(usize, usize, u64, u64),
     Accept(usize),
     Void(usize),
@@ -31,7 +31,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// An earmark that nobody has accepted or made void: lender, borrower, bytes, nonce; lives by instance.
+/// An earmark that is neither accepted nor cancelled. Participants are identified by instance.
 struct PendingEarmark {
     from: Peer,
     to: Peer,
@@ -101,7 +101,7 @@ impl Model {
         let (from, to, nonce) = (self.participant(a).peer(), self.participant(b).peer(), self.nonces);
         let possible = a != b && bytes <= self.held[a] && self.counted() + spare <= CAPACITY;
         let result = self.participant(a).earmark(&to, bytes, spare, nonce);
-        // Those that nobody has cleared fill the record at last.
+        // Earmarks that are not cleared eventually fill the record.
         if result == Err(LedgerError::TooManyTransfers { limit: TRANSFERS }) {
             return;
         }
@@ -132,7 +132,7 @@ impl Model {
         self.pending.remove(which);
     }
 
-    /// What is open for the dead leaves the record of the living.
+    /// Drops pending earmarks for exited borrowers, which the lender clears from its record.
     fn clear(&mut self, a: usize) {
         self.participant(a).clear_settled().unwrap();
         let (mine, others) = (self.participant(a).peer(), [0, 1, 2].map(|at| self.participant(at).peer()));

@@ -1,4 +1,4 @@
-//! Earmarks that come to nothing.
+//! Earmarks that are not accepted.
 
 use sluice_memory::gpu_ledger::{ClearedTransfers, EarmarkState, LedgerError};
 

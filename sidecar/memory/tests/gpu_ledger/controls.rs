@@ -1,4 +1,4 @@
-//! Each mechanism of the ledger switched off: the checks of the other tests must notice.
+//! Negative controls: with each mechanism of the ledger disabled, the checks of the other tests must fail.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,12 +10,12 @@ use sluice_memory::gpu_ledger::{LedgerAudit, LedgerError, LedgerFaults, Particip
 use super::env::LedgerEnv;
 use super::kills;
 
-/// How long a write waits for somebody who is locked out and so cannot answer in time.
+/// How long a write waits for a participant that the guard excludes, so that it cannot answer in time.
 const GAP: Duration = Duration::from_millis(50);
-/// How long it waits for somebody whom nothing keeps out.
+/// How long a write waits for a participant that nothing excludes.
 const LONG: Duration = Duration::from_secs(180);
 
-/// Somebody else reserves all that is free while the first write of `deed` is about to be done.
+/// Runs `deed` while another participant reserves all free bytes just before write number `at_write`.
 fn run_interrupted(
     faults: LedgerFaults,
     at_write: u32,
@@ -34,19 +34,20 @@ fn run_interrupted(
         let other = &other;
         scope.spawn(move || {
             reached_in.recv().unwrap();
-            // Refused or not: what counts is the sum afterwards.
+            // The reservation may be refused; only the sum afterwards matters.
             let _ = other.reserve(100);
             let _ = answered.send(());
         });
         armed.store(true, Ordering::SeqCst);
         deed(&seat, &third);
-        // Whoever was not let in comes afterwards.
+        // Start the other participant now if the write was never reached.
         let _ = reached.send(());
     });
     stage.open().audit()
 }
 
-/// A tap that, once armed, lets somebody in before write number `at_write`, for as long as `gap`.
+/// Returns a hook that, once armed, lets the other participant run before write number `at_write`, for at
+/// most `gap`.
 fn interruption(
     armed: Arc<AtomicBool>,
     (at_write, gap): (u32, Duration),
@@ -78,7 +79,7 @@ fn reserve_is_atomic_only_under_lock() {
     assert_eq!(bad, Err(expected));
 }
 
-/// All memory is held; 100 bytes of it are earmarked.
+/// Reserves the remaining 100 bytes and earmarks 100.
 fn earmark(seat: &ParticipantHandle, to: &ParticipantHandle) {
     seat.reserve(100).unwrap();
     seat.earmark(&to.peer(), 100, 0, 7).unwrap();
@@ -86,7 +87,7 @@ fn earmark(seat: &ParticipantHandle, to: &ParticipantHandle) {
 
 #[test]
 fn an_earmark_is_written_before_its_bytes_are_subtracted() {
-    // The first write is that of `reserve`; of the rest each is tried.
+    // The first write is that of `reserve`; each of the others is tried.
     for at_write in 2..=7 {
         let good = run_interrupted(LedgerFaults::default(), at_write, earmark).unwrap();
         assert_eq!(good.counted_bytes, 1000, "at write {at_write}");

@@ -1,4 +1,5 @@
-//! A faulty participant may write to the file what it likes, and cut it: others go on without the ledger.
+//! A faulty participant may write anything to the file, and truncate it; the others continue without the
+//! ledger.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -15,7 +16,7 @@ use super::env::LedgerEnv;
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: u64 = 4096;
 const HEADER: u64 = 0;
-/// Of the epoch in force, in the file of locks.
+/// Offset of the current epoch in the lock file.
 const EPOCH_AT: u64 = 0;
 
 fn file(stage: &LedgerEnv) -> File {
@@ -30,7 +31,7 @@ fn write(stage: &LedgerEnv, page: u64, word: u64, value: u64) {
     file(stage).write_all_at(&value.to_ne_bytes(), page * PAGE + word * 8).unwrap();
 }
 
-/// Everything is refused with this word, and nothing ends the process.
+/// Checks that every operation fails with this error and none ends the process.
 fn assert_refuses(seat: &ParticipantHandle, what: &'static str) {
     let damaged = || LedgerError::Damaged { what };
     assert_eq!(seat.survey().unwrap_err(), damaged());
@@ -132,7 +133,7 @@ fn extreme_counters_and_priorities_are_valid() {
     assert!(joined.instance() > 0);
 }
 
-/// The tickets are gone; the lock of the turn is in the other file.
+/// The tickets are lost; the lock of the time slice is in the other file.
 #[test]
 fn slices_continue_by_lock_when_file_is_truncated() {
     let stage = LedgerEnv::new();

@@ -1,10 +1,10 @@
-//! The engine has the liveness description too: what the sidecar held counts until both are gone.
+//! The engine has the liveness description too: what the sidecar held counts until both have exited.
 
 use sluice_memory::gpu_ledger::{JoinError, LedgerError};
 
 use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 
-/// A sidecar that holds all memory, and its engine in a process of its own.
+/// Starts a sidecar that holds all memory, and its engine in another process.
 fn pair(stage: &LedgerEnv) -> (LedgerProcess, LedgerProcess) {
     let mut sidecar = stage.spawn_joined("a", CAPACITY);
     sidecar.ok("reserve 1000");

@@ -13,9 +13,9 @@ use tempfile::TempDir;
 
 use super::process::{CAPACITY_VAR, FOLDER_VAR};
 
-/// Bytes of the GPU, unless a test says otherwise.
+/// Default capacity of the GPU, bytes.
 pub const CAPACITY: u64 = 1000;
-/// Longer than anything here takes, even if the machine is stopped for a while.
+/// Longer than any operation here takes, even if the machine is stopped for a while.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
 pub struct LedgerEnv {
@@ -44,15 +44,15 @@ impl LedgerEnv {
         GpuLedger::open_with(self.folder(), &self.identity(), faults).unwrap()
     }
 
-    /// Ends a seat of this process, and returns when the kernel knows: a child that another test is about to start has a
-    /// copy of every description until it runs.
+    /// Drops a handle of this process and waits until the kernel has released its locks: a child that another
+    /// test is starting has a copy of every description until it runs `exec`.
     pub fn end(&self, seat: ParticipantHandle) {
         let peer = seat.peer();
         drop(seat);
         self.wait_until_dead(peer);
     }
 
-    /// Returns when nobody has the liveness description of `peer` any more.
+    /// Waits until no process has the liveness description of `peer`.
     pub fn wait_until_dead(&self, peer: Peer) {
         let begun = Instant::now();
         let lives = || self.open().survey().unwrap().iter().any(|one| one.peer == peer && one.is_live);
@@ -62,12 +62,12 @@ impl LedgerEnv {
         }
     }
 
-    /// A process that has not opened the ledger yet.
+    /// Starts a process that has not opened the ledger.
     pub fn spawn_process(&self) -> LedgerProcess {
         self.spawn(Command::new(std::env::current_exe().unwrap())).unwrap()
     }
 
-    /// A process that has joined as `name` with a share of `share` bytes.
+    /// Starts a process that has joined as `name` with a share of `share` bytes.
     pub fn spawn_joined(&self, name: &str, share: u64) -> LedgerProcess {
         let mut actor = self.spawn_process();
         actor.ok("open");
@@ -75,17 +75,17 @@ impl LedgerEnv {
         actor
     }
 
-    /// An engine that has the liveness of `sidecar`.
+    /// Starts an engine with the liveness description of `sidecar`.
     pub fn spawn_engine_of(&self, sidecar: &mut LedgerProcess) -> LedgerProcess {
         let (mut engine, path) = (self.spawn_process(), self.folder().join("engine"));
-        // Answers when it listens, and when it has received.
+        // The engine answers when it listens, and again when it has received the description.
         engine.ok(&format!("hold {}", path.display()));
         sidecar.ok(&format!("lend {}", path.display()));
         engine.answer().unwrap().unwrap();
         engine
     }
 
-    /// A process that has opened the ledger, with a fault if there is one.
+    /// Starts a process that has opened the ledger, with an optional fault.
     pub fn spawn_opened(&self, fault: Option<&str>) -> LedgerProcess {
         let mut actor = self.spawn_process();
         if let Some(fault) = fault {
@@ -95,7 +95,7 @@ impl LedgerEnv {
         actor
     }
 
-    /// As [`Stage::actor`], by a command that ends with the test binary.
+    /// As [`LedgerEnv::spawn_process`], by a command that runs the test binary.
     pub fn spawn(&self, mut command: Command) -> std::io::Result<LedgerProcess> {
         command.args(["--exact", "gpu_ledger::process::child_process", "--ignored", "--nocapture"]);
         command.env(FOLDER_VAR, self.folder()).env(CAPACITY_VAR, self.capacity.to_string());
@@ -110,27 +110,27 @@ pub fn identity(capacity_bytes: u64) -> LedgerIdentity {
     LedgerIdentity { boot_id: [7; 16], claim_id: "claim-1".to_owned(), capacity_bytes, chunk_bytes: 10 }
 }
 
-/// A process that obeys; killed when it is dropped.
+/// A process that runs commands; killed on drop.
 pub struct LedgerProcess {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
-    /// Once it has joined.
+    /// Set once it has joined.
     pub peer: Peer,
 }
 
 impl LedgerProcess {
     /// Sends a command without waiting for its answer.
     pub fn send(&mut self, command: &str) {
-        // Who is dead is noticed by `answer`.
+        // `answer` detects an exited process.
         let _ = writeln!(self.to, "{command}");
     }
 
-    /// The next answer; `None` when the process has died.
+    /// Returns the next answer; `None` if the process has exited.
     pub fn answer(&mut self) -> Option<Result<String, String>> {
         let mut line = String::new();
         while self.from.read_line(&mut line).unwrap() != 0 {
-            // The test harness of the child writes to the same pipe, without a line's end at times.
+            // The child's test harness writes to the same pipe, sometimes without a line end.
             if let Some((_, text)) = line.trim_end().split_once("@ok") {
                 return Some(Ok(text.trim().to_owned()));
             }
@@ -147,7 +147,7 @@ impl LedgerProcess {
         self.answer()
     }
 
-    /// The answer of a process that must live and succeed.
+    /// Returns the answer of a command that must succeed.
     pub fn ok(&mut self, command: &str) -> String {
         match self.request(command) {
             Some(Ok(text)) => text,
@@ -159,14 +159,14 @@ impl LedgerProcess {
         self.join_by(&format!("join {name} {share}"));
     }
 
-    /// By a command that joins.
+    /// Runs a command that joins, and sets `peer`.
     pub fn join_by(&mut self, command: &str) {
         let text = self.ok(command);
         let (index, instance) = text.split_once(' ').unwrap();
         self.peer = Peer { index: index.parse().unwrap(), instance: instance.parse().unwrap() };
     }
 
-    /// Its liveness description, as its engine would get it.
+    /// Returns the liveness description of the process, as its engine would receive it.
     pub fn receive_liveness(&mut self, stage: &LedgerEnv) -> OwnedFd {
         let path = stage.folder().join(format!("lend-{}", self.child.id()));
         let listener = UnixListener::bind(&path).unwrap();
@@ -177,13 +177,13 @@ impl LedgerProcess {
         fd
     }
 
-    /// Waits until it has ended by itself: by which signal?
+    /// Waits until it exits by itself. Returns the signal that ended it, if any.
     pub fn end(&mut self) -> Option<i32> {
         use std::os::unix::process::ExitStatusExt;
         self.child.wait().unwrap().signal()
     }
 
-    /// Kills it and returns when it is gone.
+    /// Kills it and waits until it has exited.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -194,13 +194,13 @@ impl LedgerProcess {
         self.wait_until_stopped();
     }
 
-    /// Returns when it is stopped, by whomever.
+    /// Waits until it is stopped.
     pub fn wait_until_stopped(&self) {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         rustix::process::waitid(WaitId::Pid(self.pid()), options).unwrap();
     }
 
-    /// Waits until it stops itself or answers, and lets it go on. Returns whether it stopped, and its answer.
+    /// Waits until it stops itself or answers, and resumes it. Returns whether it stopped, and its answer.
     pub fn stop_or_answer(&mut self) -> (bool, Option<Result<String, String>>) {
         let pid = self.pid();
         std::thread::scope(|scope| {

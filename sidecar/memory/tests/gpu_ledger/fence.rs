@@ -1,4 +1,4 @@
-//! The engine's view of the epoch in force.
+//! The engine's view of the current epoch.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
@@ -75,7 +75,7 @@ fn an_engine_can_read_the_epoch_and_not_write_it() {
     assert_eq!(mappings(), ["rw-s"]);
 }
 
-/// More often than a process can have mappings of such files at once.
+/// Opens more fences in total than a process can have guarded mappings at once.
 #[test]
 fn dropped_fence_frees_its_guard_slot() {
     let stage = LedgerEnv::new();
@@ -99,7 +99,7 @@ fn epochs_continue_without_ledger() {
     assert_eq!(a.slice_queue().held(), None);
 }
 
-/// By the locks alone then: exclusive as ever, and taken over by nobody.
+/// Then the locks alone decide: exclusive as before, and without takeovers.
 #[test]
 fn truncated_lock_file_ends_no_process_and_no_epoch_is_stale() {
     for (bytes, grown) in [(0, false), (1, false), (100, false), (4095, false), (0, true), (8, true)] {
@@ -143,7 +143,7 @@ fn taken_over_holder_releases_slice_lock() {
     take(&b);
     assert_eq!(a.slice_queue().held(), None);
     b.slice_queue().release().unwrap();
-    // Without epochs the turn is had only where no description has any of its bytes.
+    // Without epochs a participant gets the time slice only if no description holds any of its bytes.
     truncate(&stage, "locks", 0);
     take(&c);
 }

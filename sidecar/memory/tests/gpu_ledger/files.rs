@@ -1,4 +1,4 @@
-//! Which ledger file is opened, refused or made anew.
+//! Which ledger file is opened, refused or created again.
 
 use std::fs::{self, OpenOptions};
 
@@ -65,13 +65,13 @@ fn damaged_ledger_is_refused_in_use_and_then_replaced() {
         let path = stage.folder().join("ledger");
         let mut bytes = fs::read(&path).unwrap();
         damage(&mut bytes);
-        // Another file in its place: cutting the one that is mapped would end this process.
+        // Replace the file: truncating the one that is mapped would damage this process's ledger.
         fs::remove_file(&path).unwrap();
         fs::write(&path, bytes).unwrap();
         let refused = open_as(&stage, |_| {});
         assert!(matches!(refused, Err(OpenError::Damaged { .. })), "{refused:?}");
         drop(seat);
-        // See `Stage::end`: the description may live a moment longer.
+        // See `LedgerEnv::end`: the description may exist a moment longer.
         while let Err(refused) = open_as(&stage, |_| {}) {
             assert!(matches!(refused, OpenError::Damaged { .. }), "{refused:?}");
             std::thread::yield_now();
@@ -86,7 +86,7 @@ fn ledger_of_other_version_is_refused_in_use_and_then_replaced() {
     let seat = stage.open().join("old", 0, 0).unwrap();
     let path = stage.folder().join("ledger");
     let mut bytes = fs::read(&path).unwrap();
-    // Version 1 had the same length, the same liveness bytes, and nothing in the file of locks.
+    // Version 1 had the same length, the same liveness bytes, and nothing in the lock file.
     bytes[8..16].copy_from_slice(&1_u64.to_ne_bytes());
     fs::remove_file(&path).unwrap();
     fs::write(&path, &bytes).unwrap();
@@ -97,7 +97,7 @@ fn ledger_of_other_version_is_refused_in_use_and_then_replaced() {
     assert_eq!(fs::read(&path).unwrap(), bytes, "what is in use stays");
     assert_eq!(locks.metadata().unwrap().len(), 0);
     drop(seat);
-    // See `Stage::end`: the description may live a moment longer.
+    // See `LedgerEnv::end`: the description may exist a moment longer.
     while let Err(refused) = open_as(&stage, |_| {}) {
         assert!(matches!(refused, OpenError::VersionMismatch { .. }), "{refused:?}");
         std::thread::yield_now();

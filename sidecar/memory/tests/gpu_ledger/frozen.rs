@@ -1,4 +1,5 @@
-//! A process that is stopped while it holds the guard: others look as ever, and wait for the guard no longer than they say.
+//! A process that is stopped while it holds the guard: others read the ledger as usual, and wait for the
+//! guard only up to the timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use super::env::{LedgerEnv, LedgerProcess};
 /// Longer than all waits of a test together, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A participant that stopped in the middle of a reservation.
+/// Starts a participant that stops in the middle of a reservation.
 fn spawn_frozen(stage: &LedgerEnv) -> LedgerProcess {
     let mut actor = stage.spawn_joined("frozen", 300);
     actor.ok("freeze 1");
@@ -23,7 +24,7 @@ fn spawn_frozen(stage: &LedgerEnv) -> LedgerProcess {
     actor
 }
 
-/// What `deed` returns; a panic when it does not.
+/// Returns the result of `deed`; panics if it does not return in time.
 fn run_within_timeout<T: Send + 'static>(what: &str, deed: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ends) = channel();
     std::thread::spawn(move || done.send(deed()));
@@ -81,7 +82,7 @@ fn frozen_guard_holder_is_reported_after_timeout() {
     assert!(seat.slice_queue().try_acquire(TurnOrder::RoundRobin).unwrap().is_some());
 }
 
-/// A look is not under the guard, but of a transfer it sees what is so.
+/// A survey does not take the guard, but never shows an earmark as waiting that was already accepted.
 #[test]
 fn survey_during_transfers_shows_no_settled_earmark() {
     const LAST: u64 = 3000;

@@ -1,6 +1,7 @@
-//! A process dies before every single write of every operation that a tenant does on its ledger. What the processes really
-//! have is kept by the test itself; the ledger must never count less, never let anybody have what is counted, and count
-//! exactly that once the dead are gone. Then the survivor and the next life of the dead trade as if nothing had been.
+//! A process is killed before every single write of every operation that a tenant performs on its ledger. The
+//! test tracks the actual bytes of each process. The ledger must never count fewer, must never grant counted
+//! bytes twice, and must count exactly those bytes once the killed processes have exited. Then the survivor
+//! and a new instance of the victim exchange loans normally.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -11,10 +12,10 @@ use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 use super::raw;
 
 const BYTES: u64 = 100;
-/// Of an earmark with spare bytes, those that were never held.
+/// Bytes of an earmark that were never held.
 const SPARE: u64 = 40;
 const NONCE: u64 = 7;
-/// No operation writes so often.
+/// Upper bound of the writes of an operation.
 const MAX_WRITES: u64 = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,14 +35,15 @@ impl Side {
     }
 }
 
-/// A side's operation. `end` is the death of both its processes.
+/// An operation of one side. `end` kills both its processes.
 type Step = (Side, &'static str);
 
-/// Each step of each story is done with all before it done, and its side dies before each of its writes. Together: all that
-/// a tenant does but opening, joining and turns, which are below and in `turn_kills`.
+/// Each step of each scenario runs after all earlier steps, and its side is killed before each of its writes.
+/// Together they cover all operations of a tenant except opening and joining, tested below, and time slices,
+/// tested in `slice_kills`.
 const SCENARIOS: [&[Step]; 10] = [
     &[(L, "release"), (L, "reserve"), (B, "release"), (B, "reserve"), (L, "floor"), (B, "floor")],
-    // A loan and its way home, under one name.
+    // A loan and its return under one nonce.
     &[
         (L, "earmark"),
         (B, "accept"),
@@ -54,7 +56,7 @@ const SCENARIOS: [&[Step]; 10] = [
     ],
     // The borrower's first `clear` finds the earmark still there and keeps the nonce.
     &[(L, "earmark"), (B, "accept"), (B, "clear"), (B, "release"), (L, "clear"), (B, "clear")],
-    // The next part under one name, with nothing cleared in between, or on one side only.
+    // The next part under one nonce, with nothing cleared in between, or on one side only.
     &[
         (L, "earmark"),
         (B, "accept"),
@@ -67,14 +69,14 @@ const SCENARIOS: [&[Step]; 10] = [
     &[(L, "earmark"), (L, "void"), (L, "reserve")],
     // A debt is paid with bytes that its debtor has never held.
     &[(B, "release"), (B, "earmark_spare"), (L, "accept"), (B, "clear"), (L, "clear")],
-    // The other side dies with an earmark out.
+    // The other side is killed while an earmark is pending.
     &[(L, "earmark"), (B, "end"), (L, "void"), (L, "reserve")],
     &[(L, "earmark"), (B, "end"), (L, "clear")],
     &[(L, "earmark"), (B, "accept"), (B, "end"), (L, "clear")],
     &[(L, "earmark"), (B, "accept"), (L, "end"), (B, "clear")],
 ];
 
-/// What each side really has, and what is on its way to the other: the test's own account.
+/// Actual bytes of each side, and bytes in transfer, as the test tracks them.
 #[derive(Clone, Copy, Debug)]
 struct ExpectedBytes {
     lender: u64,
@@ -82,7 +84,7 @@ struct ExpectedBytes {
     in_transfer: u64,
 }
 
-/// Two processes of which one is to die, with its engine, which the test stands for.
+/// Two processes, one of which is killed together with its engine; the test plays the engine.
 struct KillTest {
     lender: LedgerProcess,
     borrower: LedgerProcess,
@@ -105,7 +107,7 @@ impl KillTest {
             actor
         };
         let (mut lender, mut borrower) = (start(L), start(B));
-        // Full, so that whatever is counted twice is more than there is.
+        // Use all bytes, so that anything counted twice exceeds the capacity.
         lender.ok("reserve 600");
         borrower.ok("reserve 400");
         let truth = ExpectedBytes { lender: 600, borrower: 400, in_transfer: 0 };
@@ -124,8 +126,8 @@ impl KillTest {
         if side == L { &mut self.expected.lender } else { &mut self.expected.borrower }
     }
 
-    /// The operation as that side runs it; the truth follows what was really done and what was answered. `None` when the
-    /// process died of it, else whether it was granted.
+    /// Runs the operation on that side and updates the expected bytes by its effect and its answer. Returns
+    /// `None` if the process was killed during it, otherwise whether it was granted.
     fn run(&mut self, (side, operation): Step) -> Option<bool> {
         if operation == "end" {
             self.end(side);
@@ -141,7 +143,7 @@ impl KillTest {
             "floor" => "floor 50".to_owned(),
             _ => operation.to_owned(),
         };
-        // Memory goes before the ledger is told.
+        // The memory is freed before the ledger is updated.
         *self.expected_of(side) -= match operation {
             "release" | "earmark" => BYTES,
             "earmark_spare" => BYTES - SPARE,
@@ -159,7 +161,7 @@ impl KillTest {
             "earmark" | "earmark_spare" => self.expected.in_transfer += BYTES,
             "void" => self.expected.in_transfer = 0,
             "accept" => {
-                // The ledger's answer is all that either side goes by, even where the other side has died.
+                // Each side relies only on the ledger's answer, even if the other side has exited.
                 self.expected.in_transfer = 0;
                 *self.expected_of(side) += BYTES;
             }
@@ -168,7 +170,7 @@ impl KillTest {
         }
     }
 
-    /// Neither its sidecar nor its engine is left.
+    /// Ends the sidecar and the engine of a side.
     fn end(&mut self, side: Side) {
         self.process(side).kill();
         self.env.wait_until_dead(self.peer(side));
@@ -182,7 +184,7 @@ impl KillTest {
         sides.map(|side| self.peer(side).instance).collect()
     }
 
-    /// Nobody has what is not counted, and the ledger does not count more than there is.
+    /// Checks that the ledger counts at least the bytes in use and at most the capacity.
     fn check(&self) -> Result<(), String> {
         let ExpectedBytes { lender, borrower, in_transfer: on_its_way } = self.expected;
         let (counted, unsettled) = raw::counted(self.env.folder(), &self.alive());
@@ -199,13 +201,13 @@ impl KillTest {
         Ok(())
     }
 
-    /// Exactly `bytes` are counted.
+    /// Checks that exactly `bytes` are counted.
     fn check_exact(&self, bytes: u64) {
         let audit = self.ledger.audit().unwrap();
         assert_eq!((audit.counted_bytes, audit.unsettled_bytes), (bytes, 0), "{:?}", self.expected);
     }
 
-    /// A life that begins now, where `bytes` are counted: exactly the rest is its to reserve.
+    /// Joins a new instance while `bytes` are counted, and checks that it can reserve exactly the rest.
     fn join_new_instance(&self, name: &str, bytes: u64) -> ParticipantHandle {
         self.check_exact(bytes);
         let seat = self.ledger.join(name, 0, CAPACITY / 2).unwrap();
@@ -222,14 +224,15 @@ impl KillTest {
         self.ledger.survey().unwrap().into_iter().find(|one| one.peer == peer).unwrap()
     }
 
-    /// What is on record of transfers, for nobody has one under way.
+    /// Checks that the record contains no transfers, because none is pending.
     fn check_settled(&self, peer: Peer) {
         let books = self.participant(peer);
         assert!(books.earmarks.is_empty() && books.accepted.is_empty(), "{books:?}");
     }
 }
 
-/// Runs the last step of `story` with a death before write `n`; false when there are fewer writes.
+/// Runs the last step of `story` and kills its process before write `n`. Returns false if there are fewer
+/// writes.
 fn kill_at_write(story: &[Step], n: u64) -> bool {
     let (step, before) = story.split_last().expect("a story has steps");
     let mut scene = KillTest::new(None);
@@ -248,7 +251,7 @@ fn kill_at_write(story: &[Step], n: u64) -> bool {
         return false;
     }
     scene.process(victim).kill();
-    // The sidecar is dead, its engine still has its memory.
+    // The sidecar has exited; its engine still has its memory.
     scene.check().unwrap();
     let survivor = Some(victim.other()).filter(|side| scene.ended != Some(*side));
     if let Some(survivor) = survivor {
@@ -263,7 +266,7 @@ fn kill_at_write(story: &[Step], n: u64) -> bool {
     true
 }
 
-/// What the survivor does next: everything that it could.
+/// Runs all operations that the survivor could run next.
 fn run_survivor(scene: &mut KillTest, survivor: Side) {
     for operation in ["accept", "void", "clear", "reserve"] {
         scene.run((survivor, operation)).expect("the survivor lives");
@@ -271,8 +274,8 @@ fn run_survivor(scene: &mut KillTest, survivor: Side) {
     }
 }
 
-/// The dead begin a new life, and both lend each other something under the name of the loan that failed. Then the survivor
-/// ends as well.
+/// Restarts the victim, and lets both lend to each other under the nonce of the failed loan. Then ends the
+/// survivor too.
 fn check_after_kill(scene: &mut KillTest, victim: Side, survivor: Side) {
     let (dead, friend) = (scene.peer(victim), scene.peer(survivor));
     let left = *scene.expected_of(survivor);
@@ -321,7 +324,7 @@ fn kill_before_any_write_of_open_or_join_does_not_block_next() {
         while writes < MAX_WRITES {
             let stage = LedgerEnv::new();
             let mut actor = stage.spawn_process();
-            // A dead participant's record is there to be wiped.
+            // Create an exited participant's record, which joining has to clear.
             if operation != "open" {
                 let mut dead = stage.spawn_joined("late", 100);
                 dead.ok("reserve 900");
@@ -342,7 +345,7 @@ fn kill_before_any_write_of_open_or_join_does_not_block_next() {
     }
 }
 
-/// For the negative control: a whole transfer with a faulty lender, as the checks above see it.
+/// Runs a whole transfer with an optional fault and the checks above, for the negative control.
 pub fn transfer_with(fault: Option<&str>) -> Result<(), String> {
     let mut scene = KillTest::new(fault);
     for step in [(L, "earmark"), (B, "accept"), (L, "clear")] {

@@ -1,10 +1,11 @@
-//! Pods have process ids of their own: nothing here may depend on one.
+//! Pods have their own process ids: the ledger must not depend on them.
 
 use std::process::Command;
 
 use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 
-/// A process that is number 1 of its own namespace and has joined; `None` where the kernel forbids that.
+/// Starts a process that is number 1 of its own namespace and has joined; `None` where the kernel forbids
+/// that.
 fn spawn_in_pid_namespace(stage: &LedgerEnv, name: &str) -> Option<LedgerProcess> {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"]);
@@ -36,7 +37,7 @@ fn participants_with_process_ids_of_their_own_share_a_ledger() {
     b.ok("request");
     b.send("take_turn");
     a.kill();
-    // The kernel ends the namespace with its first process, but not before `unshare` is gone.
+    // The kernel ends the namespace with its first process, but only after `unshare` has exited.
     assert!(b.answer().unwrap().unwrap().starts_with("Some"));
     assert_eq!(watch.audit().unwrap().counted_bytes, 500);
     b.ok("reserve 500");

@@ -1,4 +1,4 @@
-//! Joining, reserving and handing over, within one process.
+//! Joining, reserving and transferring within one process.
 
 use sluice_memory::gpu_ledger::{
     ClearedTransfers, GpuLedger, JoinError, LedgerError, ParticipantHandle, Peer, TRANSFERS,
@@ -6,7 +6,7 @@ use sluice_memory::gpu_ledger::{
 
 use super::env::{CAPACITY, LedgerEnv};
 
-/// Two seats with all memory, and somebody else's view.
+/// Returns two participants that hold all memory, and a ledger to observe them.
 pub fn full_ledger() -> (LedgerEnv, GpuLedger, ParticipantHandle, ParticipantHandle) {
     let stage = LedgerEnv::new();
     let (a, b) = (stage.open().join("a", 100, 600).unwrap(), stage.open().join("b", 100, 400).unwrap());
@@ -89,7 +89,7 @@ fn a_transfer_counts_its_bytes_once_at_every_step() {
     assert_eq!((a.held_bytes(), counts()), (500, [600, 400]));
     assert_eq!(b.accept(&a.peer(), 7, 100), Ok(()));
     assert_eq!(counts(), [500, 500]);
-    // The borrower keeps the nonce as long as the lender has the earmark.
+    // The borrower keeps the nonce until the lender has cleared the earmark.
     assert_eq!(b.clear_settled(), Ok(ClearedTransfers { earmarks: 0, nonces: 0 }));
     assert_eq!(a.clear_settled(), Ok(ClearedTransfers { earmarks: 1, nonces: 0 }));
     assert_eq!(counts(), [500, 500]);
@@ -136,7 +136,7 @@ fn invalid_earmarks_are_refused_without_effect() {
     assert_eq!(watch.survey().unwrap(), before);
 }
 
-/// A loan comes back in parts under its one name, and nobody has looked at the ledger between two of them.
+/// A loan is returned in parts under one nonce, and neither side clears between two of them.
 #[test]
 fn reused_nonce_waits_only_for_its_last_transfer() {
     let (_stage, watch, a, b) = full_ledger();
@@ -151,7 +151,7 @@ fn reused_nonce_waits_only_for_its_last_transfer() {
     let counted = || watch.audit().unwrap().counted_bytes;
     assert_eq!((a.held_bytes(), b.held_bytes(), counted()), (570, 410, 1000), "it is not taken for accepted");
     b.accept(&a.peer(), 5, 20).unwrap();
-    // The lender's look alone has put the last part away.
+    // The lender's call alone clears the last part.
     a.clear_settled().unwrap();
     a.earmark(&b.peer(), 30, 0, 5).unwrap();
     assert_eq!(counted(), 1000);
@@ -169,7 +169,7 @@ fn earmark_of_dead_lender_cannot_be_accepted() {
     c.reserve(600).unwrap();
     assert_eq!(b.accept(&peer, 7, 100), Err(LedgerError::PeerDead { peer }));
     assert_eq!(watch.audit().unwrap().counted_bytes, 1000);
-    // Nor after somebody else has its record.
+    // Nor after another instance has claimed its record.
     let heir = stage.open().join("a", 0, 0).unwrap();
     assert_eq!(heir.index(), peer.index);
     assert_eq!(b.accept(&peer, 7, 100), Err(LedgerError::PeerDead { peer }));

@@ -1,4 +1,4 @@
-//! A process of its own: one command a line on its input, one answer each on its output.
+//! A child process: reads one command per line from its input and writes one answer each to its output.
 
 use std::fmt::Debug;
 use std::io::{BufRead, IoSlice, IoSliceMut};
@@ -19,9 +19,9 @@ use sluice_memory::gpu_ledger::{GpuLedger, LedgerFaults, ParticipantHandle, Peer
 
 use super::{env, shares, slice_stress, stress, time_slices};
 
-/// Where the ledger lies.
+/// Folder of the ledger.
 pub const FOLDER_VAR: &str = "SLUICE_TEST_LEDGER";
-/// Bytes of the GPU.
+/// Capacity of the GPU, bytes.
 pub const CAPACITY_VAR: &str = "SLUICE_TEST_CAPACITY";
 
 type Answer = Result<String, String>;
@@ -51,7 +51,7 @@ struct CommandHandler {
     faults: LedgerFaults,
     /// Writes until this process kills or stops itself; negative = never.
     writes_left: Arc<AtomicI64>,
-    /// The signal with which it does.
+    /// Signal that it sends to itself.
     end_signal: Arc<AtomicI32>,
     ledger: Option<GpuLedger>,
     participant: Option<ParticipantHandle>,
@@ -130,12 +130,12 @@ impl CommandHandler {
         Ok(String::new())
     }
 
-    /// A mapping that is no ledger's.
+    /// Reads a truncated mapping that is not the ledger's.
     fn read_truncated_mapping(&self) -> Answer {
         let file = std::fs::File::create_new(self.folder.join("other")).unwrap();
         file.set_len(4096).unwrap();
         let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing mapping.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, read, shared, &file, 0) };
         // SAFETY: mapped above.
         let read = |base: *mut u8| unsafe { base.read_volatile() };
@@ -161,7 +161,7 @@ impl CommandHandler {
             "unlocked_turn" => (self.faults.unlocked_slice, self.faults.ignore_queue) = (true, true),
             "unlocked_reserve" => {
                 self.faults.unlocked_reserve = true;
-                // A gap that others have time to meet.
+                // A gap that is long enough for others to interleave.
                 self.faults.before_write = Some(Arc::new(|| std::thread::sleep(Duration::from_micros(200))));
             }
             other => panic!("{other} is no fault"),
@@ -195,14 +195,14 @@ impl CommandHandler {
         text
     }
 
-    /// Sends the liveness description to whoever listens at `path`.
+    /// Sends the liveness description to the process that listens at `path`.
     fn send_liveness(&self, path: &Path) -> Answer {
         let socket = UnixStream::connect(path).unwrap();
         send_fd(&socket, self.participant().liveness());
         Ok(String::new())
     }
 
-    /// Is an engine: receives a description at `path` and keeps it.
+    /// Acts as an engine: receives a description at `path` and keeps it.
     fn receive_liveness(&mut self, path: &Path) -> Answer {
         let listener = UnixListener::bind(path).unwrap();
         println!("\n@ok");
@@ -212,8 +212,9 @@ impl CommandHandler {
 }
 
 fn raise_signal(signal: i32) {
-    // To this thread, which then does nothing more; another might take what is sent to the process, a moment later.
-    // SAFETY: a call without memory.
+    // Signal this thread, which then does nothing more. A signal to the process could be delivered to another
+    // thread, a moment later.
+    // SAFETY: the call accesses no memory.
     let sent = unsafe { libc::raise(signal) };
     assert_eq!((sent, signal), (0, Signal::STOP.as_raw()), "a killed process writes nothing");
 }
@@ -230,7 +231,7 @@ fn send_fd(socket: &UnixStream, fd: BorrowedFd<'_>) {
     rustix::net::sendmsg(socket, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::empty()).unwrap();
 }
 
-/// The descriptor that the next message carries.
+/// Returns the descriptor that the next message carries.
 pub fn receive_fd(socket: &UnixStream) -> OwnedFd {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

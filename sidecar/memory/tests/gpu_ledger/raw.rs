@@ -1,5 +1,5 @@
-//! The ledger file read without the code under test: offsets as version 2 of the layout has them, deaths as the test
-//! itself caused them.
+//! Reads the ledger file without the code under test, by the offsets of layout version 2. The test knows
+//! which instances it killed.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub struct RawRecord {
     pub accepted: Vec<[u64; 2]>,
 }
 
-/// All records with an instance.
+/// Returns all records with an instance.
 pub fn records(folder: &Path) -> Vec<RawRecord> {
     let bytes = std::fs::read(folder.join("ledger")).unwrap();
     let words: Vec<u64> =
@@ -39,7 +39,8 @@ fn record(words: &[u64]) -> RawRecord {
     }
 }
 
-/// Bytes that count when the lives `alive` go on, and how many of these may be counted twice.
+/// Returns the bytes that count while the instances `alive` are live, and how many of these may be counted
+/// twice.
 pub fn counted(folder: &Path, alive: &[u64]) -> (u64, u64) {
     let records = records(folder);
     let live: Vec<_> = records.iter().filter(|record| alive.contains(&record.instance)).collect();

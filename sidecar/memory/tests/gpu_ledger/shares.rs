@@ -1,4 +1,5 @@
-//! Shares that rise and fall while their participants live: together never more than the GPU, whoever dies whenever.
+//! Shares that rise and fall while their participants are live: together they never exceed the GPU, even when
+//! processes are killed.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -18,7 +19,7 @@ const PROCESSES: usize = 6;
 const OPERATIONS: u64 = 200;
 const MAX_DURATION: Duration = Duration::from_secs(4);
 const MAX_ROUNDS: usize = 60;
-/// No operation writes so often.
+/// Upper bound of the writes of an operation.
 const MAX_WRITES: u64 = 40;
 
 fn share_request(share_bytes: u64) -> ShareRequest {
@@ -68,7 +69,7 @@ fn share_rises_to_free_capacity_and_falls_to_floor() {
     assert_eq!(a.release_share(50), Ok(100));
     assert_eq!((a.share_bytes(), participant(&watch, &a).share_bytes), (100, 100));
     assert_eq!((b.share_bytes(), participant(&watch, &b).share_bytes), (500, 500));
-    // What the dead had is free at once.
+    // The share of an exited participant is free at once.
     stage.end(b);
     assert_eq!(a.raise_share(u64::MAX), Ok(CAPACITY));
     assert_eq!(watch.audit().unwrap().shares_bytes, CAPACITY);
@@ -104,7 +105,7 @@ fn share_written_by_other_process_is_rejected() {
     let stage = LedgerEnv::new();
     let (seat, other) = (stage.open().join("a", 0, 300).unwrap(), stage.open().join("b", 0, 300).unwrap());
     let ledger = OpenOptions::new().write(true).open(stage.folder().join("ledger")).unwrap();
-    // The first record follows the header's page; its third word.
+    // The first record follows the header's page; this is its third word.
     ledger.write_all_at(&900_u64.to_ne_bytes(), 4096 + 16).unwrap();
     for result in [seat.raise_share(1000), seat.release_share(0)] {
         assert!(matches!(result, Err(LedgerError::Damaged { .. })), "{result:?}");
@@ -112,7 +113,7 @@ fn share_written_by_other_process_is_rejected() {
     assert_eq!((seat.share_bytes(), other.raise_share(1000)), (300, Ok(300)), "nobody else ends by it");
 }
 
-/// Between the look and the write of a share that rises somebody else asks as well.
+/// Raises a share while another participant raises its own between the check and the write.
 fn raise_interrupted(faults: LedgerFaults) -> Result<u64, LedgerError> {
     let stage = LedgerEnv::new();
     let other = Arc::new(Mutex::new(None));
@@ -138,7 +139,7 @@ fn raise_share_is_atomic_only_under_lock() {
     assert_eq!(bad, Err(LedgerError::SharesOvercommitted { shares: 1200, capacity: CAPACITY }));
 }
 
-/// A process dies before write `n` of the last command; false when there are fewer writes.
+/// Kills a process before write `n` of the last command. Returns false if there are fewer writes.
 fn kill_at_write(commands: &[&str], n: u64) -> bool {
     let stage = LedgerEnv::new();
     let watch = stage.open();
@@ -179,8 +180,8 @@ fn kill_before_any_write_of_share_frees_it() {
     }
 }
 
-/// The child's half: `count` random wishes. What it makes use of lies in a file of the test's own: more after it was granted,
-/// less before it is told.
+/// The child's part: `count` random changes. A file of the test records the bytes that it uses: more after a
+/// share was granted, less before it is released.
 pub fn stress(
     seat: &ParticipantHandle,
     folder: &Path,
@@ -208,9 +209,9 @@ pub fn stress(
     Ok(changes.to_string())
 }
 
-/// The parent's half.
+/// The parent's part.
 struct ShareStressTest {
-    // Before the stage, so that they end before their folder goes.
+    // Before `env`, so that they end before their folder is removed.
     processes: Vec<LedgerProcess>,
     env: LedgerEnv,
     started: u64,
@@ -237,7 +238,8 @@ impl ShareStressTest {
         actor
     }
 
-    /// Everybody works; one answer is waited for, all are stopped wherever they are, and the sums are compared. One dies.
+    /// All processes work. After one answer, stops all of them at an arbitrary point, compares the sums, and
+    /// kills one.
     fn round(&mut self, dice: &mut Rng) {
         for (at, actor) in self.processes.iter_mut().enumerate() {
             actor.send(&format!("deal {at} {} {OPERATIONS}", dice.below(1 << 30) + 1));

@@ -1,5 +1,5 @@
-//! A process dies before every single write of what it does about the turn: who waits gets it, in a later epoch, whether it
-//! stood in line already or came after the death.
+//! A process is killed before every single write of its time-slice operations. A waiter then gets the slice
+//! in a later epoch, whether it queued before or after the kill.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const MAX_WRITES: u64 = 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const ORDERS: [TurnOrder; 2] = [TurnOrder::RoundRobin, TurnOrder::Priority { aging_turns: 64 }];
 
-/// What comes before the operation, and the operation.
+/// The preceding commands and the operation.
 const CASES: [(&[&str], &str); 4] = [
     (&[], "request"),
     (&["request"], "cancel"),
@@ -20,7 +20,8 @@ const CASES: [(&[&str], &str); 4] = [
     (&["request", "take_turn"], "give_turn"),
 ];
 
-/// False when the operation has fewer than `n` writes. `early`: the next in line waits before the death.
+/// Returns false if the operation has fewer than `n` writes. With `early` the next waiter queues before the
+/// kill.
 fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (TurnOrder, bool)) -> bool {
     let stage = LedgerEnv::new();
     let mut actor = stage.spawn_joined("a", 0);
@@ -53,7 +54,7 @@ fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (Turn
     true
 }
 
-/// The next life of the dead stands in line behind nobody, and the turn goes to and fro.
+/// A new instance of the victim finds an empty queue, and the slice passes back and forth.
 fn check_after_kill(
     stage: &LedgerEnv,
     next: &ParticipantHandle,
@@ -81,7 +82,7 @@ fn kill_before_any_slice_write_does_not_block_queue() {
     }
 }
 
-/// A participant that has the turn, is past its deadline and does not run.
+/// Starts a participant that holds the time slice, is past its deadline and does not run.
 fn stopped_holder(stage: &LedgerEnv) -> LedgerProcess {
     let mut hung = stage.spawn_joined("hung", 0);
     for command in ["request", "take_turn", "promise 1"] {
@@ -91,7 +92,8 @@ fn stopped_holder(stage: &LedgerEnv) -> LedgerProcess {
     hung
 }
 
-/// False when a takeover has fewer than `n` writes. `engine`: that of the participant that dies lives on.
+/// Returns false if a takeover has fewer than `n` writes. With `engine` the engine of the killed participant
+/// keeps running.
 fn kill_in_takeover(n: u64, engine: bool) -> bool {
     let stage = LedgerEnv::new();
     let (mut hung, mut actor) = (stopped_holder(&stage), stage.spawn_joined("heir", 0));
@@ -130,7 +132,8 @@ fn kill_before_any_takeover_write_does_not_block_queue() {
     }
 }
 
-/// False when the operation has fewer than `n` writes. The holder stops before one, loses the turn, and goes on.
+/// Returns false if the operation has fewer than `n` writes. The holder stops before one, loses the time
+/// slice, and continues.
 fn take_over_at_write(operation: &str, n: u64) -> bool {
     let stage = LedgerEnv::new();
     let [next, third] = ["next", "third"].map(|name| stage.open().join(name, 0, 0).unwrap());
@@ -141,7 +144,7 @@ fn take_over_at_write(operation: &str, n: u64) -> bool {
     next.slice_queue().request(0).unwrap();
     holder.send(operation);
     let taken = next.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT).unwrap().unwrap();
-    // It may stop after the next has the turn: before the write that wakes the next.
+    // The holder may stop after the next waiter has the slice: before the write that wakes waiters.
     let (stopped, answer) = holder.stop_or_answer();
     let answer = answer.unwrap();
     assert!(answer.is_ok() || answer.as_ref().is_err_and(|error| error == "SliceTakenOver"), "{answer:?}");
@@ -149,7 +152,8 @@ fn take_over_at_write(operation: &str, n: u64) -> bool {
     assert_eq!(next.slice_queue().held(), Some(taken));
     let of_next = next.slice_queue().holder().unwrap().unwrap();
     assert_eq!((of_next.peer, of_next.overdue), (next.peer(), Duration::ZERO));
-    // The hand-over to the third is that of the next, whatever the holder has written since.
+    // The handover to the third participant is measured from the next one's release, whatever the old holder
+    // has written since.
     third.slice_queue().request(0).unwrap();
     let begun = std::time::Instant::now();
     next.slice_queue().release().unwrap();
@@ -162,6 +166,6 @@ fn take_over_at_write(operation: &str, n: u64) -> bool {
 fn holder_taken_over_between_writes_does_not_affect_next_slice() {
     let writes = (1..MAX_WRITES).take_while(|n| take_over_at_write("give_turn", *n)).count();
     assert!(writes >= 3, "when, which epoch, the bell: {writes}");
-    // It keeps the turn when it is not stopped before its one write.
+    // Without the stop before its only write, the holder would keep the slice.
     assert!(take_over_at_write("promise 9000000000000000000", 1));
 }

@@ -1,5 +1,5 @@
-//! Processes take turns while some of them are stopped and killed at random moments: no two of them ever see the turn as
-//! their own.
+//! Processes take time slices while some are stopped and killed at random moments: no two of them ever hold
+//! the slice at the same time.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -16,27 +16,27 @@ use super::env::{LedgerEnv, LedgerProcess};
 use super::stress::Rng;
 
 const PROCESSES: usize = 4;
-/// How long a holder promises to go on from each of its steps.
+/// Time by which a holder extends its deadline at each step.
 const DEADLINE: Duration = Duration::from_millis(100);
-/// So long a stopped holder is overtaken, and a busy machine has time for it.
+/// Long enough for a takeover from a stopped holder on a busy machine.
 const STOP_DURATION: Duration = Duration::from_millis(2 * 100 + 2 * OVERDUE_GRACE.as_millis() as u64);
 const ROUND: Duration = Duration::from_millis(1200);
 const MIN_ROUNDS: usize = 3;
 const MAX_ROUNDS: usize = 40;
-/// Turns that must have passed for the test to have shown anything.
+/// Minimum number of takeovers for the test to be meaningful.
 const MIN_TAKEOVERS: u64 = 3;
 
-/// The highest epoch whose taking has returned, in a file that all processes map.
+/// Returns the highest acquired epoch, in a file that all processes map.
 fn highest_epoch(folder: &Path) -> &'static AtomicU64 {
     let file = OpenOptions::new().read(true).write(true).open(folder.join("highest")).unwrap();
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping that is never unmapped; its first word is aligned and only reached atomically.
+    // SAFETY: a new mapping that is never unmapped; its first word is aligned and accessed only atomically.
     unsafe {
         &*rustix::mm::mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, file, 0).unwrap().cast()
     }
 }
 
-/// The child's half: takes turns for so many milliseconds. How many of them it took over.
+/// The child's part: takes time slices for `ms` milliseconds. Returns how many of them it took over.
 pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Result<String, String> {
     let (mut dice, begun, highest) = (Rng(seed), Instant::now(), highest_epoch(folder));
     let mut taken_over = 0;
@@ -46,7 +46,7 @@ pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Re
         let asked = line.request(0).and_then(|()| line.acquire_within(TurnOrder::RoundRobin, ROUND / 4));
         let epoch = match asked {
             Ok(Some(epoch)) => epoch,
-            // Somebody is stopped, within the guard at times.
+            // A stopped process may hold the guard.
             Ok(None) | Err(LedgerError::Busy { .. }) => continue,
             Err(error) => return Err(error.to_string()),
         };
@@ -63,7 +63,7 @@ pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Re
     Ok(taken_over.to_string())
 }
 
-/// Steps of one turn. Before each it looks whether the turn is still its own.
+/// Runs the steps of one time slice. Before each step it checks whether it still holds the slice.
 fn run(line: &SliceQueue<'_>, epoch: Epoch, steps: u64, highest: &AtomicU64) -> Result<(), String> {
     for _ in 0..steps {
         match line.set_deadline((since_boot() + DEADLINE).as_nanos() as u64) {
@@ -71,7 +71,7 @@ fn run(line: &SliceQueue<'_>, epoch: Epoch, steps: u64, highest: &AtomicU64) -> 
             Err(LedgerError::SliceTakenOver) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         }
-        // First what others have: a later turn that was taken by now has put this one out of force.
+        // Read the others' epoch first: a later slice that was acquired by now has ended this one.
         let others = highest.load(Ordering::SeqCst);
         if line.held() == Some(epoch) && others > epoch.0 {
             return Err(format!("epoch {} was its own while {others} was another's", epoch.0));
@@ -81,9 +81,9 @@ fn run(line: &SliceQueue<'_>, epoch: Epoch, steps: u64, highest: &AtomicU64) -> 
     Ok(())
 }
 
-/// The parent's half.
+/// The parent's part.
 struct SliceStressTest {
-    // Before the stage, so that they end before their folder goes.
+    // Before `env`, so that they end before their folder is removed.
     processes: Vec<LedgerProcess>,
     env: LedgerEnv,
     fault: Option<&'static str>,
@@ -109,7 +109,8 @@ impl SliceStressTest {
         actor
     }
 
-    /// All take turns; two are stopped for a while, of which one is then killed at times. How many turns were taken over.
+    /// All processes take time slices; two are stopped for a while, and one of these is sometimes killed.
+    /// Returns the number of takeovers.
     fn round(&mut self, dice: &mut Rng) -> Result<u64, String> {
         for actor in &mut self.processes {
             actor.send(&format!("turns {} {}", ROUND.as_millis(), dice.below(1 << 30) + 1));
@@ -136,7 +137,8 @@ impl SliceStressTest {
     }
 }
 
-/// How many turns were taken over, until one process saw what must not be or enough was seen.
+/// Runs rounds until a process reports a violation or `least` takeovers have happened. Returns the number of
+/// takeovers.
 fn rounds(crowd: &mut SliceStressTest, seed: u64, least: u64) -> Result<u64, String> {
     let (mut dice, mut taken_over) = (Rng(seed), 0);
     for round in 0..MAX_ROUNDS {

@@ -1,5 +1,6 @@
-//! Many processes do everything at once and are killed at random moments. What each really has lies in a file of the test's
-//! own; with all of them stopped, the sum of that is compared with what the ledger counts, read by the test's own reader.
+//! Many processes run all operations concurrently and are killed at random moments. A file of the test
+//! records the actual bytes of each. While all are stopped, their sum is compared with the ledger's count,
+//! which the test reads with its own reader.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,7 +17,7 @@ const OPERATIONS: u64 = 150;
 const MAX_DURATION: Duration = Duration::from_secs(4);
 const MAX_ROUNDS: usize = 60;
 
-/// xorshift64*: the same numbers for the same seed everywhere.
+/// xorshift64*: the same numbers for the same seed on every machine.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -28,7 +29,7 @@ impl Rng {
     }
 }
 
-/// What one process really has, for the parent to see.
+/// Actual bytes of one process, visible to the parent.
 pub struct HeldBytes {
     file: File,
     at: u64,
@@ -46,7 +47,8 @@ impl HeldBytes {
     }
 }
 
-/// The child's half: `count` random operations. Memory is had after the ledger said so and gone before it is told.
+/// The child's part: `count` random operations. Memory is used after the ledger granted it and freed before
+/// the ledger is updated.
 pub fn stress(
     seat: &ParticipantHandle,
     folder: &Path,
@@ -122,7 +124,8 @@ fn lend(
     Ok(())
 }
 
-/// Accepts what waits for this process, and voids one earmark of its own, whose bytes it may then have again.
+/// Accepts the earmarks that wait for this process, and cancels one of its own, whose bytes it tries to
+/// reserve again.
 fn borrow(seat: &ParticipantHandle, has: &mut HeldBytes) -> Result<(), LedgerError> {
     for lender in seat.survey()? {
         let for_us = lender.earmarks.iter().filter(|earmark| earmark.to == seat.instance());
@@ -150,7 +153,7 @@ fn add_on_success(
     use LedgerError as E;
     match result {
         Ok(()) => has.set(has.bytes + bytes),
-        // Others were faster, or died.
+        // Other participants reserved first, or exited.
         Err(
             E::PeerDead { .. } | E::NoEarmark { .. } | E::AlreadyAccepted { .. } | E::TooManyTransfers { .. },
         ) => {}
@@ -160,9 +163,9 @@ fn add_on_success(
     Ok(())
 }
 
-/// The parent's half.
+/// The parent's part.
 struct StressTest {
-    // Before the stage, so that they end before their folder goes.
+    // Before `env`, so that they end before their folder is removed.
     processes: Vec<LedgerProcess>,
     env: LedgerEnv,
     held_file: File,
@@ -191,7 +194,7 @@ impl StressTest {
         actor
     }
 
-    /// Everybody works; one answer is waited for, all are stopped wherever they are, and the sums are compared.
+    /// All processes work. After one answer, stops all of them at an arbitrary point and compares the sums.
     fn round(&mut self, dice: &mut Rng) -> Result<(), String> {
         for (at, actor) in self.processes.iter_mut().enumerate() {
             actor.send(&format!("hammer {at} {} {OPERATIONS}", dice.below(1 << 30) + 1));
@@ -212,7 +215,7 @@ impl StressTest {
         self.check(true)
     }
 
-    /// With everybody idle the sums are equal, but for what waits.
+    /// Compares the sums. When all processes are idle, they are equal except for waiting earmarks.
     fn check(&self, idle: bool) -> Result<(), String> {
         let mut truth = [0; 8 * PROCESSES];
         self.held_file.read_exact_at(&mut truth, 0).unwrap();
@@ -237,7 +240,7 @@ impl StressTest {
     }
 }
 
-/// Rounds that passed until one failed or the time was over.
+/// Runs rounds until one fails or the time is over. Returns the number of rounds.
 fn rounds(anvil: &mut StressTest, seed: u64) -> Result<usize, String> {
     let (mut dice, begun) = (Rng(seed), Instant::now());
     let mut rounds = 0;

@@ -1,4 +1,5 @@
-//! A holder that exceeds its deadline loses the turn to the next in line, and sees that before it does anything more.
+//! A holder that exceeds its deadline loses the time slice to the next waiter, and sees this before it does
+//! anything else.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -15,10 +16,10 @@ use super::time_slices::futex_word;
 
 const ORDER: TurnOrder = TurnOrder::RoundRobin;
 const LONG: Duration = Duration::from_secs(60);
-/// How late a busy machine may make a takeover.
+/// Longest delay of a takeover on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// Seats of this process, by faults.
+/// Returns participants of this process with faults.
 fn participants_with<const N: usize>(faults: LedgerFaults) -> (LedgerEnv, [ParticipantHandle; N]) {
     let stage = LedgerEnv::new();
     let seats =
@@ -34,7 +35,7 @@ fn ns(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// `seat` takes the free turn, and its deadline is over at once.
+/// Lets `seat` take the free time slice with a deadline that is over at once.
 fn take_overdue(seat: &ParticipantHandle) -> Epoch {
     seat.slice_queue().request(0).unwrap();
     let epoch = seat.slice_queue().try_acquire(ORDER).unwrap().expect("the turn is free");
@@ -46,7 +47,7 @@ fn take(seat: &ParticipantHandle, limit: Duration) -> Option<Epoch> {
     seat.slice_queue().acquire_within(ORDER, limit).unwrap()
 }
 
-/// A sidecar that has the turn, and its engine.
+/// Starts a sidecar that holds the time slice, and its engine.
 fn pair(stage: &LedgerEnv) -> (LedgerProcess, LedgerProcess) {
     let mut sidecar = stage.spawn_joined("team/hung", 100);
     let engine = stage.spawn_engine_of(&mut sidecar);
@@ -106,7 +107,7 @@ fn stopped_holder_keeps_memory_after_takeover() {
     assert!(matches!(next.reserve(101), Err(LedgerError::OutOfMemory { .. })));
 }
 
-/// Whether a holder keeps the turn that has `left` until its deadline, or says none.
+/// Whether a holder keeps a time slice that has `left` until its deadline, or no deadline.
 fn keeps_slice(left: Option<Duration>, faults: LedgerFaults) -> bool {
     let (_stage, [a, b]) = participants_with(faults);
     a.slice_queue().request(0).unwrap();
@@ -123,7 +124,7 @@ fn holder_with_extended_or_no_deadline_keeps_slice() {
     assert!(keeps_slice(Some(LONG), LedgerFaults::default()));
     assert!(keeps_slice(None, LedgerFaults::default()));
     assert!(!keeps_slice(Some(Duration::ZERO), LedgerFaults::default()));
-    // The control: a waiter that ignores deadlines takes over from a holder that extends.
+    // The control: a waiter that ignores deadlines takes over from a holder that extends them.
     assert!(!keeps_slice(Some(LONG), LedgerFaults { ignore_deadline: true, ..LedgerFaults::default() }));
 }
 
@@ -139,7 +140,7 @@ fn late_deadline_extension_restarts_grace() {
     assert!(take(&b, LONG).is_some());
 }
 
-/// Whether a waiter takes over that looked, was stopped for longer than the grace, and looks again.
+/// Whether a waiter takes over if it checked, was stopped for longer than the grace, and checks again.
 fn takes_over_after_pause(faults: LedgerFaults) -> bool {
     let (_stage, [a, b]) = participants_with(faults);
     take_overdue(&a);
@@ -169,7 +170,7 @@ fn first_waiter_takes_over_before_next() {
     });
     assert!(c.slice_queue().take_skipped().is_empty(), "the first took it");
     b.slice_queue().set_deadline(1).unwrap();
-    // Now the first in line does not look.
+    // Now the first waiter does not check.
     c.slice_queue().cancel().unwrap();
     a.slice_queue().request(0).unwrap();
     c.slice_queue().request(0).unwrap();
@@ -230,7 +231,7 @@ fn handover_time_is_correct_after_takeover() {
     take_overdue(&a);
     b.slice_queue().request(0).unwrap();
     assert!(take(&b, LONG).is_some());
-    // A ticket first: then only the release of the turn in force begins the hand-over.
+    // A ticket first, so that the handover begins with the release of the current time slice.
     a.slice_queue().request(0).unwrap();
     assert_eq!(a.slice_queue().release(), Err(LedgerError::SliceTakenOver));
     std::thread::sleep(PAUSE);

@@ -1,4 +1,4 @@
-//! The turn: one at a time, in order, with rising epochs.
+//! The time slice: one holder at a time, in order, with rising epochs.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 const ROUND_ROBIN: TurnOrder = TurnOrder::RoundRobin;
 const LONG: Duration = Duration::from_secs(60);
 
-/// `names` in a fresh neighbourhood.
+/// Returns participants of a new ledger.
 fn participants<const N: usize>() -> (LedgerEnv, GpuLedger, [ParticipantHandle; N]) {
     let stage = LedgerEnv::new();
     let neighbourhood = stage.open();
@@ -108,7 +108,8 @@ fn unresponsive_waiter_is_skipped_and_acquires_after_resume() {
     let waits =
         |seat: &ParticipantHandle| seat.slice_queue().acquire_within(ROUND_ROBIN, 10 * SKIP_AFTER).unwrap();
     assert!(waits(&one).is_some() && begun.elapsed() >= SKIP_AFTER, "after {:?}", begun.elapsed());
-    // Once is enough for all: it does not have to lie again, also not for those who have passed over no participant yet.
+    // One skip applies to all waiters: no further wait is needed, even for those that have not skipped the
+    // participant themselves.
     one.slice_queue().release().unwrap();
     one.slice_queue().request(0).unwrap();
     assert_eq!(one.slice_queue().try_acquire(ROUND_ROBIN).unwrap(), None, "another participant is before it");
@@ -149,7 +150,7 @@ fn highest_priority_is_next_until_aging_applies() {
         winner.slice_queue().release().unwrap();
     }
     let mut expected = vec![high.index(); AGING_TURNS as usize];
-    // Then the oldest ticket of those who have waited, whatever their priority.
+    // Then the oldest ticket among the aged waiters, whatever their priority.
     expected.extend([lowest.index(), low.index()]);
     assert_eq!(won, expected);
 }
@@ -186,11 +187,11 @@ fn waiter_is_woken_by_release_and_cancel() {
     });
 }
 
-/// The futex of the turn, through a mapping of the test's own: word 10 of the header.
+/// Returns the ledger's futex, word 10 of the header, through a mapping of the test.
 pub fn futex_word(stage: &LedgerEnv) -> &'static AtomicU32 {
     let file = OpenOptions::new().read(true).write(true).open(stage.folder().join("ledger")).unwrap();
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-    // SAFETY: a fresh mapping that is never unmapped; the word is aligned and only reached atomically.
+    // SAFETY: a new mapping that is never unmapped; the word is aligned and accessed only atomically.
     unsafe {
         &*rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, file, 0).unwrap().byte_add(80).cast()
     }
@@ -207,7 +208,7 @@ fn release_wakes_waiters_in_other_mappings() {
         let seen = bell.load(Ordering::Acquire);
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| futex::wait(bell, futex::Flags::empty(), seen, Some(&patience)));
-            // Time to fall asleep; a sleeper that comes too late says so.
+            // Gives the sleeper time to fall asleep; a late one returns EAGAIN.
             let begun = Instant::now();
             while begun.elapsed() < Duration::from_millis(1) {
                 std::thread::yield_now();
@@ -220,7 +221,7 @@ fn release_wakes_waiters_in_other_mappings() {
     assert_eq!(woken, Some(Ok(())));
 }
 
-/// Nanoseconds that this thread has run.
+/// Returns the CPU time of this thread, nanoseconds.
 fn cpu_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
@@ -239,8 +240,8 @@ fn wait_times_out_without_spinning() {
     assert!(busy < Duration::from_millis(30), "{busy:?} of 300 ms were spent computing");
 }
 
-/// The child's half of mutual exclusion: takes the turn `count` times, and while it has it nobody else may write the
-/// two words of the file "turn": instance of the holder, epoch.
+/// The child's part of mutual exclusion: takes the time slice `count` times. While it holds the slice, no
+/// other process may write the two words of the file "turn": the holder's instance and the epoch.
 pub fn spin(seat: &ParticipantHandle, folder: &Path, count: u64) -> Result<String, String> {
     let file = OpenOptions::new().read(true).write(true).open(folder.join("turn")).unwrap();
     let read = || {
@@ -270,7 +271,7 @@ pub fn spin(seat: &ParticipantHandle, folder: &Path, count: u64) -> Result<Strin
     Ok(String::new())
 }
 
-/// Six processes that take turns, some of which are killed.
+/// Six processes take time slices, and some of them are killed.
 fn run_contention(fault: Option<&str>) -> Result<(), String> {
     let stage = LedgerEnv::new();
     std::fs::write(stage.folder().join("turn"), [0; 16]).unwrap();
@@ -337,7 +338,8 @@ fn slice_of_killed_holder_passes_within_50_ms() {
         last = epoch;
         took
     };
-    // The median: a busy machine may be late at times, and whoever is late to wait may find the holder dead already.
+    // Takes the median, because a busy machine may be late at times, and a late waiter may find that the
+    // holder has already exited.
     let mut times: Vec<_> = (0..5).map(once).collect();
     times.sort_unstable();
     assert!(times[2] < Duration::from_millis(50), "{times:?}");
@@ -378,7 +380,7 @@ fn handover_is_timed_from_release() {
     assert!(PAUSE <= took && took <= begun.elapsed(), "{took:?}");
     b.slice_queue().release().unwrap();
     std::thread::sleep(PAUSE);
-    // Nobody waited meanwhile.
+    // No participant was waiting during the pause.
     let begun = Instant::now();
     a.slice_queue().request(0).unwrap();
     take(&a);
