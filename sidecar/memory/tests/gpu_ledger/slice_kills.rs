@@ -152,8 +152,8 @@ fn take_over_at_write(operation: &str, n: u64) -> bool {
     assert_eq!(next.slice_queue().held(), Some(taken));
     let of_next = next.slice_queue().holder().unwrap().unwrap();
     assert_eq!((of_next.peer, of_next.overdue), (next.peer(), Duration::ZERO));
-    // The handover to the third participant is measured from the next one's release, whatever the old holder
-    // has written since.
+    // The handover to the third participant is measured from the next one's release, regardless of later
+    // writes of the old holder.
     third.slice_queue().request(0).unwrap();
     let begun = std::time::Instant::now();
     next.slice_queue().release().unwrap();

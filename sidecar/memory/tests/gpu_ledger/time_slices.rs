@@ -150,7 +150,7 @@ fn highest_priority_is_next_until_aging_applies() {
         winner.slice_queue().release().unwrap();
     }
     let mut expected = vec![high.index(); AGING_TURNS as usize];
-    // Then the oldest ticket among the aged waiters, whatever their priority.
+    // Then the oldest ticket among the aged waiters, regardless of priority.
     expected.extend([lowest.index(), low.index()]);
     assert_eq!(won, expected);
 }
