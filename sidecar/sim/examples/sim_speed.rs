@@ -1,8 +1,9 @@
-//! Tokens that the simulator makes in a second of wall time, over times alone: OPT-13B on a GH200, two requests a second with
-//! prompts of 128 tokens and answers of 256, where KV stays on the device and where some of it is away.
+//! Measures the tokens that the simulator makes per second of wall time with `Detail::Times`: OPT-13B on a GH200, two
+//! requests per second with prompts of 128 tokens and outputs of 256, with KV on the device and with part of it
+//! offloaded.
 //!
-//! Run with `cargo run --release -p sluice-sim --example sim_speed`; with `-- --json` as JSON. The limit says no more than that
-//! an hour of such a load is simulated in some minutes.
+//! Run with `cargo run --release -p sluice-sim --example sim_speed`; add `-- --json` for JSON. The limit only ensures
+//! that an hour of such a load is simulated in some minutes.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -13,7 +14,7 @@ use sluice_sim::profiles::{hardware, model};
 use sluice_sim::serve::{self, ServeConfig};
 use sluice_sim::workload::{Arrival, Lengths};
 
-/// Tokens a second at least.
+/// Smallest accepted rate, tokens per second.
 const LIMIT: f64 = 5_000.0;
 const REQUESTS: u64 = 200;
 const GAP_NS: u64 = 500_000_000;
@@ -25,7 +26,7 @@ fn case(policy: PolicyName) -> ServeConfig {
     ServeConfig::new(machine, serve::tenant_models(&machine, &[model], &[300]), Sharing::Isolated, policy)
 }
 
-/// Tokens made, and how many that is in a second.
+/// Returns the tokens made, and the rate in tokens per second of wall time.
 fn measure(policy: PolicyName) -> (u64, f64) {
     let coming = |at: u64| Arrival { at_ns: at * GAP_NS, tenant: 0, lengths: LENGTHS };
     let load: Vec<_> = (0..REQUESTS).map(coming).collect();

@@ -1,8 +1,8 @@
 //! Simulated compute: a forward pass over fingerprints.
 //!
-//! The hidden state of a token is a hash; each layer mixes in the slab it read and the KV of all earlier positions.
-//! A sampled token is the last hidden state modulo the vocabulary. So a token depends on every fingerprint that a real
-//! forward pass would have read, and on nothing else: not on batch, chunking, addresses or time.
+//! The hidden state of a token is a hash; each layer mixes in the slab that it reads and the KV of all earlier
+//! positions. A sampled token is the last hidden state modulo the vocabulary. So a token depends on every fingerprint
+//! that a real forward pass reads, and not on batch, chunking, addresses or time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,21 +18,21 @@ use crate::device::{Content, Detail, Device, SharedDevice};
 use crate::profiles::cost::{self, Batch};
 use crate::rng::combine;
 
-/// Steps that share the processors look again how many they are after so many layers.
+/// Layers after which a step that shares the processors checks again how many steps share them.
 const LOOKAHEAD_LAYERS: u16 = 8;
 
-/// Block table of one row: column to blocks by layer.
+/// Block table of one row: the blocks of each column, by layer.
 type BlockTable = BTreeMap<u32, Vec<BlockId>>;
 
-/// A step under way.
+/// A step in progress.
 #[derive(Debug)]
 pub struct RunningStep {
     step: Step,
     rows: BTreeMap<RowId, BlockTable>,
     layer: u16,
-    /// Layers that are computed at this moment, one after the other: more than one only where none of them can wait.
+    /// Number of consecutive layers computed now: more than one only if none of them can wait.
     span: u16,
-    /// When they end; `None` = the first of them waits for its slab.
+    /// When these layers end; `None` if the first of them waits for its slab or KV.
     ends: Option<Nanos>,
     work: StepWork,
     wait_started: Nanos,
@@ -41,16 +41,16 @@ pub struct RunningStep {
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
     kv_stall_ns: Vec<u64>,
-    /// Filled when the last layer has ended.
+    /// Set when the last layer has ended.
     finished: Option<(Nanos, StepDone)>,
     vocab: u32,
-    /// Reads of memory that held something else than it should.
+    /// Reads of memory that had wrong contents.
     wrong_reads: u64,
-    /// Sequences of the step that do not run.
+    /// Sequences of the step that are refused.
     refused: Vec<FailedSequence>,
 }
 
-/// What a step computes.
+/// The work of a step.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepWork {
     batch: Batch,
@@ -76,18 +76,18 @@ impl StepWork {
 }
 
 impl RunningStep {
-    /// When the present layer ends.
+    /// Returns when the current layers end.
     pub fn layer_ends(&self) -> Option<Nanos> {
         self.ends.filter(|_| self.finished.is_none())
     }
 
-    /// Starts the present layer if it waits and its slab and KV are ready.
+    /// Starts the current layer if it waits and its slab and KV are ready.
     pub fn start_layer(&mut self, device: &mut Device) {
         if self.finished.is_some() || self.ends.is_some() {
             return;
         }
         let layer = LayerId(self.layer);
-        // The wait for weights comes first, and is over when this layer's stall is known.
+        // The wait for weights is first; it is over once this layer's stall is recorded.
         if self.stall_ns.len() == layer.index() {
             if !is_ready(&device.ready, generation_of(&self.step.generations, layer), layer) {
                 return;
@@ -112,7 +112,7 @@ impl RunningStep {
         self.ends = Some(device.clock().plus(ns * u64::from(self.span) + self.head_ns(device)));
     }
 
-    /// Layers from the present one on that nobody waits for and that wait for nothing.
+    /// Returns the number of layers, from the current one, that wait for nothing and that no copy waits for.
     fn span_of(&self, device: &Device) -> u16 {
         let Step { generations, kv_generations, .. } = &self.step;
         let waits = |layer: u16| generations.iter().chain(kv_generations).any(|(l, _)| l.0 == layer);
@@ -124,7 +124,8 @@ impl RunningStep {
         (self.layer..last).take_while(|layer| !waits(*layer)).count() as u16
     }
 
-    /// Without a model's kernels the weights are read once for each chunk.
+    /// Returns the time of one layer, nanoseconds. Without a kernel model, each activation chunk reads the weights
+    /// once.
     fn layer_time_ns(&self, device: &Device) -> u64 {
         let (sharers, profile) = (device.machine.borrow().sharers(), &device.profile);
         match &profile.kernels {
@@ -142,7 +143,7 @@ impl RunningStep {
         }
     }
 
-    /// The head comes after the last layer.
+    /// Returns the time of the head, nanoseconds. Only the last layer adds it.
     fn head_ns(&self, device: &Device) -> u64 {
         let last = self.layer + self.span == device.geometry.layers();
         let kernels = device.profile.kernels.as_ref().filter(|_| last);
@@ -150,7 +151,7 @@ impl RunningStep {
         kernels.map_or(0, |kernels| cost::head_ns(&kernels.hardware.with_sharers(sharers), &kernels.model))
     }
 
-    /// Ends the present layers: reads their slabs and KV, writes their KV, says `done`.
+    /// Ends the current layers: reads their slabs and KV, writes their KV, publishes `done`.
     pub fn end_layer(&mut self, device: &mut Device, now: Nanos) {
         let layer = LayerId(self.layer);
         if device.detail == Detail::Fingerprints {
@@ -174,7 +175,7 @@ impl RunningStep {
         }
     }
 
-    /// Fingerprint of the slab that stands at the layer's addresses; wrong contents change it and are counted.
+    /// Returns the fingerprint of the slab at the layer's addresses. Wrong contents change it and are counted.
     fn check_slab(&mut self, device: &Device, layer: LayerId) -> u64 {
         let expected = generation_of(&self.step.generations, layer);
         let mut fingerprint = 0;
@@ -191,7 +192,7 @@ impl RunningStep {
         fingerprint
     }
 
-    /// The layer's KV that was fetched for this step is there.
+    /// Counts wrong reads if the step waited for a fetch of the layer's KV and the KV is missing.
     fn check_kv(&mut self, device: &mut Device, layer: LayerId) {
         let Some(generation) = generation_of(&self.step.kv_generations, layer) else { return };
         self.wrong_reads += u64::from(device.kv_ready.get(&layer) != Some(&generation));
@@ -244,7 +245,7 @@ impl RunningStep {
     }
 }
 
-/// Takes out the sequences that feed a token beyond the vocabulary, as an engine refuses them.
+/// Removes the sequences that contain a token beyond the vocabulary, as an engine refuses them.
 fn reject_invalid_sequences(sequences: &mut Vec<SequenceStep>, vocab: u32) -> Vec<FailedSequence> {
     let unfit = |s: &mut SequenceStep| s.tokens.iter().any(|token| *token >= vocab);
     let refused = |s: SequenceStep| {
@@ -259,8 +260,8 @@ fn generation_of(generations: &[(LayerId, Generation)], layer: LayerId) -> Optio
     generations.iter().find(|(l, _)| *l == layer).map(|(_, generation)| *generation)
 }
 
-/// Whether a layer's word has come to a generation. A later one means that the one waited for was overwritten: it never
-/// comes, and the read shows it.
+/// Whether a layer's ready word has reached the expected generation. A later generation also counts: the expected one
+/// was overwritten, and the read then finds wrong contents.
 fn is_ready(ready: &BTreeMap<LayerId, Generation>, expected: Option<Generation>, layer: LayerId) -> bool {
     expected.is_none_or(|generation| ready.get(&layer).is_some_and(|ready| *ready >= generation))
 }
@@ -274,7 +275,7 @@ fn write_kv(device: &mut Device, table: &BlockTable, layer: LayerId, position: u
     block.map(|tokens| tokens[position as usize % 16] = Some(value)).is_some()
 }
 
-/// Hash of the KV at positions `0..=position`, and how many of them were missing.
+/// Returns the hash of the KV at positions `0..=position` and the number of missing positions.
 fn read_kv(device: &mut Device, table: &BlockTable, layer: LayerId, position: u32) -> (u64, u64) {
     let (mut past, mut missing) = (0, 0);
     for p in 0..=position {
@@ -287,7 +288,8 @@ fn read_kv(device: &mut Device, table: &BlockTable, layer: LayerId, position: u3
 }
 
 impl Device {
-    /// Activations that a step claims and nothing backs, or a chunk that backs something else.
+    /// Returns the number of activation chunks that the step claims and that are not backed, or whose chunk also backs
+    /// another address.
     fn unmapped_activations(&self, limit_bytes: u64) -> u64 {
         if self.detail == Detail::Times {
             return 0;
@@ -311,12 +313,12 @@ pub struct SimCompute {
 }
 
 impl SimCompute {
-    /// An engine that attaches at once.
+    /// Creates an engine that attaches at time 0.
     pub fn new(device: SharedDevice, vocab: u32) -> Self {
         SimCompute::with_start_time(device, vocab, Nanos(0))
     }
 
-    /// An engine that attaches at `now`.
+    /// Creates an engine that attaches at `now`.
     pub fn with_start_time(device: SharedDevice, vocab: u32, now: Nanos) -> Self {
         let activation = device.borrow().geometry.activation;
         let mut compute = SimCompute {
@@ -332,12 +334,12 @@ impl SimCompute {
         compute
     }
 
-    /// Reads of memory that held something else than it should have: 0 unless a bug was planted.
+    /// Returns the number of reads of wrong contents: 0 unless a bug was planted.
     pub fn wrong_reads(&self) -> u64 {
         self.wrong_reads + self.device.borrow().run.as_ref().map_or(0, |r| r.wrong_reads)
     }
 
-    /// Kills the engine. What it had written stays; its step is never answered; a successor attaches later.
+    /// Kills the engine. Memory keeps what it wrote, its step gets no answer, and a new engine attaches later.
     pub fn kill(&mut self, now: Nanos) {
         let restart_ns = {
             let mut device = self.device.borrow_mut();
@@ -350,7 +352,7 @@ impl SimCompute {
             }
             device.profile.restart_ns
         };
-        // One that nobody has met yet, or whose death was not told yet, dies without a word.
+        // An engine that has not attached, or whose `Lost` event is still queued, sends no second `Lost`.
         let told = self.events.iter().any(|(_, event)| *event == ComputeEvent::Lost);
         self.events.retain(|(_, event)| *event == ComputeEvent::Lost);
         if std::mem::take(&mut self.attached) && !told {
@@ -359,7 +361,7 @@ impl SimCompute {
         self.attach(now.plus(restart_ns));
     }
 
-    /// The engine finds that another turn is in force: it leaves its step where it is. Returns whether there was one.
+    /// Makes the engine abandon its step because its time slice has ended. Returns whether a step was running.
     pub fn expire_turn(&mut self, now: Nanos) -> bool {
         let mut device = self.device.borrow_mut();
         device.advance(now);
@@ -389,7 +391,7 @@ impl SimCompute {
 impl Compute for SimCompute {
     fn submit(&mut self, now: Nanos, mut step: Step) {
         if !self.attached {
-            // The engine is dead, and its death is on its way to whoever sent the step.
+            // The engine has exited, and the driver has not yet seen `Lost`.
             return;
         }
         let detail = self.device.borrow().detail;
@@ -442,7 +444,7 @@ impl Compute for SimCompute {
             _ => self.attached,
         };
         if event == ComputeEvent::Lost {
-            // Its successor is met after its death was dealt with.
+            // The next engine attaches after the driver has handled `Lost`.
             self.events.iter_mut().for_each(|(at, _)| *at = (*at).max(now.plus(1)));
         }
         Some(event)

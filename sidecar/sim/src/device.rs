@@ -1,4 +1,4 @@
-//! The simulated GPU: chunks that hold fingerprints, a link that fills them, layers that read them, one virtual time.
+//! The simulated GPU: chunks with fingerprints, a link that fills them, layers that read them, one virtual clock.
 
 mod arbiter;
 mod copies;
@@ -25,36 +25,36 @@ use copies::{QueuedCopy, RunningCopy};
 pub(crate) use kv::BlockAccess;
 use kv::{QueuedWriteBack, RunningWriteBack};
 
-/// Memory and compute of one GPU share one device.
+/// One device, shared by the memory and compute ports.
 pub type SharedDevice = Rc<RefCell<Device>>;
 
-/// Speeds.
+/// Speeds of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Host-to-device bandwidth, bytes per second.
     pub link_bytes_per_second: u64,
     /// Device-to-host bandwidth, bytes per second.
     pub out_bytes_per_second: u64,
-    /// What is left of the rate into the device while bytes also go out, permille.
+    /// Rate into the device while bytes also leave it, permille of the full rate.
     pub coupled_permille: u64,
-    /// Start-up time of a copy.
+    /// Start-up time of a copy, nanoseconds.
     pub copy_start_ns: u64,
-    /// Time of one change of mappings.
+    /// Time of one mapping transaction, nanoseconds.
     pub reback_ns: u64,
-    /// Time of one layer for each chunk of a step, any shape.
+    /// Time of one layer per activation chunk of a step, nanoseconds.
     pub layer_ns: u64,
-    /// Time of one layer more for each token.
+    /// Additional time of one layer per token, nanoseconds.
     pub layer_token_ns: u64,
-    /// Time between an engine's death and its successor's attachment.
+    /// Time from an engine's exit to the attachment of the next engine, nanoseconds.
     pub restart_ns: u64,
-    /// A published machine and model: their times instead of `layer_ns` and `layer_token_ns`.
+    /// Kernel times of a published machine and model, used instead of `layer_ns` and `layer_token_ns`.
     pub kernels: Option<Kernels>,
 }
 
-/// What the time of a step is taken from, when it is a model's on a machine.
+/// The inputs of the kernel cost model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
-    /// The machine, or the part of it that is the tenant's.
+    /// The machine, or the tenant's partition of it.
     pub hardware: Hardware,
     /// The model.
     pub model: Model,
@@ -62,19 +62,19 @@ pub struct Kernels {
     pub launch: Launch,
 }
 
-/// How much of a device is simulated.
+/// Level of detail of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// Fingerprints in every chunk and block: a mistake about memory changes a token. For small models.
+    /// Fingerprints in every chunk and block: a memory error changes a token. For small models.
     #[default]
     Fingerprints,
-    /// Sizes, mappings and times only; tokens are numbers without a meaning, and what orders say of blocks of KV is taken
-    /// as it is. For models of published size.
+    /// Sizes, mappings and times only. Tokens have no meaning, and swaps of KV blocks are not checked. For models of
+    /// published size.
     Times,
 }
 
 impl Profile {
-    /// The machine's link under a model's kernels. One change of mappings costs 100 us, an engine restarts in 5 s.
+    /// Combines the machine's link with a model's kernels. A mapping transaction takes 100 us, an engine restart 5 s.
     pub fn of(kernels: Kernels) -> Profile {
         let link = &kernels.hardware.link;
         Profile {
@@ -89,7 +89,7 @@ impl Profile {
         }
     }
 
-    /// Time of a copy of `bytes` that has the link for itself, nanoseconds.
+    /// Returns the time of a copy of `bytes` on an idle link, nanoseconds.
     pub fn copy_ns(&self, way: Direction, bytes: u64) -> u64 {
         let rate = match way {
             Direction::In => self.link_bytes_per_second,
@@ -115,89 +115,89 @@ impl Default for Profile {
     }
 }
 
-/// Fault model: what may go wrong, each with its own chance; and six planted bugs for negative controls.
+/// Fault model: faults with a chance each, and six planted bugs for negative controls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Copies and swaps that fail, permille.
     pub copy_fails_permille: u64,
     /// Copies and swaps that take ten times as long, permille.
     pub copy_slow_permille: u64,
-    /// Changes of mappings, block moves and swaps that are refused, permille.
+    /// Mapping transactions, block moves and swaps that are refused, permille.
     pub refused_permille: u64,
-    /// Creations that fail although there is room, permille.
+    /// Creations that fail although memory is free, permille.
     pub create_fails_permille: u64,
-    /// Creations beyond this many chunks fail although the capacity would hold them.
+    /// Number of chunks beyond which creations fail although the capacity would hold them.
     pub create_limit: Option<u32>,
-    /// The next step that samples finds no candidate in its first row: logits that are no numbers.
+    /// Whether the next step that samples finds no candidate in its first row, as with NaN logits.
     pub no_candidate: bool,
     /// Planted bug: `ready` is published when a copy starts.
     pub publish_early: bool,
     /// Planted bug: fills and fetches do not wait for the previous reader of the slot or buffer.
     pub ignore_after: bool,
-    /// Planted bug: spills do not wait for the step that writes what they copy.
+    /// Planted bug: spills do not wait for the step that writes their blocks.
     pub spill_early: bool,
-    /// Planted bug: the next fill that completes holds a wrong byte.
+    /// Planted bug: the next fill that completes has wrong contents.
     pub flip_next_fill: bool,
-    /// Planted bug: addresses that nothing backs after a transaction keep what was behind them, and nobody looks who owns it.
+    /// Planted bug: a transaction skips unmaps of addresses that it does not map again, and ownership is not checked.
     pub keep_unmapped: bool,
-    /// Planted bug: the first block that comes back from the host is the contents of the host block beside its own.
+    /// Planted bug: the first block of a swap-in or fetch has the contents of the next host block.
     pub swap_in_wrong_block: bool,
 }
 
-/// What a chunk holds.
+/// The contents of a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Nothing that anybody may read: fresh, handed over, or half written.
+    /// Unreadable: fresh, handed over, or partly written.
     Garbage,
-    /// Part `index` of a slab.
+    /// Chunk `index` of a slab.
     Slab {
         /// `None` = embeddings, head and norm.
         layer: Option<LayerId>,
-        /// Its name.
+        /// Generation of the slab.
         generation: Generation,
-        /// Chunk of the slab, front first.
+        /// Index of the chunk in the slab.
         index: u32,
     },
     /// Layer-blocks.
     Kv(Vec<Tokens>),
 }
 
-/// What a layer-block holds: a fingerprint for each token; `None` where nothing was written.
+/// The contents of a layer-block: a fingerprint per token; `None` where nothing was written.
 pub type Tokens = [Option<u64>; 16];
 
 /// A block of the host tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostBlock {
-    /// What it carries; `None` = nothing that anybody may read.
+    /// Generation of the contents; `None` if they are unreadable.
     pub generation: Option<Generation>,
-    /// Its bytes.
+    /// The contents.
     pub tokens: Tokens,
 }
 
-/// The device.
+/// A simulated device.
 #[derive(Debug)]
 pub struct Device {
-    /// Sizes.
+    /// Sizes of the model and the memory.
     pub geometry: Geometry,
     /// Speeds.
     pub profile: Profile,
-    /// Faults.
+    /// Active faults.
     pub faults: Faults,
-    /// Decides about faults.
+    /// Generator that decides about faults.
     pub rng: Rng,
-    /// Chunks that exist, and what they hold.
+    /// Existing chunks and their contents.
     pub chunks: BTreeMap<ChunkId, Content>,
-    /// What backs each address.
+    /// The chunk that backs each address.
     pub table: BTreeMap<Address, ChunkId>,
-    /// The addresses that each chunk backs; those that back none are not in it.
+    /// The addresses that each chunk backs; a chunk without an address has no entry.
     pub(crate) mapped: BTreeMap<ChunkId, Vec<Address>>,
-    /// The link and the processors, which neighbours use as well.
+    /// The link and the processors, shared with peers.
     pub machine: SharedMachine,
-    /// The GPU's bytes, which neighbours hold as well; none where all of the capacity is this device's.
+    /// The ledger of the GPU, shared with peers; `None` if this device has all of the capacity.
     pub quota: Option<Quota>,
-    /// What is simulated.
+    /// Level of detail.
     pub detail: Detail,
-    /// The host tier, by block; empty = there is none.
+    /// The host tier, by block; empty if there is none.
     pub host: Vec<HostBlock>,
     /// `ready` of the global slab.
     pub ready_global: Generation,
@@ -205,37 +205,37 @@ pub struct Device {
     pub ready: BTreeMap<LayerId, Generation>,
     /// `done` of each layer.
     pub done: BTreeMap<LayerId, Generation>,
-    /// What the KV word `ready` of each layer shows.
+    /// KV `ready` of each layer.
     pub kv_ready: BTreeMap<LayerId, Generation>,
-    /// What its KV word `done` shows.
+    /// KV `done` of each layer.
     pub kv_done: BTreeMap<LayerId, Generation>,
-    /// Copies to the device and out of buffers that wait, in order.
+    /// Waiting copies to the device and out of buffers, in order.
     copies: VecDeque<QueuedCopy>,
     running_copy: Option<RunningCopy>,
     running_spill: Option<RunningCopy>,
-    /// Write-backs that wait, in order.
+    /// Waiting write-backs, in order.
     write_backs: VecDeque<QueuedWriteBack>,
     running_write_back: Option<RunningWriteBack>,
-    /// The swap between two steps, or of KV that comes home, that wants the link or has it.
+    /// The current swap, which waits for the link or uses it.
     swap_transfer: Option<SwapTransfer>,
-    /// Completions of copies.
+    /// Completions that the memory port has not returned yet.
     pub completions: VecDeque<Completion>,
-    /// `DropFills` that wait for the copy under way.
+    /// `DropFills` that wait for running copies.
     pending_drops: Vec<ActionId>,
-    /// Reads of memory that held something else than it should have, by steps that have ended.
+    /// Reads of wrong contents by steps that have ended.
     pub wrong_reads: u64,
-    /// The step that runs.
+    /// The running step.
     pub run: Option<RunningStep>,
     clock: Nanos,
 }
 
 impl Device {
-    /// An empty device without a host tier.
+    /// Creates an empty device without a host tier.
     pub fn new(geometry: Geometry, profile: Profile, seed: u64) -> SharedDevice {
         Device::with_host_tier(geometry, profile, seed, 0)
     }
 
-    /// An empty device with a tier of `host_blocks` layer-blocks in host memory.
+    /// Creates an empty device with a host tier of `host_blocks` layer-blocks.
     pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> SharedDevice {
         Rc::new(RefCell::new(Device {
             mapped: BTreeMap::new(),
@@ -268,12 +268,12 @@ impl Device {
         }))
     }
 
-    /// Virtual time of the device.
+    /// Returns the virtual time of the device.
     pub fn clock(&self) -> Nanos {
         self.clock
     }
 
-    /// Lets everything happen that happens by `now`, in order of time; copies before layers at the same moment.
+    /// Processes all events until `now` in time order; copies before layers at the same time.
     pub fn advance(&mut self, now: Nanos) {
         self.kick();
         while let Some(due) = self.next_due().filter(|due| *due <= now) {
@@ -294,7 +294,7 @@ impl Device {
         self.kick();
     }
 
-    /// The next moment at which something ends.
+    /// Returns the time of the next event.
     pub fn next_due(&self) -> Option<Nanos> {
         let copy = self.running_copy.as_ref().map(|c| c.transfer.ends);
         let spilling = self.running_spill.as_ref().map(|s| s.transfer.ends);
@@ -303,8 +303,7 @@ impl Device {
         [copy, spilling, writing, self.swap_transfer_end(), layer].into_iter().flatten().min()
     }
 
-    /// Starts what can start: in each direction of the link the most urgent copy, and the layer that waits if its slab and KV are
-    /// there.
+    /// Starts the most urgent copy in each direction of the link, and the waiting layer if its slab and KV are ready.
     fn kick(&mut self) {
         self.serve_link();
         if let Some(mut run) = self.run.take() {
@@ -313,25 +312,25 @@ impl Device {
         }
     }
 
-    /// A copy begins at `now`, or when the link is free. Now and then it takes ten times as long where the faults say so.
+    /// Starts a transfer at `now`, or when the link is free. A slow-copy fault makes it ten times slower.
     pub(crate) fn start_transfer(&mut self, now: Nanos, way: Direction, bytes: u64) -> LinkTransfer {
         let slowdown = if self.rng.chance(self.faults.copy_slow_permille) { 10 } else { 1 };
         self.machine.borrow_mut().transfer(now, way, bytes, &self.profile, slowdown)
     }
 
-    /// What stands behind an address. `None` = nothing is mapped there.
+    /// Returns the contents behind an address, or `None` if no chunk is mapped there.
     pub fn content(&self, address: Address) -> Option<&Content> {
         self.chunks.get(self.table.get(&address)?)
     }
 
-    /// The layer-block's tokens, for writing. `None` = its frame is not backed.
+    /// Returns the layer-block's tokens for writing, or `None` if its KV chunk is not backed.
     pub fn block_mut(&mut self, block: BlockId) -> Option<&mut Tokens> {
         let per_chunk = self.geometry.blocks_per_chunk();
         let chunk = *self.table.get(&Address::Kv(FrameId(block.0 / per_chunk)))?;
         self.chunk_block_mut(chunk, block.0 % per_chunk)
     }
 
-    /// Block `position` of a chunk that holds KV, or begins to.
+    /// Returns block `position` of a chunk, which becomes a KV chunk if it is not one.
     pub fn chunk_block_mut(&mut self, chunk: ChunkId, position: u32) -> Option<&mut Tokens> {
         let per_chunk = self.geometry.blocks_per_chunk() as usize;
         let content = self.chunks.get_mut(&chunk)?;
@@ -345,7 +344,7 @@ impl Device {
     }
 }
 
-/// A completion that went well.
+/// Builds the completion of a successful operation.
 pub const fn completion(id: ActionId, bytes: u64, duration_ns: u64) -> Completion {
     Completion { id, outcome: Outcome::Done { bytes, duration_ns } }
 }

@@ -1,4 +1,4 @@
-//! Named experiments: what a paper says, what we get, and whether that is the same.
+//! Named experiments: the paper's figures, our figures, and whether they agree.
 
 use serde::Serialize;
 
@@ -19,88 +19,88 @@ use crate::workload::table::Table;
 /// A line of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Series {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// Its points.
+    /// Points of the line.
     pub points: Vec<(f64, f64)>,
 }
 
 /// A figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// Above it.
+    /// Title above the figure.
     pub title: String,
-    /// Below the horizontal axis.
+    /// Label of the horizontal axis.
     pub x: String,
-    /// Beside the vertical axis.
+    /// Label of the vertical axis.
     pub y: String,
-    /// What stands at 1, 2, … of the horizontal axis; empty where it counts something.
+    /// Names of the values 1, 2, … of the horizontal axis; empty if it is numeric.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// Its lines.
+    /// Lines of the figure.
     pub lines: Vec<Series>,
 }
 
-/// What an experiment found.
+/// The results of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExperimentReport {
     /// Comparisons, in the paper's order.
     pub rows: Vec<ComparisonRow>,
-    /// What to draw, one below the other.
+    /// Figures, drawn one below the other.
     pub figures: Vec<Figure>,
-    /// What was measured in each run, where there were many: a heading and lines.
+    /// Measurements of each run if there are several: a heading and lines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<Vec<String>>,
 }
 
 impl ExperimentReport {
-    /// Comparisons and a figure.
+    /// Creates a report of comparisons and one figure.
     pub fn new(rows: Vec<ComparisonRow>, figure: Figure) -> ExperimentReport {
         ExperimentReport { rows, figures: vec![figure], details: Vec::new() }
     }
 
-    /// Every figure agrees, or has a reason not to, and all that is required holds.
+    /// Whether every figure agrees or has a reason to differ, and every requirement holds.
     pub fn has_passed(&self) -> bool {
         self.rows.iter().all(|row| row.verdict.is_pass())
     }
 }
 
-/// What experiments over time work with.
+/// The inputs of simulated experiments.
 pub struct ExperimentContext<'a> {
     /// Reads a file of lengths or arrivals.
     pub read: &'a dyn Fn(&str) -> Result<Table, String>,
-    /// Hears of each run that is done: its name, how many are, and of how many.
+    /// Called after each run with its name, the number of finished runs and the total.
     pub progress: &'a dyn Fn(&str, usize, usize),
-    /// Requests of each run.
+    /// Number of requests of each run.
     pub requests: usize,
-    /// Of everything that is random.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// How many seeds experiments take that compare over them.
+    /// Number of seeds for experiments that compare over seeds.
     pub seeds: u64,
 }
 
-/// How an experiment is run.
+/// The kind of an experiment.
 #[derive(Clone, Copy, Debug)]
 pub enum ExperimentKind {
-    /// Worked by hand in a paper: no time passes.
+    /// A worked example of a paper, without virtual time.
     Analytic(fn() -> ExperimentReport),
-    /// Over virtual time, under loads from trace files.
+    /// Runs in virtual time, with loads from trace files.
     Simulated(fn(&ExperimentContext<'_>) -> Result<ExperimentReport, String>),
 }
 
 /// An experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it shows, and where the paper says so.
+    /// Description, with the place in the paper.
     pub about: &'static str,
-    /// Runs it.
+    /// How it is run.
     pub kind: ExperimentKind,
 }
 
 impl Experiment {
-    /// Runs it.
+    /// Runs the experiment.
     ///
     /// # Errors
     /// A file that cannot be read, or a load that cannot be served.
@@ -112,7 +112,7 @@ impl Experiment {
     }
 }
 
-/// All of them.
+/// All experiments.
 pub const ALL: [Experiment; 9] = [
     Experiment {
         name: "orbitflow-fig3",
@@ -161,7 +161,7 @@ pub const ALL: [Experiment; 9] = [
     },
 ];
 
-/// The experiment of this name.
+/// Returns the experiment of this name.
 pub fn find(name: &str) -> Option<&'static Experiment> {
     ALL.iter().find(|experiment| experiment.name == name)
 }

@@ -1,7 +1,7 @@
-//! Several tenants on one GPU in virtual time: each with the production scheduler and policy, one ledger of bytes, one link
-//! to the host, one line for turns, letters that take their time.
+//! Several tenants on one GPU in virtual time. Each has the production scheduler and policy; they share one ledger of
+//! bytes, one link to the host, one queue for time slices, and a network that delays messages.
 //!
-//! Everything that happens passes one queue ordered by time, so the same options and seed give the same run to the last bit.
+//! All events are in one time order, so the same options and seed give the same run, bit for bit.
 
 pub mod network;
 pub mod slice_queue;
@@ -28,60 +28,60 @@ use network::{LinkDelays, SimNetwork};
 use slice_queue::SliceQueue;
 use tenant::{Instance, OutMessage, RequestOutcome, SimTenant, TenantSetup};
 
-/// How often a tenant looks at the ledger by itself, nanoseconds.
+/// Interval at which a tenant polls the ledger, nanoseconds.
 const SURVEY_INTERVAL_NS: u64 = 25_000_000;
 
-/// How the tenants of the GPU share it.
+/// How the tenants share the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// One at a time.
+    /// One tenant at a time.
     Temporal {
-        /// Least and largest turn.
+        /// Shortest and longest time slice.
         quantum: Quantum,
-        /// Who is next.
+        /// Order of the waiting tenants.
         order: TurnOrder,
     },
-    /// All at once: while n steps run, each has an n-th of arithmetic and of memory bandwidth.
+    /// All at once: while n steps run, each has 1/n of the arithmetic and of the memory bandwidth.
     Spatial,
-    /// Each has its fixed part of memory and compute. The link is shared.
+    /// Each tenant has a fixed partition of memory and compute. The link is shared.
     Isolated,
 }
 
 /// Options of a GPU.
 #[derive(Clone, Debug)]
 pub struct GpuSetup {
-    /// How it is shared.
+    /// How the tenants share it.
     pub sharing: Sharing,
-    /// Chunks of its memory.
+    /// Chunks of device memory.
     pub capacity_chunks: u32,
-    /// How letters travel.
+    /// Delays and losses of messages.
     pub link_delays: LinkDelays,
-    /// What is simulated.
+    /// Level of detail.
     pub detail: Detail,
-    /// After so long a dead tenant's next life begins, nanoseconds.
+    /// Time from the exit of a tenant to its restart, nanoseconds.
     pub restart_ns: u64,
-    /// Lives record their journals.
+    /// Whether instances record journals.
     pub recorded: bool,
-    /// Of everything that is random here.
+    /// Seed of all randomness.
     pub seed: u64,
 }
 
-/// The GPU.
+/// A simulated GPU.
 #[derive(Debug)]
 pub struct Gpu {
     setup: GpuSetup,
-    /// Its tenants.
+    /// Tenants of the GPU.
     pub tenants: Vec<SimTenant>,
-    /// Who holds which bytes.
+    /// Chunks that each tenant holds.
     pub ledger: SharedLedger,
     /// Link and processors.
     pub machine: SharedMachine,
     slice_queue: SliceQueue,
-    /// Letters on their way.
+    /// Messages in transit.
     pub network: SimNetwork,
-    /// What goes wrong in the devices of lives to come.
+    /// Faults of the devices of future instances.
     pub faults: Faults,
-    /// Invariants of every tenant are checked after each of its events; slow.
+    /// Whether the invariants of a tenant are checked after each of its events; slow.
     pub checked: bool,
     now: Nanos,
     instances_started: u64,
@@ -90,10 +90,10 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A GPU whose tenants start to load at time 0.
+    /// Creates a GPU whose tenants start to load at time 0.
     ///
     /// # Errors
-    /// The name of a tenant, and why the policy refuses it.
+    /// The name of a refused tenant, and why the policy refuses it.
     pub fn new(setup: GpuSetup, tenants: Vec<TenantSetup>) -> Result<Gpu, (String, String)> {
         let machine = Machine::with_shared_compute(setup.sharing == Sharing::Spatial);
         let order = match setup.sharing {
@@ -122,32 +122,32 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Virtual time.
+    /// Returns the virtual time.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// A request that arrives at `at`, later than those that were given before.
+    /// Schedules a request for time `at`. Requests of a tenant must be scheduled in time order.
     pub fn submit_at(&mut self, tenant: usize, at: Nanos, request: Request) {
         self.tenants[tenant].arrivals.push_back((at, request));
     }
 
-    /// Requests that came and have not ended, of all tenants.
+    /// Returns the number of requests of all tenants that have arrived and not ended.
     pub fn open(&self) -> usize {
         self.tenants.iter().map(SimTenant::open).sum()
     }
 
-    /// Every request has come and ended.
+    /// Whether every request has arrived and ended.
     pub fn is_done(&self) -> bool {
         self.tenants.iter().all(SimTenant::is_done)
     }
 
-    /// Hand-overs of the turn so far.
+    /// Returns the number of time slices granted so far.
     pub fn turns(&self) -> u64 {
         self.slice_queue.turns()
     }
 
-    /// Runs until every request has ended. `false` = `limit` came first, or nothing more will happen.
+    /// Runs until every request has ended. Returns `false` if `limit` is reached first, or if no event is left.
     pub fn run_until_done(&mut self, limit: Nanos) -> bool {
         while !self.is_done() {
             if !self.tick(limit) {
@@ -163,7 +163,7 @@ impl Gpu {
         self.now = self.now.max(limit);
     }
 
-    /// Everything that happens at the next moment at which anything does, at most at `limit`. `false` = nothing does.
+    /// Processes the next event time, at most `limit`. Returns `false` if there is none.
     pub fn tick(&mut self, limit: Nanos) -> bool {
         let Some(due) = self.next_due().filter(|due| *due <= limit) else { return false };
         self.now = self.now.max(due);
@@ -198,7 +198,7 @@ impl Gpu {
         [life.next_wake_at(), arrival, looks].into_iter().flatten()
     }
 
-    /// Lives that have ended.
+    /// Returns the number of instances that have exited.
     fn exit_count(&self) -> u64 {
         let living = self.tenants.iter().filter(|tenant| tenant.instance.is_some()).count() as u64;
         self.instances_started - living
@@ -216,7 +216,7 @@ impl Gpu {
         }
     }
 
-    /// Lets a tenant handle what has happened, and carries on what it says.
+    /// Runs a step of the tenant's driver and sends its messages.
     fn step(&mut self, at: usize) {
         let (tenant, now, checked) = (&mut self.tenants[at], self.now, self.checked);
         let Some(life) = &mut tenant.instance else { return };
@@ -241,7 +241,7 @@ impl Gpu {
         self.grant_next_slice();
     }
 
-    /// The engine of a tenant is killed now.
+    /// Kills the engine of a tenant now.
     pub fn kill_engine(&mut self, at: usize) {
         let now = self.now;
         if let Some(life) = &mut self.tenants[at].instance {
@@ -250,12 +250,12 @@ impl Gpu {
         }
     }
 
-    /// A client goes away.
+    /// Cancels a request.
     pub fn cancel(&mut self, at: usize, request: RequestId) {
         self.push(at, Event::Cancel(request));
     }
 
-    /// Something happens to a tenant now.
+    /// Pushes an event to a tenant now.
     pub fn push(&mut self, at: usize, event: Event) {
         let now = self.now;
         if let Some(life) = &mut self.tenants[at].instance {
@@ -264,7 +264,7 @@ impl Gpu {
         }
     }
 
-    /// A tenant's process is stopped for so long: letters, arrivals and completions wait.
+    /// Stops a tenant's process for `for_ns`: messages, arrivals and completions wait.
     pub fn stop(&mut self, at: usize, for_ns: u64) {
         let until = self.now.plus(for_ns);
         if let Some(life) = &mut self.tenants[at].instance {

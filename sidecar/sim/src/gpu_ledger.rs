@@ -1,6 +1,7 @@
-//! The ledger file of a GPU as a model: it counts as the real one does and refuses what the real one refuses.
+//! A model of the ledger file of a GPU. It counts and refuses as the real ledger does.
 //!
-//! One number of chunks for each participant, and promises between two of them ([the protocol](../../../docs/neighbours.md)).
+//! It stores a number of chunks per participant and the earmarks between participants
+//! ([the protocol](../../../docs/neighbours.md)).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,73 +12,73 @@ use sluice_policy::event::Failure;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 
-/// The tenants of one GPU share one ledger.
+/// One ledger, shared by the tenants of a GPU.
 pub type SharedLedger = Rc<RefCell<SimGpuLedger>>;
 
-/// One life of a participant.
+/// One instance of a participant.
 #[derive(Clone, Debug, Default)]
 struct Participant {
     held: u32,
-    /// By nonce: for which life, how many chunks.
+    /// By nonce: the borrower's instance and the number of chunks.
     earmarks: BTreeMap<u64, (u64, u32)>,
-    /// Lender's life and nonce.
+    /// Instance of the lender and nonce.
     accepted: BTreeSet<(u64, u64)>,
 }
 
-/// A promise to somebody who lives, and who has not accepted it.
+/// An earmark for a live participant that has not accepted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingTransfer {
-    /// Life of the lender.
+    /// Instance of the lender.
     pub from: u64,
-    /// Life of the borrower.
+    /// Instance of the borrower.
     pub to: u64,
-    /// The grant.
+    /// Nonce of the grant.
     pub nonce: Nonce,
-    /// How much.
+    /// Number of chunks.
     pub chunks: u32,
 }
 
-/// Chunks of one GPU, by life. Who is not in it is dead.
+/// Chunks of one GPU by instance. An instance without an entry has exited.
 #[derive(Clone, Debug)]
 pub struct SimGpuLedger {
     capacity: u32,
     participants: BTreeMap<u64, Participant>,
-    /// Planted bug: so many earmarks are not written although their chunks leave.
+    /// Planted bug: this number of earmarks is not written although their chunks are released.
     pub earmarks_to_lose: u32,
-    /// Planted bug: so many reservations are granted whether they fit or not.
+    /// Planted bug: this number of reservations is granted although they do not fit.
     pub unchecked_grants: u32,
 }
 
 impl SimGpuLedger {
-    /// A GPU of `capacity` chunks that nobody holds.
+    /// Creates the ledger of a GPU with `capacity` free chunks.
     pub fn new(capacity: u32) -> SimGpuLedger {
         SimGpuLedger { capacity, participants: BTreeMap::new(), earmarks_to_lose: 0, unchecked_grants: 0 }
     }
 
-    /// Chunks of the GPU.
+    /// Returns the number of chunks of the GPU.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// A life begins.
+    /// Adds an instance.
     ///
     /// # Panics
-    /// If there was one of that name.
+    /// If the instance is already in the ledger.
     pub fn join(&mut self, life: u64) {
         assert!(self.participants.insert(life, Participant::default()).is_none(), "a life begins once");
     }
 
-    /// What a dead life held and promised is nobody's.
+    /// Removes an instance that has exited, with its chunks and earmarks.
     pub fn remove(&mut self, life: u64) {
         self.participants.remove(&life).expect("who dies has lived");
     }
 
-    /// Whether it lives.
+    /// Whether the instance is live.
     pub fn is_live(&self, life: u64) -> bool {
         self.participants.contains_key(&life)
     }
 
-    /// Chunks that a living participant holds.
+    /// Returns the number of chunks that a live participant holds.
     pub fn held(&self, life: u64) -> u32 {
         self.participant(life).held
     }
@@ -90,7 +91,7 @@ impl SimGpuLedger {
         self.participants.get_mut(&life).expect("a living record")
     }
 
-    /// Promises to the living that were not accepted.
+    /// Returns the earmarks for live participants that are not accepted yet.
     pub fn pending_transfers(&self) -> impl Iterator<Item = PendingTransfer> + '_ {
         let all = self.participants.iter().flat_map(|(from, record)| {
             let promise = |(nonce, (to, chunks)): (&u64, &(u64, u32))| PendingTransfer {
@@ -107,7 +108,7 @@ impl SimGpuLedger {
         })
     }
 
-    /// Chunks on their way between two who live.
+    /// Returns the number of chunks in transfer between live participants.
     pub fn pending_chunks(&self) -> u32 {
         self.pending_transfers().map(|promise| promise.chunks).sum()
     }
@@ -167,7 +168,8 @@ impl SimGpuLedger {
         waits
     }
 
-    /// The promise of `life` is void, if nobody has accepted it.
+    /// Cancels an earmark of `life` and returns whether it could. A live borrower must not have accepted it. If the
+    /// borrower has exited, the GPU must have that number of chunks free.
     pub fn take_back(&mut self, life: u64, nonce: Nonce) -> bool {
         let Some((to, chunks)) = self.participant(life).earmarks.get(&nonce.0).copied() else { return false };
         let free = match self.participants.get(&to) {
@@ -180,7 +182,7 @@ impl SimGpuLedger {
         free
     }
 
-    /// Puts away what is settled, on both sides.
+    /// Removes the earmarks and acceptances of `life` that are settled.
     pub fn clear(&mut self, life: u64) {
         let waiting: BTreeSet<_> =
             self.pending_transfers().map(|promise| (promise.from, promise.nonce.0)).collect();
@@ -192,26 +194,26 @@ impl SimGpuLedger {
         self.participant_mut(life).accepted.retain(|entry| stands.contains(entry));
     }
 
-    /// Nothing was ever promised, or all of it is settled and put away.
+    /// Whether no earmark and no acceptance is recorded.
     pub fn has_no_transfers(&self) -> bool {
         self.participants.values().all(|record| record.earmarks.is_empty() && record.accepted.is_empty())
     }
 }
 
-/// The ledger as a device asks it.
+/// A device's access to the ledger.
 #[derive(Clone, Debug)]
 pub struct Quota {
-    /// Of the GPU.
+    /// The ledger of the GPU.
     pub ledger: SharedLedger,
-    /// Whose device it is.
+    /// The participant that owns the device.
     pub me: Peer,
 }
 
 impl Quota {
-    /// Counts an order.
+    /// Counts an operation in the ledger.
     ///
     /// # Errors
-    /// Why it cannot be carried out; then nothing was counted.
+    /// Why the operation is refused; nothing is counted then.
     pub fn apply(&self, work: &Work) -> Result<(), Failure> {
         if self.allows(work) {
             return Ok(());
@@ -220,7 +222,7 @@ impl Quota {
         Err(if promised { Failure::Refused } else { Failure::OutOfMemory })
     }
 
-    /// Chunks that were counted are not made after all.
+    /// Releases chunks that were counted but not created.
     pub fn release_uncreated(&self, chunks: u32) {
         self.ledger.borrow_mut().release(self.me.instance, chunks);
     }

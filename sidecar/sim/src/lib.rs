@@ -1,11 +1,11 @@
-//! Simulated memory and compute behind the production ports, in virtual time.
+//! Simulated memory and compute backends behind the production ports, in virtual time.
 //!
-//! The policy and the scheduler that run here are the ones that run in production, unchanged. Memory holds fingerprints
-//! instead of bytes: a chunk knows which slab and generation, or which tokens' KV, it carries. Compute reads these
-//! fingerprints and derives every token from them, so that any mistake about memory (a slot reused too early, a stale
-//! block table, a handed-over chunk read again) changes tokens or is reported outright.
+//! The policy and the scheduler are the production code, unchanged. Memory holds fingerprints instead of bytes: a chunk
+//! records the slab and generation, or the KV tokens, that it holds. Compute derives every token from these
+//! fingerprints. So every memory error (a slot reused too early, a stale block table, a read of a handed-over chunk)
+//! changes tokens or is counted.
 //!
-//! What it does not do: reimplement a decision, read a clock, draw from an unseeded source of randomness.
+//! The simulator decides nothing itself, reads no clock and uses no unseeded randomness.
 
 pub mod compute;
 pub mod device;

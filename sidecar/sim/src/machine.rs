@@ -1,7 +1,7 @@
-//! What the tenants of one GPU share beside its memory: the link to the host, and the processors.
+//! The resources that tenants of one GPU share apart from memory: the link to the host, and the processors.
 //!
-//! Each direction of the link serves one copy at a time, in the order in which copies begin. While the other direction is
-//! busy a copy into the device runs at the coupled rate; one that is under way is not slowed by a copy that begins later.
+//! Each direction of the link serves one copy at a time, in start order. A copy into the device runs at the coupled
+//! rate while the other direction is busy; a running copy is not slowed by a copy that starts later.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,10 +10,10 @@ use sluice_policy::ids::Nanos;
 
 use crate::device::Profile;
 
-/// The devices of one GPU share one machine.
+/// One machine, shared by the devices of a GPU.
 pub type SharedMachine = Rc<RefCell<Machine>>;
 
-/// Which way bytes go.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Host to device.
@@ -25,37 +25,38 @@ pub enum Direction {
 /// Link and processors of one GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
-    /// Until when each direction is busy: in, out.
+    /// When each direction becomes free: in, out.
     busy_until: [Nanos; 2],
-    /// Bytes that have passed in each direction.
+    /// Bytes transferred in each direction.
     bytes: [u64; 2],
-    /// Steps that run at this moment.
+    /// Number of steps that run now.
     computing: u64,
-    /// Steps that run at once share the processors evenly. Else each has its own part, or they take turns.
+    /// Whether concurrent steps share the processors evenly. Otherwise each tenant has its own partition, or tenants
+    /// run in time slices.
     pub(crate) shares_compute: bool,
 }
 
-/// A copy's place on the link.
+/// The transfer of a copy on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkTransfer {
-    /// Its last byte has passed.
+    /// When the last byte has been transferred.
     pub ends: Nanos,
-    /// From the wish to the last byte, nanoseconds: waiting for neighbours' copies counts.
+    /// Nanoseconds from the request to the last byte, including the wait for copies of peers.
     pub ns: u64,
 }
 
 impl Machine {
-    /// A machine of one tenant.
+    /// Creates a machine with one tenant.
     pub fn single_tenant() -> SharedMachine {
         SharedMachine::default()
     }
 
-    /// A machine on which steps that run at once share the processors, or do not.
+    /// Creates a machine on which concurrent steps share the processors, or do not.
     pub fn with_shared_compute(shares_compute: bool) -> Machine {
         Machine { shares_compute, ..Machine::default() }
     }
 
-    /// A copy of `bytes` wants to begin at `now` and takes `slowdown` times as long as it should.
+    /// Transfers `bytes` from `now`, or when the direction is free, at a rate divided by `slowdown`.
     pub fn transfer(
         &mut self,
         now: Nanos,
@@ -78,28 +79,28 @@ impl Machine {
         LinkTransfer { ends, ns: ends.since(now) }
     }
 
-    /// Bytes that have passed, into the device and out of it.
+    /// Returns the bytes transferred into the device and out of it.
     pub fn transferred_bytes(&self) -> (u64, u64) {
         (self.bytes[0], self.bytes[1])
     }
 
-    /// A step begins.
+    /// Counts a step that starts.
     pub(crate) fn begin_step(&mut self) {
         self.computing += 1;
     }
 
-    /// A step ends, or its engine dies.
+    /// Counts a step that ends or whose engine exits.
     pub(crate) fn end_step(&mut self) {
         self.computing -= 1;
     }
 
-    /// Among how many steps the processors are divided.
+    /// Returns the number of steps that share the processors.
     pub fn sharers(&self) -> u64 {
         if self.shares_compute { self.computing.max(1) } else { 1 }
     }
 }
 
-/// Time of work that takes `full_ns` alone, when it runs at `permille` of its pace for its first `slow_ns`.
+/// Returns the time of work that takes `full_ns` alone but runs at `permille` of its rate for the first `slow_ns`.
 fn stretched(full_ns: u64, slow_ns: u64, permille: u64) -> u64 {
     let done_ns = slow_ns.saturating_mul(permille) / 1000;
     if full_ns <= done_ns {
@@ -113,7 +114,7 @@ fn stretched(full_ns: u64, slow_ns: u64, permille: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A byte takes a nanosecond in and two out.
+    /// A profile with 1 ns per byte in and 2 ns per byte out.
     fn profile() -> Profile {
         Profile {
             link_bytes_per_second: 1_000_000_000,
@@ -137,7 +138,7 @@ mod tests {
     fn copy_to_device_is_slowed_by_concurrent_copy_to_host() {
         let mut machine = Machine::default();
         assert_eq!(machine.transfer(Nanos(0), Direction::Out, 195, &profile(), 1).ends, Nanos(400));
-        // 200 of 1,010 ns of work in the first 400.
+        // The first 400 ns complete 200 of 1,010 ns of work.
         assert_eq!(machine.transfer(Nanos(0), Direction::In, 1000, &profile(), 1).ends, Nanos(400 + 810));
         assert_eq!(machine.transferred_bytes(), (1000, 195));
     }

@@ -1,4 +1,4 @@
-//! Simulated memory: orders of the ledger, carried out on the device's table in virtual time.
+//! Simulated memory: applies memory operations to the device's table in virtual time.
 
 mod deferred_ops;
 mod host_tier;
@@ -18,12 +18,12 @@ use deferred_ops::DeferredCopies;
 #[derive(Debug)]
 pub struct SimMemory {
     device: SharedDevice,
-    /// Everything but copies beside it: in order, one at a time.
+    /// All operations except concurrent copies: in order, one at a time.
     serial: VecDeque<Operation>,
     head: HeadState,
-    /// Fetches and write-backs behind an operation that names something of theirs.
+    /// Fetches, spills and write-backs that wait for an earlier operation on the same chunk or host block.
     deferred: DeferredCopies,
-    /// The engine acknowledges no transaction.
+    /// Whether the engine acknowledges no transaction.
     held: bool,
 }
 
@@ -35,25 +35,25 @@ struct Operation {
     due: Option<Nanos>,
 }
 
-/// How far the first operation is.
+/// Progress of the first operation.
 #[derive(Clone, Copy, Debug)]
 enum HeadState {
-    /// There is none.
+    /// The queue is empty.
     None,
-    /// It takes so long.
+    /// The operation ends at a fixed time, without the link.
     Timed(LinkTransfer),
-    /// It ends when it has crossed the link.
+    /// The operation ends when its bytes have crossed the link.
     OnLink,
 }
 
 impl SimMemory {
-    /// Memory of `device`.
+    /// Creates the memory port of `device`.
     pub fn new(device: SharedDevice) -> Self {
         let (serial, first) = (VecDeque::new(), HeadState::None);
         SimMemory { device, serial, head: first, deferred: DeferredCopies::default(), held: false }
     }
 
-    /// While held, the engine acknowledges no transaction, and nothing after it takes effect.
+    /// Sets whether the engine withholds acknowledgements of transactions; operations after a withheld one wait.
     pub fn hold_engine(&mut self, now: Nanos, held: bool) {
         self.held = held;
         if let HeadState::Timed(first) = &mut self.head {
@@ -61,7 +61,8 @@ impl SimMemory {
         }
     }
 
-    /// The first operation begins at `from`, or when it was ordered. Whoever waits for a later one waits for it too.
+    /// Starts the first operation at `from`, or at its submission if that is later. Its deadline is the earliest in the
+    /// queue, because later operations wait for it.
     fn start_head(&mut self, from: Nanos) {
         let mut device = self.device.borrow_mut();
         device.set_swap_transfer(None);
@@ -103,7 +104,7 @@ impl SimMemory {
         self.held && self.serial.front().is_some_and(|first| matches!(first.work, Work::Reback(_)))
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> SharedDevice {
         self.device.clone()
     }
@@ -170,7 +171,7 @@ impl Memory for SimMemory {
 }
 
 impl Device {
-    /// Bytes that an operation copies over the link.
+    /// Returns the bytes that an operation copies over the link.
     fn link_bytes(&self, work: &Work) -> u64 {
         match work {
             Work::SwapOut(swaps) | Work::SwapIn(swaps) => swaps.len() as u64 * self.geometry.block_bytes,
@@ -194,7 +195,8 @@ impl Device {
         Ok(())
     }
 
-    /// Chunks that come to exist, or go, are counted in the GPU's ledger. What contradicts the device's own table is not.
+    /// Counts created and released chunks in the GPU's ledger. Operations that contradict the device's table are not
+    /// counted.
     fn count(&mut self, work: &Work) -> Result<(), Failure> {
         let fails = matches!(work, Work::Create(_) | Work::Accept { .. })
             && self.rng.chance(self.faults.create_fails_permille);
@@ -209,7 +211,7 @@ impl Device {
                 count(work)?;
                 let possible = self.creatable(chunks);
                 if fails || possible.is_err() {
-                    // The bytes are this tenant's from now on, and no chunk is made of them.
+                    // The acceptance stands although no chunk is created, so the bytes are released.
                     quota.inspect(|quota| quota.release_uncreated(chunks.len() as u32));
                     return Err(Failure::OutOfMemory);
                 }
@@ -247,7 +249,7 @@ impl Device {
         chunks.iter().for_each(|c| drop(self.chunks.remove(c)));
     }
 
-    /// All or nothing: what was done before an operation that does not fit is undone.
+    /// Applies a transaction atomically: if one operation does not fit, the earlier ones are reverted.
     fn reback(&mut self, transaction: &Transaction) -> Result<(), Failure> {
         if self.rng.chance(self.faults.refused_permille) {
             return Err(Failure::Refused);
@@ -257,7 +259,7 @@ impl Device {
             return Err(Failure::Refused);
         }
         let kv = self.kv_chunks();
-        // Copies of KV need their frames, and not an address that a chunk had before it was KV.
+        // KV copies need the KV addresses of their chunks. Other addresses of these chunks may be unmapped.
         let taken = |op: &Reback| matches!(op, Reback::Unmap(Address::Kv(_), chunk) if kv.contains(chunk));
         if transaction.ops.iter().any(taken) {
             return Err(Failure::Refused);
@@ -275,21 +277,22 @@ impl Device {
         Ok(())
     }
 
-    /// What is really done of a transaction: all of it, unless a bug is planted.
+    /// Returns the operations that are applied: all of them, unless a bug is planted.
     fn kept(&self, ops: &[Reback]) -> Vec<Reback> {
         let mapped = |at: &Address| ops.iter().any(|op| matches!(op, Reback::Map(other, _) if other == at));
         let lost = |op: &Reback| matches!(op, Reback::Unmap(address, _) if !mapped(address));
         ops.iter().filter(|op| !(self.faults.keep_unmapped && lost(op))).copied().collect()
     }
 
-    /// On the way a chunk may be behind its old and its new address, at the end of a transaction it has one owner.
+    /// Whether a mapped chunk backs only addresses that may share it. Checked at the end, since a chunk may back its
+    /// old and its new address within a transaction.
     fn has_one_owner(&self, op: &Reback) -> bool {
         let Reback::Map(address, chunk) = *op else { return true };
         let mut others = self.mapped.get(&chunk).into_iter().flatten().filter(|other| **other != address);
         self.table.get(&address) != Some(&chunk) || others.all(|other| address.may_share(*other))
     }
 
-    /// False, and nothing changed, when the operation contradicts the table.
+    /// Applies an operation. Returns `false` and changes nothing if the operation contradicts the table.
     fn apply_op(&mut self, op: Reback) -> bool {
         match op {
             Reback::Unmap(address, chunk) => {

@@ -1,4 +1,4 @@
-//! Machines and models as published: what a step costs on them.
+//! Published machines and models, and the cost of a step on them.
 
 pub mod cost;
 pub mod hardware;

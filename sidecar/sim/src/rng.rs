@@ -1,4 +1,4 @@
-//! Pseudo-random numbers of our own, so that a seed means the same for ever.
+//! A pseudo-random generator of our own, so that a seed gives the same numbers in every version.
 //!
 //! SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
 
@@ -7,41 +7,41 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// The generator of `seed`.
+    /// Creates the generator of `seed`.
     pub const fn new(seed: u64) -> Self {
         Rng(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `bound` (> 0). The bias of the modulus is below 2^-32 for the bounds used here.
+    /// Returns a number below `bound` (> 0). The bias of the modulus is below 2^-32 for the bounds used here.
     pub const fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound
     }
 
-    /// A number in `low..=high`.
+    /// Returns a number in `low..=high`.
     pub const fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True `permille` times out of a thousand.
+    /// Returns true with a probability of `permille` / 1000.
     pub const fn chance(&mut self, permille: u64) -> bool {
         permille > 0 && self.below(1000) < permille
     }
 }
 
-/// SplitMix64's finaliser: a good mixer of 64 bits, used for fingerprints too.
+/// Mixes 64 bits with SplitMix64's finaliser; also used for fingerprints.
 pub const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
 }
 
-/// A fingerprint of two.
+/// Combines two fingerprints into one.
 pub const fn combine(a: u64, b: u64) -> u64 {
     mix(a ^ mix(b.wrapping_add(0x9e37_79b9_7f4a_7c15)))
 }

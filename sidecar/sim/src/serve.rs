@@ -1,4 +1,4 @@
-//! A load served by models of published size on a published machine, under one policy: what it would take, and how well.
+//! Serves a load with published models on a published machine, and measures times and throughput.
 
 pub mod measure;
 pub mod tenants;
@@ -17,70 +17,70 @@ use crate::profiles::model::Model;
 use crate::workload::{Arrival, request};
 pub use measure::{ServeStats, Slo};
 
-/// Ten days of virtual time: no load lasts so long.
+/// Ten days of virtual time, longer than any load.
 const LIMIT: Nanos = Nanos(864_000_000_000_000);
 
-/// A model and the memory that is its own.
+/// A model and its share of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantModel {
     /// The model.
     pub model: Model,
-    /// Its share of the GPU's memory, permille.
+    /// The tenant's share of device memory, permille.
     pub share_permille: u32,
 }
 
-/// What a run sets beside the name of the policy; everything else is production's default.
+/// Options of a run besides the policy; all other values are production defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServeOptions {
-    /// KV that each tenant holds on the device at most, bytes; as much as there is when left out.
+    /// Largest KV on the device per tenant, bytes; unlimited if `None`.
     pub kv_bytes: Option<u64>,
-    /// Host memory for KV of each tenant, bytes; equal parts of what the machine has beside all weights when left out.
+    /// Host memory for KV per tenant, bytes; if `None`, an equal part of the host memory that the weights leave.
     pub host_kv_bytes: Option<u64>,
-    /// Nobody waits with its KV: who is one too many is computed again.
+    /// Whether pauses are off: a request that does not fit is preempted and computed again.
     pub never_pauses: bool,
-    /// Tokens are written as they are made: nothing is in store for clients.
+    /// Whether tokens are unpaced: clients have no buffer of tokens.
     pub unpaced: bool,
 }
 
-/// What serves a load.
+/// Configuration of a run.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
     /// The machine.
     pub hardware: Hardware,
-    /// Its tenants.
+    /// Tenants of the machine.
     pub tenants: Vec<TenantModel>,
-    /// How they share it.
+    /// How the tenants share it.
     pub sharing: Sharing,
-    /// By which policy.
+    /// Policy of all tenants.
     pub policy: PolicyName,
     /// How kernels are launched.
     pub launch: Launch,
-    /// Bytes of a chunk.
+    /// Size of a chunk, bytes.
     pub chunk_bytes: u64,
-    /// Sequences that run at once in each tenant, at most.
+    /// Largest number of concurrent sequences per tenant.
     pub max_sequences: u32,
-    /// Prompts that begin alike share KV.
+    /// Whether prompts with a common prefix share KV.
     pub prefix_caching: bool,
-    /// Which neighbour is asked for memory first.
+    /// Order in which peers are asked for memory.
     pub rule: sluice_policy::peers::victim::VictimRule,
-    /// What a good answer is.
+    /// Objectives for a request.
     pub slo: Slo,
-    /// What else is set.
+    /// Further options.
     pub options: ServeOptions,
-    /// Numbers of the policy that are not its defaults.
+    /// Tunables that differ from the policy's defaults.
     pub tunables: Tuned,
-    /// Of letters and prompts.
+    /// Seed of message delays and prompts.
     pub seed: u64,
 }
 
-/// Equal turns for all.
+/// Returns round-robin sharing in time slices of `quantum`.
 pub const fn round_robin(quantum: sluice_policy::peers::time_slice::Quantum) -> Sharing {
     Sharing::Temporal { quantum, order: TurnOrder::RoundRobin }
 }
 
 impl ServeConfig {
-    /// These tenants with everything else as it usually is: captured graphs, chunks of 16 MiB, 64 sequences at once, no shared
-    /// prefixes, seed 1.
+    /// Creates a configuration with the usual defaults: captured graphs, chunks of 16 MiB, 64 concurrent sequences, no
+    /// prefix caching, seed 1.
     pub fn new(
         hardware: Hardware,
         tenants: Vec<TenantModel>,
@@ -104,7 +104,7 @@ impl ServeConfig {
         }
     }
 
-    /// Host memory for KV of each tenant, bytes.
+    /// Returns the host memory for KV per tenant, bytes.
     pub fn host_kv_bytes(&self) -> u64 {
         let weights: u64 = self.tenants.iter().map(|place| place.model.weight_bytes()).sum();
         let rest = self.hardware.host_bytes.saturating_sub(weights);
@@ -112,8 +112,8 @@ impl ServeConfig {
     }
 }
 
-/// Places of these models with shares in proportion to what `shares_permille` says, or, where that is empty, with everybody's
-/// weights and equal parts of the rest.
+/// Returns tenants with these models and shares. A tenant without an entry in `shares_permille` gets its weights plus
+/// an equal part of the memory that all weights leave.
 pub fn tenant_models(hardware: &Hardware, models: &[Model], shares_permille: &[u32]) -> Vec<TenantModel> {
     let weights: u64 = models.iter().map(Model::weight_bytes).sum();
     let rest = hardware.memory_bytes.saturating_sub(weights) / models.len().max(1) as u64;
@@ -126,10 +126,10 @@ pub fn tenant_models(hardware: &Hardware, models: &[Model], shares_permille: &[u
         .collect()
 }
 
-/// Serves a load. `progress` hears now and then how many requests have ended.
+/// Serves a load. Calls `progress` periodically with the number of requests that have ended.
 ///
 /// # Errors
-/// Which tenant the policy refuses, and why; or that requests wait for ever.
+/// If the policy refuses a tenant, or if requests wait forever.
 pub fn serve(
     case: &ServeConfig,
     load: &[Arrival],
@@ -175,7 +175,7 @@ fn start(case: &ServeConfig) -> Result<Gpu, String> {
     Gpu::new(setup, tenants::setups(case)).map_err(refused)
 }
 
-/// Until everybody is loaded; the load begins then.
+/// Runs until all tenants are loaded. The load starts then.
 fn run_until_loaded(gpu: &mut Gpu) -> Result<Nanos, String> {
     let loaded = |gpu: &Gpu| {
         let mut lives = gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());

@@ -1,4 +1,4 @@
-//! A whole tenant in virtual time: memory manager, scheduler, simulated body, and the loop that moves the clock.
+//! A whole tenant in virtual time: memory manager, scheduler, simulated backend, and the loop that advances the clock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,40 +19,40 @@ use crate::compute::SimCompute;
 use crate::device::{Device, Profile, SharedDevice};
 use crate::memory::SimMemory;
 
-/// Virtual time that a plan takes, nanoseconds: the most that one of 16 requests and 80 layers may take.
+/// Virtual time of a plan, nanoseconds: the limit for 16 requests and 80 layers.
 pub const PLAN_NS: u64 = 1_000_000;
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestResult {
-    /// Its tokens.
+    /// Sampled tokens.
     pub tokens: Vec<u32>,
-    /// How it ended.
+    /// How the request ended.
     pub finish: Option<Finish>,
-    /// Why it was not taken.
+    /// Why the scheduler refused the request.
     pub refusal: Option<RejectReason>,
-    /// Times it lost its memory.
+    /// Number of preemptions.
     pub preemptions: u32,
 }
 
-/// Options of a world.
+/// Options of a simulation.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Scheduler.
+    /// Scheduler options.
     pub config: Config,
-    /// Policy.
+    /// Policy options.
     pub params: Params,
-    /// Sizes.
+    /// Sizes of the model and the memory.
     pub geometry: Geometry,
-    /// Speeds.
+    /// Speeds of the device.
     pub profile: Profile,
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary, tokens.
     pub vocab: u32,
     /// Seed of the faults.
     pub seed: u64,
 }
 
-/// Makes plans, and remembers what it was asked.
+/// A planner that records its requests.
 #[derive(Debug)]
 struct RecordingPlanner {
     planner: TimedPlanner,
@@ -74,34 +74,34 @@ impl Planner for RecordingPlanner {
     }
 }
 
-/// A tenant.
+/// A simulated tenant.
 #[derive(Debug)]
 pub struct Simulation {
-    /// Scheduler and body.
+    /// Scheduler and backend.
     pub driver: Driver<SimMemory, SimCompute>,
-    /// The device, to plant faults in and to look at.
+    /// The device, for planting faults and for inspection.
     pub device: SharedDevice,
-    /// Requests seen so far.
+    /// Results of all requests so far.
     pub outcomes: BTreeMap<RequestId, RequestResult>,
-    /// Panics after every event when an invariant is broken.
+    /// Whether the scheduler's invariants are checked after every event; a broken one panics.
     pub checked: bool,
     plan_requests: Arc<Mutex<Vec<PlanRequest>>>,
     now: Nanos,
 }
 
 impl Simulation {
-    /// A tenant that starts to load at time 0.
+    /// Creates a tenant that starts to load at time 0.
     ///
     /// # Errors
-    /// What the policy refuses.
+    /// If the policy refuses the setup.
     pub fn new(setup: Setup, journal: Option<Recorder>) -> Result<Self, ConfigError> {
         Simulation::with_peers(Box::new(NoPeers), setup, journal)
     }
 
-    /// The same among neighbours.
+    /// Creates a tenant with peers on its GPU.
     ///
     /// # Errors
-    /// What the policy refuses.
+    /// If the policy refuses the setup.
     pub fn with_peers(
         neighbourhood: Box<dyn PeerPort>,
         setup: Setup,
@@ -131,40 +131,40 @@ impl Simulation {
         })
     }
 
-    /// All plans that were asked for, the first first.
+    /// Returns all plan requests, oldest first.
     pub fn plan_requests(&self) -> Vec<PlanRequest> {
         self.plan_requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Virtual time.
+    /// Returns the virtual time.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// A request arrives now.
+    /// Submits a request now.
     pub fn submit(&mut self, request: Request) {
         self.outcomes.insert(request.id, RequestResult::default());
         self.driver.push(Event::Submit(request));
     }
 
-    /// A client goes away now.
+    /// Cancels a request now.
     pub fn cancel(&mut self, id: RequestId) {
         self.driver.push(Event::Cancel(id));
     }
 
-    /// The engine is killed now.
+    /// Kills the engine now.
     pub fn kill_engine(&mut self) {
         let now = self.now;
         self.driver.compute().kill(now);
     }
 
-    /// The engine leaves its step, since another turn is in force. Returns whether it had one.
+    /// Makes the engine abandon its step because its time slice has ended. Returns whether a step was running.
     pub fn expire_turn(&mut self) -> bool {
         let now = self.now;
         self.driver.compute().expire_turn(now)
     }
 
-    /// Moves to the next moment at which anything happens, at most to `limit`. `false` = nothing is due before it.
+    /// Advances to the next event, at most to `limit`. Returns `false` if nothing is due before it.
     pub fn tick(&mut self, limit: Nanos) -> bool {
         let due = self.driver.step(self.now);
         self.process_notices();
@@ -186,7 +186,7 @@ impl Simulation {
         self.now = self.now.max(limit);
     }
 
-    /// Runs until every request has ended and memory is at rest. `false` = `limit` came first.
+    /// Runs until every request has ended and memory is at rest. Returns `false` if `limit` is reached first.
     pub fn run_until_idle(&mut self, limit: Nanos) -> bool {
         loop {
             let more = self.tick(limit);

@@ -1,8 +1,9 @@
-//! Random tenants on a random GPU under random troubles, all from one seed, and checks that owe nothing to the policy.
+//! Runs random tenants on a random GPU with random faults, all from one seed, and checks them independently of the
+//! policy.
 //!
-//! A seed has two phases. *Safety*: requests come while copies fail, engines and tenants die, letters get lost and clocks
-//! jump; after every moment the simulated devices are counted. *Liveness*: troubles end; every request has to end too, with
-//! the tokens that it gets when its tenant is alone, and every pool has to go back to what it was before the load.
+//! A seed has two phases. *Safety*: requests arrive while copies fail, engines and tenants exit, messages are lost and
+//! clocks jump; after every tick the simulated devices are counted. *Liveness*: the faults end. Every request must end
+//! with the tokens that it gets when its tenant is alone, and every pool must return to its state before the load.
 
 mod check;
 mod faults;
@@ -24,64 +25,65 @@ pub use options::Options;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Time for tenants to load, and after the load for everything to go home, nanoseconds.
+/// Time for tenants to load, and after the load for all memory to return to its owner, nanoseconds.
 const SETTLE_NS: u64 = 600 * SECOND_NS;
-/// More moments than any seed has that ends: where orders follow each other for ever, virtual time passes slowly.
+/// Limit on ticks, more than any seed needs that ends. In an endless sequence of operations, virtual time advances too
+/// slowly to reach the time limit.
 const MAX_TICKS: u64 = 5_000_000;
 
 /// A requirement that did not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("seed {seed}, at {at_ns} ns: {what}")]
 pub struct SeedFailure {
-    /// Of which seed.
+    /// The seed.
     pub seed: u64,
-    /// When, virtual time.
+    /// Virtual time, nanoseconds.
     pub at_ns: u64,
-    /// What.
+    /// Description of the violation.
     pub what: String,
 }
 
-/// What happened in a seed that held, or in many.
+/// Statistics of one or several passed seeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SoakStats {
-    /// Seeds.
+    /// Number of seeds.
     pub seeds: u64,
     /// Requests that ended with all their tokens.
     pub answered: u64,
-    /// Requests that ended without: cancelled, or their tenant died.
+    /// Requests that ended early: cancelled, or their tenant exited.
     pub cut_short: u64,
     /// Requests that failed because a backend kept failing.
     pub failed: u64,
-    /// Troubles that happened.
+    /// Faults injected.
     pub faults: u64,
-    /// Loans that were seen.
+    /// Loans observed.
     pub loans: u64,
-    /// Layers that gave their memory away.
+    /// Number of times that a layer was lent or remapped.
     pub remapped_layers: u64,
-    /// Activations that became KV, each time.
+    /// Inflations: activation chunks became KV.
     pub inflations: u64,
-    /// Requests that lost their memory.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Shares that fell below what was held.
+    /// Shares that fell below the held memory.
     pub share_reductions: u64,
-    /// Requests that waited with their KV.
+    /// Requests paused with their KV kept.
     pub pauses: u64,
-    /// Plans that were carried out.
+    /// Plans made.
     pub plans: u64,
-    /// Requests that a plan let in with part of their KV away.
+    /// Requests that a plan admitted with part of their KV offloaded.
     pub joins: u64,
-    /// Layers of KV that were fetched for a step.
+    /// Layers of KV fetched for a step.
     pub fetches: u64,
-    /// Orders of KV to the host tier, those behind a prompt included.
+    /// Write-backs of KV to the host tier, including those during a prefill.
     pub write_backs: u64,
-    /// Events whose journal was replayed.
+    /// Journal events replayed.
     pub replayed: u64,
-    /// Digest of the commands and notices of all journals that were recorded: equal where every decision is the same.
+    /// Digest of the commands and notices of all recorded journals: equal if every decision is the same.
     pub decisions: u64,
 }
 
 impl SoakStats {
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: SoakStats) -> SoakStats {
         SoakStats {
@@ -106,15 +108,15 @@ impl SoakStats {
     }
 }
 
-/// Runs one seed, with a bug planted in the body if one is given.
+/// Runs one seed, with `plant` as a bug in the backend if given.
 ///
 /// # Errors
-/// The first requirement that did not hold, a broken invariant of the production code included.
+/// The first requirement that did not hold, including broken invariants of the production code.
 pub fn run(seed: u64, plant: Option<PlantedBug>) -> Result<SoakStats, SeedFailure> {
     run_with(seed, plant, false)
 }
 
-/// The same, with journals of all tenants, so that [`Tally::decisions`] is of all of them.
+/// Runs one seed with the journals of all tenants, so that [`SoakStats::decisions`] covers all of them.
 ///
 /// # Errors
 /// As [`run`].
@@ -141,20 +143,20 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     format!("an invariant is broken: {}", text.unwrap_or("a panic without words"))
 }
 
-/// One seed under way.
+/// A running seed.
 struct Soak {
     gpu: Gpu,
     options: Options,
     planted_bug: Option<PlantedBug>,
-    /// The requests of each tenant.
+    /// Requests of each tenant, by time.
     loads: Vec<Vec<(u64, Request)>>,
     /// Chunks of each tenant before the load.
     baseline: Vec<u32>,
     borrowed_before: u32,
     stats: SoakStats,
-    /// Where it is, for whoever catches a panic.
+    /// Virtual time, shared with the panic handler.
     at: Rc<Cell<Nanos>>,
-    /// Moments so far.
+    /// Number of ticks so far.
     ticks: u64,
 }
 
@@ -211,7 +213,7 @@ impl Soak {
         Ok(())
     }
 
-    /// The load, and troubles beside it.
+    /// Runs the load with its faults.
     fn run_faults(&mut self) -> Result<(), String> {
         let begin = self.gpu.now();
         for (tenant, load) in self.loads.iter().enumerate() {
@@ -235,7 +237,7 @@ impl Soak {
         Ok(())
     }
 
-    /// After every moment.
+    /// Checks the devices after a tick.
     fn check_tick(&mut self) -> Result<(), String> {
         self.at.set(self.gpu.now());
         self.ticks += 1;
@@ -253,10 +255,10 @@ impl Soak {
         Ok(())
     }
 
-    /// What began to go to the host while the way was slow is on its way until so long after, nanoseconds.
+    /// Returns how long copies to the host that started on the slow link may take, nanoseconds.
     fn slow_ns(&self) -> u64 {
         let slow = self.options.fault_schedule.iter().any(|(_, trouble)| *trouble == Fault::SlowHostLink);
-        // One copy in many takes ten times as long besides.
+        // A slow-copy fault makes a copy ten times slower.
         let bytes = self.options.host_kv_bytes * self.options.tenants as u64 * 10;
         if slow { bytes * SECOND_NS / faults::SLOW_BYTES_PER_SECOND } else { 0 }
     }
@@ -273,7 +275,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Nothing more goes wrong; who sleeps is woken, and whose backend failed for good starts anew.
+    /// Ends the faults: wakes sleeping tenants, and restarts tenants whose backend failed permanently.
     fn end_faults(&mut self) {
         faults::end(&mut self.gpu, &self.options);
         self.wake_all();

@@ -1,7 +1,7 @@
-//! A fingerprint of everything by which decisions are made and that could be tuned to a load: the defaults of scheduler,
-//! policy and trade, and the constants that nobody sets.
+//! A fingerprint of everything that decides and that could be tuned to a load: the defaults of scheduler, policy and
+//! loans, and the fixed constants.
 //!
-//! The last third of every trace is held back, and read only by runs whose tunables were committed before: [`COMMITTED`].
+//! The last third of every trace is held back. Only runs with tunables committed earlier read it: [`COMMITTED`].
 
 use sluice_policy::digest::Digest;
 use sluice_policy::loan_negotiator::NegotiationPolicy;
@@ -10,11 +10,11 @@ use sluice_policy::peers::Peer;
 use sluice_policy::{ellm, ewma, loan_negotiator, memory_manager, pie};
 use sluice_scheduler::{Config, Membership, journal};
 
-/// The digest of the tunables as they were before anything that is held back was read. Whoever changes one changes it too, and
-/// what was measured of held-back loads before holds no longer.
+/// Digest of the tunables, committed before any held-back trace was read. A change of a tunable changes it, and earlier
+/// measurements on held-back traces are then void.
 pub const COMMITTED: u64 = 0xf83f_658c_03bc_673b;
 
-/// All of them in words, one line for each policy and one for each group of constants.
+/// Returns all tunables as text: one line per policy and one per group of constants.
 pub fn lines() -> Vec<String> {
     let terms = Membership { own_peer: Peer::default(), terms: NegotiationPolicy::default() };
     let config = Config { membership: Some(terms), ..Config::default() };
@@ -42,7 +42,7 @@ const PAPER_VALUES: [(&str, u64); 5] = [
     ("pie_compared_part", pie::expansion::COMPARED_PART as u64),
 ];
 
-/// Their digest.
+/// Returns the digest of all tunables.
 pub fn digest() -> u64 {
     of(&lines())
 }
@@ -53,7 +53,7 @@ fn of(lines: &[String]) -> u64 {
     digest.value()
 }
 
-/// The digest as it is printed, and whether it is the one that was committed.
+/// Returns the digest as text, and whether it is the committed one.
 pub fn summary() -> String {
     let committed = if digest() == COMMITTED { "as committed" } else { "NOT those that were committed" };
     format!("{:016x}, {committed}", digest())
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(lines.len(), PolicyName::ALL.len() + 4);
         for at in 0..lines.len() {
             let mut other = lines.clone();
-            // Another last word.
+            // Change the last character.
             let last = other[at].pop().expect("every line has words");
             other[at].push(if last == '9' { '8' } else { '9' });
             assert_ne!(of(&other), digest(), "{}", lines[at]);

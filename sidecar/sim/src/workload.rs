@@ -1,4 +1,4 @@
-//! Loads: when requests come, how long they are, and whose they are. From trace files, or drawn from a seed.
+//! Workloads: arrival time, lengths and tenant of each request, from trace files or drawn from a seed.
 
 pub mod arrivals;
 pub mod table;
@@ -16,62 +16,62 @@ use table::{Table, TraceRow};
 /// Lengths of one request, tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
-    /// Of the prompt, at least 1.
+    /// Prompt tokens, at least 1.
     pub prompt: u32,
-    /// Of the answer, at least 1.
+    /// Output tokens, at least 1.
     pub output: u32,
 }
 
-/// Where nothing else says it.
+/// Lengths if neither a trace nor a length source gives them.
 const DEFAULT_LENGTHS: Lengths = Lengths { prompt: 512, output: 128 };
 
-/// One request to come.
+/// A future request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// After the beginning of the load, nanoseconds.
+    /// Nanoseconds after the start of the load.
     pub at_ns: u64,
-    /// To which tenant.
+    /// Index of the tenant.
     pub tenant: usize,
-    /// How long.
+    /// Lengths of the request.
     pub lengths: Lengths,
 }
 
-/// Limits of what is drawn.
+/// Limits of a workload.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Tokens of prompt and answer that each tenant takes; one for each tenant.
+    /// Context limit of each tenant's model: prompt and output tokens.
     pub model_tokens: Vec<u32>,
-    /// Longer prompts are cut to so many tokens.
+    /// Largest prompt, tokens; longer prompts are cut.
     pub prompt_tokens: u32,
-    /// Requests at most.
+    /// Largest number of requests.
     pub requests: usize,
 }
 
-/// Lengths in the order of a file, drawn by a seed.
+/// Lengths of a file's rows, sampled with a seed.
 #[derive(Clone, Debug)]
 pub struct LengthSource {
     lengths: Vec<Lengths>,
 }
 
 impl LengthSource {
-    /// The lengths of a table's rows.
+    /// Takes the lengths of a table's rows.
     pub fn new(table: &Table) -> LengthSource {
         LengthSource { lengths: table.rows.iter().map(|row| row.lengths).collect() }
     }
 
-    /// The same, each as many times as long.
+    /// Multiplies all lengths by `factor`.
     #[must_use]
     pub fn times(self, factor: u32) -> LengthSource {
         let longer = |one: Lengths| Lengths { prompt: one.prompt * factor, output: one.output * factor };
         LengthSource { lengths: self.lengths.into_iter().map(longer).collect() }
     }
 
-    /// Always the same.
+    /// Creates a source that always returns these lengths.
     pub fn fixed(lengths: Lengths) -> LengthSource {
         LengthSource { lengths: vec![lengths] }
     }
 
-    /// Lengths without end, drawn by a seed.
+    /// Returns an endless sequence of sampled lengths.
     pub fn samples(&self, seed: u64) -> impl Iterator<Item = Lengths> + '_ {
         let mut rng = Rng::new(seed ^ 0x1e95);
         std::iter::from_fn(move || Some(self.sample(&mut rng)))
@@ -82,20 +82,21 @@ impl LengthSource {
     }
 }
 
-/// Whose requests are whose, where a trace does not say it.
+/// Assignment of requests to tenants if the trace does not give it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TenantAssignment {
-    /// Each request by lot: all tenants have their bursts at once.
+    /// Each request to a random tenant: all tenants have their bursts at the same time.
     #[default]
     Random,
-    /// Each tenant has its own stretch of the trace, all of them beginning at once: bursts come apart.
+    /// Each tenant has its own segment of the trace; all segments start together, so bursts differ.
     Segments,
 }
 
-/// A load of `limits.model_tokens.len()` tenants: who comes when, in order of time.
+/// Returns a load of `limits.model_tokens.len()` tenants, in time order.
 ///
-/// Rows that name a model belong to the tenant of that model's rank by number of requests, modulo the number of tenants; the
-/// others are dealt. Lengths are the rows' own, or drawn from `lengths`: of the tenant's number, modulo their number.
+/// Rows with a model belong to the tenant with the index of that model's rank by request count, modulo the number of
+/// tenants. Other rows are assigned by `deal`. Lengths are sampled from the tenant's source in `lengths`, modulo the
+/// number of sources; if there is none, they are the row's own.
 pub fn load(
     arrivals: &ArrivalProcess,
     lengths: &[LengthSource],
@@ -131,14 +132,14 @@ pub fn load(
     coming
 }
 
-/// Answers keep their length as far as the model allows, prompts get what is left.
+/// Limits lengths to the model's context: outputs are cut last, prompts get the remaining tokens.
 pub(crate) fn clamp_lengths(lengths: Lengths, limits: &Limits, tenant: usize) -> Lengths {
     let most = limits.model_tokens[tenant];
     let output = lengths.output.clamp(1, most - 1);
     Lengths { prompt: lengths.prompt.clamp(1, limits.prompt_tokens.min(most - output)), output }
 }
 
-/// The request as a client sends it: its tokens are drawn, so that no two prompts begin alike.
+/// Returns the request as a client sends it. Its tokens are random, so that no two prompts share a prefix.
 pub fn request(id: u64, lengths: Lengths, vocab: u32, seed: u64, paced: bool) -> Request {
     let mut rng = Rng::new(seed ^ id.wrapping_mul(0x9e37_79b9));
     let prompt = (0..lengths.prompt).map(|_| rng.below(u64::from(vocab)) as u32).collect();
@@ -147,18 +148,18 @@ pub fn request(id: u64, lengths: Lengths, vocab: u32, seed: u64, paced: bool) ->
     Request { id, prompt, max_tokens, sampling, priority: 0, salt: 0, paced }
 }
 
-/// What is read of a file.
+/// The part of a trace to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceSplit {
     /// All rows.
     All,
-    /// All but the last third, which is held back.
+    /// All rows except the last third, which is held back.
     Shown,
     /// The last third.
     HeldBack,
 }
 
-/// These rows of a file's.
+/// Returns these rows of a file.
 pub fn split_rows(rows: Vec<TraceRow>, which: TraceSplit) -> Vec<TraceRow> {
     if which == TraceSplit::All {
         return rows;

@@ -1,4 +1,4 @@
-//! The simulated memory keeps the contract that host memory keeps.
+//! The simulated memory passes the conformance suite of the memory port.
 
 use std::panic::catch_unwind;
 
@@ -10,7 +10,7 @@ use sluice_ports::conformance::{Backend, SlabChunk, chunk_with_two_owners_is_ref
 use sluice_sim::device::{Content, SharedDevice};
 use sluice_sim::{Device, Profile, SimMemory};
 
-/// A careless one lets chunks have two owners.
+/// A backend; a careless one permits chunks with two owners.
 struct SimBackend<const CARELESS: bool> {
     memory: SimMemory,
     device: SharedDevice,

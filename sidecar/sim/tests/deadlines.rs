@@ -1,4 +1,4 @@
-//! `Unified` with objectives: requests share KV as their tokens fall due.
+//! `Unified` with objectives: requests share KV in the order of their token deadlines.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::support::{self, LIMIT, setup};
 
 const MS: u64 = 1_000_000;
 const LAYERS: u16 = 8;
-/// A step takes about two milliseconds: clients read a tenth of what could be made.
+/// A step takes about two milliseconds, so clients read a tenth of the possible tokens.
 const SLO: Slo = Slo { ttft_ns: 100 * MS, tbt_ns: 20 * MS, allowed_miss_permille: 10 };
-/// Without an objective for the first token nobody has a deadline.
+/// Without an objective for the first token, no request has a deadline.
 const NO_DEADLINE: Slo = Slo { ttft_ns: 0, ..SLO };
 
 fn request(id: u64, paced: bool) -> Request {
@@ -27,7 +27,8 @@ fn request(id: u64, paced: bool) -> Request {
     Request { id: RequestId(id), prompt, max_tokens: 100, sampling, priority: 0, salt: id, paced }
 }
 
-/// A tenant with room for three such requests at their end, and a host tier for others. No layer moves as a whole.
+/// Returns a tenant with space for three such requests at full length, and a host tier for others. No layer is
+/// remapped.
 fn short(slo: Slo, host_columns: u64) -> Setup {
     let mut setup = setup(PolicyName::Unified, LAYERS, 24, 5);
     setup.params.host_kv_bytes = host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
@@ -42,7 +43,7 @@ fn loaded(setup: Setup) -> Simulation {
     world
 }
 
-/// When each request's tokens were made.
+/// Times of each request's tokens.
 type Times = BTreeMap<RequestId, Vec<Nanos>>;
 
 fn record_tokens(world: &Simulation, times: &mut Times) {
@@ -60,7 +61,7 @@ fn run(world: &mut Simulation) -> Times {
     times
 }
 
-/// Tokens that a client would have read sooner, of all requests.
+/// Returns the number of tokens, over all requests, that a client would have read earlier.
 fn late(times: &Times) -> usize {
     let late = |tokens: &Vec<Nanos>| {
         let due = |at: usize| tokens[0].plus(at as u64 * SLO.tbt_ns);
@@ -111,7 +112,8 @@ fn request_without_host_space_for_kv_is_not_paused() {
     assert!(counters.preemptions > 0, "somebody is one too many");
 }
 
-/// Where no layer may move, KV of running requests is away as far as that pays, and requests make room all the same.
+/// Layers may not be remapped. KV of running requests is offloaded while that increases their tokens, and requests
+/// still give up memory.
 #[test]
 fn plan_offloads_kv_only_if_running_requests_gain_tokens() {
     let placed = |link_bytes_per_second: u64| {
@@ -135,7 +137,7 @@ fn plan_offloads_kv_only_if_running_requests_gain_tokens() {
     );
 }
 
-/// More than can be in time come at once, and then others that can, one after the other.
+/// More requests arrive at once than can be in time, followed by single requests that can.
 #[test]
 fn late_request_yields_to_timely_one_for_bounded_time() {
     const BOUND_NS: u64 = 400 * MS;
@@ -165,7 +167,7 @@ fn late_request_yields_to_timely_one_for_bounded_time() {
     assert!(before > 0, "some of those who were late came after the first of them");
 }
 
-/// All pauses of a request together leave its client without a token for no longer than the bound, and a little.
+/// All pauses of a request together leave its client without a token for at most the bound and a small margin.
 #[test]
 fn pause_bound_starts_when_buffer_is_empty() {
     const BOUND_NS: u64 = 30 * MS;
@@ -173,7 +175,7 @@ fn pause_bound_starts_when_buffer_is_empty() {
     setup.params.pause_bound_ns = BOUND_NS;
     let mut world = loaded(setup);
     (1..=8).for_each(|id| world.submit(request(id, true)));
-    // What counts, and how long each has stood aside.
+    // Pause time that counts, and the time that each request has been paused.
     let (mut counted, mut aside, mut last) = (0, BTreeMap::<u64, u64>::new(), world.now());
     while !world.driver.scheduler().is_idle() {
         assert!(world.tick(LIMIT) || world.driver.scheduler().is_idle(), "every request ends");

@@ -1,5 +1,5 @@
-//! Memory that is owed to a neighbour and has no room: under a policy that compares what remedies lose, requests wait with their KV
-//! in the host tier where that loses less than computing them again.
+//! Memory owed to a peer without space for the KV in it. A policy that compares the cost of reclaim options keeps
+//! requests waiting with their KV in the host tier if that costs less than recomputation.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::params::{PolicyName, Slo};
@@ -9,7 +9,7 @@ use sluice_scheduler::Request;
 use crate::gpu::{LAYERS, MS, assert_same_as_alone, shared, temporal, tenants};
 use crate::support::{LIMIT, load};
 
-/// What became of requests, and debts that changed who holds what.
+/// Outcomes of requests, and debts that changed ownership.
 #[derive(Debug)]
 struct Counts {
     pauses: u64,
@@ -17,7 +17,7 @@ struct Counts {
     repaid: u64,
 }
 
-/// Two tenants, of which one has much to do at first and both have then: what was borrowed is asked for while it is used.
+/// Serves two tenants. First one is busy, then both are, so that borrowed memory is revoked while it is used.
 fn served(by_loss: bool, host_columns: u64, seed: u64) -> Counts {
     let (capacity_chunks, mut tenants) = tenants(PolicyName::Unified, 2, 14);
     for tenant in &mut tenants {

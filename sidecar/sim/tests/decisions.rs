@@ -1,8 +1,8 @@
-//! Decisions stay what they are: digests of all commands and notices of recorded runs, beside those that are committed.
+//! Decisions stay the same: digests of all commands and notices of recorded runs must equal the committed ones.
 //!
-//! They depend on no name and not on how the state is laid out, so a change of structure leaves them as they are. Where a decision
-//! is to change, `SLUICE_WRITE_DECISIONS=1 cargo test -p sluice-sim --test main decisions` writes them anew, and the commit
-//! says which decision changed and why it is better.
+//! The digests do not depend on names or on the layout of the state, so a refactoring does not change them. To change a
+//! decision, `SLUICE_WRITE_DECISIONS=1 cargo test -p sluice-sim --test main decisions` writes them again, and the
+//! commit states which decision changed and why it is better.
 
 use sluice_policy::params::PolicyName;
 use sluice_scheduler::journal::replay;
@@ -12,7 +12,7 @@ use crate::gpu::record_peers;
 use crate::journal::{record_directed, record_load};
 
 const COMMITTED: &str = include_str!("decisions.txt");
-/// Seeds of the soak. In the last four requests join by plans.
+/// Seeds of the soak. In the last four, requests join by plans.
 const SEEDS: [u64; 24] = [
     1376, 1377, 1378, 1379, 1380, 1381, 1382, 1383, 1384, 1385, 1386, 1387, 1388, 1389, 1390, 1391, 1392,
     1393, 1394, 1395, 27, 49, 79, 3580,

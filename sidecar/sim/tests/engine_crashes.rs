@@ -1,5 +1,5 @@
-//! A tenant whose engines die again and again among neighbours that lend, borrow and want their turn: every request ends, with the
-//! tokens that it has alone.
+//! A tenant whose engines crash repeatedly while its peers lend, borrow and wait for time slices: every request ends
+//! with the tokens that it has alone.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,14 +21,14 @@ use crate::support::{LIMIT, request, setup};
 
 const MS: u64 = 1_000_000;
 const OTHER: Peer = Peer { index: 1, instance: 1 };
-/// Chunks that the neighbour can lend.
+/// Chunks that the peer can lend.
 const PEER_CHUNKS: u32 = 40;
 const REQUESTS: u64 = 10;
-/// Of a step that takes all prompts at once.
+/// Tokens of a step that processes all prompts at once.
 const WIDE_TOKENS: u32 = 1024;
-/// Engines die within this time, then no more.
+/// Engines crash within this time, nanoseconds.
 const FAULTS_NS: u64 = 3_000 * MS;
-/// All requests have ended so long after the last engine has come.
+/// Limit from the attachment of the last engine to the end of all requests, nanoseconds.
 const RECOVERY_LIMIT_NS: u64 = 20_000 * MS;
 
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ enum OutMessage {
     Turn(SliceCommand),
 }
 
-/// What the tenant said, and when.
+/// The tenant's messages with their times.
 #[derive(Clone, Debug, Default)]
 struct RecordingPort(Arc<Mutex<Vec<(Nanos, OutMessage)>>>);
 
@@ -51,14 +51,14 @@ impl PeerPort for RecordingPort {
     }
 }
 
-/// The neighbour: it answers everything, after a moment.
+/// A simulated peer that answers every message after a delay.
 #[derive(Debug)]
 struct FakePeer {
     said: RecordingPort,
     rng: Rng,
-    /// Chunks that it could lend.
+    /// Chunks that it can still lend.
     left: u32,
-    /// What it lent, and what it borrowed.
+    /// Chunks lent, and chunks borrowed, by nonce.
     lent: BTreeMap<Nonce, u32>,
     borrowed: BTreeMap<Nonce, u32>,
     asks: u64,
@@ -73,7 +73,7 @@ impl FakePeer {
         FakePeer { said, rng, left: PEER_CHUNKS, lent, borrowed, asks: 0, epoch: 0, due: Vec::new() }
     }
 
-    /// What the neighbour has to say by now, in order.
+    /// Returns the peer's events that are due, in order.
     fn events(&mut self, now: Nanos) -> Vec<PeerPortEvent> {
         let said = std::mem::take(&mut *self.said.0.lock().unwrap());
         for (at, word) in said {
@@ -100,7 +100,7 @@ impl FakePeer {
         self.schedule(at, 6 * MS, PeerPortEvent::Peer(news));
     }
 
-    /// The turn comes, and is sought while the tenant has it or later.
+    /// Grants the time slice at `at`; a peer requests it during the slice or later.
     fn pass_turn(&mut self, at: Nanos) {
         self.epoch += 1;
         let (epoch, at) = (self.epoch, at.plus(self.rng.below(60 * MS)));
@@ -141,7 +141,7 @@ impl FakePeer {
         self.send(at, news);
     }
 
-    /// A loan, or a part of it, is home; none of it where it was never accepted.
+    /// Handles a returned loan, or a part of it. 0 chunks: the loan was never accepted.
     fn on_returned(&mut self, nonce: Nonce, chunks: u32) {
         let Some(out) = self.lent.get_mut(&nonce) else { return };
         let back = if chunks == 0 { *out } else { chunks.min(*out) };
@@ -155,7 +155,7 @@ impl FakePeer {
         }
     }
 
-    /// It wants something back, asks for something, or gives something back.
+    /// Revokes a loan, asks for one, or returns one.
     fn act(&mut self, now: Nanos) {
         let lent = self.lent.iter().find(|(_, chunks)| **chunks > 0).map(|(nonce, chunks)| (*nonce, *chunks));
         let borrowed = self.borrowed.keys().next().copied();
@@ -177,7 +177,7 @@ impl FakePeer {
     }
 }
 
-/// One step takes the prompts of all requests, for which KV has no room.
+/// Configures one step that processes the prompts of all requests, for which KV has no space.
 fn wide(mut setup: Setup) -> Setup {
     let activation =
         |setup: &Setup| setup.geometry.chunks_for(setup.geometry.activation.bytes(setup.params.max_step));
@@ -187,7 +187,7 @@ fn wide(mut setup: Setup) -> Setup {
     setup
 }
 
-/// A tenant that has more requests than its KV holds, with or without turns.
+/// Returns a tenant with more requests than its KV can hold, with or without time slices.
 fn tenant(turns: bool, is_wide: bool, said: &RecordingPort, layer_ns: u64) -> Simulation {
     let setup = setup(PolicyName::Oneiros, 4, 30, 1);
     let mut setup = if is_wide { wide(setup) } else { setup };
@@ -213,13 +213,13 @@ fn has_ended(world: &Simulation) -> bool {
     world.outcomes.values().all(|outcome| outcome.finish.is_some())
 }
 
-/// When engines die, and how long it takes until the next one comes: at random, some before they have served at all.
+/// Random times of engine crashes and restarts; some engines crash before they serve.
 #[derive(Debug)]
 struct CrashInjector {
     rng: Rng,
     left: u64,
     next: Nanos,
-    /// An engine has come by then.
+    /// The time by which the next engine has attached.
     last: Nanos,
 }
 
@@ -245,7 +245,7 @@ impl CrashInjector {
     }
 }
 
-/// Runs a tenant whose engines die to the end of its requests.
+/// Runs a tenant with engine crashes until all its requests have ended.
 fn run_with_crashes(seed: u64) -> Simulation {
     let (mut rng, said) = (Rng::new(seed), RecordingPort::default());
     let (turns, is_wide) = (rng.chance(700), rng.chance(500));
@@ -267,7 +267,7 @@ fn run_with_crashes(seed: u64) -> Simulation {
     world
 }
 
-/// Tokens of all requests when no engine dies and nobody answers.
+/// Returns a run without crashes and without peers.
 fn alone() -> Simulation {
     let mut world = tenant(false, false, &RecordingPort::default(), MS / 10);
     while !has_ended(&world) {
@@ -284,7 +284,7 @@ fn assert_same_tokens(seed: u64, alone: &Simulation) {
     assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
 }
 
-/// How many tenants are tried: as many as the environment says, for a hunt, else a few.
+/// Returns the number of tenants to try: from the environment, else a small default.
 fn tenants() -> u64 {
     std::env::var("SLUICE_TENANTS").map_or(60, |count| count.parse().expect("SLUICE_TENANTS is a number"))
 }

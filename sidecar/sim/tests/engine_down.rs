@@ -1,4 +1,4 @@
-//! A tenant whose engine is away among its neighbours: it needs no engine to keep its word about memory.
+//! A tenant without an engine, among peers: it meets its obligations about memory without one.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,14 +18,14 @@ use crate::support::{LIMIT, request, setup};
 
 const MS: u64 = 1_000_000;
 const LENDER: Peer = Peer { index: 1, instance: 1 };
-/// What the neighbours may have of the GPU.
+/// Chunks of the GPU that the peers may hold.
 const PEER_CHUNKS: u32 = 24;
 const TTL_NS: u64 = 10_000 * MS;
-/// Until the next engine attaches: longer than a loan lasts, and shorter.
+/// Time until the next engine attaches, nanoseconds: longer than a loan, and shorter.
 const LONG_NS: u64 = 60_000 * MS;
 const SHORT_NS: u64 = 50 * MS;
 
-/// What the tenant writes, and when.
+/// The tenant's messages with their times.
 #[derive(Clone, Debug, Default)]
 struct RecordingPort(Arc<Mutex<Vec<(Nanos, PeerCommand)>>>);
 
@@ -39,14 +39,14 @@ impl PeerPort for RecordingPort {
     }
 }
 
-/// A tenant and its letters.
+/// A tenant and its messages.
 struct Tenant {
     world: Simulation,
     port: RecordingPort,
 }
 
 impl Tenant {
-    /// With more requests than its KV holds; its engines come back after `restart_ns`.
+    /// Returns a tenant with more requests than its KV can hold; its engines restart after `restart_ns`.
     fn busy(restart_ns: u64) -> Tenant {
         let mut setup = setup(PolicyName::Oneiros, 4, 30, 1);
         setup.params.share_chunks = setup.geometry.capacity_chunks;
@@ -68,7 +68,7 @@ impl Tenant {
         Tenant { world, port: letters }
     }
 
-    /// Lets time pass to the first letter that `read` has a use for.
+    /// Runs to the first message that `read` accepts.
     fn next_message<T>(&mut self, read: impl Fn(&PeerCommand) -> Option<T>) -> (Nanos, T) {
         loop {
             let more = self.world.tick(LIMIT);
@@ -84,7 +84,7 @@ impl Tenant {
         self.world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
     }
 
-    /// Its neighbour lends what it asks for.
+    /// Lets the peer lend what the tenant asks for.
     fn borrow(&mut self) -> (Nonce, u32) {
         self.next_message(|letter| matches!(letter, PeerCommand::Survey).then_some(()));
         let zero = Nanos(0);
@@ -117,7 +117,7 @@ impl Tenant {
         self.world.driver.scheduler().negotiator().unwrap().book().borrowed()
     }
 
-    /// Its engine dies in the middle of a step.
+    /// Kills the engine in the middle of a step.
     fn kill_engine(&mut self) {
         let steps = self.world.driver.scheduler().snapshot().counters.steps;
         while self.world.driver.scheduler().snapshot().counters.steps < steps + 2 {
@@ -136,7 +136,7 @@ impl Tenant {
         })
     }
 
-    /// What became of all requests.
+    /// Returns the outcomes of all requests.
     fn outcomes(mut self) -> Vec<RequestResult> {
         let ended = |world: &Simulation| world.outcomes.values().all(|outcome| outcome.finish.is_some());
         while !ended(&self.world) {

@@ -1,4 +1,4 @@
-//! Experiments over virtual time on small tables: that they tell what they should, alike each time.
+//! Simulated experiments on small tables: their reports are correct and reproducible.
 
 use std::cell::RefCell;
 
@@ -6,7 +6,7 @@ use sluice_sim::experiments::{self, ComparisonRow, ExperimentCheck, ExperimentCo
 use sluice_sim::workload::TraceSplit;
 use sluice_sim::workload::table::Table;
 
-/// Arrivals in bursts, lengths of some hundred tokens.
+/// Bursty arrivals, with lengths of some hundred tokens.
 fn read(_: &str) -> Result<Table, String> {
     let row = |at: u32| format!("{}.{},{},{}\n", at / 8, at % 8, 150 + at % 50 * 8, 20 + at % 7 * 30);
     let rows: String = (0..600).map(row).collect();
@@ -54,7 +54,7 @@ fn oneiros_is_compared_with_paper_baselines_per_link_class() {
     }
 }
 
-/// Mean change by memory for all, as [`change`].
+/// Returns the mean change of the control with ample memory, as [`change`] does.
 fn available_gain(runs: &[Vec<String>], controls: &[Vec<String>], column: usize) -> f64 {
     let figure = |run: &[String]| run[column].parse::<f64>().unwrap();
     let loads = runs.chunks(3).filter(|load| load[0][0] == "C2C");
@@ -62,7 +62,7 @@ fn available_gain(runs: &[Vec<String>], controls: &[Vec<String>], column: usize)
     changes.sum::<f64>() / controls.len() as f64
 }
 
-/// Mean change of a column over the loads of the paper's link, percent.
+/// Returns the mean change of a column over the loads with the paper's link, percent.
 fn change(runs: &[Vec<String>], column: usize) -> f64 {
     let figure = |run: &[String]| run[column].parse::<f64>().unwrap();
     let loads = runs.chunks(3).filter(|load| load[0][0] == "C2C");
@@ -70,8 +70,8 @@ fn change(runs: &[Vec<String>], column: usize) -> f64 {
     changes.iter().sum::<f64>() / changes.len() as f64
 }
 
-/// What a row says of Oneiros is what its runs show, and its verdict is the one that the paper's range, a third of it, and
-/// what memory for all does ask for.
+/// Checks that a row's value about Oneiros is the mean of its runs. Its verdict must follow from the paper's range, a
+/// third of it, and the control with ample memory.
 fn assert_change(row: &ComparisonRow, runs: &[Vec<String>], controls: &[Vec<String>]) {
     let told = [
         ("tokens per second, Oneiros", 4, 39.9, 86.7),
@@ -88,7 +88,7 @@ fn assert_change(row: &ComparisonRow, runs: &[Vec<String>], controls: &[Vec<Stri
         );
     };
     let ours: f64 = row.ours.split(' ').next().unwrap().parse().unwrap();
-    // Runs are printed rounded, to a token per second and a millisecond.
+    // Printed runs are rounded to one token per second and one millisecond.
     assert!((ours - change(runs, column)).abs() < 3.0, "{}: {ours} and {}", row.what, change(runs, column));
     let there_is = available_gain(runs, controls, column);
     let share = ours / least;
@@ -137,7 +137,7 @@ fn unified_is_compared_with_every_policy_in_every_scenario() {
     report.rows.iter().for_each(assert_required);
 }
 
-/// A verdict is the one that the printed figure asks for.
+/// Checks that a verdict follows from the printed value.
 fn assert_required(row: &ComparisonRow) {
     let number = |text: &str| text.trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<f64>().unwrap();
     let lowest = || number(row.ours.split(['(', ' ']).nth(2).unwrap());

@@ -1,4 +1,4 @@
-//! Faults of the body, and planted bugs that must be caught.
+//! Faults of the backend, and planted bugs that must be detected.
 
 use sluice_policy::params::PolicyName;
 use sluice_scheduler::{Finish, Request};
@@ -29,7 +29,7 @@ fn tokens_survive_kills_at_any_moment_of_a_drain_that_spans_steps() {
         let load = load(20, 50 + seed);
         let expected = expected(&load, 6);
         let mut setup = setup(PolicyName::Oneiros, 6, 18, seed);
-        // One layer-block at a boundary: chunks drain over many steps, and kills fall between them.
+        // One layer-block per step boundary, so that chunks drain over many steps and kills happen between these.
         setup.params.compact_budget_bytes = 12_000;
         let mut rng = sluice_sim::rng::Rng::new(seed);
         let mut world = Simulation::new(setup, None).unwrap();
@@ -96,8 +96,8 @@ fn a_row_without_any_candidate_fails_alone() {
     assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0);
 }
 
-/// Requests among `load` whose prompts hold a token that the engine does not know, at places that differ: the first token,
-/// the last one, a later part of a long prompt.
+/// Returns the requests of `load` that get a token unknown to the engine, at different positions: the first token, the
+/// last one, or a later part of a long prompt.
 fn spoiled(load: &[(u64, Request)]) -> Vec<u64> {
     load.iter().map(|(_, request)| request.id.0).filter(|id| id % 3 == 1).collect()
 }
@@ -177,19 +177,19 @@ fn cancelled_request_frees_memory_within_one_step() {
     assert!(world.outcomes.values().any(|o| o.finish == Some(Finish::Cancelled)));
 }
 
-/// Wrong reads of a run with a planted bug, over a slow link.
+/// Returns the wrong reads of a run with a planted bug, over a slow link.
 fn wrong_reads(faults: Faults) -> u64 {
     run_planted(faults, 500_000_000).0
 }
 
-/// Wrong reads of a run with a planted bug, and whether all requests ended within half a second.
+/// Returns the wrong reads of a run with a planted bug, and whether all requests ended within half a second.
 fn run_planted(faults: Faults, link_bytes_per_second: u64) -> (u64, bool) {
     let mut setup = forced(setup(PolicyName::Oneiros, 6, 14, 1), 3, 1);
     setup.profile.link_bytes_per_second = link_bytes_per_second;
     let mut world = Simulation::new(setup, None).unwrap();
     world.run_until(sluice_policy::ids::Nanos(50_000_000));
     world.device.borrow_mut().faults = faults;
-    // The policy's own checks would see some of these bugs first; here the reads must show them.
+    // The policy's own checks would detect some of these bugs first; this test needs the reads to detect them.
     world.checked = false;
     load(6, 40).into_iter().for_each(|(_, request)| world.submit(request));
     world.run_until(sluice_policy::ids::Nanos(500_000_000));

@@ -1,4 +1,5 @@
-//! KV of two layers that comes into one buffer in turn, in virtual time: what a step waits for, and that every mistake shows.
+//! KV of two layers fetched into one buffer in succession, in virtual time: how long a step waits, and that every error
+//! is detected.
 
 use sluice_policy::action::{Fetch, Work};
 use sluice_policy::event::{Failure, Outcome};
@@ -8,7 +9,7 @@ use sluice_sim::Faults;
 
 use crate::host_tier::{Bench, swap_of};
 
-/// 16 GB/s after a microsecond.
+/// 12,000 bytes at 16 GB/s, after 1 us.
 const BLOCK_NS: u64 = 1_000 + 750;
 
 fn fetch(layer: u16, generation: u64, after: Option<(u16, u64)>, host: (u32, u64)) -> Work {
@@ -21,8 +22,8 @@ fn fetch(layer: u16, generation: u64, after: Option<(u16, u64)>, host: (u32, u64
     })
 }
 
-/// The step after a column that lies in host memory and comes into block 6, layer by layer; reads of something else than
-/// was there before.
+/// Runs the step after a column that is in the host tier and is fetched into block 6, layer by layer. Returns the step
+/// and the number of wrong reads.
 fn step(faults: Faults) -> (StepDone, u64) {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);
@@ -36,7 +37,7 @@ fn step(faults: Faults) -> (StepDone, u64) {
     (done, bench.compute.wrong_reads())
 }
 
-/// The same token with its past on the device.
+/// Returns the same token with the earlier KV on the device.
 fn expected() -> u32 {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);

@@ -1,4 +1,4 @@
-//! Several tenants on one GPU: tokens, bytes, turns, the link.
+//! Several tenants on one GPU: tokens, bytes, time slices, the link.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
@@ -48,7 +48,7 @@ fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu
     recording(false, sharing, policy, count, kv_columns)
 }
 
-/// The journals of two tenants that take turns and lend each other memory.
+/// Returns the journals of two tenants that run in time slices and lend each other memory.
 pub fn record_peers(requests: u64) -> Vec<String> {
     let mut gpu = recording(true, temporal(), PolicyName::Oneiros, 2, 14);
     for (at, requests) in [requests, requests / 4].into_iter().enumerate() {
@@ -70,7 +70,7 @@ fn recording(recorded: bool, sharing: Sharing, policy: PolicyName, count: u32, k
     shared(recorded, sharing, tenants(policy, count, kv_columns))
 }
 
-/// A GPU of so many chunks and these tenants.
+/// Returns a GPU with this capacity, in chunks, and these tenants.
 pub fn shared(recorded: bool, sharing: Sharing, (capacity_chunks, tenants): (u32, Vec<TenantSetup>)) -> Gpu {
     let setup = GpuSetup {
         sharing,
@@ -84,7 +84,7 @@ pub fn shared(recorded: bool, sharing: Sharing, (capacity_chunks, tenants): (u32
     Gpu::new(setup, tenants).unwrap_or_else(|(name, why)| panic!("{name}: {why}"))
 }
 
-/// Gives the first tenant much to do and the others little.
+/// Gives the first tenant a large load and the others a small one.
 fn uneven_load(gpu: &mut Gpu, seed: u64) -> Vec<Vec<(u64, Request)>> {
     let loads: Vec<_> =
         (0..gpu.tenants.len()).map(|at| load(if at == 0 { 24 } else { 3 }, seed + at as u64)).collect();
@@ -94,7 +94,7 @@ fn uneven_load(gpu: &mut Gpu, seed: u64) -> Vec<Vec<(u64, Request)>> {
     loads
 }
 
-/// Panics when a token differs from the tenant's alone.
+/// Panics if a token differs from those of the tenant alone.
 pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str) {
     for (seat, load) in gpu.tenants.iter().zip(loads) {
         for (fate, alone) in seat.outcomes.values().zip(expected(load, LAYERS)) {
@@ -104,12 +104,12 @@ pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str
     }
 }
 
-/// Of a tenant that lives.
+/// Returns the memory manager of a live tenant.
 fn manager(gpu: &Gpu, at: usize) -> &MemoryManager {
     gpu.tenants[at].instance.as_ref().unwrap().driver.scheduler().manager()
 }
 
-/// Chunks that exist on all devices, and what is promised.
+/// Returns the number of existing chunks on all devices, plus the promised ones.
 fn existing(gpu: &Gpu) -> u32 {
     let chunks = |seat: &sluice_sim::gpu::tenant::SimTenant| {
         seat.instance.as_ref().map_or(0, |life| life.device.borrow().chunks.len() as u32)
@@ -156,7 +156,7 @@ fn tokens_are_the_same_however_the_gpu_is_shared() {
     }
 }
 
-/// When the last of the same requests for each tenant ends.
+/// Returns the time when the last request ends, with the same requests for each tenant.
 fn ends(sharing: Sharing, count: u32) -> u64 {
     let mut gpu = gpu(sharing, PolicyName::Recompute, count, 100);
     for at in 0..count as usize {
@@ -179,7 +179,7 @@ fn tenants_that_compute_at_once_share_the_processors() {
 fn peer_copies_share_one_link() {
     let loaded = |count: u32| {
         let (capacity_chunks, mut tenants) = tenants(PolicyName::Recompute, count, 20);
-        // A slab takes a millisecond: loading is copying.
+        // A slab takes a millisecond, so loading time is copy time.
         tenants.iter_mut().for_each(|tenant| tenant.profile.link_bytes_per_second = 262_137_000);
         let setup = GpuSetup {
             sharing: Sharing::Isolated,
@@ -224,7 +224,7 @@ fn killed_tenant_releases_memory_and_time_slice_and_restarts() {
     }
 }
 
-/// A tenant is stopped before it has looked at the ledger once, and its neighbour asks it for memory and dies meanwhile.
+/// A tenant is stopped before its first poll of the ledger. During the stop a peer asks it for memory and exits.
 #[test]
 fn loan_to_peer_that_died_before_first_survey_is_recovered() {
     let mut gpu = gpu(Sharing::Spatial, PolicyName::Oneiros, 2, 14);
@@ -238,12 +238,12 @@ fn loan_to_peer_that_died_before_first_survey_is_recovered() {
     while manager(&gpu, 1).borrow_request().is_none() {
         assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its neighbour is stopped");
     }
-    // The survey and what is asked take up to 0.7 ms each, and an answer is awaited for 20 ms.
+    // The survey and the ask take up to 0.7 ms each, and the reply timeout is 20 ms.
     gpu.run_until(gpu.now().plus(2 * MS));
     gpu.stop_instance(1);
     let lent = |gpu: &Gpu| manager(gpu, 0).lent_chunks();
     assert!(gpu.now() < begun.plus(1000 * MS) && lent(&gpu) == 0, "it is stopped");
     gpu.run_until(Nanos(30_000 * MS));
-    // Who does not hear of the death lends for ever.
+    // A lender that misses the exit would never get the loan back.
     assert_eq!((manager(&gpu, 0).counted(Reason::Lend), lent(&gpu)), (1, 0));
 }

@@ -1,4 +1,4 @@
-//! The host tier in virtual time: what it costs, what its faults leave behind, and that a mistake about it changes a token.
+//! The host tier in virtual time: its costs, the state after its faults, and that every error changes a token.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use sluice_sim::device::SharedDevice;
 use sluice_sim::{Device, Faults, Profile, SimCompute, SimMemory};
 
 const CHUNK: u64 = 1 << 16;
-/// Five in a chunk.
+/// Bytes of a layer-block; five fit in a chunk.
 const BLOCK: u64 = 12_000;
 const FAILED: Outcome = Outcome::Failed(Failure::CopyFailed);
 const REFUSED: Outcome = Outcome::Failed(Failure::Refused);
 
-/// Two layers of a chunk each on chunks 1 and 2, globals on chunk 0, KV on chunks 3 and 4, all of it filled.
+/// Two layers of one chunk each in chunks 1 and 2, global weights in chunk 0, KV in chunks 3 and 4, all of them filled.
 pub struct Bench {
     device: SharedDevice,
     memory: SimMemory,
@@ -62,7 +62,7 @@ impl Bench {
         self.submit_with_deadline(None, work)
     }
 
-    /// An order that is needed at `due`.
+    /// Submits an operation that is needed at `due`.
     pub fn submit_with_deadline(&mut self, due: Option<Nanos>, work: Work) -> ActionId {
         self.orders += 1;
         let action = Action { id: ActionId(self.orders), work, reason: Reason::Load, due };
@@ -70,7 +70,7 @@ impl Bench {
         ActionId(self.orders)
     }
 
-    /// How an order ends.
+    /// Runs an operation and returns its outcome.
     pub fn run(&mut self, work: Work) -> Outcome {
         self.submit(work);
         loop {
@@ -82,7 +82,7 @@ impl Bench {
         }
     }
 
-    /// The next order that ends, and when.
+    /// Returns the next operation that ends, and when.
     pub fn next_completion(&mut self) -> (ActionId, Nanos) {
         loop {
             if let Some(completion) = self.memory.poll(self.now) {
@@ -93,7 +93,7 @@ impl Bench {
         }
     }
 
-    /// The link moves a block in so many nanoseconds, and a layer of one token is computed in so many.
+    /// Sets the time of a block on the link, and of a layer with one token, nanoseconds.
     pub fn set_pace(&self, block_ns: u64, layer_ns: u64) {
         let mut device = self.device.borrow_mut();
         let bytes_per_second = BLOCK * 1_000_000_000 / block_ns;
@@ -110,7 +110,7 @@ impl Bench {
         assert!(matches!(outcome, Outcome::Done { .. }), "{outcome:?}");
     }
 
-    /// Swaps blocks, `(block, host block, generation)` each, behind which KV's first or second chunk is.
+    /// Swaps blocks, each as `(block, host block, generation)`, in KV's first or second chunk.
     fn swap(&mut self, order: fn(Vec<BlockSwap>) -> Work, swaps: &[(u32, u32, u64)]) -> Outcome {
         self.run(order(swaps.iter().copied().map(swap_of).collect()))
     }
@@ -127,12 +127,13 @@ impl Bench {
         self.device.borrow_mut().block_mut(BlockId(block)).unwrap()[0]
     }
 
-    /// The token after `tokens`, which begin at `start`; `columns` are the blocks of both layers from column `first` on.
+    /// Returns the token after `tokens`, which start at position `start`; `columns` are the blocks of both layers from
+    /// column `first` on.
     pub fn step(&mut self, start: u32, tokens: Vec<u32>, columns: &[(u32, [u32; 2])]) -> u32 {
         self.step_of(start, tokens, columns, vec![]).sampled[0].token
     }
 
-    /// The same with fetched KV.
+    /// Runs the same step with fetched KV.
     pub fn step_of(
         &mut self,
         start: u32,
@@ -168,7 +169,7 @@ impl Bench {
     }
 }
 
-/// Block, host block and name.
+/// Builds a swap from block, host block and generation.
 pub fn swap_of((block, host, generation): (u32, u32, u64)) -> BlockSwap {
     BlockSwap {
         block: BlockId(block),
@@ -184,7 +185,7 @@ fn a_swap_takes_the_time_of_its_bytes_on_the_link() {
     for (order, blocks) in [(Work::SwapOut as fn(_) -> _, 3), (Work::SwapIn, 2)] {
         let begun = bench.now;
         let swaps: Vec<_> = (0..blocks).map(|block| (block, block, 1)).collect();
-        // 16 GB/s after a microsecond.
+        // 16 GB/s, after 1 us.
         let (bytes, duration_ns) = (u64::from(blocks) * BLOCK, 1_000 + u64::from(blocks) * 750);
         assert_eq!(bench.swap(order, &swaps), Outcome::Done { bytes, duration_ns });
         assert_eq!(bench.now.since(begun), duration_ns);
@@ -236,7 +237,7 @@ fn a_swap_that_is_refused_by_chance_changes_nothing() {
     assert_eq!(bench.read(5), Some(10));
 }
 
-/// The token after a prompt whose first column was on the host meanwhile, or was not.
+/// Returns the token after a prompt whose first column was swapped out and in again, if `away`.
 fn token_after(away: bool, faults: Faults) -> u32 {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);

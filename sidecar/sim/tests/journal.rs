@@ -1,4 +1,4 @@
-//! A recorded run replays to the same digests, with no body at all.
+//! A recorded run replays to the same digests, without a backend.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,13 @@ use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, load, setup, with_tier};
 
-/// Journals that once were recorded and must replay for ever.
+/// Recorded journals that every later version must replay.
 const KEPT: &[(&str, &str)] = &[
     ("oneiros-short-memory", include_str!("journals/oneiros-short-memory.journal")),
     ("oneiros-short-memory-14", include_str!("journals/oneiros-short-memory-14.journal")),
 ];
 
-/// Lines before the first event.
+/// Number of lines before the first event.
 pub const HEADER_LINES: usize = 5;
 
 #[derive(Clone, Default)]
@@ -38,7 +38,7 @@ fn record(policy: PolicyName, seed: u64, kills: bool) -> String {
     record_load(policy, seed, kills, 16)
 }
 
-/// The journal of a run of `requests` requests; with `kills`, the engine is killed before every fifth.
+/// Returns the journal of a run of `requests` requests; with `kills`, the engine is killed before every fifth.
 pub fn record_load(policy: PolicyName, seed: u64, kills: bool, requests: u64) -> String {
     record_with(with_tier(setup(policy, 4, 14, seed)), requests, |world, request| {
         if kills && request.is_multiple_of(5) {
@@ -47,7 +47,7 @@ pub fn record_load(policy: PolicyName, seed: u64, kills: bool, requests: u64) ->
     })
 }
 
-/// The journal of a run under every kind of directive: policies, bounds, orders to sleep and to wake.
+/// Returns the journal of a run with every kind of directive: policies, bounds, commands to sleep and to wake.
 pub fn record_directed(seed: u64, requests: u64) -> String {
     let setup = with_tier(setup(PolicyName::OrbitFlow, 4, 14, seed));
     let share_chunks = setup.geometry.capacity_chunks;
@@ -115,7 +115,7 @@ fn a_journal_with_one_event_changed_is_caught_at_that_event() {
     }
 }
 
-/// A tick has no words.
+/// Removes the words of an event, because a tick has none.
 fn shorten(line: &str) -> String {
     let (time, _) = line.split_once(' ').unwrap();
     let (_, digest) = line.rsplit_once(" = ").unwrap();

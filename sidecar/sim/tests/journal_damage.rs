@@ -1,4 +1,4 @@
-//! Journals with one line damaged: every line, every damage, every word.
+//! Journals with one damaged line: every line, every kind of damage, every word.
 
 use std::collections::BTreeSet;
 
@@ -8,40 +8,40 @@ use sluice_scheduler::journal::{JournalError, ReplayReport, replay};
 use crate::gpu::record_peers;
 use crate::journal::{HEADER_LINES, record_directed, record_load};
 
-/// Damages that may decide nothing, and each does so at least once. All others are found, always.
+/// Kinds of damage that may be without effect, and each of which is so at least once. All others are always detected.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
-    // An engine that asks for no more than is set aside, and its process, are only told.
+    // An engine that needs no more than the reserved activations, and its process id, are only reported.
     ("changed", "attached: activation"),
     ("changed", "attached: pid"),
-    // Measures that a decision rests on show in the next one; others are only told.
+    // Measurements behind a decision are detected in the next event; others are only reported.
     ("changed", "done: layer time"),
     ("changed", "memory: bytes"),
     ("changed", "memory: duration"),
-    // Nobody else was waiting.
+    // No other request was waiting.
     ("changed", "submit: priority"),
-    // Without an objective nothing is in store.
+    // Without an objective no tokens are buffered.
     ("changed", "submit: pace"),
     ("changed", "time"),
     // A second engine is ignored.
     ("doubled", "attached"),
-    // The gap of a plan is told, and decides nothing.
+    // The gap of a plan is only reported.
     ("changed", "plan: bound"),
-    // A plan that is not wanted any more is dropped.
+    // A plan that is no longer wanted is dropped.
     ("changed", "plan: found"),
     ("changed", "plan: step time"),
     ("doubled", "plan"),
-    // A tick may do nothing.
+    // A tick may have no effect.
     ("doubled", "tick"),
     ("removed", "tick"),
 ];
 
-/// The same of directives and plans.
+/// The same for directives and plans.
 const DIRECTED_WITHOUT_EFFECT: &[(&str, &str)] = &[
     // Nothing was to be lent or moved.
     ("changed", "bounds: cap"),
-    // The gap of a plan is told, and decides nothing.
+    // The gap of a plan is only reported.
     ("changed", "plan: bound"),
-    // A plan that is not wanted any more is dropped, whatever it says.
+    // A plan that is no longer wanted is dropped, regardless of its contents.
     ("changed", "plan: admitted"),
     ("changed", "plan: choice"),
     ("changed", "plan: found"),
@@ -49,36 +49,36 @@ const DIRECTED_WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("changed", "plan: paused"),
     ("changed", "plan: step time"),
     ("removed", "plan"),
-    // What is so already.
+    // Already in force.
     ("doubled", "bounds"),
     ("doubled", "plan"),
     ("doubled", "policy"),
     ("doubled", "sleep"),
 ];
 
-/// The same of a tenant among others.
+/// The same for a tenant among peers.
 const PEERS_WITHOUT_EFFECT: &[(&str, &str)] = &[
-    // What is said of neighbours and of terms counts when somebody is asked, and times when they are over.
+    // The state of peers and terms matters when a peer is asked, and times matter when they expire.
     ("changed", "letter: a word"),
     ("changed", "survey: a word"),
     ("changed", "terms: a word"),
-    // Nobody gives way while it has nothing to give way to.
+    // A tenant yields only if it holds a time slice.
     ("changed", "sought: a word"),
     ("doubled", "sought"),
     ("removed", "sought"),
-    // What is known already changes nothing.
+    // Known facts change nothing.
     ("doubled", "terms"),
 ];
 
-/// Events that neighbours make.
+/// Events from peers.
 const PEER_WORDS: [&str; 5] = ["turn", "sought", "survey", "terms", "letter"];
 
-/// A line in pieces: time, name, the event's words, `=`, digests of the state and of the outputs.
+/// Splits a line into words: time, name, the event's words, `=`, digests of the state and of the outputs.
 fn words(line: &str) -> Vec<&str> {
     line.split(' ').collect()
 }
 
-/// What the word at `at` says. Words of lists are counted from the list's length on.
+/// Returns the role of the word at `at`. Words of lists are counted from the list's length on.
 fn role(line: &str, at: usize) -> String {
     let all = words(line);
     match at {
@@ -133,13 +133,13 @@ fn role(line: &str, at: usize) -> String {
     format!("{name}: sampling")
 }
 
-/// A copy of the journal with line `at` replaced by `lines`.
+/// Returns a copy of the journal with line `at` replaced by `lines`.
 fn with(journal: &[&str], at: usize, taken: usize, lines: &[&str]) -> String {
     let all = [&journal[..at], lines, &journal[at + taken..]].concat();
     all.join("\n") + "\n"
 }
 
-/// All journals with line `at` damaged, and what was done to which event or word.
+/// Returns all journals with line `at` damaged, with the kind of damage and the damaged event or word.
 fn damages<'a>(
     journal: &'a [&'a str],
     at: usize,
@@ -153,7 +153,7 @@ fn damages<'a>(
     ];
     let changed = (0..words(line).len()).map(move |word| {
         let mut all = words(line);
-        // Each value comes to each kind of word, for there are many lines.
+        // Over many lines, each value is used for each kind of word.
         let other = ["0", "1", "7", "999", "18446744073709551615"][(at + word) % 5];
         all[word] = if all[word] == other { "3" } else { other };
         ("changed", role(line, word), with(journal, at, 1, &[&all.join(" ")]))
@@ -161,7 +161,7 @@ fn damages<'a>(
     lines.into_iter().chain(changed)
 }
 
-/// The line that an error names.
+/// Returns the line that an error names.
 fn error_line(result: Result<ReplayReport, JournalError>) -> Option<usize> {
     match result {
         Err(
@@ -175,7 +175,8 @@ fn error_line(result: Result<ReplayReport, JournalError>) -> Option<usize> {
     }
 }
 
-/// Damages to events of some names: those that no replay finds, and those that one does. Panics where one is found before it.
+/// Damages the events that `of` selects. Returns the kinds that no replay detects, and those that one does. Panics if
+/// one is detected before its line.
 fn damaged(what: &str, journal: &str, of: impl Fn(&str) -> bool) -> [Damages; 2] {
     let [mut unseen, mut seen] = [Damages::new(), Damages::new()];
     let lines: Vec<_> = journal.lines().collect();
@@ -202,7 +203,7 @@ fn assert_allowed(unseen: &Damages, allowed: &[(&'static str, &str)]) {
     assert!(stale.is_empty(), "are always found today, and need not be allowed: {stale:?}");
 }
 
-/// Where a damage decides something, it is found.
+/// Checks that every kind of damage with an effect is detected.
 fn assert_detected(seen: &Damages, expected: &[(&'static str, &str)]) {
     let never: Vec<_> =
         expected.iter().filter(|(how, at)| !seen.contains(&(*how, (*at).to_owned()))).collect();

@@ -1,4 +1,5 @@
-//! Which copy has the link: worked out by hand for a step whose KV comes beside KV that nobody needs yet.
+//! The order of copies on the link, with times computed manually: a step fetches KV while KV without a deadline is
+//! restored.
 
 use sluice_policy::action::{Fetch, Work};
 use sluice_policy::copy_priority::BACKGROUND_DEADLINE_NS;
@@ -9,12 +10,12 @@ use crate::host_tier::{Bench, swap_of};
 use crate::plan_admission::{LAYERS, burst, short};
 use crate::support::{assert_same, expected, run};
 
-/// A block takes 100 us over the link.
+/// Time of a block on the link: 100 us.
 const BLOCK_NS: u64 = 100_000;
-/// A layer is computed in a fifth more.
+/// Compute time of a layer: one fifth more.
 const LAYER_NS: u64 = 120_000;
 
-/// Each layer's first block comes into a buffer of its own.
+/// Fetches a layer's first block into the layer's own buffer.
 fn fetch(layer: u16, host: u32) -> Work {
     Work::Fetch(Fetch {
         layer: LayerId(layer),
@@ -25,7 +26,7 @@ fn fetch(layer: u16, host: u32) -> Work {
     })
 }
 
-/// A column of both layers lies in host blocks 0 and 1, and KV of somebody else in block 2.
+/// Puts a column of both layers into host blocks 0 and 1, and KV of another request into block 2.
 fn bench() -> Bench {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);
@@ -34,7 +35,8 @@ fn bench() -> Bench {
     bench
 }
 
-/// What each layer of a step waits for its KV, when KV that nobody needs was ordered between the two fetches.
+/// Returns how long each layer of a step waits for its KV, with a copy of KV that is not needed between the two
+/// fetches.
 fn kv_stalls(by_deadline: bool) -> Vec<u64> {
     let mut bench = bench();
     let due = |layer: u64| Some(bench.now.plus(layer * LAYER_NS)).filter(|_| by_deadline);
@@ -50,7 +52,7 @@ fn kv_stalls(by_deadline: bool) -> Vec<u64> {
 
 #[test]
 fn kv_restore_is_ordered_after_copies_the_step_reads() {
-    // The second layer's turn is at 220 us. Its KV comes from 100 to 200, or, behind the other, from 200 to 300.
+    // The second layer starts at 220 us. Its KV is copied from 100 to 200, or, behind the other copy, from 200 to 300.
     assert_eq!(kv_stalls(true), [BLOCK_NS, 0]);
     assert_eq!(kv_stalls(false), [BLOCK_NS, 80_000], "in order of arrival the step stalls");
 }
@@ -58,7 +60,7 @@ fn kv_restore_is_ordered_after_copies_the_step_reads() {
 #[test]
 fn unneeded_kv_is_restored_eventually_on_busy_link() {
     let mut bench = bench();
-    // A copy takes 750 us, and the link has one that is needed sooner at any time.
+    // A copy takes 750 us, and a more urgent copy is always waiting.
     bench.set_pace(750_000, LAYER_NS);
     let begun = bench.now;
     let first = bench.submit_with_deadline(Some(begun), fetch(0, 0));
@@ -66,7 +68,8 @@ fn unneeded_kv_is_restored_eventually_on_busy_link() {
     let needed = |copy: u64| Some(begun.plus(copy * 750_000));
     let later: Vec<_> = (1..20).map(|copy| bench.submit_with_deadline(needed(copy), fetch(0, 0))).collect();
     let ends: Vec<(ActionId, Nanos)> = (0..21).map(|_| bench.next_completion()).collect();
-    // The last that is needed within its patience is the sixth after the first, at 4.5 ms; it has the link from 5.25 to 6 ms.
+    // The last copy with an earlier deadline is the sixth after the first, at 4.5 ms; the restore has the link from
+    // 5.25 to 6 ms.
     assert_eq!(BACKGROUND_DEADLINE_NS, 5_000_000);
     let (_, ended) = ends[7];
     assert_eq!((ends[7].0, ended.since(begun)), (home, 6_000_000));
@@ -91,7 +94,8 @@ fn write_back_is_ordered_after_awaited_copy_to_host() {
     }
 }
 
-/// When a crowd over a link of a sixteenth of the usual bandwidth has ended; it has the tokens that it has with room for everybody.
+/// Returns the time at which a burst has ended over a link with a sixteenth of the usual bandwidth, and checks its
+/// tokens against a run with enough memory.
 fn ended(policy: PolicyName, seed: u64, link_by_deadline: bool) -> Nanos {
     let (mut setup, load) = (short(), burst(seed));
     setup.params = Params { policy, link_by_deadline, ..setup.params };

@@ -1,4 +1,4 @@
-//! Loans that go astray: what was lent never comes home, or what was granted never comes. The tenant serves nevertheless.
+//! Lost loans: lent memory never returns, or a granted loan never arrives. The tenant still serves.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -19,18 +19,18 @@ use crate::support::{LIMIT, request, setup};
 const MS: u64 = 1_000_000;
 const BORROWER: Peer = Peer { index: 1, instance: 2 };
 const LOAN: Nonce = Nonce(7);
-/// Largest turn of everybody, much less than the bound of a revocation.
+/// Largest time slice of all tenants, much shorter than the revocation bound.
 const QUANTUM_NS: u64 = 50 * MS;
 const BOUND_NS: u64 = 200 * MS;
 
-/// What a tenant wrote, and said of its turn.
+/// Messages of a tenant to peers and to the time-slice queue.
 #[derive(Clone, Debug)]
 enum OutMessage {
     Peer(PeerCommand),
     Turn(SliceCommand),
 }
 
-/// Neighbours that hear everything and answer nothing by themselves.
+/// Peers that record every message and answer none by themselves.
 #[derive(Clone, Debug, Default)]
 struct RecordingPort(Arc<Mutex<VecDeque<(Nanos, OutMessage)>>>);
 
@@ -44,24 +44,24 @@ impl PeerPort for RecordingPort {
     }
 }
 
-/// A tenant, and what it said.
+/// A tenant and its messages.
 struct Tenant {
     world: Simulation,
     port: RecordingPort,
     letters: Vec<(Nanos, PeerCommand)>,
-    /// When its next turn comes, and how many it had.
+    /// Time of its next slice, and number of slices so far.
     turn: Option<Nanos>,
     turns: u64,
-    /// What it finds when it looks for memory. They give what they are asked for.
+    /// The peers that it finds in a survey. They lend what they are asked for.
     neighbours: Vec<PeerView>,
 }
 
 impl Tenant {
-    /// One that has loaded, among neighbours.
+    /// Creates a loaded tenant among peers.
     fn new(sharing: Sharing, kv_columns: u32) -> Tenant {
         let mut setup = setup(PolicyName::Oneiros, 8, kv_columns, 1);
         setup.config.sharing = sharing;
-        // The other half of the GPU is the neighbours'.
+        // The other half of the GPU belongs to the peers.
         setup.params.share_chunks = setup.geometry.capacity_chunks;
         setup.geometry.capacity_chunks *= 2;
         let terms = NegotiationPolicy { revoke_bound_ns: BOUND_NS, ..NegotiationPolicy::default() };
@@ -76,7 +76,7 @@ impl Tenant {
         tenant
     }
 
-    /// All that it can spare goes to a neighbour, for good.
+    /// Lends all that the tenant can spare to a peer that never returns it.
     fn lend_all(&mut self) {
         let chunks = self.world.driver.scheduler().manager().lendable_chunks();
         self.on_peer_event(PeerEvent::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
@@ -99,7 +99,7 @@ impl Tenant {
         }
     }
 
-    /// A turn comes when the neighbour's is over.
+    /// Grants the next time slice when the peer's slice has ended.
     fn process_messages(&mut self) {
         let said: Vec<_> = self.port.0.lock().unwrap().drain(..).collect();
         for (at, said) in said {
@@ -142,7 +142,7 @@ impl Tenant {
         self.world.outcomes.values().all(|outcome| outcome.finish.is_some())
     }
 
-    /// Time until all requests have ended.
+    /// Returns the time until all requests have ended.
     fn serves(&mut self) -> u64 {
         let since = self.world.now();
         while !self.ended() {
@@ -167,17 +167,17 @@ fn tenant_with_unreturned_layers_serves_even_if_time_slice_is_shorter_than_bound
     assert!(tenant.world.driver.scheduler().manager().absent_layers() > 0, "layers are lent");
     tenant.ask(2);
     let took_ns = tenant.serves();
-    // It waits for the bound, turn by turn, and no longer.
+    // The tenant waits for the bound, over several time slices, and no longer.
     assert!(took_ns < 2 * BOUND_NS + 4 * QUANTUM_NS, "{took_ns} ns");
 }
 
-/// Times at which the loan was revoked.
+/// Returns the times at which the loan was revoked.
 fn revocations(tenant: &Tenant) -> Vec<Nanos> {
     let revoked = |letter: &PeerCommand| matches!(letter, PeerCommand::Revoke { nonce: LOAN, .. });
     tenant.letters.iter().filter(|(_, letter)| revoked(letter)).map(|(at, _)| *at).collect()
 }
 
-/// A tenant that lent what it can, and has more to do than what is left has room for.
+/// Returns a tenant that has lent all that it can, with more requests than the remaining memory can hold.
 fn tenant_with_lent_memory() -> Tenant {
     let mut tenant = Tenant::new(Sharing::Spatial, 40);
     tenant.ask(1);

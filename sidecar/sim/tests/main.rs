@@ -1,4 +1,4 @@
-//! The production policy and scheduler over a simulated body.
+//! The production policy and scheduler with a simulated backend.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap in a test's helper fails the test")]
 
 mod conformance;

@@ -1,4 +1,5 @@
-//! Whom a tenant asks for memory: the neighbour whose arrivals let expect it to be needed last, and not the one that was used last.
+//! The peer that a tenant asks for memory: the one whose predicted next use is the latest, not the most recently used
+//! one.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::params::PolicyName;
@@ -9,7 +10,8 @@ use sluice_sim::gpu::tenant::TenantStats;
 use crate::gpu::{MS, assert_same_as_alone, shared, tenants};
 use crate::support::{LIMIT, load};
 
-/// Requests of `count` loads, one every `period_ms`, and within a load as `load` spreads them. Where they begin is their seed.
+/// Returns `count` bursts, one every `period_ms`; requests within a burst are spread as by `load`. The start of the
+/// bursts is also the seed.
 fn bursts(count: u64, size: u64, first_ms: u64, period_ms: u64) -> Vec<(u64, Request)> {
     let requests = load(count * size, first_ms);
     let chunks = requests.chunks(size as usize).enumerate();
@@ -20,7 +22,8 @@ fn bursts(count: u64, size: u64, first_ms: u64, period_ms: u64) -> Vec<(u64, Req
     moved.collect()
 }
 
-/// One tenant needs memory ten times, each time just after the one that is used often was. Another one is used seldom.
+/// One tenant needs memory ten times, each time just after the use of a frequently used peer. Another peer is used
+/// rarely.
 fn served(policy: PolicyName, by_arrivals: bool) -> [TenantStats; 2] {
     let (capacity_chunks, mut tenants) = tenants(policy, 3, 14);
     for tenant in &mut tenants {

@@ -1,4 +1,5 @@
-//! Pause-Resume under a scheduler: no pause outlasts its bound by much, and what is no pause ends none and counts for none.
+//! Pause-Resume under the scheduler: no pause exceeds its bound by much, and other events neither end a pause nor count
+//! as one.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use sluice_sim::Simulation;
 use crate::support::{LIMIT, setup};
 
 const LAYERS: u16 = 8;
-/// All pauses of a request together take at most this: some fifty steps.
+/// All pauses of a request together last at most this long, nanoseconds: some fifty steps.
 const BOUND_NS: u64 = 100_000_000;
 
 fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
@@ -22,7 +23,7 @@ fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
     Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: id, paced: true }
 }
 
-/// A tenant whose KV is too small for the requests that it has at once.
+/// Returns a tenant whose KV is too small for its concurrent requests.
 fn world(order: QueueOrder) -> Simulation {
     let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 24, 5);
     setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.block_bytes;
@@ -48,7 +49,7 @@ fn paused_ns(world: &Simulation, id: RequestId) -> u64 {
     world.driver.scheduler().pauses().total_ns(id, world.now())
 }
 
-/// Some long requests, and short ones that always go before them.
+/// Some long requests, and short ones with precedence over them.
 #[test]
 fn pause_ends_soon_after_bound_despite_memory_demand() {
     let mut world = world(QueueOrder::ShortestRemaining);

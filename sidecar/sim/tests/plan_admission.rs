@@ -1,5 +1,5 @@
-//! Whom a plan lets in with part of its KV away: its prompt is computed with its KV in the host tier where there is no room for it,
-//! and it goes on with the layers on the device that the plan leaves there.
+//! Requests that a plan admits with part of their KV offloaded. Without space for its KV, the prompt is computed with
+//! its KV in the host tier; then the request continues with the layers that the plan leaves on the device.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::{LIMIT, assert_same, expected, run, setup};
 
 pub const LAYERS: u16 = 16;
 
-/// A tenant with room for two or three requests on the device, whose plans let in whoever comes first.
+/// Returns a tenant with space for two or three requests on the device, whose plans admit first come, first served.
 pub fn short() -> Setup {
     let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 32, 5);
     setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
@@ -27,7 +27,7 @@ pub fn short() -> Setup {
     setup
 }
 
-/// Long prompts, for which there is never room enough: when each comes.
+/// Returns long prompts with their arrival times; memory is never enough for all of them.
 pub fn burst(seed: u64) -> Vec<(u64, Request)> {
     let mut rng = Rng::new(seed);
     let mut at = 0;
@@ -48,7 +48,7 @@ fn prompts_offloaded(world: &Simulation) -> u64 {
     world.driver.scheduler().snapshot().counters.prefills_offloaded
 }
 
-/// Serves a crowd with `each` before every request: it has the tokens that it has with room for everybody.
+/// Serves a burst with `each` before every request, and checks that it has the tokens of a run with enough memory.
 fn serve(setup: Setup, seed: u64, each: impl FnMut(&mut Simulation, u64)) -> Simulation {
     let load = burst(seed);
     let world = run(setup, &load, each);
@@ -70,7 +70,7 @@ fn prefill_offload_and_admission_with_offloaded_kv_change_no_token() {
     assert!(out > 10 && joined > 5, "{out} prompts went out, {joined} requests joined");
 }
 
-/// Prompts that were let in, and what is written back of others, want more places than there are.
+/// Admitted prompts and write-backs of other requests need more host blocks than there are.
 #[test]
 fn host_tier_smaller_than_admitted_kv_changes_no_token() {
     let mut out = 0;
@@ -112,7 +112,7 @@ fn copy_failures_crashes_and_policy_changes_change_no_token() {
     assert!(joined > 2 && lost > 0 && replays > 0, "{joined} joined, {lost} lost, {replays} replays");
 }
 
-/// A crowd that comes at once, with a look at the world after each event.
+/// Runs a burst of simultaneous requests and calls `look` after each event.
 fn run_and_observe(set: impl Fn(&mut Setup), mut look: impl FnMut(&Simulation)) -> Simulation {
     let mut setup = short();
     set(&mut setup);
@@ -125,7 +125,7 @@ fn run_and_observe(set: impl Fn(&mut Setup), mut look: impl FnMut(&Simulation)) 
     world
 }
 
-/// Requests that ran at once at most, and the plans that were asked for.
+/// Returns the largest number of concurrent requests, and the plan requests.
 fn most_running(set: impl Fn(&mut Setup)) -> (u32, Vec<PlanRequest>) {
     let mut most = 0;
     let world = run_and_observe(set, |world| most = world.driver.scheduler().snapshot().running.max(most));
@@ -145,7 +145,8 @@ fn first_come_admits_late_requests_and_plan_admits_none_late() {
     assert!(first_come > by_plan, "{first_come} and {by_plan} at once");
 }
 
-/// The most sets at once that requests have away; prompts on their way out have all layers away.
+/// Returns the largest number of different layer sets offloaded at once. Prompts during offload have all layers
+/// offloaded and do not count.
 fn most_sets(alike: bool) -> usize {
     let mut most = 0;
     run_and_observe(

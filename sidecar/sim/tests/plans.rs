@@ -1,4 +1,4 @@
-//! Plans under a scheduler: who is asked about, who is let in, who is paused, and that no token changes.
+//! Plans under the scheduler: the requests they cover, admit and pause, and that no token changes.
 
 use sluice_policy::params::PolicyName;
 use sluice_policy::planner::request::{PlanRequest, PlanResult};
@@ -10,13 +10,13 @@ use crate::policies::{roomy, submit_all, tokens};
 use crate::support::{LIMIT, setup};
 
 const LAYERS: u16 = 8;
-/// Chunks of KV for which half of the requests are too many.
+/// KV chunks that are too few for half of the requests.
 const SHORT: u32 = 24;
 
-/// Of a load on memory that is short.
+/// Results of a load with short memory.
 struct Served {
     world: Simulation,
-    /// Requests that ran at once.
+    /// Largest number of concurrent requests.
     most_running: u32,
     plan_requests: Vec<PlanRequest>,
 }
@@ -30,7 +30,7 @@ impl Served {
         self.world.driver.scheduler().snapshot().counters.pauses
     }
 
-    /// Plans that pause somebody, and those that let somebody in.
+    /// Returns the number of plans that pause a request, and of those that admit one.
     fn plans(&self) -> (usize, usize) {
         let found: Vec<_> = self.plan_requests.iter().filter_map(|asked| asked.solve().result).collect();
         let count = |named: fn(&PlanResult) -> u16| found.iter().filter(|found| named(found) > 0).count();
@@ -65,7 +65,7 @@ fn request_that_delays_all_is_not_admitted_by_plan() {
     }
 }
 
-/// Under `Recompute` whoever fits comes.
+/// Under `Recompute` every request that fits is admitted.
 #[test]
 fn without_pauses_no_request_is_admitted_unplanned_under_pressure() {
     let never = |setup: &mut Setup| setup.params.pause_bound_ns = 0;
@@ -92,7 +92,7 @@ fn plan_considers_as_many_requests_as_rows() {
     assert!(asked.iter().all(|(running, waiting)| running + waiting <= ROWS), "{asked:?}");
 }
 
-/// Else plan after plan moves KV to and fro, and no step is ever made.
+/// Otherwise consecutive plans move KV back and forth, and no step runs.
 #[test]
 fn steps_run_between_two_plans() {
     for world in [paced(u64::MAX, SHORT, |_| {}).world, paced(1, SHORT, |_| {}).world] {

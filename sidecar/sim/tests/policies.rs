@@ -1,5 +1,5 @@
-//! Every named policy on memory that is short: tokens are those of a tenant with room for all, also while the policy changes
-//! under load, and policies that place KV in the host tier do.
+//! Every policy with short memory: tokens equal those of a tenant with enough memory, also when the policy changes
+//! under load. Policies that place KV in the host tier do so.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::support::{LIMIT, setup};
 
 const LAYERS: u16 = 8;
 const REQUESTS: u64 = 10;
-/// By which `Unified` lets requests come and go.
+/// Objectives by which `Unified` admits and pauses requests.
 const SLO: Slo = Slo { ttft_ns: 100_000_000, tbt_ns: 20_000_000, allowed_miss_permille: 10 };
 
 fn world(policy: PolicyName, kv_chunks: u32) -> Simulation {
@@ -49,7 +49,7 @@ pub fn tokens(world: &Simulation) -> Vec<Vec<u32>> {
     world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
 }
 
-/// Tokens where there is room for everybody.
+/// Returns the tokens of a run with enough memory.
 pub fn roomy() -> Vec<Vec<u32>> {
     let mut world = world(PolicyName::Recompute, 2000);
     assert!(world.run_until_idle(LIMIT), "every request ends");

@@ -1,4 +1,4 @@
-//! eLLM's buffer in host memory: prompts are computed while there is no room for their KV, which goes out layer by layer.
+//! eLLM's buffer in host memory: prompts without space for their KV are computed while it is offloaded layer by layer.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use sluice_sim::{Faults, Simulation};
 use crate::support::{LIMIT, assert_same, expected, load, run, setup};
 
 const LAYERS: u16 = 8;
-/// First tokens are late at once, others never: all of the buffer is used soon.
+/// First tokens miss their objective at once and other tokens never, so that the whole buffer is soon in use.
 const EAGER: Slo = Slo { ttft_ns: 1, tbt_ns: 0, allowed_miss_permille: 0 };
 
 fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
@@ -22,7 +22,7 @@ fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
     Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: id, paced: true }
 }
 
-/// A tenant with room for two such requests on the device, and for `host_columns` in the host tier.
+/// Returns a tenant with space for two such requests on the device, and for `host_columns` in the host tier.
 fn short(slo: Slo, host_columns: u64) -> Setup {
     let mut setup = setup(PolicyName::Ellm, LAYERS, 24, 5);
     setup.params.host_kv_bytes = host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
@@ -36,7 +36,7 @@ fn loaded(setup: Setup) -> Simulation {
     world
 }
 
-/// When each request had its first token, after the load began, and when all had ended.
+/// Returns the time of each request's first token and of the end of all requests, from the start of the load.
 fn serve(world: &mut Simulation, load: impl Iterator<Item = Request>) -> (Vec<u64>, u64) {
     let begun = world.now();
     let load: Vec<_> = load.collect();
@@ -70,12 +70,12 @@ fn request_without_room_still_gets_first_token() {
     assert!(with.1 * 2 < without.1, "the last first token after {} and {} ns", with.1, without.1);
 }
 
-/// A load for whose prompts there is never room enough.
+/// Returns a load with too little memory for all prompts at any time.
 fn burst(seed: u64) -> Vec<(u64, Request)> {
     load(40, seed).into_iter().map(|(at, request)| (at / 8, request)).collect()
 }
 
-/// Serves a crowd with `each` before every request: it has the tokens that it has with room for everybody.
+/// Serves a burst with `each` before every request, and checks that it has the tokens of a run with enough memory.
 fn serve_burst(seed: u64, each: impl FnMut(&mut Simulation, u64)) -> Simulation {
     let load = burst(seed);
     let world = run(short(EAGER, 100), &load, each);
@@ -142,7 +142,7 @@ fn policy_change_during_prefill_offload_changes_no_token() {
     assert!(out > 4, "{out} prompts went out");
 }
 
-/// Late first tokens make it larger, late others smaller, whatever is stored in it.
+/// Late first tokens enlarge the buffer, late other tokens shrink it, regardless of its contents.
 #[test]
 fn the_buffer_grows_with_late_first_tokens_and_shrinks_with_late_others() {
     let columns = |slo| {
@@ -155,7 +155,7 @@ fn the_buffer_grows_with_late_first_tokens_and_shrinks_with_late_others() {
     assert_eq!(columns(Slo::default()), (1, 0), "without objectives none is wanted");
 }
 
-/// A link on which a prompt would take seconds to leave: it is measured first, with a block.
+/// A link on which offloading a prompt would take seconds. The policy measures it first, with one block.
 #[test]
 fn prompts_are_not_offloaded_over_slow_link() {
     let served = |bytes_per_second| {
@@ -170,7 +170,7 @@ fn prompts_are_not_offloaded_over_slow_link() {
     assert!(slow.1 < 2 * fast.1, "nobody waits for the measurement: {} and {} ns", slow.1, fast.1);
 }
 
-/// The step takes all of the prompt but its last token.
+/// The step covers the whole prompt except its last token.
 #[test]
 fn a_prompt_one_token_longer_than_a_step_has_its_first_token_too() {
     let mut world = loaded(short(EAGER, 200));
@@ -197,7 +197,7 @@ fn cancel_during_prefill_offload_leaks_nothing() {
     }
 }
 
-/// Idle activation chunks are room, also when first tokens have been late.
+/// Idle activation chunks count as free memory, also after late first tokens.
 #[test]
 fn idle_activation_memory_is_lent_to_waiting_requests() {
     let mut world = loaded(short(EAGER, 200));

@@ -16,7 +16,7 @@ fn model(name: &str) -> model::Model {
 
 #[test]
 fn models_have_the_published_sizes() {
-    // KV of a token in bytes, and weights of a layer in hundredths of a GB.
+    // KV of a token in bytes, and weights of a layer in units of 0.01 GB.
     for (name, kv_bytes, layer_centi_gb) in [
         ("opt-6.7b", 524_288, 40),
         ("opt-13b", 819_200, 63),
@@ -75,7 +75,7 @@ fn r_is_about_7_5_on_gh200_and_about_70_over_pcie_5_when_weights_bound_a_step() 
         Estimate::new(&machine(name), &model("opt-13b"), &batch, Launch::Graph)
     };
     let (coherent, pcie) = (estimate("gh200"), estimate("h200-pcie5"));
-    // Launching takes its share of a layer, so r is a little below the bound of memory alone.
+    // Launch time is part of a layer's compute, so r is slightly below the bound from memory alone.
     assert!((6_000..=7_700).contains(&coherent.r_permille()), "{}", coherent.r_permille());
     assert!((55_000..=70_500).contains(&pcie.r_permille()), "{}", pcie.r_permille());
     assert!(coherent.alpha() >= 3, "remapping wins there");
@@ -97,7 +97,7 @@ fn a_larger_batch_lowers_r_and_frees_more() {
     );
 }
 
-/// Where ours is another figure on purpose: what stands below the table says why.
+/// Rows that differ intentionally; a note below the table gives the reason.
 const OTHERWISE: [(&str, &str, ExperimentCheck); 1] =
     [("pie-fig4", "a queue of five: layer times that a token waits", ExperimentCheck::Reasoned)];
 

@@ -1,5 +1,5 @@
-//! `Unified` takes the remedy that loses least for each byte: own layers that stall, a pause or a preemption, each where it does.
-//! With prices switched off it takes them in a fixed order.
+//! `Unified` chooses the reclaim option with the lowest cost per byte: stalls of own layers, a pause or a preemption.
+//! Without cost comparison it uses a fixed order.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ const MS: u64 = 1_000_000;
 const LAYERS: u16 = 8;
 /// A step takes less than a millisecond.
 const SLO: Slo = Slo { ttft_ns: 1000 * MS, tbt_ns: 20 * MS, allowed_miss_permille: 10 };
-/// The copy of a layer takes five times its compute: none hides, and one that gives its memory away adds half to a step.
+/// The copy of a layer takes five times its compute: no copy is hidden, and each remapped layer adds half to a step.
 const R5: u64 = 520_000_000;
-/// Seventy times.
+/// The copy of a layer takes seventy times its compute.
 const R70: u64 = 37_000_000;
 
-/// Requests that all fit when they come, and not any more when they end: nobody waits but for what is done about that.
+/// Requests that all fit on arrival, but no longer before they end: a request waits only because of the reclaim.
 struct Case {
     link_bytes_per_second: u64,
     out_bytes_per_second: u64,
@@ -30,11 +30,11 @@ struct Case {
     host_columns: u64,
     paced: bool,
     by_loss: bool,
-    /// Such loads, one after the other.
+    /// Number of such loads, one after the other.
     times: u64,
 }
 
-/// A fast way out, no host tier, nothing in store.
+/// Fast offload, no host tier, no buffered tokens.
 const CASE: Case = Case {
     link_bytes_per_second: R5,
     out_bytes_per_second: 16_000_000_000,
@@ -45,7 +45,7 @@ const CASE: Case = Case {
     times: 1,
 };
 
-/// What was done: layers that stall, pauses, preemptions.
+/// The options used: stalled layers, pauses, preemptions.
 #[derive(Debug, PartialEq, Eq)]
 struct ReclaimsUsed {
     layers: bool,
@@ -62,7 +62,7 @@ impl Case {
         let mut setup = setup(PolicyName::Unified, LAYERS, 26, 5);
         setup.params.host_kv_bytes = self.host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
         (setup.params.slo, setup.params.reclaim_by_cost) = (self.slo, self.by_loss);
-        // Activations are as large as they are: nothing else is idle.
+        // Activations use all their memory, so nothing else is idle.
         setup.params.min_step = setup.params.max_step;
         let profile = &mut setup.profile;
         (profile.link_bytes_per_second, profile.out_bytes_per_second) =
@@ -98,7 +98,8 @@ fn request(id: u64, paced: bool) -> Request {
     Request { id: RequestId(id), prompt, max_tokens: 60, sampling, priority: 0, salt: id, paced }
 }
 
-/// Who has nothing in store would miss tokens, whether paused or computed again; steps that are half as long again make none late.
+/// A request without buffered tokens would miss tokens when paused or computed again; steps that are half as long again
+/// make none late.
 #[test]
 fn layers_stall_where_that_makes_no_token_late_and_a_pause_would() {
     assert_eq!(CASE.done(), LAYERS_ONLY);
@@ -108,7 +109,7 @@ fn layers_stall_where_that_makes_no_token_late_and_a_pause_would() {
     assert_eq!(Case { by_loss: false, ..tier }.done(), PAUSES_ONLY);
 }
 
-/// Nobody is late either way, and the others make their tokens sooner.
+/// No request is late in either case, and the other requests get their tokens earlier.
 #[test]
 fn request_with_buffered_tokens_is_paused_where_layers_would_stall() {
     let paced = Case { host_columns: 400, paced: true, ..CASE };
@@ -116,19 +117,19 @@ fn request_with_buffered_tokens_is_paused_where_layers_would_stall() {
     assert_eq!(Case { paced: false, ..paced }.done(), LAYERS_ONLY, "with nothing in store it does not");
 }
 
-/// What has no objective is only slower, and by less than what somebody would have to wait for.
+/// Without an objective a stall only slows requests down, by less than a preempted request would wait.
 #[test]
 fn without_an_objective_a_stall_is_weighed_against_a_preemption() {
     let of = |link_bytes_per_second, by_loss| {
         Case { link_bytes_per_second, slo: Slo::default(), by_loss, ..CASE }.done()
     };
-    // Two layers pass in a tenth more than a step takes.
+    // The copies of two layers take a tenth more than a step.
     assert_eq!(of(3 * R5 / 2, true), LAYERS_ONLY);
     assert_eq!(of(3 * R5 / 2, false), PREEMPTIONS_ONLY);
     assert_eq!(of(R70, true), PREEMPTIONS_ONLY, "a layer's copy takes seventy times its compute");
 }
 
-/// A prompt is computed again in less time than its KV needs to leave, as the first pause tells.
+/// Recomputing a prompt takes less time than offloading its KV, as the first pause shows.
 #[test]
 fn a_request_is_computed_again_where_that_takes_less_time_than_a_pause() {
     let slow_out = Case {

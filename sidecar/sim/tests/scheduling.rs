@@ -1,4 +1,4 @@
-//! Who runs, in which order, who is refused, who loses its memory.
+//! Admission, order, refusal and preemption of requests.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn request(id: u64, prompt_tokens: u32, max_tokens: u32) -> Request {
     Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: 0, paced: true }
 }
 
-/// Requests in the order in which they ended.
+/// Returns the requests in the order in which they ended.
 fn order_of_ending(setup: Setup, requests: Vec<Request>) -> Vec<u64> {
     let mut world = Simulation::new(setup, None).unwrap();
     requests.into_iter().for_each(|request| world.submit(request));
@@ -89,15 +89,16 @@ fn a_full_queue_refuses_and_an_empty_request_too() {
     assert_eq!(world.outcomes[&RequestId(3)].finish, Some(Finish::Length));
 }
 
-/// Layers, time of a layer and time of a token in it, nanoseconds: a step of `tokens` takes `LAYERS * (LAYER + tokens * TOKEN)`.
+/// Number of layers, time of a layer, and time of a token in it, nanoseconds: a step of `tokens` takes `LAYERS * (LAYER
+/// + tokens * TOKEN)`.
 const STEP: (u64, u64, u64) = (4, 10_000_000, 500_000);
 
 fn step_ns(tokens: usize) -> u64 {
     STEP.0 * (STEP.1 + tokens as u64 * STEP.2)
 }
 
-/// Two requests decode when four prompts of 60 tokens come. The longest time between two tokens of one of them, nanoseconds, and
-/// the largest part of it to a step of what decoded by then.
+/// Two requests decode when four prompts of 60 tokens arrive. Returns the longest time between two tokens of one of
+/// them, nanoseconds, and the largest ratio of it to a step of the requests that decode by then.
 fn longest_gap(tbt_ns: u64) -> (u64, f64) {
     let mut setup = setup_with_ample_memory();
     (setup.profile.layer_ns, setup.profile.layer_token_ns) = (STEP.1, STEP.2);
@@ -127,7 +128,7 @@ fn longest_gap(tbt_ns: u64) -> (u64, f64) {
 fn a_burst_of_prompts_leaves_decodes_half_of_their_pace() {
     for tbt_ns in [0, 1] {
         let (_, most) = longest_gap(tbt_ns);
-        // The average of what a token takes is a little behind; without the bound it is 168 ms to 44, nearly four.
+        // The average time per token lags slightly. Without the bound the ratio is 168 ms to 44 ms, nearly four.
         assert!((1.7..=2.4).contains(&most), "{most} decode steps where the objective is {tbt_ns} ns");
     }
     let (gap_ns, _) = longest_gap(130_000_000);
@@ -191,7 +192,7 @@ fn another_salt_finds_nothing_in_the_cache() {
     assert_eq!(world.driver.scheduler().snapshot().counters.cached_tokens, 0);
 }
 
-/// Tokens and end of one request with this sampling.
+/// Returns the tokens and the end of one request with this sampling.
 fn run_with(sampling: Sampling) -> (Vec<u32>, Option<Finish>) {
     let mut world = Simulation::new(setup_with_ample_memory(), None).unwrap();
     world.submit(Request { sampling: Arc::new(sampling), ..request(1, 20, 30) });
@@ -234,7 +235,7 @@ fn a_remapping_declined_before_any_decode_was_measured_says_so() {
     let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
     setup.params.layer_compute_ns = 0;
     let mut world = Simulation::new(setup, None).unwrap();
-    // One token each: all steps are prefills, and nothing is ever known of decodes.
+    // One token each: all steps are prefills, so decodes are never measured.
     (1..=6).for_each(|id| world.submit(request(id, 120, 1)));
     assert!(world.run_until_idle(LIMIT));
     let manager = world.driver.scheduler().manager();
@@ -285,7 +286,7 @@ fn requeued_request_is_admitted_again_when_nothing_runs() {
     let mut setup = setup(PolicyName::Ellm, 4, 11, 1);
     let large = StepShape { tokens: 256, sequences: 8, logit_rows: 8 };
     let chunks = |step| setup.geometry.chunks_for(setup.geometry.activation.bytes(step));
-    // Activations are idle in a step that is smaller than the largest, and become the KV that it lacks.
+    // A step smaller than the largest leaves activations idle, which become the missing KV.
     setup.geometry.capacity_chunks += chunks(large) - chunks(setup.params.max_step);
     (setup.params.max_step, setup.config.max_step_tokens) = (large, large.tokens);
     let mut world = Simulation::new(setup, None).unwrap();

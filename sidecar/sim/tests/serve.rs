@@ -1,4 +1,4 @@
-//! Published models under a load: what policies gain, that runs repeat, and the command line around it.
+//! Published models under a load: gains of policies, reproducible runs, and the command line.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ use sluice_sim::workload::arrivals::ArrivalProcess;
 use sluice_sim::workload::table::Table;
 use sluice_sim::workload::{self, Arrival, LengthSource, Lengths, Limits, TenantAssignment, TraceSplit};
 
-/// Two models whose KV is short, taking turns.
+/// Returns two models in time slices whose KV is short.
 fn case(policy: PolicyName) -> ServeConfig {
     let hardware = *hardware::find("gh200").unwrap();
     let models = ["opt-13b", "opt-6.7b"].map(|name| *model::find(name).unwrap());
@@ -21,7 +21,7 @@ fn case(policy: PolicyName) -> ServeConfig {
     ServeConfig::new(hardware, serve::tenant_models(&hardware, &models, &[300, 170]), turns, policy)
 }
 
-/// Bursts for the first tenant, a request now and then for the second.
+/// Returns bursts for the first tenant, and occasional requests for the second.
 fn load(requests: usize, rate: f64) -> Vec<Arrival> {
     let limits = Limits { model_tokens: vec![2048; 2], prompt_tokens: 2048, requests };
     let lengths = [LengthSource::fixed(Lengths { prompt: 300, output: 200 })];
@@ -67,7 +67,7 @@ fn a_load_that_fits_is_served_alike_under_every_policy_and_however_the_gpu_is_sh
         for policy in PolicyName::ALL {
             let found = served(policy);
             assert_eq!(found.preemptions, 0, "{policy:?}");
-            // One of them moves KV whether it is short or not.
+            // A policy without fixed placement moves KV even if memory is not short.
             if policy.placing() != KvPlacementMode::Fixed {
                 assert_eq!(found.goodput, reference.goodput, "{policy:?} {sharing:?}");
             }
@@ -100,7 +100,7 @@ fn unpausable_request_is_recomputed() {
     assert!(pausing.tbt_met <= pausing.tbt_met_paced, "what was early makes up for what is late");
 }
 
-/// Where trace files are; none where there are none.
+/// Returns the folder of trace files, or `None` if there is none.
 fn data() -> Option<PathBuf> {
     let folder = std::env::var_os("SLUICE_SHARED").map(PathBuf::from)?.join("data");
     if folder.is_dir() {
@@ -122,7 +122,7 @@ fn published_traces_are_read_and_their_last_third_is_held_back() {
         let text = std::fs::read_to_string(data.join(file)).unwrap();
         let part = |held_back| Table::parse(file, &text, held_back).unwrap();
         let (used, held) = (part(TraceSplit::Shown), part(TraceSplit::HeldBack));
-        // The last line of one of them has no end.
+        // The last line of one file has no newline.
         assert!((rows..=rows + 1).contains(&(used.rows.len() + held.rows.len())), "{file}");
         if let (Some(last), Some(first)) = (used.rows.last().unwrap().at_ns, held.rows[0].at_ns) {
             assert!(last < first, "{file} is cut by time");

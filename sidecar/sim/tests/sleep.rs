@@ -1,4 +1,4 @@
-//! A tenant that gives up its memory: what becomes of its requests, and that it comes back for the next one.
+//! A tenant that releases its memory to sleep: the outcome of its requests, and its wake-up for the next one.
 
 use std::sync::Arc;
 
@@ -61,14 +61,14 @@ fn order_sleep(world: &mut Simulation, order: Sleep) {
     world.driver.push(Event::Sleep(order));
 }
 
-/// A tenant with three requests.
+/// Returns a tenant with three requests.
 fn busy(host_columns: u64) -> Simulation {
     let mut world = loaded(host_columns);
     (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
     world
 }
 
-/// The same, some steps on.
+/// Returns the same tenant after some steps.
 fn mid_run(host_columns: u64) -> Simulation {
     let mut world = busy(host_columns);
     run_until(&mut world, |world| world.driver.scheduler().snapshot().counters.steps > 12);
@@ -79,7 +79,7 @@ fn tokens(world: &Simulation) -> Vec<Vec<u32>> {
     world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
 }
 
-/// Tokens of its requests that nobody disturbs.
+/// Returns the tokens of its requests without disturbance.
 fn alone() -> Vec<Vec<u32>> {
     let mut world = busy(0);
     run_to_end(&mut world);

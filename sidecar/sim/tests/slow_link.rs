@@ -1,4 +1,4 @@
-//! The step model's decision: own layers are remapped where copies hide, and not where they would stall.
+//! The step model's decision: own layers are remapped if their copies are hidden, and not if they would stall.
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::PolicyName;
@@ -10,10 +10,11 @@ use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, VOCAB, assert_same, expected, load, request, setup};
 
-/// With 48 layers, two of which share a slot 24 apart, a copy is hidden up to r = 23: three times away from either r.
+/// With 48 layers, two of which share a slot and are 24 apart, a copy is hidden up to r = 23. Both tested values of r
+/// are a factor of three from it.
 const LAYERS: u16 = 48;
 
-/// Over a link on which a layer's copy takes `r` times the compute of that layer for one token.
+/// Returns a setup in which a layer's copy takes `r` times the layer's compute for one token.
 fn over_link(r_permille: u64) -> Setup {
     let mut setup = setup(PolicyName::Oneiros, LAYERS, 14, 1);
     let compute_ns = setup.profile.layer_ns + setup.profile.layer_token_ns;
@@ -24,7 +25,7 @@ fn over_link(r_permille: u64) -> Setup {
     setup
 }
 
-/// A run over it.
+/// Runs a load over such a link.
 fn run(r_permille: u64) -> Simulation {
     let load = load(16, 5);
     let mut world = Simulation::new(over_link(r_permille), None).unwrap();
@@ -37,7 +38,7 @@ fn run(r_permille: u64) -> Simulation {
     world
 }
 
-/// Remappings, and those declined because their copies would stall.
+/// Returns the number of remappings, and of those declined because their copies would stall.
 fn decisions(world: &Simulation) -> (u64, u64) {
     let manager = world.driver.scheduler().manager();
     (manager.counted(Reason::RemapOwn), manager.counted(Reason::DeclinedStall))
@@ -54,8 +55,8 @@ fn own_layers_are_remapped_at_r_7_5_and_not_at_r_70() {
     assert!(slow.outcomes.values().any(|o| o.preemptions > 0), "then requests are recomputed");
 }
 
-/// The times between tokens of two requests whose KV needs layers once they are long, and of two more when these have ended. At
-/// `change` the link falls to `permille` of its bandwidth.
+/// Returns the times between tokens of two requests that need the memory of layers once they are long, and of two more
+/// after these have ended. At `change` the link drops to `permille` of its bandwidth.
 fn gaps(change: Nanos, permille: u64) -> [Vec<u64>; 2] {
     let mut setup = over_link(6_000);
     setup.geometry.capacity_chunks += setup.geometry.kv_chunks_for(3);
@@ -84,7 +85,7 @@ fn long_request(id: u64) -> Request {
     Request { prompt, max_tokens: 110, priority: 0, ..request(id, &mut rng) }
 }
 
-/// The one in the middle.
+/// Returns the median.
 fn median(gaps: &[u64]) -> u64 {
     let mut sorted = gaps.to_vec();
     sorted.sort_unstable();
@@ -102,7 +103,8 @@ fn a_link_that_halves_in_the_middle_makes_tokens_late_by_a_step_at_most_and_then
         |permille: u64, gaps: &[u64]| gaps.iter().filter(|gap| **gap > usual * permille / 1000).count();
     let late = |gaps: &[u64]| longer_than(1050, gaps);
     assert!(late(&met) > late(&whole) + 10, "layers move when it halves: {} {}", late(&met), late(&whole));
-    // What hid behind a step takes two at most. Where layers leave, tokens wait with any link.
+    // Copies that were hidden behind one step take at most two. When layers are first remapped, tokens wait with any
+    // link.
     assert_eq!(longer_than(2000, &met), longer_than(2000, &whole));
     assert_eq!(late(&after), late(&expected), "who comes then is served as if it had never been faster");
     assert_eq!(median(&after), usual, "and hides what it moves");

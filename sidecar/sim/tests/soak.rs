@@ -1,28 +1,28 @@
-//! The soak itself: seeds hold, planted bugs are found, a seed means the same for ever; and the commands around it.
+//! Tests of the soak: seeds pass, planted bugs are detected, a seed always gives the same run; and its commands.
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use sluice_sim::soak::{self, PlantedBug, SoakStats};
 
-/// The first of these seeds that a bug breaks.
+/// Returns the failure of the first of these seeds that the bug breaks.
 fn first_failure_of(plant: PlantedBug, seeds: u64) -> Option<soak::SeedFailure> {
     (0..seeds).find_map(|seed| soak::run(seed, Some(plant)).err())
 }
 
-/// As many seeds more as this holds: the test run's budget.
+/// Time budget for seeds above the minimum number.
 const BUDGET: Duration = Duration::from_secs(60);
 
-/// Fewest seeds, and most: what a release asks for.
+/// Smallest and largest number of seeds; a release runs the largest.
 const SEEDS: [u64; 2] = [64, 10_000];
 
-/// Seeds in which requests join by plans; in the last one fetches of nothing fail now and then.
+/// Seeds in which requests join by plans; in the last one, fetches sometimes fail.
 const PLAN_ADMISSION_SEEDS: [u64; 4] = [27, 49, 79, 3580];
 
 #[test]
 fn seeds_hold_and_cover_every_mechanism() {
     let begun = Instant::now();
-    // Among these the first one (1390) where a tenant owed a chunk in which buffers lay that found no other place.
+    // The range includes the first seed (1390) in which a tenant owed a chunk that held buffers without another place.
     let wanted = |run: &u64| *run < SEEDS[0] || begun.elapsed() < BUDGET;
     let seeds = (0..SEEDS[1]).take_while(wanted).map(|run| (1376 + run) % SEEDS[1]);
     let sum = PLAN_ADMISSION_SEEDS.into_iter().chain(seeds).fold(SoakStats::default(), |sum, seed| {

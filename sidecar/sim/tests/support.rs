@@ -11,13 +11,13 @@ use sluice_sim::rng::Rng;
 use sluice_sim::simulation::{RequestResult, Setup};
 use sluice_sim::{Profile, Simulation};
 
-/// One hour: no test needs as much.
+/// One hour: no test needs as long.
 pub const LIMIT: Nanos = Nanos(3_600_000_000_000);
-/// Tokens of the vocabulary.
+/// Size of the vocabulary, tokens.
 pub const VOCAB: u32 = 50_000;
 const MAX_TOKENS: u32 = 160;
 
-/// A model of `layers` layers on a GPU whose KV holds about `kv_columns` columns when no layer is remapped.
+/// Returns a model of `layers` layers on a GPU whose KV holds about `kv_columns` columns when no layer is remapped.
 pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Setup {
     let chunk_bytes = 1 << 16;
     let mut geometry = Geometry {
@@ -56,7 +56,7 @@ pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Set
     Setup { config, params, geometry, profile: Profile::default(), vocab: VOCAB, seed }
 }
 
-/// The same with a host tier for KV, where the policy takes one: without, it would place and pause nothing.
+/// Adds a host tier for KV if the policy uses one; without it, the policy would neither offload nor pause.
 pub fn with_tier(mut setup: Setup) -> Setup {
     if setup.params.placing() != KvPlacementMode::Device {
         setup.params.host_kv_bytes = 200 * u64::from(setup.geometry.layers()) * setup.geometry.block_bytes;
@@ -64,13 +64,13 @@ pub fn with_tier(mut setup: Setup) -> Setup {
     setup
 }
 
-/// The same with a fixed layout of moving layers.
+/// Sets a fixed layout of moving layers.
 pub fn forced(mut setup: Setup, alpha: u16, beta: u8) -> Setup {
     setup.params.forced = Some(ForcedRemap { alpha, beta });
     setup
 }
 
-/// A request whose prompt begins with one of a few common prefixes.
+/// Returns a request whose prompt begins with one of a few common prefixes.
 pub fn request(id: u64, rng: &mut Rng) -> Request {
     let common = rng.below(3);
     let shared = 16 * rng.below(3);
@@ -90,7 +90,7 @@ pub fn request(id: u64, rng: &mut Rng) -> Request {
     }
 }
 
-/// A load: requests and when they come.
+/// Returns a load: requests with their arrival times.
 pub fn load(count: u64, seed: u64) -> Vec<(u64, Request)> {
     let mut rng = Rng::new(seed);
     let mut at = 0;
@@ -113,14 +113,14 @@ pub fn run(setup: Setup, load: &[(u64, Request)], mut each: impl FnMut(&mut Simu
     world
 }
 
-/// Tokens by request, of a run with memory for everybody.
+/// Returns the tokens by request of a run with enough memory for all.
 pub fn expected(load: &[(u64, Request)], layers: u16) -> Vec<RequestResult> {
     let world = run(setup(PolicyName::Recompute, layers, 400, 1), load, |_, _| {});
     assert!(world.outcomes.values().all(|o| o.preemptions == 0), "the reference never runs short");
     world.outcomes.into_values().collect()
 }
 
-/// Panics when any token differs.
+/// Panics if any token differs.
 pub fn assert_same(world: &Simulation, expected: &[RequestResult], what: &str) {
     for (outcome, expected) in world.outcomes.values().zip(expected) {
         assert_eq!(outcome.tokens, expected.tokens, "{what}");

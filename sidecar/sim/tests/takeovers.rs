@@ -1,4 +1,4 @@
-//! A tenant that loses its turn to a neighbour again and again: its steps are left where they are, and its tokens stay the same.
+//! A tenant that loses its time slice to a peer repeatedly: its steps are abandoned, and its tokens stay the same.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ const MS: u64 = 1_000_000;
 const QUANTUM_NS: u64 = 40 * MS;
 const LAYERS: u16 = 6;
 
-/// Turns that are wanted and given up; messages go nowhere.
+/// Records requests and releases of time slices; messages are discarded.
 #[derive(Clone, Debug, Default)]
 struct RecordingPort(Arc<Mutex<Vec<SliceCommand>>>);
 
@@ -30,12 +30,12 @@ impl PeerPort for RecordingPort {
     }
 }
 
-/// How the sidecar and its engine find out, in which order.
+/// The order in which the sidecar and its engine notice the loss.
 #[derive(Clone, Copy, Debug)]
 enum FirstToNotice {
     EngineFirst,
     SidecarFirst,
-    /// The step ends before the engine looks.
+    /// The step ends before the engine checks.
     SidecarAlone,
 }
 
@@ -60,7 +60,7 @@ impl Tenant {
         Tenant { world, turns, epoch: 0, held: false, left_steps: 0, takeovers: 0 }
     }
 
-    /// Gives the turn when it is wanted; checks that a turn is given up only by its holder.
+    /// Grants the time slice on request, and checks that only its holder releases it.
     fn serve_turns(&mut self) {
         let calls: Vec<_> = self.turns.0.lock().unwrap().drain(..).collect();
         for call in calls {
@@ -104,7 +104,7 @@ impl Tenant {
     }
 }
 
-/// Runs a load with a takeover every few milliseconds, and returns how many steps were left where they were.
+/// Runs a load with a takeover every few milliseconds, and returns the number of abandoned steps.
 fn tokens_survive(policy: PolicyName, seed: u64) -> (u64, u64) {
     let load = load(16, seed);
     let mut tenant = Tenant::new(policy, seed);

@@ -1,4 +1,5 @@
-//! Taking turns: a prompt's chunk fits the largest quantum once prompts have been measured, and prompts go on whatever it is.
+//! Time slices: a prompt chunk fits the largest quantum once prompts have been measured, and prompts progress with any
+//! quantum.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,10 +16,10 @@ use sluice_sim::simulation::Setup;
 use crate::support::{LIMIT, forced, request, setup};
 
 const MS: u64 = 1_000_000;
-/// Until a successor of an engine attaches.
+/// Time until an engine's successor attaches, nanoseconds.
 const RESTART_NS: u64 = 1_000 * MS;
 
-/// What a tenant said of its turn, and when.
+/// The tenant's time-slice commands with their times.
 #[derive(Clone, Debug, Default)]
 struct RecordingPort(Arc<Mutex<Vec<(Nanos, SliceCommand)>>>);
 
@@ -33,13 +34,13 @@ impl PeerPort for RecordingPort {
 }
 
 impl RecordingPort {
-    /// Those since the last look.
+    /// Takes the commands since the last call.
     fn take(&self) -> Vec<SliceCommand> {
         self.0.lock().unwrap().drain(..).map(|(_, call)| call).collect()
     }
 }
 
-/// A tenant that takes turns, with two long prompts.
+/// Returns a tenant in time slices, with two long prompts.
 fn tenant(quantum_ns: u64, calls: &RecordingPort) -> Simulation {
     tenant_of(setup(PolicyName::Oneiros, 4, 60, 1), quantum_ns, calls)
 }
@@ -65,24 +66,24 @@ fn has_ended(world: &Simulation) -> bool {
     world.outcomes.values().all(|outcome| outcome.finish.is_some())
 }
 
-/// The turn comes.
+/// Grants the time slice.
 fn grant_turn(world: &mut Simulation, epoch: u64) {
     world.driver.push(Event::Peer(PeerPortEvent::SliceGranted { epoch }));
 }
 
-/// A neighbour waits for it.
+/// Signals that a peer waits for the time slice.
 fn contend_turn(world: &mut Simulation, epoch: u64) {
     world.driver.push(Event::Peer(PeerPortEvent::SliceRequested { epoch }));
 }
 
-/// Lets `ms` milliseconds pass.
+/// Advances by `ms` milliseconds.
 fn advance_ms(world: &mut Simulation, ms: u64) {
     let until = world.now().plus(ms * MS);
     world.run_until(until);
 }
 
-/// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for, and a
-/// neighbour always waits.
+/// Returns the lengths of all time slices of a tenant with two long prompts, nanoseconds. Each slice is granted as soon
+/// as it is requested, and a peer always waits.
 fn turns(quantum_ns: u64) -> Vec<u64> {
     let calls = RecordingPort::default();
     turns_in(tenant(quantum_ns, &calls), &calls)
@@ -114,7 +115,7 @@ fn a_prompts_chunk_fits_the_largest_quantum_once_one_was_measured() {
     let held = turns(5 * MS);
     assert!(held[0] > 5 * MS, "nothing was measured before: {held:?}");
     assert!(held.len() > 8, "{held:?}");
-    // What a step takes whatever its tokens is not known before a decode was measured.
+    // The constant part of a step is unknown until a decode was measured.
     let unknown_ns = 4 * 100_000;
     assert!(held[1..].iter().all(|ns| *ns <= 5 * MS + unknown_ns), "{held:?}");
     let longest = held[1..].iter().max().copied().unwrap_or(0);
@@ -124,15 +125,15 @@ fn a_prompts_chunk_fits_the_largest_quantum_once_one_was_measured() {
 #[test]
 fn a_quantum_that_holds_no_token_lets_prompts_go_on_token_by_token() {
     let held = turns(MS / 10);
-    // 120 tokens and a few more, one in each turn; one whole chunk before anything was measured.
+    // 120 tokens and a few more, one per time slice; one whole chunk before anything was measured.
     assert!(held.len() > 60, "{} turns", held.len());
-    // A step is at most both requests' decodes, or one decode and one token of a prompt; a turn has one step.
+    // A step is at most both requests' decodes, or one decode and one prompt token; a time slice has one step.
     let two_tokens = 4 * (100_000 + 2 * 50_000);
     let longest = held[1..].iter().max().copied().unwrap_or(0);
     assert!(longest <= two_tokens, "{longest} ns");
 }
 
-/// A machine that is so many times as slow, for everything.
+/// Slows the whole device down by a factor of `times`.
 fn slow(world: &Simulation, times: u64) {
     let profile = &mut world.device.borrow_mut().profile;
     (profile.layer_ns, profile.layer_token_ns) = (100_000 * times, 5_000 * times);
@@ -219,10 +220,10 @@ fn engine_crash_in_turn_releases_it_and_step_is_replayed_later() {
 #[test]
 fn prompts_use_the_time_in_which_a_step_waits_for_layers() {
     let (mut setup, calls) = (forced(setup(PolicyName::Oneiros, 4, 60, 1), 2, 1), RecordingPort::default());
-    // 16 ms for a layer, 48 ms for each step, whatever it computes.
+    // 16 ms per layer copy, 48 ms per step, regardless of its tokens.
     setup.profile.link_bytes_per_second = 16 << 20;
     let held = turns_in(tenant_of(setup, MS / 10, &calls), &calls);
-    // Two prompts of 120 tokens, 64 in a step, and 8 tokens after each.
+    // Two prompts of 120 tokens with 64 per step, and 8 tokens after each.
     assert!(held.len() < 40, "{} turns", held.len());
 }
 
@@ -232,7 +233,7 @@ fn tenant_keeps_turn_while_it_has_work_and_no_waiter() {
     let mut world = tenant(15 * MS, &calls);
     advance_ms(&mut world, 100);
     grant_turn(&mut world, 1);
-    // Said of a turn before.
+    // A stale notification about an earlier time slice.
     contend_turn(&mut world, 0);
     let begun = world.now();
     while !has_ended(&world) {

@@ -1,4 +1,4 @@
-//! A tenant that lent its last layers wakes behind a prompt: its first token comes as soon as the closed form says.
+//! A tenant that lent its last layers wakes during a prompt: its first token is as early as the closed form predicts.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ const TOKEN_NS: u64 = 5_000;
 const CHUNK_NS: u64 = 20_000;
 const PEER: Peer = Peer { index: 1, instance: 1 };
 
-/// n layers of which f stay, a prompt, and how long a layer's copy takes beside the whole prompt's compute in it.
+/// n layers of which f stay resident, a prompt, and the ratio of a layer's copy time to the compute time of the whole
+/// prompt in it.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     layers: u16,
@@ -38,7 +39,7 @@ struct Case {
 }
 
 impl Case {
-    /// Compute of a step of so many tokens in one layer.
+    /// Returns the compute time of a step of `tokens` in one layer.
     fn compute_ns(tokens: u32) -> u64 {
         TOKEN_NS * u64::from(tokens) + CHUNK_NS * u64::from(tokens.div_ceil(STEP_TOKENS))
     }
@@ -64,7 +65,7 @@ impl Case {
         let me = Peer { index: 0, instance: 1 };
         setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
         if self.spare_columns == 0 {
-            // Not a token more than the largest usual step has fits its chunks.
+            // No token beyond the largest usual step fits the activation chunks.
             let cost = &mut setup.geometry.activation;
             let chunks = cost.bytes(setup.params.max_step).div_ceil(setup.geometry.chunk_bytes);
             (cost.per_sequence_bytes, cost.per_logit_row_bytes) = (0, 0);
@@ -93,7 +94,7 @@ impl Case {
     }
 }
 
-/// A neighbour that reads its letters; the test answers them.
+/// A port that discards messages; the test answers them.
 #[derive(Debug)]
 struct NullPort;
 
@@ -109,7 +110,7 @@ fn on_peer_event(world: &mut Simulation, news: PeerEvent) {
     world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
 }
 
-/// Lends the last n - f layers, and all KV that may go with them.
+/// Lends the last n - f layers, and all KV that can be lent with them.
 fn asleep(case: &Case) -> (Simulation, u32) {
     let world = Simulation::with_peers(Box::new(NullPort), case.setup(), None);
     let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
@@ -117,7 +118,7 @@ fn asleep(case: &Case) -> (Simulation, u32) {
     world.driver.push(Event::Tick);
     world.run_until(world.now().plus(1_000_000));
     assert!(world.driver.scheduler().manager().is_loaded(), "{case:?}");
-    // The floor keeps a layer and a slot.
+    // The minimum memory keeps a layer and a slot.
     let chunks =
         world.driver.scheduler().manager().lendable_chunks() - SLAB_CHUNKS * u32::from(case.present - 2);
     on_peer_event(&mut world, PeerEvent::Asked { peer: PEER, nonce: Nonce(7), chunks, ttl_ns: 1 << 40 });
@@ -126,12 +127,12 @@ fn asleep(case: &Case) -> (Simulation, u32) {
     (world, chunks)
 }
 
-/// Time from the moment at which layers have memory again to the first token.
+/// Returns the time from the return of the layers' memory to the first token.
 fn first_token_ns(case: &Case) -> (u64, Simulation) {
     let (mut world, chunks) = asleep(case);
     world.submit(case.request());
     on_peer_event(&mut world, PeerEvent::Returned { peer: PEER, nonce: Nonce(7), chunks });
-    // A tick handles what happens at one moment, and then moves to the next.
+    // A tick handles the events of one time, and then advances to the next.
     let (mut woke, mut moment) = (None, world.now());
     while world.outcomes[&RequestId(1)].tokens.is_empty() {
         moment = world.now();
@@ -177,8 +178,8 @@ fn first_token_of_waking_tenant_is_within_bound() {
     assert!(whole > 0, "activations grew for some of them");
 }
 
-/// The negative control: without memory for a whole prompt's activations it goes chunk by chunk, and only the first chunk
-/// hides the copies.
+/// Negative control: without memory for a whole prompt's activations the prompt is computed in chunks, and only the
+/// first chunk hides the copies.
 #[test]
 fn chunk_by_chunk_misses_the_bound_where_copies_take_longer_than_the_prompt() {
     for (layers, present, ratio_permille) in [(8, 2, 1500), (12, 2, 2000), (12, 6, 1200)] {

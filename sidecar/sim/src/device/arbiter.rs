@@ -1,5 +1,5 @@
-//! Which copy has a direction of the link next: of all that want it the most urgent one, by the policy's rule. What is under way
-//! is not interrupted: a copy is the quantum here.
+//! The link arbiter: starts the most urgent waiting copy in each direction, by the policy's priority. A running copy is
+//! never interrupted: one copy is the quantum.
 
 use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::ids::{ActionId, Nanos};
@@ -7,32 +7,32 @@ use sluice_policy::ids::{ActionId, Nanos};
 use super::Device;
 use crate::machine::{Direction, LinkTransfer};
 
-/// KV that crosses the link between two steps, or comes home beside them: the operation at hand.
+/// The current swap of KV over the link, between two steps or during a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SwapTransfer {
     pub(crate) id: ActionId,
     pub(crate) direction: Direction,
     pub(crate) bytes: u64,
-    /// When it is needed, or what waits behind it, if anybody waits.
+    /// Deadline of this operation or of one that waits behind it, if any.
     pub(crate) due: Option<Nanos>,
-    /// Since when it wants the link.
+    /// When the operation started to wait for the link.
     pub(crate) since: Nanos,
-    /// Its place on the link, once it has one.
+    /// The transfer, once it has the link.
     pub(crate) transfer: Option<LinkTransfer>,
 }
 
-/// What may have the link.
+/// The next user of the link.
 #[derive(Clone, Copy, Debug)]
 enum NextTransfer {
-    /// By its place among those that wait.
+    /// A queued copy, by its index.
     Copy(usize),
-    /// The first one.
+    /// The first write-back.
     WriteBack,
     Swap,
 }
 
 impl Device {
-    /// In each direction that is free the most urgent copy begins.
+    /// Starts the most urgent copy in each free direction.
     pub(super) fn serve_link(&mut self) {
         loop {
             self.mark_startable();
@@ -76,7 +76,7 @@ impl Device {
                 && self.swap_transfer_end().is_some()
     }
 
-    /// When the swap that is on the link has passed; none where none is.
+    /// Returns when the running swap transfer ends; `None` if no swap is on the link.
     pub(super) fn swap_transfer_end(&self) -> Option<Nanos> {
         let passage = self.swap_transfer?.transfer?;
         Some(passage.ends).filter(|ends| *ends > self.clock)
@@ -90,13 +90,13 @@ impl Device {
         }
     }
 
-    /// The operation at hand is this one; none where it needs no link.
+    /// Sets the current operation; `None` if it does not use the link.
     pub(crate) fn set_swap_transfer(&mut self, crossing: Option<SwapTransfer>) {
         self.swap_transfer = crossing;
         self.kick();
     }
 
-    /// The passage of the operation at hand, once it has the link.
+    /// Returns the transfer of the current operation once it has the link.
     pub(crate) fn current_swap_transfer(&self) -> Option<LinkTransfer> {
         self.swap_transfer?.transfer
     }

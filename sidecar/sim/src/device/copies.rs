@@ -1,4 +1,5 @@
-//! Copies of slabs to the device, and of KV into buffers and out of them. The link takes one at a time in each direction.
+//! Copies of slabs to the device, and of KV into buffers and out of them. The link runs one at a time in each
+//! direction.
 
 use std::collections::BTreeSet;
 
@@ -17,29 +18,29 @@ pub(super) enum CopyOp {
     Spill(Spill),
 }
 
-/// One that waits.
+/// A waiting copy.
 #[derive(Clone, Debug)]
 pub(super) struct QueuedCopy {
     pub(super) id: ActionId,
     pub(super) copy: CopyOp,
-    /// When it is needed, if anybody waits for it.
+    /// When it is needed, if an operation waits for it.
     pub(super) due: Option<Nanos>,
-    /// Since when nothing but the link hinders it.
+    /// Since when the copy waits only for the link.
     pub(super) since: Option<Nanos>,
 }
 
-/// One on the link.
+/// A copy on the link.
 #[derive(Clone, Debug)]
 pub(super) struct RunningCopy {
     id: ActionId,
     pub(super) copy: CopyOp,
-    /// What KV is copied, as it was when the copy began.
+    /// Copied KV, as it was when the copy began.
     tokens: Vec<Tokens>,
     pub(super) transfer: LinkTransfer,
     should_fail: bool,
 }
 
-/// Something that copies change in the order in which they were ordered.
+/// A target that copies must change in submission order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CopyTarget {
     Chunk(ChunkId),
@@ -50,7 +51,7 @@ enum CopyTarget {
 }
 
 impl CopyOp {
-    /// Chunks of a slab.
+    /// Returns the chunks of a slab.
     fn chunks(&self) -> &[ChunkId] {
         match self {
             CopyOp::Slab(fill) => &fill.chunks,
@@ -58,7 +59,7 @@ impl CopyOp {
         }
     }
 
-    /// Layer-blocks.
+    /// Returns the layer-blocks.
     pub(super) fn blocks(&self) -> &[BlockSwap] {
         match self {
             CopyOp::Slab(_) => &[],
@@ -67,7 +68,7 @@ impl CopyOp {
         }
     }
 
-    /// The buffer of KV that it fills or empties.
+    /// Returns the KV buffer that the copy fills or empties.
     fn buffer(&self) -> Option<u8> {
         match self {
             CopyOp::Slab(_) => None,
@@ -93,7 +94,8 @@ impl CopyOp {
         }
     }
 
-    /// The same where slabs have hundreds of chunks: those of a slot, or of a layer, are known by their first one.
+    /// Whether this copy must wait for `earlier`. A cheaper check than `targets` for slabs of hundreds of chunks: the
+    /// first chunk identifies a slot or the slab of a layer.
     fn depends_on(&self, earlier: &CopyOp) -> bool {
         match (self, earlier) {
             (CopyOp::Slab(this), CopyOp::Slab(that)) => this.chunks.first() == that.chunks.first(),
@@ -122,7 +124,7 @@ impl Device {
         self.completions.push_back(Completion { id, outcome: Outcome::Failed(failure) });
     }
 
-    /// The slab exists, and its chunks do, as many as it has; no KV of theirs is copied.
+    /// Whether the slab exists, has this number of chunks, and no KV of these chunks is being copied.
     fn fits(&self, fill: &Fill) -> bool {
         let bytes = match fill.target.layer() {
             None => Some(self.geometry.global_bytes),
@@ -134,7 +136,7 @@ impl Device {
         count == Some(fill.chunks.len()) && fill.chunks.iter().all(free)
     }
 
-    /// Drops every copy that has not started, but for write-backs; `id` completes after those that have.
+    /// Drops every copy that has not started, except write-backs; `id` completes after the running copies.
     pub fn drop_fills(&mut self, id: ActionId) {
         let dropped: Vec<_> = self.copies.drain(..).map(|waiting| waiting.id).collect();
         dropped.into_iter().for_each(|dropped| self.fail(dropped, Failure::Dropped));
@@ -152,23 +154,23 @@ impl Device {
         self.running_copy.iter().chain(&self.running_spill).map(|copying| &copying.copy)
     }
 
-    /// Copies under way and waiting, but for write-backs.
+    /// Returns running and waiting copies, except write-backs.
     pub(super) fn all_copies(&self) -> impl Iterator<Item = &CopyOp> {
         self.running().chain(self.copies.iter().map(|waiting| &waiting.copy))
     }
 
-    /// Whether a copy of a slab into the chunk waits or runs.
+    /// Whether a copy of a slab into the chunk is running or waiting.
     pub fn is_filling(&self, chunk: ChunkId) -> bool {
         self.all_copies().any(|copy| copy.chunks().contains(&chunk))
     }
 
-    /// Chunks that copies which wait or run read or write.
+    /// Returns the chunks that running or waiting copies read or write.
     pub(crate) fn copying_chunks(&self) -> BTreeSet<ChunkId> {
         let filled = self.all_copies().flat_map(|copy| copy.chunks().iter().copied());
         filled.chain(self.kv_chunks()).collect()
     }
 
-    /// Notes from when on nothing but the link hinders copies: their reader is done, and no earlier copy has to precede them.
+    /// Records since when copies wait only for the link: their reader is done, and no earlier copy must precede them.
     pub(super) fn mark_startable(&mut self) {
         let per_chunk = self.geometry.blocks_per_chunk();
         let mut claimed: BTreeSet<_> = match self.detail {
@@ -178,7 +180,7 @@ impl Device {
         for at in 0..self.copies.len() {
             let QueuedCopy { copy, since, .. } = &self.copies[at];
             let first = match self.detail {
-                // Whoever is done with has nobody before it: that is asked last.
+                // `is_first` is the expensive check, so it is last.
                 Detail::Times => since.is_some() || self.is_read(copy) && self.is_first(at),
                 Detail::Fingerprints => {
                     copy.targets(per_chunk).into_iter().filter(|place| !claimed.insert(*place)).count() == 0
@@ -190,14 +192,14 @@ impl Device {
         }
     }
 
-    /// No copy before this one has to precede it.
+    /// Whether no earlier copy must precede this one.
     fn is_first(&self, at: usize) -> bool {
         let this = &self.copies[at].copy;
         let mut earlier = self.copies.range(..at).map(|waiting| &waiting.copy).chain(self.running());
         !earlier.any(|earlier| this.depends_on(earlier))
     }
 
-    /// Who reads what it overwrites, or writes what it copies, is done.
+    /// Whether the reader of the overwritten contents, or the writer of the copied contents, is done.
     fn is_read(&self, copy: &CopyOp) -> bool {
         let (done, after) = match copy {
             CopyOp::Slab(fill) => (&self.done, fill.after),
@@ -210,7 +212,7 @@ impl Device {
         ignored || after.is_none_or(reached)
     }
 
-    /// What was there is gone from now on. KV that its host blocks do not carry is refused, and nothing happens.
+    /// Starts a copy and invalidates its target. Refuses a fetch if a host block does not have the expected generation.
     pub(super) fn start_copy(&mut self, id: ActionId, copy: CopyOp) {
         let tokens = match &copy {
             CopyOp::Slab(_) => Vec::new(),

@@ -1,4 +1,4 @@
-//! KV that is copied beside steps: into buffers, and back to the host tier on the link's other direction.
+//! Copies of KV concurrent with steps: fetches into buffers, spills out of them, and write-backs to the host tier.
 
 use std::collections::BTreeSet;
 
@@ -10,40 +10,39 @@ use super::copies::CopyOp;
 use super::{Detail, Device, HostBlock, Tokens, completion};
 use crate::machine::{Direction, LinkTransfer};
 
-/// KV that is to go to the host.
+/// A waiting write-back.
 #[derive(Clone, Debug)]
 pub(super) struct QueuedWriteBack {
     pub(super) id: ActionId,
     swaps: Vec<BlockSwap>,
-    /// When its blocks are needed, if anybody waits for them.
+    /// When its blocks are needed, if an operation waits for them.
     pub(super) due: Option<Nanos>,
     pub(super) since: Nanos,
 }
 
-/// KV on its way to the host.
+/// A write-back on the link.
 #[derive(Clone, Debug)]
 pub(super) struct RunningWriteBack {
     id: ActionId,
     swaps: Vec<BlockSwap>,
-    /// What it was when the copy began.
+    /// Contents of the blocks when the copy began.
     tokens: Vec<Tokens>,
     pub(super) transfer: LinkTransfer,
     should_fail: bool,
 }
 
-/// What an order does to a block of the device.
+/// How an operation accesses a block of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockAccess {
-    /// Reads it: nobody may write it meanwhile.
+    /// Reads it: no other operation may write it.
     Read,
-    /// Writes it, one order at a time.
+    /// Writes it, one operation at a time.
     Write,
-    /// Writes it; other fetches may too, one after the other.
+    /// Writes it; other fetches may write it too, one after the other.
     Fetch,
 }
 
 impl Device {
-    /// Queues a fetch.
     pub(crate) fn queue_fetch(&mut self, (id, due): (ActionId, Option<Nanos>), fetch: Fetch) {
         let layers = self.geometry.layers();
         let layer = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]).all(|l| l.0 < layers);
@@ -55,7 +54,6 @@ impl Device {
         }
     }
 
-    /// Queues a spill.
     pub(crate) fn queue_spill(&mut self, (id, due): (ActionId, Option<Nanos>), spill: Spill) {
         let layer = spill.layer.0 < self.geometry.layers();
         if layer
@@ -68,7 +66,6 @@ impl Device {
         }
     }
 
-    /// Queues a write-back.
     pub(crate) fn queue_write_back(&mut self, (id, due): (ActionId, Option<Nanos>), swaps: Vec<BlockSwap>) {
         if self.check_swaps(&swaps, BlockAccess::Read).is_ok() && self.has_no_pending_writes(&swaps) {
             self.write_backs.push_back(QueuedWriteBack { id, swaps, due, since: self.clock() });
@@ -78,12 +75,12 @@ impl Device {
         }
     }
 
-    /// Blocks of buffers that are read or written.
+    /// Returns the blocks of buffers that copies read or write.
     fn buffer_swaps(&self) -> impl Iterator<Item = &BlockSwap> {
         self.all_copies().flat_map(CopyOp::blocks)
     }
 
-    /// Blocks of other buffers than this one that go to the host.
+    /// Returns the blocks that spills out of buffers other than `buffer` copy to the host.
     fn spill_swaps(&self, buffer: Option<u8>) -> impl Iterator<Item = &BlockSwap> {
         self.all_copies().flat_map(move |copy| match copy {
             CopyOp::Spill(spill) if Some(spill.buffer) != buffer => &spill.blocks[..],
@@ -96,17 +93,17 @@ impl Device {
         running.chain(self.write_backs.iter().flat_map(|one| &one.swaps))
     }
 
-    /// Chunks of which a block is fetched or written back, now or later.
+    /// Returns the chunks with a block in a running or waiting fetch, spill or write-back.
     pub(crate) fn kv_chunks(&self) -> BTreeSet<ChunkId> {
         self.buffer_swaps().chain(self.write_back_swaps()).map(|swap| swap.chunk).collect()
     }
 
-    /// No write-back or spill that waits or runs names one of these host blocks.
+    /// Whether no running or waiting write-back or spill names one of these host blocks.
     pub(crate) fn has_no_pending_writes(&self, swaps: &[BlockSwap]) -> bool {
         self.has_no_pending_writes_for(swaps, None)
     }
 
-    /// The same for an order that comes after all spills out of this buffer.
+    /// Ignores spills out of `buffer`, because the operation starts after they end.
     fn has_no_pending_writes_for(&self, swaps: &[BlockSwap], buffer: Option<u8>) -> bool {
         if self.detail == Detail::Times {
             return true;
@@ -116,7 +113,7 @@ impl Device {
         swaps.iter().all(|swap| !promised.contains(&swap.host))
     }
 
-    /// Places, as chunk and position, that may not be used so because of copies beside steps.
+    /// Returns the blocks, as chunk and position, that concurrent copies exclude from this access.
     pub(crate) fn busy_blocks(&self, to: BlockAccess) -> BTreeSet<(ChunkId, u32)> {
         let per_chunk = self.geometry.blocks_per_chunk();
         let place = |swap: &BlockSwap| (swap.chunk, swap.block.0 % per_chunk);
@@ -127,7 +124,7 @@ impl Device {
         }
     }
 
-    /// What a fetch that begins now brings; none when a host block does not carry its generation.
+    /// Returns the contents that a fetch copies, or `None` if a host block does not have the expected generation.
     pub(super) fn read_host_blocks(&self, swaps: &[BlockSwap]) -> Option<Vec<Tokens>> {
         if self.detail == Detail::Times {
             return Some(Vec::new());
@@ -147,7 +144,7 @@ impl Device {
         }
     }
 
-    /// The first write-back begins. Its host blocks carry nothing from now on.
+    /// Starts the first write-back.
     pub(super) fn start_write_back(&mut self) {
         let Some(QueuedWriteBack { id, swaps, .. }) = self.write_backs.pop_front() else { return };
         let bytes = swaps.len() as u64 * self.geometry.block_bytes;
@@ -158,7 +155,7 @@ impl Device {
             Some(RunningWriteBack { id, swaps, tokens, transfer: passage, should_fail: fails });
     }
 
-    /// What goes to the host from now on. Its host blocks carry nothing meanwhile.
+    /// Returns the contents to copy. The host blocks have no generation until the copy ends.
     pub(super) fn start_host_write(&mut self, swaps: &[BlockSwap]) -> Vec<Tokens> {
         let blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
         let tokens = blocks.iter().map(|swap| self.tokens(swap)).collect();
@@ -166,7 +163,7 @@ impl Device {
         tokens
     }
 
-    /// It has arrived. What somebody wrote meanwhile is torn: nobody finds it.
+    /// Stores the copied contents. Blocks that were overwritten during the copy are torn and stored as empty.
     pub(super) fn finish_host_write(&mut self, swaps: &[BlockSwap], tokens: Vec<Tokens>) {
         for (swap, tokens) in swaps.iter().zip(tokens) {
             let torn = self.tokens(swap) != tokens;

@@ -1,10 +1,11 @@
-//! OrbitFlow's ablation: the share of tokens that come in time as its parts are added one by one.
+//! OrbitFlow's ablation: the share of tokens in time as its parts are added one by one.
 //!
-//! Llama-3-8B on an A5000 with 2 GiB of KV and batches of four, as in the paper. Whoever comes first is let in where all fit, late or
-//! not, as there; by default our plans let nobody in to be late. Its lengths are "derived from ShareGPT" with
-//! 32K tokens in a batch: here ShareGPT's, three times as long, which gives the same. Longer requests than the 16K tokens that
-//! fit the device alone, which the paper has too, are cut: no policy here takes more than its guarantee holds. The base of the
-//! objective is the paper's: the time of a decode step of the longest request that fits.
+//! Llama-3-8B on an A5000 with 2 GiB of KV and batches of four, as in the paper. As there, requests are admitted first
+//! come, first served whenever all fit, ignoring deadlines; by default our plans admit no request that would be late.
+//! The paper's lengths are "derived from ShareGPT" with 32K tokens in a batch; ours are ShareGPT's, three times as
+//! long, which gives the same. The paper also has requests longer than the 16K tokens that fit the device alone; they
+//! are cut here, because no policy accepts more than its guarantee covers. The base of the objective is the paper's:
+//! the time of a decode step of the longest request that fits.
 
 use std::sync::Arc;
 
@@ -29,25 +30,26 @@ const LENGTH_FACTOR: u32 = 3;
 const KV_TOKENS: u32 = 16 << 10;
 const BATCH: u32 = 4;
 
-/// Requests per second: so many that equal layers for all have about as many tokens in time as in the paper. Its rate is 0.97 a
-/// minute, of answers whose lengths are not published.
+/// Requests per second. Calibrated so that equal layers for all requests have about as many tokens in time as in the
+/// paper. The paper's rate is 0.97 per minute, for outputs of unpublished lengths.
 const RATE: f64 = 1.35 / 60.0;
 
-/// Of `--requests`, so many hundredths in each run: requests are long.
+/// Percentage of `--requests` in each run, because requests are long.
 const REQUESTS_PERCENT: usize = 5;
 
-/// Runs with other arrivals and lengths, over which is averaged.
+/// Number of runs with other arrivals and lengths, which are averaged.
 const SEEDS: u64 = 4;
 
 const SCALES: [f64; 2] = [1.0, 2.5];
 
-/// One rung: what is added, under which policy, whether anybody is paused, and whether tokens are paced.
+/// One step of the ablation: the added part, whether all requests have the same layers offloaded, and whether requests
+/// are paused and tokens paced.
 struct AblationStep {
     name: &'static str,
     alike: bool,
     pauses: bool,
     paced: bool,
-    /// Tokens in time at scale 1, percent.
+    /// Tokens in time at scale 1 in the paper, percent.
     paper: f64,
 }
 
@@ -70,10 +72,10 @@ const ABLATION_STEPS: [AblationStep; 4] = [
     AblationStep { name: "+ Token-Deposit", alike: false, pauses: true, paced: true, paper: 85.6 },
 ];
 
-/// Points that Token-Deposit adds at scale 2.5.
+/// Percentage points that Token-Deposit adds at scale 2.5.
 const DEPOSIT_AT_LARGE: f64 = 5.0;
 
-/// Points that Pause-Resume and Token-Deposit add at scale 1, together.
+/// Percentage points that Pause-Resume and Token-Deposit add together at scale 1.
 const PAUSE_AND_DEPOSIT: f64 = 85.6 - 54.5;
 
 const PAUSES: &str = "the paper counts a pause as one violation in each step that it lasts for, and lets one request in each step be late; here a \
@@ -82,13 +84,13 @@ const PAUSES: &str = "the paper counts a pause as one violation in each step tha
 const BUFFERS: &str = "the KV of all requests passes through two buffers as one stream, so that it matters how many bytes are away and \
      hardly whose; in the paper each request fetches for itself";
 
-/// Points that a rung adds at the least, whatever the reason.
+/// Smallest gain of a step that a reason can explain, percentage points.
 const MIN_GAIN_POINTS: f64 = 0.5;
 
-/// Points around a level of the paper's that count as the same.
+/// Tolerance around the paper's level, percentage points.
 const LEVEL_TOLERANCE_POINTS: f64 = 10.0;
 
-/// The ladder.
+/// Runs the ablation.
 ///
 /// # Errors
 /// Those of [`super::Experiment::run`].
@@ -114,12 +116,12 @@ fn machine() -> (Hardware, Model) {
     (hardware, Model { context_tokens: KV_TOKENS, ..model })
 }
 
-/// The same load on the same machine, of these lengths.
+/// Returns the ablation's load with lengths from `source`.
 pub(super) fn draw_load(source: LengthSource, requests: usize, seed: u64) -> Vec<Arrival> {
     load(&source.times(LENGTH_FACTOR), requests, seed)
 }
 
-/// The same under any policy with its tunables as they are.
+/// Returns the configuration of the last step under another policy, with default tunables.
 pub(super) fn policy_case(policy: PolicyName, scale: f64, seed: u64) -> ServeConfig {
     ServeConfig {
         policy,
@@ -164,7 +166,8 @@ fn case(rung: &AblationStep, scale: f64, seed: u64) -> ServeConfig {
     }
 }
 
-/// The planner is OrbitFlow's as published: whoever comes first is let in where all fit, and who makes others late is paused then.
+/// Sets OrbitFlow's planner as published: it admits first come, first served whenever all fit, and pauses a request
+/// that makes others late.
 fn step_tunables(rung: &AblationStep) -> Tuned {
     let mut tuned = Tuned::default();
     let set = [("plan_first_come", 1), ("plan_alike", u64::from(rung.alike))];
@@ -172,7 +175,7 @@ fn step_tunables(rung: &AblationStep) -> Tuned {
     tuned
 }
 
-/// Percent of tokens in time: by scale, then rung, the mean over seeds.
+/// Returns the percentage of tokens in time by scale and step, as the mean over seeds.
 fn attainments(served: &[ServeStats]) -> Vec<Vec<f64>> {
     let of = |scale: usize, rung: usize| {
         let at = |seed: usize| &served[(seed * SCALES.len() + scale) * ABLATION_STEPS.len() + rung];
@@ -203,7 +206,7 @@ fn report(served: &[ServeStats]) -> ExperimentReport {
     ExperimentReport { details: details(served), ..ExperimentReport::new(rows, figure) }
 }
 
-/// The levels, then what each rung adds.
+/// Compares the levels, then the gain of each step.
 fn rows(scale: f64, ours: &[f64]) -> Vec<ComparisonRow> {
     let link = machine().0.class.name();
     let mut rows: Vec<_> =
@@ -231,13 +234,14 @@ fn rows(scale: f64, ours: &[f64]) -> Vec<ComparisonRow> {
 fn level(link: &'static str, scale: f64, rung: &AblationStep, met: f64) -> ComparisonRow {
     let what = format!("scale {scale}: {}", rung.name);
     if scale != 1.0 || rung.alike {
-        // The load was set by the first rung at scale 1: that it is the paper's shows nothing.
+        // The load is calibrated to the first step at scale 1, so that agreement proves nothing.
         return ComparisonRow::unreported(link, what, format!("{met:+.1} %"));
     }
     ComparisonRow::compare_change(link, what, &paper_attainment(rung), met)
 }
 
-/// The paper's level, give or take [`LEVEL_POINTS`]. Pauses explain that it is that of the rung after them already.
+/// Returns the paper's level with a tolerance of [`LEVEL_TOLERANCE_POINTS`]. Pauses explain a level up to that of the
+/// next step.
 fn paper_attainment(rung: &AblationStep) -> PaperValue {
     let (paper, top) = (rung.paper, ABLATION_STEPS[ABLATION_STEPS.len() - 1].paper);
     let range = (paper - LEVEL_TOLERANCE_POINTS, paper + LEVEL_TOLERANCE_POINTS);
@@ -245,8 +249,8 @@ fn paper_attainment(rung: &AblationStep) -> PaperValue {
     PaperValue { unit: "%", paper, range, reason: (rung.pauses && !rung.paced).then_some(pauses) }
 }
 
-/// As much as the paper's rung, give or take half. Reasons explain more of what pauses gain, and less of what the others do, but no
-/// loss.
+/// Returns the paper's gain with a tolerance of one half. Reasons explain a larger gain of pauses and a smaller gain of
+/// the other steps, but no loss.
 fn paper_gain(rung: &AblationStep, paper: f64) -> PaperValue {
     let told = paper_value("points", paper, (0.5, 1.5));
     let reason = match (rung.pauses, rung.paced) {
@@ -311,10 +315,11 @@ mod tests {
     fn levels_and_gains_are_the_papers_explained_by_how_pauses_count_or_differ() {
         let paper = ABLATION_STEPS.map(|rung| rung.paper);
         assert_eq!(verdicts(paper), [Untold, Same, Same, Same, Same, Same, Same, Same]);
-        // Pauses gain what the deposit gains in the paper, and plans for each request next to nothing.
+        // Pauses gain what the deposit gains in the paper, and plans per request gain almost nothing.
         assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[..4], [Untold, Same, Reasoned, Same]);
         assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[4..], [Reasoned, Reasoned, Reasoned, Same]);
-        // A rung that loses, levels that no reason tells of, and pauses that gain more than all of the paper's rungs.
+        // A step that loses, levels that no reason explains, and pauses that gain more than the paper's last steps
+        // together.
         assert_eq!(verdicts([54.0, 53.0, 71.0, 70.0])[4..], [Differs, Same, Differs, Same]);
         assert_eq!(verdicts([70.0, 54.5, 71.0, 97.0])[..4], [Untold, Same, Same, Differs]);
         assert_eq!(verdicts([50.0, 50.4, 85.0, 85.4])[4..], [Differs, Reasoned, Differs, Same]);

@@ -1,4 +1,4 @@
-//! eLLM's two algorithms and its change of owners, case by case.
+//! eLLM's two algorithms and its ownership changes, case by case.
 
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
@@ -14,7 +14,7 @@ const TPOT: Violations = Violations { ttft: false, tpot: true };
 const TTFT: Violations = Violations { ttft: true, tpot: false };
 const NONE: Violations = Violations { ttft: false, tpot: false };
 
-/// How many of the queue are admitted, and how many of them by offload.
+/// Returns how many requests of the queue are admitted, and how many of these with offload.
 fn admitted(phase: Phase, buffer: u32, needs: &[(u32, u32)]) -> String {
     let queue: Vec<Need> = needs.iter().map(|&(kv, activation)| Need { kv, activation }).collect();
     let batch = admit(phase, Supply { free: 100, threshold: 10, buffer }, &queue);
@@ -22,7 +22,7 @@ fn admitted(phase: Phase, buffer: u32, needs: &[(u32, u32)]) -> String {
     format!("{}, offloaded {offloaded}", batch.offloaded.len())
 }
 
-/// The buffer's size after these iterations.
+/// Returns the buffer's size after these iterations.
 fn buffer(start: u32, then: &[Violations]) -> u64 {
     let mut controller = BufferController::new(16);
     for _ in 0..start {
@@ -83,7 +83,7 @@ fn buffers() -> Vec<ComparisonRow> {
     ]
 }
 
-/// Four activation chunks, and the ledger that says so.
+/// Creates four activation chunks and a ledger with the same ownership.
 fn tenant() -> (Ownership, ChunkTable) {
     let activation = ActivationCost {
         fixed_bytes: 0,
@@ -111,7 +111,7 @@ fn tenant() -> (Ownership, ChunkTable) {
     (holdings, ledger)
 }
 
-/// The last activation chunk becomes KV.
+/// Checks the change of the last activation chunk to KV.
 fn owners() -> Vec<ComparisonRow> {
     let (before, mut ledger) = tenant();
     let mut after = before.clone();
@@ -150,7 +150,7 @@ fn describe_ops(ops: &[Reback]) -> String {
     ops.iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-/// Algorithms 1 and 2, and what a change of owner is.
+/// Checks Algorithms 1 and 2, and ownership changes.
 pub fn algorithms() -> ExperimentReport {
     let mut controller = BufferController::new(16);
     let seen = (0..60).map(|iteration| if iteration < 30 { TTFT } else { TPOT });

@@ -1,14 +1,14 @@
-//! Oneiros' limit on layers that move without a stall.
+//! Oneiros' limit on the number of layers that move without a stall.
 
 use sluice_policy::remap::uniform;
 use sluice_policy::step_model::{Layout, SlotRule, Times, stall_under_ns};
 
 use super::{ComparisonRow, ExperimentReport, Figure, Series};
 
-/// r of each column.
+/// The values of r in `TABLE`.
 const RATIOS: [u64; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
 
-/// Layers, and for each r the largest stall-free alpha over one slot and over two that alternate.
+/// Number of layers, and for each r the largest stall-free alpha with one slot and with two alternating slots.
 const TABLE: [(u16, [(u16, u16); 9]); 6] = [
     (24, [(11, 22), (7, 10), (5, 6), (3, 4), (3, 2), (2, 2), (1, 1), (0, 0), (0, 0)]),
     (32, [(15, 30), (9, 14), (7, 8), (5, 6), (4, 4), (3, 3), (2, 2), (1, 0), (0, 0)]),
@@ -18,7 +18,7 @@ const TABLE: [(u16, [(u16, u16); 9]); 6] = [
     (80, [(39, 78), (25, 38), (19, 24), (15, 18), (12, 14), (10, 11), (7, 8), (5, 4), (3, 3)]),
 ];
 
-/// The largest alpha without a stall, with slots that alternate over tokens.
+/// Returns the largest alpha without a stall, with slots that alternate over tokens.
 fn largest(layers: u16, ratio: u64, beta: u8) -> u16 {
     let (compute, transfer) = (vec![1; layers.into()], vec![ratio; layers.into()]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
@@ -29,7 +29,7 @@ fn largest(layers: u16, ratio: u64, beta: u8) -> u16 {
     (0..=layers - u16::from(beta)).rev().find(|&alpha| !stalls(alpha)).unwrap_or(0)
 }
 
-/// The table of largest stall-free alpha.
+/// Compares the table of largest stall-free alpha.
 pub fn alpha() -> ExperimentReport {
     let cells = TABLE
         .iter()

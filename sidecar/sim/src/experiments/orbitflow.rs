@@ -10,18 +10,18 @@ use super::{ComparisonRow, ExperimentReport, Figure, Series};
 const LAYERS: u16 = 9;
 const CAPACITY_BLOCKS: u64 = 70;
 
-/// The time to move one block. A layer's compute takes three.
+/// The time to move one block. A layer's compute takes three of these.
 const UNIT_NS: u64 = 1_000;
 
-/// A plan: its name, and for both requests the layers that are away, from 1.
+/// A plan: its name, and the offloaded layers of both requests, from 1.
 const PLANS: [(&str, [&[u16]; 2]); 3] =
     [("A", [&[3, 6, 9], &[3, 6, 9]]), ("B", [&[], &[3, 6, 9]]), ("C", [&[4, 8], &[3, 6, 9]])];
 
 /// Blocks of memory, and units of stall if they fit.
 type PlanCost = (u64, Option<u64>);
 
-/// Steps of the figure: its number, blocks of both requests in each layer, and for each plan blocks of memory and units of
-/// stall, none where the plan does not fit.
+/// Steps of the figure: step number, blocks per layer of both requests, and for each plan the blocks of memory and the
+/// units of stall (`None` if the plan does not fit).
 const STEPS: [(u64, [u64; 2], [PlanCost; 3]); 2] = [
     (1, [3, 6], [(63, Some(9)), (69, Some(0)), (63, Some(0))]),
     (16, [4, 6], [(70, Some(12)), (78, None), (70, Some(2))]),
@@ -58,7 +58,7 @@ fn format_cost((memory, stall): PlanCost) -> String {
     }
 }
 
-/// Fig. 3.
+/// Reproduces Fig. 3.
 pub fn fig3() -> ExperimentReport {
     let cases = STEPS.iter().flat_map(|(step, blocks, paper)| {
         PLANS.iter().zip(paper).map(move |((name, away), paper)| (*step, *blocks, *name, *away, *paper))
@@ -83,7 +83,7 @@ pub fn fig3() -> ExperimentReport {
     )
 }
 
-/// D(L).
+/// Checks D(L), the number of distinct placements.
 pub fn dl() -> ExperimentReport {
     const TABLE: [(u16, usize); 8] =
         [(9, 4), (32, 9), (36, 10), (40, 10), (48, 11), (60, 13), (64, 14), (80, 15)];

@@ -10,23 +10,23 @@ use sluice_policy::pie::swapping::due;
 
 use super::{ComparisonRow, DeviationReason, ExperimentReport, Figure, PaperValue, Series};
 
-/// Layers, r in tenths, the longest queue when swaps are issued as soon as possible and at layer starts.
+/// Number of layers, r in tenths, and the longest queue with swaps issued as soon as possible and at layer starts.
 const LONGEST: [(u16, u64, u16, u16); 6] =
     [(9, 20, 4, 4), (40, 20, 19, 19), (40, 25, 15, 13), (48, 17, 27, 23), (48, 25, 18, 15), (32, 65, 4, 4)];
 
-/// Layers of Fig. 4, and layer times of a swap.
+/// Number of layers of Fig. 4, and the time of a swap in layer times.
 const LAYERS: u16 = 9;
 const SWAP: u64 = 2;
 
-/// Fig. 4's machine in layer times: swaps are issued when a layer's compute starts, or is waited for.
+/// Fig. 4's machine in layer times: swaps are issued when a layer starts to compute or waits.
 struct SwapModel {
     mapping: Mapping,
     now: u64,
     running: Vec<(u64, Swap)>,
-    /// What was swapped while which layer was at hand: layers count from 1, as in the figure.
+    /// Swaps, with the current layer at their start. Layers count from 1, as in the figure.
     swap_log: Vec<String>,
     swapped_out_at: [u64; LAYERS as usize],
-    /// From the beginning of each layer's way out to the end of its way in.
+    /// Layer times from the start of a layer's swap-out to the end of its swap-in.
     absent_times: BTreeSet<u64>,
 }
 
@@ -42,7 +42,7 @@ impl SwapModel {
         }
     }
 
-    /// Layer times that one token waits.
+    /// Returns the layer times that one token waits.
     fn token(&mut self) -> u64 {
         let begun = self.now;
         (0..LAYERS).for_each(|layer| self.layer(layer));
@@ -79,11 +79,11 @@ impl SwapModel {
     }
 }
 
-/// Tokens after which the beginning is over, and those that are looked at then.
+/// Number of warm-up tokens, and of observed tokens after them.
 const WARMUP_TOKENS: u32 = 10;
 const OBSERVED_TOKENS: u32 = 80;
 
-/// A machine whose beginning is over, and the layer times that its next tokens wait.
+/// Returns a machine after warm-up, and the layer times that its observed tokens wait.
 fn steady_state(queue: u16) -> (SwapModel, u64) {
     let mut machine = SwapModel::new(queue);
     for _ in 0..WARMUP_TOKENS {
@@ -103,7 +103,7 @@ fn first_swaps() -> String {
 const PHASE: &str = "the closed form F r + 1 - n is what three of four tokens wait; the fourth waits for one more, for 5.5 swaps in a token \
      shift the queue against it";
 
-/// What the queue does in the long run: a layer's stay, and what tokens wait for with one layer too many.
+/// Compares the steady state: how long a layer stays, and the waits with a queue that is one layer too long.
 fn long_run() -> Vec<ComparisonRow> {
     let (fits, none) = steady_state(4);
     let stays: Vec<_> = fits.absent_times.iter().map(u64::to_string).collect();
@@ -122,7 +122,7 @@ fn long_run() -> Vec<ComparisonRow> {
     ]
 }
 
-/// Fig. 4 and the formula behind it.
+/// Reproduces Fig. 4 and the formula behind it.
 pub fn fig4() -> ExperimentReport {
     let paper = "layer 2: out 1, layer 4: out 3, layer 4: in 8".to_owned();
     let mut rows = vec![

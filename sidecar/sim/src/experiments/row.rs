@@ -1,27 +1,27 @@
-//! One figure of an experiment, and whether it is what was expected.
+//! One comparison of an experiment, and whether it gives the expected value.
 
 use serde::Serialize;
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExperimentCheck {
-    /// Ours is the paper's, or within its range.
+    /// Our value equals the paper's, or is in its range.
     Same,
-    /// It is not, and the reason is stated.
+    /// The values differ, and the reason is stated.
     Reasoned,
-    /// It is not.
+    /// The values differ without a reason.
     Differs,
-    /// The paper has no such figure.
+    /// The paper has no such value.
     Untold,
     /// A requirement of our own holds.
     Holds,
-    /// It does not.
+    /// A requirement of our own does not hold.
     Fails,
 }
 
 impl ExperimentCheck {
-    /// As it is printed.
+    /// Returns the printed word.
     pub const fn word(self) -> &'static str {
         match self {
             ExperimentCheck::Same => "same",
@@ -33,53 +33,53 @@ impl ExperimentCheck {
         }
     }
 
-    /// The experiment has not failed by it.
+    /// Whether the experiment passes this comparison.
     pub const fn is_pass(self) -> bool {
         !matches!(self, ExperimentCheck::Differs | ExperimentCheck::Fails)
     }
 }
 
-/// One figure of an experiment.
+/// One comparison of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ComparisonRow {
-    /// Over which class of link, where it matters.
+    /// Link class, if relevant.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub link: &'static str,
-    /// What is compared.
+    /// The compared quantity.
     pub what: String,
-    /// What the paper, or the closed form derived from it, says; or what is required.
+    /// The paper's value or its closed form, or the required value.
     pub paper: String,
-    /// What the production code gives.
+    /// The value of the production code.
     pub ours: String,
-    /// What that comes to.
+    /// The result of the comparison.
     pub verdict: ExperimentCheck,
-    /// Why they need not agree: what the paper measured is another thing than what was simulated. With how far that reaches,
-    /// where the verdict rests on it.
+    /// Why the values may differ: the paper measured something else than the simulation. Includes the explained range
+    /// if the result depends on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Why ours may be another figure than the paper's, and which it may be for this reason.
+/// A reason why our value may differ from the paper's, and the range that it explains.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviationReason {
-    /// In words.
+    /// The reason as text.
     pub why: &'static str,
-    /// What it explains. Beyond, ours differs whatever the words say.
+    /// Lower end of the explained range, inclusive. A value outside the range differs in any case.
     pub from: f64,
-    /// To, inclusive.
+    /// Upper end of the explained range, inclusive.
     pub to: f64,
 }
 
-/// A change as a paper tells it.
+/// A change as reported by a paper.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PaperValue {
-    /// Percent, or points of percent.
+    /// Percent, or percentage points.
     pub unit: &'static str,
-    /// In the experiment that is reproduced. Its sign says which way is a gain.
+    /// Value in the reproduced experiment. Its sign is the direction of a gain.
     pub paper: f64,
-    /// What the paper has in experiments of this kind.
+    /// Range in the paper's experiments of this kind.
     pub range: (f64, f64),
-    /// Why ours may be outside of the range.
+    /// Why our value may be outside the range.
     pub reason: Option<DeviationReason>,
 }
 
@@ -100,13 +100,13 @@ impl PaperValue {
 }
 
 impl ComparisonRow {
-    /// Two values that should be equal.
+    /// Compares two values that should be equal.
     pub fn equal<T: PartialEq + ToString>(what: impl Into<String>, paper: &T, ours: &T) -> ComparisonRow {
         let verdict = if paper == ours { ExperimentCheck::Same } else { ExperimentCheck::Differs };
         ComparisonRow::new(what, paper.to_string(), ours.to_string(), verdict)
     }
 
-    /// A change against what a paper tells of it: within its range, outside as far as a stated reason explains, or not.
+    /// Compares a change with the paper's: within its range, outside but explained by a reason, or different.
     pub fn compare_change(
         link: &'static str,
         what: impl Into<String>,
@@ -127,12 +127,12 @@ impl ComparisonRow {
         }
     }
 
-    /// Something of which the paper tells nothing.
+    /// Reports a value that the paper does not have.
     pub fn unreported(link: &'static str, what: impl Into<String>, ours: String) -> ComparisonRow {
         ComparisonRow { link, ..ComparisonRow::new(what, "-".into(), ours, ExperimentCheck::Untold) }
     }
 
-    /// A requirement of our own.
+    /// Checks a requirement of our own.
     pub fn required(
         link: &'static str,
         what: impl Into<String>,
@@ -144,7 +144,7 @@ impl ComparisonRow {
         ComparisonRow { link, ..ComparisonRow::new(what, required, found, verdict) }
     }
 
-    /// A row of all but a link and a reason.
+    /// Creates a row without a link and a reason.
     pub fn new(
         what: impl Into<String>,
         paper: String,

@@ -1,4 +1,4 @@
-//! Many runs, as many at once as there are processors. Which one runs where changes nothing.
+//! Runs many jobs in parallel, as many as there are processors. The results do not depend on the scheduling.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -10,18 +10,19 @@ use crate::workload::Arrival;
 /// One load under one policy.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Told when it is done.
+    /// Name for progress reports.
     pub name: String,
-    /// What serves.
+    /// Configuration of the run.
     pub case: ServeConfig,
-    /// What is served.
+    /// Load to serve.
     pub load: Arc<Vec<Arrival>>,
 }
 
-/// What came out of each job, in their order. `told` hears of every one that is done: its name, how many are, of how many.
+/// Runs all jobs and returns their results in the same order. Calls `told` after each job with its name, the number of
+/// finished jobs and the total.
 ///
 /// # Errors
-/// The first job, in their order, that cannot be served.
+/// The error of the first job, in job order, that cannot be served.
 pub fn run_all(jobs: &[Job], told: &dyn Fn(&str, usize, usize)) -> Result<Vec<ServeStats>, String> {
     let (next, (sender, done)) = (AtomicUsize::new(0), mpsc::channel());
     let workers = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());

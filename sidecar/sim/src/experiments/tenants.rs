@@ -1,9 +1,9 @@
-//! Several tenants that take turns on one GPU, under rising load: Oneiros against what it is compared with (Oneiros Fig. 8).
+//! Several tenants in time slices on one GPU, under rising load: Oneiros against its baselines (Oneiros Fig. 8).
 //!
-//! Arrivals have the shape of Azure's trace of a coding service, a stretch of it for each model; lengths are ShareGPT's, whose
-//! prompts are cut to near those of single turns, and Alpaca's. Absolute rates are not in the paper's text, so three are run
-//! from light load to saturation, and changes are averaged over all runs. The same memory behind a PCIe link, which the paper
-//! does not have, is run at the middle rates and printed apart.
+//! Arrivals follow Azure's trace of a coding service, with one segment per model. Lengths are ShareGPT's, with prompts
+//! cut to about those of single turns, and Alpaca's. The paper's text has no absolute rates, so three rates from light
+//! load to saturation are run, and changes are averaged over all runs. The same memory with a PCIe link, which the
+//! paper does not have, runs at the middle rates and is reported separately.
 
 use std::sync::Arc;
 
@@ -23,36 +23,37 @@ use crate::workload::{self, Arrival, LengthSource, Limits, TenantAssignment};
 const MS: u64 = 1_000_000;
 const ARRIVALS: &str = "azure_llm_2023_code.csv";
 
-/// Lengths: file, longest prompt, and how many times as many requests, so that short ones fill the memory too.
+/// Lengths: file, largest prompt in tokens, and the factor on the number of requests, so that short ones fill the
+/// memory too.
 const LENGTHS: [(&str, u32, usize); 2] = [("sharegpt_lengths.csv", 200, 1), ("alpaca_lengths.csv", 512, 3)];
 
-/// What is compared, in the order of columns.
+/// Compared policies, in column order.
 const POLICIES: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Pie, PolicyName::Oneiros];
 
-/// `Recompute` on a machine with so much more memory that KV never runs short: what there is to gain, and by how much steps
-/// of whoever is served at once become longer.
+/// Control: `Recompute` on a machine with enough memory that KV is never short. Shows the possible gain, and how much
+/// longer steps get with more concurrent requests.
 const AMPLE: &str = "memory for all";
 const AMPLE_TIMES: u64 = 8;
 
-/// What is compared.
+/// A set of models and its load.
 struct Scenario {
     name: &'static str,
     models: &'static [&'static str],
     shares_permille: &'static [u32],
-    /// Requests per second of each kind of lengths.
+    /// Requests per second for each source of lengths.
     rates: [[f64; 3]; 2],
-    /// Change of throughput, and of the 99th percentiles of the first token and of tokens, percent.
+    /// Change of throughput, and of the P99 of the first token and of tokens, percent.
     paper: [f64; 3],
 }
 
-/// Ranges over the paper's experiments in which models take turns, percent (Oneiros Figs. 8 to 10). Fig. 8, which is
-/// reproduced, has the least of each; smaller gains are those of Figs. 12 and 13, where models run beside each other.
+/// Ranges over the paper's experiments with models in time slices, percent (Oneiros Figs. 8 to 10). Fig. 8, reproduced
+/// here, has the smallest of each; smaller gains are in Figs. 12 and 13, where models run concurrently.
 const RANGES: [(f64, f64); 3] = [(39.9, 86.7), (-99.3, -74.8), (-82.5, -44.8)];
 
-/// Oneiros against Pie, of one OPT-13B under Alpaca's lengths (Oneiros Fig. 14).
+/// Oneiros against Pie, for one OPT-13B with Alpaca's lengths (Oneiros Fig. 14).
 const AGAINST_PIE: [f64; 3] = [47.1, -93.6, -35.0];
 
-/// Why a gain may be smaller.
+/// Why a gain over Recompute may be smaller.
 const SMALLER: [&str; 3] = [
     "averaged over three loads, and at the lighter ones tokens per second are near those that were asked for; nobody gains more than \
      memory for all does",
@@ -63,7 +64,7 @@ const SMALLER: [&str; 3] = [
      with memory for all as well, and that tokens may wait for moving layers as far as the allowance goes",
 ];
 
-/// Why a gain over Pie may be a smaller one, beside that.
+/// Why a gain over Pie may be smaller.
 const OTHER_SCENARIO: [&str; 3] = [
     "the paper has it of one model alone; here models take turns, averaged over three loads, at the lighter of which tokens per second \
      are near those that were asked for, and nobody gains more than memory for all does",
@@ -74,10 +75,10 @@ const OTHER_SCENARIO: [&str; 3] = [
      allowance goes",
 ];
 
-/// Of the three loads one saturates the machine. If the others gain nothing the mean is this part of what that one gains.
+/// One of the three loads saturates the machine. If the others gain nothing, the mean is this part of its gain.
 const SATURATED_PART: f64 = 1.0 / 3.0;
 
-/// Oneiros' first set of models.
+/// Runs Oneiros' first set of models.
 ///
 /// # Errors
 /// Those of [`super::Experiment::run`].
@@ -94,7 +95,7 @@ pub fn c1(lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     )
 }
 
-/// Its second.
+/// Runs Oneiros' second set of models.
 ///
 /// # Errors
 /// Those of [`super::Experiment::run`].
@@ -125,7 +126,7 @@ impl LoadRun {
     }
 }
 
-/// The paper's machine, and the same one behind a PCIe link.
+/// Returns the paper's machine, and the same machine with a PCIe link.
 fn machines() -> [Hardware; 2] {
     let of = |name| *hardware::find(name).expect("a machine of the list");
     let (own, pcie) = (of("gh200"), of("h200-pcie5"));
@@ -156,7 +157,7 @@ fn compare(scenario: &Scenario, lab: &ExperimentContext<'_>) -> Result<Experimen
     Ok(report(scenario, &of.into_iter().zip(&jobs).zip(served).map(run).collect::<Vec<_>>()))
 }
 
-/// The control.
+/// Returns the job of the control.
 fn ample(scenario: &Scenario, lengths: &str, rate: f64, load: Arc<Vec<Arrival>>, seed: u64) -> Job {
     let [own, _] = machines();
     let hardware = Hardware { memory_bytes: AMPLE_TIMES * own.memory_bytes, ..own };
@@ -191,7 +192,7 @@ fn case(scenario: &Scenario, hardware: Hardware, policy: PolicyName, seed: u64) 
     ServeConfig { max_sequences: 256, seed, ..ServeConfig::new(hardware, places, turns, policy) }
 }
 
-/// A figure of a run, by what it is called.
+/// A metric: its name, and its value in a run.
 type Metric = (&'static str, fn(&ServeStats) -> f64);
 
 /// Throughput, first token, tokens.
@@ -236,7 +237,7 @@ fn report(scenario: &Scenario, runs: &[LoadRun]) -> ExperimentReport {
     ExperimentReport { rows, figures, details: details(runs) }
 }
 
-/// The paper tells one figure against Pie, and no range: as much as that, or more.
+/// Returns the paper's value against Pie. The paper has one value and no range, so the range is that value or better.
 fn at_least(metric: usize, there_is: f64) -> PaperValue {
     let paper = AGAINST_PIE[metric];
     let range = if paper < 0.0 { (-100.0, paper) } else { (paper, f64::INFINITY) };
@@ -248,8 +249,8 @@ fn at_least(metric: usize, there_is: f64) -> PaperValue {
     }
 }
 
-/// What a mean over loads explains: from [`SATURATED_PART`] of the least gain on, up to that gain. The least gain is the range's, or
-/// what there is to gain with memory for all where that is less; where memory for all is a loss, as much of one.
+/// Returns the reason for a smaller gain in a mean over loads. It explains gains down to [`SATURATED_PART`] of the
+/// smallest gain in the range. A smaller gain of the control lowers this bound, also if the control has a loss.
 fn smaller(why: &'static str, (from, to): (f64, f64), there_is: f64) -> DeviationReason {
     let (from, to) = if to < 0.0 {
         (to, there_is.max(to * SATURATED_PART))
@@ -259,13 +260,14 @@ fn smaller(why: &'static str, (from, to): (f64, f64), there_is: f64) -> Deviatio
     DeviationReason { why, from, to }
 }
 
-/// A change by memory for all, percent; of the time between tokens with the stall on top that Oneiros allows each.
+/// Returns the change of the control, percent. The time between tokens also includes the stall that Oneiros allows per
+/// token.
 fn allowed(metric: usize, change: f64) -> f64 {
     let stall = f64::from(Params::default().stall_allowance_permille) / 10.0;
     if metric == 2 { (100.0 + change) * (100.0 + stall) / 100.0 - 100.0 } else { change }
 }
 
-/// Percent, the mean over loads of one policy against another.
+/// Returns the mean change over loads of one policy against another, percent.
 fn mean_change(
     runs: &[LoadRun],
     class: LinkClass,
@@ -284,7 +286,7 @@ fn mean_change(
 
 fn figure(scenario: &Scenario, runs: &[LoadRun], (name, of): Metric) -> Figure {
     let own = |run: &&LoadRun| run.class == LinkClass::Coherent;
-    // Rates of both kinds of lengths are too far apart for one axis: each as a share of its largest.
+    // The rates of both sources of lengths are too far apart for one axis, so each is a share of its largest.
     let share = |run: &LoadRun| {
         let alike = runs.iter().filter(|other| other.lengths == run.lengths);
         run.rate / alike.map(|other| other.rate).fold(run.rate, f64::max)

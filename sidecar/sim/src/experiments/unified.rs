@@ -1,9 +1,9 @@
-//! `Unified` against every single policy, by goodput: tokens per second of requests that met both objectives.
+//! Compares `Unified` with every single policy by goodput: tokens per second of requests that met both objectives.
 //!
-//! Required of `Unified` (each a row, over at least twenty seeds): against the best single policy the interval of the ratio of
-//! goodputs begins at 0.98 or above; no policy is as good in goodput and in the 99th percentiles of first tokens and of tokens,
-//! and better by more than 2 % in one of them; on mixes the interval begins above 1.05; and where the copy of a layer takes
-//! seventy times its compute, layers of a model that is active stay.
+//! Requirements for `Unified` (one row each, over at least twenty seeds). Against the best single policy, the interval
+//! of the goodput ratio starts at 0.98 or above. No policy is at least as good in goodput and in the P99 of first
+//! tokens and of tokens, and more than 2 % better in one of them. On mixes, the interval starts above 1.05. Where the
+//! copy of a layer takes seventy times its compute, the layers of an active model stay resident.
 
 mod interval;
 pub mod scenarios;
@@ -19,20 +19,20 @@ use crate::serve::ServeStats;
 use interval::{Interval, mean, paired};
 use scenarios::{Scenario, Sources};
 
-/// As it is called on the command line.
+/// Name on the command line.
 pub const NAME: &str = "unified";
 
-/// Over fewer seeds an interval proves nothing (DESIGN 12).
+/// Smallest number of seeds: with fewer, an interval proves nothing (DESIGN 12).
 pub const MIN_SEEDS: u64 = 20;
 
-/// The least that the interval of the ratio to the best single policy may begin at.
+/// Smallest start of the interval of the goodput ratio to the best single policy.
 const MIN_SHARE_OF_BEST: f64 = 0.98;
 /// The same on mixes.
 const MIN_GAIN_ON_MIXES: f64 = 1.05;
-/// A policy that is better by no more than this is not better.
+/// Smallest lead, as a share, that counts as better.
 const SLACK: f64 = 0.02;
 
-/// The experiment.
+/// Runs the experiment.
 ///
 /// # Errors
 /// Those of [`super::Experiment::run`].
@@ -55,10 +55,10 @@ pub fn run(lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     Ok(report(scenarios, &found))
 }
 
-/// What came out in one scenario: runs of each policy, by seed.
+/// Results of one scenario: the runs of each policy, by seed.
 struct PolicyResults(Vec<(PolicyName, Vec<ServeStats>)>);
 
-/// A figure of a run, its name, and whether more of it is better.
+/// A metric: its name, its value in a run, and whether larger is better.
 type Metric = (&'static str, fn(&ServeStats) -> f64, bool);
 
 const METRICS: [Metric; 3] = [
@@ -70,7 +70,7 @@ const METRICS: [Metric; 3] = [
 const GOODPUT: fn(&ServeStats) -> f64 = METRICS[0].1;
 
 impl PolicyResults {
-    /// Runs in the order seed, policy.
+    /// Groups runs, which are in the order seed, policy.
     fn of(served: &[ServeStats]) -> PolicyResults {
         let of = |at: usize| served.iter().skip(at).step_by(PolicyName::ALL.len()).cloned().collect();
         PolicyResults(PolicyName::ALL.into_iter().enumerate().map(|(at, policy)| (policy, of(at))).collect())
@@ -85,26 +85,26 @@ impl PolicyResults {
         mean(&self.runs(policy).iter().map(of).collect::<Vec<_>>())
     }
 
-    /// The single policy with the most goodput, over all seeds.
+    /// Returns the single policy with the highest mean goodput over all seeds.
     fn best(&self) -> PolicyName {
         let single = PolicyName::ALL.into_iter().filter(|policy| *policy != PolicyName::Unified);
         let goodput = |policy: &PolicyName| self.mean(*policy, GOODPUT);
         single.max_by(|a, b| goodput(a).total_cmp(&goodput(b))).expect("there are other policies")
     }
 
-    /// Of the ratio of `Unified`'s goodput to another's, seed by seed.
+    /// Returns the interval of the ratio of `Unified`'s goodput to another policy's, paired by seed.
     fn ratio(&self, against: PolicyName) -> Interval {
         let pairs = self.runs(PolicyName::Unified).iter().zip(self.runs(against));
         paired(&pairs.map(|(ours, other)| ours.goodput / other.goodput.max(1e-9)).collect::<Vec<_>>())
     }
 
-    /// By how much a policy is better than `Unified` in a figure, as a share; negative: worse.
+    /// Returns the lead of a policy over `Unified` in a metric, as a share; negative if it is worse.
     fn lead(&self, policy: PolicyName, (_, of, more_is_better): Metric) -> f64 {
         let (theirs, ours) = (self.mean(policy, of).max(1e-9), self.mean(PolicyName::Unified, of).max(1e-9));
         if more_is_better { theirs / ours - 1.0 } else { ours / theirs - 1.0 }
     }
 
-    /// Policies that are as good in everything and better by more than the slack in something.
+    /// Returns the policies that are at least as good in all metrics and better by more than the slack in one.
     fn dominating(&self) -> Vec<String> {
         let dominates = |policy: &PolicyName| {
             let leads = METRICS.map(|metric| self.lead(*policy, metric));
@@ -119,7 +119,7 @@ impl PolicyResults {
         format!("{} ({})", policy.name(), leads.join(", "))
     }
 
-    /// Times that a policy gave away layers of an active model.
+    /// Returns how often a policy remapped layers of an active model.
     fn remapped(&self, policy: PolicyName) -> u64 {
         let given = [Reason::RemapOwn, Reason::RemapStalls];
         let times = |served: &ServeStats| {
@@ -230,7 +230,7 @@ fn detail(scenario: &Scenario, found: &PolicyResults, policy: PolicyName) -> Vec
 mod tests {
     use super::*;
 
-    /// Two runs of each policy; all alike but those of one of them.
+    /// Returns two runs of each policy, equal except for those of policy `one`.
     fn found(one: PolicyName, goodput: [f64; 2], ttft_p99: f64) -> PolicyResults {
         let usual = ServeStats { goodput: 100.0, ttft_p99: 10.0, tbt_p99: 10.0, ..ServeStats::default() };
         let runs = |policy| match policy {

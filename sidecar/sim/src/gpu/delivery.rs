@@ -1,4 +1,4 @@
-//! What tenants say to each other, and what they see of each other.
+//! Messages between tenants, and what tenants observe of each other.
 
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
@@ -23,7 +23,7 @@ impl Gpu {
         self.network.send(self.now, from, letter);
     }
 
-    /// The turn goes to whoever is next, and its holder hears that somebody waits.
+    /// Grants the next time slice, and notifies its holder if another tenant waits.
     pub(super) fn grant_next_slice(&mut self) {
         for told in self.slice_queue.grant_next() {
             let (to, event) = match told {
@@ -58,7 +58,7 @@ impl Gpu {
         self.push(at, Event::Peer(event));
     }
 
-    /// Their deaths are noticed, also if they come before the next look at the ledger.
+    /// Records peers, so that an exit before the next poll of the ledger is noticed.
     fn add_known_peers(&mut self, at: usize, peers: impl IntoIterator<Item = Peer>) {
         let Some(life) = &mut self.tenants[at].instance else { return };
         life.known_peers.extend(peers);
@@ -77,7 +77,7 @@ impl Gpu {
         seen.collect()
     }
 
-    /// A look at the ledger now and then: who has died, what came back without a word.
+    /// Polls the ledger when it is due: reports peers that exited, and chunks returned without a message.
     pub(super) fn poll_ledger(&mut self, at: usize) {
         let now = self.now;
         let Some(life) = self.tenants[at]

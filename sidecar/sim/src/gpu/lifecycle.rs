@@ -1,4 +1,4 @@
-//! Lives of tenants: how they begin and end.
+//! Starts and stops the instances of tenants.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -41,10 +41,10 @@ impl SimTenant {
 }
 
 impl Gpu {
-    /// A tenant's process starts.
+    /// Starts a tenant's process.
     ///
     /// # Errors
-    /// What the policy refuses.
+    /// If the policy refuses the setup.
     pub(super) fn start_instance(&mut self, at: usize) -> Result<(), ConfigError> {
         self.instances_started += 1;
         let me = Peer { index: at as u32, instance: self.instances_started };
@@ -79,7 +79,7 @@ impl Gpu {
     }
 
     fn new_device(&mut self, setup: &TenantSetup, me: Peer) -> SharedDevice {
-        // What orders say of host blocks is taken as it is where only times are simulated.
+        // `Detail::Times` does not check host blocks, so it needs none.
         let counts = self.setup.detail == Detail::Fingerprints;
         let blocks = if counts { setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1) } else { 0 };
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
@@ -96,7 +96,7 @@ impl Gpu {
         device
     }
 
-    /// The scheduler's limits with the tenant's place among its neighbours.
+    /// Returns the scheduler's options, with the tenant's membership among its peers.
     fn config(&self, setup: &TenantSetup, me: Peer) -> sluice_scheduler::Config {
         let member = Membership { own_peer: me, terms: setup.terms.clone() };
         let (sharing, neighbours) = match self.setup.sharing {
@@ -107,10 +107,10 @@ impl Gpu {
         sluice_scheduler::Config { sharing, membership: neighbours, ..setup.config.clone() }
     }
 
-    /// A tenant's process dies with its engine: its memory is free, its streams are closed. Its next life begins later.
+    /// Stops a tenant's process and its engine: frees its memory, closes its streams, and schedules its restart.
     pub fn stop_instance(&mut self, at: usize) {
         let Some(mut life) = self.tenants[at].instance.take() else { return };
-        // A step that ran no longer does.
+        // Frees the processors of a running step.
         life.driver.compute().kill(self.now);
         self.ledger.borrow_mut().remove(life.me.instance);
         self.slice_queue.remove(life.me);

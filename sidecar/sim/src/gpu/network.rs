@@ -1,4 +1,4 @@
-//! Letters on their way between neighbours: late, and lost or told twice where the faults say so.
+//! Messages in transit between peers: delayed, and lost or duplicated where the faults say so.
 
 use std::collections::BTreeMap;
 
@@ -10,41 +10,41 @@ use sluice_ports::peers::PeerPortEvent;
 
 use crate::rng::Rng;
 
-/// What arrives.
+/// A message in transit.
 #[derive(Clone, Debug)]
 pub enum Message {
-    /// A request of a neighbour: heard only while its sender lives.
+    /// A request of a peer; delivered only while the sender is live.
     Request {
         /// The sender.
         from: Peer,
-        /// What it says.
+        /// The content of the request.
         news: PeerEvent,
     },
-    /// An answer, or what the tenant's own sidecar has seen.
+    /// A reply, or an observation of the tenant's own sidecar.
     Event(PeerPortEvent),
-    /// The neighbours are read now.
+    /// A survey of the peers, made on arrival.
     Survey,
-    /// The ledger is asked to give an earmark back.
+    /// A request to the ledger to cancel an earmark.
     TakeBack(Nonce),
 }
 
-/// How letters travel.
+/// Delays and losses of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkDelays {
-    /// A letter takes at least so long, nanoseconds.
+    /// Shortest delay of a message, nanoseconds.
     pub min_ns: u64,
-    /// And up to so much longer, nanoseconds.
+    /// Largest additional delay, nanoseconds.
     pub spread_ns: u64,
-    /// Within a machine's shared memory, nanoseconds: turns, the ledger.
+    /// Delay through shared memory (time slices, the ledger), nanoseconds.
     pub shared_memory_ns: u64,
-    /// Letters that are lost, permille.
+    /// Lost messages, permille.
     pub lost_permille: u64,
-    /// Letters that arrive twice, permille.
+    /// Duplicated messages, permille.
     pub duplicate_permille: u64,
 }
 
 impl Default for LinkDelays {
-    /// Half a millisecond over loopback with TLS, 20 us through shared memory; nothing is lost.
+    /// 0.5 ms on average over loopback with TLS, 20 us through shared memory; no losses.
     fn default() -> Self {
         LinkDelays {
             min_ns: 300_000,
@@ -56,34 +56,34 @@ impl Default for LinkDelays {
     }
 }
 
-/// Everything that is on its way, by time and order of sending.
+/// All messages in transit, by arrival time and sending order.
 #[derive(Debug)]
 pub struct SimNetwork {
     items: BTreeMap<(Nanos, u64), (Peer, Message)>,
     sent: u64,
-    /// How letters travel from now on.
+    /// Delays of messages sent from now on.
     pub delays: LinkDelays,
     rng: Rng,
 }
 
 impl SimNetwork {
-    /// Nothing is on its way.
+    /// Creates a network without messages.
     pub fn new(roads: LinkDelays, seed: u64) -> SimNetwork {
         SimNetwork { items: BTreeMap::new(), sent: 0, delays: roads, rng: Rng::new(seed) }
     }
 
-    /// When the next thing arrives.
+    /// Returns the arrival time of the next message.
     pub fn next_due(&self) -> Option<Nanos> {
         self.items.keys().next().map(|(at, _)| *at)
     }
 
-    /// The next thing that has arrived, and for whom.
+    /// Removes the next message that has arrived, with its recipient.
     pub fn next(&mut self, now: Nanos) -> Option<(Peer, Message)> {
         let first = self.items.first_entry().filter(|first| first.key().0 <= now)?;
         Some(first.remove())
     }
 
-    /// Through shared memory, or within a tenant: nothing is lost.
+    /// Sends a message through shared memory or within a tenant: it is never lost.
     pub fn send_local(&mut self, now: Nanos, to: Peer, post: Message) {
         let at = now.plus(self.delays.shared_memory_ns);
         self.enqueue(at, to, post);
@@ -110,7 +110,7 @@ impl SimNetwork {
         self.delays.min_ns + self.rng.below(self.delays.spread_ns + 1)
     }
 
-    /// `from` has written to a neighbour, or to its own sidecar.
+    /// Sends a message from `from` to a peer, or to its own sidecar.
     pub fn send(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
         match letter {
             PeerCommand::Survey => {
@@ -145,20 +145,20 @@ impl SimNetwork {
             PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
                 (peer, PeerEvent::Granted { peer: from, nonce, chunks, ttl_ns })
             }
-            // A loan that the borrower does not know was never accepted.
+            // The borrower does not know the loan, so it was never accepted.
             PeerCommand::Return { peer, nonce, chunks: 0 } => {
                 return self.send_remote(now, peer, Message::TakeBack(nonce));
             }
             PeerCommand::Return { peer, nonce, chunks } => {
                 (peer, PeerEvent::Returned { peer: from, nonce, chunks })
             }
-            // Its claimant hears from the ledger what has come free; a loan that is not prolonged ends by itself.
+            // A claimant reads freed chunks from the ledger, and a loan that is not renewed expires.
             _ => return,
         };
         self.send_remote(now, to, Message::Event(PeerPortEvent::Peer(news)));
     }
 
-    /// `from` has begun a new life and lacks its floor.
+    /// Sends a claim of the new instance `from`, which lacks its minimum memory.
     pub fn send_claim(&mut self, now: Nanos, from: Peer, to: Peer, chunks: u32) {
         self.send_request(
             now,
@@ -172,7 +172,7 @@ impl SimNetwork {
         self.send_remote(now, to, Message::Request { from, news });
     }
 
-    /// An ask may arrive although its sender believes that it did not.
+    /// Sends an ask. With a loss, the ask may arrive although its sender assumes a refusal and withdraws it.
     fn send_ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
         self.send_request(now, from, to, news);
         if self.rng.chance(self.delays.lost_permille) {

@@ -1,4 +1,4 @@
-//! The GPU is dealt out anew: what each tenant may hold and give away changes while it runs.
+//! Changes of the tenants' shares and remap caps at run time.
 
 use sluice_policy::memory_manager::{MemoryManager, fits};
 use sluice_policy::params::{Bounds, Params};
@@ -14,8 +14,8 @@ impl SimTenant {
 }
 
 impl Gpu {
-    /// Every tenant is told its share and its cap. A share that falls falls at once; one that rises waits until others have
-    /// given theirs up, for no more is dealt out than there is.
+    /// Sends every tenant its share and its cap. A smaller share applies at once. A larger one waits until the other
+    /// tenants' shares leave space, because the sum of shares never exceeds the capacity.
     pub fn set_shares(&mut self, bounds: Vec<Bounds>) {
         for (seat, bounds) in self.tenants.iter_mut().zip(bounds) {
             (seat.bounds, seat.has_sent_bounds) = (bounds, false);
@@ -23,7 +23,7 @@ impl Gpu {
         self.apply_shares();
     }
 
-    /// Shares that fell while memory was held of them.
+    /// Returns how often a share fell below the memory that the tenant held.
     pub fn share_reductions(&self) -> u64 {
         self.share_reductions
     }
@@ -42,12 +42,12 @@ impl Gpu {
         }
     }
 
-    /// Shares in force leave room for what this tenant was dealt.
+    /// Whether the other tenants' shares leave space for this tenant's new share.
     pub(super) fn can_apply_share(&self, at: usize) -> bool {
         let others = self.tenants.iter().enumerate().filter(|(other, _)| *other != at);
         let share = |(_, seat): (usize, &SimTenant)| {
             let manager = seat.manager()?;
-            // What it was told and has not heard yet counts as well.
+            // A share that was sent but not yet processed counts as well.
             Some(u64::from(manager.share_chunks().max(if seat.has_sent_bounds {
                 seat.bounds.share_chunks
             } else {
@@ -58,7 +58,8 @@ impl Gpu {
         taken + u64::from(self.tenants[at].bounds.share_chunks) <= u64::from(self.setup.capacity_chunks)
     }
 
-    /// What a new life begins with: with as much to remap as it was set up with, where its share needs that.
+    /// Returns the setup of a new instance. Keeps the configured remap cap if the share is too small for the current
+    /// one.
     pub(super) fn restart_setup(&self, at: usize) -> TenantSetup {
         let SimTenant { setup, bounds: dealt, .. } = &self.tenants[at];
         let Bounds { share_chunks, remap_cap_permille } = *dealt;

@@ -1,9 +1,9 @@
-//! Turns: who has the GPU, and who waits for it in which place.
+//! The time-slice queue: the tenant that has the GPU, and the order of those that wait.
 
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::{TurnOrder, Waiter, sort_waiters};
 
-/// The line before one GPU.
+/// The time-slice queue of one GPU.
 #[derive(Clone, Debug, Default)]
 pub struct SliceQueue {
     order: TurnOrder,
@@ -17,26 +17,26 @@ pub struct SliceQueue {
 struct Holder {
     peer: Peer,
     epoch: u64,
-    /// It was told that somebody waits.
+    /// Whether the holder has been notified of a waiting tenant.
     is_notified: bool,
 }
 
-/// What somebody has to be told.
+/// A notification for a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceEvent {
-    /// The turn has come.
+    /// The tenant has the GPU.
     Granted(Peer, u64),
-    /// Somebody waits for the turn that this tenant has.
+    /// Another tenant waits for this tenant's time slice.
     Contended(Peer, u64),
 }
 
 impl SliceQueue {
-    /// Nobody has the turn.
+    /// Creates a queue without a holder.
     pub fn new(order: TurnOrder) -> SliceQueue {
         SliceQueue { order, ..SliceQueue::default() }
     }
 
-    /// Draws a ticket. Who waits already keeps its own.
+    /// Adds a tenant with a new ticket. A tenant that already waits keeps its ticket.
     pub fn enqueue(&mut self, peer: Peer, priority: i32) {
         if self.waiters.iter().any(|waiter| waiter.peer == peer) {
             return;
@@ -45,30 +45,30 @@ impl SliceQueue {
         self.waiters.push(Waiter { peer, ticket: self.tickets, priority, asked_at: self.turns });
     }
 
-    /// The turn is the next one's, if `peer` has it.
+    /// Ends the time slice if `peer` holds it.
     pub fn release(&mut self, peer: Peer) {
         self.holder.take_if(|holder| holder.peer == peer);
     }
 
-    /// It neither has the turn nor waits for it any more.
+    /// Removes a tenant as holder and as waiter.
     pub fn remove(&mut self, peer: Peer) {
         self.release(peer);
         self.waiters.retain(|waiter| waiter.peer != peer);
     }
 
-    /// Whether it has the turn.
+    /// Whether the tenant holds the time slice.
     pub fn is_holder(&self, peer: Peer) -> bool {
         self.holder.is_some_and(|holder| holder.peer == peer)
     }
 
-    /// How many get the turn before it does; none where it does not wait.
+    /// Returns the number of tenants ahead in the queue; `None` if the tenant does not wait.
     pub fn position(&self, peer: Peer) -> Option<u32> {
         let mut line = self.waiters.clone();
         sort_waiters(&mut line, self.order, self.turns);
         line.iter().position(|waiter| waiter.peer == peer).map(|place| place as u32)
     }
 
-    /// Hands over, and says who has to be told what.
+    /// Grants the next time slice and returns the notifications to send.
     pub fn grant_next(&mut self) -> Vec<SliceEvent> {
         let mut told = Vec::new();
         if self.holder.is_none() && !self.waiters.is_empty() {
@@ -87,7 +87,7 @@ impl SliceQueue {
         told
     }
 
-    /// Hand-overs so far.
+    /// Returns the number of time slices granted so far.
     pub fn turns(&self) -> u64 {
         self.turns
     }

@@ -1,4 +1,4 @@
-//! A tenant of the GPU: its lives, its clients, what became of their requests.
+//! A tenant of the GPU: its instances, its arrivals, and the outcomes of its requests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,56 +20,56 @@ use crate::memory::SimMemory;
 /// Options of one tenant.
 #[derive(Clone, Debug)]
 pub struct TenantSetup {
-    /// As it is called in reports.
+    /// Name in reports.
     pub name: String,
-    /// Scheduler. How the GPU is shared, and who the neighbours are, is filled in by the GPU.
+    /// Scheduler options. The GPU sets the sharing mode and the peers.
     pub config: Config,
-    /// Policy.
+    /// Policy options.
     pub params: Params,
     /// Sizes; the capacity is the GPU's.
     pub geometry: Geometry,
-    /// Speeds.
+    /// Speeds of the device.
     pub profile: Profile,
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary, tokens.
     pub vocab: u32,
-    /// By which terms it trades.
+    /// Terms of loans to and from peers.
     pub terms: NegotiationPolicy,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestOutcome {
-    /// When it arrived.
+    /// Arrival time.
     pub arrived: Nanos,
-    /// When each token came.
+    /// Time of each token.
     pub token_at: Vec<Nanos>,
-    /// The tokens; kept with fingerprints only.
+    /// Sampled tokens; recorded only with fingerprints.
     pub tokens: Vec<u32>,
-    /// How it ended.
+    /// How the request ended.
     pub finish: Option<Finish>,
-    /// Why it was not taken.
+    /// Why the scheduler refused the request.
     pub refusal: Option<RejectReason>,
-    /// Times it lost its memory.
+    /// Number of preemptions.
     pub preemptions: u32,
-    /// The tenant's process died while it was open: its client saw a closed stream.
+    /// Whether the tenant's process exited while the request was open, which closed the client's stream.
     pub is_disconnected: bool,
 }
 
 impl RequestOutcome {
-    /// Nothing more will follow.
+    /// Whether the request has ended.
     pub fn has_ended(&self) -> bool {
         self.finish.is_some() || self.refusal.is_some() || self.is_disconnected
     }
 }
 
-/// What a tenant says to others.
+/// A message of a tenant to a peer or to the time-slice queue.
 #[derive(Clone, Debug)]
 pub(super) enum OutMessage {
     Peer(PeerCommand),
     Turn(SliceCommand),
 }
 
-/// The tenant's port to its neighbours: what it says is carried on after its step.
+/// The tenant's port to its peers. Its messages are sent after the step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerOutbox(Arc<Mutex<Vec<OutMessage>>>);
 
@@ -93,7 +93,7 @@ impl PeerPort for PeerOutbox {
     }
 }
 
-/// A life's journal, in memory.
+/// The journal of an instance, in memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct JournalBuffer(Arc<Mutex<Vec<u8>>>);
 
@@ -108,39 +108,39 @@ impl std::io::Write for JournalBuffer {
     }
 }
 
-/// One life of a tenant.
+/// One instance of a tenant.
 #[derive(Debug)]
 pub struct Instance {
-    /// Its name in the ledger.
+    /// Identity in the ledger.
     pub me: Peer,
-    /// Scheduler and body.
+    /// Scheduler and backend.
     pub driver: Driver<SimMemory, SimCompute>,
-    /// Its device, to plant faults in and to look at.
+    /// The device, for planting faults and for inspection.
     pub device: SharedDevice,
     pub(super) outbox: PeerOutbox,
     pub(super) journal: Option<JournalBuffer>,
-    /// When it has something to do by itself.
+    /// When the driver is due next.
     pub(super) due: Option<Nanos>,
-    /// It looks at the ledger then.
+    /// When the instance polls the ledger next.
     pub(super) next_survey_at: Nanos,
-    /// Those who lived at the last look, or spoke to it since.
+    /// Peers that were live at the last poll, or sent a message since.
     pub(super) known_peers: BTreeSet<Peer>,
-    /// It does nothing before: its process is stopped.
+    /// End of the stop of its process; the instance does nothing before.
     pub(super) stopped_until: Nanos,
     pub(super) last_used: Nanos,
-    /// Layers whose memory is away.
+    /// Layers whose memory is lent or remapped.
     pub(super) absent_layers: u16,
     pub(super) resident_since: Option<Nanos>,
 }
 
 impl Instance {
-    /// Its journal so far, if it records one.
+    /// Returns the journal so far, if the instance records one.
     pub fn recorded_journal(&self) -> Option<Vec<u8>> {
         let journal = self.journal.as_ref()?;
         Some(journal.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// What it says of itself to neighbours that survey.
+    /// Returns the state that peers see in a survey.
     pub(super) fn peer_state(&self, now: Nanos, active: bool, queue_place: Option<u32>) -> PeerState {
         let core = self.driver.scheduler();
         PeerState {
@@ -153,64 +153,64 @@ impl Instance {
         }
     }
 
-    /// The driver's own, with everything that was to come before it.
+    /// Returns when the driver is due next, delayed by a stop of the process.
     pub(super) fn next_wake_at(&self) -> Option<Nanos> {
         self.due.map(|due| due.max(self.stopped_until))
     }
 }
 
-/// A tenant and what outlives it.
+/// A tenant across its instances.
 #[derive(Debug)]
 pub struct SimTenant {
     /// Options.
     pub setup: TenantSetup,
-    /// What it may hold and give away.
+    /// Share and remap cap now in force for the tenant.
     pub(super) bounds: Bounds,
-    /// The present life was told so.
+    /// Whether the current instance has been sent `bounds`.
     pub(super) has_sent_bounds: bool,
-    /// The present life; none between a death and the next beginning.
+    /// The current instance; `None` between an exit and the restart.
     pub instance: Option<Instance>,
-    /// The next life begins then.
+    /// Time of the restart.
     pub(super) restart_at: Option<Nanos>,
-    /// Requests to come, by time.
+    /// Future requests, by time.
     pub(super) arrivals: VecDeque<(Nanos, Request)>,
-    /// Requests that came.
+    /// Outcomes of the requests that have arrived.
     pub outcomes: BTreeMap<RequestId, RequestOutcome>,
-    /// Of those, not ended.
+    /// Number of those that have not ended.
     pub(super) open: usize,
     pub(super) should_keep_tokens: bool,
-    /// Figures of former lives and this one.
+    /// Statistics of all instances.
     pub stats: TenantStats,
-    /// Of each plan that was found, how much faster another might have been: permille of its time, proven.
+    /// For each plan, the proven bound by which another plan might be faster, permille of its time.
     pub plan_gaps: Vec<u32>,
 }
 
-/// Figures of a tenant over all its lives.
+/// Statistics of a tenant over all its instances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantStats {
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
     /// Nanoseconds that steps waited for moving layers.
     pub stall_ns: u64,
-    /// Time that steps waited for KV that is fetched.
+    /// Nanoseconds that steps waited for fetched KV.
     pub kv_stall_ns: u64,
-    /// Nanoseconds that steps waited for weights on their way.
+    /// Nanoseconds that steps waited for loading weights.
     pub arrival_ns: u64,
     /// Tokens computed again after a preemption.
     pub recomputed_tokens: u64,
-    /// Tokens of prompts computed.
+    /// Prompt tokens computed.
     pub prefill_tokens: u64,
-    /// Requests that lost their memory.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Nanoseconds waited for neighbours' memory, as the scheduler tells it.
+    /// Nanoseconds waited for memory of peers, as the scheduler reports it.
     pub grant_ns: u64,
     /// Nanoseconds waited for own memory that was lent.
     pub revoke_ns: u64,
-    /// Nanoseconds from having that memory to having its layers.
+    /// Nanoseconds from the return of that memory until its layers are loaded.
     pub wake_ns: u64,
-    /// Most layers whose memory was away at once, lent or remapped.
+    /// Largest number of layers lent or remapped at once.
     pub most_remapped: u16,
-    /// Layers that gave their memory away, counted each time.
+    /// Number of times that a layer was lent or remapped.
     pub remapped_layers: u64,
 }
 
@@ -226,17 +226,17 @@ impl TenantStats {
 }
 
 impl SimTenant {
-    /// Requests that came and have not ended.
+    /// Returns the number of requests that have arrived and not ended.
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Nothing is to come and nothing is open.
+    /// Whether no request is open or to arrive.
     pub fn is_done(&self) -> bool {
         self.open == 0 && self.arrivals.is_empty()
     }
 
-    /// Takes what the scheduler tells.
+    /// Applies the scheduler's notices to outcomes and statistics.
     pub(super) fn process_notices(&mut self, now: Nanos) {
         let Some(life) = &mut self.instance else { return };
         for notice in life.driver.take_outputs() {
@@ -278,11 +278,11 @@ impl SimTenant {
         }
     }
 
-    /// Looks at the memory manager after something happened.
+    /// Records the state of the memory manager after an event.
     pub(super) fn observe_memory(&mut self, now: Nanos) {
         let Some(life) = &mut self.instance else { return };
         let manager = life.driver.scheduler().manager();
-        // Before it is loaded its layers are not away, they were never here.
+        // Layers that were never loaded do not count as absent.
         let away = if manager.is_loaded() { manager.absent_layers() + manager.layout().alpha() } else { 0 };
         self.stats.most_remapped = self.stats.most_remapped.max(away);
         self.stats.remapped_layers += u64::from(away.saturating_sub(life.absent_layers));
@@ -290,7 +290,7 @@ impl SimTenant {
         life.resident_since = if manager.is_whole() { life.resident_since.or(Some(now)) } else { None };
     }
 
-    /// Its process is gone, and with it the streams of its clients.
+    /// Disconnects the clients of all open requests when the process exits.
     pub(super) fn disconnect_clients(&mut self) {
         for fate in self.outcomes.values_mut().filter(|fate| !fate.has_ended()) {
             fate.is_disconnected = true;

@@ -1,4 +1,4 @@
-//! Fetches, spills and write-backs that wait for operations submitted before them.
+//! Fetches, spills and write-backs that wait for earlier operations.
 
 use std::collections::VecDeque;
 
@@ -8,15 +8,15 @@ use sluice_policy::ids::{ActionId, Nanos};
 
 use crate::device::Device;
 
-/// A copy by its name, and when it is needed.
+/// Id and deadline of a copy.
 type CopyDeadline = (ActionId, Option<Nanos>);
 
-/// In the order submitted; each with the last operation that names something of its.
+/// Waiting copies in submission order, each with the last operation that overlaps it.
 #[derive(Debug, Default)]
 pub(super) struct DeferredCopies(VecDeque<(CopyDeadline, Work, Option<ActionId>)>);
 
 impl DeferredCopies {
-    /// Hands a copy to the device, now or after those before it and the operation `behind`.
+    /// Submits a copy to the device once the copies before it and the operation `behind` are done.
     pub(super) fn submit(
         &mut self,
         copy: CopyDeadline,
@@ -28,7 +28,7 @@ impl DeferredCopies {
         self.submit_ready(device);
     }
 
-    /// An operation has ended.
+    /// Submits the copies that waited for the operation `ended`.
     pub(super) fn release(&mut self, ended: ActionId, device: &mut Device) {
         self.0.iter_mut().for_each(|(_, _, behind)| *behind = behind.filter(|id| *id != ended));
         self.submit_ready(device);
@@ -45,7 +45,7 @@ impl DeferredCopies {
         }
     }
 
-    /// Every fetch and spill that waits here ends.
+    /// Fails every waiting fetch and spill as dropped.
     pub(super) fn drop_fetches(&mut self, device: &mut Device) {
         let dropped =
             |(_, work, _): &(CopyDeadline, Work, _)| matches!(work, Work::Fetch(_) | Work::Spill(_));
@@ -58,7 +58,7 @@ impl DeferredCopies {
     }
 }
 
-/// Whether an operation names a chunk or host block of a copy.
+/// Whether an operation uses a chunk or host block of a copy.
 pub(super) fn overlaps(operation: &Work, copy: &Work) -> bool {
     let (chunks, hosts) = (operation.chunks(), operation.swaps());
     let host = |swap: &BlockSwap| hosts.iter().any(|other| other.host == swap.host);

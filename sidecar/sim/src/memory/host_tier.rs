@@ -1,4 +1,4 @@
-//! The host tier: what layer-blocks hold goes out under a name and comes back under it.
+//! The host tier: swaps layer-blocks out under a generation and back in.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use sluice_policy::ids::{FrameId, HostBlockId};
 use crate::device::{BlockAccess, Content, Detail, Device, HostBlock, Tokens};
 
 impl Device {
-    /// A copy that fails leaves the host blocks without a name.
+    /// Copies blocks to the host. A failed copy leaves the host blocks without a generation.
     pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) -> Result<(), Failure> {
         self.check_swaps(swaps, BlockAccess::Read)?;
         if !self.has_no_pending_writes(swaps) {
@@ -24,7 +24,7 @@ impl Device {
         if fails { Err(Failure::CopyFailed) } else { Ok(()) }
     }
 
-    /// A copy that fails leaves nothing in the blocks that anybody may read.
+    /// Copies blocks from the host. A failed copy leaves the blocks empty.
     pub(super) fn swap_in(&mut self, swaps: &[BlockSwap]) -> Result<(), Failure> {
         self.check_swaps(swaps, BlockAccess::Write)?;
         if !self.has_no_pending_writes(swaps) {
@@ -44,7 +44,8 @@ impl Device {
         if fails { Err(Failure::CopyFailed) } else { Ok(()) }
     }
 
-    /// Every block is where the order says and free for it, on both sides, and none is named twice.
+    /// Refuses swaps unless every block is backed and free for this access, every host block exists, and no block is
+    /// named twice.
     pub(crate) fn check_swaps(&mut self, swaps: &[BlockSwap], to: BlockAccess) -> Result<(), Failure> {
         let refused = self.rng.chance(self.faults.refused_permille);
         if self.detail == Detail::Times {
@@ -64,7 +65,7 @@ impl Device {
         self.table.get(&frame) == Some(&swap.chunk) && !self.is_filling(swap.chunk)
     }
 
-    /// What a block of the device holds; the chunk stays what it is.
+    /// Returns the contents of a device block; the chunk's content does not change.
     pub(crate) fn tokens(&self, swap: &BlockSwap) -> Tokens {
         let position = swap.block.0 % self.geometry.blocks_per_chunk();
         match self.chunks.get(&swap.chunk) {
@@ -73,7 +74,7 @@ impl Device {
         }
     }
 
-    /// What a host block holds, or the one beside it.
+    /// Returns the contents of a host block, or of the next one if `beside`.
     pub(crate) fn host_tokens(&self, block: HostBlockId, beside: bool) -> Tokens {
         let at = (block.index() + usize::from(beside)) % self.host.len();
         self.host[at].tokens

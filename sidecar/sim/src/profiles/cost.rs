@@ -1,64 +1,64 @@
-//! What a step costs: the longer of reading memory and of multiplying, for each layer, and a constant for launching it.
+//! Step cost per layer: the longer of memory reads and arithmetic, plus a constant launch time.
 //!
-//! Constants are calibrated against what DistServe publishes of OPT-13B on an A100 80 GB (simdistserve's profile: a prefill of
-//! t tokens takes 22.05 + 0.1405 t + 8.08e-6 t^2 ms, a decode of bs sequences with ctx tokens of context in all
-//! 23.475 + 5.93e-4 ctx + 0.0607 bs ms); `sluice-sim estimate` is therefore right for kernels of that kind, and its test
-//! compares it with those formulas. The share of bandwidth that reading weights reaches, 0.8, is aiconfigurator's.
+//! Constants are calibrated against DistServe's published figures for OPT-13B on an A100 80 GB (simdistserve's profile:
+//! a prefill of t tokens takes 22.05 + 0.1405 t + 8.08e-6 t^2 ms; a decode of bs sequences with ctx tokens of context
+//! in total takes 23.475 + 5.93e-4 ctx + 0.0607 bs ms). `sluice-sim estimate` is therefore valid for kernels of that
+//! kind, and its test compares it with those formulas. The share of bandwidth for weights, 0.8, is aiconfigurator's.
 
 use super::hardware::Hardware;
 use super::model::Model;
 
-/// Share of memory bandwidth that reading weights reaches, permille.
+/// Share of memory bandwidth that weight reads reach, permille.
 const WEIGHTS_PERMILLE: u64 = 800;
 
-/// Share of memory bandwidth that reading KV reaches, permille: 819,200 bytes in 593 ns on 2.039 TB/s.
+/// Share of memory bandwidth that KV reads reach, permille: 819,200 bytes in 593 ns at 2.039 TB/s.
 const KV_PERMILLE: u64 = 680;
 
-/// Share of peak arithmetic that large products reach, permille: 25.7 G operations in 140.5 us of 312 T.
+/// Share of peak arithmetic that large products reach, permille: 25.7 G operations in 140.5 us at 312 T/s.
 const FLOPS_PERMILLE: u64 = 585;
 
-/// Launching one layer, nanoseconds: what is left of 23.475 ms, over 40 layers. Captured graphs launch in a tenth of it.
+/// Launch time of one layer, nanoseconds: the remainder of 23.475 ms, over 40 layers. Captured graphs need a tenth.
 const LAUNCH_NS: u64 = 190_000;
 
-/// What one sequence adds to a decode step of one layer, nanoseconds: 60.7 us over 40 layers.
+/// Time that one sequence adds to a decode step of one layer, nanoseconds: 60.7 us over 40 layers.
 const SEQUENCE_NS: u64 = 1_500;
 
-/// One step's work.
+/// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Sequences that decode a token each.
+    /// Sequences that decode one token each.
     pub decodes: u64,
-    /// Tokens of context that they attend to, all together.
+    /// Context tokens that they attend to, in total.
     pub context: u64,
     /// Prompt tokens.
     pub prefill: u64,
-    /// Tokens of context that the prompt tokens attend to, summed over prompt tokens.
+    /// Context tokens that the prompt tokens attend to, summed over prompt tokens.
     pub prefill_context: u64,
 }
 
 impl Batch {
-    /// A decode of so many sequences with so much context each.
+    /// Creates a decode batch of `sequences` with `context_each` tokens of context each.
     pub const fn decode(sequences: u64, context_each: u64) -> Batch {
         Batch { decodes: sequences, context: sequences * context_each, prefill: 0, prefill_context: 0 }
     }
 
-    /// One prompt of so many tokens.
+    /// Creates a batch of one prompt of `tokens`.
     pub const fn prefill(tokens: u64) -> Batch {
         Batch { decodes: 0, context: 0, prefill: tokens, prefill_context: tokens * tokens / 2 }
     }
 }
 
-/// What launches a layer's kernels.
+/// How a layer's kernels are launched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Launch {
-    /// The host, kernel by kernel, as the engines did that were measured.
+    /// Kernel by kernel from the host, as in the measured engines.
     #[default]
     Eager,
-    /// A captured graph: a tenth of it.
+    /// A captured graph: a tenth of the launch time.
     Graph,
 }
 
-/// Time of one layer, nanoseconds.
+/// Returns the time of one layer, nanoseconds.
 pub fn layer_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launch) -> u64 {
     let reading_ns = ns(model.layer_bytes(), hardware.memory_bytes_per_s, WEIGHTS_PERMILLE)
         + ns(batch.context * model.kv_layer_bytes(), hardware.memory_bytes_per_s, KV_PERMILLE);
@@ -72,17 +72,17 @@ pub fn layer_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launc
     reading_ns.max(multiplying_ns) + launching_ns + batch.decodes * SEQUENCE_NS
 }
 
-/// Time of a whole step, nanoseconds: its layers, and the head that every step reads.
+/// Returns the time of a whole step, nanoseconds: its layers, and the head that every step reads.
 pub fn step_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launch) -> u64 {
     u64::from(model.layers) * layer_ns(hardware, model, batch, launch) + head_ns(hardware, model)
 }
 
-/// Time of the head, nanoseconds.
+/// Returns the time of the head, nanoseconds.
 pub fn head_ns(hardware: &Hardware, model: &Model) -> u64 {
     ns(model.vocab * model.hidden * 2, hardware.memory_bytes_per_s, WEIGHTS_PERMILLE)
 }
 
-/// Time for `amount` at this share of `peak_per_s`, nanoseconds, rounded up.
+/// Returns the time for `amount` at this share of `peak_per_s`, nanoseconds, rounded up.
 fn ns(amount: u64, peak_per_s: u64, permille: u64) -> u64 {
     let per_s = u128::from(peak_per_s) * u128::from(permille) / 1000;
     u64::try_from((u128::from(amount) * 1_000_000_000).div_ceil(per_s)).unwrap_or(u64::MAX)

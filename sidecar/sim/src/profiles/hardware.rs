@@ -1,8 +1,8 @@
-//! Machines: one accelerator and its link to the host.
+//! Published machines: one accelerator and its link to the host.
 
 use sluice_policy::planner::link::Link;
 
-/// How the accelerator reaches host memory.
+/// The accelerator's link to host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkClass {
     /// Coherent chip-to-chip (NVLink-C2C).
@@ -16,7 +16,7 @@ pub enum LinkClass {
 }
 
 impl LinkClass {
-    /// As it is printed.
+    /// Returns the printed name.
     pub const fn name(self) -> &'static str {
         match self {
             LinkClass::Coherent => "C2C",
@@ -27,16 +27,16 @@ impl LinkClass {
     }
 }
 
-/// One machine.
+/// A machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hardware {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// How it reaches the host.
+    /// Class of the link to the host.
     pub class: LinkClass,
     /// Device memory, bytes.
     pub memory_bytes: u64,
-    /// Host memory, bytes, as in the setup that a paper tells, else what such a machine usually has.
+    /// Host memory, bytes: as in the paper's setup, else the usual size for such a machine.
     pub host_bytes: u64,
     /// Peak bandwidth of device memory, bytes per second.
     pub memory_bytes_per_s: u64,
@@ -44,12 +44,12 @@ pub struct Hardware {
     pub flops: u64,
     /// The link.
     pub link: Link,
-    /// Where the figures come from.
+    /// Sources of the figures.
     pub source: &'static str,
 }
 
 impl Hardware {
-    /// The part of it that one of `sharers` has who compute at once, or between whom it is divided: the link stays whole.
+    /// Returns the part of one of `sharers` equal partitions or concurrent steps. The link is not divided.
     pub const fn with_sharers(&self, sharers: u64) -> Hardware {
         Hardware {
             memory_bytes_per_s: self.memory_bytes_per_s / sharers,
@@ -63,10 +63,10 @@ const GIB: u64 = 1 << 30;
 const GIGA: u64 = 1_000_000_000;
 const TERA: u64 = 1_000_000_000_000;
 
-/// Setup of a copy: a few microseconds of driver and engine, on every link.
+/// Setup time of a copy, nanoseconds: a few microseconds of driver and engine on every link.
 const SETUP_NS: u64 = 5_000;
 
-/// A copy gives way after a piece of 16 MiB, from which on a link is near its peak (Pie 5.1).
+/// Size of a piece after which a copy yields the link. At 16 MiB a link is near its peak (Pie 5.1).
 const PIECE_BYTES: u64 = 16 << 20;
 
 const fn link(in_bytes_per_s: u64, out_bytes_per_s: u64, coupled_permille: u16) -> Link {
@@ -138,7 +138,7 @@ pub const ALL: [Hardware; 6] = [
     },
 ];
 
-/// The machine of this name.
+/// Returns the machine of this name.
 pub fn find(name: &str) -> Option<&'static Hardware> {
     ALL.iter().find(|hardware| hardware.name == name)
 }

@@ -1,4 +1,4 @@
-//! Models: shapes as published, half precision.
+//! Published model shapes in half precision.
 
 use sluice_policy::geometry::ActivationCost;
 
@@ -8,7 +8,7 @@ const HALF: u64 = 2;
 /// A decoder of identical layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
     /// Layers.
     pub layers: u16,
@@ -43,7 +43,7 @@ impl Model {
         self.layer_parameters() * HALF
     }
 
-    /// Bytes of what lies outside the layers: embeddings and head.
+    /// Bytes outside the layers: embeddings and head.
     pub const fn global_bytes(&self) -> u64 {
         self.embeddings * self.vocab * self.hidden * HALF
     }
@@ -53,7 +53,8 @@ impl Model {
         self.layers as u64 * self.layer_bytes() + self.global_bytes()
     }
 
-    /// Activations of an engine that keeps a residual stream for every token of a step and everything else for one chunk.
+    /// Activations of an engine that keeps a residual stream for every token of a step and all other tensors for one
+    /// chunk.
     pub const fn activation(&self, chunk_tokens: u32) -> ActivationCost {
         ActivationCost {
             fixed_bytes: 64 << 20,
@@ -127,7 +128,7 @@ pub const ALL: [Model; 6] = [
     llama3("llama-3-70b", 80, 8192, 64, 28_672),
 ];
 
-/// The model of this name.
+/// Returns the model of this name.
 pub fn find(name: &str) -> Option<&'static Model> {
     ALL.iter().find(|model| model.name == name)
 }

@@ -1,4 +1,4 @@
-//! What a load met: throughput, goodput, latencies, and what memory did meanwhile.
+//! Measures a served load: throughput, goodput, latencies and memory activity.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use super::ServeConfig;
 use crate::gpu::Gpu;
 use crate::gpu::tenant::{Instance, RequestOutcome};
 
-/// What a good answer is.
+/// Objectives for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slo {
-    /// Until the first token, nanoseconds.
+    /// Time to first token, nanoseconds.
     pub ttft_ns: u64,
-    /// Between two tokens as they are delivered, nanoseconds.
+    /// Time between two delivered tokens, nanoseconds.
     pub tbt_ns: u64,
 }
 
@@ -26,84 +26,83 @@ impl Default for Slo {
     }
 }
 
-/// What came out. Times in milliseconds unless the name says otherwise.
+/// Results of a run. Times in milliseconds unless the name has another unit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ServeStats {
-    /// By which policy.
+    /// Name of the policy.
     pub policy: String,
-    /// Requests that came.
+    /// Requests that arrived.
     pub requests: usize,
-    /// Of those, all of whose tokens were made.
+    /// Requests with all tokens produced.
     pub completed: usize,
-    /// From the first arrival's beginning to the last token, seconds.
+    /// Duration from the start of the load to the end of the run, seconds.
     pub seconds: f64,
-    /// Tokens made.
+    /// Tokens produced.
     pub tokens: u64,
     /// Tokens per second of requests that met both objectives.
     pub goodput: f64,
     /// Tokens per second.
     pub throughput: f64,
-    /// Until the first token, of half of the requests at most.
+    /// Time to first token, P50.
     pub ttft_p50: f64,
-    /// The same of 99 in 100.
+    /// Time to first token, P99.
     pub ttft_p99: f64,
-    /// Between two tokens as they are made, of half of them at most.
+    /// Time between two produced tokens, P50.
     pub tbt_p50: f64,
-    /// The same of 99 in 100.
+    /// Time between two produced tokens, P99.
     pub tbt_p99: f64,
-    /// Share of tokens that came in time after the one before, as they were made.
+    /// Share of produced tokens within the objective after the previous one.
     pub tbt_met: f64,
-    /// The same of tokens as they are delivered, paced.
+    /// The same for tokens as delivered, paced.
     pub tbt_met_paced: f64,
-    /// Mean time between the tokens of a request, of 99 in 100 requests at most.
+    /// Mean time per output token of a request, P99.
     pub tpot_p99: f64,
-    /// Requests that lost their memory, each time.
+    /// Number of preemptions.
     pub preemptions: u64,
-    /// Requests that were paused, each time.
+    /// Number of pauses.
     pub pauses: u64,
-    /// Tokens that were computed again for it.
+    /// Tokens computed again after preemptions.
     pub recomputed_tokens: u64,
-    /// Layers that gave their memory away, each time.
+    /// Number of times that a layer was lent or remapped.
     pub remapped_layers: u64,
-    /// Most layers away at once, over all tenants.
+    /// Largest number of layers lent or remapped at once in one tenant.
     pub most_remapped: u16,
     /// Seconds that steps waited for moving layers.
     pub stall_s: f64,
-    /// Seconds that steps waited for KV that is fetched.
+    /// Seconds that steps waited for fetched KV.
     pub kv_stall_s: f64,
-    /// Seconds that steps waited for weights on their way.
+    /// Seconds that steps waited for loading weights.
     pub arrival_s: f64,
-    /// Seconds waited for neighbours' memory, for own memory that was lent, and then for its layers.
+    /// Seconds waited for memory of peers, for own memory that was lent, and then for its layers.
     pub waited_s: (f64, f64, f64),
-    /// Bytes into the device and out of it while the load ran, in 10^9.
+    /// Bytes into the device and out of it during the load, in 10^9.
     pub link_gb: (f64, f64),
     /// Steps of all tenants.
     pub steps: u64,
-    /// Hand-overs of the turn.
+    /// Time slices granted.
     pub turns: u64,
-    /// Decisions of the policies, by their reasons; those that never were are left out.
+    /// Decisions of the policies by reason; reasons without decisions are omitted.
     pub reasons: BTreeMap<&'static str, u64>,
-    /// Plans that were found.
+    /// Number of plans found.
     pub plans: usize,
-    /// How much faster than its plan a step might have been, as is proven, permille: of half of the plans, of nine in ten and
-    /// of all at most.
+    /// Proven bound by which a step might be faster than its plan, permille: P50, P90 and the largest.
     pub plan_gap_permille: [u32; 3],
-    /// Tokens made by so many seconds, at equal distances.
+    /// Cumulative tokens at equally spaced times: seconds, tokens.
     pub made: Vec<(f64, f64)>,
 }
 
 impl ServeStats {
-    /// Proven gaps of plans in percent: P50, P90 and the largest.
+    /// Returns the proven gaps of plans in percent: P50, P90 and the largest.
     pub fn plan_gaps(&self) -> String {
         let percent = self.plan_gap_permille.map(|permille| format!("{:.1}", f64::from(permille) / 10.0));
         if self.plans == 0 { "-".into() } else { percent.join("/") }
     }
 }
 
-/// Points of [`Served::made`].
+/// Number of intervals of [`ServeStats::made`].
 const POINTS: u64 = 100;
 
-/// Looks at a GPU whose load, which began at `begin` with these bytes over the link, has ended.
+/// Measures a GPU whose load has ended. The load began at `begin`, after `loaded_bytes` on the link.
 pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, u64)) -> ServeStats {
     let fates = || gpu.tenants.iter().flat_map(|seat| seat.outcomes.values());
     let seconds = (gpu.now().since(begin) as f64 / 1e9).max(1e-9);
@@ -154,7 +153,7 @@ pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes:
     }
 }
 
-/// Share of tokens but the first ones that were not late; 1 of none.
+/// Returns the share of tokens, except first ones, that were not late; 1 if there are none.
 fn attainment(gpu: &Gpu, late: impl Fn(&RequestOutcome) -> usize) -> f64 {
     let fates = || gpu.tenants.iter().flat_map(|seat| seat.outcomes.values());
     let tokens: usize = fates().map(|fate| fate.token_at.len().saturating_sub(1)).sum();
@@ -202,8 +201,9 @@ fn gaps(token_at: &[Nanos]) -> impl Iterator<Item = u64> + '_ {
     token_at.windows(2).map(|pair| pair[1].since(pair[0]))
 }
 
-/// It ended, its first token came in time, and of its gaps as a client sees them no more than one, or one in a hundred, were
-/// too long. Tokens are paced: one that comes early waits and is delivered an interval after the one before.
+/// Whether the request is complete, its first token met the objective, and at most one gap, or one in a hundred, was
+/// too long for the client. Tokens are paced: an early token waits until the interval after the previous one has
+/// passed.
 fn meets_slo(fate: &RequestOutcome, slo: Slo) -> bool {
     let in_time = ttft_ns(fate).is_some_and(|ns| ns <= slo.ttft_ns);
     let late = late_tokens(&fate.token_at, slo.tbt_ns);
@@ -225,12 +225,12 @@ fn plan_gaps(gpu: &Gpu) -> Vec<u32> {
     gpu.tenants.iter().flat_map(|seat| seat.plan_gaps.iter().copied()).collect()
 }
 
-/// The same of nanoseconds, milliseconds.
+/// Returns a percentile of nanoseconds in milliseconds.
 fn percentile_ms(values: &mut [u64], permille: usize) -> f64 {
     percentile(values, permille) as f64 / 1e6
 }
 
-/// The smallest value that so many of a thousand do not exceed; 0 of none.
+/// Returns the smallest value that at least `permille` of the values do not exceed; 0 if there are none.
 fn percentile<T: Copy + Default + Ord>(values: &mut [T], permille: usize) -> T {
     if values.is_empty() {
         return T::default();

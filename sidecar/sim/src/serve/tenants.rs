@@ -1,4 +1,4 @@
-//! Published models as tenants of the production scheduler and policy.
+//! Configures published models as tenants of the production scheduler and policy.
 
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::loan_negotiator::NegotiationPolicy;
@@ -11,21 +11,21 @@ use crate::device::{Kernels, Profile};
 use crate::gpu::Sharing;
 use crate::gpu::tenant::TenantSetup;
 
-/// Tokens of one step at most.
+/// Largest number of tokens in a step.
 pub const STEP_TOKENS: u32 = 2048;
 
-/// As a tenant has it unless told otherwise.
+/// Default of a tenant.
 const ALLOWED_MISS_PERMILLE: u32 = 10;
 
-/// Requests that may wait: nobody is refused.
+/// Largest queue, so large that no request is refused.
 const QUEUED: u32 = 1_000_000;
 
-/// Chunks of the machine's memory.
+/// Returns the number of chunks of the machine's memory.
 pub fn capacity_chunks(case: &ServeConfig) -> u32 {
     u32::try_from(case.hardware.memory_bytes / case.chunk_bytes).unwrap_or(u32::MAX)
 }
 
-/// Options of each tenant, numbered in the order of places.
+/// Returns the options of each tenant, in the order of `case.tenants`.
 pub fn setups(case: &ServeConfig) -> Vec<TenantSetup> {
     case.tenants.iter().enumerate().map(|(at, place)| setup(case, at, place)).collect()
 }

@@ -1,5 +1,5 @@
-//! What must hold, counted on the simulated devices and compared with tenants alone: nothing here asks the policy whether it
-//! is right, only what it believes.
+//! Checks on the simulated devices, and comparisons with tenants that run alone. The policy is asked only for its own
+//! state, never whether it is right.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::gpu::Gpu;
 use crate::gpu::tenant::{Instance, RequestOutcome};
 use crate::simulation::{Setup, Simulation};
 
-/// An hour: alone nobody needs as long.
+/// One hour: no tenant needs as long alone.
 const ALONE_LIMIT: Nanos = Nanos(3_600_000_000_000);
 
 fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
@@ -30,30 +30,30 @@ fn manager(life: &Instance) -> &MemoryManager {
     life.driver.scheduler().manager()
 }
 
-/// Everybody can serve.
+/// Whether every tenant is loaded and idle.
 pub(super) fn all_loaded(gpu: &Gpu) -> bool {
     gpu.tenants
         .iter()
         .all(|seat| seat.instance.as_ref().is_some_and(|life| life.driver.scheduler().is_idle()))
 }
 
-/// Chunks that exist in each tenant's device.
+/// Returns the number of existing chunks in each tenant's device.
 pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
     instances(gpu).map(|life| life.device.borrow().chunks.len() as u32).collect()
 }
 
-/// Chunks that are with somebody else than their owner.
+/// Returns the number of chunks on loan.
 pub(super) fn borrowed(gpu: &Gpu) -> u32 {
     instances(gpu).map(|life| manager(life).borrowed_chunks()).sum()
 }
 
-/// How often those who live did something.
+/// Returns how often the live instances made a decision for `reason`.
 pub(super) fn counted(gpu: &Gpu, reason: Reason) -> u64 {
     instances(gpu).map(|life| manager(life).counted(reason)).sum()
 }
 
-/// No byte is promised twice, what exists is counted, nobody reads what it should not, and the device's mappings show what the
-/// policy believes.
+/// Checks that no byte is promised twice, every existing chunk is counted, no read has wrong contents, and the device's
+/// mappings match the policy's state.
 pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
     let ledger = gpu.ledger.borrow();
     let existing: u32 = chunks(gpu).iter().sum();
@@ -78,7 +78,7 @@ pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
     Ok(())
 }
 
-/// Kinds of owners by their addresses.
+/// Kinds of owners by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Global,
@@ -109,13 +109,13 @@ fn kind_of(owner: Owner) -> Option<Kind> {
     }
 }
 
-/// A chunk backs addresses of one kind, more than one only of layers that share a slot, or one of KV and the activation address
-/// that it was left behind. While nothing is under way no step's activations reach such an address, and there are as many of
-/// them, and of each kind, as the policy counts.
+/// Checks that each chunk backs addresses of one kind. It may back more than one only as a slot of several layers, or
+/// as KV with a stale activation address. While no operation is in flight, no step's activations reach such an address,
+/// and the numbers of stale addresses and of chunks of each kind match the policy's counts.
 fn mappings(device: &Device, manager: &MemoryManager) -> Result<(), String> {
     let mut owners: BTreeMap<ChunkId, Kind> = BTreeMap::new();
     let (still, mut left) = (!manager.is_blocked() && manager.is_loaded(), 0);
-    // KV comes before activations in the order of addresses.
+    // KV is before activations in the order of addresses.
     for (address, chunk) in &device.table {
         let kind = kind(*address);
         let other = owners.get(chunk).copied();
@@ -152,7 +152,7 @@ fn mappings(device: &Device, manager: &MemoryManager) -> Result<(), String> {
     Ok(())
 }
 
-/// Nothing is lent, promised or used, and everybody has the chunks that it had before the load.
+/// Whether nothing is lent, promised or used, and every tenant has the chunks that it had before the load.
 pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
     let idle = |life: &Instance| {
         let manager = manager(life);
@@ -163,15 +163,15 @@ pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
             && manager.kv_counts().used_columns == 0
     };
     let all = gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(idle));
-    // Who woke and takes no turns creates the rest of its share when a step needs it.
+    // In exclusive mode, a tenant that woke creates the rest of its share only when a step needs it.
     let lazy = instances(gpu).all(|life| life.driver.scheduler().config().sharing == Sharing::Exclusive);
     let chunks = chunks(gpu);
     let back = chunks == baseline || lazy && chunks.iter().zip(baseline).all(|(now, before)| now <= before);
     all && gpu.ledger.borrow().pending_chunks() == 0 && back
 }
 
-/// Every request ended as it does when its tenant is alone, or was cut short for a reason that the seed has, and then what it got
-/// is the beginning of it.
+/// Checks that every request ended as when its tenant is alone, or ended early for a cause in the seed with a prefix of
+/// these tokens.
 pub(super) fn tokens(
     gpu: &Gpu,
     options: &Options,
@@ -191,12 +191,12 @@ pub(super) fn tokens(
     Ok(())
 }
 
-/// Why a request may have got less than its tokens.
+/// Causes for which a request may end early.
 #[derive(Clone, Copy, Debug)]
 struct AllowedDeviations {
-    /// Its client went away.
+    /// The client disconnected.
     cancelled: bool,
-    /// The device did not always do as it was told.
+    /// The device had faults.
     faults: bool,
 }
 
@@ -232,7 +232,7 @@ fn compare(
     Ok(())
 }
 
-/// The same requests, to a tenant that has a GPU of its own with room for all of them.
+/// Runs the same requests on a tenant with a GPU of its own and space for all of them.
 fn run_alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Simulation, String> {
     let tenant = options.tenant(at);
     let mut geometry = tenant.geometry;
@@ -254,7 +254,8 @@ fn run_alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Si
     if world.run_until_idle(ALONE_LIMIT) { Ok(world) } else { Err("alone it does not end".to_owned()) }
 }
 
-/// Journals lead where they led when they were recorded. How many events they have, and a digest of all commands and notices.
+/// Replays the journals, which must give the recorded outputs. Returns the number of events and a digest of all
+/// commands and notices.
 pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
     let (mut events, mut decisions) = (0, Digest::new(0));
     for life in instances(gpu) {
@@ -267,7 +268,7 @@ pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
     Ok((events, decisions.value()))
 }
 
-/// For people who look for a defect.
+/// Describes the state of all tenants, for debugging.
 pub(super) fn state(gpu: &Gpu) -> String {
     let tenant = |life: &Instance| {
         let (manager, snapshot) = (manager(life), life.driver.scheduler().snapshot());

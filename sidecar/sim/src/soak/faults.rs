@@ -1,4 +1,4 @@
-//! What goes wrong, and bugs that may be planted.
+//! Faults, and bugs that can be planted.
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::MemoryManager;
@@ -13,51 +13,51 @@ use crate::rng::Rng;
 
 const MS: u64 = 1_000_000;
 
-/// What is left of a way to the host that is slow.
+/// Bandwidth of the slow link to the host.
 pub(super) const SLOW_BYTES_PER_SECOND: u64 = 1 << 10;
 
-/// Something that happens at a moment.
+/// A fault at one point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A tenant's engine is killed.
     KillEngine(usize),
-    /// A tenant's process dies with its engine, and starts anew.
+    /// A tenant's process and engine exit, and restart later.
     KillTenant(usize),
-    /// A tenant's process stands still for so long, nanoseconds.
+    /// A tenant's process stops for this time, nanoseconds.
     Stop(usize, u64),
-    /// All processes do, and their clocks have jumped when they go on: the machine was suspended.
+    /// All processes stop for this time, nanoseconds, and their clocks jump: the machine was suspended.
     ClockJump(u64),
-    /// The link has so much of its bandwidth, permille, from now on.
+    /// The link changes to this share of its bandwidth, permille.
     LinkBandwidth(u64),
-    /// A client goes away.
+    /// A client disconnects.
     Cancel(usize, RequestId),
-    /// A tenant is told to sleep, or to wake.
+    /// A tenant gets the command to sleep or to wake.
     Sleep(usize, Sleep),
-    /// A directive puts a tenant under another policy.
+    /// A directive changes a tenant's policy.
     Policy(usize, PolicyName),
-    /// Directives deal the GPU out anew: from this seed, or as it was at first.
+    /// Directives assign new shares: random ones from this seed, or the initial ones.
     ChangeShares(Option<u64>),
-    /// The way to the host carries 1 KiB/s from now on, of all tenants.
+    /// Copies to the host are limited to 1 KiB/s for all tenants.
     SlowHostLink,
 }
 
-/// A bug in the body: the checks must find it.
+/// A bug in the backend that the checks must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedBug {
     /// Slots are filled before their reader is done.
     SlotTooEarly,
-    /// A slab is called ready when its copy begins.
+    /// A slab is published as ready when its copy begins.
     ReadyTooEarly,
-    /// One copy of a slab has a wrong byte.
+    /// One copy of a slab has wrong contents.
     FlippedByte,
-    /// What is unmapped for good stays mapped.
+    /// Addresses that should stay unmapped remain mapped.
     KeptMapping,
-    /// A promise is not written into the ledger although its bytes leave.
+    /// An earmark is not written to the ledger although its chunks are released.
     LostEarmark,
 }
 
 impl PlantedBug {
-    /// All of them.
+    /// All planted bugs.
     pub const ALL: [PlantedBug; 5] = [
         PlantedBug::SlotTooEarly,
         PlantedBug::ReadyTooEarly,
@@ -66,7 +66,7 @@ impl PlantedBug {
         PlantedBug::LostEarmark,
     ];
 
-    /// As it is called on the command line.
+    /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             PlantedBug::SlotTooEarly => "slot-too-early",
@@ -78,7 +78,7 @@ impl PlantedBug {
     }
 }
 
-/// Up to eight troubles within the span, in order of time.
+/// Draws up to eight faults within the span, in time order.
 pub(super) fn draw(rng: &mut Rng, tenants: usize, span_ns: u64) -> Vec<(u64, Fault)> {
     let count = rng.below(9);
     let mut troubles: Vec<_> = (0..count).map(|_| (rng.below(span_ns), draw_one(rng, tenants))).collect();
@@ -104,7 +104,7 @@ fn draw_one(rng: &mut Rng, tenants: usize) -> Fault {
     }
 }
 
-/// It happens now.
+/// Injects a fault now.
 pub(super) fn inject(gpu: &mut Gpu, trouble: &Fault) {
     match *trouble {
         Fault::KillEngine(at) => gpu.kill_engine(at),
@@ -120,7 +120,7 @@ pub(super) fn inject(gpu: &mut Gpu, trouble: &Fault) {
     }
 }
 
-/// New deals within the span: in half of the seeds none.
+/// Draws changes of shares within the span: none for half of the seeds.
 pub(super) fn draw_share_changes(seed: u64, span_ns: u64) -> Vec<(u64, Fault)> {
     let mut rng = Rng::new(seed);
     let count = if rng.chance(500) { rng.between(1, 8) } else { 0 };
@@ -139,7 +139,7 @@ fn change_shares(gpu: &mut Gpu, seed: Option<u64>) {
     gpu.set_shares(bounds);
 }
 
-/// What each tenant needs at least, as it was set up.
+/// Returns the minimum memory of each tenant as configured, chunks.
 fn floors(gpu: &Gpu) -> Vec<u32> {
     let manager = |seat: &crate::gpu::tenant::SimTenant| {
         MemoryManager::new(seat.setup.params.clone(), seat.setup.geometry.clone())
@@ -148,7 +148,7 @@ fn floors(gpu: &Gpu) -> Vec<u32> {
     gpu.tenants.iter().map(|seat| manager(seat).floor_chunks()).collect()
 }
 
-/// What is above the floors goes to whom the seed says, and more or less of each may be remapped.
+/// Distributes the chunks above the minimums at random, and draws remap caps.
 fn assign_shares(bounds: &mut [Bounds], floors: &[u32], rng: &mut Rng) {
     let shares: u32 = bounds.iter().map(|bounds| bounds.share_chunks).sum();
     let mut left = shares - floors.iter().sum::<u32>();
@@ -177,7 +177,7 @@ fn slow_host_link(gpu: &mut Gpu) {
     }
 }
 
-/// Troubles begin: what the devices do wrong, and the planted bug.
+/// Activates device faults and the planted bug.
 pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<PlantedBug>) {
     let faults = Faults {
         ignore_after: plant == Some(PlantedBug::SlotTooEarly),
@@ -191,7 +191,7 @@ pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<PlantedBug>)
     set_faults(gpu, faults);
 }
 
-/// Troubles end; bugs stay.
+/// Ends the faults; planted bugs remain.
 pub(super) fn end(gpu: &mut Gpu, options: &Options) {
     let Faults { ignore_after, publish_early, keep_unmapped, .. } = gpu.faults;
     let faults = Faults { ignore_after, publish_early, keep_unmapped, ..Faults::default() };

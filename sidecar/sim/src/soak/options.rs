@@ -1,4 +1,4 @@
-//! What a seed stands for.
+//! The options that a seed determines.
 
 use std::sync::Arc;
 
@@ -21,32 +21,32 @@ use crate::rng::Rng;
 
 const MS: u64 = 1_000_000;
 const CHUNK_BYTES: u64 = 1 << 16;
-/// Longest request.
+/// Longest request, tokens.
 const MODEL_TOKENS: u32 = 96;
-/// Tokens of a prompt at most, beside those that it may have in common with others.
+/// Largest number of prompt tokens apart from a common prefix.
 const OWN_TOKENS: u64 = 24;
-/// Tokens of an answer at most.
+/// Largest number of output tokens.
 const ANSWER_TOKENS: u64 = 36;
-/// Tokens of the vocabulary.
+/// Size of the vocabulary, tokens.
 pub(super) const VOCAB: u32 = 50_000;
 
-/// Mechanisms that are switched off.
+/// Mechanisms that are disabled.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DisabledMechanisms {
-    /// Memory for the next tokens before they come.
+    /// Mapping memory for the next tokens in advance.
     pub premap: bool,
-    /// Unmapping later.
+    /// Deferred unmapping.
     pub late_unmaps: bool,
-    /// Deadlines on the link.
+    /// Link order by deadline.
     pub deadlines: bool,
-    /// Remedies by what they lose.
+    /// Reclaim options ordered by cost.
     pub losses: bool,
-    /// Next uses by arrivals.
+    /// Prediction of the next use from arrivals.
     pub next_uses: bool,
 }
 
 impl DisabledMechanisms {
-    /// Each in a quarter of the cases.
+    /// Disables each mechanism with a probability of one quarter.
     fn draw(rng: &mut Rng) -> DisabledMechanisms {
         let mut off = || rng.chance(250);
         DisabledMechanisms {
@@ -59,66 +59,66 @@ impl DisabledMechanisms {
     }
 }
 
-/// Everything that a seed decides before anything happens.
+/// Everything that a seed determines before the run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many share the GPU.
+    /// Number of tenants of the GPU.
     pub tenants: usize,
     /// Layers of each model.
     pub layers: u16,
-    /// Columns of KV of each tenant with all layers resident.
+    /// KV columns of each tenant with all layers resident.
     pub kv_columns: u32,
-    /// Of all tenants.
+    /// Policy of all tenants.
     pub policy: PolicyName,
-    /// Their objectives, if any.
+    /// Objectives of all tenants, if any.
     pub slo: Slo,
-    /// For how long a request may be paused.
+    /// Longest pause of a request, nanoseconds.
     pub pause_bound_ns: u64,
     /// Share of the layers that may be remapped, permille.
     pub remap_cap_permille: u32,
-    /// Plans let in whoever comes first, late or not.
+    /// Whether plans admit first come, first served, ignoring deadlines.
     pub plan_first_come: bool,
-    /// They place the same layers of all requests.
+    /// Whether plans offload the same layers of all requests.
     pub plan_alike: bool,
-    /// What they do without.
+    /// Disabled mechanisms.
     pub disabled: DisabledMechanisms,
-    /// How they share the GPU.
+    /// How the tenants share the GPU.
     pub sharing: Sharing,
-    /// Bytes of each tenant's host tier.
+    /// Size of each tenant's host tier, bytes.
     pub host_kv_bytes: u64,
-    /// Prompts that begin alike share KV.
+    /// Whether prompts with a common prefix share KV.
     pub prefix_caching: bool,
-    /// Stall that the policy allows.
+    /// Stall that the policy allows, permille.
     pub stall_allowance_permille: u32,
-    /// Terms of trade.
+    /// Terms of loans.
     pub terms: NegotiationPolicy,
-    /// The link, bytes per second.
+    /// Link bandwidth, bytes per second.
     pub link_bytes_per_second: u64,
-    /// How letters travel while there are troubles.
+    /// Delays and losses of messages during the fault phase.
     pub link_delays: LinkDelays,
-    /// What goes wrong in devices meanwhile.
+    /// Device faults during the fault phase.
     pub faults: Faults,
-    /// What happens when, nanoseconds after the load began, in order.
+    /// Faults in time order, nanoseconds after the start of the load.
     pub fault_schedule: Vec<(u64, Fault)>,
-    /// Length of the phase of troubles, nanoseconds.
+    /// Length of the fault phase, nanoseconds.
     pub span_ns: u64,
-    /// Requests of each tenant.
+    /// Number of requests of each tenant.
     pub requests: Vec<u64>,
-    /// They come at once: memory is short for as long as they are served.
+    /// Whether all requests arrive early, so that memory is short while they are served.
     pub is_burst: bool,
-    /// Tokens by which each prompt, and each answer at most, is longer than elsewhere.
+    /// Additional tokens of each prompt, and of the largest output.
     pub extra_tokens: [u32; 2],
-    /// Journals are recorded and replayed.
+    /// Whether journals are recorded and replayed.
     pub recorded: bool,
 }
 
-/// In half of the cases nothing, else up to `most`.
+/// Returns 0 in half of the cases, else a number up to `most`.
 fn zero_or_up_to(rng: &mut Rng, most: u64) -> u64 {
     if rng.chance(500) { rng.below(most + 1) } else { 0 }
 }
 
 impl Options {
-    /// The options of a seed.
+    /// Draws the options of a seed.
     pub fn draw(rng: &mut Rng) -> Options {
         let tenants = rng.between(1, 4) as usize;
         let layers = rng.between(3, 8) as u16;
@@ -163,13 +163,13 @@ impl Options {
         }
     }
 
-    /// The GPU is dealt out anew from time to time, by a stream of its own: without it a seed is what it was.
+    /// Adds changes of shares. A separate random stream keeps the seed's other options unchanged.
     pub(super) fn add_share_changes(&mut self, seed: u64) {
         self.fault_schedule.extend(faults::draw_share_changes(seed ^ 0xdea1, self.span_ns));
         self.fault_schedule.sort_by_key(|(at, _)| *at);
     }
 
-    /// Half of the seeds have objectives, by a stream of its own too.
+    /// Adds objectives to half of the seeds, from a separate random stream.
     pub(super) fn add_objectives(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ 0x510);
         if rng.chance(500) {
@@ -183,8 +183,8 @@ impl Options {
         }
     }
 
-    /// In a quarter of the seeds requests crowd little memory, and there is a host tier for all of them; in some of these they are
-    /// long. By a stream of its own too.
+    /// In a quarter of the seeds, adds a burst of requests for little memory, with a host tier for all of them; some of
+    /// these have long requests. Uses a separate random stream.
     pub(super) fn add_bursts(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ 0xc60d);
         if rng.chance(250) {
@@ -201,7 +201,7 @@ impl Options {
         }
     }
 
-    /// Long prompts, a few of which fit, and a fast link: who comes joins with part of its KV away.
+    /// Draws long prompts, of which few fit, and a fast link: new requests join with part of their KV offloaded.
     fn admit_by_plans(&mut self, rng: &mut Rng) {
         (self.policy, self.plan_first_come) = (PolicyName::OrbitFlow, true);
         self.slo.tbt_ns = rng.between(1, 4) * MS;
@@ -211,8 +211,8 @@ impl Options {
         self.link_bytes_per_second = 1 << rng.between(30, 34);
     }
 
-    /// Long answers, whose requests fit when they come, and layers whose copies take a few times their compute: layers stall where
-    /// that loses less than other remedies.
+    /// Draws long outputs, whose requests fit on arrival, and layers whose copies take a few times their compute:
+    /// layers stall where that costs less than other reclaim options.
     fn exceed_memory(&mut self, rng: &mut Rng) {
         self.policy = PolicyName::Unified;
         self.remap_cap_permille = Params::default().remap_cap_permille;
@@ -225,7 +225,7 @@ impl Options {
         MODEL_TOKENS + self.extra_tokens.iter().sum::<u32>()
     }
 
-    /// Requests of each tenant, and when they come.
+    /// Returns the requests of each tenant with their arrival times.
     pub(super) fn loads(&self, rng: &mut Rng) -> Vec<Vec<(u64, Request)>> {
         let load = |count: &u64| {
             let within_ns = if self.is_burst { self.span_ns / 16 } else { self.span_ns * 3 / 4 };
@@ -254,7 +254,7 @@ impl Options {
         Gpu::new(setup, tenants)
     }
 
-    /// A tenant, which alone on a GPU of `share` chunks has all that it needs.
+    /// Returns a tenant. Its share of the GPU is enough when it runs alone.
     pub(super) fn tenant(&self, at: usize) -> TenantSetup {
         let geometry =
             Geometry { capacity_chunks: self.share_chunks() * self.tenants as u32, ..self.geometry() };
@@ -309,7 +309,7 @@ impl Options {
     }
 
     fn geometry(&self) -> Geometry {
-        // Layers of unequal size.
+        // Unequal layer sizes.
         let slab = |layer: u64| (3 + layer % 3) * CHUNK_BYTES - 7;
         Geometry {
             chunk_bytes: CHUNK_BYTES,
@@ -369,7 +369,7 @@ fn draw_terms(rng: &mut Rng) -> NegotiationPolicy {
     }
 }
 
-/// A request whose prompt begins with one of a few common prefixes.
+/// Draws a request. Its prompt begins with one of a few common prefixes.
 fn request(id: u64, longer: [u64; 2], rng: &mut Rng) -> Request {
     let (common, shared) = (rng.below(3), 16 * rng.below(3));
     let prefix = (0..shared).map(|i| (common * 1000 + i) as u32);

@@ -1,30 +1,30 @@
-//! When requests come: as in a trace, by Poisson, or by gaps of a gamma distribution.
+//! Arrival processes: a trace, Poisson, or gamma-distributed gaps.
 
 use super::table::{Table, TraceRow};
 use crate::rng::Rng;
 
-/// Where arrivals come from.
+/// A source of arrival times.
 #[derive(Clone, Debug)]
 pub enum ArrivalProcess {
-    /// Those of a trace, its time stretched or pressed.
+    /// Arrivals of a trace, with its time scaled.
     Trace {
         /// Rows with times.
         table: Table,
-        /// Requests per second on average; the trace's own where none is given.
+        /// Mean requests per second; the trace's own if `None`.
         rate: Option<f64>,
     },
-    /// Gaps with a given coefficient of variation: 1 is Poisson.
+    /// Gaps with the given coefficient of variation: 1 is Poisson.
     Gamma {
         /// Requests per second.
         rate: f64,
-        /// Standard deviation of gaps over their mean.
+        /// Standard deviation of the gaps divided by their mean.
         cv: f64,
     },
 }
 
 impl ArrivalProcess {
-    /// `count` arrivals of tenant number `at` of `tenants`, who have the rate among them: its own stretch of a trace, or its own
-    /// draws.
+    /// Returns `count` arrivals of tenant `at` of `tenants`, which share the rate equally: from its own segment of a
+    /// trace, or its own draws.
     pub fn segment(
         &self,
         count: usize,
@@ -44,7 +44,8 @@ impl ArrivalProcess {
         }
     }
 
-    /// The first `count` arrivals, nanoseconds after the first one's beginning; with the trace's row, if there is one.
+    /// Returns the first `count` arrivals, nanoseconds after the start of the load, with the trace's row if there is
+    /// one.
     pub fn times(&self, count: usize, seed: u64) -> Vec<(u64, Option<TraceRow>)> {
         match self {
             ArrivalProcess::Trace { table, rate } => trace_times(table, *rate, count),
@@ -73,18 +74,18 @@ fn gamma_times(rate: f64, cv: f64, count: usize, seed: u64) -> Vec<(u64, Option<
     (0..count).map(next).collect()
 }
 
-/// Uniform in (0, 1).
+/// Draws a uniform variate in (0, 1).
 fn uniform(rng: &mut Rng) -> f64 {
     ((rng.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
 }
 
-/// Box and Muller.
+/// Draws a normal variate (Box and Muller).
 fn normal(rng: &mut Rng) -> f64 {
     let radius = (-2.0 * uniform(rng).ln()).sqrt();
     radius * (std::f64::consts::TAU * uniform(rng)).cos()
 }
 
-/// A gamma variate of scale 1 (Marsaglia and Tsang, "A simple method for generating gamma variables", 2000).
+/// Draws a gamma variate of scale 1 (Marsaglia and Tsang, "A simple method for generating gamma variables", 2000).
 fn gamma(shape: f64, rng: &mut Rng) -> f64 {
     if shape < 1.0 {
         return gamma(shape + 1.0, rng) * uniform(rng).powf(1.0 / shape);
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
     use crate::workload::TraceSplit;
 
-    /// Mean and coefficient of variation of gaps.
+    /// Returns the mean and the coefficient of variation of gaps.
     fn moments(rate: f64, cv: f64) -> (f64, f64) {
         let times = ArrivalProcess::Gamma { rate, cv }.times(20_000, 3);
         let mut gaps = Vec::new();

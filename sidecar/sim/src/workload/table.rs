@@ -1,44 +1,44 @@
-//! Trace files: comma-separated columns under a heading, which says what they are.
+//! Trace files: comma-separated columns, identified by the heading.
 
 use super::{Lengths, TraceSplit, split_rows};
 
-/// Columns by what they are called in published traces.
+/// Column names of published traces.
 const TIMES: [&str; 4] = ["TIMESTAMP", "arrival_s", "Timestamp", "arrived_at"];
 const PROMPTS: [&str; 4] = ["ContextTokens", "context_tokens", "Request tokens", "num_prefill_tokens"];
 const OUTPUTS: [&str; 4] = ["GeneratedTokens", "generated_tokens", "Response tokens", "num_decode_tokens"];
 const MODELS: [&str; 2] = ["model", "Model"];
 
-/// One request of a file.
+/// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceRow {
-    /// When it came, nanoseconds after any fixed moment; none in files of lengths.
+    /// Arrival time, nanoseconds after any fixed time; `None` in files with lengths only.
     pub at_ns: Option<u64>,
-    /// How long it was.
+    /// Lengths of the request.
     pub lengths: Lengths,
-    /// Rank of its model by number of requests; none where the file names no models.
+    /// Rank of its model by request count; `None` if the file names no models.
     pub model: Option<usize>,
 }
 
-/// A file that was read, or its part.
+/// The rows that were read from a trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Its rows, by time where they have one.
+    /// Rows, by time if they have one.
     pub rows: Vec<TraceRow>,
 }
 
-/// What is wrong with a file.
+/// An error in a trace file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {problem}")]
 pub struct TableError {
-    /// As it was given.
+    /// Path as given.
     pub file: String,
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// In words.
+    /// Description of the problem.
     pub problem: String,
 }
 
-/// Which column is which.
+/// Column indices.
 struct Columns {
     time: Option<usize>,
     prompt: usize,
@@ -63,10 +63,10 @@ impl Columns {
 }
 
 impl Table {
-    /// Reads a part of a file, by time where rows have one, else by row.
+    /// Reads a part of a file, split by time if rows have one, else by row.
     ///
     /// # Errors
-    /// The first line that is not what the heading promises.
+    /// The first line that does not match the heading.
     pub fn parse(file: &str, text: &str, which: TraceSplit) -> Result<Table, TableError> {
         let located = |line: usize| move |problem| TableError { file: file.to_owned(), line, problem };
         let mut lines = text.lines().enumerate();
@@ -86,14 +86,14 @@ impl Table {
         Ok(Table { rows: split_rows(rows, which) })
     }
 
-    /// Requests per second from the first to the last; of one row, one.
+    /// Returns requests per second from the first to the last row; a span of 0 counts as one second.
     pub fn mean_rate(&self) -> f64 {
         let at = |row: Option<&TraceRow>| row.and_then(|row| row.at_ns).unwrap_or(0);
         let span_ns = at(self.rows.last()) - at(self.rows.first());
         self.rows.len() as f64 / if span_ns == 0 { 1.0 } else { span_ns as f64 / 1e9 }
     }
 
-    /// It says when requests came.
+    /// Whether all rows have arrival times.
     pub fn has_times(&self) -> bool {
         self.rows.iter().all(|row| row.at_ns.is_some())
     }
@@ -113,7 +113,7 @@ fn parse_row<'a>(columns: &Columns, line: &'a str) -> Result<(TraceRow, Option<&
     Ok((TraceRow { at_ns, lengths, model: None }, model))
 }
 
-/// The model with the most requests is 0; equal ones by name.
+/// Ranks the models: the one with the most requests is 0, ties are ordered by name.
 fn rank_models(rows: &mut [TraceRow], names: &[Option<&str>]) {
     let mut counts = std::collections::BTreeMap::<&str, usize>::new();
     names.iter().flatten().for_each(|name| *counts.entry(name).or_default() += 1);
@@ -124,7 +124,7 @@ fn rank_models(rows: &mut [TraceRow], names: &[Option<&str>]) {
     }
 }
 
-/// Seconds, or a date and time.
+/// Parses seconds, or a date and time.
 fn time_ns(text: &str) -> Result<u64, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds >= 0.0);
     match seconds {
@@ -147,7 +147,7 @@ fn date_ns(text: &str) -> Option<u64> {
     possible.then(|| minutes * 60_000_000_000 + (second * 1e9).round() as u64)
 }
 
-/// Days since 1 March of year 0 (Hinnant, "chrono-compatible low-level date algorithms").
+/// Returns the days since 1 March of year 0 (Hinnant, "chrono-compatible low-level date algorithms").
 fn days(year: u64, month: u64, day: u64) -> u64 {
     let year = if month <= 2 { year - 1 } else { year };
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;

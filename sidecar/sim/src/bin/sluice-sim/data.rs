@@ -1,4 +1,4 @@
-//! Trace files.
+//! Reads trace files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +7,11 @@ use sluice_sim::tunables;
 use sluice_sim::workload::TraceSplit;
 use sluice_sim::workload::table::Table;
 
-/// Published files of which the last third is held back, so that nothing was tuned on it. Other files are read whole.
+/// Published files. Their last third is held back from tuning; other files are read completely.
 const PUBLISHED: [&str; 4] =
     ["azure_llm_2023_code.csv", "prism_multi_model.csv", "sharegpt_lengths.csv", "alpaca_lengths.csv"];
 
-/// Reads the part of a file that may be read, or, for tunables that were committed before, the part that is held back.
+/// Reads the permitted part of a file; with `held_back`, its held-back part, which requires the committed tunables.
 pub fn read(file: &str, data: &Path, held_back: bool) -> Result<Table> {
     let may = !held_back || tunables::digest() == tunables::COMMITTED;
     ensure!(may, "what is held back is read for committed tunables only: these are {}", tunables::summary());
@@ -27,7 +27,7 @@ pub fn read(file: &str, data: &Path, held_back: bool) -> Result<Table> {
     Ok(Table::parse(&name, &text, part)?)
 }
 
-/// As it is given, else in the folder of data.
+/// Finds a file as given, else in the data folder or its folder `data`.
 fn find(file: &str, data: &Path) -> Result<PathBuf> {
     let places = [PathBuf::from(file), data.join(file), data.join("data").join(file)];
     if let Some(place) = places.iter().find(|place| place.is_file()) {

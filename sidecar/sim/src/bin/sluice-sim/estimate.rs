@@ -1,4 +1,4 @@
-//! `estimate`.
+//! The command `estimate`.
 
 use anyhow::{Result, anyhow};
 use sluice_sim::estimate::Estimate;
@@ -10,7 +10,7 @@ use crate::args::EstimateArgs;
 use crate::output::print;
 use crate::table;
 
-/// One line, or object, for each model on each machine.
+/// Prints one line, or JSON object, for each model on each machine.
 pub fn estimate(args: &EstimateArgs) -> Result<bool> {
     let machines = select(args.profile.as_deref(), &hardware::ALL, |machine| machine.name, "profile")?;
     let models = select(args.model.as_deref(), &model::ALL, |model| model.name, "model")?;
@@ -35,7 +35,7 @@ pub fn estimate(args: &EstimateArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// The one of this name, or all.
+/// Returns the item of this name, or all items.
 fn select<T: Copy>(
     name: Option<&str>,
     all: &[T],
@@ -48,7 +48,7 @@ fn select<T: Copy>(
     }
 }
 
-/// The one of this name.
+/// Returns the item of this name.
 pub fn find_by_name<T: Copy>(
     name: &str,
     all: &[T],
@@ -60,7 +60,7 @@ pub fn find_by_name<T: Copy>(
     found.copied().ok_or_else(|| anyhow!("no {kind} is called {name:?}: there are {}", names()))
 }
 
-/// Weights and the KV of the batch are smaller than the machine's memory.
+/// Whether the weights and the KV of the batch are smaller than the machine's memory.
 fn fits(machine: &Hardware, model: &Model, batch: &Batch) -> bool {
     let kv_bytes = batch.context.saturating_mul(model.kv_token_bytes());
     model.weight_bytes().saturating_add(kv_bytes) < machine.memory_bytes

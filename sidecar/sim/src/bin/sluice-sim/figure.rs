@@ -1,4 +1,4 @@
-//! Figures as SVG.
+//! Draws figures as SVG.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,16 +14,16 @@ use sluice_sim::experiments::Figure;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawError<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
-/// Of each figure.
+/// Size of each figure, pixels.
 const SIZE: (u32, u32) = (960, 500);
 const FONT: (&str, u32) = ("sans-serif", 16);
 const SMALL: (&str, u32) = ("sans-serif", 12);
-/// Room for the names of lines, on the right.
+/// Width of the legend on the right, pixels.
 const LEGEND: u32 = 200;
 const LEGEND_TOP: i32 = 44;
 const LEGEND_ROW: i32 = 18;
 const SMALLEST: (&str, u32) = ("sans-serif", 10);
-/// So many names fit side by side as they are.
+/// Largest number of names on the axis in the normal font size.
 const FEW_NAMES: usize = 6;
 
 /// Draws figures into a file, one below the other.
@@ -46,7 +46,7 @@ fn try_draw(figures: &[Figure], file: &Path) -> Result<(), Box<dyn std::error::E
 fn draw_panel<'a>(figure: &Figure, area: &Area<'a>) -> Result<(), DrawError<'a>> {
     let points = || figure.lines.iter().flat_map(|line| &line.points);
     let (x, y) = (x_range(figure), range(points().map(|point| point.1)));
-    // Beside the lines, which it would cover.
+    // The legend would cover the lines, so it has its own area.
     let (lines, beside) = area.split_horizontally(SIZE.0 - LEGEND);
     let mut chart = ChartBuilder::on(&lines)
         .caption(&figure.title, FONT)
@@ -70,7 +70,7 @@ fn draw_panel<'a>(figure: &Figure, area: &Area<'a>) -> Result<(), DrawError<'a>>
     Ok(())
 }
 
-/// The horizontal axis.
+/// Returns the range of the horizontal axis.
 fn x_range(figure: &Figure) -> Range<f64> {
     match figure.names.len() {
         0 => range(figure.lines.iter().flat_map(|line| &line.points).map(|point| point.0)),
@@ -78,7 +78,7 @@ fn x_range(figure: &Figure) -> Range<f64> {
     }
 }
 
-/// What stands at a mark of the horizontal axis.
+/// Returns the label at a mark of the horizontal axis.
 fn x_label(figure: &Figure, at: f64) -> String {
     if figure.names.is_empty() {
         return number(&at);
@@ -88,12 +88,12 @@ fn x_label(figure: &Figure, at: f64) -> String {
     named.cloned().unwrap_or_default()
 }
 
-/// Without decimals that say nothing.
+/// Formats a number with at most six decimals.
 fn number(value: &f64) -> String {
     format!("{}", (value * 1e6).round() / 1e6)
 }
 
-/// From zero, or the least value below it, to a little above the largest.
+/// Returns the range from zero, or the smallest value below it, to slightly above the largest, which is at least 1.
 fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
     let (least, most) =
         values.fold((0.0_f64, 1.0_f64), |(least, most), value| (least.min(value), most.max(value)));

@@ -1,4 +1,4 @@
-//! What a command has found, on standard output and in files, and what it says beside it.
+//! Writes results to standard output and files, and status messages to standard error.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Writes `text` and the end of its last line.
+/// Writes `text` and a newline.
 ///
 /// # Errors
-/// It cannot be written. A reader that has gone, such as `head`, wants no more lines: that is none.
+/// If the text cannot be written. A closed reader, such as `head`, is not an error.
 pub fn print(text: &str) -> Result<()> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -17,15 +17,15 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Says something on standard error. Nobody may be left to read it.
+/// Writes a status message to standard error, and ignores a closed reader.
 pub fn print_status(text: &str) {
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 
-/// Whether these files can be written, before anything long is run for them.
+/// Checks that these files can be written, before a long run starts.
 ///
 /// # Errors
-/// Which one cannot.
+/// The file that cannot be written.
 pub fn check_writable(files: [&Option<PathBuf>; 2]) -> Result<()> {
     files.into_iter().flatten().try_for_each(|file| {
         OpenOptions::new()
@@ -37,10 +37,10 @@ pub fn check_writable(files: [&Option<PathBuf>; 2]) -> Result<()> {
     })
 }
 
-/// Writes a file and says so.
+/// Writes a file and reports its name on standard error.
 ///
 /// # Errors
-/// It cannot be written.
+/// If the file cannot be written.
 pub fn save(file: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     write(file).with_context(|| file.display().to_string())?;
     print_status(&format!("wrote {}", file.display()));

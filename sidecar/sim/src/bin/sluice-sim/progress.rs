@@ -1,4 +1,4 @@
-//! How far a long run is, on standard error: a bar on a terminal, elsewhere a line now and then.
+//! Reports the progress of a long run on standard error: as a bar on a terminal, else as a line at intervals.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::print_status;
 
-/// Between two lines where there is no terminal.
+/// Interval between two lines without a terminal.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A run of a known number of steps.
 pub struct Progress {
     bar: ProgressBar,
-    /// When the last line was written.
+    /// Time of the last line.
     last_report: Mutex<Instant>,
 }
 
 impl Progress {
-    /// Of `total` steps, none of them done.
+    /// Starts a run of `total` steps.
     pub fn new(name: &str, total: u64) -> Progress {
         let style = ProgressStyle::with_template("{prefix:16} {bar:40} {pos}/{len} {msg} {elapsed}");
         let style = style.expect("the template is sound").progress_chars("=> ");
@@ -26,7 +26,7 @@ impl Progress {
         Progress { bar, last_report: Mutex::new(Instant::now()) }
     }
 
-    /// So many are done.
+    /// Sets the number of finished steps.
     pub fn update(&self, done: u64) {
         self.bar.set_position(done);
         if self.bar.is_hidden() && self.is_report_due() {
@@ -35,14 +35,14 @@ impl Progress {
         }
     }
 
-    /// So many of `total` are done, the last of them of `what`.
+    /// Sets the number of finished steps and the total, with the name of the last step.
     pub fn update_of(&self, what: &str, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_message(what.to_owned());
         self.update(done);
     }
 
-    /// The run is over.
+    /// Ends the run.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! `replay`.
+//! The command `replay`.
 
 use anyhow::{Context, Result};
 use sluice_scheduler::journal::{self, Ending, JournalError};
@@ -6,7 +6,7 @@ use sluice_scheduler::journal::{self, Ending, JournalError};
 use crate::args::ReplayArgs;
 use crate::output::print;
 
-/// Injects a journal's events and compares digests; `false` at the first difference.
+/// Injects a journal's events and compares digests. Returns `false` at the first difference.
 pub fn replay(args: &ReplayArgs) -> Result<bool> {
     let name = args.journal.display().to_string();
     let file = std::fs::File::open(&args.journal).with_context(|| name.clone())?;
@@ -52,7 +52,7 @@ fn error_line(error: &JournalError) -> Option<usize> {
     }
 }
 
-/// The event in words: its time and name, and how many came before.
+/// Describes the event: its time and name, and the number of earlier events.
 fn describe_event(args: &ReplayArgs, line: usize) -> Result<String> {
     let text = std::fs::read_to_string(&args.journal)?;
     let event = text.lines().nth(line - 1).unwrap_or_default();
@@ -65,5 +65,5 @@ fn describe_event(args: &ReplayArgs, line: usize) -> Result<String> {
     ))
 }
 
-/// Lines before the first event.
+/// Number of lines before the first event.
 const HEADER: usize = 5;

@@ -1,4 +1,4 @@
-//! `list` and `run`.
+//! The commands `list`, `tunables` and `run`.
 
 use anyhow::{Result, anyhow};
 use sluice_policy::params::{Params, PolicyName};
@@ -16,7 +16,7 @@ use crate::output::{check_writable, print, print_status, save};
 use crate::progress::Progress;
 use crate::{data, figure, table};
 
-/// Names all that other commands take.
+/// Lists all names that other commands accept.
 pub fn list() -> Result<bool> {
     let named: Vec<_> = experiments::ALL.iter().map(|e| [e.name.to_owned(), e.about.to_owned()]).collect();
     let scenarios: Vec<_> = scenarios::ALL.iter().map(scenario).collect();
@@ -73,7 +73,8 @@ fn shape(model: &model::Model) -> [String; 5] {
     ]
 }
 
-/// Runs one experiment; `false` if a figure differs from the paper's, or something that is required does not hold.
+/// Runs one experiment. Returns `false` if a value differs from the paper's without a reason, or a requirement does not
+/// hold.
 pub fn run(args: &RunArgs) -> Result<bool> {
     let experiment = experiments::find(&args.name)
         .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;

@@ -1,4 +1,4 @@
-//! `serve-trace`.
+//! The command `serve-trace`.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ use crate::{data, figure, table};
 
 const MS: u64 = 1_000_000;
 
-/// The same load under each policy.
+/// Serves the same load under each policy.
 pub fn serve(args: &ServeArgs) -> Result<bool> {
     let case = case(args)?;
     let load = load(args, &case)?;

@@ -1,4 +1,4 @@
-//! `soak`.
+//! The command `soak`.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::args::SoakArgs;
 use crate::output::print;
 use crate::progress::Progress;
 
-/// Runs seeds until one breaks; `false` if one does.
+/// Runs seeds until one fails. Returns `false` if one does.
 pub fn soak(args: &SoakArgs) -> Result<bool> {
     let plant = args.plant.as_deref().map(parse_planted_bug).transpose()?;
     let (progress, begin) = (Progress::new("soak", args.seeds), Instant::now());

@@ -1,6 +1,6 @@
-//! Columns of text, as wide as they need to be.
+//! Formats text tables with columns of minimum width.
 
-/// Rows under a heading, without the end of the last line; columns are two spaces apart.
+/// Formats rows under a heading, two spaces between columns and no final newline.
 pub fn text<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> String {
     let widths: [usize; N] = std::array::from_fn(|column| {
         let cells = rows.iter().map(|row| row[column].chars().count());
@@ -10,7 +10,7 @@ pub fn text<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> String 
     std::iter::once(line(&heading, &widths)).chain(rows).collect::<Vec<_>>().join("\n")
 }
 
-/// The same where the number of columns is not known before.
+/// Formats rows with a variable number of columns.
 pub fn text_of_lines(heading: &[String], lines: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = lines.iter().map(Vec::as_slice).chain([heading]).filter_map(|line| line.get(column));

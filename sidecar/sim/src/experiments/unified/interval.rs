@@ -1,8 +1,8 @@
-//! Means over seeds, and how sure they are.
+//! Means over seeds, and their confidence intervals.
 
 use std::fmt;
 
-/// A 95 % interval of a mean.
+/// A 95 % confidence interval of a mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     pub mean: f64,
@@ -16,19 +16,19 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Of Student's distribution with 1, 2, ... degrees of freedom, the value that 97.5 % do not exceed.
+/// The 97.5 % quantile of Student's distribution with 1, 2, ... degrees of freedom.
 const STUDENT: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// 0 of none.
+/// Returns the mean; 0 if there are no values.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// The interval of the mean of one value for each seed, by Student's distribution; without bounds where there are fewer than
-/// two. Beyond 30 degrees of freedom the value for 30 is used, which is a little too wide.
+/// Returns the interval of the mean of one value per seed, by Student's distribution; unbounded for fewer than two
+/// values. Beyond 30 degrees of freedom it uses the value for 30, which is slightly too wide.
 pub fn paired(values: &[f64]) -> Interval {
     let mean = mean(values);
     let Some(freedom) = values.len().checked_sub(1).filter(|freedom| *freedom > 0) else {

@@ -1,8 +1,8 @@
-//! Loads and machines that policies are compared on.
+//! Loads and machines on which policies are compared.
 //!
-//! Memory is short in each of them while somebody is busy, and is not when nobody is. In those that we made up requests come in
-//! bursts (gaps of a gamma distribution), by the hours of each tenant: stretches of time with a rate of their own. The others are
-//! the papers': the sets of Oneiros under Azure's arrivals, and the machine and long contexts of OrbitFlow's ablation.
+//! In each scenario memory is short while a tenant is busy, and is not when all tenants are idle. Our own scenarios
+//! have bursty arrivals (gamma-distributed gaps) with a rate per tenant and stretch of time. The others are the
+//! papers': the sets of Oneiros with Azure's arrivals, and the machine and long contexts of OrbitFlow's ablation.
 
 use std::collections::BTreeSet;
 
@@ -20,34 +20,36 @@ use crate::workload::{self, Arrival, LengthSource, Limits, TenantAssignment, cla
 
 const MS: u64 = 1_000_000;
 
-/// So many times the stretches of a scenario follow each other: the longest answers take half a minute by themselves, and a run
-/// that ends with them measures nothing else.
+/// Number of rounds through the stretches of a scenario. The longest outputs alone take half a minute, and would
+/// dominate a shorter run.
 const ROUNDS: usize = 4;
 
-/// Standard deviation of gaps over their mean.
+/// Standard deviation of the gaps divided by their mean.
 const CV: f64 = 3.0;
 
-/// Longer prompts are cut to so many tokens: near those of single turns.
+/// Largest prompt, tokens; longer ones are cut. Near the length of single-turn prompts.
 const PROMPT_TOKENS: u32 = 400;
 
-/// Where lengths come from.
+/// Source of lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LengthDataset {
-    /// Of conversations.
+    /// Conversations.
     ShareGpt,
-    /// Of instructions: short.
+    /// Instructions: short.
     Alpaca,
-    /// Of a coding service: long prompts, short answers.
+    /// A coding service: long prompts, short outputs.
     Code,
 }
 
-/// The files of lengths, and Azure's arrivals.
+/// Length sources, and Azure's arrivals.
 pub struct Sources {
     lengths: [LengthSource; 3],
     azure: Table,
 }
 
 impl Sources {
+    /// Reads the trace files.
+    ///
     /// # Errors
     /// A file that cannot be read.
     pub fn read(lab: &ExperimentContext<'_>) -> Result<Sources, String> {
@@ -66,41 +68,41 @@ impl Sources {
 /// A tenant of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct ScenarioTenant {
-    /// Its model.
+    /// Name of the model.
     pub model: &'static str,
-    /// Its share of the memory, permille.
+    /// Share of device memory, permille.
     pub share_permille: u32,
-    /// Of its requests.
+    /// Source of its request lengths.
     pub lengths: LengthDataset,
-    /// Requests per second in each stretch of a round; none where requests come in another way.
+    /// Requests per second in each stretch of a round; empty if the scenario has other arrivals.
     pub rates: &'static [f64],
 }
 
-/// How requests come.
+/// How requests arrive.
 #[derive(Clone, Copy, Debug)]
 enum ArrivalPattern {
-    /// In bursts, by stretches of so many seconds.
+    /// In bursts, with stretches of `stretch_s` seconds.
     Bursts { stretch_s: f64 },
-    /// As in Azure's trace, of which each tenant has a part: so many a second of all, so many times as many requests, so that
-    /// short ones fill the memory too, and prompts cut to so many tokens (Oneiros' sets).
+    /// As in Azure's trace, with a segment per tenant (Oneiros' sets): `rate` requests per second in total, and `times`
+    /// the number of requests, so that short ones fill the memory too. Prompts are cut to `prompt_tokens`.
     Azure { rate: f64, times: usize, prompt_tokens: u32 },
-    /// Long ones, of which few fit (OrbitFlow's ablation), with an objective of so many times the step of one.
+    /// Long requests, of which few fit (OrbitFlow's ablation). The objective is `scale` times the decode step of one.
     Long { scale: f64 },
 }
 
 /// A machine, its tenants and their load.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// As it is called in reports.
+    /// Name in reports.
     pub name: &'static str,
-    /// What it is.
+    /// Description of the scenario.
     pub about: &'static str,
-    /// The machine.
+    /// Name of the machine.
     pub profile: &'static str,
     load: ArrivalPattern,
-    /// Its tenants. They take turns.
+    /// The tenants, which run in time slices.
     pub tenants: &'static [ScenarioTenant],
-    /// Layers of an active model must not be given away.
+    /// Whether layers of an active model must stay resident.
     declines: bool,
 }
 
@@ -219,7 +221,8 @@ const fn long(name: &'static str, about: &'static str, scale: f64) -> Scenario {
 }
 
 impl Scenario {
-    /// At least two tenants whose lengths come from different sources, or whose rates change by a factor of four or more.
+    /// Whether at least two tenants have lengths of different sources, or rates that change by a factor of four or
+    /// more.
     pub fn is_mix(&self) -> bool {
         let sources: BTreeSet<_> = self.tenants.iter().map(|tenant| tenant.lengths).collect();
         let changes = |tenant: &ScenarioTenant| {
@@ -230,12 +233,12 @@ impl Scenario {
         self.tenants.len() >= 2 && (sources.len() >= 2 || self.tenants.iter().any(changes))
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn hardware(&self) -> Hardware {
         *hardware::find(self.profile).expect("a machine of the list")
     }
 
-    /// Layers of an active model must not be given away.
+    /// Whether layers of an active model must stay resident.
     pub fn declines(&self) -> bool {
         self.declines
     }
@@ -244,7 +247,7 @@ impl Scenario {
         self.tenants.iter().map(|one| *model::find(one.model).expect("a model of the list")).collect()
     }
 
-    /// The scenario under a policy.
+    /// Returns the configuration of the scenario under a policy.
     pub fn case(&self, policy: PolicyName, seed: u64) -> ServeConfig {
         let max_sequences = match self.load {
             ArrivalPattern::Long { scale } => return ablation::policy_case(policy, scale, seed),
@@ -258,7 +261,7 @@ impl Scenario {
         ServeConfig { seed, max_sequences, ..ServeConfig::new(self.hardware(), places, sharing, policy) }
     }
 
-    /// Its requests by a seed: in bursts no more than so many of each tenant in each stretch.
+    /// Returns the requests for a seed. In bursts, each tenant has at most `most` requests per stretch.
     pub fn load(&self, sources: &Sources, most: usize, seed: u64) -> Vec<Arrival> {
         match self.load {
             ArrivalPattern::Bursts { stretch_s } => self.bursts(sources, (most, stretch_s), seed),
@@ -302,7 +305,7 @@ impl Scenario {
     }
 }
 
-/// Arrivals within one stretch.
+/// Returns the arrival times within one stretch.
 fn times(stretch_s: f64, rate: f64, most: usize, seed: u64) -> Vec<u64> {
     let end_ns = (stretch_s * 1e9) as u64;
     let times = ArrivalProcess::Gamma { rate, cv: CV }.times(most, seed);
