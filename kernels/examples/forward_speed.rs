@@ -1,5 +1,5 @@
-//! Speed of whole steps on a random Llama of the shape of SmolLM2-135M: prefill and decode tokens per second, and how long
-//! steps take in which a part of a prompt goes along with decodes.
+//! Measures whole steps on a random Llama with the shape of SmolLM2-135M: prefill and decode tokens per second, and the
+//! duration of steps that mix a prefill chunk with decodes.
 //!
 //! `cargo run --release -p sluice-kernels --example forward_speed [threads] [f32|f16|bf16]`
 
@@ -11,7 +11,7 @@ use sluice_link::slab::slab_layout;
 
 const CHUNK_BYTES: u64 = 2 << 20;
 const MAX_TOKENS: u32 = 2048;
-/// Of which one is for a prompt.
+/// 16 decodes and one prompt.
 const MAX_SEQUENCES: usize = 17;
 
 fn smollm2_135m(dtype: Dtype) -> ModelSpec {
@@ -35,7 +35,7 @@ fn smollm2_135m(dtype: Dtype) -> ModelSpec {
     }
 }
 
-/// Bytes that begin at a multiple of 64, filled with small numbers of the dtype.
+/// Allocates `bytes` bytes, aligned to 64, and fills them with small numbers of the dtype.
 fn numbers(dtype: Dtype, bytes: u64) -> *mut u8 {
     let value = |n: u64| (n * 2_654_435_761 % 1024) as f32 / 16_384.0 - 0.03;
     let count = bytes / dtype.bytes() as u64;
@@ -45,12 +45,12 @@ fn numbers(dtype: Dtype, bytes: u64) -> *mut u8 {
         Dtype::Bf16 => (0..count).flat_map(|n| half::bf16::from_f32(value(n)).to_le_bytes()).collect(),
     };
     let base = zeros(bytes);
-    // SAFETY: `zeros` has that many bytes.
+    // SAFETY: `zeros` allocated `bytes` bytes, and `data` is not longer.
     unsafe { base.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
     base
 }
 
-/// Leaked on purpose: the example ends with the process.
+/// Allocates zeroed bytes, aligned to 64. They are leaked on purpose: the example ends with the process.
 fn zeros(bytes: u64) -> *mut u8 {
     let memory = Box::leak(vec![0_u8; bytes as usize + 64].into_boxed_slice());
     let offset = memory.as_ptr().align_offset(64);
@@ -80,14 +80,14 @@ impl Bench {
             activations: zeros(activation_limit_bytes),
             activation_limit_bytes,
         };
-        // SAFETY: the memory is leaked, so valid for ever, and this thread alone runs steps.
+        // SAFETY: the memory is leaked, so it stays valid, and only this thread runs steps.
         let ranges = unsafe { Ranges::new(parts) };
         let table = |s: u32| (s * per_sequence..(s + 1) * per_sequence).collect();
         Bench { model, ranges, tables: (0..MAX_SEQUENCES as u32).map(table).collect() }
     }
 
-    /// Seconds of one step in which `sequences` decode at `start` and one more, where there is a prompt, feeds the first
-    /// `prompt` tokens of it.
+    /// Runs one step and returns its duration in seconds: `sequences` decodes at position `start` and, if `prompt` is
+    /// not 0, the first `prompt` tokens of one more sequence.
     fn step_s(&mut self, sequences: usize, start: u32, prompt: usize) -> f64 {
         let vocab = self.model.spec().vocab;
         let ids: Vec<u32> = (0..prompt.max(1) as u32).map(|n| n * 37 % vocab).collect();

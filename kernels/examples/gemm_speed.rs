@@ -1,4 +1,4 @@
-//! Speed of the matrix kernels: GFLOP/s of prefill shapes, GB/s of decode shapes.
+//! Measures the matrix kernels: GFLOP/s of prefill shapes, GB/s of decode shapes.
 //!
 //! `cargo run --release -p sluice-kernels --example gemm_speed [threads]`
 
@@ -9,7 +9,7 @@ use sluice_kernels::ops::thread_pool::StepThreads;
 use sluice_kernels::simd::matmul::{Epilogue, Narrow, Product, scratch_words};
 use sluice_kernels::simd::{Dot, Element, Isa};
 
-/// A pointer that threads may share: each writes its own rows.
+/// A pointer shared by the threads; each thread writes its own rows.
 #[derive(Clone, Copy)]
 struct Shared(*mut f32);
 // SAFETY: tasks write disjoint rows.
@@ -26,12 +26,12 @@ impl Shared {
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Leaked on purpose: values that begin at a multiple of 64 bytes, as slabs and activations do.
+/// Copies the values to memory that starts at a multiple of 64 bytes, as slabs and activations do. Leaked on purpose.
 fn aligned<T: Copy>(values: impl ExactSizeIterator<Item = T>) -> *const T {
     let lines = vec![Line([0; 64]); (values.len() * size_of::<T>()).div_ceil(64)];
     let base = lines.leak().as_mut_ptr().cast::<T>();
     for (index, value) in values.enumerate() {
-        // SAFETY: the lines have room for each of the values.
+        // SAFETY: `lines` has space for every value.
         unsafe { base.add(index).write(value) }
     }
     base
@@ -42,7 +42,7 @@ fn measure<E: Element>(isa: Isa, team: &StepThreads, name: &str, (rows, k, token
     let input = aligned((0..tokens * k).map(|n| (n % 13) as f32 / 13.0 - 0.5));
     for token in 0..tokens {
         if E::Dot::NARROWS {
-            // SAFETY: the rows have `k` words each, and no other thread has them yet.
+            // SAFETY: each row has `k` words, and no other thread uses the rows yet.
             unsafe { isa.run(Narrow { row: input.cast_mut().add(token * k), width: k }) }
         }
     }
@@ -62,10 +62,10 @@ fn measure<E: Element>(isa: Isa, team: &StepThreads, name: &str, (rows, k, token
                 output: (to.get(), rows),
                 tokens: 0..tokens,
                 epilogue: Epilogue::Store,
-                // SAFETY: one piece of scratch for each member.
+                // SAFETY: each thread has its own piece of `scratch`.
                 scratch: unsafe { scratch.get().add(team.thread_index() * scratch_words(k)) },
             };
-            // SAFETY: the buffers have the sizes that `Product` asks for; tasks have rows of their own.
+            // SAFETY: the buffers have the sizes that `Product` requires; tasks write disjoint rows.
             unsafe { isa.run(product) }
         });
     };

@@ -1,7 +1,7 @@
 //! The engine process: a worker that computes steps for one sidecar, under a supervisor that restarts it.
 //!
-//! The worker owns nothing and remembers nothing between steps. It maps chunks where it is told, runs steps over them,
-//! and ends itself within 100 ms of its sidecar's death, even inside a step (DESIGN 4, 5).
+//! The worker owns nothing and keeps no state between steps. It maps the chunks that the sidecar names and runs steps
+//! over them. It exits within 100 ms of its sidecar's exit, even inside a step (DESIGN 4, 5).
 
 mod inputs;
 mod liveness;
@@ -19,20 +19,22 @@ use clap::{CommandFactory, Parser};
 
 use options::Options;
 
-/// Exit status of a worker whose sidecar said goodbye: there is nothing left to do.
+/// Exit status of a worker whose sidecar sent `Bye`, or that SIGTERM stopped before it had a sidecar. The supervisor
+/// exits too.
 const EXIT_GOODBYE: u8 = 0;
-/// Exit status of a worker whose sidecar has gone without a word. A successor waits for the next sidecar.
+/// Exit status of a worker whose sidecar exited without `Bye`. The next worker waits for the next sidecar.
 const EXIT_SIDECAR_GONE: u8 = 75;
 
-/// Exit status of a worker whose mappings are neither the old nor the new ones. A successor maps everything afresh.
+/// Exit status of a worker whose rollback of a mapping failed: its mappings are neither the old nor the new ones. The
+/// next worker maps everything again.
 const EXIT_MAPPING_TORN: u8 = 70;
 
-/// The definition of the command line.
+/// Returns the definition of the command line.
 pub fn command() -> clap::Command {
     Options::command()
 }
 
-/// The process: parses the arguments and runs supervisor or worker.
+/// Parses the arguments and runs the supervisor or the worker.
 pub fn main() -> ExitCode {
     let options = Options::parse();
     logs::start();

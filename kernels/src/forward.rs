@@ -1,12 +1,12 @@
-//! One step: a forward pass over a mixed batch of prompts and decodes. A step of more tokens than a chunk has goes through
-//! a layer chunk by chunk, and all of it through one layer before the next: a layer that has only just arrived is of use to
-//! the whole step.
+//! One step: a forward pass over a mixed batch of prefills and decodes. A step with more tokens than a chunk passes
+//! each layer chunk by chunk. The whole step passes one layer before the next, so a layer that has just been loaded
+//! serves the whole step.
 //!
-//! The engine owns no memory. Weights are read in place at the offsets of [`sluice_link::slab::slab_layout`], K and V
-//! live in a flat arena of layer-blocks, and every intermediate value lies in the activation arena, whose size is a
-//! monotone function of the step's shape ([`Model::activation_cost`]).
+//! The engine owns no memory. Weights are read in place at the offsets of [`sluice_link::slab::slab_layout`]. K and V
+//! reside in a flat arena of layer-blocks. Intermediate values reside in the activation arena, whose size is a monotone
+//! function of the step's shape ([`Model::activation_cost`]).
 //!
-//! **Batch invariance** (DESIGN 7). The bits of a sequence's logits and KV depend on its tokens and weights alone:
+//! **Batch invariance** (DESIGN 7). The bits of a sequence's logits and KV depend on its tokens and the weights alone,
 //! never on the other sequences, the chunking, the block ids or the number of threads.
 
 mod batch;
@@ -36,16 +36,16 @@ use crate::rope;
 use crate::simd::Isa;
 use step::Step;
 
-/// Tokens in a layer-block.
+/// Tokens of a layer-block.
 pub const BLOCK_TOKENS: usize = 16;
 
-/// What the process around a step does between layers.
+/// The work of the surrounding process between layers.
 pub trait LayerHooks: Send {
-    /// Called before the first read of `layer`'s weights and KV; returns when both are there. `Break` ends the step with
-    /// [`ForwardError::Aborted`].
+    /// Called before the first read of `layer`'s weights and KV; returns when both are resident. `Break` ends the step
+    /// with [`ForwardError::Aborted`].
     fn before_layer(&mut self, layer: usize) -> ControlFlow<()>;
 
-    /// Called after the last read of `layer`'s weights and KV, with its compute time (waiting not counted).
+    /// Called after the last read of `layer`'s weights and KV, with its compute time in nanoseconds (without waits).
     fn after_layer(&mut self, layer: usize, elapsed_ns: u64);
 }
 
@@ -66,20 +66,20 @@ pub struct Model {
     slabs: SlabLayout,
     chunk_bytes: u64,
     frequencies: Vec<f32>,
-    /// Tokens that go through a layer together at most.
+    /// Maximum of tokens that pass a layer together.
     chunk_tokens: u32,
     threads: StepThreads,
     isa: Isa,
 }
 
 impl Model {
-    /// Prepares a model. `chunk_bytes` is the size of a device chunk (a layer-block never straddles two), `threads`
-    /// the number of compute threads (at least 1).
+    /// Prepares a model. `chunk_bytes` is the size of a device chunk (a layer-block never straddles two chunks),
+    /// `threads` the number of compute threads (at least 1).
     pub fn new(spec: ModelSpec, chunk_bytes: u64, threads: usize) -> Result<Self, ModelError> {
         Model::with_isa(spec, chunk_bytes, threads, Isa::best())
     }
 
-    /// As [`Model::new`], on an instruction set of the caller's choice; it must be one of [`Isa::available`].
+    /// Like [`Model::new`], with an instruction set from [`Isa::available`].
     pub fn with_isa(spec: ModelSpec, chunk_bytes: u64, threads: usize, isa: Isa) -> Result<Self, ModelError> {
         check::shape(&spec, chunk_bytes)?;
         assert!(Isa::available().contains(&isa), "{isa:?} is not an instruction set of this processor");
@@ -88,27 +88,27 @@ impl Model {
         Ok(Model { slabs, frequencies, chunk_bytes, chunk_tokens, threads: team, isa, spec })
     }
 
-    /// The same model, whose steps go through each layer in chunks of at most `tokens` tokens (at least 1). The bits stay
-    /// the same, and a long step needs less memory. Without this call a step is one chunk.
+    /// Returns the same model with steps that pass each layer in chunks of at most `tokens` tokens (at least 1). The
+    /// results have the same bits, and a long step needs less memory. Without this call a step is one chunk.
     pub fn in_chunks_of(self, tokens: u32) -> Model {
         assert!(tokens > 0, "a chunk has a token");
         Model { chunk_tokens: tokens, ..self }
     }
 
-    /// The shape.
+    /// Returns the shape of the model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// Activation bytes by step shape. [`Model::run`] needs exactly this much.
+    /// Returns the activation bytes by step shape. [`Model::run`] needs exactly this amount.
     pub fn activation_cost(&self) -> ActivationCost {
         activation::cost(&self.spec, self.threads.threads(), self.chunk_tokens)
     }
 
-    /// Runs one step. Rows of the returned logits are in batch order, positions ascending within a sequence.
+    /// Runs one step. Rows of the returned logits are in batch order, with ascending positions within a sequence.
     ///
-    /// Everything is checked before anything is written: an error other than [`ForwardError::Aborted`] leaves KV and
-    /// activations untouched. K and V are written at positions `start..start + tokens.len()` of each sequence only.
+    /// Everything is checked before the first write: an error other than [`ForwardError::Aborted`] leaves KV and
+    /// activations untouched. The step writes K and V only at positions `start..start + tokens.len()` of each sequence.
     pub fn run<'r, H: LayerHooks>(
         &self,
         ranges: &'r mut Ranges,
@@ -128,8 +128,8 @@ impl Model {
         }
         let words = shape.logit_rows as usize * self.spec.vocab as usize;
         let base = parts.activations.cast::<f32>();
-        // SAFETY: the layout puts both within the limit, apart from each other, and `Ranges::new` vouches for the
-        // arena, which the mutable borrow keeps from being used by another step.
+        // SAFETY: the layout places both slices within the limit and disjoint. The contract of `Ranges::new` covers the
+        // arena, and the mutable borrow keeps other steps from using it.
         let (logits, scratch) = unsafe {
             let scratch = base.add(layout.sampling.0).cast::<u32>();
             (

@@ -2,9 +2,9 @@
 //! with an index), a byte-level `tokenizer.json`, `tokenizer_config.json` with a chat template,
 //! `generation_config.json`.
 //!
-//! A value depends on the seed, the tensor's name and its index only. Weights are scaled so that greedy output
-//! wanders instead of repeating one token: layers outweigh the embedding in the residual stream, and attention is
-//! peaked. One tensor's piece is in memory at a time.
+//! A value depends only on the seed, the tensor's name and the value's index. Weights are scaled so that greedy output
+//! varies instead of repeating one token: layers outweigh the embedding in the residual stream, and attention is
+//! peaked. Memory holds one piece of one tensor at a time.
 
 mod config;
 mod names;
@@ -22,35 +22,35 @@ use serde_json::Value;
 use sluice_link::model::{Family, ModelSpec};
 use thiserror::Error;
 
-/// What to generate.
+/// The model to generate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RandomModel {
     /// Shape and dtype.
     pub spec: ModelSpec,
     /// Equal seeds give equal files.
     pub seed: u64,
-    /// Number of safetensors files; an index is written from two on.
+    /// Number of safetensors files; with two or more, an index is written.
     pub shards: usize,
 }
 
-/// Why a model was not generated.
+/// Errors of generation.
 #[derive(Debug, Error)]
 pub enum GenerateError {
-    /// The shape cannot be expressed in the family's configuration.
+    /// The family's configuration cannot express the shape.
     #[error("model shape: {0}")]
     Shape(&'static str),
     /// A file could not be written.
     #[error("cannot write {path}: {source}")]
     Write {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's words.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl RandomModel {
-    /// Writes the folder, which is created when absent; files of the same names are overwritten.
+    /// Writes the folder. Creates it if absent and overwrites files of the same names.
     pub fn write(&self, folder: &Path) -> Result<(), GenerateError> {
         self.check()?;
         in_file(folder, fs::create_dir_all(folder))?;

@@ -1,4 +1,4 @@
-//! The engine's half of Sluice: it computes a model's forward pass over memory that somebody else owns.
+//! The engine side of Sluice: computes a model's forward pass over memory that the sidecar owns.
 //!
 //! * [`simd`]: dot and tile kernels, one order of summation on every path
 //! * [`ops`]: norms, rotary positions, paged attention, embeddings

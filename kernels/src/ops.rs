@@ -1,4 +1,4 @@
-//! The operations between matrix products, and how work is split over threads.
+//! The operations between matrix products, and the thread pool that splits work.
 
 pub mod attention;
 pub mod embed;

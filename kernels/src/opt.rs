@@ -1,4 +1,4 @@
-//! A layer of OPT (Zhang et al. 2022, arXiv 2205.01068), in the form with LayerNorm before each half.
+//! A layer of OPT (Zhang et al. 2022, arXiv 2205.01068), in the variant with LayerNorm before attention and MLP.
 
 use sluice_link::slab::Tensor;
 

@@ -1,5 +1,5 @@
-//! Rotary positions (Su et al. 2021, arXiv 2104.09864) with Hugging Face's pairing: lane `i` turns with lane
-//! `i + head_dim / 2`.
+//! Rotary positions (Su et al. 2021, arXiv 2104.09864) with Hugging Face's pairing: lane `i` is rotated with lane `i +
+//! head_dim / 2`.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Rotate`")]
 
@@ -9,7 +9,7 @@ use sluice_link::model::{ModelSpec, RopeScaling};
 
 use crate::simd::{Kernel, LANES, Lanes};
 
-/// Angle per position of each of the `head_dim / 2` pairs, scaling applied.
+/// Returns the angle per position of each of the `head_dim / 2` pairs, after scaling.
 pub fn frequencies(spec: &ModelSpec) -> Vec<f32> {
     let dim = spec.head_dim as f32;
     let plain = |pair: u32| 1.0 / spec.rope_theta.powf(2.0 * pair as f32 / dim);
@@ -28,17 +28,18 @@ fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
     }
 }
 
-/// Writes the cosines, then the sines, of one position: `head_dim` words in all.
+/// Writes the cosines, then the sines, of one position: `head_dim` words in total.
 pub fn angles(frequencies: &[f32], position: u32, to: &mut [f32]) {
     let (cosines, sines) = to.split_at_mut(frequencies.len());
     for (pair, frequency) in frequencies.iter().enumerate() {
-        // The angle is rounded to f32 as in the models' own code; its sine and cosine are not.
+        // The angle is rounded to f32 as in the models' reference code; its sine and cosine are computed in f64.
         let (sine, cosine) = f64::from(position as f32 * frequency).sin_cos();
         (cosines[pair], sines[pair]) = (cosine as f32, sine as f32);
     }
 }
 
-/// Turns the heads of one token in place. `angles` is what [`angles()`] wrote; `values` are `heads * head_dim` words.
+/// Rotates the heads of one token in place. `angles` is the output of [`angles()`]; `values` are `heads * head_dim`
+/// words.
 pub struct Rotate {
     /// Cosines, then sines.
     pub angles: *const f32,

@@ -1,9 +1,9 @@
-//! From a row of logits to a token. A pure function of the logits, the parameters and the token history, so that a
-//! successor engine repeats it exactly.
+//! Chooses a token from a row of logits. It is a pure function of the logits, the parameters and the token history, so
+//! a restarted engine repeats it exactly.
 //!
-//! The order is vLLM's: log-probabilities of the raw logits; bans and bias; penalties; temperature; min-p; top-k;
-//! top-p over what top-k left. Ties go to the lowest id. Nothing is allocated beyond the answer: the row's scratch
-//! (4 bytes a token of the vocabulary, counted in the activation cost) holds counts, then candidates.
+//! The order is vLLM's: log-probabilities of the raw logits; bias and bans; penalties; temperature; min-p; top-k; top-p
+//! over the tokens that top-k keeps. Ties resolve to the lowest id. Only the result is allocated: the row's scratch (4
+//! bytes per token of the vocabulary, counted in the activation cost) holds counts, then candidates.
 
 mod draw;
 mod logprobs;
@@ -21,38 +21,38 @@ use thiserror::Error;
 
 use crate::forward::LogitRow;
 
-/// Most alternatives reported with a token.
+/// Maximum of alternatives reported with a token.
 pub const MAX_LOGPROBS: u8 = 20;
 
-/// How the next token is chosen.
+/// Parameters for choosing the next token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingParams {
     /// 0 = greedy.
     pub temperature: f32,
-    /// Nucleus: smallest set whose probability reaches this; 1 = off.
+    /// Nucleus: the smallest set whose probability reaches this value; 1 = off.
     pub top_p: f32,
-    /// Most likely tokens kept; 0 = off.
+    /// Number of most likely tokens to keep; 0 = off.
     pub top_k: u32,
-    /// Tokens below this share of the largest probability are dropped; 0 = off.
+    /// Tokens below this fraction of the largest probability are dropped; 0 = off.
     pub min_p: f32,
     /// Subtracted once from every token already generated.
     pub presence_penalty: f32,
-    /// Subtracted for each time a token was generated.
+    /// Subtracted for each occurrence in the output.
     pub frequency_penalty: f32,
-    /// Divides (positive) or multiplies (negative) logits of tokens of prompt and output; 1 = off.
+    /// Divides (positive) or multiplies (negative) logits of tokens in prompt and output; 1 = off.
     pub repetition_penalty: f32,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Never chosen.
+    /// Tokens that are never chosen.
     pub banned_tokens: Vec<u32>,
-    /// Not chosen while fewer than `min_tokens` were generated.
+    /// Tokens that are not chosen until `min_tokens` tokens are generated.
     pub stop_tokens: Vec<u32>,
     /// Tokens generated before a stop token may be chosen.
     pub min_tokens: u32,
-    /// Randomness is a function of this and the position.
+    /// The random number is a function of the seed and the position.
     pub seed: u64,
-    /// Alternatives reported with the token, up to [`MAX_LOGPROBS`]. `None` = no log-probabilities at all.
+    /// Number of alternatives reported with the token, up to [`MAX_LOGPROBS`]. `None` = no log-probabilities.
     pub logprobs: Option<u8>,
 }
 
@@ -76,12 +76,12 @@ impl Default for SamplingParams {
     }
 }
 
-/// Tokens before the one being chosen; its position is their number.
+/// The tokens before the one to choose. Their number is its position.
 #[derive(Clone, Copy, Debug)]
 pub struct History<'a> {
     /// Prompt, then output.
     pub tokens: &'a [u32],
-    /// Tokens of it that are prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
 }
 
@@ -91,12 +91,12 @@ impl<'a> History<'a> {
     }
 }
 
-/// The token chosen.
+/// The chosen token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// Its id.
     pub token: u32,
-    /// When asked for.
+    /// Present if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
@@ -106,7 +106,7 @@ pub enum SamplingError {
     /// A parameter or the history names a token beyond the vocabulary.
     #[error("{field} names token {token}, the vocabulary has {vocab}")]
     TokenOutOfRange {
-        /// Where the id was found.
+        /// Parameter that names the id.
         field: &'static str,
         /// The id.
         token: u32,
@@ -116,13 +116,13 @@ pub enum SamplingError {
     /// The parameter is outside its range.
     #[error("{0}")]
     Parameter(&'static str),
-    /// Every token is banned, or the logits are no numbers.
+    /// Every token is banned, or no logit is a number.
     #[error("no token can be chosen: all are banned or their logits are not numbers")]
     NoCandidate,
 }
 
 impl SamplingParams {
-    /// Refuses parameters outside their ranges and token ids beyond `vocab`.
+    /// Rejects parameters outside their ranges and token ids beyond `vocab`.
     pub fn check(&self, vocab: usize) -> Result<(), SamplingError> {
         let rules = [
             (self.temperature >= 0.0 && self.temperature.is_finite(), "temperature must be finite and >= 0"),
@@ -161,7 +161,7 @@ fn check_ids<'a>(
     }
 }
 
-/// Chooses the token at position `history.tokens.len()`. The row's logits are consumed (changed in place).
+/// Chooses the token at position `history.tokens.len()`. Changes the row's logits in place.
 ///
 /// Log-probabilities are the log-softmax of the *raw* logits, before bans, bias, penalties and temperature, as OpenAI
 /// and vLLM report them.
@@ -183,7 +183,7 @@ pub fn sample(
     Ok(Choice { token, logprobs })
 }
 
-/// Tokens whose logits bans, bias and penalties may change.
+/// Returns the tokens whose logits bans, bias and penalties may change.
 fn changeable<'a>(params: &'a SamplingParams, history: History<'a>) -> impl Iterator<Item = u32> + 'a {
     let biased = params.logit_bias.iter().map(|(token, _)| token);
     let penalised = if params.needs_counts() { history.tokens } else { &[] };

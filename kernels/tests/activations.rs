@@ -1,4 +1,4 @@
-//! The stated activation bytes are exact, monotone and enough.
+//! The activation cost is exact, monotone and sufficient.
 
 use sluice_kernels::forward::{ForwardError, StepShape};
 use sluice_link::model::Dtype;

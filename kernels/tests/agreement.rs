@@ -23,7 +23,7 @@ pub fn tokens(count: usize, seed: u64, spec: &ModelSpec) -> Vec<u32> {
     (0..count).map(|n| (unit(n) * f64::from(spec.vocab)) as u32).collect()
 }
 
-/// Largest difference of a logit, as a share of the logits' own spread.
+/// Returns the largest difference of a logit, relative to the spread of the logits.
 fn error(found: &[Vec<f32>], expected: &[Vec<f64>]) -> f64 {
     let spread = |row: &[f64]| (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64).sqrt();
     let rows = found.iter().zip(expected).map(|(found, expected)| {
@@ -49,7 +49,7 @@ fn assert_agrees_on(spec: &ModelSpec, isa: Isa) {
     let part = TestSequence { start: 0, tokens: &tokens, blocks: &blocks, columns, rows: TOKENS };
     let found = memory.run(&model, &[part]).unwrap();
     let expected = Reference { spec, checkpoint: &checkpoint }.logits(&tokens);
-    // In half precision a K or V on the edge of two cache values may be rounded to the other one.
+    // In half precision, a K or V between two cache values may be rounded to the other one.
     let tolerance = match spec.dtype {
         Dtype::F32 => 1e-4,
         Dtype::F16 => 1e-2,
@@ -90,7 +90,7 @@ fn scaled_rotary_positions_agree() {
     }
 }
 
-/// The tester tested: a reference without the option under test must be seen to differ.
+/// Tests the comparison: a reference without the tested option must differ.
 #[test]
 fn reference_without_rope_scaling_differs() {
     let scaled = ModelSpec { rope_scaling: LLAMA3_SCALING, ..llama(Dtype::F32) };

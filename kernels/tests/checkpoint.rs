@@ -1,4 +1,4 @@
-//! Reads Hugging Face folders: tensors by name, and slabs as the sidecar would lay them out.
+//! Reads Hugging Face folders: tensors by name, and slabs in the sidecar's layout.
 
 use std::collections::BTreeMap;
 use std::path::Path;

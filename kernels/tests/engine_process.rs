@@ -1,4 +1,4 @@
-//! The real `sluice-engine` process under a sidecar in miniature: real sockets, real signals, real `/proc`.
+//! Tests of the real `sluice-engine` process with a minimal sidecar: real sockets, real signals, real `/proc`.
 
 mod faults;
 mod fetches;

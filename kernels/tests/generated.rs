@@ -1,4 +1,4 @@
-//! Generated models: the same files for the same seed, readable as Hugging Face folders, and worth listening to.
+//! Generated models: equal files for equal seeds, readable as Hugging Face folders, with varied output.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! A real small model says what it is known to say.
+//! A real small model generates its known tokens.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ fn ids(value: &serde_json::Value) -> Vec<u32> {
 fn stories260k_generates_golden_tokens() {
     let folder = folder();
     let Ok(text) = std::fs::read_to_string(folder.join("golden.json")) else {
-        // Not by `eprintln!`: the test harness would swallow it.
+        // Not with `eprintln!`: the test harness would capture it.
         let mut stderr = std::io::stderr();
         let what = folder.display();
         writeln!(stderr, "SKIPPED stories260k_says_its_golden_tokens: {what} is absent; set SLUICE_SHARED")

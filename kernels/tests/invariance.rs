@@ -1,5 +1,5 @@
-//! A sequence's logits and KV have the same bits alone, in any batch, under any chunking, block table and number of
-//! threads, whatever lies in memory that is not its own.
+//! A sequence's logits and KV have the same bits alone, in any batch, with any chunking, block table and number of
+//! threads, and with any content of other memory.
 
 use sluice_kernels::forward::Model;
 use sluice_kernels::sampling::unit_interval;
@@ -11,11 +11,11 @@ use crate::checkpoint::Checkpoint;
 use crate::memory::{Memory, TestSequence};
 use crate::specs::{DTYPES, llama, opt};
 
-/// Lengths of the sequences of a scenario: below, on and above block edges.
+/// Lengths of the sequences of a scenario: below, at and above block boundaries.
 const LENGTHS: [usize; 5] = [5, 16, 33, 50, 79];
 const COLUMNS: usize = 5;
 
-/// What a sequence left behind: by position, bits of its logits and of each layer's K and V.
+/// The results of a sequence: by position, bits of its logits and of each layer's K and V.
 #[derive(Clone, PartialEq)]
 struct Trace {
     logits: Vec<Vec<u32>>,
@@ -37,12 +37,12 @@ impl TestRng {
     }
 }
 
-/// How a scenario is run.
+/// Parameters of a run of a scenario.
 struct Plan {
     model: Model,
-    /// Longest chunk; 1 = token by token.
+    /// Maximum chunk length; 1 = token by token.
     longest: usize,
-    /// Sequences that join a step.
+    /// Maximum of sequences in a step.
     together: usize,
     rng: TestRng,
 }
@@ -97,7 +97,7 @@ fn trace(memory: &mut Memory, mut plan: Plan, sequences: &[Vec<u32>]) -> Vec<Tra
     logits.into_iter().enumerate().map(|(s, logits)| Trace { logits, kv: kv(s) }).collect()
 }
 
-/// The plainest run: one thread, token by token, each sequence alone.
+/// Runs the simplest plan: one thread, token by token, each sequence alone.
 fn plain(spec: &ModelSpec, checkpoint: &Checkpoint, sequences: &[Vec<u32>], isa: Isa) -> Vec<Trace> {
     let mut memory = fresh(spec, checkpoint);
     let model = Model::with_isa(spec.clone(), memory.chunk_bytes, 1, isa).unwrap();
@@ -159,7 +159,7 @@ fn opt_has_the_same_bits_under_every_split_of_the_work() {
     DTYPES.into_iter().for_each(|dtype| invariant(&opt(dtype), 6));
 }
 
-/// Whole prompts in one step, cut within sequences and within blocks, against steps of one token.
+/// Compares whole prompts in one step, split within sequences and within blocks, with steps of one token.
 #[test]
 fn chunked_prefill_has_same_bits() {
     for spec in [llama(Dtype::Bf16), opt(Dtype::F32)] {
@@ -193,7 +193,7 @@ fn chunked_prefill_has_same_bits() {
     }
 }
 
-/// Wide enough that work is really shared by threads and blocked in panels.
+/// Large enough that threads share the work and that it is blocked in panels.
 #[test]
 fn a_wider_model_has_the_same_bits_under_every_split_of_the_work() {
     let wide = |dtype| ModelSpec {
@@ -221,7 +221,7 @@ fn fused_instruction_sets_give_the_same_bits() {
     }
 }
 
-/// The tester tested: another order of rounding (no fused multiply-add) is seen, and so is one flipped bit of a weight.
+/// Tests the comparison: it detects another order of rounding (no fused multiply-add) and one flipped bit of a weight.
 #[test]
 fn different_order_and_flipped_bit_are_detected() {
     let spec = llama(Dtype::F32);
@@ -239,7 +239,7 @@ fn different_order_and_flipped_bit_are_detected() {
     assert!(first_difference(&expected, &flipped).is_some(), "a flipped bit went unseen");
 }
 
-/// K and V are written at the step's positions only, bit for bit.
+/// A step writes K and V only at its own positions.
 #[test]
 fn a_step_writes_no_position_before_its_start() {
     let spec = llama(Dtype::Bf16);

@@ -1,4 +1,4 @@
-//! The engine's computing half against an independent reference, and against itself under every split of the work.
+//! Tests the engine's computation against an independent reference, and against itself with every split of the work.
 
 #![allow(clippy::unwrap_used, reason = "a helper that panics fails its test")]
 

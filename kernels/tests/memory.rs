@@ -1,4 +1,4 @@
-//! A sidecar's memory in miniature: aligned slabs, a poisoned KV arena and a poisoned activation arena.
+//! A minimal sidecar memory: aligned slabs, a poisoned KV arena and a poisoned activation arena.
 
 use half::{bf16, f16};
 use sluice_kernels::forward::{
@@ -12,22 +12,22 @@ use crate::checkpoint::Checkpoint;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Bytes at a multiple of 64.
+/// Bytes aligned to 64.
 pub struct Bytes(Vec<Line>);
 
 impl Bytes {
-    /// All ones: NaN in every dtype, and no valid index.
+    /// Allocates bytes of all ones: NaN in every dtype, and not a valid index.
     pub fn poisoned(bytes: usize) -> Bytes {
         Bytes(vec![Line([0xff; 64]); bytes.div_ceil(64)])
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the lines are plain bytes, borrowed mutably.
+        // SAFETY: the lines are plain bytes, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 64) }
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: as above, borrowed.
+        // SAFETY: the lines are plain bytes, and `self` is borrowed.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 64) }
     }
 
@@ -57,7 +57,7 @@ pub struct TestSequence<'a> {
 }
 
 impl Memory {
-    /// A KV arena of at least `blocks` poisoned blocks in chunks that the blocks do not fill.
+    /// Creates a KV arena of at least `blocks` poisoned blocks; the chunks have unused space after their last block.
     pub fn new(spec: &ModelSpec, checkpoint: &Checkpoint, blocks: u32) -> Memory {
         let block_bytes = spec.block_bytes();
         let chunk_bytes = (3 * block_bytes + 64).next_multiple_of(4096);
@@ -77,7 +77,7 @@ impl Memory {
         Model::new(self.spec.clone(), self.chunk_bytes, threads).unwrap()
     }
 
-    /// Runs a step in a poisoned activation arena of exactly the stated cost; rows of logits in order.
+    /// Runs a step in a poisoned activation arena of exactly the stated cost and returns the rows of logits in order.
     pub fn run(&mut self, model: &Model, parts: &[TestSequence<'_>]) -> Result<Vec<Vec<f32>>, ForwardError> {
         let shape = StepShape {
             tokens: parts.iter().map(|part| part.tokens.len() as u32).sum(),
@@ -88,7 +88,7 @@ impl Memory {
         self.run_within(model, parts, cost)
     }
 
-    /// As [`Memory::run`] with `limit_bytes` of activations; checks that nothing beyond them is touched.
+    /// Like [`Memory::run`], with `limit_bytes` of activations; checks that nothing beyond them changes.
     pub fn run_within(
         &mut self,
         model: &Model,
@@ -97,7 +97,7 @@ impl Memory {
     ) -> Result<Vec<Vec<f32>>, ForwardError> {
         let mut activations = Bytes::poisoned(limit_bytes as usize + 4096);
         let sequences: Vec<Sequence<'_>> = parts.iter().map(sequence).collect();
-        // SAFETY: slabs, arena and activations are alive and of the sizes stated until the end of this function.
+        // SAFETY: slabs, arena and activations have the stated sizes and exist until the end of this function.
         let mut ranges = unsafe {
             Ranges::new(RangeParts {
                 global: self.global.base(),
@@ -120,7 +120,7 @@ impl Memory {
         rows
     }
 
-    /// Bits of K and V at `position` in block `id`: each head's K, then each head's V.
+    /// Returns the bits of K and V at `place` in block `id`: each head's K, then each head's V.
     pub fn kv_bits(&self, id: u32, place: usize) -> Vec<u32> {
         let (heads, dim) = (self.spec.kv_heads as usize, self.spec.head_dim as usize);
         let key = |head: usize, d: usize| (head * dim + d) * BLOCK_TOKENS + place;
@@ -154,7 +154,7 @@ fn sequence<'a>(part: &TestSequence<'a>) -> Sequence<'a> {
     }
 }
 
-/// Rounds as the cache does.
+/// Rounds like the KV cache.
 pub fn rounded(dtype: Dtype, value: f64) -> f64 {
     match dtype {
         Dtype::F32 => f64::from(value as f32),

@@ -1,4 +1,4 @@
-//! The independent reference: plain loops in f64 over tensors by name. No paging, no SIMD, nothing of the crate.
+//! The independent reference: plain loops in f64 over tensors by name, without paging, SIMD or code of the crate.
 
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 
@@ -13,7 +13,7 @@ pub struct Reference<'a> {
 type Matrix = Vec<Vec<f64>>;
 
 impl Reference<'_> {
-    /// Logits after each token.
+    /// Returns the logits after each token.
     pub fn logits(&self, tokens: &[u32]) -> Matrix {
         let mut stream: Matrix =
             tokens.iter().enumerate().map(|(position, token)| self.embedding(*token, position)).collect();
@@ -80,7 +80,7 @@ impl Reference<'_> {
         }
     }
 
-    /// Causal attention of all tokens; K and V are rounded as the cache rounds them.
+    /// Computes causal attention of all tokens; K and V are rounded like in the cache.
     fn attention(&self, name: &str, output: &str, normed: &Matrix) -> Matrix {
         let project = |what: &str| -> Matrix {
             normed.iter().map(|x| self.linear(&format!("{name}.{what}"), x)).collect()
@@ -129,7 +129,7 @@ impl Reference<'_> {
         }
     }
 
-    /// Hugging Face's `_compute_llama3_parameters`, case by case.
+    /// Computes Hugging Face's `_compute_llama3_parameters`, case by case.
     fn frequency(&self, pair: usize) -> f64 {
         let plain = f64::from(self.spec.rope_theta).powf(-2.0 * pair as f64 / f64::from(self.spec.head_dim));
         match self.spec.rope_scaling {
@@ -151,7 +151,7 @@ impl Reference<'_> {
         }
     }
 
-    /// What a product takes of `x`: the weights of a bfloat16 checkpoint are multiplied with activations in bfloat16.
+    /// Returns `x` as a product reads it: a bfloat16 checkpoint multiplies weights with activations in bfloat16.
     fn narrowed(&self, x: &[f64]) -> Vec<f64> {
         let narrow = |x: &f64| if self.spec.dtype == Dtype::Bf16 { rounded(Dtype::Bf16, *x) } else { *x };
         x.iter().map(narrow).collect()

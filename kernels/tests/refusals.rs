@@ -1,4 +1,4 @@
-//! What is out of range is refused by name before anything is written.
+//! Tests that out-of-range input is rejected by name before any write.
 
 use std::ops::ControlFlow;
 
@@ -105,14 +105,14 @@ fn a_hook_ends_the_step_before_its_layer_is_read() {
     let layers = memory.layers.iter().map(|layer| layer.as_slice().as_ptr());
     let parts = RangeParts {
         global: memory.global.as_slice().as_ptr(),
-        // Layer 2 is unmapped, as a layer without its slot is.
+        // Layer 2 is unmapped, like a layer without a slot.
         layers: layers.take(2).chain([std::ptr::without_provenance(64)]).collect(),
         kv: memory.kv.as_mut_slice().as_mut_ptr(),
         kv_blocks: 3,
         activations: activations.as_mut_slice().as_mut_ptr(),
         activation_limit_bytes: cost,
     };
-    // SAFETY: everything but layer 2 is alive to the end of the test, and the hook ends the step before it.
+    // SAFETY: everything but layer 2 exists until the end of the test, and the hook aborts the step before layer 2.
     let mut ranges = unsafe { Ranges::new(parts) };
     let blocks = BlockTable::by_column(&[0, 1, 2], 3);
     let sequence = Sequence { start: 0, tokens: &[1, 2, 3], blocks, logit_rows: 0 };

@@ -1,10 +1,10 @@
-//! Small shapes that leave no size a multiple of another by accident.
+//! Small shapes in which no size is accidentally a multiple of another.
 
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 
 pub const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
-/// Two query heads for each of three K and V heads; odd widths; untied.
+/// Returns a model with two query heads per K and V head, odd widths and untied embeddings.
 pub fn llama(dtype: Dtype) -> ModelSpec {
     ModelSpec {
         family: Family::Llama,

@@ -1,5 +1,5 @@
-//! What a step reads, copied out of shared memory into reused buffers and checked there: the sidecar's later writes can
-//! no longer change what was checked.
+//! The inputs of a step. They are copied out of shared memory into reused buffers and checked there, so later writes of
+//! the sidecar cannot change checked data.
 
 use std::ops::Range;
 
@@ -13,23 +13,23 @@ use super::step::StepError;
 use crate::forward::{BlockTable, Sequence, SequenceError};
 use crate::sampling::{SamplingError, SamplingParams};
 
-/// Why one sequence is refused, in a step that runs for the others. It was found before anything is written.
+/// Why one sequence is rejected while the step runs for the others. Found before the step writes anything.
 #[derive(Debug, Error)]
 enum InputError {
-    /// An index outside of the tables.
+    /// An index outside the tables.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// A block that nothing backs.
+    /// A block that is not backed.
     #[error(transparent)]
     Unmapped(#[from] UnmappedAddress),
-    /// Bad parameters.
+    /// Sampling parameters out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
 }
 
-/// One sequence's part of the buffers.
+/// The slices of the buffers that belong to one sequence.
 struct SequenceInput {
-    /// Index among the sequences of the order.
+    /// Index among the order's sequences.
     index: usize,
     start: u32,
     tokens: Range<usize>,
@@ -38,16 +38,16 @@ struct SequenceInput {
     params: Option<SamplingParams>,
 }
 
-/// What a layer must show before it is read; none = it is there.
+/// The generations that a layer must reach before the step reads it; `None`: it is resident.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ExpectedGenerations {
-    /// Of its weights.
+    /// Generation of the weights.
     pub(super) weights: Option<Generation>,
-    /// Of its KV.
+    /// Generation of the KV.
     pub(super) kv: Option<Generation>,
 }
 
-/// Buffers of one step, reused by the next.
+/// Buffers of one step, reused by later steps.
 #[derive(Default)]
 pub(super) struct StepInputs {
     tokens: Vec<u32>,
@@ -55,15 +55,15 @@ pub(super) struct StepInputs {
     /// The sequences that run, in the order of the step.
     spans: Vec<SequenceInput>,
     rows: Vec<bool>,
-    /// Those that do not.
+    /// The sequences that were rejected.
     refused: Vec<FailedSequence>,
-    /// Generation that each layer must show.
+    /// Expected generations, per layer.
     pub(super) expected: Vec<ExpectedGenerations>,
 }
 
 impl StepInputs {
-    /// Reads and checks everything that `order` names. Writes nothing but these buffers. A sequence that is unfit is left
-    /// out and refused; an error is about the step as a whole.
+    /// Reads and checks everything that `order` names, and writes only these buffers. An invalid sequence is left out
+    /// and listed as refused. An error concerns the step as a whole.
     pub(super) fn read(
         &mut self,
         order: &StepOrder,
@@ -98,13 +98,13 @@ impl StepInputs {
         Ok(())
     }
 
-    /// Leaves out the sequence at `place` among those that run.
+    /// Rejects the sequence at index `place` of those that run.
     pub(super) fn reject(&mut self, place: usize, order: &StepOrder, problem: &SequenceError) {
         let span = self.spans.remove(place);
         self.refused.push(refused(order.sequences[span.index].row, problem));
     }
 
-    /// The sequences that were left out, each with the reason.
+    /// Takes the rejected sequences, each with the reason.
     pub(super) fn take_refused(&mut self) -> Vec<FailedSequence> {
         std::mem::take(&mut self.refused)
     }
@@ -138,7 +138,7 @@ impl StepInputs {
         let SequenceOrder { row, start, count, sample } = &order.sequences[index];
         let (tokens_at, blocks_at) = (self.tokens.len(), self.blocks.len());
         tables.history(parity, *row, *start, *count, &mut self.tokens)?;
-        // The history's bound was just checked, so the sum fits.
+        // `history` checked the sum against the table, so it cannot overflow.
         let columns = (start + count).div_ceil(BLOCK_TOKENS);
         tables.blocks(parity, *row, columns, &mut self.blocks)?;
         self.blocks[blocks_at..].iter().try_for_each(|block| memory.check_block(*block))?;
@@ -154,7 +154,7 @@ impl StepInputs {
         })
     }
 
-    /// The sequences, for the forward pass: the last token of those that are sampled has logits.
+    /// Returns the sequences for the forward pass. A sampled sequence has logits of its last token only.
     pub(super) fn sequences(&self) -> Vec<Sequence<'_>> {
         let sequence = |span: &SequenceInput| Sequence {
             start: span.start,
@@ -165,7 +165,7 @@ impl StepInputs {
         self.spans.iter().map(sequence).collect()
     }
 
-    /// The sequences that are sampled: index in the order, and how.
+    /// Returns the sampled sequences: index in the order, and parameters.
     pub(super) fn sampled(&self) -> impl Iterator<Item = (usize, &SamplingParams)> {
         self.spans.iter().filter_map(|span| Some((span.index, span.params.as_ref()?)))
     }

@@ -1,7 +1,7 @@
-//! The supervisor's answer to a liveness probe (`GET /`, HTTP/1.1), from its own loop: a supervisor that is stopped or stuck
-//! answers nothing, and the kubelet starts its container anew.
+//! Answers liveness probes (`GET /`, HTTP/1.1) from the supervisor's own loop, so a stopped or stuck supervisor does
+//! not answer and the kubelet restarts its container.
 //!
-//! It says nothing of the worker, which its sidecar watches, and reads nothing of a request: there is one answer.
+//! The answer does not cover the worker, which its sidecar watches, and does not depend on the request.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,37 +9,38 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 const RESPONSE: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\nconnection: close\r\n\r\nlive\n";
-/// Connections that wait for their request, and those accepted in one round. A further one closes the oldest.
+/// Maximum of connections that wait for their request, and of connections accepted per round. A further connection
+/// closes the oldest.
 const MAX_CONNECTIONS: usize = 8;
-/// Longer than the request of any probe.
+/// Larger than any probe's request.
 const REQUEST_BYTES: usize = 4096;
 
-/// The socket of the probe.
+/// The listening socket and its open connections.
 #[derive(Debug)]
 pub(super) struct LivenessServer {
     listener: TcpListener,
-    /// Those whose request has not come, oldest first.
+    /// Connections whose request has not arrived, oldest first.
     waiting: Vec<TcpStream>,
 }
 
 impl LivenessServer {
-    /// Listens at `address`.
+    /// Listens on `address`.
     ///
     /// # Errors
-    /// The kernel refuses, as where another process listens there.
+    /// The kernel refuses, for example because another process listens there.
     pub(super) fn open(address: SocketAddr) -> std::io::Result<LivenessServer> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         Ok(LivenessServer { listener, waiting: Vec::new() })
     }
 
-    /// What to wait for.
+    /// Returns the descriptors to poll.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.listener.as_fd()).chain(self.waiting.iter().map(AsFd::as_fd))
     }
 
-    /// One round: answers the requests that have come, and leaves all connections but [`MOST`] to the next round. It does not
-    /// wait.
+    /// Runs one round without blocking: accepts at most [`MAX_CONNECTIONS`] connections and answers the requests that
+    /// arrived.
     pub(super) fn respond(&mut self) {
         for (stream, _) in std::iter::from_fn(|| self.listener.accept().ok()).take(MAX_CONNECTIONS) {
             if stream.set_nonblocking(true).is_ok() {
@@ -52,10 +53,10 @@ impl LivenessServer {
     }
 }
 
-/// Whether nothing more is to be done for a connection.
+/// Whether the connection is finished.
 fn serve_connection(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0; REQUEST_BYTES]) {
-        // A prober that is gone by now asks again.
+        // A write error is ignored: the prober retries.
         Ok(bytes) if bytes > 0 => drop(stream.write_all(RESPONSE)),
         Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => {
             return false;
@@ -86,7 +87,7 @@ mod tests {
         stream
     }
 
-    /// Answers, as the supervisor's loop does, until `enough`.
+    /// Runs rounds, as the supervisor's loop does, until `enough`.
     fn poll_until(live: &mut LivenessServer, enough: impl Fn(&LivenessServer) -> bool) {
         let begun = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! The engine's view of the memory it was lent: constant ranges and what backs them.
+//! The engine's view of the memory that the sidecar lends it: constant address ranges and the chunks that back them.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -9,34 +9,34 @@ use thiserror::Error;
 
 use crate::forward::{RangeParts, Ranges};
 
-/// Memory that a step would touch and nothing backs.
+/// An address that a step would touch and that is not backed.
 #[derive(Debug, Error)]
 pub(super) enum UnmappedAddress {
-    /// Embeddings, head, norms.
+    /// The global range: embeddings, head and norms.
     #[error("the global range is not fully backed")]
     Global,
-    /// A layer's slab.
+    /// The slab of a layer.
     #[error("layer {0} is not fully backed")]
     Layer(u16),
     /// A layer-block.
     #[error("block {block} lies in frame {frame}, which is not backed")]
     Block {
-        /// Block.
+        /// Id of the block.
         block: u32,
-        /// Its frame.
+        /// Frame of the block.
         frame: u32,
     },
-    /// Activations.
+    /// The activation range.
     #[error("{limit_bytes} bytes of activations are claimed, {backed_bytes} are backed")]
     Activations {
-        /// The order's claim.
+        /// Bytes that the order claims.
         limit_bytes: u64,
-        /// Backed from the front, by chunks that nothing else is behind.
+        /// Bytes backed from the front by chunks that back no other address.
         backed_bytes: u64,
     },
 }
 
-/// Reserved ranges over the sidecar's pool.
+/// Reserved ranges, backed by the sidecar's pool.
 pub(super) struct EngineMemory {
     mapping: Mapping,
     pool: OwnedFd,
@@ -45,13 +45,13 @@ pub(super) struct EngineMemory {
     layer_bytes: u64,
     kv_frames: u32,
     blocks_per_chunk: u32,
-    /// Found after each change, so that a step asks nothing of each chunk.
+    /// Computed after each change of backing, so that a step does not check every chunk.
     weights: Result<(), UnmappedAddress>,
     activation_bytes: u64,
 }
 
 impl EngineMemory {
-    /// Reserves the ranges of `setup`, none of it backed.
+    /// Reserves the ranges of `setup` without backing them.
     pub(super) fn reserve(setup: &EngineSetup, pool: OwnedFd) -> Result<EngineMemory, MappingError> {
         let layout = setup.layout();
         let sizes = RangeSizes {
@@ -74,7 +74,7 @@ impl EngineMemory {
         })
     }
 
-    /// The addresses a model computes over.
+    /// Returns the addresses that a model computes over.
     pub(super) fn ranges(&self) -> Ranges {
         let layers = (0..self.layers).map(|layer| self.mapping.address(Range::Layer(LayerId(layer))));
         let parts = RangeParts {
@@ -85,18 +85,18 @@ impl EngineMemory {
             activations: self.mapping.address(Range::Activation),
             activation_limit_bytes: 0,
         };
-        // SAFETY: the addresses are page-aligned and constant for the life of `self.mapping`, which the worker keeps as
+        // SAFETY: the addresses are page-aligned and constant while `self.mapping` exists, and the worker keeps it as
         // long as the ranges. Before each run the worker checks that weights, the batch's blocks and the activations up
-        // to their limit are backed; changes of backing are never made during a run. That nobody else writes them is
-        // the sidecar's part of the protocol: a slot is filled only between `done` and `ready`.
+        // to their limit are backed, and backing never changes during a run. The sidecar guarantees that no other
+        // process writes them: it fills a slot only between `done` and `ready`.
         unsafe { Ranges::new(parts) }
     }
 
-    /// Makes all of `ops`, in order, or none of them. After [`MappingError::Torn`] no step may run.
+    /// Applies all of `ops`, in order, or none of them. After [`MappingError::RollbackFailed`] no step may run.
     pub(super) fn apply(&mut self, ops: &[Reback]) -> Result<(), MappingError> {
         let outcome = self.mapping.apply_all(self.pool.as_fd(), ops);
         self.weights = self.find_weights();
-        // A chunk that became KV may still be behind its old address: no step may claim it as activations.
+        // A chunk that became KV may still back its old address: no step may claim it as activations.
         let chunks = self.mapping.exclusive_prefix_chunks(Range::Activation);
         self.activation_bytes = chunks * self.mapping.chunk_bytes();
         outcome
@@ -142,10 +142,11 @@ impl EngineMemory {
         }
     }
 
-    /// Fills the first `bytes` of the activation range with NaN (tests only). They are backed.
+    /// Fills the first `bytes` of the activation range with NaN (tests only). The caller has checked that they are
+    /// backed.
     pub(super) fn poison_activations(&mut self, bytes: u64) {
         assert!(bytes <= self.activation_bytes, "only backed memory is poisoned");
-        // SAFETY: the bytes are backed, as just checked, and nothing else of this process uses them between steps.
+        // SAFETY: the assertion checks that the bytes are backed, and this process does not use them between steps.
         unsafe { self.mapping.address(Range::Activation).write_bytes(0xff, bytes as usize) };
     }
 }

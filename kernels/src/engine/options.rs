@@ -1,4 +1,4 @@
-//! Arguments of `sluice-engine`.
+//! Command-line arguments of `sluice-engine`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use clap::Parser;
 use sluice_link::frame::LINK_VERSION;
 
-/// Version and commit of this build, as the sidecar is told.
+/// Version and commit of this build, sent to the sidecar in `Hello`.
 pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("SLUICE_COMMIT"), ")");
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -17,10 +17,10 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 
 /// Computes a model's steps for a sidecar that owns all memory.
 ///
-/// Connects to the sidecar's socket (waiting while it is absent), maps the memory that it is handed and runs the steps it
-/// is told to. A supervisor restarts the worker when it dies; SIGTERM takes effect once the sidecar has said goodbye or
-/// is gone, so that open streams end in order. `SLUICE_LOG` sets what is logged (default: warn),
-/// `SLUICE_LOG_NAME` what each line begins with.
+/// Connects to the sidecar's socket (waiting while it is absent), maps the memory that it is handed and runs the steps
+/// it is told to. A supervisor restarts the worker when it dies; SIGTERM takes effect once the sidecar has said goodbye
+/// or is gone, so that open streams end in order. `SLUICE_LOG` sets what is logged (default: warn), `SLUICE_LOG_NAME`
+/// what each line begins with.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluice-engine", version = VERSION.as_str(), about, long_about)]
 pub(super) struct Options {
@@ -49,12 +49,12 @@ pub(super) struct Options {
     pub(super) drain: bool,
 }
 
-/// What this process does.
+/// The role of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Starts workers.
+    /// Starts and restarts workers.
     Supervisor,
-    /// Computes.
+    /// Runs steps.
     Worker,
 }
 

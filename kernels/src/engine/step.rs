@@ -1,4 +1,4 @@
-//! One step: check, wait for moving layers and fetched KV, compute, publish, sample.
+//! Runs one step: checks it, waits for layers and KV that are loading, computes, publishes `done` and samples.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
@@ -18,18 +18,18 @@ use super::memory::{EngineMemory, UnmappedAddress};
 use crate::forward::{Batch, ForwardError, LayerHooks, LogitRow, LogitsView, Model, Ranges};
 use crate::sampling::{Choice, History, SamplingError, SamplingParams, sample};
 
-/// A step that is refused as a whole; what is wrong with one sequence alone is a [`FailedSequence`]. All but
-/// [`StepError::Overtaken`] and [`StepError::KvOvertaken`] are found before anything is written; those leave KV at the step's
-/// own positions, in blocks that go with the step's requests.
+/// Why a step is refused as a whole; a problem of one sequence is a [`FailedSequence`]. All errors but
+/// [`StepError::Overtaken`], [`StepError::KvOvertaken`] and [`StepError::TurnPassed`] are found before the step writes
+/// anything. Those three may leave KV at the step's own positions, in blocks of the step's requests.
 #[derive(Debug, Error)]
 pub(super) enum StepError {
-    /// Memory that nothing backs.
+    /// An address that is not backed.
     #[error(transparent)]
     Unmapped(#[from] UnmappedAddress),
-    /// No such layer.
+    /// The order names a layer that the model does not have.
     #[error("a generation for layer {layer} of a model with {layers} layers")]
     Layer {
-        /// Named.
+        /// Layer that the order names.
         layer: u16,
         /// Layers of the model.
         layers: u16,
@@ -37,42 +37,42 @@ pub(super) enum StepError {
     /// Two sequences would write the same row.
     #[error("row {0} appears twice in the step")]
     RowTwice(u32),
-    /// A slot was filled again before this step had read it.
+    /// The sidecar reused a slot before this step had read it.
     #[error("layer {layer} was overwritten before it was read: its slot was reused too early")]
     Overtaken {
-        /// The layer whose weights are gone.
+        /// Layer whose weights were overwritten.
         layer: u16,
     },
-    /// A buffer of KV was filled again before this step had read it.
+    /// The sidecar reused a KV buffer before this step had read it.
     #[error("KV of layer {layer} was overwritten before it was read: its buffer was reused too early")]
     KvOvertaken {
-        /// The layer whose KV is gone.
+        /// Layer whose KV was overwritten.
         layer: u16,
     },
-    /// Another turn than the step's is in force on the GPU.
+    /// The time slice of the step is over on the GPU.
     #[error("turn {epoch} has passed")]
     TurnPassed {
         /// Epoch of the step.
         epoch: u64,
     },
-    /// The forward pass refused.
+    /// The forward pass failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),
 }
 
-/// Everything a step runs on.
+/// Runs steps on one model and its memory.
 pub(super) struct Stepper {
     model: Model,
     memory: EngineMemory,
     ranges: Ranges,
     control: ControlPage,
     tables: TableReader,
-    /// Which turn is in force; none on a GPU without turns.
+    /// Epoch of the current time slice; `None` on a GPU without time slices.
     fence: Option<SliceFence>,
     faults: Faults,
     inputs: StepInputs,
     history: Vec<u32>,
-    /// Waits made since the engine attached, for [`Faults::dropped_wait`].
+    /// Waits since the engine attached, for [`Faults::dropped_wait`].
     waits: u64,
 }
 
@@ -90,12 +90,12 @@ impl Stepper {
         Stepper { model, memory, ranges, control, tables, fence, faults, inputs, history, waits: 0 }
     }
 
-    /// The memory, to be changed between steps.
+    /// Returns the engine's memory; its backing changes between steps only.
     pub(super) fn memory(&mut self) -> &mut EngineMemory {
         &mut self.memory
     }
 
-    /// What tests inject.
+    /// Returns the faults that tests inject.
     pub(super) fn faults(&self) -> Faults {
         self.faults
     }
@@ -107,7 +107,7 @@ impl Stepper {
         if self.faults.poison_activations {
             self.memory.poison_activations(order.activation_limit_bytes);
         }
-        // SAFETY: `read` found that many bytes backed, and backing does not change during a step.
+        // SAFETY: `read` checked that this many bytes are backed, and backing does not change during a step.
         unsafe { self.ranges.set_activation_limit(order.activation_limit_bytes) };
         let (logits, times) = loop {
             let slice = StepSlice { fence: self.fence.as_ref(), epoch: order.epoch };
@@ -122,7 +122,7 @@ impl Stepper {
             }
             match self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks) {
                 Ok(logits) => break (Some(logits), hooks.times()),
-                // Nothing was written and no layer was waited for: the others run without it.
+                // The check rejected the sequence before any write and any wait, so the step runs without it.
                 Err(ForwardError::Sequence { sequence, problem }) => {
                     self.inputs.reject(sequence, order, &problem);
                 }
@@ -139,7 +139,7 @@ impl Stepper {
     }
 }
 
-/// Goes through the layers of a step in which no sequence runs: the sidecar counts on each layer to be passed.
+/// Runs the hooks of all layers for a step without sequences: the sidecar waits for `done` of each layer.
 fn pass_layers(hooks: &mut Hooks<'_>, layers: u16) -> Result<(), ForwardError> {
     for layer in 0..usize::from(layers) {
         if hooks.before_layer(layer).is_break() {
@@ -157,7 +157,7 @@ struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    /// A token for each sequence that runs and asks for one. One without a token fails alone: the others' tokens stand.
+    /// Samples a token for each sequence that asks for one. A sequence without a candidate fails alone.
     fn sample_all(
         mut self,
         order: &StepOrder,
@@ -207,7 +207,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Times of the layers of a step.
+/// Times of a step, per layer.
 struct LayerTimes {
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
@@ -227,7 +227,8 @@ impl StepSlice<'_> {
     }
 }
 
-/// What happens between layers: end when the step's time slice ends, wait for `ready` of weights and KV, publish `done`, keep the times.
+/// The work between layers: stop when the step's time slice ends, wait for `ready` of weights and KV, publish `done`,
+/// record times.
 struct Hooks<'a> {
     control: &'a ControlPage,
     slice: StepSlice<'a>,
@@ -237,11 +238,11 @@ struct Hooks<'a> {
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
     kv_stall_ns: Vec<u64>,
-    /// Why a layer was not read: what it was to read is gone, or the turn has passed.
+    /// Why a layer was not computed: its input was overwritten, or the time slice is over.
     overtaken: Option<StepError>,
 }
 
-/// Never raised: an engine whose sidecar is gone is ended by the watcher, in the middle of whatever it does.
+/// Never set: the watcher thread ends an engine whose sidecar exited, also during a wait.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl<'a> Hooks<'a> {
@@ -261,7 +262,7 @@ impl<'a> Hooks<'a> {
         LayerTimes { layer_ns: self.layer_ns, stall_ns: self.stall_ns, kv_stall_ns: self.kv_stall_ns }
     }
 
-    /// Why the pass that ended with `error` did not go through all layers.
+    /// Returns why the pass that ended with `error` did not run all layers.
     fn failure(self, error: ForwardError) -> StepError {
         match (error, self.overtaken) {
             (ForwardError::Aborted { .. }, Some(overtaken)) => overtaken,
@@ -269,7 +270,7 @@ impl<'a> Hooks<'a> {
         }
     }
 
-    /// One wait, and how long it took.
+    /// Runs one wait and returns its result and duration in nanoseconds.
     fn wait(
         &mut self,
         wait: impl FnOnce(&ControlPage) -> Result<WaitResult, ControlError>,
@@ -325,7 +326,7 @@ impl LayerHooks for Hooks<'_> {
         kv.map_or(ControlFlow::Continue(()), |generation| self.wait_kv(layer, generation))
     }
 
-    /// A step goes through a layer with all of its chunks before this is called, so nothing reads the layer afterwards.
+    /// Called after all chunks of the step have passed the layer, so nothing reads the layer afterwards.
     fn after_layer(&mut self, layer: usize, elapsed_ns: u64) {
         self.layer_ns[layer] = elapsed_ns;
         let (id, ExpectedGenerations { weights, kv }) = (LayerId(layer as u16), self.expected[layer]);

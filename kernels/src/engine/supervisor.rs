@@ -1,6 +1,6 @@
-//! The parent: starts the worker, starts the next one when it dies, and reaps whatever ends (it may be process 1 of a
-//! container). A worker's death is never its own. It also watches the sidecar that its worker serves, and ends it when it
-//! hangs, and answers liveness probes.
+//! The supervisor: starts the worker, restarts it when it exits, and reaps all children (it may be process 1 of a
+//! container). A worker's exit ends the supervisor only after `Bye`, or after SIGTERM if its sidecar has exited. The
+//! supervisor also kills the worker's sidecar if it hangs, and answers liveness probes.
 
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,10 +27,11 @@ use super::liveness::LivenessServer;
 use super::options::Options;
 use super::{EXIT_GOODBYE, EXIT_SIDECAR_GONE};
 
-/// A worker ends by itself within 100 ms of its sidecar's death; one that is stopped is ended after this long.
+/// A worker exits by itself within 100 ms of its sidecar's exit. The supervisor kills a worker that still runs after
+/// this time.
 const WORKER_GRACE: Duration = Duration::from_millis(200);
 
-/// Runs workers until one is told goodbye, or until SIGTERM and the end of the sidecar.
+/// Runs workers until the sidecar sends `Bye`, or until SIGTERM and the exit of the sidecar.
 pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     let mut supervisor = Supervisor::new(options)?;
     supervisor.start()?;
@@ -53,23 +54,24 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
 struct Worker {
     pid: Pid,
     started: Instant,
-    /// Where it shows its sidecar.
+    /// The socket on which the worker sends its sidecar's descriptors.
     socket: UnixStream,
     sidecar: Option<SidecarWatch>,
-    /// Its sidecar hung and was counted.
+    /// The sidecar hung, and the hang was counted.
     counted: bool,
-    /// When its sidecar was found dead.
+    /// When the supervisor found that the sidecar had exited.
     orphaned: Option<Instant>,
 }
 
 impl Worker {
     fn kill(&self, why: &str) {
         tracing::warn!(pid = self.pid.as_raw_nonzero(), "the worker is killed: {why}");
-        // Fails only when it has just ended, which `reap` will tell.
+        // Fails only if the worker has just exited, which `reap` reports.
         let _ = kill_process(self.pid, Signal::KILL);
     }
 
-    /// Ends a sidecar that hangs, and the worker that does not notice its sidecar's death. `folder` has the count of hangs.
+    /// Kills a sidecar that hangs, and a worker that does not notice its sidecar's exit. `folder` holds the count of
+    /// hangs.
     fn watch_sidecar(&mut self, folder: &Path) -> Result<(), LinkError> {
         if self.sidecar.is_none() {
             self.sidecar = recv_watch(self.socket.as_fd())?;
@@ -79,7 +81,7 @@ impl Worker {
             WatchStatus::Running => {}
             WatchStatus::Hung(silent) => {
                 tracing::error!(?silent, limit = ?SIDECAR_HANG_TIMEOUT, "the sidecar hangs and is killed");
-                // Before it is killed, so that the next sidecar finds it.
+                // Recorded before the kill, so that the next sidecar finds it.
                 if !std::mem::replace(&mut self.counted, true)
                     && let Err(error) = SidecarHangs::record(folder, silent)
                 {
@@ -98,7 +100,7 @@ impl Worker {
         self.orphaned.is_some_and(|dead| now.duration_since(dead) >= WORKER_GRACE)
     }
 
-    /// What to wait for: that it shows its sidecar, then the sidecar's death.
+    /// Returns the descriptor to poll: the worker's socket until it sends its sidecar, then the sidecar's exit.
     fn poll_fd(&self) -> Option<PollFd<'_>> {
         let fd = match &self.sidecar {
             None => self.socket.as_fd(),
@@ -108,7 +110,7 @@ impl Worker {
         Some(PollFd::from_borrowed_fd(fd, PollFlags::IN))
     }
 
-    /// When to look again.
+    /// Returns the longest time until the next check.
     fn poll_timeout(&self) -> Option<Duration> {
         let watched = self.sidecar.as_ref().map(|_| CHECK_INTERVAL);
         self.orphaned.map(|_| WORKER_GRACE).or(watched)
@@ -123,7 +125,7 @@ struct Supervisor<'a> {
     /// Set by the signal handler, taken once.
     term: Arc<AtomicBool>,
     terminating: bool,
-    /// A byte arrives with every signal.
+    /// Receives a byte with every signal.
     wake: UnixStream,
     /// The socket of liveness probes.
     live: Option<LivenessServer>,
@@ -159,7 +161,8 @@ impl<'a> Supervisor<'a> {
 
     fn start(&mut self) -> anyhow::Result<()> {
         let own = std::env::current_exe().context("own executable")?;
-        // Replaced while we run, it is gone by its name and still there by ours.
+        // If the executable was replaced while this process runs, its path is gone, but `/proc/self/exe` still opens
+        // it.
         let program = if own.exists() { own.as_path() } else { Path::new("/proc/self/exe") };
         let mut command = Command::new(program);
         command.arg0(&own);
@@ -173,7 +176,7 @@ impl<'a> Supervisor<'a> {
         }
         let (socket, shows) = UnixStream::pair().context("the worker's socket")?;
         command.stdin(OwnedFd::from(shows));
-        // The handle is not kept: whatever ends is reaped by `reap`, this worker included.
+        // The handle is dropped: `reap` reaps all children, this worker included.
         match command.spawn() {
             Ok(child) => {
                 let (pid, started) = (Pid::from_child(&child), Instant::now());
@@ -196,7 +199,7 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Looks at the worker's sidecar. What cannot be seen is told and not tried again with this worker.
+    /// Checks the worker's sidecar. After an error, this worker's sidecar is not watched any more.
     fn watch_sidecar(&mut self) {
         let Some(worker) = &mut self.worker else { return };
         let folder = self.options.socket.parent().unwrap_or(Path::new("."));
@@ -206,8 +209,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Sleeps until a signal, a probe, until the next worker is due, until its worker shows a sidecar or that sidecar is due
-    /// to be looked at.
+    /// Sleeps until a signal, a probe, the start of the next worker, or the next check of the worker's sidecar.
     fn sleep(&mut self) -> anyhow::Result<()> {
         let left = self.due.map(|due| due.saturating_duration_since(Instant::now()));
         let look = self.worker.as_ref().and_then(Worker::poll_timeout);
@@ -236,19 +238,20 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Hands SIGTERM on; the worker knows whether its sidecar still needs it. `true` when there is no worker to ask.
+    /// Forwards SIGTERM to the worker, which knows whether its sidecar still needs it. Returns `true` if there is no
+    /// worker and none is due.
     fn forward_term(&mut self) -> bool {
         if self.term.swap(false, Ordering::SeqCst) {
             self.terminating = true;
             if let Some(worker) = &self.worker {
-                // Fails only when it has just ended, which `reap` will tell.
+                // Fails only if the worker has just exited, which `reap` reports.
                 let _ = kill_process(worker.pid, Signal::TERM);
             }
         }
         self.terminating && self.worker.is_none() && self.due.is_none()
     }
 
-    /// Takes note of a process that ended. `true` when it was the worker and no other is wanted.
+    /// Handles the exit of a child process. Returns `true` if it was the worker and no next one is needed.
     fn on_worker_exit(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let Some(worker) = self.worker.take_if(|worker| worker.pid == pid) else {
             return false;
@@ -270,13 +273,13 @@ impl<'a> Supervisor<'a> {
         false
     }
 
-    /// The next worker starts in a while; the last one lived for `lived`.
+    /// Schedules the start of the next worker; the last one ran for `lived`.
     fn schedule(&mut self, lived: Duration) {
         self.due = Some(Instant::now() + self.backoff.after(lived));
     }
 }
 
-/// The next process that ended: the worker, or an orphan that process 1 inherited.
+/// Reaps the next process that exited: the worker, or an orphan that process 1 inherited.
 fn reap() -> anyhow::Result<Option<(Pid, WaitStatus)>> {
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {

@@ -1,4 +1,4 @@
-//! The worker: attaches to a sidecar, then carries out one order after the other.
+//! The worker: attaches to a sidecar, then runs its orders one by one.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -25,10 +25,10 @@ use super::{EXIT_GOODBYE, EXIT_MAPPING_TORN, EXIT_SIDECAR_GONE, sidecar_watch};
 use crate::forward::Model;
 
 const RETRY: Duration = Duration::from_millis(20);
-/// How long the worker of an ending pod looks for a sidecar that still needs it.
+/// How long the worker of a terminating pod looks for a sidecar that still needs it.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Serves one sidecar until it says goodbye or is gone.
+/// Serves one sidecar until it sends `Bye` or exits.
 pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     exit_with_supervisor(options)?;
     let term = Arc::new(AtomicBool::new(options.drain));
@@ -43,7 +43,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     status(ended).map(ExitCode::from)
 }
 
-/// The exit status that tells the supervisor how a worker ended.
+/// Maps how a worker ended to the exit status that the supervisor reads.
 fn status(ended: anyhow::Result<()>) -> anyhow::Result<u8> {
     let Err(error) = ended else { return Ok(EXIT_GOODBYE) };
     if matches!(error.downcast_ref(), Some(LinkError::Closed)) {
@@ -56,18 +56,19 @@ fn status(ended: anyhow::Result<()>) -> anyhow::Result<u8> {
     Err(error)
 }
 
-/// A supervisor that is killed takes its worker along: nobody else would restart or reap it.
+/// Makes the kernel kill this worker when its supervisor exits: no other process would restart or reap it.
 fn exit_with_supervisor(options: &Options) -> anyhow::Result<()> {
     let Some(supervisor) = options.worker else { return Ok(()) };
     set_parent_process_death_signal(Some(Signal::KILL)).context("prctl(PR_SET_PDEATHSIG)")?;
-    // It may have died before the line above; then the parent is already another process.
+    // The supervisor may have exited before the line above; then the parent is already another process.
     match getppid() {
         Some(parent) if parent.as_raw_nonzero().get() == supervisor => Ok(()),
         _ => bail!("the supervisor {supervisor} is gone"),
     }
 }
 
-/// Connects, waiting while nobody listens. `None` after SIGTERM, or when an ending pod has no sidecar any more.
+/// Connects, and retries while no process listens. Returns `None` after SIGTERM; when draining, not before
+/// [`DRAIN_TIMEOUT`].
 fn connect(socket: &Path, drain: bool, term: &AtomicBool) -> anyhow::Result<Option<SidecarLink>> {
     let begun = Instant::now();
     loop {
@@ -89,17 +90,17 @@ fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), NotFound | ConnectionRefused)
 }
 
-/// Agrees with the sidecar and reserves the ranges.
+/// Performs the handshake with the sidecar and reserves the ranges.
 fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> {
     let EngineWelcome { setup, pool, control, tables, lifetime_lock: life, sidecar } =
         link.exchange_hello(BUILD)?;
     if let Some(supervisor) = options.worker.and_then(Pid::from_raw) {
         link.set_supervisor(supervisor);
-        // The standard input of a worker is the socket of its supervisor.
+        // A worker's standard input is its supervisor's socket.
         send_watch(std::io::stdin().as_fd(), &control, sidecar.as_fd()).context("showing the sidecar")?;
     }
     let fence = SliceFence::open(life.as_fd()).context("the epoch of the turn")?;
-    // Open until this process ends, however it ends.
+    // Stays open until this process ends: peers count the tenant as alive while its engine runs.
     std::mem::forget(life);
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
     let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
@@ -116,7 +117,7 @@ fn threads(options: &Options, told: u16) -> usize {
     }
 }
 
-/// Carries out orders until `Bye`.
+/// Runs orders until `Bye`.
 fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
     loop {
         match link.recv()? {

@@ -1,8 +1,8 @@
-//! What a step computes: sequences, their tokens and the layer-blocks that hold their K and V.
+//! The work of a step: sequences, their tokens and the layer-blocks that hold their K and V.
 
 use sluice_link::vocabulary::StepShape;
 
-/// One step's work.
+/// The work of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
     /// Sequences, in any order; at least one.
@@ -10,7 +10,7 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// The shape that decides the activation bytes.
+    /// Returns the shape, which determines the activation bytes.
     pub fn shape(&self) -> StepShape {
         StepShape {
             tokens: self.sequences.iter().map(|s| s.tokens.len() as u32).sum(),
@@ -20,16 +20,16 @@ impl Batch<'_> {
     }
 }
 
-/// One sequence's part of a step: a prefill chunk (many tokens) or a decode (one).
+/// One sequence's part of a step: a prefill chunk (many tokens) or a decode (one token).
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a> {
-    /// Position of the first token. Positions below it are read from the cache, never written.
+    /// Position of the first token. Earlier positions are read from the KV cache, never written.
     pub start: u32,
     /// Tokens at positions `start..start + tokens.len()`; at least one.
     pub tokens: &'a [u32],
     /// Layer-blocks of positions `0..start + tokens.len()`.
     pub blocks: BlockTable<'a>,
-    /// Trailing tokens whose logits are wanted: 0, 1, ... up to all of `tokens`.
+    /// Number of trailing tokens that get logits, from 0 to `tokens.len()`.
     pub logit_rows: usize,
 }
 
@@ -45,17 +45,17 @@ pub struct BlockTable<'a> {
 }
 
 impl<'a> BlockTable<'a> {
-    /// A table of `ids` that lists each layer's columns one after the other (`[layers][columns]`).
+    /// Creates a table of `ids` that lists each layer's columns one after another (`[layers][columns]`).
     pub fn by_layer(ids: &'a [u32], columns: usize) -> Self {
         BlockTable { ids, layer_stride: columns, column_stride: 1 }
     }
 
-    /// A table of `ids` that lists each column's layers one after the other (`[columns][layers]`).
+    /// Creates a table of `ids` that lists each column's layers one after another (`[columns][layers]`).
     pub fn by_column(ids: &'a [u32], layers: usize) -> Self {
         BlockTable { ids, layer_stride: 1, column_stride: layers }
     }
 
-    /// The block behind `column` in `layer`; `None` past the end of the table.
+    /// Returns the block of `column` in `layer`; `None` past the end of the table.
     pub fn id(&self, layer: usize, column: usize) -> Option<u32> {
         self.ids.get(layer * self.layer_stride + column * self.column_stride).copied()
     }

@@ -1,10 +1,10 @@
-//! Refusals: every shape, index and limit is checked before a step writes anything.
+//! Checks of every shape, index and limit, made before a step writes anything.
 
 use sluice_link::model::ModelSpec;
 
 use super::{BLOCK_TOKENS, Batch, ForwardError, ModelError, RangeParts, Sequence, SequenceError};
 
-/// Refuses shapes that the kernels cannot compute.
+/// Rejects shapes that the kernels cannot compute.
 pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError> {
     let sizes = [spec.vocab, spec.hidden, spec.intermediate, spec.heads, spec.kv_heads, spec.head_dim];
     let rules = [
@@ -24,7 +24,7 @@ pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError
     Ok(())
 }
 
-/// Refuses ids and positions out of range.
+/// Rejects ids and positions out of range.
 pub(super) fn batch(spec: &ModelSpec, parts: &RangeParts, batch: &Batch<'_>) -> Result<(), ForwardError> {
     let layers = usize::from(spec.layers);
     if parts.layers.len() != layers {
@@ -83,7 +83,7 @@ fn blocks(layers: usize, blocks: u32, part: &Sequence<'_>) -> Result<(), Sequenc
     Ok(())
 }
 
-/// Refuses a step that the backed activation space does not hold.
+/// Rejects a step that needs more activation bytes than are backed.
 pub(super) fn activations(needed_bytes: u64, parts: &RangeParts) -> Result<(), ForwardError> {
     let limit_bytes = parts.activation_limit_bytes;
     if needed_bytes > limit_bytes {

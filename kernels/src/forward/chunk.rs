@@ -1,7 +1,7 @@
-//! How a step is cut: tokens that go through a layer together, and the attention tasks among them.
+//! Splits a step into chunks of tokens that pass a layer together, and their attention into tasks.
 //!
-//! Chunks follow the order of the batch, so that a sequence's earlier tokens have written their K and V in a layer before
-//! its later ones look for them there.
+//! Chunks follow the order of the batch, so a sequence's earlier tokens have written their K and V of a layer before
+//! its later tokens read them.
 
 use std::ops::Range;
 
@@ -15,39 +15,39 @@ use crate::ops::attention::MAX_QUERIES;
 pub(crate) struct TokenRange {
     /// Index in the batch.
     pub sequence: usize,
-    /// Row of its first token, in the chunk.
+    /// Row of the first token within the chunk.
     pub row: usize,
-    /// Position of that token.
+    /// Position of the first token.
     pub start: usize,
-    /// Tokens; at least one.
+    /// Number of tokens; at least one.
     pub tokens: usize,
 }
 
-/// Queries of one attention task: some heads of one K and V head, some tokens of one piece.
+/// Queries of one attention task: some query heads of one K and V head, some tokens of one range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionTask {
-    /// Whose tokens.
+    /// The tokens of the sequence in this chunk.
     pub range: TokenRange,
     pub kv_head: usize,
-    /// Among the query heads that share the K and V head.
+    /// Indices among the query heads that share the K and V head.
     pub heads: Range<usize>,
-    /// Among the piece's tokens.
+    /// Indices among the range's tokens.
     pub tokens: Range<usize>,
 }
 
-/// Tokens that go through a layer together.
+/// Tokens that pass a layer together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     /// Rows of the step.
     pub rows: Range<usize>,
-    /// Its sequences' parts, in the order of the batch.
+    /// Parts of the sequences, in batch order.
     pub ranges: Vec<TokenRange>,
-    /// Attention over them.
+    /// Attention tasks over the ranges.
     pub attention: Vec<AttentionTask>,
 }
 
-/// Cuts a step into chunks of `most` tokens at most, as few as there can be and as even as there can be: a last chunk of a
-/// few tokens would read all weights for little.
+/// Splits a step into the fewest chunks of at most `most` tokens, with even sizes: a short last chunk would read all
+/// weights for few tokens.
 pub(crate) fn chunks(spec: &ModelSpec, batch: &Batch<'_>, most: usize) -> Vec<Chunk> {
     let tokens = batch.sequences.iter().map(|sequence| sequence.tokens.len()).sum::<usize>();
     let even = tokens.div_ceil(tokens.div_ceil(most).max(1));

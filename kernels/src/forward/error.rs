@@ -1,11 +1,11 @@
-//! Why a model or a step is refused.
+//! Errors of models and steps.
 
 use thiserror::Error;
 
-/// A model shape that cannot be computed.
+/// A model shape that the kernels cannot compute.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ModelError {
-    /// A size is zero or does not divide another.
+    /// A size is zero, too large or does not divide another.
     #[error("model shape: {0}")]
     Shape(&'static str),
     /// A layer-block is larger than a chunk.
@@ -16,31 +16,31 @@ pub enum ModelError {
         /// Bytes of a chunk.
         chunk_bytes: u64,
     },
-    /// The compute threads could not be started.
+    /// The compute threads could not start.
     #[error("cannot start {threads} compute threads: {reason}")]
     Threads {
-        /// Threads asked for.
+        /// Requested threads.
         threads: usize,
-        /// The system's words.
+        /// Message of the system.
         reason: String,
     },
 }
 
-/// A step that was refused or ended early.
+/// A step that was rejected or aborted.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ForwardError {
-    /// No sequence, or more tokens than 32 bits count.
+    /// The batch has no sequence.
     #[error("the batch has no sequence")]
     EmptyBatch,
-    /// One sequence cannot be computed; the others could without it.
+    /// One sequence cannot be computed. The step could run without it.
     #[error("sequence {sequence}: {problem}")]
     Sequence {
         /// Index in the batch.
         sequence: usize,
-        /// What is wrong with it.
+        /// The problem.
         problem: SequenceError,
     },
-    /// The ranges are not those of this model.
+    /// The ranges do not match the model.
     #[error("{given} layer ranges for a model of {layers} layers")]
     LayerCount {
         /// Ranges given.
@@ -56,7 +56,7 @@ pub enum ForwardError {
         /// Bytes backed.
         limit_bytes: u64,
     },
-    /// [`super::LayerHooks::before_layer`] ended the step.
+    /// [`super::LayerHooks::before_layer`] aborted the step.
     #[error("aborted before layer {layer}")]
     Aborted {
         /// The layer that was not computed.
@@ -64,10 +64,10 @@ pub enum ForwardError {
     },
 }
 
-/// What is wrong with one sequence of a batch.
+/// The problem of one sequence of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SequenceError {
-    /// A sequence without tokens.
+    /// The sequence has no tokens.
     #[error("it has no tokens")]
     Empty,
     /// A token id beyond the vocabulary.
@@ -75,28 +75,28 @@ pub enum SequenceError {
     TokenOutOfRange {
         /// Index in the sequence's tokens.
         index: usize,
-        /// The id.
+        /// Token id.
         token: u32,
-        /// Tokens of the vocabulary.
+        /// Size of the vocabulary.
         vocab: u32,
     },
-    /// A position beyond the model's length.
+    /// A position beyond the model's maximum length.
     #[error("position {position} is not below the model's {max_positions}")]
     PositionOutOfRange {
-        /// The last position asked for.
+        /// Last requested position.
         position: u64,
-        /// Positions of the model.
+        /// Maximum positions of the model.
         max_positions: u32,
     },
     /// More logit rows than tokens.
     #[error("{wanted} rows of logits wanted of {tokens} tokens")]
     TooManyLogitRows {
-        /// Rows wanted.
+        /// Requested rows.
         wanted: usize,
         /// Tokens of the sequence.
         tokens: usize,
     },
-    /// The block table ends before the sequence does.
+    /// The block table is shorter than the sequence.
     #[error("no block for layer {layer}, column {column}")]
     BlockMissing {
         /// Layer.
@@ -104,16 +104,16 @@ pub enum SequenceError {
         /// Column.
         column: usize,
     },
-    /// A block id beyond the KV arena.
+    /// A block id beyond the end of the KV arena.
     #[error("block {block} of layer {layer}, column {column} is not below {blocks}")]
     BlockOutOfRange {
         /// Layer.
         layer: usize,
         /// Column.
         column: usize,
-        /// The id.
+        /// Block id.
         block: u32,
-        /// Blocks of the arena.
+        /// Blocks in the arena.
         blocks: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! One chunk's way through one layer: the operations from which the families build their layers.
+//! One chunk's pass through one layer: the operations from which the model families build their layers.
 
 use sluice_link::slab::Tensor;
 
@@ -11,8 +11,8 @@ use crate::rope::Rotate;
 use crate::simd::matmul::Product;
 use crate::simd::{Dot, Element};
 
-/// A chunk in a layer. What one layer hands to the next lies where the chunk's rows of the step are, everything else at the
-/// start of its place.
+/// A chunk in a layer. The residual stream and the rotary angles have a row for every token of the step; all other
+/// values start at the first row of their buffer.
 pub(crate) struct LayerPass<'s, 'a, E> {
     step: &'s Step<'a, E>,
     chunk: &'s Chunk,
@@ -27,48 +27,48 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         self.chunk.rows.len()
     }
 
-    /// Residual stream.
+    /// Returns the chunk's rows of the residual stream.
     pub fn residual(&self) -> Rows {
         let (start, row) = self.step.residual();
         (at((start, row), self.chunk.rows.start), row)
     }
 
-    /// What a norm leaves.
+    /// Returns the output of a norm.
     pub fn normed(&self) -> Rows {
         self.step.rows(self.step.layout.normed)
     }
 
-    /// Queries.
+    /// Returns the queries.
     pub fn queries(&self) -> Rows {
         self.step.rows(self.step.layout.queries)
     }
 
-    /// Keys before rounding.
+    /// Returns the keys before rounding.
     pub fn keys(&self) -> Rows {
         self.step.rows(self.step.layout.keys)
     }
 
-    /// Values before rounding.
+    /// Returns the values before rounding.
     pub fn values(&self) -> Rows {
         self.step.rows(self.step.layout.values)
     }
 
-    /// What attention leaves.
+    /// Returns the output of attention.
     pub fn attended(&self) -> Rows {
         self.step.rows(self.step.layout.attention_output)
     }
 
-    /// Inner values of the MLP.
+    /// Returns the inner values of the MLP.
     pub fn ffn_hidden(&self) -> Rows {
         self.step.rows(self.step.layout.ffn_hidden)
     }
 
-    /// Weights of `layer`.
+    /// Returns the weights of `layer`.
     pub fn layer_weights(&self, layer: usize) -> Weights<'a, E> {
         self.step.layer_weights(layer)
     }
 
-    /// Splits the chunk's tokens over the team; `cost` is multiply-adds (or as dear) for each token.
+    /// Splits the chunk's tokens over the threads; `cost` is the work per token in multiply-adds.
     fn each_token(&self, cost: usize, work: impl Fn(usize) + Sync) {
         const TOKENS: usize = 8;
         self.step.model.threads.for_each(self.tokens().div_ceil(TOKENS), cost * self.tokens(), |task| {
@@ -76,9 +76,9 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         });
     }
 
-    /// Normalises the residual stream (LayerNorm where the slab has a bias).
+    /// Normalizes the residual stream (LayerNorm if the slab has a bias).
     pub fn norm(&self, weights: Weights<'_, E>, weight: Tensor, bias: Tensor) {
-        // Addresses travel as numbers: a raw pointer does not cross threads.
+        // `SendPtr` lets the raw pointers cross threads.
         let (weight, bias) = (SendPtr(weights.get(weight)), SendPtr(weights.find(bias)));
         self.each_token(2 * self.step.model.spec.hidden as usize, |token| {
             self.step.norm_row(
@@ -89,8 +89,8 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         });
     }
 
-    /// Multiplies `input` with each of `linears` in one parallel section. No other product reads the same input: it is
-    /// narrowed in place.
+    /// Multiplies `input` with each of `linears` in one parallel section. `input` is narrowed in place, so no other
+    /// product may read it.
     pub fn multiply(&self, weights: Weights<'_, E>, input: Rows, linears: &[Linear]) {
         self.narrow(weights, input, linears[0].matrix);
         let products: Vec<[Product<E>; 1]> =
@@ -98,8 +98,8 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         self.step.run_products(&products);
     }
 
-    /// Multiplies `input` with `first`, then with `second` into the same rows (gated MLP); for the rest as
-    /// [`Pass::multiply`].
+    /// Multiplies `input` with `first`, then with `second` into the same rows (gated MLP). `input` is narrowed as in
+    /// [`LayerPass::multiply`].
     pub fn multiply_twice(&self, weights: Weights<'_, E>, input: Rows, [first, second]: [&Linear; 2]) {
         self.narrow(weights, input, first.matrix);
         let product = |linear| self.product(weights, input, linear);
@@ -117,7 +117,7 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         self.step.product(weights, (input, self.tokens()), linear)
     }
 
-    /// Turns queries and keys by their positions.
+    /// Rotates queries and keys by their positions.
     pub fn rotate(&self) {
         let spec = &self.step.model.spec;
         let head_dim = spec.head_dim as usize;
@@ -131,7 +131,7 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         });
     }
 
-    /// Rounds K and V to the cache's dtype and writes them to the layer's blocks, at the step's positions only.
+    /// Rounds K and V to the cache's dtype and writes them to the layer's blocks, only at the step's positions.
     pub fn write_kv(&self, layer: usize) {
         let heads = self.step.model.spec.kv_heads as usize;
         let cost = 2 * self.tokens() * heads * self.step.model.spec.head_dim as usize;
@@ -157,13 +157,13 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
                 stride: self.keys().1,
                 head_dim,
             };
-            // SAFETY: the block is backed and below the arena's end (checked); this task alone writes the head's
-            // part of it.
+            // SAFETY: the block is backed and within the arena (checked); only this task writes this head's part of the
+            // block.
             unsafe { self.step.model.isa.run(write) }
         }
     }
 
-    /// Attention of all tokens over the layer's blocks.
+    /// Computes the attention of all tokens over the layer's blocks.
     pub fn attend(&self, layer: usize) {
         let spec = &self.step.model.spec;
         let seen = |piece: &TokenRange| piece.tokens * (piece.start + piece.tokens);
@@ -190,7 +190,7 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
             output: at(self.attended(), row).wrapping_add(word),
             stride: self.queries().1,
         };
-        // SAFETY: blocks up to the last position were checked and written up to it; tasks have results of their own.
+        // SAFETY: blocks up to the last position were checked and are written; tasks write disjoint results.
         unsafe { self.step.model.isa.run(attention) }
     }
 

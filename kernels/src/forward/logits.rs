@@ -1,15 +1,15 @@
-//! The step's result: rows of logits in the activation arena.
+//! The result of a step: rows of logits in the activation arena.
 
-/// One row of logits with the scratch that sampling it needs.
+/// One row of logits and the scratch space for sampling it.
 #[derive(Debug)]
 pub struct LogitRow<'a> {
     /// Logits by token id (f32).
     pub logits: &'a mut [f32],
-    /// Uninitialised in meaning (any bits): as many words as the vocabulary has tokens.
+    /// One word per token of the vocabulary; the content is unspecified.
     pub scratch: &'a mut [u32],
 }
 
-/// Rows of logits, in batch order, positions ascending within a sequence.
+/// Rows of logits in batch order, with ascending positions within a sequence.
 #[derive(Debug)]
 pub struct LogitsView<'a> {
     logits: &'a mut [f32],
@@ -18,27 +18,27 @@ pub struct LogitsView<'a> {
 }
 
 impl<'a> LogitsView<'a> {
-    /// A view of `logits.len() / vocab` rows.
+    /// Creates a view of `logits.len() / vocab` rows.
     ///
     /// # Panics
-    /// When the two slices are not whole rows of equal number.
+    /// If the slices differ in length or do not hold whole rows.
     pub fn new(logits: &'a mut [f32], scratch: &'a mut [u32], vocab: usize) -> Self {
         assert_eq!(logits.len(), scratch.len(), "logits and scratch must have the same rows");
         assert_eq!(logits.len() % vocab, 0, "logits must be whole rows");
         LogitsView { logits, scratch, vocab }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.logits.len() / self.vocab
     }
 
-    /// Row `row`, read only.
+    /// Returns row `row`, read-only.
     pub fn row(&self, row: usize) -> &[f32] {
         &self.logits[row * self.vocab..(row + 1) * self.vocab]
     }
 
-    /// All rows with their scratch, for sampling.
+    /// Returns all rows with their scratch space, for sampling.
     pub fn rows_mut(&mut self) -> impl ExactSizeIterator<Item = LogitRow<'_>> {
         let rows = self.logits.chunks_exact_mut(self.vocab).zip(self.scratch.chunks_exact_mut(self.vocab));
         rows.map(|(logits, scratch)| LogitRow { logits, scratch })

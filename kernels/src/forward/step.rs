@@ -1,4 +1,4 @@
-//! One step over one batch: embeddings, the layers in order, each for chunk after chunk, and the head.
+//! One step over one batch: the embeddings, then each layer chunk by chunk, then the head.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -18,10 +18,10 @@ use crate::simd::matmul::{Epilogue, Narrow, PANEL_ROWS, Product};
 use crate::simd::{Dot, Element};
 use crate::{llama, opt};
 
-/// A value of the step: rows of f32 in the activation arena (start, words between two rows).
+/// A value of the step: rows of f32 in the activation arena (start, words from one row to the next).
 pub(crate) type Rows = (*mut f32, usize);
 
-/// Tensors of one slab.
+/// The tensors of one slab.
 #[derive(Clone, Copy)]
 pub(crate) struct Weights<'a, E> {
     slab: &'a Slab,
@@ -29,13 +29,13 @@ pub(crate) struct Weights<'a, E> {
 }
 
 impl<E> Weights<'_, E> {
-    /// A tensor's first element, if the slab has it.
+    /// Returns a tensor's first element, if the slab has the tensor.
     pub fn find(&self, tensor: Tensor) -> Option<*const E> {
         let place = self.slab.span(tensor)?;
         Some(self.base.wrapping_byte_add(place.offset_bytes as usize))
     }
 
-    /// A tensor that every model of the family has.
+    /// Returns the first element of a tensor that every model of the family has.
     pub fn get(&self, tensor: Tensor) -> *const E {
         self.find(tensor).unwrap_or_else(|| panic!("the slab layout has {tensor:?} in this family"))
     }
@@ -44,13 +44,13 @@ impl<E> Weights<'_, E> {
         self.slab.span(tensor).map_or(0, |place| place.rows as usize)
     }
 
-    /// Inputs of a matrix.
+    /// Returns the number of inputs of a matrix.
     pub(super) fn columns(&self, tensor: Tensor) -> usize {
         self.slab.span(tensor).map_or(0, |place| place.columns as usize)
     }
 }
 
-/// A matrix to multiply with: where its weights and bias are, where the result goes.
+/// A matrix product: the tensors of its weights and bias, and the output rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub matrix: Tensor,
@@ -97,7 +97,7 @@ impl<'a, E: Element> Step<'a, E> {
         })
     }
 
-    /// Takes one chunk through one layer.
+    /// Runs one chunk through one layer.
     fn pass(&self, chunk: &Chunk, layer: usize) {
         let pass = LayerPass::new(self, chunk);
         match self.model.spec.family {
@@ -110,17 +110,17 @@ impl<'a, E: Element> Step<'a, E> {
         (self.parts.activations.cast::<f32>().wrapping_add(at), row)
     }
 
-    /// Residual stream of the whole step.
+    /// Returns the residual stream of the whole step.
     pub(super) fn residual(&self) -> Rows {
         self.rows(self.layout.residual)
     }
 
-    /// Cosines and sines of the whole step.
+    /// Returns the cosines and sines of the whole step.
     pub(super) fn angles(&self) -> Rows {
         self.rows(self.layout.rope_angles)
     }
 
-    /// Weights of `layer`.
+    /// Returns the weights of `layer`.
     pub(super) fn layer_weights(&self, layer: usize) -> Weights<'a, E> {
         Weights { slab: &self.model.slabs.layer, base: self.parts.layers[layer].cast() }
     }
@@ -129,7 +129,7 @@ impl<'a, E: Element> Step<'a, E> {
         Weights { slab: &self.model.slabs.global, base: self.parts.global.cast() }
     }
 
-    /// The sequences, each with the row of its first token.
+    /// Returns the sequences, each with the row of its first token.
     fn each_sequence(&self) -> impl Iterator<Item = (usize, &'a Sequence<'a>)> {
         let ends = self.batch.sequences.iter().scan(0, |row, sequence| {
             *row += sequence.tokens.len();
@@ -138,7 +138,7 @@ impl<'a, E: Element> Step<'a, E> {
         ends.zip(self.batch.sequences).map(|(end, sequence)| (end - sequence.tokens.len(), sequence))
     }
 
-    /// Fills the residual stream with embeddings, and the table of angles.
+    /// Fills the residual stream with embeddings, and the table of rotary angles.
     fn embed(&self) {
         let weights = self.global_weights();
         let (table, positions) = (weights.get(Tensor::Embedding), weights.find(Tensor::Positions));
@@ -149,12 +149,12 @@ impl<'a, E: Element> Step<'a, E> {
                 let row = |table: *const E, row: u32| table.wrapping_add(row as usize * width);
                 let embed = Embed {
                     token: row(table, *token),
-                    // OPT's table begins with two rows that no position uses.
+                    // OPT's table starts with two unused rows.
                     position: positions.map(|table| row(table, position + 2)),
                     width,
                     output: at(self.residual(), first + index),
                 };
-                // SAFETY: token and position were checked to be rows of the tables.
+                // SAFETY: the check found token and position within the tables.
                 unsafe { self.model.isa.run(embed) }
                 self.fill_angles(first + index, position);
             }
@@ -164,7 +164,7 @@ impl<'a, E: Element> Step<'a, E> {
     fn fill_angles(&self, token: usize, position: u32) {
         if self.model.spec.family == Family::Llama {
             let to = at(self.angles(), token);
-            // SAFETY: the layout gives each token a row of `head_dim` words, and nobody else holds it now.
+            // SAFETY: the layout gives each token a row of `head_dim` words, and no other reference to it exists now.
             let to = unsafe { std::slice::from_raw_parts_mut(to, self.model.spec.head_dim as usize) };
             rope::angles(&self.model.frequencies, position, to);
         }
@@ -178,20 +178,19 @@ impl<'a, E: Element> Step<'a, E> {
     ) {
         let spec = &self.model.spec;
         let norm = Norm { input, output, width: spec.hidden as usize, weight, bias, epsilon: spec.norm_eps };
-        // SAFETY: rows of `hidden` words by the layout, vectors of `hidden` elements by the slab.
+        // SAFETY: the layout gives rows of `hidden` words, the slab vectors of `hidden` elements.
         unsafe { self.model.isa.run(norm) }
     }
 
-    /// Makes a row of f32 the input of a product: `width` numbers in the format that the model's weights are multiplied
-    /// with.
+    /// Converts `width` f32 numbers of a row in place to the format in which products read their input.
     pub(super) fn narrow_row(&self, row: *mut f32, width: usize) {
         if E::Dot::NARROWS {
-            // SAFETY: rows of `width` words by the layout; the task has the row to itself.
+            // SAFETY: the layout gives rows of `width` words; only this task uses the row.
             unsafe { self.model.isa.run(Narrow { row, width }) }
         }
     }
 
-    /// A product over the first `tokens` rows of `input`, which are narrowed.
+    /// Returns a product over the first `tokens` rows of `input`, which must be narrowed.
     pub(super) fn product(
         &self,
         weights: Weights<'_, E>,
@@ -212,7 +211,7 @@ impl<'a, E: Element> Step<'a, E> {
         }
     }
 
-    /// Splits chains of products over the team by rows: a chain's products have the same rows and run in order.
+    /// Splits chains of products over the threads by rows. The products of a chain have the same rows and run in order.
     pub(super) fn run_products<const N: usize>(&self, chains: &[[Product<E>; N]]) {
         let rows: usize = chains.iter().map(|chain| chain[0].rows.len()).sum();
         let work = |chain: &[Product<E>; N]| {
@@ -239,12 +238,12 @@ impl<'a, E: Element> Step<'a, E> {
         let first = rows.start + piece * grain;
         let scratch = at(self.rows(self.layout.scratch), self.model.threads.thread_index());
         let piece = Product { rows: first..(first + grain).min(rows.end), scratch, ..product.clone() };
-        // SAFETY: matrices have the slab's sizes, values the layout's; pieces have rows of their own and each
-        // member of the team its own scratch.
+        // SAFETY: matrices have the sizes of the slab, values those of the layout; pieces have disjoint rows and each
+        // thread has its own scratch.
         unsafe { self.model.isa.run(piece) }
     }
 
-    /// Final norm and head of the rows wanted.
+    /// Computes the final norm and the logits of the requested rows.
     fn head(&self) {
         let weights = self.global_weights();
         let (norm, bias) = (weights.get(Tensor::FinalNorm), weights.find(Tensor::FinalNormBias));
@@ -262,29 +261,29 @@ impl<'a, E: Element> Step<'a, E> {
             let tied = self.model.spec.tied_embeddings;
             let matrix = if tied { Tensor::Embedding } else { Tensor::Head };
             let output = self.rows(self.layout.logits);
-            // No family has a bias here; a tensor of layers is in no global slab.
+            // No family has a bias here, and a global slab has no layer tensor, so `UpBias` is not found.
             let head = Linear { matrix, bias: Tensor::UpBias, output, epilogue: Epilogue::Store };
             self.run_products(&[[self.product(weights, (last, rows), &head)]]);
         }
     }
 }
 
-/// Row `index` of a value.
+/// Returns row `index` of a value.
 pub(crate) fn at((start, row): Rows, index: usize) -> *mut f32 {
     start.wrapping_add(index * row)
 }
 
-/// Rows of a task: some tasks for each thread, whole tiles, whole panels where tokens are many.
+/// Returns the rows per task: several tasks per thread, and whole tiles, or whole panels for more than 8 tokens.
 fn row_grain(rows: usize, threads: usize, tokens: usize) -> usize {
     const TASKS_PER_THREAD: usize = 4;
     let unit = if tokens > 8 { PANEL_ROWS } else { 8 };
     rows.div_ceil(threads * TASKS_PER_THREAD).next_multiple_of(unit)
 }
 
-/// A value whose pointers may be read by the whole team.
+/// A value whose pointers the whole thread team may read.
 pub(crate) struct SendPtr<T>(pub T);
 
-// SAFETY: only pointers to weights and values of a step travel in it, valid from any thread as for `Step`.
+// SAFETY: it carries only pointers to weights and values of a step, which are valid from any thread as for `Step`.
 unsafe impl<T> Sync for SendPtr<T> {}
 
 impl<T: Copy> SendPtr<T> {

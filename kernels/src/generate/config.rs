@@ -74,7 +74,7 @@ fn rope_scaling(scaling: RopeScaling) -> Value {
     }
 }
 
-/// The shortest decimal that reads back as `value`: 1e-5, not 9.999999747378752e-6.
+/// Returns the shortest decimal that parses to `value`: 1e-5, not 9.999999747378752e-6.
 fn number(value: f32) -> Value {
     let shortest: f64 = value.to_string().parse().expect("a float's text is a float");
     json!(shortest)

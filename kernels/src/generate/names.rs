@@ -3,7 +3,7 @@
 use sluice_link::model::Family;
 use sluice_link::slab::Tensor;
 
-/// The name of `tensor`; `layer` is ignored for global ones.
+/// Returns the name of `tensor`; `layer` is ignored for global tensors.
 pub fn tensor_name(family: Family, tensor: Tensor, layer: usize) -> String {
     match (family, in_layer(family, tensor)) {
         (Family::Llama, Some(name)) => format!("model.layers.{layer}.{name}"),

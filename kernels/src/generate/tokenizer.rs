@@ -1,5 +1,5 @@
 //! A byte-level tokenizer of any size: two special tokens, the 256 bytes, then merges of lower-case letters, shortest
-//! first (`aa`, `ab`, ... `zz`, `aaa`, ...), so that every id decodes to text and any text can be encoded.
+//! first (`aa`, `ab`, ... `zz`, `aaa`, ...). Every id decodes to text, and any text can be encoded.
 
 use serde_json::{Map, Value, json};
 
@@ -12,8 +12,8 @@ pub const SMALLEST_VOCAB: u32 = 258;
 
 const LETTERS: usize = 26;
 
-/// The printable stand-in of each byte in byte-level BPE (GPT-2's table): itself where it is printable, else the next
-/// character from U+0100 on.
+/// Returns the printable character for each byte in byte-level BPE (GPT-2's table): the byte itself if it is printable,
+/// else the next character from U+0100 on.
 fn byte_chars() -> Vec<char> {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut next = 0x100;
@@ -29,7 +29,7 @@ fn byte_chars() -> Vec<char> {
     (0..256).map(stand_in).collect()
 }
 
-/// The `index`-th word of `length` letters, in alphabetical order.
+/// Returns the `index`-th word of `length` letters in alphabetical order.
 fn word(mut index: usize, length: u32) -> String {
     let mut letters = vec![b'a'; length as usize];
     for letter in letters.iter_mut().rev() {
@@ -39,7 +39,7 @@ fn word(mut index: usize, length: u32) -> String {
     String::from_utf8(letters).expect("letters are text")
 }
 
-/// The first `count` words of two letters and more.
+/// Returns the first `count` words of two or more letters.
 fn words(count: usize) -> impl Iterator<Item = String> {
     (2..).flat_map(|length: u32| (0..LETTERS.pow(length)).map(move |index| word(index, length))).take(count)
 }

@@ -1,4 +1,4 @@
-//! Random weights, streamed into safetensors files (header length, JSON header, then the tensors one after the other).
+//! Random weights, streamed into safetensors files (header length, JSON header, then the tensors one after another).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -13,7 +13,7 @@ use sluice_link::slab::{Tensor, TensorSpan, slab_layout};
 use super::{GenerateError, RandomModel, in_file, tensor_name, write_json};
 use crate::sampling::random_bits;
 
-/// Values made at a time.
+/// Values generated at a time.
 const BATCH_VALUES: usize = 1 << 20;
 
 /// One tensor of the checkpoint.
@@ -50,7 +50,8 @@ fn entries(model: &RandomModel) -> Vec<TensorEntry> {
     global.chain(layers).collect()
 }
 
-/// `shards` runs of entries; the last may be shorter, none beyond the tensors is left out.
+/// Splits the entries into `shards` runs whose lengths differ by at most one. With more shards than entries, some runs
+/// are empty.
 fn split(entries: &[TensorEntry], shards: usize) -> Vec<&[TensorEntry]> {
     let bound = |shard: usize| entries.len() * shard / shards;
     (0..shards).map(|shard| &entries[bound(shard)..bound(shard + 1)]).collect()
@@ -70,7 +71,7 @@ fn write_shard(model: &RandomModel, path: &Path, entries: &[TensorEntry]) -> Res
     in_file(path, write())
 }
 
-/// The JSON header, padded so that the data begin at a multiple of 64.
+/// Returns the JSON header, padded so that the data start at a multiple of 64.
 fn header(model: &RandomModel, entries: &[TensorEntry]) -> String {
     let dtype = match model.spec.dtype {
         Dtype::F32 => "F32",
@@ -112,15 +113,15 @@ fn is_bias(tensor: Tensor) -> bool {
     )
 }
 
-/// Mean and deviation of a tensor's values.
+/// Returns the mean and deviation of a tensor's values.
 fn mean_and_deviation(family: Family, place: &TensorSpan) -> (f32, f32) {
     let per_input = 1.0 / (place.columns as f32).sqrt();
     match place.tensor {
         Tensor::FinalNorm | Tensor::AttentionNorm | Tensor::MlpNorm => (1.0, 0.1),
         tensor if is_bias(tensor) => (0.0, 0.1),
-        // Scores with a deviation of 4: attention looks at few positions, so the past matters.
+        // Scores have a deviation of about 4, so attention is peaked and earlier tokens matter.
         Tensor::Query | Tensor::Key => (0.0, 2.0 * per_input),
-        // Small beside what the layers add, or a tied head would repeat the last token for ever.
+        // Small compared to the layers' outputs; otherwise a tied head would repeat the last token.
         Tensor::Embedding if family == Family::Llama => (0.0, 0.25 * per_input.max(0.02)),
         Tensor::Embedding | Tensor::Positions => (0.0, 0.5 * per_input),
         _ => (0.0, per_input),
@@ -152,7 +153,7 @@ fn store(dtype: Dtype, value: f32, to: &mut [u8]) {
     }
 }
 
-/// A nearly normal number of mean 0 and deviation 1: the sum of four uniform ones.
+/// Returns a nearly normal sample of mean 0 and deviation 1, as the sum of four uniform numbers.
 fn normal_sample(bits: u64) -> f32 {
     let sum: u64 = (0..4).map(|part| (bits >> (16 * part)) & 0xffff).sum();
     // Four uniform numbers in 0 ..= 65535 have mean 131070 and deviation 65536 / sqrt(3).

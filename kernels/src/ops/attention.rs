@@ -1,8 +1,8 @@
 //! Causal attention of a few queries over a sequence's layer-blocks, with an online softmax (Milakov and Gimelshein
 //! 2018, arXiv 1805.02867) whose tiles are the blocks.
 //!
-//! A tile is 16 *absolute* positions, so the order of every sum depends on the query's position alone: not on the
-//! chunk it came in, the queries beside it, or whether its K and V were written in this step or long ago.
+//! A tile is 16 *absolute* positions, so the order of every sum depends only on the query's position: not on its chunk,
+//! on the other queries of the task, or on the step that wrote its K and V.
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Attention`")]
@@ -15,17 +15,17 @@ use crate::simd::{Element, Kernel, LANES, Lanes, math};
 
 const _: () = assert!(LANES == BLOCK_TOKENS, "the scores of a block are one vector");
 
-/// Queries of one task: with their results they stay in the first-level cache.
+/// Maximum of queries per task. They and their results fit the first-level cache.
 pub const MAX_QUERIES: usize = 32;
 
 /// Attention of `tokens.len()` tokens x `heads` query heads that share one K and V head.
 ///
-/// Query (token t, head h) lies at `queries + t * stride + h * head_dim`, its result likewise; at most
-/// [`MAX_QUERIES`] of them. Blocks hold positions `0..=` the last token's.
+/// Query (token t, head h) is at `queries + t * stride + h * head_dim`, its result at the same offset of `output`. At
+/// most [`MAX_QUERIES`] queries. The blocks hold all positions up to and including the last token's.
 pub struct Attention<'a, E, B> {
     /// Blocks of the layer.
     pub arena: &'a KvArena<E>,
-    /// Id of the block behind a column.
+    /// Returns the id of a column's block.
     pub block: B,
     /// The shared K and V head.
     pub kv_head: usize,
@@ -33,11 +33,11 @@ pub struct Attention<'a, E, B> {
     pub tokens: Range<usize>,
     /// Query heads.
     pub heads: usize,
-    /// The first token's first head.
+    /// Queries of the first token's first head.
     pub queries: *const f32,
-    /// Where its result goes.
+    /// Result of the first token's first head.
     pub output: *mut f32,
-    /// Words between two tokens, in both.
+    /// Words from one token to the next, in queries and results.
     pub stride: usize,
 }
 
@@ -47,7 +47,7 @@ struct Softmax {
     sum: [f32; MAX_QUERIES],
 }
 
-/// One block's K and V of the head, and how many of its positions the queries see.
+/// One block's K and V of the head, and the number of its positions that the queries see.
 #[derive(Clone, Copy)]
 struct Tile<E> {
     keys: *const E,
@@ -79,7 +79,7 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
         let first = column * BLOCK_TOKENS;
         let id = (self.block)(column);
         let (keys, values) = (self.arena.keys(id, self.kv_head), self.arena.values(id, self.kv_head));
-        // Tokens before `begin` see nothing of the block, those from `whole` on see all of it.
+        // Tokens before `begin` see no position of the block; tokens from `whole` on see all of it.
         let begin = self.tokens.start.max(first);
         let whole = begin.max(first + BLOCK_TOKENS - 1).min(self.tokens.end);
         let query = |position: usize| (position - self.tokens.start) * self.heads;
@@ -140,8 +140,8 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
         Q
     }
 
-    /// Scaled dot products with the block's 16 positions; unseen ones are minus infinity. Even and odd dimensions have
-    /// an accumulator each.
+    /// Returns the scaled dot products with the block's 16 positions, minus infinity for invisible positions. Even and
+    /// odd dimensions have separate accumulators.
     #[inline(always)]
     unsafe fn scores<V: Lanes, const Q: usize>(&self, at: usize, tile: Tile<E>) -> [V; Q] {
         let head_dim = self.arena.head_dim();
@@ -169,7 +169,7 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
         }
     }
 
-    /// `output = output * correction + sum over seen positions of weight * V`, positions in order.
+    /// Computes `output = output * correction + sum over visible positions of weight * V`, in order of position.
     #[inline(always)]
     unsafe fn accumulate<V: Lanes, const Q: usize>(
         &self,
@@ -214,14 +214,14 @@ impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
         }
     }
 
-    /// Words from the first query to query `query`: tokens outside, heads inside.
+    /// Returns the words from the first query to query `query`: by token, then by head.
     #[inline(always)]
     fn offset(&self, query: usize) -> usize {
         (query / self.heads) * self.stride + (query % self.heads) * self.arena.head_dim()
     }
 }
 
-/// The whole vector where there is one: cheaper than a partial load on instruction sets without masks.
+/// Loads a whole vector if `count` allows: cheaper than a partial load on instruction sets without masks.
 #[inline(always)]
 unsafe fn load<V: Lanes, E: Element>(from: *const E, count: usize) -> V {
     unsafe { if count == LANES { E::load(from) } else { E::load_first(from, count) } }

@@ -1,8 +1,8 @@
-//! The KV arena: layer-blocks of 16 tokens, and how K and V lie in one.
+//! The KV arena: layer-blocks of 16 tokens, and the layout of K and V within a block.
 //!
 //! A block holds K as `[kv_heads][head_dim][16]`, then V as `[kv_heads][16][head_dim]`, both in the model's dtype. K is
-//! transposed so that the scores of a block's 16 positions are one vector: no lane is ever folded, and a position not
-//! written yet can only spoil its own lane, which the causal mask drops.
+//! transposed so that the scores of a block's 16 positions are one vector. Thus no lanes are folded, and an unwritten
+//! position affects only its own lane, which the causal mask drops.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of the types")]
 
@@ -14,7 +14,7 @@ use sluice_link::model::ModelSpec;
 use crate::forward::BLOCK_TOKENS;
 use crate::simd::{Element, Kernel, Lanes};
 
-/// Where blocks lie.
+/// The addresses of the blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct KvArena<E> {
     base: *mut u8,
@@ -27,7 +27,7 @@ pub struct KvArena<E> {
 }
 
 impl<E: Element> KvArena<E> {
-    /// The arena at `base` of `blocks` blocks in chunks of `chunk_bytes`.
+    /// Creates an arena of `blocks` blocks at `base`, in chunks of `chunk_bytes`.
     pub fn new(spec: &ModelSpec, base: *mut u8, blocks: u32, chunk_bytes: u64) -> Self {
         KvArena {
             base,
@@ -47,17 +47,17 @@ impl<E: Element> KvArena<E> {
         self.base.wrapping_add(chunk * self.chunk_bytes + within * self.block_bytes).cast()
     }
 
-    /// K of one head: `[head_dim][16]`.
+    /// Returns K of one head: `[head_dim][16]`.
     pub fn keys(&self, id: u32, head: usize) -> *mut E {
         self.block(id).wrapping_add(head * self.head_dim * BLOCK_TOKENS)
     }
 
-    /// V of one head: `[16][head_dim]`.
+    /// Returns V of one head: `[16][head_dim]`.
     pub fn values(&self, id: u32, head: usize) -> *mut E {
         self.keys(id, self.kv_heads + head)
     }
 
-    /// Width of a head.
+    /// Returns the width of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
@@ -65,19 +65,19 @@ impl<E: Element> KvArena<E> {
 
 /// Rounds one head's K and V of successive tokens to the cache's dtype and writes them to their block.
 ///
-/// `keys` and `values` point at the head in the first token's row; all tokens lie in one block.
+/// `keys` and `values` point to the head in the first token's row; all tokens are in one block.
 pub struct WriteKv<E> {
     /// K of the head in the block.
     pub block_keys: *mut E,
     /// V of the head in the block.
     pub block_values: *mut E,
-    /// Places in the block.
+    /// Positions within the block.
     pub places: Range<usize>,
-    /// K as computed.
+    /// Computed K.
     pub keys: *const f32,
-    /// V as computed.
+    /// Computed V.
     pub values: *const f32,
-    /// Words between two tokens, in both.
+    /// Words from one token to the next, in both.
     pub stride: usize,
     /// Width of the head.
     pub head_dim: usize,

@@ -4,19 +4,19 @@
 
 use crate::simd::{Element, Kernel, LANES, Lanes};
 
-/// Normalises one row of `width` words.
+/// Normalizes one row of `width` words.
 ///
-/// With a bias it is LayerNorm, without it RMSNorm. Sums run over one 16-lane accumulator in order.
+/// With a bias this is LayerNorm, without one RMSNorm. Sums run in order over one 16-lane accumulator.
 pub struct Norm<E> {
     /// The row read.
     pub input: *const f32,
-    /// The row written; may be the one read.
+    /// The row written; may equal the input.
     pub output: *mut f32,
     /// Words of the row.
     pub width: usize,
-    /// Gain of each word.
+    /// Gain per word.
     pub weight: *const E,
-    /// Added at the end (LayerNorm).
+    /// Bias per word (LayerNorm).
     pub bias: Option<*const E>,
     /// Added to the variance.
     pub epsilon: f32,

@@ -1,4 +1,4 @@
-//! Threads that share a step. Work is split by output element only, so that no result depends on the split.
+//! The threads that share a step. Work is split only by output element, so no result depends on the split.
 
 use crate::forward::ModelError;
 
@@ -12,7 +12,7 @@ pub struct StepThreads {
 }
 
 impl StepThreads {
-    /// A team of `threads`; one computes on its caller's thread.
+    /// Starts `threads` threads. With one thread, work runs on the caller's thread.
     pub fn new(threads: usize) -> Result<Self, ModelError> {
         if threads == 0 {
             return Err(ModelError::Shape("at least one compute thread"));
@@ -25,12 +25,12 @@ impl StepThreads {
         Ok(StepThreads { pool, threads })
     }
 
-    /// Number of threads.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Runs `work` as one of the team, so that its [`Team::each`] calls start without a hand-over.
+    /// Runs `work` on a thread of the pool, so that its [`StepThreads::for_each`] calls start without a hand-over.
     pub fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) => pool.install(work),
@@ -38,8 +38,8 @@ impl StepThreads {
         }
     }
 
-    /// Calls `work` once for each task in `0..tasks`, in any order and on any thread. `cost` is the multiply-adds of
-    /// all together: little work stays on the caller. Only from within [`Team::enter`].
+    /// Calls `work` once for each task in `0..tasks`, in any order and on any thread. `cost` is the total work in
+    /// multiply-adds; little work stays on the caller's thread. Call it only within [`StepThreads::enter`].
     pub fn for_each(&self, tasks: usize, cost: usize, work: impl Fn(usize) + Sync) {
         if self.pool.is_none() || tasks < 2 || cost < MIN_PARALLEL_COST {
             (0..tasks).for_each(work);
@@ -48,7 +48,7 @@ impl StepThreads {
         }
     }
 
-    /// The index below [`Team::threads`] of the thread that asks.
+    /// Returns the index of the calling thread, below [`StepThreads::threads`].
     pub fn thread_index(&self) -> usize {
         if self.pool.is_none() { 0 } else { rayon::current_thread_index().unwrap_or(0) }
     }

@@ -1,11 +1,11 @@
-//! Greedy and random choice among the candidates that the filters leave.
+//! Greedy and random choice among the candidates that pass the filters.
 
 use std::cmp::Ordering;
 
 use super::{SamplingError, SamplingParams, unit_interval};
 use crate::forward::LogitRow;
 
-/// Candidates sorted at a time while the nucleus is sought: most nuclei are far smaller than the vocabulary.
+/// Candidates sorted at a time during top-p: most nuclei are far smaller than the vocabulary.
 const NUCLEUS_STEP: usize = 256;
 
 pub(super) fn choose(
@@ -24,7 +24,7 @@ pub(super) fn choose(
     Ok(draw(&weights, candidates, unit_interval(params.seed, position)))
 }
 
-/// The largest logit, the lowest id among equals. NaN is never chosen.
+/// Returns the token with the largest logit, the lowest id among equals. NaN is never chosen.
 fn greedy(logits: &[f32]) -> Option<u32> {
     let mut best: Option<(u32, f32)> = None;
     for (id, &logit) in logits.iter().enumerate() {
@@ -35,7 +35,7 @@ fn greedy(logits: &[f32]) -> Option<u32> {
     best.map(|(id, _)| id)
 }
 
-/// Unnormalised probabilities: the best token has weight 1.
+/// Unnormalized probabilities: the best token has weight 1.
 struct Weights<'a> {
     logits: &'a [f32],
     largest: f64,
@@ -49,7 +49,7 @@ impl<'a> Weights<'a> {
 
     fn of(&self, id: u32) -> f64 {
         let logit = self.logits[id as usize];
-        // Also the way out for an infinite best logit, whose difference with itself is no number.
+        // Also avoids NaN for an infinite best logit, whose difference with itself is not a number.
         if f64::from(logit) == self.largest {
             return 1.0;
         }
@@ -60,13 +60,13 @@ impl<'a> Weights<'a> {
         candidates.iter().map(|&id| self.of(id)).sum()
     }
 
-    /// Most likely first, equals by id: a total order without ties.
+    /// Most likely first, then by id: a total order without ties.
     fn order(&self, a: u32, b: u32) -> Ordering {
         self.logits[b as usize].total_cmp(&self.logits[a as usize]).then(a.cmp(&b))
     }
 }
 
-/// Ids of all tokens with a weight of at least `min_p` (and any weight at all), ascending.
+/// Returns the ids of all tokens with a positive weight of at least `min_p`, ascending.
 fn min_p<'s>(weights: &Weights<'_>, scratch: &'s mut [u32], min_p: f32) -> &'s mut [u32] {
     let mut kept = 0;
     for id in 0..weights.logits.len() as u32 {
@@ -79,7 +79,7 @@ fn min_p<'s>(weights: &Weights<'_>, scratch: &'s mut [u32], min_p: f32) -> &'s m
     &mut scratch[..kept]
 }
 
-/// The `k` most likely, in order; all of them, by id, when `k` is 0 or more than there are.
+/// Returns the `k` most likely candidates in order; all of them, by id, if `k` is 0 or not below their number.
 fn top_k<'s>(weights: &Weights<'_>, candidates: &'s mut [u32], k: usize) -> &'s mut [u32] {
     if k == 0 || k >= candidates.len() {
         return candidates;
@@ -88,7 +88,7 @@ fn top_k<'s>(weights: &Weights<'_>, candidates: &'s mut [u32], k: usize) -> &'s 
     &mut candidates[..k]
 }
 
-/// The shortest run of the most likely whose share of the whole reaches `p`; at least one.
+/// Returns the shortest run of most likely candidates whose share of the total reaches `p`; at least one.
 fn top_p<'s>(weights: &Weights<'_>, candidates: &'s mut [u32], p: f32) -> &'s mut [u32] {
     if p >= 1.0 {
         return candidates;
@@ -107,7 +107,7 @@ fn top_p<'s>(weights: &Weights<'_>, candidates: &'s mut [u32], p: f32) -> &'s mu
     &mut candidates[..kept]
 }
 
-/// Puts the `count` most likely first, in order.
+/// Moves the `count` most likely candidates to the front, in order.
 fn sort_first(weights: &Weights<'_>, candidates: &mut [u32], count: usize) {
     if count < candidates.len() {
         candidates.select_nth_unstable_by(count, |&a, &b| weights.order(a, b));
@@ -115,7 +115,7 @@ fn sort_first(weights: &Weights<'_>, candidates: &mut [u32], count: usize) {
     candidates[..count].sort_unstable_by(|&a, &b| weights.order(a, b));
 }
 
-/// Inverse of the cumulative distribution at `unit`.
+/// Evaluates the inverse of the cumulative distribution at `unit`.
 fn draw(weights: &Weights<'_>, candidates: &[u32], unit: f64) -> u32 {
     let mut left = unit * weights.sum(candidates);
     for &id in candidates {
@@ -124,6 +124,6 @@ fn draw(weights: &Weights<'_>, candidates: &[u32], unit: f64) -> u32 {
             return id;
         }
     }
-    // Rounding may leave a crumb: it belongs to the last candidate.
+    // Rounding may leave a small rest, which belongs to the last candidate.
     *candidates.last().expect("the best token is always a candidate")
 }

@@ -1,19 +1,19 @@
-//! Log-softmax of the raw logits: the chosen token's and the most likely ones'.
+//! Log-probabilities of the chosen token and of the most likely tokens, from the raw logits.
 
-/// Log-probabilities of one chosen token.
+/// Log-probabilities reported with one chosen token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprobs {
-    /// Of the token chosen.
+    /// Log-probability of the chosen token.
     pub chosen: f32,
-    /// The most likely tokens, most likely first; equals by lowest id.
+    /// The most likely tokens, most likely first, equals by lowest id.
     pub top: Vec<(u32, f32)>,
 }
 
-/// What must be remembered of the raw logits before they are changed in place.
+/// Data of the raw logits that is saved before they change in place.
 pub(super) struct RawLogprobs {
     log_sum: f64,
     top: Vec<(u32, f32)>,
-    /// Raw logits of the tokens that may change.
+    /// Raw logits of the tokens whose logits may change.
     saved: Vec<(u32, f32)>,
 }
 
@@ -26,7 +26,8 @@ impl RawLogprobs {
         }
     }
 
-    /// The answer for `token`, whose logit is now `logit`: its raw one unless it was saved.
+    /// Returns the log-probabilities for `token`. `logit` is its current logit, which is the raw one unless it was
+    /// saved.
     pub(super) fn finish(self, token: u32, logit: f32) -> TokenLogprobs {
         let saved = self.saved.iter().find(|(id, _)| *id == token);
         let logprob = |logit: f32| (f64::from(logit) - self.log_sum) as f32;
@@ -43,7 +44,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     largest + sum.ln()
 }
 
-/// The `count` largest logits, largest first, equals by lowest id.
+/// Returns the `count` largest logits, largest first, equals by lowest id.
 fn most_likely(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut top: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
     for (id, &logit) in logits.iter().enumerate() {

@@ -3,10 +3,10 @@
 use super::{History, SamplingParams};
 use crate::forward::LogitRow;
 
-/// Marks a token whose penalties are done. No history is that long.
+/// Marks a token whose penalties are applied. No history is that long.
 const DONE: u32 = u32::MAX;
 
-/// Applies each token's penalties once. Only the scratch words of tokens in the history are touched.
+/// Applies each token's penalties once. Uses only the scratch words of tokens in the history.
 pub(super) fn apply(row: &mut LogitRow<'_>, params: &SamplingParams, history: History<'_>) {
     for &token in history.tokens {
         row.scratch[token as usize] = 0;

@@ -14,7 +14,7 @@ fn greedy(params: &SamplingParams, tokens: &[u32], prompt_tokens: usize) -> u32 
     choice(params, History { tokens, prompt_tokens }).token
 }
 
-/// Tokens drawn at many positions.
+/// Returns the tokens sampled at 400 positions.
 fn drawn(params: &SamplingParams) -> Vec<u32> {
     let zeros = vec![0; 400];
     (0..400).map(|n| choice(params, History { tokens: &zeros[..n], prompt_tokens: n }).token).collect()

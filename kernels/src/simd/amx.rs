@@ -1,16 +1,18 @@
-//! Products of bfloat16 on the matrix unit of Intel processors, AMX: 16 rows of weights, 16 tokens and 32 columns at once.
+//! Products of bfloat16 on AMX, the matrix unit of Intel processors: 16 rows of weights, 16 tokens and 32 columns at a
+//! time.
 //!
-//! Weights are read in place; a block of tokens is first copied to scratch as the unit wants it. The unit has an order of
-//! summation of its own (Intel's manual, `TDPBF16PS`): of each 32 columns the even and the odd products are added up from
-//! zero, then both sums, then they are added to the element. So its bits are not those of the other sets, but they depend on
-//! nothing else either: every product of bfloat16 with whole tiles of columns takes this path, one token or thousands.
+//! Weights are read in place; a block of tokens is first copied to scratch in the unit's layout. The unit has its own
+//! order of summation (Intel's manual, `TDPBF16PS`): for each 32 columns it adds up the even and the odd products from
+//! zero, then adds both sums, then adds the result to the element. So its bits differ from the other sets, but they
+//! depend on nothing else: every bfloat16 product with whole tiles of columns takes this path, with one token or
+//! thousands.
 //!
-//! The instructions are written in assembly: their intrinsics are not stable (rust-lang/rust#126622).
+//! The instructions are inline assembly because their intrinsics are unstable (rust-lang/rust#126622).
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Product`")]
 
-// Copies of a block of tokens fill at most the scratch of a product: 2 bytes of each column for each token.
+// The copy of a block of tokens takes 2 bytes per token and column.
 const _: () =
     assert!(MAX_TILES * SIDE * 2 <= PANEL_ROWS * 4, "a block of tokens fits the scratch of a product");
 
@@ -28,11 +30,11 @@ use super::{Dot, Element, Lanes, math};
 
 type V = Register<true>;
 
-/// Rows of weights and tokens of a tile.
+/// Rows of weights, or tokens, per tile.
 const SIDE: usize = 16;
-/// Columns of a tile.
+/// Columns per tile.
 const COLUMNS: usize = 32;
-/// Tiles of tokens that meet a tile of rows before the next one is read.
+/// Tiles of tokens that are multiplied with a tile of rows before the next tile of rows is read.
 const MAX_TILES: usize = 4;
 
 /// Whether the processor has the unit and the kernel lets this process use it.
@@ -45,40 +47,42 @@ pub(super) fn is_supported() -> bool {
     })
 }
 
-/// Asks the kernel for the unit's registers, for all threads of the process: Linux saves them only where they are asked for
-/// (Documentation/arch/x86/xstate.rst). Without AMX, or on a kernel that does not know it, the answer is no.
+/// Requests the unit's registers from the kernel for all threads of the process: Linux saves them only on request
+/// (Documentation/arch/x86/xstate.rst). Returns `false` without AMX or on a kernel that does not support it.
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XFEATURE_XTILEDATA: usize = 18;
-    // SAFETY: the call takes two numbers and touches no memory.
+    // SAFETY: the call takes two numbers and accesses no memory.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Whether the unit multiplies `product`.
+/// Whether the unit can multiply `product`.
 pub(super) fn is_supported_for<E: Element>(product: &Product<E>) -> bool {
     E::Dot::NARROWS && product.k > 0 && product.k.is_multiple_of(COLUMNS)
 }
 
 /// # Safety
-/// The processor has the unit, [`takes`] is true, and the contract of `Product` holds.
+/// The processor has the unit, [`is_supported_for`] is true, and the contract of `Product` holds.
 pub(super) unsafe fn run<E: Element>(product: &Product<E>) {
     unsafe { run_on::<Amx, E>(product) }
 }
 
-/// What multiplies tiles.
+/// A unit that multiplies tiles.
 pub(super) trait TileUnit {
-    /// Prepares it for tiles of `rows` rows; from then on until [`Unit::release`] the thread has its registers.
+    /// Prepares the unit for tiles of `rows` rows. From then on until [`TileUnit::release`] the thread owns its
+    /// registers.
     ///
     /// # Safety
     /// The processor has the unit, the process may use it, and `rows` is 1 to [`SIDE`].
     unsafe fn configure(rows: usize);
 
-    /// For each of `T` tiles of tokens `sums[tile][row][token]`, over `steps` times 32 columns.
+    /// Computes `sums[tile][row][token]` for each of `T` tiles of tokens, over `steps` times 32 columns.
     ///
-    /// Weights are the address of the first row and the bytes between two rows, tokens a block as [`copy_tokens`] leaves it.
+    /// `weights` is the address of the first row and the bytes from one row to the next; `tokens` is a block written by
+    /// [`copy_tokens`].
     ///
     /// # Safety
-    /// The thread has configured the unit for as many rows as `weights` has, and `steps` is not 0.
+    /// The thread has configured the unit for the number of rows in `weights`, and `steps` is not 0.
     unsafe fn multiply<const T: usize>(
         weights: (*const u8, usize),
         tokens: *const u8,
@@ -86,7 +90,7 @@ pub(super) trait TileUnit {
         sums: &mut Sums,
     );
 
-    /// The thread has no need of the registers: nothing of them is saved when it is switched.
+    /// Releases the registers, so that a thread switch does not save them.
     ///
     /// # Safety
     /// The processor has the unit.
@@ -97,7 +101,7 @@ pub(super) trait TileUnit {
 #[repr(C, align(64))]
 pub(super) struct Sums(pub [[[f32; SIDE]; SIDE]; MAX_TILES]);
 
-/// [`run`] on a unit of the caller's choice.
+/// Like [`run`], on a unit of the caller's choice.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn run_on<U: TileUnit, E: Element>(product: &Product<E>) {
     let middle = product.rows.start + product.rows.len() / SIDE * SIDE;
@@ -121,7 +125,7 @@ pub(super) unsafe fn run_on<U: TileUnit, E: Element>(product: &Product<E>) {
     unsafe { U::release() }
 }
 
-/// At most [`SIDE`] rows times a block of tokens that were copied to scratch.
+/// Multiplies at most [`SIDE`] rows with a block of tokens in scratch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn rows_of_block<U: TileUnit, E: Element>(
     product: &Product<E>,
@@ -145,7 +149,7 @@ unsafe fn rows_of_block<U: TileUnit, E: Element>(
     }
 }
 
-/// Bias and epilogue of a tile, and its elements to the output.
+/// Applies bias and epilogue to a tile and writes it to the output.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn finish<E: Element>(
     product: &Product<E>,
@@ -179,8 +183,8 @@ unsafe fn finish<E: Element>(
     }
 }
 
-/// Copies a block of tokens to scratch as the unit wants them: for each 32 columns a kilobyte of each tile, in which a pair of
-/// columns of every token follows the pair before. Tokens that are missing in a tile are zeros.
+/// Copies a block of tokens to scratch in the unit's layout. For each 32 columns each tile has a kilobyte, in which the
+/// column pairs follow each other, each pair for all tokens. Tokens missing in a tile are zeros.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn copy_tokens<E: Element>(product: &Product<E>, block: &Range<usize>) {
     let ((input, words), tiles) = (product.input, block.len().div_ceil(SIDE));
@@ -190,7 +194,7 @@ unsafe fn copy_tokens<E: Element>(product: &Product<E>, block: &Range<usize>) {
             unsafe {
                 let mut pairs = [_mm512_setzero_si512(); SIDE];
                 for (at, token) in tokens.clone().enumerate() {
-                    // A row of bfloat16 begins where its row of f32 did: 16 words are 32 columns.
+                    // A row of bfloat16 starts at the start of its f32 row: 16 words are 32 columns.
                     pairs[at] = _mm512_loadu_si512(input.add(token * words + step * SIDE).cast());
                 }
                 let pairs = transposed(pairs);
@@ -203,7 +207,7 @@ unsafe fn copy_tokens<E: Element>(product: &Product<E>, block: &Range<usize>) {
     }
 }
 
-/// Rows of words become columns.
+/// Transposes a square of words.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transposed(rows: [__m512i; SIDE]) -> [__m512i; SIDE] {
@@ -232,7 +236,7 @@ fn transposed(rows: [__m512i; SIDE]) -> [__m512i; SIDE] {
     out
 }
 
-/// The processor's.
+/// The processor's own unit.
 pub(super) struct Amx;
 
 /// Operand of `ldtilecfg`.
@@ -249,12 +253,12 @@ impl TileUnit for Amx {
     unsafe fn configure(rows: usize) {
         let mut all =
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        // Sums in 0 to 3, weights in 4, tokens in 5.
+        // Registers 0 to 3 hold sums, 4 weights, 5 tokens.
         all.row_bytes[..6].fill(64);
         all.rows[..5].fill(rows as u8);
         all.rows[5] = SIDE as u8;
-        // SAFETY: reads the 64 bytes of `all`. Tile registers are the compiler's in no code that it writes itself, so what
-        // this sets up stays until `release`.
+        // SAFETY: reads the 64 bytes of `all`. The compiler itself generates no code that uses tile registers, so the
+        // configuration stays until `release`.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const all, options(nostack, readonly)) }
     }
 
@@ -264,7 +268,7 @@ impl TileUnit for Amx {
         steps: usize,
         sums: &mut Sums,
     ) {
-        // The next rows come from memory ahead of their use: as many lines in each step as it reads of these.
+        // Prefetches the next rows from memory: in each step as many lines as the step reads of the current rows.
         macro_rules! multiply {
             ($($tile:literal at $bytes:literal),*) => {
                 asm!(
@@ -297,8 +301,8 @@ impl TileUnit for Amx {
                 )
             };
         }
-        // SAFETY: reads `steps` kilobytes of tokens for each of `T` tiles, and of each configured row of weights 64 bytes for
-        // each step; writes `T` kilobytes of `sums`. Prefetching takes any address.
+        // SAFETY: reads `steps` kilobytes of tokens for each of `T` tiles, and 64 bytes per step of each configured row
+        // of weights; writes `T` kilobytes of `sums`. A prefetch may use any address.
         unsafe {
             match T {
                 1 => multiply!(0 at 0),
@@ -310,7 +314,7 @@ impl TileUnit for Amx {
     }
 
     unsafe fn release() {
-        // SAFETY: touches nothing but the unit's registers.
+        // SAFETY: changes only the unit's registers.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }

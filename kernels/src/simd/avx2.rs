@@ -1,4 +1,4 @@
-//! Two AVX2 registers: lanes 0 to 7 and 8 to 15.
+//! The AVX2 path: two registers, with lanes 0 to 7 and 8 to 15.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each is one intrinsic under the contract of `Lanes`")]
 
@@ -39,7 +39,7 @@ unsafe fn halves(vector: __m256) -> (__m128, __m128) {
     unsafe { (_mm256_castps256_ps128(vector), _mm256_extractf128_ps::<1>(vector)) }
 }
 
-/// The second numbers of pairs, then the first ones, widened.
+/// Returns the second numbers of pairs, then the first ones, widened.
 #[inline(always)]
 unsafe fn widen_pairs(pairs: __m256i) -> (__m256, __m256) {
     unsafe {
@@ -60,8 +60,8 @@ impl Lanes for Pair {
     const MANY_REGISTERS: bool = false;
     type Pairs = (__m256i, __m256i);
 
-    // Not `enter`'s own attribute: since rust-lang/rust#145932 a function with target features loses `inline(never)` where
-    // its caller has none in the source, and LLVM inlines it.
+    // `inline(never)` on `enter` is not enough: since rust-lang/rust#145932 a function with target features loses it
+    // when its caller has no target features in the source, and LLVM inlines it.
     #[inline(never)]
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
         unsafe { enter(kernel) }

@@ -1,4 +1,4 @@
-//! One AVX-512 register, with or without the instructions for bfloat16.
+//! The AVX-512 path: one register, with or without the bfloat16 instructions.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each is one intrinsic under the contract of `Lanes`")]
 
@@ -22,7 +22,7 @@ pub(super) unsafe fn enter_bf16<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.run::<Register<true>>() }
 }
 
-/// 16 lanes; `BF16`: the processor multiplies pairs of bfloat16.
+/// 16 lanes. `BF16`: the processor multiplies pairs of bfloat16.
 #[derive(Clone, Copy)]
 pub(super) struct Register<const BF16: bool>(pub(super) __m512);
 
@@ -31,7 +31,7 @@ fn mask(count: usize) -> __mmask16 {
     ((1_u32 << count) - 1) as __mmask16
 }
 
-/// The second numbers of pairs, then the first ones, widened.
+/// Returns the second numbers of pairs, then the first ones, widened.
 #[inline(always)]
 unsafe fn widen_pairs(pairs: __m512i) -> (__m512, __m512) {
     unsafe {
@@ -44,8 +44,8 @@ impl<const BF16: bool> Lanes for Register<BF16> {
     const MANY_REGISTERS: bool = true;
     type Pairs = __m512i;
 
-    // Not `enter`'s own attribute: since rust-lang/rust#145932 a function with target features loses `inline(never)` where
-    // its caller has none in the source, and LLVM inlines it.
+    // `inline(never)` on `enter` is not enough: since rust-lang/rust#145932 a function with target features loses it
+    // when its caller has no target features in the source, and LLVM inlines it.
     #[inline(never)]
     unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
         unsafe { if BF16 { enter_bf16(kernel) } else { enter(kernel) } }
@@ -170,10 +170,10 @@ impl<const BF16: bool> Lanes for Register<BF16> {
     #[inline(always)]
     unsafe fn fold4([Register(a), Register(b), Register(c), Register(d)]: [Self; 4]) -> [f32; 4] {
         unsafe {
-            // Quarters of two vectors side by side: [a0+a2, a1+a3, b0+b2, b1+b3].
+            // Quarters of two vectors next to each other: [a0+a2, a1+a3, b0+b2, b1+b3].
             let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
             let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
-            // One quarter for each vector.
+            // One quarter per vector.
             let quarters =
                 _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
             let pairs = _mm512_add_ps(quarters, _mm512_permute_ps::<0b01_00_11_10>(quarters));

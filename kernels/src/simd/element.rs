@@ -1,4 +1,4 @@
-//! Number formats of weights and KV, how vectors are read from them, and how they are multiplied with activations.
+//! Number formats of weights and KV: how vectors are loaded and multiplied with activations.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each load is under the contract of `Lanes`")]
 
@@ -9,19 +9,19 @@ use super::{LANES, Lanes, PAIRED};
 /// A number format in memory. Widening to f32 is exact.
 #[allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
 pub trait Element: Copy + Send + Sync + 'static {
-    /// How weights of the format are multiplied with activations.
+    /// How weights in this format are multiplied with activations.
     type Dot: Dot<Weight = Self>;
-    /// Weights that meet many tokens are widened to f32 first.
+    /// Whether weights that are multiplied with many tokens are first widened to f32.
     const WIDENS: bool = false;
 
     /// Rounds to nearest, ties to even.
     fn narrow(value: f32) -> Self;
-    /// Exact.
+    /// Widens exactly.
     fn widen(self) -> f32;
-    /// 16 lanes.
+    /// Loads 16 lanes.
     unsafe fn load<V: Lanes>(from: *const Self) -> V;
 
-    /// The first `count` lanes, zeros in the others; reads `count` elements only.
+    /// Loads the first `count` lanes and sets the others to zero; reads only `count` elements.
     #[inline(always)]
     unsafe fn load_first<V: Lanes>(from: *const Self, count: usize) -> V {
         unsafe {
@@ -98,31 +98,31 @@ impl Element for bf16 {
     }
 }
 
-/// A product of weights and activations that one vector of accumulators walks.
+/// A product of weights and activations with one vector of accumulators.
 #[allow(clippy::missing_safety_doc, reason = "the contract is that of `Lanes`")]
 pub trait Dot {
-    /// As weights lie in memory.
+    /// Weights in memory.
     type Weight: Copy + 'static;
-    /// As activations lie in memory.
+    /// Activations in memory.
     type Input: Copy + 'static;
     /// Weights in registers.
     type Weights<V: Lanes>: Copy;
     /// Activations in registers.
     type Inputs<V: Lanes>: Copy;
-    /// Columns of one step.
+    /// Columns per step.
     const STEP: usize;
     /// Whether activations are narrower than f32.
     const NARROWS: bool = size_of::<Self::Input>() < size_of::<f32>();
 
-    /// [`Dot::STEP`] weights.
+    /// Loads [`Dot::STEP`] weights.
     unsafe fn load_weights<V: Lanes>(from: *const Self::Weight) -> Self::Weights<V>;
-    /// [`Dot::STEP`] activations.
+    /// Loads [`Dot::STEP`] activations.
     unsafe fn load_inputs<V: Lanes>(from: *const Self::Input) -> Self::Inputs<V>;
-    /// `sum` and the products.
+    /// Adds the products to `sum`.
     unsafe fn add<V: Lanes>(weights: Self::Weights<V>, inputs: Self::Inputs<V>, sum: V) -> V;
 }
 
-/// Weights are widened to f32, activations are f32.
+/// Weights widened to f32, with f32 activations.
 pub struct Widened<E>(std::marker::PhantomData<E>);
 
 impl<E: Element> Dot for Widened<E> {
@@ -148,7 +148,7 @@ impl<E: Element> Dot for Widened<E> {
     }
 }
 
-/// Weights and activations are bfloat16, and each lane of the f32 sum takes two products.
+/// Weights and activations in bfloat16; each lane of the f32 sum adds two products per step.
 pub struct Paired;
 
 impl Dot for Paired {

@@ -1,14 +1,14 @@
-//! Functions of whole vectors.
+//! Functions over whole vectors.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each is arithmetic under the contract of `Lanes`")]
 
 use super::Lanes;
 
-/// Below this `e^x` leaves the normal numbers.
+/// Below this value, `e^x` is not a normal number.
 const EXP_LOWEST: f32 = -87.336_54;
 const EXP_HIGHEST: f32 = 88.0;
 
-/// `e^x`, within 2 units in the last place; arguments are clamped to -87.3 ..= 88. `exp(0)` is exactly 1.
+/// Computes `e^x`, within 2 units in the last place; arguments are clamped to -87.3 ..= 88. `exp(0)` is exactly 1.
 ///
 /// Cody and Waite reduction with the minimax polynomial of Cephes `expf` (Moshier, 1989).
 ///
@@ -32,7 +32,7 @@ pub unsafe fn exp<V: Lanes>(x: V) -> V {
     }
 }
 
-/// `x / (1 + e^-x)`.
+/// Computes `x / (1 + e^-x)`.
 ///
 /// # Safety
 /// As for [`Lanes`].

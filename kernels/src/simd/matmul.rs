@@ -1,9 +1,9 @@
 //! Weights times activations, for one token or thousands: `output[t][r] = sum over k of weights[r][k] * input[t][k]`.
 //!
-//! Weights are read in place, row by row. Loops are blocked so that a block of tokens and a panel of rows stay in the
-//! second-level cache and a tile's tokens in the first, and the next panel comes from memory ahead of its use. f16 panels
-//! that meet many tokens are widened once into scratch (exact, so the bits do not depend on it). bfloat16 is multiplied as
-//! it is, with activations that [`Narrow`] rounded to it.
+//! Weights are read in place, row by row. The loops are blocked: a block of tokens and a panel of rows fit the
+//! second-level cache, the tokens of a tile fit the first-level cache, and the next panel is prefetched. f16 panels
+//! that are multiplied with many tokens are widened once into scratch (exactly, so the bits stay the same). bfloat16 is
+//! multiplied directly, with activations that [`Narrow`] rounded to bfloat16.
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Product`")]
@@ -18,27 +18,27 @@ use super::{Dot, Element, Kernel, LANES, Lanes, Widened, math};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx512};
 
-/// Bytes of activations that a block of tokens may take: half of a common second-level cache.
+/// Maximum bytes of activations in a block of tokens: half of a common second-level cache.
 const TOKEN_BLOCK_BYTES: usize = 512 << 10;
-/// Bytes of a tile's tokens between two breaks of `k`: most of a common first-level cache. The rest is for the rows that
-/// stream past and the accumulators that wait.
+/// Bytes of a tile's tokens between two breaks of `k`: most of a common first-level cache. The remainder is for the
+/// rows that stream through and the suspended accumulators.
 const TILE_TOKEN_BYTES: usize = 24 << 10;
-/// Tokens of the widest tile.
+/// Tokens of the largest tile.
 const MAX_TILE_TOKENS: usize = 6;
-/// From this many tokens on, widening a panel first is cheaper than widening it for every tile.
+/// From this number of tokens on, it is cheaper to widen a panel once than for every tile.
 const WIDEN_FROM_TOKENS: usize = 12;
 
-/// Accumulators of a panel's rows and a tile's tokens that wait for their next columns.
+/// Suspended accumulators of a panel's rows and a tile's tokens.
 #[repr(C, align(64))]
 struct CarriedSums([f32; PANEL_ROWS * MAX_TILE_TOKENS * LANES]);
 
-/// Rows of weights that meet a block of tokens, tile by tile.
+/// Rows of weights that are multiplied with a block of tokens, tile by tile.
 #[derive(Clone, Copy)]
 struct Panel<W> {
     first: *const W,
-    /// Elements between two rows.
+    /// Elements from one row to the next.
     stride: usize,
-    /// The panel that follows in memory, and the bytes between its rows.
+    /// The panel that follows in memory, and the bytes from one of its rows to the next.
     next: (*const u8, usize),
 }
 
@@ -47,15 +47,15 @@ impl<W> Panel<W> {
         (self.first.wrapping_add(row * self.stride), self.stride)
     }
 
-    /// The row of the next panel that comes from memory while tile `index` of this one is computed. All rows have come after as
-    /// many passes over the panel as a tile has rows.
+    /// Returns the row of the next panel to prefetch while tile `index` of this one is computed. All rows are
+    /// prefetched after as many passes over the panel as a tile has rows.
     fn ahead(&self, index: usize) -> *const u8 {
         let (next, row_bytes) = self.next;
         next.wrapping_add(index.min(PANEL_ROWS) * row_bytes)
     }
 }
 
-/// What happens to a sum (bias included).
+/// The operation on a sum (bias included).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Epilogue {
     /// `output = sum`
@@ -70,30 +70,31 @@ pub enum Epilogue {
     Relu,
 }
 
-/// One thread's part of a product.
+/// One thread's part of a matrix product.
 ///
-/// Pointers must be valid for: `weights` `[all rows][k]`, `bias` `[all rows]`, `input` and `output` the tokens' rows
-/// of `k` and `rows.end` words at their strides, `scratch` [`scratch_words`]`(k)` words. Nobody else touches the
-/// output elements of `rows` x `tokens`, nor the scratch.
+/// Pointers must be valid for: `weights` `[all rows][k]`, `bias` `[all rows]`, `input` and `output` the tokens' rows of
+/// `k` and `rows.end` words at their strides, `scratch` [`scratch_words`]`(k)` words. No other thread accesses the
+/// output elements of `rows` x `tokens` or the scratch.
 #[derive(Clone, Debug)]
 pub struct Product<E> {
     /// Row-major `[rows][k]`.
     pub weights: *const E,
-    /// One for each row.
+    /// One value per row.
     pub bias: Option<*const E>,
     /// Rows to compute.
     pub rows: Range<usize>,
     /// Columns of the weights.
     pub k: usize,
-    /// Activations in the format of `E::Dot`, from each row's start on, and the words of f32 between two tokens' rows.
+    /// Activations in the format of `E::Dot`, from each row's start on, and the f32 words from one token's row to the
+    /// next.
     pub input: (*const f32, usize),
-    /// Results and the words between two tokens' rows.
+    /// Results, and the words from one token's row to the next.
     pub output: (*mut f32, usize),
     /// Tokens to compute.
     pub tokens: Range<usize>,
-    /// Last touch.
+    /// Operation on each sum.
     pub epilogue: Epilogue,
-    /// Room for one widened panel, or for the copies of a block of tokens (`amx`).
+    /// Space for one widened panel, or for the copy of a block of tokens (`amx`).
     pub scratch: *mut f32,
 }
 
@@ -175,7 +176,7 @@ impl<E: Element> Product<E> {
         (token, pass): (usize, usize),
     ) {
         let columns = columns_between_breaks::<D>(self.k, C);
-        // Lies there untouched where `k` has no break.
+        // Stays uninitialized if `k` has no break.
         let mut carried = MaybeUninit::<CarriedSums>::uninit();
         for first in (0..self.k).step_by(columns) {
             let range = first..(first + columns).min(self.k);
@@ -269,17 +270,18 @@ fn input_bytes<D: Dot>() -> usize {
     size_of::<D::Input>()
 }
 
-/// Columns after which a tile of `tokens` tokens pauses for the other rows: whole steps, in even parts.
+/// Returns the columns after which a tile of `tokens` tokens is suspended for the other rows: whole steps, in even
+/// parts.
 fn columns_between_breaks<D: Dot>(k: usize, tokens: usize) -> usize {
     let parts = k.div_ceil(TILE_TOKEN_BYTES / input_bytes::<D>() / tokens).max(1);
     k.div_ceil(parts).next_multiple_of(D::STEP)
 }
 
-/// Rounds a row of f32 to bfloat16 in place: `width` numbers from the row's start on. To nearest, ties to even.
+/// Rounds `width` numbers of an f32 row to bfloat16 in place, from the row's start on. To nearest, ties to even.
 pub struct Narrow {
-    /// The row: valid for `width` words.
+    /// Row, valid for `width` words.
     pub row: *mut f32,
-    /// Numbers of the row.
+    /// Numbers in the row.
     pub width: usize,
 }
 
@@ -291,11 +293,11 @@ impl Kernel for Narrow {
         let to = self.row.cast::<u16>();
         for first in (0..self.width).step_by(LANES) {
             let count = LANES.min(self.width - first);
-            // Read before it is written over: number `n` lies where words `n / 2` were.
+            // Read before overwriting: number `n` is written where word `n / 2` was.
             let mut words = [0.0_f32; LANES];
             unsafe {
                 V::load_first(self.row.add(first), count).store(words.as_mut_ptr());
-                // A loop, and a copy of a length that the compiler knows: `map` and `memcpy` are calls for each vector.
+                // A loop and a copy of constant length: `map` and `memcpy` would be a call per vector.
                 let mut narrow = [0; LANES];
                 for lane in 0..LANES {
                     narrow[lane] = narrow_bits(words[lane]);
@@ -310,7 +312,7 @@ impl Kernel for Narrow {
     }
 }
 
-/// The bits of the nearest bfloat16, as `bf16::from_f32` but without a branch, so that it is compiled to vectors.
+/// Returns the bits of the nearest bfloat16, like `bf16::from_f32`, but without a branch so that it is vectorized.
 #[inline(always)]
 fn narrow_bits(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -329,7 +331,7 @@ unsafe fn widen<V: Lanes, E: Element>(from: (*const E, usize), to: (*mut f32, us
             for at in (0..whole).step_by(LANES) {
                 E::load::<V>(source.add(at)).store(target.add(at));
             }
-            // The padding of the last vector becomes zeros.
+            // The padding of the last vector is zero.
             if whole < k {
                 E::load_first::<V>(source.add(whole), k - whole).store(target.add(whole));
             }

@@ -1,5 +1,5 @@
-//! An array of 16 f32 that the compiler vectorises for the target's baseline: four NEON registers on Arm, four SSE2
-//! on x86.
+//! The portable path: an array of 16 f32 that the compiler vectorizes for the target's baseline, as four NEON registers
+//! on Arm or four SSE2 registers on x86.
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "raw loads and stores under the contract of `Lanes`")]
@@ -20,7 +20,7 @@ fn each(a: Array, b: Array, combine: impl Fn(f32, f32) -> f32) -> Array {
     Array(out)
 }
 
-/// Fused where that is one instruction; a library call for each lane would be unusably slow.
+/// Computes `a * b + c`, fused only if that is one instruction: a library call per lane would be far too slow.
 #[inline(always)]
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }
@@ -153,7 +153,7 @@ impl Lanes for Array {
 
     #[inline(always)]
     unsafe fn round(self) -> Self {
-        // Adding and taking away 1.5 * 2^23 leaves the nearest integer for the range that `exp` needs (below 2^22).
+        // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer in the range that `exp` needs (below 2^22).
         const MAGIC: f32 = 12_582_912.0;
         Array(self.0.map(|x| (x + MAGIC) - MAGIC))
     }

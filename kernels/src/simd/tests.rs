@@ -1,4 +1,4 @@
-//! Every instruction set, tile and blocking gives the same bits, but for products of bfloat16 on AMX, whose bits are their own.
+//! Every instruction set, tile and blocking gives the same bits, except products of bfloat16 on AMX.
 
 #![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
 
@@ -11,7 +11,7 @@ pub(super) fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count as u64).map(|n| crate::sampling::unit_interval(seed, n) as f32 - 0.5).collect()
 }
 
-/// Columns that are no multiple of the lanes, rows that are no multiple of the tile.
+/// `K` is not a multiple of the lanes, `ROWS` not a multiple of the tile's rows.
 const K: usize = 301;
 const ROWS: usize = 71;
 
@@ -29,12 +29,12 @@ fn multiply<E: Element>(isa: Isa, weights: &[E], input: &[f32], tokens: std::ops
         epilogue: Epilogue::Store,
         scratch: scratch.as_mut_ptr(),
     };
-    // SAFETY: the slices have the sizes that `Product` asks for.
+    // SAFETY: the slices have the sizes that `Product` requires.
     unsafe { isa.run(product) };
     output.split_off(tokens.start * ROWS)
 }
 
-/// Rows of `K` words as the products of `E` take them.
+/// Returns rows of `K` words in the format that products of `E` read.
 fn narrowed<E: Element>(isa: Isa, input: &[f32]) -> Vec<f32> {
     let mut rows = input.to_vec();
     if E::Dot::NARROWS {
@@ -112,14 +112,14 @@ fn a_row_is_rounded_in_place_to_the_nearest_bfloat16() {
     let expected: Vec<u16> = row.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
     for isa in Isa::available() {
         let mut row = row.clone();
-        // SAFETY: the row has as many words.
+        // SAFETY: the row has at least `expected.len()` words.
         unsafe { isa.run(Narrow { row: row.as_mut_ptr(), width: expected.len() }) };
         let found: &[u16] = &bytemuck::cast_slice(&row)[..expected.len()];
         assert_eq!(found, expected, "{isa:?}");
     }
 }
 
-/// The tester tested: another width of accumulator is another order, and the comparison sees it.
+/// Tests the comparison: another accumulator width is another order of summation, and the bits differ.
 #[test]
 fn different_accumulator_width_changes_bits() {
     let (a, b) = (numbers(K, 1), numbers(K, 2));
@@ -141,7 +141,7 @@ struct Exp;
 impl Function for Exp {
     #[inline(always)]
     unsafe fn apply<V: Lanes>(&self, x: V) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of `Lanes`.
         unsafe { math::exp(x) }
     }
 }
@@ -150,7 +150,7 @@ struct Silu;
 impl Function for Silu {
     #[inline(always)]
     unsafe fn apply<V: Lanes>(&self, x: V) -> V {
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the contract of `Lanes`.
         unsafe { math::silu(x) }
     }
 }
@@ -162,7 +162,7 @@ impl<F: Function> Kernel for Map<F> {
     unsafe fn run<V: Lanes>(self) -> Vec<f32> {
         let mut out = self.0.clone();
         for chunk in out.chunks_mut(LANES) {
-            // SAFETY: the chunk has that many elements; `V` is the caller's.
+            // SAFETY: the lengths are those of the chunk; the caller vouches for `V`.
             unsafe {
                 self.1
                     .apply(V::load_first(chunk.as_ptr(), chunk.len()))
@@ -177,7 +177,7 @@ impl<F: Function> Kernel for Map<F> {
 fn exp_and_silu_are_close_and_alike_on_every_instruction_set() {
     let x: Vec<f32> = (-8700..=8800).map(|n| n as f32 / 100.0).collect();
     for isa in Isa::available() {
-        // SAFETY: `Map` has no pointers of its own.
+        // SAFETY: `Map` has no pointers.
         let (exp, silu) = unsafe { (isa.run(Map(x.clone(), Exp)), isa.run(Map(x.clone(), Silu))) };
         for n in 0..x.len() {
             let exact = f64::from(x[n]).exp();

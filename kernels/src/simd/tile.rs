@@ -7,28 +7,28 @@ use std::mem::MaybeUninit;
 
 use super::{Dot, Kernel, LANES, Lanes, PAIRED};
 
-/// `out[c][r] = sum over k of weights[r][k] * tokens[c][k]`, each in the one order of summation.
+/// Computes `out[c][r] = sum over k of weights[r][k] * tokens[c][k]` in the common order of summation.
 ///
-/// `weights` is valid for `R` rows of `k` elements, the second number of elements apart; `tokens` for `C` rows
-/// likewise. Run it outlined, or its accumulators share the registers with whatever is around it.
+/// `weights` is valid for `R` rows of `k` elements, whose distance is the second number; `tokens` likewise for `C`
+/// rows. Run it with [`Lanes::outlined`]; otherwise its accumulators share the registers with the surrounding code.
 pub(super) struct Tile<D: Dot, const R: usize, const C: usize> {
     pub weights: Rows<D::Weight>,
     pub tokens: Rows<D::Input>,
     pub k: usize,
     pub carry: Accumulator,
-    /// A row that later tiles want from memory: as many bytes of it are asked for as a step reads. Any address will do.
+    /// A row that later tiles need: each step prefetches as many bytes of it as the step reads. Any address is allowed.
     pub ahead: *const u8,
 }
 
-/// Accumulators that pass from one run of columns to the next: whole vectors, so that the order of the sums is the
-/// same as without the break.
+/// Accumulators passed from one run of columns to the next: whole vectors, so the order of summation is the same as
+/// without the break.
 #[derive(Clone, Copy)]
 pub(super) struct Accumulator {
-    /// Room for `R * C` vectors, where either of the others is set.
+    /// Space for `R * C` vectors if one of the flags is set.
     pub at: *mut f32,
-    /// Columns came before: begin with their accumulators.
+    /// Whether to start with the accumulators of earlier columns.
     pub resume: bool,
-    /// Columns follow: leave the accumulators, and nothing of use in `out`. `k` is then whole steps.
+    /// Whether columns follow: store the accumulators and leave `out` unused. `k` is then whole steps.
     pub suspend: bool,
 }
 
@@ -55,7 +55,8 @@ impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
                 let mut row = [D::load_weights::<V>(weights.0); R];
                 for r in 0..R {
                     row[r] = D::load_weights::<V>(weights.0.add(r * weights.1));
-                    // The next tile's rows: hardware follows a row, not the jump to the next one.
+                    // Prefetch the next tile's rows: the hardware prefetcher follows a row, not the jump to the next
+                    // row.
                     V::prefetch(weights.0.wrapping_add((r + R) * weights.1).cast());
                 }
                 for c in 0..C {
@@ -76,17 +77,17 @@ impl<D: Dot, const R: usize, const C: usize> Kernel for Tile<D, R, C> {
     }
 }
 
-/// The first row, and the elements between two rows.
+/// The first row, and the elements from one row to the next.
 type Rows<T> = (*const T, usize);
 
-/// The last columns of a tile, fewer than a step, with zeros behind them.
+/// The last columns of a tile, fewer than a step, padded with zeros.
 struct Remainder<D: Dot, const R: usize, const C: usize> {
     weights: [[MaybeUninit<D::Weight>; PAIRED]; R],
     tokens: [[MaybeUninit<D::Input>; PAIRED]; C],
 }
 
 impl<D: Dot, const R: usize, const C: usize> Remainder<D, R, C> {
-    /// Copies `count` columns of each row and returns where they begin, as the tile's own pointers say it.
+    /// Copies `count` columns of each row and returns the copies in the form of the tile's own pointers.
     #[cold]
     #[inline(never)]
     unsafe fn fill(

@@ -1,4 +1,4 @@
-//! Engines that are killed, and sidecars that say what they must not.
+//! Tests with killed engines and with invalid orders of the sidecar.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,12 +21,12 @@ use crate::agreement::tokens;
 use crate::specs::llama;
 use std::os::fd::AsFd;
 
-/// The design's limit for a worker's end is 100 ms. What fails is ten times that, so that a busy machine fails nothing;
-/// the time itself is printed.
+/// Limit for a worker's exit. The design's limit is 100 ms; the test fails only at ten times that, so that a busy
+/// machine does not fail it, and prints the measured time.
 const WORKER_END: Duration = Duration::from_secs(1);
 
-/// Orders `step` and returns when the worker is inside it: it has computed layer 0 and waits for layer 1, of which
-/// `generation` is not there.
+/// Orders `step` and returns when the worker is inside it: it has computed layer 0 and waits for `generation` of layer
+/// 1.
 pub fn stop_inside(
     sidecar: &mut MiniSidecar,
     link: &EngineLink,
@@ -55,7 +55,7 @@ fn worker_killed_in_step_is_replaced_with_same_bits() {
     for number in 0..6 {
         let mut step = sidecar.step(at, &feed);
         if number % 2 == 1 {
-            // KV of the first of three layers is written, the rest is not.
+            // KV of the first of three layers is written, that of the others is not.
             let generation = Generation(number);
             step = stop_inside(&mut sidecar, &link, step, generation);
             kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::KILL).unwrap();
@@ -71,12 +71,12 @@ fn worker_killed_in_step_is_replaced_with_same_bits() {
         feed = vec![done.sampled[0].token];
         disturbed.extend(done.sampled);
     }
-    // The first run was fed in chunks and this one was not; batch invariance makes them equal all the same.
+    // The first run was fed in chunks, this one was not; batch invariance makes them equal.
     assert_eq!(disturbed, undisturbed);
     assert!(engine.exited_within(Duration::ZERO).is_none(), "the supervisor lives on");
 }
 
-/// Time from the sidecar's end to that of its worker.
+/// Returns the time from the sidecar's exit to the exit of its worker.
 fn end_of_worker(in_step: bool) -> Duration {
     let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
@@ -109,12 +109,12 @@ fn a_killed_sidecars_successor_is_served() {
         let mut link = sidecar.attach(&sidecar.resident());
         let step = sidecar.step(0, &[1, 2, 3]);
         assert!(sidecar.run(&mut link, &step).is_ok());
-        // What the kernel does for a killed process: every descriptor is closed, no word is said.
+        // The kernel does the same for a killed process: it closes every descriptor, and no message is sent.
         drop(link);
     }
 }
 
-/// A change to a good step that makes it one to be refused, and a word of the refusal.
+/// A change that makes a valid step refused, and a part of the expected message.
 type StepMutation = (&'static str, fn(&mut Step));
 
 #[test]
@@ -155,7 +155,7 @@ fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
     assert!(refused.contains("global range is not fully backed"), "{refused}");
 }
 
-/// A row beside row 0, with the same prompt in blocks of its own.
+/// A second row with the same prompt in its own blocks.
 const OTHER_ROW: RowId = RowId(1);
 
 fn add_other_row(step: &mut Step, layers: u16) {
@@ -167,12 +167,12 @@ fn add_other_row(step: &mut Step, layers: u16) {
     step.sequences.push(beside);
 }
 
-/// Another way to sample the sequence at `index`.
+/// Sets the sampling parameters of the sequence at `index`.
 fn sampled_by(step: &mut Step, index: usize, sampling: Sampling) {
     step.sequences[index].sample = Some(SampleRequest { sampling: Arc::new(sampling), prompt_tokens: 3 });
 }
 
-/// Changes to the sequence at an index that make it unfit, and a word of the refusal.
+/// A change that makes the sequence at an index invalid, and a part of the expected message.
 type SequenceMutation = (&'static str, fn(&mut Step, usize));
 
 const INVALID_SEQUENCES: [SequenceMutation; 6] = [
@@ -198,7 +198,7 @@ fn invalid_sequence_is_refused_alone_and_others_get_tokens() {
             let mut step = sidecar.step(0, &[1, 2, 3]);
             add_other_row(&mut step, spec.layers);
             spoil(&mut step, unfit);
-            // A part of a prompt asks for no token, and is refused as well.
+            // A prompt chunk asks for no token and is refused as well.
             if word.contains("token 3") && !word.contains("bias") {
                 step.sequences[unfit].sample = None;
             }
@@ -211,7 +211,7 @@ fn invalid_sequence_is_refused_alone_and_others_get_tokens() {
     assert_eq!(sidecar.generate(&mut link, &[1, 2, 3], 1), good, "the refused sequences changed nothing");
 }
 
-/// The layers are passed all the same: a sidecar that moves them waits for each.
+/// The layers are passed nevertheless: a sidecar that moves them waits for each.
 #[test]
 fn step_of_only_invalid_sequences_runs_and_refuses_each() {
     let spec = llama(Dtype::F32);
@@ -260,7 +260,7 @@ fn row_without_candidate_fails_alone_and_others_get_tokens() {
     assert_eq!(done.failed, [FailedSequence { row: OTHER_ROW, failure: SequenceFailure::NoCandidate }]);
 }
 
-/// Another block behind the first column of the sequence at `index`.
+/// Sets another block for the first column of the sequence at `index`.
 fn put_block(step: &mut Step, index: usize, id: u32) {
     let of = step.sequences[index].row;
     let column = step.updates.iter_mut().find_map(|update| match update {
@@ -280,7 +280,7 @@ fn malformed_sidecar_is_disconnected_and_next_one_served() {
         assert!(wait_readable(listener.as_fd(), TEST_TIMEOUT).unwrap());
         let socket = accept_with(listener, SocketFlags::CLOEXEC).unwrap();
         send(&socket, nonsense, SendFlags::NOSIGNAL).unwrap();
-        // The worker leaves: after its Hello, the end of the stream.
+        // The worker disconnects: after its `Hello`, the stream ends.
         let mut buffer = [0; 4096];
         let begun = Instant::now();
         loop {

@@ -1,4 +1,5 @@
-//! KV of two layers that comes into one buffer in turn: the engine waits for each and says when it has read it.
+//! Tests of KV of two layers that is loaded into one buffer alternately: the engine waits for each layer and publishes
+//! `done` after reading it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -14,18 +15,18 @@ use super::harness::*;
 use crate::agreement::tokens;
 use crate::specs::llama;
 
-/// For how long a fetch is held back while the engine waits for it.
+/// Delay of a fetch while the engine waits for it.
 const HELD_BACK: Duration = Duration::from_millis(200);
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// A sidecar whose first column lies on the device in layer 0 alone; layers 1 and 2 keep theirs in host memory.
+/// A sidecar whose first column is on the device only for layer 0; layers 1 and 2 keep theirs in host memory.
 struct OffloadedKv {
     sidecar: MiniSidecar,
     link: EngineLink,
     _engine: Engine,
     host: Vec<Vec<u32>>,
-    /// What comes after the first column, and what the engine samples then.
+    /// The tokens after the first column, and the token that the engine samples then.
     feed: Vec<u32>,
     expected: Vec<Sampled>,
 }
@@ -48,7 +49,7 @@ impl OffloadedKv {
         away
     }
 
-    /// The last block of the arena, which no column uses.
+    /// Returns the last block of the arena, which no column uses.
     fn buffer(&self) -> BlockId {
         BlockId(self.sidecar.setup.kv_frames * self.blocks_per_chunk() - 1)
     }
@@ -64,7 +65,7 @@ impl OffloadedKv {
         self.sidecar.pool.words(start / 4, bytes / 4).unwrap()
     }
 
-    /// What a block holds, which nobody finds there any more.
+    /// Returns the content of a block and overwrites it.
     fn read_and_invalidate(&self, block: BlockId) -> Vec<u32> {
         self.words(block).iter().map(|word| word.swap(u32::MAX, Ordering::Relaxed)).collect()
     }
@@ -76,7 +77,7 @@ impl OffloadedKv {
         self.sidecar.control.publish_kv_ready(LayerId(layer), Generation(generation)).unwrap();
     }
 
-    /// The step after the first column, whose layers 1 and 2 find it in the buffer as generations 5 and 6.
+    /// Returns the step after the first column; layers 1 and 2 find the column in the buffer as generations 5 and 6.
     fn step(&mut self) -> Step {
         let mut step = self.sidecar.step(16, &self.feed.clone());
         let blocks = vec![BlockId(2), self.buffer(), self.buffer()];

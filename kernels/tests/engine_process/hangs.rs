@@ -1,4 +1,5 @@
-//! What an engine's supervisor ends: a sidecar that hangs, and a worker that does not notice its sidecar's death.
+//! Tests of the kills by an engine's supervisor: a sidecar that hangs, and a worker that does not notice its sidecar's
+//! exit.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,24 +16,24 @@ use sluice_wire::sidecar_hangs::SidecarHangs;
 use super::harness::*;
 use crate::specs::llama;
 
-/// Process of the test that starts [`sidecar`].
+/// Environment variable with the process id of the test that starts [`sidecar`].
 const PARENT_VAR: &str = "SLUICE_TEST_PARENT";
-/// Longer than any test of this module runs.
+/// Longer than any test of this module.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 const SOCKET: &str = "socket: ";
 const WORKER: &str = "worker: ";
 
-/// A sidecar as a process of its own, with the engine that serves it.
+/// A sidecar in its own process, and the engine that serves it.
 struct SidecarAndEngine {
     sidecar: Child,
     engine: Engine,
     worker: Pid,
-    /// Of the sidecar's files.
+    /// Folder of the sidecar's files.
     folder: PathBuf,
 }
 
 impl SidecarAndEngine {
-    /// `folder` is for the sidecar's files, which it does not remove when it is killed.
+    /// Starts both. `folder` is for the sidecar's files, which remain after it is killed.
     fn start(folder: &Path) -> SidecarAndEngine {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "engine_process::hangs::sidecar", "--ignored", "--nocapture"]);
@@ -50,14 +51,14 @@ impl SidecarAndEngine {
 
 impl Drop for SidecarAndEngine {
     fn drop(&mut self) {
-        // It may be dead already.
+        // It may have exited already.
         let _ = self.sidecar.kill();
         let _ = self.sidecar.wait();
     }
 }
 
 fn exits_within(pid: Pid, limit: Duration) -> bool {
-    // A process that has been reaped has no pidfd any more.
+    // A reaped process has no pidfd.
     pidfd_open(pid, PidfdFlags::empty()).map_or(true, |fd| PeerProcess::new(fd).wait_exit(limit).unwrap())
 }
 
@@ -74,7 +75,7 @@ fn sidecar() {
     let link = sidecar.attach(&sidecar.resident());
     sidecar.control.heartbeat();
     println!("{WORKER}{}", link.hello.pid);
-    // As its scheduler, which runs once a second at least. A test that is killed cannot end it.
+    // Beats like a scheduler, which runs at least once per second. The loop also ends if the test is killed.
     while getppid().is_some_and(|pid| pid.to_string() == parent) && begun.elapsed() < TEST_TIMEOUT {
         std::thread::sleep(Duration::from_millis(100));
         sidecar.control.heartbeat();
@@ -90,7 +91,7 @@ fn a_sidecar_that_is_stopped_is_killed_and_one_that_runs_is_not() {
     kill_process(sidecar, Signal::STOP).unwrap();
     assert!(!exits_within(sidecar, SIDECAR_HANG_TIMEOUT / 2), "it is given its time");
     assert_eq!(SidecarHangs::read(&pair.folder).unwrap(), None, "there was no hang so far");
-    // A quarter of the time counts at least, however slow the node is.
+    // Even on a slow node, at least a quarter of the time counts.
     assert!(exits_within(sidecar, 4 * SIDECAR_HANG_TIMEOUT), "it is stopped");
     let hangs = SidecarHangs::read(&pair.folder).unwrap().expect("the next sidecar reports it");
     assert_eq!(hangs.total, 1, "{hangs:?}");

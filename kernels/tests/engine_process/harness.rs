@@ -1,4 +1,4 @@
-//! A sidecar in miniature: a pool of chunks, a resident model in it, and an engine process that it drives by hand.
+//! A minimal sidecar: a pool of chunks with a resident model, and an engine process that the tests drive.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -22,7 +22,7 @@ use crate::reference::Reference;
 
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An engine process, supervisor or bare worker, that does not outlive the test.
+/// An engine process, supervisor or bare worker, that is killed at the end of the test.
 pub struct Engine(pub Child);
 
 impl Engine {
@@ -30,19 +30,19 @@ impl Engine {
         Engine::start_as(Path::new(env!("CARGO_BIN_EXE_sluice-engine")), socket, more)
     }
 
-    /// From another file.
+    /// Starts the engine from another file.
     pub fn start_as(program: &Path, socket: &Path, more: &[&str]) -> Engine {
         let mut command = Command::new(program);
         command.arg("--socket").arg(socket).args(["--threads", "2"]).args(more);
         Engine(command.stdin(Stdio::null()).spawn().unwrap())
     }
 
-    /// Sends `signal` to the process that was started.
+    /// Sends `signal` to the started process.
     pub fn signal(&self, signal: rustix::process::Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// Exit status within `limit`.
+    /// Returns the exit status if the process exits within `limit`.
     pub fn exited_within(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
         let begun = std::time::Instant::now();
         loop {
@@ -56,13 +56,13 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // A supervisor takes its worker along.
+        // The worker of a killed supervisor exits too.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// First chunk of each part of the pool.
+/// First chunk of each part of the pool, and the end.
 #[derive(Clone, Copy)]
 pub struct ChunkLayout {
     pub layers: u32,
@@ -79,7 +79,7 @@ pub struct MiniSidecar {
     pub control: ControlPage,
     pub tables: TableWriter,
     pub chunk_layout: ChunkLayout,
-    /// Among neighbours that take turns; none on a GPU of its own.
+    /// Participant handle on a GPU with time slices; `None` on a GPU of its own.
     pub seat: Option<ParticipantHandle>,
     pub listener: Option<Listener>,
     next_step: u64,
@@ -106,7 +106,7 @@ fn setup(spec: &ModelSpec, faults: Faults) -> EngineSetup {
 }
 
 impl MiniSidecar {
-    /// Lays the model out in a fresh pool: global, layers, then poisoned KV and activations.
+    /// Creates a pool and fills it: global, layers, then poisoned KV and activations.
     pub fn new(spec: &ModelSpec, faults: Faults) -> MiniSidecar {
         let setup = setup(spec, faults);
         let layers = setup.global_chunks();
@@ -142,12 +142,12 @@ impl MiniSidecar {
         self.checkpoint.layer_slab(&self.setup.spec, layer.into()).as_slice().to_vec()
     }
 
-    /// First chunk of a resident layer.
+    /// Returns the first chunk of a resident layer.
     pub fn layer_chunk(&self, layer: u16) -> u32 {
         self.chunk_layout.layers + u32::from(layer) * self.setup.layer_chunks()
     }
 
-    /// Copies bytes into the pool from `chunk` on.
+    /// Copies bytes into the pool, starting at `chunk`.
     pub fn write(&self, chunk: u32, bytes: &[u8]) {
         let words = self.pool.words(chunk as usize * 65_536 / 4, bytes.len() / 4).unwrap();
         for (word, bytes) in words.iter().zip(bytes.chunks_exact(4)) {
@@ -155,7 +155,7 @@ impl MiniSidecar {
         }
     }
 
-    /// Every range on its own chunks.
+    /// Returns the mappings of every range to its own chunks.
     pub fn resident(&self) -> Vec<Reback> {
         let mut ops = Vec::new();
         ops.extend((0..self.chunk_layout.layers).map(|at| Reback::Map(Address::Global(at), ChunkId(at))));
@@ -166,7 +166,7 @@ impl MiniSidecar {
         ops
     }
 
-    /// A layer's range on the chunks from `first` on.
+    /// Returns the mappings of a layer's range to the chunks from `first` on.
     pub fn map_layer(&self, layer: u16, first: u32) -> Vec<Reback> {
         let at = |at| Reback::Map(Address::Layer(LayerId(layer), at), ChunkId(first + at));
         (0..self.setup.layer_chunks()).map(at).collect()
@@ -179,7 +179,7 @@ impl MiniSidecar {
         (0..self.setup.kv_frames).map(kv).chain((0..self.setup.activation_chunks).map(activation)).collect()
     }
 
-    /// Waits for the next engine and shakes hands.
+    /// Waits for the next engine and performs the handshake.
     pub fn accept(&self) -> Result<EngineLink, LinkError> {
         let connection = self.listener.as_ref().unwrap().accept(TEST_TIMEOUT)?.expect("an engine connects");
         let shared = SharedMemory {
@@ -191,14 +191,14 @@ impl MiniSidecar {
         connection.recv_hello()?.send_setup(&self.setup, shared)?.recv_ready(&self.setup)
     }
 
-    /// Waits for the next engine and maps everything as `ops` say.
+    /// Waits for the next engine and applies `ops`.
     pub fn attach(&self, ops: &[Reback]) -> EngineLink {
         let mut link = self.accept().unwrap();
         assert_eq!(reback(&mut link, ops), Ok(()));
         link
     }
 
-    /// A step of one sequence in row 0: `tokens` at `start`, sampled greedily with log-probabilities.
+    /// Returns a step of one sequence in row 0: `tokens` at `start`, sampled greedily with log-probabilities.
     pub fn step(&mut self, start: u32, tokens: &[u32]) -> Step {
         let id = StepId(self.next_step);
         self.next_step += 1;
@@ -223,20 +223,21 @@ impl MiniSidecar {
         }
     }
 
-    /// Blocks in an order that is neither that of layers nor of columns.
+    /// Returns the blocks of a column, in an order that is neither that of layers nor of columns.
     fn column(&self, column: u32) -> TableUpdate {
         let layers = u32::from(self.setup.spec.layers);
         let blocks = (0..layers).rev().map(|layer| BlockId(column * layers + layer)).collect();
         TableUpdate::Column { row: RowId(0), column, blocks }
     }
 
-    /// Runs a step to its end.
+    /// Runs a step and returns its result.
     pub fn run(&mut self, link: &mut EngineLink, step: &Step) -> Result<StepDone, String> {
         link.sender.send_step(step, &mut self.tables).unwrap();
         answer(link)
     }
 
-    /// Feeds a prompt in chunks of 7, then decodes greedily: `count` sampled tokens with their log-probabilities.
+    /// Feeds a prompt in chunks of 7, then decodes greedily. Returns `count` sampled tokens with their
+    /// log-probabilities.
     pub fn generate(&mut self, link: &mut EngineLink, prompt: &[u32], count: usize) -> Vec<Sampled> {
         let mut at = 0;
         let mut sampled = Vec::new();
@@ -254,7 +255,7 @@ impl MiniSidecar {
         sampled
     }
 
-    /// What the independent reference continues `prompt` with.
+    /// Returns the greedy continuation of `prompt` by the independent reference.
     pub fn reference(&self, prompt: &[u32], count: usize) -> Vec<u32> {
         let reference = Reference { spec: &self.setup.spec, checkpoint: &self.checkpoint };
         let mut tokens = prompt.to_vec();
@@ -268,7 +269,7 @@ impl MiniSidecar {
     }
 }
 
-/// Orders changes and waits for the answer.
+/// Orders remaps and waits for the reply.
 pub fn reback(link: &mut EngineLink, ops: &[Reback]) -> Result<(), String> {
     link.sender.send_reback(ActionId(1), ops).unwrap();
     match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
@@ -278,7 +279,7 @@ pub fn reback(link: &mut EngineLink, ops: &[Reback]) -> Result<(), String> {
     }
 }
 
-/// The engine's answer to a step.
+/// Receives the engine's reply to a step.
 pub fn answer(link: &mut EngineLink) -> Result<StepDone, String> {
     match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
         EngineEvent::Done(done) => Ok(done),

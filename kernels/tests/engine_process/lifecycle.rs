@@ -1,4 +1,4 @@
-//! Supervisor and worker as processes: signals, goodbyes, deaths.
+//! Tests of supervisor and worker as processes: signals, `Bye`, exits.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -91,7 +91,7 @@ fn crashed_workers_are_restarted_with_backoff() {
         );
         waits.push(begun.elapsed());
     }
-    // 50, 100, 200, 400, 800 ms, each with the start of a process on top.
+    // 50, 100, 200, 400, 800 ms, each plus the start of a process.
     for (number, wait) in waits.iter().enumerate() {
         assert!(*wait >= Duration::from_millis(50 << number), "{waits:?}");
     }
@@ -102,7 +102,7 @@ fn crashed_workers_are_restarted_with_backoff() {
 fn a_worker_is_replaced_although_its_file_is_gone() {
     let sidecar = sidecar();
     let built = std::path::Path::new(env!("CARGO_BIN_EXE_sluice-engine"));
-    // A second name, not a copy: a file that was just written is busy while any thread forks.
+    // A hard link, not a copy: a file that was just written is busy while any thread forks.
     let program = built.with_file_name(format!("sluice-engine-to-go-{}", std::process::id()));
     std::fs::hard_link(built, &program).unwrap();
     let _engine = Engine::start_as(&program, &sidecar.socket(), &[]);
@@ -122,13 +122,13 @@ fn a_killed_supervisor_takes_its_worker_along() {
     assert!(link.process.wait_exit(TEST_TIMEOUT).unwrap());
 }
 
-/// An address that no other process of the machine listens at.
+/// Returns an address on which no other process of the machine listens.
 fn address() -> SocketAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
     SocketAddr::from(([127, 80, high, low], 8004))
 }
 
-/// Whether a liveness probe that waits as long as this is answered.
+/// Whether a liveness probe is answered within `limit`.
 fn is_live(address: SocketAddr, limit: Duration) -> bool {
     let Ok(mut stream) = TcpStream::connect(address) else { return false };
     stream.set_read_timeout(Some(limit)).unwrap();

@@ -1,4 +1,4 @@
-//! What the kernel says of an engine's memory: lent chunks or nothing, and little besides.
+//! Checks an engine's memory in `/proc`: lent chunks or reserved ranges, and little private memory.
 
 use std::fs::read_to_string;
 
@@ -15,7 +15,7 @@ struct Vma {
     end: u64,
     permissions: String,
     name: String,
-    /// Pages of its own, text and shared memory not counted.
+    /// Bytes of anonymous pages; text and shared memory are not counted.
     anonymous_bytes: u64,
     resident_bytes: u64,
 }
@@ -52,15 +52,15 @@ fn smaps(pid: u32) -> Vec<Vma> {
     vmas
 }
 
-/// Private memory: pages of the process's own, and all that is resident of mappings that are not shared, text included.
-/// The second figure is the larger one; the first does not depend on who else runs the same program.
+/// Returns private memory in bytes: anonymous pages, and all resident pages of private mappings, text included. The
+/// second number is larger; the first does not depend on other processes that run the same program.
 fn private_bytes(vmas: &[Vma]) -> (u64, u64) {
     let private = || vmas.iter().filter(|vma| vma.permissions.ends_with('p'));
     let own = private().map(|vma| vma.anonymous_bytes).sum();
     (own, private().map(|vma| vma.resident_bytes).sum())
 }
 
-/// 4 MiB of weights in each layer.
+/// Returns a model with 4 MiB of weights per layer.
 fn wide(layers: u16) -> ModelSpec {
     ModelSpec {
         hidden: 256,
@@ -73,7 +73,7 @@ fn wide(layers: u16) -> ModelSpec {
     }
 }
 
-/// Runs a few steps on a model of `layers` layers, checks its ranges and returns its private memory.
+/// Runs some steps on a model of `layers` layers, checks its ranges and returns its private memory in bytes.
 fn measured(layers: u16) -> (u64, u64) {
     let mut sidecar = MiniSidecar::new(&wide(layers), Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
@@ -85,7 +85,7 @@ fn measured(layers: u16) -> (u64, u64) {
     private_bytes(&vmas)
 }
 
-/// From the first to the last chunk of the ranges there is the pool or nothing, and as much pool as was mapped.
+/// Checks that the ranges hold only pool chunks or reserved addresses, and that each chunk of the pool is mapped once.
 fn check_ranges(sidecar: &MiniSidecar, vmas: &[Vma]) {
     let pool: Vec<&Vma> = vmas.iter().filter(|vma| vma.is_pool()).collect();
     let mapped: u64 = pool.iter().map(|vma| vma.bytes()).sum();
@@ -101,7 +101,7 @@ fn check_ranges(sidecar: &MiniSidecar, vmas: &[Vma]) {
     assert_eq!(at, end);
 }
 
-/// No model file is mapped or open.
+/// Checks that no model file is mapped or open.
 fn check_files(pid: u32, vmas: &[Vma]) {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let open = open.map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap().display().to_string());
@@ -118,6 +118,6 @@ fn ranges_are_lent_chunks_or_nothing_and_private_memory_does_not_grow_with_the_m
     let kib = [one, one_resident, twice, twice_resident].map(|bytes| bytes / 1024);
     eprintln!("private and resident KiB, then those of a model twice the size: {kib:?}");
     assert!(one_resident.max(twice_resident) <= 64 * MIB, "{one_resident} and {twice_resident} bytes");
-    // The second model has 24 MiB more of weights: a copy of a twentieth of it would show.
+    // The second model has 24 MiB more weights: a copy of a twentieth of them would show.
     assert!(one.abs_diff(twice) <= MIB, "{one} and {twice} bytes");
 }

@@ -1,4 +1,4 @@
-//! Steps of the process: right tokens, moving layers, and the wait that must not be dropped.
+//! Tests of the process's steps: correct tokens, moving layers, and the waits for them.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::harness::*;
 use crate::agreement::tokens;
 use crate::specs::{llama, opt};
 
-/// For how long a layer's copy is held back while the engine waits for it.
+/// Delay of a layer's copy while the engine waits for it.
 const HELD_BACK: Duration = Duration::from_millis(200);
 
 #[test]
@@ -38,7 +38,7 @@ fn each_layer_reports_its_time_and_only_moving_ones_their_stall() {
     step.generations = vec![(LayerId(1), Generation(4)), (LayerId(2), Generation(4))];
     sidecar.control.publish_ready(LayerId(1), Generation(4)).unwrap();
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-    // Only an engine that is done with layer 1 comes to wait for layer 2, however late it begins.
+    // An engine waits for layer 2 only after it is done with layer 1, however late it starts.
     let patience = WaitLimit { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
     assert_eq!(sidecar.control.wait_done(LayerId(1), Generation(4), patience).unwrap(), WaitResult::Reached);
     std::thread::sleep(HELD_BACK);
@@ -53,7 +53,7 @@ fn each_layer_reports_its_time_and_only_moving_ones_their_stall() {
     assert_eq!(sidecar.control.done(LayerId(0)).unwrap(), Generation(0), "resident layers publish nothing");
 }
 
-/// Layers 1 and 2 share layer 1's chunks.
+/// Returns mappings in which layers 1 and 2 share layer 1's chunks.
 fn shared_slot(sidecar: &MiniSidecar) -> Vec<Reback> {
     let mine =
         |op: &Reback| matches!(op, Reback::Map(Address::Layer(LayerId(2), _), _) | Reback::Unmap(_, _));
@@ -63,7 +63,7 @@ fn shared_slot(sidecar: &MiniSidecar) -> Vec<Reback> {
     ops
 }
 
-/// Runs a step whose layers 1 and 2 move through one slot, filling it when its last reader is done.
+/// Runs a step whose layers 1 and 2 move through one slot. The slot is filled when its last reader is done.
 fn moving_step(
     sidecar: &mut MiniSidecar,
     link: &mut EngineLink,
@@ -110,7 +110,7 @@ fn layers_that_move_through_one_slot_give_the_same_bits() {
     }
 }
 
-/// The slot of layer 2 is filled only when the engine has already read it, or after a while.
+/// Fills the slot of layer 2 only after the engine has read it, or after a timeout.
 fn late_fill(faults: Faults) -> (bool, StepDone) {
     let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), faults);
     let _engine = Engine::start(&sidecar.socket(), &[]);
@@ -145,7 +145,7 @@ fn a_slot_that_was_reused_before_it_was_read_refuses_the_step_instead_of_waiting
     let mut link = sidecar.attach(&shared_slot(&sidecar));
     let mut step = sidecar.step(0, &[5, 6, 7]);
     step.generations = vec![(LayerId(1), Generation(1)), (LayerId(2), Generation(2))];
-    // The copy for the step after this one came first.
+    // The copy for the next step was made too early.
     fill(&sidecar, 1, Generation(3));
     let refused = sidecar.run(&mut link, &step).expect_err("generation 1 never comes");
     assert!(refused.contains("layer 1 was overwritten"), "{refused}");

@@ -1,4 +1,4 @@
-//! An engine computes nothing in a turn that is not its tenant's.
+//! An engine computes nothing in another tenant's time slice.
 
 use std::path::Path;
 
@@ -29,14 +29,14 @@ fn take(seat: &ParticipantHandle) -> u64 {
     seat.slice_queue().acquire_within(TurnOrder::RoundRobin, TEST_TIMEOUT).unwrap().expect("the turn comes").0
 }
 
-/// Takes the turn from its holder, which has not released it.
+/// Takes the time slice from its holder, which has not released it.
 fn take_over(from: &ParticipantHandle, by: &ParticipantHandle) -> u64 {
-    // Its deadline is over at once.
+    // The deadline expires at once.
     from.slice_queue().set_deadline(1).unwrap();
     take(by)
 }
 
-/// The step that the engine ends because its turn has passed.
+/// Returns the step that the engine ends because its time slice is over.
 fn ended(link: &mut EngineLink) -> StepId {
     match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
         EngineEvent::TurnPassed { id, .. } => id,
@@ -69,7 +69,7 @@ fn a_step_begins_no_layer_after_its_turn() {
     take_over(sidecar.seat.as_ref().unwrap(), &other);
     sidecar.control.publish_ready(LayerId(1), Generation(1)).unwrap();
     assert_eq!(ended(&mut link), step.id);
-    // Layers 0 and 1 were begun, became ready and were read.
+    // Layers 0 and 1 each count three: begun, ready, read.
     assert_eq!(sidecar.control.progress() - before, 3 * 2, "the turn passed within layer 1");
 
     let mut step = sidecar.step(0, &PROMPT);

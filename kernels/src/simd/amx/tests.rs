@@ -1,5 +1,5 @@
-//! A unit in software runs on each processor with AVX-512 BF16 and tests the code around it. A processor with AMX is compared
-//! with that unit bit by bit.
+//! A software unit tests the surrounding code on every processor with AVX-512 BF16. On a processor with AMX, the test
+//! compares AMX with the software unit bit by bit.
 
 use std::cell::Cell;
 
@@ -10,11 +10,11 @@ use crate::simd::Isa;
 use crate::simd::matmul::{Narrow, scratch_words};
 use crate::simd::tests::numbers;
 
-/// `tdpbf16ps` after Intel's manual, for numbers that are no denormals.
+/// `tdpbf16ps` as in Intel's manual, for numbers that are not denormal.
 struct SoftwareUnit;
 
 thread_local! {
-    /// Rows of the tiles that [`Software`] was set up for last.
+    /// Rows of the last configuration of [`SoftwareUnit`].
     static ROWS_OF_TILES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -55,7 +55,7 @@ impl TileUnit for SoftwareUnit {
     unsafe fn release() {}
 }
 
-/// Two whole tiles of columns, rows that are no whole tiles.
+/// `K` is two whole tiles of columns; `ROWS` is not a multiple of the tile's rows.
 const K: usize = 64;
 const ROWS: usize = 71;
 
@@ -76,7 +76,7 @@ impl Case {
         Case { weights: narrow(ROWS * K, 1), bias: narrow(ROWS, 3), input }
     }
 
-    /// `[token][row]`, every element of which was 0.25.
+    /// Returns `[token][row]`; every element is 0.25 before the product.
     fn multiply(
         &self,
         (rows, tokens): (Range<usize>, Range<usize>),
@@ -96,12 +96,12 @@ impl Case {
             epilogue,
             scratch: scratch.as_mut_ptr(),
         };
-        // SAFETY: the slices have the sizes that `Product` asks for; the processor has what `run` needs.
+        // SAFETY: the slices have the sizes that `Product` requires; the processor has the features of `run`.
         unsafe { run(&product) };
         output
     }
 
-    /// What element (`token`, `row`) is without bias and epilogue.
+    /// Returns the exact element (`token`, `row`) without bias and epilogue.
     fn exact(&self, token: usize, row: usize) -> f64 {
         let input: &[bf16] = bytemuck::cast_slice(&self.input[token * K..(token + 1) * K]);
         let weights = &self.weights[row * K..(row + 1) * K];
