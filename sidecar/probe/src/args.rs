@@ -1,4 +1,4 @@
-//! The command line.
+//! The probe's command line.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -13,11 +13,12 @@ static VERSION: LazyLock<String> =
 
 /// Asks a GPU whether it does what Sluice needs, and says what to expect of it.
 ///
-/// The answers go to stdout, progress to stderr. Every question runs in a process of its own and takes at most the device
-/// memory that `--list` names; the GPU should otherwise be idle. A whole run ends within 8 minutes, `--quick` within one.
+/// The answers go to stdout, progress to stderr. Every question runs in a process of its own and takes at most the
+/// device memory that `--list` names; the GPU should otherwise be idle. A whole run ends within 8 minutes, `--quick`
+/// within one.
 ///
-/// Exit status: 0 when every question was answered, yes or no; 1 when one could not be; 2 for wrong arguments; 3 when there
-/// is no usable CUDA driver; 4 when there is no such device.
+/// Exit status: 0 when every question was answered, yes or no; 1 when one could not be; 2 for wrong arguments; 3 when
+/// there is no usable CUDA driver; 4 when there is no such device.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluice-gpu-probe", version = VERSION.as_str(), args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -60,7 +61,7 @@ pub enum Part {
 }
 
 impl Args {
-    /// What the rows need to know.
+    /// Returns the parameters of the checks.
     pub fn setup(&self) -> Setup {
         Setup { ordinal: self.device, quick: self.quick }
     }

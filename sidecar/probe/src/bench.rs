@@ -1,4 +1,4 @@
-//! What every row starts from: a device and a context on it.
+//! A device and a context on it, where every check starts.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use crate::Error;
 use crate::cuda::{Context, Device};
 use crate::driver::Driver;
 
-/// What the command line chose; processes that the probe starts get the same.
+/// Options of the command line. Child processes of the probe get the same.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Which of the driver's devices.
+    /// Index of the device in the driver.
     pub ordinal: u32,
     /// Fewer samples and smaller sizes.
     pub quick: bool,
 }
 
 impl Setup {
-    /// `full`, or `quick` when the command line says so.
+    /// Returns `quick` with `--quick`, else `full`.
     pub fn pick<T>(self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
@@ -25,7 +25,7 @@ impl Setup {
 /// A context on the chosen device, current on this thread.
 #[derive(Debug)]
 pub struct Bench {
-    /// What the command line chose.
+    /// Options of the command line.
     pub setup: Setup,
     /// The device.
     pub device: Device,
@@ -34,20 +34,20 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Opens the driver and makes a context.
+    /// Opens the driver and creates a context.
     pub fn open(setup: Setup) -> Result<Bench, Error> {
         let device = Device::open(Driver::open()?, setup.ordinal)?;
         let context = Context::new(device)?;
         Ok(Bench { setup, device, context })
     }
 
-    /// Refuses if less than `mib` MiB of device memory are free.
+    /// Fails if less than `mib` MiB of device memory are free.
     pub fn need(&self, mib: u64) -> Result<(), Error> {
         let free = self.context.memory()?.free >> 20;
         if free >= mib { Ok(()) } else { Err(Error::Memory { needed: mib, free }) }
     }
 
-    /// Has the device do this work over and over for a moment: clocks and the link are slow after a rest.
+    /// Repeats this work on the device for 50 or 400 ms: clocks and the link are slow after idle time.
     pub fn warm_up(&self, mut work: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
         let (start, moment) = (Instant::now(), Duration::from_millis(self.setup.pick(50, 400)));
         while start.elapsed() < moment {
@@ -56,7 +56,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Tells whoever waits what is going on.
+    /// Prints a progress message to stderr.
     pub fn progress(&self, text: &str) {
         eprintln!("  {text}");
     }

@@ -17,19 +17,19 @@ use serde::de::DeserializeOwned;
 
 use crate::Error;
 
-/// Longest message, bytes: below what a socket's default buffer takes.
+/// Maximum message size in bytes: below a socket's default buffer size.
 const MAX_MESSAGE_BYTES: usize = 128 << 10;
-/// Descriptors of one message at most.
+/// Maximum of descriptors in a message.
 pub const MAX_FDS: usize = 128;
 
-/// One end.
+/// One end of the channel.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
 }
 
 impl Channel {
-    /// Two ends.
+    /// Creates a channel and returns both ends.
     pub fn pair() -> Result<(Channel, OwnedFd), Error> {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -37,7 +37,7 @@ impl Channel {
         Ok((Channel { socket: ours }, theirs))
     }
 
-    /// The end that this descriptor is.
+    /// Wraps the socket of an end.
     pub fn from_socket(socket: OwnedFd) -> Channel {
         Channel { socket }
     }
@@ -45,10 +45,10 @@ impl Channel {
     /// Sends `message` and copies of `fds`.
     ///
     /// # Errors
-    /// [`Error::TooLong`] for more than 128 KiB, or the kernel's.
+    /// [`Error::TooLong`] for more than 128 KiB, or the kernel's error.
     ///
     /// # Panics
-    /// If they are more than [`MOST_FDS`].
+    /// With more than [`MAX_FDS`] descriptors.
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let bytes = serde_json::to_vec(message)?;
         if bytes.len() > MAX_MESSAGE_BYTES {
@@ -67,7 +67,7 @@ impl Channel {
         }
     }
 
-    /// The next message with its descriptors, within `limit`; none when the other end is gone.
+    /// Receives the next message and its descriptors within `limit`; `None` if the other end is closed.
     pub fn recv<T: DeserializeOwned>(&self, limit: Duration) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
         if !self.wait_readable(limit)? {
             return Err(Error::Timeout { what: "another process of the probe".into(), limit });
@@ -80,7 +80,7 @@ impl Channel {
             Err(Errno::CONNRESET) => return Ok(None),
             got => got.map_err(Error::kernel("recvmsg"))?,
         };
-        // What did not fit is gone: the rest is not what was said, also when it is JSON.
+        // The kernel truncated the message: the received part is not the message, even if it is valid JSON.
         if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Error::TooLong { limit: MAX_MESSAGE_BYTES });
         }
@@ -89,9 +89,9 @@ impl Channel {
         if got == 0 { Ok(None) } else { Ok(Some((serde_json::from_slice(&bytes[..got])?, fds))) }
     }
 
-    /// Tells the other end that nothing more comes.
+    /// Closes the sending direction.
     pub fn close(&self) {
-        // Fails only when the other end is gone already.
+        // Fails only if the other end is already closed.
         let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
@@ -132,7 +132,7 @@ mod tests {
         let (heard, _) = theirs.recv::<String>(SOON).expect("it was sent").expect("it is there");
         assert_eq!(heard, long);
         assert!(matches!(ours.send(&(long + "x"), &[]), Err(Error::TooLong { .. })));
-        // Another program may send more; the first part of it would be good JSON.
+        // Another program may send more; the first part would be valid JSON.
         let more = format!("1{}", " ".repeat(MAX_MESSAGE_BYTES));
         rustix::net::send(&ours.socket, more.as_bytes(), SendFlags::empty()).expect("the socket takes it");
         assert!(matches!(theirs.recv::<u64>(SOON), Err(Error::TooLong { .. })));

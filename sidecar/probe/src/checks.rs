@@ -1,4 +1,4 @@
-//! The questions, one file each.
+//! The checks, one per file.
 
 use std::time::Duration;
 
@@ -17,29 +17,29 @@ mod share;
 mod sharing;
 mod signals;
 
-/// Number of a question.
+/// Number of a check.
 pub type CheckId = u8;
 
-/// One question.
+/// One check of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
-    /// Its number.
+    /// Number of the check.
     pub id: CheckId,
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it asks.
+    /// Question that the check answers.
     pub text: &'static str,
-    /// MiB of device memory that it takes at most, contexts aside.
+    /// Maximum device memory in MiB, without contexts.
     pub mib: u64,
-    /// The same under `--quick`.
+    /// Maximum device memory in MiB with `--quick`, without contexts.
     pub quick_mib: u64,
-    /// Longest that it may take; then it is killed.
+    /// Maximum run time; then the check is killed.
     pub limit: Duration,
-    /// Asks it. What it finds on the way is told at once, and stays when it fails.
+    /// Runs the check. Its findings are sent at once and are kept if it fails later.
     pub ask: fn(&Bench, &mut Findings<'_>) -> Result<Answer, Error>,
 }
 
-/// All questions, by number.
+/// All checks, by number.
 pub const ALL: &[Check] = &[
     aliases::CHECK,
     share::CHECK,
@@ -51,19 +51,19 @@ pub const ALL: &[Check] = &[
     limits::CHECK,
 ];
 
-/// What a process beside the asking one does.
+/// The work of a child process of a check.
 pub type Role = fn(Setup, &ParentPipe) -> Result<(), Error>;
 
-/// Roles of such processes, by name.
+/// Roles of child processes, by name.
 pub const ROLES: &[(&str, Role)] =
     &[share::importer::ROLE, handles::exporter::ROLE, handles::context::ROLE, sharing::ROLE, signals::ROLE];
 
-/// Ends what a process that asked a question, and has ended, may have left behind on this machine.
+/// Ends processes and removes files that the exited check process `asking` may have left on this machine.
 pub fn clean_up(asking: u32) {
     sharing::clean_up(asking);
 }
 
-/// The question of this number.
+/// Returns the check with this number.
 ///
 /// # Panics
 /// If there is none.
@@ -72,10 +72,10 @@ pub fn by_id(id: CheckId) -> &'static Check {
     found.unwrap_or_else(|| panic!("there is a question {id}"))
 }
 
-/// The number of the question called `word`, or numbered so.
+/// Returns the number of the check that `word` names or numbers.
 ///
 /// # Errors
-/// The names that there are.
+/// The list of all checks.
 pub fn parse_id(word: &str) -> Result<CheckId, String> {
     let found = ALL.iter().find(|question| question.name == word || question.id.to_string() == word);
     found.map(|question| question.id).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! Other processes of the probe: it starts itself with the hidden subcommand `child ROLE`.
+//! Child processes of the probe: it starts itself with the hidden subcommand `child ROLE`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -11,10 +11,10 @@ use crate::Error;
 use crate::bench::Setup;
 use crate::channel::Channel;
 
-/// Longest that one process waits for the other's next message unless it says otherwise.
+/// Default time limit for the other process's next message.
 pub const REPLY_LIMIT: Duration = Duration::from_secs(20);
 
-/// A process that this one started; killed and reaped when it is dropped.
+/// A process that this one started; killed and reaped on drop.
 #[derive(Debug)]
 pub struct ChildProcess {
     role: String,
@@ -28,7 +28,7 @@ impl ChildProcess {
         ChildProcess::start_with(setup, role, &[])
     }
 
-    /// As [`Peer::start`], with these variables in its environment, before those that every process gets.
+    /// Like [`ChildProcess::start`], with these environment variables, which override those of every child process.
     pub fn start_with(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Result<ChildProcess, Error> {
         let (channel, theirs) = Channel::pair()?;
         let mut command = command(setup, role, environment);
@@ -37,22 +37,22 @@ impl ChildProcess {
         Ok(ChildProcess { role: role.into(), child, channel })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a message.
+    /// Sends a message to the process.
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         self.channel.send(message, fds)
     }
 
-    /// Its next message, within [`PATIENCE`].
+    /// Receives the next message within [`REPLY_LIMIT`].
     pub fn recv<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), Error> {
         self.recv_within(REPLY_LIMIT)
     }
 
-    /// Its next message, within `limit`. It is killed when it says nothing.
+    /// Receives the next message within `limit`. Kills the process if there is none.
     pub fn recv_within<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<(T, Vec<OwnedFd>), Error> {
         match self.channel.recv::<Result<T, String>>(limit) {
             Ok(Some((Ok(heard), fds))) => Ok((heard, fds)),
@@ -66,14 +66,14 @@ impl ChildProcess {
         }
     }
 
-    /// Kills it (SIGKILL) and waits until it is gone.
+    /// Kills the process (SIGKILL) and waits for its exit.
     pub fn kill(&mut self) {
-        // Both fail only when it has ended and was waited for, or when the driver holds it in the kernel.
+        // Both fail only if the process has been reaped, or if the driver holds it in the kernel.
         let _ = self.child.kill();
         let _ = self.reap();
     }
 
-    /// Waits until it is gone, at most [`PATIENCE`]: a call of the driver may hold even a killed process in the kernel.
+    /// Waits at most [`REPLY_LIMIT`] for the exit: a driver call may hold even a killed process in the kernel.
     fn reap(&mut self) -> Result<ExitStatus, Error> {
         let start = Instant::now();
         loop {
@@ -90,7 +90,8 @@ impl ChildProcess {
         }
     }
 
-    /// Tells it that nothing more comes, and waits until it has ended by itself, at most [`PATIENCE`].
+    /// Closes the sending direction and waits at most [`REPLY_LIMIT`] each for the other end to close and for the
+    /// process to exit by itself.
     pub fn stop(mut self) -> Result<(), Error> {
         self.channel.close();
         match self.channel.recv::<serde_json::Value>(REPLY_LIMIT)? {
@@ -100,7 +101,7 @@ impl ChildProcess {
         self.reap().map(drop)
     }
 
-    /// How it ended: it closed its end, so it is ending.
+    /// Returns how the process exited. It has closed its end, so it is exiting.
     fn exit_error(&mut self) -> Error {
         match self.reap() {
             Ok(status) => process_error(&self.role, format!("ended with {status}")),
@@ -109,15 +110,15 @@ impl ChildProcess {
     }
 }
 
-/// This program as `role`; of a variable that is given twice, what the caller gives holds.
+/// Returns the command of this program as `role`. The caller's variables override the defaults.
 fn command(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["child", role, "--device", &setup.ordinal.to_string()]);
     command.args(setup.quick.then_some("--quick"));
-    // Otherwise a kernel's first launch loads it, for which the driver may wait for all streams, also for one that waits
-    // for a word that is written only after the launch.
+    // Otherwise a kernel's first launch loads its code, for which the driver may wait for all streams, even for one
+    // that waits for a word that is written only after the launch.
     command.env("CUDA_MODULE_LOADING", "EAGER");
-    // Where no daemon is: one that this machine has anyway would serve also what is asked without MPS.
+    // A folder without a daemon: an MPS daemon of this machine would otherwise serve the checks without MPS too.
     command.env("CUDA_MPS_PIPE_DIRECTORY", std::env::temp_dir().join("sluice-gpu-probe-without-mps"));
     command.envs(environment.iter().copied());
     command
@@ -133,14 +134,14 @@ fn process_error(role: &str, what: String) -> Error {
     Error::Peer { role: role.into(), what }
 }
 
-/// The other end, in the process that was started.
+/// The child's end of the channel.
 #[derive(Debug)]
 pub struct ParentPipe {
     channel: Channel,
 }
 
 impl ParentPipe {
-    /// Takes the socket that stands where standard input was. The process dies with its parent.
+    /// Takes the socket that is this process's standard input. The kernel kills the process when its parent exits.
     pub fn open() -> Result<ParentPipe, Error> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
             .map_err(Error::kernel("prctl"))?;
@@ -149,23 +150,23 @@ impl ParentPipe {
         Ok(ParentPipe { channel: Channel::from_socket(socket) })
     }
 
-    /// Sends it a message.
+    /// Sends a message to the parent.
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         self.channel.send(&Ok::<_, String>(message), fds)
     }
 
-    /// Tells it why this process ends.
+    /// Reports to the parent why this process exits.
     pub fn fail(&self, error: &Error) {
-        // Fails only when the parent is gone, and this process with it.
+        // Fails only if the parent has exited, and then the kernel kills this process.
         let _ = self.channel.send(&Err::<(), _>(error.to_string()), &[]);
     }
 
-    /// Its next message, within [`PATIENCE`].
+    /// Receives the next message within [`REPLY_LIMIT`].
     pub fn recv<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), Error> {
         self.recv_or_exit()?.ok_or_else(|| process_error("parent", "ended".into()))
     }
 
-    /// As [`Parent::hear`]; none when it wants nothing more.
+    /// Like [`ParentPipe::recv`]; `None` if the parent has closed the channel.
     pub fn recv_or_exit<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
         self.channel.recv(REPLY_LIMIT)
     }

@@ -1,4 +1,4 @@
-//! The driver's objects, each freed when it is dropped. Whatever belongs to a context holds it.
+//! The driver's objects, each freed on drop. An object that belongs to a context holds the context.
 
 pub mod context;
 pub mod device;

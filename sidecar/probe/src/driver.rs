@@ -1,5 +1,5 @@
-//! Opens the CUDA driver. Nothing calls it before [`Driver::open`]: a call into a missing library, or of a function that the
-//! library does not have, panics in cudarc.
+//! Opens the CUDA driver. No driver function is called before [`Driver::open`]: cudarc panics if the library or the
+//! function is missing.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::Error;
 
-/// What every question needs: a driver without one of these is refused.
+/// Driver functions that every check needs: a driver without one of them is refused.
 pub const REQUIRED: [&str; 47] = [
     "cuCtxCreate_v2",
     "cuCtxDestroy_v2",
@@ -59,7 +59,7 @@ pub const REQUIRED: [&str; 47] = [
     "cuStreamWaitEvent",
 ];
 
-/// What single questions need: without it they stay unanswered.
+/// Driver functions that only some checks need; without them those checks are not answered.
 pub const OPTIONAL: [&str; 12] = [
     "cuGraphAddBatchMemOpNode",
     "cuGraphAddKernelNode_v2",
@@ -75,8 +75,8 @@ pub const OPTIONAL: [&str; 12] = [
     "cuStreamWriteValue64_v2",
 ];
 
-/// Calls a function of the driver by its name and turns its result into ours. Used inside `unsafe`, where the caller says
-/// why the arguments are right.
+/// Calls a function of the driver by its name and converts its result. It is used inside `unsafe`, where the caller
+/// justifies the arguments.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
         $crate::driver::check(
@@ -87,7 +87,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// The proof that the driver was opened and has every function of [`NEED`].
+/// Proof that the driver is open and has every function of [`REQUIRED`].
 #[derive(Clone, Copy, Debug)]
 pub struct Driver {
     optional: [bool; OPTIONAL.len()],
@@ -95,10 +95,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Loads the driver, looks its functions up and starts it.
+    /// Loads the driver, looks up its functions and initializes it.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::MissingSymbol`], or what `cuInit` says.
+    /// [`Error::NoDriver`], [`Error::MissingSymbol`], or the error of `cuInit`.
     pub fn open() -> Result<Driver, Error> {
         if !is_present() {
             return Err(Error::NoDriver);
@@ -106,7 +106,7 @@ impl Driver {
         if let Some(missing) = REQUIRED.iter().find(|name| !is_exported(name)) {
             return Err(Error::MissingSymbol(missing));
         }
-        // SAFETY: no argument but the flags, which must be 0.
+        // SAFETY: the only argument is the flags, which must be 0.
         unsafe { call!(cuInit(0)) }?;
         let mut version = 0;
         // SAFETY: writes one integer.
@@ -114,19 +114,19 @@ impl Driver {
         Ok(Driver { optional: OPTIONAL.map(is_exported), version: u32::try_from(version).unwrap_or(0) })
     }
 
-    /// Whether the driver has this function of [`OPTIONAL`]; otherwise the error to return.
+    /// Checks that the driver has this function of [`OPTIONAL`]; otherwise returns the error.
     pub fn optional(&self, name: &'static str) -> Result<(), Error> {
         let place = OPTIONAL.iter().position(|known| *known == name);
         let place = place.unwrap_or_else(|| panic!("{name} is in the list of optional functions"));
         if self.optional[place] { Ok(()) } else { Err(Error::Absent(name)) }
     }
 
-    /// The CUDA version that the driver speaks, such as "13.0".
+    /// Returns the CUDA version of the driver, such as "13.0".
     pub fn cuda_version(&self) -> String {
         format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// Devices that the driver shows.
+    /// Returns the number of devices.
     pub fn devices(&self) -> Result<u32, Error> {
         let mut count = 0;
         // SAFETY: writes one integer.
@@ -135,24 +135,24 @@ impl Driver {
     }
 }
 
-/// Whether a library of the driver can be loaded.
+/// Whether the driver's library can be loaded.
 pub fn is_present() -> bool {
-    // SAFETY: loads a library by its name, as `dlopen` does; its initialisers are the driver's own.
+    // SAFETY: loads a library by its name, like `dlopen`; its initializers are the driver's own.
     unsafe { sys::is_culib_present() }
 }
 
-/// Whether the loaded driver exports `name`. Call only when the library is present.
+/// Whether the loaded driver exports `name`. Call this only if the library is present.
 fn is_exported(name: &str) -> bool {
-    // SAFETY: the library is present; the symbol is looked up, neither called nor read.
+    // SAFETY: the library is present; the symbol is only looked up, neither called nor read.
     unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_ok()
 }
 
-/// A result of `call`, with the driver's own words if it is an error.
+/// Converts the result of `call`, with the driver's message if it is an error.
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), Error> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
-    // SAFETY: the driver writes a pointer to a string that lives as long as the library, or null.
+    // SAFETY: the driver writes null or a pointer to a string that exists as long as the library.
     let ask_name = |text| unsafe { sys::cuGetErrorName(result, text) };
     // SAFETY: as above.
     let ask_words = |text| unsafe { sys::cuGetErrorString(result, text) };
@@ -165,6 +165,6 @@ fn driver_text(ask: impl FnOnce(*mut *const c_char) -> CUresult) -> String {
     if ask(&mut text) != CUresult::CUDA_SUCCESS || text.is_null() {
         return "unknown".into();
     }
-    // SAFETY: the driver's strings are constant and end in a zero byte.
+    // SAFETY: the driver's strings are constant and end with a zero byte.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

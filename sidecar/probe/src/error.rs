@@ -1,39 +1,39 @@
-//! Why a question could not be asked.
+//! Errors of the probe.
 
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// Everything that can go wrong between the probe and the device.
+/// An error between the probe and the device.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No library of the driver can be loaded.
+    /// The driver's library cannot be loaded.
     #[error("no CUDA driver: libcuda.so.1 is not on the library path")]
     NoDriver,
-    /// The driver is older than the calls that every question needs.
+    /// The driver lacks a function that every check needs.
     #[error("the CUDA driver is too old: it has no {0}")]
     MissingSymbol(&'static str),
-    /// The driver is older than the calls that this question needs.
+    /// The driver lacks a function that this check needs.
     #[error("this CUDA driver has no {0}")]
     Absent(&'static str),
     /// The device does not exist.
     #[error("no CUDA device {asked}: the driver shows {seen}")]
     NoDevice {
-        /// The ordinal that was asked for.
+        /// Requested index.
         asked: u32,
-        /// Devices that the driver shows.
+        /// Number of devices in the driver.
         seen: u32,
     },
     /// The driver refused a call.
     #[error("{call}: {name} ({words})")]
     Call {
-        /// The driver's function.
+        /// Function of the driver.
         call: &'static str,
-        /// Its result, as a number.
+        /// Numeric result.
         code: u32,
-        /// The driver's name for it.
+        /// The driver's name for the result.
         name: String,
-        /// The driver's words for it.
+        /// The driver's message.
         words: String,
     },
     /// The kernel refused a call.
@@ -41,54 +41,54 @@ pub enum Error {
     Kernel {
         /// The system call.
         call: &'static str,
-        /// The kernel's reason.
+        /// Error of the kernel.
         source: Errno,
     },
-    /// Something took longer than it may.
+    /// A wait exceeded its time limit.
     #[error("{what} took more than {limit:?}")]
     Timeout {
-        /// What was waited for.
+        /// The awaited event.
         what: String,
-        /// How long.
+        /// Time limit.
         limit: Duration,
     },
-    /// The other process ended, or said what nobody understands.
+    /// The other process exited or sent an unexpected message.
     #[error("the process '{role}' {what}")]
     Peer {
-        /// Its part.
+        /// Role of the process.
         role: String,
-        /// What it did.
+        /// Description of its behavior.
         what: String,
     },
-    /// The device's memory does not hold what the question needs.
+    /// The device has too little free memory for the check.
     #[error("needs {needed} MiB of device memory, {free} MiB are free")]
     Memory {
-        /// MiB that the question takes.
+        /// Required MiB.
         needed: u64,
-        /// MiB that the driver says are free.
+        /// Free MiB according to the driver.
         free: u64,
     },
-    /// The device did something else than it was told to: an answer, and no obstacle to one.
+    /// The device did not do what it was ordered to do. This is an answer to the check, not an obstacle.
     #[error("the device {0}")]
     Otherwise(String),
-    /// A message between the probe's processes is too long to be read whole.
+    /// A message between the probe's processes exceeds the limit.
     #[error("a message of more than {limit} bytes")]
     TooLong {
-        /// The most.
+        /// Maximum size in bytes.
         limit: usize,
     },
-    /// A message is not what its reader expects.
+    /// A message does not have the form that its reader expects.
     #[error("a message of the wrong form: {0}")]
     Message(#[from] serde_json::Error),
 }
 
 impl Error {
-    /// For `map_err` of a system call.
+    /// Returns a function for `map_err` of a system call.
     pub fn kernel(call: &'static str) -> impl FnOnce(Errno) -> Error {
         move |source| Error::Kernel { call, source }
     }
 
-    /// Whether no driver can be used at all, as opposed to one that shows no device or refuses a call.
+    /// Whether no usable driver exists, as opposed to a driver that has no device or refuses a call.
     pub fn is_no_driver(&self) -> bool {
         match self {
             Error::NoDriver | Error::MissingSymbol(_) => true,
@@ -97,7 +97,7 @@ impl Error {
         }
     }
 
-    /// Whether a driver works and has no such device.
+    /// Whether the driver works but does not have the device.
     pub fn is_no_device(&self) -> bool {
         matches!(self, Error::NoDevice { .. } | Error::Call { call: "cuInit", code: NO_DEVICE, .. })
     }

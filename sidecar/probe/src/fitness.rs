@@ -1,8 +1,8 @@
-//! What the answers mean for a user: whether the machine is fit, and what remapping would do there.
+//! Derives a user's conclusions from the answers: whether the machine is fit, and the effect of remapping on it.
 //!
-//! The figures are the weight-bound estimate: a step of one sequence reads every layer's weights once at the bandwidth that was
-//! measured, and the link copies a layer at its peak. KV reads and larger batches make T_c longer and r smaller, so that more
-//! layers can go without a stall.
+//! The figures are the weight-bound estimate: a step of one sequence reads every layer's weights once at the measured
+//! bandwidth, and the link copies a layer at its peak. KV reads and larger batches increase T_c and reduce r, so more
+//! layers can be freed without a stall.
 
 use serde::{Deserialize, Serialize};
 use sluice_policy::closed_form::Alike;
@@ -16,54 +16,54 @@ use crate::report::{Answer, CheckResult, DeviceFacts};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FitnessClass {
-    /// It does everything that the design needs.
+    /// The machine meets all requirements of the design.
     Fit,
-    /// It does not.
+    /// It does not meet them.
     Unfit,
-    /// A question that decides it has no answer.
+    /// A deciding check has no answer.
     Unknown,
 }
 
-/// The verdict, why, and what to expect of common models.
+/// The verdict, its reason, and the expectation for common models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fitness {
     /// The verdict.
     pub verdict: FitnessClass,
-    /// The verdict and its reason in one sentence.
+    /// Verdict and reason in one sentence.
     pub sentence: String,
-    /// Common models; none when the link was not measured.
+    /// Common models; empty if the link was not measured.
     pub models: Vec<Expectation>,
 }
 
-/// What to expect of one model whose layers are remapped while it decodes.
+/// Expectation for one model whose layers are remapped during decode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {
-    /// Its name.
+    /// Name of the model.
     pub model: String,
-    /// n: layers.
+    /// n: number of layers.
     pub layers: u16,
     /// Bytes of all weights.
     pub weight_bytes: u64,
-    /// Whether the device holds them all.
+    /// Whether they fit the device's memory.
     pub fits: bool,
-    /// T_T: copying one layer to the device, microseconds.
+    /// T_T: time to copy one layer to the device, in microseconds.
     pub copy_us: f64,
-    /// T_c: reading one layer on the device, microseconds.
+    /// T_c: time to read one layer on the device, in microseconds.
     pub compute_us: f64,
     /// T_T / T_c.
     pub r: f64,
-    /// Largest number of layers whose memory can be given away without a stall, one slot.
+    /// Largest number of layers that can be freed without a stall, with one slot.
     pub alpha_one_slot: u16,
-    /// The same with two slots, where a layer keeps its slot.
+    /// The same with two slots, if each layer keeps its slot.
     pub alpha_two_slots: u16,
 }
 
-/// The questions that decide. A device whose streams cannot wait for another process is not fit.
+/// The deciding checks. A device whose streams cannot wait for another process is not fit.
 pub const DECIDE: [&str; 4] = ["aliases", "share", "limits", "signals"];
 
-/// What these answers of this device say.
+/// Judges the results of this device's checks.
 pub fn judge(device: &DeviceFacts, rows: &[CheckResult]) -> Fitness {
     let models = bandwidths(rows).map(|rates| expect(rates, device.memory_bytes)).unwrap_or_default();
     let (verdict, reason) = verdict(rows);
@@ -75,7 +75,7 @@ pub fn judge(device: &DeviceFacts, rows: &[CheckResult]) -> Fitness {
     Fitness { verdict, sentence, models }
 }
 
-/// Bytes per nanosecond (GB/s): the link to the device, and the device's memory.
+/// Returns the bandwidths of the link to the device and of the device's memory, in bytes per nanosecond (GB/s).
 fn bandwidths(rows: &[CheckResult]) -> Option<[f64; 2]> {
     let asked = rows.iter().find(|row| row.name == link::CHECK.name)?;
     let rate = |name| {
@@ -85,7 +85,7 @@ fn bandwidths(rows: &[CheckResult]) -> Option<[f64; 2]> {
     Some([rate(link::TO_DEVICE)?, rate(link::DEVICE)?])
 }
 
-/// Every common model at these bandwidths, GB/s.
+/// Returns the expectation for every common model at these bandwidths in GB/s.
 pub fn expect([link, device]: [f64; 2], memory_bytes: u64) -> Vec<Expectation> {
     models::ALL.iter().map(|model| of_model(model, [link, device], memory_bytes)).collect()
 }
@@ -125,7 +125,7 @@ fn verdict(rows: &[CheckResult]) -> (FitnessClass, String) {
     unknown.map_or((FitnessClass::Fit, String::new()), |reason| (FitnessClass::Unknown, reason))
 }
 
-/// What remapping of active models would bring.
+/// Describes the benefit of remapping active models.
 fn remapping(models: &[Expectation]) -> String {
     let Some(first) = models.iter().find(|model| model.fits).or(models.first()) else {
         return "memory can move between tenants; what remapping costs was not measured".into();
@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn two_slots_keep_their_addresses() {
-        // Every layer is read in a millisecond, so that rounding to nanoseconds leaves r as it is. Two alternating slots
-        // would free 9 of 40.
+        // Every layer is read in a millisecond, so that rounding to nanoseconds does not change r. Two alternating
+        // slots would free 9 of 40.
         let size = models::OPT_13B.layer_bytes as f64 / 1e6;
         let found = of_model(&models::OPT_13B, [size / 3.55, size], 0);
         assert_eq!((found.layers, found.alpha_one_slot, found.alpha_two_slots), (40, 7, 8));
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(fits[1], ("Llama-3-70B", true));
         let small = expect([55.0, 4000.0], 80 << 30);
         assert!(!small[1].fits && small[0].fits);
-        // The weight-bound estimate of an H200 behind PCIe 5.
+        // The weight-bound estimate of an H200 with PCIe 5.
         assert!((found[0].r - 72.7).abs() < 0.1, "{}", found[0].r);
         assert_eq!((found[0].alpha_one_slot, found[0].alpha_two_slots), (0, 0));
     }

@@ -1,12 +1,13 @@
-//! Which layers of alike ones move, in slots at constant addresses, and what the policy's step model says of them.
+//! Chooses the moving layers among identical layers, with slots at constant addresses, and evaluates them with the
+//! policy's step model.
 
 use sluice_policy::closed_form::Alike;
 use sluice_policy::remap::{uniform, uniform_widened};
 use sluice_policy::step_model::{Layout, Times, stall_per_token_ns};
 
-/// The layout that frees `alpha` layers with `beta` slots and stalls least, and its stall per token, nanoseconds: positions
-/// are uniform; for an odd number of moving layers in two slots, a wider gap over the token's end is tried too, as the
-/// policy does.
+/// Returns the layout that frees `alpha` layers with `beta` slots and has the smallest stall, and its stall per token
+/// in nanoseconds. Positions are uniform; for an odd number of moving layers in two slots, wider gaps at the end of the
+/// token are tried too, as in the policy.
 ///
 /// # Panics
 /// If `alpha + beta` is more than the model's layers, or `beta` is not 1 or 2.
@@ -27,15 +28,16 @@ pub fn best(alike: Alike, alpha: u16, beta: u8) -> (Layout, u64) {
     measured.min_by_key(|(_, stall_ns)| *stall_ns).expect("uniform positions are always tried")
 }
 
-/// Stall per token of a layout of these layers, nanoseconds.
+/// Returns the stall per token of a layout of these layers, in nanoseconds.
 fn stall_ns(alike: Alike, layout: &Layout) -> u64 {
     let compute = vec![alike.compute_ns; alike.layers.into()];
     let transfer = vec![alike.transfer_ns; alike.layers.into()];
     stall_per_token_ns(&Times { compute_ns: &compute, transfer_ns: &transfer }, layout)
 }
 
-/// Largest alpha without a stall with `beta` slots at constant addresses; never a whole model. The closed form of two
-/// *alternating* slots may allow one more: with an odd number of moving layers the last and the first of them share a slot.
+/// Returns the largest alpha without a stall with `beta` slots at constant addresses; never a whole model. The closed
+/// form of two *alternating* slots may allow one more: with an odd number of moving layers the last and the first one
+/// share a slot.
 pub fn largest_alpha(alike: Alike, beta: u8) -> u16 {
     let most = if beta == 1 { alike.one_slot_largest_alpha() } else { alike.two_slots_largest_alpha() };
     (1..=most).rev().find(|alpha| best(alike, *alpha, beta).1 == 0).unwrap_or(0)

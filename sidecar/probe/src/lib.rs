@@ -1,8 +1,8 @@
-//! Asks a GPU whether it does what the design needs, and prints the answers with figures.
+//! Checks whether a GPU does what the design needs, and prints the answers with figures.
 //!
-//! [`driver`] opens the CUDA driver, [`cuda`] wraps the calls that the questions need, [`rows`] holds the questions,
-//! [`report`] what they answered. Every row runs in a process of its own ([`peer`]), so that a fault of the device, a crash or
-//! a hang of one row costs that row alone.
+//! [`driver`] opens the CUDA driver, [`cuda`] wraps its calls, [`checks`] holds the checks, and [`report`] their
+//! results. Every check runs in its own process ([`child_process`]), so that a device fault, a crash or a hang affects
+//! only that check.
 
 pub mod args;
 pub mod bench;

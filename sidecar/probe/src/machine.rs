@@ -1,28 +1,28 @@
-//! The machine that the device is in, and the date.
+//! Facts about the device's machine, and the date.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// What identifies a machine.
+/// Identity of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Its processor.
+    /// Name of the processor.
     pub cpu: String,
-    /// Processors that this process may use.
+    /// Number of processors that this process may use.
     pub cpus: usize,
-    /// Release of its kernel.
+    /// Kernel release.
     pub kernel: String,
-    /// Its architecture.
+    /// Architecture.
     pub architecture: String,
-    /// What stands between the probe and the kernel, as far as that shows; none where nothing does.
+    /// Sandbox between the probe and the kernel, if one is detected.
     #[serde(default)]
     pub sandbox: Option<String>,
 }
 
 impl Machine {
-    /// This one.
+    /// Returns the facts of this machine.
     pub fn current() -> Machine {
         let system = rustix::system::uname();
         Machine {
@@ -35,7 +35,7 @@ impl Machine {
     }
 }
 
-/// x86 says "model name"; of Arm's lines, the part number is the most telling.
+/// Returns the processor's name: on x86 the "model name"; on Arm the part number, the most specific line.
 fn cpu() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let named = |key: &str| {
@@ -45,13 +45,13 @@ fn cpu() -> Option<String> {
     named("model name").or_else(|| named("CPU part").map(|part| format!("CPU part {part}")))
 }
 
-/// gVisor names this release of the kernel, whatever the host's is. Its calls are not the host's: times include them.
+/// gVisor always reports this kernel release. Its calls are slower than the host's, and measured times include them.
 fn sandbox(release: &str) -> Option<String> {
     (release == "4.4.0").then(|| "gVisor, by the kernel's release".into())
 }
 
-/// Version of the NVIDIA driver, such as "580.65.06": the kernel's; where that is not shown, as in some sandboxes, the one in
-/// the file name of the library that is loaded. Asked when the driver is open.
+/// Returns the version of the NVIDIA driver, such as "580.65.06", from the kernel. If the kernel does not show it, as
+/// in some sandboxes, from the file name of the loaded library, so call this after opening the driver.
 pub fn driver_version() -> Option<String> {
     let read = |path| std::fs::read_to_string(path).ok();
     let kernel = read("/proc/driver/nvidia/version").and_then(|text| version_of_kernel(&text));
@@ -72,13 +72,13 @@ fn is_version(word: &str) -> bool {
     word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.')
 }
 
-/// Now, UTC, RFC 3339.
+/// Returns the current time (UTC, RFC 3339).
 pub fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock stands after 1970");
     date(since.as_secs())
 }
 
-/// `seconds` since 1970 as a date, by Howard Hinnant's `civil_from_days`.
+/// Formats `seconds` since 1970 as a date, with Howard Hinnant's `civil_from_days`.
 fn date(seconds: u64) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,4 +1,4 @@
-//! Common models: what of them matters to a device that reads weights. Shapes as published, half precision.
+//! Sizes of common models that matter to a device that reads weights. Shapes as published, half precision.
 
 /// Bytes of a half-precision number.
 const HALF: u64 = 2;
@@ -6,30 +6,31 @@ const HALF: u64 = 2;
 /// A decoder of identical layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Its name.
+    /// Name of the model.
     pub name: &'static str,
-    /// n: layers.
+    /// n: number of layers.
     pub layers: u16,
-    /// Bytes of one layer's matrices; biases and norms are below a thousandth of them.
+    /// Bytes of one layer's matrices; biases and norms are less than a thousandth of them.
     pub layer_bytes: u64,
     /// Bytes of embeddings and head.
     pub global_bytes: u64,
 }
 
 impl Model {
-    /// Bytes of all weights.
+    /// Returns the bytes of all weights.
     pub const fn bytes(&self) -> u64 {
         self.layers as u64 * self.layer_bytes + self.global_bytes
     }
 }
 
-/// Layers of OPT: full attention, two matrices of four times the width, input and output share their table.
+/// Returns an OPT model: full attention, two matrices of four times the width, one table for input and output.
 const fn opt(name: &'static str, layers: u16, width: u64) -> Model {
     let layer_bytes = HALF * (4 * width * width + 2 * width * 4 * width);
     Model { name, layers, layer_bytes, global_bytes: HALF * 50_272 * width }
 }
 
-/// Layers of Llama: keys and values of `kv` numbers, a gated network of `ffn`, a table at each end.
+/// Returns a Llama model: keys and values of `kv` numbers, a gated network of `ffn`, separate tables for input and
+/// output.
 const fn llama(name: &'static str, layers: u16, [width, kv, ffn, vocab]: [u64; 4]) -> Model {
     let layer_bytes = HALF * (2 * width * width + 2 * width * kv + 3 * width * ffn);
     Model { name, layers, layer_bytes, global_bytes: HALF * 2 * vocab * width }
@@ -40,7 +41,7 @@ pub const LLAMA_3_8B: Model = llama("Llama-3-8B", 32, [4096, 1024, 14_336, 128_2
 /// OPT-13B.
 pub const OPT_13B: Model = opt("OPT-13B", 40, 5120);
 
-/// All of them.
+/// All models.
 pub const ALL: [Model; 6] = [
     LLAMA_3_8B,
     llama("Llama-3-70B", 80, [8192, 1024, 28_672, 128_256]),
@@ -54,7 +55,7 @@ pub const ALL: [Model; 6] = [
 mod tests {
     use super::*;
 
-    /// Published numbers of parameters, billions.
+    /// The parameter counts are published numbers, in billions.
     #[test]
     fn models_have_the_parameters_of_their_names() {
         let parameters = ALL.map(|model| (model.name, (model.bytes() / HALF) as f64 / 1e9));

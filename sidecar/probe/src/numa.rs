@@ -1,4 +1,4 @@
-//! Where the device is in its machine: the processors near it, and the link to it.
+//! The device's position in its machine: the processors near it, and its link.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::results::Findings;
 
-/// Keeps this thread on the processors near the device, as far as it may choose, so that the host memory that it takes is near
-/// as well; notes what came of it and the link.
+/// Pins this thread to the allowed processors near the device, so that its host memory is near the device as well. Adds
+/// notes about the result and the link.
 pub fn pin_to_device_node(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     let pci = bench.device.pci()?.to_lowercase();
     let folder = Path::new("/sys/bus/pci/devices").join(&pci);
@@ -34,7 +34,7 @@ pub fn pin_to_device_node(bench: &Bench, findings: &mut Findings<'_>) -> Result<
     Ok(())
 }
 
-/// Whether this thread may use any of these processors, and now uses only those.
+/// Pins this thread to the allowed ones of these processors. Returns `false` if none is allowed.
 fn pin(wanted: &[usize]) -> Result<bool, Error> {
     let allowed = sched_getaffinity(None).map_err(Error::kernel("sched_getaffinity"))?;
     let mut set = CpuSet::new();
@@ -46,7 +46,7 @@ fn pin(wanted: &[usize]) -> Result<bool, Error> {
     sched_setaffinity(None, &set).map_err(Error::kernel("sched_setaffinity")).map(|()| true)
 }
 
-/// The numbers of a list such as `0-3,8`.
+/// Parses a list such as `0-3,8`.
 fn processors(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,4 +1,4 @@
-//! What was asked and answered, as JSON and as text.
+//! The questions and answers of a run, as JSON and as text.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::statistics::Figure;
 
 mod text;
 
-/// Version of the JSON form: raised when a reader of the older one would misread the newer.
+/// Version of the JSON form: increased if a reader of the older form would misread the newer one.
 pub const SCHEMA: u32 = 1;
 
 /// A whole run.
@@ -18,105 +18,105 @@ pub const SCHEMA: u32 = 1;
 pub struct ProbeReport {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// When it began, UTC, RFC 3339.
+    /// Start time, UTC, RFC 3339.
     pub date: String,
     /// The command line.
     pub command: Vec<String>,
     /// Version of the probe.
     pub version: String,
-    /// Its commit.
+    /// Commit of the probe.
     pub commit: String,
-    /// Whether it took fewer samples (`--quick`).
+    /// Whether the run took fewer samples (`--quick`).
     pub quick: bool,
-    /// The device that was asked.
+    /// The tested device.
     pub device: DeviceFacts,
-    /// The machine that it is in.
+    /// The device's machine.
     pub machine: Machine,
-    /// The answers.
+    /// Results of the checks.
     pub rows: Vec<CheckResult>,
-    /// What they mean for a user.
+    /// Conclusions for a user.
     pub fitness: Fitness,
 }
 
-/// What identifies a device.
+/// Identity of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceFacts {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its UUID.
+    /// UUID.
     pub uuid: String,
-    /// Its place on the bus.
+    /// PCI address.
     pub pci: String,
-    /// Its compute capability.
+    /// Compute capability.
     pub compute_capability: String,
-    /// Its multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of its memory.
+    /// Bytes of device memory.
     pub memory_bytes: u64,
-    /// Version of the driver, such as "580.65.06"; none where neither the kernel nor the library's file name says.
+    /// Version of the driver, such as "580.65.06"; `None` if neither the kernel nor the library's file name shows it.
     pub driver: Option<String>,
-    /// Version of CUDA that the driver speaks.
+    /// CUDA version of the driver.
     pub cuda: String,
 }
 
-/// One question and its answer.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckResult {
-    /// Its number.
+    /// Number of the check.
     pub id: u8,
-    /// Its name on the command line.
+    /// Name of the check on the command line.
     pub name: String,
-    /// What was asked.
+    /// Question of the check.
     pub question: String,
     /// The answer.
     pub answer: Answer,
-    /// What was measured.
+    /// Measured figures.
     pub figures: Vec<Figure>,
-    /// What else there is to say.
+    /// Notes without a figure.
     pub notes: Vec<String>,
-    /// How long it took, seconds.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Yes or no, or why that is not known.
+/// Yes, no, or the reason why the answer is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Answer {
-    /// It does.
+    /// The device does it.
     Yes,
-    /// It does not.
+    /// The device does not do it.
     No {
-        /// What it did instead.
+        /// What the device did instead.
         reason: String,
     },
-    /// It could not be asked.
+    /// The check could not run.
     Unknown {
-        /// Why, in the driver's own words where they are its.
+        /// Reason, with the driver's message if there is one.
         reason: String,
     },
 }
 
 impl Answer {
-    /// What an error leaves of a question.
+    /// Returns the answer of a check that failed with `error`.
     pub fn unknown(error: &Error) -> Answer {
         Answer::Unknown { reason: error.to_string() }
     }
 
-    /// Yes if `held`, otherwise no because of `reason`.
+    /// Returns yes if `held`, otherwise no with `reason`.
     pub fn of(held: bool, reason: impl FnOnce() -> String) -> Answer {
         if held { Answer::Yes } else { Answer::No { reason: reason() } }
     }
 }
 
 impl ProbeReport {
-    /// Whether every question was answered.
+    /// Whether every check has an answer.
     pub fn is_complete(&self) -> bool {
         self.rows.iter().all(|row| !matches!(row.answer, Answer::Unknown { .. }))
     }
 
-    /// As JSON, indented, with a final newline.
+    /// Returns the report as indented JSON with a final newline.
     pub fn json(&self) -> String {
         let json = serde_json::to_string_pretty(self).expect("a report has only strings for keys");
         json + "\n"

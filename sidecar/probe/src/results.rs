@@ -1,4 +1,4 @@
-//! What a row finds, told to the process that started it as it comes: a row that is killed keeps what it had.
+//! Findings of a check, sent at once to the parent process: the findings of a killed check are kept.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,28 +6,28 @@ use crate::child_process::ParentPipe;
 use crate::report::Answer;
 use crate::statistics::Figure;
 
-/// One message of a row.
+/// One message of a check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum CheckEvent {
-    /// Something was measured.
+    /// A measurement.
     Figure(Figure),
-    /// Something without a number.
+    /// A remark without a number.
     Note(String),
-    /// The answer; nothing follows it.
+    /// The answer, as the last message.
     Answer(Answer),
 }
 
-/// Where a row's figures and notes go.
+/// The sinks for a check's figures and notes.
 #[derive(Debug)]
 pub struct Findings<'a> {
-    /// What was measured.
+    /// Measured figures.
     pub figures: EventSink<'a, Figure>,
-    /// What else there is to say.
+    /// Notes without a figure.
     pub notes: EventSink<'a, String>,
 }
 
 impl<'a> Findings<'a> {
-    /// They go to this process.
+    /// Creates sinks that send to `parent`.
     pub fn new(parent: &'a ParentPipe) -> Findings<'a> {
         Findings {
             figures: EventSink { parent, to_event: CheckEvent::Figure },
@@ -36,7 +36,7 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// A list of which every item is sent at once and none is kept here.
+/// A list whose items are sent at once and not kept here.
 #[derive(Debug)]
 pub struct EventSink<'a, T> {
     parent: &'a ParentPipe,
@@ -44,9 +44,9 @@ pub struct EventSink<'a, T> {
 }
 
 impl<T> EventSink<'_, T> {
-    /// Tells one item.
+    /// Sends one item.
     pub fn push(&mut self, item: T) {
-        // Fails only when the parent is gone, and this process with it.
+        // Fails only if the parent has exited, and then the kernel kills this process.
         let _ = self.parent.send(&(self.to_event)(item), &[]);
     }
 }

@@ -1,4 +1,4 @@
-//! A run: every chosen question in a process of its own, then the report.
+//! A run: each chosen check in its own process, then the report.
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -19,19 +19,19 @@ use crate::machine::{self, Machine};
 use crate::report::{Answer, CheckResult, DeviceFacts, ProbeReport, SCHEMA};
 use crate::results::{CheckEvent, Findings};
 
-/// A question could not be answered.
+/// A check has no answer.
 const UNANSWERED: u8 = 1;
-/// No usable driver.
+/// No driver is usable.
 const NO_DRIVER: u8 = 3;
-/// No such device.
+/// The device does not exist.
 const NO_DEVICE: u8 = 4;
-/// How long a run may take: under a minute, and under 8.
+/// Time limits of a run, so that it ends within one minute or 8 minutes.
 const QUICK: Duration = Duration::from_secs(54);
 const FULL: Duration = Duration::from_secs(450);
-/// Before the name of the role that asks a question.
+/// Prefix of the roles that run a check.
 const CHECK_ROLE_PREFIX: &str = "row/";
 
-/// The whole program.
+/// Runs the program.
 pub fn main(args: &Args) -> ExitCode {
     if let Some(Part::Child { role, device, quick }) = &args.part {
         return exit_code(child(role, Setup { ordinal: *device, quick: *quick }).map_err(Into::into));
@@ -42,7 +42,7 @@ pub fn main(args: &Args) -> ExitCode {
     exit_code(probe(args).and_then(|report| publish(args, &report)))
 }
 
-/// Says what went wrong, in one line.
+/// Prints an error in one line and returns its exit code.
 fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("sluice-gpu-probe: {error:#}");
@@ -62,7 +62,7 @@ fn list() -> String {
     checks::ALL.iter().map(line).collect()
 }
 
-/// Writes `text` to stdout. A reader that has gone, such as `head`, wants no more: that is no failure.
+/// Writes `text` to stdout. A closed reader, such as `head`, is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -92,7 +92,7 @@ fn probe(args: &Args) -> anyhow::Result<ProbeReport> {
     })
 }
 
-/// The command line, with file names in place of whole paths: where things lie on a machine is nobody else's business.
+/// Returns the command line with file names instead of whole paths, which would expose the machine's folders.
 fn file_names(arguments: impl Iterator<Item = String>) -> Vec<String> {
     let short = |word: &str| Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());
     let named = |word: String| match word.split_once('=') {
@@ -104,7 +104,7 @@ fn file_names(arguments: impl Iterator<Item = String>) -> Vec<String> {
     arguments.map(named).collect()
 }
 
-/// What is asked, what decides about fitness first: a slow device may run out of time.
+/// Returns the chosen checks, those that decide fitness first, because a slow device may exceed the time limit.
 fn selected_checks(args: &Args) -> Vec<&'static Check> {
     let wanted = |question: &&Check| args.only.is_empty() || args.only.contains(&question.id);
     let mut chosen: Vec<_> = checks::ALL.iter().filter(wanted).collect();
@@ -125,7 +125,7 @@ fn facts(device: Device) -> Result<DeviceFacts, Error> {
     })
 }
 
-/// Asks one question. Whatever happens to the process that asks it, there is a row.
+/// Runs one check. Returns a result even if its process crashes.
 fn check_result(setup: Setup, question: &Check, deadline: Instant) -> CheckResult {
     let start = Instant::now();
     eprintln!("{} {}: {}", question.id, question.name, question.text);
@@ -145,7 +145,8 @@ fn check_result(setup: Setup, question: &Check, deadline: Instant) -> CheckResul
     row
 }
 
-/// The answer; what was found on the way goes to `row` as it comes, and is there when the process is gone.
+/// Runs a check in a child process and returns its answer. Findings are added to `row` as they arrive, so they are kept
+/// if the process crashes.
 fn run_in_child(setup: Setup, limit: Duration, row: &mut CheckResult) -> Result<Answer, Error> {
     if limit.is_zero() {
         return Err(Error::Timeout {
@@ -161,7 +162,7 @@ fn run_in_child(setup: Setup, limit: Duration, row: &mut CheckResult) -> Result<
     answer
 }
 
-/// What the process says until it has answered; it has ended then.
+/// Receives the process's messages until its answer, then waits for its exit.
 fn collect_results(
     mut peer: ChildProcess,
     (until, limit): (Instant, Duration),
@@ -174,7 +175,8 @@ fn collect_results(
             CheckEvent::Answer(answer) => break answer,
         }
     };
-    // Its memory is gone before the next question counts what is free. How it ends changes nothing that it has said.
+    // Waiting for the exit frees its memory before the next check measures free memory. An error here does not change
+    // the results.
     if let Err(error) = peer.stop() {
         eprintln!("  {error}");
     }
@@ -185,13 +187,13 @@ fn next_event(peer: &mut ChildProcess, until: Instant) -> Result<CheckEvent, Err
     peer.recv_within(until.saturating_duration_since(Instant::now())).map(|(said, _)| said)
 }
 
-/// The limit is the question's, however long its last silence was.
+/// Reports an error after the deadline as a timeout with the check's whole limit, not with the limit of the last wait.
 fn timeout_or(error: Error, until: Instant, limit: Duration) -> Error {
     let late = Instant::now() >= until;
     if late { Error::Timeout { what: "the question".into(), limit } } else { error }
 }
 
-/// A process that the probe started.
+/// Runs a child process of the probe.
 fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
     let parent = ParentPipe::open()?;
     let asks = role.strip_prefix(CHECK_ROLE_PREFIX).and_then(|id| checks::parse_id(id).ok());
@@ -204,7 +206,7 @@ fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
     done.inspect_err(|error| parent.fail(error)).map(|()| ExitCode::SUCCESS)
 }
 
-/// Tells the answer before the context goes: that may hang where the device has failed.
+/// Runs a check and sends its answer before the context is dropped, which may hang after a device fault.
 fn run_check(setup: Setup, question: &Check, parent: &ParentPipe) -> Result<(), Error> {
     let bench = Bench::open(setup);
     let answer = bench.as_ref().map_err(Answer::unknown).and_then(|bench| {
@@ -215,7 +217,8 @@ fn run_check(setup: Setup, question: &Check, parent: &ParentPipe) -> Result<(), 
     parent.send(&CheckEvent::Answer(answer.unwrap_or_else(|unknown| unknown)), &[])
 }
 
-/// Writes the report where it was asked for. The text comes first: a file that cannot be written costs no answer.
+/// Writes the report to the requested places. The text is written first, so it is not lost if the file cannot be
+/// written.
 fn publish(args: &Args, report: &ProbeReport) -> anyhow::Result<ExitCode> {
     let stdout = Path::new("-");
     match args.json.as_deref() {

@@ -1,32 +1,32 @@
-//! Samples, put in order.
+//! Statistics of samples.
 
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// What was measured, with its spread.
+/// A measurement and its spread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
-    /// What it is.
+    /// Name.
     pub name: String,
-    /// Its unit, such as "us".
+    /// Unit, such as "us".
     pub unit: String,
-    /// The middle sample; the mean of the two middle ones of an even number.
+    /// The middle sample, or the mean of the two middle ones.
     pub median: f64,
-    /// The least sample.
+    /// Smallest sample.
     pub min: f64,
-    /// The largest sample.
+    /// Largest sample.
     pub max: f64,
-    /// How many there were.
+    /// Number of samples.
     pub samples: usize,
 }
 
 impl Figure {
-    /// The figure of these samples.
+    /// Summarizes these samples.
     ///
     /// # Panics
-    /// If there is no sample, or one that is not a number.
+    /// If there is no sample, or one is not finite.
     pub fn of(name: impl Into<String>, unit: &str, samples: &[f64]) -> Figure {
         let mut sorted = samples.to_vec();
         assert!(sorted.iter().all(|sample| sample.is_finite()), "samples are numbers");
@@ -42,13 +42,13 @@ impl Figure {
         }
     }
 
-    /// A figure that was counted, or measured once.
+    /// Returns a figure that was counted, or measured once.
     pub fn single(name: impl Into<String>, unit: &str, value: f64) -> Figure {
         Figure::of(name, unit, &[value])
     }
 }
 
-/// Does `work` and adds its time to `samples`, microseconds.
+/// Runs `work` and adds its time in microseconds to `samples`.
 pub fn timed<T, E>(samples: &mut Vec<f64>, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let start = Instant::now();
     let done = work()?;
@@ -61,10 +61,10 @@ fn median(sorted: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
 }
 
-/// The middle of these samples.
+/// Returns the median of these samples.
 ///
 /// # Panics
-/// As [`Figure::of`].
+/// As in [`Figure::of`].
 pub fn median_of(samples: &[f64]) -> f64 {
     Figure::of("", "", samples).median
 }

@@ -1,4 +1,4 @@
-//! The binary with no driver, and with wrong arguments.
+//! Tests of the binary without a driver, and with wrong arguments.
 
 use std::process::{Command, Output, Stdio};
 
@@ -11,7 +11,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the probe writes text")
 }
 
-/// Whether this machine has a driver, so that its absence cannot be tested.
+/// Whether this machine has a driver. If so, the tests of a missing driver are skipped.
 fn has_driver() -> bool {
     let found = sluice_probe::driver::is_present();
     if found {

@@ -1,4 +1,4 @@
-//! The probe as its users meet it, on a machine with no GPU.
+//! Tests of the probe's command-line behavior on a machine without a GPU.
 
 mod command;
 mod report;

@@ -1,4 +1,5 @@
-//! The report's two forms, against committed ones. A change of the JSON that would mislead an older reader raises the schema.
+//! Compares the report's two forms with committed files. A change of the JSON that an older reader would misread must
+//! raise the schema.
 
 use sluice_probe::fitness;
 use sluice_probe::machine::Machine;

@@ -1,5 +1,5 @@
-//! The probe over a stand-in for the driver: the books balance, and what the device does wrong is seen. It says nothing about
-//! time.
+//! Tests of the probe with a stand-in for the driver: everything is released, and device errors are detected. They do
+//! not test times.
 
 mod aliases;
 mod full_report;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use sluice_probe::report::{Answer, CheckResult, ProbeReport};
 use tempfile::TempDir;
 
-/// A machine with one device that is none.
+/// A machine with one fake device.
 pub struct TestEnv {
     folder: TempDir,
     variables: Vec<(String, String)>,
@@ -27,7 +27,7 @@ pub struct TestEnv {
 
 impl TestEnv {
     pub fn new() -> TestEnv {
-        // Device memory is files: in memory where there is such a folder.
+        // Device memory consists of files, in memory if /dev/shm exists.
         let shm = Path::new("/dev/shm");
         let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
         let folder = folder.expect("a folder for tests");
@@ -44,13 +44,13 @@ impl TestEnv {
         TestEnv { folder, variables }
     }
 
-    /// As `new`, with this switch of the stand-in.
+    /// Adds a configuration variable of the stand-in.
     pub fn with(mut self, name: &str, value: &str) -> TestEnv {
         self.variables.push((name.into(), value.into()));
         self
     }
 
-    /// As `new`, with a driver that is older than this function: it has another name, of the same length.
+    /// Simulates a driver older than this function: renames the function in the library to a name of the same length.
     pub fn without(self, function: &str) -> TestEnv {
         let place = self.folder.path().join("libcuda.so.1");
         let mut bytes = std::fs::read(&place).expect("the stand-in is a file");
@@ -64,7 +64,7 @@ impl TestEnv {
         self
     }
 
-    /// A path in a folder that is removed with this.
+    /// Returns a path in the test's folder, which is removed on drop.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -79,19 +79,19 @@ impl TestEnv {
         command
     }
 
-    /// The answer to one question, and the exit status.
+    /// Runs one check. Returns its result and the exit status.
     pub fn ask(&self, name: &str) -> (CheckResult, i32) {
         let output = self.probe(&["--quick", "--only", name, "--json", "-"]);
         let [row] = <[CheckResult; 1]>::try_from(read(&output).rows).expect("one question was asked");
         (row, output.status.code().expect("the probe exits"))
     }
 
-    /// The report of a run with these arguments.
+    /// Runs the probe with these arguments and returns its report.
     pub fn report(&self, arguments: &[&str]) -> ProbeReport {
         read(&self.probe(&[arguments, &["--json", "-"]].concat()))
     }
 
-    /// The answer to one question that is yes, with nothing left behind by any process.
+    /// Runs one check, whose answer must be yes, and checks that no process leaked anything.
     pub fn assert_yes(&self, name: &str) -> CheckResult {
         let (row, status) = self.ask(name);
         assert_eq!((&row.answer, status), (&Answer::Yes, 0), "{row:?}");
@@ -99,7 +99,7 @@ impl TestEnv {
         row
     }
 
-    /// Every process that had a context gave everything back before it ended.
+    /// Checks that every process with a context released everything before its exit.
     pub fn assert_nothing_leaked(&self) {
         let text = std::fs::read_to_string(self.folder.path().join("held")).expect("processes reported");
         for line in text.lines() {
@@ -116,7 +116,7 @@ fn read(output: &Output) -> ProbeReport {
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Where cargo put the stand-in: beside this test, whose dependency it is.
+/// Returns the stand-in's path: cargo builds it next to this test, as its dependency.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("this test is a file");
     let beside = test.parent().unwrap_or(Path::new("/")).join("libsluice_cuda_standin.so");

@@ -1,4 +1,4 @@
-//! `sluice-gpu-probe`: says what a GPU can do.
+//! `sluice-gpu-probe`: reports the capabilities of a GPU.
 
 use std::process::ExitCode;
 

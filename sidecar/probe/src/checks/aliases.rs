@@ -1,4 +1,4 @@
-//! Row 1: one physical handle behind several addresses of one process.
+//! Check 1: one physical handle mapped at several addresses of one process.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
 
-/// Row 1.
+/// Check 1.
 pub const CHECK: Check = Check {
     id: 1,
     name: "aliases",
@@ -23,10 +23,10 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// Addresses of the handle: more than the layers that share a slot in any model.
+/// Number of addresses: more than the layers that share a slot in any model.
 const ADDRESSES: u64 = 80;
 
-/// What a reader of a stale mapping would have seen.
+/// Counts of reads and of stale reads, and the first stale read.
 #[derive(Debug, Default)]
 struct Tally {
     reads: u64,
@@ -72,12 +72,12 @@ struct AliasSetup {
 }
 
 impl AliasSetup {
-    /// The address of a word in the last 4 KiB of the chunk, through mapping `place`.
+    /// Returns the address of a word in the last 4 KiB of the chunk, through mapping `place`.
     fn alias_address(&self, place: u64) -> Address {
         self.range.at(place * self.chunk + self.chunk - 4096)
     }
 
-    /// Writes through every address, reads through all others, all in one stream.
+    /// Writes through each address and reads through another one, in one stream.
     fn by_stream(&self, stream: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
         for writer in 0..ADDRESSES {
             let word = pattern(round, writer);
@@ -90,11 +90,11 @@ impl AliasSetup {
         Ok(())
     }
 
-    /// Writes in one stream, reads in another that waits for an event, and back.
+    /// Writes in one stream and reads in another one that waits for an event.
     fn by_event(&self, one: &Stream, other: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
         for writer in 0..ADDRESSES {
             let word = pattern(round + 1000, writer);
-            // A large write before it: a reader that did not wait would come first.
+            // Queue a large write first: a reader that did not wait would read too early.
             one.fill(self.range.at(writer * self.chunk), word, self.chunk)?;
             other.wait(&Event::after(one)?)?;
             let reader = (writer + ADDRESSES / 2) % ADDRESSES;
@@ -105,8 +105,8 @@ impl AliasSetup {
         Ok(())
     }
 
-    /// A kernel writes the whole chunk; another reads it through another address, in the same stream and in one that waits for
-    /// an event.
+    /// Writes the whole chunk with a kernel and reads it with another kernel through another address, in the same
+    /// stream or in one that waits for an event.
     fn by_kernels(&self, one: &Stream, other: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
         let words = self.chunk / 8;
         for writer in 0..ADDRESSES {
@@ -114,7 +114,8 @@ impl AliasSetup {
             let reader = (writer + 1 + round) % ADDRESSES;
             let (to, from) = (self.range.at(writer * self.chunk), self.range.at(reader * self.chunk));
             let reading = if writer % 2 == 0 { one } else { other };
-            // The reader's lines are in the caches before the write: a stale one would show. What it finds now is nothing.
+            // Load the reader's lines into the caches before the write, so that a stale line would show. The result of
+            // this read is ignored.
             self.kernels.compare(reading, from, (words, value), self.wrong.at(8))?;
             one.wait(&Event::after(reading)?)?;
             one.fill(self.wrong.at(0), 0, 8)?;

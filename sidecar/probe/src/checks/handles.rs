@@ -1,4 +1,4 @@
-//! Row 3: what physical handles cost, and contexts.
+//! Check 3: the cost of physical handles and of contexts.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub mod context;
 mod cublas;
 pub mod exporter;
 
-/// Row 3.
+/// Check 3.
 pub const CHECK: Check = Check {
     id: 3,
     name: "handles",
@@ -30,9 +30,9 @@ pub const CHECK: Check = Check {
 
 /// Bytes of one chunk.
 const CHUNK: u64 = 2 << 20;
-/// Chunks by which a tenant grows at once.
+/// Chunks by which a tenant grows at a time.
 const CHUNKS: u64 = 100;
-/// The budget for that, microseconds (DESIGN 12).
+/// Time budget for growing, in microseconds (DESIGN 12).
 const BUDGET_US: f64 = 10_000.0;
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
@@ -47,7 +47,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     Ok(Answer::of(grown <= BUDGET_US, || format!("it takes {:.1} ms", grown / 1000.0)))
 }
 
-/// Each call on a handle of this size.
+/// Measures each call on a handle of this size.
 fn one_size(bench: &Bench, mib: u64) -> Result<Vec<Figure>, Error> {
     let bytes = mib << 20;
     let mut range = Range::reserve(&bench.context, bytes)?;
@@ -66,7 +66,7 @@ fn one_size(bench: &Bench, mib: u64) -> Result<Vec<Figure>, Error> {
     Ok(figures.collect())
 }
 
-/// Maps 100 handles of a pool; the median when access is set once for all, microseconds.
+/// Maps 100 handles of a pool. Returns the median time in microseconds with one call that sets access for all.
 fn grow(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Result<f64, Error> {
     let pool = handles(bench)?;
     let mut range = Range::reserve(&bench.context, CHUNKS * CHUNK)?;
@@ -100,7 +100,8 @@ fn unmap_all(range: &mut Range) -> Result<(), Error> {
     chunk_offsets().try_for_each(|at| range.unmap(at))
 }
 
-/// The same 100 chunks from a neighbour: released there and created here, against handed over as descriptors.
+/// Obtains the same 100 chunks from a peer in two ways: the peer releases them and this process creates new ones, or
+/// the peer passes descriptors.
 fn import_from_peer(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Result<(), Error> {
     let mut peer = ChildProcess::start(bench.setup, exporter::ROLE.0)?;
     let mut range = Range::reserve(&bench.context, CHUNKS * CHUNK)?;

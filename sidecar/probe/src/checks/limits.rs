@@ -1,4 +1,4 @@
-//! Row 8: what the device cannot do, with the driver's reason.
+//! Check 8: missing features of the device, with the driver's reason.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
 
-/// Row 8.
+/// Check 8.
 pub const CHECK: Check = Check {
     id: 8,
     name: "limits",
@@ -26,13 +26,13 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// How long a wait for a word that is already there may take.
+/// Time limit for a wait whose word is already written.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// Whether an attribute says yes.
+/// A device attribute and the feature that it stands for.
 type Flag = (Attribute, &'static str);
 
-/// What the design asks for.
+/// Features that the design requires.
 const REQUIRED: [Flag; 5] = [
     (CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED, "mapping of handles"),
     (CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "handles as file descriptors"),
@@ -41,7 +41,7 @@ const REQUIRED: [Flag; 5] = [
     (CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "one address space"),
 ];
 
-/// What it could use if it were there.
+/// Features that the design could use.
 const OPTIONAL: [Flag; 11] = [
     (CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit wait values (attribute)"),
     (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, "access to pageable host memory (also by page faults)"),
@@ -80,7 +80,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     Ok(Answer::of(lacks.is_empty(), || format!("no {}", lacks.join("; no "))))
 }
 
-/// What a compute mode other than the usual one forbids.
+/// Describes the restriction of a compute mode other than the default.
 fn exclusive(mode: i32) -> Option<String> {
     match mode {
         0 => None,
@@ -94,7 +94,7 @@ fn exclusive(mode: i32) -> Option<String> {
     }
 }
 
-/// What the device lacks, with the driver's reason if that is more than "no".
+/// Returns the missing feature, with the driver's error if there is one.
 fn missing(bench: &Bench, (attribute, what): &Flag) -> Option<String> {
     match bench.device.attribute(*attribute) {
         Ok(0) => Some(format!("{what}: the driver says so")),
@@ -103,7 +103,7 @@ fn missing(bench: &Bench, (attribute, what): &Flag) -> Option<String> {
     }
 }
 
-/// A stream writes a word, and another waits for it.
+/// One stream writes a word, another one waits for it.
 fn waits(bench: &Bench, page: &HostMemory) -> Result<(), Error> {
     const WORD: u64 = 0x1_0000_0001;
     let (writer, waiter) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
@@ -112,7 +112,7 @@ fn waits(bench: &Bench, page: &HostMemory) -> Result<(), Error> {
     waiter.wait_value(page.address()?, WORD)?;
     let waited = waiter.finish_within(AT_ONCE);
     if waited.is_err() {
-        // The page must not go while a stream waits for it: let it through.
+        // The page must not be freed while a stream waits for it, so write the word.
         page.word(0).store(WORD, std::sync::atomic::Ordering::SeqCst);
         waiter.finish_within(AT_ONCE)?;
     }
@@ -127,7 +127,7 @@ fn maps(bench: &Bench) -> Result<(), Error> {
     handle.export().map(drop)
 }
 
-/// What only trying shows. The design assumes that none of it works.
+/// Tries features that no attribute reports. The design assumes that none of them works.
 fn attempted_features(bench: &Bench) -> Result<Vec<String>, Error> {
     let bytes = granularity(bench.device)?;
     let whole = Handle::create(&bench.context, 2 * bytes)?;
@@ -148,7 +148,7 @@ fn fabric(bench: &Bench, bytes: u64) -> Result<(), Error> {
     Handle::create_as(&bench.context, bytes, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC).map(drop)
 }
 
-/// How this device can be divided, as far as a process without rights sees.
+/// Describes how this device can be partitioned, as far as an unprivileged process can see.
 fn partitions(name: &str) -> Vec<String> {
     let mig = if name.contains("MIG") {
         "this is a MIG instance".to_owned()

@@ -1,4 +1,4 @@
-//! Row 4: copies between host and device, and the device's own reads beside them.
+//! Check 4: copies between host and device, and the device's own memory reads.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::{Figure, median_of};
 
-/// Row 4.
+/// Check 4.
 pub const CHECK: Check = Check {
     id: 4,
     name: "link",
@@ -25,16 +25,16 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// The figure that fitness takes as the link's bandwidth to the device, GB/s.
+/// Name of the figure that fitness uses as the link's bandwidth to the device, in GB/s.
 pub const TO_DEVICE: &str = "to device, registered: peak";
-/// The figure that fitness takes as the bandwidth of the device's memory, GB/s.
+/// Name of the figure that fitness uses as the device memory's bandwidth, in GB/s.
 pub const DEVICE: &str = "device memory, read by a kernel";
-/// The size, of [`sizes`], by which the coupling of the two ways is told.
+/// The size, one of [`sizes`], at which the slowdown by the other direction is reported.
 const COUPLED: u64 = 64 << 20;
-/// What counts as the peak.
+/// Fraction of a reference rate that counts as reaching it: the driver's own rate, or the peak.
 const MIN_REGISTERED_SHARE: f64 = 0.95;
 
-/// A way that bytes go.
+/// A direction of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     ToDevice,
@@ -71,14 +71,14 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let registered = Lanes::new(bench, "registered", HostMemory::registered)?;
     let ours = registered.measure(bench, &mut findings.figures)?;
     registered.together(bench, ours, &mut findings.figures)?;
-    // Gone before the driver's own memory is taken: host memory for one kind at a time.
+    // Freed before the driver's memory is allocated: only one kind of host memory at a time.
     drop(registered);
     let pinned = Lanes::new(bench, "cuMemHostAlloc", HostMemory::pinned)?;
     let theirs = pinned.measure(bench, &mut findings.figures)?;
     Ok(verdict(ours, theirs))
 }
 
-/// Whether registered memory copies as fast as the driver's own, by the peaks to device and to host, GB/s.
+/// Whether registered memory copies as fast as the driver's own, from the peaks to device and to host in GB/s.
 fn verdict(ours: [f64; 2], theirs: [f64; 2]) -> Answer {
     let slower = |way: usize| ours[way] < MIN_REGISTERED_SHARE * theirs[way];
     Answer::of(!slower(0) && !slower(1), || {
@@ -87,7 +87,7 @@ fn verdict(ours: [f64; 2], theirs: [f64; 2]) -> Answer {
     })
 }
 
-/// What a kernel reads of the device's memory, GB/s.
+/// Measures how fast a kernel reads device memory, in GB/s.
 fn device_memory(bench: &Bench) -> Result<Figure, Error> {
     let bytes = bench.setup.pick(256_u64, 1024) << 20;
     let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
@@ -103,11 +103,11 @@ fn device_memory(bench: &Bench) -> Result<Figure, Error> {
     Ok(Figure::of(DEVICE, "GB/s", &samples))
 }
 
-/// Nanoseconds from `start` to the end of the stream's work, which is awaited.
+/// Waits for the end of the stream's work and returns the nanoseconds since `start`.
 fn ends(stream: &Stream, start: &Event) -> Result<f64, Error> {
     let end = Event::after(stream)?;
     end.finish()?;
-    // Half a microsecond is the clock's resolution.
+    // The clock's resolution is half a microsecond.
     Ok(end.since_ns(start)?.max(500.0))
 }
 
@@ -115,7 +115,7 @@ fn gigabytes(bytes: u64, ns: f64) -> f64 {
     bytes as f64 / ns
 }
 
-/// Memory on both sides for each way, of one kind of host memory.
+/// Host and device memory for each direction, with one kind of host memory.
 struct Lanes {
     kind: &'static str,
     lanes: [Lane; 2],
@@ -141,7 +141,7 @@ impl Lanes {
         Ok(Lanes { kind, lanes: [lane(Direction::ToDevice)?, lane(Direction::ToHost)?] })
     }
 
-    /// Each way alone, by size. The peaks, GB/s.
+    /// Measures each direction alone, by size. Returns the peaks in GB/s.
     fn measure(&self, bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Result<[f64; 2], Error> {
         let mut peaks = [0.0; 2];
         for (lane, peak) in self.lanes.iter().zip(&mut peaks) {
@@ -167,7 +167,7 @@ impl Lanes {
         Ok(peaks)
     }
 
-    /// Both ways at once, by size, and what that leaves of the peaks.
+    /// Measures both directions at once, by size, and the remaining share of the peaks.
     fn together(
         &self,
         bench: &Bench,
@@ -192,12 +192,12 @@ impl Lanes {
         Ok(())
     }
 
-    /// GB/s of each way while both have work.
+    /// Returns the GB/s of each direction while both have work.
     fn both(&self, bench: &Bench, bytes: u64) -> Result<[f64; 2], Error> {
         let whole = bench.setup.pick(256_u64, 2048) << 20;
         let copies = (whole / bytes).clamp(4, 64);
         let mut marks = [Vec::new(), Vec::new()];
-        // Not each of many small copies: an event costs as much as one.
+        // An event costs as much as a small copy, so not every copy gets one.
         let stride = copies.div_ceil(16);
         for _ in 0..copies / stride {
             for (lane, marks) in self.lanes.iter().zip(&mut marks) {
@@ -213,14 +213,14 @@ impl Lanes {
     }
 }
 
-/// Nanoseconds from one mark to the next each way, from when both had reached their first until one of them had reached its
-/// last: what a way does alone, because it is slower, does not count.
+/// Returns the nanoseconds between marks in each direction, from the time when both have reached their first mark until
+/// one of them reaches its last. The time in which only the slower direction copies does not count.
 fn overlapping(ends: &[Vec<f64>; 2]) -> [f64; 2] {
     let ([one, other], last) = (ends, |ends: &Vec<f64>| *ends.last().expect("there are copies"));
     let (from, to) = (one[0].max(other[0]), last(one).min(last(other)));
     [one, other].map(|ends| {
         let inside: Vec<f64> = ends.iter().copied().filter(|end| (from..=to).contains(end)).collect();
-        // One way is so slow that the other ends between two of its marks: then all of its own count.
+        // If one direction is so slow that fewer than two of its marks are inside, all of its marks count.
         let counted = if inside.len() > 1 { &inside } else { ends };
         ((last(counted) - counted[0]) / (counted.len() - 1) as f64).max(1.0)
     })
@@ -234,7 +234,7 @@ impl Lane {
         }
     }
 
-    /// GB/s of copies of this size that follow each other, by round.
+    /// Returns the GB/s of consecutive copies of this size, by round.
     fn samples(&self, bench: &Bench, bytes: u64) -> Result<Vec<f64>, Error> {
         let whole = bench.setup.pick(64_u64, 1024) << 20;
         let copies = (whole / bytes).clamp(1, bench.setup.pick(32, 128));
@@ -247,7 +247,8 @@ impl Lane {
         (0..bench.setup.pick(3, 7)).map(round).collect()
     }
 
-    /// Microseconds from asking for one small copy until this thread sees it done: what a copy costs beside its bytes.
+    /// Returns the microseconds from the call for one small copy until this thread sees it done: the cost of a copy
+    /// apart from its bytes.
     fn isolated(&self, bench: &Bench) -> Result<Vec<f64>, Error> {
         let mut us = Vec::new();
         for _ in 0..bench.setup.pick(5, 50) {
@@ -273,7 +274,7 @@ mod tests {
     fn both_ways_count_while_both_have_work() {
         let even = [vec![0.0, 10.0, 20.0, 30.0], vec![5.0, 15.0, 25.0, 35.0]];
         assert_eq!(overlapping(&even), [10.0, 10.0]);
-        // The second way is slowed until the first has ended, and then goes on twice as fast.
+        // The second direction is slower until the first one has ended, then twice as fast.
         let uneven = [vec![0.0, 10.0, 20.0, 30.0], vec![0.0, 15.0, 30.0, 37.5]];
         assert_eq!(overlapping(&uneven), [10.0, 15.0]);
         let apart = [vec![0.0, 1.0, 2.0], vec![100.0, 200.0, 300.0]];

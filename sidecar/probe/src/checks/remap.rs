@@ -1,9 +1,10 @@
-//! Row 7: slots that are filled by copies, layer by layer, under a loop that decodes; measured stalls against the policy's
-//! step model, with the closed form beside them.
+//! Check 7: copies fill slots layer by layer under a decode loop. Compares measured stalls with the policy's step model
+//! and also reports the closed form.
 //!
-//! No model is needed. Every resident layer stands on one piece of memory, for a layer is far larger than the caches, and every
-//! fill copies one piece of the host's memory, a page further on for each layer. So a model of 25 GB takes three of its layers.
-//! A slot is mapped at the addresses of all layers that share it, and that each finds its own bytes there is checked.
+//! No model is needed. All resident layers use one piece of device memory, because a layer is far larger than the
+//! caches. Each fill copies the layer's bytes from one piece of host memory that starts one page later for each layer.
+//! So a model of 25 GB takes the memory of three layers. A slot is mapped at the addresses of all layers that share it,
+//! and the check verifies that each layer finds its own bytes there.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ mod decode;
 
 use decode::Decode;
 
-/// Row 7.
+/// Check 7.
 pub const CHECK: Check = Check {
     id: 7,
     name: "remap",
@@ -36,15 +37,15 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// r above which the loop also runs with its compute stretched, as a larger batch would, to about [`LOWER_R`].
+/// If r is above this value, the loop also runs with longer compute, as for a larger batch, at about [`LOWER_R`].
 const HIGH_R: f64 = 9.0;
 const LOWER_R: f64 = 6.0;
-/// How far a token may be from the model's.
+/// Allowed relative deviation of a token's time from the model.
 const TOLERANCE: f64 = 0.1;
-/// How long layouts are tried: what was found by then is worth more than the rest.
+/// Time for testing layouts; the remaining layouts are skipped.
 const QUICK: Duration = Duration::from_secs(12);
 const FULL: Duration = Duration::from_secs(80);
-/// Numbers of freed layers that are tried at most.
+/// Maximum of tested numbers of freed layers.
 const MAX_ALPHAS: u16 = 7;
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
@@ -60,13 +61,13 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
 
 struct Study<'a, 'b> {
     findings: &'a mut Findings<'b>,
-    /// What differed from the model.
+    /// Deviations from the model.
     deviations: Vec<String>,
-    /// When no further layout is tried.
+    /// Time after which no further layout is tested.
     until: Instant,
 }
 
-/// Times of one layer, nanoseconds.
+/// Times of one layer, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
     transfer: f64,
@@ -96,7 +97,7 @@ impl Study<'_, '_> {
         Ok(())
     }
 
-    /// All layouts, with each layer read `reads` times. The r that there was.
+    /// Tests all layouts with each layer read `reads` times. Returns the measured r.
     fn regime(
         &mut self,
         bench: &Bench,
@@ -104,7 +105,7 @@ impl Study<'_, '_> {
         decode: &mut Decode,
         (reads, transfer): (u32, f64),
     ) -> Result<f64, Error> {
-        // What the lower r would make of it; a smaller r takes longer, and the device is a fast one then.
+        // The estimate for the lower r. A smaller r takes longer, but then the device is fast.
         let about = transfer * f64::from(model.layers) / LOWER_R;
         let resident = decode.run(&Layout::resident(), reads, about)?;
         let layer = Layer { transfer, compute: mean(&resident) / f64::from(model.layers) };
@@ -133,7 +134,7 @@ impl Study<'_, '_> {
         Ok(r)
     }
 
-    /// What was measured beside what the model expects: tokens, of `base` nanoseconds with all layers resident.
+    /// Compares measured tokens with the model: `base` is the time with all layers resident, in nanoseconds.
     fn compare_tokens(&mut self, model: &Model, name: &str, tokens: &[f64], (base, expected): (f64, f64)) {
         let stalls: Vec<f64> = tokens.iter().map(|token| (token - base) / 1000.0).collect();
         self.figure(model, &format!("{name}: stall"), &stalls);
@@ -159,7 +160,7 @@ impl Study<'_, '_> {
     }
 }
 
-/// The model's layers; smaller ones under `--quick`.
+/// Returns the bytes of the model's layers, or less with `--quick`.
 fn layer_bytes(bench: &Bench, model: &Model) -> Result<u64, Error> {
     const LEAST: u64 = 2 << 20;
     let small = (bench.context.memory()?.free / 256).clamp(LEAST, 128 << 20) / LEAST * LEAST;
@@ -170,8 +171,8 @@ fn whole(ns: f64) -> u64 {
     ns.round().max(1.0) as u64
 }
 
-/// Freed layers from 1 to two more than go without a stall; not all of them if they are many, and only the edge under
-/// `--quick`.
+/// Returns the tested numbers of freed layers: from 1 to two more than are possible without a stall. Long lists are
+/// thinned, and `--quick` tests only the edge.
 fn alphas(bench: &Bench, alike: Alike, beta: u8) -> Vec<u16> {
     let free = layouts::largest_alpha(alike, beta);
     let most = (free + 2).min(alike.layers - 1 - u16::from(beta));
@@ -182,7 +183,7 @@ fn alphas(bench: &Bench, alike: Alike, beta: u8) -> Vec<u16> {
     chosen
 }
 
-/// What the closed form says, nanoseconds: exact for one slot, at least for two.
+/// Returns the closed form's stall in nanoseconds: exact for one slot, a lower bound for two.
 fn closed_form(alike: Alike, alpha: u16, beta: u8) -> (&'static str, f64) {
     match beta {
         1 => ("closed form", alike.one_slot_ns(alpha) as f64),
@@ -190,7 +191,7 @@ fn closed_form(alike: Alike, alpha: u16, beta: u8) -> (&'static str, f64) {
     }
 }
 
-/// Whether a token took another time than expected.
+/// Whether a token's time deviates from the expected time.
 fn differs(measured: f64, expected: f64) -> bool {
     (measured - expected).abs() > TOLERANCE * expected
 }

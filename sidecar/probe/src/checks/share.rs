@@ -1,4 +1,4 @@
-//! Row 2: a handle that crosses to another process as a file descriptor.
+//! Check 2: a handle that is passed to another process as a file descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub mod importer;
 
 use importer::{HeldReference, ImporterCommand, ImporterReply};
 
-/// Row 2.
+/// Check 2.
 pub const CHECK: Check = Check {
     id: 2,
     name: "share",
@@ -29,7 +29,7 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// How long freed bytes may take to show.
+/// Time limit for freed bytes to be reported as free.
 const FREE_LIMIT: Duration = Duration::from_secs(3);
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
@@ -46,7 +46,8 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     Ok(answer(wrong, &late))
 }
 
-/// Free bytes without the other process, whose context takes memory too, once this one has loaded its kernels.
+/// Returns the free bytes without the other process, whose context takes memory too, after this process has loaded its
+/// kernels.
 fn alone(bench: &Bench) -> Result<u64, Error> {
     let bytes = granularity(bench.device)?;
     let (kernels, handle) = (Kernels::load(&bench.context)?, Handle::create(&bench.context, bytes)?);
@@ -66,7 +67,7 @@ fn answer(wrong: u64, late: &[&str]) -> Answer {
     })
 }
 
-/// Each side writes what the other reads; words that differed.
+/// Each process writes what the other one reads. Returns the number of wrong words.
 fn same_bytes(bench: &Bench, peer: &mut ChildProcess, bytes: u64) -> Result<u64, Error> {
     let context = &bench.context;
     let (stream, kernels) = (Stream::new(context)?, Kernels::load(context)?);
@@ -89,7 +90,7 @@ fn expect_wrong(heard: ImporterReply) -> Result<u64, Error> {
     }
 }
 
-/// Words behind `range` that are not what `value` was written as.
+/// Returns the number of words in `range` that differ from the pattern of `value`.
 pub(super) fn wrong_words(
     bench: &Bench,
     kernels: &Kernels,
@@ -106,7 +107,7 @@ pub(super) fn wrong_words(
     Ok(host.word(0).load(std::sync::atomic::Ordering::Acquire))
 }
 
-/// What the importing process pays, by size.
+/// Measures the calls of the importing process, by size.
 fn costs(bench: &Bench, peer: &mut ChildProcess, figures: &mut EventSink<'_, Figure>) -> Result<(), Error> {
     let rounds = bench.setup.pick(5, 30);
     for mib in [2_u64, 64] {
@@ -129,18 +130,18 @@ fn costs(bench: &Bench, peer: &mut ChildProcess, figures: &mut EventSink<'_, Fig
     Ok(())
 }
 
-/// What letting go of the last part did.
+/// Result of dropping the last reference.
 enum FreeTime {
-    /// The bytes were free after so many microseconds.
+    /// The bytes were free after this time in microseconds.
     After(f64),
-    /// They were not within [`SHOWN_WITHIN`].
+    /// The bytes were not free within [`FREE_LIMIT`].
     Late,
-    /// They were free before: that part does not hold them.
+    /// The bytes were free before: this reference does not hold memory.
     Before,
 }
 
-/// How soon bytes are free after the last of what held them went, by what that was; where they never were. The other process
-/// is killed at the end of each round.
+/// Measures, by kind of the last reference, how soon bytes are free after it is dropped. Returns the kinds after which
+/// they were not. The other process is killed at the end of each round.
 fn when_free(
     bench: &Bench,
     mut peer: ChildProcess,
@@ -173,8 +174,8 @@ fn when_free(
     Ok(late)
 }
 
-/// The other process takes everything that a handle is held by, this one lets go, and then that process lets go, `last` at the
-/// end.
+/// The other process takes all references to a handle's memory, this one releases its own, and then the other one drops
+/// them, `last` at the end.
 fn freed_after(
     bench: &Bench,
     peer: &mut ChildProcess,
@@ -185,7 +186,7 @@ fn freed_after(
     let handle = Handle::create(&bench.context, bytes)?;
     command(peer, ImporterCommand::Hold { bytes }, &[handle.export()?.as_fd()])?;
     handle.release()?;
-    // Half the bytes: other processes may take a little. A process that is killed frees its context as well.
+    // Half the bytes: other processes may allocate a little. A killed process frees its context as well.
     let enough = match last {
         HeldReference::Process => alone.saturating_sub(bytes / 2),
         _ => bench.context.memory()?.free + bytes / 2,

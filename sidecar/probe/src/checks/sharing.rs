@@ -1,4 +1,4 @@
-//! Row 5: processes that use one device at the same time, without MPS and with it.
+//! Check 5: processes that use one device at the same time, with and without MPS.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use mps::Mps;
 use work::{Load, Track, now_ns};
 use worker::{WorkerCommand, WorkerReply};
 
-/// Row 5.
+/// Check 5.
 pub const CHECK: Check = Check {
     id: 5,
     name: "sharing",
@@ -36,16 +36,16 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// The process beside the asking one: an engine that computes, or a sidecar that copies.
+/// The child process: an engine that computes, or a sidecar that copies.
 pub const ROLE: (&str, Role) = (WORKER, worker::run_worker);
 
 const WORKER: &str = "worker";
-/// What each side has to keep of its rate alone, percent.
+/// Minimum share of its rate alone that each side must keep, in percent.
 const MIN_KEPT_PERCENT: f64 = 85.0;
-/// Between an order to start and the start: every process has read it by then.
+/// Time between a start command and the start, so that every process has read the command.
 const LEAD: Duration = Duration::from_millis(30);
 
-/// What copies beside what, where signalled copies can be made.
+/// Pairs of a copy and a computation that run together; the last two need signalled copies.
 const LOAD_PAIRS: [(Load, Load); 4] = [
     (Load::Copy, Load::Read),
     (Load::Copy, Load::Product),
@@ -54,10 +54,10 @@ const LOAD_PAIRS: [(Load, Load); 4] = [
 ];
 /// Kinds of copies.
 const COPIES: &[Load] = &[Load::Copy, Load::Signalled];
-/// Kinds of computing.
+/// Kinds of computation.
 const COMPUTES: &[Load] = &[Load::Read, Load::Product];
 
-/// Variables of a process, for [`Peer::start_with`].
+/// Environment variables for [`ChildProcess::start_with`].
 type Environment<'a> = &'a [(&'a str, &'a str)];
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
@@ -66,7 +66,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     if let Err(error) = study.in_one_process() {
         study.findings.notes.push(format!("one process: {error}"));
     }
-    // What a death leaves is told in notes and does not change what was measured before.
+    // The effects of an engine's exit are reported in notes and do not change earlier results.
     if let Err(error) = study.faults("without MPS", &[]) {
         study.findings.notes.push(format!("without MPS, deaths: {error}"));
     }
@@ -77,7 +77,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     Ok(conclude(&kept))
 }
 
-/// Yes if everybody keeps enough; otherwise who does not.
+/// Yes if all loads keep enough; otherwise names those that do not.
 fn conclude(kept: &[(String, f64)]) -> Answer {
     let short: Vec<String> = kept
         .iter()
@@ -90,19 +90,19 @@ fn conclude(kept: &[(String, f64)]) -> Answer {
 struct Study<'a, 'b> {
     bench: &'a Bench,
     findings: &'a mut Findings<'b>,
-    /// Rates with nothing beside them.
+    /// Rates without other work.
     alone: Vec<(Load, f64)>,
 }
 
 /// A process that copies.
 struct Copier {
     peer: ChildProcess,
-    /// In these ways.
+    /// Kinds of copies that it can make.
     copies: &'static [Load],
 }
 
 impl Study<'_, '_> {
-    /// Two processes that need no MPS; what each side of two processes keeps, percent.
+    /// Runs two processes without MPS. Returns the percentage that each side keeps.
     fn without_mps(&mut self) -> Result<Vec<(String, f64)>, Error> {
         let mut copier = self.copier("two processes", &[], &[])?;
         let mut computer = self.worker(COMPUTES, &[])?;
@@ -125,7 +125,7 @@ impl Study<'_, '_> {
         Ok(kept)
     }
 
-    /// The same in one process on two streams.
+    /// Runs the same loads in one process on two streams.
     fn in_one_process(&mut self) -> Result<(), Error> {
         let mut both = self.copier("one process", COMPUTES, &[])?;
         for (copy, load) in self.pairs(&both) {
@@ -135,7 +135,7 @@ impl Study<'_, '_> {
         both.peer.stop()
     }
 
-    /// The same with MPS, where it can be started.
+    /// Runs the same loads with MPS, if it can be started.
     fn with_mps(&mut self) -> Result<(), Error> {
         let mps = Mps::start()?;
         self.bench.progress("MPS was started");
@@ -152,7 +152,8 @@ impl Study<'_, '_> {
         mps.stop()
     }
 
-    /// What is left after one of two engines has died, with a sidecar that owns the memory and never uses MPS.
+    /// Tests which processes continue after one of two engines exits, with a sidecar that owns the memory and never
+    /// uses MPS.
     fn faults(&mut self, name: &str, engines: Environment<'_>) -> Result<(), Error> {
         self.bench.progress(&format!("deaths {name}"));
         let notes = faults::study(self.bench, engines)?;
@@ -160,7 +161,7 @@ impl Study<'_, '_> {
         Ok(())
     }
 
-    /// A process that copies, in each way that it can, and does `besides`.
+    /// Starts a process that makes each kind of copy that it can, and the loads `besides`.
     fn copier(
         &mut self,
         name: &str,
@@ -178,7 +179,7 @@ impl Study<'_, '_> {
         Ok(Copier { peer, copies })
     }
 
-    /// What it copies beside what: under `--quick`, signalled copies beside one kind of computing alone.
+    /// Returns the pairs for this copier. With `--quick`, signalled copies run with only one kind of computation.
     fn pairs(&self, copier: &Copier) -> Vec<(Load, Load)> {
         let pairs = self.bench.setup.pick(&LOAD_PAIRS[..3], &LOAD_PAIRS[..]);
         pairs.iter().copied().filter(|(copy, _)| copier.copies.contains(copy)).collect()
@@ -190,7 +191,7 @@ impl Study<'_, '_> {
         Ok(peer)
     }
 
-    /// Copies beside each kind of compute; what each side keeps.
+    /// Runs copies together with each kind of computation. Returns the percentage that each side keeps.
     fn run_pair(
         &mut self,
         name: &str,
@@ -206,7 +207,7 @@ impl Study<'_, '_> {
         Ok(kept)
     }
 
-    /// Lets processes work at the same time; one track for each load, in order.
+    /// Runs processes at the same time. Returns one track per load, in order.
     fn run(&self, peers: &mut [(&mut ChildProcess, &[Load])]) -> Result<Vec<Track>, Error> {
         let start_ns = now_ns() + LEAD.as_nanos() as u64;
         let window_ns = self.bench.setup.pick(200, 1500) * 1_000_000;
@@ -223,7 +224,7 @@ impl Study<'_, '_> {
         Ok(tracks)
     }
 
-    /// Figures of a copy and of what was beside it; what each keeps.
+    /// Records the figures of a copy and of its concurrent computation. Returns the percentage that each keeps.
     fn record_pair(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Row 6: waits for words of memory that another process writes, by streams and in graphs.
+//! Check 6: waits for words of memory that another process writes, in streams and in graphs.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use page::{SEEN, STARTED, SignalPage};
 use signal_path::SignalPath;
 use waiter::{Costs, LAYERS, WaiterCommand, WaiterReply};
 
-/// Row 6.
+/// Check 6.
 pub const CHECK: Check = Check {
     id: 6,
     name: "signals",
@@ -33,11 +33,11 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// The process beside the asking one, and its part: the engine to our sidecar.
+/// The child process: it acts as the engine, this process as its sidecar.
 pub const ROLE: (&str, Role) = (WAITER, waiter::run_waiter);
 
 const WAITER: &str = "waiter";
-/// Longest that a word is waited for.
+/// Time limit for a word.
 const LIMIT: Duration = Duration::from_secs(2);
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
@@ -63,7 +63,8 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     Ok(conclude(&held, &mut findings.notes))
 }
 
-/// Yes if a stream waits, a graph waits in some way, and a death is survived; what did not goes to the notes.
+/// Yes if a stream waits, a graph waits in some way, and the device survives a process exit. Failures are added to the
+/// notes.
 fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut impl Extend<String>) -> Answer {
     for (what, result) in held {
         if let Err(error) = result {
@@ -85,7 +86,7 @@ fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut impl Extend<String>)
     }
 }
 
-/// The other process with the page that both have.
+/// The other process and the shared page.
 struct Pair {
     peer: ChildProcess,
     page: SignalPage,
@@ -110,8 +111,8 @@ impl Pair {
     }
 }
 
-/// Latency from the write here to the first write of the kernel that waited there, written by the CPU and by a stream; beside
-/// a third process that computes, if there is one.
+/// Measures the latency from the write here to the first write of the waiting kernel, for writes by the CPU and by a
+/// stream, optionally during a third process's computation.
 fn signals(
     bench: &Bench,
     way: SignalPath,
@@ -132,14 +133,14 @@ fn signals(
         busy.map_or(Ok(()), Busy::computes)?;
     }
     for (writer, times) in ["the CPU", "a stream"].iter().zip(&times) {
-        // The first ones find cold caches and code that is not loaded.
+        // The first sample is dropped: it finds cold caches and unloaded code.
         let name = format!("{}{beside}: write by {writer} to kernel", way.name());
         findings.figures.push(Figure::of(name, "us", &times[1..]));
     }
     pair.end()
 }
 
-/// One of them: microseconds from the write of the word, by a stream or else by the CPU.
+/// Measures one signal. Returns the microseconds from the write of the word, by `stream` or else by the CPU.
 fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&Stream>) -> Result<f64, Error> {
     let (word, wanted) = way.target(value);
     pair.page.set(SEEN, 0);
@@ -156,13 +157,13 @@ fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&Stream>)
     Ok(start.elapsed().as_secs_f64() * 1e6)
 }
 
-/// The latency again, of waits that work, while a third process has the device busy.
+/// Measures the latency again, of the working kinds of wait, while a third process keeps the device busy.
 fn signals_under_load(bench: &Bench, ways: &[SignalPath], findings: &mut Findings<'_>) -> Result<(), Error> {
     let busy = Busy::start(bench)?;
     ways.iter().try_for_each(|way| signals(bench, *way, Some(&busy), findings))
 }
 
-/// What waits in a graph of so many layers cost when all words are there.
+/// Measures the cost of waits in a graph of [`LAYERS`] layers when all words are already written.
 fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<(), Error> {
     let mut pair = Pair::start(bench)?;
     let reply = pair.request(&WaiterCommand::Cost { way, steps: bench.setup.pick(5, 100) })?;
@@ -176,7 +177,7 @@ fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<
     pair.end()
 }
 
-/// For comparison: a kernel launched here until its first write is seen here.
+/// Measures, for comparison, the time from a kernel launch until its first write is visible in this process.
 fn launches(bench: &Bench) -> Result<Figure, Error> {
     let kernels = Kernels::load(&bench.context)?;
     let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
@@ -192,7 +193,7 @@ fn launches(bench: &Bench) -> Result<Figure, Error> {
     Ok(Figure::of("one process: launch to kernel", "us", &times[1..]))
 }
 
-/// Whether a stream's wait can be captured.
+/// Tests whether a stream's wait can be captured.
 fn captured(bench: &Bench) -> Result<(), Error> {
     let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
     let chain = GraphBuilder::capture(&stream, |stream| stream.wait_value(page.address(STARTED), 1))?;

@@ -1,4 +1,4 @@
-//! A context: what a process has on a device.
+//! A context: a process's state on a device.
 
 use std::ptr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::Device;
 use crate::Error;
 use crate::driver::call;
 
-/// A context of this process, shared by everything made in it and destroyed with the last of that.
+/// A context of this process. Every object created in it shares it, and the last one destroys it.
 #[derive(Clone, Debug)]
 pub struct Context {
     owned: Arc<ContextHandle>,
@@ -21,46 +21,46 @@ struct ContextHandle {
     device: Device,
 }
 
-// SAFETY: a context may be current on any thread, and on several at once; the driver locks what it must.
+// SAFETY: a context may be current on any thread, and on several at once; the driver does the necessary locking.
 unsafe impl Send for ContextHandle {}
-// SAFETY: as above; nothing here changes through a shared reference.
+// SAFETY: the fields do not change, and the driver does the necessary locking.
 unsafe impl Sync for ContextHandle {}
 
-/// The device's memory as the driver counts it, bytes.
+/// The device's memory as counted by the driver, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Free, for any process.
+    /// Free bytes, for any process.
     pub free: u64,
-    /// All of it.
+    /// Total bytes.
     pub total: u64,
 }
 
 impl Context {
-    /// A context on `device`, current on this thread.
+    /// Creates a context on `device` and makes it current on this thread.
     pub fn new(device: Device) -> Result<Context, Error> {
         let mut raw = ptr::null_mut();
-        // SAFETY: writes one pointer; the device was found by the driver.
+        // SAFETY: writes one pointer; the driver found the device.
         unsafe { call!(cuCtxCreate_v2(&mut raw, 0, device.raw())) }?;
         Ok(Context { owned: Arc::new(ContextHandle { raw, device }) })
     }
 
-    /// Makes it current on this thread. A thread other than the one that made it has to call this first.
+    /// Makes the context current on this thread. A thread other than the creator must call this first.
     pub fn enter(&self) -> Result<(), Error> {
-        // SAFETY: the context lives as long as `self`.
+        // SAFETY: the context exists as long as `self`.
         unsafe { call!(cuCtxSetCurrent(self.owned.raw)) }
     }
 
-    /// The driver's pointer.
+    /// Returns the driver's pointer.
     pub(crate) fn raw(&self) -> sys::CUcontext {
         self.owned.raw
     }
 
-    /// Its device.
+    /// Returns the device.
     pub fn device(&self) -> Device {
         self.owned.device
     }
 
-    /// The device's memory now.
+    /// Returns the current state of the device's memory.
     pub fn memory(&self) -> Result<MemoryInfo, Error> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: writes two integers.
@@ -71,8 +71,8 @@ impl Context {
 
 impl Drop for ContextHandle {
     fn drop(&mut self) {
-        // SAFETY: whatever was made in the context held it, so all of it is gone. An error has nobody to go to: after a fault
-        // of the device every call fails.
+        // SAFETY: every object created in the context held it, so all of them are freed. The error is ignored: after a
+        // device fault every call fails.
         let _ = unsafe { call!(cuCtxDestroy_v2(self.raw)) };
     }
 }

@@ -1,4 +1,4 @@
-//! A device and what it says of itself.
+//! A device and its properties.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -15,7 +15,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Device `ordinal` of those that the driver shows.
+    /// Opens the device with this index in the driver.
     pub fn open(driver: Driver, ordinal: u32) -> Result<Device, Error> {
         let seen = driver.devices()?;
         if ordinal >= seen {
@@ -27,33 +27,33 @@ impl Device {
         Ok(Device { driver, raw })
     }
 
-    /// The driver that shows it.
+    /// Returns the driver.
     pub fn driver(&self) -> Driver {
         self.driver
     }
 
-    /// The driver's number for it.
+    /// Returns the driver's number of the device.
     pub(crate) fn raw(&self) -> sys::CUdevice {
         self.raw
     }
 
-    /// One attribute.
+    /// Returns one attribute.
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32, Error> {
         let mut value = 0;
-        // SAFETY: writes one integer; a driver that does not know the attribute returns an error.
+        // SAFETY: writes one integer; a driver that does not support the attribute returns an error.
         unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, self.raw)) }?;
         Ok(value)
     }
 
-    /// Its name, such as "NVIDIA H200".
+    /// Returns the name, such as "NVIDIA H200".
     pub fn name(&self) -> Result<String, Error> {
         let mut text = [0; 256];
-        // SAFETY: writes at most the given number of bytes, the final zero included.
+        // SAFETY: writes at most the given number of bytes, including the final zero.
         unsafe { call!(cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int, self.raw)) }?;
         Ok(words(&text))
     }
 
-    /// Its UUID as `nvidia-smi` prints it.
+    /// Returns the UUID in the format of `nvidia-smi`.
     pub fn uuid(&self) -> Result<String, Error> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes 16 bytes.
@@ -64,15 +64,15 @@ impl Device {
         Ok(format!("{kind}-{}", parts.join("-")))
     }
 
-    /// Its place on the bus.
+    /// Returns the PCI address.
     pub fn pci(&self) -> Result<String, Error> {
         let mut text = [0; 64];
-        // SAFETY: writes at most the given number of bytes, the final zero included.
+        // SAFETY: writes at most the given number of bytes, including the final zero.
         unsafe { call!(cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int, self.raw)) }?;
         Ok(words(&text))
     }
 
-    /// Bytes of its memory.
+    /// Returns the bytes of its memory.
     pub fn total_bytes(&self) -> Result<u64, Error> {
         let mut bytes = 0;
         // SAFETY: writes one integer.
@@ -80,14 +80,14 @@ impl Device {
         Ok(bytes as u64)
     }
 
-    /// Its compute capability, such as "9.0".
+    /// Returns the compute capability, such as "9.0".
     pub fn compute_capability(&self) -> Result<String, Error> {
         let major = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         Ok(format!("{major}.{minor}"))
     }
 
-    /// Multiprocessors.
+    /// Returns the number of multiprocessors.
     pub fn multiprocessors(&self) -> Result<u32, Error> {
         let count = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         Ok(u32::try_from(count).unwrap_or(1))

@@ -1,4 +1,4 @@
-//! Graphs: work that is put together once and launched as a whole. Here they are chains.
+//! Graphs: work that is built once and launched as a whole. Here all graphs are chains.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,7 +16,7 @@ use super::{Address, Context, Launch, Stream};
 use crate::Error;
 use crate::driver::call;
 
-/// Functions that this module needs, all of which are optional.
+/// Optional driver functions that this module needs.
 const REQUIRED: [&str; 8] = [
     "cuGraphAddBatchMemOpNode",
     "cuGraphAddKernelNode_v2",
@@ -28,7 +28,7 @@ const REQUIRED: [&str; 8] = [
     "cuGraphLaunch",
 ];
 
-/// Those of a graph that is captured.
+/// Optional driver functions that a captured graph needs.
 const CAPTURE: [&str; 6] = [
     "cuGraphDestroy",
     "cuGraphExecDestroy",
@@ -38,16 +38,16 @@ const CAPTURE: [&str; 6] = [
     "cuStreamEndCapture",
 ];
 
-/// What a node does with one word of memory.
+/// An operation of a node on one word of memory.
 #[derive(Clone, Copy, Debug)]
 pub enum MemOp {
-    /// Waits until it is at least the value (as a circular comparison of 64 bits).
+    /// Waits until the word is at least the value (as a circular comparison of 64 bits).
     AtLeast(Address, u64),
-    /// Writes it.
+    /// Writes the word.
     Write(Address, u64),
 }
 
-/// A graph in the making: every node waits for the one before.
+/// A graph under construction: every node waits for the previous one.
 #[derive(Debug)]
 pub struct GraphBuilder {
     raw: sys::CUgraph,
@@ -55,7 +55,7 @@ pub struct GraphBuilder {
     context: Context,
 }
 
-/// A node of a [`Chain`], to be changed in the [`Ready`] graph that was made of it.
+/// A node of a [`GraphBuilder`], which can be changed in the [`ExecGraph`] made from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Node(sys::CUgraphNode);
 
@@ -63,15 +63,15 @@ pub struct Node(sys::CUgraphNode);
 #[derive(Debug)]
 pub struct ExecGraph {
     raw: sys::CUgraphExec,
-    // Nodes are those of the chain: it lives as long.
+    // Kept because the nodes belong to the chain.
     chain: GraphBuilder,
 }
 
 impl GraphBuilder {
-    /// A graph without nodes.
+    /// Creates a graph without nodes.
     ///
     /// # Errors
-    /// [`Error::Absent`] for a driver that is older than such graphs.
+    /// [`Error::Absent`] if the driver is older than such graphs.
     pub fn new(context: &Context) -> Result<GraphBuilder, Error> {
         let driver = context.device().driver();
         REQUIRED.iter().try_for_each(|name| driver.optional(name))?;
@@ -81,7 +81,7 @@ impl GraphBuilder {
         Ok(GraphBuilder { raw, last: None, context: context.clone() })
     }
 
-    /// A graph of what `work` puts on the stream, which does not run.
+    /// Captures the work that `work` queues on the stream into a graph; the work does not run.
     pub fn capture(
         stream: &Stream,
         work: impl FnOnce(&Stream) -> Result<(), Error>,
@@ -89,26 +89,26 @@ impl GraphBuilder {
         let driver = stream.context().device().driver();
         CAPTURE.iter().try_for_each(|name| driver.optional(name))?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is ours.
+        // SAFETY: the caller's `Stream` owns the stream, which exists during the call.
         unsafe { call!(cuStreamBeginCapture_v2(stream.raw(), mode)) }?;
         let done = work(stream);
         let mut raw = ptr::null_mut();
-        // SAFETY: writes one pointer. The capture has to end also when the work could not be put on the stream.
+        // SAFETY: writes one pointer. The capture must end even if `work` failed.
         let ended = unsafe { call!(cuStreamEndCapture(stream.raw(), &mut raw)) };
-        // A capture that failed may still have left a graph, which is destroyed with this.
+        // A failed capture may still leave a graph, which this value destroys.
         let chain =
             (!raw.is_null()).then(|| GraphBuilder { raw, last: None, context: stream.context().clone() });
         done.and(ended)?;
         Ok(chain.expect("a capture that succeeds makes a graph"))
     }
 
-    /// Adds a node that does these things with words, in order.
+    /// Adds a node with these operations, in order.
     pub fn words(&mut self, words: &[MemOp]) -> Result<Node, Error> {
         let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
         let parameters = batch(&self.context, &mut operations);
         let (before, count) = self.before();
         let mut node = ptr::null_mut();
-        // SAFETY: writes one pointer; reads the parameters and their list, which the driver copies, and at most one node.
+        // SAFETY: writes one pointer; reads the parameters, their list, which the driver copies, and at most one node.
         unsafe { call!(cuGraphAddBatchMemOpNode(&mut node, self.raw, before, count, &parameters)) }?;
         self.last = Some(node);
         Ok(Node(node))
@@ -121,13 +121,13 @@ impl GraphBuilder {
         let parameters = kernel(launch, &mut places);
         let (before, count) = self.before();
         let mut node = ptr::null_mut();
-        // SAFETY: as above; a `Launch` has the arguments of its kernel, which the driver copies.
+        // SAFETY: as in `words`; a `Launch` has the arguments of its kernel, which the driver copies.
         unsafe { call!(cuGraphAddKernelNode_v2(&mut node, self.raw, before, count, &parameters)) }?;
         self.last = Some(node);
         Ok(Node(node))
     }
 
-    /// Makes it ready for launching.
+    /// Instantiates the graph for launches.
     pub fn instantiate(self) -> Result<ExecGraph, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer.
@@ -135,7 +135,7 @@ impl GraphBuilder {
         Ok(ExecGraph { raw, chain: self })
     }
 
-    /// The node that the next one waits for, as the driver takes it.
+    /// Returns the node that the next one waits for, in the driver's form.
     fn before(&self) -> (*const sys::CUgraphNode, usize) {
         self.last.as_ref().map_or((ptr::null(), 0), |node| (ptr::from_ref(node), 1))
     }
@@ -143,30 +143,30 @@ impl GraphBuilder {
 
 impl Drop for GraphBuilder {
     fn drop(&mut self) {
-        // SAFETY: the graph is ours. After a fault of the device every call fails.
+        // SAFETY: this value owns the graph. After a device fault every call fails.
         let _ = unsafe { call!(cuGraphDestroy(self.raw)) };
     }
 }
 
 impl ExecGraph {
-    /// Changes what a node does with words, from the next launch on.
+    /// Changes a node's operations from the next launch on.
     pub fn set_node(&self, node: Node, words: &[MemOp]) -> Result<(), Error> {
         let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
         let parameters = batch(&self.chain.context, &mut operations);
-        // SAFETY: the node is one of the chain's, which lives; the driver copies the parameters and their list.
+        // SAFETY: the node belongs to the chain, which exists; the driver copies the parameters and their list.
         unsafe { call!(cuGraphExecBatchMemOpNodeSetParams(self.raw, node.0, &parameters)) }
     }
 
-    /// Runs it after the stream's work so far.
+    /// Queues the graph on the stream.
     pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
-        // SAFETY: both live; the driver keeps what a running launch needs.
+        // SAFETY: graph and stream exist; the driver keeps the resources of a running launch.
         unsafe { call!(cuGraphLaunch(self.raw, stream.raw())) }
     }
 }
 
 impl Drop for ExecGraph {
     fn drop(&mut self) {
-        // SAFETY: the graph is ours. After a fault of the device every call fails.
+        // SAFETY: this value owns the graph. After a device fault every call fails.
         let _ = unsafe { call!(cuGraphExecDestroy(self.raw)) };
     }
 }

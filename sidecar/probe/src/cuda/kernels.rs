@@ -1,21 +1,21 @@
-//! The kernels of `cuda/probe.cu`, with typed arguments. All of them touch device memory, or words of host memory that are
-//! atomics.
+//! The kernels of `cuda/probe.cu`, with typed arguments. They access only device memory, or words of host memory that
+//! are atomics.
 
 use std::ffi::CString;
 
 use super::{Address, Argument, Buffer, Context, Function, Grid, Launch, Module, Stream};
 use crate::Error;
 
-/// What `cargo xtask kernels` makes of `cuda/probe.cu`; the driver compiles it for its device.
+/// Output of `cargo xtask kernels` for `cuda/probe.cu`; the driver compiles it for its device.
 const PTX: &str = include_str!("../../cuda/probe.ptx");
-/// Threads of a block of the kernels that go through memory.
+/// Threads per block of the kernels that go through memory.
 const THREADS: u32 = 256;
-/// Blocks of them for each multiprocessor: as many threads as it can hold.
+/// Blocks per multiprocessor, for as many threads as it can hold.
 const BLOCKS: u32 = 8;
-/// The side of a tile of `sluice_product`.
+/// Rows and columns of a tile of `sluice_product`.
 const TILE: u64 = 64;
 
-/// The kernels, loaded.
+/// The loaded kernels.
 #[derive(Debug)]
 pub struct Kernels {
     blocks: u32,
@@ -25,27 +25,27 @@ pub struct Kernels {
     write: Function,
     compare: Function,
     await_flag: Function,
-    /// A float for each thread of `read`.
+    /// One float per thread of `read`.
     sums: Buffer,
 }
 
-/// What [`Kernels::await_flag`] waits for.
+/// Parameters of [`Kernels::await_flag`].
 #[derive(Clone, Copy, Debug)]
 pub struct FlagWait {
-    /// The word that another process writes.
+    /// Word that another process writes.
     pub flag: Address,
-    /// The device's own word that the flag must reach.
+    /// Word on the device with the value that the flag must reach.
     pub counter: Address,
-    /// What is added to the counter then.
+    /// Increment of the counter after the wait.
     pub bump: u64,
-    /// When it gives up, nanoseconds.
+    /// Time limit in nanoseconds.
     pub limit_ns: u64,
-    /// The word that is raised by one then.
+    /// Word that is incremented at a timeout.
     pub timed_out: Address,
 }
 
 impl Kernels {
-    /// Loads them into `context`.
+    /// Loads the kernels into `context`.
     pub fn load(context: &Context) -> Result<Kernels, Error> {
         let module = Module::load(context, &CString::new(PTX).expect("PTX is text"))?;
         let blocks = context.device().multiprocessors()? * BLOCKS;
@@ -66,17 +66,17 @@ impl Kernels {
         run(stream, &self.spin, Grid::line(1, 1), &[Argument::U64(ns)])
     }
 
-    /// Reads `bytes` (a multiple of 16) once.
+    /// Reads `bytes` bytes (a multiple of 16) once.
     pub fn read(&self, stream: &Stream, from: Address, bytes: u64) -> Result<(), Error> {
         let arguments =
             [Argument::Address(from), Argument::U64(bytes / 16), Argument::Address(self.sums.at(0))];
         run(stream, &self.read, self.wide(), &arguments)
     }
 
-    /// c = a . b for square matrices of `n` x `n` floats.
+    /// Computes c = a . b for square matrices of `n` x `n` floats.
     ///
     /// # Panics
-    /// If `n` is no multiple of 64.
+    /// If `n` is not a multiple of 64.
     pub fn product(&self, stream: &Stream, matrices: [Address; 3], n: u64) -> Result<(), Error> {
         assert!(n.is_multiple_of(TILE), "a matrix consists of whole tiles");
         let tiles = u32::try_from(n / TILE).expect("a matrix fits a device");
@@ -91,7 +91,8 @@ impl Kernels {
         run(stream, &self.write, self.wide(), &arguments)
     }
 
-    /// Adds to the word at `wrong` how many of `words` words are not what [`Kernels::write`] wrote.
+    /// Adds to the word at `wrong` the number of words, out of `words`, that differ from the pattern of
+    /// [`Kernels::write`].
     pub fn compare(
         &self,
         stream: &Stream,
@@ -103,13 +104,13 @@ impl Kernels {
         run(stream, &self.compare, self.wide(), &[from, Argument::U64(words), Argument::U64(value), wrong])
     }
 
-    /// Waits on the device for a flag.
+    /// Waits on the device until a flag reaches the counter.
     pub fn await_flag(&self, stream: &Stream, order: FlagWait) -> Result<(), Error> {
         let Launch { function, grid, arguments } = self.await_node(order);
         run(stream, function, grid, &arguments)
     }
 
-    /// [`Kernels::await_flag`] for a graph.
+    /// Returns the launch of [`Kernels::await_flag`] for a graph.
     pub fn await_node(&self, order: FlagWait) -> Launch<'_> {
         let FlagWait { flag, counter, bump, limit_ns, timed_out: gave_up } = order;
         let [flag, counter, gave_up] = [flag, counter, gave_up].map(Argument::Address);
@@ -117,13 +118,13 @@ impl Kernels {
         Launch { function: &self.await_flag, grid: Grid::line(1, 1), arguments }
     }
 
-    /// Writes `value` to one word, by one thread: the least that a kernel can do.
+    /// Writes `value` to one word with one thread: the minimal kernel.
     pub fn mark(&self, stream: &Stream, word: Address, value: u64) -> Result<(), Error> {
         let Launch { function, grid, arguments } = self.mark_node(word, value);
         run(stream, function, grid, &arguments)
     }
 
-    /// [`Kernels::mark`] for a graph.
+    /// Returns the launch of [`Kernels::mark`] for a graph.
     pub fn mark_node(&self, word: Address, value: u64) -> Launch<'_> {
         let arguments = vec![Argument::Address(word), Argument::U64(1), Argument::U64(value)];
         Launch { function: &self.write, grid: Grid::line(1, 1), arguments }
@@ -135,7 +136,7 @@ impl Kernels {
 }
 
 fn run(stream: &Stream, function: &Function, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
-    // SAFETY: each caller above gives the arguments of its kernel in `cuda/probe.cu`; what they write is device memory, or
-    // words of `HostMemory`, which are atomics.
+    // SAFETY: each caller above passes the arguments of its kernel in `cuda/probe.cu`; the kernels write only device
+    // memory, or words of `HostMemory`, which are atomics.
     unsafe { stream.launch(function, grid, arguments) }
 }

@@ -1,4 +1,4 @@
-//! Physical memory and the addresses behind which it is mapped.
+//! Physical memory and the addresses at which it is mapped.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use super::{Address, Context, Device};
 use crate::Error;
 use crate::driver::call;
 
-/// The only kind of handle that we export.
+/// The only handle type that the probe exports.
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 fn location(device: Device) -> CUmemLocation {
@@ -36,7 +36,7 @@ fn properties(device: Device, handles: CUmemAllocationHandleType) -> CUmemAlloca
     }
 }
 
-/// Bytes of which the size of every handle is a multiple.
+/// Returns the granularity: every handle's size is a multiple of it, in bytes.
 pub fn granularity(device: Device) -> Result<u64, Error> {
     let (mut bytes, wanted) = (0, properties(device, FD));
     let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
@@ -45,7 +45,7 @@ pub fn granularity(device: Device) -> Result<u64, Error> {
     Ok(bytes as u64)
 }
 
-/// Physical memory of the device: made here or imported.
+/// Physical memory of the device, created here or imported.
 #[derive(Debug)]
 pub struct Handle {
     raw: CUmemGenericAllocationHandle,
@@ -54,12 +54,12 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Takes `bytes` (a multiple of [`granularity`]) that can be exported as a file descriptor.
+    /// Allocates `bytes` (a multiple of [`granularity`]) that can be exported as a file descriptor.
     pub fn create(context: &Context, bytes: u64) -> Result<Handle, Error> {
         Handle::create_as(context, bytes, FD)
     }
 
-    /// As [`Handle::create`], to be exported as `kind`.
+    /// Like [`Handle::create`], for export as `kind`.
     pub fn create_as(
         context: &Context,
         bytes: u64,
@@ -68,7 +68,7 @@ impl Handle {
         Handle::create_with(context, bytes, properties(context.device(), kind))
     }
 
-    /// As [`Handle::create`], but of the host's memory at NUMA node `node`.
+    /// Like [`Handle::create`], but allocates host memory on NUMA node `node`.
     pub fn create_on_host(context: &Context, node: i32, bytes: u64) -> Result<Handle, Error> {
         let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: node };
         Handle::create_with(
@@ -85,37 +85,37 @@ impl Handle {
         Ok(Handle { raw, bytes, _context: context.clone() })
     }
 
-    /// A descriptor by which another process may import it.
+    /// Returns a descriptor with which another process may import the memory.
     pub fn export(&self) -> Result<OwnedFd, Error> {
         let mut fd: i32 = -1;
         let place = (&raw mut fd).cast::<c_void>();
-        // SAFETY: for this kind of handle the driver writes one descriptor, an `int`.
+        // SAFETY: for this handle type the driver writes one descriptor, an `int`.
         unsafe { call!(cuMemExportToShareableHandle(place, self.raw, FD, 0)) }?;
         assert!(fd >= 0, "a driver that succeeds exports a descriptor");
-        // SAFETY: the driver opened the descriptor for us and keeps no other claim on it.
+        // SAFETY: the driver opened the descriptor for this call and keeps no other claim on it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Imports what another process exported; `bytes` as there. The descriptor is only borrowed.
+    /// Imports memory that another process exported; `bytes` must be its size. The descriptor is only borrowed.
     pub fn import(context: &Context, fd: BorrowedFd<'_>, bytes: u64) -> Result<Handle, Error> {
         let mut raw = 0;
-        // For this kind of handle the driver takes the number itself in place of a pointer.
+        // For this handle type the driver takes the number itself instead of a pointer.
         let number = fd.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: the number is an open descriptor for the length of the call.
+        // SAFETY: the number is an open descriptor during the call.
         unsafe { call!(cuMemImportFromShareableHandle(&mut raw, number, FD)) }?;
         Ok(Handle { raw, bytes, _context: context.clone() })
     }
 
-    /// Its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Gives it back and says how that went; dropping it does the same in silence. The memory goes when its mappings, imports
-    /// and descriptors have gone too.
+    /// Releases the handle and returns the result; a drop ignores it. The memory is freed after its mappings, imports
+    /// and descriptors are released too.
     pub fn release(self) -> Result<(), Error> {
         let handle = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the handle is ours and not used again; the context is read out once, and dropped.
+        // SAFETY: this value owns the handle, which is not used again; the context is read once and dropped.
         let (result, _context) =
             unsafe { (call!(cuMemRelease(handle.raw)), std::ptr::read(&handle._context)) };
         result
@@ -124,23 +124,23 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the handle is ours and not used again. After a fault of the device every call fails.
+        // SAFETY: this value owns the handle, which is not used again. After a device fault every call fails.
         let _ = unsafe { call!(cuMemRelease(self.raw)) };
     }
 }
 
-/// Reserved addresses.
+/// A range of reserved addresses.
 #[derive(Debug)]
 pub struct Range {
     base: Address,
     bytes: u64,
-    /// What is mapped: offset to size.
+    /// Mappings: offset to size.
     mapped: BTreeMap<u64, u64>,
     context: Context,
 }
 
 impl Range {
-    /// Reserves `bytes` (a multiple of [`granularity`]) of addresses, wherever the driver likes.
+    /// Reserves `bytes` (a multiple of [`granularity`]) of addresses; the driver chooses where.
     pub fn reserve(context: &Context, bytes: u64) -> Result<Range, Error> {
         let mut base = 0;
         // SAFETY: writes the address; nothing is mapped there yet.
@@ -148,42 +148,42 @@ impl Range {
         Ok(Range { base, bytes, mapped: BTreeMap::new(), context: context.clone() })
     }
 
-    /// The address of byte `offset`.
+    /// Returns the address of byte `offset`.
     pub fn at(&self, offset: u64) -> Address {
         assert!(offset <= self.bytes, "offset {offset} lies in a range of {} bytes", self.bytes);
         self.base + offset
     }
 
-    /// Its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Maps all of `handle` at `offset`; nobody may access it there before [`Range::allow`].
+    /// Maps all of `handle` at `offset`. Accesses are not allowed before [`Range::allow`].
     pub fn map(&mut self, offset: u64, handle: &Handle) -> Result<(), Error> {
         self.map_part(offset, handle, 0, handle.bytes)
     }
 
-    /// As [`Range::map`], but only `bytes` from byte `from` of the handle. Drivers refuse it so far.
+    /// Like [`Range::map`], but maps only `bytes` from byte `from` of the handle. No known driver supports this.
     pub fn map_part(&mut self, offset: u64, handle: &Handle, from: u64, bytes: u64) -> Result<(), Error> {
         assert!(offset + bytes <= self.bytes, "a mapping lies in its range");
-        // SAFETY: the addresses are ours, and the driver refuses those that are mapped.
+        // SAFETY: this value owns the addresses, and the driver refuses addresses that are already mapped.
         unsafe { call!(cuMemMap(self.base + offset, bytes as usize, from as usize, handle.raw, 0)) }?;
         self.mapped.insert(offset, bytes);
         Ok(())
     }
 
-    /// Lets the device read and write what is mapped at `offset`.
+    /// Allows the device to read and write the mappings at `offset`.
     pub fn allow(&mut self, offset: u64, bytes: u64) -> Result<(), Error> {
         let access = CUmemAccessDesc {
             location: location(self.context.device()),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the addresses are ours, and the driver refuses those that are not mapped.
+        // SAFETY: this value owns the addresses, and the driver refuses addresses that are not mapped.
         unsafe { call!(cuMemSetAccess(self.at(offset), bytes as usize, &access, 1)) }
     }
 
-    /// [`Range::map`] and [`Range::allow`]; when the second fails the first is undone.
+    /// Runs [`Range::map`] and [`Range::allow`]; undoes the first if the second fails.
     pub fn remap(&mut self, offset: u64, handle: &Handle) -> Result<(), Error> {
         self.map(offset, handle)?;
         let allowed = self.allow(offset, handle.bytes);
@@ -193,11 +193,11 @@ impl Range {
         allowed
     }
 
-    /// Unmaps what [`Range::map`] mapped at `offset`. Nothing on the device may be using it.
+    /// Unmaps the mapping that [`Range::map`] made at `offset`. No work on the device may use it.
     pub fn unmap(&mut self, offset: u64) -> Result<(), Error> {
         let bytes = *self.mapped.get(&offset).expect("only what is mapped is unmapped");
-        // SAFETY: exactly one mapping of ours; that no work uses it is the caller's to see to, and costs the device's context,
-        // not host memory, when it is wrong.
+        // SAFETY: exactly one mapping of this value. The caller ensures that no work uses it; a violation breaks the
+        // device's context, not host memory.
         unsafe { call!(cuMemUnmap(self.base + offset, bytes as usize)) }?;
         self.mapped.remove(&offset);
         Ok(())
@@ -207,15 +207,15 @@ impl Range {
 impl Drop for Range {
     fn drop(&mut self) {
         for (offset, bytes) in &self.mapped {
-            // SAFETY: one mapping of ours. After a fault of the device every call fails.
+            // SAFETY: one mapping of this value. After a device fault every call fails.
             let _ = unsafe { call!(cuMemUnmap(self.base + offset, *bytes as usize)) };
         }
-        // SAFETY: the range is ours and nothing is mapped in it.
+        // SAFETY: this value owns the range, and nothing is mapped in it.
         let _ = unsafe { call!(cuMemAddressFree(self.base, self.bytes as usize)) };
     }
 }
 
-/// Memory at an address of its own.
+/// Device memory with its own address range.
 #[derive(Debug)]
 pub struct Buffer {
     // Dropped first: unmapped before the handle is released.
@@ -224,7 +224,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// At least `bytes`, rounded up to [`granularity`].
+    /// Allocates at least `bytes`, rounded up to [`granularity`].
     pub fn new(context: &Context, bytes: u64) -> Result<Buffer, Error> {
         let bytes = bytes.next_multiple_of(granularity(context.device())?);
         let handle = Handle::create(context, bytes)?;
@@ -233,12 +233,12 @@ impl Buffer {
         Ok(Buffer { range, _handle: handle })
     }
 
-    /// The address of byte `offset`.
+    /// Returns the address of byte `offset`.
     pub fn at(&self, offset: u64) -> Address {
         self.range.at(offset)
     }
 
-    /// Its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.range.bytes()
     }

@@ -9,21 +9,21 @@ use super::{Address, Context, HostMemory};
 use crate::Error;
 use crate::driver::{call, check};
 
-/// Longest that anything on the device is waited for unless the caller says otherwise.
+/// Default time limit for waits for the device.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
-/// Work in order. Streams do not wait for each other, nor for the default stream.
+/// A queue of ordered work. Streams do not wait for each other or for the default stream.
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
     context: Context,
 }
 
-// SAFETY: a stream may be used by any thread; the driver locks what it must.
+// SAFETY: any thread may use a stream; the driver does the necessary locking.
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// An empty stream.
+    /// Creates an empty stream.
     pub fn new(context: &Context) -> Result<Stream, Error> {
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -32,39 +32,40 @@ impl Stream {
         Ok(Stream { raw, context: context.clone() })
     }
 
-    /// The driver's pointer.
+    /// Returns the driver's pointer.
     pub(crate) fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// The context that it belongs to.
+    /// Returns the context of the stream.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Whether all of its work is done. An error of that work comes back here.
+    /// Whether all of its work is done. Returns an error of that work.
     pub fn is_idle(&self) -> Result<bool, Error> {
-        // SAFETY: the stream lives as long as `self`.
+        // SAFETY: the stream exists as long as `self`.
         ready("cuStreamQuery", unsafe { sys::cuStreamQuery(self.raw) })
     }
 
-    /// Waits for all of its work, at most [`PATIENCE`].
+    /// Waits at most [`WAIT_LIMIT`] for all of its work.
     pub fn finish(&self) -> Result<(), Error> {
         self.finish_within(WAIT_LIMIT)
     }
 
-    /// Waits for all of its work, at most `limit`.
+    /// Waits at most `limit` for all of its work.
     pub fn finish_within(&self, limit: Duration) -> Result<(), Error> {
         poll_until(limit, "work on a stream", || self.is_idle())
     }
 
-    /// Its further work waits for `event`.
+    /// Makes later work of the stream wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
-        // SAFETY: both live; the driver keeps the event's record even when the event goes.
+        // SAFETY: stream and event exist; the driver keeps the event's record even after the event is dropped.
         unsafe { call!(cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
-    /// Its further work waits until the word at `address` is at least `value` (as a circular comparison of 64 bits).
+    /// Makes later work of the stream wait until the word at `address` is at least `value` (as a circular comparison of
+    /// 64 bits).
     pub fn wait_value(&self, address: Address, value: u64) -> Result<(), Error> {
         self.context.device().driver().optional("cuStreamWaitValue64_v2")?;
         let flags = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
@@ -72,7 +73,7 @@ impl Stream {
         unsafe { call!(cuStreamWaitValue64_v2(self.raw, address, value, flags)) }
     }
 
-    /// Writes `value` to the word at `address` when the work so far is done.
+    /// Writes `value` to the word at `address` after the work queued so far.
     pub fn write_value(&self, address: Address, value: u64) -> Result<(), Error> {
         self.context.device().driver().optional("cuStreamWriteValue64_v2")?;
         // SAFETY: the driver refuses an address that is not mapped for the device.
@@ -82,9 +83,10 @@ impl Stream {
     /// Copies `bytes` from byte `from` of `host` to the device.
     ///
     /// # Panics
-    /// If they do not lie in `host`.
+    /// If they are not inside `host`.
     pub fn upload(&self, to: Address, host: &HostMemory, from: u64, bytes: u64) -> Result<(), Error> {
-        // SAFETY: `slice` keeps the source inside `host`, which whoever drops it must outlive the work; see there.
+        // SAFETY: `slice` checks that the source is inside `host`, whose owner keeps it until the work is done (see
+        // `HostMemory`).
         unsafe {
             call!(cuMemcpyHtoDAsync_v2(to, host.slice(from, bytes).cast_const(), bytes as usize, self.raw))
         }
@@ -93,7 +95,7 @@ impl Stream {
     /// Copies `bytes` from the device to byte `to` of `host`.
     ///
     /// # Panics
-    /// If they do not lie in `host`.
+    /// If they are not inside `host`.
     pub fn download(&self, host: &HostMemory, to: u64, from: Address, bytes: u64) -> Result<(), Error> {
         // SAFETY: as in `upload`.
         unsafe { call!(cuMemcpyDtoHAsync_v2(host.slice(to, bytes), from, bytes as usize, self.raw)) }
@@ -101,7 +103,7 @@ impl Stream {
 
     /// Copies `bytes` on the device.
     pub fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), Error> {
-        // SAFETY: device memory only; a wrong address is the device's fault to report.
+        // SAFETY: accesses only device memory; the device reports a wrong address as a fault.
         unsafe { call!(cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.raw)) }
     }
 
@@ -114,7 +116,8 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the stream is ours; the driver finishes its work in the background. After a fault every call fails.
+        // SAFETY: this value owns the stream; the driver finishes its work in the background. After a device fault
+        // every call fails.
         let _ = unsafe { call!(cuStreamDestroy_v2(self.raw)) };
     }
 }
@@ -127,7 +130,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that nothing has recorded.
+    /// Creates an event that is not recorded yet.
     pub fn new(context: &Context) -> Result<Event, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer.
@@ -135,39 +138,40 @@ impl Event {
         Ok(Event { raw, _context: context.clone() })
     }
 
-    /// A new event at the end of the stream's work so far.
+    /// Creates an event after the stream's work queued so far.
     pub fn after(stream: &Stream) -> Result<Event, Error> {
         let event = Event::new(stream.context())?;
         event.record(stream)?;
         Ok(event)
     }
 
-    /// Moves it to the end of the stream's work so far.
+    /// Moves the event behind the stream's work queued so far.
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
-        // SAFETY: both live and belong to contexts that live.
+        // SAFETY: event and stream exist, and hold their contexts.
         unsafe { call!(cuEventRecord(self.raw, stream.raw)) }
     }
 
-    /// Whether it was reached.
+    /// Whether the device has reached the event.
     pub fn is_reached(&self) -> Result<bool, Error> {
-        // SAFETY: the event lives as long as `self`.
+        // SAFETY: the event exists as long as `self`.
         ready("cuEventQuery", unsafe { sys::cuEventQuery(self.raw) })
     }
 
-    /// Waits until it was reached, at most [`PATIENCE`].
+    /// Waits at most [`WAIT_LIMIT`] until the event is reached.
     pub fn finish(&self) -> Result<(), Error> {
         self.finish_within(WAIT_LIMIT)
     }
 
-    /// Waits until it was reached, at most `limit`.
+    /// Waits at most `limit` until the event is reached.
     pub fn finish_within(&self, limit: Duration) -> Result<(), Error> {
         poll_until(limit, "an event", || self.is_reached())
     }
 
-    /// Nanoseconds from `start` to this event, by the device's clock (resolution about half a microsecond). Both were reached.
+    /// Returns the nanoseconds from `start` to this event, by the device's clock (resolution about half a microsecond).
+    /// Both must have been reached.
     pub fn since_ns(&self, start: &Event) -> Result<f64, Error> {
         let mut milliseconds = 0.0_f32;
-        // SAFETY: writes one number; events that were not recorded are refused.
+        // SAFETY: writes one number; the driver refuses events that are not recorded.
         unsafe { call!(cuEventElapsedTime(&mut milliseconds, start.raw, self.raw)) }?;
         Ok(f64::from(milliseconds) * 1e6)
     }
@@ -175,7 +179,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event is ours; the driver keeps what work still needs of it. After a fault every call fails.
+        // SAFETY: this value owns the event; the driver keeps the state that queued work needs. After a device fault
+        // every call fails.
         let _ = unsafe { call!(cuEventDestroy_v2(self.raw)) };
     }
 }
@@ -187,7 +192,8 @@ fn ready(call: &'static str, result: CUresult) -> Result<bool, Error> {
     }
 }
 
-/// Asks until the answer is yes, at most `limit`. It spins: what it waits for takes microseconds, and is being timed.
+/// Polls `done` until it returns `true`, at most `limit`. It spins because the awaited events take microseconds and are
+/// timed.
 pub(crate) fn poll_until(
     limit: Duration,
     what: &str,

@@ -6,9 +6,9 @@ use super::{Answer, CheckResult, ProbeReport};
 use crate::fitness::Fitness;
 use crate::statistics::Figure;
 
-/// Columns of the text.
+/// Width of the text in columns.
 const WIDTH: usize = 100;
-/// Columns of a figure's name.
+/// Width of a figure's name in columns.
 const NAME: usize = 47;
 
 impl fmt::Display for ProbeReport {
@@ -85,7 +85,7 @@ fn line(out: &mut fmt::Formatter<'_>, figure: &Figure) -> fmt::Result {
     writeln!(out, "  {name:NAME$} {median:>11} {min:>11} {max:>11}  {unit}, {samples}")
 }
 
-/// Four digits, and all of those before the point.
+/// Formats a number with about four digits, and with all digits before the point.
 pub(super) fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 1000.0 || value == value.trunc() => 0,
@@ -96,7 +96,7 @@ pub(super) fn number(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// `text` after `head`, broken between words and indented under itself.
+/// Writes `text` after `head`, wrapped between words and indented by the width of `head`.
 fn paragraph(out: &mut fmt::Formatter<'_>, head: &str, text: &str) -> fmt::Result {
     let mut line = head.to_owned();
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! Row 1.
+//! Tests of check 1.
 
 use sluice_probe::report::Answer;
 

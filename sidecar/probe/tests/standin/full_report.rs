@@ -1,13 +1,13 @@
-//! All questions in one run.
+//! Tests of all checks in one run.
 
 use sluice_probe::checks;
 use sluice_probe::report::{Answer, ProbeReport, SCHEMA};
 
 use super::TestEnv;
 
-/// What a machine that is very busy may make of a row: it takes too long. Everything else is an answer.
+/// Reasons of unknown answers that a very busy machine may cause: timeouts.
 const TOO_LONG: [&str; 2] = ["the questions before it took more than", "the question took more than"];
-/// Questions that are short enough for every machine.
+/// Checks that are short enough for every machine.
 const SHORT: [&str; 4] = ["aliases", "share", "handles", "limits"];
 
 fn report(world: &TestEnv) -> (ProbeReport, i32) {

@@ -1,4 +1,4 @@
-//! Row 3.
+//! Tests of check 3.
 
 use sluice_probe::report::Answer;
 

@@ -1,4 +1,4 @@
-//! Row 8.
+//! Tests of check 8.
 
 use sluice_probe::report::Answer;
 

@@ -1,4 +1,4 @@
-//! Row 4. Its verdict depends on time, which the stand-in says nothing about.
+//! Tests of check 4. Its answer depends on time, which the stand-in does not model.
 
 use sluice_probe::report::Answer;
 

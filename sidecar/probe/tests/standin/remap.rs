@@ -1,4 +1,4 @@
-//! Row 7. Its verdict depends on time, which the stand-in says nothing about.
+//! Tests of check 7. Its answer depends on time, which the stand-in does not model.
 
 use sluice_probe::report::Answer;
 
@@ -6,7 +6,7 @@ use super::TestEnv;
 
 #[test]
 fn stalls_are_reported_with_step_model_expectation() {
-    // Small layers: a quarter of what the stand-in's device would take.
+    // Layers of 2 MiB, the minimum: their size follows the free memory of the device.
     let world = TestEnv::new().with("SLUICE_STANDIN_BYTES", "536870912");
     let (row, status) = world.ask("remap");
     assert!(!matches!(row.answer, Answer::Unknown { .. }) && status == 0, "{row:?}");

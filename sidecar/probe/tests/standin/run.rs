@@ -1,4 +1,4 @@
-//! A whole run: what a broken row costs, and where the report goes.
+//! Tests of whole runs: the effect of a failed check, and the destination of the report.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
@@ -9,7 +9,7 @@ use sluice_probe::report::{Answer, ProbeReport};
 
 use super::TestEnv;
 
-/// The process that asks, once there is one.
+/// Waits until the probe has a child process that runs a check, and returns its id.
 pub fn check_pid(probe: &Child) -> Pid {
     let (pid, deadline) = (probe.id(), Instant::now() + Duration::from_secs(20));
     while Instant::now() < deadline {
@@ -26,7 +26,7 @@ pub fn check_pid(probe: &Child) -> Pid {
 
 #[test]
 fn crashed_check_is_unknown_and_next_one_runs() {
-    // Work on streams never ends, so that the process is there to be killed.
+    // Work on streams never ends, so the process still runs when it is killed.
     let world = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuStreamQuery=600");
     let mut command = world.command(&["--quick", "--only", "aliases,limits", "--json", "-"]);
     let probe = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the probe starts");

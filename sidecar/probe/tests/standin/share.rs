@@ -1,4 +1,4 @@
-//! Row 2.
+//! Tests of check 2.
 
 use sluice_probe::report::Answer;
 

@@ -1,4 +1,4 @@
-//! Row 5.
+//! Tests of check 5.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use sluice_probe::report::{Answer, CheckResult};
 use super::TestEnv;
 use super::run::check_pid;
 
-/// Stands for the daemon and for its control program, as far as the probe uses them.
+/// A fake of the daemon and of its control program, as far as the probe uses them.
 const DAEMON: &str = r#"#!/bin/sh
 pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
 if [ "$1" = -f ]; then
@@ -28,13 +28,13 @@ fi
 cat > "$pipe"
 "#;
 
-/// One that starts and never answers.
+/// A fake daemon that starts and never replies.
 const UNRESPONSIVE_DAEMON: &str = r#"#!/bin/sh
 echo "$$" >> "$DAEMON_LOG"
 exec sleep 300
 "#;
 
-/// A machine whose MPS daemon is this script.
+/// Returns a machine whose MPS daemon is this script.
 fn with_daemon(script: &str) -> TestEnv {
     let world = TestEnv::new();
     let (program, temporary) = (world.path("bin/nvidia-cuda-mps-control"), world.path("tmp"));
@@ -47,13 +47,13 @@ fn with_daemon(script: &str) -> TestEnv {
     world.with("PATH", &path).with("DAEMON_LOG", &log).with("TMPDIR", &temporary)
 }
 
-/// What the daemon wrote: its process id, then the orders that it got.
+/// Returns the daemon's log: its process id, then the received commands.
 fn log(world: &TestEnv) -> Vec<String> {
     let text = fs::read_to_string(world.path("daemon")).expect("the daemon was started");
     text.lines().map(str::to_owned).collect()
 }
 
-/// The answer depends on how busy this machine is: it is one of the two that there are.
+/// Checks that the answer is yes or no. Which one depends on the load of this machine.
 fn answered(row: &CheckResult) {
     assert!(!matches!(row.answer, Answer::Unknown { .. }), "{row:?}");
 }
@@ -71,7 +71,7 @@ const ALL_CONTINUE: &str = "the other engine goes on; the owner of the memory go
 
 #[test]
 fn concurrent_copies_and_compute_are_measured_and_crashes_survived() {
-    // Here a daemon of the machine that runs this test must not be found.
+    // The probe must not find an MPS daemon of the machine that runs this test.
     let world = TestEnv::new().with("PATH", "/nowhere");
     let (row, status) = world.ask("sharing");
     answered(&row);
@@ -128,7 +128,7 @@ fn an_mps_daemon_does_not_outlive_a_probe_that_is_killed() {
     assert!(wait_until(|| ended(&daemon)), "{daemon} still runs");
 }
 
-/// One with a server, as the real one has.
+/// A fake daemon with a server, like the real one.
 const SERVING: &str = r#"#!/bin/sh
 pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
 if [ "$1" = -f ]; then
@@ -161,13 +161,13 @@ fn a_row_that_is_killed_leaves_neither_its_mps_server_nor_its_folder() {
     assert_eq!(fs::read_dir(world.path("tmp")).expect("a folder").count(), 0, "its folders are gone");
 }
 
-/// Whether a process has ended. Whoever reaps orphans here may not have come yet: one that only waits for that has ended.
+/// Whether a process has exited. A zombie counts as exited: it may not have been reaped yet.
 fn ended(pid: &str) -> bool {
     let status = fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
     status.map_or(true, |status| status.contains(") Z "))
 }
 
-/// Asks again and again, at most 40 s: nobody tells another process's child.
+/// Polls for at most 40 s: a process gets no notification about the exit of another process's child.
 fn wait_until(done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(40) {

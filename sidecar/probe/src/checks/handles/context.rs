@@ -1,4 +1,4 @@
-//! What a process costs on the device before it holds anything: its context, and cuBLASLt in it.
+//! The device memory of a process before it allocates any: its context, and cuBLASLt in it.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,33 +11,33 @@ use crate::cuda::{Buffer, Kernels, Stream};
 use crate::results::Findings;
 use crate::statistics::Figure;
 
-/// The role of the process whose context is weighed.
+/// The role of the measured process.
 pub const ROLE: (&str, Role) = ("context", run);
 
-/// What it has done; it goes on when it is told to.
+/// The stage that the process has reached. It continues after the parent's reply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Stage {
-    /// Made a context.
+    /// It created a context.
     Context,
-    /// Loaded the probe's kernels and used some.
+    /// It loaded the probe's kernels and ran some of them.
     Kernels,
-    /// Multiplied two matrices by cuBLASLt.
+    /// It multiplied two matrices with cuBLASLt.
     Cublas,
-    /// Could not, for this reason.
+    /// It could not use cuBLASLt, for this reason.
     NoCublas(String),
 }
 
-/// What the driver is told about loading code, and how figures say so. Code that is loaded when it is first used is the
-/// driver's default; the probe's other processes load all of theirs at once, so that no first launch stands still.
+/// Values of `CUDA_MODULE_LOADING`, and their suffix in figures. The driver's default loads code at first use; the
+/// probe's other processes load all code at the start, so that no first launch stalls.
 const LOADING: [(&str, &str); 2] = [("LAZY", ""), ("EAGER", ", all code loaded at once")];
-/// What is weighed, in order.
+/// The measured stages, in order.
 const STAGE_NAMES: [&str; 3] = [
     "device memory of a process with a context",
     "the same, with the probe's kernels",
     "the same, with cuBLASLt after one product",
 ];
 
-/// Weighs, from this process, what another one takes.
+/// Measures from this process how much memory another one takes.
 pub fn cost(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     for (loading, suffix) in bench.setup.pick(&LOADING[..1], &LOADING) {
         let (mut mib, mut lacks) = ([const { Vec::new() }; 3], None);
@@ -51,7 +51,7 @@ pub fn cost(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// One process, stage by stage; why it could not use cuBLASLt, if so.
+/// Runs one process through its stages. Returns the reason if it could not use cuBLASLt.
 fn measure_memory(bench: &Bench, loading: &str, mib: &mut [Vec<f64>; 3]) -> Result<Option<String>, Error> {
     let before = bench.context.memory()?.free;
     let mut peer = ChildProcess::start_with(bench.setup, ROLE.0, &[("CUDA_MODULE_LOADING", loading)])?;
@@ -76,7 +76,7 @@ fn run(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
     say(Stage::Context)?;
     let (kernels, stream) = (Kernels::load(&bench.context)?, Stream::new(&bench.context)?);
     let words = Buffer::new(&bench.context, 4096)?;
-    // Code may be loaded only when it is used.
+    // The driver may load code only when it is used.
     kernels.write(&stream, words.at(0), 512, 1)?;
     kernels.read(&stream, words.at(0), 4096)?;
     stream.finish()?;

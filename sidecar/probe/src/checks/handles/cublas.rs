@@ -1,4 +1,4 @@
-//! One small product by cuBLASLt, so that its memory is there to be weighed.
+//! One small product with cuBLASLt, so that its memory can be measured.
 
 use std::ptr;
 
@@ -7,9 +7,9 @@ use cudarc::cublaslt::sys::{self, cublasComputeType_t, cublasStatus_t, cudaDataT
 use crate::Error;
 use crate::cuda::{Buffer, Context, Stream};
 
-/// The side of the matrices.
+/// Rows and columns of the matrices.
 const SIDE: u64 = 256;
-/// cuBLASLt's functions that are called here.
+/// The cuBLASLt functions that this module calls.
 const REQUIRED: [&str; 7] = [
     "cublasLtCreate",
     "cublasLtDestroy",
@@ -26,16 +26,16 @@ pub struct Cublas {
 }
 
 impl Cublas {
-    /// Loads it and multiplies two matrices.
+    /// Loads the library and multiplies two matrices.
     ///
     /// # Errors
-    /// Why it could not, in words.
+    /// A message with the reason.
     pub fn multiply(context: &Context) -> Result<Cublas, String> {
-        // SAFETY: loads a library by its name; its initialisers are its own.
+        // SAFETY: loads a library by its name; its initializers are its own.
         if !unsafe { sys::is_culib_present() } {
             return Err("no libcublasLt is on the library path".into());
         }
-        // SAFETY: the library is present; symbols are looked up, neither called nor read.
+        // SAFETY: the library is present; the symbols are only looked up, neither called nor read.
         let lacks = |name: &&&str| unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_err();
         if let Some(missing) = REQUIRED.iter().find(lacks) {
             return Err(format!("libcublasLt has no {missing}"));
@@ -57,8 +57,8 @@ impl Cublas {
         let shapes = Shapes::new()?;
         let (one, zero, none) = (1.0_f32, 0.0_f32, ptr::null());
         let (shape, scale) = (shapes.layout, [&raw const one, &raw const zero].map(<*const f32>::cast));
-        // SAFETY: three matrices of this shape on the device, scalars on the host; no workspace, and an algorithm of the
-        // library's own choice. The stream is the same object for driver and runtime.
+        // SAFETY: three matrices of this shape are on the device, the scalars on the host; there is no workspace, and
+        // the library chooses the algorithm. A stream is the same object for driver and runtime.
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
@@ -86,12 +86,12 @@ impl Cublas {
 
 impl Drop for Cublas {
     fn drop(&mut self) {
-        // SAFETY: the handle is ours and its work is done.
+        // SAFETY: this value owns the handle, and its work is done.
         let _ = unsafe { sys::cublasLtDestroy(self.handle) };
     }
 }
 
-/// Descriptions of the product and of its square matrices.
+/// Descriptors of the product and of its square matrices.
 struct Shapes {
     product: sys::cublasLtMatmulDesc_t,
     layout: sys::cublasLtMatrixLayout_t,
@@ -114,7 +114,7 @@ impl Shapes {
 
 impl Drop for Shapes {
     fn drop(&mut self) {
-        // SAFETY: ours, or null where making it failed.
+        // SAFETY: this value owns both; they are null if their creation failed.
         unsafe {
             if !self.product.is_null() {
                 let _ = sys::cublasLtMatmulDescDestroy(self.product);

@@ -1,4 +1,4 @@
-//! The second process of row 3: has memory and gives it up.
+//! The child process of check 3: allocates memory and releases it or passes it on.
 
 use std::os::fd::AsFd;
 
@@ -11,10 +11,10 @@ use crate::checks::Role;
 use crate::child_process::ParentPipe;
 use crate::cuda::{Handle, Range};
 
-/// Its role.
+/// The role's name and function.
 pub const ROLE: (&str, Role) = ("neighbour", run);
 
-/// What it is told. It answers each when it is done.
+/// Commands of the parent. The process replies to each when it is done.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum ExporterCommand {
     /// Create and map 100 chunks.

@@ -1,4 +1,4 @@
-//! The loop that decodes: for every layer a kernel that reads its bytes, for every moving layer a copy into its slot before.
+//! The decode loop: for every layer a kernel that reads its bytes, for every moving layer first a copy into its slot.
 
 use std::sync::atomic::Ordering;
 
@@ -10,46 +10,47 @@ use crate::bench::Bench;
 use crate::cuda::memory::granularity;
 use crate::cuda::{Address, Buffer, Event, Handle, HostMemory, Kernels, Range, Stream};
 
-/// A model's layers as far as their bytes matter.
+/// A model's layers, represented by their bytes.
 pub struct Decode {
     layers: u16,
     bytes: u64,
-    /// Tokens that are timed at most.
+    /// Maximum of timed tokens.
     tokens: usize,
-    /// Copies of one layer that are timed.
+    /// Number of timed copies of one layer.
     copies_alone: usize,
     kernels: Kernels,
     compute: Stream,
     copies: Stream,
     resident: Buffer,
-    /// An address for each layer. A moving one's is backed by its slot, so that nobody's pointers change.
+    /// One address per layer. A moving layer's address is backed by its slot, so no pointer changes.
     addresses: Range,
     slots: [Slot; 2],
-    /// All layers' bytes on the host: layer `i` begins at page `i`, so that it has a content of its own.
+    /// All layers' bytes on the host: layer `i` starts at page `i`, so its content is unique.
     master: HostMemory,
-    /// Tags that were not those of the layer.
+    /// Counter of tags that do not belong to the layer.
     wrong: Buffer,
 }
 
 /// Memory that moving layers share.
 struct Slot {
     memory: Handle,
-    /// Its last fill has arrived.
+    /// Its last fill is complete.
     ready: Event,
     /// The last reader of its contents is done.
     read: Event,
 }
 
-/// A page of the master copy begins with this plus its number.
+/// The first word of a page of the master copy is this plus the page's number.
 const TAG: u64 = 0x5AFE_0000_0000_0000;
 const PAGE: u64 = 4096;
-/// Tokens before the first one that is timed: fills run ahead, and a steady state has to be reached.
+/// Tokens before the first timed one: fills run ahead, and the loop must reach a steady state.
 const WARMUP_TOKENS: usize = 3;
-/// Time that one layout may take, nanoseconds, unless three tokens take longer.
+/// Maximum time for one layout in nanoseconds, unless three tokens take longer.
 const TIMED_NS: f64 = 1e9;
 
 impl Decode {
-    /// Takes memory for three layers on the device and a little more than one on the host. `bytes` are whole pages.
+    /// Allocates memory for three layers on the device and a little more than one layer on the host. `bytes` must be
+    /// whole pages.
     pub fn new(bench: &Bench, layers: u16, bytes: u64) -> Result<Decode, Error> {
         assert!(bytes.is_multiple_of(PAGE), "a layer is whole pages");
         let context = &bench.context;
@@ -78,7 +79,7 @@ impl Decode {
         Ok(decode)
     }
 
-    /// Copies of a layer with nothing beside them, nanoseconds.
+    /// Returns the times of copies of one layer without other work, in nanoseconds.
     pub fn isolated_copies(&mut self) -> Result<Vec<f64>, Error> {
         self.addresses.remap(0, &self.slots[0].memory)?;
         let once = |_| -> Result<f64, Error> {
@@ -94,8 +95,8 @@ impl Decode {
         times
     }
 
-    /// Decodes some tokens, fewer if one takes long (`about` nanoseconds), with every layer read `reads` times; nanoseconds of
-    /// each in the steady state.
+    /// Decodes some tokens, fewer if one takes long (`about` nanoseconds), with every layer read `reads` times. Returns
+    /// the nanoseconds of each token in the steady state.
     pub fn run(&mut self, layout: &Layout, reads: u32, about: f64) -> Result<Vec<f64>, Error> {
         let tokens = ((TIMED_NS / about) as usize).clamp(3, self.tokens);
         self.mapped(layout, |decode| {
@@ -110,8 +111,9 @@ impl Decode {
         })
     }
 
-    /// Decodes some tokens and compares, before and after a moving layer is read, what is at its address with its tags: a fill
-    /// that came too early or too late, or went elsewhere. How many were wrong.
+    /// Decodes some tokens and compares, before and after each read of a moving layer, the content at its address with
+    /// the layer's tags. This detects a fill that is too early, too late or in the wrong slot. Returns the number of
+    /// wrong tags.
     pub fn verify(&mut self, layout: &Layout) -> Result<u64, Error> {
         self.mapped(layout, |decode| {
             decode.compute.fill(decode.wrong.at(0), 0, 8)?;
@@ -123,12 +125,12 @@ impl Decode {
                 })?;
             }
             decode.finish()?;
-            // The count goes over the master's first word, which nothing needs now and which is put back.
+            // The count overwrites the master's first word, which is not needed now and which `count` restores.
             decode.count()
         })
     }
 
-    /// Does `work` while every moving layer's address is backed by its slot.
+    /// Runs `work` while every moving layer's address is backed by its slot.
     fn mapped<T>(
         &mut self,
         layout: &Layout,
@@ -152,8 +154,8 @@ impl Decode {
         self.compute.finish()
     }
 
-    /// Queues one token. The queues run far ahead of the device, so a fill begins as soon as its slot's last reader is done and
-    /// the link is free. `read` is given a moving layer's address.
+    /// Queues one token. The queues run far ahead of the device, so a fill starts as soon as its slot's last reader is
+    /// done and the link is free. `read` receives the layer's address.
     fn token(
         &self,
         layout: &Layout,
@@ -179,7 +181,7 @@ impl Decode {
         (0..reads).try_for_each(|_| self.kernels.read(&self.compute, from, self.bytes / 16 * 16))
     }
 
-    /// Counts the tags of a moving layer's first and last page that are not its own.
+    /// Counts the tags of a moving layer's first and last page that are wrong.
     fn compare(&self, at: Address, layer: Option<LayerId>) -> Result<(), Error> {
         let Some(LayerId(layer)) = layer else { return Ok(()) };
         let last = self.bytes / PAGE - 1;
@@ -196,7 +198,7 @@ impl Decode {
     }
 }
 
-/// The host's bytes, with a tag at the head of every page.
+/// Returns the host's bytes, with a tag at the start of every page.
 fn master(bench: &Bench, layers: u16, bytes: u64) -> Result<HostMemory, Error> {
     let master = HostMemory::registered(&bench.context, bytes + u64::from(layers) * PAGE)?;
     let pages = master.bytes() / PAGE;

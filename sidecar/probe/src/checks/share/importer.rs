@@ -1,4 +1,4 @@
-//! The second process of row 2: imports what it is sent.
+//! The child process of check 2: imports the handles that the parent sends.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,56 +12,56 @@ use crate::child_process::ParentPipe;
 use crate::cuda::{Handle, Kernels, Range, Stream};
 use crate::statistics::timed;
 
-/// Its role.
+/// The role's name and function.
 pub const ROLE: (&str, Role) = ("importer", run);
 
-/// What it is told. The first three come with a descriptor.
+/// Commands of the parent. The first three have a descriptor.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum ImporterCommand {
     /// Compare with `ours`, then write `theirs`.
     Check {
         /// Size of the handle.
         bytes: u64,
-        /// What is written there.
+        /// Pattern that the parent wrote.
         ours: u64,
-        /// What to write.
+        /// Pattern to write.
         theirs: u64,
     },
-    /// Import, map, unmap and release, again and again.
+    /// Import, map, unmap and release repeatedly.
     Time {
         /// Size of the handle.
         bytes: u64,
-        /// How often.
+        /// Number of rounds.
         rounds: u32,
     },
-    /// Import, map and keep, the descriptor too.
+    /// Import, map and keep both, and the descriptor.
     Hold {
         /// Size of the handle.
         bytes: u64,
     },
-    /// Let go of one part of that.
+    /// Drop one of these references.
     Drop(HeldReference),
 }
 
-/// What holds a handle's memory in a process.
+/// A reference that holds a handle's memory in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeldReference {
-    /// A mapping.
+    /// The mapping.
     Mapping,
     /// The import.
     Import,
     /// The descriptor.
     Descriptor,
-    /// The process itself, which is killed.
+    /// The process itself; it is killed.
     Process,
 }
 
 impl HeldReference {
-    /// All that a process can let go of without ending.
+    /// The references that a process can drop while it runs.
     pub const WITHOUT_PROCESS: [HeldReference; 3] =
         [HeldReference::Mapping, HeldReference::Import, HeldReference::Descriptor];
 
-    /// Its name.
+    /// Returns the reference's name.
     pub fn words(self) -> &'static str {
         match self {
             HeldReference::Mapping => "mapping",
@@ -72,30 +72,30 @@ impl HeldReference {
     }
 }
 
-/// What it answers.
+/// Replies to the parent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ImporterReply {
-    /// Words that were not as expected.
+    /// Number of wrong words.
     Wrong(u64),
-    /// Microseconds of each call.
+    /// Times of the calls.
     Costs(Costs),
-    /// Done.
+    /// The command is done.
     Done,
 }
 
 impl ImporterReply {
-    /// Nothing but "done".
+    /// Accepts only [`ImporterReply::Done`].
     pub fn done(self) -> Result<(), Error> {
         if let ImporterReply::Done = self { Ok(()) } else { Err(self.unexpected()) }
     }
 
-    /// What to say of an answer that fits no order.
+    /// Returns the error for a reply that does not match the command.
     pub fn unexpected(&self) -> Error {
         Error::Peer { role: ROLE.0.into(), what: format!("answered {self:?}") }
     }
 }
 
-/// Microseconds of each call, by round.
+/// Microseconds per call, by round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// `cuMemImportFromShareableHandle`.
@@ -110,7 +110,7 @@ pub struct Costs {
     pub release: Vec<f64>,
 }
 
-/// What is kept between orders.
+/// The references kept between commands.
 #[derive(Default)]
 struct HeldImport {
     range: Option<Range>,
@@ -118,7 +118,7 @@ struct HeldImport {
     descriptor: Option<OwnedFd>,
 }
 
-/// Does what it is told until it is told nothing more.
+/// Executes commands until the parent closes the channel.
 fn run(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
     let bench = Bench::open(setup)?;
     let mut held = HeldImport::default();

@@ -1,4 +1,5 @@
-//! Who goes on when one of two engines dies: the other one, the owner of the memory, a new engine.
+//! Tests which processes continue after one of two engines exits: the other engine, the owner of the memory, a new
+//! engine.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,26 +12,26 @@ use crate::child_process::{ChildProcess, REPLY_LIMIT};
 use crate::cuda::memory::granularity;
 use crate::cuda::{Handle, Kernels, Range, Stream};
 
-/// What is written into the memory before the deaths.
+/// Pattern written to the memory before the exits.
 const VALUE: u64 = 0x5111_ce00_0000_0000;
-/// How long the victim's kernel would run: it is killed while it does.
+/// Run time of the victim's kernel; the victim is killed during it.
 const LONG: Duration = Duration::from_secs(10);
-/// How long the other engine's kernel runs: the victim dies meanwhile.
+/// Run time of the other engine's kernel; the victim exits during it.
 const SHORT: Duration = Duration::from_millis(200);
-/// How long an engine that starts beside those that a death left is waited for: a server of MPS may let it wait until they
-/// have gone.
+/// Time limit for an engine that starts before the remaining engines have exited: an MPS server may make it wait for
+/// their exit.
 const NEW_ENGINE_LIMIT: Duration = Duration::from_secs(4);
-/// What the errors of MPS begin with: of a server that recovers among them, which takes new clients later.
+/// Prefix of MPS errors, including the error of a recovering server, which accepts new clients later.
 const MPS_ERROR_PREFIX: &str = "CUDA_ERROR_MPS_";
 
-/// How an engine dies.
+/// How an engine exits.
 #[derive(Clone, Copy, Debug)]
 enum ExitKind {
     Killed,
     Fault,
 }
 
-/// One note for each kind of death. The asking process owns memory; the engines map it.
+/// Returns one note per kind of exit. This process owns the memory; the engines map it.
 pub fn study(bench: &Bench, engines: Environment<'_>) -> Result<Vec<String>, Error> {
     let owner = Owner::new(bench)?;
     let note = |death: ExitKind| {
@@ -47,7 +48,7 @@ impl ExitKind {
         }
     }
 
-    /// Lets an engine die so; what there is to say about that.
+    /// Makes an engine exit in this way. Returns a description.
     fn inflict(self, victim: &mut ChildProcess) -> Result<String, Error> {
         let name = self.name();
         match self {
@@ -83,7 +84,7 @@ impl<'a> Owner<'a> {
         Ok(Owner { bench, range, handle })
     }
 
-    /// Lets one of two engines die while the other has a kernel in flight, and says who goes on.
+    /// Makes one of two engines exit while the other has a kernel in flight. Describes which processes continue.
     fn describe(&self, engines: Environment<'_>, death: ExitKind) -> Result<String, Error> {
         let (mut victim, mut other) =
             (self.engine(engines, REPLY_LIMIT)?, self.engine(engines, REPLY_LIMIT)?);
@@ -93,7 +94,7 @@ impl<'a> Owner<'a> {
         let bytes = self.handle.bytes();
         let owner = worker::check(&self.bench.context, self.range.at(0), bytes, VALUE);
         let beside = self.engine(engines, NEW_ENGINE_LIMIT);
-        // A server of MPS takes no new client while one is there that a fault has hit.
+        // An MPS server accepts no new client until the faulted client has exited.
         drop((victim, other));
         let later = self.start_new_engine(engines);
         let said = [
@@ -109,14 +110,14 @@ impl<'a> Owner<'a> {
         Ok(format!("{how}: {}", said.join("; ")))
     }
 
-    /// Milliseconds until an engine that starts now has seen the memory.
+    /// Starts an engine. Returns the milliseconds until it has read the memory.
     fn start_new_engine(&self, engines: Environment<'_>) -> Result<f64, Error> {
         let start = Instant::now();
         retry_during_recovery(REPLY_LIMIT, |left| self.engine(engines, left))?;
         Ok(start.elapsed().as_secs_f64() * 1e3)
     }
 
-    /// An engine that has mapped the memory and seen what is in it, each within `limit`.
+    /// Starts an engine that has mapped the memory and checked its content, each within `limit`.
     fn engine(&self, environment: Environment<'_>, limit: Duration) -> Result<ChildProcess, Error> {
         let mut peer = ChildProcess::start_with(self.bench.setup, WORKER, environment)?;
         let (fd, bytes) = (self.handle.export()?, self.handle.bytes());
@@ -128,7 +129,7 @@ impl<'a> Owner<'a> {
     }
 }
 
-/// Starts something, again and again while MPS recovers, at most `limit`.
+/// Starts something and retries while MPS recovers, for at most `limit`.
 fn retry_during_recovery<T>(
     limit: Duration,
     mut start: impl FnMut(Duration) -> Result<T, Error>,
@@ -137,7 +138,7 @@ fn retry_during_recovery<T>(
     loop {
         let left = limit.saturating_sub(first.elapsed());
         match start(left) {
-            // Nobody tells when a server takes clients again.
+            // The server does not notify when it accepts clients again.
             Err(error) if !left.is_zero() && error.to_string().contains(MPS_ERROR_PREFIX) => {
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -154,7 +155,7 @@ fn nanoseconds(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// Tries until the outcomes are used up; how many there were, and the last one's.
+    /// Retries until the outcomes are used up. Returns the number of tries and the last outcome.
     fn tried(limit: Duration, outcomes: &[Result<(), &str>]) -> (usize, Result<(), String>) {
         let mut tries = 0;
         let done = retry_during_recovery(limit, |_| {

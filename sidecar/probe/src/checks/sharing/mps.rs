@@ -1,4 +1,4 @@
-//! NVIDIA's MPS daemon, started for the probe alone in folders of its own and ended after it.
+//! NVIDIA's MPS daemon, started only for the probe in its own folders and stopped afterwards.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,27 +14,27 @@ use rustix::process::{
 use crate::Error;
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
-/// Longest that it may take to start, to answer, and to end.
+/// Time limit for each of start, reply and exit.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The file with the daemon's process id, in its folder.
+/// File with the daemon's process id, in its folder.
 const DAEMON: &str = "daemon";
 
-/// Ends what a process `asking`, which has ended, may have left of its daemon: the server, which does not get the signal of its
-/// parent's death, and the folder.
+/// Removes what the exited process `asking` may have left of its daemon: the server, which gets no signal when its
+/// parent exits, and the folder.
 pub fn clean_up(asking: u32) {
     let folder = folder_of(asking);
     let daemon = fs::read_to_string(folder.join(DAEMON)).ok().and_then(|pid| pid.parse().ok());
     if let Some(group) = daemon.and_then(Pid::from_raw) {
-        // The daemon itself was told to end when its parent did, and may take its server along.
+        // The kernel has signalled the daemon to end with its parent, and it may also stop its server.
         let start = Instant::now();
         while test_kill_process_group(group).is_ok() && start.elapsed() < LIMIT / 5 {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Fails only when all of the group are gone.
+        // Fails only if the group has no process left.
         let _ = kill_process_group(group, Signal::KILL);
     }
-    // Fails only when there is no such folder.
+    // Fails only if the folder does not exist.
     let _ = fs::remove_dir_all(&folder);
 }
 
@@ -42,14 +42,14 @@ fn folder_of(asking: u32) -> PathBuf {
     std::env::temp_dir().join(format!("sluice-gpu-probe-mps-{asking}"))
 }
 
-/// The daemon. Dropping it ends it.
+/// The daemon; stopped on drop.
 #[derive(Debug)]
 pub struct Mps {
     daemon: Child,
     folder: PathBuf,
 }
 
-/// What is to be known of a daemon that runs on this machine anyway, where it is by default.
+/// Returns a note if another MPS daemon runs on this machine at the default path.
 pub fn running_daemon() -> Option<String> {
     let place = Path::new("/tmp/nvidia-mps/control");
     let note = "exists: an MPS daemon of this machine, which no process of the probe uses";
@@ -57,7 +57,7 @@ pub fn running_daemon() -> Option<String> {
 }
 
 impl Mps {
-    /// Starts it and waits until it answers.
+    /// Starts the daemon and waits until it replies.
     pub fn start() -> Result<Mps, Error> {
         let folder = folder_of(std::process::id());
         for name in ["pipe", "log"] {
@@ -68,10 +68,10 @@ impl Mps {
         command.arg("-f").envs(variables(&folder)).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|devices| is_numeric_list(&devices)) {
-            // A daemon numbers its devices anew; clients have the variable as well and would choose among the new numbers.
+            // The daemon renumbers its devices; clients have the variable too and would choose among the new numbers.
             command.env_remove("CUDA_VISIBLE_DEVICES");
         }
-        // SAFETY: between fork and exec, one system call and no memory is taken.
+        // SAFETY: between fork and exec, the closure makes one system call and allocates no memory.
         unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?)) };
         let daemon = command.spawn().map_err(|error| {
             let _ = fs::remove_dir_all(&folder);
@@ -88,15 +88,15 @@ impl Mps {
         Ok(mps)
     }
 
-    /// What processes need to be its clients.
+    /// Returns the environment variables of its clients.
     pub fn environment(&self) -> [(&'static str, String); 2] {
         variables(&self.folder)
     }
 
-    /// Ends it.
+    /// Stops the daemon.
     ///
     /// # Errors
-    /// It had to be killed.
+    /// The daemon had to be killed.
     pub fn stop(mut self) -> Result<(), Error> {
         self.quit()
     }
@@ -115,14 +115,14 @@ impl Mps {
         Ok(())
     }
 
-    /// Gives the daemon a command, through another process of the same program.
+    /// Sends the daemon a command through another process of the same program.
     fn send_command(&self, words: &str) -> Result<(), Error> {
         let mut command = Command::new(PROGRAM);
         command.envs(variables(&self.folder)).stdin(Stdio::piped());
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| mps_error(format!("did not start: {error}")))?;
         if let Some(mut stdin) = child.stdin.take() {
-            // One that has ended already says so by its status.
+            // If that process has exited, its status shows it.
             let _ = writeln!(stdin, "{words}");
         }
         match wait_within(&mut child, LIMIT) {
@@ -136,7 +136,7 @@ impl Mps {
         }
     }
 
-    /// Ends the daemon and its server, kindly first.
+    /// Stops the daemon and its server, first with `quit`.
     fn quit(&mut self) -> Result<(), Error> {
         if matches!(self.daemon.try_wait(), Ok(Some(_))) {
             return Ok(());
@@ -146,7 +146,7 @@ impl Mps {
             return Ok(());
         }
         if let Ok(group) = i32::try_from(self.daemon.id()) {
-            // Fails only when all of the group are gone.
+            // Fails only if the group has no process left.
             let _ = Pid::from_raw(group).map(|group| kill_process_group(group, Signal::KILL));
         }
         let _ = self.daemon.wait();
@@ -161,7 +161,7 @@ impl Drop for Mps {
     }
 }
 
-/// Whether devices are chosen by their places in a list, which change with it, and not by their UUIDs.
+/// Whether devices are chosen by index, which changes with the list, and not by UUID.
 fn is_numeric_list(devices: &str) -> bool {
     devices.split(',').all(|device| device.trim().parse::<u32>().is_ok())
 }
@@ -171,7 +171,7 @@ fn variables(folder: &Path) -> [(&'static str, String); 2] {
     [("CUDA_MPS_PIPE_DIRECTORY", path("pipe")), ("CUDA_MPS_LOG_DIRECTORY", path("log"))]
 }
 
-/// Waits for a process to end, at most `limit`.
+/// Waits at most `limit` for a process to exit.
 fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let start = Instant::now();
     loop {

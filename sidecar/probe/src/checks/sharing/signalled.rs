@@ -1,4 +1,5 @@
-//! Copies as a sidecar makes them for an engine: each waits on its stream for a word, and writes a word when it is done.
+//! Copies as a sidecar makes them for an engine: each waits on its stream for a word, and writes a word when it is
+//! done.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,32 +9,32 @@ use crate::Error;
 use crate::cuda::stream::poll_until;
 use crate::cuda::{Address, HostMemory, Stream};
 
-/// Bytes behind those that are copied, for the words.
+/// Bytes after the copied ones, for the words.
 pub const WORDS: u64 = 4096;
-/// Places of the words there, in lines of their own: what lets a copy go, and what it writes.
+/// Offsets of the words there, each in its own cache line: the word that releases a copy, and the word that it writes.
 const GO: u64 = 0;
 const DONE: u64 = 64;
-/// Copies of one rate.
+/// Copies per rate.
 const COPIES_PER_RATE: usize = 16;
 
-/// What they need.
+/// The resources of signalled copies.
 #[derive(Clone, Copy, Debug)]
 pub struct SignalledCopies<'a> {
-    /// The stream that they are on.
+    /// Stream of the copies.
     pub stream: &'a Stream,
-    /// What is copied, with [`WORDS`] bytes behind it.
+    /// Source, with [`WORDS`] more bytes at its end.
     pub host: &'a HostMemory,
-    /// Where to.
+    /// Destination.
     pub to: Address,
-    /// Bytes of one copy.
+    /// Bytes per copy.
     pub bytes: u64,
-    /// Longest that one is waited for.
+    /// Time limit per copy.
     pub limit: Duration,
 }
 
 impl SignalledCopies<'_> {
-    /// One copy, let go at a moment that has nothing to do with the device's time slices; nanoseconds from its word to the word
-    /// that it writes.
+    /// Makes one copy, released at a time that is independent of the device's time slices. Returns the nanoseconds from
+    /// its word to the word that it writes.
     pub fn once(&self) -> Result<u64, Error> {
         let number = self.word(DONE).load(Ordering::SeqCst) + 1;
         let queued = self.queue(number);
@@ -43,7 +44,7 @@ impl SignalledCopies<'_> {
         }
         let early = self.word(DONE).load(Ordering::SeqCst) >= number;
         let start = now_ns();
-        // Also when not all of it could be queued: nothing is to wait for ever.
+        // Also if queueing failed, so that no work waits forever.
         self.word(GO).store(number, Ordering::SeqCst);
         queued?;
         if early {
@@ -66,14 +67,15 @@ impl SignalledCopies<'_> {
     }
 }
 
-/// Rates per nanosecond, each of a few copies in a row, from the times that they took: pauses between them do not count.
+/// Returns rates per nanosecond, each over a few consecutive copies, from their times: pauses between copies do not
+/// count.
 pub fn rates(times_ns: &[u64], bytes: u64) -> Vec<f64> {
     let rate = |times: &[u64]| times.len() as f64 * bytes as f64 / times.iter().sum::<u64>().max(1) as f64;
     times_ns.chunks(COPIES_PER_RATE).map(rate).collect()
 }
 
-/// Up to 2 ms, a different time for each of two thousand copies. The first, which is not timed, is held so long that one that
-/// does not wait has come through.
+/// Returns a pause of less than 2 ms, different for each of two thousand copies. The first copy, which is not timed, is
+/// held for 100 ms, so that a copy that does not wait has finished by then.
 fn pause_ns(number: u64) -> u64 {
     if number == 1 { 100_000_000 } else { number * 617 % 2000 * 1000 }
 }

@@ -1,25 +1,25 @@
-//! Many samples in a few numbers: a worker takes thousands, and a message has room for less.
+//! Summarizes many samples in a few numbers: a worker takes thousands, more than a message can hold.
 
 use serde::{Deserialize, Serialize};
 
 use crate::statistics::Figure;
 
-/// What is told of samples.
+/// Summary of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleSpread {
     median: f64,
     min: f64,
-    /// 99 % of the samples are at most this.
+    /// Upper bound of 99 % of the samples.
     p99: f64,
     max: f64,
     samples: usize,
 }
 
 impl SampleSpread {
-    /// Of these samples.
+    /// Summarizes these samples.
     ///
     /// # Panics
-    /// As [`Figure::of`].
+    /// As in [`Figure::of`].
     pub fn of(samples: &[f64]) -> SampleSpread {
         let Figure { median, min, max, .. } = Figure::of("", "", samples);
         let mut sorted = samples.to_vec();
@@ -28,7 +28,7 @@ impl SampleSpread {
         SampleSpread { median, min, p99, max, samples: samples.len() }
     }
 
-    /// As figures: the middle and the ends, and what 99 % stay within.
+    /// Returns figures: median and extremes, and the 99th percentile.
     pub fn figures(self, name: &str, unit: &str) -> [Figure; 2] {
         let SampleSpread { median, min, p99, max, samples } = self;
         let whole = Figure { name: name.into(), unit: unit.into(), median, min, max, samples };

@@ -1,4 +1,4 @@
-//! Work that keeps a part of the device busy, and how fast it goes.
+//! Work that keeps a part of the device busy, and its rate.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::cuda::{Buffer, Context, Event, HostMemory, Kernels, Stream};
 pub enum Load {
     /// Copies from registered host memory.
     Copy,
-    /// Copies of 16 MiB, one at a time, each of which waits for a word and writes one.
+    /// Copies of 16 MiB (4 MiB with `--quick`), one at a time; each waits for a word and writes one.
     Signalled,
     /// A kernel that reads device memory.
     Read,
@@ -25,38 +25,38 @@ pub enum Load {
     Product,
 }
 
-/// How it went.
+/// Result of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Track {
-    /// Rates, one for each slice of time.
+    /// One rate per slice of time.
     pub rates: Vec<f64>,
-    /// Milliseconds between the ends of two pieces of work; of signalled copies, from word to word.
+    /// Milliseconds between the ends of two pieces of work; for signalled copies, from word to word.
     pub times_ms: SampleSpread,
 }
 
-/// Pieces in flight: the device always has a next one.
+/// Pieces in flight, so that the device always has a next one.
 const DEPTH: usize = 4;
-/// Rates are of slices of at least this length: longer than the time slices of contexts.
+/// Minimum length of a slice for a rate: longer than the time slices of contexts.
 const SLICE_NS: u64 = 20_000_000;
-/// Pieces that are timed at least, also when the window is over.
+/// Minimum number of timed pieces, even after the window.
 const MIN_SAMPLES: usize = 3;
-/// Longest that a piece is waited for.
+/// Time limit per piece.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Work with what it needs.
+/// A load and its resources.
 #[derive(Debug)]
 pub struct Work {
     load: Load,
     stream: Stream,
     kernels: Kernels,
-    /// What is copied from; one page where nothing is.
+    /// Source of copies; one page for loads that do not copy.
     host: HostMemory,
     device: Buffer,
-    /// Bytes of one copy or of one matrix, or those that are read.
+    /// Bytes of one copy, of one matrix or of one read.
     bytes: u64,
     /// Rows of a matrix.
     side: u64,
-    /// What ends within this time is not counted: clocks and the link are slow after a rest, nanoseconds.
+    /// Warm-up time in nanoseconds, which is not counted: clocks and the link are slow after idle time.
     warm_up_ns: u64,
 }
 
@@ -64,7 +64,7 @@ impl Load {
     /// All kinds.
     pub const ALL: [Load; 4] = [Load::Copy, Load::Signalled, Load::Read, Load::Product];
 
-    /// For people.
+    /// Returns the load's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Load::Copy => "copy",
@@ -74,7 +74,7 @@ impl Load {
         }
     }
 
-    /// The unit of its rate.
+    /// Returns the unit of its rate.
     pub fn unit(self) -> &'static str {
         match self {
             Load::Copy | Load::Signalled | Load::Read => "GB/s",
@@ -82,7 +82,7 @@ impl Load {
         }
     }
 
-    /// What the times of its [`Track`] are.
+    /// Describes the times in its [`Track`].
     pub fn times(self) -> &'static str {
         match self {
             Load::Signalled => "from word to word",
@@ -92,7 +92,7 @@ impl Load {
 }
 
 impl Work {
-    /// Takes what it needs.
+    /// Allocates the resources of `load`.
     pub fn new(setup: Setup, context: &Context, load: Load) -> Result<Work, Error> {
         let side = setup.pick(512, 4096);
         let bytes = match load {
@@ -117,14 +117,14 @@ impl Work {
             side,
             warm_up_ns: setup.pick(20, 300) * 1_000_000,
         };
-        // 1.0 everywhere: an ordinary number, for products take their time over others.
+        // Fill with 1.0, an ordinary number: products are slow with unusual numbers.
         work.stream.fill(work.device.at(0), 0x3f80_0000, device)?;
         work.submit_one()?;
         work.stream.finish_within(LIMIT)?;
         Ok(work)
     }
 
-    /// Works from `start_ns` (of the monotonic clock) on, for a moment to warm up and then for `window_ns`.
+    /// Runs from `start_ns` (monotonic clock) on, first for the warm-up time, then for `window_ns`.
     pub fn run(&self, start_ns: u64, window_ns: u64) -> Result<Track, Error> {
         while now_ns() < start_ns {
             std::hint::spin_loop();
@@ -136,7 +136,7 @@ impl Work {
         }
     }
 
-    /// The time of each piece.
+    /// Times each piece.
     fn one_by_one(&self, warm_ns: u64, window_ns: u64) -> Result<Track, Error> {
         let mut times = Vec::new();
         while now_ns() < warm_ns + window_ns || times.len() < MIN_SAMPLES {
@@ -149,7 +149,7 @@ impl Work {
         Ok(Track { rates: signalled::rates(&times, self.bytes), times_ms: SampleSpread::of(&ms) })
     }
 
-    /// Pieces with no pause between, as far as the device makes none.
+    /// Runs pieces without a pause.
     fn back_to_back(&self, warm_ns: u64, window_ns: u64) -> Result<Track, Error> {
         let (mut flying, mut ends) = (VecDeque::new(), Vec::new());
         while now_ns() < warm_ns + window_ns || ends.len() < MIN_SAMPLES {
@@ -167,7 +167,7 @@ impl Work {
         Ok(Track { rates: rates(&ends, self.size(), SLICE_NS), times_ms: SampleSpread::of(&gaps_ms(&ends)) })
     }
 
-    /// Puts one piece of work on the stream.
+    /// Submits one piece of work to the stream.
     fn submit_one(&self) -> Result<(), Error> {
         let at = |number: u64| self.device.at(number * self.bytes);
         match self.load {
@@ -183,7 +183,7 @@ impl Work {
         SignalledCopies { stream, host, to: self.device.at(0), bytes: self.bytes, limit: LIMIT }
     }
 
-    /// Bytes or floating-point operations of one piece.
+    /// Returns the bytes or floating-point operations per piece.
     fn size(&self) -> f64 {
         match self.load {
             Load::Copy | Load::Signalled | Load::Read => self.bytes as f64,
@@ -192,14 +192,14 @@ impl Work {
     }
 }
 
-/// The monotonic clock, which all processes share, nanoseconds.
+/// Returns the monotonic clock in nanoseconds, which all processes share.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Rates per nanosecond, that is in billions per second, of consecutive slices of at least `slice_ns`; of everything where
-/// that is shorter than a slice. Pieces end at `ends`.
+/// Returns rates per nanosecond (billions per second) of consecutive slices of at least `slice_ns`, or one rate if the
+/// total time is shorter. Pieces end at `ends`.
 fn rates(ends: &[u64], size: f64, slice_ns: u64) -> Vec<f64> {
     let (mut rates, mut first) = (Vec::new(), 0);
     for at in 1..ends.len() {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_rate_counts_the_pauses_between_bursts() {
-        // Bursts of two pieces, then a pause: 2 pieces of 50 in each 10 ns, whatever the middle gap is.
+        // Bursts of two pieces, then a pause: 2 pieces of 50 per 10 ns, for any gap within a burst.
         let ends = [0, 1, 10, 11, 20, 21, 30];
         assert_eq!(rates(&ends, 50.0, 10), [10.0, 10.0, 10.0]);
         assert_eq!(rates(&[0, 4, 8], 50.0, 10), [12.5], "less than a slice is one slice");
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_track_of_any_length_is_a_short_message() {
-        // 1.5 s of pieces that take a microsecond each, with gaps that need all their digits.
+        // 1.5 s of pieces of one microsecond, with gaps that need all their digits.
         let ends: Vec<u64> = (0..1_500_000).map(|piece| piece * 1000 + piece % 7).collect();
         let track = Track { rates: rates(&ends, 1.0, SLICE_NS), times_ms: SampleSpread::of(&gaps_ms(&ends)) };
         let said = serde_json::to_string(&track).expect("a track is plain data");

@@ -1,4 +1,4 @@
-//! A process that works beside others, and maps what others export.
+//! The child process of check 5: works concurrently with others and maps memory that others export.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,38 +13,38 @@ use crate::bench::{Bench, Setup};
 use crate::child_process::{ChildProcess, ParentPipe, REPLY_LIMIT};
 use crate::cuda::{Buffer, Context, Event, Handle, HostMemory, Kernels, Range, Stream};
 
-/// What it is told to do.
+/// Commands of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerCommand {
-    /// Take what these loads need.
+    /// Allocate the resources of these loads.
     Prepare(Vec<Load>),
-    /// Work on these at once.
+    /// Run these loads at the same time.
     Run { loads: Vec<Load>, start_ns: u64, window_ns: u64 },
-    /// Map the memory whose descriptor comes with this.
+    /// Map the memory whose descriptor is sent with this command.
     Import { bytes: u64 },
-    /// Compare that memory with what its owner wrote.
+    /// Compare that memory with the owner's pattern.
     Check { value: u64 },
-    /// Let a kernel run for so long, and answer when it has begun. What comes after it waits for it.
+    /// Run a kernel for `ns` nanoseconds, and reply when it starts. A later check waits for it.
     Spin { ns: u64 },
-    /// Let a kernel write where nothing is.
+    /// Run a kernel that writes to an unmapped address.
     Fault,
 }
 
-/// What it answers.
+/// Replies to the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerReply {
-    /// It is done.
+    /// The command is done.
     Done,
-    /// How the work went, one track for each load.
+    /// Results, one track per load.
     Ran(Vec<Track>),
 }
 
-/// An error of the other process.
+/// Returns an error of the worker process.
 pub fn unexpected_reply(what: &str) -> Error {
     Error::Peer { role: super::WORKER.into(), what: what.into() }
 }
 
-/// Gives an request and waits for the answer.
+/// Sends a request and waits for the reply.
 pub fn request(
     peer: &mut ChildProcess,
     request: &WorkerCommand,
@@ -53,7 +53,7 @@ pub fn request(
     request_within(peer, REPLY_LIMIT, request, fds)
 }
 
-/// As [`request`], with an answer within `limit`.
+/// Like [`request`], with a reply within `limit`.
 pub fn request_within(
     peer: &mut ChildProcess,
     limit: Duration,
@@ -64,7 +64,7 @@ pub fn request_within(
     recv_reply_within(peer, limit)
 }
 
-/// The next answer; the other's own error is one of the peer.
+/// Receives the next reply; an error that it reports becomes an error of the peer.
 pub fn recv_reply(peer: &mut ChildProcess) -> Result<WorkerReply, Error> {
     recv_reply_within(peer, REPLY_LIMIT)
 }
@@ -74,9 +74,9 @@ fn recv_reply_within(peer: &mut ChildProcess, limit: Duration) -> Result<WorkerR
     reply.map_err(|what| unexpected_reply(&format!("says: {what}")))
 }
 
-/// The whole process.
+/// The main function of the process.
 pub fn run_worker(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
-    // What goes wrong at the start is the answer to the first request.
+    // An error at the start is the reply to each request.
     let mut worker =
         Bench::open(setup).map(|bench| Worker { import: None, spin: None, threads: Vec::new(), bench });
     while let Some((request, fds)) = parent.recv_or_exit::<WorkerCommand>()? {
@@ -120,7 +120,7 @@ impl Worker {
             WorkerCommand::Fault => {
                 let (kernels, stream) =
                     (Kernels::load(&self.bench.context)?, Stream::new(&self.bench.context)?);
-                // Never mapped: the lowest page of the device's addresses.
+                // Address 64 is in the lowest page of the device's addresses, which is never mapped.
                 kernels.mark(&stream, 64, 1)?;
                 stream.finish()?;
             }
@@ -128,7 +128,7 @@ impl Worker {
         Ok(WorkerReply::Done)
     }
 
-    /// Lets hands work at once.
+    /// Runs the threads of these loads at the same time.
     fn run(&self, loads: &[Load], shift: (u64, u64)) -> Result<Vec<Track>, Error> {
         let hands = || self.threads.iter().filter(|hand| loads.contains(&hand.load));
         for hand in hands() {
@@ -138,7 +138,7 @@ impl Worker {
     }
 }
 
-/// Whether memory of `bytes` at `from` is what its owner wrote.
+/// Checks that `bytes` of memory at `from` hold the owner's pattern.
 pub fn check(context: &Context, from: u64, bytes: u64, value: u64) -> Result<(), Error> {
     let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
     let (wrong, host) = (Buffer::new(context, 8)?, HostMemory::registered(context, 4096)?);
@@ -168,17 +168,17 @@ impl Import {
     }
 }
 
-/// A kernel that runs for a while.
+/// A kernel that runs for a given time.
 struct Spin {
     stream: Stream,
-    // Not unloaded while its kernel runs.
+    // Kept, because a running kernel must not be unloaded.
     _kernels: Kernels,
 }
 
 impl Spin {
     fn start(context: &Context, ns: u64) -> Result<Spin, Error> {
         let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
-        // The first one loads it; the second one is next when the event is reached.
+        // The first kernel loads the code; the second one starts right after the event.
         kernels.spin(&stream, 1)?;
         let begun = Event::after(&stream)?;
         kernels.spin(&stream, ns)?;
@@ -187,7 +187,7 @@ impl Spin {
     }
 }
 
-/// A thread with work of one kind. It ends when it is dropped.
+/// A thread with one kind of load; joined on drop.
 struct LoadThread {
     load: Load,
     orders: Sender<(u64, u64)>,
@@ -207,7 +207,7 @@ impl LoadThread {
                 Ok(work) => (Some(work), Ok(())),
                 Err(error) => (None, Err(error)),
             };
-            // The other end waits for the one answer.
+            // The other end waits for this one reply.
             let _ = ready.send(answer);
             let Some(work) = work else { return };
             for (start_ns, window_ns) in inbox {
@@ -222,7 +222,7 @@ impl LoadThread {
 
 impl Drop for LoadThread {
     fn drop(&mut self) {
-        // Without a sender the thread's list of orders ends.
+        // The thread ends when its channel has no sender.
         self.orders = channel().0;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

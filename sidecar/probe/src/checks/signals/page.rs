@@ -10,25 +10,25 @@ use crate::cuda::{Address, Context, HostMemory};
 
 /// Bytes of the page.
 const BYTES: u64 = 4096;
-/// Words of a cache line: words that different sides write lie in different lines.
+/// Words per cache line: words of different writers are in different lines.
 const LINE: u64 = 8;
 
-/// What the waiting side waits for; values grow.
+/// Word that the waiting side waits for; its values grow.
 pub const GO: u64 = 0;
-/// What the waiting side waits for and resets.
+/// Word that the waiting side waits for and resets.
 pub const FLAG: u64 = LINE;
 /// Written by the kernel that waited.
 pub const SEEN: u64 = 2 * LINE;
-/// Written by the waiting stream just before it waits.
+/// Written by the waiting stream just before its wait.
 pub const ARMED: u64 = 3 * LINE;
-/// For a process alone.
+/// Used within a single process.
 pub const STARTED: u64 = 4 * LINE;
-/// Opens the way for work that is timed.
+/// Releases timed work.
 pub const GATE: u64 = 5 * LINE;
-/// One word for each layer of a graph.
+/// First of the words for the layers of a graph.
 pub const LAYER: u64 = 6 * LINE;
 
-/// At least every value that anybody waits for, also on a circle.
+/// At least every awaited value, also in cyclic comparison.
 const RELEASE: u64 = 1 << 62;
 
 /// The page, registered with the device.
@@ -36,29 +36,29 @@ const RELEASE: u64 = 1 << 62;
 pub struct SignalPage {
     memory: HostMemory,
     start: Address,
-    /// Whether this is the process that made it.
+    /// Whether this process created the page.
     is_owner: bool,
 }
 
 impl SignalPage {
-    /// A new page of zeros.
+    /// Creates a page of zeros.
     pub fn new(context: &Context) -> Result<SignalPage, Error> {
         let memory = HostMemory::registered(context, BYTES)?;
         Ok(SignalPage { start: memory.address()?, memory, is_owner: true })
     }
 
-    /// The page of another process.
+    /// Maps the page of another process.
     pub fn from_file(context: &Context, file: OwnedFd) -> Result<SignalPage, Error> {
         let memory = HostMemory::from_file(context, file, BYTES)?;
         Ok(SignalPage { start: memory.address()?, memory, is_owner: false })
     }
 
-    /// Its file, for the other process.
+    /// Returns the page's file, for the other process.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.memory.file()
     }
 
-    /// The device's address of a word.
+    /// Returns the device address of a word.
     pub fn address(&self, word: u64) -> Address {
         self.start + word * 8
     }
@@ -73,14 +73,14 @@ impl SignalPage {
         self.memory.word(word).load(Ordering::SeqCst)
     }
 
-    /// Waits until a word is at least `value`, at most `limit`.
+    /// Waits at most `limit` until a word is at least `value`.
     pub fn wait_for(&self, word: u64, value: u64, limit: Duration) -> Result<(), Error> {
         poll_until(limit, "a word that the device writes", || Ok(self.get(word) >= value))
     }
 }
 
 impl Drop for SignalPage {
-    /// Ends every wait for it, so that no driver waits for the work that does before it lets the page go.
+    /// Ends every wait on the page, because unregistering it may make the driver wait for that work.
     fn drop(&mut self) {
         if self.is_owner {
             (0..BYTES / 8).for_each(|word| self.set(word, RELEASE));

@@ -1,4 +1,4 @@
-//! A copy here waits for a process that is killed: what is usable how soon.
+//! Tests a copy that waits for a killed process: how soon the device is usable again.
 
 use std::time::Instant;
 
@@ -12,12 +12,12 @@ use crate::cuda::{Buffer, Event, HostMemory, Stream};
 use crate::results::Findings;
 use crate::statistics::Figure;
 
-/// Far above every value of the rest.
+/// Far above every other value.
 const FAR: u64 = 1 << 40;
-/// Bytes of a copy.
+/// Bytes per copy.
 const BYTES: u64 = 2 << 20;
 
-/// How long each part took, milliseconds.
+/// Times of the parts, in milliseconds.
 #[derive(Default)]
 struct ExitTimes {
     reaped: Vec<f64>,
@@ -25,7 +25,7 @@ struct ExitTimes {
     freed: Vec<f64>,
 }
 
-/// Asks it a few times. What was measured is told also when something stood still.
+/// Repeats the test. Measured times are reported even if a part stalls.
 pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     bench.progress("a copy that waits for a process that dies");
     let memory = (HostMemory::registered(&bench.context, BYTES)?, Buffer::new(&bench.context, BYTES)?);
@@ -45,7 +45,7 @@ fn once(bench: &Bench, memory: &(HostMemory, Buffer), times: &mut ExitTimes) -> 
     let mut pair = Pair::start(bench)?;
     let (stream, other) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
     let held = stages(&mut pair, (&stream, &other), memory, times);
-    // Whatever happened, nothing waits any more, and the memory is not used when it goes.
+    // In every case, end all waits, so that the memory is unused when it is freed.
     pair.page.set(STARTED, FAR);
     let ended = stream.finish_within(LIMIT).and_then(|()| other.finish_within(LIMIT));
     held.and(ended)
@@ -60,7 +60,7 @@ fn stages(
     stream.wait_value(pair.page.address(STARTED), FAR)?;
     stream.upload(device.at(0), host, 0, BYTES)?;
     let copied = Event::after(stream)?;
-    // The other process waits as well, for a word that nobody writes: it dies with work on the device.
+    // The other process waits too, for a word that is not written, so it is killed with work on the device.
     pair.request(&WaiterCommand::Arm { way: SignalPath::Stream, value: FAR })?;
     let start = Instant::now();
     pair.peer.kill();
@@ -80,7 +80,7 @@ fn stages(
     Ok(())
 }
 
-/// What took too long is the device's answer; everything else stays what it is.
+/// Turns a timeout into a finding about the device; other errors stay the same.
 fn stalled(what: &'static str) -> impl FnOnce(Error) -> Error {
     move |error| match error {
         Error::Timeout { limit, .. } => Error::Otherwise(format!("{what} ({limit:?})")),

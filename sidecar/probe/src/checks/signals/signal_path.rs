@@ -1,4 +1,4 @@
-//! The ways of waiting that are compared.
+//! The compared kinds of wait.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,19 +9,19 @@ use super::page::{FLAG, GO};
 pub enum SignalPath {
     /// `cuStreamWaitValue64`, then a launch.
     Stream,
-    /// A graph whose node waits for a value that is changed before each launch.
+    /// A graph whose node waits for a value that changes before each launch.
     Parameters,
-    /// A graph with a kernel that compares the word with a counter of the device.
+    /// A graph with a kernel that compares the word with a counter on the device.
     Counter,
     /// A graph whose node waits for a flag and resets it.
     Flags,
 }
 
 impl SignalPath {
-    /// The ways of graphs.
+    /// The kinds that use graphs.
     pub const GRAPHS: [SignalPath; 3] = [SignalPath::Parameters, SignalPath::Counter, SignalPath::Flags];
 
-    /// For people.
+    /// Returns the name in reports.
     pub fn name(self) -> &'static str {
         match self {
             SignalPath::Stream => "stream",
@@ -31,7 +31,7 @@ impl SignalPath {
         }
     }
 
-    /// Which word ends the wait for step `value`, and what is to be written there.
+    /// Returns the word that ends the wait for step `value`, and the value to write there.
     pub fn target(self, value: u64) -> (u64, u64) {
         match self {
             SignalPath::Flags => (FLAG, 1),

@@ -1,4 +1,4 @@
-//! The process that waits, as an engine waits for its sidecar.
+//! The child process of check 6: waits like an engine for its sidecar.
 
 use std::time::{Duration, Instant};
 
@@ -15,47 +15,47 @@ use crate::cuda::{Address, Buffer, Event, ExecGraph, GraphBuilder, HostMemory, K
 
 /// Layers of the graph whose cost is measured.
 pub const LAYERS: u64 = 32;
-/// Longest that a kernel waits. Longer than anybody waits for the kernel.
+/// Time limit of a waiting kernel. Longer than the limit for the kernel's result.
 const KERNEL_LIMIT: Duration = Duration::from_secs(5);
-/// Longest that work here is waited for.
+/// Time limit for work in this process.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// What it is told to do.
+/// Commands of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WaiterCommand {
-    /// Put a wait for step `value` and a kernel behind it on a stream, and say when the stream has come to it.
+    /// Queue a wait for step `value` and a kernel on a stream, and reply when the stream reaches the wait.
     Arm { way: SignalPath, value: u64 },
-    /// Measure graphs whose words are all there.
+    /// Measure graphs whose words are all written.
     Cost { way: SignalPath, steps: u64 },
 }
 
-/// What it answers.
+/// Replies to the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WaiterReply {
-    /// It is done.
+    /// The command is done.
     Done,
-    /// What was measured.
+    /// The measured costs.
     Costs(Costs),
 }
 
-/// What steps of a graph cost, microseconds, one value for each.
+/// Costs of steps of a graph in microseconds, one value per step.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Costs {
-    /// The CPU, from the first change of a node to the end of the launch.
+    /// CPU time from the first change of a node to the end of the launch.
     pub host_us: Vec<f64>,
-    /// The device, from the first node to the last.
+    /// Device time from the first node to the last.
     pub device_us: Vec<f64>,
-    /// The device, in a graph without waits.
+    /// Device time in a graph without waits.
     pub bare_us: Vec<f64>,
 }
 
-/// The next answer of a waiting process; its own error is one of the peer.
+/// Receives the next reply of a waiting process; an error that it reports becomes an error of the peer.
 pub fn recv_reply(peer: &mut ChildProcess) -> Result<WaiterReply, Error> {
     let (reply, _) = peer.recv::<Result<WaiterReply, String>>()?;
     reply.map_err(|what| Error::Peer { role: super::WAITER.into(), what: format!("says: {what}") })
 }
 
-/// The whole process.
+/// The main function of the process.
 pub fn run_waiter(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
     let ((), mut fds) = parent.recv()?;
     let file = fds.pop().ok_or(Error::Peer { role: "parent".into(), what: "sent no page".into() })?;
@@ -81,16 +81,16 @@ fn send_reply(parent: &ParentPipe, reply: Result<WaiterReply, Error>) -> Result<
 
 struct Waiter<'a> {
     bench: &'a Bench,
-    // Dropped before what its work uses.
+    // Dropped before the memory that its work uses.
     stream: Stream,
     graph: Option<Graph>,
     kernels: Kernels,
     page: SignalPage,
-    /// Words: counter, how often a kernel gave up, one that the layers write, and the counter of the gate.
+    /// Words: counter, number of kernels that timed out, a word that the layers write, and the counter of the gate.
     words: Buffer,
 }
 
-/// A graph with the nodes that are changed before a launch.
+/// A graph and the nodes that change before a launch.
 struct Graph {
     ready: ExecGraph,
     waits: Vec<Node>,
@@ -102,7 +102,7 @@ impl<'a> Waiter<'a> {
         let (stream, words) = (Stream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
         stream.fill(words.at(0), 0, 4096)?;
         let waiter = Waiter { bench, stream, graph: None, kernels, page, words };
-        // Each kernel once, while nothing waits: what a first launch loads is loaded.
+        // Run each kernel once while nothing waits, so that its code is loaded.
         waiter.kernels.await_flag(&waiter.stream, waiter.wait(waiter.words.at(0), true))?;
         let mark = || waiter.kernels.mark(&waiter.stream, waiter.counter(), 0);
         bench.warm_up(|| mark().and_then(|()| waiter.stream.finish()))?;
@@ -134,7 +134,7 @@ impl<'a> Waiter<'a> {
         self.kernels.mark(&self.stream, self.counter(), 1)?;
         self.kernels.mark(&self.stream, self.gate(), 1)?;
         let (mut host_us, mut device_us, mut bare_us) = (Vec::new(), Vec::new(), Vec::new());
-        // The first step is not counted: it finds code that is not loaded.
+        // The first step is not counted: it loads code.
         for step in 0..=steps {
             let (_, bare) = self.timed(2 * step + 1, || bare.ready.launch(&self.stream))?;
             (0..LAYERS).for_each(|layer| self.page.set(LAYER + layer, step + 1));
@@ -152,10 +152,10 @@ impl<'a> Waiter<'a> {
         Ok(Costs { host_us, device_us, bare_us })
     }
 
-    /// Microseconds of the CPU in `launch`, and of the device for what it launches. The device stands at a gate, a kernel that
-    /// waits for the `turn`-th time, until all of it is queued: otherwise its time would be the CPU's.
+    /// Returns the microseconds of the CPU in `launch`, and of the device for the launched work. A gate, a kernel that
+    /// waits for step `turn`, holds the device until all work is queued; otherwise the result would be the CPU's time.
     fn timed(&self, turn: u64, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
-        // What a first launch loads may wait for all streams: nothing stands at the gate then.
+        // At first launches the gate is open: loading code may wait for all streams.
         if turn <= 2 {
             self.page.set(GATE, turn);
         }
@@ -172,8 +172,8 @@ impl<'a> Waiter<'a> {
         Ok((host, after.since_ns(&before)? / 1e3))
     }
 
-    /// A graph of `layers`: each waits for its own word, from `first` on (flags: from `flags` on), then runs a kernel that
-    /// writes `seen`, or a word of the device.
+    /// Builds a graph of `layers`: each waits for its own word, from `first` on (flags: from `flags` on), then runs a
+    /// kernel that writes `seen`, or a word on the device.
     fn graph(
         &self,
         way: Option<SignalPath>,
@@ -203,7 +203,7 @@ impl<'a> Waiter<'a> {
         Ok(Graph { ready: chain.instantiate()?, waits })
     }
 
-    /// What has to be done before each launch.
+    /// Does the work that is needed before each launch.
     fn prepare(&self, way: SignalPath, graph: &Graph, first: u64, value: u64) -> Result<(), Error> {
         if way != SignalPath::Parameters {
             return Ok(());
@@ -216,7 +216,7 @@ impl<'a> Waiter<'a> {
             .try_for_each(|(node, word)| graph.ready.set_node(*node, &[MemOp::AtLeast(word, value)]))
     }
 
-    /// A wait for the counter's value; the last one of a step raises the counter.
+    /// Returns a wait for the counter's value; the last wait of a step increments the counter.
     fn wait(&self, flag: Address, last: bool) -> FlagWait {
         let limit_ns = KERNEL_LIMIT.as_nanos() as u64;
         FlagWait { flag, counter: self.counter(), bump: last.into(), limit_ns, timed_out: self.words.at(8) }
@@ -226,7 +226,7 @@ impl<'a> Waiter<'a> {
         self.words.at(0)
     }
 
-    /// How often the gate was opened, plus one.
+    /// Returns the address of the gate's counter, which is the number of openings plus one.
     fn gate(&self) -> Address {
         self.words.at(24)
     }
