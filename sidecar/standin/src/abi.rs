@@ -1,8 +1,8 @@
-//! The driver's C interface: result codes, and the few structures that its functions take.
+//! The driver's C interface: result codes, and the structures that its functions take.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// The codes that this library answers.
+/// The codes that this library returns.
 pub mod code {
     pub const INVALID_VALUE: u32 = 1;
     pub const OUT_OF_MEMORY: u32 = 2;
@@ -23,7 +23,7 @@ pub mod code {
     pub const UNKNOWN: u32 = 999;
 }
 
-/// A code's name and its words, both ending in a zero byte.
+/// Returns a code's name and description, both ending with a zero byte.
 pub fn code_text(code: u32) -> (&'static [u8], &'static [u8]) {
     match code {
         0 => (b"CUDA_SUCCESS\0", b"no error\0"),
@@ -58,8 +58,8 @@ pub fn code_text(code: u32) -> (&'static [u8], &'static [u8]) {
     }
 }
 
-/// A place for a result that the caller gives. It comes only from callers across the C interface, whose promise is the
-/// driver's: it is null, or points to room for a `T`.
+/// An output pointer of the caller. Only callers across the C interface create it, and they guarantee, as for the
+/// driver, that it is null or points to space for a `T`.
 #[repr(transparent)]
 pub struct OutPtr<T>(*mut T);
 
@@ -69,47 +69,47 @@ impl<T> OutPtr<T> {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: not null, so by the type's promise room for a `T`; nobody else uses it during the call.
+        // SAFETY: not null, so by the type's invariant it points to space for a `T`, which only this call uses.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 
-    /// The place itself.
+    /// Returns the pointer.
     pub fn raw(&self) -> *mut T {
         self.0
     }
 }
 
-/// A value that the caller shows. Same promise as [`Out`]: null, or a live `T`.
+/// An input pointer of the caller, with the same invariant as [`OutPtr`]: null, or a valid `T`.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct InPtr<T>(*const T);
 
 impl<T: Copy> InPtr<T> {
-    /// A place that is a field of a structure.
+    /// Wraps a pointer that is a field of a structure.
     ///
     /// # Safety
-    /// It keeps the type's promise.
+    /// It must satisfy the type's invariant.
     pub unsafe fn new(place: *const T) -> Self {
         Self(place)
     }
 
-    /// Reads it.
+    /// Reads the value.
     pub fn get(&self) -> Result<T, u32> {
         self.at(0)
     }
 
-    /// Reads element `index` of a list that the caller says is longer.
+    /// Reads element `index` of a list whose length the caller states.
     pub fn at(&self, index: usize) -> Result<T, u32> {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: not null, so by the type's promise a live value, and `index` is below the caller's count.
+        // SAFETY: not null, so by the type's invariant the value is valid, and `index` is below the caller's count.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 }
 
-/// `CUmemAllocationProp` as far as it is looked at: `CU_MEM_ALLOCATION_TYPE_PINNED` is 1, a descriptor is handle type 1.
+/// `CUmemAllocationProp`, as far as it is used: `CU_MEM_ALLOCATION_TYPE_PINNED` is 1, a descriptor is handle type 1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AllocationProperties {
@@ -121,7 +121,7 @@ pub struct AllocationProperties {
     pub flags: u64,
 }
 
-/// `CUmemAccessDesc`: flags 3 is read and write.
+/// `CUmemAccessDesc`: flags 3 means read and write.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AccessDescription {
@@ -130,7 +130,7 @@ pub struct AccessDescription {
     pub flags: c_uint,
 }
 
-/// `CUstreamBatchMemOpParams`: six words, the first of which names the operation.
+/// `CUstreamBatchMemOpParams`: six 64-bit words; the first one names the operation.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BatchOperation {
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_structures_are_as_long_as_the_drivers() {
-        // cuda.h of CUDA 12, x86-64 and arm64.
+        // From cuda.h of CUDA 12, x86-64 and arm64.
         assert_eq!(size_of::<AllocationProperties>(), 32);
         assert_eq!(size_of::<AccessDescription>(), 12);
         assert_eq!(size_of::<BatchOperation>(), 48);

@@ -1,4 +1,4 @@
-//! Addresses: what is reserved, what is mapped there, and which host memory the device may use.
+//! Addresses: reservations, mappings, and the host memory that the device may use.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -9,10 +9,10 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprot
 
 use crate::abi::code;
 
-/// Set in every device address, which the host may not dereference.
+/// Set in every device address, so that the host cannot dereference it.
 const TAG: u64 = 1 << 56;
 
-/// Smallest piece of memory that can be mapped, bytes.
+/// Granularity of mappings in bytes.
 pub const GRANULARITY: u64 = 2 << 20;
 
 /// All addresses of this process. Keys are device addresses, or host addresses of registered memory.
@@ -27,19 +27,19 @@ pub struct AddressSpace {
 struct Mapping {
     bytes: u64,
     allowed: bool,
-    /// The memory, which is held as long as it is mapped.
+    /// Keeps the memory while it is mapped.
     _memory: Arc<File>,
 }
 
 struct HostMemory {
     bytes: u64,
-    /// Allocated here, not only registered.
+    /// Whether the driver allocated it, rather than only registered it.
     is_owned: bool,
 }
 
 static SPACE: RwLock<Option<AddressSpace>> = RwLock::new(None);
 
-/// Locks the addresses for a change: nothing on the device moves bytes meanwhile.
+/// Locks the addresses for a change: work on the device accesses no memory during it.
 pub fn space() -> SpaceGuard {
     let mut guard = SPACE.write().unwrap_or_else(std::sync::PoisonError::into_inner);
     guard.get_or_insert_default();
@@ -62,7 +62,7 @@ impl std::ops::DerefMut for SpaceGuard {
     }
 }
 
-/// Lets work on the device look addresses up; they do not change while this lives.
+/// Lets work on the device look up addresses, which do not change while the view exists.
 pub struct View(RwLockReadGuard<'static, Option<AddressSpace>>);
 
 impl View {
@@ -71,7 +71,7 @@ impl View {
         Self(SPACE.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Where `bytes` at a device address lie on the host; host addresses must be registered.
+    /// Returns the host pointer for `bytes` at a device address; a host address must be registered.
     pub fn host(&self, address: u64, bytes: u64) -> Result<*mut u8, u32> {
         let space = self.0.as_ref().ok_or(code::ILLEGAL_ADDRESS)?;
         let known =
@@ -81,11 +81,11 @@ impl View {
 }
 
 impl AddressSpace {
-    /// Reserves addresses.
+    /// Reserves addresses and returns the first one.
     pub fn reserve(&mut self, bytes: u64) -> Result<u64, u32> {
-        // More than needed, so that the range can start at a multiple of the granularity; the rest stays unused.
+        // Map more than needed, so that the range can start at a multiple of the granularity; the rest is unmapped.
         let room = (bytes + GRANULARITY) as usize;
-        // SAFETY: a new mapping wherever the kernel likes, without access.
+        // SAFETY: a new mapping without access, at an address of the kernel's choice.
         let start =
             unsafe { mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE) };
         let start = start.map_err(|_| code::OUT_OF_MEMORY)? as u64;
@@ -95,7 +95,7 @@ impl AddressSpace {
         Ok(address)
     }
 
-    /// Gives addresses back; nothing may be mapped there.
+    /// Releases reserved addresses without mappings.
     pub fn unreserve(&mut self, address: u64, bytes: u64) -> Result<(), u32> {
         if self.reserved.get(&address) != Some(&bytes)
             || self.mapped.range(address..address + bytes).next().is_some()
@@ -103,11 +103,11 @@ impl AddressSpace {
             return Err(code::INVALID_VALUE);
         }
         self.reserved.remove(&address);
-        // SAFETY: the range was mapped by `reserve` and nothing refers to it any more.
+        // SAFETY: `reserve` mapped the range, and no mapping uses it.
         unsafe { munmap((address & !TAG) as *mut c_void, bytes as usize) }.map_err(|_| code::OPERATING_SYSTEM)
     }
 
-    /// Maps memory at a reserved address; it is not accessible yet.
+    /// Maps memory at a reserved address, without access.
     pub fn map(&mut self, address: u64, bytes: u64, memory: &Arc<File>) -> Result<(), u32> {
         let inside =
             self.reserved.range(..=address).next_back().is_some_and(|(start, length)| {
@@ -124,41 +124,41 @@ impl AddressSpace {
         }
         let place = (address & !TAG) as *mut c_void;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: inside a reservation of ours, where nothing is mapped.
+        // SAFETY: inside a reservation of this process, where nothing is mapped.
         unsafe { mmap(place, bytes as usize, ProtFlags::empty(), flags, memory, 0) }
             .map_err(|_| code::OUT_OF_MEMORY)?;
         self.mapped.insert(address, Mapping { bytes, allowed: false, _memory: Arc::clone(memory) });
         Ok(())
     }
 
-    /// Makes mappings accessible; together they have to cover the range exactly.
+    /// Makes mappings accessible; together they must cover the range exactly.
     pub fn allow(&mut self, address: u64, bytes: u64) -> Result<(), u32> {
         if self.covered(address, bytes, |_| true) != Some(true) {
             return Err(code::INVALID_VALUE);
         }
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: mappings of ours.
+        // SAFETY: the range consists of mappings of this process.
         unsafe { mprotect((address & !TAG) as *mut c_void, bytes as usize, access) }
             .map_err(|_| code::OPERATING_SYSTEM)?;
         self.mapped.range_mut(address..address + bytes).for_each(|(_, mapping)| mapping.allowed = true);
         Ok(())
     }
 
-    /// Unmaps what lies in a range; mappings go whole.
+    /// Unmaps a range; mappings must cover it exactly.
     pub fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), u32> {
         if self.covered(address, bytes, |_| true) != Some(true) {
             return Err(code::INVALID_VALUE);
         }
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let place = (address & !TAG) as *mut c_void;
-        // SAFETY: mappings of ours inside a reservation of ours, which stays reserved.
+        // SAFETY: mappings inside a reservation of this process, which stays reserved.
         unsafe { mmap_anonymous(place, bytes as usize, ProtFlags::empty(), flags) }
             .map_err(|_| code::OPERATING_SYSTEM)?;
         self.mapped.retain(|start, _| !(address..address + bytes).contains(start));
         Ok(())
     }
 
-    /// Memory at an address of its own, for `cuMemAlloc`.
+    /// Maps memory at a new address, for `cuMemAlloc`.
     pub fn allocate(&mut self, bytes: u64, memory: &Arc<File>) -> Result<u64, u32> {
         let address = self.reserve(bytes)?;
         let mapped = self.map(address, bytes, memory).and_then(|()| self.allow(address, bytes));
@@ -172,7 +172,7 @@ impl AddressSpace {
         Ok(address)
     }
 
-    /// Undoes [`Space::allocate`].
+    /// Undoes [`AddressSpace::allocate`].
     pub fn free(&mut self, address: u64) -> Result<(), u32> {
         let bytes = self.allocated.remove(&address).ok_or(code::INVALID_VALUE)?;
         self.reserved.insert(address, bytes);
@@ -180,7 +180,7 @@ impl AddressSpace {
         self.unreserve(address, bytes)
     }
 
-    /// From now on the device may use this host memory.
+    /// Allows the device to use this host memory.
     pub fn register(&mut self, address: u64, bytes: u64) -> Result<(), u32> {
         let before = self.host.range(..address + bytes).next_back();
         if bytes == 0 || address == 0 {
@@ -193,7 +193,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Undoes [`Space::register`].
+    /// Undoes [`AddressSpace::register`].
     pub fn unregister(&mut self, address: u64) -> Result<(), u32> {
         match self.host.get(&address) {
             Some(memory) if !memory.is_owned => self.host.remove(&address).map(|_| ()).ok_or(code::UNKNOWN),
@@ -201,10 +201,10 @@ impl AddressSpace {
         }
     }
 
-    /// Host memory of the driver's own.
+    /// Allocates host memory that the driver owns.
     pub fn allocate_host(&mut self, bytes: u64) -> Result<u64, u32> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping wherever the kernel likes.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let address =
             unsafe { mmap_anonymous(std::ptr::null_mut(), bytes as usize, access, MapFlags::PRIVATE) };
         let address = address.map_err(|_| code::OUT_OF_MEMORY)? as u64;
@@ -212,22 +212,22 @@ impl AddressSpace {
         Ok(address)
     }
 
-    /// Undoes [`Space::allocate_host`].
+    /// Undoes [`AddressSpace::allocate_host`].
     pub fn free_host(&mut self, address: u64) -> Result<(), u32> {
         let ours = self.host.get(&address).is_some_and(|memory| memory.is_owned);
         let memory = if ours { self.host.remove(&address) } else { None }.ok_or(code::INVALID_VALUE)?;
-        // SAFETY: the range was mapped by `allocate_host`, and the caller says that it is done with it.
+        // SAFETY: `allocate_host` mapped the range, and the caller no longer uses it.
         unsafe { munmap(address as *mut c_void, memory.bytes as usize) }.map_err(|_| code::OPERATING_SYSTEM)
     }
 
-    /// Whether host memory is registered or the driver's.
+    /// Whether host memory is registered or allocated by the driver.
     pub fn is_host(&self, address: u64, bytes: u64) -> bool {
         self.host.range(..=address).next_back().is_some_and(|(start, memory)| {
             address - start <= memory.bytes && bytes <= memory.bytes - (address - start)
         })
     }
 
-    /// What is held, by name.
+    /// Returns the numbers of held resources by name.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
         let ours = self.host.values().filter(|memory| memory.is_owned).count();
         vec![
@@ -243,7 +243,8 @@ impl AddressSpace {
         self.covered(address, bytes, |mapping| mapping.allowed).is_some()
     }
 
-    /// Whether mappings cover a range without a gap, all as wanted: `Some(true)` if they also begin and end with it.
+    /// Whether mappings that satisfy `wanted` cover a range without a gap: `Some(true)` if they also start and end with
+    /// it.
     fn covered(&self, address: u64, bytes: u64, wanted: impl Fn(&Mapping) -> bool) -> Option<bool> {
         let (first, _) = self.mapped.range(..=address).next_back()?;
         let mut at = *first;
@@ -260,12 +261,12 @@ impl AddressSpace {
     }
 }
 
-/// Gives back what a mapping of `room` bytes has too much around `bytes` at `address`.
+/// Unmaps the parts of a mapping of `room` bytes outside of `bytes` at `address`.
 fn trim(start: u64, room: u64, address: u64, bytes: u64) {
     let end = address + bytes;
     for (from, to) in [(start, address), (end, start + room)] {
         if to > from {
-            // SAFETY: the two ends of a mapping that was just made, which nobody uses.
+            // SAFETY: the two ends of a new mapping, which are not used.
             let _ = unsafe { munmap(from as *mut c_void, (to - from) as usize) };
         }
     }

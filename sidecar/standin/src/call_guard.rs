@@ -1,4 +1,4 @@
-//! What every function of the driver does before and after its own work.
+//! The common checks before the work of every driver function.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,14 +8,14 @@ use crate::abi::code;
 use crate::env_config::{ENV_CONFIG, Fault};
 use crate::objects::objects;
 
-/// What a function needs before it may do its work.
+/// The state that a function requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum CallRequirement {
-    /// Nothing.
+    /// No requirement.
     Nothing,
-    /// `cuInit`.
+    /// `cuInit` was called.
     Start,
-    /// `cuInit`, and no fault in the current context if there is one.
+    /// `cuInit` was called, and the current context, if any, has no fault.
     Health,
     /// A current context without a fault.
     Context,
@@ -24,16 +24,16 @@ pub enum CallRequirement {
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The context that is current on this thread; 0 is none.
+    /// Number of this thread's current context; 0: none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// From now on the driver is initialised.
+/// Marks the driver as initialized.
 pub fn start() {
     STARTED.store(true, Ordering::Release);
 }
 
-/// The context that is current on this thread; 0 is none.
+/// Returns the number of this thread's current context; 0: none.
 pub fn current() -> usize {
     CURRENT.get()
 }
@@ -43,7 +43,7 @@ pub fn set_current(context: usize) {
     CURRENT.set(context);
 }
 
-/// Runs the work of the function `name` unless a test wants something else or a need is not met.
+/// Runs the work of the function `name`, unless a test injects a fault or the requirement is not met.
 pub fn run(name: &str, needs: CallRequirement, work: impl FnOnce() -> Result<(), u32>) -> u32 {
     match ENV_CONFIG.faults.get(name) {
         Some(Fault::Code(code)) => return *code,
@@ -70,11 +70,11 @@ fn check_requirement(needs: CallRequirement) -> Result<(), u32> {
     }
 }
 
-/// Defines functions of the driver: what each needs, its name as exported, its arguments and its work.
+/// Defines functions of the driver: requirement, exported name, arguments and work of each.
 macro_rules! calls {
     ($($needs:ident fn $name:ident($($argument:ident: $type:ty),* $(,)?) $work:block)*) => {
         $(
-            // SAFETY: no other library of the process exports this name: this one stands for the driver.
+            // SAFETY: no other library of the process exports this name, because this library replaces the driver.
             #[unsafe(no_mangle)]
             #[allow(clippy::too_many_arguments, reason = "the driver's functions have as many as they have")]
             pub extern "C" fn $name($($argument: $type),*) -> u32 {

@@ -1,4 +1,4 @@
-//! The driver's functions, by what they are about.
+//! The driver's functions, by subject.
 
 mod context;
 mod copy;

@@ -1,35 +1,35 @@
-//! What tests switch by environment variables.
+//! Configuration of the stand-in by environment variables, for tests.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-/// All switches, read once.
+/// The configuration, read once.
 pub struct EnvConfig {
-    /// The folder of the device's memory; without one there is no device.
+    /// Folder of the device's memory; `None`: there is no device.
     pub pool: Option<PathBuf>,
-    /// Device memory, bytes.
+    /// Device memory in bytes.
     pub bytes: u64,
-    /// What a named call does instead of its work.
+    /// Faults by name of the driver function.
     pub faults: BTreeMap<String, Fault>,
-    /// Device attributes that differ from the usual ones.
+    /// Device attributes that differ from the defaults.
     pub attributes: BTreeMap<i32, i32>,
-    /// Whether kernels are loaded with their module (`CUDA_MODULE_LOADING`), not at their first launch.
+    /// Whether kernels are loaded with their module (`CUDA_MODULE_LOADING`) and not at their first launch.
     pub eager: bool,
-    /// Where a process writes at its exit what it still held.
+    /// File to which a process appends its held resources at exit.
     pub report: Option<PathBuf>,
 }
 
-/// What a call does instead of its work.
+/// What a driver function does instead of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with this code.
+    /// Fails with this code.
     Code(u32),
-    /// It succeeds and does nothing.
+    /// Succeeds without doing anything.
     Drop,
 }
 
-/// The switches of this process.
+/// The configuration of this process.
 pub static ENV_CONFIG: LazyLock<EnvConfig> =
     LazyLock::new(|| EnvConfig::read(|name| std::env::var(name).ok()));
 

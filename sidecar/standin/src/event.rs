@@ -1,48 +1,48 @@
-//! Events: points in the work of a stream, with the time at which they were reached.
+//! Events: points in a stream's work, with the time at which the stream reached them.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One record of an event. Recording again makes a new one, so that who waits for the old one is not held up.
+/// One record of an event. Each recording creates a new one, so that waits for the old one are not delayed.
 #[derive(Default)]
 pub struct RecordedEvent {
     reached: Mutex<Option<Instant>>,
     changed: Condvar,
 }
 
-/// An event: its last record, if it has one.
+/// An event: its last record, if any.
 #[derive(Default)]
 pub struct Event {
     last: Mutex<Option<Arc<RecordedEvent>>>,
 }
 
 impl Event {
-    /// A new record.
+    /// Creates a new record.
     pub fn renew(&self) -> Arc<RecordedEvent> {
         let mark = Arc::new(RecordedEvent::default());
         *locked(&self.last) = Some(Arc::clone(&mark));
         mark
     }
 
-    /// The last record.
+    /// Returns the last record.
     pub fn mark(&self) -> Option<Arc<RecordedEvent>> {
         locked(&self.last).clone()
     }
 }
 
 impl RecordedEvent {
-    /// The stream has come here.
+    /// Marks the record as reached now.
     pub fn reach(&self) {
         *locked(&self.reached) = Some(Instant::now());
         self.changed.notify_all();
     }
 
-    /// When it was reached.
+    /// Returns the time at which the record was reached.
     pub fn time(&self) -> Option<Instant> {
         *locked(&self.reached)
     }
 
-    /// Waits until it is reached or `given_up` says so.
+    /// Waits until the record is reached or `given_up` returns `true`.
     pub fn wait(&self, given_up: impl Fn() -> bool) {
         let mut reached = locked(&self.reached);
         while reached.is_none() && !given_up() {

@@ -1,24 +1,24 @@
-//! Graphs: a list of operations that is launched as one. Only chains: the order is that of adding.
+//! Graphs: lists of operations that are launched as one. Only chains are supported, in the order of adding.
 
 use crate::operation::{Operation, WordOperation};
 
-/// A node: its handle and what it does.
+/// A node: its handle and its operation.
 #[derive(Clone)]
 pub struct Node {
     pub handle: usize,
     pub operation: Operation,
-    /// The words of a node that waits or writes, as the driver shows them.
+    /// The operations of a batch node in the driver's form.
     pub batch_params: Vec<crate::abi::BatchOperation>,
 }
 
-/// A graph, or one made ready for launching.
+/// A graph, instantiated or not.
 #[derive(Clone, Default)]
 pub struct Graph {
     pub nodes: Vec<Node>,
 }
 
 impl Node {
-    /// A node that does `operation`.
+    /// Creates a node that runs `operation`.
     pub fn new(handle: usize, operation: Operation) -> Self {
         let shown = match &operation {
             Operation::Words(all) => all.iter().copied().map(WordOperation::to_batch).collect(),
@@ -27,7 +27,7 @@ impl Node {
         Self { handle, operation, batch_params: shown }
     }
 
-    /// `CUgraphNodeType`.
+    /// Returns the `CUgraphNodeType`.
     pub fn kind(&self) -> u32 {
         match self.operation {
             Operation::Kernel(_) => 0,

@@ -1,4 +1,4 @@
-//! The kernels of `sidecar/probe/cuda/probe.cu`, by name, as Rust functions of their arguments.
+//! The kernels of `sidecar/probe/cuda/probe.cu` by name, as Rust functions of their arguments.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use crate::abi::code;
 use crate::address_space::View;
 use crate::operation::{wait_until, word};
 
-/// A kernel and how many arguments it takes, each a word of 64 bits.
+/// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     Spin,
@@ -28,30 +28,30 @@ const ALL: [(&str, Kernel, usize); 6] = [
 ];
 
 impl Kernel {
-    /// The kernel of this name.
+    /// Returns the kernel with this name.
     pub fn named(name: &str) -> Option<Self> {
         ALL.iter().find(|(known, ..)| *known == name).map(|(_, kernel, _)| *kernel)
     }
 
-    /// How many arguments it takes.
+    /// Returns the number of arguments, each a 64-bit word.
     pub fn arguments(self) -> usize {
         ALL.iter().find(|(_, kernel, _)| *kernel == self).map_or(0, |(.., count)| *count)
     }
 }
 
-/// A kernel with its arguments.
+/// A kernel and its arguments.
 #[derive(Clone)]
 pub struct Launch {
-    /// Which.
+    /// The kernel.
     pub kernel: Kernel,
-    /// As many as it takes.
+    /// The arguments, as many as the kernel has.
     pub arguments: Vec<u64>,
-    /// Threads of the whole grid.
+    /// Number of threads in the grid.
     pub threads: u64,
 }
 
 impl Launch {
-    /// Runs it.
+    /// Runs the kernel.
     pub fn run(&self, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
         let arguments = self.arguments.as_slice();
         match (self.kernel, arguments) {
@@ -79,7 +79,7 @@ fn read(from: u64, count: u64, sums: u64, threads: u64) -> Result<(), u32> {
         (view.host(from, count * 16)?.cast::<f32>(), view.host(sums, threads * 4)?.cast::<f32>());
     let mut sum = 0.0_f32;
     for at in 0..(count * 4) as usize {
-        // SAFETY: inside the mapped range, which the view keeps.
+        // SAFETY: inside the mapped range, which stays mapped while the view exists.
         sum += unsafe { from.add(at).read_unaligned() };
     }
     for at in 0..threads as usize {
@@ -94,10 +94,10 @@ fn product(matrices: [u64; 3], n: u64) -> Result<(), u32> {
     let bytes = n * n * 4;
     let [a, b, c] = matrices.map(|address| view.host(address, bytes).map(<*mut u8>::cast::<f32>));
     let (a, b, c, n) = (a?, b?, c?, n as usize);
-    // One band of tiles: a core takes minutes for all of a large product, and nobody looks at the rest.
+    // Compute only one band of tiles: a core needs minutes for a large product, and the other rows are never read.
     for row in 0..n.min(64) {
         for column in 0..n {
-            // SAFETY: indices below n x n, inside the mapped ranges, which the view keeps.
+            // SAFETY: indices below n x n, inside the mapped ranges, which stay mapped while the view exists.
             unsafe { c.add(row * n + column).write_unaligned(0.0) };
         }
         for k in 0..n {
@@ -119,7 +119,8 @@ fn write(words: u64, count: u64, value: u64) -> Result<(), u32> {
     let view = View::new();
     let words = view.host(words, count * 8)?.cast::<u64>();
     for at in 0..count {
-        // SAFETY: inside the mapped range, which the view keeps. Volatile: another process may be looking.
+        // SAFETY: inside the mapped range, which stays mapped while the view exists. Volatile: another process may read
+        // the words.
         unsafe { words.add(at as usize).write_volatile(value.wrapping_add(at)) };
     }
     std::sync::atomic::fence(Ordering::Release);
@@ -129,7 +130,7 @@ fn write(words: u64, count: u64, value: u64) -> Result<(), u32> {
 fn compare(words: u64, count: u64, value: u64, wrong: u64) -> Result<(), u32> {
     let view = View::new();
     let place = view.host(words, count * 8)?.cast::<u64>();
-    // SAFETY: inside the mapped range, which the view keeps.
+    // SAFETY: inside the mapped range, which stays mapped while the view exists.
     let bad =
         (0..count).filter(|at| unsafe { place.add(*at as usize).read() } != value.wrapping_add(*at)).count();
     drop(view);

@@ -1,4 +1,4 @@
-//! What a process still holds, written at its exit for tests to look at.
+//! Writes the resources that a process still holds at its exit, for tests.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -7,10 +7,10 @@ use crate::address_space::space;
 use crate::env_config::ENV_CONFIG;
 use crate::objects::objects;
 
-/// Has the report written when the process exits.
+/// Registers the report to be written when the process exits.
 pub fn report_at_exit() {
     if ENV_CONFIG.report.is_some() {
-        // SAFETY: the library is not unloaded before the process exits, and the function takes nothing.
+        // SAFETY: the library is not unloaded before the process exits, and the function takes no arguments.
         unsafe { libc::atexit(report) };
     }
 }
@@ -24,7 +24,7 @@ extern "C" fn report() {
     let fields: Vec<_> = counts.iter().map(|(name, count)| format!("\"{name}\":{count}")).collect();
     let line = format!("{{\"pid\":{},{}}}\n", std::process::id(), fields.join(","));
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
-        // One write of one line: lines of several processes do not mix. A test that misses it says so.
+        // One write per line, so that lines of several processes do not mix. A test detects a missing line.
         let _ = file.write_all(line.as_bytes());
     }
 }

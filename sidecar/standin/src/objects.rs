@@ -1,4 +1,4 @@
-//! Everything that the driver hands out as an opaque pointer: a number that is never used again.
+//! All objects that the driver returns as opaque pointers: numbers that are never reused.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::kernels::Kernel;
 use crate::pool::Pool;
 use crate::stream::{ContextState, Stream};
 
-/// Device memory that a context takes, bytes.
+/// Device memory per context, in bytes.
 const CONTEXT_BYTES: u64 = 32 << 20;
 
 /// All objects of this process.
@@ -21,7 +21,7 @@ const CONTEXT_BYTES: u64 = 32 << 20;
 pub struct Objects {
     next: usize,
     contexts: BTreeMap<usize, Context>,
-    /// The primary context and how often it is held.
+    /// The primary context and its reference count.
     pub primary: Option<(usize, usize)>,
     streams: BTreeMap<usize, (usize, Arc<Stream>)>,
     pub events: BTreeMap<usize, Arc<Event>>,
@@ -35,18 +35,18 @@ pub struct Objects {
 /// A kernel of a module.
 #[derive(Clone, Copy)]
 pub struct Function {
-    /// Its module.
+    /// Module of the kernel.
     pub module: usize,
-    /// Which.
+    /// The kernel.
     pub kernel: Kernel,
-    /// Whether its code is on the device: a first launch brings it there.
+    /// Whether its code is loaded; the first launch loads it.
     pub loaded: bool,
 }
 
 struct Context {
     shared: Arc<ContextState>,
     default_stream: Arc<Stream>,
-    /// What the context takes of the device's memory.
+    /// Device memory that the context takes.
     _memory: File,
 }
 
@@ -66,8 +66,8 @@ thread_local! {
 /// Locks the objects.
 ///
 /// # Panics
-/// If this thread has locked them already, where it would stand still for ever: a guard lives to the end of its statement,
-/// and in the head of a `match` to the end of that.
+/// If this thread has locked them already, which would deadlock: a guard exists until the end of its statement, in the
+/// head of a `match` until the end of the `match`.
 pub fn objects() -> Guard {
     assert!(!LOCKED.get(), "the objects are locked twice");
     let guard = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,20 +94,20 @@ impl std::ops::DerefMut for Guard {
     }
 }
 
-/// The device's memory.
+/// Returns the device's memory.
 pub fn pool() -> Result<&'static Pool, u32> {
     POOL.as_ref().ok_or(code::NO_DEVICE)
 }
 
 impl Objects {
-    /// A number for a new object.
+    /// Returns a number for a new object.
     pub fn next_handle(&mut self) -> usize {
         self.next += 1;
-        // Neither null nor one of the small numbers that stand for special streams.
+        // Neither null nor one of the small numbers of special streams.
         0x1000 + 16 * self.next
     }
 
-    /// A new context.
+    /// Creates a context.
     pub fn create_context(&mut self) -> Result<usize, u32> {
         let memory = pool()?.allocate(CONTEXT_BYTES)?;
         let shared = Arc::new(ContextState::default());
@@ -117,7 +117,7 @@ impl Objects {
         Ok(number)
     }
 
-    /// Ends a context with its streams.
+    /// Destroys a context and its streams.
     pub fn destroy_context(&mut self, context: usize) -> Result<(), u32> {
         let gone = self.contexts.remove(&context).ok_or(code::INVALID_CONTEXT)?;
         gone.shared.is_closed.store(true, std::sync::atomic::Ordering::Release);
@@ -131,12 +131,12 @@ impl Objects {
         Ok(())
     }
 
-    /// What a context shares with its streams.
+    /// Returns the state that a context shares with its streams.
     pub fn context(&self, context: usize) -> Result<&Arc<ContextState>, u32> {
         self.contexts.get(&context).map(|context| &context.shared).ok_or(code::INVALID_CONTEXT)
     }
 
-    /// A new stream of a context.
+    /// Creates a stream of a context.
     pub fn create_stream(&mut self, context: usize) -> Result<usize, u32> {
         let stream = Stream::start(Arc::clone(self.context(context)?));
         let number = self.next_handle();
@@ -144,7 +144,7 @@ impl Objects {
         Ok(number)
     }
 
-    /// A stream; the small numbers are the default stream of the current context.
+    /// Returns a stream; the small numbers are the default stream of the current context.
     pub fn stream(&self, stream: usize) -> Result<Arc<Stream>, u32> {
         if stream <= 2 {
             let context = self.contexts.get(&crate::call_guard::current()).ok_or(code::INVALID_CONTEXT)?;
@@ -153,37 +153,37 @@ impl Objects {
         self.streams.get(&stream).map(|(_, stream)| Arc::clone(stream)).ok_or(code::INVALID_HANDLE)
     }
 
-    /// Every stream of a context.
+    /// Returns all streams of a context.
     pub fn streams_of(&self, context: usize) -> Vec<Arc<Stream>> {
         let own = self.streams.values().filter(|(owner, _)| *owner == context);
         let default = self.contexts.get(&context).map(|context| Arc::clone(&context.default_stream));
         own.map(|(_, stream)| Arc::clone(stream)).chain(default).collect()
     }
 
-    /// Ends a stream; what was queued is still done.
+    /// Destroys a stream after its queued work is done.
     pub fn destroy_stream(&mut self, stream: usize) -> Result<(), u32> {
         let (_, stream) = self.streams.remove(&stream).ok_or(code::INVALID_HANDLE)?;
         stream.close();
         Ok(())
     }
 
-    /// An event.
+    /// Returns an event.
     pub fn event(&self, event: usize) -> Result<Arc<Event>, u32> {
         self.events.get(&event).map(Arc::clone).ok_or(code::INVALID_HANDLE)
     }
 
-    /// A stream and an event.
+    /// Returns a stream and an event.
     pub fn both(&self, stream: usize, event: usize) -> Result<(Arc<Stream>, Arc<Event>), u32> {
         Ok((self.stream(stream)?, self.event(event)?))
     }
 
-    /// A node of a graph that is not ready yet.
+    /// Returns a node of a graph that is not instantiated.
     pub fn node(&self, node: usize) -> Result<&Node, u32> {
         let mut nodes = self.graphs.values().flat_map(|graph| &graph.nodes);
         nodes.find(|known| known.handle == node).ok_or(code::INVALID_VALUE)
     }
 
-    /// What is held, by name.
+    /// Returns the numbers of held objects by name.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
         vec![
             ("contexts", self.contexts.len()),

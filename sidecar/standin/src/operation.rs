@@ -1,4 +1,4 @@
-//! What a stream can be asked to do, and how it is done.
+//! The operations of streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,34 +9,35 @@ use crate::address_space::View;
 use crate::event::RecordedEvent;
 use crate::kernels::Launch;
 
-/// One piece of work.
+/// One operation.
 #[derive(Clone)]
 pub enum Operation {
-    /// Copies bytes; an address that is neither the device's nor registered is ordinary host memory.
+    /// Copies bytes; an address that is neither a device address nor registered is ordinary host memory.
     Copy { to: u64, from: u64, bytes: u64 },
-    /// Fills words of 32 bits.
+    /// Fills 32-bit words.
     Fill { to: u64, word: u32, count: u64 },
     /// Runs a kernel.
     Kernel(Launch),
     /// Waits for words and writes words, in order.
     Words(Vec<WordOperation>),
-    /// An event is reached.
+    /// Marks an event as reached.
     Record(Arc<RecordedEvent>),
     /// Waits for an event.
     Wait(Arc<RecordedEvent>),
 }
 
-/// Waits for or writes one word of 64 bits.
+/// An operation on one 64-bit word.
 #[derive(Clone, Copy)]
 pub enum WordOperation {
-    /// Waits until the word is what `flags` wants of `value`: at least (0, circular), equal (1), a common bit (2).
+    /// Waits until the word matches `value` according to `flags`: at least (0, circular), equal (1), a common bit (2),
+    /// a bit clear in both (3).
     Wait { address: u64, value: u64, flags: u32 },
     /// Writes the word.
     Write { address: u64, value: u64 },
 }
 
 impl WordOperation {
-    /// From the driver's form.
+    /// Converts from the driver's form.
     pub fn from_batch(operation: &BatchOperation) -> Result<Self, u32> {
         let BatchOperation { address, value, flags, .. } = *operation;
         match operation.operation {
@@ -46,7 +47,7 @@ impl WordOperation {
         }
     }
 
-    /// To the driver's form.
+    /// Converts to the driver's form.
     pub fn to_batch(self) -> BatchOperation {
         let (operation, address, value, flags) = match self {
             Self::Wait { address, value, flags } => (4, address, value, flags),
@@ -66,10 +67,10 @@ impl WordOperation {
 }
 
 impl Operation {
-    /// Does it. What takes long asks `given_up` whether to stop.
+    /// Runs the operation. A long one stops when `given_up` returns `true`.
     ///
     /// # Errors
-    /// The fault that the device would have.
+    /// The fault that the device would report.
     pub fn run(&self, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
         match self {
             Self::Copy { to, from, bytes } => copy(*to, *from, *bytes),
@@ -88,7 +89,8 @@ impl Operation {
     }
 }
 
-/// Asks `done` until it says so. Waits are short in tests that pass, so it first only lets others run.
+/// Polls `done` until it returns `true` or `given_up` does. Waits are short in passing tests, so it yields at first and
+/// sleeps only later.
 pub fn wait_until(
     given_up: &dyn Fn() -> bool,
     mut done: impl FnMut() -> Result<bool, u32>,
@@ -108,15 +110,15 @@ pub fn wait_until(
     Ok(())
 }
 
-/// Uses the word at an address as an atomic.
+/// Accesses the word at an address as an atomic.
 pub fn word<R>(address: u64, with: impl FnOnce(&AtomicU64) -> R) -> Result<R, u32> {
     let view = View::new();
     let place = view.host(address, 8)?.cast::<u64>();
     if !place.is_aligned() {
         return Err(code::ILLEGAL_ADDRESS);
     }
-    // SAFETY: eight mapped bytes, aligned, which stay mapped while the view lives; other users of a word that is waited
-    // for use atomics as well, or are other processes.
+    // SAFETY: eight mapped, aligned bytes, which stay mapped while the view exists; other users of an awaited word use
+    // atomics as well, or are other processes.
     Ok(with(unsafe { AtomicU64::from_ptr(place) }))
 }
 
@@ -129,7 +131,7 @@ fn is_satisfied(word: u64, value: u64, flags: u32) -> bool {
     }
 }
 
-/// Where bytes lie; ordinary host memory is taken at its word, as the driver does.
+/// Returns the host pointer of bytes at an address; an ordinary host address is not checked, as in the driver.
 fn host_pointer(view: &View, address: u64, bytes: u64) -> Result<*mut u8, u32> {
     match view.host(address, bytes) {
         Err(_) if address != 0 && address >> 56 == 0 => Ok(address as *mut u8),
@@ -140,8 +142,8 @@ fn host_pointer(view: &View, address: u64, bytes: u64) -> Result<*mut u8, u32> {
 fn copy(to: u64, from: u64, bytes: u64) -> Result<(), u32> {
     let view = View::new();
     let (to, from) = (host_pointer(&view, to, bytes)?, host_pointer(&view, from, bytes)?);
-    // SAFETY: both are mapped, or the caller's own live memory; the view keeps mappings while bytes move. Ranges that overlap
-    // are allowed by `copy`.
+    // SAFETY: both ranges are mapped, or are valid memory of the caller; the view keeps mappings during the copy.
+    // `copy` allows overlapping ranges.
     unsafe { std::ptr::copy(from, to, bytes as usize) };
     Ok(())
 }
@@ -153,7 +155,7 @@ fn fill(to: u64, word: u32, count: u64) -> Result<(), u32> {
         return Err(code::INVALID_VALUE);
     }
     for at in 0..count as usize {
-        // SAFETY: inside the mapped range, which the view keeps.
+        // SAFETY: inside the mapped range, which stays mapped while the view exists.
         unsafe { place.add(at).write(word) };
     }
     Ok(())

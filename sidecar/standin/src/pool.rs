@@ -1,8 +1,8 @@
 //! Device memory: a bounded folder of files that processes share.
 //!
-//! Each piece of memory is a file with a lock on its open file description. Descriptors that go to other processes are
-//! the same description, and a mapping holds it too, so the kernel drops the lock exactly when the last of them is gone, also
-//! when processes are killed. Who counts, removes the files that nobody holds any more.
+//! Each piece of memory is a file with a lock on its open file description. Descriptors in other processes refer to the
+//! same description, and a mapping holds it too, so the kernel drops the lock exactly when the last of them is
+//! released, even if processes are killed. The function that counts memory removes unlocked files.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,27 +14,27 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::abi::code;
 
-/// The pool.
+/// Device memory in a folder.
 pub struct Pool {
     folder: PathBuf,
     capacity: u64,
 }
 
-/// Numbers the files of this process.
+/// Number of the next file of this process.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Pool {
-    /// The pool in `folder`, with `capacity` bytes.
+    /// Opens the pool in `folder`, with `capacity` bytes.
     pub fn open(folder: &Path, capacity: u64) -> Self {
         Self { folder: folder.to_owned(), capacity }
     }
 
-    /// Bytes of the device.
+    /// Returns the bytes of the device.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Takes `bytes`: a file of that length, of zeros, that is its own as long as anybody holds it.
+    /// Allocates `bytes`: a file of that length, filled with zeros, that is locked until its last reference is dropped.
     pub fn allocate(&self, bytes: u64) -> Result<File, u32> {
         let _lock = self.lock().map_err(failed)?;
         if self.used().map_err(failed)? + bytes > self.capacity {
@@ -43,7 +43,7 @@ impl Pool {
         self.create(bytes).map_err(failed)
     }
 
-    /// Bytes that are free.
+    /// Returns the free bytes.
     pub fn free(&self) -> Result<u64, u32> {
         let _lock = self.lock().map_err(failed)?;
         Ok(self.capacity.saturating_sub(self.used().map_err(failed)?))
@@ -58,7 +58,7 @@ impl Pool {
         Ok(file)
     }
 
-    /// Adds up what is held and removes what is not. The pool is locked.
+    /// Adds up the locked files and removes the others. The caller has locked the pool.
     fn used(&self) -> io::Result<u64> {
         let mut used = 0;
         for entry in self.folder.read_dir()? {
@@ -96,7 +96,7 @@ mod tests {
     fn memory_is_bounded_and_free_again_when_the_last_holder_is_gone() {
         let folder = tempfile::tempdir().expect("a folder");
         let pool = Pool::open(folder.path(), 100);
-        // Another process has a pool object of its own on the same folder.
+        // Another process has its own pool object for the same folder.
         let other = Pool::open(folder.path(), 100);
         let first = pool.allocate(60).expect("there is room");
         assert_eq!(other.free(), Ok(40));

@@ -1,4 +1,4 @@
-//! Streams: work in order, each on a thread of its own.
+//! Streams: work in order, each on its own thread.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -8,12 +8,12 @@ use std::thread;
 use crate::abi::code;
 use crate::operation::Operation;
 
-/// What a context and its streams share.
+/// State that a context shares with its streams.
 #[derive(Default)]
 pub struct ContextState {
-    /// The first fault of any work; from then on everything fails with it.
+    /// The first fault of any work; later calls fail with it.
     pub fault: AtomicU32,
-    /// The context is gone: waits end.
+    /// Whether the context is destroyed, so that waits end.
     pub is_closed: AtomicBool,
 }
 
@@ -29,12 +29,12 @@ struct Queue {
     waiting: VecDeque<Operation>,
     busy: bool,
     closed: bool,
-    /// Where operations go while the stream is being captured.
+    /// Receives the operations while the stream is captured.
     capture: Option<Vec<Operation>>,
 }
 
 impl Stream {
-    /// A stream with its thread.
+    /// Creates a stream and starts its thread.
     pub fn start(shared: Arc<ContextState>) -> Arc<Self> {
         let stream = Arc::new(Self { shared, queue: Mutex::default(), changed: Condvar::new() });
         let worker = Arc::clone(&stream);
@@ -42,7 +42,7 @@ impl Stream {
         stream
     }
 
-    /// Adds work, or notes it while the stream is being captured.
+    /// Queues work, or records it during a capture.
     pub fn push(&self, operation: Operation) {
         let mut queue = self.locked();
         match &mut queue.capture {
@@ -52,7 +52,7 @@ impl Stream {
         self.changed.notify_all();
     }
 
-    /// Adds several pieces of work, with none between.
+    /// Queues several operations without other work between them.
     pub fn extend(&self, operations: impl IntoIterator<Item = Operation>) {
         self.locked().waiting.extend(operations);
         self.changed.notify_all();
@@ -72,13 +72,13 @@ impl Stream {
         }
     }
 
-    /// No work comes any more; what was queued is still done.
+    /// Ends the stream after its queued work.
     pub fn close(&self) {
         self.locked().closed = true;
         self.changed.notify_all();
     }
 
-    /// From now on work is noted and not done.
+    /// Starts a capture: work is recorded and not run.
     pub fn begin_capture(&self) -> Result<(), u32> {
         let mut queue = self.locked();
         if queue.capture.is_some() {
@@ -88,7 +88,7 @@ impl Stream {
         Ok(())
     }
 
-    /// What was noted.
+    /// Ends the capture and returns the recorded work.
     pub fn end_capture(&self) -> Result<Vec<Operation>, u32> {
         self.locked().capture.take().ok_or(code::STREAM_CAPTURE_INVALIDATED)
     }
@@ -97,7 +97,7 @@ impl Stream {
         let given_up = || self.shared.is_closed.load(Ordering::Acquire);
         while let Some(operation) = self.next() {
             let faulty = self.shared.fault.load(Ordering::Acquire) != 0;
-            // After a fault nothing is done any more, but who waits for an event has to come to an end.
+            // After a fault no work runs, but events must still be reached so that waits for them end.
             if faulty && !matches!(operation, Operation::Record(_)) {
                 continue;
             }
@@ -107,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// The next piece of work; the one before is done. `None` when the stream has ended.
+    /// Marks the previous operation as done and returns the next one. Returns `None` after the end of the stream.
     fn next(&self) -> Option<Operation> {
         let mut queue = self.locked();
         queue.busy = false;

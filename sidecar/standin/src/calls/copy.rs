@@ -1,4 +1,4 @@
-//! Copies and fills. Those that are not asynchronous go through the default stream and wait for it.
+//! Copies and fills. The synchronous ones use the default stream and wait for it.
 
 use crate::call_guard::calls;
 use crate::objects::objects;

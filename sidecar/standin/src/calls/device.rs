@@ -8,11 +8,11 @@ use crate::env_config::ENV_CONFIG;
 use crate::leak_report;
 use crate::objects::pool;
 
-/// Attributes that are not 0: numbers of `CUdevice_attribute`.
+/// Attributes other than 0: numbers of `CUdevice_attribute`.
 const ATTRIBUTES: [(i32, i32); 21] = [
-    (1, 1024),  // threads of a block
-    (8, 49152), // shared memory of a block
-    (10, 32),   // warp
+    (1, 1024),  // threads per block
+    (8, 49152), // shared memory per block
+    (10, 32),   // warp size
     (16, 8),    // multiprocessors
     (19, 1),    // host memory mapped for the device
     (31, 1),    // concurrent kernels
@@ -104,18 +104,18 @@ fn check_ordinal(device: i32) -> Result<(), u32> {
     if device == 0 { Ok(()) } else { Err(code::INVALID_DEVICE) }
 }
 
-/// Writes `text` into a place of `length` bytes.
+/// Writes `text` into a buffer of `length` bytes.
 fn text(place: &OutPtr<c_char>, length: i32, text: &CStr) -> Result<(), u32> {
     let bytes = text.to_bytes_with_nul();
     if place.raw().is_null() || usize::try_from(length).unwrap_or(0) < bytes.len() {
         return Err(code::INVALID_VALUE);
     }
-    // SAFETY: the caller gives `length` bytes, which is enough.
+    // SAFETY: the caller provides `length` bytes, which is enough.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), place.raw(), bytes.len()) };
     Ok(())
 }
 
-/// Every piece of memory is a descriptor: as many as the process may have.
+/// Raises the descriptor limit to the maximum, because every piece of memory is a descriptor.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

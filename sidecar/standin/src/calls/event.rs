@@ -56,7 +56,7 @@ fn reached(event: usize) -> Result<Instant, u32> {
     event.mark().ok_or(code::INVALID_HANDLE)?.time().ok_or(code::NOT_READY)
 }
 
-/// Milliseconds between two points in time, negative if they are the other way round.
+/// Returns the milliseconds from `start` to `end`, negative if `end` is earlier.
 fn elapsed_ms(start: Instant, end: Instant) -> f32 {
     let forward = end.saturating_duration_since(start).as_secs_f64();
     let backward = start.saturating_duration_since(end).as_secs_f64();

@@ -1,4 +1,4 @@
-//! Graphs: captured from a stream, or made node by node as a chain.
+//! Graphs: captured from a stream, or built node by node as a chain.
 
 use std::ffi::c_void;
 
@@ -41,7 +41,7 @@ calls! {
             return count.set(graph.nodes.len());
         }
         for (index, node) in graph.nodes.iter().enumerate() {
-            // SAFETY: the caller has room for as many nodes as the graph has, which it was told.
+            // SAFETY: the caller provides space for all nodes of the graph, whose number an earlier call returned.
             unsafe { nodes.raw().add(index).write(node.handle) };
         }
         count.set(graph.nodes.len())
@@ -97,7 +97,7 @@ calls! {
     }
 }
 
-/// Adds a graph that does `operations` in order.
+/// Adds a graph that runs `operations` in order.
 pub fn add(operations: Vec<Operation>) -> usize {
     let mut objects = objects();
     let nodes = operations.into_iter().map(|operation| Node::new(objects.next_handle(), operation)).collect();
@@ -106,7 +106,7 @@ pub fn add(operations: Vec<Operation>) -> usize {
     number
 }
 
-/// Adds a node at the end of a chain: it may depend on the last node alone, or on nothing if it is the first.
+/// Adds a node at the end of a chain. It must depend on the last node only, or on nothing if it is the first.
 fn append(graph: usize, before: &InPtr<usize>, count: usize, operation: Operation) -> Result<usize, u32> {
     let mut objects = objects();
     let number = objects.next_handle();
@@ -133,7 +133,7 @@ fn change(ready: usize, node: usize, operation: Operation) -> Result<(), u32> {
 }
 
 fn words(parameters: &BatchNode) -> Result<Operation, u32> {
-    // SAFETY: null, or as many operations as the count says: the caller promises it of this field too.
+    // SAFETY: null, or a list of `count` operations, by the caller's guarantee for this field.
     let operations = unsafe { InPtr::new(parameters.operations) };
     Ok(Operation::Words(batch(&operations, parameters.count)?))
 }
@@ -141,7 +141,7 @@ fn words(parameters: &BatchNode) -> Result<Operation, u32> {
 fn kernel(parameters: &KernelNode) -> Result<Operation, u32> {
     let KernelNode { function, grid, block, extra, .. } = *parameters;
     let sizes = [grid[0], grid[1], grid[2], block[0], block[1], block[2]];
-    // SAFETY: as in `words`: a list of pointers to arguments.
+    // SAFETY: null, or a list of pointers to arguments, by the caller's guarantee for this field.
     let list = unsafe { InPtr::new(parameters.parameters.cast::<InPtr<u64>>()) };
     launch(function, &sizes, &list, extra.is_null())
 }

@@ -9,7 +9,7 @@ use crate::address_space::{GRANULARITY, space};
 use crate::call_guard::calls;
 use crate::objects::{objects, pool};
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only one there is here.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only supported handle type.
 const DESCRIPTOR: u32 = 1;
 
 calls! {
@@ -46,13 +46,13 @@ calls! {
         descriptor.set(copy.into_raw_fd())
     }
 
-    // The driver takes the descriptor by its value, as a pointer.
+    // The descriptor's value is passed as a pointer.
     Health fn cuMemImportFromShareableHandle(handle: OutPtr<u64>, descriptor: usize, kind: u32) {
         let number = i32::try_from(descriptor).map_err(|_| code::INVALID_VALUE)?;
         if kind != DESCRIPTOR || number < 0 {
             return Err(code::NOT_SUPPORTED);
         }
-        // SAFETY: the caller keeps its descriptor open during the call; a wrong number fails in the kernel.
+        // SAFETY: the caller keeps its descriptor open during the call; with a wrong number the kernel fails the call.
         let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
         let copy = borrowed.try_clone_to_owned().map_err(|_| code::INVALID_VALUE)?;
         handle.set(add(File::from(copy)))
@@ -104,7 +104,7 @@ calls! {
     }
 }
 
-/// Whether memory of this kind can be had: pinned, on the device, shared as a descriptor or not at all.
+/// Whether this kind of memory is supported: pinned, on the device, shared as a descriptor or not shared.
 fn check(properties: &AllocationProperties) -> Result<(), u32> {
     if (properties.kind, properties.location_kind, properties.location) != (1, 1, 0) {
         return Err(code::INVALID_VALUE);

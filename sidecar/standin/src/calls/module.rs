@@ -14,7 +14,7 @@ calls! {
         if image.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: the caller gives PTX, a text that ends in a zero byte.
+        // SAFETY: the caller passes PTX, a text that ends with a zero byte.
         let image = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| code::INVALID_IMAGE)?;
         if !image.contains(".version") {
             return Err(code::INVALID_IMAGE);
@@ -35,7 +35,7 @@ calls! {
         if name.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: the caller gives a name that ends in a zero byte.
+        // SAFETY: the caller passes a name that ends with a zero byte.
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?;
         let mut objects = objects();
         let image = objects.modules.get(&module).ok_or(code::INVALID_HANDLE)?;
@@ -63,7 +63,7 @@ calls! {
     }
 }
 
-/// The launch of a kernel; its arguments are copied.
+/// Returns the launch of a kernel, with copies of its arguments.
 pub fn launch(
     function: usize,
     grid: &[u32; 6],
@@ -80,8 +80,8 @@ pub fn launch(
     Ok(Operation::Kernel(Launch { kernel, arguments: arguments?, threads }))
 }
 
-/// The kernel of a function. The first time, without eager loading, every stream of the context is waited for, as the driver
-/// may do: who launches a kernel for the first time behind a wait that only later work ends, stands still.
+/// Returns the kernel of a function. Without eager loading, the first call waits for all streams of the context, as the
+/// driver may do. A first launch therefore blocks if a queued wait needs later work of the caller.
 fn loaded(function: usize) -> Result<Kernel, u32> {
     let known = *objects().functions.get(&function).ok_or(code::INVALID_HANDLE)?;
     if !known.loaded {

@@ -64,12 +64,12 @@ calls! {
     }
 }
 
-/// The operations of a batch.
+/// Parses the operations of a batch.
 pub fn batch(operations: &InPtr<BatchOperation>, count: u32) -> Result<Vec<WordOperation>, u32> {
     (0..count as usize).map(|index| WordOperation::from_batch(&operations.at(index)?)).collect()
 }
 
-/// The fault of the current context, if it has one.
+/// Returns the fault of the current context, if it has one.
 pub fn check_health() -> Result<(), u32> {
     match objects().context(current())?.fault.load(Ordering::Acquire) {
         0 => Ok(()),
