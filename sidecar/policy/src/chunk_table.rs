@@ -11,7 +11,7 @@ use crate::peers::Peer;
 
 pub mod ownership;
 
-pub use ownership::Ownership;
+pub use ownership::{LayerHome, Ownership};
 
 /// Who holds a chunk. Exactly one at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

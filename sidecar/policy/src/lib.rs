@@ -40,3 +40,4 @@ pub mod slots;
 pub mod step_model;
 pub mod token_deposit;
 pub mod tunables;
+pub mod weights;

@@ -4,7 +4,6 @@
 //! the plain remedies, over one ledger. At most one change of holdings is under way at a time, and only between steps;
 //! copies run beside steps, ordered by generations.
 
-use alloc::vec;
 use alloc::vec::Vec;
 
 mod admission;
@@ -36,6 +35,7 @@ mod transition;
 mod weight_loads;
 mod whole_prompt_prefill;
 
+pub use crate::weights::FILL_RETRIES;
 pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
 pub use loan_state::{TransferKind, TransferResult};
 pub use share::{fits, floor};
@@ -44,26 +44,25 @@ pub use stalling::StallingRemap;
 pub use stats::Residency;
 pub use step_api::{Failed, Prepared, StepLease, StepNeed, StepTimes, TableChange};
 pub use step_stats::StepStats;
-pub use weight_loads::FILL_RETRIES;
 
 use crate::action::{Action, Work};
 use crate::chunk_table::{ChunkTable, Ownership};
 use crate::config_error::ConfigError;
 use crate::event::Completion;
 use crate::geometry::Geometry;
-use crate::ids::{Generation, Nanos, RequestId};
+use crate::ids::{Nanos, RequestId};
 use crate::kv::Kv;
 use crate::params::{ForcedRemap, Params};
 use crate::pending::{Pending, PendingActions};
 use crate::reason::Reason;
 use crate::revert::Hysteresis;
-use crate::slots::{Generations, Slots};
+use crate::slots::Generations;
 use crate::step_model::Layout;
+use crate::weights::Weights;
 
 use loan_state::LoanState;
 use sizes::Sizes;
 use transition::Transition;
-use weight_loads::WeightStates;
 
 /// Fixed decision constants by name, which a report of a run records.
 pub const CONSTANTS: [(&str, u64); 13] = [
@@ -93,13 +92,8 @@ pub struct MemoryManager {
     chunk_table: ChunkTable,
     ownership: Ownership,
     kv: Kv,
-    weights: WeightStates,
-    /// No own chunks wait for a copy.
-    are_slabs_loaded: bool,
-    slots: Slots,
+    weights: Weights,
     generations: Generations,
-    /// By layer: the newest generation that a lease named. Its reader may be done with everything up to it.
-    leased: Vec<Generation>,
     pending: PendingActions,
     step_stats: StepStats,
     hysteresis: Hysteresis,
@@ -120,8 +114,6 @@ pub struct MemoryManager {
     had_running: bool,
     /// Layers without memory, counted when the holdings of layers change: every step asks.
     absent_layer_count: u16,
-    /// Why the last layout was taken: the reason of the copies it needs.
-    fill_reason: Reason,
     /// The layout without load: all resident, or what the tenant needs to fit at all.
     base: Layout,
     loaded: bool,
@@ -135,8 +127,6 @@ pub struct MemoryManager {
     create_piece: u32,
     create_tries: u32,
     map_tries: u32,
-    fill_failures: u32,
-    fill_retries: u64,
     /// Changes that the backend failed in a row.
     failed_changes: u32,
     /// No change that can wait is tried before this boundary.
@@ -169,12 +159,9 @@ impl MemoryManager {
                 sizes.host_columns,
                 params.prefix_caching,
             ),
-            weights: WeightStates::new(sizes.layers),
-            are_slabs_loaded: false,
-            slots: Slots::default(),
+            weights: Weights::new(sizes.layers),
             absent_layer_count: sizes.layers,
             generations: Generations::default(),
-            leased: vec![Generation(0); usize::from(sizes.layers)],
             pending: PendingActions::default(),
             step_stats: StepStats::new(&params, &geometry.slab_bytes),
             hysteresis: Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
@@ -190,7 +177,6 @@ impl MemoryManager {
             lost_requests: Vec::new(),
             resumed_requests: Vec::new(),
             had_running: false,
-            fill_reason: Reason::Load,
             base: Layout::resident(),
             loaded: false,
             in_step: false,
@@ -201,8 +187,6 @@ impl MemoryManager {
             create_piece: u32::MAX,
             create_tries: 0,
             map_tries: 0,
-            fill_failures: 0,
-            fill_retries: 0,
             failed_changes: 0,
             retry_at: 0,
             declined: reclaim::DeclineCache::default(),
@@ -330,19 +314,12 @@ impl MemoryManager {
         if !self.in_step {
             (self.in_step, self.step_interrupted) = (true, false);
             self.clock.began = now;
-            self.waited_for_weights = !self.are_slabs_loaded;
-            self.slots.extend_step(&mut self.generations);
+            self.waited_for_weights = !self.weights.is_settled();
+            self.weights.begin_step(&mut self.generations);
             self.order_slot_fills(out);
             self.begin_fetches(out);
         }
-        let mut generations: Vec<_> = self.slots.lease().collect();
-        if !self.are_slabs_loaded {
-            generations.extend(self.weights.arriving());
-            generations.sort_unstable();
-        }
-        for (layer, generation) in &generations {
-            self.leased[layer.index()] = *generation;
-        }
+        let generations = self.weights.lease();
         // Stale addresses lie behind them: the engine does not touch what a lease does not reach.
         let chunks = self.ownership.activation.len() as u64;
         StepLease {
@@ -357,7 +334,7 @@ impl MemoryManager {
         assert!(self.in_step, "a step that ends has begun");
         self.in_step = false;
         self.steps += 1;
-        if self.slots.finish_step() {
+        if self.weights.finish_step() {
             self.record_slots();
         }
         self.observe_step(times);
@@ -389,7 +366,7 @@ impl MemoryManager {
         self.step_interrupted |= self.in_step;
         self.in_step = false;
         self.count(Reason::Rebuild);
-        self.slots.reset();
+        self.weights.on_engine_lost();
         self.record_slots();
         self.kv.forget_fetches();
         if self.pending.fills() > 0 || self.pending.fetches() {

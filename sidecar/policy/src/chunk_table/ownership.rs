@@ -13,6 +13,17 @@ use crate::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
 /// Before and after, of a chunk that nobody holds.
 const UNOWNED: (Owner, Owner) = (Owner::Free, Owner::Free);
 
+/// Where a layer's weights are under a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerHome {
+    /// In chunks of its own.
+    Resident,
+    /// In a slot that it shares with other moving layers, or has alone.
+    Slot(SlotId),
+    /// Nowhere on the device: its chunks are lent.
+    Absent,
+}
+
 /// Chunks by holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
@@ -77,6 +88,15 @@ impl Ownership {
     /// Neither own chunks nor a slot: its memory was given away, and no step can run before it is back.
     pub fn is_absent(&self, layer: LayerId) -> bool {
         self.slot_of[layer.index()].is_none() && self.layers[layer.index()].is_empty()
+    }
+
+    /// Where the layer's weights are.
+    pub fn home(&self, layer: LayerId) -> LayerHome {
+        match self.slot_of[layer.index()] {
+            Some(slot) => LayerHome::Slot(slot),
+            None if self.layers[layer.index()].is_empty() => LayerHome::Absent,
+            None => LayerHome::Resident,
+        }
     }
 
     /// How many layers are absent.

@@ -99,7 +99,7 @@ impl MemoryManager {
         if self.sleep == SleepState::Asleep {
             return left;
         }
-        let away = self.slots.layout().alpha() > self.base.alpha();
+        let away = self.weights.layout().alpha() > self.base.alpha();
         if left == 0 || away || self.transition.is_some() || self.borrow_request().is_some() {
             self.loan_state.borrow_hysteresis.reset();
             return 0;

@@ -1,9 +1,8 @@
 //! The audit, run after every event in tests.
 
 use super::MemoryManager;
-use super::weight_loads::slab_state;
-use crate::action::Address;
-use crate::chunk_table::{Owner, State};
+use crate::action::{Address, FillTarget};
+use crate::chunk_table::{LayerHome, Owner, State};
 use crate::digest::Digest;
 use crate::ids::{FrameId, LayerId, SlotId};
 use crate::slots::Progress;
@@ -16,10 +15,10 @@ impl MemoryManager {
     pub fn check(&self) {
         self.chunk_table.check();
         self.kv.check();
-        self.slots.check();
+        self.weights.check();
         self.check_ownership();
         self.check_frames();
-        if self.weights.global.is_some() {
+        if self.weights.has_global() {
             self.check_contents();
         }
         let most = 3 * usize::from(self.sizes.layers) + 2 + OTHER_PENDING;
@@ -98,29 +97,26 @@ impl MemoryManager {
 
     /// States in the ledger follow from the copies.
     fn check_contents(&self) {
-        for (l, slab) in self.weights.layers.iter().enumerate() {
-            let layer = LayerId(l as u16);
-            let Some(slab) = slab else {
-                let elsewhere = self.ownership.slot_of[l].is_some() || self.ownership.is_absent(layer);
+        for layer in (0..self.sizes.layers).map(LayerId) {
+            if !self.weights.is_resident(layer) {
+                let elsewhere = self.ownership.home(layer) != LayerHome::Resident;
                 assert!(elsewhere, "{layer:?} has a slab, a slot, or was lent");
                 continue;
-            };
+            }
             let state = self.chunk_table.contents(Owner::WeightsLayer(layer));
-            assert_eq!(state, slab_state(*slab), "state of {layer:?}");
+            assert_eq!(state, self.weights.state(FillTarget::Resident(layer)), "state of {layer:?}");
         }
-        for s in 0..self.slots.layout().beta {
-            let state = self.chunk_table.contents(Owner::Slot(SlotId(s)));
-            assert_eq!(state, self.slot_state(SlotId(s)), "state of slot {s}");
+        for slot in (0..self.weights.layout().beta).map(SlotId) {
+            let state = self.chunk_table.contents(Owner::Slot(slot));
+            assert_eq!(state, self.weights.state(FillTarget::Slot(slot, LayerId(0))), "state of {slot:?}");
         }
-        let unsettled = self.weights.arriving().next().is_some();
-        assert!(!(unsettled && self.are_slabs_loaded), "a settled model waits for no resident layer");
     }
 
     /// A fingerprint of everything that decides: equal runs have equal digests.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new(self.chunk_table.digest());
         digest.word(self.kv.digest());
-        for instance in self.slots.window() {
+        for instance in self.weights.slots().window() {
             let progress = u64::from(instance.progress == Progress::Committed);
             digest.word(u64::from(instance.layer.0) << 48 ^ instance.generation.0 << 1 ^ progress);
         }
@@ -128,7 +124,7 @@ impl MemoryManager {
             self.loaded,
             self.in_step,
             self.step_interrupted,
-            self.are_slabs_loaded,
+            self.weights.is_settled(),
             self.transition.is_some(),
             self.failure.is_some(),
             self.waited_for_weights,
@@ -141,7 +137,7 @@ impl MemoryManager {
             self.steps,
             self.boundaries,
             self.retry_at,
-            self.fill_retries,
+            self.weights.retries(),
             self.step_stats.link_bytes_per_second(),
             self.step_stats.prefill_token_ns(),
             self.step_stats.column_ns(),
@@ -155,7 +151,7 @@ impl MemoryManager {
             digest.word(word);
         }
         self.counters.iter().for_each(|count| digest.word(*count));
-        self.leased.iter().for_each(|generation| digest.word(generation.0));
+        self.weights.leased().iter().for_each(|generation| digest.word(generation.0));
         self.ownership.stale.iter().for_each(|(_, chunk)| digest.word(u64::from(chunk.0)));
         self.step_stats.compute_ns().into_iter().for_each(|ns| digest.word(ns));
         digest.value()

@@ -73,7 +73,9 @@ impl MemoryManager {
     /// the head are there again.
     pub fn lacks_weights(&self) -> bool {
         self.loaded
-            && (self.sleep != SleepState::Awake || self.absent_layers() > 0 || !self.weights.global_ready())
+            && (self.sleep != SleepState::Awake
+                || self.absent_layers() > 0
+                || !self.weights.is_global_loaded())
     }
 
     /// The tenant holds the turn, or has work where there are no turns. While it is not active it may lend weight layers;

@@ -98,7 +98,7 @@ impl MemoryManager {
 
     /// Layers without memory of their own.
     fn absent_lendable_layers(&self) -> usize {
-        self.slots.layout().moving.len() + usize::from(self.absent_layers())
+        self.weights.layout().moving.len() + usize::from(self.absent_layers())
     }
 
     /// Chunks of all layers and slots now.

@@ -164,7 +164,7 @@ impl MemoryManager {
         if !remaps || self.in_backoff() || !self.step_stats.compute_known() {
             return 0;
         }
-        let current = self.slots.layout();
+        let current = self.weights.layout();
         let most = self.choose(current, u16::MAX, self.allowance_ns()).layout;
         self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
     }
@@ -273,7 +273,7 @@ impl MemoryManager {
 
     /// The layout with the fewest moving layers that gives so many chunks and stalls no longer than that; else why there is none.
     pub(super) fn layout_for(&self, chunks: u32, allowance_ns: u64) -> Result<Layout, Reason> {
-        let current = self.slots.layout();
+        let current = self.weights.layout();
         let weights = self.sizes.weights(current);
         let mut wanted = current.alpha() + (chunks / self.sizes.largest_slab()).max(1) as u16;
         loop {

@@ -33,7 +33,7 @@ impl MemoryManager {
 
     /// They are not left for a step that needs them.
     pub(super) fn recreates_at_once(&self) -> bool {
-        let away = self.absent_layers() > 0 || self.slots.layout().alpha() > self.base.alpha();
+        let away = self.absent_layers() > 0 || self.weights.layout().alpha() > self.base.alpha();
         let idle = !self.loan_state.active && self.kv.open_requests() == 0;
         self.loan_state.chunks_to_recreate > 0
             && (away || idle || !self.loan_state.outgoing_transfers.is_empty())

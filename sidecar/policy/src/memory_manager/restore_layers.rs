@@ -17,7 +17,7 @@ impl MemoryManager {
 
     /// Layouts that free more and more layers, beginning with one more than now.
     pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
-        let current = self.slots.layout();
+        let current = self.weights.layout();
         // Whoever has lent under another policy comes back as one that lends.
         let lends = self.params.policy.remaps() || self.loan_state.lent > 0;
         let most = if lends { self.sizes.cap_m } else { 0 };
@@ -61,7 +61,7 @@ impl MemoryManager {
         let (idle, most) = (self.idle_frames(), self.frames_above_guarantee());
         let (outlook, weighs) = (self.cost_context(), self.params.policy.weighs());
         let mut best: Option<((u64, u64), Layout)> = None;
-        for layout in core::iter::once(self.slots.layout().clone()).chain(self.larger_remaps()) {
+        for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
             let frames = self.sizes.weights(&layout).saturating_sub(home);
             if frames > most {
                 continue;
@@ -86,7 +86,7 @@ impl MemoryManager {
 
     /// Every layer has memory, and what it holds is complete.
     pub fn is_whole(&self) -> bool {
-        self.is_loaded() && self.absent_layers() == 0 && self.are_slabs_loaded
+        self.is_loaded() && self.absent_layers() == 0 && self.weights.is_settled()
     }
 
     /// Some layers are away, and the tenant has work, or nobody has their memory any more.

@@ -55,7 +55,7 @@ impl MemoryManager {
     fn next_transition(&mut self) -> Option<Transition> {
         if let Some(forced) = self.forced {
             let layout = self.sizes.forced_layout(forced);
-            let differs = layout != *self.slots.layout() && self.boundaries >= self.retry_at;
+            let differs = layout != *self.weights.layout() && self.boundaries >= self.retry_at;
             return differs
                 .then_some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Forced });
         }
@@ -80,9 +80,9 @@ impl MemoryManager {
 
     /// The layout to go back to, when KV has been calm for long enough.
     fn reversion(&mut self) -> Option<Layout> {
-        let current = self.slots.layout();
+        let current = self.weights.layout();
         let alpha = current.alpha();
-        if alpha <= self.base.alpha() || !self.are_slabs_loaded || self.boundaries < self.retry_at {
+        if alpha <= self.base.alpha() || !self.weights.is_settled() || self.boundaries < self.retry_at {
             return None;
         }
         if self.is_remapped_this_step() {
@@ -99,7 +99,7 @@ impl MemoryManager {
             return Some(self.base.clone());
         }
         // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.
-        let layout = self.choose(&self.slots.layout().clone(), wanted, u64::MAX).layout;
+        let layout = self.choose(&self.weights.layout().clone(), wanted, u64::MAX).layout;
         (layout.alpha() < alpha).then_some(layout)
     }
 
@@ -107,9 +107,9 @@ impl MemoryManager {
     /// to pay for the copies: whoever waits longer loses more than a layer that is taken again would cost. An eighth of the
     /// patience at least, since what KV gives up and wants back at once costs more than copies.
     fn patience(&self) -> u32 {
-        let stall_ns = self.stall_of(self.slots.layout());
+        let stall_ns = self.stall_of(self.weights.layout());
         let copies_ns: u64 = self.step_stats.transfer_ns().iter().max().copied().unwrap_or(0);
-        match copies_ns.checked_div(stall_ns / u64::from(self.slots.layout().alpha().max(1))) {
+        match copies_ns.checked_div(stall_ns / u64::from(self.weights.layout().alpha().max(1))) {
             Some(steps) if stall_ns > self.allowance_ns() => {
                 let most = self.params.revert_patience_steps;
                 (steps.min(u64::from(most)) as u32).max(most / 8)
@@ -132,7 +132,7 @@ impl MemoryManager {
         let empty = (self.kv.frames().free_blocks() + idle) / self.sizes.blocks_per_chunk;
         let above_guarantee = self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed);
         let used = self.kv.frames().used_blocks().saturating_sub(idle);
-        let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.slots.layout()));
+        let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.weights.layout()));
         Pressure {
             spare_bytes: bytes(free + empty.min(above_guarantee)),
             used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
@@ -158,7 +158,7 @@ impl MemoryManager {
 
     /// The same of who holds what, whatever addresses are left behind.
     pub(super) fn is_at_base_layout(&self) -> bool {
-        let layout = self.slots.layout();
+        let layout = self.weights.layout();
         let home = match self.forced {
             Some(forced) => *layout == self.sizes.forced_layout(forced),
             None => layout.alpha() <= self.base.alpha(),

@@ -73,8 +73,8 @@ impl MemoryManager {
             self.declined_stalling.record(self.steps, chunks);
             return None;
         };
-        let freed = self.sizes.weights(self.slots.layout()).saturating_sub(self.sizes.weights(&layout));
-        let stall_ns = [self.slots.layout(), &layout].map(|layout| self.stall_of(layout));
+        let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));
+        let stall_ns = [self.weights.layout(), &layout].map(|layout| self.stall_of(layout));
         let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
         Some(StallingRemap { layout, missing_blocks, stall_ns, freed_bytes })
     }

@@ -56,7 +56,7 @@ impl MemoryManager {
 
     /// The layout of moving layers.
     pub fn layout(&self) -> &Layout {
-        self.slots.layout()
+        self.weights.layout()
     }
 
     /// How long a step takes that decodes, with its waits for moving layers, by what was measured, nanoseconds; 0 while none
@@ -83,7 +83,7 @@ impl MemoryManager {
     fn residency_of(&self, layer: LayerId) -> Residency {
         let slot = self.ownership.slot_of[layer.index()];
         let holder = slot.map_or(Owner::WeightsLayer(layer), Owner::Slot);
-        let shown = slot.and_then(|s| self.slots.contents()[s.index()]);
+        let shown = slot.and_then(|s| self.weights.slots().contents()[s.index()]);
         let state = self.chunk_table.contents(holder);
         let present = match slot {
             Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Committed(g)),
@@ -105,7 +105,7 @@ impl MemoryManager {
 
     /// Why the layout of moving layers that is in force was taken.
     pub fn layout_reason(&self) -> Reason {
-        self.fill_reason
+        self.weights.load_reason()
     }
 
     /// Measured times and bandwidth.
@@ -120,7 +120,7 @@ impl MemoryManager {
 
     /// Copies that had to be repeated.
     pub fn fill_retries(&self) -> u64 {
-        self.fill_retries
+        self.weights.retries()
     }
 
     /// Chunks of the activation range that are backed.

@@ -3,10 +3,10 @@
 use alloc::vec::Vec;
 
 use super::kv_prefetch::FETCH_FAILURES;
-use super::weight_loads::FILL_RETRIES;
 use crate::action::FillTarget;
 use crate::geometry::StepShape;
 use crate::ids::{BlockId, Generation, LayerId, RequestId};
+use crate::weights::FILL_RETRIES;
 
 /// What a step asks of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

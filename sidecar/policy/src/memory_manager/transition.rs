@@ -5,11 +5,9 @@
 //! is feasible with zero spare chunks. Nothing is written down before the backend has said that it happened.
 
 use alloc::boxed::Box;
-use alloc::vec;
 use alloc::vec::Vec;
 
 use super::MemoryManager;
-use super::weight_loads::Slab;
 use crate::action::{Action, BlockMove, FillTarget, Work};
 use crate::chunk_table::{Owner, Ownership, State};
 use crate::event::Outcome;
@@ -17,8 +15,8 @@ use crate::ids::{ChunkId, FrameId, Generation, LayerId, SlotId};
 use crate::kv::compact::Drain;
 use crate::pending::{Change, Pending};
 use crate::reason::Reason;
-use crate::slots::{Progress, Slots};
 use crate::step_model::{Layout, MAX_BETA};
+use crate::weights::Placement;
 
 /// What shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,7 +172,7 @@ impl MemoryManager {
         self.kv.drained().into_iter().for_each(|frame| next.frames[frame.index()] = None);
         let going = self.last_own_layers(layers);
         going.iter().for_each(|layer| next.layers[layer.index()].clear());
-        (next, (layers > 0).then(|| self.slots.layout().clone()))
+        (next, (layers > 0).then(|| self.weights.layout().clone()))
     }
 
     /// Orders the transaction that leads to `change`.
@@ -231,7 +229,7 @@ impl MemoryManager {
         let mut leaving: Vec<Vec<ChunkId>> =
             next.slots.split_off(next.slots.len().min(usize::from(layout.beta)));
         let kept_slots = next.slots.len();
-        for (chunks, content) in leaving.iter_mut().zip(&self.slots.contents()[kept_slots..]) {
+        for (chunks, content) in leaving.iter_mut().zip(&self.weights.slots().contents()[kept_slots..]) {
             let heir = content.map(|(layer, _)| layer).filter(|layer| next.slot_of[layer.index()].is_none());
             if let Some(layer) = heir {
                 next.layers[layer.index()] = core::mem::take(chunks);
@@ -284,22 +282,10 @@ impl MemoryManager {
     /// Layers whose contents stay readable at their addresses across the change.
     fn preserved_layers(&self, next: &Ownership) -> Vec<(LayerId, Generation)> {
         let layers = (0..self.sizes.layers).map(LayerId);
-        let whole = layers.filter_map(|layer| Some((layer, self.content_of(layer)?)));
+        let whole = layers.filter_map(|layer| {
+            Some((layer, self.weights.content_of(layer, self.ownership.slot_of[layer.index()])?))
+        });
         whole.filter(|(layer, _)| self.ownership.layer_chunks(*layer) == next.layer_chunks(*layer)).collect()
-    }
-
-    /// Generation of a layer's complete copy, wherever it lies.
-    fn content_of(&self, layer: LayerId) -> Option<Generation> {
-        match self.ownership.slot_of[layer.index()] {
-            Some(slot) => {
-                let (shown, generation) = (*self.slots.contents().get(slot.index())?)?;
-                (shown == layer).then_some(generation)
-            }
-            None => {
-                let slab = self.weights.layers[layer.index()]?;
-                (slab.progress == Progress::Committed).then_some(slab.generation)
-            }
-        }
     }
 
     /// Chunks that carry a layer's contents to a new owner: they must not be overwritten on the way.
@@ -340,12 +326,11 @@ impl MemoryManager {
                 _ => {}
             }
         }
-        let carried = self.preserved_layers(&next);
+        let preserved = self.preserved_layers(&next);
         self.ownership = next;
         if let Some(layout) = layout {
-            self.take_layout(layout, &carried);
+            self.place_weights(layout, preserved, reason);
             self.remapped_at_step = reason.takes_layers().then_some(self.steps);
-            self.fill_reason = reason;
         }
         self.on_awake();
         self.transition = None;
@@ -354,37 +339,17 @@ impl MemoryManager {
         self.forget_declined();
     }
 
-    /// The layout is in force: layers and slots that lost their contents are filled.
-    fn take_layout(&mut self, layout: Layout, carried: &[(LayerId, Generation)]) {
-        let mut contents = vec![None; usize::from(layout.beta)];
-        if self.ownership.global.is_empty() {
-            self.weights.global = None;
-        } else if self.weights.global.is_none() {
-            self.weights.global = Some(Slab::due(&mut self.generations));
-        }
-        for l in 0..self.sizes.layers {
-            let layer = LayerId(l);
-            let content =
-                carried.iter().find(|(carried, _)| *carried == layer).map(|(_, generation)| *generation);
-            let entry = &mut self.weights.layers[layer.index()];
-            match (self.ownership.slot_of[layer.index()], content) {
-                (Some(slot), content) => {
-                    *entry = None;
-                    // A copy that was read before cannot hold back the next one in its slot: its reader is done. Unless
-                    // the layer has the slot to itself it is copied anew.
-                    let alone = slot.index() + usize::from(layout.beta) >= layout.moving.len();
-                    if let Some(generation) = content.filter(|g| alone || *g > self.leased[layer.index()]) {
-                        contents[slot.index()] = Some((layer, generation));
-                    }
-                }
-                (None, _) if self.ownership.is_absent(layer) => *entry = None,
-                (None, Some(generation)) => *entry = Some(Slab { generation, progress: Progress::Committed }),
-                (None, None) => *entry = Some(Slab::due(&mut self.generations)),
-            }
-        }
-        self.slots = Slots::new(layout, contents);
+    /// Puts a layout in force: layers and slots that lost their contents are filled.
+    fn place_weights(&mut self, layout: Layout, preserved: Vec<(LayerId, Generation)>, reason: Reason) {
+        let placement = Placement {
+            layout,
+            has_global: !self.ownership.global.is_empty(),
+            homes: (0..self.sizes.layers).map(|l| self.ownership.home(LayerId(l))).collect(),
+            preserved,
+            reason,
+        };
+        self.weights.place(placement, &mut self.generations);
         self.absent_layer_count = self.ownership.absent_layers();
-        self.are_slabs_loaded = self.weights.all_committed();
         self.record_all_contents();
     }
 
@@ -399,7 +364,7 @@ impl MemoryManager {
     /// Writes what the slots contain into the ledger.
     pub(super) fn record_slots(&mut self) {
         for slot in (0..MAX_BETA).map(SlotId) {
-            if slot.0 < self.slots.layout().beta {
+            if slot.0 < self.weights.layout().beta {
                 self.record_contents(FillTarget::Slot(slot, LayerId(0)));
             } else {
                 self.chunk_table.set_contents(Owner::Slot(slot), State::Idle);

@@ -17,7 +17,7 @@ use crate::reason::Reason;
 impl MemoryManager {
     /// Every layer has memory, and the weights of some are on the way: a step that begins now waits for them.
     pub fn weights_loading(&self) -> bool {
-        self.is_loaded() && !self.are_slabs_loaded && !self.lacks_weights()
+        self.is_loaded() && !self.weights.is_settled() && !self.lacks_weights()
     }
 
     /// The step under way, or the last one, began while weights were on their way: its waits are no stalls, and its times say
