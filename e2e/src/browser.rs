@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use self::devtools::Connection;
 
 /// How long a condition may take to hold.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(10);
 /// Names the browser where it is not on the PATH.
@@ -68,11 +68,11 @@ impl Chromium {
     }
 
     /// A new page of `width`, in dark colours or in light ones.
-    pub fn page(&self, width: u32, dark: bool) -> Sight {
+    pub fn page(&self, width: u32, dark: bool) -> PageView {
         let target = self.browser.borrow_mut().call("Target.createTarget", &json!({ "url": "about:blank" }));
         let id = target["targetId"].as_str().expect("a target has an id");
         let page = RefCell::new(Connection::open(self.port, &format!("/devtools/page/{id}")));
-        let sight = Sight { page };
+        let sight = PageView { page };
         sight.size(width, if width > 600 { 900 } else { 740 });
         let features = json!([
             { "name": "prefers-color-scheme", "value": if dark { "dark" } else { "light" } },
@@ -111,7 +111,7 @@ fn listening(child: &mut Child, file: &Path) -> (u16, String) {
             return (port.parse().expect("a port"), path.trim().to_owned());
         }
         let ended = child.try_wait().expect("a child can be asked");
-        assert!(ended.is_none() && start.elapsed() < PATIENCE, "Chromium does not start: {ended:?}");
+        assert!(ended.is_none() && start.elapsed() < WAIT_LIMIT, "Chromium does not start: {ended:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -132,11 +132,11 @@ const KEYS: [(&str, u32); 6] =
 
 /// One page of the browser.
 #[derive(Debug)]
-pub struct Sight {
+pub struct PageView {
     page: RefCell<Connection>,
 }
 
-impl Sight {
+impl PageView {
     fn call(&self, method: &str, params: &Value) -> Value {
         self.page.borrow_mut().call(method, params)
     }
@@ -168,7 +168,7 @@ impl Sight {
         self.call("Page.bringToFront", &json!({}));
         while self.value(expression) != Value::Bool(true) {
             let body = || self.value("document.body.innerText");
-            assert!(start.elapsed() < PATIENCE, "never: {expression}\n{}", body());
+            assert!(start.elapsed() < WAIT_LIMIT, "never: {expression}\n{}", body());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -8,13 +8,13 @@ mod certificates;
 mod child;
 mod control_plane;
 pub mod crds;
-pub mod flows;
-mod foreign;
-mod keeper;
+mod exit_hooks;
+mod external_cluster;
 mod kubeconfig;
-mod last_words;
+pub mod leak_check;
+pub mod network_policies;
 mod node;
-pub mod traces;
+mod process_spawner;
 mod wait;
 
 use std::any::Any;
@@ -31,11 +31,11 @@ use tokio::sync::OnceCell;
 
 pub use self::binaries::{Binaries, skipped};
 use self::control_plane::ControlPlane;
-pub use self::foreign::mark;
-pub use self::keeper::Keeper;
-pub use self::last_words::must_hold_at_exit;
-pub use self::node::{Node, Second, on_node, on_node_alone, on_two_nodes};
-pub use self::wait::{PATIENCE, eventually, within};
+pub use self::exit_hooks::check_at_exit;
+pub use self::external_cluster::mark;
+pub use self::node::{Node, SecondNode, on_node, on_node_alone, on_two_nodes};
+pub use self::process_spawner::ProcessSpawner;
+pub use self::wait::{WAIT_LIMIT, eventually, within};
 
 /// An API server with the CRDs of this tree established.
 pub struct Api {
@@ -53,21 +53,21 @@ pub struct Api {
 /// # Panics
 /// If it does not start; every later call panics with the same words, at once.
 pub async fn api() -> Option<&'static Api> {
-    static SHARED: OnceCell<Outcome<Api>> = OnceCell::const_new();
+    static SHARED: OnceCell<TestResult<Api>> = OnceCell::const_new();
     // A cell that is empty after a panic would let every test wait for the same failure.
     let outcome =
-        SHARED.get_or_init(async || AssertUnwindSafe(start()).catch_unwind().await.map_err(words_of));
-    there(outcome.await)
+        SHARED.get_or_init(async || AssertUnwindSafe(start()).catch_unwind().await.map_err(error_text));
+    try_api(outcome.await)
 }
 
 /// What came of a start that all tests share: what was started, why nothing was, or what was said in a panic.
-type Outcome<T> = Result<Result<T, &'static str>, String>;
+type TestResult<T> = Result<Result<T, &'static str>, String>;
 
 /// What was started; without it a line for each test that says why.
 ///
 /// # Panics
 /// As whoever started it did.
-fn there<T>(outcome: &Outcome<T>) -> Option<&T> {
+fn try_api<T>(outcome: &TestResult<T>) -> Option<&T> {
     let started = outcome.as_ref().unwrap_or_else(|words| panic!("{words}"));
     started.as_ref().inspect_err(|why| skipped(why)).ok()
 }
@@ -78,7 +78,7 @@ pub fn is_ci() -> bool {
 }
 
 /// What somebody panicked with.
-fn words_of(panic: Box<dyn Any + Send>) -> String {
+fn error_text(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no Kubernetes".to_owned())
 }
@@ -87,7 +87,7 @@ async fn start() -> Result<Api, &'static str> {
     if let Some(kubeconfig) = given_kubeconfig() {
         let kubectl = Binaries::named().ok().map(|all| all.kubectl());
         let api = Api { kubeconfig, kubectl, own: None };
-        foreign::take(&api).await;
+        external_cluster::take(&api).await;
         return Ok(api);
     }
     let binaries = Binaries::named()?;
@@ -119,7 +119,7 @@ impl Api {
     }
 
     /// As [`Api::is_own`], for a test that is nothing without: a line says that it is skipped.
-    pub fn is_ours(&self) -> bool {
+    pub fn is_own_cluster(&self) -> bool {
         if !self.is_own() {
             skipped(
                 "a cluster that somebody else runs has no users of ours, no audit log and a network that we are not in",

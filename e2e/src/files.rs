@@ -16,7 +16,7 @@ const OTHERS: u64 = 2_000;
 ///
 /// # Panics
 /// In CI, where it does not: a row of the failure table would go untested.
-pub fn room_for(connections: usize) -> Option<()> {
+pub fn raise_open_file_limit(connections: usize) -> Option<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("what is allowed is given");
     let needed = connections as u64 + OTHERS;

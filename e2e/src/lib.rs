@@ -4,7 +4,7 @@
 //!
 //! Failing to start what a test needs is a failed test, so this panics with a message instead of returning errors.
 
-pub mod bound;
 pub mod browser;
 pub mod cluster;
 pub mod files;
+pub mod hang_limit;

@@ -1,12 +1,12 @@
 //! The admin port: who may ask.
 
 use crate::support::http::CLIENT;
-use crate::support::pressure::MODEL;
-use crate::support::{World, Yaml};
+use crate::support::load::MODEL;
+use crate::support::{TestEnv, Yaml};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_state_needs_the_token_of_the_runtime_folder() {
-    let world = World::new();
+    let world = TestEnv::new();
     let model = world.model("model", MODEL);
     let mut up = world.up(&Yaml::pool("16Mi").tenant("tiny", &model, "", ""), &[]);
     let tenant = up.ready("tiny").await;

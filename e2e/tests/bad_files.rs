@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::support::{Outcome, World, Yaml};
+use crate::support::{Outcome, TestEnv, Yaml};
 
 const MODEL: &str = "--layers 2 --hidden 64 --intermediate 128 --vocab 300 --max-positions 256";
 const TENSOR: &str = "model.layers.1.self_attn.q_proj.weight";
@@ -136,9 +136,9 @@ fn cut_to(folder: &Path, bytes: usize) {
     write(folder, "model.safetensors", &weights[..bytes]);
 }
 
-async fn refused(world: &World, yaml: &str) -> Outcome {
+async fn refused(world: &TestEnv, yaml: &str) -> Outcome {
     let outcome = world.up_text(yaml, &[]).ended().await;
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
     outcome
 }
@@ -146,7 +146,7 @@ async fn refused(world: &World, yaml: &str) -> Outcome {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bad_model_folder_is_refused_by_file_and_field_and_nothing_stays() {
     for (what, damage, words) in CASES {
-        let world = World::new();
+        let world = TestEnv::new();
         let model = world.model("model", MODEL);
         damage(&model);
         let yaml = Yaml::pool("16Mi").tenant("bad", &model, "", "").text();
@@ -159,7 +159,7 @@ async fn a_bad_model_folder_is_refused_by_file_and_field_and_nothing_stays() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_tensor_file_of_several_that_is_missing_is_named() {
-    let world = World::new();
+    let world = TestEnv::new();
     let model = world.model("model", &format!("{MODEL} --shards 2"));
     let missing = "model-00002-of-00002.safetensors";
     std::fs::remove_file(model.join(missing)).unwrap();
@@ -169,13 +169,13 @@ async fn one_tensor_file_of_several_that_is_missing_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_bad_tenant_of_two_ends_both_and_is_the_one_that_is_named() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (good, bad) = (world.model("good", MODEL), world.model("model", MODEL));
     config(&bad, "model_type", json!("mamba"));
     let mut yaml = Yaml::pool("16Mi").tenant("good", &good, "", "").tenant("bad", &bad, "", "");
     yaml.gpus = 2;
     let outcome = world.up(&yaml, &[]).ended().await;
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
     assert_eq!(outcome.code, Some(78), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("sluice: default/bad: "), "{}", outcome.stderr);
     assert!(!outcome.stderr.contains("sluice: default/good: "), "{}", outcome.stderr);
@@ -183,7 +183,7 @@ async fn one_bad_tenant_of_two_ends_both_and_is_the_one_that_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_yaml_is_refused_by_file_line_and_field() {
-    let world = World::new();
+    let world = TestEnv::new();
     let good = Yaml::pool("16Mi").tenant("tiny", Path::new("model"), "", "drainSeconds: 1").text();
     for (from, to, words) in [
         ("memory: 16Mi", "memory: 16Mib", "up.yaml:6:19: spec.device.host.memory: "),

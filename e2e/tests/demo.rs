@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::http::CLIENT;
 use crate::support::model::bin_folder;
-use crate::support::{World, eventually, processes};
+use crate::support::{TestEnv, eventually, processes};
 
 /// For the whole demo: bursts under two rules take longer than anything else that is waited for.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -16,10 +16,10 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// `sluice demo` under way.
 struct Demo<'a> {
     child: Child,
-    world: &'a World,
+    world: &'a TestEnv,
 }
 
-fn command(world: &World, arguments: &[&str]) -> Command {
+fn command(world: &TestEnv, arguments: &[&str]) -> Command {
     let mut command = world.sluice(&bin_folder());
     // Its model is made there, and it is the only thing that stays.
     command.env("XDG_CACHE_HOME", world.path("cache")).args(["demo", "--port", "0"]).args(arguments);
@@ -27,14 +27,14 @@ fn command(world: &World, arguments: &[&str]) -> Command {
 }
 
 impl<'a> Demo<'a> {
-    fn start(world: &'a World, arguments: &[&str]) -> Demo<'a> {
+    fn start(world: &'a TestEnv, arguments: &[&str]) -> Demo<'a> {
         let mut command = command(world, arguments);
         world.record(&mut command);
         Demo { child: command.spawn().unwrap(), world }
     }
 
     /// Waits for a whole line that begins with `start`; its rest.
-    async fn says(&mut self, start: &str) -> String {
+    async fn has_printed(&mut self, start: &str) -> String {
         let line = eventually(start, async || {
             let stdout = self.world.stdout();
             let whole = stdout.rfind('\n').map_or("", |end| &stdout[..end]);
@@ -59,16 +59,16 @@ impl<'a> Demo<'a> {
             assert!(begun.elapsed() < LIMIT, "no end within {LIMIT:?}\n{}", self.world.stdout());
             tokio::time::sleep(Duration::from_millis(50)).await;
         };
-        self.world.nothing_is_left().await;
+        self.world.assert_no_leftovers().await;
         status.code()
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_short_demo_shows_its_tenants_and_ends_with_a_table_and_identical_tokens() {
-    let world = World::new();
+    let world = TestEnv::new();
     let mut demo = Demo::start(&world, &["--quick"]);
-    let page = demo.says("page ").await;
+    let page = demo.has_printed("page ").await;
     let tenants = eventually("the page's first sample of three tenants", async || {
         let sent: Value = CLIENT.get(format!("{page}v1/page")).send().await.ok()?.json().await.ok()?;
         let gpu = sent.as_array()?.iter().find(|message| message[0] == "gpu")?;
@@ -78,7 +78,7 @@ async fn a_short_demo_shows_its_tenants_and_ends_with_a_table_and_identical_toke
         (names.len() == 3).then_some(names)
     });
     assert_eq!(tenants.await, ["sluice-demo/chat", "sluice-demo/code", "sluice-demo/summary"]);
-    let curl = demo.says("  ask a tenant: ").await;
+    let curl = demo.has_printed("  ask a tenant: ").await;
     let asked = Command::new("sh").args(["-c", &curl]).output().unwrap();
     let answer: Value = serde_json::from_slice(&asked.stdout).unwrap_or_else(|_| panic!("{curl}: {asked:?}"));
     assert!(answer["usage"]["completion_tokens"].as_u64().is_some_and(|tokens| tokens > 0), "{answer}");
@@ -122,9 +122,9 @@ async fn a_short_demo_shows_its_tenants_and_ends_with_a_table_and_identical_toke
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_in_the_middle_ends_everything_at_once() {
-    let world = World::new();
+    let world = TestEnv::new();
     let mut demo = Demo::start(&world, &["--no-page"]);
-    demo.says("  round  1: ").await;
+    demo.has_printed("  round  1: ").await;
     let sidecars = world.processes().into_iter().filter(|pid| processes::name(*pid) == "sluice-sidecar");
     assert_eq!(sidecars.count(), 3);
     assert!(!world.stdout().contains("page "), "{}", world.stdout());
@@ -135,11 +135,11 @@ async fn a_signal_in_the_middle_ends_everything_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_folder_that_is_none_is_named_before_anything_is_started() {
-    let world = World::new();
+async fn invalid_model_folder_is_reported_before_start() {
+    let world = TestEnv::new();
     let output = command(&world, &["--model", "/nowhere/model"]).output().unwrap();
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(78), &b""[..]));
     let said = "sluice: --model /nowhere/model: no config.json there; it takes a model folder in Hugging Face layout\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), said);
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }

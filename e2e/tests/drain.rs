@@ -7,11 +7,11 @@ use tokio::net::TcpStream;
 
 use crate::support::http::Failure;
 use crate::support::tenant::{greedy, prompt};
-use crate::support::{World, eventually, slow};
+use crate::support::{TestEnv, eventually, slow};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn open_streams_are_finished_and_new_ones_are_refused_after_sigterm() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "drainSeconds: 30").await;
     let (body, expected) = slow::undisturbed(&tenant, 1, 120).await;
     let mut stream = tenant.stream(&body).await;
@@ -29,12 +29,12 @@ async fn open_streams_are_finished_and_new_ones_are_refused_after_sigterm() {
     assert_eq!(whole.await.unwrap().unwrap(), expected);
     let outcome = up.ended().await;
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_dies_while_streams_drain_does_not_cut_them() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "drainSeconds: 30").await;
     let (body, expected) = slow::undisturbed(&tenant, 2, 120).await;
     let mut stream = tenant.stream(&body).await;
@@ -45,12 +45,12 @@ async fn an_engine_that_dies_while_streams_drain_does_not_cut_them() {
     crate::support::processes::signal(engine, Signal::KILL);
     assert_eq!(stream.finish().await.unwrap(), expected);
     assert_eq!(up.ended().await.code, Some(0));
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_finish_within_the_time_to_drain_is_cut_and_everything_ends() {
-    let world = World::new();
+async fn streams_beyond_drain_timeout_are_cut() {
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "drainSeconds: 1").await;
     // At least 24 s of steps.
     let mut stream = tenant.stream(&greedy(&prompt(1, 24), 800)).await;
@@ -66,5 +66,5 @@ async fn what_does_not_finish_within_the_time_to_drain_is_cut_and_everything_end
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(!outcome.stderr.contains("did not end within"), "nobody had to be killed: {}", outcome.stderr);
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{PATIENCE, Tenant, World, eventually, http, processes, slow};
+use crate::support::{Tenant, TestEnv, WAIT_LIMIT, eventually, http, processes, slow};
 
 /// A silence that no step explains.
 const SILENCE: Duration = Duration::from_millis(700);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_engine_is_killed_the_same_streams_go_on_with_the_same_tokens() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 1, 40).await;
     let (other, other_expected) = slow::undisturbed(&tenant, 2, 30).await;
@@ -37,7 +37,7 @@ async fn when_the_engine_is_killed_the_same_streams_go_on_with_the_same_tokens()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_engine_is_killed_ten_times_in_a_minute_the_tenant_stays_ready_and_the_stream_ends_whole() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 3, 60).await;
     let mut stream = tenant.stream(&body).await;
@@ -59,8 +59,8 @@ async fn when_the_engine_is_killed_ten_times_in_a_minute_the_tenant_stays_ready_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_engines_supervisor_is_killed_the_stream_goes_on_as_well() {
-    let world = World::new();
+async fn killed_supervisor_does_not_interrupt_stream() {
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 4, 30).await;
     let mut stream = tenant.stream(&body).await;
@@ -76,8 +76,8 @@ async fn when_the_engines_supervisor_is_killed_the_stream_goes_on_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_engine_makes_streams_wait_and_a_continued_one_lets_them_go_on() {
-    let world = World::new();
+async fn stopped_engine_pauses_streams_until_continued() {
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 5, 30).await;
     let mut stream = tenant.stream(&body).await;
@@ -85,8 +85,8 @@ async fn a_stopped_engine_makes_streams_wait_and_a_continued_one_lets_them_go_on
     let engine = tenant.engine().await;
     processes::signal(engine, Signal::STOP);
     let begun = Instant::now();
-    while stream.speaks_within(SILENCE).await {
-        assert!(begun.elapsed() < PATIENCE, "a stopped engine goes on");
+    while stream.responds_within(SILENCE).await {
+        assert!(begun.elapsed() < WAIT_LIMIT, "a stopped engine goes on");
     }
     assert!(stream.answer.tokens.len() < expected.tokens.len(), "it was stopped in the middle");
     assert_eq!(tenant.readiness().await, Some(200), "requests are held, not refused");
@@ -102,8 +102,8 @@ const SLO: &str = "slo: {ttftMilliseconds: 2000, tbtMilliseconds: 300}";
 const SEEN_WITHIN: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_that_a_stopped_engine_does_not_make_count_as_missed_while_it_stands() {
-    let world = World::new();
+async fn stopped_engine_counts_slo_misses() {
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, SLO).await;
     let (body, expected) = slow::undisturbed(&tenant, 6, 40).await;
     let mut stream = tenant.stream(&body).await;

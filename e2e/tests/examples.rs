@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::support::tenant::{greedy, prompt};
-use crate::support::{Answer, Tenant, World, model};
+use crate::support::{Answer, Tenant, TestEnv, model};
 
 /// Names of its tenants, and the models that they name.
 struct Example {
@@ -34,7 +34,7 @@ fn values(yaml: &str, key: &str) -> Vec<String> {
 
 /// Every tenant answers, alone and while all others do, and all end as they are told to.
 async fn serves(name: &str, tenants: &[&str]) {
-    let (world, example) = (World::new(), Example::read(name));
+    let (world, example) = (TestEnv::new(), Example::read(name));
     assert_eq!(example.tenants, tenants, "{name}");
     for (seed, path) in example.models.iter().enumerate() {
         let folder = world.path(path);

@@ -10,7 +10,7 @@ fn gpu_probe(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn sluice_becomes_the_probe_beside_it() {
+fn sluice_execs_sibling_probe() {
     let listed = gpu_probe(&["--list"]);
     assert_eq!(listed.status.code(), Some(0), "{listed:?}");
     let text = String::from_utf8(listed.stdout).unwrap();

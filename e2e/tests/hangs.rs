@@ -4,16 +4,16 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use sluice_e2e::bound::{Bound, is_at};
+use sluice_e2e::hang_limit::{HangLimit, has_reached};
 use sluice_wire::State;
 
 use crate::support::tenant::{greedy, prompt};
-use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
+use crate::support::three_tenants::{self, RETURN_AFTER_CRASHES, ThreeTenants, same, tenant_index};
 use crate::support::wait::within;
-use crate::support::{Answer, Tenant, World, eventually, processes, slow};
+use crate::support::{Answer, Tenant, TestEnv, eventually, processes, slow};
 
 mod waking;
-mod whole;
+mod whole_tenant;
 
 /// A hung sidecar is dead by then, and so is a supervisor that starts no engine after 15 s; time in which the node is slow counts a
 /// quarter at least.
@@ -48,13 +48,13 @@ enum When {
 
 impl When {
     fn is_met(self, state: &State) -> bool {
-        let place = place(state);
+        let place = tenant_index(state);
         let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
         match self {
-            When::Computing => holds && is_at(state, "step"),
+            When::Computing => holds && has_reached(state, "step"),
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
-            When::Rebacking => is_at(state, "re-backing"),
+            When::Rebacking => has_reached(state, "re-backing"),
         }
     }
 }
@@ -70,7 +70,7 @@ fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
 }
 
 /// Waits until each of `others` has run a step since. Returns how long that took.
-async fn until_steps(bound: &Bound, what: &str, others: &[&Tenant]) -> Duration {
+async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> Duration {
     let (mut before, mut requests) = (Vec::new(), Vec::new());
     for other in others {
         before.push(other.state().await.figures.steps_total);
@@ -96,7 +96,7 @@ async fn until_steps(bound: &Bound, what: &str, others: &[&Tenant]) -> Duration 
 }
 
 /// A sidecar that was started `starts` times reports the hangs of all before it; the last did not run for `least` or longer.
-async fn its_hangs_are_reported(tenant: &Tenant, starts: usize, least: Duration) {
+async fn are_hangs_reported(tenant: &Tenant, starts: usize, least: Duration) {
     let hangs = tenant.state().await.sidecar_hangs.expect("it reports them");
     assert_eq!(hangs.total, starts as u64 - 1, "{hangs:?}");
     assert!(Duration::from_millis(hangs.waited_ms) >= least, "{hangs:?}");
@@ -104,7 +104,7 @@ async fn its_hangs_are_reported(tenant: &Tenant, starts: usize, least: Duration)
 
 /// A trio under load, of which one tenant is about to hang.
 struct Case<'a, 'w> {
-    trio: &'a mut Trio<'w>,
+    trio: &'a mut ThreeTenants<'w>,
     alone: &'a [Vec<Answer>],
     /// How often each sidecar was started.
     starts: &'a mut [usize; 3],
@@ -114,12 +114,12 @@ impl Case<'_, '_> {
     /// Stops a process of the first tenant that is as wanted, and waits for its neighbours and for itself.
     async fn run(&mut self, stopped: Stopped, when: When) {
         let what = format!("{stopped:?} stopped while {when:?}");
-        let loads = self.trio.tenants.each_ref().map(trio::begin);
+        let loads = self.trio.tenants.each_ref().map(three_tenants::begin);
         let met = |state: &State| state.engine.pid.is_some() && when.is_met(state);
-        let (victim, state) = self.trio.one_that(&what, met).await;
+        let (victim, state) = self.trio.find_tenant(&what, met).await;
         let pid = process(&self.trio.tenants[victim], &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let bound = Bound::start(&state, HANG_TIMEOUT);
+        let bound = HangLimit::start(&state, HANG_TIMEOUT);
         let took = until_steps(&bound, &what, &self.trio.others(victim)).await;
         eprintln!("{what}: neighbours went on after {took:?}, {:?} are allowed", bound.allows());
         match stopped {
@@ -128,7 +128,7 @@ impl Case<'_, '_> {
             Stopped::Sidecar => self.sidecar_is_replaced(victim, pid).await,
         }
         for (index, load) in loads.into_iter().enumerate() {
-            let mut answers = trio::ended(load).await;
+            let mut answers = three_tenants::ended(load).await;
             let mut expected = self.alone[index].clone();
             if stopped == Stopped::Sidecar && index == victim {
                 let mut came = answers.iter().map(Result::is_ok);
@@ -137,7 +137,7 @@ impl Case<'_, '_> {
             }
             same(index, answers, &expected);
         }
-        self.trio.all_home(HOME_AFTER_DEATHS).await;
+        self.trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
     }
 
     async fn engine_is_replaced(&self, victim: usize, before: &State) {
@@ -156,15 +156,15 @@ impl Case<'_, '_> {
         self.starts[victim] += 1;
         let name = self.trio.tenants[victim].record.name.clone();
         self.trio.tenants[victim] = self.trio.up.ready_again(&name, self.starts[victim]).await;
-        its_hangs_are_reported(&self.trio.tenants[victim], self.starts[victim], SIDECAR_LIMIT).await;
+        are_hangs_reported(&self.trio.tenants[victim], self.starts[victim], SIDECAR_LIMIT).await;
     }
 }
 
 /// Runs cases one after the other on the same tenants.
 async fn cases(cases: &[(Stopped, When)]) {
-    let world = World::new();
+    let world = TestEnv::new();
     let binaries = world.special_binaries(SLOWED);
-    let mut trio = Trio::start_of(&binaries, &world, "Oneiros").await;
+    let mut trio = ThreeTenants::start_of(&binaries, &world, "Oneiros").await;
     let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
     let mut starts = [1; 3];
     for (stopped, when) in cases {
@@ -174,13 +174,13 @@ async fn cases(cases: &[(Stopped, When)]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_is_stopped_in_any_state_is_replaced_and_its_neighbours_go_on() {
+async fn stopped_worker_is_replaced_and_peers_continue() {
     let all = [When::Computing, When::Lending, When::Borrowing, When::Rebacking];
     cases(&all.map(|when| (Stopped::Worker, when))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_that_is_stopped_in_any_state_is_replaced_and_its_neighbours_go_on() {
+async fn stopped_sidecar_is_replaced_and_peers_continue() {
     let all = [When::Computing, When::Lending, When::Borrowing, When::Rebacking];
     cases(&all.map(|when| (Stopped::Sidecar, when))).await;
 }
@@ -192,7 +192,7 @@ async fn a_supervisor_that_is_stopped_disturbs_no_stream() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_is_stopped_for_good_is_replaced_and_its_streams_go_on_with_the_same_tokens() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 6, 30).await;
     let mut stream = tenant.stream(&body).await;
@@ -211,7 +211,7 @@ async fn an_engine_that_is_stopped_for_good_is_replaced_and_its_streams_go_on_wi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supervisor_that_starts_no_engine_is_replaced_and_the_streams_go_on() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 7, 30).await;
     let mut stream = tenant.stream(&body).await;

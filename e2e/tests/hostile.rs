@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::support::http::{Failure, Raw};
 use crate::support::tenant::{greedy, prompt};
-use crate::support::{Answer, PATIENCE, Stream, Tenant, Up, World, processes, slow};
+use crate::support::{Answer, Stream, Tenant, TestEnv, Up, WAIT_LIMIT, processes, slow};
 
 /// A head may take 10 s; this allows for a busy machine.
 const HEAD_LIMIT: Duration = Duration::from_secs(100);
@@ -18,7 +18,7 @@ const HEAD_LIMIT: Duration = Duration::from_secs(100);
 const TOLERATED_BYTES: u64 = 100 << 20;
 
 /// A tenant with a stream of about 6 s under way.
-struct Scene<'a> {
+struct HostileSetup<'a> {
     up: Up<'a>,
     tenant: Tenant,
     stream: Stream,
@@ -26,19 +26,19 @@ struct Scene<'a> {
     resident_bytes: u64,
 }
 
-impl<'a> Scene<'a> {
-    async fn start(world: &'a World) -> Scene<'a> {
+impl<'a> HostileSetup<'a> {
+    async fn start(world: &'a TestEnv) -> HostileSetup<'a> {
         let (up, tenant) = slow::start(world, "").await;
         let (body, expected) = slow::undisturbed(&tenant, 1, 150).await;
         let mut stream = tenant.stream(&body).await;
         stream.until_tokens(1).await;
         let resident_bytes = processes::resident_bytes(tenant.record.pid);
-        Scene { up, tenant, stream, expected, resident_bytes }
+        HostileSetup { up, tenant, stream, expected, resident_bytes }
     }
 
     /// The normal stream went on all the time; all is given back; the tenant still serves.
     async fn end(self) {
-        let Scene { up, tenant, stream, expected, resident_bytes } = self;
+        let HostileSetup { up, tenant, stream, expected, resident_bytes } = self;
         assert_eq!(stream.finish().await.unwrap(), expected, "the stream beside was affected");
         let left = |state: &sluice_wire::State| {
             state.kv.blocks_used == 0 && state.queue == Default::default() && state.streams.open == 0
@@ -55,23 +55,23 @@ impl<'a> Scene<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_are_huge_or_no_json_are_refused_and_a_stream_beside_them_goes_on() {
-    let world = World::new();
-    let scene = Scene::start(&world).await;
+async fn huge_or_invalid_bodies_are_refused_and_streams_continue() {
+    let world = TestEnv::new();
+    let scene = HostileSetup::start(&world).await;
     let address = scene.tenant.address.clone();
     for _ in 0..5 {
         let mut client = Raw::connect(&address).await;
-        client.say(Raw::head("content-length: 10000000000\r\n").as_bytes()).await;
-        client.say(&vec![b' '; 300_000]).await;
+        client.send_raw(Raw::head("content-length: 10000000000\r\n").as_bytes()).await;
+        client.send_raw(&vec![b' '; 300_000]).await;
         assert_eq!(client.status().await, Some(413));
 
         let mut client = Raw::connect(&address).await;
-        client.say(Raw::head("transfer-encoding: chunked\r\n").as_bytes()).await;
+        client.send_raw(Raw::head("transfer-encoding: chunked\r\n").as_bytes()).await;
         let piece = [b"10000\r\n".as_slice(), &[b' '; 0x10000], b"\r\n"].concat();
         for _ in 0..80 {
-            client.say(&piece).await;
+            client.send_raw(&piece).await;
         }
-        client.say(b"0\r\n\r\n").await;
+        client.send_raw(b"0\r\n\r\n").await;
         assert_eq!(client.status().await, Some(413));
     }
     let deep = format!("{{\"prompt\": {}{}}}", "[".repeat(500_000), "]".repeat(500_000));
@@ -96,26 +96,26 @@ async fn bodies_that_are_huge_or_no_json_are_refused_and_a_stream_beside_them_go
         [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n"[..], b"GET / HTTP/9.9\r\n\r\n", &[0; 100_000]]
     {
         let mut client = Raw::connect(&address).await;
-        client.say(bytes).await;
-        assert!(client.closes_within(PATIENCE).await, "what is no HTTP is closed");
+        client.send_raw(bytes).await;
+        assert!(client.closes_within(WAIT_LIMIT).await, "what is no HTTP is closed");
     }
     scene.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn heads_that_never_end_are_cut_and_a_stream_beside_them_goes_on() {
-    let world = World::new();
-    let scene = Scene::start(&world).await;
+async fn endless_headers_are_cut_and_streams_continue() {
+    let world = TestEnv::new();
+    let scene = HostileSetup::start(&world).await;
     let mut clients = JoinSet::new();
     for _ in 0..100 {
         let address = scene.tenant.address.clone();
         clients.spawn(async move {
             let mut client = Raw::connect(&address).await;
-            client.say(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
+            client.send_raw(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
             let begun = Instant::now();
             // A byte now and then does not buy more time.
             while !client.closes_within(Duration::from_millis(500)).await {
-                client.say(b"y").await;
+                client.send_raw(b"y").await;
                 assert!(begun.elapsed() < HEAD_LIMIT, "a slow head is never cut");
             }
         });
@@ -127,9 +127,9 @@ async fn heads_that_never_end_are_cut_and_a_stream_beside_them_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_does_not_read_and_clients_that_leave_cost_the_stream_beside_them_nothing() {
-    let world = World::new();
-    let scene = Scene::start(&world).await;
+async fn slow_and_disconnecting_clients_do_not_delay_streams() {
+    let world = TestEnv::new();
+    let scene = HostileSetup::start(&world).await;
     let mut deaf = Vec::new();
     for seed in 0..4 {
         let socket = TcpSocket::new_v4().unwrap();
@@ -155,11 +155,11 @@ async fn a_reader_that_does_not_read_and_clients_that_leave_cost_the_stream_besi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_ten_thousand_streams_at_once_each_is_answered_whole_or_refused() {
+async fn ten_thousand_streams_are_each_completed_or_refused() {
     const STREAMS: usize = 10_000;
-    let Some(()) = files::room_for(STREAMS) else { return };
-    let world = World::new();
-    let scene = Scene::start(&world).await;
+    let Some(()) = files::raise_open_file_limit(STREAMS) else { return };
+    let world = TestEnv::new();
+    let scene = HostileSetup::start(&world).await;
     let body = greedy(&prompt(9, 8), 3);
     let expected = scene.tenant.complete(&body).await.unwrap();
     let mut clients = JoinSet::new();
@@ -169,15 +169,15 @@ async fn of_ten_thousand_streams_at_once_each_is_answered_whole_or_refused() {
     }
     let (mut served, mut told, mut shut_out) = (0, 0, 0);
     while let Some(client) =
-        tokio::time::timeout(PATIENCE, clients.join_next()).await.expect("no stream hangs")
+        tokio::time::timeout(WAIT_LIMIT, clients.join_next()).await.expect("no stream hangs")
     {
         match client.unwrap() {
             Outcome::Served(answer) => {
                 assert_eq!(answer, expected);
                 served += 1;
             }
-            Outcome::Told => told += 1,
-            Outcome::ShutOut => shut_out += 1,
+            Outcome::Rejected => told += 1,
+            Outcome::Disconnected => shut_out += 1,
         }
     }
     eprintln!("{served} streams served, {told} told to come later, {shut_out} without a connection");
@@ -190,9 +190,9 @@ async fn of_ten_thousand_streams_at_once_each_is_answered_whole_or_refused() {
 enum Outcome {
     Served(Answer),
     /// By 429 or 503, and when to come again.
-    Told,
+    Rejected,
     /// More connections than there may be: their 503 is lost where the request comes after the end of its connection.
-    ShutOut,
+    Disconnected,
 }
 
 /// The end of a stream that was or was not opened.
@@ -201,9 +201,9 @@ async fn outcome(opened: Result<Stream, Failure>) -> Outcome {
         Ok(stream) => Outcome::Served(stream.finish().await.expect("who is let in is answered whole")),
         Err(Failure::Status(status, _, retry)) => {
             assert!([429, 503].contains(&status.as_u16()) && retry.is_some(), "{status}");
-            Outcome::Told
+            Outcome::Rejected
         }
-        Err(Failure::Broken(_)) => Outcome::ShutOut,
+        Err(Failure::Broken(_)) => Outcome::Disconnected,
         Err(event) => panic!("{event:?}"),
     }
 }

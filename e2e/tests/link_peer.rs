@@ -9,7 +9,7 @@ use rustix::net::{
 };
 use rustix::process::Signal;
 
-use crate::support::{Tenant, World, eventually, processes, slow};
+use crate::support::{Tenant, TestEnv, eventually, processes, slow};
 
 /// The version that the sidecar speaks: what is refused here is refused for what follows it.
 const LINK_VERSION: u16 = 6;
@@ -21,7 +21,7 @@ fn header(version: u16, kind: u16, payload_bytes: u32) -> Vec<u8> {
 }
 
 /// What strangers say, and the words of the refusal in the log.
-fn speeches() -> [(Vec<u8>, &'static str); 5] {
+fn malformed_messages() -> [(Vec<u8>, &'static str); 5] {
     [
         (b"GET / HTTP/1.1\r\nhost: engine\r\n\r\n".to_vec(), "magic"),
         (header(999, 1, 0), "link version 999"),
@@ -32,8 +32,8 @@ fn speeches() -> [(Vec<u8>, &'static str); 5] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_at_the_link_are_refused_and_logged_and_the_stream_goes_on() {
-    let world = World::new();
+async fn unknown_link_peers_are_refused_and_logged() {
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 1, 40).await;
     let mut stream = tenant.stream(&body).await;
@@ -43,7 +43,7 @@ async fn strangers_at_the_link_are_refused_and_logged_and_the_stream_goes_on() {
     // Strangers are heard at any time; here while there is no engine and none can be started.
     processes::signal(supervisor, Signal::STOP);
     processes::signal(engine, Signal::KILL);
-    for (speech, words) in speeches() {
+    for (speech, words) in malformed_messages() {
         let stranger = dial(&tenant.folder.join("engine.sock"));
         send(&stranger, &speech, SendFlags::NOSIGNAL).unwrap();
         refused(&world, words).await;
@@ -56,13 +56,13 @@ async fn strangers_at_the_link_are_refused_and_logged_and_the_stream_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stranger_beside_an_engine_changes_nothing_and_cannot_keep_its_successor_out() {
-    let world = World::new();
+async fn unknown_peer_does_not_block_engine_or_restart() {
+    let world = TestEnv::new();
     let (up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 2, 40).await;
     let mut stream = tenant.stream(&body).await;
     stream.until_tokens(5).await;
-    let [(garbage, words), ..] = speeches();
+    let [(garbage, words), ..] = malformed_messages();
     let loud = dial(&tenant.folder.join("engine.sock"));
     send(&loud, &garbage, SendFlags::NOSIGNAL).unwrap();
     stream.until_tokens(10).await;
@@ -86,7 +86,7 @@ fn dial(path: &Path) -> OwnedFd {
     socket
 }
 
-async fn refused(world: &World, words: &str) {
+async fn refused(world: &TestEnv, words: &str) {
     eventually(&format!("a refusal that says `{words}`"), async || {
         let stderr = world.stderr();
         stderr

@@ -9,23 +9,38 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use sluice_wire::State;
 
-use crate::support::trio::{self, Answers, HOME_AFTER_DEATHS, Trio, place, same};
-use crate::support::{Answer, World, eventually, model, processes};
+use crate::support::three_tenants::{self, Answers, RETURN_AFTER_CRASHES, ThreeTenants, same, tenant_index};
+use crate::support::{Answer, TestEnv, eventually, model, processes};
 
 /// Runs a program as the first process of a namespace that ends with it.
 const UNSHARE: [&str; 6] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pairs_that_are_killed_with_their_namespaces_lose_no_byte_and_change_no_token() {
-    let world = World::new();
+    let world = TestEnv::new();
     let Some(binaries) = binaries(&world) else { return };
-    let mut trio = Trio::start_of(&binaries, &world, "Oneiros").await;
+    let mut trio = ThreeTenants::start_of(&binaries, &world, "Oneiros").await;
     assert_eq!(trio.tenants.each_ref().map(|tenant| tenant.record.pid), [1; 3]);
     let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
     let mut lives = [1; 3];
-    kill_one_that("lends", |state| place(state).lent_bytes > 0, &mut trio, &world, &mut lives, &alone).await;
-    kill_one_that("borrows", |state| place(state).borrowed_bytes > 0, &mut trio, &world, &mut lives, &alone)
-        .await;
+    kill_one_matching(
+        "lends",
+        |state| tenant_index(state).lent_bytes > 0,
+        &mut trio,
+        &world,
+        &mut lives,
+        &alone,
+    )
+    .await;
+    kill_one_matching(
+        "borrows",
+        |state| tenant_index(state).borrowed_bytes > 0,
+        &mut trio,
+        &world,
+        &mut lives,
+        &alone,
+    )
+    .await;
     trio.up.signal(Signal::TERM);
     // `unshare` keeps the signal to itself.
     pairs(&world, "").into_iter().for_each(|pair| processes::signal(pair.sidecar, Signal::TERM));
@@ -33,26 +48,26 @@ async fn pairs_that_are_killed_with_their_namespaces_lose_no_byte_and_change_no_
 }
 
 /// Under load, the whole namespace of the first tenant that is as wanted dies; its next life serves as it did.
-async fn kill_one_that(
+async fn kill_one_matching(
     what: &str,
     wanted: impl Fn(&State) -> bool,
-    trio: &mut Trio<'_>,
-    world: &World,
+    trio: &mut ThreeTenants<'_>,
+    world: &TestEnv,
     lives: &mut [usize; 3],
     alone: &[Vec<Answer>],
 ) {
-    let loads = trio.tenants.each_ref().map(trio::begin);
-    let (victim, state) = trio.one_that(what, wanted).await;
+    let loads = trio.tenants.each_ref().map(three_tenants::begin);
+    let (victim, state) = trio.find_tenant(what, wanted).await;
     let name = trio.tenants[victim].record.name.clone();
     let pair = pairs(world, &name).pop().expect("it runs");
     assert!(!pair.engine.is_empty(), "{pair:?}");
     processes::signal(pair.sidecar, Signal::KILL);
-    let (lent, borrowed) = (place(&state).lent_bytes, place(&state).borrowed_bytes);
+    let (lent, borrowed) = (tenant_index(&state).lent_bytes, tenant_index(&state).borrowed_bytes);
     eprintln!("killed {name} with its engine {:?}: {lent} bytes lent, {borrowed} borrowed", state.engine.pid);
     let gone = async || pair.all().all(|pid| !processes::alive(pid)).then_some(());
     eventually("the whole namespace ends with its first process", gone).await;
     for (index, load) in loads.into_iter().enumerate() {
-        check(index, trio::ended(load).await, &alone[index], index == victim);
+        check(index, three_tenants::ended(load).await, &alone[index], index == victim);
     }
     lives[victim] += 1;
     trio.tenants[victim] = trio.up.ready_again(&name, lives[victim]).await;
@@ -60,7 +75,7 @@ async fn kill_one_that(
     for (index, answers) in trio.watched(&[0, 1, 2]).await.0.into_iter().enumerate() {
         same(index, answers, &alone[index]);
     }
-    trio.all_home(HOME_AFTER_DEATHS).await;
+    trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
 }
 
 /// All answers are as they were without neighbours. Of the victim some were cut off, and only these are missing.
@@ -86,7 +101,7 @@ impl Pair {
 }
 
 /// The pairs of the tenants whose name ends with `name`.
-fn pairs(world: &World, name: &str) -> Vec<Pair> {
+fn pairs(world: &TestEnv, name: &str) -> Vec<Pair> {
     let all = world.processes();
     let is_sidecar = |pid: &u32| {
         let config = format!("{name}/config.json");
@@ -105,7 +120,7 @@ fn above(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 /// A folder of binaries whose sidecar begins a namespace; `None`, and a loud line, where the kernel lets nobody do that.
-fn binaries(world: &World) -> Option<PathBuf> {
+fn binaries(world: &TestEnv) -> Option<PathBuf> {
     let [unshare, options @ ..] = UNSHARE;
     let mut trial = Command::new(unshare);
     let trial = trial.args(options).arg("true").stderr(Stdio::null()).status();

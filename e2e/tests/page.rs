@@ -4,12 +4,12 @@ use sluice_e2e::browser::Chromium;
 
 use crate::support::model::Stories;
 use crate::support::tenant::{greedy, prompt};
-use crate::support::{World, Yaml, eventually};
+use crate::support::{TestEnv, Yaml, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_real_tenants_while_they_answer_and_ends_with_them() {
     let Some(stories) = Stories::find("the page of real tenants") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let spec = "pacing: {mode: Immediate}, drainSeconds: 2";
     let yaml = Yaml::pool("32Mi").tenant("story", &stories.folder, "", spec).tenant(
         "tale",

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 
+use crate::support::load::Observed;
 use crate::support::model::Golden;
 use crate::support::model::Stories;
-use crate::support::pressure::Seen;
 use crate::support::sidecar::{CHUNK, Metrics, config};
 use crate::support::tenant::greedy;
-use crate::support::{Answer, Sidecar, Tenant, World};
+use crate::support::{Answer, Sidecar, Tenant, TestEnv};
 
 /// KV on the device: two requests of the load have no more.
 const KV_BYTES: u64 = 8 * CHUNK;
@@ -78,7 +78,7 @@ const CASES: [Case; 8] = [
 ];
 
 /// A tenant of the reference model with host memory for all KV, and device memory for little of it.
-async fn short(world: &World, stories: &Stories) -> SidecarConfig {
+async fn short(world: &TestEnv, stories: &Stories) -> SidecarConfig {
     let mut config = config(world, &stories.folder, "Recompute");
     config.max_model_len = Some(192);
     config.memory.host_kv_bytes = 16 << 20;
@@ -113,18 +113,18 @@ async fn load(tenant: &Tenant, stories: &Stories) -> bool {
 }
 
 /// Everybody's memory is free again, and the books balance.
-async fn nothing_is_left(tenant: &Tenant) {
+async fn is_everything_released(tenant: &Tenant) {
     let ended = |state: &State| (state.kv.blocks_used, state.queue.running, state.queue.waiting) == (0, 0, 0);
-    Seen::default().check(&tenant.until("all ends", ended).await);
+    Observed::default().check(&tenant.until("all ends", ended).await);
 }
 
 /// What a policy may do, or not: plans of OrbitFlow let in prompts for which there is no room where they find a placement for all.
-fn may(policy: &str, mechanism: Mechanism) -> bool {
+fn can_use(policy: &str, mechanism: Mechanism) -> bool {
     mechanism == Preempts || (policy == "OrbitFlow" && mechanism == OffloadsPrompts)
 }
 
 /// Loads one tenant until it has done all that it must; `false` if it has not.
-async fn does(world: &World, stories: &Stories, config: &SidecarConfig, case: Case) -> bool {
+async fn uses(world: &TestEnv, stories: &Stories, config: &SidecarConfig, case: Case) -> bool {
     let (policy, _, must) = case;
     let sidecar = Sidecar::start(world, config).await;
     let mut done = false;
@@ -132,14 +132,14 @@ async fn does(world: &World, stories: &Stories, config: &SidecarConfig, case: Ca
         assert!(load(&sidecar.tenant, stories).await, "{case:?}: other tokens");
         let metrics = sidecar.metrics().await;
         let seen: Vec<_> = Mechanism::ALL.into_iter().filter(|it| it.is_seen(&metrics)).collect();
-        let wrong = seen.iter().find(|it| !may(policy, **it) && !must.contains(it));
+        let wrong = seen.iter().find(|it| !can_use(policy, **it) && !must.contains(it));
         assert_eq!(wrong, None, "{policy} does what is another policy's");
         done = must.iter().all(|it| seen.contains(it));
         if done {
             break;
         }
     }
-    nothing_is_left(&sidecar.tenant).await;
+    is_everything_released(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
     done
 }
@@ -149,12 +149,12 @@ async fn each_policy_does_what_it_is_named_for_and_no_token_changes() {
     let Some(stories) = Stories::find("each_policy_does_what_it_is_named_for_and_no_token_changes") else {
         return;
     };
-    let world = World::new();
+    let world = TestEnv::new();
     let short = short(&world, &stories).await;
     for case in CASES {
         let (config, mut done) = (of_case(&short, case), false);
         for _ in 0..MOST_TENANTS {
-            done = done || does(&world, &stories, &config, case).await;
+            done = done || uses(&world, &stories, &config, case).await;
         }
         assert!(done, "{case:?}: {MOST_TENANTS} tenants did not");
     }
@@ -179,7 +179,7 @@ async fn switch_under_load(sidecar: &Sidecar<'_>, stories: &Stories, percent: u3
     let names: Vec<_> = CASES[..7].iter().map(|(policy, ..)| *policy).collect();
     let there_and_back = names.iter().chain(names.iter().rev().skip(1)).chain(&names[2..5]);
     let switch = async {
-        let mut seen = Seen::default();
+        let mut seen = Observed::default();
         for (number, policy) in (1..).zip(there_and_back) {
             let before = tenant.state().await.figures.steps_total;
             sidecar.order(number, policy, percent).await;
@@ -194,7 +194,7 @@ async fn switch_under_load(sidecar: &Sidecar<'_>, stories: &Stories, percent: u3
         futures_util::future::join_all((0..12).map(|first| stream_while(tenant, stories, &on, first)));
     let ((), asked) = tokio::join!(switch, streams);
     eprintln!("streams while policies changed: {asked:?}");
-    nothing_is_left(tenant).await;
+    is_everything_released(tenant).await;
 }
 
 /// Whose plans let in whoever comes first, with part of its KV away or its prompt in the host tier.
@@ -210,7 +210,7 @@ async fn policies_follow_each_other_under_load_and_no_token_changes() {
     let Some(stories) = Stories::find("policies_follow_each_other_under_load_and_no_token_changes") else {
         return;
     };
-    let world = World::new();
+    let world = TestEnv::new();
     let short = short(&world, &stories).await;
     for config in [of_first_come(&short), short] {
         let sidecar = Sidecar::start(&world, &config).await;
@@ -238,7 +238,7 @@ async fn streams_in_store(tenant: &Tenant, stories: &Stories) {
 async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token_changes() {
     let name = "streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token_changes";
     let Some(stories) = Stories::find(name) else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     // No layer may move as a whole, so that nothing else makes room.
     let mut config = of_case(&short(&world, &stories).await, ("Unified", 1, &[]));
     (config.pacing, config.slo.tbt_milliseconds) = ("TokenDeposit".into(), 100);
@@ -253,7 +253,7 @@ async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token
         }
     }
     assert!(paused > 0.0, "nobody made room");
-    nothing_is_left(&sidecar.tenant).await;
+    is_everything_released(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
 }
 
@@ -287,7 +287,7 @@ fn of_impatient(short: &SidecarConfig) -> SidecarConfig {
 async fn prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes() {
     let name = "prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes";
     let Some(stories) = Stories::find(name) else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let sidecar = Sidecar::start(&world, &of_impatient(&short(&world, &stories).await)).await;
     let mut out = false;
     for _ in 0..MOST_LOADS * MOST_TENANTS {
@@ -302,7 +302,7 @@ async fn prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes
     let written = metrics.sum("sluice_kv_writeback_bytes_total", "model_name");
     assert!(written > 0.0, "{written} bytes went to the host");
     assert!(!MovesLayers.is_seen(&metrics), "no layer moved");
-    nothing_is_left(&sidecar.tenant).await;
+    is_everything_released(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
 }
 
@@ -322,7 +322,7 @@ async fn on_a_gpu_of_its_own_a_tenant_follows_the_cap_of_a_directive() {
     let Some(stories) = Stories::find("on_a_gpu_of_its_own_a_tenant_follows_the_cap_of_a_directive") else {
         return;
     };
-    let world = World::new();
+    let world = TestEnv::new();
     let config = of_case(&short(&world, &stories).await, ("Oneiros", 0, &[]));
     assert_eq!(config.neighbourhood, None);
     let sidecar = Sidecar::start(&world, &config).await;
@@ -338,7 +338,7 @@ async fn on_a_gpu_of_its_own_a_tenant_follows_the_cap_of_a_directive() {
     assert!(load(tenant, &stories).await, "other tokens");
     let state = tenant.state().await;
     assert!(home(&state), "{:?}", state.remap);
-    nothing_is_left(tenant).await;
+    is_everything_released(tenant).await;
     sidecar.end_cleanly().await;
 }
 
@@ -346,7 +346,7 @@ async fn on_a_gpu_of_its_own_a_tenant_follows_the_cap_of_a_directive() {
 async fn behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_same_tokens() {
     let name = "behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_same_tokens";
     let Some(stories) = Stories::find(name) else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let mut short = short(&world, &stories).await;
     short.gpu.link_to_host_bytes_per_second = Some(HARDLY);
     for case in CASES.into_iter().filter(|(_, _, must)| must.contains(&MovesKv)) {
@@ -356,7 +356,7 @@ async fn behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_s
         assert!(begun.elapsed() < SLOW, "{case:?} took {:?}", begun.elapsed());
         let tries = sidecar.metrics().await.sum("sluice_moves_total", "reason=\"write_back\"");
         assert!(tries > 0.0, "{case:?}: nothing was on its way to the host");
-        nothing_is_left(&sidecar.tenant).await;
+        is_everything_released(&sidecar.tenant).await;
         sidecar.end_cleanly().await;
     }
     let sidecar = Sidecar::start(&world, &of_impatient(&short)).await;
@@ -364,7 +364,7 @@ async fn behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_s
     assert!(halves(&sidecar.tenant, &stories).await, "Ellm: other tokens");
     assert!(begun.elapsed() < SLOW, "Ellm took {:?}", begun.elapsed());
     assert!(!OffloadsPrompts.is_seen(&sidecar.metrics().await), "a prompt would take minutes to leave");
-    nothing_is_left(&sidecar.tenant).await;
+    is_everything_released(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
     let sidecar = Sidecar::start(&world, &of_first_come(&short)).await;
     let begun = Instant::now();
@@ -376,7 +376,7 @@ async fn behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_s
 #[tokio::test(flavor = "multi_thread")]
 async fn one_spoilt_block_that_moved_changes_tokens() {
     let Some(stories) = Stories::find("one_spoilt_block_that_moved_changes_tokens") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let config = of_case(&short(&world, &stories).await, ("FlexGen", 60, &[MovesKv]));
     let (program, fault) = ("examples/faulty-sidecar", ["--fault", "spoilt-block"]);
     let sidecar = Sidecar::start_as(&world, &config, program, &fault).await;
@@ -386,6 +386,6 @@ async fn one_spoilt_block_that_moved_changes_tokens() {
         loads += 1;
         assert!(loads < MOST_LOADS, "it went unnoticed");
     }
-    nothing_is_left(&sidecar.tenant).await;
+    is_everything_released(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
 }

@@ -16,7 +16,7 @@ use self::session::{Session, models, sluice};
 use crate::support::http::{self, CLIENT, Failure, Stream};
 use crate::support::model::Stories;
 use crate::support::tenant::greedy;
-use crate::support::{Answer, World, eventually, processes};
+use crate::support::{Answer, TestEnv, eventually, processes};
 
 /// A model whose answers to the golden prompts are the reference's, streamed and whole.
 async fn is_golden(url: &str, model: &str, stories: &Stories) {
@@ -41,7 +41,7 @@ async fn names(url: &str) -> Vec<String> {
 async fn a_folder_is_served_and_the_printed_curl_line_works() {
     let Some(stories) = Stories::find("a folder through sluice run") else { return };
     for signal in [Signal::INT, Signal::TERM] {
-        let world = World::new();
+        let world = TestEnv::new();
         let mut run = Session::start(&world, &[stories.folder.to_str().unwrap()], &[]);
         let url = run.ready().await;
         assert_eq!(names(&url).await, ["stories260k"]);
@@ -59,7 +59,7 @@ async fn a_folder_is_served_and_the_printed_curl_line_works() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_download_goes_on_where_it_was_and_a_whole_one_needs_no_hub() {
     let Some(stories) = Stories::find("a download through sluice run") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let hub = Hub::start(&stories.folder).await;
     let (half, whole) = (hub.weights_bytes() / 2, hub.weights_bytes());
     hub.stop_after(Some(half));
@@ -106,7 +106,7 @@ async fn an_interrupted_download_goes_on_where_it_was_and_a_whole_one_needs_no_h
 #[tokio::test(flavor = "multi_thread")]
 async fn a_download_breaks_off_three_times_and_is_whole_in_the_end() {
     let Some(stories) = Stories::find("a broken line below sluice run") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let hub = Hub::start(&stories.folder).await;
     hub.break_off(3);
     let mut run = Session::start(&world, &[&format!("{REPO}@v1.5")], &["--endpoint", &hub.url()]);
@@ -121,7 +121,7 @@ async fn a_download_breaks_off_three_times_and_is_whole_in_the_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_models_answer_at_one_port_each_to_its_name_and_come_back_when_a_process_dies() {
     let Some(stories) = Stories::find("two models through sluice run") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let other =
         world.model("other", "--layers 4 --hidden 64 --intermediate 128 --vocab 300 --max-positions 512");
     let run = [stories.folder.to_str().unwrap(), other.to_str().unwrap()];
@@ -161,7 +161,7 @@ async fn two_models_answer_at_one_port_each_to_its_name_and_come_back_when_a_pro
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_yaml_is_what_sluice_up_runs() {
     let Some(stories) = Stories::find("the YAML of sluice run") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let printed = sluice(&world, &["run", "--print-yaml", stories.folder.to_str().unwrap()]).unwrap();
     let mut up = world.up_text(&printed, &[]);
     let tenant = up.ready("stories260k").await;
@@ -171,7 +171,7 @@ async fn the_printed_yaml_is_what_sluice_up_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_stream_comes_to_its_end_after_the_signal() {
-    let world = World::new();
+    let world = TestEnv::new();
     let model =
         world.model("tiny", "--layers 4 --hidden 64 --intermediate 128 --vocab 300 --max-positions 4096");
     let mut run = Session::start(&world, &[model.to_str().unwrap()], &[]);
@@ -185,11 +185,11 @@ async fn an_open_stream_comes_to_its_end_after_the_signal() {
 }
 
 /// Where the model of `hub` is cached.
-fn cached(world: &World, hub: &Hub) -> PathBuf {
+fn cached(world: &TestEnv, hub: &Hub) -> PathBuf {
     let host = hub.url().replace("http://", "");
     world.path("cache").join(host).join(REPO).join("main")
 }
 
-fn list(world: &World) -> Value {
+fn list(world: &TestEnv) -> Value {
     serde_json::from_str(&models(world, &["--json"]).unwrap()).unwrap()
 }

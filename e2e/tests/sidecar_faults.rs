@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::support::wait::within;
-use crate::support::{PATIENCE, World, eventually, processes, slow};
+use crate::support::{TestEnv, WAIT_LIMIT, eventually, processes, slow};
 
 /// The design's limit for the engine's end is 100 ms. What fails is ten times that, so that a busy machine fails nothing;
 /// the time itself is printed.
@@ -13,7 +13,7 @@ const ENGINE_END: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_sidecar_ends_its_streams_and_its_engine_and_is_restarted() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (mut up, tenant) = slow::start(&world, "").await;
     let (body, expected) = slow::undisturbed(&tenant, 1, 60).await;
     let mut stream = tenant.stream(&body).await;
@@ -28,7 +28,7 @@ async fn a_killed_sidecar_ends_its_streams_and_its_engine_and_is_restarted() {
     let killed = Instant::now();
     within(ENGINE_END, "the engine ends", async || (!processes::alive(engine)).then_some(())).await;
     eprintln!("the engine ended within {:?} of its sidecar", killed.elapsed());
-    let ended = tokio::time::timeout(PATIENCE, stream.finish()).await;
+    let ended = tokio::time::timeout(WAIT_LIMIT, stream.finish()).await;
     assert!(ended.expect("the stream does not hang").is_err(), "what was cut must not look whole");
     assert!(whole.await.unwrap().is_err(), "what was cut must not look whole");
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::support::soak::finding::Finding;
 use crate::support::soak::plan::Plan;
-use crate::support::soak::tally::Tally;
-use crate::support::soak::{Conditions, Report, run, say};
+use crate::support::soak::stats::SoakStats;
+use crate::support::soak::{Conditions, SoakReport, log_event, run};
 
 /// A loan may have to wait for the end of its time to live.
 const HOME: u32 = 60;
@@ -32,37 +32,39 @@ fn sizes() -> Vec<usize> {
 async fn tenants_under_random_load_and_troubles_answer_as_if_alone() {
     let seed = given("SLUICE_SOAK_SEED").unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
     let length = Duration::from_secs(given("SLUICE_SOAK_SECONDS").unwrap_or(12));
-    say(format_args!("SLUICE_SOAK_SEED={seed} SLUICE_SOAK_SECONDS={}", length.as_secs()));
-    let (sizes, mut all) = (sizes(), Tally::default());
+    log_event(format_args!("SLUICE_SOAK_SEED={seed} SLUICE_SOAK_SECONDS={}", length.as_secs()));
+    let (sizes, mut all) = (sizes(), SoakStats::default());
     // Two, three and eight tenants differ in mode and in how long loans last, so that together they meet everything.
     let meets_all = [2, 3, 8].iter().all(|size| sizes.contains(size));
     for seed in (0..ROUNDS).map(|round| seed.wrapping_add(round)) {
         for tenants in sizes.iter().copied() {
             let plan = Plan::new(seed, tenants, length);
             let Plan { gpu, priorities, rests, .. } = &plan;
-            say(format_args!("soak of {tenants} tenants: {gpu:?}, priorities {priorities:?}, {rests:?}"));
+            log_event(format_args!(
+                "soak of {tenants} tenants: {gpu:?}, priorities {priorities:?}, {rests:?}"
+            ));
             let begun = std::time::Instant::now();
             let report = run(&plan, Conditions { fault: None, home_seconds: HOME }).await;
-            tell(tenants, begun.elapsed(), plan.gpu.capacity_bytes(), &report);
+            print_report(tenants, begun.elapsed(), plan.gpu.capacity_bytes(), &report);
             assert_eq!(report.findings, [], "seed {seed}, {tenants} tenants");
-            all.add(&report.tally);
+            all.add(&report.stats);
         }
         if !meets_all || all.lacks().is_empty() {
             return;
         }
-        say(format_args!("not met yet: {:?}", all.lacks()));
+        log_event(format_args!("not met yet: {:?}", all.lacks()));
     }
     panic!("{ROUNDS} seeds from {seed} on exercised too little, {:?}: {all:?}", all.lacks());
 }
 
-fn tell(tenants: usize, took: Duration, capacity_bytes: u64, report: &Report) {
-    let Report { findings, requests: (requests, cut), tally, seen, most_lent } = report;
-    say(format_args!(
+fn print_report(tenants: usize, took: Duration, capacity_bytes: u64, report: &SoakReport) {
+    let SoakReport { findings, requests: (requests, cut), stats: tally, observed: seen, most_lent } = report;
+    log_event(format_args!(
         "soak of {tenants} tenants: {requests} requests, {cut} times cut off; {tally:?}; most lent {most_lent}; \
          {} of {capacity_bytes} bytes at most in {} looks ({} blurred); {took:.1?}",
-        seen.most_bytes, seen.looks, seen.blurred
+        seen.most_bytes, seen.samples, seen.blurred
     ));
-    findings.iter().for_each(|finding| say(format_args!("{finding}")));
+    findings.iter().for_each(|finding| log_event(format_args!("{finding}")));
 }
 
 #[test]
@@ -77,7 +79,7 @@ fn a_seed_gives_the_same_plan_again_and_another_seed_another() {
 }
 
 #[test]
-fn two_three_and_eight_tenants_meet_every_thing_under_every_seed() {
+fn every_seed_plans_every_event() {
     for seed in 0..200 {
         let plans = [2, 3, 8].map(|tenants| Plan::new(seed, tenants, Duration::from_secs(12)));
         let met = plans.iter().filter(|plan| plan.gpu.trades() && plan.gpu.loan_ms.is_some());
@@ -89,22 +91,22 @@ fn two_three_and_eight_tenants_meet_every_thing_under_every_seed() {
 }
 
 #[test]
-fn what_never_happened_is_named() {
-    let nothing = Tally::default().lacks();
+fn missing_events_are_reported() {
+    let nothing = SoakStats::default().lacks();
     assert!(nothing.contains(&"own_naps") && nothing.contains(&"expiries") && nothing.contains(&"told naps"));
-    let slept = Tally { own_naps: 1, told_naps: [0, 1], ..Tally::default() };
+    let slept = SoakStats { idle_sleeps: 1, ordered_sleeps: [0, 1], ..SoakStats::default() };
     let mut both = slept;
     both.add(&slept);
-    assert_eq!((both.own_naps, both.told_naps), (2, [0, 2]));
+    assert_eq!((both.idle_sleeps, both.ordered_sleeps), (2, [0, 2]));
     assert!(!both.lacks().contains(&"own_naps") && !both.lacks().contains(&"told naps"));
 }
 
 /// The load of the negative controls: without a fault it shows none.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quiet_soak_is_clean_and_memory_changes_hands_in_it() {
+async fn fault_free_soak_is_clean_and_trades_memory() {
     let report = run(&Plan::quiet(1), Conditions { fault: None, home_seconds: HOME }).await;
     assert_eq!(report.findings, []);
-    assert!(report.most_lent > 0 && report.seen.looks > 100, "{report:?}");
+    assert!(report.most_lent > 0 && report.observed.samples > 100, "{report:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,7 +114,7 @@ async fn a_lost_earmark_is_noticed() {
     let report = run(&Plan::quiet(1), Conditions { fault: Some("lost-earmark"), home_seconds: 10 }).await;
     // Bytes that nobody counts are missed at the end. Until then everybody serves in what it has.
     let (missed, stuck) = (
-        report.findings.iter().any(|finding| matches!(finding, Finding::Books(_))),
+        report.findings.iter().any(|finding| matches!(finding, Finding::Accounting(_))),
         report.findings.iter().any(|finding| matches!(finding, Finding::Stuck(_))),
     );
     assert!(missed && !stuck, "{:?}", report.findings);

@@ -1,24 +1,24 @@
 //! What all tests share: a world for the tenants of one test, clients, models, and a look into `/proc`.
 
 pub mod answer;
-pub mod dealer;
+pub mod env;
 pub mod http;
+pub mod load;
 pub mod model;
-pub mod pressure;
 pub mod processes;
+pub mod share_driver;
 pub mod sidecar;
 pub mod slow;
 pub mod soak;
 pub mod tenant;
-pub mod trio;
+pub mod three_tenants;
 pub mod wait;
-pub mod world;
 pub mod yaml;
 
 pub use self::answer::Answer;
+pub use self::env::{Outcome, TestEnv, Up};
 pub use self::http::Stream;
 pub use self::sidecar::Sidecar;
 pub use self::tenant::Tenant;
-pub use self::wait::{PATIENCE, eventually};
-pub use self::world::{Outcome, Up, World};
+pub use self::wait::{WAIT_LIMIT, eventually};
 pub use self::yaml::Yaml;

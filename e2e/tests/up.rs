@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::support::model::Stories;
 use crate::support::tenant::{greedy, prompt};
-use crate::support::{Answer, Tenant, World, Yaml, eventually, processes};
+use crate::support::{Answer, Tenant, TestEnv, Yaml, eventually, processes};
 
 const SMALL: &str = "--layers 4 --hidden 64 --intermediate 128 --vocab 300 --max-positions 512";
 const IMMEDIATE: &str = "pacing: {mode: Immediate}, drainSeconds: 2";
@@ -13,7 +13,7 @@ const IMMEDIATE: &str = "pacing: {mode: Immediate}, drainSeconds: 2";
 #[tokio::test(flavor = "multi_thread")]
 async fn the_reference_model_answers_with_its_golden_tokens_streamed_and_whole() {
     let Some(stories) = Stories::find("golden tokens through the API") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let yaml = Yaml::pool("16Mi").tenant("story", &stories.folder, "", IMMEDIATE);
     let mut up = world.up(&yaml, &["--poison"]);
     let tenant = up.ready("story").await;
@@ -34,7 +34,7 @@ async fn the_reference_model_answers_with_its_golden_tokens_streamed_and_whole()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_need_no_reader_of_the_log() {
-    let world = World::new();
+    let world = TestEnv::new();
     let yaml = Yaml::pool("16Mi").tenant("one", &world.model("llama", SMALL), "", IMMEDIATE);
     let mut up = world.up_of(&world.unread_binaries(), &yaml.text(), &[]);
     let tenant = up.ready("one").await;
@@ -47,7 +47,7 @@ async fn answers_need_no_reader_of_the_log() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_tenants_serve_at_once_on_two_gpus() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (llama, opt) = (world.model("llama", SMALL), world.model("opt", &format!("{SMALL} --family opt")));
     let mut yaml = Yaml::pool("16Mi").tenant("one", &llama, "", IMMEDIATE).tenant("two", &opt, "", IMMEDIATE);
     yaml.gpus = 2;
@@ -72,7 +72,7 @@ async fn two_tenants_serve_at_once_on_two_gpus() {
 #[tokio::test(flavor = "multi_thread")]
 async fn both_signals_end_it_cleanly_and_leave_no_process_no_socket_and_no_file() {
     for signal in [Signal::TERM, Signal::INT] {
-        let world = World::new();
+        let world = TestEnv::new();
         let model = world.model("model", SMALL);
         let mut up = world.up(&Yaml::pool("16Mi").tenant("tiny", &model, "", IMMEDIATE), &[]);
         let tenant = up.ready("tiny").await;
@@ -83,13 +83,13 @@ async fn both_signals_end_it_cleanly_and_leave_no_process_no_socket_and_no_file(
         assert_eq!(outcome.code, Some(0), "{signal:?}: {}", outcome.stderr);
         assert_eq!(world.processes(), [0; 0], "{signal:?}: none outlives `sluice up`");
         // Nor a port: who has ended listens nowhere. To ask at the address would meet another test's tenant.
-        world.nothing_is_left().await;
+        world.assert_no_leftovers().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_parent_leaves_no_sidecar_and_no_engine_and_the_tenant_can_be_started_again() {
-    let world = World::new();
+    let world = TestEnv::new();
     let model = world.model("model", SMALL);
     let mut yaml =
         Yaml::pool("16Mi").tenant("tiny", &model, "", "pacing: {mode: Immediate}, drainSeconds: 1");
@@ -110,7 +110,7 @@ async fn a_killed_parent_leaves_no_sidecar_and_no_engine_and_the_tenant_can_be_s
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_engine_is_below_the_sidecar_which_is_below_sluice_up() {
-    let world = World::new();
+    let world = TestEnv::new();
     let model = world.model("model", SMALL);
     let mut up = world.up(&Yaml::pool("16Mi").tenant("tiny", &model, "", IMMEDIATE), &[]);
     let tenant = up.ready("tiny").await;

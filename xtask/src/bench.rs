@@ -4,10 +4,10 @@
 
 mod budgets;
 mod machine;
-mod neighbours;
 mod operator;
 mod policies;
 mod report;
+mod sharing;
 mod statistics;
 mod wake;
 
@@ -33,7 +33,7 @@ enum Commands {
     /// Compare the policies under load.
     Policies(policies::PolicyArgs),
     /// Compare rules by which three tenants share a GPU, under skewed and under alternating load.
-    Neighbours(neighbours::NeighbourArgs),
+    Neighbours(sharing::NeighbourArgs),
     /// Hold the operator to its budgets: memory, restart and rest with thousands of tenants on a real API server.
     ///
     /// Pods, devices and sidecars are made up. The exit status is 1 if a limit was not kept.
@@ -47,7 +47,7 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<bool> {
     match &args.command {
         Commands::Budgets(args) => budgets::run(workspace, args),
         Commands::Policies(args) => policies::run(workspace, args),
-        Commands::Neighbours(args) => neighbours::run(workspace, args),
+        Commands::Neighbours(args) => sharing::run(workspace, args),
         Commands::Operator(args) => operator::run(workspace, args),
         Commands::Wake(args) => wake::run(workspace, args),
     }

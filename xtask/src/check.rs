@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
 use crate::rules::{clauses, edges, layout, links, manifest, orphans, pages, reach, tidy};
 use crate::workspace::{Member, Workspace};
@@ -25,7 +25,7 @@ pub fn check(workspace: &Workspace, fix: bool, quick: bool) -> Result<bool> {
 
 const CLIPPY: [&str; 7] = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
 
-fn report(workspace: &Workspace, mut findings: Vec<Finding>) -> bool {
+fn report(workspace: &Workspace, mut findings: Vec<LintViolation>) -> bool {
     findings.sort();
     findings.dedup();
     for finding in &findings {
@@ -36,7 +36,7 @@ fn report(workspace: &Workspace, mut findings: Vec<Finding>) -> bool {
     findings.is_empty()
 }
 
-fn findings(workspace: &Workspace) -> Vec<Finding> {
+fn findings(workspace: &Workspace) -> Vec<LintViolation> {
     let mut findings = edges::check(&workspace.members, &TABLE, |member| workspace.text(&member.manifest));
     findings.extend(reaching_kube(workspace));
     findings.extend(workspace.members.iter().flat_map(|member| in_member(workspace, member)));
@@ -52,7 +52,7 @@ fn findings(workspace: &Workspace) -> Vec<Finding> {
 }
 
 /// Rules about the manifest and the code of one crate.
-fn in_member(workspace: &Workspace, member: &Member) -> Vec<Finding> {
+fn in_member(workspace: &Workspace, member: &Member) -> Vec<LintViolation> {
     let mut findings = manifest::check(&member.manifest, workspace.text(&member.manifest));
     let prefix = format!("{}/", member.folder);
     let sources =
@@ -64,7 +64,7 @@ fn in_member(workspace: &Workspace, member: &Member) -> Vec<Finding> {
 }
 
 /// Rules about one text file.
-fn in_text(workspace: &Workspace, file: &str, text: &str) -> Vec<Finding> {
+fn in_text(workspace: &Workspace, file: &str, text: &str) -> Vec<LintViolation> {
     let mut findings = tidy::check(file, text);
     if file.ends_with(".md") {
         let page = |path: &str| workspace.texts.get(path).map(String::as_str);
@@ -79,7 +79,7 @@ fn exists(workspace: &Workspace, path: &str) -> bool {
     workspace.files.iter().any(|file| file == path || file.starts_with(&folder))
 }
 
-fn reaching_kube(workspace: &Workspace) -> Vec<Finding> {
+fn reaching_kube(workspace: &Workspace) -> Vec<LintViolation> {
     let graph = reach::without_dev_edges(reach::parse_lock(workspace.text("Cargo.lock")), &workspace.members);
     let pod = workspace.members.iter().filter(|member| NEVER_REACH_KUBE.contains(&member.name.as_str()));
     let suspects = pod.filter_map(|member| Some((member, reach::path_to_kube(&graph, &member.name)?)));

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::run::{Stop, capture};
-use crate::tenant::World;
+use crate::child_process::{Stop, capture};
+use crate::tenant::BenchEnv;
 
 /// Between two looks at the tenants.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Between two looks at the clients: what a burst waits for its predecessor.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -23,7 +23,7 @@ pub struct Client {
 
 /// What a client felt, and what it was told.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct ClientReport {
     /// Of `sluice bench --json`.
     pub figures: Value,
     /// Every request's text.
@@ -32,7 +32,7 @@ pub struct Report {
 
 impl Client {
     /// Of the tenant at `url`, with more options; texts go to the file `outputs`.
-    pub fn new(world: &World, url: &str, outputs: PathBuf, options: &[String]) -> Client {
+    pub fn new(world: &BenchEnv, url: &str, outputs: PathBuf, options: &[String]) -> Client {
         let mut command = world.command("sluice");
         command.args(["bench", "--json", "--url", url]).args(options);
         command.arg("--outputs").arg(&outputs).stderr(Stdio::null());
@@ -43,13 +43,13 @@ impl Client {
     ///
     /// # Errors
     /// It failed, or a request did.
-    pub fn run(mut self, stop: &Stop) -> Result<Report> {
+    pub fn run(mut self, stop: &Stop) -> Result<ClientReport> {
         let (status, text) = capture(&mut self.command, stop)?;
         ensure!(status.success(), "a burst failed: sluice bench ended with {status}");
         let figures: Value = serde_json::from_str(&text).context("the report of sluice bench")?;
         ensure!(figures["failed"].as_u64() == Some(0), "requests failed: {figures}");
         let outputs = std::fs::read(&self.outputs).with_context(|| self.outputs.display().to_string())?;
-        Ok(Report { figures, outputs })
+        Ok(ClientReport { figures, outputs })
     }
 }
 
@@ -61,7 +61,7 @@ pub fn run_all(
     clients: Vec<Client>,
     stop: &Stop,
     meanwhile: &mut impl FnMut() -> Result<()>,
-) -> Result<Vec<Report>> {
+) -> Result<Vec<ClientReport>> {
     std::thread::scope(|scope| {
         let start = |client: Client| scope.spawn(move || client.run(stop));
         let running: Vec<_> = clients.into_iter().map(start).collect();
@@ -80,7 +80,7 @@ pub fn run_all(
 pub fn looking(stop: &Stop, mut look: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<()> {
     let mut looked: Option<Instant> = None;
     move || {
-        if looked.is_none_or(|at| at.elapsed() >= LOOK) {
+        if looked.is_none_or(|at| at.elapsed() >= POLL_INTERVAL) {
             if look().is_err() {
                 stop.check()?;
             }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_that_fails_is_one_fewer_and_a_signal_ends_the_looking() {
+    fn failed_poll_is_skipped_and_signal_stops_polling() {
         let (stop, mut looks) = (Stop::default(), 0);
         let mut failing = looking(&stop, || {
             looks += 1;
@@ -106,7 +106,7 @@ mod tests {
         failing().unwrap();
         drop(failing);
         assert_eq!(looks, 1, "the next one comes later");
-        let told = Stop::told();
+        let told = Stop::received_signal();
         let mut interrupted = looking(&told, || bail!("interrupted"));
         assert!(interrupted().is_err());
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::process;
-use crate::suite::binaries;
+use crate::test_runner::binaries;
 use crate::workspace::Workspace;
 
 /// Debug builds: what computes is optimised there too, so a fresh build need not be one of release.

@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context, Result};
 use cargo_metadata::camino::Utf8Path;
 
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::workspace::Workspace;
 use crate::{chart, reference};
 
@@ -65,7 +65,7 @@ fn remove_others(folder: &Utf8Path, files: &[(&str, String)]) -> Result<()> {
 }
 
 /// Findings for every generated file that is not what its generator writes.
-pub fn check(workspace: &Workspace) -> Vec<Finding> {
+pub fn check(workspace: &Workspace) -> Vec<LintViolation> {
     let drift = GENERATORS.iter().flat_map(|generator| {
         let prefix = format!("{}/", generator.folder);
         let committed = workspace
@@ -81,9 +81,9 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
 }
 
 /// Compares the files of one folder, as (name, content), with what is generated.
-fn drift(folder: &str, committed: &[(&str, &str)], generated: &[(&str, String)]) -> Vec<Finding> {
+fn drift(folder: &str, committed: &[(&str, &str)], generated: &[(&str, String)]) -> Vec<LintViolation> {
     let finding = |name: &str, line: usize, problem: &str| {
-        Finding::new(
+        LintViolation::new(
             "generated",
             &format!("{folder}/{name}"),
             line,

@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use clap::Args;
 
+use crate::child_process::Scratch;
 use crate::process;
-use crate::run::Scratch;
 use crate::workspace::Workspace;
 
 /// One image: its name, and the binary that it starts.

@@ -79,7 +79,7 @@ fn binaries(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
     let _lock = install::lock(&folder)?;
     // Another run may have brought them while this one waited.
     let mut network = fetch::Network::default();
-    let place = Place { modules: root.join(recipe::MODULES), folder };
+    let place = CacheDir { modules: root.join(recipe::MODULES), folder };
     for binary in missing(&place.folder, tier) {
         obtain(&place, binary, &mut network)?;
     }
@@ -133,7 +133,7 @@ fn missing(folder: &Utf8Path, tier: Tier) -> Vec<&'static Binary> {
 }
 
 /// Gets one binary from the first source that has it; an error tells what each of them said.
-fn obtain(place: &Place, binary: &Binary, network: &mut fetch::Network) -> Result<()> {
+fn obtain(place: &CacheDir, binary: &Binary, network: &mut fetch::Network) -> Result<()> {
     let mut refusals = String::new();
     for source in binary.sources {
         let outcome = match source {
@@ -154,7 +154,7 @@ fn obtain(place: &Place, binary: &Binary, network: &mut fetch::Network) -> Resul
 }
 
 /// Where things lie.
-pub struct Place {
+pub struct CacheDir {
     /// Folder of the modules that Go builds of.
     modules: Utf8PathBuf,
     /// Folder that the binaries go to.

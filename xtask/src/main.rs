@@ -7,32 +7,32 @@ mod bench;
 mod cache;
 mod chart;
 mod check;
+mod child_process;
 mod client;
-mod contest;
 mod debian;
 mod demo;
 mod docs;
-mod finding;
 mod generate;
 mod image;
 mod kernels;
 mod kube;
-mod neighbours;
+mod lint_violation;
+mod policy_comparison;
 mod process;
 mod reference;
 mod rules;
-mod run;
 mod rust_text;
+mod sharing_bench;
 mod soak;
-mod suite;
 mod tenant;
+mod test_runner;
 mod workspace;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::run::Interrupted;
+use crate::child_process::Interrupted;
 use crate::workspace::Workspace;
 
 /// Check, generate and test Sluice.
@@ -127,7 +127,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),
-        Task::Test { quick } => suite::run(&workspace, *quick),
+        Task::Test { quick } => test_runner::run(&workspace, *quick),
     }
 }
 

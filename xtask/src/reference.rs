@@ -159,7 +159,7 @@ mod tests {
     use super::{Stated, pages, row, split, text};
 
     #[test]
-    fn fields_tell_type_default_and_meaning() {
+    fn fields_show_type_default_and_meaning() {
         let pages = pages();
         let (_, tenant) = &pages[1];
         for row in [
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_between_fields_are_told() {
+    fn cross_field_rules_are_shown() {
         let (_, tenant) = &pages()[1];
         let rules = tenant.split("## What has to hold between fields").nth(1).unwrap();
         assert!(rules.contains("guaranteedKv"), "{rules}");

@@ -1,8 +1,8 @@
 //! Just enough of Rust's lexical grammar to read source text without being fooled by comments and strings.
 
-mod blank;
+mod strip_literals;
 
-pub use blank::blank;
+pub use strip_literals::blank;
 
 /// Line of byte `offset` in `text`, counted from 1.
 pub fn line_of(text: &str, offset: usize) -> usize {

@@ -10,7 +10,7 @@ use anyhow::Result;
 use cargo_metadata::camino::Utf8Path;
 
 use crate::workspace::Workspace;
-use crate::{process, suite};
+use crate::{process, test_runner};
 
 /// The test.
 const TEST: &str = "soak::tenants_under_random_load_and_troubles_answer_as_if_alone";
@@ -48,7 +48,10 @@ fn test(root: &Utf8Path, target: &Utf8Path, args: &SoakArgs) -> Result<Command> 
     let mut command = process::cargo(root, &words);
     let tenants: Vec<_> = args.tenants.iter().map(u8::to_string).collect();
     command
-        .env("SLUICE_BIN_DIR", suite::binaries(target, std::env::var("CARGO_BUILD_TARGET").ok().as_deref()))
+        .env(
+            "SLUICE_BIN_DIR",
+            test_runner::binaries(target, std::env::var("CARGO_BUILD_TARGET").ok().as_deref()),
+        )
         .env("SLUICE_SOAK_SECONDS", args.seconds.to_string())
         .env("SLUICE_SOAK_TENANTS", tenants.join(","));
     if let Some(seed) = args.seed {
@@ -79,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_test_is_told_what_the_command_line_says() {
+    fn command_line_is_passed_to_test() {
         let args = parsed(&["--seconds", "9", "--tenants", "2,8", "--seed", "5"]).expect("all are options");
         let command = test("/w".into(), "/t".into(), &args).expect("nothing to fail");
         let names = ["SLUICE_SOAK_SECONDS", "SLUICE_SOAK_TENANTS", "SLUICE_SOAK_SEED", "SLUICE_BIN_DIR"];
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_alone_has_nobody_to_trade_with() {
+    fn single_tenant_disables_trading() {
         assert!(parsed(&["--tenants", "1"]).is_err());
     }
 

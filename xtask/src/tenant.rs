@@ -13,11 +13,11 @@ use serde_json::Value;
 pub use http::post;
 pub use up::Up;
 
-use crate::run::{Scratch, Stop, capture, cargo};
+use crate::child_process::{Scratch, Stop, capture, cargo};
 use crate::workspace::Workspace;
 
 /// The release binaries, a model, and a folder for what runs write.
-pub struct World {
+pub struct BenchEnv {
     bins: PathBuf,
     scratch: Scratch,
     model: PathBuf,
@@ -39,10 +39,15 @@ fn holds_model(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-impl World {
+impl BenchEnv {
     /// With the model in `folder`, or one that `sluice-model-gen` makes with the options `shape`.
-    pub fn new(workspace: &Workspace, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
-        World::with_binaries(workspace.target.join("release").as_std_path(), stop, folder, shape)
+    pub fn new(
+        workspace: &Workspace,
+        stop: &Stop,
+        folder: Option<&Path>,
+        shape: &[&str],
+    ) -> Result<BenchEnv> {
+        BenchEnv::with_binaries(workspace.target.join("release").as_std_path(), stop, folder, shape)
     }
 
     /// The same with the binaries in the folder `bins`, else with ones that are built first. `folder` is what `--model` names.
@@ -52,20 +57,20 @@ impl World {
         bins: Option<&Path>,
         folder: Option<&Path>,
         shape: &[&str],
-    ) -> Result<World> {
+    ) -> Result<BenchEnv> {
         // Before minutes of building.
         folder.map_or(Ok(()), holds_model)?;
         if let Some(bins) = bins {
-            return World::with_binaries(bins, stop, folder, shape);
+            return BenchEnv::with_binaries(bins, stop, folder, shape);
         }
         build(workspace, stop)?;
-        World::new(workspace, stop, folder, shape)
+        BenchEnv::new(workspace, stop, folder, shape)
     }
 
-    fn with_binaries(bins: &Path, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
+    fn with_binaries(bins: &Path, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<BenchEnv> {
         let (bins, scratch) = (std::path::absolute(bins)?, Scratch::new()?);
         let model = folder.map_or_else(|| Ok(scratch.path().join("model")), std::path::absolute)?;
-        let world = World { bins, scratch, model, stop: stop.clone() };
+        let world = BenchEnv { bins, scratch, model, stop: stop.clone() };
         if folder.is_none() {
             let mut make = world.command("sluice-model-gen");
             make.arg("--out").arg(world.model()).args(shape);
@@ -150,7 +155,7 @@ pub struct Tenant<'a>(Up<'a>);
 impl Tenant<'_> {
     /// Starts a tenant and waits until it serves on a free port. `name` tells it from others of this world that run at
     /// the same time.
-    pub fn start<'a>(world: &'a World, name: &str, setup: &Setup<'_>) -> Result<Tenant<'a>> {
+    pub fn start<'a>(world: &'a BenchEnv, name: &str, setup: &Setup<'_>) -> Result<Tenant<'a>> {
         let threads = setup.threads.map(|threads| ["--threads".to_owned(), threads.to_string()]);
         let page = setup.page.then(|| ["--page".to_owned(), "0".to_owned()]);
         let options: Vec<String> = threads.into_iter().chain(page).flatten().collect();

@@ -112,7 +112,7 @@ fn in_another_folder_everything_is_new_for_binaries_know_theirs() {
 }
 
 #[test]
-fn where_a_file_is_missing_nothing_is_touched_and_it_says_so() {
+fn missing_file_is_reported_and_nothing_is_touched() {
     let checkout = Checkout::new();
     checkout.keep_times();
     checkout.age();

@@ -15,22 +15,22 @@ mod document;
 mod errors;
 mod hint;
 mod loader;
-mod located;
 mod path;
 mod problem;
 mod schema;
-mod tree;
+mod spanned_object;
+mod spanned_tree;
 mod unread;
 mod validate;
 
 pub use self::document::Object;
 pub use self::errors::{LoadError, LoadErrors};
 pub use self::loader::{Loaded, Loader, Source};
-pub use self::located::Located;
 pub use self::path::{Path, Segment};
 pub use self::problem::Problem;
 use self::problem::list;
-pub use self::validate::{Invalid, validate};
+pub use self::spanned_object::SpannedObject;
+pub use self::validate::{InvalidObject, validate};
 
 /// Largest file that is read, bytes: as large as the API server takes an object.
 pub const MAX_FILE_BYTES: usize = 3 << 20;
@@ -57,10 +57,10 @@ pub fn load_valid_str(text: &str, file_name: &str) -> Result<Vec<Object>, LoadEr
 ///
 /// # Errors
 /// As [`Loader::load`].
-pub fn load_located_str(text: &str, file_name: &str) -> Result<Vec<Located>, LoadErrors> {
+pub fn load_located_str(text: &str, file_name: &str) -> Result<Vec<SpannedObject>, LoadErrors> {
     Loader::new().load(&[Source::new(file_name, text)]).into_result()
 }
 
-fn objects(located: Vec<Located>) -> Result<Vec<Object>, LoadErrors> {
+fn objects(located: Vec<SpannedObject>) -> Result<Vec<Object>, LoadErrors> {
     Ok(located.into_iter().map(|located| located.object).collect())
 }

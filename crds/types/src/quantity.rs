@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn invalid_size_is_refused() {
         let bad =
             ["", "Mi", "-1", "+1", "1e3", "5m", "1.", ".5", "1 Gi", "1gi", "1KiB", "0x10", "1.0.0", "١"];
         for text in bad {

@@ -66,7 +66,7 @@ pub const HOST_CONTEXTS: CelRule = CelRule {
     message: "contextReserve is for CUDA devices; a host-backed GPU has no contexts: leave it out",
 };
 /// GPUs that a pool may have, all groups together.
-pub const MOST_GPUS: usize = 1024;
+pub const MAX_GPUS: usize = 1024;
 /// On `gpus`: the status of a pool names them all.
 pub const POOL_SIZE: CelRule = CelRule {
     cel: "self.map(group, group.count).sum() <= 1024",
@@ -158,18 +158,18 @@ pub const ENGINE_KIND_IMMUTABLE: CelRule =
 
 /// A union: a discriminator and the member that each of its values takes.
 #[derive(Debug)]
-pub struct Union {
+pub struct OneOf {
     /// Name of the discriminator: `type`, `mode`.
     pub discriminator: &'static str,
     /// The members.
-    pub members: &'static [Member],
+    pub members: &'static [OneOfMember],
     /// What a refused user reads.
     pub message: &'static str,
 }
 
 /// A member of a union.
 #[derive(Debug)]
-pub struct Member {
+pub struct OneOfMember {
     /// The discriminator's value.
     pub value: &'static str,
     /// The field that belongs to it.
@@ -179,37 +179,37 @@ pub struct Member {
 }
 
 /// `sharing` of a GPU group.
-pub const SHARING: Union = Union {
+pub const SHARING: OneOf = OneOf {
     discriminator: "mode",
     members: &[
-        Member { value: "Temporal", field: "temporal", required: false },
-        Member { value: "Spatial", field: "spatial", required: false },
-        Member { value: "Isolated", field: "isolated", required: true },
+        OneOfMember { value: "Temporal", field: "temporal", required: false },
+        OneOfMember { value: "Spatial", field: "spatial", required: false },
+        OneOfMember { value: "Isolated", field: "isolated", required: true },
     ],
     message: "only the member named like mode may be set, and Isolated needs its member isolated",
 };
 /// `model.source`.
-pub const SOURCE: Union = Union {
+pub const SOURCE: OneOf = OneOf {
     discriminator: "type",
     members: &[
-        Member { value: "HuggingFace", field: "huggingFace", required: true },
-        Member { value: "PersistentVolumeClaim", field: "persistentVolumeClaim", required: true },
-        Member { value: "Image", field: "image", required: true },
-        Member { value: "S3", field: "s3", required: true },
-        Member { value: "File", field: "file", required: true },
+        OneOfMember { value: "HuggingFace", field: "huggingFace", required: true },
+        OneOfMember { value: "PersistentVolumeClaim", field: "persistentVolumeClaim", required: true },
+        OneOfMember { value: "Image", field: "image", required: true },
+        OneOfMember { value: "S3", field: "s3", required: true },
+        OneOfMember { value: "File", field: "file", required: true },
     ],
     message: "exactly the member named like type must be set",
 };
 
-impl Union {
+impl OneOf {
     /// For the CRD: generated from the same table that [`Union::holds`] reads.
     pub fn rule(&self) -> Rule {
         let terms: Vec<String> = self.members.iter().map(|member| self.term(member)).collect();
         Rule::new(terms.join(" && ")).message(self.message)
     }
 
-    fn term(&self, member: &Member) -> String {
-        let (name, Member { value, field, .. }) = (self.discriminator, member);
+    fn term(&self, member: &OneOfMember) -> String {
+        let (name, OneOfMember { value, field, .. }) = (self.discriminator, member);
         match member.required {
             true => format!("(self.{name} == '{value}') == has(self.{field})"),
             false => format!("(self.{name} == '{value}' || !has(self.{field}))"),

@@ -11,7 +11,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::serving::{
-    Access, AccessPeer, Engine, EngineKind, Idle, Limits, Order, Pacing, PacingMode, Scheduling, Sidecar, Slo,
+    Access, AccessPeer, Engine, EngineKind, Idle, Limits, Pacing, PacingMode, QueueOrder, Scheduling,
+    Sidecar, Slo,
 };
 pub use self::source::{
     Cache, FileSource, HuggingFaceSource, ImageSource, Model, PvcSource, S3Source, Source, SourceType,

@@ -67,7 +67,7 @@ fn an_unknown_field_is_found_at_every_depth() {
 }
 
 #[test]
-fn a_field_that_stands_elsewhere_is_named_with_its_path() {
+fn misplaced_field_is_named_with_its_path() {
     for (line, message) in [
         (
             "  ttft: 200",
@@ -218,7 +218,7 @@ fn a_missing_field_is_named_on_the_line_of_what_lacks_it() {
 }
 
 #[test]
-fn a_document_must_say_what_it_is() {
+fn document_needs_kind_and_api_version() {
     expect(&POOL.replace("kind: GpuPool\n", ""), "pool.yaml:1:1: kind: missing field");
     expect(
         &POOL.replace("apiVersion: sluice.dev/v1alpha1\n", ""),

@@ -92,7 +92,7 @@ fn a_description_of_the_spec_says_default_or_required() {
 }
 
 #[test]
-fn whatever_cel_may_look_at_is_bounded() {
+fn fields_used_by_cel_are_bounded() {
     walk_kinds("spec", |path, schema| match schema["type"].as_str() {
         Some("integer") => {
             assert!(schema["minimum"].is_number() && schema["maximum"].is_number(), "{path}");

@@ -125,7 +125,7 @@ fn defaults_are_the_same_as_those_of_the_api_server() {
 }
 
 #[test]
-fn documents_come_back_in_order_and_empty_ones_are_passed_over() {
+fn documents_keep_order_and_empty_ones_are_skipped() {
     let text = format!("# a comment\n---\n{POOL}---\n# nothing\n---\n{TENANT}---\n");
     let objects = load_valid_str(&text, "f.yaml").unwrap();
     let named: Vec<_> = objects.iter().map(|o| (o.kind(), o.namespace(), o.name())).collect();

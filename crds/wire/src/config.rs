@@ -31,7 +31,7 @@ pub struct SidecarConfig {
     pub gpu: GpuConfig,
     /// Its place on a GPU that it shares; `None` = the GPU is its own.
     #[serde(default)]
-    pub neighbourhood: Option<NeighbourhoodConfig>,
+    pub neighbourhood: Option<LedgerConfig>,
     /// Named policy, as in `GpuPool.spec.policy`.
     pub policy: String,
     /// Memory of the tenant.
@@ -102,7 +102,7 @@ pub struct GpuConfig {
 /// says; until one has come, every tenant keeps to its share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct NeighbourhoodConfig {
+pub struct LedgerConfig {
     /// Folder that the tenants of the GPU share; it exists.
     pub folder: PathBuf,
     /// Names the claim on the GPU: another claim is another neighbourhood.

@@ -14,8 +14,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::check::name;
-pub use self::check::{MAX_NAME_LENGTH, MAX_NEIGHBOURS, MAX_UUID_LENGTH};
+pub(crate) use self::check::check_name;
+pub use self::check::{MAX_NAME_LENGTH, MAX_PEERS, MAX_UUID_LENGTH};
 use crate::message::{self, ReadError};
 
 /// Major of the message.
@@ -46,7 +46,7 @@ pub struct Directive {
     /// Time in which a borrower gives back what is revoked, milliseconds.
     pub revoke_bound_ms: u32,
     /// The other tenants of the GPU; never the one that this is for.
-    pub neighbours: Vec<Neighbour>,
+    pub neighbours: Vec<PeerInfo>,
     /// Names of neighbours in the order in which to ask them while their live state cannot be had, from the idleness
     /// that was reported last. Those that are missing come last. [`VictimRule::FixedOrder`] does not look at it.
     pub fallback_order: Vec<String>,
@@ -70,7 +70,7 @@ impl std::fmt::Display for Fence {
 /// What a sidecar answers about the directive it has: with 200 after taking one, within the error of 409 after refusing
 /// one that is not newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Current {
+pub struct CurrentFence {
     /// The directive in force.
     pub current: Fence,
 }
@@ -133,7 +133,7 @@ pub enum VictimRule {
 
 /// Another tenant of the GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Neighbour {
+pub struct PeerInfo {
     /// Its namespace.
     pub namespace: String,
     /// Its name; no two neighbours share one.

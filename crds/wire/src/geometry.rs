@@ -14,13 +14,13 @@ pub const MAX_BYTES: usize = 4096;
 
 // The report comes from a pod that reads somebody's files. With these bounds no sum or product of a plan overflows.
 /// Most layers: of a model that a sidecar serves.
-pub const MOST_LAYERS: u64 = 256;
+pub const MAX_LAYERS: u64 = 256;
 /// Most tokens of a sequence: that of `maxModelLen` in the CRD.
-pub const MOST_TOKENS: u64 = 16_777_216;
+pub const MAX_TOKENS: u64 = 16_777_216;
 /// Most KV of a token, bytes.
-pub const MOST_TOKEN_BYTES: u64 = 1 << 30;
+pub const MAX_TOKEN_BYTES: u64 = 1 << 30;
 /// Most of anything else, bytes: 16 TiB.
-pub const MOST_BYTES: u64 = 1 << 44;
+pub const MAX_SIZE_BYTES: u64 = 1 << 44;
 
 /// Sizes of a model once it is in memory, in the number format asked for. Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct Geometry {
 
 /// Why a model has no geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Obstacle {
+pub enum GeometryErrorKind {
     /// Its files cannot be had: no such repository, bucket, folder or file, or not with this credential.
     Unreadable,
     /// Its files are there and are no model that is served: another architecture, another format, damaged.
@@ -61,16 +61,16 @@ pub enum Obstacle {
 
 /// A model without a geometry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct GeometryError {
     /// Why, for programs.
-    pub reason: Obstacle,
+    pub reason: GeometryErrorKind,
     /// Why, for people: the file, and the field or tensor.
     pub message: String,
 }
 
 /// What was found: a geometry or a refusal, never both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct GeometryReport {
     /// Major of this message.
     pub version: u32,
     /// The sizes.
@@ -78,25 +78,25 @@ pub struct Report {
     pub geometry: Option<Geometry>,
     /// Why there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<GeometryError>,
 }
 
-impl Report {
+impl GeometryReport {
     /// A report of what was found.
-    pub fn new(found: Result<Geometry, Refusal>) -> Report {
+    pub fn new(found: Result<Geometry, GeometryError>) -> GeometryReport {
         let (geometry, refusal) = match found {
             Ok(geometry) => (Some(geometry), None),
             Err(refusal) => (None, Some(refusal)),
         };
-        Report { version: VERSION, geometry, refusal }
+        GeometryReport { version: VERSION, geometry, refusal }
     }
 
     /// What was found.
     ///
     /// # Errors
     /// The text is no report, or one of a newer major.
-    pub fn from_json(text: &[u8]) -> Result<Result<Geometry, Refusal>, ReadError> {
-        let report: Report = read(text, VERSION)?;
+    pub fn from_json(text: &[u8]) -> Result<Result<Geometry, GeometryError>, ReadError> {
+        let report: GeometryReport = read(text, VERSION)?;
         match (report.geometry, report.refusal) {
             (Some(geometry), None) => Ok(Ok(geometry.checked()?)),
             (None, Some(refusal)) => Ok(Err(refusal)),
@@ -111,7 +111,7 @@ impl Report {
             let over = text.len().saturating_sub(MAX_BYTES);
             match &mut self.refusal {
                 // A character may take six bytes in JSON: cutting as many as are over ends after a few rounds.
-                Some(refusal) if over > 0 => cut(&mut refusal.message, over.div_ceil(6)),
+                Some(refusal) if over > 0 => truncate(&mut refusal.message, over.div_ceil(6)),
                 _ => return text,
             }
         }
@@ -119,7 +119,7 @@ impl Report {
 }
 
 /// Takes `characters` off the end.
-fn cut(text: &mut String, characters: usize) {
+fn truncate(text: &mut String, characters: usize) {
     for _ in 0..characters {
         text.pop();
     }
@@ -137,16 +137,16 @@ impl Geometry {
             return Err(Invalid::new(field, "0 is below the least, 1"));
         }
         let most = [
-            ("geometry.layers", u64::from(self.layers), MOST_LAYERS),
-            ("geometry.max_model_len", u64::from(self.max_model_len), MOST_TOKENS),
-            ("geometry.kv_bytes_per_token", self.kv_bytes_per_token, MOST_TOKEN_BYTES),
-            ("geometry.global_bytes", self.global_bytes, MOST_BYTES),
-            ("geometry.layer_bytes", self.layer_bytes, MOST_BYTES),
-            ("geometry.activation_bytes", self.activation_bytes, MOST_BYTES),
-            ("geometry.step_activation_bytes", self.step_activation_bytes, MOST_BYTES),
-            ("geometry.thread_bytes", self.thread_bytes, MOST_BYTES),
-            ("geometry.staging_bytes", self.staging_bytes, MOST_BYTES),
-            ("geometry.download_bytes", self.download_bytes.unwrap_or(0), MOST_BYTES),
+            ("geometry.layers", u64::from(self.layers), MAX_LAYERS),
+            ("geometry.max_model_len", u64::from(self.max_model_len), MAX_TOKENS),
+            ("geometry.kv_bytes_per_token", self.kv_bytes_per_token, MAX_TOKEN_BYTES),
+            ("geometry.global_bytes", self.global_bytes, MAX_SIZE_BYTES),
+            ("geometry.layer_bytes", self.layer_bytes, MAX_SIZE_BYTES),
+            ("geometry.activation_bytes", self.activation_bytes, MAX_SIZE_BYTES),
+            ("geometry.step_activation_bytes", self.step_activation_bytes, MAX_SIZE_BYTES),
+            ("geometry.thread_bytes", self.thread_bytes, MAX_SIZE_BYTES),
+            ("geometry.staging_bytes", self.staging_bytes, MAX_SIZE_BYTES),
+            ("geometry.download_bytes", self.download_bytes.unwrap_or(0), MAX_SIZE_BYTES),
         ];
         match most.into_iter().find(|(_, value, most)| value > most) {
             Some((field, value, most)) => {

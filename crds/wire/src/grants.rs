@@ -188,7 +188,7 @@ impl GrantRequest {
 
     /// The message.
     pub fn to_json(&self) -> Vec<u8> {
-        written(&GrantMessage { version: VERSION, request: self.clone() })
+        encode(&GrantMessage { version: VERSION, request: self.clone() })
     }
 
     /// Reads a message. The version is looked at first.
@@ -210,7 +210,7 @@ impl GrantAnswer {
 
     /// The message.
     pub fn to_json(&self) -> Vec<u8> {
-        written(&GrantReply { version: VERSION, answer: self.clone() })
+        encode(&GrantReply { version: VERSION, answer: self.clone() })
     }
 
     /// Reads the answer to `request`. The version is looked at first.
@@ -229,6 +229,6 @@ impl GrantAnswer {
     }
 }
 
-fn written(message: &impl Serialize) -> Vec<u8> {
+fn encode(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).expect("plain data with string keys serialises")
 }

@@ -6,13 +6,13 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod config_rejection;
 pub mod directive;
-pub mod fetched;
+pub mod download;
 pub mod geometry;
 pub mod grants;
 pub mod message;
 pub mod overview;
-pub mod refusal;
 pub mod restart;
 pub mod sidecar_hangs;
 pub mod state;

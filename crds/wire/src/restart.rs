@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 /// First wait.
-pub const FIRST: Duration = Duration::from_millis(50);
+pub const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 /// Longest wait: each is twice the one before, up to this.
-pub const MOST: Duration = Duration::from_secs(5);
+pub const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// What lived this long was not started in vain: the waits begin anew.
-pub const LONG_LIFE: Duration = Duration::from_secs(10);
+pub const RESET_AFTER: Duration = Duration::from_secs(10);
 
 /// The waits of one supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,18 +18,18 @@ pub struct BackOff {
 
 impl Default for BackOff {
     fn default() -> Self {
-        BackOff { next: FIRST }
+        BackOff { next: INITIAL_BACKOFF }
     }
 }
 
 impl BackOff {
     /// How long to wait after a life of `lived`.
-    pub fn after(&mut self, lived: Duration) -> Duration {
-        if lived >= LONG_LIFE {
-            self.next = FIRST;
+    pub fn next_delay(&mut self, lived: Duration) -> Duration {
+        if lived >= RESET_AFTER {
+            self.next = INITIAL_BACKOFF;
         }
         let wait = self.next;
-        self.next = (wait * 2).min(MOST);
+        self.next = (wait * 2).min(MAX_BACKOFF);
         wait
     }
 }

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_may_have_put_there_is_refused_and_replaced() {
+    fn invalid_file_is_refused_and_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (path, read) = (folder.path().join(SidecarHangs::FILE), || SidecarHangs::read(folder.path()));
         let future = format!("{{\"total\": 1, \"at_unix_ms\": {}}}", i64::MAX);

@@ -7,14 +7,14 @@
 mod figures;
 mod gpu;
 mod memory;
-mod neighbourhood;
+mod peers;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::figures::{Figures, Percentiles, ReasonCount};
 pub use self::gpu::{GpuState, TenantReport};
 pub use self::memory::{KvState, MemoryState, Move, OwnerBytes};
-pub use self::neighbourhood::{Activity, Direction, GrantState, Neighbourhood, Skip, Takeover, TurnState};
+pub use self::peers::{Activity, Direction, GrantState, SharingState, Skip, Takeover, TurnState};
 use crate::message::{self, ReadError};
 pub use crate::sidecar_hangs::SidecarHangs;
 
@@ -70,7 +70,7 @@ pub struct State {
     /// The last memory events, oldest first; at most [`MAX_MOVES`].
     pub moves: Vec<Move>,
     /// What it holds among its neighbours; `None` = alone on its GPU, or a writer from before there were any.
-    pub neighbourhood: Option<Neighbourhood>,
+    pub neighbourhood: Option<SharingState>,
     /// When it was last of use: by this, neighbours choose whom to ask.
     pub activity: Activity,
 }

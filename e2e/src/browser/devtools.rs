@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::{Message, WebSocket, client};
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A connection to the browser or to one of its pages.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Connection {
     /// Connects to `path` at a port of this machine.
     pub fn open(port: u16, path: &str) -> Connection {
         let stream = TcpStream::connect(("127.0.0.1", port)).expect("Chromium listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a limit");
+        stream.set_read_timeout(Some(WAIT_LIMIT)).expect("a socket takes a limit");
         let opened = client(format!("ws://127.0.0.1:{port}{path}"), stream);
         let (socket, _) = opened.expect("Chromium speaks its protocol");
         Connection { socket, last: 0, urls: Vec::new(), bytes: 0, bytes_when_drawn: 0 }
@@ -49,7 +49,7 @@ impl Connection {
                 assert!(message["error"].is_null(), "{method}: {}", message["error"]);
                 return message["result"].take();
             }
-            self.happened(&message);
+            self.has_event(&message);
         }
     }
 
@@ -59,7 +59,7 @@ impl Connection {
         let _ = self.socket.send(Message::text(command.to_string()));
     }
 
-    fn happened(&mut self, event: &Value) {
+    fn has_event(&mut self, event: &Value) {
         match event["method"].as_str() {
             Some("Network.requestWillBeSent") => {
                 let url = event["params"]["request"]["url"].as_str();

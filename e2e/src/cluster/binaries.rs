@@ -58,12 +58,12 @@ impl Binaries {
 ///
 /// A thread of the harness is called as its test is, and so is one on which a test runs in the network of a node.
 pub fn skipped(why: &str) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let line = match std::thread::current().name() {
         Some(test) => format!("SKIPPED {test}: {why}\n"),
         None => format!("SKIPPED: {why}\n"),
     };
-    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+    if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
         // The harness shows what a passed test prints to nobody, and a skip must not be silent.
         let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     }

@@ -7,27 +7,27 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::keeper::Keeper;
+use super::process_spawner::ProcessSpawner;
 
 /// A running component.
 pub struct Component {
     name: String,
     child: Child,
     log: PathBuf,
-    again: Again,
+    spawn_spec: SpawnSpec,
 }
 
 /// What a command was, since one that was started cannot be copied.
-struct Again {
+struct SpawnSpec {
     program: OsString,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, Option<OsString>)>,
 }
 
-impl Again {
-    fn of(command: &Command) -> Again {
+impl SpawnSpec {
+    fn of(command: &Command) -> SpawnSpec {
         let owned = |(name, value): (&OsStr, Option<&OsStr>)| (name.to_owned(), value.map(OsStr::to_owned));
-        Again {
+        SpawnSpec {
             program: command.get_program().to_owned(),
             arguments: command.get_args().map(OsStr::to_owned).collect(),
             environment: command.get_envs().map(owned).collect(),
@@ -47,17 +47,17 @@ impl Component {
     ///
     /// # Panics
     /// If it does not start.
-    pub fn start(keeper: &Keeper, name: &str, command: Command, folder: &Path) -> Component {
+    pub fn start(keeper: &ProcessSpawner, name: &str, command: Command, folder: &Path) -> Component {
         let log = folder.join(format!("{name}.log"));
-        let again = Again::of(&command);
+        let again = SpawnSpec::of(&command);
         let child = spawn(keeper, name, command, &log);
-        Component { name: name.to_owned(), child, log, again }
+        Component { name: name.to_owned(), child, log, spawn_spec: again }
     }
 
     /// Kills it and starts it again, with the same arguments.
-    pub fn restart(&mut self, keeper: &Keeper) {
+    pub fn restart(&mut self, keeper: &ProcessSpawner) {
         self.kill();
-        self.child = spawn(keeper, &self.name, self.again.command(), &self.log);
+        self.child = spawn(keeper, &self.name, self.spawn_spec.command(), &self.log);
     }
 
     /// Looks whether it lives.
@@ -71,7 +71,7 @@ impl Component {
     }
 
     /// Whether it has ended.
-    pub fn ended(&mut self) -> bool {
+    pub fn has_exited(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
@@ -108,7 +108,7 @@ impl Drop for Component {
     }
 }
 
-fn spawn(keeper: &Keeper, name: &str, mut command: Command, log: &Path) -> Child {
+fn spawn(keeper: &ProcessSpawner, name: &str, mut command: Command, log: &Path) -> Child {
     let file = || File::options().create(true).append(true).open(log);
     let out = file().unwrap_or_else(|e| panic!("{}: {e}", log.display()));
     let err = file().unwrap_or_else(|e| panic!("{}: {e}", log.display()));

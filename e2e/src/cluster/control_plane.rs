@@ -11,9 +11,9 @@ use tempfile::TempDir;
 use super::binaries::Binaries;
 use super::certificates::{self, Authority};
 use super::child::Component;
-use super::keeper::Keeper;
-use super::wait::{PATIENCE, within};
-use super::{audit, client_of, kubeconfig, last_words};
+use super::process_spawner::ProcessSpawner;
+use super::wait::{WAIT_LIMIT, within};
+use super::{audit, client_of, exit_hooks, kubeconfig};
 
 /// Range of Services, and its first address, under which pods reach the API server.
 const SERVICES: &str = "10.96.0.0/16";
@@ -31,7 +31,7 @@ pub struct Start<'a> {
     /// The binaries.
     pub binaries: &'a Binaries,
     /// Who starts them.
-    pub keeper: &'a Keeper,
+    pub keeper: &'a ProcessSpawner,
     /// For their data, logs and keys.
     pub folder: &'a Path,
     /// Address of the node; `None` on the loopback interface.
@@ -61,12 +61,12 @@ impl ControlPlane {
         let folder = temporary.path().to_owned();
         let running = Arc::new(Mutex::new(None::<Running>));
         let for_exit = Arc::clone(&running);
-        last_words::at_exit(move || {
+        exit_hooks::at_exit(move || {
             if let Some(running) = for_exit.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 running.end();
             }
         });
-        let start = Start { binaries, keeper: Keeper::plain(), folder: &folder, node: None };
+        let start = Start { binaries, keeper: ProcessSpawner::plain(), folder: &folder, node: None };
         let (plane, both) = ControlPlane::start_as(&start).await;
         *running.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Running { both, folder: Some(temporary) });
@@ -78,7 +78,7 @@ impl ControlPlane {
         let folder = start.folder.to_owned();
         let authority = Authority::new(&folder);
         let mut etcd = Component::start(start.keeper, "etcd", etcd(start), &folder);
-        let (apiserver, server) = first_that_lives(start, &authority, &mut etcd).await;
+        let (apiserver, server) = start_first_alive(start, &authority, &mut etcd).await;
         (ControlPlane { folder, authority, server, users: Mutex::default() }, [apiserver, etcd])
     }
 
@@ -142,7 +142,7 @@ fn etcd(start: &Start<'_>) -> Command {
 }
 
 /// The API server and its address.
-async fn first_that_lives(
+async fn start_first_alive(
     start: &Start<'_>,
     authority: &Authority,
     etcd: &mut Component,
@@ -170,8 +170,8 @@ async fn first_that_lives(
 /// Waits for `/readyz`; `false` if the server ended instead.
 async fn ready(apiserver: &mut Component, admin: &Path) -> bool {
     let client = client_of(admin).await;
-    within(PATIENCE, "kube-apiserver ready", async || {
-        if apiserver.ended() {
+    within(WAIT_LIMIT, "kube-apiserver ready", async || {
+        if apiserver.has_exited() {
             return Some(false);
         }
         let request = kube::client::Body::empty();

@@ -7,8 +7,8 @@ mod address;
 mod cgroup;
 mod components;
 mod init;
-mod place;
-mod second;
+mod node_dirs;
+mod second_node;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,14 +25,14 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 
 use self::cgroup::Cgroup;
-use self::place::Place;
-pub use self::second::{Second, on_two_nodes};
+use self::node_dirs::NodeDirs;
+pub use self::second_node::{SecondNode, on_two_nodes};
 use super::binaries::{Binaries, skipped};
 use super::child::Component;
 use super::control_plane::{ControlPlane, Start, scratch};
-use super::keeper::Keeper;
+use super::process_spawner::ProcessSpawner;
 use super::wait::{eventually, within};
-use super::{Api, Outcome, crds, is_ci, last_words, there, words_of};
+use super::{Api, TestResult, crds, error_text, exit_hooks, is_ci, try_api};
 
 /// From the start of its components to Ready; 4 s on two idle cores.
 const READY: Duration = Duration::from_secs(120);
@@ -49,9 +49,9 @@ pub struct Node {
 
 /// A node of ours.
 struct Own {
-    place: Place,
+    dirs: NodeDirs,
     binaries: Binaries,
-    keeper: Keeper,
+    keeper: ProcessSpawner,
     folder: PathBuf,
     network: File,
     running: Arc<Mutex<Running>>,
@@ -92,13 +92,13 @@ static TURNS: RwLock<()> = RwLock::new(());
 
 /// The node of this test binary.
 fn shared() -> Option<&'static Node> {
-    static SHARED: OnceLock<Outcome<Node>> = OnceLock::new();
-    there(SHARED.get_or_init(|| thread::spawn(start).join().map_err(words_of)))
+    static SHARED: OnceLock<TestResult<Node>> = OnceLock::new();
+    try_api(SHARED.get_or_init(|| thread::spawn(start).join().map_err(error_text)))
 }
 
 fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     let Some(node) = shared() else { return };
-    let in_network = spawn_alike(move || {
+    let in_network = spawn_with_same_binaries(move || {
         node.enter();
         runtime().block_on(test(node));
     });
@@ -108,7 +108,7 @@ fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
 }
 
 /// A thread that is called as this one is: by the name of the test, for what is skipped there and for words of panics.
-fn spawn_alike(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+fn spawn_with_same_binaries(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let name = thread::current().name().unwrap_or("on a node").to_owned();
     thread::Builder::new().name(name).spawn(work).expect("a thread starts")
 }
@@ -140,7 +140,7 @@ fn start() -> Result<Node, &'static str> {
     if !binaries.has("kubelet") {
         return Err(missing("SLUICE_KUBE_BIN has no kubelet: `cargo xtask kube --tier node`"));
     }
-    match Keeper::apart() {
+    match ProcessSpawner::isolated() {
         Ok(keeper) => Ok(Own::start(binaries, keeper)),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             Err(missing("a node needs namespaces of its own, which this root may not make"))
@@ -151,19 +151,24 @@ fn start() -> Result<Node, &'static str> {
 
 impl Own {
     /// Starts everything in the namespaces of `keeper`.
-    fn start(binaries: Binaries, keeper: Keeper) -> Node {
-        let own = Own::prepare(binaries, keeper, Place::First, Cgroup::make);
+    fn start(binaries: Binaries, keeper: ProcessSpawner) -> Node {
+        let own = Own::prepare(binaries, keeper, NodeDirs::First, Cgroup::make);
         own.inside(async || own.start_components().await).into_node(own)
     }
 
     /// A node's namespaces, folder and cgroup, with nothing in them but their first process.
-    fn prepare(binaries: Binaries, keeper: Keeper, place: Place, cgroup: impl FnOnce() -> Cgroup) -> Own {
+    fn prepare(
+        binaries: Binaries,
+        keeper: ProcessSpawner,
+        place: NodeDirs,
+        cgroup: impl FnOnce() -> Cgroup,
+    ) -> Own {
         let temporary = scratch();
         let folder = temporary.path().to_owned();
         init::assert_visible(&[&folder, binaries.folder()]);
         let running = Arc::new(Mutex::new(Running::default()));
         let for_exit = Arc::clone(&running);
-        last_words::at_exit(move || lock(&for_exit).end());
+        exit_hooks::at_exit(move || lock(&for_exit).end());
         let cgroup = cgroup();
         let init = init::start(&keeper, &folder, place);
         let network = format!("/proc/{}/ns/net", init.pid());
@@ -174,7 +179,7 @@ impl Own {
             running.cgroup = Some(cgroup);
             running.folder = Some(temporary);
         }
-        Own { place, binaries, keeper, folder, network, running }
+        Own { dirs: place, binaries, keeper, folder, network, running }
     }
 
     /// Runs something on a thread of its own in the node's network: this one stays in its own.
@@ -200,7 +205,7 @@ impl Own {
             binaries: &self.binaries,
             keeper: &self.keeper,
             folder: &self.folder,
-            node: Some(self.place.address()),
+            node: Some(self.dirs.address()),
         };
         let (plane, [apiserver, etcd]) = ControlPlane::start_as(&start).await;
         {
@@ -239,7 +244,7 @@ impl Own {
         let nodes = kube::Api::<NodeObject>::all(api.client().await);
         within(READY, "a node that is Ready", async || {
             lock(&self.running).components.values_mut().for_each(Component::assert_alive);
-            let node = nodes.get_opt(self.place.name()).await.ok()??;
+            let node = nodes.get_opt(self.dirs.name()).await.ok()??;
             let conditions = node.status?.conditions?;
             conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(())
         })

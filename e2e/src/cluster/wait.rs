@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Longest that anything may take on a busy machine with debug builds.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -12,7 +12,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// # Panics
 /// If it has nothing in time.
 pub async fn eventually<T>(what: &str, get: impl AsyncFnMut() -> Option<T>) -> T {
-    within(PATIENCE, what, get).await
+    within(WAIT_LIMIT, what, get).await
 }
 
 /// Waits until `get` has something, at most for `limit`.

@@ -8,10 +8,10 @@
 //! | [`trail`] | what it asked of the API server, from the audit log |
 //! | [`verdict`] | values against limits |
 
-mod crowd;
+mod audit_counts;
 mod process;
 mod stub;
-mod trail;
+mod tenants;
 mod verdict;
 
 use std::path::PathBuf;
@@ -21,16 +21,16 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::{self, within};
 
-use self::crowd::Crowd;
+use self::audit_counts::AuditCounts;
 use self::process::{Cost, Operator};
 use self::stub::Stub;
-use self::trail::Trail;
+use self::tenants::TenantPopulation;
 pub use self::verdict::Verdict;
 
 /// Longest wait for anything that takes as long as there are tenants.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const WAIT_LIMIT: Duration = Duration::from_secs(3600);
 /// What comes later than a status may wait, by so long, does not come.
-const CALM: Duration = Duration::from_secs(5);
+const QUIET_PERIOD: Duration = Duration::from_secs(5);
 
 /// Limits of the design.
 const MEMORY_MIB: f64 = 128.0;
@@ -98,7 +98,7 @@ impl Outcome {
 }
 
 /// One life of the operator.
-struct Life {
+struct OperatorRun {
     peak_mib: f64,
     writes: Vec<String>,
 }
@@ -109,25 +109,25 @@ struct Life {
 /// What is to be measured does not come about.
 pub async fn run(options: &Options) -> Option<Outcome> {
     let server = cluster::api().await?;
-    if !server.is_ours() {
+    if !server.is_own_cluster() {
         return None;
     }
     let sizes = &options.sizes;
     let stub = Arc::new(Stub::start(sizes.gpus).await);
-    let crowd = Crowd::new(server, sizes, stub.clone()).await;
+    let crowd = TenantPopulation::new(server, sizes, stub.clone()).await;
     let logs = options.logs.clone();
-    let place = process::Place::new(server, &options.operator, logs, stub.port(), sizes).await;
-    let mut trail = Trail::of(server, place.user());
+    let place = process::ProcessDirs::new(server, &options.operator, logs, stub.port(), sizes).await;
+    let mut trail = AuditCounts::of(server, place.user());
     // What a reading told may wait that long in a status, after the next reading has come: early and late by its jitter.
-    let still = CALM + Duration::from_secs(sizes.status_seconds + interval(sizes) * 12 / 10);
+    let still = QUIET_PERIOD + Duration::from_secs(sizes.status_seconds + interval(sizes) * 12 / 10);
 
     let operator = place.start("first").await;
     let began = Instant::now();
-    crowd.come().await;
-    let (made, first_writes) = calm(&operator, &mut trail, &stub, still).await;
+    crowd.create_all().await;
+    let (made, first_writes) = wait_until_quiet(&operator, &mut trail, &stub, still).await;
     crowd.all_ready().await;
     let created = made.duration_since(began);
-    let first = Life { peak_mib: operator.cost().peak_mib, writes: first_writes };
+    let first = OperatorRun { peak_mib: operator.cost().peak_mib, writes: first_writes };
     let first_cpu = operator.cost().cpu;
     eprintln!("made in {created:?} by {} writes, {:?} of CPU", first.writes.len(), first_cpu);
     operator.end();
@@ -136,10 +136,10 @@ pub async fn run(options: &Options) -> Option<Outcome> {
     let _ = trail.writes();
     let again = place.start("second").await;
     let (observed, restarted) = observed(&again, Duration::from_secs(sizes.patience_seconds)).await;
-    let (_, writes) = calm(&again, &mut trail, &stub, still).await;
+    let (_, writes) = wait_until_quiet(&again, &mut trail, &stub, still).await;
     eprintln!("observed after {observed:?} s, {restarted:?}");
-    let rest = rest(&again, &mut trail, &stub, Duration::from_secs(sizes.rest_seconds)).await;
-    let second = Life { peak_mib: again.cost().peak_mib, writes };
+    let rest = measure_idle(&again, &mut trail, &stub, Duration::from_secs(sizes.rest_seconds)).await;
+    let second = OperatorRun { peak_mib: again.cost().peak_mib, writes };
     again.end();
 
     let notes = json!({
@@ -171,9 +171,14 @@ async fn observed(operator: &Operator, patience: Duration) -> (Option<f64>, Rest
 }
 
 /// Waits until the operator has written nothing and told no sidecar anything for `calm`; when that began, and what it wrote.
-async fn calm(operator: &Operator, trail: &mut Trail, stub: &Stub, calm: Duration) -> (Instant, Vec<String>) {
+async fn wait_until_quiet(
+    operator: &Operator,
+    trail: &mut AuditCounts,
+    stub: &Stub,
+    calm: Duration,
+) -> (Instant, Vec<String>) {
     let (mut since, mut all, mut told) = (Instant::now(), Vec::new(), stub.directives());
-    within(PATIENCE, "calm", async || {
+    within(WAIT_LIMIT, "calm", async || {
         operator.assert_alive();
         let new = trail.writes();
         if !new.is_empty() || stub.directives() != told {
@@ -188,21 +193,26 @@ async fn calm(operator: &Operator, trail: &mut Trail, stub: &Stub, calm: Duratio
 }
 
 /// What the operator did while nothing happened.
-struct Rest {
-    took: Duration,
+struct IdlePeriod {
+    duration: Duration,
     cost: Cost,
     least_reads: u64,
     writes: Vec<String>,
 }
 
-async fn rest(operator: &Operator, trail: &mut Trail, stub: &Stub, time: Duration) -> Rest {
+async fn measure_idle(
+    operator: &Operator,
+    trail: &mut AuditCounts,
+    stub: &Stub,
+    time: Duration,
+) -> IdlePeriod {
     let (began, before, reads) = (Instant::now(), operator.cost(), stub.reads());
     tokio::time::sleep(time).await;
     let (took, after) = (began.elapsed(), operator.cost());
     let read = stub.reads().into_iter().zip(reads).map(|(after, before)| after - before);
     let least_reads = read.min().unwrap_or(0);
     let cost = Cost { cpu: after.cpu - before.cpu, ..after };
-    Rest { took, cost, least_reads, writes: trail.writes() }
+    IdlePeriod { duration: took, cost, least_reads, writes: trail.writes() }
 }
 
 /// Time between two readings of a GPU, seconds.
@@ -210,9 +220,15 @@ fn interval(sizes: &Sizes) -> u64 {
     sizes.poll_seconds.unwrap_or(POLL_SECONDS)
 }
 
-fn verdicts(sizes: &Sizes, observed: Option<f64>, first: &Life, second: &Life, rest: &Rest) -> Vec<Verdict> {
+fn verdicts(
+    sizes: &Sizes,
+    observed: Option<f64>,
+    first: &OperatorRun,
+    second: &OperatorRun,
+    rest: &IdlePeriod,
+) -> Vec<Verdict> {
     let needed = sizes.rest_seconds * READ_PERMILLE / 1000 / interval(sizes);
-    let cores = rest.cost.cpu.as_secs_f64() / rest.took.as_secs_f64();
+    let cores = rest.cost.cpu.as_secs_f64() / rest.duration.as_secs_f64();
     let peak = first.peak_mib.max(second.peak_mib);
     let lives = json!({"first_creation_mib": first.peak_mib, "restart_and_rest_mib": second.peak_mib,
         "resident_at_the_end_mib": rest.cost.resident_mib});
@@ -222,8 +238,9 @@ fn verdicts(sizes: &Sizes, observed: Option<f64>, first: &Life, second: &Life, r
         Verdict::of("restart to all observed", observed, "s", OBSERVED_SECONDS),
         Verdict::at_most("writes after a restart", count(&second.writes), "writes", 0.0)
             .with(written(&second.writes)),
-        Verdict::at_most("CPU at rest", cores, "cores", CORES)
-            .with(json!({"cpu_seconds": rest.cost.cpu.as_secs_f64(), "seconds": rest.took.as_secs_f64()})),
+        Verdict::at_most("CPU at rest", cores, "cores", CORES).with(
+            json!({"cpu_seconds": rest.cost.cpu.as_secs_f64(), "seconds": rest.duration.as_secs_f64()}),
+        ),
         Verdict::at_least("least reads of a GPU at rest", rest.least_reads as f64, "reads", needed as f64),
         Verdict::at_most("writes at rest", count(&rest.writes), "writes", 0.0).with(written(&rest.writes)),
     ]

@@ -131,7 +131,10 @@ fn outside(node: &Node) -> Vec<(Value, &'static str)> {
     found.extend(bound("maxLength").map(|most| (text(most + 1), "may not be more than")));
     found.extend(schema["pattern"].is_string().then(|| (json!("\n"), "should match")));
     found.extend(schema["enum"].is_array().then(|| (json!("Nonsense"), "Unsupported value")));
-    found.extend(bound("maxItems").map(|most| (json!(too_many(most, &node.value[0])), "must have at most")));
+    found.extend(
+        bound("maxItems")
+            .map(|most| (json!(more_items_than_allowed(most, &node.value[0])), "must have at most")),
+    );
     found.extend(bound("minItems").map(|_| (json!([]), "should have at least")));
     found.extend(bound("maxProperties").map(|most| {
         let fields = (0..=most).map(|i| (format!("k{i}"), json!("v")));
@@ -141,7 +144,7 @@ fn outside(node: &Node) -> Vec<(Value, &'static str)> {
 }
 
 /// One more than `most` items, all different.
-fn too_many(most: i64, first: &Value) -> Vec<Value> {
+fn more_items_than_allowed(most: i64, first: &Value) -> Vec<Value> {
     let numbered = |i: i64| match first {
         Value::String(_) => json!(format!("a{i}")),
         object if object["name"].is_string() => with(object, "/name", json!(format!("a{i}"))),
@@ -210,7 +213,7 @@ async fn refuses_all(api: &Api<DynamicObject>, schema: &Value, objects: &[Value]
 }
 
 #[tokio::test]
-async fn whatever_lies_outside_a_bound_is_refused_by_the_name_of_its_field() {
+async fn out_of_range_values_are_refused_by_field() {
     let Some(server) = cluster::api().await else { return };
     let namespace = server.namespace("bounds").await;
     for (kind, objects, least) in [("GpuPool", pools(), 45), ("ModelTenant", tenants(), 125)] {

@@ -1,10 +1,10 @@
 //! The Helm chart: what it renders, what it refuses, and what a real API server makes of it.
 
 mod devices;
-mod flows;
 mod hook;
-mod life;
+mod lifecycle;
 mod monitoring;
+mod network_policies;
 mod policies;
 mod refused;
 mod render;
@@ -60,7 +60,7 @@ impl Helm {
     pub fn template(&self, namespace: &str, values: &[&str]) -> Result<Vec<Value>, String> {
         let chart = chart();
         let arguments = [&["template", RELEASE, &chart, "--namespace", namespace], values].concat();
-        Ok(documents(&said(self.command(&arguments).output().unwrap())?))
+        Ok(documents(&output_text(self.command(&arguments).output().unwrap())?))
     }
 
     /// As [`Helm::template`], in the usual namespace, with values that are right.
@@ -75,7 +75,7 @@ pub fn chart() -> String {
 }
 
 /// What a program printed, or its complaint.
-pub fn said(output: Output) -> Result<String, String> {
+pub fn output_text(output: Output) -> Result<String, String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }

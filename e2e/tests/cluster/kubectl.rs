@@ -8,7 +8,7 @@ use sluice_e2e::cluster;
 use crate::fixture::{api_of, create, pool, tenant, with};
 
 /// What kubectl prints, in the namespace.
-fn said(server: &cluster::Api, namespace: &str, arguments: &[&str]) -> String {
+fn output_text(server: &cluster::Api, namespace: &str, arguments: &[&str]) -> String {
     let output = server.kubectl(&[&["-n", namespace], arguments].concat()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "kubectl {}: {error}", arguments.join(" "));
@@ -40,12 +40,12 @@ async fn waiting(api: &Api<DynamicObject>) {
 }
 
 #[tokio::test]
-async fn a_list_of_tenants_tells_who_does_not_run_and_why() {
+async fn tenant_list_shows_not_running_and_reason() {
     let Some(server) = cluster::api().await else { return };
     let namespace = server.namespace("columns").await;
     waiting(&api_of(server.client().await, "ModelTenant", &namespace)).await;
     for name in ["mt", "modeltenant", "modeltenants", "modeltenants.sluice.dev"] {
-        let text = said(server, &namespace, &["get", name]);
+        let text = output_text(server, &namespace, &["get", name]);
         let lines = table(&text);
         assert_eq!(
             lines[0],
@@ -54,7 +54,7 @@ async fn a_list_of_tenants_tells_who_does_not_run_and_why() {
         );
         assert_eq!(lines[1][..7], ["one", "local", "100", "1", "1", "False", "NoRoom"], "{name}");
     }
-    let text = said(server, &namespace, &["get", "mt", "-o", "wide"]);
+    let text = output_text(server, &namespace, &["get", "mt", "-o", "wide"]);
     let lines = table(&text);
     assert_eq!(lines[0][6..10], ["REASON", "SERVING", "URL", "MESSAGE"]);
     assert_eq!(lines[1][6..12], ["NoRoom", "False", "http://one", "NoRoom", "it", "is"]);
@@ -66,9 +66,9 @@ async fn one_word_lists_all_kinds_of_the_product() {
     let (client, namespace) = (server.client().await, server.namespace("category").await);
     create(&api_of(client.clone(), "ModelTenant", &namespace), &tenant()).await;
     create(&api_of(client, "GpuPool", &namespace), &pool()).await;
-    let text = said(server, &namespace, &["get", "sluice", "-o", "name"]);
+    let text = output_text(server, &namespace, &["get", "sluice", "-o", "name"]);
     assert_eq!(text.lines().collect::<Vec<_>>(), ["gpupool.sluice.dev/one", "modeltenant.sluice.dev/one"]);
-    let text = said(server, &namespace, &["get", "gpool"]);
+    let text = output_text(server, &namespace, &["get", "gpool"]);
     let lines = table(&text);
     assert_eq!(lines[0], ["NAME", "CLASS", "POLICY", "READY", "REASON", "AGE"]);
     assert_eq!(lines[1][..3], ["one", "host.sluice.dev", "Unified"]);
@@ -83,7 +83,7 @@ async fn tenants_are_found_by_their_pool() {
     let other = with(&with(&tenant(), "/metadata/name", json!("two")), "/spec/poolRef/name", json!("other"));
     create(&api, &other).await;
     let of = |pool: &str| {
-        said(
+        output_text(
             server,
             &namespace,
             &["get", "mt", "-o", "name", "--field-selector", &format!("spec.poolRef.name={pool}")],
@@ -100,7 +100,7 @@ async fn scaling_changes_the_replicas_and_reads_the_slots() {
     let namespace = server.namespace("scale").await;
     let api = api_of(server.client().await, "ModelTenant", &namespace);
     waiting(&api).await;
-    said(server, &namespace, &["scale", "mt/one", "--replicas=3", "--current-replicas=1"]);
+    output_text(server, &namespace, &["scale", "mt/one", "--replicas=3", "--current-replicas=1"]);
     assert_eq!(api.get("one").await.unwrap().data["spec"]["replicas"], 3);
     let scale = api.get_scale("one").await.unwrap();
     let status = scale.status.unwrap();
@@ -129,7 +129,7 @@ async fn a_spec_and_a_status_are_written_apart() {
 
 /// What kubectl explains of a field, in one line.
 fn explained(server: &cluster::Api, field: &str) -> String {
-    let text = said(server, "default", &["explain", field]);
+    let text = output_text(server, "default", &["explain", field]);
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

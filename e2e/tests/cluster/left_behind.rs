@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::ListParams;
-use sluice_e2e::cluster::traces::of_folder;
+use sluice_e2e::cluster::leak_check::of_folder;
 use sluice_e2e::cluster::{self, eventually};
 
 const INNER: &str = "server::a_user_may_do_what_rbac_says_and_the_audit_log_knows_who_asked";
@@ -36,7 +36,7 @@ async fn running(folder: &Path) -> Child {
 
 #[tokio::test]
 async fn a_run_that_ends_leaves_no_process_and_no_file() {
-    if cluster::api().await.is_none_or(|server| !server.is_ours()) {
+    if cluster::api().await.is_none_or(|server| !server.is_own_cluster()) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -46,8 +46,8 @@ async fn a_run_that_ends_leaves_no_process_and_no_file() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_somebody_else_runs_is_used_and_none_is_started() {
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+async fn external_cluster_is_used_and_none_is_started() {
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -77,7 +77,7 @@ async fn a_cluster_that_somebody_else_runs_is_used_and_none_is_started() {
 
 #[tokio::test]
 async fn a_run_that_is_killed_leaves_no_process() {
-    if cluster::api().await.is_none_or(|server| !server.is_ours()) {
+    if cluster::api().await.is_none_or(|server| !server.is_own_cluster()) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ async fn a_run_that_is_killed_leaves_no_process() {
 #[test]
 fn what_must_hold_at_the_end_and_does_not_fails_a_binary_whose_tests_passed() {
     if std::env::var_os(AGAIN_VAR).is_some() {
-        return cluster::must_hold_at_exit(|| Err("there is a fault".to_owned()));
+        return cluster::check_at_exit(|| Err("there is a fault".to_owned()));
     }
     let mut again = Command::new(std::env::current_exe().unwrap());
     let output = again.args(["--exact", AGAIN]).env(AGAIN_VAR, "1").output().unwrap();

@@ -142,7 +142,7 @@ fn assert_refused(server: &Api, namespace: &str, mistakes: &[Mistake]) {
 }
 
 #[tokio::test]
-async fn what_people_write_wrong_is_refused_by_the_name_of_the_field() {
+async fn common_mistakes_are_refused_by_field() {
     let Some(server) = cluster::api().await else { return };
     let namespace = server.namespace("mistakes").await;
     assert_refused(server, &namespace, &NEW);

@@ -86,7 +86,7 @@ async fn in_force(server: &cluster::Api, namespace: &str) {
 
 #[tokio::test]
 async fn a_priority_above_the_limit_needs_the_verb_on_the_pool() {
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let namespace = scene(server, "limited", Some("150")).await;
     in_force(server, &namespace).await;
     let author = tenants_of(server, "author", &namespace).await;
@@ -102,8 +102,8 @@ async fn a_priority_above_the_limit_needs_the_verb_on_the_pool() {
 }
 
 #[tokio::test]
-async fn a_priority_that_stands_may_stay_and_fall_but_not_rise() {
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+async fn existing_priority_can_be_lowered_but_not_raised() {
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let namespace = scene(server, "standing", Some("150")).await;
     in_force(server, &namespace).await;
     create(&tenants_of(server, "lead", &namespace).await, &of_priority(500)).await;
@@ -118,8 +118,8 @@ async fn a_priority_that_stands_may_stay_and_fall_but_not_rise() {
 }
 
 #[tokio::test]
-async fn without_a_limit_anybody_may_and_a_limit_that_is_no_number_lets_nobody() {
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+async fn missing_limit_allows_all_and_invalid_limit_denies_all() {
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let limited = scene(server, "first", Some("150")).await;
     in_force(server, &limited).await;
     let free = scene(server, "free", None).await;

@@ -389,7 +389,7 @@ async fn holds(client: Client, namespace: &str, number: usize, case: &Case) {
 }
 
 #[tokio::test]
-async fn each_rule_refuses_one_field_with_its_message_and_nothing_else_does() {
+async fn each_rule_alone_refuses_its_field() {
     let Some(server) = cluster::api().await else { return };
     let (client, namespace) = (server.client().await, server.namespace("rules").await);
     let cases: Vec<Case> = pool_cases().into_iter().chain(tenant_cases()).collect();

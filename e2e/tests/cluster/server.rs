@@ -7,7 +7,7 @@ use sluice_e2e::cluster::{self, eventually};
 
 #[tokio::test]
 async fn a_user_may_do_what_rbac_says_and_the_audit_log_knows_who_asked() {
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let namespace = server.namespace("audit").await;
     let mine = Api::<ConfigMap>::namespaced(server.client().await, &namespace);
     let mut map = ConfigMap::default();

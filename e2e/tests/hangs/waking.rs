@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use rustix::process::Signal;
-use sluice_e2e::bound::Bound;
+use sluice_e2e::hang_limit::HangLimit;
 use sluice_wire::State;
 use sluice_wire::state::Phase;
 
 use super::{HANG_TIMEOUT, Stopped, process};
 use crate::support::tenant::{greedy, prompt};
-use crate::support::{World, Yaml, processes};
+use crate::support::{TestEnv, Yaml, processes};
 
 /// 16 layers of 1.3 MiB that come over a link of 8 MiB/s: it wakes for seconds.
 const SLEEPER: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 8 --intermediate 512";
@@ -17,8 +17,8 @@ const ASLEEP: &str = "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, \
                       idle: {afterSeconds: 1, hibernateAfterSeconds: 2}, drainSeconds: 2";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_the_neighbour_goes_on() {
-    let world = World::new();
+async fn process_stopped_during_wake_is_replaced_and_peer_continues() {
+    let world = TestEnv::new();
     let mut yaml = Yaml::pool("72Mi");
     for (seed, (name, spec)) in
         [("sleeper", ASLEEP), ("other", "pacing: {mode: Immediate}, drainSeconds: 2")].into_iter().enumerate()
@@ -46,7 +46,7 @@ async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_the_ne
         let state = sleeper.until("it wakes", |state| state.phase == Phase::Waking).await;
         let pid = process(&sleeper, &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let bound = Bound::start(&other.state().await, HANG_TIMEOUT);
+        let bound = HangLimit::start(&other.state().await, HANG_TIMEOUT);
         assert_eq!(other.complete(&question).await.unwrap(), theirs, "its neighbour");
         let (took, allowed) = (bound.elapsed(), bound.allows() + 3 * usual);
         eprintln!("{stopped:?} stopped while waking: the neighbour answered after {took:?}");

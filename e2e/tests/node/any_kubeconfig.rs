@@ -11,7 +11,7 @@ use crate::installed::IMAGES;
 /// # Panics
 /// If it fails, or if there is none of that name.
 fn again(node: &Node, name: &str) -> Option<String> {
-    if !node.api().is_ours() || IMAGES.iter().any(|image| node.image(image).is_none()) {
+    if !node.api().is_own_cluster() || IMAGES.iter().any(|image| node.image(image).is_none()) {
         return None;
     }
     let mut again = Command::new(std::env::current_exe().unwrap());

@@ -133,9 +133,9 @@ async fn published(client: &Client) -> ResourceSlice {
 }
 
 #[test]
-fn pods_of_a_claim_share_a_folder_and_what_is_wrong_with_a_claim_is_told() {
+fn pods_of_claim_share_folder_and_claim_errors_are_reported() {
     on_node(async |node| {
-        let Some(_) = node.image("devices").filter(|_| node.api().is_ours()) else { return };
+        let Some(_) = node.image("devices").filter(|_| node.api().is_own_cluster()) else { return };
         let client = node.api().client().await;
         let system = node.api().namespace("system").await;
         install(node, &system);

@@ -1,6 +1,7 @@
 //! Rows of the design's failure table on a real node: pods, processes and components are taken away from tenants that serve,
 //! and no token changes.
 
+mod background_load;
 mod cut;
 mod device;
 mod hangs;
@@ -8,7 +9,6 @@ mod hostile;
 mod keys;
 mod ledger;
 mod link;
-mod meanwhile;
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -132,7 +132,7 @@ impl<'a> Rows<'a> {
         assert_eq!(admin.directive(&operator).await, directive, "it was stored");
         self.product.borrows(CODE, &address, &self.load).await;
         if self.product.node.api().is_own() {
-            self.without_api_server_either(&operator).await;
+            self.without_api_server(&operator).await;
         } else {
             skipped("somebody else's API server is not stopped");
         }
@@ -147,7 +147,7 @@ impl<'a> Rows<'a> {
     }
 
     /// The same of another sidecar, while the API server is stopped.
-    async fn without_api_server_either(&self, operator: &Credential) {
+    async fn without_api_server(&self, operator: &Credential) {
         let address = self.product.address(SUMMARY);
         let admin = Admin::of(self.product, SUMMARY, &address);
         let (directive, sidecar) =
@@ -207,7 +207,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Who may tell a sidecar what to do: its operator, and nobody else.
-    async fn a_neighbour_may_look_and_the_operator_alone_may_direct(&self) {
+    async fn peers_can_read_and_only_operator_can_direct(&self) {
         let admin = Admin::of(self.product, CHAT, &self.product.address(CHAT));
         let operator = Credential::of_operator(self.product);
         let neighbour = Credential::of_slot(self.product, CODE);
@@ -251,7 +251,7 @@ impl<'a> Rows<'a> {
     }
 
     /// A model whose weights are not what they say is refused before it has a pod, in words that name the file.
-    async fn a_model_that_cannot_be_read_is_told_in_the_status(&self, folder: &Path) {
+    async fn unreadable_model_is_reported_in_status(&self, folder: &Path) {
         let broken = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
             std::fs::copy(entry.path(), broken.path().join(entry.file_name())).unwrap();
@@ -283,19 +283,19 @@ fn what_fails_on_a_node_costs_no_token() {
         with_rows(&product, async |rows, folder| {
             rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
             rows.an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token().await;
-            rows.a_model_that_cannot_be_read_is_told_in_the_status(folder).await;
-            rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
+            rows.unreadable_model_is_reported_in_status(folder).await;
+            rows.peers_can_read_and_only_operator_can_direct().await;
             rows.an_engine_cannot_read_its_sidecars_keys();
             rows.a_leader_that_is_killed_is_followed_and_no_stream_notices().await;
-            rows.hostile_clients_are_refused_and_cost_nobody_a_token().await;
+            rows.hostile_clients_are_refused_and_no_token_is_lost().await;
             rows.of_ten_thousand_streams_each_is_answered_whole_or_refused().await;
-            rows.strangers_at_the_link_are_refused_and_no_stream_notices().await;
+            rows.unknown_link_peers_are_refused().await;
             rows.sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token().await;
             rows.a_revoked_key_is_refused_within_a_minute().await;
             rows.weights_that_find_no_pages_come_home_later().await;
-            rows.whoever_is_killed_while_memory_is_lent_the_ledger_balances().await;
+            rows.ledger_balances_after_kills_during_loans().await;
             rows.a_borrower_that_is_cut_off_gives_back_by_itself().await;
-            rows.what_a_frozen_neighbour_holds_comes_home_with_the_end_of_its_last_process().await;
+            rows.frozen_peer_memory_returns_on_process_exit().await;
             rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
             rights::end_of(Run::Failures, &product);
         })
@@ -307,9 +307,9 @@ fn what_fails_on_a_node_costs_no_token() {
 #[test]
 fn what_hangs_on_a_node_is_replaced_and_its_neighbours_go_on() {
     on_node_alone(async |node| {
-        let Some(product) = Product::install_for_people(node).await else { return };
+        let Some(product) = Product::install_for_users(node).await else { return };
         with_rows(&product, async |rows, _| {
-            rows.what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on().await;
+            rows.hung_process_in_pod_is_replaced_and_peers_continue().await;
         })
         .await;
         product.end();

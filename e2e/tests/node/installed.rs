@@ -5,9 +5,9 @@ pub mod alerts;
 mod ask;
 mod hub;
 mod load;
-mod people;
 pub mod pod;
 pub mod processes;
+mod users;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use sluice_e2e::cluster::traces::{cgroups, of_folder, of_pods};
+use sluice_e2e::cluster::leak_check::{cgroups, of_folder, of_pods};
 use sluice_e2e::cluster::{eventually, on_node};
 
 const INNER: &str = "pods::a_command_in_a_pod_is_reached_through_the_api_server";
@@ -25,9 +25,9 @@ fn entries(folder: &Path) -> usize {
 }
 
 #[test]
-fn a_node_leaves_nothing_and_one_that_is_killed_nothing_that_runs() {
+fn stopped_or_killed_node_leaves_no_processes() {
     on_node(async |node| {
-        if !node.api().is_ours() || node.image("engine").is_none() {
+        if !node.api().is_own_cluster() || node.image("engine").is_none() {
             return;
         }
         let (killed_in, ended_in, before) =

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod any_kubeconfig;
+mod api_server_restart;
 mod devices;
 mod failures;
 mod installed;
@@ -15,5 +16,4 @@ mod releases;
 mod rights;
 mod shares;
 mod sources;
-mod trouble;
 mod two_nodes;

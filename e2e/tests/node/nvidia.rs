@@ -111,7 +111,7 @@ impl Product<'_> {
 fn pools_of_nvidias_gpus_are_given_whole_ones_and_instances_by_the_scheduler() {
     on_node_alone(async |node| {
         // Classes and slices of that name may be somebody's there.
-        if !node.api().is_ours() {
+        if !node.api().is_own_cluster() {
             return;
         }
         let Some(product) = Product::install(node).await else { return };

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, LogParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use sluice_e2e::cluster::{Node, PATIENCE, eventually, on_node};
+use sluice_e2e::cluster::{Node, WAIT_LIMIT, eventually, on_node};
 
 /// A namespace that takes only pods of the `restricted` level.
 async fn restricted(node: &Node, name: &str) -> String {
@@ -62,7 +62,7 @@ async fn phase(api: &Api<Pod>, wanted: &str) {
 }
 
 #[test]
-fn our_images_run_as_nobody_under_the_restricted_level_and_their_words_are_their_logs() {
+fn images_run_unprivileged_and_write_logs() {
     on_node(async |node| {
         for name in ["sidecar", "engine", "operator", "devices"] {
             let Some(image) = node.image(name) else { return };
@@ -123,7 +123,7 @@ fn first_request(listener: &TcpListener) -> String {
 #[test]
 fn a_pod_of_ours_finds_a_service_by_its_name() {
     on_node(async |node| {
-        let Some(image) = node.image("sidecar").filter(|_| node.api().is_ours()) else { return };
+        let Some(image) = node.image("sidecar").filter(|_| node.api().is_own_cluster()) else { return };
         let namespace = restricted(node, "names").await;
         let listener = TcpListener::bind((node.address_for_pods().await, 0)).unwrap();
         service_to(node, &namespace, listener.local_addr().unwrap()).await;
@@ -135,7 +135,7 @@ fn a_pod_of_ours_finds_a_service_by_its_name() {
         // A thread that nobody waits for: none may ever ask.
         let (tell, asked) = tokio::sync::oneshot::channel();
         std::thread::spawn(move || tell.send(first_request(&listener)));
-        let asked = tokio::time::timeout(PATIENCE, asked).await.expect("a request in time").unwrap();
+        let asked = tokio::time::timeout(WAIT_LIMIT, asked).await.expect("a request in time").unwrap();
         assert!(asked.contains("a/b") && asked.to_lowercase().contains(&format!("host: {host}")), "{asked}");
     });
 }

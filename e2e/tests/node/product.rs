@@ -2,8 +2,8 @@
 //! is loaded, and it all goes again.
 
 mod changes;
-mod flows;
-mod lends;
+mod lending;
+mod network_policies;
 
 use serde_json::json;
 use sluice_e2e::cluster::on_node_alone;
@@ -79,7 +79,7 @@ impl Product<'_> {
     }
 
     /// Who has tenants is not left without the driver that ends their pods.
-    async fn stays(&self) {
+    async fn is_kept(&self) {
         // helm prints the words of a hook as one quoted line.
         let told = self.refused_uninstall().replace("\\n", "\n");
         assert!(told.contains("ModelTenants are there"), "{told}");
@@ -93,7 +93,7 @@ impl Product<'_> {
     }
 
     /// A tenant that is deleted takes its pods along.
-    async fn goes(&self) {
+    async fn is_removed(&self) {
         self.kubectl(&["delete", "modeltenant", "code"]);
         self.pods_of("code", 0).await;
         self.complete("summary", 8).await;
@@ -103,7 +103,7 @@ impl Product<'_> {
 #[test]
 fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
     on_node_alone(async |node| {
-        let Some(product) = Product::install_for_people(node).await else { return };
+        let Some(product) = Product::install_for_users(node).await else { return };
         let (folder, golden) = model();
         let hub = product.hub(&folder).await;
         product.serves(&hub, golden.as_deref()).await;
@@ -118,8 +118,8 @@ fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
             product.changes().await;
             product.scales().await;
         }
-        product.stays().await;
-        product.goes().await;
+        product.is_kept().await;
+        product.is_removed().await;
         rights::end_of(Run::Product, &product);
         product.end();
     });

@@ -41,17 +41,17 @@ fn older(folder: &Path) {
 }
 
 /// Tenants under a chart that comes and goes.
-struct Lives<'a> {
+struct PodInstances<'a> {
     product: &'a Product<'a>,
     golden: String,
     pods: Vec<String>,
 }
 
-impl<'a> Lives<'a> {
-    async fn start(product: &'a Product<'a>, hub: &Hub) -> Lives<'a> {
+impl<'a> PodInstances<'a> {
+    async fn start(product: &'a Product<'a>, hub: &Hub) -> PodInstances<'a> {
         product.start_tenants(hub).await;
         let golden = product.complete(TENANTS[0], 200).await;
-        Lives { product, golden, pods: product.lives() }
+        PodInstances { product, golden, pods: product.lives() }
     }
 
     async fn an_upgrade_replaces_no_pod_and_cuts_no_stream(&self) {
@@ -61,7 +61,7 @@ impl<'a> Lives<'a> {
         engine.go_on();
         streams.end_with(&self.golden).await;
         assert!(!self.has("configmap", "sluice-before") && self.has_policy());
-        self.are_looked_after().await;
+        self.are_reconciled().await;
     }
 
     /// Images of another version: all pods are replaced at once, each when its streams have ended; and the same on the way back.
@@ -108,7 +108,7 @@ impl<'a> Lives<'a> {
 
         let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
         self.product.release("install", &chart(), &[]);
-        self.are_looked_after().await;
+        self.are_reconciled().await;
         engine.go_on();
         streams.end_with(&self.golden).await;
         let load = Load::new(self.product, TENANTS[1]).await;
@@ -149,7 +149,7 @@ impl<'a> Lives<'a> {
     }
 
     /// Waits until an operator has looked at the tenants: its change of a spec is observed, and no pod is another one.
-    async fn are_looked_after(&self) {
+    async fn are_reconciled(&self) {
         let next = self.product.tenant(TENANTS[2])["spec"]["priority"].as_i64().unwrap_or(100) + 1;
         self.product.change("modeltenant", TENANTS[2], &serde_json::json!({"priority": next}));
         let seen = async || {
@@ -194,7 +194,7 @@ impl<'a> Lives<'a> {
 #[test]
 fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
     on_node_alone(async |node| {
-        if !node.api().is_ours() {
+        if !node.api().is_own_cluster() {
             return skipped("somebody else's release is not replaced");
         }
         let Some(product) = Product::prepare(node, ",hooks.keepTenants=true").await else { return };
@@ -205,7 +205,7 @@ fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
         let adopt = ["--take-ownership", "--force-conflicts"];
         product.release("install", &before.path().join("sluice"), &adopt);
         let hub = product.hub(&folder).await;
-        let mut lives = Lives::start(&product, &hub).await;
+        let mut lives = PodInstances::start(&product, &hub).await;
         lives.a_tenant_comes_before_the_rule_that_it_breaks();
         lives.an_upgrade_replaces_no_pod_and_cuts_no_stream().await;
         lives.the_upgrade_brought_the_rule_and_a_field_and_shut_nobody_out().await;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use sluice_e2e::cluster::{audit, is_ci, must_hold_at_exit, skipped};
+use sluice_e2e::cluster::{audit, check_at_exit, is_ci, skipped};
 
 use crate::installed::Product;
 
@@ -106,7 +106,7 @@ fn is_last(run: Run) -> bool {
     let mut ended = ended();
     if ended.is_empty() {
         // No test can see it: any of them may be the last one.
-        must_hold_at_exit(all_have_ended);
+        check_at_exit(all_have_ended);
     }
     ended.insert(run);
     missing(&ended).is_empty()
@@ -205,7 +205,7 @@ fn a_run_is_whole_unless_names_or_options_leave_tests_out() {
 }
 
 #[test]
-fn each_way_in_which_rights_can_differ_is_told() {
+fn every_permission_difference_is_reported() {
     let rights =
         |verbs: &[&str]| verbs.iter().map(|verb| Right::new("a", verb, "/pods")).collect::<BTreeSet<_>>();
     let told = |granted: &[&str], used: &[&str], exception: &str| {

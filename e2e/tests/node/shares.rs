@@ -14,7 +14,7 @@ const CHUNK: u64 = 64 << 10;
 
 impl Product<'_> {
     /// The state that a tenant's sidecar tells.
-    async fn told(&self, tenant: &str, who: &Credential) -> Value {
+    async fn reported_shares(&self, tenant: &str, who: &Credential) -> Value {
         let admin = Admin::of(self, tenant, &self.address(tenant));
         let (status, body) = admin.ask(who, Method::GET, "/v1/state", None).await.unwrap();
         assert_eq!(status, 200, "{body}");
@@ -28,7 +28,7 @@ impl Product<'_> {
             let dealt = async || {
                 let admin = Admin::of(self, name, &self.address(name));
                 let dealt = admin.directive_if_given(who).await?["tenant"]["share_bytes"].as_u64()?;
-                let place = self.told(name, who).await["neighbourhood"].take();
+                let place = self.reported_shares(name, who).await["neighbourhood"].take();
                 (place["share_bytes"] == dealt && place["wanted_share_bytes"] == dealt).then_some(dealt)
             };
             shares.push(self.wait(&format!("{name} has what it was dealt"), dealt).await);
@@ -91,7 +91,7 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
         lives.extend(product.first_lives(&[SUMMARY]));
         assert_eq!(product.first_lives(&TENANTS), lives, "those that ran made room as they ran");
 
-        let before = product.told(CHAT, &operator).await;
+        let before = product.reported_shares(CHAT, &operator).await;
         assert!(before["remap"]["cap_layers"].as_u64() > Some(0), "{before}");
         product.kubectl(&[
             "patch",
@@ -101,7 +101,9 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
             "-p",
             r#"{"spec":{"memory":{"maxRemappedPercent":0}}}"#,
         ]);
-        let capped = async || (product.told(CHAT, &operator).await["remap"]["cap_layers"] == 0).then_some(());
+        let capped = async || {
+            (product.reported_shares(CHAT, &operator).await["remap"]["cap_layers"] == 0).then_some(())
+        };
         product.wait("the cap is in force", capped).await;
         assert_eq!(product.complete(CHAT, 64).await, said);
         product.condition(CHAT, "Ready", "True").await;

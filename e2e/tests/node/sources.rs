@@ -81,7 +81,7 @@ impl Product<'_> {
     }
 
     /// A namespace without room for pods: the status says so in the words of whoever refuses them.
-    async fn a_quota_is_told(&self, tenant: &Value) {
+    async fn quota_is_reported(&self, tenant: &Value) {
         let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"},
             "spec": {"hard": {"pods": "0"}}});
         self.apply(&[quota]);
@@ -155,7 +155,7 @@ fn copy(model: &Path, to: &Path) {
 fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
     on_node_alone(async |node| {
         // The volume and the image are of this machine.
-        if !node.api().is_ours() {
+        if !node.api().is_own_cluster() {
             return;
         }
         let Some(product) = Product::install(node).await else { return };
@@ -180,12 +180,12 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         product.apply(&[pool(2)]);
         let of_volume = json!({"type": "PersistentVolumeClaim",
             "persistentVolumeClaim": {"claimName": "models", "path": "story"}});
-        product.a_quota_is_told(&with_source("crowded", of_volume.clone())).await;
+        product.quota_is_reported(&with_source("crowded", of_volume.clone())).await;
         let mut of_bucket = json!({"type": "S3",
             "s3": {"bucket": "bucket", "prefix": bucket::PREFIX, "endpoint": endpoint}});
         let private = product.private_hub(&story, TOKEN).await;
         let mut of_private = tenant("private", private.endpoint());
-        let (cuts, lies) = (product.hub_that_cuts(&story).await, product.hub_that_lies(&story).await);
+        let (cuts, lies) = (product.disconnecting_hub(&story).await, product.corrupting_hub(&story).await);
         let (resumed, lied_to) = (tenant("resumed", cuts.endpoint()), tenant("lied-to", lies.endpoint()));
         let token = |name: &str| json!({"name": name, "key": "token"});
         // Without the right key nothing can be read, and each says so.

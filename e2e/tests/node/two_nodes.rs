@@ -1,7 +1,7 @@
 //! Two nodes: the tenants of a GPU are on one of them, and move to the other together, when theirs is lost or drained.
 
 use serde_json::Value;
-use sluice_e2e::cluster::{Second, on_two_nodes};
+use sluice_e2e::cluster::{SecondNode, on_two_nodes};
 
 use crate::installed::pod::{is_going, is_ready};
 use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model};
@@ -12,7 +12,7 @@ const FIRST: &str = "node-0";
 /// Tenants that move between two nodes.
 struct Movers<'a> {
     product: &'a Product<'a>,
-    second: &'a Second<'a>,
+    second: &'a SecondNode<'a>,
     /// 200 tokens after the prompt.
     golden: String,
 }
@@ -21,7 +21,7 @@ impl<'a> Movers<'a> {
     /// All tenants on the second node: the first one, with operator and control plane, takes none meanwhile.
     async fn start(
         product: &'a Product<'a>,
-        second: &'a Second<'a>,
+        second: &'a SecondNode<'a>,
         hub: &Hub,
         golden: Option<&str>,
     ) -> Movers<'a> {
@@ -38,15 +38,15 @@ impl<'a> Movers<'a> {
     }
 
     /// Pods of one claim share a node, and its memory.
-    async fn they_are_neighbours_on_one_node(&self) {
+    async fn tenants_share_one_node(&self) {
         self.are_on(self.second.name(), 1).await;
         let load = Load::new(self.product, TENANTS[1]).await;
         self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
     }
 
     /// A node that says nothing any more is left, and what it was in the middle of ends when it is back.
-    async fn they_leave_a_node_that_is_lost(&self) {
-        self.second.lose();
+    async fn tenants_leave_lost_node(&self) {
+        self.second.disconnect();
         self.are_on(FIRST, 2).await;
         self.serve().await;
         assert_eq!(
@@ -63,7 +63,7 @@ impl<'a> Movers<'a> {
     }
 
     /// A drained node is left, and every open stream is finished first.
-    async fn they_leave_a_node_that_is_drained_and_finish_their_streams(&self) {
+    async fn tenants_leave_drained_node_after_streams(&self) {
         let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
         let drain =
             ["drain", FIRST, "--pod-selector=sluice.dev/tenant", "--delete-emptydir-data", "--timeout=2m"];
@@ -143,9 +143,9 @@ fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
         let (folder, golden) = model();
         let hub = product.hub(&folder).await;
         let movers = Movers::start(&product, second, &hub, golden.as_deref()).await;
-        movers.they_are_neighbours_on_one_node().await;
-        movers.they_leave_a_node_that_is_lost().await;
-        movers.they_leave_a_node_that_is_drained_and_finish_their_streams().await;
+        movers.tenants_share_one_node().await;
+        movers.tenants_leave_lost_node().await;
+        movers.tenants_leave_drained_node_after_streams().await;
         rights::end_of(Run::TwoNodes, &product);
         product.end();
     });

@@ -8,14 +8,14 @@ use rustix::process::Signal;
 use super::pty::Pty;
 use super::session::command;
 use crate::support::model::Stories;
-use crate::support::{World, eventually, processes};
+use crate::support::{TestEnv, eventually, processes};
 
 const TINY: &str = "--layers 4 --hidden 64 --intermediate 128 --vocab 300";
 
 /// Tokens of the answer of the slow model, at temperature 0, at 5 ms each: by `usage` of the same request without a stream.
 const LONG: usize = 1483;
 
-fn chat(world: &World, models: &[&str]) -> std::process::Command {
+fn chat(world: &TestEnv, models: &[&str]) -> std::process::Command {
     let mut command = command(world);
     command.arg("run").args(models).args(["--chat", "--port", "0", "--threads", "1"]);
     command
@@ -31,7 +31,7 @@ fn answer(stories: &Stories) -> (String, String, usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_person_chats_stops_an_answer_switches_models_and_leaves() {
     let Some(stories) = Stories::find("a chat in a terminal") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let slow = "--seed 2 --layers 12 --hidden 256 --intermediate 512 --vocab 300 --max-positions 4096";
     let long = world.model("long", slow);
     let mut pty = Pty::start(chat(&world, &[stories.folder.to_str().unwrap(), long.to_str().unwrap()]));
@@ -82,12 +82,12 @@ async fn a_person_chats_stops_an_answer_switches_models_and_leaves() {
     let status = pty.ended().await;
     assert_eq!(status.code(), Some(0), "{}", pty.screen());
     assert!(pty.is_cooked(), "the shell finds its terminal as it was");
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_terminal_is_as_it_was_when_a_chat_is_terminated() {
-    let world = World::new();
+    let world = TestEnv::new();
     let model = world.model("tiny", &format!("{TINY} --max-positions 512"));
     let mut pty = Pty::start(chat(&world, &[model.to_str().unwrap()]));
     pty.shows(0, ">>> ").await;
@@ -95,13 +95,13 @@ async fn a_terminal_is_as_it_was_when_a_chat_is_terminated() {
     processes::signal(pty.pid(), Signal::TERM);
     assert_eq!(pty.ended().await.code(), Some(0), "{}", pty.screen());
     assert!(pty.is_cooked());
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_line_of_a_pipe_is_a_prompt_and_only_answers_are_written() {
     let Some(stories) = Stories::find("a chat through a pipe") else { return };
-    let world = World::new();
+    let world = TestEnv::new();
     let mut command = chat(&world, &[stories.folder.to_str().unwrap()]);
     world.record(&mut command);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
@@ -112,12 +112,12 @@ async fn each_line_of_a_pipe_is_a_prompt_and_only_answers_are_written() {
     assert_eq!(status.code(), Some(0), "{}", world.stderr());
     assert_eq!(world.stdout(), format!("{text}\n{text}\n"));
     assert!(world.stderr().contains("ready   http://127.0.0.1:"), "{}", world.stderr());
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pipe_whose_prompt_has_no_answer_ends_with_1() {
-    let world = World::new();
+    let world = TestEnv::new();
     let model = world.model("tiny", &format!("{TINY} --max-positions 64"));
     let mut command = chat(&world, &[model.to_str().unwrap()]);
     world.record(&mut command);
@@ -130,5 +130,5 @@ async fn a_pipe_whose_prompt_has_no_answer_ends_with_1() {
         stderr.contains("maximum context length is 64 tokens") && stderr.contains("1 prompts had no answer"),
         "{stderr}"
     );
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
 }

@@ -4,25 +4,25 @@ use serde_json::json;
 
 use super::hub::{Hub, REPO};
 use super::session::{command, models, sluice};
-use crate::support::World;
+use crate::support::TestEnv;
 use crate::support::model::Stories;
 
 const TINY: &str = "--layers 4 --hidden 64 --intermediate 128 --vocab 300 --max-positions 512";
 
 /// Standard error of a command that must end with 78 and leave nothing.
-async fn refused(world: &World, arguments: &[&str]) -> String {
+async fn refused(world: &TestEnv, arguments: &[&str]) -> String {
     let mut command = command(world);
     world.record(&mut command);
     let status = command.arg("run").args(arguments).args(["--port", "0"]).status().unwrap();
     let stderr = world.stderr();
     assert_eq!(status.code(), Some(78), "{stderr}");
-    world.nothing_is_left().await;
+    world.assert_no_leftovers().await;
     stderr
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_that_are_no_models_are_refused_with_what_was_tried() {
-    let world = World::new();
+    let world = TestEnv::new();
     std::fs::create_dir(world.path("empty")).unwrap();
     let model = world.model("tiny", TINY);
     let model = model.to_str().unwrap();
@@ -51,7 +51,7 @@ async fn names_that_are_no_models_are_refused_with_what_was_tried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_for_which_the_disk_has_no_room_is_not_downloaded() {
     let Some(stories) = Stories::find("a full disk below sluice run") else { return };
-    let (world, hub) = (World::new(), Hub::start(&stories.folder).await);
+    let (world, hub) = (TestEnv::new(), Hub::start(&stories.folder).await);
     // A model of more than 16 TiB is refused for its size.
     hub.promise("vocab.json", 15 << 40);
     let name = format!("{}/{REPO}", hub.url());
@@ -72,7 +72,7 @@ async fn a_model_for_which_the_disk_has_no_room_is_not_downloaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come() {
     let Some(stories) = Stories::find("an unknown architecture below sluice run") else { return };
-    let (world, hub) = (World::new(), Hub::start(&stories.folder).await);
+    let (world, hub) = (TestEnv::new(), Hub::start(&stories.folder).await);
     let config = std::fs::read(stories.folder.join("config.json")).unwrap();
     let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
     (config["model_type"], config["architectures"]) = (json!("mamba"), json!(["MambaForCausalLM"]));
@@ -91,7 +91,7 @@ async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hub_that_refuses_the_connection_is_named_after_three_tries() {
-    let world = World::new();
+    let world = TestEnv::new();
     // Bound and not listening: no other program has its port.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -113,7 +113,7 @@ async fn a_hub_that_refuses_the_connection_is_named_after_three_tries() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_token_goes_to_the_hub_of_the_option_and_to_none_that_a_url_names() {
     let folder = tempfile::tempdir().unwrap();
-    let (world, hub) = (World::new(), Hub::start(folder.path()).await);
+    let (world, hub) = (TestEnv::new(), Hub::start(folder.path()).await);
     let missing = async |arguments: &[&str]| {
         let output = command(&world).env("HF_TOKEN", "secret").arg("run").args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(78));
@@ -129,7 +129,7 @@ async fn the_token_goes_to_the_hub_of_the_option_and_to_none_that_a_url_names() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_is_taken_is_refused_and_a_removed_model_must_be_there() {
-    let world = World::new();
+    let world = TestEnv::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let stderr = sluice(&world, &["run", "org/tiny", "--port", &port]).unwrap_err();

@@ -9,14 +9,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::answer::Answer;
-use super::wait::PATIENCE;
+use super::wait::WAIT_LIMIT;
 
 /// A client whose requests all end within [`PATIENCE`] of silence.
 pub static CLIENT: LazyLock<Client> = LazyLock::new(|| {
     // Plain HTTP only, and yet the library wants to know what it would encrypt with.
     let _ = rustls::crypto::ring::default_provider().install_default();
     // A connection for each request: one kept alive belongs to the runtime of the test that opened it.
-    Client::builder().read_timeout(PATIENCE).pool_max_idle_per_host(0).build().unwrap()
+    Client::builder().read_timeout(WAIT_LIMIT).pool_max_idle_per_host(0).build().unwrap()
 });
 
 /// Why there is no answer.
@@ -33,7 +33,7 @@ pub enum Failure {
 
 impl From<reqwest::Error> for Failure {
     fn from(error: reqwest::Error) -> Failure {
-        assert!(!error.is_timeout(), "nothing came for {PATIENCE:?}");
+        assert!(!error.is_timeout(), "nothing came for {WAIT_LIMIT:?}");
         Failure::Broken(error.to_string())
     }
 }
@@ -119,7 +119,7 @@ impl Stream {
     }
 
     /// Whether an event comes within `limit`.
-    pub async fn speaks_within(&mut self, limit: Duration) -> bool {
+    pub async fn responds_within(&mut self, limit: Duration) -> bool {
         tokio::time::timeout(limit, self.next()).await.is_ok_and(|next| next.unwrap())
     }
 }
@@ -140,14 +140,14 @@ impl Raw {
     }
 
     /// Writes; whether the peer takes it is not asked.
-    pub async fn say(&mut self, bytes: &[u8]) {
+    pub async fn send_raw(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes).await;
     }
 
     /// A request with a body.
     pub async fn post(&mut self, body: &[u8]) {
         let head = format!("content-length: {}\r\n", body.len());
-        self.say(&[Raw::head(&head).as_bytes(), body].concat()).await;
+        self.send_raw(&[Raw::head(&head).as_bytes(), body].concat()).await;
     }
 
     /// Head of a completion request with more header lines.
@@ -161,7 +161,7 @@ impl Raw {
         let mut byte = [0];
         while !head.ends_with(b"\r\n") {
             let read =
-                tokio::time::timeout(PATIENCE, self.0.read(&mut byte)).await.expect("an answer in time");
+                tokio::time::timeout(WAIT_LIMIT, self.0.read(&mut byte)).await.expect("an answer in time");
             if read.ok()? == 0 {
                 return None;
             }

@@ -12,7 +12,7 @@ use sluice_wire::config::SidecarConfig;
 use super::http::CLIENT;
 use super::tenant::Tenant;
 use super::wait::eventually;
-use super::{World, model};
+use super::{TestEnv, model};
 
 /// Unit of memory.
 pub const CHUNK: u64 = 64 << 10;
@@ -20,7 +20,7 @@ pub const CHUNK: u64 = 64 << 10;
 const ROOMY: u64 = 64 << 20;
 
 /// A tenant over `model` that paces nothing; everything that is handed over is poisoned.
-pub fn config(world: &World, model: &Path, policy: &str) -> SidecarConfig {
+pub fn config(world: &TestEnv, model: &Path, policy: &str) -> SidecarConfig {
     let free = "127.0.0.1:0";
     let value = json!({
         "namespace": "default", "name": "tenant", "model_path": model, "policy": policy,
@@ -38,20 +38,20 @@ pub fn config(world: &World, model: &Path, policy: &str) -> SidecarConfig {
 #[derive(Debug)]
 pub struct Sidecar<'a> {
     child: Child,
-    world: &'a World,
+    world: &'a TestEnv,
     /// Whom it serves.
     pub tenant: Tenant,
 }
 
 impl<'a> Sidecar<'a> {
     /// Starts it and waits until it is ready.
-    pub async fn start(world: &'a World, config: &SidecarConfig) -> Sidecar<'a> {
+    pub async fn start(world: &'a TestEnv, config: &SidecarConfig) -> Sidecar<'a> {
         Sidecar::start_as(world, config, "sluice-sidecar", &[]).await
     }
 
     /// As [`Sidecar::start`], by another program of the build, with more arguments.
     pub async fn start_as(
-        world: &'a World,
+        world: &'a TestEnv,
         config: &SidecarConfig,
         program: &str,
         arguments: &[&str],
@@ -83,7 +83,7 @@ impl<'a> Sidecar<'a> {
     }
 
     /// `config` with device memory for all of the model, its activations and `kv_bytes` of KV, as a roomy one finds out.
-    pub async fn fitting(world: &World, config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
+    pub async fn fitting(world: &TestEnv, config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
         let mut roomy = config.clone();
         (roomy.gpu.memory_bytes, roomy.policy) = (ROOMY, "Recompute".into());
         let sidecar = Sidecar::start(world, &roomy).await;
@@ -127,7 +127,7 @@ impl<'a> Sidecar<'a> {
         // Whoever makes the folder removes it; here that is this test.
         let folder: PathBuf = self.world.path("run").join("default.tenant");
         std::fs::remove_dir_all(folder).unwrap();
-        self.world.nothing_is_left().await;
+        self.world.assert_no_leftovers().await;
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::tenant::{greedy, prompt};
-use super::{Answer, Tenant, Up, World, Yaml};
+use super::{Answer, Tenant, TestEnv, Up, Yaml};
 
 const MODEL: &str = "--layers 4 --hidden 64 --intermediate 128 --vocab 300 --max-positions 1024";
 /// Layers forced to move. Their slabs of 80 KiB take 20 ms each over a link of 4 MiB/s.
@@ -12,7 +12,7 @@ const FORCED: [&str; 2] = ["--force-remap", "1:1"];
 pub const STEP: Duration = Duration::from_millis(30);
 
 /// Starts it. `spec` adds to the tenant's `spec`.
-pub async fn start<'a>(world: &'a World, spec: &str) -> (Up<'a>, Tenant) {
+pub async fn start<'a>(world: &'a TestEnv, spec: &str) -> (Up<'a>, Tenant) {
     let model = world.model("slow", MODEL);
     let mut yaml =
         Yaml::pool("16Mi").tenant("slow", &model, "", &format!("pacing: {{mode: Immediate}}, {spec}"));

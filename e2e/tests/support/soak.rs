@@ -1,19 +1,19 @@
 //! Tenants of one GPU under a load, and under troubles, that follow from a seed; and everything that must hold meanwhile
 //! and afterwards.
 
-pub mod dice;
+pub mod byte_audit;
+pub mod directive_source;
+pub mod faults;
 pub mod finding;
-pub mod leader;
 pub mod load;
-pub mod member;
 pub mod plan;
+pub mod rng;
 pub mod sleep;
-pub mod tally;
-pub mod trouble;
+pub mod stats;
+pub mod tenant;
 pub mod verdict;
 pub mod watch;
 pub mod watchdog;
-pub mod witness;
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -24,17 +24,17 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sluice_wire::State;
-use sluice_wire::state::Neighbourhood;
+use sluice_wire::state::SharingState;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Answer, Up, World, Yaml};
+use super::{Answer, TestEnv, Up, Yaml};
+use byte_audit::{AuditStats, ByteAudit};
 use finding::{Finding, Findings};
-use member::Member;
 use plan::Plan;
-use tally::{Counter, Tally};
-use witness::{Seen, Witness};
+use stats::{Counter, SoakStats};
+use tenant::SoakTenant;
 
 /// Between two looks at something that is waited for.
 pub const PAUSE: Duration = Duration::from_millis(20);
@@ -46,13 +46,13 @@ const AMPLE: &str = "256Mi";
 
 /// The tenants on their GPU.
 #[derive(Debug)]
-pub struct Stage {
+pub struct SoakRun {
     /// Where they run.
-    pub run: Arc<World>,
+    pub run: Arc<TestEnv>,
     /// Process id of their parent.
     pub up: u32,
     /// They.
-    pub members: Vec<Arc<Member>>,
+    pub tenants: Vec<Arc<SoakTenant>>,
     /// Bytes of the GPU.
     pub capacity_bytes: u64,
     /// Whether memory changes hands.
@@ -66,7 +66,7 @@ pub struct Stage {
     /// Processes that stand still by plan.
     pub stopped: AtomicU32,
     /// What happened.
-    pub tally: Counter,
+    pub stats: Counter,
     /// Most bytes that were lent at one time.
     pub most_lent: AtomicU64,
     /// What is wrong.
@@ -84,34 +84,34 @@ pub struct Conditions<'a> {
 
 /// What a run has shown.
 #[derive(Debug)]
-pub struct Report {
+pub struct SoakReport {
     /// What is wrong.
     pub findings: Vec<Finding>,
     /// Requests, and how often one was cut off with its sidecar and asked again.
     pub requests: (usize, u32),
     /// What happened.
-    pub tally: Tally,
+    pub stats: SoakStats,
     /// Memory, as the kernel counts it.
-    pub seen: Seen,
+    pub observed: AuditStats,
     /// Most bytes that were lent at one time.
     pub most_lent: u64,
 }
 
 /// What a state says of neighbours; one without any has lent and borrowed nothing.
-pub fn place(state: &State) -> Cow<'_, Neighbourhood> {
+pub fn place(state: &State) -> Cow<'_, SharingState> {
     state.neighbourhood.as_ref().map_or_else(Cow::default, Cow::Borrowed)
 }
 
 /// Says something even if the test passes.
-pub fn say(text: std::fmt::Arguments<'_>) {
+pub fn log_event(text: std::fmt::Arguments<'_>) {
     // Not by `eprintln!`: the test harness would swallow it.
     let mut stderr = std::io::stderr();
     writeln!(stderr, "{text}").unwrap();
 }
 
 /// Runs a plan.
-pub async fn run(plan: &Plan, conditions: Conditions<'_>) -> Report {
-    let models = World::new();
+pub async fn run(plan: &Plan, conditions: Conditions<'_>) -> SoakReport {
+    let models = TestEnv::new();
     let folders: Vec<_> = (0..plan.questions.len())
         .map(|tenant| {
             models.model(
@@ -121,21 +121,21 @@ pub async fn run(plan: &Plan, conditions: Conditions<'_>) -> Report {
         })
         .collect();
     let expected = Arc::new(alone(&models, plan, &folders).await);
-    let world = Arc::new(World::new());
+    let world = Arc::new(TestEnv::new());
     let mut up = start(&world, plan, &folders, conditions.fault);
     let mut pids = Vec::new();
     for tenant in 0..folders.len() {
         pids.push(up.ready(&name(tenant)).await.record.pid);
     }
-    let stage = Arc::new(Stage {
+    let stage = Arc::new(SoakRun {
         up: up.pid(),
-        members: (0..folders.len()).map(|tenant| Arc::new(Member::new(&world, &name(tenant)))).collect(),
+        tenants: (0..folders.len()).map(|tenant| Arc::new(SoakTenant::new(&world, &name(tenant)))).collect(),
         capacity_bytes: plan.gpu.capacity_bytes(),
         trades: plan.gpu.trades(),
         home_seconds: conditions.home_seconds,
         loan_ms: plan.gpu.loan_ms(),
         stopped: AtomicU32::new(0),
-        tally: Counter::default(),
+        stats: Counter::default(),
         most_lent: AtomicU64::new(0),
         memfds: verdict::memfds(pids[0]),
         findings: Findings::default(),
@@ -144,16 +144,21 @@ pub async fn run(plan: &Plan, conditions: Conditions<'_>) -> Report {
     perform(&stage, plan, expected, up).await
 }
 
-async fn perform(stage: &Arc<Stage>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, up: Up<'_>) -> Report {
+async fn perform(
+    stage: &Arc<SoakRun>,
+    plan: &Plan,
+    expected: Arc<Vec<Vec<Answer>>>,
+    up: Up<'_>,
+) -> SoakReport {
     let findings = &stage.findings;
-    let witness = Witness::start(stage.run.path("run"), stage.capacity_bytes, findings.clone());
+    let witness = ByteAudit::start(stage.run.path("run"), stage.capacity_bytes, findings.clone());
     let begun = Instant::now();
     let mut cut = 0;
     tokio::select! {
         times = work(stage, plan, expected, begun) => cut = times,
         finding = watchdog::watch(stage) => findings.add(finding),
-        () = watch::look(stage) => unreachable!("it looks for ever"),
-        () = leader::lead(stage, &plan.decrees, begun) => unreachable!("it leads for ever"),
+        () = watch::poll(stage) => unreachable!("it looks for ever"),
+        () = directive_source::lead(stage, &plan.decrees, begun) => unreachable!("it leads for ever"),
     }
     verdict::ends(stage);
     let well = findings.all().is_empty();
@@ -166,37 +171,38 @@ async fn perform(stage: &Arc<Stage>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>
     }
     let seen = witness.end();
     if well {
-        let left = async || witness::holders(&seen.inodes).is_empty();
+        let left = async || byte_audit::holders(&seen.inodes).is_empty();
         if !watchdog::within(10, left).await {
-            findings.add(Finding::Left(format!("memory of the dead: {:?}", witness::holders(&seen.inodes))));
+            findings
+                .add(Finding::Leak(format!("memory of the dead: {:?}", byte_audit::holders(&seen.inodes))));
         }
         verdict::journals(stage);
     }
     if !findings.all().is_empty() {
-        keep(&stage.run, plan);
+        keep_files(&stage.run, plan);
     }
-    Report {
+    SoakReport {
         findings: findings.all(),
         requests: (plan.visits.len(), cut),
-        tally: stage.tally.tally(),
-        seen,
+        stats: stage.stats.tally(),
+        observed: seen,
         most_lent: stage.most_lent.load(Ordering::Relaxed),
     }
 }
 
 /// The plan, and a look at what it leaves. Returns how often a request was cut off.
-async fn work(stage: &Arc<Stage>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
+async fn work(stage: &Arc<SoakRun>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
     let (cut, (), ()) = tokio::join!(
         ask_all(stage, plan, expected, begun),
-        trouble::inflict(stage, &plan.troubles, begun),
-        sleep::lull(stage, &plan.naps, begun),
+        faults::inject(stage, &plan.troubles, begun),
+        sleep::put_to_sleep(stage, &plan.naps, begun),
     );
-    verdict::at_rest(stage).await;
+    verdict::are_all_idle(stage).await;
     cut
 }
 
 /// Copies journals and logs to the folder that `SLUICE_SOAK_KEEP` names.
-fn keep(world: &World, plan: &Plan) {
+fn keep_files(world: &TestEnv, plan: &Plan) {
     let Some(folder) = std::env::var_os("SLUICE_SOAK_KEEP").filter(|folder| !folder.is_empty()) else {
         return;
     };
@@ -214,7 +220,7 @@ fn name(tenant: usize) -> String {
 }
 
 /// What every tenant answers to each of its questions, one after the other, on a GPU of its own.
-async fn alone(models: &World, plan: &Plan, folders: &[PathBuf]) -> Vec<Vec<Answer>> {
+async fn alone(models: &TestEnv, plan: &Plan, folders: &[PathBuf]) -> Vec<Vec<Answer>> {
     let mut yaml = Yaml::pool(AMPLE);
     (yaml.policy, yaml.gpus) = ("Recompute", folders.len() as u32);
     for (tenant, folder) in folders.iter().enumerate() {
@@ -241,7 +247,7 @@ async fn alone(models: &World, plan: &Plan, folders: &[PathBuf]) -> Vec<Vec<Answ
     expected
 }
 
-fn start<'a>(world: &'a World, plan: &Plan, folders: &[PathBuf], fault: Option<&str>) -> Up<'a> {
+fn start<'a>(world: &'a TestEnv, plan: &Plan, folders: &[PathBuf], fault: Option<&str>) -> Up<'a> {
     let (gpus, memory_mib) = plan.gpu.slices(folders.len());
     let mut yaml = Yaml::pool(format!("{memory_mib}Mi").leak());
     yaml.gpus = gpus;
@@ -267,12 +273,12 @@ fn start<'a>(world: &'a World, plan: &Plan, folders: &[PathBuf], fault: Option<&
 }
 
 /// Every visit in its time; returns how often one was cut off.
-async fn ask_all(stage: &Stage, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
-    let doors: Vec<_> = stage.members.iter().map(|_| Arc::new(Semaphore::new(MOST_OPEN))).collect();
+async fn ask_all(stage: &SoakRun, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
+    let doors: Vec<_> = stage.tenants.iter().map(|_| Arc::new(Semaphore::new(MOST_OPEN))).collect();
     let mut visits = JoinSet::new();
     for visit in plan.visits.clone() {
         tokio::time::sleep_until(begun + visit.at).await;
-        let member = stage.members[visit.tenant].clone();
+        let member = stage.tenants[visit.tenant].clone();
         let body = plan.questions[visit.tenant][visit.question].body(&member.name);
         let (door, findings, expected) =
             (doors[visit.tenant].clone(), stage.findings.clone(), expected.clone());

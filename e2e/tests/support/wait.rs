@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 /// Longest that anything may take on a busy machine with debug builds.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Waits until `get` has something.
 pub async fn eventually<T>(what: &str, get: impl AsyncFnMut() -> Option<T>) -> T {
-    within(PATIENCE, what, get).await
+    within(WAIT_LIMIT, what, get).await
 }
 
 /// Waits until `get` has something, at most for `limit`.

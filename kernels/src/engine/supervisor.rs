@@ -275,7 +275,7 @@ impl<'a> Supervisor<'a> {
 
     /// Schedules the start of the next worker; the last one ran for `lived`.
     fn schedule(&mut self, lived: Duration) {
-        self.due = Some(Instant::now() + self.backoff.after(lived));
+        self.due = Some(Instant::now() + self.backoff.next_delay(lived));
     }
 }
 

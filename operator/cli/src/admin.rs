@@ -11,23 +11,23 @@ use sluice_wire::config::SidecarRecord;
 use sluice_wire::directive::{Directive, Fence};
 
 /// For one answer.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// For the end of falling asleep or of waking. The sidecar gives up after 60 s and says so.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// Asks sidecars, each with its own token.
 #[derive(Clone, Debug)]
-pub struct Admin(reqwest::Client);
+pub struct AdminClient(reqwest::Client);
 
 /// Why a directive was not taken.
 #[derive(Debug, thiserror::Error)]
-pub enum NotTaken {
+pub enum DirectiveRejected {
     /// The sidecar will never take this one: it is wrong.
     #[error("{0}")]
-    Refused(String),
+    Invalid(String),
     /// It is not newer than the one in force.
     #[error("{problem}")]
-    Older {
+    Stale {
         /// What the sidecar says.
         problem: String,
         /// Of the directive that stays.
@@ -38,14 +38,14 @@ pub enum NotTaken {
     Failed(anyhow::Error),
 }
 
-impl Admin {
+impl AdminClient {
     /// A client that has asked nobody.
     ///
     /// # Errors
     /// No HTTP client can be made.
     pub fn new() -> anyhow::Result<Self> {
         // Sidecars are local: a proxy of the environment has no business between.
-        Ok(Admin(reqwest::Client::builder().timeout(TIMEOUT).no_proxy().build()?))
+        Ok(AdminClient(reqwest::Client::builder().timeout(REQUEST_TIMEOUT).no_proxy().build()?))
     }
 
     /// `GET /v1/state`.
@@ -54,7 +54,7 @@ impl Admin {
     /// No answer in time, another status than 200, a newer version than this reader knows.
     pub async fn state(&self, record: &SidecarRecord) -> anyhow::Result<State> {
         let request = self.0.get(format!("http://{}/v1/state", record.admin));
-        let answer = authorised(request, record)?.send().await?;
+        let answer = with_token(request, record)?.send().await?;
         if !answer.status().is_success() {
             bail!("GET /v1/state: {}", answer.status());
         }
@@ -65,18 +65,22 @@ impl Admin {
     ///
     /// # Errors
     /// As [`NotTaken`] says.
-    pub async fn direct(&self, record: &SidecarRecord, directive: &Directive) -> Result<(), NotTaken> {
-        let (status, body) = self.put(record, directive).await.map_err(NotTaken::Failed)?;
+    pub async fn put_directive(
+        &self,
+        record: &SidecarRecord,
+        directive: &Directive,
+    ) -> Result<(), DirectiveRejected> {
+        let (status, body) = self.put(record, directive).await.map_err(DirectiveRejected::Failed)?;
         let in_force = serde_json::from_value(body["current"].clone());
         match (status, in_force) {
             (StatusCode::OK, _) => Ok(()),
             (StatusCode::CONFLICT, Ok(in_force)) => {
-                Err(NotTaken::Older { problem: refusal(status, &body), in_force })
+                Err(DirectiveRejected::Stale { problem: error_message(status, &body), in_force })
             }
             (StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY, _) => {
-                Err(NotTaken::Refused(refusal(status, &body)))
+                Err(DirectiveRejected::Invalid(error_message(status, &body)))
             }
-            _ => Err(NotTaken::Failed(anyhow::anyhow!(refusal(status, &body)))),
+            _ => Err(DirectiveRejected::Failed(anyhow::anyhow!(error_message(status, &body)))),
         }
     }
 
@@ -98,11 +102,11 @@ impl Admin {
 
     async fn post(&self, record: &SidecarRecord, path: &str) -> anyhow::Result<()> {
         let request = self.0.post(format!("http://{}/{path}", record.admin)).timeout(SLEEP_TIMEOUT);
-        let answer = authorised(request, record)?.send().await?;
+        let answer = with_token(request, record)?.send().await?;
         let status = answer.status();
         if !status.is_success() {
             // Without a body that can be read, the status is the reason.
-            bail!(refusal(status, &serde_json::from_slice(&answer.bytes().await?).unwrap_or_default()));
+            bail!(error_message(status, &serde_json::from_slice(&answer.bytes().await?).unwrap_or_default()));
         }
         Ok(())
     }
@@ -113,7 +117,7 @@ impl Admin {
         directive: &Directive,
     ) -> anyhow::Result<(StatusCode, Value)> {
         let request = self.0.put(format!("http://{}/v1/directive", record.admin));
-        let request = authorised(request, record)?.header(CONTENT_TYPE, "application/json");
+        let request = with_token(request, record)?.header(CONTENT_TYPE, "application/json");
         // The caller names the tenant: its address says no more.
         let sent = request.body(serde_json::to_vec(directive)?).send().await;
         let answer = sent.map_err(reqwest::Error::without_url)?;
@@ -124,14 +128,14 @@ impl Admin {
     }
 }
 
-fn authorised(request: RequestBuilder, record: &SidecarRecord) -> anyhow::Result<RequestBuilder> {
+fn with_token(request: RequestBuilder, record: &SidecarRecord) -> anyhow::Result<RequestBuilder> {
     let token = std::fs::read_to_string(&record.token_file)
         .with_context(|| record.token_file.display().to_string())?;
     Ok(request.bearer_auth(token.trim()))
 }
 
 /// The words of an error's body, behind the field that they are about.
-fn refusal(status: StatusCode, body: &Value) -> String {
+fn error_message(status: StatusCode, body: &Value) -> String {
     let text = |field: &str| body["error"][field].as_str();
     match (text("param"), text("message")) {
         (Some(field), Some(message)) if !message.contains(field) => format!("{field}: {message}"),
@@ -147,8 +151,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_names_its_field_once() {
-        let said = |error: Value| refusal(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "error": error }));
+    fn error_message_names_field_once() {
+        let said = |error: Value| error_message(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "error": error }));
         let whole = json!({"message": "`policy`: unknown", "param": "policy"});
         assert_eq!(said(whole), "`policy`: unknown");
         assert_eq!(said(json!({"message": "missing", "param": "policy"})), "policy: missing");

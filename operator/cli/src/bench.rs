@@ -16,20 +16,20 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::print;
-use crate::up::speak::note;
-pub use client::Record;
-pub use load::{Arrivals, Job, Lengths};
-pub use report::{Distribution, Report};
+use crate::up::output::eprint_note;
+pub use client::RequestRecord;
+pub use load::{Arrivals, BenchRequest, Lengths};
+pub use report::{BenchReport, Distribution};
 
 /// Between two lines about a run whose bar nobody sees.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a whole number above 0".into())
 }
 
 /// What the figures are.
-const DEFINITIONS: &str = "\
+const METRIC_DEFINITIONS: &str = "\
 Figures, over requests that were answered:
   TTFT        from sending to the first chunk of the stream with tokens
   TBT         between two such chunks, over all gaps of all requests; `inter-token latency` in vLLM's benchmark.
@@ -44,7 +44,7 @@ The exit status is 1 if no request was answered.";
 
 /// Options of `sluice bench`.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = DEFINITIONS)]
+#[command(after_help = METRIC_DEFINITIONS)]
 pub struct BenchArgs {
     /// Base URL, without /v1.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
@@ -102,12 +102,12 @@ pub struct BenchArgs {
 /// # Errors
 /// An unreadable trace, a server that cannot be reached, or a run in which no request succeeded.
 pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let records = drive(&args).await?;
+    let records = run_load(&args).await?;
     if let Some(path) = &args.outputs {
         let texts: Vec<_> = records.iter().map(|r| &r.text).collect();
         std::fs::write(path, serde_json::to_vec(&texts)?).with_context(|| path.display().to_string())?;
     }
-    let report = Report::of(&records, args.slo_ttft, args.slo_tbt);
+    let report = BenchReport::of(&records, args.slo_ttft, args.slo_tbt);
     match args.json {
         true => print(serde_json::to_string_pretty(&report)?)?,
         false => print(report.to_string().trim_end())?,
@@ -122,11 +122,11 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub async fn drive(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
-    let bar = progress(args.requests as u64);
+pub async fn run_load(args: &BenchArgs) -> anyhow::Result<Vec<RequestRecord>> {
+    let bar = progress_bar(args.requests as u64);
     let records = tokio::select! {
-        records = send(args, &bar) => records?,
-        never = tell(&bar, TELL_EVERY, note) => match never {},
+        records = send_all(args, &bar) => records?,
+        never = report_progress(&bar, PROGRESS_INTERVAL, eprint_note) => match never {},
     };
     bar.finish_and_clear();
     Ok(records)
@@ -136,23 +136,23 @@ pub async fn drive(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
 ///
 /// # Errors
 /// As [`run`].
-pub async fn drive_hidden(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
-    send(args, &ProgressBar::hidden()).await
+pub async fn run_load_quietly(args: &BenchArgs) -> anyhow::Result<Vec<RequestRecord>> {
+    send_all(args, &ProgressBar::hidden()).await
 }
 
-async fn send(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<Record>> {
-    allow_connections();
-    let jobs = load::jobs(args)?;
+async fn send_all(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<RequestRecord>> {
+    raise_nofile_limit();
+    let jobs = load::generate_requests(args)?;
     // A trace may have fewer.
     bar.set_length(jobs.len() as u64);
-    let client = Arc::new(client::Client::connect(args).await?);
+    let client = Arc::new(client::BenchClient::connect(args).await?);
     let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
     let start = Instant::now();
     let mut running = JoinSet::new();
     for (index, job) in jobs.into_iter().enumerate() {
         let (client, gate, bar) = (client.clone(), gate.clone(), bar.clone());
         running.spawn(async move {
-            tokio::time::sleep_until((start + job.at).into()).await;
+            tokio::time::sleep_until((start + job.arrival).into()).await;
             let _permit = gate.acquire_owned().await;
             let record = client.send(start, &job).await;
             bar.inc(1);
@@ -165,7 +165,7 @@ async fn send(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<Record>
 }
 
 /// Says now and then how far it is, where nobody sees a bar. Only the end of the run ends it.
-async fn tell(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -> Infallible {
+async fn report_progress(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -> Infallible {
     if !bar.is_hidden() {
         return std::future::pending().await;
     }
@@ -177,13 +177,13 @@ async fn tell(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -
 }
 
 /// Each open request is a connection, and a session lets a process have 1,024 files until it asks for more.
-fn allow_connections() {
+fn raise_nofile_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // Where it is refused, requests that find no file say so.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-fn progress(total: u64) -> ProgressBar {
+fn progress_bar(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
     let style = ProgressStyle::with_template("{elapsed_precise} {bar:40} {pos}/{len} requests answered");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -198,11 +198,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_run_whose_bar_nobody_sees_says_how_far_it_is() {
+    async fn run_without_visible_bar_prints_progress() {
         let bar = ProgressBar::with_draw_target(Some(5), ProgressDrawTarget::hidden());
         bar.inc(2);
         let (sender, mut said) = tokio::sync::mpsc::unbounded_channel();
-        let telling = tell(&bar, Duration::from_millis(1), |line| drop(sender.send(line)));
+        let telling = report_progress(&bar, Duration::from_millis(1), |line| drop(sender.send(line)));
         let first = tokio::select! {
             line = said.recv() => line,
             never = telling => match never {},

@@ -5,11 +5,11 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 
 /// Prefix of the line with which a sidecar's program reports why it failed.
-const FAILURE: &str = "sluice-sidecar: ";
+const FAILURE_PREFIX: &str = "sluice-sidecar: ";
 
 /// The child of `command` ends when this process ends, however it does. It is in a process group of its own: a Ctrl-C in the
 /// terminal reaches this process alone, which then ends its children in order.
-pub fn end_with_parent(command: &mut Command) {
+pub fn kill_on_parent_exit(command: &mut Command) {
     command.process_group(0).kill_on_drop(true);
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec only async-signal-safe system calls are made.
@@ -24,7 +24,7 @@ pub fn end_with_parent(command: &mut Command) {
 }
 
 /// A sidecar's program logs warnings and worse only, unless the variable SLUICE_LOG, or else RUST_LOG, names another level.
-pub fn quieten(command: &mut Command) {
+pub fn set_warn_log_level(command: &mut Command) {
     if std::env::var_os("SLUICE_LOG").is_none() {
         let level = std::env::var_os("RUST_LOG").filter(|level| !level.is_empty());
         command.env("SLUICE_LOG", level.unwrap_or_else(|| "warn".into()));
@@ -32,11 +32,11 @@ pub fn quieten(command: &mut Command) {
 }
 
 /// Passes what a sidecar's program logs on to `show`, line by line; gives the words with which it failed, if it did.
-pub async fn forward(log: impl AsyncRead + Unpin, show: impl Fn(&str)) -> Option<String> {
+pub async fn forward_log(log: impl AsyncRead + Unpin, show: impl Fn(&str)) -> Option<String> {
     let (mut lines, mut failure) = (BufReader::new(log).lines(), None::<String>);
     // A log that cannot be read any more has ended.
     while let Ok(Some(line)) = lines.next_line().await {
-        match (line.strip_prefix(FAILURE), &mut failure) {
+        match (line.strip_prefix(FAILURE_PREFIX), &mut failure) {
             (Some(words), _) => failure = Some(words.to_owned()),
             // Its words may have several lines.
             (None, Some(words)) => *words = format!("{words}\n{line}"),
@@ -53,10 +53,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_log_is_passed_on_and_the_failure_is_kept() {
+    async fn log_is_forwarded_and_failure_is_returned() {
         let shown = RefCell::new(Vec::new());
         let log = "WARN trying again\nsluice-sidecar: no such model\nat all\n";
-        let failure = forward(log.as_bytes(), |line| shown.borrow_mut().push(line.to_owned())).await;
+        let failure = forward_log(log.as_bytes(), |line| shown.borrow_mut().push(line.to_owned())).await;
         assert_eq!(failure.as_deref(), Some("no such model\nat all"));
         assert_eq!(*shown.borrow(), ["WARN trying again"]);
     }

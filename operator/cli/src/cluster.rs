@@ -3,10 +3,10 @@
 //! The leader's read API listens on the loopback address of its pod alone. It is reached by forwarding a port there, as
 //! `kubectl port-forward` does, so the right to do that is the right to read ([`Leader`]).
 
-#[cfg(not(feature = "cluster"))]
-mod absent;
 #[cfg(feature = "cluster")]
 mod client;
+#[cfg(not(feature = "cluster"))]
+mod disabled;
 #[cfg(feature = "cluster")]
 mod leader;
 #[cfg(feature = "cluster")]
@@ -17,14 +17,14 @@ use std::path::PathBuf;
 use anyhow::bail;
 use sluice_types::ModelTenant;
 
-#[cfg(not(feature = "cluster"))]
-pub use self::absent::{Cluster, Leader, find, objects};
 #[cfg(feature = "cluster")]
 pub use self::client::Cluster;
+#[cfg(not(feature = "cluster"))]
+pub use self::disabled::{Cluster, LeaderClient, find_tenant, list_objects};
 #[cfg(feature = "cluster")]
-pub use self::leader::Leader;
+pub use self::leader::LeaderClient;
 #[cfg(feature = "cluster")]
-pub use self::objects::{find, objects};
+pub use self::objects::{find_tenant, list_objects};
 
 /// Which cluster, and where in it.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -53,7 +53,7 @@ pub struct ClusterArgs {
 
 impl ClusterArgs {
     /// Whether a cluster is meant.
-    pub fn meant(&self) -> bool {
+    pub fn is_cluster(&self) -> bool {
         let given = [&self.context, &self.namespace, &self.operator_namespace, &self.operator_lease];
         self.cluster || self.kubeconfig.is_some() || given.iter().any(|option| option.is_some())
     }
@@ -61,7 +61,7 @@ impl ClusterArgs {
 
 /// Which tenants are asked about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scope {
+pub struct OverviewScope {
     /// Those of a namespace; `None` = of all.
     pub namespace: Option<String>,
     /// Those that share a GPU with this one, which is among them; `None` = all.
@@ -70,22 +70,22 @@ pub struct Scope {
 
 /// A tenant and what happened to it.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct TenantWithEvents {
     /// The tenant.
     pub tenant: ModelTenant,
     /// What was told of it, oldest first; or why that cannot be read.
-    pub events: Result<Vec<Happened>, String>,
+    pub events: Result<Vec<EventSummary>, String>,
 }
 
 /// An Event, as far as people read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Happened {
+pub struct EventSummary {
     /// When it was told last, seconds since the Unix epoch.
     pub at_unix_s: i64,
     /// Whether it warns.
-    pub warns: bool,
+    pub is_warning: bool,
     /// How often it was told.
-    pub times: i32,
+    pub count: i32,
     /// Why, for programs.
     pub reason: String,
     /// What, for people.
@@ -96,7 +96,7 @@ pub struct Happened {
 ///
 /// # Errors
 /// No name.
-pub fn named(target: &str) -> anyhow::Result<(Option<&str>, &str)> {
+pub fn parse_target(target: &str) -> anyhow::Result<(Option<&str>, &str)> {
     match target.split_once('/') {
         Some(("tenant" | "modeltenant" | "modeltenants" | "mt", name)) if !name.is_empty() => {
             Ok((None, name))
@@ -112,13 +112,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_is_named_alone_or_with_its_kind() {
+    fn target_is_parsed_with_and_without_kind() {
         for target in ["chat", "tenant/chat", "modeltenant/chat", "mt/chat"] {
-            assert_eq!(named(target).unwrap(), (None, "chat"));
+            assert_eq!(parse_target(target).unwrap(), (None, "chat"));
         }
-        assert_eq!(named("team/chat").unwrap(), (Some("team"), "chat"));
+        assert_eq!(parse_target("team/chat").unwrap(), (Some("team"), "chat"));
         for target in ["", "tenant/", "/chat", "team/"] {
-            assert!(named(target).unwrap_err().to_string().contains("names no tenant"), "{target}");
+            assert!(parse_target(target).unwrap_err().to_string().contains("names no tenant"), "{target}");
         }
     }
 }

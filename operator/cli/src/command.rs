@@ -17,10 +17,10 @@ use crate::explain::{self, ExplainArgs};
 use crate::models::{self, ModelsArgs};
 use crate::plan::{self, PlanArgs};
 use crate::run::{self, RunArgs};
-use crate::sleep::{self, SleepArgs, Target};
+use crate::sleep::{self, SleepArgs, TenantArgs};
 use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
-use crate::{EX_CONFIG, Misconfigured, print, siblings, terminal};
+use crate::{EX_CONFIG, Misconfigured, print, sibling_binaries, terminal};
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (api, wire) = (sluice_types::API_VERSION, sluice_wire::state::VERSION);
@@ -28,7 +28,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Name under which kubectl's plugin runs.
-pub const KUBECTL: &str = "kubectl sluice";
+pub const KUBECTL_PLUGIN: &str = "kubectl sluice";
 
 /// Run LLM tenants whose device memory flows to whoever needs it, watch them, measure them.
 #[derive(Debug, Parser)]
@@ -75,7 +75,7 @@ enum Command {
     /// Wake a tenant of this machine that sleeps.
     ///
     /// Waits until the tenant is awake. Its layers may still be on their way then: each step waits for those that it needs.
-    Wake(Target),
+    Wake(TenantArgs),
     /// Drive any OpenAI-compatible endpoint and report what its clients felt.
     Bench(BenchArgs),
     /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
@@ -100,7 +100,7 @@ enum Command {
 
 impl Command {
     /// As a plugin of kubectl, commands are about a cluster.
-    fn look_into(&mut self, cluster: bool) {
+    fn default_to_cluster(&mut self, cluster: bool) {
         match self {
             Command::Top(args) => args.cluster.cluster |= cluster,
             Command::Explain(args) => args.cluster.cluster |= cluster,
@@ -121,12 +121,15 @@ enum CompletionShell {
 pub fn main(name: &'static str) -> ExitCode {
     let installed = rustls::crypto::ring::default_provider().install_default();
     assert!(installed.is_ok(), "nobody installs a TLS provider before main");
-    let matches = Cli::command().bin_name(name).try_get_matches().unwrap_or_else(|error| refuse(&tip(error)));
+    let matches = Cli::command()
+        .bin_name(name)
+        .try_get_matches()
+        .unwrap_or_else(|error| exit_with_usage_error(&with_file_tip(error)));
     let cli = Cli::from_arg_matches(&matches);
-    let mut cli = cli.unwrap_or_else(|error| refuse(&error));
-    cli.command.look_into(name == KUBECTL);
-    log_to_stderr();
-    match carry_out(cli.command) {
+    let mut cli = cli.unwrap_or_else(|error| exit_with_usage_error(&error));
+    cli.command.default_to_cluster(name == KUBECTL_PLUGIN);
+    init_logging();
+    match execute(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluice: {error:#}");
@@ -138,7 +141,7 @@ pub fn main(name: &'static str) -> ExitCode {
 
 /// Ends the process as clap does, with help or an error. An error on a terminal has lines that break between words; clap breaks
 /// those of help alone.
-fn refuse(error: &clap::Error) -> ! {
+fn exit_with_usage_error(error: &clap::Error) -> ! {
     match terminal::columns_of(&std::io::stderr()) {
         Some(columns) if error.use_stderr() => {
             let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -153,7 +156,7 @@ fn refuse(error: &clap::Error) -> ! {
 }
 
 /// With the tip to write `-f FILE` where a command that takes files so was given one without.
-fn tip(mut error: clap::Error) -> clap::Error {
+fn with_file_tip(mut error: clap::Error) -> clap::Error {
     let of = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let (given, usage) = (of(ContextKind::InvalidArg), of(ContextKind::Usage));
     let is_file = error.kind() == ErrorKind::UnknownArgument && !given.starts_with('-');
@@ -165,7 +168,7 @@ fn tip(mut error: clap::Error) -> clap::Error {
 }
 
 /// Warnings and worse, unless `RUST_LOG` asks for more.
-fn log_to_stderr() {
+fn init_logging() {
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::WARN.into())
         .from_env_lossy();
@@ -174,7 +177,7 @@ fn log_to_stderr() {
     lines.log_internal_errors(false).init();
 }
 
-fn carry_out(command: Command) -> anyhow::Result<()> {
+fn execute(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Demo(args) => block_on(demo::run(args)),
         Command::Run(args) => block_on(run::run(args)),
@@ -186,7 +189,7 @@ fn carry_out(command: Command) -> anyhow::Result<()> {
         Command::Sleep(args) => block_on(sleep::sleep(args)),
         Command::Wake(target) => block_on(sleep::wake(target)),
         Command::Bench(args) => block_on(bench::run(args)),
-        Command::GpuProbe { args } => gpu_probe(&args),
+        Command::GpuProbe { args } => exec_gpu_probe(&args),
         Command::Completion { shell } => {
             let shell = match shell {
                 CompletionShell::Bash => Shell::Bash,
@@ -212,8 +215,8 @@ fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<
 }
 
 /// Becomes the probe. Returns only if it cannot.
-fn gpu_probe(args: &[String]) -> anyhow::Result<()> {
-    let probe = siblings::find("sluice-gpu-probe").context("this installation has no GPU probe")?;
+fn exec_gpu_probe(args: &[String]) -> anyhow::Result<()> {
+    let probe = sibling_binaries::find("sluice-gpu-probe").context("this installation has no GPU probe")?;
     let error = std::process::Command::new(&probe).args(args).exec();
     Err(error).with_context(|| probe.display().to_string())
 }

@@ -2,43 +2,43 @@
 //!
 //! It needs no source tree, no GPU and no model. The tenants run as under `sluice up --page`, so the page shows them.
 
-mod day;
+mod comparison;
+mod config;
 mod machine;
 mod model;
-mod outcome;
+mod run_stats;
 mod screen;
-mod setting;
-mod verdict;
+mod workload;
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use sluice_page::words::figures::bytes;
+use sluice_page::text::formatting::bytes;
 use sluice_types::load;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use crate::admin::Admin;
+use crate::admin::AdminClient;
 use crate::run::machine::available_memory_bytes;
-use crate::up::plan::{Options, Placed};
-use crate::up::ready::{Ready, ReadySink};
-use crate::up::speak::{note, tell};
-use crate::up::{DEFAULT_PAGE, Fleet, Page, Signals};
-use crate::{Misconfigured, files, siblings};
-use day::{Length, Tenants};
+use crate::up::output::{eprint_note, print_line};
+use crate::up::plan::{SourceObject, UpOptions};
+use crate::up::ready::{ReadyEvent, ReadySink};
+use crate::up::{DEFAULT_PAGE, DashboardServer, Fleet, Signals};
+use crate::{Misconfigured, manifests, sibling_binaries};
+use config::{DemoConfig, LatencySlo, NAMESPACE, RequestLengths, SharingPolicy, TENANTS};
 use machine::Machine;
-use model::Model;
-use outcome::Outcome;
-use screen::Screen;
-use setting::{Lengths, NAMESPACE, Promise, Rule, Setting, TENANTS};
+use model::DemoModel;
+use run_stats::RunStats;
+use screen::LiveOutput;
+use workload::{RunningTenants, WorkloadLength};
 
 /// Ports of the tenants, where these are free: the first tenant's, the others above it.
-const PORT: u16 = 8000;
+const DEFAULT_PORT: u16 = 8000;
 /// Longest sequence under `--keep`, tokens, where the model allows it.
-const KEPT_CONTEXT: u32 = 1024;
+const KEEP_CONTEXT_TOKENS: u32 = 1024;
 /// What the loader names as the file.
-const FILE: &str = "the demo's tenants";
+const MANIFEST_NAME: &str = "the demo's tenants";
 
 /// Options of `sluice demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -69,11 +69,11 @@ pub struct DemoArgs {
 }
 
 impl DemoArgs {
-    fn length(&self) -> Length {
+    fn day_length(&self) -> WorkloadLength {
         if self.quick {
-            Length::Rounds(day::FEWEST_ROUNDS)
+            WorkloadLength::Rounds(workload::MIN_ROUNDS)
         } else {
-            Length::Time(Duration::from_secs(self.seconds))
+            WorkloadLength::Time(Duration::from_secs(self.seconds))
         }
     }
 }
@@ -86,7 +86,7 @@ impl DemoArgs {
 pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let prepared = async {
-        let model = Model::find(args.model.as_deref()).await?;
+        let model = DemoModel::find(args.model.as_deref()).await?;
         let machine = tokio::task::spawn_blocking(Machine::measure).await?;
         anyhow::Ok((model, machine))
     };
@@ -94,26 +94,29 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
         prepared = prepared => prepared?,
         which = signals.next() => bail!("{which} before the first model was loaded"),
     };
-    let setting =
-        Setting::new(&machine, &model.geometry, if args.quick { Lengths::QUICK } else { Lengths::SHOW });
+    let setting = DemoConfig::new(
+        &machine,
+        &model.geometry,
+        if args.quick { RequestLengths::QUICK } else { RequestLengths::SHOW },
+    );
     check_memory(&setting)?;
     let mut stage =
-        Stage { port: args.port.unwrap_or_else(free_ports), args, model, setting, signals, page: None };
+        DemoRun { port: args.port.unwrap_or_else(free_ports), args, model, setting, signals, page: None };
     let promise = stage.warm_up(&machine).await?;
     let [lending, fixed] = stage.compare(promise).await?;
-    tell(format_args!("\n{}\n", verdict::table(&lending, &fixed)));
-    tell(verdict::sentences(&lending, &fixed, &stage.setting));
-    tell(format_args!("\n{}", next_step(&siblings::own_command())));
+    print_line(format_args!("\n{}\n", comparison::table(&lending, &fixed)));
+    print_line(comparison::summary(&lending, &fixed, &stage.setting));
+    print_line(format_args!("\n{}", next_steps(&sibling_binaries::own_command())));
     if stage.args.keep {
-        stage.keep(promise).await?;
+        stage.serve_until_signal(promise).await?;
     }
-    if !verdict::identical(&lending, &fixed) {
+    if !comparison::has_identical_outputs(&lending, &fixed) {
         bail!("answers differed between the rules");
     }
     Ok(())
 }
 
-fn check_memory(setting: &Setting) -> anyhow::Result<()> {
+fn check_memory(setting: &DemoConfig) -> anyhow::Result<()> {
     let available = available_memory_bytes()?;
     if setting.total_bytes > available {
         let (needed, available) = (bytes(setting.total_bytes), bytes(available));
@@ -127,81 +130,90 @@ fn check_memory(setting: &Setting) -> anyhow::Result<()> {
 
 /// The first of the tenants' ports; 0 = the usual ones are taken, so that each tenant takes a free one.
 fn free_ports() -> u16 {
-    let ports = PORT..PORT + TENANTS.len() as u16;
+    let ports = DEFAULT_PORT..DEFAULT_PORT + TENANTS.len() as u16;
     let all_free = ports.clone().all(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
     if all_free { ports.start } else { 0 }
 }
 
 /// What all runs of the demo have in common.
-struct Stage {
+struct DemoRun {
     args: DemoArgs,
-    model: Model,
-    setting: Setting,
+    model: DemoModel,
+    setting: DemoConfig,
     signals: Signals,
     /// From the first run to the last: a page that is open stays so.
-    page: Option<Page>,
+    page: Option<DashboardServer>,
     port: u16,
 }
 
-impl Stage {
-    async fn warm_up(&mut self, machine: &Machine) -> anyhow::Result<Promise> {
+impl DemoRun {
+    async fn warm_up(&mut self, machine: &Machine) -> anyhow::Result<LatencySlo> {
         let setting = self.setting;
-        let work = async |tenants: &Tenants| {
-            describe(machine, &setting);
+        let work = async |tenants: &RunningTenants| {
+            print_setup(machine, &setting);
             tenants.warm_up(&setting).await
         };
-        let promise = self.serve(Rule::Lending, Promise::UNKNOWN, work).await?;
-        let Promise { ttft_ms, tbt_ms } = promise;
-        tell(format_args!("promise   first token within {ttft_ms} ms, then one every {tbt_ms} ms"));
+        let promise = self.serve(SharingPolicy::Lending, LatencySlo::UNKNOWN, work).await?;
+        let LatencySlo { ttft_ms, tbt_ms } = promise;
+        print_line(format_args!("promise   first token within {ttft_ms} ms, then one every {tbt_ms} ms"));
         Ok(promise)
     }
 
     /// Lending, then fixed partitions. Of the runs that were disturbed, the one with more noise is repeated once.
-    async fn compare(&mut self, promise: Promise) -> anyhow::Result<[Outcome; 2]> {
-        let lending = self.day(Rule::Lending, promise, self.args.length()).await?;
-        let length = Length::Rounds(lending.rounds.len());
-        let fixed = self.day(Rule::Fixed, promise, length).await?;
-        let (rules, mut runs) = ([Rule::Lending, Rule::Fixed], [lending, fixed]);
-        rules.iter().zip(&runs).for_each(|(rule, run)| tell_disturbance(rule.title(), run));
-        if let Some(at) = verdict::most_disturbed(&runs).filter(|_| !self.args.quick) {
+    async fn compare(&mut self, promise: LatencySlo) -> anyhow::Result<[RunStats; 2]> {
+        let lending = self.run_day(SharingPolicy::Lending, promise, self.args.day_length()).await?;
+        let length = WorkloadLength::Rounds(lending.rounds.len());
+        let fixed = self.run_day(SharingPolicy::Fixed, promise, length).await?;
+        let (rules, mut runs) = ([SharingPolicy::Lending, SharingPolicy::Fixed], [lending, fixed]);
+        rules.iter().zip(&runs).for_each(|(rule, run)| report_disturbance(rule.title(), run));
+        if let Some(at) = comparison::most_disturbed(&runs).filter(|_| !self.args.quick) {
             let title = rules[at].title();
-            tell(format_args!("\nthis run is repeated once: {title}"));
-            let again = self.day(rules[at], promise, length).await?;
+            print_line(format_args!("\nthis run is repeated once: {title}"));
+            let again = self.run_day(rules[at], promise, length).await?;
             if again.texts != runs[at].texts {
                 bail!("{title}: the same requests were answered with other tokens when repeated");
             }
-            tell_disturbance(&format!("{title}, repeated"), &again);
-            if verdict::is_calmer(&again, &runs[at]) {
+            report_disturbance(&format!("{title}, repeated"), &again);
+            if comparison::is_less_noisy(&again, &runs[at]) {
                 runs[at] = again;
             }
         }
         Ok(runs)
     }
 
-    async fn day(&mut self, rule: Rule, promise: Promise, length: Length) -> anyhow::Result<Outcome> {
-        tell(format_args!("\n{}", rule.title()));
+    async fn run_day(
+        &mut self,
+        rule: SharingPolicy,
+        promise: LatencySlo,
+        length: WorkloadLength,
+    ) -> anyhow::Result<RunStats> {
+        print_line(format_args!("\n{}", rule.title()));
         let (setting, is_random) = (self.setting, self.args.model.is_none());
-        let mut screen = Screen::new(setting.memory_bytes);
-        let work = async |tenants: &Tenants| {
-            tell(format_args!("  ask a tenant: {}", curl(&tenants.urls[0])));
+        let mut screen = LiveOutput::new(setting.memory_bytes);
+        let work = async |tenants: &RunningTenants| {
+            print_line(format_args!("  ask a tenant: {}", curl_command(&tenants.urls[0])));
             if is_random {
-                tell("  (the weights of this model are random: its answer is not language)");
+                print_line("  (the weights of this model are random: its answer is not language)");
             }
-            tenants.play(&setting, promise, length, &mut screen).await
+            tenants.run(&setting, promise, length, &mut screen).await
         };
         self.serve(rule, promise, work).await
     }
 
     /// Serves under lending until a signal ends it.
-    async fn keep(&mut self, promise: Promise) -> anyhow::Result<()> {
-        self.setting = self.setting.for_context(&self.model.geometry, KEPT_CONTEXT);
-        let work = async |tenants: &Tenants| {
-            tell("\nserving until Ctrl-C:");
-            tenants.urls.iter().zip(TENANTS).for_each(|(url, name)| tell(format_args!("  {name:<8} {url}")));
-            tell(format_args!("  try      {}", curl(&tenants.urls[0])));
+    async fn serve_until_signal(&mut self, promise: LatencySlo) -> anyhow::Result<()> {
+        self.setting = self.setting.for_context(&self.model.geometry, KEEP_CONTEXT_TOKENS);
+        let work = async |tenants: &RunningTenants| {
+            print_line("\nserving until Ctrl-C:");
+            tenants
+                .urls
+                .iter()
+                .zip(TENANTS)
+                .for_each(|(url, name)| print_line(format_args!("  {name:<8} {url}")));
+            print_line(format_args!("  try      {}", curl_command(&tenants.urls[0])));
             std::future::pending::<anyhow::Result<()>>().await
         };
-        match self.serve(Rule::Lending, promise, work).await {
+        match self.serve(SharingPolicy::Lending, promise, work).await {
             Err(error) if error.is::<Interrupted>() => Ok(()),
             ended => ended,
         }
@@ -210,24 +222,25 @@ impl Stage {
     /// Starts the tenants, works with them once all are ready, and ends them.
     async fn serve<T>(
         &mut self,
-        rule: Rule,
-        promise: Promise,
-        work: impl AsyncFnOnce(&Tenants) -> anyhow::Result<T>,
+        rule: SharingPolicy,
+        promise: LatencySlo,
+        work: impl AsyncFnOnce(&RunningTenants) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let (sender, mut ready) = unbounded_channel();
-        let fleet = self.claim(rule, promise, ReadySink::Channel(sender))?;
-        let admin = Admin::new()?;
+        let fleet = self.claim_fleet(rule, promise, ReadySink::Channel(sender))?;
+        let admin = AdminClient::new()?;
         match &mut self.page {
-            Some(page) => page.show(&fleet.configs()),
+            Some(page) => page.set_tenants(&fleet.configs()),
             None if self.args.no_page => {}
             None => {
-                self.page = Some(Page::start(DEFAULT_PAGE, &fleet.configs(), &admin, "sluice demo").await?)
+                self.page =
+                    Some(DashboardServer::start(DEFAULT_PAGE, &fleet.configs(), &admin, "sluice demo").await?)
             }
         }
         let folders = fleet.configs().iter().map(|config| config.runtime_dir.clone()).collect();
         let mut done = None;
         let foreground = async {
-            let tenants = Tenants { urls: urls(&mut ready).await, folders, admin };
+            let tenants = RunningTenants { urls: wait_for_urls(&mut ready).await, folders, admin };
             done = Some(work(&tenants).await?);
             Ok(())
         };
@@ -235,19 +248,25 @@ impl Stage {
         done.context(Interrupted)
     }
 
-    fn claim(&self, rule: Rule, promise: Promise, ready_sink: ReadySink) -> anyhow::Result<Fleet> {
-        let text = self.setting.manifest(rule, promise, self.model.text()?);
-        let objects = load::load_located_str(&text, FILE).map_err(|errors| files::refused(&errors))?;
-        let placed = |located| Placed { located, folder: PathBuf::from("/") };
+    fn claim_fleet(
+        &self,
+        rule: SharingPolicy,
+        promise: LatencySlo,
+        ready_sink: ReadySink,
+    ) -> anyhow::Result<Fleet> {
+        let text = self.setting.manifest(rule, promise, self.model.folder_str()?);
+        let objects = load::load_located_str(&text, MANIFEST_NAME)
+            .map_err(|errors| manifests::to_misconfigured(&errors))?;
+        let placed = |located| SourceObject { located, folder: PathBuf::from("/") };
         let objects: Vec<_> = objects.into_iter().map(placed).collect();
-        let options = Options {
+        let options = UpOptions {
             host: IpAddr::from(Ipv4Addr::LOCALHOST),
             port: self.port,
             threads: self.setting.threads,
             journal: None,
             force_remap: None,
             poison: false,
-            engine: siblings::find("sluice-engine")?,
+            engine: sibling_binaries::find("sluice-engine")?,
         };
         Fleet::claim(&objects, &options, self.args.runtime_dir.as_deref(), &ready_sink, true)
     }
@@ -259,58 +278,58 @@ impl Stage {
 struct Interrupted;
 
 /// Waits until every tenant serves; base URLs in the order of [`TENANTS`].
-async fn urls(ready: &mut UnboundedReceiver<Ready>) -> Vec<String> {
+async fn wait_for_urls(ready: &mut UnboundedReceiver<ReadyEvent>) -> Vec<String> {
     let mut urls = vec![None; TENANTS.len()];
     while urls.contains(&None) {
         // No sender is left once all tenants have ended, which ends this future too.
         let Some(one) = ready.recv().await else { return std::future::pending().await };
         let at = TENANTS.iter().position(|name| one.title == format!("{NAMESPACE}/{name}"));
         if let Some(at) = at {
-            urls[at] = Some(format!("http://{}", one.serve));
+            urls[at] = Some(format!("http://{}", one.serve_addr));
         }
     }
     urls.into_iter().flatten().collect()
 }
 
-fn curl(url: &str) -> String {
+fn curl_command(url: &str) -> String {
     format!(
         "curl {url}/v1/completions -H 'content-type: application/json' -d '{{\"prompt\":\"Once\",\"max_tokens\":16}}'"
     )
 }
 
 /// What to do after the demo; `sluice` is the command that runs this program.
-fn next_step(sluice: &str) -> String {
+fn next_steps(sluice: &str) -> String {
     format!(
         "next      {sluice} run MODEL --chat\n          \
          chats with a model: a folder, or a name of a Hugging Face hub such as HuggingFaceTB/SmolLM2-135M-Instruct"
     )
 }
 
-fn tell_disturbance(title: &str, run: &Outcome) {
-    if let Some(why) = verdict::disturbance(run) {
-        tell(format_args!("\ndisturbed: {title}: {why}"));
+fn report_disturbance(title: &str, run: &RunStats) {
+    if let Some(why) = comparison::disturbance(run) {
+        print_line(format_args!("\ndisturbed: {title}: {why}"));
     }
 }
 
 /// What was measured, and what follows from it.
-fn describe(machine: &Machine, setting: &Setting) {
-    let others = machine.others_permille.map_or("an unknown part".into(), |all| format!("{} %", all / 10));
+fn print_setup(machine: &Machine, setting: &DemoConfig) {
+    let others = machine.other_cpu_permille.map_or("an unknown part".into(), |all| format!("{} %", all / 10));
     let speed = |bytes: u64| format!("{:.1} GB/s", bytes as f64 / 1e9);
-    let Setting { threads, link_bytes_per_s, memory_bytes, requests, lengths, .. } = setting;
+    let DemoConfig { threads, link_bytes_per_s, memory_bytes, requests, lengths, .. } = setting;
     let (copies, link, memory) =
         (speed(machine.copy_bytes_per_s), speed(*link_bytes_per_s), bytes(*memory_bytes));
-    tell(format_args!(
+    print_line(format_args!(
         "machine   cores: {}; one copies {copies}; other programs take {others} of the processor",
         machine.cores
     ));
-    tell(format_args!(
+    print_line(format_args!(
         "setting   threads of each engine: {threads}; link: {link}; GPU: {memory}, a third for each tenant"
     ));
-    tell(format_args!(
+    print_line(format_args!(
         "load      bursts of {requests} requests, {} tokens in and {} out; a third has KV for two of them",
         lengths.prompt, lengths.output
     ));
-    if machine.others_permille.is_some_and(|permille| permille > verdict::CALM_PERMILLE) {
-        note("other programs are busy: figures will be disturbed");
+    if machine.other_cpu_permille.is_some_and(|permille| permille > comparison::MAX_OTHER_CPU_PERMILLE) {
+        eprint_note("other programs are busy: figures will be disturbed");
     }
 }

@@ -4,18 +4,18 @@
 //! so and explains from the rest. For processes of this machine it asks their sidecar. What is said is built as lines of
 //! text, apart from where it was read: [`object`] from conditions, [`sluice_page::words`] from a sidecar's state.
 
-pub mod object;
+pub mod tenant_status;
 
 use std::path::PathBuf;
 
 use futures_util::future::join_all;
-use sluice_page::words::{explain as state, hangs};
+use sluice_page::text::{explain as state, hangs};
 use sluice_wire::State;
 use sluice_wire::state::TenantReport;
 
-use crate::admin::Admin;
-use crate::cluster::{ClusterArgs, Leader, Scope, find, named};
-use crate::runtime::{Running, RuntimeFolder};
+use crate::admin::AdminClient;
+use crate::cluster::{ClusterArgs, LeaderClient, OverviewScope, find_tenant, parse_target};
+use crate::runtime_dir::{RunningSidecar, RuntimeDir};
 use crate::{now_unix_ms, print};
 
 /// Options of `sluice explain`.
@@ -36,7 +36,11 @@ pub struct ExplainArgs {
 /// # Errors
 /// There is no such tenant, or nobody can be asked about it.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
-    let lines = if args.cluster.meant() { in_cluster(&args).await? } else { here(&args).await? };
+    let lines = if args.cluster.is_cluster() {
+        explain_in_cluster(&args).await?
+    } else {
+        explain_local(&args).await?
+    };
     for line in lines {
         // What others wrote must not steer the terminal.
         print(line.replace(char::is_control, " ").trim_end())?;
@@ -44,29 +48,29 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn in_cluster(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
-    let (namespace, name) = named(&args.target)?;
+async fn explain_in_cluster(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
+    let (namespace, name) = parse_target(&args.target)?;
     let mut cluster = args.cluster.connect().await?;
     if let Some(namespace) = namespace {
         namespace.clone_into(&mut cluster.namespace);
     }
-    let found = find(&cluster, name).await?;
+    let found = find_tenant(&cluster, name).await?;
     let now = now_unix_ms();
-    let mut lines = object::summary(&found.tenant, now);
+    let mut lines = tenant_status::summary(&found.tenant, now);
     let namespace = cluster.namespace.clone();
-    let scope = Scope { namespace: Some(namespace.clone()), tenant: Some(name.to_owned()) };
-    match Leader::of(cluster).overview(&scope).await {
+    let scope = OverviewScope { namespace: Some(namespace.clone()), tenant: Some(name.to_owned()) };
+    match LeaderClient::new(cluster).overview(&scope).await {
         Ok(overview) => {
-            let told = overview.gpus.iter().flat_map(|gpu| on_gpu(&gpu.tenants, &namespace, name, now));
+            let told = overview.gpus.iter().flat_map(|gpu| slot_lines(&gpu.tenants, &namespace, name, now));
             lines.extend(told);
         }
         Err(error) => lines.extend([String::new(), format!("Its sidecars cannot be seen: {error:#}.")]),
     }
-    lines.extend(object::events(&found.events, now));
+    lines.extend(tenant_status::event_lines(&found.events, now));
     Ok(lines)
 }
 
-fn is(report: &TenantReport, namespace: &str, name: &str) -> bool {
+fn is_tenant(report: &TenantReport, namespace: &str, name: &str) -> bool {
     match report {
         TenantReport::State(state) => state.tenant.namespace == namespace && state.tenant.name == name,
         TenantReport::Unreachable { namespace: its, name: own, .. } => its == namespace && own == name,
@@ -74,17 +78,18 @@ fn is(report: &TenantReport, namespace: &str, name: &str) -> bool {
 }
 
 /// What a tenant's slot on a GPU tells, and what its neighbours there tell of it; nothing where it has none.
-fn on_gpu(tenants: &[TenantReport], namespace: &str, name: &str, now_unix_ms: u64) -> Vec<String> {
-    let (own, others): (Vec<_>, Vec<_>) = tenants.iter().partition(|report| is(report, namespace, name));
+fn slot_lines(tenants: &[TenantReport], namespace: &str, name: &str, now_unix_ms: u64) -> Vec<String> {
+    let (own, others): (Vec<_>, Vec<_>) =
+        tenants.iter().partition(|report| is_tenant(report, namespace, name));
     let states = others.iter().filter_map(|report| match report {
         TenantReport::State(state) => Some(&**state),
         TenantReport::Unreachable { .. } => None,
     });
-    let witnesses = witnesses(states, &format!("{namespace}/{name}"), now_unix_ms);
-    own.into_iter().flat_map(|report| reported(report, &witnesses, now_unix_ms)).collect()
+    let witnesses = peer_observations(states, &format!("{namespace}/{name}"), now_unix_ms);
+    own.into_iter().flat_map(|report| report_lines(report, &witnesses, now_unix_ms)).collect()
 }
 
-fn reported(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -> Vec<String> {
+fn report_lines(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -> Vec<String> {
     let mut lines = vec![String::new()];
     match report {
         TenantReport::State(state) => lines.extend(state::explain(state, now_unix_ms)),
@@ -97,23 +102,29 @@ fn reported(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -> Ve
 }
 
 /// What neighbours tell of the tenant `title`, NAMESPACE/NAME, as the holder of the turn, and of engines of theirs that hang.
-fn witnesses<'a>(neighbours: impl Iterator<Item = &'a State>, title: &str, now_unix_ms: u64) -> Vec<String> {
+fn peer_observations<'a>(
+    neighbours: impl Iterator<Item = &'a State>,
+    title: &str,
+    now_unix_ms: u64,
+) -> Vec<String> {
     neighbours
-        .flat_map(|state| [hangs::witness(state, title, now_unix_ms), hangs::culprit(state, now_unix_ms)])
+        .flat_map(|state| {
+            [hangs::peer_account(state, title, now_unix_ms), hangs::hung_peer_text(state, now_unix_ms)]
+        })
         .flatten()
         .map(|said| format!("  {said}."))
         .collect()
 }
 
-async fn here(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
-    let (namespace, name) = named(&args.target)?;
-    let folder = RuntimeFolder::open(args.runtime_dir.as_deref())?;
+async fn explain_local(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
+    let (namespace, name) = parse_target(&args.target)?;
+    let folder = RuntimeDir::open(args.runtime_dir.as_deref())?;
     let (sidecar, others) =
         folder.find(namespace, name, "in a cluster: kubectl sluice explain, or --cluster")?;
-    let (admin, title, record) = (Admin::new()?, sidecar.title, sidecar.record?);
+    let (admin, title, record) = (AdminClient::new()?, sidecar.title, sidecar.record?);
     let (own, neighbours) = tokio::join!(admin.state(&record), states(&admin, others, &record.gpu));
     let now = now_unix_ms();
-    let witnesses = witnesses(neighbours.iter(), &title, now);
+    let witnesses = peer_observations(neighbours.iter(), &title, now);
     let mut lines = match own {
         Ok(state) => state::explain(&state, now),
         Err(error) if witnesses.is_empty() => return Err(error),
@@ -124,7 +135,7 @@ async fn here(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
 }
 
 /// The states of those sidecars on a GPU that answer.
-async fn states(admin: &Admin, sidecars: Vec<Running>, gpu: &str) -> Vec<State> {
+async fn states(admin: &AdminClient, sidecars: Vec<RunningSidecar>, gpu: &str) -> Vec<State> {
     let records = sidecars.into_iter().filter_map(|sidecar| sidecar.record.ok());
     let on_gpu: Vec<_> = records.filter(|record| record.gpu == gpu).collect();
     let states = join_all(on_gpu.iter().map(|record| admin.state(record))).await;
@@ -133,14 +144,14 @@ async fn states(admin: &Admin, sidecars: Vec<Running>, gpu: &str) -> Vec<State> 
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::{Neighbourhood, Takeover, Tenant, TenantReport, TurnState};
+    use sluice_wire::state::{SharingState, Takeover, Tenant, TenantReport, TurnState};
 
-    use super::{State, on_gpu};
+    use super::{State, slot_lines};
 
     const NOW: u64 = 1_700_000_100_000;
 
     #[test]
-    fn in_a_cluster_the_neighbours_of_a_silent_sidecar_tell_what_it_does() {
+    fn peers_explain_unreachable_sidecar_in_cluster() {
         let silent = |name: &str| TenantReport::Unreachable {
             namespace: "team".into(),
             name: name.into(),
@@ -149,13 +160,13 @@ mod tests {
         let taken = Takeover { from: "team/code".into(), at_unix_ms: NOW - 30_000, overdue_ms: 260 };
         let turn = Some(TurnState { last_takeover: Some(taken), ..TurnState::default() });
         let tenant = Tenant { namespace: "team".into(), name: "chat".into(), ..Tenant::default() };
-        let neighbourhood = Some(Neighbourhood { turn, ..Neighbourhood::default() });
+        let neighbourhood = Some(SharingState { turn, ..SharingState::default() });
         let chat = TenantReport::State(Box::new(State { tenant, neighbourhood, ..State::default() }));
         let tenants = [silent("code"), chat, silent("mail")];
-        let told = |name: &str| on_gpu(&tenants, "team", name, NOW);
+        let told = |name: &str| slot_lines(&tenants, "team", name, NOW);
         let taken = "  team/chat took the turn from team/code 30s ago, 260 ms past its deadline.";
         assert_eq!(told("code"), ["", "A sidecar does not answer: late.", taken]);
         assert_eq!(told("mail"), ["", "A sidecar does not answer: late."]);
-        assert!(on_gpu(&tenants, "team", "elsewhere", NOW).is_empty());
+        assert!(slot_lines(&tenants, "team", "elsewhere", NOW).is_empty());
     }
 }

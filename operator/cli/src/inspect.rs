@@ -4,24 +4,24 @@ use std::path::Path;
 use std::process::Stdio;
 
 use sluice_types::tenant::WeightType;
-use sluice_wire::fetched::Retry;
-use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
+use sluice_wire::download::Retry;
+use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 
 use crate::models::hub_model::HubModel;
-use crate::up::speak::note;
-use crate::{child, siblings};
+use crate::up::output::eprint_note;
+use crate::{child, sibling_binaries};
 
 /// Variable of the environment with the user's token of a hub.
-pub const TOKEN: &str = "HF_TOKEN";
+pub const HUB_TOKEN_ENV: &str = "HF_TOKEN";
 
 /// Tries while a hub cannot be reached: a user waits, and seldom has a network a moment later.
 const CONNECT_TRIES: &str = "3";
 
 /// Where a model is.
 #[derive(Clone, Copy)]
-pub enum Place<'a> {
+pub enum ModelLocation<'a> {
     /// A folder of this machine.
     Folder(&'a Path),
     /// A repository of a hub, of which only beginnings of files are downloaded, and what shows failures that are tried again.
@@ -30,11 +30,11 @@ pub enum Place<'a> {
 
 /// Adds what `sluice-sidecar fetch` and `inspect` need for a repository of a hub. The user's token goes to no hub that a URL names.
 pub fn add_hub(command: &mut Command, model: &HubModel) {
-    let HubModel { endpoint, repo, revision, takes_token, .. } = model;
+    let HubModel { endpoint, repo, revision, sends_token: takes_token, .. } = model;
     command.args(["--progress", "--connect-tries", CONNECT_TRIES]);
     command.args(["hugging-face", "--repo", repo, "--revision", revision, "--endpoint", endpoint]);
     if !takes_token {
-        command.env_remove(TOKEN);
+        command.env_remove(HUB_TOKEN_ENV);
     }
 }
 
@@ -42,47 +42,48 @@ pub fn add_hub(command: &mut Command, model: &HubModel) {
 ///
 /// # Errors
 /// The refusal of `sluice-sidecar inspect`, or why it could not be asked.
-pub async fn inspect(place: Place<'_>, dtype: WeightType) -> Result<Geometry, Refusal> {
-    let unavailable = |message: String| Refusal { reason: Obstacle::Unavailable, message };
-    let sidecar = siblings::find("sluice-sidecar").map_err(|error| unavailable(format!("{error:#}")))?;
+pub async fn inspect(place: ModelLocation<'_>, dtype: WeightType) -> Result<Geometry, GeometryError> {
+    let unavailable = |message: String| GeometryError { reason: GeometryErrorKind::Unavailable, message };
+    let sidecar =
+        sibling_binaries::find("sluice-sidecar").map_err(|error| unavailable(format!("{error:#}")))?;
     let failed = |error: std::io::Error| unavailable(format!("{}: {error}", sidecar.display()));
     let mut command = Command::new(&sidecar);
     command.args(["inspect", "--dtype", &format!("{dtype:?}")]);
     match place {
-        Place::Folder(folder) => drop(command.arg("folder").arg(folder)),
-        Place::Hub(model, _) => add_hub(&mut command, model),
+        ModelLocation::Folder(folder) => drop(command.arg("folder").arg(folder)),
+        ModelLocation::Hub(model, _) => add_hub(&mut command, model),
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    child::quieten(&mut command);
-    child::end_with_parent(&mut command);
+    child::set_warn_log_level(&mut command);
+    child::kill_on_parent_exit(&mut command);
     let mut running = command.spawn().map_err(failed)?;
     let (stdout, stderr) = (running.stdout.take(), running.stderr.take());
     let read = async {
         match stdout {
-            Some(stdout) => report_of(stdout, place).await,
+            Some(stdout) => read_report(stdout, place).await,
             None => Ok(String::new()),
         }
     };
     let words = async {
         match stderr {
-            Some(stderr) => child::forward(stderr, |line| note(line)).await,
+            Some(stderr) => child::forward_log(stderr, |line| eprint_note(line)).await,
             None => None,
         }
     };
     let (report, words) = tokio::join!(read, words);
     let (report, status) = (report.map_err(failed)?, running.wait().await.map_err(failed)?);
-    Report::from_json(report.as_bytes()).unwrap_or_else(|error| {
+    GeometryReport::from_json(report.as_bytes()).unwrap_or_else(|error| {
         let words = words.unwrap_or_default();
         Err(unavailable(format!("{} ended with {status}: {error}\n{words}", sidecar.display())))
     })
 }
 
 /// The last line; those before it are failures that are tried again.
-async fn report_of(stdout: impl AsyncRead + Unpin, place: Place<'_>) -> std::io::Result<String> {
+async fn read_report(stdout: impl AsyncRead + Unpin, place: ModelLocation<'_>) -> std::io::Result<String> {
     let (mut lines, mut report) = (BufReader::new(stdout).lines(), String::new());
     while let Some(line) = lines.next_line().await? {
         match (place, serde_json::from_str::<Retry>(&line)) {
-            (Place::Hub(_, on_retry), Ok(retry)) => on_retry(&retry),
+            (ModelLocation::Hub(_, on_retry), Ok(retry)) => on_retry(&retry),
             _ => report = line,
         }
     }
@@ -97,11 +98,11 @@ mod tests {
     use crate::models::hub_model::DEFAULT_ENDPOINT;
 
     #[tokio::test]
-    async fn failures_that_are_tried_again_are_shown_and_the_last_line_is_the_report() {
+    async fn retries_are_shown_and_last_line_is_report() {
         let (shown, hub) = (RefCell::new(Vec::new()), HubModel::parse("org/tiny", DEFAULT_ENDPOINT).unwrap());
         let on_retry = |retry: &Retry| shown.borrow_mut().push((retry.problem.clone(), retry.retry_in_ms));
         let stdout = "{\"problem\":\"no hub\",\"retry_in_ms\":500}\n{\"version\":1}\n";
-        let report = report_of(stdout.as_bytes(), Place::Hub(&hub, &on_retry)).await.unwrap();
+        let report = read_report(stdout.as_bytes(), ModelLocation::Hub(&hub, &on_retry)).await.unwrap();
         assert_eq!(report, "{\"version\":1}");
         assert_eq!(*shown.borrow(), [("no hub".to_owned(), 500)]);
     }

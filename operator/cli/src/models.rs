@@ -9,7 +9,7 @@ use anyhow::bail;
 
 use crate::{now_unix_ms, print};
 use cache::{CachedModel, ModelCache};
-use sluice_page::words::figures::bytes;
+use sluice_page::text::formatting::bytes;
 
 /// Options of `sluice models`.
 #[derive(Clone, Debug, clap::Args)]
@@ -65,14 +65,14 @@ pub fn run(args: &ModelsArgs) -> anyhow::Result<()> {
 fn remove(cache: &ModelCache, models: &[CachedModel], names: &[String]) -> anyhow::Result<()> {
     // All names first: a mistake in one removes nothing.
     for name in names {
-        if !models.iter().any(|model| model.is_named(name)) {
+        if !models.iter().any(|model| model.matches_name(name)) {
             let cached: Vec<_> = models.iter().map(ToString::to_string).collect();
             let cached = if cached.is_empty() { "no model".to_owned() } else { cached.join(", ") };
             bail!("{name}: not in {}, which holds {cached}", cache.root().display());
         }
     }
     let mut refused = Vec::new();
-    for model in models.iter().filter(|model| names.iter().any(|name| model.is_named(name))) {
+    for model in models.iter().filter(|model| names.iter().any(|name| model.matches_name(name))) {
         match cache.remove(model) {
             Ok(freed) => print(format_args!("removed {model}: {} freed", bytes(freed)))?,
             Err(error) => refused.push(format!("{error:#}")),
@@ -91,7 +91,7 @@ fn table(models: &[CachedModel], now_unix_ms: u64) -> String {
             (false, true) => "partial, in use",
             (false, false) => "partial",
         };
-        let used = ago(now_unix_ms.saturating_sub(model.last_used_unix_ms) / 1000);
+        let used = format_age(now_unix_ms.saturating_sub(model.last_used_unix_ms) / 1000);
         [model.name.clone(), model.revision.clone(), bytes(model.bytes), state.to_owned(), used]
     };
     let rows: Vec<_> = std::iter::once(titles).chain(models.iter().map(row)).collect();
@@ -104,7 +104,7 @@ fn table(models: &[CachedModel], now_unix_ms: u64) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn ago(seconds: u64) -> String {
+fn format_age(seconds: u64) -> String {
     match seconds {
         0..60 => "just now".to_owned(),
         60..3600 => format!("{} min ago", seconds / 60),
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_says_size_state_and_last_use() {
+    fn table_shows_size_state_and_last_use() {
         let model = |name: &str, revision: &str, whole, in_use, used| CachedModel {
             name: name.into(),
             revision: revision.into(),

@@ -5,23 +5,23 @@
 //! to, an earlier version of the files or that cluster, it also tells whose pods a change replaces.
 
 mod change;
-mod scene;
+mod inputs;
+mod render;
 mod sizes;
-mod told;
 
 use std::path::PathBuf;
 
 use anyhow::bail;
-use sluice_plan::accept::Cluster as Abilities;
-use sluice_plan::outage::Outage;
-use sluice_plan::seen::Seen;
-use sluice_plan::unit::{Given, Plan, plan};
+use sluice_plan::observed::ObservedPool;
+use sluice_plan::pool_plan::{PlanContext, PoolPlan, plan};
+use sluice_plan::validate::ClusterFeatures as Abilities;
+use sluice_plan::zone_disruption::ZoneDisruption;
 
-use self::change::{seen_after, templates};
-use self::scene::{Pool, Scene};
-use self::told::Told;
+use self::change::{observed_after, slot_templates};
+use self::inputs::{PlanInputs, PoolInputs};
+use self::render::RenderedPool;
 use crate::cluster::ClusterArgs;
-use crate::{Misconfigured, files, now_unix_ms, print};
+use crate::{Misconfigured, manifests, now_unix_ms, print};
 
 /// Options of `sluice plan`.
 #[derive(Clone, Debug, clap::Args)]
@@ -54,32 +54,32 @@ fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
 /// A file that cannot be read or is wrong, a model of no tenant, a cluster that does not answer, or a slot that would have no
 /// GPU.
 pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
-    if args.cluster.meant() && !args.before.is_empty() {
+    if args.cluster.is_cluster() && !args.before.is_empty() {
         bail!(
             "--before and a cluster are two things to compare to: give one of them (outside kubectl: sluice plan)"
         );
     }
-    let connected = match args.cluster.meant() {
+    let connected = match args.cluster.is_cluster() {
         true => Some(args.cluster.connect().await?),
         false => None,
     };
     let namespace = connected.as_ref().map(|cluster| cluster.namespace.as_str());
-    let (mut after, earlier) = read(&args, namespace)?;
+    let (mut after, earlier) = load_inputs(&args, namespace)?;
     let mut before = match &connected {
-        Some(cluster) => Some(Scene::of_cluster(cluster, &after.namespaces()).await?),
+        Some(cluster) => Some(PlanInputs::from_cluster(cluster, &after.namespaces()).await?),
         None => earlier,
     };
     if connected.is_some()
         && let Some(there) = &before
     {
-        after = there.clone().overlaid(after);
+        after = there.clone().overlay(after);
     }
-    sizes::known(&args.models, &[Some(&after), before.as_ref()])?;
-    sizes::read(&mut after, &args.models).await;
+    sizes::check_names(&args.models, &[Some(&after), before.as_ref()])?;
+    sizes::read_sizes(&mut after, &args.models).await;
     if let Some(before) = &mut before {
-        before.sizes_of(&after);
+        before.copy_sizes_from(&after);
         // Of tenants that the change takes away.
-        sizes::read(before, &args.models).await;
+        sizes::read_sizes(before, &args.models).await;
     }
     let mut printed = Ok(());
     let mut tell = |line: String| {
@@ -87,31 +87,41 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
             printed = print(line);
         }
     };
-    let outcome = finish(&mut tell, &after, before.as_ref());
+    let outcome = print_plan(&mut tell, &after, before.as_ref());
     // A plan that nobody could read is worse than one that does not fit.
     printed.and(outcome)
 }
 
 /// The files and those before them, if any, with the mistakes of both at once.
-fn read(args: &PlanArgs, namespace: Option<&str>) -> Result<(Scene, Option<Scene>), Misconfigured> {
-    let after = Scene::of_files(&args.files, namespace);
-    let before = (!args.before.is_empty()).then(|| Scene::of_files(&args.before, namespace)).transpose();
+fn load_inputs(
+    args: &PlanArgs,
+    namespace: Option<&str>,
+) -> Result<(PlanInputs, Option<PlanInputs>), Misconfigured> {
+    let after = PlanInputs::from_files(&args.files, namespace);
+    let before =
+        (!args.before.is_empty()).then(|| PlanInputs::from_files(&args.before, namespace)).transpose();
     match (after, before) {
         (Ok(after), Ok(before)) => Ok((after, before)),
-        (Err(after), Err(before)) => Err(files::refused(&after.into_iter().chain(before).collect())),
-        (Err(errors), _) | (_, Err(errors)) => Err(files::refused(&errors)),
+        (Err(after), Err(before)) => {
+            Err(manifests::to_misconfigured(&after.into_iter().chain(before).collect()))
+        }
+        (Err(errors), _) | (_, Err(errors)) => Err(manifests::to_misconfigured(&errors)),
     }
 }
 
 /// Prints what becomes of each pool, and of tenants without one.
-fn finish(print: &mut dyn FnMut(String), after: &Scene, before: Option<&Scene>) -> anyhow::Result<()> {
+fn print_plan(
+    print: &mut dyn FnMut(String),
+    after: &PlanInputs,
+    before: Option<&PlanInputs>,
+) -> anyhow::Result<()> {
     let (mut slots, mut homeless) = (0, 0);
     for key in after.pools() {
         let pool = after.pool(&key);
         let there = before.map(|before| before.pool(&key));
-        let told = look(&pool, there.as_ref());
+        let told = render_pool(&pool, there.as_ref());
         told.lines.into_iter().for_each(&mut *print);
-        (slots, homeless) = (slots + told.slots, homeless + told.homeless);
+        (slots, homeless) = (slots + told.slots, homeless + told.unplaced);
     }
     match homeless {
         0 => Ok(()),
@@ -121,30 +131,31 @@ fn finish(print: &mut dyn FnMut(String), after: &Scene, before: Option<&Scene>) 
 }
 
 /// What becomes of a pool, beside what it was.
-fn look(pool: &Pool<'_>, before: Option<&Pool<'_>>) -> Told {
+fn render_pool(pool: &PoolInputs<'_>, before: Option<&PoolInputs<'_>>) -> RenderedPool {
     let Some(before) = before else {
-        let seen = pool.seen();
-        let given = given(pool, &seen);
-        return told::told(pool, &plan(&given), None);
+        let seen = pool.observed();
+        let given = plan_input(pool, &seen);
+        return render::render(pool, &plan(&given), None);
     };
-    let there = before.seen();
-    let given_before = given(before, &there);
+    let there = before.observed();
+    let given_before = plan_input(before, &there);
     let planned_before = plan(&given_before);
-    let earlier = templates(before, &planned_before);
-    let seen = Seen { inspections: pool.seen().inspections, ..seen_after(before, &planned_before) };
-    let given_after = given(pool, &seen);
-    let planned: Plan<'_> = plan(&given_after);
-    told::told(pool, &planned, Some(&earlier))
+    let earlier = slot_templates(before, &planned_before);
+    let seen =
+        ObservedPool { inspections: pool.observed().inspections, ..observed_after(before, &planned_before) };
+    let given_after = plan_input(pool, &seen);
+    let planned: PoolPlan<'_> = plan(&given_after);
+    render::render(pool, &planned, Some(&earlier))
 }
 
-fn given<'a>(pool: &'a Pool<'a>, seen: &'a Seen) -> Given<'a> {
-    Given {
+fn plan_input<'a>(pool: &'a PoolInputs<'a>, seen: &'a ObservedPool) -> PlanContext<'a> {
+    PlanContext {
         pool: pool.pool,
         tenants: &pool.tenants,
-        seen,
+        observed: seen,
         // Whether a cluster has them is its own matter.
-        cluster: Abilities { image_volumes: true },
-        outage: Outage::default(),
+        cluster: Abilities { has_image_volumes: true },
+        disruption: ZoneDisruption::default(),
         grace_seconds: i64::MAX,
         now: i64::try_from(now_unix_ms() / 1000).unwrap_or(i64::MAX),
     }

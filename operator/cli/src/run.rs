@@ -7,9 +7,9 @@ mod download;
 pub(crate) mod machine;
 mod manifest;
 mod memory;
+mod model_ref;
 mod port;
 mod prepare;
-mod reference;
 mod router;
 
 use std::net::{IpAddr, SocketAddr};
@@ -25,19 +25,19 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::models::CacheArgs;
 use crate::models::hub_model::DEFAULT_ENDPOINT;
-use crate::up::plan::{Options, Placed};
-use crate::up::ready::{Ready, ReadySink};
-use crate::up::speak::{hint, note, tell};
+use crate::up::output::{eprint_hint, eprint_note, print_line};
+use crate::up::plan::{SourceObject, UpOptions};
+use crate::up::ready::{ReadyEvent, ReadySink};
 use crate::up::{Fleet, Signals};
-use crate::{files, print, siblings};
+use crate::{manifests, print, sibling_binaries};
 use chat::{Chat, ChatModel, Recommended};
 use manifest::RunModel;
 use prepare::Prepared;
 use router::Routes;
-use sluice_page::words::figures::bytes;
+use sluice_page::text::formatting::bytes;
 
 /// Time in which the last bytes of answers are sent, once the models have ended.
-const LAST_BYTES: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Options of `sluice run`.
 #[derive(Clone, Debug, clap::Args)]
@@ -96,7 +96,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let prepared = tokio::select! {
         prepared = prepare::prepare(&args) => prepared?,
         which = signals.next() => {
-            note(format_args!("{which}; what was downloaded so far is kept"));
+            eprint_note(format_args!("{which}; what was downloaded so far is kept"));
             return Ok(());
         }
     };
@@ -113,67 +113,71 @@ async fn serve(
     signals: Signals,
 ) -> anyhow::Result<()> {
     let Prepared { models, plan, .. } = prepared;
-    let objects =
-        load::load_located_str(&prepared.yaml, manifest::FILE).map_err(|errors| files::refused(&errors))?;
-    let placed = |located| Placed { located, folder: PathBuf::from("/") };
+    let objects = load::load_located_str(&prepared.yaml, manifest::MANIFEST_NAME)
+        .map_err(|errors| manifests::to_misconfigured(&errors))?;
+    let placed = |located| SourceObject { located, folder: PathBuf::from("/") };
     let objects: Vec<_> = objects.into_iter().map(placed).collect();
     let (ready_sender, ready) = mpsc::unbounded_channel();
     let fleet = Fleet::claim(
         &objects,
-        &options(args)?,
+        &up_options(args)?,
         args.runtime_dir.as_deref(),
         &ReadySink::Channel(ready_sender),
         true,
     )?;
-    let names: Vec<_> = models.iter().map(|model| model.served.as_str()).collect();
+    let names: Vec<_> = models.iter().map(|model| model.served_name.as_str()).collect();
     let (gpu, total) = (bytes(plan.gpu_bytes), bytes(plan.total_bytes));
     let mut context: Vec<_> = plan.context_tokens.iter().map(ToString::to_string).collect();
     // One figure for all that have the same.
     context.dedup();
-    note(format_args!(
+    eprint_note(format_args!(
         "loading {}: a GPU of {gpu}, {total} of this machine's memory in all; context {} tokens",
         names.join(", "),
         context.join(", ")
     ));
-    let routes = Routes::new(models.iter().map(|model| model.served.clone()))?;
+    let routes = Routes::new(models.iter().map(|model| model.served_name.clone()))?;
     let address = listener.local_addr()?;
     let (stop, stopped) = oneshot::channel::<()>();
     // The router ends when `stop` is sent or dropped.
     let server = tokio::spawn(routes.clone().serve(listener, async { drop(stopped.await) }));
     let interrupt = signal(SignalKind::interrupt())?;
     let mut signals = if args.chat { signals.without_interrupt() } else { signals };
-    let front = Front { chat: args.chat, address, prepared, routes };
+    let front = Frontend { chat: args.chat, address, prepared, routes };
     let ended = fleet.run(&mut signals, front.run(ready, interrupt)).await;
     drop(stop);
     // A client that does not read its answer does not hold this process up.
-    let _ = tokio::time::timeout(LAST_BYTES, server).await;
+    let _ = tokio::time::timeout(FLUSH_TIMEOUT, server).await;
     ended
 }
 
 /// As `sluice up` has it: sidecars are reached through the one port only.
-fn options(args: &RunArgs) -> anyhow::Result<Options> {
-    Ok(Options {
+fn up_options(args: &RunArgs) -> anyhow::Result<UpOptions> {
+    Ok(UpOptions {
         host: IpAddr::from([127, 0, 0, 1]),
         port: 0,
         threads: args.threads,
         journal: None,
         force_remap: None,
         poison: false,
-        engine: siblings::find("sluice-engine")?,
+        engine: sibling_binaries::find("sluice-engine")?,
     })
 }
 
 /// What happens while the models are kept.
-struct Front<'a> {
+struct Frontend<'a> {
     chat: bool,
     address: SocketAddr,
     prepared: &'a Prepared,
     routes: Routes,
 }
 
-impl Front<'_> {
+impl Frontend<'_> {
     /// Records the addresses of the models, announces them when all are ready, and chats.
-    async fn run(self, mut ready: UnboundedReceiver<Ready>, mut interrupt: Signal) -> anyhow::Result<()> {
+    async fn run(
+        self,
+        mut ready: UnboundedReceiver<ReadyEvent>,
+        mut interrupt: Signal,
+    ) -> anyhow::Result<()> {
         while !self.routes.all_ready() {
             tokio::select! {
                 one = ready.recv() => self.record(one).await,
@@ -196,22 +200,22 @@ impl Front<'_> {
         }
     }
 
-    async fn record(&self, ready: Option<Ready>) {
+    async fn record(&self, ready: Option<ReadyEvent>) {
         // No sender is left once all tenants have ended, which ends this future too.
         let Some(ready) = ready else { return std::future::pending().await };
         let tenant = ready.title.split_once('/').map_or("", |(_, tenant)| tenant);
         if let Some(model) = self.prepared.models.iter().find(|model| model.tenant == tenant) {
-            self.routes.set(&model.served, ready.serve);
+            self.routes.set(&model.served_name, ready.serve_addr);
         }
     }
 
     fn chat_models(&self) -> Vec<ChatModel> {
         let models = self.prepared.models.iter().zip(&self.prepared.plan.context_tokens);
         let model = |(model, context_tokens): (&RunModel, &u32)| ChatModel {
-            name: model.served.clone(),
+            name: model.served_name.clone(),
             has_template: chat::has_template(&model.folder),
             context_tokens: *context_tokens,
-            recommended: Recommended::of(&model.folder),
+            recommended: Recommended::from_folder(&model.folder),
         };
         models.map(model).collect()
     }
@@ -219,7 +223,7 @@ impl Front<'_> {
     /// Goes to standard error in a chat, where standard output is for answers.
     fn announce(&self) {
         let text = announcement(self.address, &self.chat_models(), self.chat);
-        if self.chat { hint(text) } else { tell(text) }
+        if self.chat { eprint_hint(text) } else { print_line(text) }
     }
 }
 

@@ -3,21 +3,21 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use sluice_page::words::figures::bytes;
+use sluice_page::text::formatting::bytes;
 use sluice_wire::State;
 use sluice_wire::config::SidecarRecord;
 
-use crate::admin::Admin;
-use crate::cluster::named;
+use crate::admin::AdminClient;
+use crate::cluster::parse_target;
 use crate::print;
-use crate::runtime::RuntimeFolder;
+use crate::runtime_dir::RuntimeDir;
 
 /// Said of a tenant that does not run here.
-const ELSEWHERE: &str = "in a cluster a tenant sleeps by spec.idle.hibernateAfterSeconds";
+const CLUSTER_HINT: &str = "in a cluster a tenant sleeps by spec.idle.hibernateAfterSeconds";
 
 /// Which tenant, for both commands.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Target {
+pub struct TenantArgs {
     /// The tenant: NAME, NAMESPACE/NAME or tenant/NAME.
     pub target: String,
     /// Runtime folder instead of the user's own.
@@ -30,27 +30,27 @@ pub struct Target {
 pub struct SleepArgs {
     /// Which tenant.
     #[command(flatten)]
-    pub target: Target,
+    pub target: TenantArgs,
     /// What the tenant keeps in host memory: 1 = weights, and KV as far as `hostKv` has room; 2 = weights only.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub level: u8,
 }
 
 /// A tenant that runs on this machine.
-struct Running {
-    admin: Admin,
+struct LocalTenant {
+    admin: AdminClient,
     /// NAMESPACE/NAME.
     title: String,
     record: SidecarRecord,
 }
 
-impl Running {
-    fn find(target: &Target) -> anyhow::Result<Running> {
-        let (namespace, name) = named(&target.target)?;
-        let folder = RuntimeFolder::open(target.runtime_dir.as_deref())?;
-        let (sidecar, _) = folder.find(namespace, name, ELSEWHERE)?;
+impl LocalTenant {
+    fn find(target: &TenantArgs) -> anyhow::Result<LocalTenant> {
+        let (namespace, name) = parse_target(&target.target)?;
+        let folder = RuntimeDir::open(target.runtime_dir.as_deref())?;
+        let (sidecar, _) = folder.find(namespace, name, CLUSTER_HINT)?;
         let record = sidecar.record.with_context(|| sidecar.title.clone())?;
-        Ok(Running { admin: Admin::new()?, title: sidecar.title, record })
+        Ok(LocalTenant { admin: AdminClient::new()?, title: sidecar.title, record })
     }
 
     /// Bytes of device memory that something of the tenant lies in; `None` = the sidecar does not know, since it does not
@@ -73,7 +73,7 @@ fn used_bytes(state: &State) -> Option<u64> {
 /// # Errors
 /// No such tenant runs here, its sidecar does not answer, or it refuses.
 pub async fn sleep(args: SleepArgs) -> anyhow::Result<()> {
-    let tenant = Running::find(&args.target)?;
+    let tenant = LocalTenant::find(&args.target)?;
     let before = tenant.used_bytes().await?;
     let title = &tenant.title;
     tenant
@@ -92,8 +92,8 @@ pub async fn sleep(args: SleepArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// No such tenant runs here, its sidecar does not answer, or it refuses.
-pub async fn wake(target: Target) -> anyhow::Result<()> {
-    let tenant = Running::find(&target)?;
+pub async fn wake(target: TenantArgs) -> anyhow::Result<()> {
+    let tenant = LocalTenant::find(&target)?;
     let title = &tenant.title;
     tenant.admin.wake_up(&tenant.record).await.with_context(|| format!("{title} does not wake"))?;
     print(format!("{title} is awake"))

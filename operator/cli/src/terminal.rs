@@ -7,7 +7,7 @@ use rustix::termios::tcgetwinsize;
 use unicode_width::UnicodeWidthChar;
 
 /// Columns of a terminal that does not say how wide it is.
-pub const USUAL_COLUMNS: usize = 80;
+pub const DEFAULT_COLUMNS: usize = 80;
 
 /// Columns of the terminal that standard output is; `None` = it is none, or does not say. Asked each time: a terminal may be made
 /// wider or narrower.

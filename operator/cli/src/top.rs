@@ -4,7 +4,7 @@
 //! leader tells what it read of them last. The live screen shows what the page shows; `--once` prints text ([`view`]).
 
 mod live;
-pub mod map;
+pub mod memory_map;
 mod poll;
 pub mod view;
 
@@ -15,18 +15,18 @@ use std::time::Duration;
 use anyhow::bail;
 use sluice_page::rates::Rates;
 
-use crate::admin::Admin;
-use crate::cluster::{ClusterArgs, Leader, Scope};
-use crate::runtime::RuntimeFolder;
+use crate::admin::AdminClient;
+use crate::cluster::{ClusterArgs, LeaderClient, OverviewScope};
+use crate::runtime_dir::RuntimeDir;
 use crate::{now_unix_ms, print};
-pub use poll::Sighting;
-use poll::{Source, sightings};
-use view::View;
+pub use poll::SidecarPoll;
+use poll::{PollSource, sidecar_polls};
+use view::RenderContext;
 
 /// Between two looks at the sidecars of this machine.
-const REFRESH: Duration = Duration::from_millis(500);
+const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 /// Between two looks at a cluster, whose operator reads its sidecars twice a minute.
-const REFRESH_CLUSTER: Duration = Duration::from_secs(5);
+const CLUSTER_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Width of `--once`, columns: enough for every column of the table.
 const ONCE_COLUMNS: usize = 110;
 
@@ -56,28 +56,28 @@ pub struct TopArgs {
 /// # Errors
 /// The runtime folder cannot be read, or the terminal cannot be used.
 pub async fn run(args: TopArgs) -> anyhow::Result<()> {
-    let source = match args.cluster.meant() || args.all_namespaces {
-        true => in_cluster(&args).await?,
-        false => Source::Here(RuntimeFolder::open(args.runtime_dir.as_deref())?, Admin::new()?),
+    let source = match args.cluster.is_cluster() || args.all_namespaces {
+        true => cluster_source(&args).await?,
+        false => PollSource::Local(RuntimeDir::open(args.runtime_dir.as_deref())?, AdminClient::new()?),
     };
     let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     match (args.json, args.once) {
         (true, _) => once_json(source).await,
-        (false, false) if std::io::stdout().is_terminal() => live::live(source, colour).await,
+        (false, false) if std::io::stdout().is_terminal() => live::run(source, colour).await,
         (false, _) => once_text(source).await,
     }
 }
 
-async fn in_cluster(args: &TopArgs) -> anyhow::Result<Source> {
+async fn cluster_source(args: &TopArgs) -> anyhow::Result<PollSource> {
     let cluster = args.cluster.connect().await?;
     let namespace = (!args.all_namespaces).then(|| cluster.namespace.clone());
-    Ok(Source::Cluster(Box::new(Leader::of(cluster)), Scope { namespace, tenant: None }))
+    Ok(PollSource::Cluster(Box::new(LeaderClient::new(cluster)), OverviewScope { namespace, tenant: None }))
 }
 
-async fn once_json(mut source: Source) -> anyhow::Result<()> {
+async fn once_json(mut source: PollSource) -> anyhow::Result<()> {
     let mut states = Vec::new();
     let mut silent = 0;
-    for sighting in sightings(source.look().await?, &mut Rates::default()) {
+    for sighting in sidecar_polls(source.poll().await?, &mut Rates::default()) {
         match sighting.state {
             Ok(state) => states.push(state),
             Err(problem) => {
@@ -93,16 +93,20 @@ async fn once_json(mut source: Source) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn once_text(mut source: Source) -> anyhow::Result<()> {
+async fn once_text(mut source: PollSource) -> anyhow::Result<()> {
     let mut rates = Rates::default();
-    let mut seen = sightings(source.look().await?, &mut rates);
-    if !source.is_of_cluster() {
+    let mut seen = sidecar_polls(source.poll().await?, &mut rates);
+    if !source.is_cluster() {
         // A rate takes two looks, and those of a cluster are too far apart to wait for.
         tokio::time::sleep(source.refresh()).await;
-        seen = sightings(source.look().await?, &mut rates);
+        seen = sidecar_polls(source.poll().await?, &mut rates);
     }
-    let view =
-        View { sightings: &seen, colour: false, now_unix_ms: now_unix_ms(), empty_text: source.empty_text() };
+    let view = RenderContext {
+        polls: &seen,
+        colour: false,
+        now_unix_ms: now_unix_ms(),
+        empty_text: source.empty_text(),
+    };
     for line in view::text(&view, ONCE_COLUMNS) {
         // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
         print(line.to_string().replace(char::is_control, " ").trim_end())?;

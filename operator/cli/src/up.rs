@@ -3,19 +3,19 @@
 //! Each tenant is one sidecar process, which starts and keeps its engine. This process keeps the sidecars: it restarts
 //! what dies, says on stdout when a tenant serves, and leaves nothing behind when it ends.
 
-mod blame;
-mod built;
+mod config_error;
+mod dashboard;
+mod directive_pusher;
 mod fleet;
-mod herald;
-mod neighbourhood;
-mod page;
-mod place;
+mod gpu_ledger;
+pub(crate) mod output;
+mod placement;
 pub(crate) mod plan;
 mod process;
 pub(crate) mod ready;
-mod shared;
+mod shared_gpu;
 mod signals;
-pub(crate) mod speak;
+mod support_check;
 mod weights;
 
 use std::io::IsTerminal;
@@ -23,15 +23,15 @@ use std::path::PathBuf;
 
 use sluice_types::load::Loader;
 
-use crate::admin::Admin;
-use crate::{Misconfigured, files, siblings};
-pub(crate) use blame::Blame;
+use crate::admin::AdminClient;
+use crate::{Misconfigured, manifests, sibling_binaries};
+pub(crate) use config_error::FieldLocator;
+pub(crate) use dashboard::{DEFAULT_ADDRESS as DEFAULT_PAGE, DashboardServer};
 pub(crate) use fleet::Fleet;
-pub(crate) use page::{DEFAULT as DEFAULT_PAGE, Page};
-use plan::Options;
+use output::eprint_note;
+use plan::UpOptions;
 use ready::ReadySink;
 pub(crate) use signals::Signals;
-use speak::note;
 
 /// Options of `sluice up`.
 #[derive(Clone, Debug, clap::Args)]
@@ -57,12 +57,12 @@ pub struct UpArgs {
     /// Serve a live page of all tenants, at this loopback address or port of 127.0.0.1. Without ADDRESS it is 127.0.0.1:8003, or a free port
     /// where that is taken; the line `page URL` on stdout says which.
     #[arg(
-        long, value_name = "ADDRESS", num_args = 0..=1, value_parser = page::parse_address,
+        long, value_name = "ADDRESS", num_args = 0..=1, value_parser = dashboard::parse_address,
         default_missing_value = "127.0.0.1:8003"
     )]
     pub page: Option<std::net::SocketAddr>,
     /// Experiments: a fixed layout of moving layers, ALPHA:BETA, instead of the controller's choice.
-    #[arg(long, value_parser = plan::parse_forced, value_name = "ALPHA:BETA", hide_short_help = true)]
+    #[arg(long, value_parser = plan::parse_force_remap, value_name = "ALPHA:BETA", hide_short_help = true)]
     pub force_remap: Option<(u16, u8)>,
     /// Experiments: overwrite every handed-over chunk with NaN.
     #[arg(long, hide_short_help = true)]
@@ -75,40 +75,43 @@ pub struct UpArgs {
 /// A file that cannot be read, an object that is wrong or asks for what is not built, a sibling binary that is missing,
 /// or a tenant that cannot be served.
 pub async fn run(args: UpArgs) -> anyhow::Result<()> {
-    let options = Options {
+    let options = UpOptions {
         host: args.host,
         port: args.port,
         threads: args.threads,
         journal: args.journal.clone(),
         force_remap: args.force_remap,
         poison: args.poison,
-        engine: siblings::find("sluice-engine")?,
+        engine: sibling_binaries::find("sluice-engine")?,
     };
-    let objects = read(&args.files)?;
+    let objects = load_objects(&args.files)?;
     // A person reads no log lines of every start.
     let quiet = std::io::stderr().is_terminal();
     let fleet = Fleet::claim(&objects, &options, args.runtime_dir.as_deref(), &ReadySink::Stdout, quiet)?;
     if quiet {
         let titles: Vec<_> =
             fleet.configs().iter().map(|config| format!("{}/{}", config.namespace, config.name)).collect();
-        note(format_args!("loading {}; Ctrl-C ends", titles.join(", ")));
+        eprint_note(format_args!("loading {}; Ctrl-C ends", titles.join(", ")));
     }
     let _page = match args.page {
-        Some(address) => Some(Page::start(address, &fleet.configs(), &Admin::new()?, "sluice up").await?),
+        Some(address) => {
+            Some(DashboardServer::start(address, &fleet.configs(), &AdminClient::new()?, "sluice up").await?)
+        }
         None => None,
     };
     fleet.run(&mut Signals::new()?, std::future::pending()).await
 }
 
 /// Objects of all files, each with the folder that its relative paths start from.
-fn read(paths: &[PathBuf]) -> Result<Vec<plan::Placed>, Misconfigured> {
-    let loaded = files::load(&Loader::new(), paths);
-    let place = |located| plan::Placed { folder: files::folder_of(paths, &located).to_owned(), located };
+fn load_objects(paths: &[PathBuf]) -> Result<Vec<plan::SourceObject>, Misconfigured> {
+    let loaded = manifests::load_files(&Loader::new(), paths);
+    let place =
+        |located| plan::SourceObject { folder: manifests::folder_of(paths, &located).to_owned(), located };
     let placed: Vec<_> = loaded.objects.into_iter().map(place).collect();
     if loaded.errors.is_empty() {
         return Ok(placed);
     }
     // What is not built is told in the same list.
-    let errors = loaded.errors.into_iter().chain(plan::findings(&placed).refused);
-    Err(files::refused(&errors.collect()))
+    let errors = loaded.errors.into_iter().chain(plan::unsupported_fields(&placed).errors);
+    Err(manifests::to_misconfigured(&errors.collect()))
 }

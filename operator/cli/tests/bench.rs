@@ -13,36 +13,36 @@ use axum::{Json, Router};
 use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::{Value, json};
 
-use crate::support::{Outcome, World, finish, serve};
+use crate::support::{ProcessOutput, TestEnv, finish, serve};
 
 /// Between two tokens of an answer.
 const GAP: Duration = Duration::from_millis(20);
 
 /// How the server treats its n-th request, counted from 0.
-type Fate = fn(usize) -> Answer;
+type ResponsePlan = fn(usize) -> Answer;
 
 #[derive(Clone, Copy)]
 enum Answer {
     /// As many tokens as were asked for.
     Whole,
     /// The same, but three tokens in every chunk.
-    Clumped,
+    MultiToken,
     /// 429 in OpenAI's shape.
     Busy,
     /// An error in the middle.
     Broken,
     /// The end in the middle, without a word.
-    Cut,
+    Truncated,
 }
 
 #[derive(Clone)]
 struct Server {
-    fate: Fate,
-    seen: Arc<Mutex<Seen>>,
+    plan: ResponsePlan,
+    log: Arc<Mutex<ServerLog>>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ServerLog {
     bodies: Vec<Value>,
     keys: Vec<Option<String>>,
     open: usize,
@@ -50,48 +50,48 @@ struct Seen {
 }
 
 /// A request that is being answered.
-struct Open(Arc<Mutex<Seen>>);
+struct OpenRequest(Arc<Mutex<ServerLog>>);
 
-impl Drop for Open {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.0.lock().unwrap().open -= 1;
     }
 }
 
 impl Server {
-    fn start(fate: Fate) -> (String, Arc<Mutex<Seen>>) {
-        let seen = Arc::new(Mutex::new(Seen::default()));
+    fn start(fate: ResponsePlan) -> (String, Arc<Mutex<ServerLog>>) {
+        let seen = Arc::new(Mutex::new(ServerLog::default()));
         let models = || async { Json(json!({"data": [{"id": "tiny"}]})) };
         let router = Router::new()
             .route("/v1/models", get(models))
             .route("/v1/completions", post(complete))
-            .with_state(Server { fate, seen: seen.clone() });
+            .with_state(Server { plan: fate, log: seen.clone() });
         (format!("http://{}", serve(router)), seen)
     }
 
     /// Notes a request; its number and the guard that it is open.
-    fn note(&self, headers: &HeaderMap, body: &Value) -> (usize, Open) {
-        let mut seen = self.seen.lock().unwrap();
+    fn record(&self, headers: &HeaderMap, body: &Value) -> (usize, OpenRequest) {
+        let mut seen = self.log.lock().unwrap();
         seen.bodies.push(body.clone());
         seen.keys.push(headers.get("authorization").map(|key| key.to_str().unwrap().to_owned()));
         seen.open += 1;
         seen.open_max = seen.open_max.max(seen.open);
-        (seen.bodies.len() - 1, Open(self.seen.clone()))
+        (seen.bodies.len() - 1, OpenRequest(self.log.clone()))
     }
 }
 
 async fn complete(State(server): State<Server>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
-    let (number, open) = server.note(&headers, &body);
+    let (number, open) = server.record(&headers, &body);
     let tokens = body["max_tokens"].as_u64().unwrap();
-    let chunks = match (server.fate)(number) {
+    let chunks = match (server.plan)(number) {
         Answer::Busy => {
             let error = json!({"error": {"message": "the queue is full", "type": "rate_limit"}});
             return (StatusCode::TOO_MANY_REQUESTS, Json(error)).into_response();
         }
         Answer::Whole => whole((0..tokens).map(token), tokens),
-        Answer::Clumped => whole((0..tokens.div_ceil(3)).map(|_| chunk("t t t ")), tokens),
+        Answer::MultiToken => whole((0..tokens.div_ceil(3)).map(|_| chunk("t t t ")), tokens),
         Answer::Broken => vec![token(0), json!({"error": {"message": "the engine is gone"}}).to_string()],
-        Answer::Cut => vec![token(0)],
+        Answer::Truncated => vec![token(0)],
     };
     Sse::new(paced(chunks, open)).into_response()
 }
@@ -111,7 +111,7 @@ fn whole(texts: impl Iterator<Item = String>, tokens: u64) -> Vec<String> {
     texts.chain([last, usage, "[DONE]".into()]).collect()
 }
 
-fn paced(chunks: Vec<String>, open: Open) -> impl Stream<Item = Result<Event, Infallible>> {
+fn paced(chunks: Vec<String>, open: OpenRequest) -> impl Stream<Item = Result<Event, Infallible>> {
     stream::iter(chunks).then(move |chunk| {
         let _open = &open;
         let is_token = chunk.contains("\"t");
@@ -124,12 +124,12 @@ fn paced(chunks: Vec<String>, open: Open) -> impl Stream<Item = Result<Event, In
     })
 }
 
-fn bench(url: &str, args: &[&str]) -> Outcome {
-    let world = World::new();
+fn bench(url: &str, args: &[&str]) -> ProcessOutput {
+    let world = TestEnv::new();
     finish(world.sluice(&[&["bench", "--url", url], args].concat()))
 }
 
-fn report(outcome: &Outcome) -> Value {
+fn report(outcome: &ProcessOutput) -> Value {
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"))
 }
 
@@ -154,12 +154,12 @@ fn figures_add_up() {
 }
 
 #[test]
-fn failures_are_counted_by_what_was_said() {
+fn failures_are_counted_by_message() {
     let (url, _) = Server::start(|number| match number % 4 {
         0 => Answer::Whole,
         1 => Answer::Busy,
         2 => Answer::Broken,
-        _ => Answer::Cut,
+        _ => Answer::Truncated,
     });
     let outcome = bench(&url, &["-n", "8", "--lengths", "5:7", "--json"]);
     assert_eq!(outcome.code, Some(0), "some were answered");
@@ -205,7 +205,7 @@ fn a_seed_means_the_same_prompts() {
 }
 
 #[test]
-fn requests_ask_for_what_the_options_say() {
+fn request_parameters_match_options() {
     let (url, seen) = Server::start(|_| Answer::Whole);
     let args = ["-n", "5", "--lengths", "6:2", "--concurrency", "2", "--api-key", "k", "--max-total", "7"];
     let outcome = bench(&url, &args);
@@ -225,7 +225,7 @@ fn requests_ask_for_what_the_options_say() {
 #[test]
 fn outputs_are_written_in_order_of_the_requests() {
     let (url, _) = Server::start(|_| Answer::Whole);
-    let world = World::new();
+    let world = TestEnv::new();
     world.write("lengths.csv", "context_tokens,generated_tokens\n3,4\n3,1\n");
     let args = ["bench", "--url", &url, "-n", "2", "--lengths", "lengths.csv", "--outputs", "out.json"];
     assert_eq!(finish(world.sluice(&args)).code, Some(0));
@@ -235,7 +235,7 @@ fn outputs_are_written_in_order_of_the_requests() {
 
 #[test]
 fn tokens_that_share_a_chunk_have_no_gap_between_them() {
-    let (url, _) = Server::start(|_| Answer::Clumped);
+    let (url, _) = Server::start(|_| Answer::MultiToken);
     let outcome = bench(&url, &["-n", "1", "--lengths", "5:9", "--json"]);
     let report = report(&outcome);
     let mean = |of: &str| number(&report, &format!("/{of}/mean"));
@@ -269,7 +269,7 @@ fn a_run_without_one_answer_fails_and_shows_no_figures() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_named() {
+fn unreachable_server_is_named() {
     let outcome = bench("http://127.0.0.1:1", &["-n", "1"]);
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.starts_with("sluice: http://127.0.0.1:1/v1/models: "), "{}", outcome.stderr);

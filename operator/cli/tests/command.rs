@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::support::{Outcome, World, finish};
+use crate::support::{ProcessOutput, TestEnv, finish};
 
 const POOL: &str = "apiVersion: sluice.dev/v1alpha1
 kind: GpuPool
@@ -16,7 +16,7 @@ spec:
 
 #[test]
 fn help_names_every_command() {
-    let outcome = finish(World::new().sluice(&["--help"]));
+    let outcome = finish(TestEnv::new().sluice(&["--help"]));
     assert_eq!(outcome.code, Some(0));
     for command in ["up", "plan", "top", "explain", "bench", "gpu-probe", "completion"] {
         assert!(outcome.stdout.contains(&format!("\n  {command} ")), "{command}: {}", outcome.stdout);
@@ -26,7 +26,7 @@ fn help_names_every_command() {
 
 #[test]
 fn the_plugin_calls_itself_as_kubectl_does() {
-    let world = World::new();
+    let world = TestEnv::new();
     let outcome = finish(world.command(env!("CARGO_BIN_EXE_kubectl-sluice"), &["top", "--help"]));
     assert_eq!(outcome.code, Some(0));
     assert!(outcome.stdout.contains("Usage: kubectl sluice top"), "{}", outcome.stdout);
@@ -34,7 +34,7 @@ fn the_plugin_calls_itself_as_kubectl_does() {
 
 #[test]
 fn version_names_commit_and_interfaces() {
-    let outcome = finish(World::new().sluice(&["--version"]));
+    let outcome = finish(TestEnv::new().sluice(&["--version"]));
     let expected = format!("sluice {} (commit ", env!("CARGO_PKG_VERSION"));
     assert!(outcome.stdout.starts_with(&expected), "{}", outcome.stdout);
     assert!(outcome.stdout.ends_with(", API sluice.dev/v1alpha1, wire 1)\n"), "{}", outcome.stdout);
@@ -42,7 +42,7 @@ fn version_names_commit_and_interfaces() {
 
 #[test]
 fn an_unknown_flag_is_named_and_ends_with_2() {
-    let outcome = finish(World::new().sluice(&["up", "--frobnicate"]));
+    let outcome = finish(TestEnv::new().sluice(&["up", "--frobnicate"]));
     assert_eq!(outcome.code, Some(2));
     assert!(outcome.stderr.contains("--frobnicate"), "{}", outcome.stderr);
     assert_eq!(outcome.stdout, "");
@@ -56,7 +56,7 @@ fn a_file_without_its_option_comes_with_the_option() {
         (vec!["up", "-f", "local.yaml", "other.yaml"], true),
         (vec!["bench", "local.yaml"], false),
     ] {
-        let outcome = finish(World::new().sluice(&arguments));
+        let outcome = finish(TestEnv::new().sluice(&arguments));
         assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
         let tip = format!("tip: write -f {}\n", arguments.last().unwrap());
         assert_eq!(outcome.stderr.contains(&tip), has_tip, "{}", outcome.stderr);
@@ -66,7 +66,7 @@ fn a_file_without_its_option_comes_with_the_option() {
 #[test]
 fn help_breaks_lines_between_words() {
     for arguments in [&["--help"][..], &["run", "--help"], &["up", "--help"]] {
-        let world = World::new();
+        let world = TestEnv::new();
         let mut command = world.sluice(arguments);
         command.env("COLUMNS", "80");
         let outcome = finish(command);
@@ -78,16 +78,16 @@ fn help_breaks_lines_between_words() {
 #[test]
 fn completion_covers_the_three_shells() {
     for shell in ["bash", "zsh", "fish"] {
-        let outcome = finish(World::new().sluice(&["completion", shell]));
+        let outcome = finish(TestEnv::new().sluice(&["completion", shell]));
         assert_eq!(outcome.code, Some(0));
         assert!(outcome.stdout.contains("runtime-dir"), "{shell}");
     }
-    assert_eq!(finish(World::new().sluice(&["completion", "powershell"])).code, Some(2));
+    assert_eq!(finish(TestEnv::new().sluice(&["completion", "powershell"])).code, Some(2));
 }
 
 #[test]
 fn man_pages_are_written_for_every_shown_command() {
-    let world = World::new();
+    let world = TestEnv::new();
     assert_eq!(finish(world.sluice(&["man", "pages/man1"])).code, Some(0));
     for page in ["sluice.1", "sluice-up.1", "sluice-top.1", "sluice-bench.1"] {
         assert!(world.path("pages/man1").join(page).is_file(), "{page}");
@@ -97,7 +97,7 @@ fn man_pages_are_written_for_every_shown_command() {
 
 #[test]
 fn the_probe_is_started_with_its_arguments_and_its_status_is_passed_on() {
-    let world = World::new();
+    let world = TestEnv::new();
     world.script("sluice-gpu-probe", "echo \"probe: $*\"\nexit 3\n");
     let outcome = finish(world.sluice(&["gpu-probe", "--json", "-v"]));
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(3), "probe: --json -v\n"));
@@ -105,7 +105,7 @@ fn the_probe_is_started_with_its_arguments_and_its_status_is_passed_on() {
 
 #[test]
 fn the_arguments_of_the_probe_are_named_where_there_is_none() {
-    let outcome = finish(World::new().lonely_sluice(&["gpu-probe", "--help"]));
+    let outcome = finish(TestEnv::new().sluice_without_siblings(&["gpu-probe", "--help"]));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     // Lines break between words.
     let words = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -115,9 +115,9 @@ fn the_arguments_of_the_probe_are_named_where_there_is_none() {
 }
 
 #[test]
-fn a_missing_probe_is_said() {
-    let world = World::new();
-    let outcome = finish(world.lonely_sluice(&["gpu-probe"]));
+fn missing_probe_is_reported() {
+    let world = TestEnv::new();
+    let outcome = finish(world.sluice_without_siblings(&["gpu-probe"]));
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.starts_with("sluice: this installation has no GPU probe: "), "{}", outcome.stderr);
     assert!(outcome.stderr.ends_with(" -p sluice-kernels -p sluice-probe\n"), "{}", outcome.stderr);
@@ -126,7 +126,7 @@ fn a_missing_probe_is_said() {
 #[test]
 fn a_benchmark_of_nothing_is_a_wrong_argument_and_does_not_wait_for_ever() {
     for nothing in [["bench", "--concurrency", "0"], ["bench", "--requests", "0"]] {
-        let outcome = finish(World::new().sluice(&nothing));
+        let outcome = finish(TestEnv::new().sluice(&nothing));
         assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
         assert!(outcome.stderr.contains("a whole number above 0"), "{}", outcome.stderr);
     }
@@ -137,19 +137,19 @@ const PRODUCTS: [&[&str]; 4] =
     [&["plan", "-f", "pool.yaml"], &["top", "--once"], &["top", "--once", "--json"], &["completion", "bash"]];
 
 /// Runs `args` with `stdout`.
-fn into(stdout: Stdio, args: &[&str]) -> Outcome {
-    let world = World::new();
+fn run_with_stdout(stdout: Stdio, args: &[&str]) -> ProcessOutput {
+    let world = TestEnv::new();
     world.write("pool.yaml", POOL);
     let mut command = world.sluice(args);
     let child = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
-    Outcome::of(child.wait_with_output().unwrap())
+    ProcessOutput::from_output(child.wait_with_output().unwrap())
 }
 
 #[test]
 fn output_that_cannot_be_written_is_a_failure() {
     for args in PRODUCTS {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let outcome = into(full.into(), args);
+        let outcome = run_with_stdout(full.into(), args);
         assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.stderr);
         let said = "sluice: standard output: No space left on device (os error 28)\n";
         assert_eq!(outcome.stderr, said, "{args:?}");
@@ -157,11 +157,11 @@ fn output_that_cannot_be_written_is_a_failure() {
 }
 
 #[test]
-fn a_reader_that_has_gone_is_no_failure() {
+fn closed_pipe_is_not_a_failure() {
     for args in PRODUCTS {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let outcome = into(writer.into(), args);
+        let outcome = run_with_stdout(writer.into(), args);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{args:?}");
     }
 }

@@ -6,9 +6,9 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use serde_json::{Value, json};
 use sluice_wire::State;
-use sluice_wire::state::{Neighbourhood, Phase, TurnState};
+use sluice_wire::state::{Phase, SharingState, TurnState};
 
-use crate::support::{World, finish, serve};
+use crate::support::{TestEnv, finish, serve};
 use crate::top;
 
 fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
@@ -38,7 +38,7 @@ fn events(about: &str) -> Value {
 }
 
 /// A world with the kubeconfig of an API server that has one tenant, and no operator.
-fn cluster() -> World {
+fn cluster_env() -> TestEnv {
     let missing = || async {
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
                             "reason": "NotFound", "message": "not found"});
@@ -57,12 +57,12 @@ fn cluster() -> World {
         .route("/apis/events.k8s.io/v1/namespaces/team/events", get(told))
         .fallback(missing);
     let server = serve(api);
-    World::with_cluster(server)
+    TestEnv::with_cluster(server)
 }
 
 #[test]
 fn without_an_operator_conditions_and_events_explain() {
-    let world = cluster();
+    let world = cluster_env();
     let mut command = world.command(env!("CARGO_BIN_EXE_kubectl-sluice"), &["explain", "tenant/chat"]);
     command.env("KUBECONFIG", world.path("kubeconfig"));
     let outcome = finish(command);
@@ -79,7 +79,7 @@ fn without_an_operator_conditions_and_events_explain() {
 
 #[test]
 fn a_tenant_that_is_not_there_is_named_with_its_namespace() {
-    let world = cluster();
+    let world = cluster_env();
     let file = world.path("kubeconfig");
     let outcome = finish(world.sluice(&["explain", "other", "--kubeconfig", file.to_str().unwrap()]));
     assert_eq!(outcome.code, Some(1));
@@ -87,8 +87,8 @@ fn a_tenant_that_is_not_there_is_named_with_its_namespace() {
 }
 
 #[test]
-fn top_of_a_cluster_without_an_operator_says_where_it_looked() {
-    let world = cluster();
+fn top_without_operator_names_lease_and_namespace() {
+    let world = cluster_env();
     let file = world.path("kubeconfig");
     let outcome = finish(world.sluice(&["top", "--once", "--kubeconfig", file.to_str().unwrap()]));
     assert_eq!(outcome.code, Some(1));
@@ -96,19 +96,19 @@ fn top_of_a_cluster_without_an_operator_says_where_it_looked() {
 }
 
 #[test]
-fn a_tenant_that_does_not_run_here_is_told_with_the_way_into_a_cluster() {
-    let outcome = finish(World::new().sluice(&["explain", "chat"]));
+fn tenant_not_running_locally_gets_cluster_hint() {
+    let outcome = finish(TestEnv::new().sluice(&["explain", "chat"]));
     assert_eq!(outcome.code, Some(1));
     let said = "no tenant `chat` runs on this machine (none runs); in a cluster: kubectl sluice explain";
     assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
 }
 
 /// The admin port of `default/chat`, who waits for the turn that `holder` does not give up.
-fn victim(holder: &'static str) -> std::net::SocketAddr {
+fn waiting_tenant_admin(holder: &'static str) -> std::net::SocketAddr {
     let answer = move || async move {
         let holder = Some(holder.to_owned());
         let turn = Some(TurnState { holder, holder_overdue_ms: 1_500, ..TurnState::default() });
-        let neighbourhood = Some(Neighbourhood { turn, ..Neighbourhood::default() });
+        let neighbourhood = Some(SharingState { turn, ..SharingState::default() });
         let mut state = State { phase: Phase::Active, neighbourhood, ..State::default() };
         (state.tenant.namespace, state.tenant.name) = ("default".into(), "chat".into());
         state.queue.running = 1;
@@ -118,12 +118,12 @@ fn victim(holder: &'static str) -> std::net::SocketAddr {
 }
 
 #[test]
-fn of_a_stopped_sidecar_its_neighbour_tells_and_a_victim_names_it() {
-    let world = World::new();
+fn peer_explains_stopped_sidecar_and_waiter_names_it() {
+    let world = TestEnv::new();
     // The kernel takes connections to it, and nothing ever answers: as a stopped process.
     let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let _code = top::tenant(&world, "code", stopped.local_addr().unwrap(), "secret");
-    let _chat = top::tenant(&world, "chat", victim("default/code"), "secret");
+    let _chat = top::tenant(&world, "chat", waiting_tenant_admin("default/code"), "secret");
     let of = |name: &str| {
         let outcome = finish(world.sluice(&["explain", name]));
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
@@ -139,11 +139,11 @@ fn of_a_stopped_sidecar_its_neighbour_tells_and_a_victim_names_it() {
 }
 
 #[test]
-fn a_sidecar_that_does_not_answer_and_that_no_neighbour_names_is_an_error() {
-    let world = World::new();
+fn unreachable_sidecar_unknown_to_peers_is_an_error() {
+    let world = TestEnv::new();
     let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let _code = top::tenant(&world, "code", stopped.local_addr().unwrap(), "secret");
-    let _chat = top::tenant(&world, "chat", victim("default/mail"), "secret");
+    let _chat = top::tenant(&world, "chat", waiting_tenant_admin("default/mail"), "secret");
     let outcome = finish(world.sluice(&["explain", "code"]));
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""), "{}", outcome.stderr);
 }

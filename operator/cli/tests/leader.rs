@@ -13,10 +13,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 
-use crate::support::{World, finish};
+use crate::support::{TestEnv, finish};
 
 /// What was asked of the leader: path and query.
-type Asked = Arc<Mutex<Vec<String>>>;
+type RequestLog = Arc<Mutex<Vec<String>>>;
 
 fn overview() -> Overview {
     let silent = TenantReport::Unreachable {
@@ -34,8 +34,8 @@ fn overview() -> Overview {
 }
 
 /// An API server with a Lease that `sluice-operator-1` holds, and its pod. It serves for as long as the test runs.
-fn api_server() -> (SocketAddr, Asked) {
-    let asked = Asked::default();
+fn api_server() -> (SocketAddr, RequestLog) {
+    let asked = RequestLog::default();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -53,7 +53,7 @@ fn api_server() -> (SocketAddr, Asked) {
     (address, asked)
 }
 
-async fn connection(mut stream: TcpStream, asked: Asked) {
+async fn connection(mut stream: TcpStream, asked: RequestLog) {
     let mut head = [0; 1024];
     let length = stream.peek(&mut head).await.unwrap();
     let head = String::from_utf8_lossy(&head[..length]).into_owned();
@@ -85,7 +85,7 @@ fn http(headers: &str, body: &str) -> String {
 /// One forwarded connection; it breaks after its first answer.
 // The type of the refusal is the library's.
 #[allow(clippy::result_large_err)]
-async fn forward(stream: TcpStream, asked: Asked) {
+async fn forward(stream: TcpStream, asked: RequestLog) {
     let accept = |request: &Request, mut response: Response| {
         assert!(request.uri().query().unwrap_or_default().contains(&PORT.to_string()), "{}", request.uri());
         response.headers_mut().insert("sec-websocket-protocol", "v4.channel.k8s.io".parse().unwrap());
@@ -112,9 +112,9 @@ async fn forward(stream: TcpStream, asked: Asked) {
 }
 
 #[test]
-fn top_asks_the_leader_about_the_namespace_or_about_all() {
+fn top_queries_leader_for_one_or_all_namespaces() {
     let (server, asked) = api_server();
-    let world = World::with_cluster(server);
+    let world = TestEnv::with_cluster(server);
     let file = world.path("kubeconfig");
     for (more, query) in [(None, "/v1/overview?namespace=team"), (Some("-A"), "/v1/overview")] {
         let arguments = ["top", "--once", "--kubeconfig", file.to_str().unwrap()];
@@ -128,14 +128,14 @@ fn top_asks_the_leader_about_the_namespace_or_about_all() {
 }
 
 #[tokio::test]
-async fn a_connection_that_broke_is_made_anew() {
-    use sluice_cli::cluster::{ClusterArgs, Leader, Scope};
+async fn broken_connection_is_reestablished() {
+    use sluice_cli::cluster::{ClusterArgs, LeaderClient, OverviewScope};
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (server, asked) = api_server();
-    let world = World::with_cluster(server);
+    let world = TestEnv::with_cluster(server);
     let args = ClusterArgs { kubeconfig: Some(world.path("kubeconfig")), ..ClusterArgs::default() };
-    let mut leader = Leader::of(args.connect().await.unwrap());
-    let scope = Scope { namespace: Some("team".into()), tenant: Some("chat".into()) };
+    let mut leader = LeaderClient::new(args.connect().await.unwrap());
+    let scope = OverviewScope { namespace: Some("team".into()), tenant: Some("chat".into()) };
     for _ in 0..2 {
         // The break may be seen before the next question or by it; the one after that is answered.
         let overview = match leader.overview(&scope).await {

@@ -4,12 +4,12 @@
 
 mod bench;
 mod command;
+mod config_errors;
 mod explain;
 mod leader;
-mod mistakes;
-mod neighbours;
-mod page;
+mod peers;
 mod plan;
+mod reference_docs;
 mod run;
 mod sleep;
 mod support;

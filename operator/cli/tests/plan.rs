@@ -1,6 +1,6 @@
 //! `sluice plan` as a user calls it.
 
-use crate::support::{World, finish};
+use crate::support::{TestEnv, finish};
 
 const REPORT: &str = concat!(
     r#"{"version":1,"geometry":{"global_bytes":1048576,"layer_bytes":1048576,"layers":8,"kv_bytes_per_token":8192,"#,
@@ -29,15 +29,15 @@ const FILE: &str = "{type: File, file: {path: models/here}}";
 const HUB: &str = "{type: HuggingFace, huggingFace: {repo: a/b}}";
 
 /// A world whose sidecar tells the sizes of what it is asked for, and writes down what that was.
-fn world() -> World {
-    let world = World::new();
+fn test_env() -> TestEnv {
+    let world = TestEnv::new();
     world.script("sluice-sidecar", &format!("echo \"$*\" >> asked\necho '{REPORT}'\n"));
     world
 }
 
 #[test]
 fn sizes_come_from_the_folders_that_files_or_options_name() {
-    let world = world();
+    let world = test_env();
     world.write("pool.yaml", POOL);
     world.write("tenants.yaml", &format!("{}---\n{}", tenant("chat", FILE, ""), tenant("code", HUB, "")));
     let files = ["plan", "-f", "pool.yaml", "-f", "tenants.yaml"];
@@ -55,7 +55,7 @@ fn sizes_come_from_the_folders_that_files_or_options_name() {
 
 #[test]
 fn a_model_of_a_tenant_that_is_in_no_file_is_refused() {
-    let world = world();
+    let world = test_env();
     world.write(
         "all.yaml",
         &format!("{POOL}---\n{}---\n{}", tenant("chat", HUB, ""), tenant("code", HUB, "")),
@@ -69,8 +69,8 @@ fn a_model_of_a_tenant_that_is_in_no_file_is_refused() {
 }
 
 #[test]
-fn what_does_not_fit_ends_with_1_and_what_is_wrong_with_78() {
-    let world = world();
+fn unplaced_exits_1_and_invalid_config_exits_78() {
+    let world = test_env();
     let large = tenant("chat", FILE, "  memory: {guaranteedKv: 60Mi}\n");
     world.write("all.yaml", &format!("{POOL}---\n{large}"));
     let outcome = finish(world.sluice(&["plan", "-f", "all.yaml"]));
@@ -84,8 +84,8 @@ fn what_does_not_fit_ends_with_1_and_what_is_wrong_with_78() {
 }
 
 #[test]
-fn a_change_is_told_beside_what_was() {
-    let world = world();
+fn change_is_shown_with_previous_plan() {
+    let world = test_env();
     let file =
         |name: &str, more: &str| world.write(name, &format!("{POOL}---\n{}", tenant("chat", FILE, more)));
     file("before.yaml", "");
@@ -102,7 +102,7 @@ fn a_change_is_told_beside_what_was() {
 #[test]
 fn the_example_of_two_h200_fits() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/sluice/examples/h200.yaml");
-    let outcome = finish(World::new().sluice(&["plan", "-f", example]));
+    let outcome = finish(TestEnv::new().sluice(&["plan", "-f", example]));
     assert_eq!(outcome.code, Some(0), "{}{}", outcome.stdout, outcome.stderr);
     for placed in
         ["large  slot 0  the whole GPU", "chat   slot 0  the whole GPU", "code   slot 0  the whole GPU"]

@@ -1,10 +1,10 @@
 //! `sluice run` with a script in place of the sidecar's program.
 
-use crate::support::{World, finish, text};
+use crate::support::{TestEnv, finish, text};
 
 #[test]
 fn a_hub_that_cannot_be_reached_is_asked_a_few_times_and_named_in_plain_lines() {
-    let world = World::new();
+    let world = TestEnv::new();
     world.script(
         "sluice-sidecar",
         "echo \"$*\" > asked\n\
@@ -29,7 +29,7 @@ fn a_hub_that_cannot_be_reached_is_asked_a_few_times_and_named_in_plain_lines() 
 
 #[test]
 fn a_hub_that_answers_with_a_failure_is_named_without_the_hint_for_no_network() {
-    let world = World::new();
+    let world = TestEnv::new();
     world.script(
         "sluice-sidecar",
         "echo '{\"version\": 1, \"refusal\": {\"reason\": \"Unavailable\", \"message\": \"http://hub:9/org/tiny: 503\"}}'\nexit 1\n",

@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use serde_json::json;
 use sluice_wire::State;
 
-use crate::support::{World, finish, serve};
+use crate::support::{TestEnv, finish, serve};
 use crate::top;
 
 const MIB: u64 = 1 << 20;
@@ -45,7 +45,7 @@ fn admin(level: &'static str) -> SocketAddr {
 }
 
 /// An admin port that refuses both, of a sidecar that does not know its memory.
-fn unable() -> SocketAddr {
+fn rejecting_admin() -> SocketAddr {
     let refuse = || async {
         let error = json!({"error": {"message": "the tenant has not loaded", "code": "not_now"}});
         (StatusCode::CONFLICT, Json(error))
@@ -56,7 +56,7 @@ fn unable() -> SocketAddr {
 
 #[test]
 fn a_tenant_sleeps_and_wakes_and_its_bytes_are_printed() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _chat = top::tenant(&world, "chat", admin("1"), "secret");
     let lines = [
         (&["sleep", "chat"], "default/chat is asleep: 24 MiB freed\n"),
@@ -71,7 +71,7 @@ fn a_tenant_sleeps_and_wakes_and_its_bytes_are_printed() {
 
 #[test]
 fn a_level_is_passed_on_and_an_unknown_one_is_a_wrong_argument() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _chat = top::tenant(&world, "chat", admin("2"), "secret");
     assert_eq!(finish(world.sluice(&["sleep", "chat", "--level", "2"])).code, Some(0));
     let wrong = finish(world.sluice(&["sleep", "chat", "--level", "3"]));
@@ -81,8 +81,8 @@ fn a_level_is_passed_on_and_an_unknown_one_is_a_wrong_argument() {
 
 #[test]
 fn a_refusal_names_the_tenant_and_the_reason() {
-    let world = World::new();
-    let _chat = top::tenant(&world, "chat", unable(), "secret");
+    let world = TestEnv::new();
+    let _chat = top::tenant(&world, "chat", rejecting_admin(), "secret");
     for (command, problem) in [("sleep", "does not sleep"), ("wake", "does not wake")] {
         let outcome = finish(world.sluice(&[command, "chat"]));
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""));
@@ -92,8 +92,8 @@ fn a_refusal_names_the_tenant_and_the_reason() {
 }
 
 #[test]
-fn a_tenant_that_does_not_run_here_is_named_with_those_that_do() {
-    let world = World::new();
+fn tenant_not_running_is_named_with_running_ones() {
+    let world = TestEnv::new();
     let _chat = top::tenant(&world, "chat", admin("1"), "secret");
     for command in ["sleep", "wake"] {
         let outcome = finish(world.sluice(&[command, "code"]));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Longest that anything here may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// YAML of a pool with one GPU of host memory.
 pub fn pool(memory: &str) -> String {
@@ -29,13 +29,13 @@ pub fn tenant(name: &str) -> String {
 }
 
 /// `sluice` with the world it runs in: nothing outside the folder is seen or touched.
-pub struct World {
+pub struct TestEnv {
     dir: TempDir,
 }
 
-impl World {
-    pub fn new() -> World {
-        let world = World { dir: tempfile::tempdir().unwrap() };
+impl TestEnv {
+    pub fn new() -> TestEnv {
+        let world = TestEnv { dir: tempfile::tempdir().unwrap() };
         for folder in ["run", "bin"] {
             std::fs::create_dir(world.path(folder)).unwrap();
         }
@@ -43,8 +43,8 @@ impl World {
     }
 
     /// A world with a kubeconfig of an API server without TLS, whose context is in the namespace `team`.
-    pub fn with_cluster(server: SocketAddr) -> World {
-        let world = World::new();
+    pub fn with_cluster(server: SocketAddr) -> TestEnv {
+        let world = TestEnv::new();
         let config = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: here\nclusters:\n- name: c\n  cluster: {{server: 'http://{server}'}}\n\
              users:\n- name: u\n  user: {{}}\ncontexts:\n- name: here\n  context: {{cluster: c, user: u, namespace: team}}\n"
@@ -81,7 +81,7 @@ impl World {
     }
 
     /// `sluice` in a folder without siblings, on a PATH without any. Copied by another process, as [`World::script`].
-    pub fn lonely_sluice(&self, args: &[&str]) -> Command {
+    pub fn sluice_without_siblings(&self, args: &[&str]) -> Command {
         let alone = self.path("sluice");
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sluice")).arg(&alone).status().unwrap();
         assert!(copied.success());
@@ -104,28 +104,28 @@ impl World {
     }
 
     /// Names of what lies in the runtime folder.
-    pub fn left_behind(&self) -> Vec<PathBuf> {
+    pub fn runtime_dir_entries(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.path("run")).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 }
 
 /// Runs to the end.
-pub fn finish(mut command: Command) -> Outcome {
+pub fn finish(mut command: Command) -> ProcessOutput {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    Outcome::of(child.wait_with_output().unwrap())
+    ProcessOutput::from_output(child.wait_with_output().unwrap())
 }
 
 /// How a process ended.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct ProcessOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Outcome {
-    pub fn of(output: Output) -> Outcome {
-        Outcome {
+impl ProcessOutput {
+    pub fn from_output(output: Output) -> ProcessOutput {
+        ProcessOutput {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
@@ -134,19 +134,19 @@ impl Outcome {
 }
 
 /// Waits until `get` has something.
-pub fn eventually<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = get() {
             return value;
         }
-        assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(start.elapsed() < TEST_TIMEOUT, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 /// Whether the process runs. One that nobody has reaped yet does not.
-pub fn alive(pid: u32) -> bool {
+pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }

@@ -11,31 +11,31 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::support::{World, eventually, text};
+use crate::support::{TestEnv, text, wait_for};
 use crate::top::{admin, tenant};
 use crate::up::YAML;
 
 /// By when the program has drawn or ended.
-const LIMIT: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// What a terminal is sent when the screen is given back.
-const LEAVES: &str = "\u{1b}[?1049l";
+const LEAVE_ALT_SCREEN: &str = "\u{1b}[?1049l";
 
 /// The program on a terminal of 100 columns and 30 lines.
-struct OnTerminal {
+struct PtyProcess {
     child: Child,
     keys: File,
-    user: OwnedFd,
-    before: Termios,
+    user_side: OwnedFd,
+    initial_termios: Termios,
     output: Receiver<Vec<u8>>,
-    seen: String,
+    screen_text: String,
 }
 
-impl OnTerminal {
-    fn start(world: &World, args: &[&str]) -> OnTerminal {
-        OnTerminal::run(world.sluice(args))
+impl PtyProcess {
+    fn start(world: &TestEnv, args: &[&str]) -> PtyProcess {
+        PtyProcess::run(world.sluice(args))
     }
 
-    fn run(mut command: Command) -> OnTerminal {
+    fn run(mut command: Command) -> PtyProcess {
         let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&controller).unwrap();
         unlockpt(&controller).unwrap();
@@ -57,44 +57,52 @@ impl OnTerminal {
                 }
             }
         });
-        OnTerminal { child, keys, user, before, output, seen: String::new() }
+        PtyProcess {
+            child,
+            keys,
+            user_side: user,
+            initial_termios: before,
+            output,
+            screen_text: String::new(),
+        }
     }
 
     /// Waits until `text` is on the screen. What stays the same is not drawn again, so where the text does not come, the
     /// terminal changes its size, and the screen is drawn whole. That comes later than the keys: crossterm delays a key that
     /// arrives together with a change of size.
-    fn until(&mut self, text: &str) {
-        let end = Instant::now() + LIMIT;
-        let wanted = plain(text);
-        self.seen.clear();
+    fn wait_for_text(&mut self, text: &str) {
+        let end = Instant::now() + TEST_TIMEOUT;
+        let wanted = strip_escapes(text);
+        self.screen_text.clear();
         for columns in [101, 100].into_iter().cycle() {
             let anew = Instant::now() + Duration::from_secs(1);
             while let Ok(bytes) = self.output.recv_timeout(anew.saturating_duration_since(Instant::now())) {
-                self.seen += &String::from_utf8_lossy(&bytes);
-                if plain(&self.seen).contains(&wanted) {
+                self.screen_text += &String::from_utf8_lossy(&bytes);
+                if strip_escapes(&self.screen_text).contains(&wanted) {
                     return;
                 }
             }
-            assert!(Instant::now() < end, "`{text}` was not drawn: {}", plain(&self.seen));
+            assert!(Instant::now() < end, "`{text}` was not drawn: {}", strip_escapes(&self.screen_text));
             self.resize(columns);
-            self.seen.clear();
+            self.screen_text.clear();
         }
     }
 
     /// Waits until `text`, which is written once and not drawn again, has been written since the start.
-    fn until_written(&mut self, text: &str) {
-        let end = Instant::now() + LIMIT;
-        let wanted = plain(text);
-        while !plain(&self.seen).contains(&wanted) {
+    fn wait_for_output(&mut self, text: &str) {
+        let end = Instant::now() + TEST_TIMEOUT;
+        let wanted = strip_escapes(text);
+        while !strip_escapes(&self.screen_text).contains(&wanted) {
             let bytes = self.output.recv_timeout(end.saturating_duration_since(Instant::now()));
-            let bytes = bytes.unwrap_or_else(|_| panic!("`{text}` was not written: {}", plain(&self.seen)));
-            self.seen += &String::from_utf8_lossy(&bytes);
+            let bytes = bytes
+                .unwrap_or_else(|_| panic!("`{text}` was not written: {}", strip_escapes(&self.screen_text)));
+            self.screen_text += &String::from_utf8_lossy(&bytes);
         }
     }
 
     fn resize(&self, columns: u16) {
         let size = Winsize { ws_row: 30, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        tcsetwinsize(&self.user, size).unwrap();
+        tcsetwinsize(&self.user_side, size).unwrap();
         kill_process(Pid::from_child(&self.child), Signal::WINCH).unwrap();
     }
 
@@ -104,20 +112,20 @@ impl OnTerminal {
 
     /// Waits for its end: how it ended, and whether the terminal is as it was.
     fn end(mut self) -> (ExitStatus, bool) {
-        let end = Instant::now() + LIMIT;
-        while !self.seen.contains(LEAVES) {
+        let end = Instant::now() + TEST_TIMEOUT;
+        while !self.screen_text.contains(LEAVE_ALT_SCREEN) {
             let left = end.saturating_duration_since(Instant::now());
             let bytes = self.output.recv_timeout(left).expect("the screen is given back");
-            self.seen += &String::from_utf8_lossy(&bytes);
+            self.screen_text += &String::from_utf8_lossy(&bytes);
         }
         let status = self.child.wait().unwrap();
-        let after = tcgetattr(&self.user).unwrap();
+        let after = tcgetattr(&self.user_side).unwrap();
         let modes = |termios: &Termios| termios.local_modes & (LocalModes::ICANON | LocalModes::ECHO);
-        (status, modes(&after) == modes(&self.before))
+        (status, modes(&after) == modes(&self.initial_termios))
     }
 }
 
-impl Drop for OnTerminal {
+impl Drop for PtyProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -125,7 +133,7 @@ impl Drop for OnTerminal {
 }
 
 /// What was written, without blanks and without the sequences that move the cursor, over blanks too, and set colours.
-fn plain(written: &str) -> String {
+fn strip_escapes(written: &str) -> String {
     let mut text = String::new();
     let mut letters = written.chars();
     while let Some(letter) = letters.next() {
@@ -141,20 +149,20 @@ fn plain(written: &str) -> String {
 
 #[test]
 fn keys_open_the_help_the_order_and_a_tenants_page_and_q_gives_the_terminal_back() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _story = tenant(&world, "story", admin("story"), "secret");
-    let mut top = OnTerminal::start(&world, &["top"]);
-    top.until("■story");
+    let mut top = PtyProcess::start(&world, &["top"]);
+    top.wait_for_text("■story");
     top.press("?");
-    top.until("sorts by SLO, the worst first");
+    top.wait_for_text("sorts by SLO, the worst first");
     top.press("?");
-    top.until("Enter page");
+    top.wait_for_text("Enter page");
     top.press("t");
-    top.until("TOK/S▼");
+    top.wait_for_text("TOK/S▼");
     top.press("\r");
-    top.until("Esc back");
+    top.wait_for_text("Esc back");
     top.press("\u{1b}");
-    top.until("Enter page");
+    top.wait_for_text("Enter page");
     top.press("q");
     let (status, restored) = top.end();
     assert!(status.success() && restored, "{status}, restored: {restored}");
@@ -162,11 +170,11 @@ fn keys_open_the_help_the_order_and_a_tenants_page_and_q_gives_the_terminal_back
 
 #[test]
 fn ctrl_c_and_signals_give_the_terminal_back() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _story = tenant(&world, "story", admin("story"), "secret");
     for signal in [None, Some(Signal::INT), Some(Signal::TERM), Some(Signal::HUP)] {
-        let mut top = OnTerminal::start(&world, &["top"]);
-        top.until("■story");
+        let mut top = PtyProcess::start(&world, &["top"]);
+        top.wait_for_text("■story");
         match signal {
             None => top.press("\u{3}"),
             Some(signal) => kill_process(Pid::from_child(&top.child), signal).unwrap(),
@@ -181,7 +189,7 @@ fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_mo
     for (variable, level, expected) in
         [(None, "", "warn"), (Some("RUST_LOG"), "error", "error"), (Some("SLUICE_LOG"), "debug", "debug")]
     {
-        let world = World::new();
+        let world = TestEnv::new();
         world.write("local.yaml", YAML);
         world.script("sluice-engine", "exit 1\n");
         world.script(
@@ -190,9 +198,9 @@ fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_mo
         );
         let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
         command.envs(variable.map(|variable| (variable, level)));
-        let mut up = OnTerminal::run(command);
-        up.until_written("sluice: loading default/story; Ctrl-C ends");
-        let told = eventually("the sidecar starts", || {
+        let mut up = PtyProcess::run(command);
+        up.wait_for_output("sluice: loading default/story; Ctrl-C ends");
+        let told = wait_for("the sidecar starts", || {
             Some(text(&world.path("told"))).filter(|told| !told.is_empty())
         });
         assert_eq!(told.trim_end(), expected, "{variable:?}");
@@ -203,10 +211,10 @@ fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_mo
 
 #[test]
 fn an_error_of_the_command_line_breaks_its_lines_between_words() {
-    let world = World::new();
-    let mut run = OnTerminal::start(&world, &["run", "model", "--policy", "none"]);
-    run.until_written("For more information, try '--help'.");
-    assert_eq!(run.child.wait().unwrap().code(), Some(2), "{}", run.seen);
+    let world = TestEnv::new();
+    let mut run = PtyProcess::start(&world, &["run", "model", "--policy", "none"]);
+    run.wait_for_output("For more information, try '--help'.");
+    assert_eq!(run.child.wait().unwrap().code(), Some(2), "{}", run.screen_text);
     let broken = "unknown variant `none`, expected one of\r\n`Unified`, `Recompute`, ";
-    assert!(run.seen.contains(broken), "{}", run.seen);
+    assert!(run.screen_text.contains(broken), "{}", run.screen_text);
 }

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::Json;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
-use sluice_cli::runtime::{ClaimedFolder, RuntimeFolder};
+use sluice_cli::runtime_dir::{LockedDir, RuntimeDir};
 use sluice_wire::State;
 use sluice_wire::config::SidecarRecord;
 use sluice_wire::state::{Phase, VERSION};
 
-use crate::support::{Outcome, World, finish, serve};
+use crate::support::{ProcessOutput, TestEnv, finish, serve};
 
 /// A state whose clock and token count move on with each question: 100 tokens in half a second.
 pub fn admin(name: &'static str) -> SocketAddr {
@@ -34,8 +34,8 @@ pub fn admin(name: &'static str) -> SocketAddr {
 }
 
 /// A tenant that runs, as far as anybody can see.
-pub fn tenant(world: &World, name: &str, admin: SocketAddr, token: &str) -> ClaimedFolder {
-    let folder = RuntimeFolder::open(Some(&world.path("run"))).unwrap().claim("default", name).unwrap();
+pub fn tenant(world: &TestEnv, name: &str, admin: SocketAddr, token: &str) -> LockedDir {
+    let folder = RuntimeDir::open(Some(&world.path("run"))).unwrap().claim("default", name).unwrap();
     let token_file = folder.path().join("token");
     std::fs::write(&token_file, format!("{token}\n")).unwrap();
     let record = SidecarRecord {
@@ -53,13 +53,13 @@ pub fn tenant(world: &World, name: &str, admin: SocketAddr, token: &str) -> Clai
 }
 
 /// A port at which nobody listens.
-fn nobody() -> SocketAddr {
+fn unused_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 #[test]
 fn json_is_an_array_of_states() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _story = tenant(&world, "story", admin("story"), "secret");
     for args in [&["top", "--once", "--json"][..], &["top", "--json"]] {
         let outcome = finish(world.sluice(args));
@@ -71,15 +71,15 @@ fn json_is_an_array_of_states() {
 
 #[test]
 fn nothing_running_is_an_empty_array() {
-    let outcome = finish(World::new().sluice(&["top", "--once", "--json"]));
+    let outcome = finish(TestEnv::new().sluice(&["top", "--once", "--json"]));
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), "[]\n"));
 }
 
 #[test]
 fn text_shows_every_sidecar_and_a_rate_from_two_looks() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _story = tenant(&world, "story", admin("story"), "secret");
-    let _gone = tenant(&world, "gone", nobody(), "secret");
+    let _gone = tenant(&world, "gone", unused_address(), "secret");
     let _locked = tenant(&world, "locked", admin("locked"), "wrong");
     let outcome = finish(world.sluice(&["top", "--once"]));
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
@@ -97,9 +97,9 @@ fn text_shows_every_sidecar_and_a_rate_from_two_looks() {
 }
 
 #[test]
-fn json_leaves_a_silent_sidecar_out_and_says_so() {
-    let world = World::new();
-    let _gone = tenant(&world, "gone", nobody(), "secret");
+fn json_omits_unreachable_sidecar_with_warning() {
+    let world = TestEnv::new();
+    let _gone = tenant(&world, "gone", unused_address(), "secret");
     let _story = tenant(&world, "story", admin("story"), "secret");
     let outcome = finish(world.sluice(&["top", "--once", "--json"]));
     assert_eq!(outcome.code, Some(1));
@@ -110,8 +110,8 @@ fn json_leaves_a_silent_sidecar_out_and_says_so() {
 }
 
 #[test]
-fn a_newer_sidecar_is_refused_for_being_newer() {
-    let world = World::new();
+fn newer_sidecar_version_is_rejected() {
+    let world = TestEnv::new();
     let answer = || async { Json(serde_json::json!({"version": VERSION + 1})) };
     let admin = serve(axum::Router::new().route("/v1/state", get(answer)));
     let _new = tenant(&world, "new", admin, "secret");
@@ -121,7 +121,7 @@ fn a_newer_sidecar_is_refused_for_being_newer() {
 
 #[test]
 fn without_a_terminal_it_prints_one_picture() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _story = tenant(&world, "story", admin("story"), "secret");
     let outcome = finish(world.sluice(&["top"]));
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
@@ -130,14 +130,14 @@ fn without_a_terminal_it_prints_one_picture() {
 }
 
 #[test]
-fn a_reader_that_has_had_enough_is_no_failure() {
-    let world = World::new();
+fn closed_pipe_is_not_a_failure() {
+    let world = TestEnv::new();
     let _story = tenant(&world, "story", admin("story"), "secret");
     for args in [&["top", "--once"][..], &["top", "--once", "--json"]] {
         let mut command = world.sluice(args);
         let mut top = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(top.stdout.take());
-        let outcome = Outcome::of(top.wait_with_output().unwrap());
+        let outcome = ProcessOutput::from_output(top.wait_with_output().unwrap());
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{args:?}");
     }
 }

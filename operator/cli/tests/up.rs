@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use rustix::process::Signal;
 
-use crate::support::{Outcome, World, alive, eventually, finish, serve, signal, text};
+use crate::support::{ProcessOutput, TestEnv, finish, is_alive, serve, signal, text, wait_for};
 
 pub const YAML: &str = "\
 apiVersion: sluice.dev/v1alpha1
@@ -30,7 +30,7 @@ spec:
   drainSeconds: 0
 ";
 
-const SECOND: &str = "\
+const SECOND_TENANT: &str = "\
 ---
 apiVersion: sluice.dev/v1alpha1
 kind: ModelTenant
@@ -41,17 +41,17 @@ spec:
 ";
 
 /// Notes its process id and stays.
-const STAYS: &str = "echo $$ >> starts\nexec sleep 600\n";
+const RUNNING_SIDECAR: &str = "echo $$ >> starts\nexec sleep 600\n";
 
-fn world(sidecar: &str) -> World {
-    let world = World::new();
+fn test_env(sidecar: &str) -> TestEnv {
+    let world = TestEnv::new();
     world.write("local.yaml", YAML);
     world.script("sluice-engine", "exit 1\n");
     world.script("sluice-sidecar", sidecar);
     world
 }
 
-fn start(world: &World) -> Child {
+fn start(world: &TestEnv) -> Child {
     let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
     // A proxy that answers nothing: no sidecar of this machine is asked through it.
     command.env("HTTP_PROXY", "http://127.0.0.1:9").env("http_proxy", "http://127.0.0.1:9");
@@ -59,8 +59,8 @@ fn start(world: &World) -> Child {
 }
 
 /// Process ids of the sidecars so far, once there are `count`.
-fn starts(world: &World, count: usize) -> Vec<u32> {
-    eventually("the sidecar starts", || {
+fn started_pids(world: &TestEnv, count: usize) -> Vec<u32> {
+    wait_for("the sidecar starts", || {
         let text = text(&world.path("starts"));
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         let pids: Vec<u32> = whole.lines().map(|line| line.parse().unwrap()).collect();
@@ -68,30 +68,30 @@ fn starts(world: &World, count: usize) -> Vec<u32> {
     })
 }
 
-fn end(child: Child) -> Outcome {
-    Outcome::of(child.wait_with_output().unwrap())
+fn end(child: Child) -> ProcessOutput {
+    ProcessOutput::from_output(child.wait_with_output().unwrap())
 }
 
-fn refused(yaml: &str) -> Outcome {
-    let world = world("touch started\n");
+fn rejected_output(yaml: &str) -> ProcessOutput {
+    let world = test_env("touch started\n");
     world.write("local.yaml", yaml);
     let outcome = finish(world.sluice(&["up", "-f", "local.yaml"]));
     assert!(!world.path("started").exists(), "nothing may be started");
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
     outcome
 }
 
 #[test]
 fn a_missing_file_is_named() {
-    let outcome = finish(world(STAYS).sluice(&["up", "-f", "missing.yaml"]));
+    let outcome = finish(test_env(RUNNING_SIDECAR).sluice(&["up", "-f", "missing.yaml"]));
     assert_eq!(outcome.code, Some(78));
     assert_eq!(outcome.stderr, "sluice: missing.yaml: No such file or directory (os error 2)\n");
 }
 
 #[test]
 fn an_unknown_field_is_printed_with_its_line() {
-    let stderr = refused(&YAML.replace("  policy:", "  polizy:")).stderr;
+    let stderr = rejected_output(&YAML.replace("  policy:", "  polizy:")).stderr;
     let lines: Vec<_> = stderr.lines().collect();
     let expected = [
         "sluice: local.yaml is refused",
@@ -104,7 +104,7 @@ fn an_unknown_field_is_printed_with_its_line() {
 #[test]
 fn every_value_out_of_bounds_is_printed_with_its_line() {
     let yaml = YAML.replace("drainSeconds: 0", "drainSeconds: -1\n  slo: {tbtMilliseconds: 0}");
-    let stderr = refused(&yaml).stderr;
+    let stderr = rejected_output(&yaml).stderr;
     let lines: Vec<_> = stderr.lines().skip(1).collect();
     let found = |start: &str| lines.iter().any(|line| line.starts_with(start));
     assert!(found("local.yaml:17:3: spec.drainSeconds: "), "{lines:#?}");
@@ -112,9 +112,9 @@ fn every_value_out_of_bounds_is_printed_with_its_line() {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_file_line_and_field() {
+fn unsupported_field_is_rejected_with_location() {
     let asked = "  replicas: 2\n  engine: {kind: Vllm, image: v}\n  drainS";
-    let outcome = refused(&YAML.replace("  drainS", asked));
+    let outcome = rejected_output(&YAML.replace("  drainS", asked));
     assert_eq!(
         outcome.stderr,
         "sluice: local.yaml is refused\n\
@@ -126,11 +126,11 @@ fn what_is_not_built_is_refused_by_file_line_and_field() {
 }
 
 #[test]
-fn what_only_a_cluster_acts_on_is_one_warning_line_and_no_obstacle() {
-    let world = world(STAYS);
+fn cluster_only_field_is_one_warning() {
+    let world = test_env(RUNNING_SIDECAR);
     world.write("local.yaml", &YAML.replace("  drainS", "  podLabels: {a: b}\n  drainS"));
     let up = start(&world);
-    starts(&world, 1);
+    started_pids(&world, 1);
     signal(&up, Signal::TERM);
     let outcome = end(up);
     assert_eq!(outcome.code, Some(0));
@@ -143,9 +143,9 @@ fn what_only_a_cluster_acts_on_is_one_warning_line_and_no_obstacle() {
 
 #[test]
 fn a_sibling_that_is_not_installed_is_named() {
-    let world = World::new();
+    let world = TestEnv::new();
     world.write("local.yaml", YAML);
-    let outcome = finish(world.lonely_sluice(&["up", "-f", "local.yaml"]));
+    let outcome = finish(world.sluice_without_siblings(&["up", "-f", "local.yaml"]));
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.starts_with("sluice: sluice-engine is neither in"), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("cargo build --profile dist -p sluice-cli "), "{}", outcome.stderr);
@@ -157,38 +157,38 @@ fn sidecar_at(probes: std::net::SocketAddr) -> String {
         "folder=$(dirname \"$2\")\ntest \"$1\" = --config || exit 78\ncat > \"$folder/sidecar.json\" <<END\n\
          {{\"namespace\": \"default\", \"name\": \"story\", \"pid\": $$, \"serve\": \"127.0.0.1:8123\",\n\
          \"admin\": \"127.0.0.1:1\", \"probes\": \"{probes}\", \"token_file\": \"$folder/token\", \"gpu\": \"g\"}}\n\
-         END\n{STAYS}"
+         END\n{RUNNING_SIDECAR}"
     )
 }
 
 #[test]
-fn ready_is_printed_when_the_probe_says_so_and_sigterm_leaves_nothing() {
+fn ready_is_printed_after_probe_and_sigterm_cleans_up() {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     let ready = || async {
         let early = ASKED.fetch_add(1, Ordering::SeqCst) < 3;
         if early { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
     };
     let probes = serve(axum::Router::new().route("/ready", get(ready)));
-    let world = world(&sidecar_at(probes));
+    let world = test_env(&sidecar_at(probes));
     let mut up = start(&world);
     let mut line = String::new();
     BufReader::new(up.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "ready default/story http://127.0.0.1:8123\n");
     assert_eq!(ASKED.load(Ordering::SeqCst), 4, "not before the probe said so, and not again");
-    let sidecar = starts(&world, 1)[0];
+    let sidecar = started_pids(&world, 1)[0];
     signal(&up, Signal::TERM);
     assert_eq!(end(up).code, Some(0));
-    assert!(!alive(sidecar));
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert!(!is_alive(sidecar));
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn the_sidecar_is_told_its_tenant_and_where_to_live() {
+fn sidecar_receives_tenant_and_runtime_dir() {
     let told = "cp \"$2\" told.tmp && mv told.tmp told.json";
     let line = "echo \"$SLUICE_LOG_NAME: a line, level ${SLUICE_LOG-unset}, $3\" >&2";
-    let world = world(&format!("{line}\n{told}\n{STAYS}"));
+    let world = test_env(&format!("{line}\n{told}\n{RUNNING_SIDECAR}"));
     let up = start(&world);
-    starts(&world, 1);
+    started_pids(&world, 1);
     let told = text(&world.path("told.json"));
     let config: sluice_wire::config::SidecarConfig = serde_json::from_str(&told).unwrap();
     assert_eq!((config.namespace.as_str(), config.name.as_str()), ("default", "story"));
@@ -202,27 +202,27 @@ fn the_sidecar_is_told_its_tenant_and_where_to_live() {
     assert!(outcome.stderr.contains("interrupted"), "{}", outcome.stderr);
     let line = "default/story: a line, level unset, --refusal-in-file\n";
     assert!(outcome.stderr.contains(line), "{}", outcome.stderr);
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn a_terminal_that_goes_is_no_reason_to_leave_anything_behind() {
-    let world = world(STAYS);
+fn closed_terminal_leaves_no_processes() {
+    let world = test_env(RUNNING_SIDECAR);
     world.write("local.yaml", YAML);
     let up = start(&world);
-    starts(&world, 1);
+    started_pids(&world, 1);
     signal(&up, Signal::HUP);
     let outcome = end(up);
     assert_eq!(outcome.code, Some(0));
     assert!(outcome.stderr.contains("hung up"), "{}", outcome.stderr);
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn a_sidecar_that_dies_is_started_again() {
-    let world = world("echo $$ >> starts\ntest $(wc -l < starts) -ge 3 && exec sleep 600\nkill -9 $$\n");
+fn exited_sidecar_is_restarted() {
+    let world = test_env("echo $$ >> starts\ntest $(wc -l < starts) -ge 3 && exec sleep 600\nkill -9 $$\n");
     let up = start(&world);
-    let pids = starts(&world, 3);
+    let pids = started_pids(&world, 3);
     signal(&up, Signal::TERM);
     let outcome = end(up);
     assert_eq!(outcome.code, Some(0));
@@ -233,15 +233,15 @@ fn a_sidecar_that_dies_is_started_again() {
         restarts[0].ends_with("in 50ms") && restarts[1].ends_with("in 100ms"),
         "it backs off: {restarts:?}"
     );
-    assert!(!alive(pids[2]));
+    assert!(!is_alive(pids[2]));
 }
 
 #[test]
 fn a_sidecar_that_cannot_serve_ends_all() {
-    let world = world(&format!(
-        "case \"$2\" in *default.second*) echo 'second: bad model' >&2; until test -s starts; do sleep 0.05; done; exit 78;; esac\n{STAYS}"
+    let world = test_env(&format!(
+        "case \"$2\" in *default.second*) echo 'second: bad model' >&2; until test -s starts; do sleep 0.05; done; exit 78;; esac\n{RUNNING_SIDECAR}"
     ));
-    world.write("local.yaml", &format!("{YAML}{SECOND}"));
+    world.write("local.yaml", &format!("{YAML}{SECOND_TENANT}"));
     let outcome = end(start(&world));
     assert_eq!(outcome.code, Some(78));
     assert!(outcome.stderr.contains("second: bad model\n"), "{}", outcome.stderr);
@@ -250,20 +250,20 @@ fn a_sidecar_that_cannot_serve_ends_all() {
         "{}",
         outcome.stderr
     );
-    assert!(!alive(starts(&world, 1)[0]), "the other one is ended");
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert!(!is_alive(started_pids(&world, 1)[0]), "the other one is ended");
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 /// A sidecar that refuses what it is told, leaving word.
-fn refuses(field: &str) -> World {
-    world(&format!(
+fn rejecting_env(field: &str) -> TestEnv {
+    test_env(&format!(
         "echo '{{\"fields\": [\"{field}\"], \"problem\": \"no good\"}}' > \"$(dirname \"$2\")/refusal.json\"\nexit 78\n"
     ))
 }
 
 #[test]
-fn a_refusal_is_told_by_file_line_and_field_of_the_yaml() {
-    let outcome = end(start(&refuses("gpu.memory_bytes")));
+fn rejection_names_file_line_and_field() {
+    let outcome = end(start(&rejecting_env("gpu.memory_bytes")));
     assert_eq!(outcome.code, Some(78));
     assert_eq!(
         outcome.stderr,
@@ -274,7 +274,7 @@ fn a_refusal_is_told_by_file_line_and_field_of_the_yaml() {
 
 #[test]
 fn a_taken_port_comes_with_the_option_that_chooses_another() {
-    let outcome = end(start(&refuses("listen.serve")));
+    let outcome = end(start(&rejecting_env("listen.serve")));
     assert_eq!(outcome.code, Some(78));
     let expected = "sluice: default/story: no good; choose another port with --port (0 = a free one)";
     assert!(outcome.stderr.starts_with(expected), "{}", outcome.stderr);
@@ -282,75 +282,75 @@ fn a_taken_port_comes_with_the_option_that_chooses_another() {
 
 #[test]
 fn a_sidecar_that_does_not_listen_to_sigterm_is_killed() {
-    let world = world("trap '' TERM\necho $$ >> starts\nwhile :; do sleep 0.2; done\n");
+    let world = test_env("trap '' TERM\necho $$ >> starts\nwhile :; do sleep 0.2; done\n");
     let up = start(&world);
-    let sidecar = starts(&world, 1)[0];
+    let sidecar = started_pids(&world, 1)[0];
     signal(&up, Signal::TERM);
     let outcome = end(up);
     assert_eq!(outcome.code, Some(0));
     assert!(outcome.stderr.contains("did not end within"), "{}", outcome.stderr);
-    assert!(!alive(sidecar));
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert!(!is_alive(sidecar));
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
 fn no_sidecar_outlives_a_killed_parent_and_the_tenant_can_be_started_again() {
-    let world = world(STAYS);
+    let world = test_env(RUNNING_SIDECAR);
     let mut up = start(&world);
-    let sidecar = starts(&world, 1)[0];
-    assert!(alive(sidecar));
+    let sidecar = started_pids(&world, 1)[0];
+    assert!(is_alive(sidecar));
     signal(&up, Signal::KILL);
     // Not `end`: a sidecar that lived on would hold the other end of its pipes.
     up.wait().unwrap();
-    eventually("the sidecar ends with its parent", || (!alive(sidecar)).then_some(()));
+    wait_for("the sidecar ends with its parent", || (!is_alive(sidecar)).then_some(()));
     let again = start(&world);
-    starts(&world, 2);
+    started_pids(&world, 2);
     signal(&again, Signal::TERM);
     assert_eq!(end(again).code, Some(0));
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn the_same_tenant_twice_is_refused_and_the_first_goes_on() {
-    let world = world(STAYS);
+fn duplicate_tenant_is_rejected_and_first_continues() {
+    let world = test_env(RUNNING_SIDECAR);
     let first = start(&world);
-    let sidecar = starts(&world, 1)[0];
+    let sidecar = started_pids(&world, 1)[0];
     let second = end(start(&world));
     assert_eq!(second.code, Some(1));
     assert!(second.stderr.starts_with("sluice: default/story is running already"), "{}", second.stderr);
-    assert!(alive(sidecar) && world.left_behind().len() == 1);
-    assert!(starts(&world, 1).len() == 1, "no second sidecar");
+    assert!(is_alive(sidecar) && world.runtime_dir_entries().len() == 1);
+    assert!(started_pids(&world, 1).len() == 1, "no second sidecar");
     signal(&first, Signal::TERM);
     assert_eq!(end(first).code, Some(0));
 }
 
 #[test]
 fn a_second_signal_ends_at_once_and_leaves_nothing() {
-    let world = world(
+    let world = test_env(
         "trap '' TERM\nsleep 600 & echo $! >> starts\necho $$ >> starts\nwhile :; do sleep 0.2; done\n",
     );
     world.write("local.yaml", &YAML.replace("drainSeconds: 0", "drainSeconds: 3600"));
     let mut up = start(&world);
-    let pids = starts(&world, 2);
+    let pids = started_pids(&world, 2);
     signal(&up, Signal::INT);
     let mut stderr = BufReader::new(up.stderr.take().unwrap());
     let mut line = String::new();
     stderr.read_line(&mut line).unwrap();
     assert_eq!(line, "sluice: interrupted; open streams may finish; a second signal ends at once\n");
-    assert!(up.try_wait().unwrap().is_none() && pids.iter().all(|pid| alive(*pid)), "streams may finish");
+    assert!(up.try_wait().unwrap().is_none() && pids.iter().all(|pid| is_alive(*pid)), "streams may finish");
     let begun = std::time::Instant::now();
     signal(&up, Signal::INT);
     assert_eq!(end(up).code, Some(1), "streams were cut");
-    assert!(begun.elapsed() < crate::support::PATIENCE, "it took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < crate::support::TEST_TIMEOUT, "it took {:?}", begun.elapsed());
     for pid in pids {
-        eventually("the sidecar and what it started end", || (!alive(pid)).then_some(()));
+        wait_for("the sidecar and what it started end", || (!is_alive(pid)).then_some(()));
     }
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn a_sidecar_that_cannot_be_started_again_for_a_while_is_tried_until_it_can() {
-    let world = world(
+fn failed_restart_is_retried_until_it_succeeds() {
+    let world = test_env(
         "echo $$ >> starts\ntest $(wc -l < starts) -ge 2 && exec sleep 600\nmv \"$0\" \"$0.aside\"\nkill -9 $$\n",
     );
     let mut up = start(&world);
@@ -361,32 +361,32 @@ fn a_sidecar_that_cannot_be_started_again_for_a_while_is_tried_until_it_can() {
     }
     let binary = world.path("bin/sluice-sidecar");
     std::fs::rename(world.path("bin/sluice-sidecar.aside"), &binary).unwrap();
-    let pids = starts(&world, 2);
-    assert!(alive(pids[1]), "{said}");
+    let pids = started_pids(&world, 2);
+    assert!(is_alive(pids[1]), "{said}");
     signal(&up, Signal::TERM);
     assert_eq!(end(up).code, Some(0));
     assert!(said.contains("default/story") && said.contains(binary.to_str().unwrap()), "{said}");
 }
 
 #[test]
-fn nobody_needs_to_read_what_it_says() {
+fn unread_output_does_not_block() {
     let probes = serve(axum::Router::new().route("/ready", get(|| async { StatusCode::OK })));
-    let world = world(&sidecar_at(probes).replace("exec sleep 600", "sleep 0.5\nkill -9 $$"));
+    let world = test_env(&sidecar_at(probes).replace("exec sleep 600", "sleep 0.5\nkill -9 $$"));
     let mut up = start(&world);
     drop((up.stdout.take(), up.stderr.take()));
     // Ready, dead and started again, each with a line that nobody reads.
-    starts(&world, 3);
+    started_pids(&world, 3);
     assert!(up.try_wait().unwrap().is_none(), "it goes on");
     signal(&up, Signal::TERM);
     assert_eq!(up.wait().unwrap().code(), Some(0));
-    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
 #[test]
-fn files_with_nothing_to_run_are_a_mistake() {
+fn files_without_tenants_are_a_config_error() {
     let (pool, _) = YAML.split_once("---").unwrap();
-    assert_eq!(refused(pool).stderr, "sluice: nothing to run: the files hold no ModelTenant\n");
+    assert_eq!(rejected_output(pool).stderr, "sluice: nothing to run: the files hold no ModelTenant\n");
     let suspended = YAML.replace("drainSeconds: 0", "suspend: true");
     let message = "sluice: nothing to run: the one ModelTenant is suspended or has no replicas\n";
-    assert_eq!(refused(&suspended).stderr, message);
+    assert_eq!(rejected_output(&suspended).stderr, message);
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use sluice_types::Quantity;
 
 use crate::DRIVER;
-use crate::config::SMALLEST_CHUNK;
-use crate::devices::{MOST, Offer};
-use crate::store::Places;
+use crate::config::MIN_CHUNK_BYTES;
+use crate::devices::{MAX_DEVICES, Offer};
+use crate::store::NodeDirs;
 
 /// Options of the driver.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,7 +48,7 @@ pub struct Args {
 pub enum OfferError {
     /// More than a ResourceSlice holds.
     #[error(
-        "--neighbourhoods {neighbourhoods} and --host-gpus {host_gpus} are more than {MOST} devices together"
+        "--neighbourhoods {neighbourhoods} and --host-gpus {host_gpus} are more than {MAX_DEVICES} devices together"
     )]
     TooMany {
         /// As written.
@@ -58,10 +58,10 @@ pub enum OfferError {
     },
     /// Nothing at all.
     #[error("--neighbourhoods and --host-gpus are both 0: there is nothing to offer")]
-    Nothing,
+    NoDevices,
     /// Not one chunk.
     #[error("--host-memory {0} does not hold one chunk of 64Ki")]
-    Small(String),
+    MemoryTooSmall(String),
 }
 
 impl Args {
@@ -71,24 +71,24 @@ impl Args {
     /// More than one ResourceSlice can say.
     pub fn offer(&self) -> Result<Offer, OfferError> {
         let (neighbourhoods, host_gpus) = (self.neighbourhoods, self.host_gpus);
-        if neighbourhoods.saturating_add(host_gpus) > MOST {
+        if neighbourhoods.saturating_add(host_gpus) > MAX_DEVICES {
             return Err(OfferError::TooMany { neighbourhoods, host_gpus });
         }
         if neighbourhoods == 0 && host_gpus == 0 {
-            return Err(OfferError::Nothing);
+            return Err(OfferError::NoDevices);
         }
         // Whole chunks of the smallest size. The API server writes such a quantity as we do.
-        let bytes = self.host_memory.bytes() & !(SMALLEST_CHUNK - 1);
+        let bytes = self.host_memory.bytes() & !(MIN_CHUNK_BYTES - 1);
         if bytes == 0 {
-            return Err(OfferError::Small(self.host_memory.as_str().into()));
+            return Err(OfferError::MemoryTooSmall(self.host_memory.as_str().into()));
         }
         let host_memory = Quantity::from_bytes(bytes);
         Ok(Offer { node: self.node_name.clone(), neighbourhoods, host_gpus, host_memory })
     }
 
     /// Where everything is kept.
-    pub fn places(&self) -> Places {
-        Places { own: self.own_folder(), cdi: self.cdi_folder.clone(), group: self.group }
+    pub fn node_dirs(&self) -> NodeDirs {
+        NodeDirs { own: self.own_folder(), cdi: self.cdi_folder.clone(), group: self.group }
     }
 
     /// Socket by which the kubelet prepares claims.
@@ -102,7 +102,7 @@ impl Args {
     }
 
     /// Time between two looks for claims that vanished.
-    pub fn sweep_every(&self) -> Duration {
+    pub fn sweep_interval(&self) -> Duration {
         Duration::from_secs(self.sweep_seconds)
     }
 

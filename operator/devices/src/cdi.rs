@@ -6,8 +6,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::claim::{Given, Granted};
-use crate::devices::Kind;
+use crate::claim::{AllocatedDevice, PreparedClaim};
+use crate::devices::DeviceKind;
 
 /// Vendor and class of all our CDI devices.
 const KIND: &str = "sluice.dev/claim";
@@ -31,10 +31,10 @@ fn device_name(uid: &str, device: &str) -> String {
 }
 
 /// The specification of a claim whose pods share `folder`, of which the group is `group`.
-pub fn spec(granted: &Granted, folder: &Path, group: u32) -> Value {
-    let device = |given: &Given| {
-        let edits = match Kind::of(&given.device) {
-            Some(Kind::Neighbourhood) => neighbourhood(folder, group),
+pub fn spec(granted: &PreparedClaim, folder: &Path, group: u32) -> Value {
+    let device = |given: &AllocatedDevice| {
+        let edits = match DeviceKind::from_name(&given.device) {
+            Some(DeviceKind::Neighbourhood) => ledger_edits(folder, group),
             _ => json!({"env": [format!("SLUICE_DEVICE={}", given.device)]}),
         };
         json!({"name": device_name(&granted.uid, &given.device), "containerEdits": edits})
@@ -43,7 +43,7 @@ pub fn spec(granted: &Granted, folder: &Path, group: u32) -> Value {
     json!({"cdiVersion": "0.7.0", "kind": KIND, "devices": devices})
 }
 
-fn neighbourhood(folder: &Path, group: u32) -> Value {
+fn ledger_edits(folder: &Path, group: u32) -> Value {
     let mount = json!({
         "hostPath": folder,
         "containerPath": MOUNT,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::DRIVER;
 use crate::config::{self, ConfigError};
-use crate::devices::{Kind, Offer};
+use crate::devices::{DeviceKind, Offer};
 use crate::proto;
 
 /// Version of [`Granted`] on disk. Fields that a reader does not know it ignores, so that an older driver can read what a
@@ -17,7 +17,7 @@ pub const RECORD_VERSION: u32 = 1;
 /// A claim that is prepared, as it is kept on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Granted {
+pub struct PreparedClaim {
     /// [`RECORD_VERSION`].
     pub version: u32,
     /// Namespace of the claim.
@@ -27,13 +27,13 @@ pub struct Granted {
     /// UID of the claim.
     pub uid: String,
     /// Its devices, in the order of the allocation.
-    pub devices: Vec<Given>,
+    pub devices: Vec<AllocatedDevice>,
 }
 
 /// A device of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Given {
+pub struct AllocatedDevice {
     /// Request of the claim; of one with alternatives the main one, by which containers name it.
     pub request: String,
     /// Pool of the device.
@@ -44,10 +44,10 @@ pub struct Given {
 
 /// Why a claim is not prepared. The text reaches the pod's events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ClaimError {
     /// There is another claim of that name.
     #[error("claim {claim} has the UID {found} now, not {asked}: it was deleted and made anew")]
-    OtherUid {
+    UidMismatch {
         /// Namespace and name.
         claim: String,
         /// Its UID.
@@ -57,16 +57,16 @@ pub enum Refusal {
     },
     /// A UID is a name of files here.
     #[error("`{0}` is no UID")]
-    Uid(String),
+    InvalidUid(String),
     /// The scheduler has not given it anything.
     #[error("claim {0} is not allocated")]
     NotAllocated(String),
     /// Nothing of it is this driver's.
     #[error("claim {0} has no device of {DRIVER} in the pool of this node")]
-    NotOurs(String),
+    NoOwnDevices(String),
     /// The node does not offer the device.
     #[error("claim {claim}: this node has no device {device}")]
-    NoDevice {
+    DeviceNotOffered {
         /// Namespace and name.
         claim: String,
         /// The device.
@@ -74,7 +74,7 @@ pub enum Refusal {
     },
     /// Its configuration cannot be used.
     #[error("claim {claim}, request {request}: {source}")]
-    Config {
+    InvalidConfig {
         /// Namespace and name.
         claim: String,
         /// The request.
@@ -88,19 +88,23 @@ pub enum Refusal {
 ///
 /// # Errors
 /// It cannot be prepared, for a reason that its owner must mend.
-pub fn granted(claim: &ResourceClaim, asked: &proto::Claim, offer: &Offer) -> Result<Granted, Refusal> {
+pub fn prepared_claim(
+    claim: &ResourceClaim,
+    asked: &proto::Claim,
+    offer: &Offer,
+) -> Result<PreparedClaim, ClaimError> {
     let title = format!("{}/{}", asked.namespace, asked.name);
     check_uid(claim, asked, &title)?;
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let allocation = allocation.and_then(|allocation| allocation.devices.as_ref());
-    let allocation = allocation.ok_or_else(|| Refusal::NotAllocated(title.clone()))?;
+    let allocation = allocation.ok_or_else(|| ClaimError::NotAllocated(title.clone()))?;
     let ours = |result: &&DeviceRequestAllocationResult| result.driver == DRIVER && result.pool == offer.node;
     let results: Vec<_> = allocation.results.iter().flatten().filter(ours).collect();
     if results.is_empty() {
-        return Err(Refusal::NotOurs(title));
+        return Err(ClaimError::NoOwnDevices(title));
     }
-    let devices = results.into_iter().map(|result| given(allocation, result, offer, &title));
-    Ok(Granted {
+    let devices = results.into_iter().map(|result| checked_device(allocation, result, offer, &title));
+    Ok(PreparedClaim {
         version: RECORD_VERSION,
         namespace: asked.namespace.clone(),
         name: asked.name.clone(),
@@ -109,15 +113,15 @@ pub fn granted(claim: &ResourceClaim, asked: &proto::Claim, offer: &Offer) -> Re
     })
 }
 
-fn check_uid(claim: &ResourceClaim, asked: &proto::Claim, title: &str) -> Result<(), Refusal> {
+fn check_uid(claim: &ResourceClaim, asked: &proto::Claim, title: &str) -> Result<(), ClaimError> {
     if !is_uid(&asked.uid) {
-        return Err(Refusal::Uid(asked.uid.clone()));
+        return Err(ClaimError::InvalidUid(asked.uid.clone()));
     }
     let found = claim.metadata.uid.as_deref().unwrap_or("none");
     if found == asked.uid {
         return Ok(());
     }
-    Err(Refusal::OtherUid { claim: title.into(), found: found.into(), asked: asked.uid.clone() })
+    Err(ClaimError::UidMismatch { claim: title.into(), found: found.into(), asked: asked.uid.clone() })
 }
 
 /// Whether `text` may name files: what the API server makes are hexadecimal digits and dashes.
@@ -126,29 +130,29 @@ pub fn is_uid(text: &str) -> bool {
     fits && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-fn given(
+fn checked_device(
     allocation: &DeviceAllocationResult,
     result: &DeviceRequestAllocationResult,
     offer: &Offer,
     title: &str,
-) -> Result<Given, Refusal> {
-    let absent = || Refusal::NoDevice { claim: title.into(), device: result.device.clone() };
+) -> Result<AllocatedDevice, ClaimError> {
+    let absent = || ClaimError::DeviceNotOffered { claim: title.into(), device: result.device.clone() };
     let offered = |device: &k8s_openapi::api::resource::v1::Device| device.name == result.device;
-    let kind = Kind::of(&result.device).ok_or_else(absent)?;
+    let kind = DeviceKind::from_name(&result.device).ok_or_else(absent)?;
     if !crate::devices::devices(offer).iter().any(offered) {
         return Err(absent());
     }
-    check_config(kind, allocation, result, offer).map_err(|source| Refusal::Config {
+    check_config(kind, allocation, result, offer).map_err(|source| ClaimError::InvalidConfig {
         claim: title.into(),
         request: result.request.clone(),
         source,
     })?;
-    Ok(as_given(result))
+    Ok(to_allocated_device(result))
 }
 
-fn as_given(result: &DeviceRequestAllocationResult) -> Given {
+fn to_allocated_device(result: &DeviceRequestAllocationResult) -> AllocatedDevice {
     let (request, pool) = (main_request(&result.request).to_owned(), result.pool.clone());
-    Given { request, pool, device: result.device.clone() }
+    AllocatedDevice { request, pool, device: result.device.clone() }
 }
 
 fn main_request(request: &str) -> &str {
@@ -156,25 +160,25 @@ fn main_request(request: &str) -> &str {
 }
 
 /// Devices of `claim` that a driver of the node `node` has in hand, good or not; none if it is not allocated there.
-pub fn allocated(claim: &ResourceClaim, node: &str) -> Vec<Given> {
+pub fn allocated_devices(claim: &ResourceClaim, node: &str) -> Vec<AllocatedDevice> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
     let ours = results.into_iter().flatten().filter(|result| result.driver == DRIVER && result.pool == node);
-    ours.map(as_given).collect()
+    ours.map(to_allocated_device).collect()
 }
 
 fn check_config(
-    kind: Kind,
+    kind: DeviceKind,
     allocation: &DeviceAllocationResult,
     result: &DeviceRequestAllocationResult,
     offer: &Offer,
 ) -> Result<(), ConfigError> {
     let Some((config, parameters)) = parameters(allocation, &result.request) else { return Ok(()) };
     match kind {
-        Kind::HostGpu => config::check(parameters, &result.device, &offer.host_memory).map(drop),
+        DeviceKind::HostGpu => config::check(parameters, &result.device, &offer.host_memory).map(drop),
         // One for all requests is meant for the GPU.
-        Kind::Neighbourhood if config.requests.as_ref().is_none_or(Vec::is_empty) => Ok(()),
-        Kind::Neighbourhood => Err(ConfigError::Neighbourhood(result.device.clone())),
+        DeviceKind::Neighbourhood if config.requests.as_ref().is_none_or(Vec::is_empty) => Ok(()),
+        DeviceKind::Neighbourhood => Err(ConfigError::Neighbourhood(result.device.clone())),
     }
 }
 

@@ -7,9 +7,9 @@ use sluice_types::{API_VERSION, Quantity};
 /// Kind of the configuration in a claim.
 const KIND: &str = "HostGpuConfig";
 /// Smallest unit in which device memory changes hands, bytes.
-pub const SMALLEST_CHUNK: u64 = 64 << 10;
+pub const MIN_CHUNK_BYTES: u64 = 64 << 10;
 /// Largest such unit, bytes; all powers of two between are allowed.
-const LARGEST_CHUNK: u64 = 2 << 20;
+const MAX_CHUNK_BYTES: u64 = 2 << 20;
 
 /// A host-backed GPU, as `spec.devices.config[].opaque.parameters` of a claim has it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -27,7 +27,7 @@ pub struct HostGpuConfig {
 pub enum ConfigError {
     /// It has another shape.
     #[error("the configuration of the host-backed GPU cannot be read: {0}")]
-    Shape(String),
+    Malformed(String),
     /// It is another kind of object.
     #[error("the configuration is {found}, not {API_VERSION}, kind {KIND}")]
     Kind {
@@ -36,10 +36,10 @@ pub enum ConfigError {
     },
     /// The chunk has a size in which nothing is traded.
     #[error("chunkBytes is {0}, not 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi")]
-    Chunk(String),
+    InvalidChunk(String),
     /// The memory holds not even one chunk.
     #[error("memory {memory} does not hold one chunk of {chunk}")]
-    Small {
+    MemoryBelowChunk {
         /// The memory.
         memory: String,
         /// The chunk.
@@ -49,7 +49,7 @@ pub enum ConfigError {
     #[error(
         "memory {memory} is more than device {device} has ({capacity}); the driver's --host-memory sets it"
     )]
-    Large {
+    MemoryAboveCapacity {
         /// The memory.
         memory: String,
         /// The device.
@@ -62,7 +62,7 @@ pub enum ConfigError {
     Neighbourhood(String),
     /// No byte would ever arrive.
     #[error("linkBytesPerSecond is 0; leave it out for a link as fast as memory")]
-    Link,
+    ZeroLinkBandwidth,
 }
 
 /// Reads `parameters` and checks them against the device, which has `capacity` of memory.
@@ -71,14 +71,14 @@ pub enum ConfigError {
 /// The configuration cannot be used; the message is meant for an event.
 pub fn check(parameters: &Value, device: &str, capacity: &Quantity) -> Result<HostGpuConfig, ConfigError> {
     check_kind(parameters)?;
-    let config: HostGpuConfig =
-        serde_json::from_value(parameters.clone()).map_err(|error| ConfigError::Shape(error.to_string()))?;
+    let config: HostGpuConfig = serde_json::from_value(parameters.clone())
+        .map_err(|error| ConfigError::Malformed(error.to_string()))?;
     let chunk = config.chunk_bytes.bytes();
-    if !chunk.is_power_of_two() || !(SMALLEST_CHUNK..=LARGEST_CHUNK).contains(&chunk) {
-        return Err(ConfigError::Chunk(config.chunk_bytes.as_str().into()));
+    if !chunk.is_power_of_two() || !(MIN_CHUNK_BYTES..=MAX_CHUNK_BYTES).contains(&chunk) {
+        return Err(ConfigError::InvalidChunk(config.chunk_bytes.as_str().into()));
     }
     if config.link_bytes_per_second.as_ref().is_some_and(|link| link.bytes() == 0) {
-        return Err(ConfigError::Link);
+        return Err(ConfigError::ZeroLinkBandwidth);
     }
     check_memory(&config, device, capacity)?;
     Ok(config)
@@ -97,11 +97,11 @@ fn check_kind(parameters: &Value) -> Result<(), ConfigError> {
 fn check_memory(config: &HostGpuConfig, device: &str, capacity: &Quantity) -> Result<(), ConfigError> {
     let memory = config.memory.as_str().to_owned();
     if config.memory.bytes() < config.chunk_bytes.bytes() {
-        return Err(ConfigError::Small { memory, chunk: config.chunk_bytes.as_str().into() });
+        return Err(ConfigError::MemoryBelowChunk { memory, chunk: config.chunk_bytes.as_str().into() });
     }
     if config.memory.bytes() > capacity.bytes() {
         let (device, capacity) = (device.into(), capacity.as_str().into());
-        return Err(ConfigError::Large { memory, device, capacity });
+        return Err(ConfigError::MemoryAboveCapacity { memory, device, capacity });
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ mod tests {
 
     use super::check;
 
-    fn said(change: impl FnOnce(&mut Value)) -> String {
+    fn error_text(change: impl FnOnce(&mut Value)) -> String {
         let mut config = json!({
             "apiVersion": "sluice.dev/v1alpha1", "kind": "HostGpuConfig", "memory": "96Mi", "chunkBytes": "64Ki",
         });
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn a_configuration_that_fits_the_device_is_good() {
-        assert_eq!(said(|_| ()), "good");
-        assert_eq!(said(|config| config["linkBytesPerSecond"] = json!("8Gi")), "good");
-        assert_eq!(said(|config| config["chunkBytes"] = json!("2Mi")), "good");
+        assert_eq!(error_text(|_| ()), "good");
+        assert_eq!(error_text(|config| config["linkBytesPerSecond"] = json!("8Gi")), "good");
+        assert_eq!(error_text(|config| config["chunkBytes"] = json!("2Mi")), "good");
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_words_that_name_the_field() {
+    fn error_message_names_the_field() {
         let cases = [
             ("memory", json!("97Mi"), "memory 97Mi is more than device gpu-0 has (96Mi)"),
             ("memory", json!("63Ki"), "memory 63Ki does not hold one chunk of 64Ki"),
@@ -143,10 +143,10 @@ mod tests {
             ("apiVersion", json!("v2"), "the configuration is v2, kind HostGpuConfig, not"),
         ];
         for (field, value, words) in cases {
-            let said = said(|config| config[field] = value.clone());
+            let said = error_text(|config| config[field] = value.clone());
             assert!(said.contains(words), "{field}: {value}: {said}");
         }
-        let missing = said(|config| drop(config.as_object_mut().unwrap().remove("memory")));
+        let missing = error_text(|config| drop(config.as_object_mut().unwrap().remove("memory")));
         assert!(missing.contains("missing field `memory`"), "{missing}");
     }
 }

@@ -12,7 +12,7 @@ use sluice_types::Quantity;
 use crate::DRIVER;
 
 /// Devices that fit in one ResourceSlice.
-pub const MOST: u32 = 128;
+pub const MAX_DEVICES: u32 = 128;
 
 /// Start of the name of a neighbourhood device.
 const NEIGHBOURHOOD: &str = "neighbourhood-";
@@ -39,21 +39,21 @@ pub struct Offer {
 
 /// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DeviceKind {
     /// A folder that the claim's pods share.
     Neighbourhood,
     /// A GPU of host memory.
     HostGpu,
 }
 
-impl Kind {
+impl DeviceKind {
     /// The kind of the device called `name`; `None` if no device of ours is called so.
-    pub fn of(name: &str) -> Option<Kind> {
+    pub fn from_name(name: &str) -> Option<DeviceKind> {
         let numbered = |start| name.strip_prefix(start).is_some_and(|rest| rest.parse::<u32>().is_ok());
         if numbered(NEIGHBOURHOOD) {
-            Some(Kind::Neighbourhood)
+            Some(DeviceKind::Neighbourhood)
         } else {
-            numbered(GPU).then_some(Kind::HostGpu)
+            numbered(GPU).then_some(DeviceKind::HostGpu)
         }
     }
 }
@@ -88,7 +88,7 @@ fn device(name: String, kind: &str, index: u32) -> Device {
 }
 
 /// The same, each GPU with its UUID: as a real one's, it is nobody else's, and stays for as long as the node does.
-fn known(offer: &Offer, node_uid: &str) -> Vec<Device> {
+fn slice_devices(offer: &Offer, node_uid: &str) -> Vec<Device> {
     let mut all = devices(offer);
     for (index, gpu) in (0..offer.host_gpus).zip(&mut all) {
         let uuid = format!("HOST-{node_uid}-{index}");
@@ -123,7 +123,7 @@ pub fn slice(offer: &Offer, node_uid: &str, generation: i64) -> ResourceSlice {
             driver: DRIVER.into(),
             node_name: Some(offer.node.clone()),
             pool: ResourcePool { name: offer.node.clone(), generation, resource_slice_count: 1 },
-            devices: Some(known(offer, node_uid)),
+            devices: Some(slice_devices(offer, node_uid)),
             ..ResourceSliceSpec::default()
         },
     }
@@ -133,7 +133,7 @@ pub fn slice(offer: &Offer, node_uid: &str, generation: i64) -> ResourceSlice {
 mod tests {
     use sluice_types::Quantity;
 
-    use super::{Kind, Offer, devices, slice};
+    use super::{DeviceKind, Offer, devices, slice};
 
     fn offer() -> Offer {
         let host_memory = Quantity::from_bytes(96 << 20);
@@ -145,8 +145,11 @@ mod tests {
         let devices = devices(&offer());
         let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["gpu-0", "neighbourhood-0", "neighbourhood-1"]);
-        let kinds: Vec<_> = names.iter().map(|name| Kind::of(name)).collect();
-        assert_eq!(kinds, [Some(Kind::HostGpu), Some(Kind::Neighbourhood), Some(Kind::Neighbourhood)]);
+        let kinds: Vec<_> = names.iter().map(|name| DeviceKind::from_name(name)).collect();
+        assert_eq!(
+            kinds,
+            [Some(DeviceKind::HostGpu), Some(DeviceKind::Neighbourhood), Some(DeviceKind::Neighbourhood)]
+        );
         assert_eq!(devices[0].capacity.as_ref().unwrap()["memory"].value.0, "96Mi");
         assert_eq!(devices[1].capacity, None);
     }
@@ -154,7 +157,7 @@ mod tests {
     #[test]
     fn a_name_that_no_device_has_is_of_no_kind() {
         for name in ["", "gpu-", "gpu-x", "gpu", "neighbourhood", "fpga-0", "gpu-0x", "gpu--1"] {
-            assert_eq!(Kind::of(name), None, "{name}");
+            assert_eq!(DeviceKind::from_name(name), None, "{name}");
         }
     }
 

@@ -12,18 +12,18 @@ use tokio::sync::{Notify, watch};
 
 use crate::DRIVER;
 use crate::cdi;
-use crate::claim::{Granted, Refusal, allocated, granted, is_uid};
+use crate::claim::{ClaimError, PreparedClaim, allocated_devices, is_uid, prepared_claim};
 use crate::devices::Offer;
 use crate::health::Metrics;
 use crate::proto::{
-    Claim, Claims, DRA_TYPE, DRA_VERSION, Device, PluginInfo, PrepareAnswer, Prepared, RegistrationStatus,
-    UnprepareAnswer, Unprepared,
+    Claim, Claims, DRA_TYPE, DRA_VERSION, Device, NodePrepareResourceResponse, NodePrepareResourcesResponse,
+    NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse, PluginInfo, RegistrationStatus,
 };
 use crate::rpc::{Plugin, Registrar};
 use crate::store::{Store, StoreError};
 
 /// Time for the API server to tell about a claim: the kubelet waits 45 seconds for all of a call.
-const PATIENCE: Duration = Duration::from_secs(20);
+const API_READ_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Prepares claims on one node.
 pub struct Driver {
@@ -33,10 +33,10 @@ pub struct Driver {
     metrics: Arc<Metrics>,
     /// One call after the other, as the helper of upstream's drivers has it: what is taken back while it is prepared
     /// would stay.
-    turn: tokio::sync::Mutex<()>,
+    prepare_lock: tokio::sync::Mutex<()>,
     /// Claims that were gone at the last look.
-    suspects: Mutex<HashSet<String>>,
-    thrown_away: Notify,
+    missing_claims: Mutex<HashSet<String>>,
+    stale_added: Notify,
 }
 
 /// Why a claim is not prepared.
@@ -44,7 +44,7 @@ pub struct Driver {
 pub enum PrepareError {
     /// The claim says something that its owner must mend.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] ClaimError),
     /// There is no such claim, or it cannot be read.
     #[error("claim {claim} cannot be read: {source}")]
     Read {
@@ -54,8 +54,8 @@ pub enum PrepareError {
         source: Box<kube::Error>,
     },
     /// The API server took too long.
-    #[error("claim {0} cannot be read: no answer in {seconds} seconds", seconds = PATIENCE.as_secs())]
-    Silence(String),
+    #[error("claim {0} cannot be read: no answer in {seconds} seconds", seconds = API_READ_TIMEOUT.as_secs())]
+    Timeout(String),
     /// The node's disk.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -69,9 +69,9 @@ impl Driver {
             offer,
             store: Mutex::new(store),
             metrics,
-            turn: tokio::sync::Mutex::default(),
-            suspects: Mutex::default(),
-            thrown_away: Notify::new(),
+            prepare_lock: tokio::sync::Mutex::default(),
+            missing_claims: Mutex::default(),
+            stale_added: Notify::new(),
         };
         driver.count();
         driver
@@ -90,13 +90,13 @@ impl Driver {
 
     async fn prepare_one(&self, asked: &Claim) -> Result<Vec<Device>, PrepareError> {
         let title = || format!("{}/{}", asked.namespace, asked.name);
-        let claim = tokio::time::timeout(PATIENCE, self.get(asked)).await;
-        let claim = claim.map_err(|_| PrepareError::Silence(title()))?;
+        let claim = tokio::time::timeout(API_READ_TIMEOUT, self.get(asked)).await;
+        let claim = claim.map_err(|_| PrepareError::Timeout(title()))?;
         let claim =
             claim.map_err(|source| PrepareError::Read { claim: title(), source: Box::new(source) })?;
-        let granted = match self.held(&claim, asked)? {
+        let granted = match self.recorded_claim(&claim, asked)? {
             Some(held) => held,
-            None => granted(&claim, asked, &self.offer)?,
+            None => prepared_claim(&claim, asked, &self.offer)?,
         };
         self.store().add(&granted)?;
         Ok(devices(&granted))
@@ -104,73 +104,77 @@ impl Driver {
 
     /// The claim if it is prepared already, with the devices that it is allocated: it keeps them, even if the node offers
     /// less now.
-    fn held(&self, claim: &ResourceClaim, asked: &Claim) -> Result<Option<Granted>, StoreError> {
+    fn recorded_claim(
+        &self,
+        claim: &ResourceClaim,
+        asked: &Claim,
+    ) -> Result<Option<PreparedClaim>, StoreError> {
         if !is_uid(&asked.uid) || claim.metadata.uid.as_ref() != Some(&asked.uid) {
             return Ok(None);
         }
         let held = self.store().find(&asked.uid)?;
-        Ok(held.filter(|held| held.devices == allocated(claim, &self.offer.node)))
+        Ok(held.filter(|held| held.devices == allocated_devices(claim, &self.offer.node)))
     }
 
     async fn get(&self, claim: &Claim) -> Result<ResourceClaim, kube::Error> {
         Api::namespaced(self.client.clone(), &claim.namespace).get(&claim.name).await
     }
 
-    async fn prepared(&self, claim: Claim) -> (String, Prepared) {
+    async fn prepare_response(&self, claim: Claim) -> (String, NodePrepareResourceResponse) {
         let result = self.prepare_one(&claim).await;
         self.metrics.prepared(result.is_ok());
         let answer = match result {
-            Ok(devices) => Prepared { devices, error: String::new() },
+            Ok(devices) => NodePrepareResourceResponse { devices, error: String::new() },
             Err(error) => {
                 tracing::warn!(namespace = claim.namespace, name = claim.name, %error, "refused");
-                Prepared { devices: Vec::new(), error: error.to_string() }
+                NodePrepareResourceResponse { devices: Vec::new(), error: error.to_string() }
             }
         };
         (claim.uid, answer)
     }
 
-    fn unprepared(&self, claim: Claim) -> (String, Unprepared) {
+    fn unprepare_response(&self, claim: Claim) -> (String, NodeUnprepareResourceResponse) {
         let error = self.store().remove(&claim.uid).err();
-        self.thrown_away.notify_one();
+        self.stale_added.notify_one();
         self.metrics.unprepared(error.is_none());
         let error = error.map(|error| error.to_string()).unwrap_or_default();
-        (claim.uid, Unprepared { error })
+        (claim.uid, NodeUnprepareResourceResponse { error })
     }
 
     /// Removes what was prepared for claims that were gone at the last look already: their pods were deleted by force
     /// while this driver was away. The kubelet, which knows better whether a container still runs, has had the time
     /// between two looks to say so itself.
-    pub async fn sweep(&self) {
+    pub async fn garbage_collect(&self) {
         let claims = self.store().claims();
         let claims = claims.inspect_err(|error| tracing::error!(%error, "records")).unwrap_or_default();
-        let before = std::mem::take(&mut *self.suspects());
+        let before = std::mem::take(&mut *self.missing_claims());
         for granted in claims {
-            let _turn = self.turn.lock().await;
-            if !self.vanished(&granted).await {
+            let _turn = self.prepare_lock.lock().await;
+            if !self.is_claim_deleted(&granted).await {
                 continue;
             }
             if !before.contains(&granted.uid) {
-                self.suspects().insert(granted.uid);
+                self.missing_claims().insert(granted.uid);
                 continue;
             }
             tracing::info!(namespace = granted.namespace, name = granted.name, "claim vanished: swept");
             let removed = self.store().remove(&granted.uid);
             removed.unwrap_or_else(|error| tracing::error!(%error, "sweeping"));
-            self.thrown_away.notify_one();
+            self.stale_added.notify_one();
         }
         self.count();
     }
 
-    fn suspects(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.suspects.lock().expect("nobody panics with the suspects in hand")
+    fn missing_claims(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.missing_claims.lock().expect("nobody panics with the suspects in hand")
     }
 
     /// Whether the claim is no more, or has other devices. Only an API server that answers knows.
-    async fn vanished(&self, granted: &Granted) -> bool {
+    async fn is_claim_deleted(&self, granted: &PreparedClaim) -> bool {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &granted.namespace);
-        match tokio::time::timeout(PATIENCE, claims.get_opt(&granted.name)).await {
+        match tokio::time::timeout(API_READ_TIMEOUT, claims.get_opt(&granted.name)).await {
             Ok(Ok(found)) => found.is_none_or(|claim| {
-                let allocated = allocated(&claim, &self.offer.node);
+                let allocated = allocated_devices(&claim, &self.offer.node);
                 let other = claim.metadata.uid.as_ref() != Some(&granted.uid);
                 other || !granted.devices.iter().any(|device| allocated.contains(device))
             }),
@@ -183,20 +187,20 @@ impl Driver {
     }
 
     /// Empties the rubbish at the start and whenever there is some; never ends.
-    pub async fn tidy(&self) {
+    pub async fn remove_stale_files(&self) {
         loop {
-            let rubbish = self.store().rubbish();
-            let emptied = tokio::task::spawn_blocking(move || rubbish.empty()).await;
+            let rubbish = self.store().stale_files();
+            let emptied = tokio::task::spawn_blocking(move || rubbish.remove_all()).await;
             if let Err(error) = emptied.expect("removing files does not panic") {
                 tracing::error!(%error, "emptying the rubbish");
             }
-            self.thrown_away.notified().await;
+            self.stale_added.notified().await;
         }
     }
 }
 
-fn devices(granted: &Granted) -> Vec<Device> {
-    let device = |given: &crate::claim::Given| Device {
+fn devices(granted: &PreparedClaim) -> Vec<Device> {
+    let device = |given: &crate::claim::AllocatedDevice| Device {
         request_names: vec![given.request.clone()],
         pool_name: given.pool.clone(),
         device_name: given.device.clone(),
@@ -206,35 +210,35 @@ fn devices(granted: &Granted) -> Vec<Device> {
 }
 
 impl Plugin for Driver {
-    async fn prepare(&self, claims: Claims) -> PrepareAnswer {
+    async fn prepare(&self, claims: Claims) -> NodePrepareResourcesResponse {
         if claims.claims.is_empty() {
             // A probe, which must not wait for anybody.
-            return PrepareAnswer::default();
+            return NodePrepareResourcesResponse::default();
         }
-        let _turn = self.turn.lock().await;
-        let answers = join_all(claims.claims.into_iter().map(|claim| self.prepared(claim))).await;
+        let _turn = self.prepare_lock.lock().await;
+        let answers = join_all(claims.claims.into_iter().map(|claim| self.prepare_response(claim))).await;
         self.count();
-        PrepareAnswer { claims: answers.into_iter().collect() }
+        NodePrepareResourcesResponse { claims: answers.into_iter().collect() }
     }
 
-    async fn unprepare(&self, claims: Claims) -> UnprepareAnswer {
-        let _turn = self.turn.lock().await;
-        let answers = claims.claims.into_iter().map(|claim| self.unprepared(claim)).collect();
+    async fn unprepare(&self, claims: Claims) -> NodeUnprepareResourcesResponse {
+        let _turn = self.prepare_lock.lock().await;
+        let answers = claims.claims.into_iter().map(|claim| self.unprepare_response(claim)).collect();
         self.count();
-        UnprepareAnswer { claims: answers }
+        NodeUnprepareResourcesResponse { claims: answers }
     }
 }
 
 /// Tells the kubelet who the driver is, and everybody else whether the kubelet took it.
-pub struct Introduction {
+pub struct RegistrationInfo {
     socket: PathBuf,
     registered: watch::Sender<bool>,
 }
 
-impl Introduction {
+impl RegistrationInfo {
     /// Introduces the driver that listens at `socket`.
-    pub fn new(socket: PathBuf) -> Introduction {
-        Introduction { socket, registered: watch::Sender::new(false) }
+    pub fn new(socket: PathBuf) -> RegistrationInfo {
+        RegistrationInfo { socket, registered: watch::Sender::new(false) }
     }
 
     /// Whether the kubelet has taken the driver.
@@ -243,7 +247,7 @@ impl Introduction {
     }
 }
 
-impl Registrar for Introduction {
+impl Registrar for RegistrationInfo {
     fn info(&self) -> PluginInfo {
         PluginInfo {
             r#type: DRA_TYPE.into(),

@@ -16,10 +16,10 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::proto::Claims;
-use crate::rpc::Caller;
+use crate::rpc::PluginClient;
 
 /// A socket that does not answer in this time is dead.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// What Prometheus expects of this text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -97,7 +97,7 @@ pub fn router(health: Health) -> Router {
 }
 
 async fn live(State(health): State<Health>) -> (StatusCode, String) {
-    match tokio::time::timeout(PATIENCE, answer(&health.sockets)).await {
+    match tokio::time::timeout(PROBE_TIMEOUT, check_sockets(&health.sockets)).await {
         Ok(Ok(())) => (StatusCode::OK, "live\n".into()),
         Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n")),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the sockets do not answer\n".into()),
@@ -105,9 +105,9 @@ async fn live(State(health): State<Health>) -> (StatusCode, String) {
 }
 
 /// Asks both services, as the kubelet would.
-async fn answer(sockets: &[PathBuf; 2]) -> anyhow::Result<()> {
-    Caller::connect(&sockets[0]).await?.info().await?;
-    Caller::connect(&sockets[1]).await?.prepare(Claims::default()).await?;
+async fn check_sockets(sockets: &[PathBuf; 2]) -> anyhow::Result<()> {
+    PluginClient::connect(&sockets[0]).await?.info().await?;
+    PluginClient::connect(&sockets[1]).await?.prepare(Claims::default()).await?;
     Ok(())
 }
 

@@ -9,15 +9,15 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
-pub mod authority;
 pub mod cdi;
 pub mod claim;
 pub mod cli;
 pub mod config;
 pub mod devices;
 pub mod driver;
+pub mod h2_authority;
 pub mod health;
-pub mod hooks;
+pub mod helm_hooks;
 pub mod proto;
 pub mod rpc;
 pub mod serve;

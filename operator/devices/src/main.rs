@@ -6,13 +6,13 @@ use std::time::Instant;
 use clap::Parser;
 use kube::Client;
 use sluice_devices::cli::{Cli, Job};
-use sluice_devices::hooks::{self, Release};
+use sluice_devices::helm_hooks::{self, Release};
 use sluice_devices::serve::serve;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 /// Exit status of a Job that refuses (`EX_CONFIG` of sysexits.h).
-const REFUSED: u8 = 78;
+const EXIT_REFUSED: u8 = 78;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
@@ -42,10 +42,10 @@ async fn main() -> anyhow::Result<ExitCode> {
 /// A refusal has a status of its own, by which the Job knows that another try does not help.
 fn status(job: &Job, done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     match (job, done) {
-        (Job::Uninstall { namespace, release, revision, .. }, Err(error)) if hooks::is_final(&error) => {
+        (Job::Uninstall { namespace, release, revision, .. }, Err(error)) if helm_hooks::is_final(&error) => {
             let (name, namespace, revision) = (release.clone(), namespace.clone(), *revision);
-            eprintln!("not uninstalled: {error}\n{}", Release { name, namespace, revision }.remedy());
-            Ok(ExitCode::from(REFUSED))
+            eprintln!("not uninstalled: {error}\n{}", Release { name, namespace, revision }.recovery_hint());
+            Ok(ExitCode::from(EXIT_REFUSED))
         }
         (_, done) => done.map(|()| ExitCode::SUCCESS),
     }
@@ -56,15 +56,15 @@ async fn run(client: &Client, job: &Job) -> anyhow::Result<()> {
         Job::Uninstall { namespace, keep_tenants, timeout_seconds, .. } => {
             let began = Instant::now();
             if !keep_tenants {
-                hooks::no_tenants(client).await?;
-                hooks::no_pods(client, *timeout_seconds / 2).await?;
+                helm_hooks::ensure_no_tenants(client).await?;
+                helm_hooks::wait_for_no_pods(client, *timeout_seconds / 2).await?;
             }
             let rest = timeout_seconds.saturating_sub(began.elapsed());
-            let released = hooks::uninstall(client, namespace, rest).await?;
+            let released = helm_hooks::uninstall(client, namespace, rest).await?;
             println!("finalizers taken off {released} objects");
         }
         Job::Check { operator, devices, timeout_seconds } => {
-            hooks::check(client, operator, *devices, *timeout_seconds).await?;
+            helm_hooks::check(client, operator, *devices, *timeout_seconds).await?;
             println!("all well");
         }
     }

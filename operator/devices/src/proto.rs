@@ -57,7 +57,7 @@ pub struct Device {
 
 /// What became of one claim that was to be prepared.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Prepared {
+pub struct NodePrepareResourceResponse {
     /// Its devices.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
@@ -68,15 +68,15 @@ pub struct Prepared {
 
 /// Answers `NodePrepareResources`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct PrepareAnswer {
+pub struct NodePrepareResourcesResponse {
     /// By the claim's UID.
     #[prost(map = "string, message", tag = "1")]
-    pub claims: HashMap<String, Prepared>,
+    pub claims: HashMap<String, NodePrepareResourceResponse>,
 }
 
 /// What became of one claim that is not needed any more.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Unprepared {
+pub struct NodeUnprepareResourceResponse {
     /// Not empty: why it is still there.
     #[prost(string, tag = "1")]
     pub error: String,
@@ -84,10 +84,10 @@ pub struct Unprepared {
 
 /// Answers `NodeUnprepareResources`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct UnprepareAnswer {
+pub struct NodeUnprepareResourcesResponse {
     /// By the claim's UID.
     #[prost(map = "string, message", tag = "1")]
-    pub claims: HashMap<String, Unprepared>,
+    pub claims: HashMap<String, NodeUnprepareResourceResponse>,
 }
 
 /// Asks who the plugin is.
@@ -124,13 +124,16 @@ pub struct RegistrationStatus {
 
 /// Answers [`RegistrationStatus`].
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub struct RegistrationAnswer {}
+pub struct RegistrationStatusResponse {}
 
 #[cfg(test)]
 mod tests {
     use prost::Message;
 
-    use super::{Claim, Claims, Device, PluginInfo, PrepareAnswer, Prepared, RegistrationStatus};
+    use super::{
+        Claim, Claims, Device, NodePrepareResourceResponse, NodePrepareResourcesResponse, PluginInfo,
+        RegistrationStatus,
+    };
 
     /// A string field of protocol buffers, from the wire format's definition: key, length, bytes.
     fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
@@ -150,10 +153,10 @@ mod tests {
             cdi_device_ids: vec!["a".into(), "b".into()],
         };
         let inner = [field(1, b"gpu"), field(2, b"node"), field(3, b"gpu-0"), field(4, b"a"), field(4, b"b")];
-        let prepared = Prepared { devices: vec![device], error: "no".into() };
+        let prepared = NodePrepareResourceResponse { devices: vec![device], error: "no".into() };
         let value = [field(1, &inner.concat()), field(2, b"no")].concat();
         let entry = [field(1, b"u"), field(2, &value)].concat();
-        let answer = PrepareAnswer { claims: [("u".to_owned(), prepared)].into() };
+        let answer = NodePrepareResourcesResponse { claims: [("u".to_owned(), prepared)].into() };
         assert_eq!(answer.encode_to_vec(), field(1, &entry));
     }
 

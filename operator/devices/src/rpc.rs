@@ -16,17 +16,17 @@ use tonic_prost::ProstCodec;
 use tower::Service;
 
 use crate::proto::{
-    Claims, DRA_SERVICE, InfoRequest, PluginInfo, PrepareAnswer, REGISTRATION_SERVICE, RegistrationAnswer,
-    RegistrationStatus, UnprepareAnswer,
+    Claims, DRA_SERVICE, InfoRequest, NodePrepareResourcesResponse, NodeUnprepareResourcesResponse,
+    PluginInfo, REGISTRATION_SERVICE, RegistrationStatus, RegistrationStatusResponse,
 };
 
 /// Prepares claims on this node.
 pub trait Plugin: Send + Sync + 'static {
     /// Prepares each claim, or says why not. Called again for claims that are prepared already.
-    fn prepare(&self, claims: Claims) -> impl Future<Output = PrepareAnswer> + Send;
+    fn prepare(&self, claims: Claims) -> impl Future<Output = NodePrepareResourcesResponse> + Send;
 
     /// Takes back what [`Plugin::prepare`] did. Called again for claims that are gone already.
-    fn unprepare(&self, claims: Claims) -> impl Future<Output = UnprepareAnswer> + Send;
+    fn unprepare(&self, claims: Claims) -> impl Future<Output = NodeUnprepareResourcesResponse> + Send;
 }
 
 /// Makes a plugin known to the kubelet.
@@ -38,7 +38,7 @@ pub trait Registrar: Send + Sync + 'static {
     fn registered(&self, status: RegistrationStatus);
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
 /// The service `DRAPlugin`.
 pub struct DraService<P>(Arc<P>);
@@ -83,13 +83,13 @@ impl<R> NamedService for RegistrationService<R> {
 impl<P: Plugin> Service<http::Request<Body>> for DraService<P> {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Answer;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Answer {
+    fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
         let plugin = Arc::clone(&self.0);
         Box::pin(async move {
             Ok(match method(&request) {
@@ -99,7 +99,7 @@ impl<P: Plugin> Service<http::Request<Body>> for DraService<P> {
                 "NodeUnprepareResources" => {
                     unary(request, async move |claims| plugin.unprepare(claims).await).await
                 }
-                _ => unknown(),
+                _ => unimplemented_response(),
             })
         })
     }
@@ -108,13 +108,13 @@ impl<P: Plugin> Service<http::Request<Body>> for DraService<P> {
 impl<R: Registrar> Service<http::Request<Body>> for RegistrationService<R> {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Answer;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Answer {
+    fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
         let registrar = Arc::clone(&self.0);
         Box::pin(async move {
             Ok(match method(&request) {
@@ -122,11 +122,11 @@ impl<R: Registrar> Service<http::Request<Body>> for RegistrationService<R> {
                 "NotifyRegistrationStatus" => {
                     let note = async move |status| {
                         registrar.registered(status);
-                        RegistrationAnswer {}
+                        RegistrationStatusResponse {}
                     };
                     unary(request, note).await
                 }
-                _ => unknown(),
+                _ => unimplemented_response(),
             })
         })
     }
@@ -136,7 +136,7 @@ fn method(request: &http::Request<Body>) -> &str {
     request.uri().path().rsplit('/').next().unwrap_or_default()
 }
 
-fn unknown() -> http::Response<Body> {
+fn unimplemented_response() -> http::Response<Body> {
     Status::unimplemented("no such method").into_http()
 }
 
@@ -158,23 +158,23 @@ where
 
 /// The calling side of both services, as the kubelet has it.
 #[derive(Clone, Debug)]
-pub struct Caller(Channel);
+pub struct PluginClient(Channel);
 
-impl Caller {
+impl PluginClient {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
     /// Nobody listens there.
-    pub async fn connect(path: &Path) -> Result<Caller, tonic::transport::Error> {
+    pub async fn connect(path: &Path) -> Result<PluginClient, tonic::transport::Error> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", path.display()))?;
-        Ok(Caller(endpoint.connect().await?))
+        Ok(PluginClient(endpoint.connect().await?))
     }
 
     /// `NodePrepareResources`.
     ///
     /// # Errors
     /// The call itself failed; what became of each claim is in the answer.
-    pub async fn prepare(&self, claims: Claims) -> Result<PrepareAnswer, Status> {
+    pub async fn prepare(&self, claims: Claims) -> Result<NodePrepareResourcesResponse, Status> {
         self.call(DRA_SERVICE, "NodePrepareResources", claims).await
     }
 
@@ -182,7 +182,7 @@ impl Caller {
     ///
     /// # Errors
     /// As for [`Caller::prepare`].
-    pub async fn unprepare(&self, claims: Claims) -> Result<UnprepareAnswer, Status> {
+    pub async fn unprepare(&self, claims: Claims) -> Result<NodeUnprepareResourcesResponse, Status> {
         self.call(DRA_SERVICE, "NodeUnprepareResources", claims).await
     }
 
@@ -198,7 +198,7 @@ impl Caller {
     ///
     /// # Errors
     /// The call failed.
-    pub async fn notify(&self, status: RegistrationStatus) -> Result<RegistrationAnswer, Status> {
+    pub async fn notify(&self, status: RegistrationStatus) -> Result<RegistrationStatusResponse, Status> {
         self.call(REGISTRATION_SERVICE, "NotifyRegistrationStatus", status).await
     }
 

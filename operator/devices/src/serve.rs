@@ -17,15 +17,15 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::args::Args;
-use crate::authority::mended;
-use crate::driver::{Driver, Introduction};
+use crate::driver::{Driver, RegistrationInfo};
+use crate::h2_authority::with_fixed_authority;
 use crate::health::{self, Health, Metrics};
 use crate::rpc::{DraService, RegistrationService};
 use crate::slice::Publisher;
 use crate::store::Store;
 
 /// Time for calls under way when the driver ends.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the driver until `ended`.
 ///
@@ -34,9 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>) -> anyhow::Result<()> {
     let offer = args.offer()?;
     let metrics = Arc::new(Metrics::default());
-    let store = Store::open(args.places())?;
+    let store = Store::open(args.node_dirs())?;
     let driver = Arc::new(Driver::new(client.clone(), offer.clone(), store, Arc::clone(&metrics)));
-    let introduction = Arc::new(Introduction::new(args.dra_socket()));
+    let introduction = Arc::new(RegistrationInfo::new(args.dra_socket()));
     let publisher = Publisher::new(client, offer);
     let registered = introduction.subscribe();
     let health = Health {
@@ -53,9 +53,12 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     let http = TcpListener::bind(args.http).await.with_context(|| args.http.to_string())?;
     tracing::info!(node = args.node_name, http = %http.local_addr()?, "started");
     let work = async {
-        tokio::join!(publisher.run(registered), driver.tidy(), sweep(&driver, args), async {
-            axum::serve(http, health::router(health)).await
-        })
+        tokio::join!(
+            publisher.run(registered),
+            driver.remove_stale_files(),
+            garbage_collect_loop(&driver, args),
+            async { axum::serve(http, health::router(health)).await }
+        )
     };
     tokio::select! {
         biased;
@@ -65,17 +68,17 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     registration_socket.remove()?;
     stop.send_replace(true);
     // Calls under way end; a caller that keeps its connection open is not waited for.
-    let _ = tokio::time::timeout(PATIENCE, async { (registration.await, dra.await) }).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, async { (registration.await, dra.await) }).await;
     dra_socket.remove()?;
     Ok(())
 }
 
-async fn sweep(driver: &Driver, args: &Args) {
+async fn garbage_collect_loop(driver: &Driver, args: &Args) {
     // Not at once: after a reboot the kubelet sorts its pods out first.
-    let mut every = tokio::time::interval_at(Instant::now() + args.sweep_every(), args.sweep_every());
+    let mut every = tokio::time::interval_at(Instant::now() + args.sweep_interval(), args.sweep_interval());
     loop {
         every.tick().await;
-        driver.sweep().await;
+        driver.garbage_collect().await;
     }
 }
 
@@ -108,7 +111,7 @@ fn listen(
     // Of a driver that was killed, or of one that ends: this one takes over.
     remove(path).with_context(shown)?;
     let incoming = UnixListenerStream::new(UnixListener::bind(path).with_context(shown)?);
-    let incoming = incoming.map(|socket| socket.map(mended));
+    let incoming = incoming.map(|socket| socket.map(with_fixed_authority));
     let inode = std::fs::metadata(path).with_context(shown)?.ino();
     let ended = async move {
         // An error means that the sender is gone, which ends the service too.

@@ -19,11 +19,11 @@ use crate::devices::{Offer, slice, slice_name};
 
 /// Time until a write that failed is tried again, and until one that did not may be followed by another: whatever somebody
 /// does to the slice, the API server is not flooded.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A pod that is scheduled before the kubelet knows the driver waits a minute for its next chance, so devices are offered when
 /// the kubelet has the driver, or after this time without it.
-const INTRODUCTION: Duration = Duration::from_secs(10);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Publishes a node's devices.
 pub struct Publisher {
@@ -48,7 +48,8 @@ impl Publisher {
     /// Publishes when the kubelet has taken the driver, and after every change; never ends.
     pub async fn run(&self, mut registered: watch::Receiver<bool>) {
         // Not kept: what it borrows would hold up whoever tells about the next registration.
-        let late = tokio::time::timeout(INTRODUCTION, registered.wait_for(|taken| *taken)).await.is_err();
+        let late =
+            tokio::time::timeout(REGISTRATION_TIMEOUT, registered.wait_for(|taken| *taken)).await.is_err();
         if late {
             tracing::warn!("the kubelet has not registered the driver yet: offering its devices anyway");
         }
@@ -57,7 +58,7 @@ impl Publisher {
         loop {
             match changes.try_next().await {
                 Ok(Some(watcher::Event::Init | watcher::Event::InitApply(_))) => {}
-                Ok(Some(_)) => self.insist().await,
+                Ok(Some(_)) => self.publish_with_retry().await,
                 Ok(None) => unreachable!("a watcher starts again by itself"),
                 Err(error) => tracing::warn!(%error, "watching the slice"),
             }
@@ -68,7 +69,7 @@ impl Publisher {
         format!("spec.driver={DRIVER},spec.nodeName={}", self.offer.node)
     }
 
-    async fn insist(&self) {
+    async fn publish_with_retry(&self) {
         loop {
             let written = self.publish().await;
             self.published.send_replace(written.is_ok());
@@ -77,7 +78,7 @@ impl Publisher {
                 Ok(true) => {}
                 Err(error) => tracing::warn!(%error, "publishing the slice"),
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 
@@ -96,7 +97,7 @@ impl Publisher {
         let uid = self.nodes.get_metadata(&self.offer.node).await?.metadata.uid.unwrap_or_default();
         match ours {
             None => self.create(&slice(&self.offer, &uid, 1)).await,
-            Some(old) => self.renew(&old, &uid).await,
+            Some(old) => self.update(&old, &uid).await,
         }
     }
 
@@ -105,7 +106,7 @@ impl Publisher {
         self.slices.create(&PostParams::default(), slice).await.map(|_| true)
     }
 
-    async fn renew(&self, old: &ResourceSlice, node_uid: &str) -> Result<bool, kube::Error> {
+    async fn update(&self, old: &ResourceSlice, node_uid: &str) -> Result<bool, kube::Error> {
         let generation = old.spec.pool.generation;
         let mut new = slice(&self.offer, node_uid, generation);
         if old.spec == new.spec && old.metadata.owner_references == new.metadata.owner_references {

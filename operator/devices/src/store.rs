@@ -13,8 +13,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::cdi;
-use crate::claim::{Given, Granted, RECORD_VERSION, is_uid};
-use crate::devices::Kind;
+use crate::claim::{AllocatedDevice, PreparedClaim, RECORD_VERSION, is_uid};
+use crate::devices::DeviceKind;
 
 /// Permissions of a neighbourhood: all for the group, which its files inherit; nothing for others.
 const FOLDER_MODE: u32 = 0o2770;
@@ -22,11 +22,11 @@ const FOLDER_MODE: u32 = 0o2770;
 const RECORD: &str = ".json";
 const BAD_RECORD: &str = ".json.bad";
 /// Start of the names of files that are being written.
-const UNFINISHED: &str = ".sluice-";
+const TEMP_PREFIX: &str = ".sluice-";
 
 /// Where everything is.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct NodeDirs {
     /// The driver's own folder, below the kubelet's `plugins`.
     pub own: PathBuf,
     /// Where the container runtime looks for CDI specifications.
@@ -35,7 +35,7 @@ pub struct Places {
     pub group: u32,
 }
 
-impl Places {
+impl NodeDirs {
     fn records(&self) -> PathBuf {
         self.own.join("claims")
     }
@@ -44,7 +44,7 @@ impl Places {
         self.own.join("neighbourhoods")
     }
 
-    fn rubbish(&self) -> PathBuf {
+    fn stale_files(&self) -> PathBuf {
         self.own.join("rubbish")
     }
 
@@ -73,14 +73,14 @@ pub struct StoreError {
     source: io::Error,
 }
 
-fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, StoreError> {
+fn with_path<T>(path: &Path, result: io::Result<T>) -> Result<T, StoreError> {
     result.map_err(|source| StoreError { path: path.to_owned(), source })
 }
 
 /// The prepared claims of this node.
 #[derive(Debug)]
 pub struct Store {
-    places: Places,
+    dirs: NodeDirs,
 }
 
 impl Store {
@@ -88,14 +88,14 @@ impl Store {
     ///
     /// # Errors
     /// A folder or file cannot be read or written.
-    pub fn open(places: Places) -> Result<Store, StoreError> {
-        for folder in [places.records(), places.folders(), places.rubbish(), places.cdi.clone()] {
-            at(&folder, fs::create_dir_all(&folder))?;
+    pub fn open(places: NodeDirs) -> Result<Store, StoreError> {
+        for folder in [places.records(), places.folders(), places.stale_files(), places.cdi.clone()] {
+            with_path(&folder, fs::create_dir_all(&folder))?;
         }
-        let store = Store { places };
+        let store = Store { dirs: places };
         let claims = store.claims()?;
-        claims.iter().try_for_each(|claim| store.provide(claim))?;
-        store.sweep(&claims)?;
+        claims.iter().try_for_each(|claim| store.write_spec_and_folder(claim))?;
+        store.remove_orphans(&claims)?;
         Ok(store)
     }
 
@@ -103,8 +103,8 @@ impl Store {
     ///
     /// # Errors
     /// The folder of the records or one of them cannot be read.
-    pub fn claims(&self) -> Result<Vec<Granted>, StoreError> {
-        let records = names(&self.places.records())?;
+    pub fn claims(&self) -> Result<Vec<PreparedClaim>, StoreError> {
+        let records = file_names(&self.dirs.records())?;
         let uids = records.iter().filter_map(|name| name.strip_suffix(RECORD));
         uids.filter_map(|uid| self.find(uid).transpose()).collect()
     }
@@ -113,19 +113,19 @@ impl Store {
     ///
     /// # Errors
     /// Its record cannot be read, or not be put aside.
-    pub fn find(&self, uid: &str) -> Result<Option<Granted>, StoreError> {
-        let path = self.places.record(uid);
+    pub fn find(&self, uid: &str) -> Result<Option<PreparedClaim>, StoreError> {
+        let path = self.dirs.record(uid);
         let bytes = match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => at(&path, other)?,
+            other => with_path(&path, other)?,
         };
-        let understood = |granted: &Granted| granted.version == RECORD_VERSION && granted.uid == uid;
+        let understood = |granted: &PreparedClaim| granted.version == RECORD_VERSION && granted.uid == uid;
         if let Some(granted) = serde_json::from_slice(&bytes).ok().filter(understood).filter(|_| is_uid(uid))
         {
             return Ok(Some(granted));
         }
         tracing::error!(path = %path.display(), "a record that this driver cannot understand is put aside");
-        at(&path, fs::rename(&path, self.places.bad_record(uid)))?;
+        with_path(&path, fs::rename(&path, self.dirs.bad_record(uid)))?;
         Ok(None)
     }
 
@@ -134,40 +134,41 @@ impl Store {
     /// # Errors
     /// The folder of the records cannot be read.
     pub fn bad_records(&self) -> Result<usize, StoreError> {
-        Ok(names(&self.places.records())?.iter().filter(|name| name.ends_with(BAD_RECORD)).count())
+        Ok(file_names(&self.dirs.records())?.iter().filter(|name| name.ends_with(BAD_RECORD)).count())
     }
 
     /// Prepares a claim; does nothing where it is prepared already.
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn add(&self, granted: &Granted) -> Result<(), StoreError> {
+    pub fn add(&self, granted: &PreparedClaim) -> Result<(), StoreError> {
         let record = serde_json::to_vec(granted).expect("a record serialises");
-        write(&self.places.record(&granted.uid), &record)?;
-        self.provide(granted)
+        write(&self.dirs.record(&granted.uid), &record)?;
+        self.write_spec_and_folder(granted)
     }
 
     /// The folder and the specification of a recorded claim.
-    fn provide(&self, granted: &Granted) -> Result<(), StoreError> {
-        let shared = |given: &Given| Kind::of(&given.device) == Some(Kind::Neighbourhood);
+    fn write_spec_and_folder(&self, granted: &PreparedClaim) -> Result<(), StoreError> {
+        let shared =
+            |given: &AllocatedDevice| DeviceKind::from_name(&given.device) == Some(DeviceKind::Neighbourhood);
         if granted.devices.iter().any(shared) {
             self.folder(&granted.uid)?;
         }
-        let spec = cdi::spec(granted, &self.places.folder(&granted.uid), self.places.group);
+        let spec = cdi::spec(granted, &self.dirs.folder(&granted.uid), self.dirs.group);
         let text = serde_json::to_vec_pretty(&spec).expect("a specification serialises");
-        write(&self.places.spec(&granted.uid), &text)
+        write(&self.dirs.spec(&granted.uid), &text)
     }
 
     /// The claim's folder. What is in it is the claim's, so one that is there stays as it is.
     fn folder(&self, uid: &str) -> Result<(), StoreError> {
-        let path = self.places.folder(uid);
+        let path = self.dirs.folder(uid);
         match fs::create_dir(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            other => at(&path, other)?,
+            other => with_path(&path, other)?,
         }
         // Changing the group clears the bit by which files inherit it, so the mode comes second.
-        at(&path, std::os::unix::fs::chown(&path, None, Some(self.places.group)))?;
-        at(&path, fs::set_permissions(&path, Permissions::from_mode(FOLDER_MODE)))
+        with_path(&path, std::os::unix::fs::chown(&path, None, Some(self.dirs.group)))?;
+        with_path(&path, fs::set_permissions(&path, Permissions::from_mode(FOLDER_MODE)))
     }
 
     /// Takes back what was prepared for a claim; does nothing where that is gone already. The folder is in the rubbish
@@ -179,44 +180,44 @@ impl Store {
         if !is_uid(uid) {
             return Ok(());
         }
-        let spec = self.places.spec(uid);
-        at(&spec, gone(fs::remove_file(&spec)))?;
-        self.throw_away(&self.places.folder(uid))?;
-        for record in [self.places.record(uid), self.places.bad_record(uid)] {
-            at(&record, gone(fs::remove_file(&record)))?;
+        let spec = self.dirs.spec(uid);
+        with_path(&spec, ignore_not_found(fs::remove_file(&spec)))?;
+        self.move_to_stale(&self.dirs.folder(uid))?;
+        for record in [self.dirs.record(uid), self.dirs.bad_record(uid)] {
+            with_path(&record, ignore_not_found(fs::remove_file(&record)))?;
         }
         Ok(())
     }
 
     /// A claim of the same UID may come back while its old folder is still there, so each has a place of its own.
-    fn throw_away(&self, folder: &Path) -> Result<(), StoreError> {
+    fn move_to_stale(&self, folder: &Path) -> Result<(), StoreError> {
         if !folder.exists() {
             return Ok(());
         }
-        let rubbish = self.places.rubbish();
-        let place = at(&rubbish, tempfile::tempdir_in(&rubbish))?.keep();
-        at(folder, fs::rename(folder, place.join("neighbourhood")))
+        let rubbish = self.dirs.stale_files();
+        let place = with_path(&rubbish, tempfile::tempdir_in(&rubbish))?.keep();
+        with_path(folder, fs::rename(folder, place.join("neighbourhood")))
     }
 
     /// What is to be removed, at leisure.
-    pub fn rubbish(&self) -> Rubbish {
-        Rubbish(self.places.rubbish())
+    pub fn stale_files(&self) -> StaleFiles {
+        StaleFiles(self.dirs.stale_files())
     }
 
     /// Folders and specifications without a record are what a crash left, as are files that were being written.
-    fn sweep(&self, claims: &[Granted]) -> Result<(), StoreError> {
+    fn remove_orphans(&self, claims: &[PreparedClaim]) -> Result<(), StoreError> {
         let known =
-            |uid: &str| claims.iter().any(|claim| claim.uid == uid) || self.places.bad_record(uid).exists();
-        for uid in names(&self.places.folders())?.iter().filter(|uid| !known(uid)) {
+            |uid: &str| claims.iter().any(|claim| claim.uid == uid) || self.dirs.bad_record(uid).exists();
+        for uid in file_names(&self.dirs.folders())?.iter().filter(|uid| !known(uid)) {
             self.remove(uid)?;
         }
-        let specs = names(&self.places.cdi)?;
+        let specs = file_names(&self.dirs.cdi)?;
         let uids = specs.iter().filter_map(|name| name.strip_prefix(cdi::FILE_PREFIX)?.strip_suffix(RECORD));
         uids.filter(|uid| !known(uid)).try_for_each(|uid| self.remove(uid))?;
-        for folder in [&self.places.records(), &self.places.cdi] {
-            for name in names(folder)?.iter().filter(|name| name.starts_with(UNFINISHED)) {
+        for folder in [&self.dirs.records(), &self.dirs.cdi] {
+            for name in file_names(folder)?.iter().filter(|name| name.starts_with(TEMP_PREFIX)) {
                 let path = folder.join(name);
-                at(&path, gone(fs::remove_file(&path)))?;
+                with_path(&path, ignore_not_found(fs::remove_file(&path)))?;
             }
         }
         Ok(())
@@ -225,33 +226,33 @@ impl Store {
 
 /// Folders of claims that are no more.
 #[derive(Clone, Debug)]
-pub struct Rubbish(PathBuf);
+pub struct StaleFiles(PathBuf);
 
-impl Rubbish {
+impl StaleFiles {
     /// Removes what is there. Takes as long as it takes; nobody else may do it at the same time.
     ///
     /// # Errors
     /// Something cannot be removed.
-    pub fn empty(&self) -> Result<(), StoreError> {
-        for name in names(&self.0)? {
+    pub fn remove_all(&self) -> Result<(), StoreError> {
+        for name in file_names(&self.0)? {
             let path = self.0.join(name);
-            at(&path, gone(fs::remove_dir_all(&path)))?;
+            with_path(&path, ignore_not_found(fs::remove_dir_all(&path)))?;
         }
         Ok(())
     }
 }
 
-fn gone(result: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-fn names(folder: &Path) -> Result<Vec<String>, StoreError> {
-    let entries = at(folder, fs::read_dir(folder))?;
+fn file_names(folder: &Path) -> Result<Vec<String>, StoreError> {
+    let entries = with_path(folder, fs::read_dir(folder))?;
     let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
-    at(folder, entries.map(name).collect())
+    with_path(folder, entries.map(name).collect())
 }
 
 /// Nobody ever sees half a file, and after a power cut there is the old one or the new one.
@@ -259,14 +260,14 @@ fn write(path: &Path, content: &[u8]) -> Result<(), StoreError> {
     if fs::read(path).is_ok_and(|old| old == content) {
         return Ok(());
     }
-    at(path, replace(path, content))
+    with_path(path, replace(path, content))
 }
 
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().expect("a file has a folder");
     // The container runtime looks only at *.json and *.yaml.
     let mut file = tempfile::Builder::new()
-        .prefix(UNFINISHED)
+        .prefix(TEMP_PREFIX)
         .suffix(".new")
         .permissions(Permissions::from_mode(0o644))
         .tempfile_in(folder)?;

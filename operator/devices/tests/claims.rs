@@ -75,7 +75,7 @@ async fn a_device_that_the_node_does_not_offer_is_refused() {
 }
 
 #[tokio::test]
-async fn taking_back_leaves_nothing_and_may_be_repeated_in_any_order() {
+async fn unprepare_removes_everything_and_is_idempotent() {
     let node = node().await;
     node.server().allocate("a", "u-1", BOTH, config("96Mi"));
     node.server().allocate("b", "u-2", &[("neighbourhood", "neighbourhood-4")], json!([]));
@@ -110,7 +110,7 @@ async fn a_claim_survives_the_driver_and_the_folder_of_specifications() {
 }
 
 #[tokio::test]
-async fn claims_that_vanished_or_went_elsewhere_are_swept_at_the_second_look() {
+async fn deleted_or_reallocated_claims_are_collected_on_second_sweep() {
     let node = node().await;
     const FOLDER: &[(&str, &str)] = &[("neighbourhood", "neighbourhood-0")];
     let all = [("gone", "u-1"), ("anew", "u-2"), ("elsewhere", "u-3"), ("kept", "u-4")];

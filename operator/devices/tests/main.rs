@@ -3,9 +3,9 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
+mod capabilities;
 mod claims;
 mod node;
-mod rights;
 mod server;
 mod slices;
 mod start;

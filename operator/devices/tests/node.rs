@@ -8,8 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use sluice_devices::proto::{Claim, Claims, PrepareAnswer, Prepared, RegistrationStatus};
-use sluice_devices::rpc::Caller;
+use sluice_devices::proto::{
+    Claim, Claims, NodePrepareResourceResponse, NodePrepareResourcesResponse, RegistrationStatus,
+};
+use sluice_devices::rpc::PluginClient;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -122,7 +124,7 @@ impl Running {
     }
 
     /// The registration service.
-    pub async fn registrar(&self) -> Caller {
+    pub async fn registrar(&self) -> PluginClient {
         caller(&self.registration).await
     }
 
@@ -133,12 +135,12 @@ impl Running {
     }
 
     /// Prepares claims as (name, UID) of namespace `team`.
-    pub async fn prepare(&self, claims: &[(&str, &str)]) -> PrepareAnswer {
+    pub async fn prepare(&self, claims: &[(&str, &str)]) -> NodePrepareResourcesResponse {
         caller(&self.dra).await.prepare(asked(claims)).await.unwrap()
     }
 
     /// Prepares one claim.
-    pub async fn prepare_one(&self, name: &str, uid: &str) -> Prepared {
+    pub async fn prepare_one(&self, name: &str, uid: &str) -> NodePrepareResourceResponse {
         self.prepare(&[(name, uid)]).await.claims.remove(uid).expect("an answer for the claim")
     }
 
@@ -159,8 +161,8 @@ impl Running {
     }
 }
 
-async fn caller(path: &Path) -> Caller {
-    Caller::connect(path).await.unwrap()
+async fn caller(path: &Path) -> PluginClient {
+    PluginClient::connect(path).await.unwrap()
 }
 
 fn asked(claims: &[(&str, &str)]) -> Claims {

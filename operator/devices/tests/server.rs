@@ -19,10 +19,10 @@ use tokio_stream::wrappers::BroadcastStream;
 pub struct Server {
     /// Where it listens.
     pub url: String,
-    state: Arc<World>,
+    state: Arc<ServerState>,
 }
 
-struct World {
+struct ServerState {
     claims: Mutex<BTreeMap<String, Value>>,
     /// Names of claims, in the order in which they were read.
     reads: watch::Sender<Vec<String>>,
@@ -35,7 +35,7 @@ struct World {
 impl Server {
     /// Starts a server without claims and slices.
     pub async fn start() -> Server {
-        let state = Arc::new(World {
+        let state = Arc::new(ServerState {
             claims: Mutex::default(),
             reads: watch::Sender::default(),
             slices: watch::Sender::default(),
@@ -95,12 +95,12 @@ impl Server {
     }
 
     /// Puts a slice in, or takes it out, as somebody else would.
-    pub fn meddle(&self, name: &str, slice: Option<Value>) {
+    pub fn overwrite_slice(&self, name: &str, slice: Option<Value>) {
         self.state.put(name, slice);
     }
 }
 
-impl World {
+impl ServerState {
     fn put(&self, name: &str, slice: Option<Value>) {
         let mut log = self.log.lock().unwrap();
         let version = json!((log.len() + 1).to_string());
@@ -127,7 +127,7 @@ impl World {
     }
 }
 
-impl World {
+impl ServerState {
     /// What happened after `version`, and whatever happens.
     fn follow(&self, version: usize) -> Response {
         let log = self.log.lock().unwrap();
@@ -145,7 +145,7 @@ async fn node() -> Json<Value> {
     }))
 }
 
-fn absent() -> Response {
+fn not_found() -> Response {
     let status = json!({
         "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound",
         "message": "not found", "metadata": {},
@@ -153,14 +153,14 @@ fn absent() -> Response {
     (StatusCode::NOT_FOUND, Json(status)).into_response()
 }
 
-async fn claim(State(world): State<Arc<World>>, Path((_, name)): Path<(String, String)>) -> Response {
+async fn claim(State(world): State<Arc<ServerState>>, Path((_, name)): Path<(String, String)>) -> Response {
     let claim = world.claims.lock().unwrap().get(&name).cloned();
     world.reads.send_modify(|reads| reads.push(name));
-    claim.map_or_else(absent, |claim| Json(claim).into_response())
+    claim.map_or_else(not_found, |claim| Json(claim).into_response())
 }
 
 async fn all_slices(
-    State(world): State<Arc<World>>,
+    State(world): State<Arc<ServerState>>,
     Query(query): Query<BTreeMap<String, String>>,
     method: Method,
     body: Bytes,
@@ -185,7 +185,7 @@ async fn all_slices(
     .into_response()
 }
 
-fn write(world: &World, mut slice: Value) -> Response {
+fn write(world: &ServerState, mut slice: Value) -> Response {
     slice["apiVersion"] = json!("resource.k8s.io/v1");
     slice["kind"] = json!("ResourceSlice");
     let name = slice["metadata"]["name"].as_str().unwrap().to_owned();
@@ -194,13 +194,13 @@ fn write(world: &World, mut slice: Value) -> Response {
 }
 
 async fn one_slice(
-    State(world): State<Arc<World>>,
+    State(world): State<Arc<ServerState>>,
     Path(name): Path<String>,
     method: Method,
     body: Bytes,
 ) -> Response {
     if !world.slices.borrow().contains_key(&name) {
-        return absent();
+        return not_found();
     }
     if method == Method::DELETE {
         world.put(&name, None);

@@ -7,7 +7,7 @@ use crate::node::{Node, until};
 use crate::server::Server;
 
 #[tokio::test]
-async fn the_kubelet_learns_who_the_driver_is_and_where_it_listens() {
+async fn kubelet_gets_driver_name_and_endpoint() {
     let node = Node::new(&Server::start().await);
     let driver = node.start(&[]);
     let info = driver.registrar().await.info().await.unwrap();
@@ -30,7 +30,7 @@ fn field(name: Result<u8, &str>, value: &str) -> Vec<u8> {
 }
 
 /// `GetInfo` as the kubelet sends it: the authority is the path of the socket.
-fn as_the_kubelet() -> Vec<u8> {
+fn kubelet_request_bytes() -> Vec<u8> {
     const POST: u8 = 0x83;
     const HTTP: u8 = 0x86;
     let headers = [
@@ -50,7 +50,7 @@ async fn the_kubelet_is_answered_although_its_authority_is_none() {
     let node = Node::new(&Server::start().await);
     let _driver = node.start(&[]);
     let mut stream = tokio::net::UnixStream::connect(node.registration()).await.unwrap();
-    stream.write_all(&as_the_kubelet()).await.unwrap();
+    stream.write_all(&kubelet_request_bytes()).await.unwrap();
     let mut answer = Vec::new();
     let read = async {
         while !answer.windows(12).any(|bytes| bytes == b"v1.DRAPlugin") {

@@ -19,31 +19,31 @@ use crate::metrics::Metrics;
 
 /// Longest time of a request with its answer and kube's own repetitions; of a watch until it begins. Three times what a
 /// webhook of it gets by default, and half of what the API server itself gives a request.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Nothing came in time.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server gave no answer within {} s", .0.as_secs_f32())]
-struct Silent(Duration);
+struct RequestTimedOut(Duration);
 
 /// A client of the API server that `config` names.
 ///
 /// # Errors
 /// The configuration cannot be followed.
 pub fn client(config: Config, limit: Duration, metrics: &Metrics) -> kube::Result<Client> {
-    let layer = layer_fn(|inner| Tended { inner, limit, metrics: metrics.clone() });
+    let layer = layer_fn(|inner| TimeoutService { inner, timeout: limit, metrics: metrics.clone() });
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
 }
 
 /// Gives each request its time, and counts it.
 #[derive(Clone, Debug)]
-struct Tended<S> {
+struct TimeoutService<S> {
     inner: S,
-    limit: Duration,
+    timeout: Duration,
     metrics: Metrics,
 }
 
-impl<S, B> Service<Request<Sent>> for Tended<S>
+impl<S, B> Service<Request<Sent>> for TimeoutService<S>
 where
     S: Service<Request<Sent>, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -60,21 +60,21 @@ where
     }
 
     fn call(&mut self, request: Request<Sent>) -> Self::Future {
-        let (limit, watches) = (self.limit, watches(request.uri()));
-        if let Some((kind, verb)) = write(&request) {
-            self.metrics.wrote(kind, verb);
+        let (limit, watches) = (self.timeout, is_watch(request.uri()));
+        if let Some((kind, verb)) = write_labels(&request) {
+            self.metrics.count_write(kind, verb);
         }
         // Not within the future: the request's span belongs below the span of whoever asks now.
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let late = |_| Silent(limit);
-            tokio::time::timeout(limit, whole(answer, watches)).await.map_err(late)?
+            let late = |_| RequestTimedOut(limit);
+            tokio::time::timeout(limit, read_body(answer, watches)).await.map_err(late)?
         })
     }
 }
 
 /// The answer with all of its body, but of a watch, whose body ends when it likes: kube gives up one that is idle.
-async fn whole<B, E>(
+async fn read_body<B, E>(
     answer: impl Future<Output = Result<Response<B>, E>>,
     watches: bool,
 ) -> Result<Response<Body>, BoxError>
@@ -91,14 +91,14 @@ where
     Ok(Response::from_parts(head, body))
 }
 
-fn watches(uri: &Uri) -> bool {
+fn is_watch(uri: &Uri) -> bool {
     let pairs = uri.query().unwrap_or_default().split('&');
     pairs.filter_map(|pair| pair.strip_prefix("watch=")).any(|value| value != "false" && value != "0")
 }
 
 /// Kinds that the operator writes, by their names in paths. The Lease is written all the time, by whoever leads and by whoever
 /// tries to: it tells nothing of the work.
-const KINDS: [(&str, &str); 13] = [
+const WRITTEN_KINDS: [(&str, &str); 13] = [
     ("configmaps", "ConfigMap"),
     ("deployments", "Deployment"),
     ("events", "Event"),
@@ -116,23 +116,23 @@ const KINDS: [(&str, &str); 13] = [
 const LEASE: &str = "Lease";
 
 /// Kind and verb of a request that may change something, the Lease aside.
-fn write<B>(request: &Request<B>) -> Option<(&'static str, &'static str)> {
+fn write_labels<B>(request: &Request<B>) -> Option<(&'static str, &'static str)> {
     let mut path = request.uri().path().split('/').skip_while(|part| *part != "namespaces").skip(2);
     let (plural, sub) = (path.next().unwrap_or_default(), path.nth(1));
-    let kind = KINDS.iter().find(|(known, _)| *known == plural).map_or("other", |(_, kind)| kind);
+    let kind = WRITTEN_KINDS.iter().find(|(known, _)| *known == plural).map_or("other", |(_, kind)| kind);
     let verb = match (request.method(), sub) {
         (&Method::GET | &Method::HEAD | &Method::OPTIONS, _) => return None,
         (_, Some("status")) => "status",
         (&Method::POST, _) => "create",
         (&Method::PUT, _) => "update",
         (&Method::DELETE, _) => "delete",
-        _ if applies(request) => "apply",
+        _ if is_apply(request) => "apply",
         _ => "patch",
     };
     (kind != LEASE).then_some((kind, verb))
 }
 
-fn applies<B>(request: &Request<B>) -> bool {
+fn is_apply<B>(request: &Request<B>) -> bool {
     let sent = request.headers().get(header::CONTENT_TYPE);
     sent.is_some_and(|sent| sent.as_bytes().starts_with(b"application/apply-patch"))
 }
@@ -152,15 +152,15 @@ mod tests {
     use super::*;
 
     /// Far beyond every limit.
-    const LONG: Duration = Duration::from_secs(200);
+    const STALL: Duration = Duration::from_secs(200);
 
-    async fn patched(client: Client) -> kube::Result<Secret> {
+    async fn patch_secret(client: Client) -> kube::Result<Secret> {
         let api: Api<Secret> = Api::namespaced(client, "ns");
         api.patch("s", &PatchParams::default(), &Patch::Merge(serde_json::json!({}))).await
     }
 
     #[tokio::test]
-    async fn a_server_that_takes_a_request_and_is_gone_is_not_waited_for() {
+    async fn unanswered_request_times_out() {
         // One provider in the tree; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -174,13 +174,13 @@ mod tests {
         let config = Config::new(format!("http://{address}").parse().unwrap());
         let client = client(config, Duration::from_millis(100), &Metrics::default()).unwrap();
         let answer =
-            tokio::time::timeout(Duration::from_secs(20), patched(client)).await.expect("not for ever");
+            tokio::time::timeout(Duration::from_secs(20), patch_secret(client)).await.expect("not for ever");
         assert!(format!("{:?}", answer.unwrap_err()).contains("Silent"));
         server.abort();
     }
 
     /// A server whose answers begin at once and have these frames, each after its time.
-    fn telling<const N: usize>(frames: [(Duration, &'static str); N]) -> Client {
+    fn chunked_server<const N: usize>(frames: [(Duration, &'static str); N]) -> Client {
         let service = tower::service_fn(move |_: Request<Sent>| async move {
             let body = stream::iter(frames).then(|(after, frame)| async move {
                 sleep(after).await;
@@ -188,54 +188,60 @@ mod tests {
             });
             Ok::<_, Infallible>(Response::new(Body::from_stream(body)))
         });
-        let tended = |inner| Tended { inner, limit: LIMIT, metrics: Metrics::default() };
+        let tended = |inner| TimeoutService { inner, timeout: REQUEST_TIMEOUT, metrics: Metrics::default() };
         Client::new(layer_fn(tended).layer(service), "default")
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_stops_half_way_is_not_waited_for() {
-        let whole = telling([(Duration::ZERO, r#"{"metadata": {"#), (LIMIT / 2, r#""name": "s"}}"#)]);
-        assert_eq!(patched(whole).await.unwrap().metadata.name.as_deref(), Some("s"));
+    async fn stalled_response_body_times_out() {
+        let whole = chunked_server([
+            (Duration::ZERO, r#"{"metadata": {"#),
+            (REQUEST_TIMEOUT / 2, r#""name": "s"}}"#),
+        ]);
+        assert_eq!(patch_secret(whole).await.unwrap().metadata.name.as_deref(), Some("s"));
         let began = tokio::time::Instant::now();
-        let half = telling([(Duration::ZERO, r#"{"metadata": {"#), (LONG, "")]);
-        let error = patched(half).await.unwrap_err();
+        let half = chunked_server([(Duration::ZERO, r#"{"metadata": {"#), (STALL, "")]);
+        let error = patch_secret(half).await.unwrap_err();
         assert!(error.to_string().contains("no answer within 30 s"), "{error}");
-        assert_eq!(began.elapsed(), LIMIT);
+        assert_eq!(began.elapsed(), REQUEST_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_tells_for_longer_than_a_request_may_take() {
+    async fn watch_outlives_request_timeout() {
         let added = r#"{"type": "ADDED", "object": {"metadata": {"name": "s"}}}"#;
-        let client = telling([(Duration::ZERO, added), (LONG, "\n"), (LONG, added)]);
+        let client = chunked_server([(Duration::ZERO, added), (STALL, "\n"), (STALL, added)]);
         let api: Api<Secret> = Api::namespaced(client, "ns");
         let told = api.watch(&WatchParams::default(), "0").await.unwrap().collect::<Vec<_>>().await;
         assert!(matches!(&told[..], [Ok(WatchEvent::Added(_)), Ok(WatchEvent::Added(_))]), "{told:?}");
     }
 
-    fn counted(method: Method, path: &str, kind: &str) -> Option<(&'static str, &'static str)> {
+    fn counted_write(method: Method, path: &str, kind: &str) -> Option<(&'static str, &'static str)> {
         let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, kind);
-        write(&request.body(()).unwrap())
+        write_labels(&request.body(()).unwrap())
     }
 
     #[test]
-    fn what_may_change_something_is_counted_by_kind_and_verb() {
+    fn writes_are_counted_by_kind_and_verb() {
         let (core, json) = ("/api/v1/namespaces/ns", "application/json");
         let apply = "application/apply-patch+yaml";
-        let of = |method, path: &str, kind| counted(method, &format!("{core}/{path}"), kind);
+        let of = |method, path: &str, kind| counted_write(method, &format!("{core}/{path}"), kind);
         assert_eq!(of(Method::PATCH, "secrets/s?force=true", apply), Some(("Secret", "apply")));
         assert_eq!(of(Method::PATCH, "pods/p", "application/merge-patch+json"), Some(("Pod", "patch")));
         assert_eq!(of(Method::POST, "secrets?", json), Some(("Secret", "create")));
         assert_eq!(of(Method::DELETE, "services/s", json), Some(("Service", "delete")));
         let pool = "/apis/sluice.dev/v1alpha1/namespaces/ns/gpupools/p";
-        assert_eq!(counted(Method::PATCH, &format!("{pool}/status"), apply), Some(("GpuPool", "status")));
-        assert_eq!(counted(Method::PUT, pool, json), Some(("GpuPool", "update")));
+        assert_eq!(
+            counted_write(Method::PATCH, &format!("{pool}/status"), apply),
+            Some(("GpuPool", "status"))
+        );
+        assert_eq!(counted_write(Method::PUT, pool, json), Some(("GpuPool", "update")));
         let event = "/apis/events.k8s.io/v1/namespaces/ns/events";
-        assert_eq!(counted(Method::POST, event, json), Some(("Event", "create")));
-        assert_eq!(counted(Method::POST, "/apis/x/v1/others", json), Some(("other", "create")));
-        assert_eq!(counted(Method::GET, pool, json), None);
+        assert_eq!(counted_write(Method::POST, event, json), Some(("Event", "create")));
+        assert_eq!(counted_write(Method::POST, "/apis/x/v1/others", json), Some(("other", "create")));
+        assert_eq!(counted_write(Method::GET, pool, json), None);
         let lease = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/sluice-operator";
         assert_eq!(
-            counted(Method::PUT, lease, json),
+            counted_write(Method::PUT, lease, json),
             None,
             "it would hide whether a replica that waits writes"
         );

@@ -8,7 +8,7 @@ use clap::{Parser, ValueEnum};
 use sluice_plan::objects::ADMIN_PORT;
 use sluice_wire::overview;
 
-use crate::sidecars::poll::EVERY;
+use crate::sidecars::poller::POLL_INTERVAL;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (api, wire) = (sluice_types::API_VERSION, sluice_wire::state::VERSION);
@@ -33,7 +33,7 @@ pub struct Args {
         long,
         env = "SLUICE_OPERATOR_LABELS",
         value_delimiter = ',',
-        value_parser = pair,
+        value_parser = parse_label,
         default_value = "app.kubernetes.io/name=sluice-operator"
     )]
     pub own_labels: Vec<(String, String)>,
@@ -70,7 +70,7 @@ pub struct Args {
     #[arg(long, env = "SLUICE_READ_LISTEN", default_value_t = SocketAddr::from(([127, 0, 0, 1], overview::PORT)))]
     pub read_listen: SocketAddr,
     /// Time between two readings of a GPU's sidecars, seconds. For measurements that cannot wait.
-    #[arg(long, hide = true, default_value_t = EVERY.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, hide = true, default_value_t = POLL_INTERVAL.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub poll_seconds: u64,
     /// No sidecar is read. Budgets are not kept so: for the test that shows it.
     #[arg(long, hide = true)]
@@ -103,17 +103,17 @@ impl Args {
     }
 
     /// Time between two readings of a GPU; `None` = none is read.
-    pub fn poll_every(&self) -> Option<Duration> {
+    pub fn poll_interval(&self) -> Option<Duration> {
         (!self.no_polling).then(|| Duration::from_secs(self.poll_seconds))
     }
 
     /// See [`Args::status_seconds`].
-    pub const fn status_every(&self) -> Duration {
+    pub const fn status_interval(&self) -> Duration {
         Duration::from_secs(self.status_seconds)
     }
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+fn parse_label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
     Ok((key.to_owned(), value.to_owned()))
 }

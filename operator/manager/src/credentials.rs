@@ -13,9 +13,9 @@
 //! bundles. A sidecar reads its files every ten seconds and a kubelet brings them within two minutes, so at any time two
 //! neighbours have an authority in common, whichever of them is late.
 
-pub mod authorities;
-pub mod due;
+pub mod ca;
+mod certificate_manager;
 pub mod issue;
-mod keeper;
+pub mod renewal;
 
-pub use self::keeper::{CredentialError, Keeper, Slot};
+pub use self::certificate_manager::{CertificateManager, CredentialError, SlotSecret};

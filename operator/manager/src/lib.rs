@@ -17,21 +17,21 @@
 //! All decisions are in `sluice-plan`; here is what talks to the API server.
 #![forbid(unsafe_code)]
 
-mod abilities;
 mod api;
+mod api_keys;
 mod args;
+mod cache;
+mod capabilities;
 pub mod credentials;
-mod keys;
-pub mod lease;
+mod dashboard;
+pub mod leader_election;
 mod metrics;
-mod page;
 mod queue;
 mod reconcile;
 mod run;
 mod server;
 pub mod sidecars;
 mod telemetry;
-mod world;
 
 pub use args::Args;
 pub use run::run;

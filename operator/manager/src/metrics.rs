@@ -15,78 +15,78 @@ use prometheus_client::registry::Registry;
 
 use sluice_types::ModelTenant;
 
+use crate::cache::ClusterCache;
 use crate::queue::Queue;
-use crate::world::World;
 
 /// What is counted. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    reconciles: Family<Outcome, Counter>,
-    seconds: Histogram,
-    writes: Family<Write, Counter>,
+    reconciles: Family<ReconcileLabels, Counter>,
+    reconcile_seconds: Histogram,
+    writes: Family<WriteLabels, Counter>,
     leader: Gauge,
     queued: Gauge,
-    objects: Family<Kind, Gauge>,
-    tenants: Family<Told, Gauge>,
+    objects: Family<ObjectKindLabels, Gauge>,
+    tenants: Family<TenantReadyLabels, Gauge>,
     not_ready: Gauge,
-    held: Gauge,
-    untold: Gauge,
-    looked: Gauge<f64, AtomicU64>,
-    observed: Gauge<f64, AtomicU64>,
+    nodes_holding_claims: Gauge,
+    undelivered_directives: Gauge,
+    initial_sync_seconds: Gauge<f64, AtomicU64>,
+    initial_observation_seconds: Gauge<f64, AtomicU64>,
     registry: Arc<Registry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct ReconcileLabels {
     result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Write {
+struct WriteLabels {
     kind: &'static str,
     verb: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Kind {
+struct ObjectKindLabels {
     kind: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Told {
+struct TenantReadyLabels {
     ready: String,
     reason: String,
 }
 
-impl Told {
+impl TenantReadyLabels {
     /// What a tenant's condition `Ready` says; before it has one, what every condition says at first sight.
-    fn of(tenant: &ModelTenant) -> Told {
+    fn from_tenant(tenant: &ModelTenant) -> TenantReadyLabels {
         let conditions = tenant.status.as_ref().map(|status| status.conditions.as_slice());
         let ready = conditions.unwrap_or_default().iter().find(|one| one.type_ == "Ready");
         let (ready, reason) =
             ready.map_or(("Unknown", "NotObserved"), |one| (one.status.as_str(), one.reason.as_str()));
-        Told { ready: ready.to_owned(), reason: reason.to_owned() }
+        TenantReadyLabels { ready: ready.to_owned(), reason: reason.to_owned() }
     }
 }
 
 /// Bounds of the buckets of reconciliations, seconds.
-const BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 15.0, 60.0];
+const RECONCILE_BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 15.0, 60.0];
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut metrics = Metrics {
             reconciles: Family::default(),
-            seconds: Histogram::new(BUCKETS),
+            reconcile_seconds: Histogram::new(RECONCILE_BUCKETS),
             writes: Family::default(),
             leader: Gauge::<i64, AtomicI64>::default(),
             queued: Gauge::default(),
             objects: Family::default(),
             tenants: Family::default(),
             not_ready: Gauge::default(),
-            held: Gauge::default(),
-            untold: Gauge::default(),
-            looked: Gauge::default(),
-            observed: Gauge::default(),
+            nodes_holding_claims: Gauge::default(),
+            undelivered_directives: Gauge::default(),
+            initial_sync_seconds: Gauge::default(),
+            initial_observation_seconds: Gauge::default(),
             registry: Arc::default(),
         };
         metrics.registry = Arc::new(metrics.register());
@@ -98,7 +98,11 @@ impl Metrics {
     fn register(&self) -> Registry {
         let mut registry = Registry::with_prefix("sluice_operator");
         registry.register("reconciles", "Pools looked at, by result", self.reconciles.clone());
-        registry.register("reconcile_seconds", "Time that a look at a pool takes", self.seconds.clone());
+        registry.register(
+            "reconcile_seconds",
+            "Time that a look at a pool takes",
+            self.reconcile_seconds.clone(),
+        );
         registry.register(
             "writes",
             "Requests that may change something, by kind and verb; those for the Lease are not counted",
@@ -112,65 +116,67 @@ impl Metrics {
         let help = "Nodes that hold claims and are not ready";
         registry.register("nodes_not_ready", help, self.not_ready.clone());
         let help = "1 = so many nodes are not ready at once that no GPU leaves its own";
-        registry.register("claims_held", help, self.held.clone());
+        registry.register("claims_held", help, self.nodes_holding_claims.clone());
         let help = "Sidecars that have been without their directive for a while: they follow what they were told last";
-        registry.register("directives_not_taken", help, self.untold.clone());
+        registry.register("directives_not_taken", help, self.undelivered_directives.clone());
         registry.register(
             "looked_seconds",
             "Time from the start until every pool had been looked at once; 0 = not yet",
-            self.looked.clone(),
+            self.initial_sync_seconds.clone(),
         );
         registry.register(
             "observed_seconds",
             "Time from the start until every GPU's sidecars had been read once as well; 0 = not yet",
-            self.observed.clone(),
+            self.initial_observation_seconds.clone(),
         );
         registry
     }
 
     /// A look at a pool is over.
-    pub fn reconciled(&self, took: Duration, fine: bool) {
+    pub fn observe_reconcile(&self, took: Duration, fine: bool) {
         let result = if fine { "ok" } else { "failed" };
-        self.reconciles.get_or_create(&Outcome { result }).inc();
-        self.seconds.observe(took.as_secs_f64());
+        self.reconciles.get_or_create(&ReconcileLabels { result }).inc();
+        self.reconcile_seconds.observe(took.as_secs_f64());
     }
 
     /// A request that may change something is sent.
-    pub fn wrote(&self, kind: &'static str, verb: &'static str) {
-        self.writes.get_or_create(&Write { kind, verb }).inc();
+    pub fn count_write(&self, kind: &'static str, verb: &'static str) {
+        self.writes.get_or_create(&WriteLabels { kind, verb }).inc();
     }
 
     /// This replica leads, or does not.
-    pub fn leads(&self, leads: bool) {
+    pub fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }
 
     /// So many sidecars have been without their directive for a while.
-    pub fn untold(&self, sidecars: usize) {
-        self.untold.set(i64::try_from(sidecars).unwrap_or(i64::MAX));
+    pub fn set_undelivered_directives(&self, sidecars: usize) {
+        self.undelivered_directives.set(i64::try_from(sidecars).unwrap_or(i64::MAX));
     }
 
     /// Everything has been looked at once.
-    pub fn looked(&self, since_start: Duration) {
-        self.looked.set(since_start.as_secs_f64());
+    pub fn set_initial_sync(&self, since_start: Duration) {
+        self.initial_sync_seconds.set(since_start.as_secs_f64());
     }
 
     /// Everything has been looked at once, and every GPU's sidecars have been read once.
-    pub fn observed(&self, since_start: Duration) {
-        self.observed.set(since_start.as_secs_f64());
+    pub fn set_initial_observation(&self, since_start: Duration) {
+        self.initial_observation_seconds.set(since_start.as_secs_f64());
     }
 
     /// All figures, as text.
-    pub fn text(&self, world: &World, queue: &Queue) -> String {
+    pub fn render(&self, world: &ClusterCache, queue: &Queue) -> String {
         self.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
-        for (kind, count) in world.counts() {
-            self.objects.get_or_create(&Kind { kind }).set(i64::try_from(count).unwrap_or(i64::MAX));
+        for (kind, count) in world.object_counts() {
+            self.objects
+                .get_or_create(&ObjectKindLabels { kind })
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         let outage = world.outage(Timestamp::now().as_second());
         self.not_ready.set(i64::try_from(outage.not_ready).unwrap_or(i64::MAX));
-        self.held.set(i64::from(outage.is_on()));
+        self.nodes_holding_claims.set(i64::from(outage.is_active()));
         self.tenants.clear();
-        for told in world.tenants.all(|_, tenant| Some(Told::of(tenant))) {
+        for told in world.tenants.filter_map(|_, tenant| Some(TenantReadyLabels::from_tenant(tenant))) {
             self.tenants.get_or_create(&told).inc();
         }
         let mut text = String::new();

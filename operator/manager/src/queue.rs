@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::world::Unit;
+use crate::cache::PoolKey;
 
 /// What comes in shortly after each other is looked at together.
-const SETTLE: Duration = Duration::from_millis(100);
+const DEBOUNCE: Duration = Duration::from_millis(100);
 /// First delay after a failure, doubled with every further one up to [`LONGEST`].
-const FIRST: Duration = Duration::from_millis(500);
+const BASE_BACKOFF: Duration = Duration::from_millis(500);
 /// Longest delay, after failures and after a look that took long: most of that time it may have waited for the API server.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The queue.
 #[derive(Debug, Default)]
@@ -25,24 +25,24 @@ pub struct Queue {
 
 #[derive(Debug, Default)]
 struct Inner {
-    due: HashMap<Unit, Instant>,
-    running: HashSet<Unit>,
+    due_at: HashMap<PoolKey, Instant>,
+    running: HashSet<PoolKey>,
     /// Nobody is looked at again so soon that looking is all that is done.
-    not_before: HashMap<Unit, Instant>,
-    failures: HashMap<Unit, u32>,
+    not_before: HashMap<PoolKey, Instant>,
+    failures: HashMap<PoolKey, u32>,
 }
 
 impl Queue {
     /// Asks for a look soon.
-    pub fn add(&self, unit: &Unit) {
-        self.add_after(unit, SETTLE);
+    pub fn add(&self, unit: &PoolKey) {
+        self.add_after(unit, DEBOUNCE);
     }
 
     /// Asks for a look after `delay`; an earlier one stays.
-    pub fn add_after(&self, unit: &Unit, delay: Duration) {
+    pub fn add_after(&self, unit: &PoolKey, delay: Duration) {
         let at = Instant::now() + delay;
         let mut inner = self.lock();
-        let due = inner.due.entry(unit.clone()).or_insert(at);
+        let due = inner.due_at.entry(unit.clone()).or_insert(at);
         *due = at.min(*due);
         drop(inner);
         self.wake.notify_one();
@@ -50,13 +50,13 @@ impl Queue {
 
     /// Units that wait.
     pub fn len(&self) -> usize {
-        self.lock().due.len()
+        self.lock().due_at.len()
     }
 
     /// The next unit whose time has come. It is not given out again before it is [`Queue::done`].
-    pub async fn next(&self) -> Unit {
+    pub async fn next(&self) -> PoolKey {
         loop {
-            let wait = match self.take() {
+            let wait = match self.try_pop() {
                 Ok(unit) => return unit,
                 Err(wait) => wait,
             };
@@ -69,18 +69,18 @@ impl Queue {
     }
 
     /// A unit that is due, or when the first will be.
-    fn take(&self) -> Result<Unit, Option<Instant>> {
+    fn try_pop(&self) -> Result<PoolKey, Option<Instant>> {
         let mut inner = self.lock();
-        let at = |inner: &Inner, unit: &Unit, due: Instant| {
+        let at = |inner: &Inner, unit: &PoolKey, due: Instant| {
             due.max(inner.not_before.get(unit).copied().unwrap_or(due))
         };
-        let free = inner.due.iter().filter(|(unit, _)| !inner.running.contains(*unit));
+        let free = inner.due_at.iter().filter(|(unit, _)| !inner.running.contains(*unit));
         let first = free.map(|(unit, due)| (at(&inner, unit, *due), unit)).min_by_key(|(at, _)| *at);
         let (at, unit) = first.map(|(at, unit)| (at, unit.clone())).ok_or(None)?;
         if at > Instant::now() {
             return Err(Some(at));
         }
-        inner.due.remove(&unit);
+        inner.due_at.remove(&unit);
         inner.running.insert(unit.clone());
         let now = Instant::now();
         inner.not_before.retain(|_, at| now < *at);
@@ -91,16 +91,16 @@ impl Queue {
     }
 
     /// `unit` has been looked at, in `took`. After a failure it is due again, the later the more often it failed.
-    pub fn done(&self, unit: &Unit, took: Duration, failed: bool) {
+    pub fn done(&self, unit: &PoolKey, took: Duration, failed: bool) {
         let mut inner = self.lock();
         inner.running.remove(unit);
-        inner.not_before.insert(unit.clone(), Instant::now() + took.saturating_mul(2).min(LONGEST));
+        inner.not_before.insert(unit.clone(), Instant::now() + took.saturating_mul(2).min(MAX_BACKOFF));
         if failed {
             let failures = inner.failures.entry(unit.clone()).or_insert(0);
-            let delay = FIRST.saturating_mul(1 << (*failures).min(10)).min(LONGEST);
+            let delay = BASE_BACKOFF.saturating_mul(1 << (*failures).min(10)).min(MAX_BACKOFF);
             *failures += 1;
             let at = Instant::now() + delay;
-            let due = inner.due.entry(unit.clone()).or_insert(at);
+            let due = inner.due_at.entry(unit.clone()).or_insert(at);
             *due = at.min(*due);
         } else {
             inner.failures.remove(unit);
@@ -110,7 +110,7 @@ impl Queue {
     }
 
     /// Forgets what is kept of a unit that is gone.
-    pub fn forget(&self, unit: &Unit) {
+    pub fn forget(&self, unit: &PoolKey) {
         let mut inner = self.lock();
         inner.failures.remove(unit);
     }
@@ -131,37 +131,37 @@ async fn sleep(until: Option<Instant>) {
 mod tests {
     use super::*;
 
-    fn unit(pool: &str) -> Unit {
-        Unit { namespace: "ns".into(), pool: pool.into() }
+    fn pool_key(pool: &str) -> PoolKey {
+        PoolKey { namespace: "ns".into(), pool: pool.into() }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_asked_for_twice_is_looked_at_once() {
+    async fn duplicate_adds_are_coalesced() {
         let queue = Queue::default();
-        queue.add(&unit("a"));
-        queue.add(&unit("a"));
-        assert_eq!(queue.next().await, unit("a"));
+        queue.add(&pool_key("a"));
+        queue.add(&pool_key("a"));
+        assert_eq!(queue.next().await, pool_key("a"));
         assert_eq!(queue.len(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_unit_is_with_one_worker_at_a_time() {
+    async fn key_is_processed_by_one_worker_at_a_time() {
         let queue = Queue::default();
-        queue.add(&unit("a"));
+        queue.add(&pool_key("a"));
         let first = queue.next().await;
         queue.add(&first);
-        queue.add_after(&unit("b"), Duration::from_secs(9));
+        queue.add_after(&pool_key("b"), Duration::from_secs(9));
         // `a` has been due for long, but is not given out before it is done.
-        assert_eq!(queue.next().await, unit("b"));
+        assert_eq!(queue.next().await, pool_key("b"));
         queue.done(&first, Duration::ZERO, false);
-        assert_eq!(queue.next().await, unit("a"));
+        assert_eq!(queue.next().await, pool_key("a"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_wait_longer_and_longer_and_success_forgets_them() {
+    async fn failures_back_off_and_success_resets_backoff() {
         let queue = Queue::default();
         let mut waited = Vec::new();
-        queue.add(&unit("a"));
+        queue.add(&pool_key("a"));
         for failed in [true, true, true, false] {
             let began = Instant::now();
             let a = queue.next().await;
@@ -169,7 +169,7 @@ mod tests {
             queue.done(&a, Duration::ZERO, failed);
         }
         assert_eq!(waited, [100, 500, 1000, 2000]);
-        queue.add(&unit("a"));
+        queue.add(&pool_key("a"));
         let a = queue.next().await;
         queue.done(&a, Duration::ZERO, true);
         let began = Instant::now();
@@ -178,9 +178,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_long_look_is_not_followed_by_the_next_at_once_but_within_a_minute() {
+    async fn long_reconcile_delays_next_by_at_most_a_minute() {
         let queue = Queue::default();
-        queue.add(&unit("a"));
+        queue.add(&pool_key("a"));
         let a = queue.next().await;
         for (took, pause) in [(3, 6), (3600, 60)] {
             queue.done(&a, Duration::from_secs(took), false);
@@ -192,18 +192,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_kept_of_a_unit_that_is_gone() {
+    async fn forgotten_key_leaves_no_state() {
         let queue = Queue::default();
-        queue.add(&unit("a"));
+        queue.add(&pool_key("a"));
         let gone = queue.next().await;
         queue.forget(&gone);
         queue.done(&gone, Duration::from_secs(1), false);
         tokio::time::sleep(Duration::from_secs(3)).await;
-        queue.add(&unit("b"));
+        queue.add(&pool_key("b"));
         queue.next().await;
         let inner = queue.lock();
         assert!(
-            inner.due.is_empty() && inner.not_before.is_empty() && inner.failures.is_empty(),
+            inner.due_at.is_empty() && inner.not_before.is_empty() && inner.failures.is_empty(),
             "{inner:?}"
         );
     }

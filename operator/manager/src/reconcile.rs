@@ -6,12 +6,12 @@
 //!    Sidecars are told who their neighbours are, and their certificates are kept.
 //! 5. **status**: tells what became of it.
 
-mod announce;
 mod apply;
-mod dereference;
-mod drawn;
+mod directives;
+mod events;
 mod finalizer;
-mod neighbours;
+mod observe;
+mod render_cache;
 mod status;
 
 use std::collections::{HashMap, HashSet};
@@ -21,77 +21,77 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use sluice_plan::objects::Release;
-use sluice_plan::seen::PodSeen;
-use sluice_plan::unit::{Given, Troubles, plan};
+use sluice_plan::observed::ObservedPod;
+use sluice_plan::pool_plan::{ApplyErrors, PlanContext, plan};
 use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::TenantReport;
 use tokio::sync::Notify;
 use tracing::Instrument as _;
 
-pub use self::announce::Announcer;
-use crate::abilities::Abilities;
-use crate::credentials::Keeper;
+pub use self::events::EventRecorder;
+use crate::cache::{ClusterCache, NamespacedName, PoolKey};
+use crate::capabilities::ClusterCapabilities;
+use crate::credentials::CertificateManager;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
-use crate::sidecars::{GpuKey, GpuRead, Sidecars};
-use crate::world::{Name, Unit, World};
+use crate::sidecars::{GpuKey, GpuRead, SidecarRegistry};
 
 /// Everything that a reconciliation works with.
-pub struct Operator {
+pub struct Reconciler {
     /// Access to the API server.
     pub client: Client,
     /// What is there.
-    pub world: Arc<World>,
+    pub cache: Arc<ClusterCache>,
     /// What is to be looked at.
     pub queue: Arc<Queue>,
     /// What goes into every pod.
     pub release: Release,
     /// What the cluster can do.
-    pub abilities: Arc<Abilities>,
+    pub capabilities: Arc<ClusterCapabilities>,
     /// A node that is not ready for so long is lost, seconds.
-    pub grace_seconds: i64,
+    pub node_grace_seconds: i64,
     /// Shortest time between two writes of a status whose conditions do not change.
-    pub status_every: Duration,
+    pub status_interval: Duration,
     /// Certificates.
-    pub keeper: Keeper,
+    pub certificates: CertificateManager,
     /// The way to sidecars.
-    pub sidecars: Mutex<Sidecars>,
+    pub sidecars: Mutex<SidecarRegistry>,
     /// Figures.
     pub metrics: Metrics,
     /// Events.
-    pub announcer: Announcer,
+    pub events: EventRecorder,
     /// What this leader keeps in mind. Nothing of it is needed for a right decision: it only saves requests.
-    pub memory: Memory,
+    pub reconcile_cache: ReconcileCache,
 }
 
 /// See [`Operator::memory`].
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct ReconcileCache {
     /// When each object's status was written last.
-    written: Mutex<HashMap<(Kind2, Name), Instant>>,
+    status_written_at: Mutex<HashMap<(OwnKind, NamespacedName), Instant>>,
     /// What was rendered last, of tenants and of GPUs (under [`Kind2::Pool`]).
-    drawn: Mutex<HashMap<(Kind2, Name), drawn::Drawn>>,
+    rendered: Mutex<HashMap<(OwnKind, NamespacedName), render_cache::RenderedObjects>>,
     /// What each sidecar was told last.
-    told: Mutex<HashMap<Told, sluice_plan::direct::Told>>,
+    directive_states: Mutex<HashMap<DirectiveKey, sluice_plan::directives::DirectiveState>>,
     /// Units of the start that have not been looked at yet.
-    unseen: Mutex<HashSet<Unit>>,
+    pending_initial: Mutex<HashSet<PoolKey>>,
     /// Told when there is none left.
-    all_seen: Notify,
+    initial_done: Notify,
 }
 
 /// A sidecar: its GPU, its tenant and the uid of its pod.
-type Told = (GpuKey, String, String);
+type DirectiveKey = (GpuKey, String, String);
 
 /// One of our own kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind2 {
+enum OwnKind {
     Pool,
     Tenant,
 }
 
 /// Why a reconciliation has to be repeated.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum ReconcileError {
     /// The API server refused something, or did not answer.
     #[error("{what}: {error}")]
     Api {
@@ -102,7 +102,7 @@ pub enum Failure {
     },
     /// Objects of tenants could not be applied; each tenant's status says why.
     #[error("{count} tenants have objects that could not be applied; the first: {first}")]
-    Troubles {
+    ApplyFailed {
         /// So many tenants.
         count: usize,
         /// What the first of them lacks.
@@ -110,21 +110,21 @@ pub enum Failure {
     },
 }
 
-impl Failure {
-    fn api(what: impl Into<String>, error: kube::Error) -> Failure {
-        Failure::Api { what: what.into(), error: Box::new(error) }
+impl ReconcileError {
+    fn api(what: impl Into<String>, error: kube::Error) -> ReconcileError {
+        ReconcileError::Api { what: what.into(), error: Box::new(error) }
     }
 }
 
-impl Operator {
+impl Reconciler {
     /// GPUs whose states have never been read.
-    pub fn unread(&self) -> usize {
-        lock(&self.sidecars).unread()
+    pub fn unread_gpu_count(&self) -> usize {
+        lock(&self.sidecars).unread_count()
     }
 
     /// Sidecars that have been without their directive for a while.
-    pub fn untold_count(&self) -> usize {
-        lock(&self.sidecars).untold_count()
+    pub fn undelivered_count(&self) -> usize {
+        lock(&self.sidecars).undelivered_count()
     }
 
     /// What is known of the GPUs that are wanted, by namespace and what their sidecars said.
@@ -133,50 +133,50 @@ impl Operator {
     }
 
     /// Goes through what was read last of all GPUs.
-    pub fn each_gpu(&self, see: impl FnMut(&GpuRead<'_>)) {
-        lock(&self.sidecars).each_gpu(see);
+    pub fn for_each_gpu(&self, see: impl FnMut(&GpuRead<'_>)) {
+        lock(&self.sidecars).for_each_gpu(see);
     }
 
     /// Each of `units` is to be looked at once: [`Operator::all_seen`] waits for that.
-    pub fn expect(&self, units: impl IntoIterator<Item = Unit>) {
-        lock(&self.memory.unseen).extend(units);
+    pub fn expect_initial(&self, units: impl IntoIterator<Item = PoolKey>) {
+        lock(&self.reconcile_cache.pending_initial).extend(units);
     }
 
     /// Waits until all that was expected has been looked at once, whatever came of it.
-    pub async fn all_seen(&self) {
+    pub async fn wait_for_initial(&self) {
         loop {
             // It hears what comes from here on, before it is asked for.
-            let all_seen = self.memory.all_seen.notified();
-            if lock(&self.memory.unseen).is_empty() {
+            let all_seen = self.reconcile_cache.initial_done.notified();
+            if lock(&self.reconcile_cache.pending_initial).is_empty() {
                 return;
             }
             all_seen.await;
         }
     }
 
-    fn is_there(&self, kind: Kind2, at: &Name) -> bool {
+    fn exists(&self, kind: OwnKind, at: &NamespacedName) -> bool {
         match kind {
-            Kind2::Pool => self.world.pools.get(at).is_some(),
-            Kind2::Tenant => self.world.tenants.get(at).is_some(),
+            OwnKind::Pool => self.cache.pools.get(at).is_some(),
+            OwnKind::Tenant => self.cache.tenants.get(at).is_some(),
         }
     }
 
-    fn saw(&self, unit: &Unit) {
-        let mut unseen = lock(&self.memory.unseen);
+    fn mark_reconciled(&self, unit: &PoolKey) {
+        let mut unseen = lock(&self.reconcile_cache.pending_initial);
         if unseen.remove(unit) && unseen.is_empty() {
-            self.memory.all_seen.notify_waiters();
+            self.reconcile_cache.initial_done.notify_waiters();
         }
     }
 
     /// Looks at one unit after the other, for ever.
-    pub async fn work(&self) {
+    pub async fn run_worker(&self) {
         loop {
             let unit = self.queue.next().await;
             let began = Instant::now();
             let span = tracing::info_span!("reconcile", namespace = unit.namespace, pool = unit.pool);
             let result = self.reconcile(&unit).instrument(span).await;
             let took = began.elapsed();
-            self.metrics.reconciled(took, result.is_ok());
+            self.metrics.observe_reconcile(took, result.is_ok());
             match &result {
                 Ok(()) => tracing::debug!(namespace = unit.namespace, pool = unit.pool, ?took, "reconciled"),
                 Err(error) => {
@@ -184,7 +184,7 @@ impl Operator {
                 }
             }
             self.queue.done(&unit, took, result.is_err());
-            self.saw(&unit);
+            self.mark_reconciled(&unit);
         }
     }
 
@@ -192,66 +192,66 @@ impl Operator {
     ///
     /// # Errors
     /// Something could not be carried out; what could has been.
-    async fn reconcile(&self, unit: &Unit) -> Result<(), Failure> {
+    async fn reconcile(&self, unit: &PoolKey) -> Result<(), ReconcileError> {
         let now = Timestamp::now().as_second();
-        let scene = tracing::info_span!("dereference").in_scope(|| self.dereference(unit, now));
+        let scene = tracing::info_span!("dereference").in_scope(|| self.observe(unit, now));
         if scene.pool.is_none() && scene.tenants.is_empty() {
-            self.direct(unit, Vec::new());
+            self.push_directives(unit, Vec::new());
             self.forget(unit);
             return Ok(());
         }
         if let Some(pool) = &scene.pool {
-            self.hold_pool(pool, !scene.all_tenants_gone).await?;
+            self.sync_pool_finalizer(pool, !scene.are_all_tenants_gone).await?;
         }
         let tenants: Vec<_> = scene.tenants.iter().map(AsRef::as_ref).collect();
         let pool = scene.pool.as_deref();
-        let given = Given {
+        let given = PlanContext {
             pool,
             tenants: &tenants,
-            seen: &scene.seen,
-            cluster: self.abilities.now(),
-            grace_seconds: self.grace_seconds,
-            outage: self.world.outage(now),
+            observed: &scene.observed,
+            cluster: self.capabilities.current(),
+            grace_seconds: self.node_grace_seconds,
+            disruption: self.cache.outage(now),
             now,
         };
         let plan = tracing::info_span!("build").in_scope(|| plan(&given));
         let troubles = match pool {
             Some(pool) => {
-                self.doubt(unit, &scene.seen.pods);
-                self.direct(unit, self.gpus(unit, pool, &plan, &given));
+                self.invalidate_secrets(unit, &scene.observed.pods);
+                self.push_directives(unit, self.gpus(unit, pool, &plan, &given));
                 self.apply(unit, pool, &plan, now).instrument(tracing::info_span!("apply")).await
             }
             None => {
-                lock(&self.sidecars).found_no_pool(&unit.namespace, &unit.pool);
-                Troubles::new()
+                lock(&self.sidecars).mark_pool_absent(&unit.namespace, &unit.pool);
+                ApplyErrors::new()
             }
         };
         let failed = troubles
             .values()
             .next()
-            .map(|first| Failure::Troubles { count: troubles.len(), first: first.message.clone() });
-        self.tell(unit, &given, &plan, &troubles).instrument(tracing::info_span!("status")).await?;
-        if let Some(seconds) = plan.look_again() {
+            .map(|first| ReconcileError::ApplyFailed { count: troubles.len(), first: first.message.clone() });
+        self.write_statuses(unit, &given, &plan, &troubles).instrument(tracing::info_span!("status")).await?;
+        if let Some(seconds) = plan.requeue_after_seconds() {
             self.queue.add_after(unit, Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
         }
         failed.map_or(Ok(()), Err)
     }
 
     /// What keeps a pod from starting may be its Secret.
-    fn doubt(&self, unit: &Unit, pods: &[PodSeen]) {
-        for pod in pods.iter().filter(|pod| pod.failing.is_some() && pod.stays()) {
-            self.keeper.doubt(&unit.namespace, &format!("sluice-{}-{}", pod.tenant, pod.index));
+    fn invalidate_secrets(&self, unit: &PoolKey, pods: &[ObservedPod]) {
+        for pod in pods.iter().filter(|pod| pod.failure_reason.is_some() && pod.is_current()) {
+            self.certificates.invalidate(&unit.namespace, &format!("sluice-{}-{}", pod.tenant, pod.index));
         }
     }
 
     /// Drops what was kept in mind of a unit that is gone.
-    fn forget(&self, unit: &Unit) {
+    fn forget(&self, unit: &PoolKey) {
         lock(&self.sidecars).forget(&unit.namespace, &unit.pool);
         self.queue.forget(unit);
-        self.keeper.retain(|namespace, _| namespace != unit.namespace);
-        lock(&self.memory.written)
-            .retain(|(kind, at), _| at.namespace != unit.namespace || self.is_there(*kind, at));
-        lock(&self.memory.drawn).retain(|(_, at), _| at.namespace != unit.namespace);
+        self.certificates.retain(|namespace, _| namespace != unit.namespace);
+        lock(&self.reconcile_cache.status_written_at)
+            .retain(|(kind, at), _| at.namespace != unit.namespace || self.exists(*kind, at));
+        lock(&self.reconcile_cache.rendered).retain(|(_, at), _| at.namespace != unit.namespace);
     }
 }
 

@@ -19,35 +19,35 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::abilities::Abilities;
 use crate::api;
 use crate::args::Args;
-use crate::credentials::Keeper;
-use crate::lease::Holder;
+use crate::cache::{ClusterCache, PoolKey, WatchContext, watch_all};
+use crate::capabilities::ClusterCapabilities;
+use crate::credentials::CertificateManager;
+use crate::dashboard;
+use crate::leader_election::LeaderElection;
 use crate::metrics::Metrics;
-use crate::page;
 use crate::queue::Queue;
-use crate::reconcile::{Announcer, Memory, Operator};
-use crate::server::{Leads, Served, read_router, router};
-use crate::sidecars::call::{Address, Way};
-use crate::sidecars::contest::{Contest, Verdict};
-use crate::sidecars::{News, Sidecars};
+use crate::reconcile::{EventRecorder, ReconcileCache, Reconciler};
+use crate::server::{HttpState, LeaderFlag, read_router, router};
+use crate::sidecars::http_client::{SidecarAddress, Transport};
+use crate::sidecars::leader_conflict::{ConflictAction, LeaderConflict};
+use crate::sidecars::{SidecarEvent, SidecarRegistry};
 use crate::telemetry::Telemetry;
-use crate::world::{Feed, Unit, World, watch_all};
 
 /// Pools that are looked at at a time.
 const WORKERS: usize = 4;
 /// Longest time that a sidecar gets to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SIDECAR_TIMEOUT: Duration = Duration::from_secs(5);
 /// States that come in shortly after each other are told together.
-const READ_SETTLE: Duration = Duration::from_secs(1);
+const READ_DEBOUNCE: Duration = Duration::from_secs(1);
 /// Time between two looks at the operator's own certificate, and after a failure.
-const CERTIFICATE_EVERY: Duration = Duration::from_secs(60);
+const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(5);
 /// Time between two looks at whether every GPU has been read.
-const UNREAD_EVERY: Duration = Duration::from_millis(200);
+const UNREAD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest time between two such looks: one GPU whose sidecars never answer is waited for as long as it is there.
-const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
+const UNREAD_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// Runs the operator until it is told to end, or can no longer lead.
 pub fn run(args: Args) -> ExitCode {
     // One provider in the tree: without it the first TLS connection panics.
@@ -56,7 +56,7 @@ pub fn run(args: Args) -> ExitCode {
     let result = runtime.context("no runtime").and_then(|runtime| {
         let telemetry = Telemetry::start(&args)?;
         let served = runtime.block_on(serve(args));
-        telemetry.end();
+        telemetry.shutdown();
         served
     });
     match result {
@@ -70,26 +70,35 @@ pub fn run(args: Args) -> ExitCode {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (metrics, leads, hub) = (Metrics::default(), Leads::default(), page::hub());
+    let (metrics, leads, hub) = (Metrics::default(), LeaderFlag::default(), dashboard::empty_hub());
     let config = Config::infer().await.context("no way to the API server")?;
-    let client = api::client(config, api::LIMIT, &metrics).context("no way to the API server")?;
-    let (world, queue) = (Arc::new(World::default()), Arc::new(Queue::default()));
-    let feed = Feed {
-        world: world.clone(),
+    let client = api::client(config, api::REQUEST_TIMEOUT, &metrics).context("no way to the API server")?;
+    let (world, queue) = (Arc::new(ClusterCache::default()), Arc::new(Queue::default()));
+    let feed = WatchContext {
+        cache: world.clone(),
         queue: queue.clone(),
         pending: Arc::new(AtomicUsize::new(0)),
         ready: Arc::new(Notify::new()),
     };
     let namespaces: Vec<String> = args.namespaces.iter().filter(|name| !name.is_empty()).cloned().collect();
     let mut watches = watch_all(&client, &namespaces, &feed);
-    let served = Served { metrics: metrics.clone(), world, queue, pending: feed.pending.clone() };
+    let served = HttpState { metrics: metrics.clone(), cache: world, queue, pending: feed.pending.clone() };
     let mut servers = JoinSet::new();
     listen(args.listen, "serves health and metrics", router(served), &mut servers).await?;
     listen(args.read_listen, "serves the read API", read_router(leads.clone(), hub.clone()), &mut servers)
         .await?;
     tracing::info!(identity = args.identity(), "starts");
-    let abilities = Abilities::ask(&client).await.context("the API server tells no version")?;
-    let start = Start { abilities: Arc::new(abilities), args, client, feed, metrics, leads, hub, began };
+    let abilities = ClusterCapabilities::query(&client).await.context("the API server tells no version")?;
+    let start = LeaderContext {
+        capabilities: Arc::new(abilities),
+        args,
+        client,
+        watch_context: feed,
+        metrics,
+        leader: leads,
+        hub,
+        started_at: began,
+    };
     let ended = tokio::select! {
         ended = lead(&start) => ended,
         _ = watches.join_next() => Err(anyhow::anyhow!("a watch ended")),
@@ -113,26 +122,26 @@ async fn listen(
 }
 
 /// What a leader starts from.
-struct Start {
+struct LeaderContext {
     args: Args,
     client: Client,
-    feed: Feed,
-    abilities: Arc<Abilities>,
+    watch_context: WatchContext,
+    capabilities: Arc<ClusterCapabilities>,
     metrics: Metrics,
-    leads: Leads,
+    leader: LeaderFlag,
     hub: Arc<Hub>,
-    began: Instant,
+    started_at: Instant,
 }
 
-impl Start {
-    fn operator(&self, sidecars: Sidecars) -> Operator {
+impl LeaderContext {
+    fn reconciler(&self, sidecars: SidecarRegistry) -> Reconciler {
         let args = &self.args;
         let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity()) };
-        Operator {
-            announcer: Announcer::new(self.client.clone(), reporter),
+        Reconciler {
+            events: EventRecorder::new(self.client.clone(), reporter),
             client: self.client.clone(),
-            world: self.feed.world.clone(),
-            queue: self.feed.queue.clone(),
+            cache: self.watch_context.cache.clone(),
+            queue: self.watch_context.queue.clone(),
             release: Release {
                 sidecar_image: args.sidecar_image.clone(),
                 engine_image: args.engine_image.clone(),
@@ -140,46 +149,46 @@ impl Start {
                 operator: args.own_labels.iter().cloned().collect(),
                 operator_namespace: args.own_namespace.clone(),
             },
-            abilities: self.abilities.clone(),
-            grace_seconds: args.node_grace_seconds,
-            status_every: args.status_every(),
-            keeper: Keeper::new(self.client.clone(), &args.own_namespace),
+            capabilities: self.capabilities.clone(),
+            node_grace_seconds: args.node_grace_seconds,
+            status_interval: args.status_interval(),
+            certificates: CertificateManager::new(self.client.clone(), &args.own_namespace),
             sidecars: Mutex::new(sidecars),
             metrics: self.metrics.clone(),
-            memory: Memory::default(),
+            reconcile_cache: ReconcileCache::default(),
         }
     }
 }
 
 /// Waits for the Lease and works for as long as it is held. Ends well when told to end, and with an error when the Lease is
 /// lost: whoever starts this process again gives it a new chance, with nothing left of the old one.
-async fn lead(start: &Start) -> anyhow::Result<()> {
+async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     let (args, metrics) = (&start.args, &start.metrics);
     let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
     let leases: Api<Lease> = Api::namespaced(start.client.clone(), &args.own_namespace);
-    let mut holder = Holder::new(leases, &args.lease_name, &args.identity(), args.lease_seconds);
+    let mut holder = LeaderElection::new(leases, &args.lease_name, &args.identity(), args.lease_seconds);
     let stop = async {
         terminate.recv().await;
     };
     let Some(epoch) = holder.acquire(stop).await else { return Ok(()) };
     tracing::info!(epoch, "leads");
-    metrics.leads(true);
+    metrics.set_leader(true);
     let (certificate, certificates) = watch::channel(None);
     let (news, heard) = mpsc::unbounded_channel();
-    let way = Way::new(certificates, PATIENCE).at_port(args.sidecar_port);
-    let sidecars = Sidecars::new(way, epoch, news).read_every(args.poll_every());
-    let contest = Contest::new(&holder, sidecars.fences());
-    let operator = Arc::new(start.operator(sidecars));
-    let _ = start.leads.set(operator.clone());
+    let way = Transport::new(certificates, SIDECAR_TIMEOUT).with_port(args.sidecar_port);
+    let sidecars = SidecarRegistry::new(way, epoch, news).with_poll_interval(args.poll_interval());
+    let contest = LeaderConflict::new(&holder, sidecars.fences());
+    let operator = Arc::new(start.reconciler(sidecars));
+    let _ = start.leader.set(operator.clone());
     let mut workers = JoinSet::new();
-    workers.spawn(work(operator.clone(), start.feed.clone(), start.began));
-    workers.spawn(certify(operator.clone(), certificate));
-    workers.spawn(page::feed(operator.clone(), start.hub.clone()));
-    workers.spawn(upgrades(operator.clone()));
-    workers.spawn(keys(operator.clone(), start.feed.clone()));
+    workers.spawn(run_workers(operator.clone(), start.watch_context.clone(), start.started_at));
+    workers.spawn(renew_certificate(operator.clone(), certificate));
+    workers.spawn(dashboard::publish(operator.clone(), start.hub.clone()));
+    workers.spawn(watch_upgrades(operator.clone()));
+    workers.spawn(watch_api_keys(operator.clone(), start.watch_context.clone()));
     let ended = tokio::select! {
-        lost = holder.keep() => Err(lost.into()),
-        fence = hear(&operator, heard, contest) => {
+        lost = holder.renew_until_lost() => Err(lost.into()),
+        fence = handle_sidecar_events(&operator, heard, contest) => {
             Err(anyhow::anyhow!("sidecars follow a newer leader: {fence}"))
         }
         ended = workers.join_next() => Err(anyhow::anyhow!("the work ended: {ended:?}")),
@@ -187,7 +196,7 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     };
     // Nothing is written any more when the Lease is given back.
     workers.shutdown().await;
-    metrics.leads(false);
+    metrics.set_leader(false);
     if ended.is_ok() {
         tracing::info!("ends, and gives the Lease back");
         holder.release().await?;
@@ -196,28 +205,31 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
 }
 
 /// Sees what an upgrade of the cluster brings.
-async fn upgrades(operator: Arc<Operator>) {
-    operator.abilities.follow(&operator.client, &operator.world, &operator.queue).await;
+async fn watch_upgrades(operator: Arc<Reconciler>) {
+    operator.capabilities.poll_until_complete(&operator.client, &operator.cache, &operator.queue).await;
     std::future::pending().await
 }
 
 /// Tells kubelets of API keys that change.
-async fn keys(operator: Arc<Operator>, feed: Feed) {
-    listed(&feed).await;
-    operator.follow_keys().await;
+async fn watch_api_keys(operator: Arc<Reconciler>, feed: WatchContext) {
+    wait_for_cache_sync(&feed).await;
+    operator.watch_api_keys().await;
 }
 
 /// Keeps the certificate that sidecars are called with.
-async fn certify(operator: Arc<Operator>, certificate: watch::Sender<Option<Arc<rustls::ClientConfig>>>) {
+async fn renew_certificate(
+    operator: Arc<Reconciler>,
+    certificate: watch::Sender<Option<Arc<rustls::ClientConfig>>>,
+) {
     loop {
-        let wait = match operator.keeper.own(Timestamp::now().as_second()).await {
+        let wait = match operator.certificates.own_client_config(Timestamp::now().as_second()).await {
             Ok(config) => {
                 certificate.send_if_modified(|known| {
                     let other = known.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &config));
                     *known = Some(config.clone());
                     other
                 });
-                CERTIFICATE_EVERY
+                CERTIFICATE_CHECK_INTERVAL
             }
             Err(error) => {
                 tracing::warn!(%error, "sidecars cannot be called");
@@ -229,25 +241,29 @@ async fn certify(operator: Arc<Operator>, certificate: watch::Sender<Option<Arc<
 }
 
 /// Hears what comes from sidecars, until one of them follows a newer leader.
-async fn hear(
-    operator: &Operator,
-    mut heard: mpsc::UnboundedReceiver<News>,
-    mut contest: Contest<'_>,
+async fn handle_sidecar_events(
+    operator: &Reconciler,
+    mut heard: mpsc::UnboundedReceiver<SidecarEvent>,
+    mut contest: LeaderConflict<'_>,
 ) -> Fence {
     loop {
         match heard.recv().await {
-            Some(News::Read(gpu)) => {
-                let unit = Unit { namespace: gpu.namespace, pool: gpu.pool };
-                operator.queue.add_after(&unit, READ_SETTLE);
+            Some(SidecarEvent::Read(gpu)) => {
+                let unit = PoolKey { namespace: gpu.namespace, pool: gpu.pool };
+                operator.queue.add_after(&unit, READ_DEBOUNCE);
             }
-            Some(News::Told(sidecar, None)) => tracing::debug!(%sidecar, "has its directive"),
-            Some(News::Told(sidecar, Some(problem))) => tracing::warn!(%sidecar, problem, "has no directive"),
-            Some(News::Stuck(gpu)) => {
-                let unit = Unit { namespace: gpu.namespace, pool: gpu.pool };
-                operator.metrics.untold(operator.untold_count());
-                operator.queue.add_after(&unit, READ_SETTLE);
+            Some(SidecarEvent::DirectiveStatus(sidecar, None)) => {
+                tracing::debug!(%sidecar, "has its directive")
             }
-            Some(News::Deposed(sidecar, fence)) => {
+            Some(SidecarEvent::DirectiveStatus(sidecar, Some(problem))) => {
+                tracing::warn!(%sidecar, problem, "has no directive")
+            }
+            Some(SidecarEvent::Stuck(gpu)) => {
+                let unit = PoolKey { namespace: gpu.namespace, pool: gpu.pool };
+                operator.metrics.set_undelivered_directives(operator.undelivered_count());
+                operator.queue.add_after(&unit, READ_DEBOUNCE);
+            }
+            Some(SidecarEvent::Deposed(sidecar, fence)) => {
                 if is_deposed(&mut contest, &sidecar, fence).await {
                     return fence;
                 }
@@ -259,12 +275,14 @@ async fn hear(
 }
 
 /// Whether a sidecar follows a newer leader that there is. What cannot be found out is asked again: the sidecar tells again.
-async fn is_deposed(contest: &mut Contest<'_>, sidecar: &Address, fence: Fence) -> bool {
+async fn is_deposed(contest: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, fence: Fence) -> bool {
     let epoch = fence.epoch;
-    match tokio::time::timeout(PATIENCE, contest.hear(sidecar, fence)).await {
-        Ok(Ok(Verdict::Deposed)) => return true,
-        Ok(Ok(Verdict::Beyond | Verdict::Nearer)) => {}
-        Ok(Ok(Verdict::TooOften)) => tracing::debug!(%sidecar, epoch, "is not believed so soon again"),
+    match tokio::time::timeout(SIDECAR_TIMEOUT, contest.on_newer_leader(sidecar, fence)).await {
+        Ok(Ok(ConflictAction::Deposed)) => return true,
+        Ok(Ok(ConflictAction::Raised | ConflictAction::PartlyRaised)) => {}
+        Ok(Ok(ConflictAction::RateLimited)) => {
+            tracing::debug!(%sidecar, epoch, "is not believed so soon again")
+        }
         Ok(Err(error)) => tracing::warn!(%sidecar, %error, "whom it follows is not known"),
         Err(_) => tracing::warn!(%sidecar, "whom it follows is not known: the API server does not answer"),
     }
@@ -272,38 +290,38 @@ async fn is_deposed(contest: &mut Contest<'_>, sidecar: &Address, fence: Fence) 
 }
 
 /// Looks at everything once, and then at whatever changes.
-async fn work(operator: Arc<Operator>, feed: Feed, began: Instant) {
-    listed(&feed).await;
-    let units = feed.world.units();
+async fn run_workers(operator: Arc<Reconciler>, feed: WatchContext, began: Instant) {
+    wait_for_cache_sync(&feed).await;
+    let units = feed.cache.pool_keys();
     tracing::info!(pools = units.len(), took = ?began.elapsed(), "everything is listed");
     for unit in &units {
         operator.queue.add_after(unit, Duration::ZERO);
     }
-    operator.expect(units);
+    operator.expect_initial(units);
     let mut workers = JoinSet::new();
     for _ in 0..WORKERS {
         let operator = operator.clone();
-        workers.spawn(async move { operator.work().await });
+        workers.spawn(async move { operator.run_worker().await });
     }
-    tokio::join!(tell_start(&operator, began), workers.join_all());
+    tokio::join!(report_startup(&operator, began), workers.join_all());
 }
 
 /// Tells when everything has been looked at once, and when every GPU has been read once.
-async fn tell_start(operator: &Operator, began: Instant) {
-    operator.all_seen().await;
-    operator.metrics.looked(began.elapsed());
+async fn report_startup(operator: &Reconciler, began: Instant) {
+    operator.wait_for_initial().await;
+    operator.metrics.set_initial_sync(began.elapsed());
     tracing::info!(took = ?began.elapsed(), "everything has been looked at once");
-    let mut wait = UNREAD_EVERY;
-    while operator.unread() > 0 {
+    let mut wait = UNREAD_CHECK_INTERVAL;
+    while operator.unread_gpu_count() > 0 {
         tokio::time::sleep(wait).await;
-        wait = (wait * 6 / 5).min(UNREAD_AT_MOST);
+        wait = (wait * 6 / 5).min(UNREAD_CHECK_INTERVAL_MAX);
     }
-    operator.metrics.observed(began.elapsed());
+    operator.metrics.set_initial_observation(began.elapsed());
     tracing::info!(took = ?began.elapsed(), "every GPU has been read once");
 }
 
 /// Waits until every watch has listed everything: half a view would be half a plan.
-async fn listed(feed: &Feed) {
+async fn wait_for_cache_sync(feed: &WatchContext) {
     loop {
         let ready = feed.ready.notified();
         if feed.pending.load(Ordering::SeqCst) == 0 {

@@ -18,18 +18,18 @@ use sluice_wire::overview::{self, Overview};
 use sluice_wire::state::TenantReport;
 use sluice_wire::time::unix_ms;
 
+use crate::cache::ClusterCache;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
-use crate::reconcile::Operator;
-use crate::world::World;
+use crate::reconcile::Reconciler;
 
 /// What the answers are made of.
 #[derive(Clone)]
-pub struct Served {
+pub struct HttpState {
     /// Figures.
     pub metrics: Metrics,
     /// What is watched.
-    pub world: Arc<World>,
+    pub cache: Arc<ClusterCache>,
     /// What waits.
     pub queue: Arc<Queue>,
     /// Watches that have not listed everything yet.
@@ -37,7 +37,7 @@ pub struct Served {
 }
 
 /// `/healthz`, `/readyz` and `/metrics`. A replica that waits for the Lease is ready too: it could take over.
-pub fn router(served: Served) -> Router {
+pub fn router(served: HttpState) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
@@ -45,37 +45,37 @@ pub fn router(served: Served) -> Router {
         .with_state(served)
 }
 
-async fn ready(State(served): State<Served>) -> (StatusCode, String) {
+async fn ready(State(served): State<HttpState>) -> (StatusCode, String) {
     match served.pending.load(Ordering::SeqCst) {
         0 => (StatusCode::OK, "ok\n".to_owned()),
         left => (StatusCode::SERVICE_UNAVAILABLE, format!("{left} watches have not listed everything yet\n")),
     }
 }
 
-async fn metrics(State(served): State<Served>) -> impl IntoResponse {
-    let text = served.metrics.text(&served.world, &served.queue);
+async fn metrics(State(served): State<HttpState>) -> impl IntoResponse {
+    let text = served.metrics.render(&served.cache, &served.queue);
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 
 /// The operator, once this replica leads.
-pub type Leads = Arc<OnceLock<Arc<Operator>>>;
+pub type LeaderFlag = Arc<OnceLock<Arc<Reconciler>>>;
 
 /// `GET /v1/overview`: of all GPUs, or of those of a namespace, or those that have a slot of a tenant. Who does not lead knows
 /// nothing, and says so by 503. The live page of `hub` stands beside it.
-pub fn read_router(leads: Leads, hub: Arc<Hub>) -> Router {
-    let read = Router::new().route(overview::PATH, get(read)).with_state(leads);
+pub fn read_router(leads: LeaderFlag, hub: Arc<Hub>) -> Router {
+    let read = Router::new().route(overview::PATH, get(get_overview)).with_state(leads);
     serve::local_only(read.merge(serve::routes(hub)))
 }
 
 /// What is asked for.
 #[derive(Debug, Default, Deserialize)]
-struct Asked {
+struct OverviewQuery {
     namespace: Option<String>,
     tenant: Option<String>,
 }
 
-impl Asked {
-    fn wants(&self, namespace: &str, tenants: &[TenantReport]) -> bool {
+impl OverviewQuery {
+    fn matches(&self, namespace: &str, tenants: &[TenantReport]) -> bool {
         let here = self.namespace.as_ref().is_none_or(|wanted| wanted == namespace);
         let named = |tenant: &str| tenants.iter().any(|report| name(report) == tenant);
         here && self.tenant.as_deref().is_none_or(named)
@@ -89,11 +89,14 @@ fn name(report: &TenantReport) -> &str {
     }
 }
 
-async fn read(State(leads): State<Leads>, Query(asked): Query<Asked>) -> axum::response::Response {
+async fn get_overview(
+    State(leads): State<LeaderFlag>,
+    Query(asked): Query<OverviewQuery>,
+) -> axum::response::Response {
     let Some(operator) = leads.get() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "this replica does not lead\n").into_response();
     };
-    let gpus = operator.overview(|namespace, tenants| asked.wants(namespace, tenants));
+    let gpus = operator.overview(|namespace, tenants| asked.matches(namespace, tenants));
     let at_unix_ms = unix_ms(SystemTime::now());
     let operator = env!("CARGO_PKG_VERSION").to_owned();
     Json(Overview { at_unix_ms, operator, gpus, ..Overview::default() }).into_response()

@@ -9,11 +9,14 @@
 //! | [`poll`] | asks one sidecar of each GPU for the states of all, with an ETag |
 //! | [`Sidecars`] | which sidecars there are, and what they said last |
 
-pub mod call;
-pub mod contest;
-mod crew;
-pub mod poll;
-pub mod push;
+pub mod http_client;
+pub mod leader_conflict;
+pub mod poller;
+pub mod pusher;
+mod registry;
 pub mod tls;
 
-pub use self::crew::{Gpu, GpuKey, GpuRead, LISTENS, News, Reading, Sidecars, Target};
+pub use self::registry::{
+    DirectiveTarget, GpuKey, GpuRead, GpuReading, GpuSidecars, INITIAL_READ_TIMEOUT, SidecarEvent,
+    SidecarRegistry,
+};

@@ -17,9 +17,9 @@ use tracing_subscriber::{EnvFilter, Layer, Registry};
 use crate::args::{Args, LogFormat};
 
 /// Name of the service in its traces.
-const SERVICE: &str = "sluice-operator";
+const SERVICE_NAME: &str = "sluice-operator";
 /// Path of OTLP's traces below an endpoint (OpenTelemetry specification, "OTLP exporter").
-const TRACES: &str = "v1/traces";
+const TRACES_PATH: &str = "v1/traces";
 
 /// What has been started, to be ended.
 #[derive(Debug)]
@@ -31,14 +31,15 @@ impl Telemetry {
     /// # Errors
     /// The filter or the endpoint cannot be read.
     pub fn start(args: &Args) -> anyhow::Result<Telemetry> {
-        let provider = args.otlp_endpoint.as_deref().map(|endpoint| exporting(args, endpoint)).transpose()?;
-        let spans = provider.as_ref().map(|provider| spans(provider.tracer(SERVICE)));
-        tracing_subscriber::registry().with(spans).with(lines(args)?).init();
+        let provider =
+            args.otlp_endpoint.as_deref().map(|endpoint| tracer_provider(args, endpoint)).transpose()?;
+        let spans = provider.as_ref().map(|provider| span_layer(provider.tracer(SERVICE_NAME)));
+        tracing_subscriber::registry().with(spans).with(log_layer(args)?).init();
         Ok(Telemetry(provider))
     }
 
     /// Sends what has not been sent. Blocks for the exporter's patience at most; not within a runtime.
-    pub fn end(self) {
+    pub fn shutdown(self) {
         let ended = self.0.map_or(Ok(()), |provider| provider.shutdown());
         if let Err(error) = ended {
             eprintln!("sluice-operator: the last traces were not sent: {error}");
@@ -46,11 +47,11 @@ impl Telemetry {
     }
 }
 
-type Lines = Box<dyn Layer<Layered> + Send + Sync>;
-type Spans = Box<dyn Layer<Registry> + Send + Sync>;
-type Layered = tracing_subscriber::layer::Layered<Option<Spans>, Registry>;
+type LogLayer = Box<dyn Layer<WithSpans> + Send + Sync>;
+type SpanLayer = Box<dyn Layer<Registry> + Send + Sync>;
+type WithSpans = tracing_subscriber::layer::Layered<Option<SpanLayer>, Registry>;
 
-fn lines(args: &Args) -> anyhow::Result<Lines> {
+fn log_layer(args: &Args) -> anyhow::Result<LogLayer> {
     let filter = EnvFilter::try_new(&args.log)?;
     // By default a line that cannot be written is a panic.
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
@@ -61,14 +62,14 @@ fn lines(args: &Args) -> anyhow::Result<Lines> {
 }
 
 /// Our own spans, and kube's of its requests. The exporter's own requests are in neither.
-fn spans(tracer: SdkTracer) -> Spans {
+fn span_layer(tracer: SdkTracer) -> SpanLayer {
     let ours = Targets::new().with_target("sluice_operator", LevelFilter::INFO);
     let all = ours.with_target("kube_client", LevelFilter::DEBUG);
     tracing_opentelemetry::layer().with_tracer(tracer).with_filter(all).boxed()
 }
 
-fn exporting(args: &Args, endpoint: &str) -> anyhow::Result<SdkTracerProvider> {
-    let address = format!("{}/{TRACES}", endpoint.trim_end_matches('/'));
+fn tracer_provider(args: &Args, endpoint: &str) -> anyhow::Result<SdkTracerProvider> {
+    let address = format!("{}/{TRACES_PATH}", endpoint.trim_end_matches('/'));
     let exporter = SpanExporter::builder().with_http().with_endpoint(address).build()?;
     Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource(args)).build())
 }
@@ -79,7 +80,7 @@ fn resource(args: &Args) -> Resource {
         KeyValue::new("service.instance.id", args.identity()),
         KeyValue::new("k8s.namespace.name", args.own_namespace.clone()),
     ];
-    Resource::builder().with_service_name(SERVICE).with_attributes(attributes).build()
+    Resource::builder().with_service_name(SERVICE_NAME).with_attributes(attributes).build()
 }
 
 #[cfg(test)]
@@ -119,30 +120,30 @@ mod tests {
         (address, taken)
     }
 
-    fn holds(body: &[u8], text: &str) -> bool {
+    fn contains(body: &[u8], text: &str) -> bool {
         body.windows(text.len()).any(|window| window == text.as_bytes())
     }
 
     #[test]
-    fn spans_reach_a_collector_with_who_sent_them_and_foreign_spans_do_not() {
+    fn only_own_spans_are_exported_with_resource() {
         // One provider in the tree; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (address, taken) = collector();
         let endpoint = format!("http://{address}/");
         let given = ["sluice-operator", "--sidecar-image", "s", "--engine-image", "e", "--identity", "me"];
         let args = Args::parse_from(given.into_iter().chain(["--otlp-endpoint", &endpoint]));
-        let provider = exporting(&args, &endpoint).unwrap();
-        let subscriber = tracing_subscriber::registry().with(spans(provider.tracer(SERVICE)));
+        let provider = tracer_provider(&args, &endpoint).unwrap();
+        let subscriber = tracing_subscriber::registry().with(span_layer(provider.tracer(SERVICE_NAME)));
         tracing::subscriber::with_default(subscriber, || {
             tracing::info_span!(target: "sluice_operator::x", "reconcile", pool = "gh200").in_scope(|| ());
             tracing::info_span!(target: "hyper", "stranger").in_scope(|| ());
         });
-        Telemetry(Some(provider)).end();
+        Telemetry(Some(provider)).shutdown();
         let (first, body) = taken.join().unwrap();
         assert!(first.starts_with("POST /v1/traces "), "{first}");
         for text in ["sluice-operator", "reconcile", "gh200", "service.instance.id", "me"] {
-            assert!(holds(&body, text), "{text}");
+            assert!(contains(&body, text), "{text}");
         }
-        assert!(!holds(&body, "stranger"));
+        assert!(!contains(&body, "stranger"));
     }
 }

@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster::eventually;
 use sluice_types::ModelTenant;
 
-use super::stage::Stage;
+use super::test_namespace::TestNamespace;
 
 /// The report of an inspection that found a model of `layers` layers of 1 MiB.
-pub fn sizes(layers: u32) -> Value {
+pub fn geometry_report(layers: u32) -> Value {
     let mib = 1 << 20;
     json!({"version": 1, "geometry": {"global_bytes": mib, "layer_bytes": mib, "layers": layers,
         "kv_bytes_per_token": 1024, "max_model_len": 1024, "activation_bytes": 65536, "step_activation_bytes": 65536,
         "thread_bytes": 0, "staging_bytes": 0}})
 }
 
-impl Stage {
+impl TestNamespace {
     /// The Job controller has made a pod for a tenant's inspection.
-    pub async fn inspects(&self, tenant: &str) -> Pod {
+    pub async fn start_inspection(&self, tenant: &str) -> Pod {
         let (name, api) = (format!("{tenant}-inspect"), self.api::<Job>());
         let job = eventually(&name, async || api.get_opt(&name).await.unwrap()).await;
         let template = job.spec.unwrap().template;
@@ -32,8 +32,8 @@ impl Stage {
     }
 
     /// A tenant's inspection has ended with these last words.
-    pub async fn report(&self, tenant: &str, report: &Value) {
-        let pod = self.inspects(tenant).await;
+    pub async fn finish_inspection(&self, tenant: &str, report: &Value) {
+        let pod = self.start_inspection(tenant).await;
         let ended = json!({"exitCode": 0, "reason": "Completed", "message": report.to_string()});
         let container = json!({"name": "inspect", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
             "state": {"terminated": ended}});
@@ -42,7 +42,7 @@ impl Stage {
     }
 
     /// An inspection has found a model of `layers` layers of 1 MiB.
-    pub async fn inspected(&self, tenant: &str, layers: i32) {
+    pub async fn inspect_ok(&self, tenant: &str, layers: i32) {
         let mib = 1 << 20;
         let model = json!({"weightsBytes": i64::from(layers) * mib + mib, "layers": layers, "kvBytesPerToken": 1024,
             "globalBytes": mib, "layerBytes": mib, "maxModelLen": 1024, "activationBytes": 65536,
@@ -56,7 +56,7 @@ impl Stage {
         let node = json!({"metadata": {"name": name}});
         let node: Node = serde_json::from_value(node).unwrap();
         self.nodes().create(&PostParams::default(), &node).await.unwrap();
-        self.node_is(&name, "True").await;
+        self.set_node_ready(&name, "True").await;
         name
     }
 
@@ -64,7 +64,7 @@ impl Stage {
         Api::all(self.client.clone())
     }
 
-    pub async fn node_is(&self, name: &str, ready: &str) {
+    pub async fn set_node_ready(&self, name: &str, ready: &str) {
         let ready = json!({"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"});
         let status = json!({"conditions": [ready], "allocatable": {"memory": "8Gi"}});
         let patch = Patch::Merge(json!({"status": status}));
@@ -76,7 +76,7 @@ impl Stage {
         self.nodes().patch(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    pub async fn drop_node(&self, name: &str) {
+    pub async fn delete_node(&self, name: &str) {
         self.nodes().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
@@ -99,13 +99,13 @@ impl Stage {
     }
 
     /// A kubelet has started it, and it is ready.
-    pub async fn run(&self, pod: &str, node: &str) {
-        self.bind(pod, node).await;
-        self.pod_is(pod, "True").await;
+    pub async fn start_pod(&self, pod: &str, node: &str) {
+        self.bind_pod(pod, node).await;
+        self.set_pod_ready(pod, "True").await;
     }
 
     /// The scheduler has given it a node.
-    pub async fn bind(&self, pod: &str, node: &str) {
+    pub async fn bind_pod(&self, pod: &str, node: &str) {
         let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}});
         let pods = self.api::<Pod>();
         let bound: Result<Value, _> =
@@ -113,12 +113,12 @@ impl Stage {
         bound.unwrap();
     }
 
-    pub async fn pod_is(&self, pod: &str, ready: &str) {
-        self.pod_at(pod, "10.0.0.9", ready).await;
+    pub async fn set_pod_ready(&self, pod: &str, ready: &str) {
+        self.set_pod_address(pod, "10.0.0.9", ready).await;
     }
 
     /// It has this address.
-    pub async fn pod_at(&self, pod: &str, address: &str, ready: &str) {
+    pub async fn set_pod_address(&self, pod: &str, address: &str, ready: &str) {
         let conditions =
             json!([{"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}]);
         self.set_status::<Pod>(pod, json!({"phase": "Running", "podIP": address, "conditions": conditions}))
@@ -126,32 +126,32 @@ impl Stage {
     }
 
     /// The scheduler has found no node.
-    pub async fn unschedulable(&self, pod: &str, message: &str) {
+    pub async fn mark_unschedulable(&self, pod: &str, message: &str) {
         let scheduled = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
         self.set_status::<Pod>(pod, json!({"conditions": scheduled})).await;
     }
 
     /// A kubelet has ended a pod for good.
-    pub async fn gone(&self, pod: &str) {
+    pub async fn terminate_pod(&self, pod: &str) {
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api::<Pod>().delete(pod, &now).await.unwrap();
     }
 
     /// Brings a tenant of one slot to where it serves.
-    pub async fn serve(&self, tenant: &str, node: &str) {
-        self.inspected(tenant, 8).await;
+    pub async fn serve_tenant(&self, tenant: &str, node: &str) {
+        self.inspect_ok(tenant, 8).await;
         let slot = format!("{tenant}-0");
         let api = self.api::<Deployment>();
         let deployment = eventually(&slot, async || api.get_opt(&slot).await.unwrap()).await;
         let claim = deployment.annotations()["sluice.dev/claim"].clone();
         self.allocate(&claim, node).await;
         self.pod(&slot, &format!("{slot}-pod")).await;
-        self.run(&format!("{slot}-pod"), node).await;
+        self.start_pod(&format!("{slot}-pod"), node).await;
         self.condition(tenant, "Ready", "True", "AsExpected").await;
     }
 
     /// Waits until no operator has written anything for a while: nothing is left to do.
-    pub async fn calm(&self) -> usize {
+    pub async fn wait_until_idle(&self) -> usize {
         let (mut count, mut since) = (self.writes().len(), std::time::Instant::now());
         eventually("calm", async || {
             let now = self.writes().len();

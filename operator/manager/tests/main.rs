@@ -4,12 +4,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod fakes;
-mod following;
-mod leading;
-mod placing;
+mod leader_election;
+mod leader_fencing;
+mod placement;
 mod pods;
 mod serving;
-mod stage;
+mod test_namespace;
 // Sidecars over real TLS; not everything of them is needed here.
 #[allow(dead_code)]
 #[path = "modules/stub.rs"]

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster::eventually;
 use sluice_types::{GpuPool, ModelTenant};
 
-use super::stage::Stage;
+use super::test_namespace::TestNamespace;
 
 /// The slot of the tenant `t` as far as its claim; the node on which that is.
-async fn placed(stage: &Stage, spec: Value) -> String {
+async fn place_slot(stage: &TestNamespace, spec: Value) -> String {
     stage.pool(json!({})).await;
     stage.tenant("t", spec).await;
-    stage.inspected("t", 8).await;
+    stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     let node = stage.node("a").await;
     stage.allocate("p-chat-0-e1", &node).await;
@@ -24,49 +24,49 @@ async fn placed(stage: &Stage, spec: Value) -> String {
 }
 
 /// A slot whose model is downloaded, as far as its pod.
-async fn downloaded(stage: &Stage) -> Pod {
+async fn downloaded_slot(stage: &TestNamespace) -> Pod {
     let source =
         json!({"type": "HuggingFace", "huggingFace": {"repo": "a/b"}, "persistentVolumeClaim": null});
-    placed(stage, json!({"model": {"source": source}})).await;
+    place_slot(stage, json!({"model": {"source": source}})).await;
     let pod = stage.pod("t-0", "t-0-pod").await;
     stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
     pod
 }
 
 #[tokio::test]
-async fn what_a_driver_refuses_is_told_until_the_pod_runs() {
-    let Some(stage) = Stage::set("refused").await else { return };
+async fn driver_failure_is_reported_until_pod_runs() {
+    let Some(stage) = TestNamespace::try_new("refused").await else { return };
     let operator = stage.operator("one", &[]);
-    let pod = downloaded(&stage).await;
+    let pod = downloaded_slot(&stage).await;
     let said = "host.sluice.dev: memory 96Mi exceeds what the node lends";
-    stage.create(&event(&stage, &pod, "FailedPrepareDynamicResources", said)).await;
+    stage.create(&pod_event(&stage, &pod, "FailedPrepareDynamicResources", said)).await;
     let refused = stage.condition("t", "DevicesAllocated", "False", "DriverRefused").await;
     assert!(refused.message.ends_with(said), "{}", refused.message);
     stage.condition("t", "Ready", "False", "DriverRefused").await;
-    stage.run("t-0-pod", &format!("{}-a", stage.namespace)).await;
+    stage.start_pod("t-0-pod", &format!("{}-a", stage.namespace)).await;
     stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn why_no_pod_can_be_made_is_told_until_there_is_one() {
-    let Some(stage) = Stage::set("unmade").await else { return };
+async fn pod_creation_failure_is_reported_until_pod_exists() {
+    let Some(stage) = TestNamespace::try_new("unmade").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     let jobs = stage.api::<Job>();
     eventually("the inspection", async || jobs.get_opt("t-inspect").await.unwrap()).await;
     let quota = "Error creating: pods \"t\" is forbidden: exceeded quota: few";
-    stage.create(&refused_by(&stage, "Job", "t-inspect", quota)).await;
+    stage.create(&create_failure_event(&stage, "Job", "t-inspect", quota)).await;
     let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
     assert_eq!(told.message, format!("the inspection does not begin: {quota}"));
-    stage.inspected("t", 8).await;
+    stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.condition("t", "DevicesAllocated", "Unknown", "NotAllocated").await;
     // Somebody else's, of a longer name.
-    stage.create(&refused_by(&stage, "ReplicaSet", "t-0-0-7d9c5b", "another one")).await;
+    stage.create(&create_failure_event(&stage, "ReplicaSet", "t-0-0-7d9c5b", "another one")).await;
     let class = "Error creating: pods \"t-0-\" is forbidden: no PriorityClass with name high was found";
-    stage.create(&refused_by(&stage, "ReplicaSet", "t-0-7d9c5b", class)).await;
+    stage.create(&create_failure_event(&stage, "ReplicaSet", "t-0-7d9c5b", class)).await;
     for kind in ["DevicesAllocated", "WeightsLoaded", "Serving", "Ready"] {
         let told = stage.condition("t", kind, "False", "PodsRefused").await;
         assert!(
@@ -78,13 +78,13 @@ async fn why_no_pod_can_be_made_is_told_until_there_is_one() {
     let node = stage.node("a").await;
     stage.allocate("p-chat-0-e1", &node).await;
     stage.pod("t-0", "t-0-pod").await;
-    stage.run("t-0-pod", &node).await;
+    stage.start_pod("t-0-pod", &node).await;
     stage.condition("t", "Ready", "True", "AsExpected").await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 /// The event with which a controller says that it cannot make a pod.
-fn refused_by(stage: &Stage, kind: &str, name: &str, message: &str) -> Event {
+fn create_failure_event(stage: &TestNamespace, kind: &str, name: &str, message: &str) -> Event {
     let object = json!({"kind": kind, "name": name, "namespace": stage.namespace, "uid": "u"});
     let event = json!({"metadata": {"name": format!("{name}.1")}, "involvedObject": object, "type": "Warning",
         "reason": "FailedCreate", "message": message});
@@ -92,13 +92,13 @@ fn refused_by(stage: &Stage, kind: &str, name: &str, message: &str) -> Event {
 }
 
 #[tokio::test]
-async fn a_pod_that_has_ended_is_nobodys_and_the_one_after_it_tells_why() {
-    let Some(stage) = Stage::set("ended").await else { return };
+async fn terminated_pod_is_ignored_and_successor_reports_reason() {
+    let Some(stage) = TestNamespace::try_new("ended").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);
-    let node = placed(&stage, json!({})).await;
+    let node = place_slot(&stage, json!({})).await;
     // The name of the one that has ended comes first.
     stage.pod("t-0", "t-0-a").await;
-    stage.run("t-0-a", &node).await;
+    stage.start_pod("t-0-a", &node).await;
     stage.condition("t", "Ready", "True", "AsExpected").await;
     let why = "Usage of EmptyDir volume \"dev-shm\" exceeds the limit \"1Gi\".";
     stage.set_status::<Pod>("t-0-a", json!({"phase": "Failed", "reason": "Evicted", "message": why})).await;
@@ -111,19 +111,19 @@ async fn a_pod_that_has_ended_is_nobodys_and_the_one_after_it_tells_why() {
             .then_some(())
     };
     eventually("why its predecessor ended", told).await;
-    stage.run("t-0-b", &node).await;
+    stage.start_pod("t-0-b", &node).await;
     stage.condition("t", "Ready", "True", "AsExpected").await;
     let tenant = stage.api::<ModelTenant>().get("t").await.unwrap();
     assert_eq!(tenant.status.unwrap().slots[0].pod.as_deref(), Some("t-0-b"));
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 /// Between two tries the kubelet reports one that runs: what the last one said stays in the status.
 #[tokio::test]
-async fn a_pod_whose_container_starts_again_tells_how_it_failed() {
-    let Some(stage) = Stage::set("again").await else { return };
+async fn restarting_container_reports_last_failure() {
+    let Some(stage) = TestNamespace::try_new("again").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);
-    placed(&stage, json!({})).await;
+    place_slot(&stage, json!({})).await;
     stage.pod("t-0", "t-0-a").await;
     let ended = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": "fetching\nthe digest is wrong\n"}});
     let backs_off = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}});
@@ -146,10 +146,10 @@ async fn a_pod_whose_container_starts_again_tells_how_it_failed() {
         };
         eventually(message, seen).await;
     }
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
-fn event(stage: &Stage, pod: &Pod, reason: &str, message: &str) -> Event {
+fn pod_event(stage: &TestNamespace, pod: &Pod, reason: &str, message: &str) -> Event {
     let involved =
         json!({"kind": "Pod", "namespace": stage.namespace, "name": pod.name_any(), "uid": pod.uid()});
     let event = json!({"metadata": {"name": "refused.1"}, "involvedObject": involved, "reason": reason,
@@ -158,14 +158,14 @@ fn event(stage: &Stage, pod: &Pod, reason: &str, message: &str) -> Event {
 }
 
 #[tokio::test]
-async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
-    let Some(stage) = Stage::set("hindered").await else { return };
+async fn blocked_inspection_or_slot_reports_reason() {
+    let Some(stage) = TestNamespace::try_new("hindered").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
-    let inspects = stage.inspects("t").await;
+    let inspects = stage.start_inspection("t").await;
     let missing = "MountVolume.SetUp failed: secret \"gone\" not found";
-    stage.create(&event(&stage, &inspects, "FailedMount", missing)).await;
+    stage.create(&pod_event(&stage, &inspects, "FailedMount", missing)).await;
     let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
     assert_eq!(told.message, format!("the inspection does not begin: {missing}"));
     let waiting = json!({"reason": "CreateContainerConfigError", "message": "secret \"token\" not found"});
@@ -180,18 +180,18 @@ async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
     };
     eventually("the container's own word", token).await;
 
-    stage.inspected("t", 8).await;
+    stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     let node = stage.node("a").await;
     stage.allocate("p-chat-0-e1", &node).await;
     let pod = stage.pod("t-0", "t-0-pod").await;
-    let mut mount = event(&stage, &pod, "FailedMount", missing);
+    let mut mount = pod_event(&stage, &pod, "FailedMount", missing);
     mount.metadata.name = Some("unmounted.2".into());
     stage.create(&mount).await;
     let told = stage.condition("t", "Ready", "False", "PodFailing").await;
     assert!(told.message.contains(missing), "{}", told.message);
     let elsewhere = "Multi-Attach error for volume \"models\"";
-    let mut attach = event(&stage, &pod, "FailedAttachVolume", elsewhere);
+    let mut attach = pod_event(&stage, &pod, "FailedAttachVolume", elsewhere);
     attach.metadata.name = Some("unattached.1".into());
     stage.create(&attach).await;
     let told = async || {
@@ -199,20 +199,20 @@ async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
         told.message.contains(elsewhere).then_some(())
     };
     eventually("the volume is on another node", told).await;
-    stage.run("t-0-pod", &node).await;
+    stage.start_pod("t-0-pod", &node).await;
     stage.condition("t", "Degraded", "False", "AsExpected").await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn an_inspection_that_hangs_is_begun_anew_with_what_has_been_changed() {
-    let Some(stage) = Stage::set("reinspect").await else { return };
+async fn hung_inspection_restarts_after_spec_change() {
+    let Some(stage) = TestNamespace::try_new("reinspect").await else { return };
     let operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     let jobs = stage.api::<Job>();
     let first = eventually("the inspection", async || jobs.get_opt("t-inspect").await.unwrap()).await;
-    stage.calm().await;
+    stage.wait_until_idle().await;
     assert_eq!(jobs.get("t-inspect").await.unwrap().uid(), first.uid(), "it stays while nothing changes");
     let taint = json!([{"key": "gpu", "operator": "Exists"}]);
     let tolerant = Patch::Merge(json!({"spec": {"tolerations": taint}}));
@@ -223,57 +223,57 @@ async fn an_inspection_that_hangs_is_begun_anew_with_what_has_been_changed() {
     .await;
     let tolerates = next.spec.unwrap().template.spec.unwrap().tolerations.unwrap_or_default();
     assert!(tolerates.iter().any(|one| one.key.as_deref() == Some("gpu")), "{tolerates:?}");
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn an_event_that_is_told_before_its_pod_waits_for_it() {
-    let Some(stage) = Stage::set("early").await else { return };
+async fn event_before_its_pod_is_kept() {
+    let Some(stage) = TestNamespace::try_new("early").await else { return };
     let operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     // Nobody knows a pod that carries no labels.
     let (pods, nothing) = (stage.api::<Pod>(), PatchParams::default());
-    let inspects = stage.inspects("t").await;
+    let inspects = stage.start_inspection("t").await;
     let name = inspects.name_any();
     stage.delete::<Pod>(&name).await;
     let mut bare = json!({"metadata": {"name": name}, "spec": inspects.spec});
     bare["spec"].as_object_mut().unwrap().remove("nodeName");
     let bare = stage.create::<Pod>(&serde_json::from_value(bare).unwrap()).await;
     let missing = "MountVolume.SetUp failed: secret \"gone\" not found";
-    stage.create(&event(&stage, &bare, "FailedMount", missing)).await;
-    stage.calm().await;
+    stage.create(&pod_event(&stage, &bare, "FailedMount", missing)).await;
+    stage.wait_until_idle().await;
     let labels = json!({"metadata": {"labels": inspects.labels()}});
     pods.patch(&name, &nothing, &Patch::Merge(labels)).await.unwrap();
     let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
     assert_eq!(told.message, format!("the inspection does not begin: {missing}"));
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn the_secret_of_a_slot_that_is_gone_comes_back_when_a_pod_waits_for_it() {
-    let Some(stage) = Stage::set("secret").await else { return };
+async fn missing_slot_secret_is_restored_when_pod_waits() {
+    let Some(stage) = TestNamespace::try_new("secret").await else { return };
     let operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     let node = stage.node("a").await;
-    stage.serve("t", &node).await;
-    stage.gone("t-0-pod").await;
-    stage.calm().await;
+    stage.serve_tenant("t", &node).await;
+    stage.terminate_pod("t-0-pod").await;
+    stage.wait_until_idle().await;
     let secrets = stage.api::<Secret>();
     stage.delete::<Secret>("sluice-t-0").await;
     let pod = stage.pod("t-0", "t-0-next").await;
     let missing = "MountVolume.SetUp failed for volume \"tls\": secret \"sluice-t-0\" not found";
-    stage.create(&event(&stage, &pod, "FailedMount", missing)).await;
+    stage.create(&pod_event(&stage, &pod, "FailedMount", missing)).await;
     eventually("the Secret is back", async || secrets.get_opt("sluice-t-0").await.unwrap()).await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn a_pod_that_has_its_model_loses_the_label_that_lets_it_out() {
-    let Some(stage) = Stage::set("fetched").await else { return };
+async fn downloaded_pod_loses_egress_label() {
+    let Some(stage) = TestNamespace::try_new("fetched").await else { return };
     let operator = stage.operator("one", &[]);
-    let pod = downloaded(&stage).await;
+    let pod = downloaded_slot(&stage).await;
     assert_eq!(pod.labels()["sluice.dev/fetching"], "true");
     let fetch = |state: Value| {
         let status = json!({"name": "fetch", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
@@ -281,22 +281,22 @@ async fn a_pod_that_has_its_model_loses_the_label_that_lets_it_out() {
     };
     let failed = json!({"terminated": {"exitCode": 1}});
     stage.set_status::<Pod>("t-0-pod", fetch(failed)).await;
-    stage.calm().await;
+    stage.wait_until_idle().await;
     let label = async || {
         stage.api::<Pod>().get("t-0-pod").await.unwrap().labels().get("sluice.dev/fetching").cloned()
     };
     assert_eq!(label().await.as_deref(), Some("true"), "it is tried again, and needs its way out");
     stage.set_status::<Pod>("t-0-pod", fetch(json!({"terminated": {"exitCode": 0}}))).await;
     eventually("the label is off", async || label().await.is_none().then_some(())).await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 /// The operator looks every 15 s; a minute is what a revoked key has, and the kubelet and the sidecar take seconds of it.
-const TOLD: Duration = Duration::from_secs(40);
+const KEY_ANNOTATION_TIMEOUT: Duration = Duration::from_secs(40);
 
 #[tokio::test]
-async fn pods_whose_api_keys_change_are_annotated_with_the_version_and_no_other_pod_is() {
-    let Some(stage) = Stage::set("keys").await else { return };
+async fn only_pods_with_changed_api_keys_are_annotated() {
+    let Some(stage) = TestNamespace::try_new("keys").await else { return };
     let keys = |text: &str| json!({"metadata": {"name": "keys"}, "stringData": {"keys": text}});
     let secrets = stage.api::<Secret>();
     stage.create::<Secret>(&serde_json::from_value(keys("one\ntwo")).unwrap()).await;
@@ -308,13 +308,13 @@ async fn pods_whose_api_keys_change_are_annotated_with_the_version_and_no_other_
     stage.tenant("t", keyed).await;
     stage.tenant("u", json!({})).await;
     let node = stage.node("a").await;
-    stage.serve("t", &node).await;
-    stage.serve("u", &node).await;
+    stage.serve_tenant("t", &node).await;
+    stage.serve_tenant("u", &node).await;
     let annotation = async |pod: &str| {
         stage.api::<Pod>().get(pod).await.unwrap().annotations().get("sluice.dev/keys-version").cloned()
     };
-    let before = stage.looks_at_secret("keys");
-    eventually("it looks", async || (stage.looks_at_secret("keys") >= before + 2).then_some(())).await;
+    let before = stage.secret_read_count("keys");
+    eventually("it looks", async || (stage.secret_read_count("keys") >= before + 2).then_some(())).await;
     assert_eq!(annotation("t-0-pod").await, None, "it has what was there before it");
     let revoked = Patch::Merge(json!({"stringData": {"keys": "two"}}));
     let changed = secrets.patch("keys", &PatchParams::default(), &revoked).await.unwrap();
@@ -322,42 +322,42 @@ async fn pods_whose_api_keys_change_are_annotated_with_the_version_and_no_other_
     let told =
         async || annotation("t-0-pod").await.filter(|told| Some(told) == changed.resource_version().as_ref());
     eventually("its kubelet is told", told).await;
-    assert!(begun.elapsed() < TOLD, "{:?}", begun.elapsed());
-    let before = stage.looks_at_secret("keys");
-    eventually("it looks", async || (stage.looks_at_secret("keys") >= before + 2).then_some(())).await;
+    assert!(begun.elapsed() < KEY_ANNOTATION_TIMEOUT, "{:?}", begun.elapsed());
+    let before = stage.secret_read_count("keys");
+    eventually("it looks", async || (stage.secret_read_count("keys") >= before + 2).then_some(())).await;
     let writes = stage.writes();
     let to = |pod: &str| writes.iter().filter(|write| write.contains(&format!("/pods/{pod}"))).count();
     assert_eq!((to("t-0-pod"), to("u-0-pod")), (1, 0), "once for each change: {writes:?}");
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn what_pods_of_others_take_of_a_node_is_not_given_to_slots() {
-    let Some(stage) = Stage::set("loads").await else { return };
+async fn foreign_pod_requests_reduce_slot_capacity() {
+    let Some(stage) = TestNamespace::try_new("loads").await else { return };
     let operator = stage.operator("one", &[]);
     stage.pool(json!({"gpus": [{"name": "chat", "count": 1}]})).await;
     stage.tenant("t", json!({})).await;
     let node = stage.node("a").await;
-    stage.serve("t", &node).await;
+    stage.serve_tenant("t", &node).await;
     // Of the 8 GiB that the node lends.
     let container = json!({"name": "c", "image": "i", "resources": {"requests": {"memory": "7900Mi"}}});
     let large = json!({"metadata": {"name": "large"}, "spec": {"containers": [container]}});
     stage.create::<Pod>(&serde_json::from_value(large).unwrap()).await;
-    stage.run("large", &node).await;
-    stage.calm().await;
+    stage.start_pod("large", &node).await;
+    stage.wait_until_idle().await;
     stage.tenant("u", json!({"memory": {"hostKv": "400Mi"}})).await;
-    stage.inspected("u", 8).await;
+    stage.inspect_ok("u", 8).await;
     let lacking = stage.condition("u", "Placed", "False", "NoRoom").await;
     assert!(lacking.message.contains("too little host memory"), "{}", lacking.message);
     stage.condition("t", "Placed", "True", "AsExpected").await;
     let ready = |ready: &str, reason: &str| {
         format!("sluice_operator_tenants{{ready=\"{ready}\",reason=\"{reason}\"}}")
     };
-    assert_eq!(operator.figure(&ready("True", "AsExpected")).await.as_deref(), Some("1"));
-    assert_eq!(operator.figure(&ready("False", "NoRoom")).await.as_deref(), Some("1"));
+    assert_eq!(operator.metric(&ready("True", "AsExpected")).await.as_deref(), Some("1"));
+    assert_eq!(operator.metric(&ready("False", "NoRoom")).await.as_deref(), Some("1"));
 
-    stage.gone("large").await;
-    stage.change::<ModelTenant>("u", json!({"priority": 7})).await;
+    stage.terminate_pod("large").await;
+    stage.update_spec::<ModelTenant>("u", json!({"priority": 7})).await;
     stage.condition("u", "Placed", "True", "AsExpected").await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }

@@ -8,12 +8,12 @@ use serde_json::json;
 use sluice_e2e::cluster::eventually;
 use sluice_types::{GpuPool, ModelTenant};
 
-use super::fakes::sizes;
-use super::stage::Stage;
+use super::fakes::geometry_report;
+use super::test_namespace::TestNamespace;
 
 #[tokio::test]
-async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
-    let Some(stage) = Stage::set("steps").await else { return };
+async fn tenant_startup_reports_each_step() {
+    let Some(stage) = TestNamespace::try_new("steps").await else { return };
     let operator = stage.operator("one", &[]);
     let tenant = stage.tenant("t", json!({})).await;
     let refused = stage.condition("t", "Accepted", "False", "PoolNotFound").await;
@@ -28,7 +28,7 @@ async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
     let pool = stage.pool(json!({})).await;
     stage.condition("t", "Accepted", "True", "AsExpected").await;
     stage.condition("t", "Placed", "Unknown", "ModelNotInspected").await;
-    stage.report("t", &sizes(8)).await;
+    stage.finish_inspection("t", &geometry_report(8)).await;
     stage.condition("t", "Placed", "True", "AsExpected").await;
     let model = stage.api::<ModelTenant>().get("t").await.unwrap().status.unwrap().model.unwrap();
     assert_eq!((model.layers, model.weights_bytes), (8, 9 << 20));
@@ -43,7 +43,7 @@ async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
     stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
     stage.pod("t-0", "t-0-pod").await;
     stage.condition("t", "WeightsLoaded", "Unknown", "PodNotReady").await;
-    stage.run("t-0-pod", &node).await;
+    stage.start_pod("t-0-pod", &node).await;
     stage.condition("t", "Serving", "True", "AsExpected").await;
     stage.condition("t", "Ready", "True", "AsExpected").await;
 
@@ -75,60 +75,60 @@ async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
     let told = (pool.gpus[0].claim_name.as_deref(), pool.gpus[0].node.as_deref(), &pool.gpus[0].tenants);
     assert_eq!(told, (Some("p-chat-0-e1"), Some(node.as_str()), &vec!["t".to_owned()]));
     assert_eq!(pool.gpus[1].claim_name, None);
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_be_read_is_told_and_tried_anew() {
-    let Some(stage) = Stage::set("unread").await else { return };
+async fn unreadable_model_is_reported_and_retried() {
+    let Some(stage) = TestNamespace::try_new("unread").await else { return };
     let operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     let refusal = json!({"version": 1, "refusal": {"reason": "Unreadable", "message": "no folder /model"}});
-    stage.report("t", &refusal).await;
+    stage.finish_inspection("t", &refusal).await;
     let accepted = stage.condition("t", "Accepted", "False", "ModelUnreadable").await;
     assert_eq!(accepted.message, "spec.model: no folder /model");
     stage.condition("t", "Placed", "False", "InspectionFailed").await;
     // The Job and its pod go after a while; the verdict stays, and another Job looks again.
     stage.delete::<k8s_openapi::api::batch::v1::Job>("t-inspect").await;
-    stage.gone("t-inspect-pod").await;
-    stage.report("t", &sizes(8)).await;
+    stage.terminate_pod("t-inspect-pod").await;
+    stage.finish_inspection("t", &geometry_report(8)).await;
     stage.condition("t", "Accepted", "True", "AsExpected").await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn at_rest_and_after_a_crash_nothing_is_written() {
-    let Some(stage) = Stage::set("rest").await else { return };
+async fn steady_state_and_restart_write_nothing() {
+    let Some(stage) = TestNamespace::try_new("rest").await else { return };
     let operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     let node = stage.node("a").await;
-    stage.serve("t", &node).await;
-    let before = stage.calm().await;
+    stage.serve_tenant("t", &node).await;
+    let before = stage.wait_until_idle().await;
     // The same once more, as `kubectl apply` sends it.
-    stage.change::<ModelTenant>("t", json!({"replicas": 1})).await;
+    stage.update_spec::<ModelTenant>("t", json!({"replicas": 1})).await;
     operator.kill();
     let again = stage.operator("one", &[]);
     eventually("the second life has looked at everything", async || {
-        let seconds: f64 = again.figure("sluice_operator_looked_seconds").await?.parse().ok()?;
+        let seconds: f64 = again.metric("sluice_operator_looked_seconds").await?.parse().ok()?;
         (seconds > 0.0).then_some(())
     })
     .await;
-    let after = stage.calm().await;
+    let after = stage.wait_until_idle().await;
     assert_eq!(stage.writes()[before..after], [""; 0], "{}", again.log());
 }
 
 #[tokio::test]
-async fn what_somebody_changes_or_takes_away_is_put_back() {
-    let Some(stage) = Stage::set("drift").await else { return };
+async fn changed_or_deleted_children_are_restored() {
+    let Some(stage) = TestNamespace::try_new("drift").await else { return };
     let operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
-    stage.inspected("t", 8).await;
+    stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
-    stage.calm().await;
+    stage.wait_until_idle().await;
 
     let deployments = stage.api::<Deployment>();
     let edit = PatchParams { field_manager: Some("kubectl-edit".into()), ..PatchParams::default() };
@@ -148,21 +148,21 @@ async fn what_somebody_changes_or_takes_away_is_put_back() {
     // What is none of ours stays, and is no reason to write for ever.
     let mine = json!({"metadata": {"annotations": {"example.org/mine": "1"}}});
     services.patch("t", &edit, &Patch::Merge(mine)).await.unwrap();
-    let before = stage.calm().await;
+    let before = stage.wait_until_idle().await;
     assert_eq!(services.get("t").await.unwrap().annotations()["example.org/mine"], "1");
-    assert!(stage.calm().await <= before + 1, "{:?}", stage.writes());
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert!(stage.wait_until_idle().await <= before + 1, "{:?}", stage.writes());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn nothing_of_anybody_else_is_taken_over() {
-    let Some(stage) = Stage::set("foreign").await else { return };
+async fn foreign_objects_are_not_adopted() {
+    let Some(stage) = TestNamespace::try_new("foreign").await else { return };
     let _operator = stage.operator("one", &[]);
     let foreign = json!({"metadata": {"name": "t"}, "spec": {"ports": [{"port": 80}]}});
     stage.create::<Service>(&serde_json::from_value(foreign).unwrap()).await;
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
-    stage.inspected("t", 8).await;
+    stage.inspect_ok("t", 8).await;
     let degraded = stage.condition("t", "Degraded", "True", "NameTaken").await;
     assert!(
         degraded.message.starts_with("Service t exists and is not the operator's"),
@@ -181,50 +181,50 @@ async fn nothing_of_anybody_else_is_taken_over() {
 }
 
 #[tokio::test]
-async fn one_tenants_trouble_keeps_nobody_elses_objects() {
-    let Some(stage) = Stage::set("troubled").await else { return };
+async fn failing_tenant_does_not_block_other_tenants() {
+    let Some(stage) = TestNamespace::try_new("troubled").await else { return };
     let operator = stage.operator("one", &[]);
     let foreign = json!({"metadata": {"name": "t"}, "spec": {"ports": [{"port": 80}]}});
     stage.create::<Service>(&serde_json::from_value(foreign).unwrap()).await;
     stage.pool(json!({"gpus": [{"name": "chat", "count": 2}]})).await;
     for name in ["t", "u"] {
         stage.tenant(name, json!({})).await;
-        stage.inspected(name, 8).await;
+        stage.inspect_ok(name, 8).await;
     }
     stage.condition("t", "Degraded", "True", "NameTaken").await;
     stage.deployments(&[("t-0", "p-chat-0-e1"), ("u-0", "p-chat-1-e1")]).await;
-    stage.change::<ModelTenant>("u", json!({"suspend": true})).await;
+    stage.update_spec::<ModelTenant>("u", json!({"suspend": true})).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.claims(&["p-chat-0-e1"]).await;
-    stage.change::<ModelTenant>("t", json!({"suspend": true})).await;
+    stage.update_spec::<ModelTenant>("t", json!({"suspend": true})).await;
     stage.deployments(&[]).await;
     stage.condition("t", "Degraded", "True", "NameTaken").await;
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
 async fn a_secret_of_a_user_is_neither_mounted_nor_deleted() {
-    let Some(stage) = Stage::set("secret").await else { return };
+    let Some(stage) = TestNamespace::try_new("secret").await else { return };
     let operator = stage.operator("one", &[]);
     let own: Secret = serde_json::from_value(json!({"metadata": {"name": "sluice-t-0"}})).unwrap();
     stage.create(&own).await;
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
-    stage.inspected("t", 8).await;
+    stage.inspect_ok("t", 8).await;
     let degraded = stage.condition("t", "Degraded", "True", "NameTaken").await;
     assert!(degraded.message.contains("sluice-t-0 is not the operator's"), "{}", degraded.message);
     let ready = stage.condition("t", "Ready", "False", "NameTaken").await;
     assert!(ready.message.contains("sluice-t-0 is not the operator's"), "{}", ready.message);
     stage.deployments(&[]).await;
-    stage.change::<ModelTenant>("t", json!({"suspend": true})).await;
-    stage.calm().await;
+    stage.update_spec::<ModelTenant>("t", json!({"suspend": true})).await;
+    stage.wait_until_idle().await;
     assert!(stage.secrets().await.contains(&"sluice-t-0".to_owned()));
-    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+    assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]
-async fn a_pool_stays_for_as_long_as_it_has_tenants() {
-    let Some(stage) = Stage::set("finalizer").await else { return };
+async fn pool_with_tenants_is_not_deleted() {
+    let Some(stage) = TestNamespace::try_new("finalizer").await else { return };
     let _operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
@@ -242,7 +242,7 @@ async fn a_pool_stays_for_as_long_as_it_has_tenants() {
 
 #[tokio::test]
 async fn every_transition_is_an_event() {
-    let Some(stage) = Stage::set("events").await else { return };
+    let Some(stage) = TestNamespace::try_new("events").await else { return };
     let _operator = stage.operator("one", &[]);
     stage.tenant("t", json!({})).await;
     stage.condition("t", "Accepted", "False", "PoolNotFound").await;

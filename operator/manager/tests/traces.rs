@@ -10,7 +10,7 @@ use prost::Message;
 use serde_json::json;
 use sluice_e2e::cluster::eventually;
 
-use super::stage::Stage;
+use super::test_namespace::TestNamespace;
 
 /// OTLP's `ExportTraceServiceRequest`, as much of it as is looked at (opentelemetry-proto, trace/v1).
 #[derive(Clone, PartialEq, Message)]
@@ -60,31 +60,31 @@ async fn collector() -> (String, Spans) {
     (format!("http://{address}"), spans)
 }
 
-fn below<'a>(spans: &'a [Span], parent: &Span) -> BTreeSet<&'a str> {
+fn descendant_names<'a>(spans: &'a [Span], parent: &Span) -> BTreeSet<&'a str> {
     let own = spans.iter().filter(|span| span.parent == parent.id && span.trace == parent.trace);
     own.map(|span| span.name.as_str()).collect()
 }
 
 #[tokio::test]
-async fn a_look_at_a_pool_is_a_trace_with_its_steps_and_their_requests() {
-    let Some(stage) = Stage::set("traces").await else { return };
+async fn reconcile_is_traced_with_steps_and_requests() {
+    let Some(stage) = TestNamespace::try_new("traces").await else { return };
     let (endpoint, spans) = collector().await;
     let operator = stage.operator("one", &["--otlp-endpoint", &endpoint]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
-    stage.inspected("t", 8).await;
+    stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     let steps = BTreeSet::from(["dereference", "build", "apply", "status"]);
     eventually("a look with all of its steps, and requests below two of them", async || {
         let spans = spans.lock().unwrap();
         let looks = spans.iter().filter(|span| span.name == "reconcile" && span.parent.is_empty());
-        let whole = looks.filter(|look| steps.is_subset(&below(&spans, look)));
+        let whole = looks.filter(|look| steps.is_subset(&descendant_names(&spans, look)));
         let asks = |look: &Span, step: &str| {
             let of = spans.iter().find(|span| span.parent == look.id && span.name == step);
-            of.is_some_and(|step| !below(&spans, step).is_empty())
+            of.is_some_and(|step| !descendant_names(&spans, step).is_empty())
         };
         whole.into_iter().any(|look| asks(look, "apply") && asks(look, "status")).then_some(())
     })
     .await;
-    assert!(operator.end(), "what is left is sent, and it ends well");
+    assert!(operator.terminate(), "what is left is sent, and it ends well");
 }

@@ -8,10 +8,10 @@ use serde::{Serialize, Serializer};
 
 use crate::view::{GpuView, TenantView, states};
 
-mod moves;
+mod move_log;
 
-pub use moves::Moved;
-use moves::Moves;
+pub use move_log::LoggedMove;
+use move_log::MoveLog;
 
 /// How far back it goes, milliseconds.
 pub const SPAN_MS: u64 = 900_000;
@@ -20,18 +20,19 @@ const SAMPLES: usize = 900;
 
 /// A figure, where it is known. A leader keeps some hundred thousand of them: half as large as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Maybe(u32);
+struct OptionalU32(u32);
 
-impl Maybe {
-    const UNKNOWN: Maybe = Maybe(u32::MAX);
+impl OptionalU32 {
+    const UNKNOWN: OptionalU32 = OptionalU32(u32::MAX);
 
-    fn of(value: Option<u64>) -> Maybe {
-        value
-            .map_or(Maybe::UNKNOWN, |value| Maybe(u32::try_from(value).unwrap_or(u32::MAX).min(u32::MAX - 1)))
+    fn of(value: Option<u64>) -> OptionalU32 {
+        value.map_or(OptionalU32::UNKNOWN, |value| {
+            OptionalU32(u32::try_from(value).unwrap_or(u32::MAX).min(u32::MAX - 1))
+        })
     }
 
     fn get(self) -> Option<u64> {
-        (self != Maybe::UNKNOWN).then_some(u64::from(self.0))
+        (self != OptionalU32::UNKNOWN).then_some(u64::from(self.0))
     }
 }
 
@@ -41,21 +42,21 @@ struct Point {
     /// Weights, KV and all else that is not free, KiB.
     memory_kib: [u32; 3],
     /// Tokens per second, rounded.
-    tokens: Maybe,
+    tokens: OptionalU32,
     /// Time to the first token and between tokens, 99th percentiles, tenths of a millisecond.
-    ttft: Maybe,
-    tbt: Maybe,
+    ttft: OptionalU32,
+    tbt: OptionalU32,
     /// KV cache that requests use, permille.
     kv_permille: u16,
 }
 
 impl Point {
-    fn figure(&self, figure: Figure) -> Option<u64> {
+    fn metric(&self, figure: Metric) -> Option<u64> {
         match figure {
-            Figure::Tokens => self.tokens.get(),
-            Figure::Ttft => self.ttft.get(),
-            Figure::Tbt => self.tbt.get(),
-            Figure::KvUsed => Some(u64::from(self.kv_permille)),
+            Metric::Tokens => self.tokens.get(),
+            Metric::Ttft => self.ttft.get(),
+            Metric::Tbt => self.tbt.get(),
+            Metric::KvUsed => Some(u64::from(self.kv_permille)),
         }
     }
 }
@@ -77,7 +78,7 @@ impl Sample {
 
 /// A figure of a tenant that has a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Figure {
+pub enum Metric {
     /// Tokens per second.
     Tokens,
     /// Time to the first token, 99th percentile, tenths of a millisecond.
@@ -100,13 +101,13 @@ pub struct Cursor {
 #[derive(Debug, Default)]
 pub struct History {
     samples: VecDeque<Sample>,
-    moves: Moves,
+    moves: MoveLog,
     /// Samples since the start.
-    seen: u64,
+    total_samples: u64,
     /// Most samples that are kept.
-    most_samples: usize,
+    max_samples: usize,
     /// When each tenant of a kept sample was there last, milliseconds since the Unix epoch.
-    last_there: BTreeMap<Arc<str>, u64>,
+    last_present: BTreeMap<Arc<str>, u64>,
 }
 
 impl History {
@@ -117,18 +118,18 @@ impl History {
 
     /// An empty one that keeps `most_samples` samples and `most_moves` moves.
     pub fn sized(most_samples: usize, most_moves: usize) -> History {
-        History { most_samples, moves: Moves::new(most_moves), ..History::default() }
+        History { max_samples: most_samples, moves: MoveLog::new(most_moves), ..History::default() }
     }
 
     /// Times of the samples, milliseconds since the Unix epoch, and a figure of a tenant then; `None` = not known.
-    pub fn series(&self, title: &str, figure: Figure) -> impl Iterator<Item = (u64, Option<u64>)> {
+    pub fn series(&self, title: &str, figure: Metric) -> impl Iterator<Item = (u64, Option<u64>)> {
         self.samples.iter().map(move |sample| {
-            (sample.at_unix_ms, sample.point(title).and_then(|point| point.figure(figure)))
+            (sample.at_unix_ms, sample.point(title).and_then(|point| point.metric(figure)))
         })
     }
 
     /// The moves that are kept, oldest first.
-    pub fn moves(&self) -> impl DoubleEndedIterator<Item = &Moved> {
+    pub fn moves(&self) -> impl DoubleEndedIterator<Item = &LoggedMove> {
         self.moves.iter()
     }
 
@@ -141,24 +142,24 @@ impl History {
     pub fn add(&mut self, at_unix_ms: u64, view: &GpuView, reports: &[sluice_wire::state::TenantReport]) {
         let points = view.tenants.iter().map(|tenant| self.point(tenant)).collect();
         let titles = self.titles_of(view);
-        self.last_there.extend(titles.iter().map(|title| (title.clone(), at_unix_ms)));
+        self.last_present.extend(titles.iter().map(|title| (title.clone(), at_unix_ms)));
         self.samples.push_back(Sample { at_unix_ms, titles, points });
-        self.seen += 1;
+        self.total_samples += 1;
         let oldest = at_unix_ms.saturating_sub(SPAN_MS);
-        while self.samples.len() > self.most_samples
+        while self.samples.len() > self.max_samples
             || self.samples.front().is_some_and(|one| one.at_unix_ms < oldest)
         {
             self.samples.pop_front();
         }
         let start = self.start_unix_ms().unwrap_or(at_unix_ms);
-        self.last_there.retain(|_, last| *last >= start);
+        self.last_present.retain(|_, last| *last >= start);
         states(reports).for_each(|state| self.moves.add(state, oldest));
         self.moves.trim(oldest, |title| view.tenants.iter().any(|tenant| tenant.title == title));
     }
 
     /// Titles of the tenants that a sample has, also of those that have left the GPU since.
     pub fn titles(&self) -> impl Iterator<Item = &str> {
-        self.last_there.keys().map(|title| &**title)
+        self.last_present.keys().map(|title| &**title)
     }
 
     /// Those of the last sample where the same tenants are there.
@@ -166,7 +167,7 @@ impl History {
         let now = || view.tenants.iter().map(|tenant| tenant.title.as_str());
         let before = self.samples.back().map(|sample| &sample.titles);
         let same = before.filter(|titles| titles.iter().map(|title| &**title).eq(now()));
-        let named = |title: &str| self.last_there.get_key_value(title).map(|(title, _)| title.clone());
+        let named = |title: &str| self.last_present.get_key_value(title).map(|(title, _)| title.clone());
         same.map_or_else(
             || now().map(|title| named(title).unwrap_or_else(|| title.into())).collect(),
             Arc::clone,
@@ -177,15 +178,15 @@ impl History {
         if !tenant.answers {
             let before = self.samples.back().and_then(|sample| sample.point(&tenant.title));
             let memory_kib = before.map_or([0; 3], |point| point.memory_kib);
-            let unknown = Maybe::UNKNOWN;
+            let unknown = OptionalU32::UNKNOWN;
             return Point { memory_kib, tokens: unknown, ttft: unknown, tbt: unknown, kv_permille: 0 };
         }
         let [global, layers, slots, kv, rest @ .., _free] = tenant.owners;
         let kib = |bytes: u64| u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
-        let tenths = |ns: Option<u64>| Maybe::of(ns.map(|ns| ns / 100_000));
+        let tenths = |ns: Option<u64>| OptionalU32::of(ns.map(|ns| ns / 100_000));
         Point {
             memory_kib: [kib(global + layers + slots), kib(kv), kib(rest.iter().sum())],
-            tokens: Maybe::of(tenant.tokens_per_s.map(|rate| rate.round() as u64)),
+            tokens: OptionalU32::of(tenant.tokens_per_s.map(|rate| rate.round() as u64)),
             ttft: tenths(tenant.ttft_ns),
             tbt: tenths(tenant.tbt_ns),
             kv_permille: tenant.kv_used_permille.and_then(|used| u16::try_from(used).ok()).unwrap_or(0),
@@ -193,48 +194,49 @@ impl History {
     }
 
     /// All from `since` on that is still kept, and up to where that goes.
-    pub fn since(&self, key: &str, since: Cursor) -> (Part, Cursor) {
+    pub fn since(&self, key: &str, since: Cursor) -> (HistoryDelta, Cursor) {
         // The cursor of an earlier GPU of this name is of no use.
-        let from = if since.samples > self.seen { 0 } else { since.samples };
-        let samples = usize::try_from(self.seen - from).unwrap_or(usize::MAX).min(self.samples.len());
+        let from = if since.samples > self.total_samples { 0 } else { since.samples };
+        let samples =
+            usize::try_from(self.total_samples - from).unwrap_or(usize::MAX).min(self.samples.len());
         let samples: Vec<&Sample> = self.samples.range(self.samples.len() - samples..).collect();
         let (moves, changes) = self.moves.since(since.moves);
-        (Part::of(key, &samples, moves), Cursor { samples: self.seen, moves: changes })
+        (HistoryDelta::of(key, &samples, moves), Cursor { samples: self.total_samples, moves: changes })
     }
 }
 
 /// A part of a history as viewers read it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Part {
+pub struct HistoryDelta {
     /// Of which GPU.
     key: String,
     /// When the first sample was, milliseconds since the Unix epoch, and how long after the one before each was, as a column.
     start_unix_ms: u64,
-    after_ms: Column,
-    tenants: BTreeMap<Arc<str>, Columns>,
-    moves: Vec<Moved>,
+    after_ms: RunLengthSeries,
+    tenants: BTreeMap<Arc<str>, TenantSeries>,
+    moves: Vec<LoggedMove>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-struct Columns {
+struct TenantSeries {
     /// KiB.
-    weights: Column,
-    kv: Column,
-    other: Column,
+    weights: RunLengthSeries,
+    kv: RunLengthSeries,
+    other: RunLengthSeries,
     /// Per second.
-    tokens: Column,
+    tokens: RunLengthSeries,
     /// Tenths of a millisecond.
-    ttft: Column,
-    tbt: Column,
+    ttft: RunLengthSeries,
+    tbt: RunLengthSeries,
     /// Permille.
-    kv_used: Column,
+    kv_used: RunLengthSeries,
 }
 
 /// Values one after another, `None` = not known. Written as a list in which a string is how often the value before it repeats.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Column(Vec<(Option<u64>, u32)>);
+struct RunLengthSeries(Vec<(Option<u64>, u32)>);
 
-impl Column {
+impl RunLengthSeries {
     fn push(&mut self, value: Option<u64>) {
         match self.0.last_mut() {
             Some((last, more)) if *last == value => *more += 1,
@@ -243,7 +245,7 @@ impl Column {
     }
 }
 
-impl Serialize for Column {
+impl Serialize for RunLengthSeries {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(None)?;
         for (value, more) in &self.0 {
@@ -256,13 +258,13 @@ impl Serialize for Column {
     }
 }
 
-impl Part {
-    fn of(key: &str, samples: &[&Sample], moves: Vec<Moved>) -> Part {
+impl HistoryDelta {
+    fn of(key: &str, samples: &[&Sample], moves: Vec<LoggedMove>) -> HistoryDelta {
         let start_unix_ms = samples.first().map_or(0, |sample| sample.at_unix_ms);
-        let mut part = Part {
+        let mut part = HistoryDelta {
             key: key.to_owned(),
             start_unix_ms,
-            after_ms: Column::default(),
+            after_ms: RunLengthSeries::default(),
             tenants: BTreeMap::new(),
             moves,
         };
@@ -286,7 +288,7 @@ impl Part {
     }
 }
 
-impl Columns {
+impl TenantSeries {
     fn push(&mut self, point: Option<&Point>) {
         let memory = |at: usize| point.map(|point| u64::from(point.memory_kib[at]));
         self.weights.push(memory(0));

@@ -10,24 +10,24 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::history::{Cursor, History};
 use crate::palette::Palette;
+use crate::text::explain::Level;
 use crate::tracker::Tracker;
 use crate::view::{GpuView, Reading};
-use crate::words::explain::Level;
 
 /// A page of at most this many GPUs shows all of them; one of more GPUs shows the one that a viewer asks for.
-const FEW: usize = 4;
+const MAX_WHOLE_GPUS: usize = 4;
 /// Most viewers at one time.
-const VIEWERS: usize = 32;
+const MAX_VIEWERS: usize = 32;
 /// How often colours of tenants that are gone become free, milliseconds.
 const FREE_COLOURS_EVERY_MS: u64 = 60_000;
 
 /// What a page is about.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct HubConfig {
     /// Who serves it, for people.
     pub source: String,
     /// Time between two updates.
-    pub every: Duration,
+    pub interval: Duration,
     /// Most moves that are kept of each GPU.
     pub moves: usize,
     /// Why no GPU is known as long as nothing was read.
@@ -48,7 +48,7 @@ struct Summary {
 }
 
 #[derive(Debug)]
-struct Known {
+struct GpuEntry {
     summary: Arc<Summary>,
     /// Number of the update that changed the summary.
     summary_at: u64,
@@ -59,16 +59,16 @@ struct Known {
     problem: Option<String>,
     tracker: Tracker,
     /// Number of the update that knew it.
-    seen_at: u64,
+    updated_at: u64,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    gpus: BTreeMap<String, Known>,
+    gpus: BTreeMap<String, GpuEntry>,
     colours: Palette,
     /// When colours became free last, milliseconds since the Unix epoch.
     colours_freed_unix_ms: u64,
-    watched: BTreeMap<String, usize>,
+    viewers_by_gpu: BTreeMap<String, usize>,
     /// Numbers of updates at which GPUs left.
     left_at: u64,
     now_unix_ms: u64,
@@ -77,7 +77,7 @@ struct Inner {
 impl Inner {
     /// Whether the page shows all GPUs.
     fn is_few(&self) -> bool {
-        self.gpus.len() <= FEW
+        self.gpus.len() <= MAX_WHOLE_GPUS
     }
 
     /// Frees the colours of tenants that neither a GPU nor the shown history of one has any more.
@@ -96,18 +96,18 @@ impl Inner {
 /// The state behind one page.
 #[derive(Debug)]
 pub struct Hub {
-    settings: Settings,
+    settings: HubConfig,
     inner: Mutex<Inner>,
     /// Number of the last update.
     updates: watch::Sender<u64>,
-    seats: Arc<Semaphore>,
+    viewer_permits: Arc<Semaphore>,
 }
 
 impl Hub {
     /// A page that knows no GPU.
-    pub fn new(settings: Settings) -> Arc<Hub> {
-        let (updates, seats) = (watch::Sender::new(0), Arc::new(Semaphore::new(VIEWERS)));
-        Arc::new(Hub { settings, inner: Mutex::default(), updates, seats })
+    pub fn new(settings: HubConfig) -> Arc<Hub> {
+        let (updates, seats) = (watch::Sender::new(0), Arc::new(Semaphore::new(MAX_VIEWERS)));
+        Arc::new(Hub { settings, inner: Mutex::default(), updates, viewer_permits: seats })
     }
 
     /// Takes what is known of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. Those that it leaves out are gone.
@@ -118,7 +118,7 @@ impl Hub {
             inner.now_unix_ms = now_unix_ms;
             give(&mut Update { inner: &mut inner, number, moves: self.settings.moves });
             let before = inner.gpus.len();
-            inner.gpus.retain(|_, known| known.seen_at == number);
+            inner.gpus.retain(|_, known| known.updated_at == number);
             let has_left = inner.gpus.len() < before;
             if has_left {
                 inner.left_at = number;
@@ -131,19 +131,26 @@ impl Hub {
     }
 
     /// Time between two updates.
-    pub const fn every(&self) -> Duration {
-        self.settings.every
+    pub const fn interval(&self) -> Duration {
+        self.settings.interval
     }
 
     /// A place for a viewer who asks for the GPU `key`; `None` = all places are taken.
     pub fn viewer(self: &Arc<Self>, key: Option<String>) -> Option<Viewer> {
-        let seat = self.seats.clone().try_acquire_owned().ok()?;
+        let seat = self.viewer_permits.clone().try_acquire_owned().ok()?;
         if let Some(key) = &key {
-            *lock(&self.inner).watched.entry(key.clone()).or_insert(0) += 1;
+            *lock(&self.inner).viewers_by_gpu.entry(key.clone()).or_insert(0) += 1;
         }
         let mut updates = self.updates.subscribe();
         updates.mark_changed();
-        Some(Viewer { hub: self.clone(), updates, key, list_at: None, cursors: BTreeMap::new(), _seat: seat })
+        Some(Viewer {
+            hub: self.clone(),
+            updates,
+            key,
+            list_at: None,
+            cursors: BTreeMap::new(),
+            _permit: seat,
+        })
     }
 }
 
@@ -164,17 +171,17 @@ impl Update<'_> {
     pub fn gpu(&mut self, reading: &Reading<'_>) {
         let key = reading.key();
         let is_new = !self.inner.gpus.contains_key(&key);
-        let few = self.inner.gpus.len() + usize::from(is_new) <= FEW;
-        let watched = few || self.inner.watched.contains_key(&key);
-        let known = self.inner.gpus.entry(key).or_insert_with(|| Known::new(reading, self.moves));
-        known.seen_at = self.number;
+        let few = self.inner.gpus.len() + usize::from(is_new) <= MAX_WHOLE_GPUS;
+        let watched = few || self.inner.viewers_by_gpu.contains_key(&key);
+        let known = self.inner.gpus.entry(key).or_insert_with(|| GpuEntry::new(reading, self.moves));
+        known.updated_at = self.number;
         known.detail = known.detail.take().filter(|_| watched);
         let stale = known.tracker.read_unix_ms() == reading.read_unix_ms
             && known.problem.as_deref() == reading.problem;
         if !is_new && stale && (!watched || known.detail.is_some()) {
             return;
         }
-        let view = known.tracker.take(reading, self.inner.now_unix_ms, &mut self.inner.colours);
+        let view = known.tracker.record(reading, self.inner.now_unix_ms, &mut self.inner.colours);
         known.problem = reading.problem.map(str::to_owned);
         let summary = Summary::of(&view);
         if is_new || *known.summary != summary {
@@ -186,18 +193,18 @@ impl Update<'_> {
     }
 }
 
-impl Known {
-    fn new(reading: &Reading<'_>, moves: usize) -> Known {
+impl GpuEntry {
+    fn new(reading: &Reading<'_>, moves: usize) -> GpuEntry {
         let summary =
             Summary::of(&GpuView::of(&Reading { tenants: &[], ..*reading }, 0, |_| None, |_| None, |_| 0));
-        Known {
+        GpuEntry {
             summary: Arc::new(summary),
             summary_at: 0,
             detail: None,
             detail_at: 0,
             problem: None,
             tracker: Tracker::new(History::new(moves)),
-            seen_at: 0,
+            updated_at: 0,
         }
     }
 }
@@ -233,7 +240,7 @@ pub struct Viewer {
     list_at: Option<u64>,
     /// By GPU: the update whose detail it has, and up to where it has the history.
     cursors: BTreeMap<String, (u64, Cursor)>,
-    _seat: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// One message to a viewer: the name of its kind and JSON.
@@ -264,7 +271,7 @@ impl Viewer {
     }
 
     /// The present state, whole. The GPU that the viewer asks for is made with the next update, if it is not there yet: waits for it.
-    pub async fn whole(&mut self) -> Option<Vec<Message>> {
+    pub async fn snapshot(&mut self) -> Option<Vec<Message>> {
         loop {
             let messages = self.next().await?;
             if !self.is_awaited() {
@@ -315,7 +322,7 @@ impl Viewer {
             version: env!("CARGO_PKG_VERSION"),
             note: if number == 0 { &settings.note } else { "" },
             at_unix_ms: inner.now_unix_ms,
-            every_ms: whole_ms(settings.every),
+            every_ms: whole_ms(settings.interval),
             count: inner.gpus.len(),
             few: inner.is_few(),
             all: since.is_none(),
@@ -329,10 +336,10 @@ impl Drop for Viewer {
     fn drop(&mut self) {
         let Some(key) = &self.key else { return };
         let mut inner = lock(&self.hub.inner);
-        if let Some(count) = inner.watched.get_mut(key) {
+        if let Some(count) = inner.viewers_by_gpu.get_mut(key) {
             *count -= 1;
             if *count == 0 {
-                inner.watched.remove(key);
+                inner.viewers_by_gpu.remove(key);
             }
         }
     }

@@ -9,6 +9,6 @@ pub mod palette;
 pub mod rates;
 pub mod serve;
 pub mod shortages;
+pub mod text;
 pub mod tracker;
 pub mod view;
-pub mod words;

@@ -35,14 +35,14 @@ pub const STATE: &str = "/v1/page";
 pub const EVENTS: &str = "/v1/page/events";
 
 /// Nothing but the page's own files, and no frame around it.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
 /// Between two comments in a stream that has nothing else to say: a viewer that is gone is noticed by them.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// How long an answer waits for an update beyond the time between two of them.
-const UPDATE_LIMIT: Duration = Duration::from_secs(2);
+const UPDATE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The page of `hub`, at `/`. Serve it through [`local_only`], at a loopback address: it asks for no credential.
 pub fn routes(hub: Arc<Hub>) -> Router {
@@ -62,7 +62,7 @@ fn without_comments(text: &str) -> String {
 fn file(kind: &'static str, text: Bytes) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::CACHE_CONTROL, "no-cache"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
@@ -71,25 +71,25 @@ fn file(kind: &'static str, text: Bytes) -> Response {
 
 /// What a viewer wants to see.
 #[derive(Debug, Default, Deserialize)]
-struct Wanted {
+struct ViewQuery {
     /// The GPU, `NAMESPACE/NAME`; none = all where there are few.
     gpu: Option<String>,
 }
 
-fn seat(hub: &Arc<Hub>, wanted: Wanted) -> Result<Viewer, (StatusCode, &'static str)> {
+fn open_viewer(hub: &Arc<Hub>, wanted: ViewQuery) -> Result<Viewer, (StatusCode, &'static str)> {
     let full = (StatusCode::SERVICE_UNAVAILABLE, "Too many viewers look at this page. Close one of them.\n");
     hub.viewer(wanted.gpu).ok_or(full)
 }
 
 /// `GET /v1/page`: the messages that a new viewer is sent first, as one array of `[KIND, MESSAGE]`. Of many GPUs the one that is
 /// asked for comes with the next update.
-async fn state(State(hub): State<Arc<Hub>>, Query(wanted): Query<Wanted>) -> Response {
-    let mut viewer = match seat(&hub, wanted) {
+async fn state(State(hub): State<Arc<Hub>>, Query(wanted): Query<ViewQuery>) -> Response {
+    let mut viewer = match open_viewer(&hub, wanted) {
         Ok(viewer) => viewer,
         Err(full) => return full.into_response(),
     };
-    let limit = hub.every() * 2 + UPDATE_LIMIT;
-    let Ok(messages) = tokio::time::timeout(limit, viewer.whole()).await else {
+    let limit = hub.interval() * 2 + UPDATE_TIMEOUT;
+    let Ok(messages) = tokio::time::timeout(limit, viewer.snapshot()).await else {
         let text = format!("the GPU that gpu= names was not read within {} s; ask again\n", limit.as_secs());
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
@@ -100,16 +100,16 @@ async fn state(State(hub): State<Arc<Hub>>, Query(wanted): Query<Wanted>) -> Res
 }
 
 /// `GET /v1/page/events`: the same messages as server-sent events, and then what is new after each update.
-async fn events(State(hub): State<Arc<Hub>>, Query(wanted): Query<Wanted>) -> Response {
-    match seat(&hub, wanted) {
+async fn events(State(hub): State<Arc<Hub>>, Query(wanted): Query<ViewQuery>) -> Response {
+    match open_viewer(&hub, wanted) {
         Ok(viewer) => {
-            Sse::new(told(viewer)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+            Sse::new(event_stream(viewer)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
         }
         Err(full) => full.into_response(),
     }
 }
 
-fn told(viewer: Viewer) -> impl Stream<Item = Result<Event, Infallible>> {
+fn event_stream(viewer: Viewer) -> impl Stream<Item = Result<Event, Infallible>> {
     let left: std::vec::IntoIter<Message> = Vec::new().into_iter();
     stream::unfold((viewer, left), async |(mut viewer, mut left)| {
         loop {
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_machine_is_asked_for() {
+    fn only_local_hosts_are_accepted() {
         let local = |host: &'static str| is_local(Some(&HeaderValue::from_static(host)));
         assert!(["localhost", "localhost:8003", "127.0.0.1:9", "[::1]:8003"].into_iter().all(local));
         assert!(!["evil.example", "localhost.evil.example", "10.0.0.9", ""].into_iter().any(local));

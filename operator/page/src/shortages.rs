@@ -9,7 +9,7 @@ use crate::history::SPAN_MS;
 /// Time between two readings that are kept, milliseconds.
 const STEP_MS: u64 = 60_000;
 /// A shorter window says little, milliseconds.
-const LEAST_MS: u64 = 60_000;
+const MIN_WINDOW_MS: u64 = 60_000;
 
 /// How often KV ran short in a window that ends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ struct Counters {
 /// Counters of all tenants of one GPU. Their number is bounded.
 #[derive(Clone, Debug, Default)]
 pub struct Shortages {
-    kept: BTreeMap<String, VecDeque<Counters>>,
+    samples: BTreeMap<String, VecDeque<Counters>>,
     recent: BTreeMap<String, Shortage>,
 }
 
@@ -41,14 +41,14 @@ impl Shortages {
     /// Takes a reading: the tenants that answered, by title.
     pub fn read<'a>(&mut self, at_unix_ms: u64, states: impl Iterator<Item = (String, &'a State)>) {
         self.recent.clear();
-        self.kept.retain(|_, kept| kept.back().is_some_and(|one| at_unix_ms <= one.at_unix_ms + SPAN_MS));
+        self.samples.retain(|_, kept| kept.back().is_some_and(|one| at_unix_ms <= one.at_unix_ms + SPAN_MS));
         for (title, state) in states {
             let now = Counters {
                 at_unix_ms,
                 preemptions: state.figures.preemptions_total,
                 recomputed_tokens: state.figures.recomputed_tokens_total,
             };
-            let kept = self.kept.entry(title.clone()).or_default();
+            let kept = self.samples.entry(title.clone()).or_default();
             if let Some(shortage) = add(kept, now) {
                 self.recent.insert(title, shortage);
             }
@@ -75,7 +75,7 @@ fn add(kept: &mut VecDeque<Counters>, now: Counters) -> Option<Shortage> {
     }
     let first = kept.front()?;
     let window_ms = now.at_unix_ms.saturating_sub(first.at_unix_ms);
-    (window_ms >= LEAST_MS).then(|| Shortage {
+    (window_ms >= MIN_WINDOW_MS).then(|| Shortage {
         window_ms,
         preemptions: now.preemptions.saturating_sub(first.preemptions),
         recomputed_tokens: now.recomputed_tokens.saturating_sub(first.recomputed_tokens),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_short_before_the_window_does_not_count() {
+    fn shortage_before_window_is_not_counted() {
         let counted = |seconds| after(seconds, |second| (500 + second.min(100), 4 * second.min(100))).1;
         assert_eq!(counted(59), None, "too short a window");
         let first = Shortage { window_ms: 90_000, preemptions: 90, recomputed_tokens: 360 };
@@ -119,12 +119,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded_and_a_tenant_that_is_gone_is_forgotten() {
+    fn samples_are_bounded_and_removed_tenant_is_dropped() {
         let (mut shortages, _) = after(3000, |second| (second, second));
-        assert!(shortages.kept["team/chat"].len() <= 16);
+        assert!(shortages.samples["team/chat"].len() <= 16);
         shortages.read(START + 3_100_000, std::iter::empty());
-        assert_eq!((shortages.get("team/chat"), shortages.kept.len()), (None, 1), "silent for a moment");
+        assert_eq!((shortages.get("team/chat"), shortages.samples.len()), (None, 1), "silent for a moment");
         shortages.read(START + 4_000_000, std::iter::empty());
-        assert!(shortages.kept.is_empty());
+        assert!(shortages.samples.is_empty());
     }
 }

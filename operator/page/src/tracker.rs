@@ -33,7 +33,7 @@ impl Tracker {
 
     /// Takes a reading and says what is shown of it at `now_unix_ms`. A reading of the time of the last one is no sample, and rates
     /// stay.
-    pub fn take(&mut self, reading: &Reading<'_>, now_unix_ms: u64, palette: &mut Palette) -> GpuView {
+    pub fn record(&mut self, reading: &Reading<'_>, now_unix_ms: u64, palette: &mut Palette) -> GpuView {
         let new_at = reading.read_unix_ms.filter(|at| self.read_unix_ms != Some(*at));
         let titled = || states(reading.tenants).map(|state| (title(state), state));
         if let Some(at) = new_at {
@@ -62,10 +62,10 @@ mod tests {
     use sluice_wire::state::TenantReport;
 
     use super::*;
-    use crate::history::Figure;
+    use crate::history::Metric;
 
     #[test]
-    fn a_reading_that_is_given_again_is_no_sample_and_keeps_its_rates() {
+    fn repeated_reading_adds_no_sample_and_keeps_rates() {
         let mut tracker = Tracker::new(History::new(8));
         let mut palette = Palette::default();
         let mut take = |read_unix_ms: u64, now_unix_ms: u64| {
@@ -75,8 +75,8 @@ mod tests {
             let tenants = [TenantReport::State(Box::new(state))];
             let read_unix_ms = Some(read_unix_ms);
             let reading = Reading { read_unix_ms, tenants: &tenants, ..Reading::default() };
-            let view = tracker.take(&reading, now_unix_ms, &mut palette);
-            (view.tenants[0].tokens_per_s, tracker.history().series("team/chat", Figure::Tokens).count())
+            let view = tracker.record(&reading, now_unix_ms, &mut palette);
+            (view.tenants[0].tokens_per_s, tracker.history().series("team/chat", Metric::Tokens).count())
         };
         assert_eq!(take(1000, 1000), (None, 1));
         assert_eq!(take(2000, 2000), (Some(100.0), 2));

@@ -5,8 +5,8 @@ use sluice_wire::State;
 use sluice_wire::state::{Direction, Percentiles, Phase, Residency, SloState, TenantReport};
 
 use crate::shortages::Shortage;
-use crate::words::explain::{self, Level, Reason};
-use crate::words::hangs;
+use crate::text::explain::{self, Level, Reason};
+use crate::text::hangs;
 
 /// What is read of one GPU at one time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -168,7 +168,7 @@ impl GpuView {
         let reasons: Vec<_> = problem.into_iter().chain(late_holder(reading.tenants)).collect();
         let own = reasons.iter().map(|reason| reason.level);
         let level = own.chain(tenants.iter().map(|tenant| tenant.level)).max().unwrap_or_default();
-        let held = reading.tenants.iter().map(granted).sum();
+        let held = reading.tenants.iter().map(own_budget_bytes).sum();
         GpuView {
             key: reading.key(),
             pool: reading.pool.to_owned(),
@@ -328,7 +328,7 @@ fn used_permille(used: u64, total: u64) -> Option<u32> {
 }
 
 /// What a tenant may hold of its GPU without loans: these move memory, and the GPU stays as large.
-fn granted(report: &TenantReport) -> u64 {
+fn own_budget_bytes(report: &TenantReport) -> u64 {
     let TenantReport::State(state) = report else { return 0 };
     let share = state.neighbourhood.as_ref().map_or(0, |place| place.share_bytes);
     if share > 0 { share } else { state.memory.capacity_bytes }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 
-use sluice_e2e::browser::{Chromium, Sight};
+use sluice_e2e::browser::{Chromium, PageView};
 
 use crate::scenes;
-use crate::served::Served;
+use crate::served::PageServer;
 
 const WIDTHS: [u32; 2] = [1400, 360];
 /// Environment variable: a folder for pictures of all states.
@@ -57,7 +57,7 @@ fn six_states_have_the_committed_structure_at_both_widths_and_in_both_colours() 
 }
 
 /// Nothing is wider than the screen, nothing came from elsewhere, all of it is small, and text can be told from its ground.
-fn looks_right(sight: &Sight, what: &str) {
+fn looks_right(sight: &PageView, what: &str) {
     sight.is_narrow_and_small(what);
     let faint = sight.value(FAINT);
     assert!(faint.as_array().unwrap().is_empty(), "{what}: too little contrast: {faint}");
@@ -88,7 +88,7 @@ const FAINT: &str = "(() => {
   return found.slice(0, 5);
 })()";
 
-fn save(sight: &Sight, scene: &str, width: u32, dark: bool) {
+fn save(sight: &PageView, scene: &str, width: u32, dark: bool) {
     let Some(folder) = std::env::var_os(PICTURES).map(PathBuf::from) else { return };
     std::fs::create_dir_all(&folder).unwrap();
     let colours = if dark { "dark" } else { "light" };
@@ -133,10 +133,10 @@ fn the_keyboard_reaches_every_part_and_moves_over_the_map() {
 }
 
 #[test]
-fn what_moves_is_drawn_while_it_is_looked_at_and_the_focus_stays() {
+fn page_updates_while_viewed_and_keeps_focus() {
     let Some(chromium) = Chromium::find("updates of the page") else { return };
     let hub = scenes::empty();
-    let served = Served::of(hub.clone());
+    let served = PageServer::new(hub.clone());
     let sight = chromium.page(1400, false);
     sight.open(&served.url("/"), "#link");
     sight.until("document.getElementById('link').textContent === 'Nothing was read yet.'");
@@ -161,10 +161,10 @@ fn what_moves_is_drawn_while_it_is_looked_at_and_the_focus_stays() {
 }
 
 #[test]
-fn a_viewer_that_is_refused_is_told_why_and_sees_the_page_once_another_leaves() {
+fn refused_viewer_sees_reason_and_page_after_another_disconnects() {
     let Some(chromium) = Chromium::find("a page with too many viewers") else { return };
     let hub = scenes::empty();
-    let served = Served::of(hub.clone());
+    let served = PageServer::new(hub.clone());
     scenes::one_gpu(&hub, "quiet", 900);
     let viewers: Vec<_> = std::iter::from_fn(|| hub.viewer(None)).collect();
     assert_eq!(viewers.len(), 32);
@@ -177,10 +177,10 @@ fn a_viewer_that_is_refused_is_told_why_and_sees_the_page_once_another_leaves() 
 }
 
 #[test]
-fn a_move_whose_size_comes_later_has_one_row() {
+fn move_with_late_size_has_one_row() {
     let Some(chromium) = Chromium::find("moves of the page") else { return };
     let hub = scenes::empty();
-    let served = Served::of(hub.clone());
+    let served = PageServer::new(hub.clone());
     let sight = chromium.page(1400, false);
     scenes::one_loan(&hub, 1, 0);
     sight.open(&served.url("/"), ".moves tbody tr");
@@ -191,12 +191,12 @@ fn a_move_whose_size_comes_later_has_one_row() {
 }
 
 #[test]
-fn moves_of_all_tenants_stand_newest_first() {
+fn moves_of_all_tenants_are_sorted_newest_first() {
     let Some(chromium) = Chromium::find("the order of moves") else { return };
     for (ago_ms, expected) in [([9_000, 20_000], "chat,code"), ([20_000, 9_000], "code,chat")] {
         let hub = scenes::empty();
         scenes::two_moves(&hub, ago_ms);
-        let served = Served::of(hub);
+        let served = PageServer::new(hub);
         let sight = chromium.page(1400, false);
         sight.open(&served.url("/"), ".moves tbody tr");
         let names =

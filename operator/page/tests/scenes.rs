@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_page::hub::{Hub, Settings};
+use sluice_page::hub::{Hub, HubConfig};
 use sluice_page::view::Reading;
 use sluice_wire::State;
 use sluice_wire::state::{
-    Direction, EngineHang, EngineWork, GrantState, KvState, Move, Neighbourhood, OwnerBytes, Percentiles,
-    Phase, Residency, SloState, TenantReport, TurnState,
+    Direction, EngineHang, EngineWork, GrantState, KvState, Move, OwnerBytes, Percentiles, Phase, Residency,
+    SharingState, SloState, TenantReport, TurnState,
 };
 
-use crate::served::Served;
+use crate::served::PageServer;
 
 /// When the last reading is.
 pub const NOW: u64 = 1_790_000_000_000;
@@ -34,7 +34,7 @@ pub fn hub(name: &str) -> Arc<Hub> {
 /// A hub that has been given nothing.
 pub fn empty() -> Arc<Hub> {
     let note = "Nothing was read yet.".to_owned();
-    Hub::new(Settings { source: "sluice up".into(), every: Duration::from_secs(1), moves: 256, note })
+    Hub::new(HubConfig { source: "sluice up".into(), interval: Duration::from_secs(1), moves: 256, note })
 }
 
 /// Gives `hub` the scene `name` as it is at its `second` of 900.
@@ -82,7 +82,7 @@ fn tenant(name: &str, at: u64, kv: u64) -> State {
     let blocks_total = kv * MIB / block_bytes;
     state.kv = KvState { blocks_total, block_bytes, blocks_free: blocks_total, ..KvState::default() };
     state.neighbourhood =
-        Some(Neighbourhood { share_bytes: 32 * MIB, floor_bytes: 8 * MIB, ..Neighbourhood::default() });
+        Some(SharingState { share_bytes: 32 * MIB, floor_bytes: 8 * MIB, ..SharingState::default() });
     state
 }
 
@@ -274,10 +274,10 @@ fn pool_at(hub: &Hub, step: u64) {
 }
 
 /// The scene `name`, served.
-pub fn served(name: &str) -> Served {
+pub fn served(name: &str) -> PageServer {
     let hub = hub(name);
-    let served = Served::of(hub.clone());
-    if name == "pool" { served.and_updated(hub, pool_again) } else { served }
+    let served = PageServer::new(hub.clone());
+    if name == "pool" { served.with_updates(hub, pool_again) } else { served }
 }
 
 fn pool_gpu(gpu: u64, step: u64, at: u64, give: impl FnOnce(&Reading<'_>)) {

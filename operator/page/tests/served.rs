@@ -13,26 +13,26 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The server. It ends with this value.
 #[derive(Debug)]
-pub struct Served {
+pub struct PageServer {
     /// Where it listens.
     pub address: SocketAddr,
     runtime: Runtime,
 }
 
-impl Served {
+impl PageServer {
     /// Serves `hub` on one thread.
-    pub fn of(hub: Arc<Hub>) -> Served {
+    pub fn new(hub: Arc<Hub>) -> PageServer {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let router = serve::local_only(serve::routes(hub));
         runtime.spawn(async move { axum::serve(listener, router).await });
-        Served { address, runtime }
+        PageServer { address, runtime }
     }
 
     /// The same, with an update of `give` ten times a second.
-    pub fn and_updated(self, hub: Arc<Hub>, give: fn(&Hub)) -> Served {
+    pub fn with_updates(self, hub: Arc<Hub>, give: fn(&Hub)) -> PageServer {
         self.runtime.spawn(async move {
             loop {
                 give(&hub);

@@ -4,10 +4,10 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::scenes::{self, NOW};
-use crate::served::Served;
+use crate::served::PageServer;
 
 /// Reads `path` as one answer.
-fn get(served: &Served, path: &str) -> (u16, String) {
+fn get(served: &PageServer, path: &str) -> (u16, String) {
     served.block_on(async {
         let answer = served.get(path).send().await.unwrap();
         (answer.status().as_u16(), answer.text().await.unwrap())
@@ -40,7 +40,7 @@ fn a_new_viewer_has_the_list_the_past_and_the_present() {
 }
 
 #[test]
-fn of_many_gpus_only_the_one_that_is_asked_for_is_sent_whole() {
+fn with_many_gpus_only_requested_gpu_is_sent_in_full() {
     let served = scenes::served("pool");
     let (_, text) = get(&served, "/v1/page");
     assert_eq!(of_kind(&text, "list")[0]["gpus"].as_array().unwrap().len(), 300);
@@ -70,7 +70,7 @@ fn of_many_gpus_only_the_one_that_is_asked_for_is_sent_whole() {
 }
 
 #[test]
-fn other_names_than_this_machine_are_refused_and_files_forbid_what_is_not_theirs() {
+fn foreign_hosts_are_refused_and_files_have_csp() {
     let served = scenes::served("quiet");
     served.block_on(async {
         let answer = served.get("/v1/page").header("host", "evil.example").send().await.unwrap();
@@ -82,7 +82,7 @@ fn other_names_than_this_machine_are_refused_and_files_forbid_what_is_not_theirs
 }
 
 #[test]
-fn viewers_beyond_the_bound_are_refused_until_one_leaves() {
+fn viewers_beyond_limit_are_refused_until_one_disconnects() {
     let served = scenes::served("quiet");
     served.block_on(async {
         let mut open = Vec::new();
@@ -106,7 +106,7 @@ fn viewers_beyond_the_bound_are_refused_until_one_leaves() {
 #[test]
 fn a_viewer_that_does_not_read_for_a_while_misses_no_sample() {
     let hub = scenes::empty();
-    let served = Served::of(hub.clone());
+    let served = PageServer::new(hub.clone());
     (0..=10).for_each(|second| scenes::one_gpu(&hub, "lending", second));
     let mut viewer = hub.viewer(None).unwrap();
     let samples = |messages: Vec<(&str, String)>| {
@@ -123,9 +123,9 @@ fn a_viewer_that_does_not_read_for_a_while_misses_no_sample() {
 }
 
 #[test]
-fn a_viewer_that_stops_reading_skips_updates_and_delays_nobody() {
+fn stalled_viewer_skips_updates_and_does_not_delay_others() {
     let hub = scenes::empty();
-    let served = Served::of(hub.clone());
+    let served = PageServer::new(hub.clone());
     scenes::one_gpu(&hub, "lending", 0);
     served.block_on(async {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();

@@ -30,7 +30,7 @@ pub struct Geometry {
 impl Geometry {
     /// What a tenant's status keeps, on an engine with so many threads; `None` = it was written by an operator that knew less,
     /// and the model has to be inspected anew.
-    pub fn of_status(model: &ModelStatus, threads: u32) -> Option<Geometry> {
+    pub fn from_status(model: &ModelStatus, threads: u32) -> Option<Geometry> {
         let bytes = |kept: i64| u64::try_from(kept).ok();
         let count = |kept: i32| u32::try_from(kept).ok().filter(|count| *count > 0);
         let of_threads = bytes(model.thread_bytes)? * u64::from(threads);
@@ -49,9 +49,9 @@ impl Geometry {
 
     /// What is planned with where only a proxied engine knows its model: nothing is lent, nobody shares the GPU, and the
     /// memory of its container is stated. `None` = the model has to be inspected.
-    pub fn not_needed(spec: &ModelTenantSpec) -> Option<Geometry> {
+    pub fn without_inspection(spec: &ModelTenantSpec) -> Option<Geometry> {
         let proxied = spec.engine.kind == EngineKind::Vllm;
-        (proxied && stated_bytes(spec.engine.resources.as_ref()).is_some()).then_some(Geometry {
+        (proxied && declared_bytes(spec.engine.resources.as_ref()).is_some()).then_some(Geometry {
             global_bytes: 0,
             layer_bytes: 0,
             layers: 1,
@@ -71,7 +71,7 @@ impl Geometry {
 }
 
 /// What a tenant's status keeps of an inspection.
-pub fn status(told: &Told) -> ModelStatus {
+pub fn to_status(told: &Told) -> ModelStatus {
     let bytes = |told: u64| i64::try_from(told).unwrap_or(i64::MAX);
     let count = |told: u32| i32::try_from(told).unwrap_or(i32::MAX);
     let layers = told.layer_bytes.saturating_mul(u64::from(told.layers));
@@ -91,7 +91,7 @@ pub fn status(told: &Told) -> ModelStatus {
 }
 
 /// Memory that somebody states for a container, bytes: its limit, else its request.
-pub(crate) fn stated_bytes(written: Option<&Resources>) -> Option<u64> {
+pub(crate) fn declared_bytes(written: Option<&Resources>) -> Option<u64> {
     let written = written?;
     let lists = [written.limits.as_ref(), written.requests.as_ref()];
     lists.into_iter().flatten().find_map(|list| list.memory.as_ref()).map(|memory| memory.bytes())
@@ -99,7 +99,7 @@ pub(crate) fn stated_bytes(written: Option<&Resources>) -> Option<u64> {
 
 /// Threads of a tenant's engine: the whole CPUs that it may use, else those that it asks for, else one. The engine is told, and
 /// what each of them needs is known before its node is.
-pub fn threads(spec: &ModelTenantSpec) -> u32 {
+pub fn engine_threads(spec: &ModelTenantSpec) -> u32 {
     let resources = spec.engine.resources.as_ref();
     let cpu = |list: Option<&sluice_types::shared::ResourceList>| list?.cpu.as_ref().map(|cpu| cpu.millis());
     let limit = cpu(resources.and_then(|resources| resources.limits.as_ref()));

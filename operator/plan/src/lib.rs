@@ -7,23 +7,23 @@
 //! What it does not do: read from an API server, write to one, or look at a clock.
 #![forbid(unsafe_code)]
 
-pub mod accept;
-mod dated;
-pub mod demand;
-pub mod direct;
+mod claims_in_force;
+pub mod conditions;
+pub mod directives;
 pub mod epoch;
 pub mod geometry;
 pub mod gpu;
+pub mod gpu_settings;
 pub mod objects;
-pub mod outage;
-pub mod place;
+pub mod observed;
+pub mod placement;
+pub mod pool_plan;
 pub mod report;
-pub mod seat;
-pub mod seen;
-pub mod settings;
+pub mod resource_demand;
 pub mod shares;
+pub mod sidecar_report;
 pub mod sizes;
-pub mod status;
-pub mod told;
-pub mod unit;
-pub mod written;
+pub mod slots;
+pub mod spec_convert;
+pub mod validate;
+pub mod zone_disruption;

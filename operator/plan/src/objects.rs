@@ -26,17 +26,17 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use sluice_types::{API_VERSION, GpuPool, ModelTenant};
 
-pub use self::child::{Child, Kind, digest, of_gpu, of_slot, of_tenant};
-pub use self::claim::{GPU_REQUEST, claim, claim_digest, claim_name, of_claim_name};
+pub use self::child::{Child, ChildKind, gpu_children, read_digest, slot_children, tenant_children};
+pub use self::claim::{GPU_REQUEST, claim, claim_digest, claim_name, parse_claim_name};
 pub use self::config::{config_map, sidecar_config};
-pub use self::network::{clients_policy, neighbours_policy};
+pub use self::network::{clients_policy, peers_policy};
 pub use self::pod::deployment;
 pub use self::service::selector_text as selector;
 pub use self::service::{budget, service};
 pub(crate) use self::volumes::fetches;
-use crate::demand::Demand;
 use crate::geometry::Geometry;
 use crate::gpu::Gpu;
+use crate::resource_demand::Demand;
 
 /// Label of everything that belongs to a tenant: its name.
 pub const TENANT: &str = "sluice.dev/tenant";
@@ -96,7 +96,7 @@ pub struct Release {
 
 /// A slot that has a GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Placed<'a> {
+pub struct PlacedSlot<'a> {
     /// Its pool.
     pub pool: &'a GpuPool,
     /// Its tenant.
@@ -115,20 +115,20 @@ pub struct Placed<'a> {
     pub share_bytes: u64,
 }
 
-impl Placed<'_> {
+impl PlacedSlot<'_> {
     /// Name of its Deployment and its ConfigMap: tenant and index.
     pub fn name(&self) -> String {
         format!("{}-{}", name(self.tenant), self.index)
     }
 
     /// Name of the Secret with its certificate. An admission policy keeps the operator to Secrets of such names.
-    pub fn secret(&self) -> String {
+    pub fn secret_name(&self) -> String {
         format!("sluice-{}", self.name())
     }
 
     /// Who takes its objects along.
     pub fn owner(&self) -> OwnerReference {
-        controller(self.tenant)
+        owner_reference(self.tenant)
     }
 
     /// Title of its claim, as its sidecar's configuration and its certificate have it.
@@ -193,17 +193,17 @@ pub(crate) fn name<K: Owner>(object: &K) -> &str {
 }
 
 /// An object `name` beside `owner`, which takes it along when it goes.
-fn meta<K: Owner>(owner: &K, name: String, labels: BTreeMap<String, String>) -> ObjectMeta {
+fn object_meta<K: Owner>(owner: &K, name: String, labels: BTreeMap<String, String>) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),
         namespace: owner.metadata().namespace.clone(),
         labels: Some(labels),
-        owner_references: Some(vec![controller(owner)]),
+        owner_references: Some(vec![owner_reference(owner)]),
         ..ObjectMeta::default()
     }
 }
 
-fn controller<K: Owner>(owner: &K) -> OwnerReference {
+fn owner_reference<K: Owner>(owner: &K) -> OwnerReference {
     OwnerReference {
         api_version: API_VERSION.to_owned(),
         kind: K::KIND.to_owned(),

@@ -2,17 +2,17 @@
 
 /// A tenant of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct ShareInput {
     /// Of its model, bytes.
     pub weights_bytes: u64,
     /// What it can never lend, bytes; 0 = not known.
     pub floor_bytes: u64,
 }
 
-impl Part {
+impl ShareInput {
     /// Weights alone.
-    pub const fn of(weights_bytes: u64) -> Part {
-        Part { weights_bytes, floor_bytes: 0 }
+    pub const fn of(weights_bytes: u64) -> ShareInput {
+        ShareInput { weights_bytes, floor_bytes: 0 }
     }
 }
 
@@ -23,17 +23,17 @@ impl Part {
 ///
 /// Where not even the floors fit, they share in proportion: a placement goes by what it foresees, and floors turn out larger.
 /// Then whoever has its floor keeps it, and the others wait for theirs.
-pub fn shares(capacity: u64, chunk: u64, parts: &[Part]) -> Vec<u64> {
+pub fn shares(capacity: u64, chunk: u64, parts: &[ShareInput]) -> Vec<u64> {
     let chunk = chunk.max(1);
     let room = capacity / chunk;
     let whole = |bytes: u64| bytes.div_ceil(chunk);
-    let chunks = |part: &Part| (whole(part.weights_bytes), whole(part.floor_bytes));
-    let dealt = above_floors(room, &parts.iter().map(chunks).collect::<Vec<_>>());
+    let chunks = |part: &ShareInput| (whole(part.weights_bytes), whole(part.floor_bytes));
+    let dealt = assign_above_floors(room, &parts.iter().map(chunks).collect::<Vec<_>>());
     dealt.into_iter().map(|chunks| chunks * chunk).collect()
 }
 
 /// Of `(weights, floor)` in chunks. Each round fixes somebody at its floor, or is the last.
-fn above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
+fn assign_above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
     let floors: u128 = parts.iter().map(|(_, floor)| u128::from(*floor)).sum();
     if floors > u128::from(room) {
         return parts.iter().map(|(_, floor)| proportion(room, *floor, floors)).collect();
@@ -43,7 +43,7 @@ fn above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
         let free = |at: &usize| !fixed[*at];
         let taken: u64 = (0..parts.len()).filter(|at| !free(at)).map(|at| parts[at].1).sum();
         let open: Vec<usize> = (0..parts.len()).filter(free).collect();
-        let dealt = deal(room - taken, &open.iter().map(|at| parts[*at].0).collect::<Vec<_>>());
+        let dealt = split_by_weights(room - taken, &open.iter().map(|at| parts[*at].0).collect::<Vec<_>>());
         let mut all: Vec<u64> = parts.iter().map(|(_, floor)| *floor).collect();
         open.iter().zip(dealt).for_each(|(at, chunks)| all[*at] = chunks);
         let below: Vec<usize> = open.into_iter().filter(|at| all[*at] < parts[*at].1).collect();
@@ -54,7 +54,7 @@ fn above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
     }
 }
 
-fn deal(room: u64, weights: &[u64]) -> Vec<u64> {
+fn split_by_weights(room: u64, weights: &[u64]) -> Vec<u64> {
     let count = weights.len().max(1) as u64;
     let all: u128 = weights.iter().map(|chunks| u128::from(*chunks)).sum();
     let part = |chunks: u64| match u64::try_from(all) {
@@ -77,12 +77,12 @@ mod tests {
     const CHUNK: u64 = 64 << 10;
 
     fn by_weights(capacity: u64, weights: &[u64]) -> Vec<u64> {
-        shares(capacity, CHUNK, &weights.iter().copied().map(Part::of).collect::<Vec<_>>())
+        shares(capacity, CHUNK, &weights.iter().copied().map(ShareInput::of).collect::<Vec<_>>())
     }
 
     /// Chunks, of parts in chunks.
     fn of(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
-        let part = |(weights, floor): &(u64, u64)| Part {
+        let part = |(weights, floor): &(u64, u64)| ShareInput {
             weights_bytes: weights * CHUNK,
             floor_bytes: floor * CHUNK,
         };
@@ -102,26 +102,30 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_no_weights_yet_gets_an_equal_part() {
+    fn tenant_without_weights_gets_equal_share() {
         assert_eq!(by_weights(9 * CHUNK, &[0, 0, 0]), [3 * CHUNK; 3]);
         assert_eq!(by_weights(9 * CHUNK, &[]), [0; 0]);
     }
 
     #[test]
-    fn floors_are_dealt_first_and_the_others_share_what_is_left() {
+    fn floors_are_assigned_first_and_remainder_is_shared() {
         // By weights alone 2 and 8; by weights and a rest in equal parts 4 and 6.
         assert_eq!(of(10, &[(8, 3), (32, 1)]), [3, 7]);
         assert_eq!(of(10, &[(1, 5), (3, 0)]), [5, 5]);
         // Fixing one leaves another below its own: 12 in equal parts, then 5 for two, then 3 for one.
         assert_eq!(of(12, &[(0, 7), (0, 3), (0, 1)]), [7, 3, 2]);
         assert_eq!(of(10, &[(8, 4), (32, 6)]), [4, 6]);
-        let odd = Part { weights_bytes: 0, floor_bytes: 2 * CHUNK + 1 };
-        assert_eq!(shares(4 * CHUNK, CHUNK, &[odd, Part::of(0)]), [3 * CHUNK, CHUNK], "in whole chunks");
+        let odd = ShareInput { weights_bytes: 0, floor_bytes: 2 * CHUNK + 1 };
+        assert_eq!(
+            shares(4 * CHUNK, CHUNK, &[odd, ShareInput::of(0)]),
+            [3 * CHUNK, CHUNK],
+            "in whole chunks"
+        );
         assert_eq!(of(10, &[(0, 10), (0, 10)]), [5, 5], "not even the floors fit");
     }
 
     /// Sizes of all magnitudes from a fixed sequence (Knuth's MMIX generator). Floors that fit together, but for some.
-    fn cases() -> impl Iterator<Item = (u64, u64, Vec<Part>)> {
+    fn cases() -> impl Iterator<Item = (u64, u64, Vec<ShareInput>)> {
         let mut seed = 20_u64;
         let mut next = move || {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -134,7 +138,7 @@ mod tests {
                 1 => u64::MAX,
                 _ => (capacity / count).max(1),
             };
-            let mut part = |_| Part { weights_bytes: next(), floor_bytes: next() % floors };
+            let mut part = |_| ShareInput { weights_bytes: next(), floor_bytes: next() % floors };
             (capacity, chunk, (0..count).map(&mut part).collect())
         })
     }
@@ -160,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_less_than_its_floor_where_the_floors_fit() {
+    fn share_is_at_least_floor_where_floors_fit() {
         let mut binding = 0;
         for (capacity, chunk, parts) in cases() {
             let floors: u128 = parts.iter().map(|part| chunks(part.floor_bytes, chunk)).sum();
@@ -168,7 +172,7 @@ mod tests {
                 continue;
             }
             let dealt = shares(capacity, chunk, &parts);
-            let bare: Vec<Part> = parts.iter().map(|part| Part::of(part.weights_bytes)).collect();
+            let bare: Vec<ShareInput> = parts.iter().map(|part| ShareInput::of(part.weights_bytes)).collect();
             binding += usize::from(shares(capacity, chunk, &bare) != dealt);
             for (share, part) in dealt.iter().zip(&parts) {
                 assert!(*share >= part.floor_bytes, "{capacity} {chunk} {parts:?}: {dealt:?}");
@@ -188,9 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn whatever_fits_has_room_for_its_weights_where_floors_allow() {
+    fn share_covers_weights_where_floors_allow() {
         for (capacity, chunk, parts) in cases() {
-            let larger = |part: &Part| chunks(part.weights_bytes.max(part.floor_bytes), chunk);
+            let larger = |part: &ShareInput| chunks(part.weights_bytes.max(part.floor_bytes), chunk);
             if parts.iter().map(larger).sum::<u128>() <= u128::from(capacity / chunk) {
                 let shares = shares(capacity, chunk, &parts);
                 let enough = shares.iter().zip(&parts).all(|(share, part)| *share >= part.weights_bytes);

@@ -3,7 +3,7 @@
 /// Tokens of a block of KV.
 pub const BLOCK_TOKENS: u64 = 16;
 /// Host memory of a process of ours that keeps no weights: an engine over host memory, a download, an inspection. Bytes.
-pub const SMALL_BYTES: u64 = 256 << 20;
+pub const SMALL_PROCESS_BYTES: u64 = 256 << 20;
 
 /// KV of one block of one layer, bytes; at least 1.
 pub fn block_bytes(kv_bytes_per_token: u64, layers: u32) -> u64 {

@@ -1,20 +1,20 @@
 //! Who can be served at all, and who comes to a pool that goes.
 
 use serde_json::json;
+use sluice_plan::observed::ObservedPool;
+use sluice_plan::pool_plan::plan;
 use sluice_plan::report::{pool_status, tenant_status};
-use sluice_plan::seen::Seen;
-use sluice_plan::unit::plan;
 use sluice_types::{GpuPool, ModelTenant};
 
-use super::world::{given, host_pool, inspected, settled, tenant};
+use super::fixtures::{host_pool, inspected, placed_and_ready, plan_context, tenant};
 
 #[test]
 fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
     let reason = |change: &dyn Fn(&mut GpuPool, &mut ModelTenant)| {
         let (mut pool, mut tenant) = (host_pool(), inspected());
         change(&mut pool, &mut tenant);
-        let (seen, tenants) = (Seen::default(), [&tenant]);
-        let given = given(&pool, &tenants, &seen);
+        let (seen, tenants) = (ObservedPool::default(), [&tenant]);
+        let given = plan_context(&pool, &tenants, &seen);
         let plan = plan(&given);
         let status = tenant_status(&given, &plan, &plan.tenants[0], None);
         let accepted = status.conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
@@ -58,10 +58,10 @@ fn large() -> ModelTenant {
 }
 
 /// What `Accepted` says, and the pool as its status leaves it.
-fn told(pool: &GpuPool, seen: &Seen) -> (String, GpuPool) {
+fn accepted_reason(pool: &GpuPool, seen: &ObservedPool) -> (String, GpuPool) {
     let tenant = large();
     let tenants = [&tenant];
-    let given = given(pool, &tenants, seen);
+    let given = plan_context(pool, &tenants, seen);
     let plan = plan(&given);
     let conditions = tenant_status(&given, &plan, &plan.tenants[0], None).conditions;
     let accepted = conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
@@ -70,42 +70,46 @@ fn told(pool: &GpuPool, seen: &Seen) -> (String, GpuPool) {
 
 #[test]
 fn a_model_that_its_gpu_turned_out_too_small_for_is_not_tried_again() {
-    let mut pool = super::world::pool(json!({"hostMemoryPerGPU": "64Gi"}));
+    let mut pool = super::fixtures::pool(json!({"hostMemoryPerGPU": "64Gi"}));
     pool.metadata.generation = Some(1);
-    let (fits, pool) = told(&pool, &Seen::default());
+    let (fits, pool) = accepted_reason(&pool, &ObservedPool::default());
     assert_eq!(fits, "AsExpected", "nobody knows the GPU's size");
-    let mut seen = settled(&pool);
+    let mut seen = placed_and_ready(&pool);
     seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(8 << 30);
-    let (small, mut pool) = told(&pool, &seen);
+    let (small, mut pool) = accepted_reason(&pool, &seen);
     assert_eq!(small, "ModelLargerThanGpu");
     // Deployment and claim are gone.
     for _ in 0..3 {
-        let (still, after) = told(&pool, &Seen::default());
+        let (still, after) = accepted_reason(&pool, &ObservedPool::default());
         assert_eq!(still, "ModelLargerThanGpu");
         pool = after;
     }
     pool.metadata.generation = Some(2);
-    assert_eq!(told(&pool, &Seen::default()).0, "AsExpected", "it may ask for another GPU now");
+    assert_eq!(
+        accepted_reason(&pool, &ObservedPool::default()).0,
+        "AsExpected",
+        "it may ask for another GPU now"
+    );
     seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(16 << 30);
-    let (large, pool) = told(&pool, &seen);
+    let (large, pool) = accepted_reason(&pool, &seen);
     let gpu = &pool.status.unwrap().gpus[0];
     assert_eq!((large.as_str(), gpu.capacity.as_ref().unwrap().bytes()), ("AsExpected", 16 << 30));
 }
 
 #[test]
-fn a_pool_that_is_being_deleted_takes_nobody_new() {
+fn terminating_pool_accepts_no_new_tenant() {
     let mut pool = host_pool();
-    let reason = |pool: &GpuPool, seen: &Seen| {
+    let reason = |pool: &GpuPool, seen: &ObservedPool| {
         let tenant = inspected();
         let tenants = [&tenant];
-        let given = given(pool, &tenants, seen);
+        let given = plan_context(pool, &tenants, seen);
         let plan = plan(&given);
         let conditions = tenant_status(&given, &plan, &plan.tenants[0], None).conditions;
         let accepted = conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
         (accepted.reason, plan.tenants[0].slots.len())
     };
-    assert_eq!(reason(&pool, &Seen::default()), ("AsExpected".to_owned(), 1));
+    assert_eq!(reason(&pool, &ObservedPool::default()), ("AsExpected".to_owned(), 1));
     pool.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-    assert_eq!(reason(&pool, &Seen::default()), ("PoolTerminating".to_owned(), 0));
-    assert_eq!(reason(&pool, &settled(&pool)), ("AsExpected".to_owned(), 1), "who is there stays");
+    assert_eq!(reason(&pool, &ObservedPool::default()), ("PoolTerminating".to_owned(), 0));
+    assert_eq!(reason(&pool, &placed_and_ready(&pool)), ("AsExpected".to_owned(), 1), "who is there stays");
 }

@@ -1,8 +1,8 @@
 //! The floor that a tenant is placed by is the floor that its sidecar declares.
 
 use proptest::prelude::*;
-use sluice_plan::demand::{Terms, demand};
 use sluice_plan::geometry::Geometry;
+use sluice_plan::resource_demand::{DemandParams, demand};
 use sluice_policy::geometry::{ActivationCost, Geometry as Inside, StepShape};
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::{Params, PolicyName};
@@ -112,8 +112,8 @@ fn declared(case: &Case) -> Option<u64> {
 
 proptest! {
     #[test]
-    fn a_tenant_is_placed_by_the_floor_that_its_sidecar_declares(case in cases()) {
-        let terms = Terms { chunk_bytes: case.chunk, context_bytes: 0, host_gpu_bytes: None, policy: case.policy };
+    fn planned_floor_equals_floor_declared_by_sidecar(case in cases()) {
+        let terms = DemandParams { chunk_bytes: case.chunk, context_bytes: 0, host_gpu_bytes: None, policy: case.policy };
         let planned = demand(&spec(&case), &case.model, &terms).floor_bytes;
         let declared = declared(&case);
         prop_assume!(declared.is_some());

@@ -2,12 +2,12 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use sluice_plan::objects::inspect::{job, refused, report};
+use sluice_plan::objects::inspect::{inspection_conditions, job, report};
 use sluice_plan::objects::{clients_policy, service};
 use sluice_types::conditions::Reason;
-use sluice_wire::geometry::{Obstacle, Refusal};
+use sluice_wire::geometry::{GeometryError, GeometryErrorKind};
 
-use super::world::{host_pool, pool, release, tenant};
+use super::fixtures::{host_pool, pool, release, tenant};
 
 fn rendered(spec: Value) -> Value {
     serde_json::to_value(job(&host_pool(), &tenant("t", spec), &release())).unwrap()
@@ -24,7 +24,7 @@ fn container(job: &Value) -> &Value {
 }
 
 #[test]
-fn a_model_of_a_volume_is_inspected_where_it_lies() {
+fn model_of_volume_is_inspected_in_place() {
     let job = rendered(json!({"model": {"source": {"persistentVolumeClaim": {"path": "chat"}}}}));
     let args = ["inspect", "--dtype", "Auto", "--report", "/dev/termination-log", "folder", "/model/chat"];
     assert_eq!(container(&job)["args"], json!(args));
@@ -51,7 +51,7 @@ fn a_model_of_a_network_is_inspected_with_the_credential_and_no_volume() {
 }
 
 #[test]
-fn its_pod_is_restricted_ends_and_goes() {
+fn inspection_pod_is_restricted_and_deleted_after_end() {
     let job = rendered(hub());
     let (spec, pod) = (&job["spec"], &job["spec"]["template"]["spec"]);
     assert_eq!((&spec["backoffLimit"], &spec["ttlSecondsAfterFinished"]), (&json!(3), &json!(600)));
@@ -83,7 +83,7 @@ fn job_on(pool: &sluice_types::GpuPool) -> k8s_openapi::api::batch::v1::Job {
 }
 
 #[test]
-fn no_client_reaches_an_inspection_and_it_may_go_out_to_read() {
+fn inspection_has_no_ingress_and_may_download() {
     let tenant = tenant("t", hub());
     let job = serde_json::to_value(job(&host_pool(), &tenant, &release())).unwrap();
     let labels = &job["spec"]["template"]["metadata"]["labels"];
@@ -104,31 +104,31 @@ fn ended(message: &str, exit_code: i32) -> Pod {
 }
 
 #[test]
-fn a_pod_that_has_ended_tells_sizes_or_a_reason() {
+fn ended_inspection_reports_geometry_or_error() {
     let golden = include_str!("../../../crds/wire/tests/golden/geometry-v1.json");
     assert_eq!(report(&ended(golden, 0)).unwrap().unwrap().layers, 32);
     assert_eq!(report(&Pod::default()), None);
     let refusal =
         r#"{"version":1,"refusal":{"reason":"Unsupported","message":"config.json: model_type: `gpt2`"}}"#;
     let refusal = report(&ended(refusal, 78)).unwrap().unwrap_err();
-    assert_eq!(refusal.reason, Obstacle::Unsupported);
+    assert_eq!(refusal.reason, GeometryErrorKind::Unsupported);
     for (message, words) in [("", "said nothing"), ("exec format error", "exec format error")] {
         let refusal = report(&ended(message, 137)).unwrap().unwrap_err();
-        assert_eq!(refusal.reason, Obstacle::Unavailable);
+        assert_eq!(refusal.reason, GeometryErrorKind::Unavailable);
         assert!(refusal.message.contains(words) && refusal.message.contains("137"), "{refusal:?}");
     }
 }
 
 #[test]
-fn what_no_other_try_can_help_is_not_accepted() {
-    let of = |reason| refused(&Refusal { reason, message: "it is so".into() });
-    let (accepted, placed) = of(Obstacle::Unsupported);
+fn permanent_inspection_error_rejects_tenant() {
+    let of = |reason| inspection_conditions(&GeometryError { reason, message: "it is so".into() });
+    let (accepted, placed) = of(GeometryErrorKind::Unsupported);
     assert_eq!(
         (accepted.unwrap().reason, placed.reason),
         (Reason::ModelUnsupported, Reason::InspectionFailed)
     );
-    let (accepted, _) = of(Obstacle::Unreadable);
+    let (accepted, _) = of(GeometryErrorKind::Unreadable);
     assert_eq!(accepted.unwrap().reason, Reason::ModelUnreadable);
-    let (accepted, placed) = of(Obstacle::Unavailable);
+    let (accepted, placed) = of(GeometryErrorKind::Unavailable);
     assert_eq!((accepted, placed.reason), (None, Reason::InspectionFailed));
 }

@@ -3,23 +3,23 @@
 #![allow(clippy::unwrap_used)]
 
 mod admission;
-mod dealt;
-mod demand;
-mod direct;
+mod conditions;
+mod directives;
+mod fixtures;
 mod floor;
-mod flows;
 mod geometry;
 mod hangs;
 mod inspect;
 mod memory;
+mod network_flows;
 mod objects;
-mod place;
-mod place_random;
-mod seat;
-mod status;
-mod telling;
-mod told;
-mod unit;
+mod pending_update;
+mod placement;
+mod placement_random;
+mod pool_plan;
+mod resource_demand;
+mod share_plan;
+mod sidecar_report;
+mod slots;
+mod status_reporting;
 mod volumes;
-mod waiting;
-mod world;

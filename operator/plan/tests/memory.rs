@@ -1,17 +1,17 @@
 //! A pod asks its node for what its slot was placed by.
 
 use serde_json::{Value, json};
-use sluice_plan::demand::demand;
-use sluice_plan::objects::{Placed, deployment, sidecar_config};
+use sluice_plan::objects::{PlacedSlot, deployment, sidecar_config};
+use sluice_plan::resource_demand::demand;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
 
-use super::world::{MIB, MODEL, first, host_pool, placed, pool, release, tenant};
+use super::fixtures::{MIB, MODEL, first_gpu, host_pool, placed, pool, release, tenant};
 
 /// What `then` finds of a slot that takes what was computed for it.
-fn with<T>(pool: &GpuPool, tenant: &ModelTenant, then: impl FnOnce(&Placed<'_>) -> T) -> T {
-    let gpu = first(pool);
-    let demand = demand(&tenant.spec, &MODEL, &gpu.settings.terms(&pool.spec));
-    then(&Placed { demand, ..placed(pool, tenant, &gpu) })
+fn with<T>(pool: &GpuPool, tenant: &ModelTenant, then: impl FnOnce(&PlacedSlot<'_>) -> T) -> T {
+    let gpu = first_gpu(pool);
+    let demand = demand(&tenant.spec, &MODEL, &gpu.settings.demand_params(&pool.spec));
+    then(&PlacedSlot { demand, ..placed(pool, tenant, &gpu) })
 }
 
 /// Memory of a container by `list`, bytes.
@@ -21,7 +21,7 @@ fn memory(container: &Value, list: &str) -> u64 {
 }
 
 /// What the scheduler counts: containers and sidecars together, or an ordinary init container with the sidecars before it.
-fn asked(pod: &Value) -> u64 {
+fn pod_request_bytes(pod: &Value) -> u64 {
     let (mut sidecars, mut largest) = (0, 0);
     for init in pod["initContainers"].as_array().expect("init containers") {
         let own = memory(init, "requests");
@@ -59,7 +59,7 @@ fn a_slot_is_placed_by_all_that_its_pod_asks_for() {
             let (by, asks) = with(&pool, &tenant("t", spec.clone()), |placed| {
                 let whole =
                     serde_json::to_value(deployment(placed, &release())).expect("an object serialises");
-                (placed.demand.pod.bytes(), asked(&whole["spec"]["template"]["spec"]))
+                (placed.demand.pod.bytes(), pod_request_bytes(&whole["spec"]["template"]["spec"]))
             });
             assert_eq!(by, asks, "{spec} on {}", pool.spec.device_class_name);
         }
@@ -67,7 +67,7 @@ fn a_slot_is_placed_by_all_that_its_pod_asks_for() {
 }
 
 #[test]
-fn a_sidecar_is_told_the_memory_that_its_container_has_beside_the_gpu() {
+fn sidecar_config_has_container_memory_without_gpu() {
     let told = |spec: Value| {
         let tenant = tenant("t", spec);
         with(&host_pool(), &tenant, |placed| sidecar_config(placed).gpu.host_memory_bytes)

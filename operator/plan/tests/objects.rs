@@ -2,18 +2,18 @@
 
 use serde_json::{Value, json};
 use sluice_plan::objects::inspect::job;
-use sluice_plan::objects::{Placed, Release, budget, claim, config_map, deployment, label, service};
+use sluice_plan::objects::{PlacedSlot, Release, budget, claim, config_map, deployment, label, service};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::config::SidecarConfig;
 
-use super::world::{MIB, first, host_pool, placed, pool, release, tenant};
+use super::fixtures::{MIB, first_gpu, host_pool, placed, pool, release, tenant};
 
 pub fn json_of(object: impl serde::Serialize) -> Value {
     serde_json::to_value(object).expect("an object serialises")
 }
 
 fn rendered(pool: &GpuPool, tenant: &ModelTenant) -> Value {
-    let gpu = first(pool);
+    let gpu = first_gpu(pool);
     json_of(deployment(&placed(pool, tenant, &gpu), &release()))
 }
 
@@ -70,7 +70,7 @@ fn a_slot_is_one_pod_that_is_replaced_and_never_doubled() {
 fn images_are_pulled_with_the_secrets_of_the_tenant_and_of_the_release_each_once() {
     let (pool, tenant) =
         (host_pool(), tenant("t", json!({"imagePullSecrets": [{"name": "own"}, {"name": "all"}]})));
-    let gpu = first(&pool);
+    let gpu = first_gpu(&pool);
     let pulled = |release: &Release| {
         let slot = json_of(deployment(&placed(&pool, &tenant, &gpu), release));
         let job = json_of(job(&pool, &tenant, release));
@@ -179,7 +179,7 @@ fn chunks_of_a_host_backed_gpu_are_the_sidecars_charge() {
 }
 
 #[test]
-fn what_a_tenant_asks_for_replaces_what_was_computed() {
+fn tenant_resources_replace_computed_ones() {
     let asked = json!({"engine": {"resources": {"limits": {"memory": "1Gi", "cpu": "2"}}}});
     let pod = pod(&host_pool(), &tenant("t", asked));
     let resources = &container(&pod, "engine")["resources"];
@@ -241,10 +241,10 @@ fn only_the_download_sees_the_credential_and_the_engine_sees_no_model() {
 }
 
 #[test]
-fn a_model_of_a_volume_or_an_image_is_read_where_it_is() {
+fn model_of_volume_or_image_is_read_in_place() {
     let folder = |source: Value| {
         let (pool, tenant) = (host_pool(), tenant("t", json!({"model": {"source": source}})));
-        let gpu = first(&pool);
+        let gpu = first_gpu(&pool);
         config(&placed(&pool, &tenant, &gpu)).model_path.display().to_string()
     };
     let claim =
@@ -254,15 +254,15 @@ fn a_model_of_a_volume_or_an_image_is_read_where_it_is() {
     assert_eq!(folder(image), "/model");
 }
 
-fn config(placed: &Placed<'_>) -> SidecarConfig {
+fn config(placed: &PlacedSlot<'_>) -> SidecarConfig {
     let map = config_map(placed);
     serde_json::from_str(&map.data.unwrap()["sidecar.json"]).expect("what a sidecar reads")
 }
 
 #[test]
-fn a_sidecar_is_told_its_gpu_its_share_and_its_certificate() {
+fn sidecar_config_has_gpu_share_and_certificate() {
     let (pool, tenant) = (host_pool(), tenant("t", json!({"priority": 7, "memory": {"hostKv": "8Mi"}})));
-    let gpu = first(&pool);
+    let gpu = first_gpu(&pool);
     let config = config(&placed(&pool, &tenant, &gpu));
     assert_eq!((config.gpu.memory_bytes, config.gpu.chunk_bytes), (96 * MIB, 64 << 10));
     assert_eq!(config.memory.host_kv_bytes, 8 * MIB);
@@ -275,11 +275,11 @@ fn a_sidecar_is_told_its_gpu_its_share_and_its_certificate() {
 }
 
 #[test]
-fn slots_of_two_pools_are_never_neighbours() {
+fn slots_of_two_pools_are_never_peers() {
     let title = |pool: &GpuPool, uid: &str| {
         let mut pool = pool.clone();
         pool.metadata.uid = Some(uid.into());
-        let (tenant, gpu) = (tenant("t", json!({})), first(&pool));
+        let (tenant, gpu) = (tenant("t", json!({})), first_gpu(&pool));
         let placed = placed(&pool, &tenant, &gpu);
         let tls = config(&placed).listen.admin_tls.unwrap();
         assert_eq!(tls.claim, placed.title(), "what its certificate says");
@@ -302,11 +302,11 @@ fn slots_of_two_pools_are_never_neighbours() {
 }
 
 #[test]
-fn what_a_directive_carries_restarts_nobody() {
+fn directive_fields_do_not_change_config_digest() {
     let pod = |pool: &GpuPool, spec: Value, share: u64| {
         let tenant = tenant("t", spec);
-        let gpu = first(pool);
-        let placed = Placed { share_bytes: share, ..placed(pool, &tenant, &gpu) };
+        let gpu = first_gpu(pool);
+        let placed = PlacedSlot { share_bytes: share, ..placed(pool, &tenant, &gpu) };
         json_of(deployment(&placed, &release()))["spec"]["template"].take()
     };
     let before = pod(&host_pool(), json!({}), 1);
@@ -322,9 +322,9 @@ fn what_a_directive_carries_restarts_nobody() {
 }
 
 #[test]
-fn a_claim_asks_for_a_gpu_and_the_folder_of_its_neighbours() {
+fn claim_requests_gpu_and_ledger_folder() {
     let of = |pool: &GpuPool| {
-        let gpu = first(pool);
+        let gpu = first_gpu(pool);
         json_of(claim(pool, &gpu, 3))
     };
     let host = of(&host_pool());
@@ -352,7 +352,7 @@ fn a_claim_asks_for_a_gpu_and_the_folder_of_its_neighbours() {
 fn all_at_once_is_mps_with_the_share_in_the_engines_environment() {
     let sharing = json!([{"name": "chat", "sharing": {"mode": "Spatial", "spatial": {"defaultActiveThreadPercent": 30}}}]);
     let pool = pool(json!({"gpus": sharing}));
-    let gpu = first(&pool);
+    let gpu = first_gpu(&pool);
     let told = &json_of(claim(&pool, &gpu, 1))["spec"]["devices"]["config"][0]["opaque"];
     assert_eq!(told["parameters"]["sharing"]["strategy"], "MPS");
     let share = json!({"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "30"});
@@ -387,7 +387,7 @@ fn a_service_and_a_budget_select_every_pod_of_the_tenant() {
 }
 
 #[test]
-fn labels_of_users_are_beside_ours() {
+fn user_labels_are_added_to_own_labels() {
     let own = json!({"team": "a", "sluice.dev/tenant": "another", "sluice.dev/x": "", "app.kubernetes.io/part-of": "x"});
     let spec = json!({"podLabels": own, "podAnnotations": own});
     let metadata = rendered(&host_pool(), &tenant("t", spec))["spec"]["template"]["metadata"].take();
@@ -450,9 +450,9 @@ fn a_proxied_engine_has_device_and_model_and_its_sidecar_neither() {
 }
 
 #[test]
-fn the_sidecar_of_a_proxied_engine_is_told_where_it_listens_and_has_no_neighbours() {
+fn sidecar_of_proxied_engine_has_engine_url_and_no_peers() {
     let (pool, tenant) = (pool(json!({})), tenant("t", json!({"engine": {"kind": "Vllm", "image": "v"}})));
-    let gpu = first(&pool);
+    let gpu = first_gpu(&pool);
     let config = config(&placed(&pool, &tenant, &gpu));
     assert_eq!(config.engine.kind, sluice_wire::config::EngineKind::Vllm);
     assert_eq!(config.engine.url.as_deref(), Some("http://127.0.0.1:8010"));

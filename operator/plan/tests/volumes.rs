@@ -3,16 +3,16 @@
 use serde_json::{Value, json};
 use sluice_plan::objects::deployment;
 
+use super::fixtures::{MIB, first_gpu, host_pool, placed, pool, release, tenant};
 use super::objects::{container, json_of, pod};
-use super::world::{MIB, first, host_pool, placed, pool, release, tenant};
 
 #[test]
-fn a_download_has_room_for_its_files_as_they_are_stored() {
+fn download_volume_fits_files_as_stored() {
     let (pool, hub) = (host_pool(), json!({"repo": "a/b"}));
     let room = |dtype: &str, stored: Option<u64>| {
         let source = json!({"type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": hub});
         let tenant = tenant("t", json!({"model": {"dtype": dtype, "source": source}}));
-        let gpu = first(&pool);
+        let gpu = first_gpu(&pool);
         let mut placed = placed(&pool, &tenant, &gpu);
         placed.model.download_bytes = stored;
         let whole = json_of(deployment(&placed, &release()));
@@ -47,7 +47,7 @@ fn fetched_to(pod: &Value) -> &str {
 }
 
 #[test]
-fn a_cache_has_a_folder_for_each_commit_and_who_loads_one_sees_no_other() {
+fn cache_has_folder_per_commit_and_mounts_only_that_one() {
     let (one, native) = ("0".repeat(40), json!({}));
     let first = cached(&host_pool(), "one", &one, &native);
     let volume = first["volumes"].as_array().unwrap().iter().find(|one| one["name"] == "model").unwrap();

@@ -95,7 +95,7 @@ impl EngineSpawner {
             let Some(running) = &mut child else {
                 child = self.respawn(&mut started);
                 if child.is_none() {
-                    wait_unless_ending(back_off.after(Duration::ZERO), ending);
+                    wait_unless_ending(back_off.next_delay(Duration::ZERO), ending);
                 }
                 continue;
             };
@@ -104,7 +104,7 @@ impl EngineSpawner {
                 continue;
             }
             child = None;
-            let pause = back_off.after(started.elapsed());
+            let pause = back_off.next_delay(started.elapsed());
             tracing::warn!(?pause, "the engine's supervisor ended; starting it again");
             wait_unless_ending(pause, ending);
         }

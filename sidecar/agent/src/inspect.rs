@@ -15,7 +15,7 @@ use sluice_link::model::ModelSpec;
 use sluice_link::slab::slab_layout;
 use sluice_link::vocabulary::BLOCK_TOKENS;
 use sluice_wire::config::LimitsConfig;
-use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
+use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
 
 use self::headers::headers;
 pub use self::model_files::ModelFiles;
@@ -94,17 +94,17 @@ pub enum InspectError {
 }
 
 impl InspectError {
-    fn unsupported_reason(&self) -> Obstacle {
+    fn unsupported_reason(&self) -> GeometryErrorKind {
         match self {
-            InspectError::Fetch(error) if error.is_final() => Obstacle::Unreadable,
-            InspectError::Fetch(_) => Obstacle::Unavailable,
-            InspectError::Model(ModelError::Io { .. }) => Obstacle::Unreadable,
-            InspectError::Model(_) | InspectError::TooLong { .. } => Obstacle::Unsupported,
+            InspectError::Fetch(error) if error.is_final() => GeometryErrorKind::Unreadable,
+            InspectError::Fetch(_) => GeometryErrorKind::Unavailable,
+            InspectError::Model(ModelError::Io { .. }) => GeometryErrorKind::Unreadable,
+            InspectError::Model(_) | InspectError::TooLong { .. } => GeometryErrorKind::Unsupported,
         }
     }
 
-    fn geometry_error(&self) -> Refusal {
-        Refusal { reason: self.unsupported_reason(), message: error_chain(self) }
+    fn geometry_error(&self) -> GeometryError {
+        GeometryError { reason: self.unsupported_reason(), message: error_chain(self) }
     }
 }
 
@@ -121,11 +121,11 @@ pub fn run(asked: &InspectArgs) -> Result<(), Failure> {
     });
     // A search for an address may still run, and its end is not waited for.
     runtime.shutdown_background();
-    let report = Report::new(found.as_ref().copied().map_err(InspectError::geometry_error));
+    let report = GeometryReport::new(found.as_ref().copied().map_err(InspectError::geometry_error));
     write_report(&report.to_json(), asked.report.as_deref()).map_err(|error| Failure::Other(error.into()))?;
     found.map(drop).map_err(|error| match error.unsupported_reason() {
-        Obstacle::Unavailable => Failure::Other(error.into()),
-        Obstacle::Unreadable | Obstacle::Unsupported => Failure::Config(error.into()),
+        GeometryErrorKind::Unavailable => Failure::Other(error.into()),
+        GeometryErrorKind::Unreadable | GeometryErrorKind::Unsupported => Failure::Config(error.into()),
     })
 }
 

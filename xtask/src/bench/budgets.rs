@@ -16,8 +16,8 @@ use serde_json::Value;
 use self::examples::Example;
 use self::verdict::{Verdict, Verdicts};
 use super::{machine, report};
-use crate::run::Stop;
-use crate::tenant::World;
+use crate::child_process::Stop;
+use crate::tenant::BenchEnv;
 use crate::workspace::Workspace;
 
 /// Options of `cargo xtask bench budgets`.
@@ -149,7 +149,7 @@ impl Bench<'_> {
             return examples::measure(self.workspace, &example, &self.stop);
         }
         let model = if budget == Budget::IdleElasticity { idle::MODEL } else { resident::MODEL };
-        let world = World::new(self.workspace, &self.stop, None, model)?;
+        let world = BenchEnv::new(self.workspace, &self.stop, None, model)?;
         match budget {
             Budget::IdleElasticity => idle::measure(&world, self.pairs),
             Budget::PageCost => page::measure(&world),

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_processor_is_told_by_name_and_by_the_features_that_matter() {
+    fn processor_shows_name_and_features() {
         let x86 = "processor\t: 0\nmodel name\t: A Processor\nflags\t\t: fpu avx avx2x avx2 fma\n\nprocessor\t: 1\n";
         let expected = json!({"processor": "A Processor", "features": ["avx", "avx2", "fma"]});
         assert_eq!(processor(x86), expected);
@@ -118,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_told_in_mib() {
+    fn memory_is_shown_in_mib() {
         assert_eq!(memory_mib("MemTotal:       24683000 kB\nMemFree: 1 kB\n"), Some(24_104));
         assert_eq!(memory_mib(""), None);
     }
 
     #[test]
-    fn the_heading_tells_command_and_machine() {
+    fn heading_shows_command_and_machine() {
         let machine = json!({
             "processor": "P", "cores": 2, "memory_mib": 24_104, "kernel": "6.1", "load_1_min": 0.05,
             "features": ["avx2", "fma"],

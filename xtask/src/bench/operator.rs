@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::budgets::verdict::{Verdict, Verdicts};
 use super::{machine, report};
+use crate::child_process::{Scratch, Stop, capture, cargo};
 use crate::kube;
-use crate::run::{Scratch, Stop, capture, cargo};
 use crate::workspace::Workspace;
 
 const BUDGET: &str = "operator";
@@ -81,7 +81,7 @@ pub fn run(workspace: &Workspace, args: &OperatorArgs) -> Result<bool> {
     let mut whole = machine::report(workspace, machine);
     (whole["passed"], whole["budgets"], whole["notes"]) = (verdicts.passed().into(), verdicts.json(), notes);
     print!("{}{verdicts}", machine::heading(&whole));
-    println!("\n{}", told(&whole["notes"]));
+    println!("\n{}", printed_result(&whole["notes"]));
     report::write(args.json.as_deref(), &whole)?;
     ensure!(status.success() || !verdicts.passed(), "it ended with {status}");
     Ok(verdicts.passed())
@@ -106,7 +106,7 @@ fn read(text: &str) -> Result<(Verdicts, Value)> {
 }
 
 /// What has no limit, in words.
-fn told(notes: &Value) -> String {
+fn printed_result(notes: &Value) -> String {
     let first = &notes["first_creation"];
     let (seconds, writes) = (first["seconds"].as_f64().unwrap_or(f64::NAN), &first["writes"]);
     format!("first creation (reported): {seconds:.0} s, {writes} writes of the operator\n")
@@ -125,7 +125,7 @@ mod tests {
         );
         let (verdicts, notes) = read(text).expect("it is read");
         assert!(!verdicts.passed() && verdicts.to_string().contains("FAIL"));
-        assert_eq!(told(&notes), "first creation (reported): 12 s, 7 writes of the operator\n");
+        assert_eq!(printed_result(&notes), "first creation (reported): 12 s, 7 writes of the operator\n");
         assert!(read("nonsense").is_err());
     }
 

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::machine;
 use super::report::{self, Verdict};
 use super::statistics::middle as median;
-use crate::contest::{self, Calibration, LOAD, Outcome};
-use crate::run::Stop;
-use crate::tenant::{Device, World};
+use crate::child_process::Stop;
+use crate::policy_comparison::{self, Calibration, LOAD, Outcome};
+use crate::tenant::{BenchEnv, Device};
 use crate::workspace::Workspace;
 
 /// Compared with each other; the first is what the others are measured against.
@@ -46,9 +46,9 @@ struct Runs {
 /// Runs the comparison; `false` if remapping lost on the fast link, moved layers on the slow one, or changed a token.
 pub fn run(workspace: &Workspace, args: &PolicyArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
-    let world = World::prepare(workspace, &stop, None, args.model.as_deref(), contest::MODEL)?;
+    let world = BenchEnv::prepare(workspace, &stop, None, args.model.as_deref(), policy_comparison::MODEL)?;
     eprintln!("measuring the model with ample memory");
-    let calibration = contest::calibrate(&world, LOAD)?;
+    let calibration = policy_comparison::calibrate(&world, LOAD)?;
     let machine = machine::describe();
     let links = RATIOS.map(|ratio| measure(&world, &calibration, ratio, args.repetitions));
     let links = links.into_iter().collect::<Result<Vec<_>>>()?;
@@ -62,13 +62,13 @@ pub fn run(workspace: &Workspace, args: &PolicyArgs) -> Result<bool> {
     Ok(passed)
 }
 
-fn measure(world: &World, calibration: &Calibration, ratio: f64, repetitions: u32) -> Result<Runs> {
+fn measure(world: &BenchEnv, calibration: &Calibration, ratio: f64, repetitions: u32) -> Result<Runs> {
     let device = calibration.short_device(LOAD.context(), calibration.link_for(ratio));
     let mut outcomes: Vec<Vec<Outcome>> = POLICIES.iter().map(|_| Vec::new()).collect();
     for repetition in 1..=repetitions {
         for (policy, outcomes) in POLICIES.iter().zip(&mut outcomes) {
             eprint!("r {ratio}, {repetition} of {repetitions}: {policy} ");
-            let outcome = contest::run(world, policy, device, LOAD, |_| ())?;
+            let outcome = policy_comparison::run(world, policy, device, LOAD, |_| ())?;
             eprintln!("{:.0} tokens/s, {} layers remapped", outcome.throughput, outcome.remapped);
             outcomes.push(outcome);
         }

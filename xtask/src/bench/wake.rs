@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::machine;
 use super::report::{self, Verdict};
 use super::statistics::{cell, middle};
-use crate::neighbours::MODEL;
-use crate::run::Stop;
-use crate::tenant::{Device, Setup, Tenant, World, post};
+use crate::child_process::Stop;
+use crate::sharing_bench::MODEL;
+use crate::tenant::{BenchEnv, Device, Setup, Tenant, post};
 use crate::workspace::Workspace;
 
 /// Copy of a layer against the prompt's time in it: compute hides the copies, both are equal, copies hide compute.
@@ -125,7 +125,7 @@ impl Samples {
 /// Measures; `false` if a median is above the limit.
 pub fn run(workspace: &Workspace, args: &WakeArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
-    let world = World::prepare(workspace, &stop, args.bins.as_deref(), None, MODEL)?;
+    let world = BenchEnv::prepare(workspace, &stop, args.bins.as_deref(), None, MODEL)?;
     let machine = machine::describe();
     let wakes = Wakes::measure(&world, args.repetitions)?;
     let mut report = machine::report(workspace, machine);
@@ -157,7 +157,7 @@ struct Host {
 }
 
 impl Host {
-    fn of(world: &World) -> Result<Host> {
+    fn of(world: &BenchEnv) -> Result<Host> {
         let mut files_bytes = 0;
         for file in std::fs::read_dir(world.model()).with_context(|| world.model().display().to_string())? {
             files_bytes += file?.metadata()?.len();
@@ -184,7 +184,7 @@ impl Host {
 
 impl Wakes {
     /// Has a tenant sleep and wake so many times at each ratio.
-    pub(super) fn measure(world: &World, repetitions: u32) -> Result<Wakes> {
+    pub(super) fn measure(world: &BenchEnv, repetitions: u32) -> Result<Wakes> {
         eprintln!("measuring the model while it is awake");
         let host = Host::of(world)?;
         let (shape, prompt_ms) = calibrate(world, host, repetitions)?;
@@ -210,7 +210,7 @@ impl Wakes {
 
     /// For the file.
     pub(super) fn to_json(&self) -> Value {
-        self.ratios.iter().map(|samples| told(samples, self.shape)).collect()
+        self.ratios.iter().map(|samples| reported(samples, self.shape)).collect()
     }
 }
 
@@ -272,7 +272,7 @@ fn verdicts(samples: &Samples, shape: Shape) -> [Verdict; 2] {
     ]
 }
 
-fn told(samples: &Samples, shape: Shape) -> Value {
+fn reported(samples: &Samples, shape: Shape) -> Value {
     json!({
         "ratio": samples.ratio,
         "ratio_measured": samples.measured(shape),
@@ -287,7 +287,7 @@ fn told(samples: &Samples, shape: Shape) -> Value {
 }
 
 /// Sizes, and the prompt's time while the tenant is awake.
-fn calibrate(world: &World, host: Host, repetitions: u32) -> Result<(Shape, f64)> {
+fn calibrate(world: &BenchEnv, host: Host, repetitions: u32) -> Result<(Shape, f64)> {
     let tenant = Tenant::start(world, "shape", &host.setup(None))?;
     let mut visit = Visit::of(&tenant)?;
     visit.ask()?;

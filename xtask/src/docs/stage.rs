@@ -9,7 +9,7 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 use cargo_metadata::camino::Utf8Path;
 
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::rules::links;
 use crate::rules::pages::SUMMARY;
 use crate::workspace::Workspace;
@@ -34,9 +34,15 @@ pub fn write(workspace: &Workspace, to: &Utf8Path) -> Result<()> {
 }
 
 /// A finding if no site can be made of the pages: `cargo xtask check` needs no mdBook.
-pub fn check(workspace: &Workspace) -> Option<Finding> {
+pub fn check(workspace: &Workspace) -> Option<LintViolation> {
     let error = files_of(workspace).err()?;
-    Some(Finding::new("site", SUMMARY, 1, format!("{error:#}"), "`cargo xtask docs` then builds the site"))
+    Some(LintViolation::new(
+        "site",
+        SUMMARY,
+        1,
+        format!("{error:#}"),
+        "`cargo xtask docs` then builds the site",
+    ))
 }
 
 fn files_of(workspace: &Workspace) -> Result<BTreeMap<String, Option<String>>> {

@@ -11,7 +11,7 @@ use flate2::bufread::GzDecoder;
 use ring::digest;
 
 use super::recipe::{Official, arch};
-use super::{Place, install};
+use super::{CacheDir, install};
 
 /// What is known of the network: hosts that cannot be reached are asked once.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub struct Network {
 const UNREACHABLE: [i32; 8] = [5, 6, 7, 16, 18, 28, 35, 56];
 
 /// Downloads a binary, checks its digest and puts it in place.
-pub fn get(place: &Place, name: &str, official: &Official, network: &mut Network) -> Result<()> {
+pub fn get(place: &CacheDir, name: &str, official: &Official, network: &mut Network) -> Result<()> {
     let (url, digest) = (official.url.replace("{arch}", arch()), official.digest.replace("{arch}", arch()));
     let published = install::draft(&place.folder, &format!("{name}.sha256"))?;
     network.download(&digest, &published)?;

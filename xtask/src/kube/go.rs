@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use super::recipe::{GO_WHEEL, Package};
-use super::{Place, install, wheel};
+use super::{CacheDir, install, wheel};
 use crate::cache::{self, variable};
 
 /// Where Go lies that is not on the PATH.
@@ -18,10 +18,10 @@ const USUAL: [&str; 3] = ["/usr/local/go/bin/go", "/usr/lib/go/bin/go", "/snap/b
 const OLDEST: (u32, u32) = (1, 21);
 /// Between two words about a build that takes long.
 const PROGRESS: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Builds the command and puts it in place: by the Go of this system, or, if that cannot, by the one from PyPI.
-pub fn get(place: &Place, name: &str, package: &Package) -> Result<()> {
+pub fn get(place: &CacheDir, name: &str, package: &Package) -> Result<()> {
     let Some(go) = of_system() else {
         return build(place, name, package, &from_wheel().context("there is no Go, and none from PyPI")?);
     };
@@ -35,7 +35,7 @@ pub fn get(place: &Place, name: &str, package: &Package) -> Result<()> {
     }
 }
 
-fn build(place: &Place, name: &str, package: &Package, go: &Utf8Path) -> Result<()> {
+fn build(place: &CacheDir, name: &str, package: &Package, go: &Utf8Path) -> Result<()> {
     let draft = install::draft(&place.folder, name)?;
     let mut command = Command::new(go);
     command
@@ -73,7 +73,7 @@ fn wait(name: &str, mut child: Child) -> Result<()> {
             eprintln!("building {name} for {:.0} s", start.elapsed().as_secs_f64());
             said = Instant::now();
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, Result};
 use cargo_metadata::camino::Utf8Path;
 
-use super::{Place, install};
+use super::{CacheDir, install};
 use crate::image;
 
 /// What containerd is told to use, as upstream calls it.
@@ -14,7 +14,7 @@ const NAME: &str = "registry.k8s.io/pause:3.10.1";
 const SLEEP: [&str; 2] = ["/usr/bin/sleep", "/bin/sleep"];
 
 /// Packs it and puts it in place.
-pub fn get(place: &Place, name: &str) -> Result<()> {
+pub fn get(place: &CacheDir, name: &str) -> Result<()> {
     let sleep =
         SLEEP.map(Utf8Path::new).into_iter().find(|path| path.is_file()).context("there is no sleep")?;
     let image = image::pack(NAME, &["sleep", "infinity"], sleep, image::READABLE)?;

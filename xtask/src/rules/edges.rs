@@ -2,7 +2,7 @@
 
 use super::manifest::dependency_line;
 use super::table::{GUARDED, KUBE_WITHOUT_CLIENT, Row, belongs};
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::workspace::{Dependency, Member};
 
 const RULE: &str = "edge";
@@ -13,11 +13,11 @@ pub fn check<'a>(
     members: &'a [Member],
     table: &[Row],
     manifest: impl Fn(&'a Member) -> &'a str,
-) -> Vec<Finding> {
+) -> Vec<LintViolation> {
     members.iter().flat_map(|member| check_member(member, members, table, manifest(member))).collect()
 }
 
-fn check_member(member: &Member, members: &[Member], table: &[Row], manifest: &str) -> Vec<Finding> {
+fn check_member(member: &Member, members: &[Member], table: &[Row], manifest: &str) -> Vec<LintViolation> {
     let Some(row) = table.iter().find(|row| row.name == member.name) else {
         return vec![no_row(member)];
     };
@@ -25,7 +25,7 @@ fn check_member(member: &Member, members: &[Member], table: &[Row], manifest: &s
     for edge in &member.dependencies {
         let ours = members.iter().any(|other| other.name == edge.name);
         if let Some(problem) = verdict(row, edge, ours) {
-            findings.push(Finding::new(
+            findings.push(LintViolation::new(
                 RULE,
                 &member.manifest,
                 dependency_line(manifest, &edge.key),
@@ -37,9 +37,9 @@ fn check_member(member: &Member, members: &[Member], table: &[Row], manifest: &s
     findings
 }
 
-fn no_row(member: &Member) -> Finding {
+fn no_row(member: &Member) -> LintViolation {
     let problem = format!("{} has no row in the edge table", member.name);
-    Finding::new(
+    LintViolation::new(
         RULE,
         &member.manifest,
         1,

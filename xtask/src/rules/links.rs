@@ -1,6 +1,6 @@
 //! Relative links of markdown pages lead to files of the tree, and their anchors to headings.
 
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::rust_text::line_of;
 
 /// Findings in the page `file`. `exists` says whether the tree has a file or folder with that path, `page` gives the
@@ -10,14 +10,14 @@ pub fn check<'a>(
     text: &'a str,
     exists: impl Fn(&str) -> bool,
     page: impl Fn(&str) -> Option<&'a str>,
-) -> Vec<Finding> {
+) -> Vec<LintViolation> {
     let prose = prose(text);
     let mut findings = Vec::new();
     for (at, target) in targets(&prose) {
         let Some(path) = resolve(file, target).filter(|path| path.is_empty() || exists(path)) else {
             let problem = format!("the link `{target}` leads nowhere");
             let remedy = "correct it: it starts at the folder of the page and stays in the tree";
-            findings.push(Finding::new("link", file, line_of(&prose, at), problem, remedy));
+            findings.push(LintViolation::new("link", file, line_of(&prose, at), problem, remedy));
             continue;
         };
         let Some((_, anchor)) = target.split_once('#') else { continue };
@@ -25,7 +25,7 @@ pub fn check<'a>(
         if path_is_page(file, target, &path) && !target_text.is_some_and(|text| has_anchor(text, anchor)) {
             let problem = format!("the page of the link `{target}` has no such heading");
             let remedy = "name a heading in lower case, with `-` for each space and without punctuation";
-            findings.push(Finding::new("link", file, line_of(&prose, at), problem, remedy));
+            findings.push(LintViolation::new("link", file, line_of(&prose, at), problem, remedy));
         }
     }
     findings

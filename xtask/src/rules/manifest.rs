@@ -2,7 +2,7 @@
 //!
 //! A reader of lines is enough here: manifests are formatted, and cargo itself has parsed them before.
 
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 
 const RULE: &str = "manifest";
 
@@ -15,12 +15,18 @@ struct Entry<'a> {
 }
 
 /// Findings in the manifest `file` of a member, with text `text`.
-pub fn check(file: &str, text: &str) -> Vec<Finding> {
+pub fn check(file: &str, text: &str) -> Vec<LintViolation> {
     let entries = entries(text);
     let mut findings = Vec::new();
     if !entries.iter().any(is_lint_inheritance) {
         let remedy = "add `[lints]` with `workspace = true`";
-        findings.push(Finding::new(RULE, file, 1, "the lints of the workspace are not inherited", remedy));
+        findings.push(LintViolation::new(
+            RULE,
+            file,
+            1,
+            "the lints of the workspace are not inherited",
+            remedy,
+        ));
     }
     findings.extend(versions(file, text, &entries));
     findings
@@ -42,7 +48,7 @@ fn is_lint_inheritance(entry: &Entry) -> bool {
 }
 
 /// Dependencies that do not take their version from the workspace.
-fn versions(file: &str, text: &str, entries: &[Entry]) -> Vec<Finding> {
+fn versions(file: &str, text: &str, entries: &[Entry]) -> Vec<LintViolation> {
     let mut findings = Vec::new();
     for entry in entries {
         let inherits = match dependency_of(entry.table) {
@@ -76,10 +82,10 @@ fn table_inherits(table: &str, entries: &[Entry]) -> bool {
     entries.iter().any(|entry| entry.table == table && entry.key == "workspace" && entry.value == "true")
 }
 
-fn own_version(file: &str, line: usize, name: &str) -> Finding {
+fn own_version(file: &str, line: usize, name: &str) -> LintViolation {
     let problem = format!("`{name}` does not take its version from the workspace");
     let remedy = format!("name it in [workspace.dependencies] and write `{name}.workspace = true`");
-    Finding::new(RULE, file, line, problem, remedy)
+    LintViolation::new(RULE, file, line, problem, remedy)
 }
 
 /// For a table of dependencies the empty string, for the table of one dependency its name, else `None`.

@@ -4,7 +4,7 @@ mod declared;
 
 use std::collections::BTreeSet;
 
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::workspace::Member;
 use declared::{Source, declared};
 
@@ -15,7 +15,7 @@ pub fn check<'a>(
     members: &[Member],
     files: &[String],
     text: impl Fn(&str) -> Option<&'a str>,
-) -> Vec<Finding> {
+) -> Vec<LintViolation> {
     let roots = members.iter().flat_map(|member| &member.roots).cloned();
     let reached = reached(roots, text);
     let of_a_member = |file: &&String| owner(file, files).is_some_and(|folder| is_member(folder, members));
@@ -55,9 +55,9 @@ fn is_member(folder: &str, members: &[Member]) -> bool {
     members.iter().any(|member| member.folder == folder)
 }
 
-fn finding(file: &str) -> Finding {
+fn finding(file: &str) -> LintViolation {
     let remedy = "declare it with `mod`, or delete it";
-    Finding::new("orphan", file, 1, "no module names this file, so nothing compiles it", remedy)
+    LintViolation::new("orphan", file, 1, "no module names this file, so nothing compiles it", remedy)
 }
 
 #[cfg(test)]

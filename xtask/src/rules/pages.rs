@@ -1,7 +1,7 @@
 //! Pages for people: no line is too wide to read, and every page is on the site.
 
 use super::links;
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 
 const RULE: &str = "page";
 
@@ -15,7 +15,7 @@ const WIDEST_LINE_CHARS: usize = 120;
 const ROOT_PAGES: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
 
 /// Findings for lines that are too wide.
-pub fn check(file: &str, text: &str) -> Vec<Finding> {
+pub fn check(file: &str, text: &str) -> Vec<LintViolation> {
     if !file.starts_with("docs/") && !ROOT_PAGES.contains(&file) {
         return vec![];
     }
@@ -23,12 +23,12 @@ pub fn check(file: &str, text: &str) -> Vec<Finding> {
         .zip(text.lines())
         .filter(|(_, line)| line.chars().count() > WIDEST_LINE_CHARS && !line.trim_start().starts_with('|'));
     let problem = format!("the line is wider than {WIDEST_LINE_CHARS} characters");
-    wide.map(|(line, _)| Finding::new(RULE, file, line, problem.clone(), "break it between two words"))
+    wide.map(|(line, _)| LintViolation::new(RULE, file, line, problem.clone(), "break it between two words"))
         .collect()
 }
 
 /// Findings for pages of `docs/` that the table of contents does not name, so that no reader of the site finds them.
-pub fn unlisted(files: &[String], summary: &str) -> Vec<Finding> {
+pub fn unlisted(files: &[String], summary: &str) -> Vec<LintViolation> {
     let prose = links::prose(summary);
     let listed: Vec<String> =
         links::targets(&prose).iter().filter_map(|(_, to)| links::resolve(SUMMARY, to)).collect();
@@ -37,7 +37,7 @@ pub fn unlisted(files: &[String], summary: &str) -> Vec<Finding> {
     let missing = pages.filter(|file| !listed.contains(file));
     missing
         .map(|file| {
-            Finding::new(
+            LintViolation::new(
                 RULE,
                 file,
                 1,

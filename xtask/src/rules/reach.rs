@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::manifest::dependency_line;
 use super::table::belongs;
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::workspace::Member;
 
 /// Name of a package to the names of what it depends on. Versions of one name are taken together.
@@ -80,7 +80,7 @@ pub fn verdict(
     manifest: &str,
     path: &[String],
     tree: Result<String, String>,
-) -> Option<Finding> {
+) -> Option<LintViolation> {
     let (path, doubt) = match tree {
         Ok(tree) => (path_in_tree(&tree)?, String::new()),
         Err(error) => {
@@ -94,7 +94,7 @@ pub fn verdict(
     let first = path.get(1).map_or("", String::as_str);
     let key = member.dependencies.iter().find(|edge| edge.name == first).map_or(first, |edge| &edge.key);
     let problem = format!("{} reaches kube: {}{doubt}", member.name, path.join(" -> "));
-    Some(Finding::new(
+    Some(LintViolation::new(
         "reach",
         &member.manifest,
         dependency_line(manifest, key),

@@ -1,7 +1,7 @@
 //! Text that must not be committed: leftovers of debugging, paths of one machine, lines too long to read.
 
 use super::{links, pages};
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 
 const RULE: &str = "tidy";
 
@@ -18,8 +18,8 @@ const BANNED: [(&str, &str); 2] = [
 const MACHINE_PATHS: [&str; 3] = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/tmp/", "bash")];
 
 /// Findings in the text file `file`.
-pub fn check(file: &str, text: &str) -> Vec<Finding> {
-    let mut findings: Vec<Finding> =
+pub fn check(file: &str, text: &str) -> Vec<LintViolation> {
+    let mut findings: Vec<LintViolation> =
         (1..).zip(text.lines()).flat_map(|(at, line)| check_line(file, at, line)).collect();
     // The parts of mdBook's table of contents are headings of the first level.
     if file.ends_with(".md") && file != pages::SUMMARY {
@@ -28,7 +28,7 @@ pub fn check(file: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-fn check_line(file: &str, number: usize, line: &str) -> Vec<Finding> {
+fn check_line(file: &str, number: usize, line: &str) -> Vec<LintViolation> {
     let banned = BANNED.iter().filter(|(word, _)| has_word(line, word));
     let banned = banned.map(|(word, remedy)| (format!("`{word}` was left behind"), *remedy));
     let paths = MACHINE_PATHS.iter().filter(|path| has_path(line, path));
@@ -41,7 +41,7 @@ fn check_line(file: &str, number: usize, line: &str) -> Vec<Finding> {
     let long = (file.ends_with(".rs") && line.chars().count() > LONGEST_LINE_CHARS)
         .then(|| (format!("the line is longer than {LONGEST_LINE_CHARS} characters"), "break it"));
     let all = banned.chain(paths).chain(long);
-    all.map(|(problem, remedy)| Finding::new(RULE, file, number, problem, remedy)).collect()
+    all.map(|(problem, remedy)| LintViolation::new(RULE, file, number, problem, remedy)).collect()
 }
 
 fn has_word(line: &str, word: &str) -> bool {
@@ -59,19 +59,21 @@ fn preceded(line: &str, needle: &str, fits: impl Fn(char) -> bool) -> bool {
 }
 
 /// A page has one title, and so exactly one heading of the first level.
-fn one_title(file: &str, text: &str) -> Vec<Finding> {
+fn one_title(file: &str, text: &str) -> Vec<LintViolation> {
     let prose = links::prose(text);
     let titles = (1..).zip(prose.lines()).filter(|(_, line)| line.starts_with("# "));
     let lines: Vec<usize> = titles.map(|(number, _)| number).collect();
     match lines.as_slice() {
         [_] => vec![],
-        [] => vec![Finding::new(RULE, file, 1, "the page has no title", "start it with one `# Heading`")],
+        [] => {
+            vec![LintViolation::new(RULE, file, 1, "the page has no title", "start it with one `# Heading`")]
+        }
         [_, more @ ..] => more.iter().map(|&number| second_title(file, number)).collect(),
     }
 }
 
-fn second_title(file: &str, line: usize) -> Finding {
-    Finding::new(RULE, file, line, "the page has a second title", "make it `##` or deeper")
+fn second_title(file: &str, line: usize) -> LintViolation {
+    LintViolation::new(RULE, file, line, "the page has a second title", "make it `##` or deeper")
 }
 
 #[cfg(test)]

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{World, http};
-use crate::run::{Group, Stop, capture};
+use super::{BenchEnv, http};
+use crate::child_process::{Group, Stop, capture};
 
 /// For all tenants to serve, loading included.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// Tenants that serve until this is dropped.
 pub struct Up<'a> {
-    world: &'a World,
+    world: &'a BenchEnv,
     runtime: PathBuf,
     group: Option<Group>,
-    said: Said,
+    startup_output: StartupOutput,
     files: PathBuf,
 }
 
@@ -29,7 +29,7 @@ impl Up<'_> {
     /// Starts the tenants of `yaml`, which are `tenants`, and waits until all serve: on `port` and the next ones, 0 = on
     /// free ones. `name` tells it from others of this world that run at the same time.
     pub fn start<'a>(
-        world: &'a World,
+        world: &'a BenchEnv,
         name: &str,
         yaml: &str,
         tenants: &[&str],
@@ -53,17 +53,17 @@ impl Up<'_> {
         });
         // Dropped on failure: it ends and cleans up.
         let said = said.with_context(|| format!("the tenants of `{name}`"))?;
-        Ok(Up { world, runtime, group: Some(group), said, files })
+        Ok(Up { world, runtime, group: Some(group), startup_output: said, files })
     }
 
     /// Where a tenant serves.
     pub fn url(&self, tenant: usize) -> String {
-        format!("http://{}", self.said.addresses[tenant])
+        format!("http://{}", self.startup_output.addresses[tenant])
     }
 
     /// Where the live page is, if there is one.
     pub fn page(&self) -> Option<SocketAddr> {
-        self.said.page
+        self.startup_output.page
     }
 
     /// The runtime folder, for other commands of `sluice`.
@@ -87,7 +87,7 @@ impl Up<'_> {
 
     /// A tenant's metrics, as text.
     pub fn metrics(&self, tenant: usize) -> Result<String> {
-        http::get(self.said.addresses[tenant], "/metrics")
+        http::get(self.startup_output.addresses[tenant], "/metrics")
     }
 }
 
@@ -111,7 +111,7 @@ fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
 }
 
 /// What its lines say.
-struct Said {
+struct StartupOutput {
     /// Of `ready NAMESPACE/NAME URL`, in the order of the tenants.
     addresses: Vec<SocketAddr>,
     /// Of `page URL`.
@@ -119,7 +119,7 @@ struct Said {
 }
 
 /// Reads until all of `tenants` are ready.
-fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<Said> {
+fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<StartupOutput> {
     let (begun, mut page) = (Instant::now(), None);
     let mut found = vec![None; tenants.len()];
     while found.contains(&None) {
@@ -138,7 +138,7 @@ fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<Said
         let tenant = tenants.iter().position(|tenant| *tenant == name);
         found[tenant.with_context(|| format!("a tenant that nobody asked for: {line}"))?] = Some(address);
     }
-    Ok(Said { addresses: found.into_iter().flatten().collect(), page })
+    Ok(StartupOutput { addresses: found.into_iter().flatten().collect(), page })
 }
 
 /// Name and address.
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ready_line_tells_name_and_address() {
+    fn ready_line_has_name_and_address() {
         let expected = Some(("bench", SocketAddr::from(([127, 0, 0, 1], 4711))));
         assert_eq!(address("ready default/bench http://127.0.0.1:4711"), expected);
         assert_eq!(address("sluice: terminated"), None);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_that_end_without_a_word_are_an_error_at_once() {
+    fn tenants_that_exit_silently_are_an_error() {
         let error = ready(&lines(&b""[..]), &["a"], &Stop::default()).err().expect("an error").to_string();
         assert!(error.starts_with("does not serve; "), "{error}");
     }

@@ -9,21 +9,21 @@ use crate::rules;
 
 /// Every bound of `schema` that `value` breaks, as path and message. Types and unknown fields are not looked at:
 /// reading into the types has settled those.
-pub(super) fn broken(schema: &Value, value: &Value, path: &Path, found: &mut Vec<(Path, String)>) {
+pub(super) fn schema_violations(schema: &Value, value: &Value, path: &Path, found: &mut Vec<(Path, String)>) {
     match value {
         Value::Object(fields) => {
             count(schema, "Properties", "entries", fields.len(), path, found);
             for (key, value) in fields {
                 let property = &schema["properties"][key];
                 let schema = if property.is_null() { &schema["additionalProperties"] } else { property };
-                broken(schema, value, &path.key(key), found);
+                schema_violations(schema, value, &path.key(key), found);
             }
         }
         Value::Array(items) => {
             count(schema, "Items", "items", items.len(), path, found);
             unique_keys(schema, items, path, found);
             for (index, item) in items.iter().enumerate() {
-                broken(&schema["items"], item, &path.index(index), found);
+                schema_violations(&schema["items"], item, &path.index(index), found);
             }
         }
         Value::Number(number) => range(schema, number.as_f64().unwrap_or(f64::NAN), path, found),

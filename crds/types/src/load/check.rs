@@ -5,14 +5,14 @@ use serde_json::Value as Schema;
 use super::hint::{self, FieldHint, Hint};
 use super::problem::Problem;
 use super::schema::KindSchema;
-use super::tree::{Entry, Fault, Node, Position, Value};
+use super::spanned_tree::{Entry, Fault, Node, Position, Value};
 use super::unread::UnreadParts;
 use super::{Path, de};
 use crate::{CpuQuantity, Quantity};
 
 /// The result of a check.
 #[derive(Debug)]
-pub(super) struct Checked {
+pub(super) struct CheckedDocument {
     /// The document without its mistakes: it reads into the types. A placeholder stands where a required value is wrong or
     /// missing.
     pub root: Node,
@@ -23,7 +23,7 @@ pub(super) struct Checked {
 }
 
 /// Checks a document of this kind.
-pub(super) fn check(kind: &KindSchema, root: &Node) -> Checked {
+pub(super) fn check(kind: &KindSchema, root: &Node) -> CheckedDocument {
     let mut checker =
         Checker { kind, faults: Vec::new(), unread: UnreadParts::default(), suggested: Vec::new() };
     let path = Path::default();
@@ -33,7 +33,7 @@ pub(super) fn check(kind: &KindSchema, root: &Node) -> Checked {
     // A misspelt or misplaced field is one mistake: it is not missing as well.
     let is_suggested = |path: &Path| suggested.iter().any(|suggested| suggested.starts_with(path));
     faults.retain(|fault| !matches!(fault.problem, Problem::MissingField) || !is_suggested(&fault.path));
-    Checked { root, unread, faults }
+    CheckedDocument { root, unread, faults }
 }
 
 struct Checker<'a> {

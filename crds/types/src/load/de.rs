@@ -8,7 +8,7 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::tree::{Entry, Node, Value};
+use super::spanned_tree::{Entry, Node, Value};
 use super::{Path, Problem, Segment};
 
 /// What went wrong; the path is filled in on the way out.

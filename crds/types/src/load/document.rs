@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::check::{Checked, check};
+use super::check::{CheckedDocument, check};
 use super::de::DeError;
 use super::hint;
 use super::problem::Problem;
 use super::schema::{KINDS, KindSchema};
-use super::tree::{Document, Fault, Node, Position, Value};
+use super::spanned_tree::{Document, Fault, Node, Position, Value};
 use super::unread::UnreadParts;
 use super::{Path, de};
 use crate::{API_VERSION, DEFAULT_NAMESPACE, GpuPool, GpuPoolSpec, ModelTenant, ModelTenantSpec};
@@ -96,7 +96,7 @@ impl Metadata {
 
 /// A document that has been read, with its mistakes.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct ParsedDocument {
     /// The object, with the defaults of its kind; `None` = its kind is not known.
     pub object: Option<Object>,
     /// The document as it was written.
@@ -106,20 +106,26 @@ pub(super) struct Reading {
     /// Every mistake.
     pub faults: Vec<Fault>,
     /// Whether this may be a GpuPool, which `object` does not hold.
-    pub may_be_pool: bool,
+    pub is_possibly_pool: bool,
 }
 
 /// Reads a document and finds every mistake except broken rules.
-pub(super) fn read(document: Document) -> Reading {
+pub(super) fn read(document: Document) -> ParsedDocument {
     let Document { root, mut faults } = document;
     let header = Header::of(&root, &mut faults);
     let Some(kind) = header.schema else {
-        let may_be_pool = !header.foreign;
-        return Reading { object: None, root, unread: UnreadParts::default(), faults, may_be_pool };
+        let may_be_pool = !header.is_foreign;
+        return ParsedDocument {
+            object: None,
+            root,
+            unread: UnreadParts::default(),
+            faults,
+            is_possibly_pool: may_be_pool,
+        };
     };
-    let Checked { root: sound, unread, faults: found } = check(kind, &root);
+    let CheckedDocument { root: sound, unread, faults: found } = check(kind, &root);
     faults.extend(found);
-    let object = match typed(kind.kind, &sound) {
+    let object = match to_object(kind.kind, &sound) {
         Ok(object) => Some(object),
         Err(error) => {
             let (path, problem) = (error.path(), error.problem);
@@ -128,7 +134,7 @@ pub(super) fn read(document: Document) -> Reading {
         }
     };
     let may_be_pool = object.is_none() && kind.kind == "GpuPool";
-    Reading { object, root, unread, faults, may_be_pool }
+    ParsedDocument { object, root, unread, faults, is_possibly_pool: may_be_pool }
 }
 
 /// Version and kind of a document.
@@ -136,7 +142,7 @@ struct Header {
     /// Schema of its kind; where that is missing or wrong, of the kind that it resembles.
     schema: Option<&'static KindSchema>,
     /// The document is neither kind.
-    foreign: bool,
+    is_foreign: bool,
 }
 
 impl Header {
@@ -145,7 +151,7 @@ impl Header {
         if !matches!(root.value, Value::Map(_)) {
             let foreign = !matches!(root.value, Value::Unknown);
             faults.extend(foreign.then(|| wrong_type(root, root.at, Path::default(), "a mapping")));
-            return Header { schema: None, foreign };
+            return Header { schema: None, is_foreign: foreign };
         }
         let (version, kind) = (text(root, "apiVersion"), text(root, "kind"));
         let near = kind.and_then(|(kind, _)| hint::closest(kind, KINDS));
@@ -161,16 +167,16 @@ impl Header {
                 Problem::UnknownKind { found: kind.to_owned(), suggestion: near.map(ToOwned::to_owned) };
             faults.push(Fault { at, path: Path::of_keys("kind"), problem });
         }
-        let schema = near.and_then(KindSchema::of).or_else(|| by_fields(root).filter(|_| !foreign));
+        let schema = near.and_then(KindSchema::of).or_else(|| guess_schema(root).filter(|_| !foreign));
         if schema.is_none() {
             ["apiVersion", "kind"].into_iter().for_each(|key| require_text(root, key, faults));
         }
-        Header { schema, foreign: foreign || (kind.is_some() && schema.is_none()) }
+        Header { schema, is_foreign: foreign || (kind.is_some() && schema.is_none()) }
     }
 }
 
 /// The kind that has most of the fields of the document's spec, if one has more than the other.
-fn by_fields(root: &Node) -> Option<&'static KindSchema> {
+fn guess_schema(root: &Node) -> Option<&'static KindSchema> {
     let Value::Map(written) = &root.entry("spec")?.node.value else { return None };
     let [one, other] = KINDS.map(KindSchema::of);
     let count = |kind: &KindSchema| {
@@ -211,7 +217,7 @@ fn text<'a>(root: &'a Node, key: &str) -> Option<(&'a str, Position)> {
 }
 
 /// Reads a document into the types of its kind.
-pub(super) fn typed(kind: &str, root: &Node) -> Result<Object, DeError> {
+pub(super) fn to_object(kind: &str, root: &Node) -> Result<Object, DeError> {
     match kind {
         "GpuPool" => manifest(root)
             .map(|(metadata, spec): (_, GpuPoolSpec)| Object::Pool(GpuPool { metadata, spec, status: None })),

@@ -6,7 +6,7 @@ use std::ops::Deref;
 
 use super::Path;
 use super::problem::Problem;
-use super::tree::Position;
+use super::spanned_tree::Position;
 
 /// A mistake in a file, and where.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use super::schema::{Field, KINDS, KindSchema, fold};
 use super::{Path, Segment};
 
 /// Most fields that one hint names.
-const MOST: usize = 3;
+const MAX_HINTS: usize = 3;
 
 /// A field that a hint names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,21 +38,21 @@ impl Hint {
 
 /// How a written name resembles a known one, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Likeness {
+enum Similarity {
     /// Only case, `-` or `_` differ.
     Same,
     /// This many letters are wrong.
     Typo(usize),
     /// One begins with the other: `ttft` and `ttftMilliseconds`.
-    Beginning,
+    Prefix,
     /// It is a part of the known name: `quantum` and `minQuantumMilliseconds`.
-    Part,
+    Substring,
 }
 
 /// The known name that `written` resembles most.
 pub(super) fn closest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let written = fold(written);
-    let alike = known.into_iter().filter_map(|name| Some((likeness(&written, &fold(name))?, name)));
+    let alike = known.into_iter().filter_map(|name| Some((similarity(&written, &fold(name))?, name)));
     alike.min_by_key(|(likeness, _)| *likeness).map(|(_, name)| name)
 }
 
@@ -60,17 +60,17 @@ pub(super) fn closest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
 pub(super) fn suggest(kind: &KindSchema, here: &Value, path: &Path, written: &str) -> Hint {
     let folded = fold(written);
     let names = here["properties"].as_object().into_iter().flatten().map(|(name, _)| name.as_str());
-    let siblings: Vec<(Likeness, &str)> =
-        names.filter_map(|name| Some((likeness(&folded, &fold(name))?, name))).collect();
+    let siblings: Vec<(Similarity, &str)> =
+        names.filter_map(|name| Some((similarity(&folded, &fold(name))?, name))).collect();
     let within = steps(path);
     let sibling = |least| Hint::of(best(siblings.iter().filter(|(likeness, _)| *likeness <= least), path));
-    let elsewhere = |least| Hint::of(elsewhere(kind, &within, &folded, least));
-    sibling(Likeness::Same)
-        .or_else(|| elsewhere(Likeness::Same))
-        .or_else(|| sibling(Likeness::Typo(usize::MAX)))
-        .or_else(|| sibling(Likeness::Part))
+    let elsewhere = |least| Hint::of(fields_elsewhere(kind, &within, &folded, least));
+    sibling(Similarity::Same)
+        .or_else(|| elsewhere(Similarity::Same))
+        .or_else(|| sibling(Similarity::Typo(usize::MAX)))
+        .or_else(|| sibling(Similarity::Substring))
         .or_else(|| other_kind(kind, written).map(Hint::OtherKind))
-        .or_else(|| elsewhere(Likeness::Beginning))
+        .or_else(|| elsewhere(Similarity::Prefix))
         .unwrap_or(Hint::None)
 }
 
@@ -82,26 +82,36 @@ fn other_kind(kind: &KindSchema, written: &str) -> Option<&'static str> {
 }
 
 /// The fields of one mapping with the best likeness.
-fn best<'a>(alike: impl Iterator<Item = &'a (Likeness, &'a str)> + Clone, path: &Path) -> Vec<FieldHint> {
+fn best<'a>(alike: impl Iterator<Item = &'a (Similarity, &'a str)> + Clone, path: &Path) -> Vec<FieldHint> {
     let Some(least) = alike.clone().map(|(likeness, _)| *likeness).min() else { return Vec::new() };
-    let names = alike.filter(|(likeness, _)| *likeness == least).take(MOST);
+    let names = alike.filter(|(likeness, _)| *likeness == least).take(MAX_HINTS);
     names.map(|(_, name)| FieldHint { text: (*name).to_owned(), path: path.key(name) }).collect()
 }
 
 /// The best and nearest fields of other mappings with at least the likeness `least`. Only fields in or around this mapping
 /// count, and fields whose name is unique in the kind.
-fn elsewhere(kind: &KindSchema, within: &[String], written: &str, least: Likeness) -> Vec<FieldHint> {
+fn fields_elsewhere(
+    kind: &KindSchema,
+    within: &[String],
+    written: &str,
+    least: Similarity,
+) -> Vec<FieldHint> {
     let near = |field: &Field| field.within.starts_with(within) || within.starts_with(&field.within);
     let unique = |field: &Field| kind.fields.iter().filter(|other| other.name == field.name).count() == 1;
     let alike = kind.fields.iter().filter(|field| field.within != within).filter_map(|field| {
-        let likeness = likeness(written, &field.folded).filter(|likeness| *likeness <= least)?;
+        let likeness = similarity(written, &field.folded).filter(|likeness| *likeness <= least)?;
         let shared = field.within.iter().zip(within).take_while(|(one, other)| one == other).count();
         let rank = (likeness, Reverse(shared), field.within.len());
         (near(field) || unique(field)).then_some((rank, field))
     });
     let alike: Vec<_> = alike.collect();
     let Some(rank) = alike.iter().map(|(rank, _)| *rank).min() else { return Vec::new() };
-    alike.iter().filter(|(other, _)| *other == rank).take(MOST).map(|(_, field)| field_hint(field)).collect()
+    alike
+        .iter()
+        .filter(|(other, _)| *other == rank)
+        .take(MAX_HINTS)
+        .map(|(_, field)| field_hint(field))
+        .collect()
 }
 
 fn field_hint(field: &Field) -> FieldHint {
@@ -121,20 +131,20 @@ fn steps(path: &Path) -> Vec<String> {
 }
 
 /// How `written` resembles `known`, both folded.
-fn likeness(written: &str, known: &str) -> Option<Likeness> {
+fn similarity(written: &str, known: &str) -> Option<Similarity> {
     let longer = written.chars().count().max(known.chars().count());
     let shorter = written.chars().count().min(known.chars().count());
     let most = (longer / 4).max(1).min(shorter.saturating_sub(1));
     // The distance is at least the difference in length.
     let wrong = (longer - shorter <= most).then(|| strsim::osa_distance(written, known));
     if written == known {
-        Some(Likeness::Same)
+        Some(Similarity::Same)
     } else if let Some(wrong) = wrong.filter(|wrong| *wrong <= most) {
-        Some(Likeness::Typo(wrong))
+        Some(Similarity::Typo(wrong))
     } else if shorter >= 3 && (known.starts_with(written) || written.starts_with(known)) {
-        Some(Likeness::Beginning)
+        Some(Similarity::Prefix)
     } else if written.chars().count() >= 4 && known.contains(written) {
-        Some(Likeness::Part)
+        Some(Similarity::Substring)
     } else {
         None
     }
@@ -147,19 +157,19 @@ mod tests {
     #[test]
     fn a_name_is_found_by_case_by_typo_and_by_its_beginning() {
         for (written, known, alike) in [
-            ("temporal", "Temporal", Some(Likeness::Same)),
-            ("gpu_group", "gpuGroup", Some(Likeness::Same)),
-            ("polizy", "policy", Some(Likeness::Typo(1))),
-            ("valeu", "value", Some(Likeness::Typo(1))),
-            ("hibernatAfterSecond", "hibernateAfterSeconds", Some(Likeness::Typo(2))),
-            ("ttft", "ttftMilliseconds", Some(Likeness::Beginning)),
-            ("replicaCount", "replica", Some(Likeness::Beginning)),
-            ("quantum", "minQuantumMilliseconds", Some(Likeness::Part)),
+            ("temporal", "Temporal", Some(Similarity::Same)),
+            ("gpu_group", "gpuGroup", Some(Similarity::Same)),
+            ("polizy", "policy", Some(Similarity::Typo(1))),
+            ("valeu", "value", Some(Similarity::Typo(1))),
+            ("hibernatAfterSecond", "hibernateAfterSeconds", Some(Similarity::Typo(2))),
+            ("ttft", "ttftMilliseconds", Some(Similarity::Prefix)),
+            ("replicaCount", "replica", Some(Similarity::Prefix)),
+            ("quantum", "minQuantumMilliseconds", Some(Similarity::Substring)),
             ("mode", "name", None),
             ("x", "s3", None),
             ("Fast", "Immediate", None),
         ] {
-            assert_eq!(likeness(&fold(written), &fold(known)), alike, "{written} {known}");
+            assert_eq!(similarity(&fold(written), &fold(known)), alike, "{written} {known}");
         }
         assert_eq!(closest("Temporel", ["Spatial", "Temporal"]), Some("Temporal"));
         assert_eq!(closest("Magic", ["Spatial", "Temporal"]), None);

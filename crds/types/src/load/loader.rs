@@ -2,11 +2,11 @@
 
 use std::path::Path as FilePath;
 
-use super::document::{self, Reading};
+use super::document::{self, ParsedDocument};
 use super::errors::{LoadError, LoadErrors};
-use super::located::Located;
 use super::problem::Problem;
-use super::tree::{self, Position};
+use super::spanned_object::SpannedObject;
+use super::spanned_tree::{self, Position};
 use super::validate::{Subject, Violation, violations};
 use super::{MAX_FILE_BYTES, Object, Path};
 use crate::DEFAULT_NAMESPACE;
@@ -48,7 +48,7 @@ impl Default for Loader {
 #[derive(Debug)]
 pub struct Loaded {
     /// Objects of documents without mistakes, in order. They may break rules.
-    pub objects: Vec<Located>,
+    pub objects: Vec<SpannedObject>,
     /// Every mistake.
     pub errors: LoadErrors,
 }
@@ -58,7 +58,7 @@ impl Loaded {
     ///
     /// # Errors
     /// Every mistake.
-    pub fn into_result(self) -> Result<Vec<Located>, LoadErrors> {
+    pub fn into_result(self) -> Result<Vec<SpannedObject>, LoadErrors> {
         if self.errors.is_empty() { Ok(self.objects) } else { Err(self.errors) }
     }
 }
@@ -98,16 +98,16 @@ impl Loader {
 struct Batch<'a> {
     objects: Vec<Object>,
     /// Of each object.
-    written: Vec<Written<'a>>,
+    written: Vec<LoadedDocument<'a>>,
     /// There may be a GpuPool that could not be read.
     unread_pool: bool,
     errors: Vec<LoadError>,
 }
 
 /// The document of an object.
-struct Written<'a> {
+struct LoadedDocument<'a> {
     file: (&'a str, usize),
-    reading: Reading,
+    reading: ParsedDocument,
     /// It has no mistakes.
     is_sound: bool,
 }
@@ -118,7 +118,7 @@ impl<'a> Batch<'a> {
         let documents = match text {
             Err(error) => Err((Position::default(), Problem::Unreadable(error.clone()))),
             Ok(text) if text.len() > MAX_FILE_BYTES => Err((START, Problem::TooLarge(text.len()))),
-            Ok(text) => Ok(tree::parse(text)),
+            Ok(text) => Ok(spanned_tree::parse(text)),
         };
         let documents = documents.and_then(|documents| match documents.is_empty() {
             true => Err((START, Problem::Empty)),
@@ -135,8 +135,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn add(&mut self, mut reading: Reading, file: (&'a str, usize)) {
-        self.unread_pool |= reading.may_be_pool;
+    fn add(&mut self, mut reading: ParsedDocument, file: (&'a str, usize)) {
+        self.unread_pool |= reading.is_possibly_pool;
         let faults = std::mem::take(&mut reading.faults);
         let is_sound = faults.is_empty() && reading.unread.is_empty();
         self.errors.extend(
@@ -144,7 +144,7 @@ impl<'a> Batch<'a> {
         );
         if let Some(object) = reading.object.take() {
             self.objects.push(object);
-            self.written.push(Written { file, reading, is_sound });
+            self.written.push(LoadedDocument { file, reading, is_sound });
         }
     }
 
@@ -160,19 +160,19 @@ impl<'a> Batch<'a> {
     /// Whether the values that the rule reads are known.
     fn is_known(&self, violation: &Violation) -> bool {
         !violation.reads.iter().any(|read| {
-            let Reading { unread, root, .. } = &self.written[read.object].reading;
-            match read.presence_only {
-                true => unread.may_hide(&read.path, root),
+            let ParsedDocument { unread, root, .. } = &self.written[read.object].reading;
+            match read.is_presence_only {
+                true => unread.can_hide(&read.path, root),
                 false => unread.covers(&read.path, root),
             }
         })
     }
 
     fn error(&self, violation: Violation) -> LoadError {
-        let Written { file, reading, .. } = &self.written[violation.index];
+        let LoadedDocument { file, reading, .. } = &self.written[violation.index];
         let mut message = violation.message;
         if let Some(first) = violation.first {
-            let Written { file, reading, .. } = &self.written[first];
+            let LoadedDocument { file, reading, .. } = &self.written[first];
             message = format!("{message}, at {}:{}", file.0, reading.root.position_of(&violation.path).line);
         }
         let at = reading.root.position_of(&violation.path);
@@ -186,7 +186,7 @@ impl<'a> Batch<'a> {
     fn finish(self) -> Loaded {
         let sound = self.objects.into_iter().zip(self.written).filter(|(_, written)| written.is_sound);
         let objects = sound.map(|(object, written)| {
-            Located::new(object, written.reading.root, written.file.0, written.file.1)
+            SpannedObject::new(object, written.reading.root, written.file.0, written.file.1)
         });
         Loaded { objects: objects.collect(), errors: self.errors.into_iter().collect() }
     }

@@ -27,7 +27,7 @@ pub enum Problem {
         first_line: usize,
     },
     /// A field that the kind does not have.
-    #[error("unknown field{}", instead(expected, suggestions, *other_kind))]
+    #[error("unknown field{}", suggestion_text(expected, suggestions, *other_kind))]
     UnknownField {
         /// Fields that exist there.
         expected: Vec<String>,
@@ -40,7 +40,7 @@ pub enum Problem {
     #[error("missing field")]
     MissingField,
     /// A value of another type.
-    #[error("wrong type: found {found}, expected {expected}{}", after(advice.as_deref()))]
+    #[error("wrong type: found {found}, expected {expected}{}", advice_text(advice.as_deref()))]
     WrongType {
         /// What is there.
         found: String,
@@ -84,7 +84,7 @@ pub(super) fn list<S: AsRef<str>>(names: &[S]) -> String {
 }
 
 /// What to write instead of an unknown field.
-fn instead(expected: &[String], suggestions: &[String], other_kind: Option<&str>) -> String {
+fn suggestion_text(expected: &[String], suggestions: &[String], other_kind: Option<&str>) -> String {
     match (suggestions, other_kind) {
         ([], None) => format!(", expected one of {}", list(expected)),
         ([], Some(kind)) => format!("; it is a field of a {kind}'s spec"),
@@ -100,6 +100,6 @@ pub(super) fn did_you_mean<S: AsRef<str>>(suggestions: &[S]) -> String {
     }
 }
 
-fn after(advice: Option<&str>) -> String {
+fn advice_text(advice: Option<&str>) -> String {
     advice.map(|advice| format!("; {advice}")).unwrap_or_default()
 }

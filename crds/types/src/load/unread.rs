@@ -1,7 +1,7 @@
 //! The parts of an object whose intended values are not known, because the document has mistakes there.
 
 use super::Path;
-use super::tree::Node;
+use super::spanned_tree::Node;
 
 /// Paths whose intended values are not known.
 #[derive(Debug, Default)]
@@ -26,11 +26,11 @@ impl UnreadParts {
     /// Whether the value at `path` of the document `root`, or a part of it, is not known.
     pub fn covers(&self, path: &Path, root: &Node) -> bool {
         let inside = |unread: &Path| unread.starts_with(path);
-        self.may_hide(path, root) || self.values.iter().chain(&self.mappings).any(inside)
+        self.can_hide(path, root) || self.values.iter().chain(&self.mappings).any(inside)
     }
 
     /// Whether it is not known if the document `root` has the field at `path`.
-    pub fn may_hide(&self, path: &Path, root: &Node) -> bool {
+    pub fn can_hide(&self, path: &Path, root: &Node) -> bool {
         let (_, _, written) = root.nearest(path);
         let around = Path(path.0[..written].to_vec());
         let not_written = around != *path && self.mappings.contains(&around);

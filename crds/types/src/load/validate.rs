@@ -9,14 +9,14 @@ use serde_json::Value;
 
 use super::problem::did_you_mean;
 use super::{Object, Path, bounds, hint};
-use crate::rules::{self, CelRule, Union};
+use crate::rules::{self, CelRule, OneOf};
 use crate::shared::{Resources, TaintEffect, Toleration, TolerationOperator};
 use crate::tenant::EngineKind;
 use crate::{DEFAULT_NAMESPACE, GpuPool, GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenant, ModelTenantSpec, crd};
 
 /// A rule that an object breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Invalid {
+pub struct InvalidObject {
     /// Position of the object in the slice that was validated.
     pub index: usize,
     /// The object, as `KIND NAMESPACE/NAME`.
@@ -27,13 +27,13 @@ pub struct Invalid {
     pub message: String,
 }
 
-impl fmt::Display for Invalid {
+impl fmt::Display for InvalidObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}: {}", self.object, self.path, self.message)
     }
 }
 
-impl std::error::Error for Invalid {}
+impl std::error::Error for InvalidObject {}
 
 /// A broken rule, for the loader.
 #[derive(Debug)]
@@ -60,16 +60,16 @@ pub(super) struct FieldRead {
     /// The field.
     pub path: Path,
     /// The rule reads whether the field is there, not what is in it.
-    pub presence_only: bool,
+    pub is_presence_only: bool,
 }
 
 impl FieldRead {
     fn value(object: usize, path: Path) -> Self {
-        FieldRead { object, path, presence_only: false }
+        FieldRead { object, path, is_presence_only: false }
     }
 
     fn presence(object: usize, path: Path) -> Self {
-        FieldRead { object, path, presence_only: true }
+        FieldRead { object, path, is_presence_only: true }
     }
 }
 
@@ -85,12 +85,12 @@ pub(super) enum Subject {
 }
 
 /// Broken rules of one object.
-struct Broken {
+struct Violations {
     index: usize,
     found: Vec<Violation>,
 }
 
-impl Broken {
+impl Violations {
     /// Adds a rule that reads only the field it is about.
     fn push(&mut self, path: Path, message: String) -> &mut Violation {
         let reads = vec![FieldRead::value(self.index, path.clone())];
@@ -116,7 +116,7 @@ impl Broken {
         }
     }
 
-    fn require_union(&mut self, union: &Union, value: &Value, path: Path) {
+    fn require_one_of(&mut self, union: &OneOf, value: &Value, path: Path) {
         if union.holds(value) {
             return;
         }
@@ -129,7 +129,7 @@ impl Broken {
 
     fn require_bounds(&mut self, schema: &Value, value: &Value) {
         let mut found = Vec::new();
-        bounds::broken(schema, value, &Path::of_keys("spec"), &mut found);
+        bounds::schema_violations(schema, value, &Path::of_keys("spec"), &mut found);
         for (path, message) in found {
             self.push(path, message);
         }
@@ -141,15 +141,15 @@ impl Broken {
 ///
 /// # Errors
 /// Every violation.
-pub fn validate(objects: &[Object]) -> Result<(), Vec<Invalid>> {
+pub fn validate(objects: &[Object]) -> Result<(), Vec<InvalidObject>> {
     let named = |object: &Object| format!("{} {}/{}", object.kind(), object.namespace(), object.name());
-    let all = violations(objects, DEFAULT_NAMESPACE).into_iter().map(|violation| Invalid {
+    let all = violations(objects, DEFAULT_NAMESPACE).into_iter().map(|violation| InvalidObject {
         index: violation.index,
         object: named(&objects[violation.index]),
         path: violation.path,
         message: violation.message,
     });
-    let all: Vec<Invalid> = all.collect();
+    let all: Vec<InvalidObject> = all.collect();
     if all.is_empty() { Ok(()) } else { Err(all) }
 }
 
@@ -158,7 +158,7 @@ pub(super) fn violations(objects: &[Object], namespace: &str) -> Vec<Violation> 
     let objects = Objects::new(objects, namespace);
     let mut violations = Vec::new();
     for (index, object) in objects.all.iter().enumerate() {
-        let mut broken = Broken { index, found: Vec::new() };
+        let mut broken = Violations { index, found: Vec::new() };
         check_name(object, &mut broken);
         objects.check_duplicate(index, &mut broken);
         match object {
@@ -173,7 +173,7 @@ pub(super) fn violations(objects: &[Object], namespace: &str) -> Vec<Violation> 
     violations
 }
 
-fn check_name(object: &Object, broken: &mut Broken) {
+fn check_name(object: &Object, broken: &mut Violations) {
     let good = |name: &str, most: usize| name.len() <= most && rules::is_dns_label(name);
     let named = good(object.name(), rules::MAX_NAME_LENGTH);
     let (named, rule) = match object {
@@ -187,7 +187,7 @@ fn check_name(object: &Object, broken: &mut Broken) {
     }
 }
 
-fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
+fn check_pool(spec: &GpuPoolSpec, broken: &mut Violations) {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     let schema = SCHEMA.get_or_init(|| crd::spec_schema(&GpuPool::crd()));
     let value = serde_json::to_value(spec).expect("a spec serialises");
@@ -195,7 +195,7 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
     check_device(spec, broken);
     check_tolerations(spec, broken);
     let gpus: i64 = spec.gpus.iter().map(|group| i64::from(group.count)).sum();
-    if gpus > rules::MOST_GPUS as i64 {
+    if gpus > rules::MAX_GPUS as i64 {
         let path = Path::of_keys("spec.gpus");
         let counts = (0..=spec.gpus.len()).map(|index| path.index(index).key("count"));
         let reads = counts.map(|path| FieldRead::value(broken.index, path)).collect();
@@ -203,7 +203,7 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
     }
     for (index, group) in spec.gpus.iter().enumerate() {
         let path = Path::of_keys("spec.gpus").index(index).key("sharing");
-        broken.require_union(&rules::SHARING, &value["gpus"][index]["sharing"], path.clone());
+        broken.require_one_of(&rules::SHARING, &value["gpus"][index]["sharing"], path.clone());
         let disordered = |t: &crate::pool::Temporal| t.min_quantum_milliseconds > t.max_quantum_milliseconds;
         if group.sharing.temporal.as_ref().is_some_and(disordered) {
             broken.push(path.key("temporal"), rules::QUANTUM_ORDER.message.to_owned());
@@ -211,7 +211,7 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
     }
 }
 
-fn check_device(spec: &GpuPoolSpec, broken: &mut Broken) {
+fn check_device(spec: &GpuPoolSpec, broken: &mut Violations) {
     let host = spec.device.as_ref().and_then(|device| device.host.as_ref());
     let host_class = spec.device_class_name == HOST_DEVICE_CLASS;
     let (path, host_path) = ("spec.device", "spec.device.host");
@@ -232,13 +232,13 @@ fn check_device(spec: &GpuPoolSpec, broken: &mut Broken) {
     broken.require(link_moves, field, &[field], &rules::HOST_LINK);
 }
 
-fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
+fn check_tenant(spec: &ModelTenantSpec, broken: &mut Violations) {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     let schema = SCHEMA.get_or_init(|| crd::spec_schema(&ModelTenant::crd()));
     let value = serde_json::to_value(spec).expect("a spec serialises");
     broken.require_bounds(schema, &value);
     let source = Path::of_keys("spec.model.source");
-    broken.require_union(&rules::SOURCE, &value["model"]["source"], source);
+    broken.require_one_of(&rules::SOURCE, &value["model"]["source"], source);
     let hub = spec.model.source.hugging_face.as_ref();
     let fixed = hub.is_some_and(|hub| is_commit(&hub.revision));
     let hub = "spec.model.source.huggingFace";
@@ -265,7 +265,7 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     check_containers(spec, broken);
 }
 
-fn check_containers(spec: &ModelTenantSpec, broken: &mut Broken) {
+fn check_containers(spec: &ModelTenantSpec, broken: &mut Violations) {
     let has_image = spec.engine.kind != EngineKind::Vllm || spec.engine.image.is_some();
     let reads = ["spec.engine.kind", "spec.engine.image"];
     broken.require(has_image, "spec.engine", &reads, &rules::ENGINE_IMAGE);
@@ -280,7 +280,7 @@ fn check_containers(spec: &ModelTenantSpec, broken: &mut Broken) {
     }
 }
 
-fn check_tolerations(spec: &GpuPoolSpec, broken: &mut Broken) {
+fn check_tolerations(spec: &GpuPoolSpec, broken: &mut Violations) {
     let empty = |text: &Option<String>| text.as_ref().is_none_or(String::is_empty);
     let exists = |one: &Toleration| one.operator == TolerationOperator::Exists;
     let all = |good: &dyn Fn(&Toleration) -> bool| spec.tolerations.iter().all(good);
@@ -319,7 +319,7 @@ impl<'a> Objects<'a> {
         object.written_namespace().unwrap_or(self.namespace)
     }
 
-    fn check_duplicate(&self, index: usize, broken: &mut Broken) {
+    fn check_duplicate(&self, index: usize, broken: &mut Violations) {
         let object = &self.all[index];
         let first = self.first[&(object.kind(), self.namespace_of(object), object.name())];
         if first == index {
@@ -331,7 +331,7 @@ impl<'a> Objects<'a> {
         violation.first = Some(first);
     }
 
-    fn check_references(&self, namespace: &str, spec: &ModelTenantSpec, broken: &mut Broken) {
+    fn check_references(&self, namespace: &str, spec: &ModelTenantSpec, broken: &mut Violations) {
         let name = &spec.pool_ref.name;
         let found = self.first.get(&("GpuPool", namespace, name)).map(|index| (*index, &self.all[*index]));
         let Some((index, Object::Pool(pool))) = found else {

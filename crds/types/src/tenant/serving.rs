@@ -47,12 +47,12 @@ impl Default for Slo {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scheduling {
     /// FirstCome, or ShortestRemaining (least work left first). Default FirstCome.
-    pub order: Order,
+    pub order: QueueOrder,
 }
 
 /// Order of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Order {
+pub enum QueueOrder {
     /// First come, first served.
     #[default]
     FirstCome,

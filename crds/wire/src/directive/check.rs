@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
-use super::{Directive, Neighbour, Sharing, TenantRule};
+use super::{Directive, PeerInfo, Sharing, TenantRule};
 use crate::message::Invalid;
 
 /// Most neighbours.
-pub const MAX_NEIGHBOURS: usize = 64;
+pub const MAX_PEERS: usize = 64;
 /// Longest name, namespace, uid, or name of a policy, bytes.
 pub const MAX_NAME_LENGTH: usize = 63;
 /// Longest UUID of a GPU, bytes: that of a string attribute of a device.
@@ -26,13 +26,13 @@ impl Directive {
     /// # Errors
     /// The first field that is not as it must be.
     pub fn check(&self) -> Result<(), Invalid> {
-        name("policy", &self.policy)?;
+        check_name("policy", &self.policy)?;
         self.tenant.check()?;
         self.check_uuid()?;
         self.sharing.check()?;
-        within("min_residence_ms", self.min_residence_ms, RESIDENCE_MS)?;
-        within("revoke_bound_ms", self.revoke_bound_ms, REVOKE_MS)?;
-        self.check_neighbours()?;
+        check_range("min_residence_ms", self.min_residence_ms, RESIDENCE_MS)?;
+        check_range("revoke_bound_ms", self.revoke_bound_ms, REVOKE_MS)?;
+        self.check_peers()?;
         self.check_fallback()
     }
 
@@ -44,10 +44,10 @@ impl Directive {
         Err(Invalid::new("gpu_uuid", format!("{length} bytes are more than {MAX_UUID_LENGTH}")))
     }
 
-    fn check_neighbours(&self) -> Result<(), Invalid> {
+    fn check_peers(&self) -> Result<(), Invalid> {
         let count = self.neighbours.len();
-        if count > MAX_NEIGHBOURS {
-            return Err(Invalid::new("neighbours", format!("{count} are more than {MAX_NEIGHBOURS}")));
+        if count > MAX_PEERS {
+            return Err(Invalid::new("neighbours", format!("{count} are more than {MAX_PEERS}")));
         }
         let (mut names, mut addresses) = (HashSet::new(), HashSet::new());
         for (index, neighbour) in self.neighbours.iter().enumerate() {
@@ -83,10 +83,10 @@ impl Directive {
 
 impl TenantRule {
     fn check(&self) -> Result<(), Invalid> {
-        within("tenant.max_remapped_percent", self.max_remapped_percent, PERCENT)?;
-        within("tenant.idle_after_seconds", self.idle_after_seconds, IDLE_SECONDS)?;
+        check_range("tenant.max_remapped_percent", self.max_remapped_percent, PERCENT)?;
+        check_range("tenant.idle_after_seconds", self.idle_after_seconds, IDLE_SECONDS)?;
         let Some(seconds) = self.hibernate_after_seconds else { return Ok(()) };
-        within("tenant.hibernate_after_seconds", seconds, HIBERNATE_SECONDS)?;
+        check_range("tenant.hibernate_after_seconds", seconds, HIBERNATE_SECONDS)?;
         if seconds > self.idle_after_seconds {
             return Ok(());
         }
@@ -98,17 +98,17 @@ impl TenantRule {
 impl Sharing {
     fn check(&self) -> Result<(), Invalid> {
         let Sharing::Temporal { min_quantum_ms, max_quantum_ms, .. } = *self else { return Ok(()) };
-        within("sharing.Temporal.max_quantum_ms", max_quantum_ms, QUANTUM_MS)?;
-        within("sharing.Temporal.min_quantum_ms", min_quantum_ms, 1..=max_quantum_ms)
+        check_range("sharing.Temporal.max_quantum_ms", max_quantum_ms, QUANTUM_MS)?;
+        check_range("sharing.Temporal.min_quantum_ms", min_quantum_ms, 1..=max_quantum_ms)
     }
 }
 
-impl Neighbour {
+impl PeerInfo {
     fn check(&self, at: &str) -> Result<(), Invalid> {
-        name(&format!("{at}.namespace"), &self.namespace)?;
-        name(&format!("{at}.name"), &self.name)?;
+        check_name(&format!("{at}.namespace"), &self.namespace)?;
+        check_name(&format!("{at}.name"), &self.name)?;
         for (field, uid) in [("pod_uid", &self.pod_uid), ("claim_uid", &self.claim_uid)] {
-            uid.as_deref().map_or(Ok(()), |uid| name(&format!("{at}.{field}"), uid))?;
+            uid.as_deref().map_or(Ok(()), |uid| check_name(&format!("{at}.{field}"), uid))?;
         }
         if self.admin.port() == 0 || self.admin.ip().is_unspecified() {
             return Err(Invalid::new(
@@ -126,7 +126,7 @@ impl Neighbour {
 }
 
 /// Names end in host names, paths and logs: letters, digits, `-`, `_` and `.`, beginning with a letter or digit.
-pub(crate) fn name(field: &str, value: &str) -> Result<(), Invalid> {
+pub(crate) fn check_name(field: &str, value: &str) -> Result<(), Invalid> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let begins = value.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     if begins && value.len() <= MAX_NAME_LENGTH && value.bytes().all(plain) {
@@ -138,7 +138,7 @@ pub(crate) fn name(field: &str, value: &str) -> Result<(), Invalid> {
     Err(Invalid::new(field, problem))
 }
 
-fn within(field: &str, value: u32, bounds: RangeInclusive<u32>) -> Result<(), Invalid> {
+fn check_range(field: &str, value: u32, bounds: RangeInclusive<u32>) -> Result<(), Invalid> {
     if bounds.contains(&value) {
         return Ok(());
     }

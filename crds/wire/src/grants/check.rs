@@ -17,24 +17,24 @@ impl GrantRequest {
     pub fn check(&self, chunk_bytes: u64) -> Result<(), Invalid> {
         match self {
             GrantRequest::Ask { borrower, nonce, bytes, ttl_ms } => {
-                participant("request.Ask.borrower", borrower)?;
-                not_zero("request.Ask.nonce", *nonce)?;
-                whole_chunks("request.Ask.bytes", *bytes, chunk_bytes)?;
-                time("request.Ask.ttl_ms", *ttl_ms)
+                check_participant("request.Ask.borrower", borrower)?;
+                check_not_zero("request.Ask.nonce", *nonce)?;
+                check_whole_chunks("request.Ask.bytes", *bytes, chunk_bytes)?;
+                check_ttl("request.Ask.ttl_ms", *ttl_ms)
             }
             GrantRequest::Renew { borrower, nonces: names, ttl_ms } => {
-                participant("request.Renew.borrower", borrower)?;
-                nonces("request.Renew.nonces", names, 1)?;
-                time("request.Renew.ttl_ms", *ttl_ms)
+                check_participant("request.Renew.borrower", borrower)?;
+                check_nonces("request.Renew.nonces", names, 1)?;
+                check_ttl("request.Renew.ttl_ms", *ttl_ms)
             }
             GrantRequest::Revoke { lender, nonce, bytes, why: _ } => {
-                participant("request.Revoke.lender", lender)?;
-                not_zero("request.Revoke.nonce", *nonce)?;
-                whole_chunks("request.Revoke.bytes", *bytes, chunk_bytes)
+                check_participant("request.Revoke.lender", lender)?;
+                check_not_zero("request.Revoke.nonce", *nonce)?;
+                check_whole_chunks("request.Revoke.bytes", *bytes, chunk_bytes)
             }
             GrantRequest::Cancel { borrower, nonce } => {
-                participant("request.Cancel.borrower", borrower)?;
-                not_zero("request.Cancel.nonce", *nonce)
+                check_participant("request.Cancel.borrower", borrower)?;
+                check_not_zero("request.Cancel.nonce", *nonce)
             }
         }
     }
@@ -49,81 +49,81 @@ impl GrantAnswer {
         use GrantAnswer::{Cancelled, Granted, Refused, Renewed, Returned, Returning};
         match (self, request) {
             (Refused { after_ms, .. }, _) => {
-                after_ms.map_or(Ok(()), |ms| time("answer.Refused.after_ms", ms))
+                after_ms.map_or(Ok(()), |ms| check_ttl("answer.Refused.after_ms", ms))
             }
             (
                 Granted { nonce, bytes, ttl_ms, lender },
                 GrantRequest::Ask { nonce: asked, bytes: most, .. },
             ) => {
-                same("answer.Granted.nonce", *nonce, *asked)?;
-                part("answer.Granted.bytes", *bytes, *most, chunk_bytes)?;
-                time("answer.Granted.ttl_ms", *ttl_ms)?;
-                participant("answer.Granted.lender", lender)
+                check_nonce("answer.Granted.nonce", *nonce, *asked)?;
+                check_partial("answer.Granted.bytes", *bytes, *most, chunk_bytes)?;
+                check_ttl("answer.Granted.ttl_ms", *ttl_ms)?;
+                check_participant("answer.Granted.lender", lender)
             }
             (Renewed { nonces: names, ttl_ms }, GrantRequest::Renew { nonces: asked, .. }) => {
-                nonces("answer.Renewed.nonces", names, 0)?;
+                check_nonces("answer.Renewed.nonces", names, 0)?;
                 if let Some(other) = names.iter().find(|nonce| !asked.contains(nonce)) {
                     return Err(Invalid::new("answer.Renewed.nonces", format!("{other} was not asked for")));
                 }
-                time("answer.Renewed.ttl_ms", *ttl_ms)
+                check_ttl("answer.Renewed.ttl_ms", *ttl_ms)
             }
             (
                 Returning { nonce, bytes, within_ms },
                 GrantRequest::Revoke { nonce: asked, bytes: most, .. },
             ) => {
-                same("answer.Returning.nonce", *nonce, *asked)?;
-                part("answer.Returning.bytes", *bytes, *most, chunk_bytes)?;
-                time("answer.Returning.within_ms", *within_ms)
+                check_nonce("answer.Returning.nonce", *nonce, *asked)?;
+                check_partial("answer.Returning.bytes", *bytes, *most, chunk_bytes)?;
+                check_ttl("answer.Returning.within_ms", *within_ms)
             }
             (Returned { nonce, bytes }, GrantRequest::Revoke { nonce: asked, bytes: most, .. }) => {
-                same("answer.Returned.nonce", *nonce, *asked)?;
-                part("answer.Returned.bytes", *bytes, *most, chunk_bytes)
+                check_nonce("answer.Returned.nonce", *nonce, *asked)?;
+                check_partial("answer.Returned.bytes", *bytes, *most, chunk_bytes)
             }
             (Cancelled { nonce }, GrantRequest::Cancel { nonce: asked, .. }) => {
-                same("answer.Cancelled.nonce", *nonce, *asked)
+                check_nonce("answer.Cancelled.nonce", *nonce, *asked)
             }
             _ => Err(Invalid::new("answer", "does not answer what was asked")),
         }
     }
 }
 
-fn participant(field: &str, participant: &Participant) -> Result<(), Invalid> {
-    directive::name(&format!("{field}.namespace"), &participant.namespace)?;
-    directive::name(&format!("{field}.name"), &participant.name)?;
-    not_zero(&format!("{field}.instance"), participant.instance)
+fn check_participant(field: &str, participant: &Participant) -> Result<(), Invalid> {
+    directive::check_name(&format!("{field}.namespace"), &participant.namespace)?;
+    directive::check_name(&format!("{field}.name"), &participant.name)?;
+    check_not_zero(&format!("{field}.instance"), participant.instance)
 }
 
-fn not_zero(field: &str, value: u64) -> Result<(), Invalid> {
+fn check_not_zero(field: &str, value: u64) -> Result<(), Invalid> {
     if value == 0 { Err(Invalid::new(field, "0 names nothing")) } else { Ok(()) }
 }
 
-fn same(field: &str, nonce: u64, asked: u64) -> Result<(), Invalid> {
+fn check_nonce(field: &str, nonce: u64, asked: u64) -> Result<(), Invalid> {
     if nonce == asked { Ok(()) } else { Err(Invalid::new(field, format!("{nonce} is not {asked}"))) }
 }
 
-fn whole_chunks(field: &str, bytes: u64, chunk_bytes: u64) -> Result<(), Invalid> {
+fn check_whole_chunks(field: &str, bytes: u64, chunk_bytes: u64) -> Result<(), Invalid> {
     if bytes > 0 && bytes.is_multiple_of(chunk_bytes) {
         return Ok(());
     }
     Err(Invalid::new(field, format!("{bytes} bytes are no whole chunks of {chunk_bytes} bytes")))
 }
 
-fn part(field: &str, bytes: u64, most: u64, chunk_bytes: u64) -> Result<(), Invalid> {
-    whole_chunks(field, bytes, chunk_bytes)?;
+fn check_partial(field: &str, bytes: u64, most: u64, chunk_bytes: u64) -> Result<(), Invalid> {
+    check_whole_chunks(field, bytes, chunk_bytes)?;
     if bytes <= most {
         return Ok(());
     }
     Err(Invalid::new(field, format!("{bytes} bytes are more than the {most} that were asked for")))
 }
 
-fn nonces(field: &str, nonces: &[u64], least: usize) -> Result<(), Invalid> {
+fn check_nonces(field: &str, nonces: &[u64], least: usize) -> Result<(), Invalid> {
     if !(least..=MAX_NONCES).contains(&nonces.len()) {
         return Err(Invalid::new(field, format!("{} are not within {least} to {MAX_NONCES}", nonces.len())));
     }
-    nonces.iter().try_for_each(|nonce| not_zero(field, *nonce))
+    nonces.iter().try_for_each(|nonce| check_not_zero(field, *nonce))
 }
 
-fn time(field: &str, ms: u64) -> Result<(), Invalid> {
+fn check_ttl(field: &str, ms: u64) -> Result<(), Invalid> {
     if (1..=MAX_TTL_MS).contains(&ms) {
         return Ok(());
     }

@@ -77,7 +77,7 @@ fn both_kinds_are_written_as_committed_and_read_back() {
 }
 
 #[test]
-fn a_field_that_nobody_knows_is_refused_and_a_kind_that_nobody_knows_too() {
+fn unknown_field_and_unknown_kind_are_refused() {
     for (pointer, value) in [("/engine/colour", "red"), ("/engine/kind", "Sglang")] {
         let text = golden::with(VLLM, pointer, value.into());
         assert!(serde_json::from_slice::<SidecarConfig>(&text).is_err(), "{pointer}");

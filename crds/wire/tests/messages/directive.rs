@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use sluice_wire::directive::{
-    Current, Directive, Fence, MAX_NEIGHBOURS, Neighbour, Sharing, TenantRule, TurnOrder, VERSION, VictimRule,
+    CurrentFence, Directive, Fence, MAX_PEERS, PeerInfo, Sharing, TenantRule, TurnOrder, VERSION, VictimRule,
 };
 use sluice_wire::message::ReadError;
 
@@ -11,7 +11,7 @@ use super::golden;
 const GOLDEN: &str = include_str!("../golden/directive-v1.json");
 
 fn directive() -> Directive {
-    let neighbour = |name: &str, host: u8, pod: Option<&str>| Neighbour {
+    let neighbour = |name: &str, host: u8, pod: Option<&str>| PeerInfo {
         namespace: "default".into(),
         name: name.into(),
         pod_uid: pod.map(Into::into),
@@ -51,7 +51,7 @@ fn the_directive_is_written_and_read_as_committed() {
     golden::written_as(&directive(), GOLDEN);
     assert_eq!(Directive::from_json(GOLDEN.as_bytes()).expect("golden"), directive());
     assert_eq!(directive().fence(), Fence { epoch: 3, sequence: u64::MAX });
-    let current = serde_json::to_string(&Current { current: Fence { epoch: 3, sequence: 4 } });
+    let current = serde_json::to_string(&CurrentFence { current: Fence { epoch: 3, sequence: 4 } });
     assert_eq!(current.expect("it serialises"), r#"{"current":{"epoch":3,"sequence":4}}"#);
 }
 
@@ -63,7 +63,7 @@ fn the_epoch_counts_before_the_sequence() {
 }
 
 #[test]
-fn every_way_to_share_is_read() {
+fn every_sharing_mode_is_read() {
     for (json, sharing) in [
         (json!("Spatial"), Sharing::Spatial),
         (json!("Isolated"), Sharing::Isolated),
@@ -166,21 +166,21 @@ fn a_value_that_cannot_be_is_refused_by_its_path() {
 }
 
 #[test]
-fn a_directive_from_before_shares_were_told_says_none() {
+fn directive_without_share_is_read_as_none() {
     let older = Directive::from_json(&golden::without(GOLDEN, "/tenant/share_bytes")).expect("readable");
     let expected = TenantRule { share_bytes: None, ..directive().tenant };
     assert_eq!(older, Directive { tenant: expected, ..directive() });
 }
 
 #[test]
-fn a_directive_from_before_gpus_were_told_says_none() {
+fn directive_without_gpu_uuid_is_read_as_none() {
     let older = Directive::from_json(&golden::without(GOLDEN, "/gpu_uuid")).expect("readable");
     assert_eq!(older, Directive { gpu_uuid: None, ..directive() });
 }
 
 #[test]
-fn there_may_be_only_so_many_neighbours() {
-    let neighbour = |index: usize| Neighbour {
+fn number_of_peers_is_limited() {
+    let neighbour = |index: usize| PeerInfo {
         name: format!("n{index}"),
         admin: ([10, 2, 0, index as u8], 8001).into(),
         ..directive().neighbours[0].clone()
@@ -190,6 +190,6 @@ fn there_may_be_only_so_many_neighbours() {
         fallback_order: Vec::new(),
         ..directive()
     };
-    crowd(MAX_NEIGHBOURS).check().expect("as many as may be");
-    assert_eq!(crowd(MAX_NEIGHBOURS + 1).check().expect_err("one more").field, "neighbours");
+    crowd(MAX_PEERS).check().expect("as many as may be");
+    assert_eq!(crowd(MAX_PEERS + 1).check().expect_err("one more").field, "neighbours");
 }

@@ -3,8 +3,8 @@
 use sluice_wire::message::ReadError;
 use sluice_wire::state::{
     Activity, Direction, EngineHang, EngineState, EngineWork, Figures, GpuState, GrantState, KvState,
-    MemoryState, Move, Neighbourhood, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState,
-    Residency, SidecarHangs, Skip, SloState, State, Streams, Takeover, Tenant, TenantReport, TokenCounts,
+    MemoryState, Move, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState, Residency,
+    SharingState, SidecarHangs, Skip, SloState, State, Streams, Takeover, Tenant, TenantReport, TokenCounts,
     TurnState, VERSION,
 };
 
@@ -150,7 +150,7 @@ fn state() -> State {
     }
 }
 
-fn neighbourhood() -> Neighbourhood {
+fn neighbourhood() -> SharingState {
     let grant = |name: &str, direction, nonce, bytes| GrantState {
         namespace: "default".into(),
         name: name.into(),
@@ -159,7 +159,7 @@ fn neighbourhood() -> Neighbourhood {
         bytes,
         expires_in_ms: 4_250,
     };
-    Neighbourhood {
+    SharingState {
         instance: 7_331,
         share_bytes: 100_663_296,
         wanted_share_bytes: 117_440_512,
@@ -244,11 +244,11 @@ fn the_states_of_a_gpu_are_read_and_refused_by_their_version_like_one() {
 fn a_budget_is_share_and_grants() {
     assert!(neighbourhood().balances());
     let held_bytes = neighbourhood().budget_bytes + neighbourhood().in_transit_bytes;
-    assert!(Neighbourhood { held_bytes, ..neighbourhood() }.balances(), "what is moving is told");
-    assert!(!Neighbourhood { held_bytes: held_bytes + 1, ..neighbourhood() }.balances());
-    assert!(!Neighbourhood { budget_bytes: 1, ..neighbourhood() }.balances());
-    assert!(!Neighbourhood { lent_bytes: u64::MAX, ..neighbourhood() }.balances());
-    assert!(!Neighbourhood { share_bytes: u64::MAX, ..neighbourhood() }.balances());
+    assert!(SharingState { held_bytes, ..neighbourhood() }.balances(), "what is moving is told");
+    assert!(!SharingState { held_bytes: held_bytes + 1, ..neighbourhood() }.balances());
+    assert!(!SharingState { budget_bytes: 1, ..neighbourhood() }.balances());
+    assert!(!SharingState { lent_bytes: u64::MAX, ..neighbourhood() }.balances());
+    assert!(!SharingState { share_bytes: u64::MAX, ..neighbourhood() }.balances());
 }
 
 #[test]

@@ -9,7 +9,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "sluice-e2e-";
 /// For processes that were killed to be gone.
 const LIMIT: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A cgroup, removed with this value.
 pub struct Cgroup {
@@ -112,7 +112,7 @@ fn remove(name: &str) {
                 eprintln!("the cgroup {} stays behind", folder.display());
                 break;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }

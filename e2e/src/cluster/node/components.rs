@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::control_plane::ControlPlane;
 use super::Own;
-use super::place::Place;
+use super::node_dirs::NodeDirs;
 use crate::files;
 
 /// A node that has said nothing for so long is taken for lost, seconds. Enough for a kubelet on a busy machine, and less than
@@ -18,7 +18,7 @@ const LEASE_SECONDS: u32 = 12;
 
 /// The container runtime, with the plugins of Debian's packages or of upstream's usual folder.
 pub fn containerd(own: &Own) -> Command {
-    let prefix = own.place.prefix();
+    let prefix = own.dirs.prefix();
     let network = json!({
         "cniVersion": "1.0.0", "name": "sluice",
         "plugins": [{
@@ -95,7 +95,7 @@ pub fn of_node(own: &Own, plane: &ControlPlane, cgroup: &str) -> Vec<(&'static s
 }
 
 fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
-    let (name, address) = (own.place.name(), own.place.address());
+    let (name, address) = (own.dirs.name(), own.dirs.address());
     let server = plane.authority().server(name, &[name], &[address]);
     let (certificate, key) = server.write(&own.folder, "kubelet-server");
     let config = json!({
@@ -109,7 +109,7 @@ fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "cgroupDriver": "cgroupfs", "cgroupRoot": format!("/{cgroup}"), "failCgroupV1": false,
         "failSwapOn": false,
-        "clusterDNS": [Place::First.address().to_string()], "clusterDomain": "cluster.local", "resolvConf": "",
+        "clusterDNS": [NodeDirs::First.address().to_string()], "clusterDomain": "cluster.local", "resolvConf": "",
         // A host with a full disk or little memory still runs tests.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
@@ -132,7 +132,7 @@ fn kube_proxy(own: &Own, plane: &ControlPlane) -> Command {
     let kubeconfig = plane.user("system:kube-proxy", None);
     let config: Value = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-        "mode": "nftables", "clusterCIDR": "10.244.0.0/16", "hostnameOverride": own.place.name(),
+        "mode": "nftables", "clusterCIDR": "10.244.0.0/16", "hostnameOverride": own.dirs.name(),
         "clientConnection": {"kubeconfig": kubeconfig},
         "conntrack": {"maxPerCore": 0, "min": 0},
         "healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
@@ -145,7 +145,7 @@ fn kube_proxy(own: &Own, plane: &ControlPlane) -> Command {
 
 /// DNS of the cluster, beside the API server: no pod of its own is needed.
 pub fn coredns(own: &Own, plane: &ControlPlane) -> Command {
-    let address = own.place.address();
+    let address = own.dirs.address();
     let kubeconfig = plane.user("coredns", Some("system:masters"));
     let config = format!(
         ".:53 {{\n  bind {address}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {}\n    \

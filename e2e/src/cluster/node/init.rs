@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::child::Component;
-use super::super::keeper::Keeper;
-use super::place::Place;
+use super::super::process_spawner::ProcessSpawner;
+use super::node_dirs::NodeDirs;
 
 /// `$1` is the node's folder, `$2` its name, `$3` the beginning of its pods' addresses. The usual places get folders of it, so that everything finds everything where it does on any
 /// node. The bridge has an address before anybody listens on it; the default route leads nowhere, but a kubelet wants one.
@@ -34,7 +34,7 @@ wait
 
 const HIDDEN: [&str; 3] = ["/run", "/var/lib", "/var/log"];
 const LIMIT: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Panics if the node would not see one of these folders.
 pub fn assert_visible(folders: &[&Path]) {
@@ -49,7 +49,7 @@ pub fn assert_visible(folders: &[&Path]) {
 }
 
 /// Starts it and waits until mounts and network are there.
-pub fn start(keeper: &Keeper, folder: &Path, place: Place) -> Component {
+pub fn start(keeper: &ProcessSpawner, folder: &Path, place: NodeDirs) -> Component {
     for name in ["run", "lib", "log", "run/containerd", "run/netns", "lib/kubelet", "lib/cni", "log/pods"] {
         std::fs::create_dir_all(folder.join(name)).unwrap_or_else(|e| panic!("{name} of a node: {e}"));
     }
@@ -60,7 +60,7 @@ pub fn start(keeper: &Keeper, folder: &Path, place: Place) -> Component {
     while !folder.join("mounted").exists() {
         init.assert_alive();
         assert!(begun.elapsed() < LIMIT, "mounts and network of a node took {LIMIT:?}\n{}", init.tail());
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     init
 }

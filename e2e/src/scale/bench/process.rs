@@ -9,7 +9,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBind
 use kube::Client;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
-use sluice_e2e::cluster::{self, Keeper, eventually};
+use sluice_e2e::cluster::{self, ProcessSpawner, eventually};
 
 use super::Sizes;
 
@@ -21,7 +21,7 @@ const ALLOCATOR: [(&str, &str); 3] =
     [("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_TRIM_THRESHOLD_", "131072")];
 
 /// Where operators are started.
-pub struct Place {
+pub struct ProcessDirs {
     kubeconfig: PathBuf,
     binary: PathBuf,
     namespace: String,
@@ -50,7 +50,7 @@ pub struct Cost {
     pub resident_mib: f64,
 }
 
-impl Place {
+impl ProcessDirs {
     /// A namespace for operators on `server`, with the rights that they need and no others.
     pub async fn new(
         server: &cluster::Api,
@@ -58,7 +58,7 @@ impl Place {
         logs: Option<PathBuf>,
         sidecar_port: u16,
         sizes: &Sizes,
-    ) -> Place {
+    ) -> ProcessDirs {
         let namespace = server.namespace("operator").await;
         let user = format!("system:serviceaccount:{namespace}:sluice-operator");
         grant(&server.client().await, &namespace, &user).await;
@@ -71,7 +71,7 @@ impl Place {
         let scratch = logs.is_none().then(|| tempfile::tempdir().expect("a temporary folder"));
         let logs = logs.or_else(|| Some(scratch.as_ref()?.path().to_owned())).expect("one or the other");
         let kubeconfig = server.kubeconfig_of(&user, None);
-        Place { kubeconfig, binary: binary.to_owned(), namespace, user, flags, logs, _scratch: scratch }
+        ProcessDirs { kubeconfig, binary: binary.to_owned(), namespace, user, flags, logs, _scratch: scratch }
     }
 
     /// As whom the API server knows them.
@@ -95,7 +95,7 @@ impl Place {
             .stdin(Stdio::null())
             .stderr(file);
         // It dies with us.
-        let child = Keeper::plain().spawn(command);
+        let child = ProcessSpawner::plain().spawn(command);
         let child = child.unwrap_or_else(|e| panic!("{}: {e}", self.binary.display()));
         let mut operator = Operator { child, log, address: String::new() };
         operator.address = operator.serves().await;

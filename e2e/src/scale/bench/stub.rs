@@ -52,7 +52,7 @@ pub struct Credentials<'a> {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownSidecars {
     /// Certificate and sidecar by the host that clients ask for.
     hosts: HashMap<String, (Arc<CertifiedKey>, Arc<Sidecar>)>,
     /// Sidecars of each GPU.
@@ -61,7 +61,7 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Shared {
-    known: RwLock<Known>,
+    known: RwLock<KnownSidecars>,
     tls: OnceLock<Arc<ServerConfig>>,
     reads: Vec<AtomicU64>,
     directives: AtomicU64,
@@ -227,11 +227,11 @@ fn state(sidecar: &Sidecar) -> State {
     state.memory.owners.kv_bytes = 4 << 20;
     state.activity.inactive_since_unix_ms = Some(LONG_AGO);
     state.activity.last_used_unix_ms = Some(LONG_AGO);
-    state.moves = (0..MOVES).map(moved).collect();
+    state.moves = (0..MOVES).map(moved_response).collect();
     state
 }
 
-fn moved(number: u64) -> Move {
+fn moved_response(number: u64) -> Move {
     Move {
         at_unix_ms: LONG_AGO + number * 1000,
         reason: "remap_for_growth".to_owned(),

@@ -12,7 +12,7 @@ use sluice_e2e::cluster::{self, eventually};
 
 use super::hook::product;
 use super::server::apply;
-use super::{Helm, said, title};
+use super::{Helm, output_text, title};
 
 struct Driver(Child);
 
@@ -28,7 +28,7 @@ fn kubeconfig(server: &cluster::Api, namespace: &str, node: &str, folder: &Path)
     let bound = ["--bound-object-kind=Node", "--bound-object-name", node];
     let mut token =
         server.kubectl(&[&["create", "token", "sluice-devices", "-n", namespace], &bound[..]].concat());
-    let token = said(token.output().unwrap()).unwrap();
+    let token = output_text(token.output().unwrap()).unwrap();
     let text = std::fs::read_to_string(server.kubeconfig_path()).unwrap();
     let mut config: Value = serde_yaml::from_str(&text).unwrap();
     config["users"][0]["user"] = json!({"token": token.trim()});
@@ -67,7 +67,7 @@ async fn install(server: &cluster::Api, helm: &Helm, namespace: &str) {
 #[tokio::test]
 async fn a_driver_publishes_its_own_node_and_no_other() {
     let Some(helm) = Helm::find() else { return };
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let (client, namespace) = (server.client().await, server.namespace("devices").await);
     install(server, &helm, &namespace).await;
     let nodes: Api<Node> = Api::all(client.clone());

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster;
 
 use super::server::apply;
-use super::{Helm, named, said, title};
+use super::{Helm, named, output_text, title};
 use crate::fixture::{api_of, create, pool, tenant, with};
 
 /// A built binary of the product; without a folder of them `None`, and a line that says so.
@@ -28,7 +28,7 @@ pub fn product(name: &str) -> Option<Command> {
 #[tokio::test]
 async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
     let Some(helm) = Helm::find() else { return };
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let Some(mut hook) = product("sluice-devices") else { return };
     let (client, namespace) = (server.client().await, server.namespace("hook").await);
     let objects = helm.template(&namespace, &[]).unwrap();
@@ -59,7 +59,7 @@ async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
     assert!(words.contains(&format!("  helm rollback sluice 1 --namespace {namespace}\n")), "{words}");
     let left = pools.get("one").await.unwrap().metadata.finalizers.unwrap();
     assert_eq!(left.len(), 2, "nothing is done");
-    let said = said(hook.arg("--keep-tenants").output().unwrap()).unwrap();
+    let said = output_text(hook.arg("--keep-tenants").output().unwrap()).unwrap();
     assert!(said.starts_with("finalizers taken off "), "{said}");
 
     let left = pools.get("one").await.unwrap().metadata.finalizers;
@@ -90,9 +90,9 @@ fn operator(answers: &'static [&'static str]) -> String {
 }
 
 #[tokio::test]
-async fn the_test_of_a_release_says_what_does_not_work() {
+async fn helm_test_reports_failures() {
     let Some(helm) = Helm::find() else { return };
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let namespace = server.namespace("check").await;
     let objects = helm.template(&namespace, &[]).unwrap();
     let rights = objects
@@ -103,7 +103,7 @@ async fn the_test_of_a_release_says_what_does_not_work() {
     let check = |answers, seconds: &str| {
         let mut check = product("sluice-devices")?;
         check.args(["check", "--operator", &operator(answers), "--timeout-seconds", seconds]);
-        Some(said(check.env("KUBECONFIG", &config).output().unwrap()))
+        Some(output_text(check.env("KUBECONFIG", &config).output().unwrap()))
     };
     let well = Ok("all well\n".to_owned());
     let Some(at_once) = check(&[READY], "0") else { return };

@@ -163,7 +163,7 @@ fn every_panel_of_a_dashboard_shows_a_metric_that_there_is() {
 }
 
 #[test]
-fn a_metric_that_nobody_tells_is_noticed() {
+fn unknown_metric_is_detected() {
     let documented = documented();
     assert!(
         documented.contains("sluice_layers_remapped") && documented.contains("sluice_revoke_seconds_bucket")
@@ -174,7 +174,7 @@ fn a_metric_that_nobody_tells_is_noticed() {
 }
 
 #[test]
-fn alerts_about_an_operator_that_nobody_scrapes_are_refused() {
+fn operator_alerts_without_scraping_are_refused() {
     let Some(helm) = Helm::find() else { return };
     let refused = helm.template("ns", &["--set", "monitoring.rules=true"]).unwrap_err();
     assert!(refused.contains("monitoring.scrapedElsewhere=true"), "{refused}");
@@ -182,7 +182,7 @@ fn alerts_about_an_operator_that_nobody_scrapes_are_refused() {
 }
 
 #[test]
-fn nobody_gets_alerts_or_dashboards_unasked() {
+fn alerts_and_dashboards_are_off_by_default() {
     let Some(helm) = Helm::find() else { return };
     let kinds = |object: &Value| object["kind"].as_str().unwrap().to_owned();
     let objects = helm.render(&[]);

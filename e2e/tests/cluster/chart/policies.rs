@@ -54,7 +54,7 @@ fn token(name: &str) -> Secret {
 #[tokio::test]
 async fn the_operator_writes_its_own_secrets_and_no_others() {
     let Some(helm) = Helm::find() else { return };
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let namespace = server.namespace("secrets").await;
     let everybody: Api<Secret> = Api::namespaced(server.client().await, &namespace);
     everybody.create(&PostParams::default(), &secret("foreign", json!({}))).await.unwrap();
@@ -103,7 +103,7 @@ fn pod() -> Pod {
 #[tokio::test]
 async fn the_operator_takes_one_label_off_pods_sets_one_annotation_and_changes_nothing_else_of_them() {
     let Some(helm) = Helm::find() else { return };
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let namespace = server.namespace("pods").await;
     let everybody: Api<Pod> = Api::namespaced(server.client().await, &namespace);
     let create = async || everybody.create(&PostParams::default(), &pod()).await.ok();

@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster;
 
 use super::hook::product;
-use super::{Helm, INSTALLED, chart, said};
+use super::{Helm, INSTALLED, chart, output_text};
 use crate::fixture::{api_of, create, tenant};
 
 /// Policies of the whole cluster are other tests' too.
 const VALUES: &str = "admission.enabled=false";
 const JOB: &str = "sluice-uninstall";
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The Job, once helm has made it.
 async fn job(jobs: &Api<Job>) -> Job {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + WAIT_LIMIT;
     loop {
         if let Some(job) = jobs.get_opt(JOB).await.unwrap() {
             return job;
@@ -72,7 +72,7 @@ impl Release<'_> {
     }
 
     fn call(&self, arguments: &[&str]) -> Result<String, String> {
-        said(self.command(&[arguments, &["--namespace", &self.namespace]].concat()).output().unwrap())
+        output_text(self.command(&[arguments, &["--namespace", &self.namespace]].concat()).output().unwrap())
     }
 
     fn upgrade(&self, more: &[&str]) -> Result<String, String> {
@@ -98,7 +98,7 @@ impl Release<'_> {
         let uninstalling = self.uninstalling();
         let ran = run(self.server, &self.namespace, &job(&jobs).await);
         end(&jobs, false).await;
-        let refused = said(uninstalling.wait_with_output().unwrap()).unwrap_err();
+        let refused = output_text(uninstalling.wait_with_output().unwrap()).unwrap_err();
         assert!(refused.contains(JOB), "{refused}");
         let (words, status) = ran?;
         assert_eq!(status, Some(78), "{words}");
@@ -107,7 +107,7 @@ impl Release<'_> {
 }
 
 /// The commands that a text tells, word by word, after this line of it.
-fn told<'a>(text: &'a str, after: &str) -> Vec<Vec<&'a str>> {
+fn printed_error<'a>(text: &'a str, after: &str) -> Vec<Vec<&'a str>> {
     let lines = text.lines().skip_while(|line| *line != after).skip(1);
     let commands = lines.map_while(|line| line.strip_prefix("  helm "));
     let commands: Vec<Vec<_>> = commands.map(|command| command.split(' ').collect()).collect();
@@ -118,7 +118,7 @@ fn told<'a>(text: &'a str, after: &str) -> Vec<Vec<&'a str>> {
 #[tokio::test]
 async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_is_printed() {
     let Some(helm) = Helm::find() else { return };
-    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
     let _alone = INSTALLED.lock().await;
     let (client, namespace) = (server.client().await, server.namespace("refused").await);
     let release = Release { helm, server, namespace };
@@ -133,9 +133,9 @@ async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_
     assert_eq!(release.status(), "uninstalling");
     let wedged = release.upgrade(&[]).unwrap_err();
     assert!(wedged.contains("has no deployed releases"), "{wedged}");
-    let keep = told(&words, "To keep it:");
+    let keep = printed_error(&words, "To keep it:");
     assert_eq!(keep.len(), 1, "{words}");
-    said(release.command(&keep[0]).output().unwrap()).unwrap();
+    output_text(release.command(&keep[0]).output().unwrap()).unwrap();
     assert_eq!(release.status(), "deployed");
     let values = release.call(&["get", "values", "kept", "-o", "json"]).unwrap();
     assert!(values.contains("\"replicas\":1"), "it is another revision's release: {values}");
@@ -143,13 +143,13 @@ async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_
 
     // Refused again, it goes without its tenants, in the words of that refusal.
     let words = release.refused(&client).await.expect("the program was there before");
-    let leave = told(&words, "To uninstall it and leave tenants as they are:");
+    let leave = printed_error(&words, "To uninstall it and leave tenants as they are:");
     assert_eq!(leave.len(), 3, "{words}");
     let chart = chart();
     for command in &leave[..2] {
         let words: Vec<_> =
             command.iter().map(|word| if *word == "CHART" { chart.as_str() } else { word }).collect();
-        said(release.command(&words).output().unwrap()).unwrap();
+        output_text(release.command(&words).output().unwrap()).unwrap();
     }
     assert_eq!(leave[2], ["uninstall", "kept", "--namespace", &release.namespace]);
     let jobs: Api<Job> = Api::namespaced(client.clone(), &release.namespace);
@@ -157,7 +157,7 @@ async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_
     let (said_by_job, status) = run(server, &release.namespace, &job(&jobs).await).unwrap();
     assert_eq!(status, Some(0), "{said_by_job}");
     end(&jobs, true).await;
-    said(uninstalling.wait_with_output().unwrap()).unwrap();
+    output_text(uninstalling.wait_with_output().unwrap()).unwrap();
     assert!(release.call(&["status", "kept"]).unwrap_err().contains("not found"));
     tenants.delete("one", &DeleteParams::default()).await.expect("tenants stay when the chart goes");
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{Helm, named, said, title};
+use super::{Helm, named, output_text, title};
 
 const OFF: [&str; 2] = ["--set", "devices.enabled=false,networkPolicy.enabled=false,admission.enabled=false"];
 
 #[test]
 fn the_chart_has_nothing_that_helm_complains_of() {
     let Some(helm) = Helm::find() else { return };
-    said(helm.command(&["lint", "--strict", &super::chart()]).output().unwrap()).unwrap();
+    output_text(helm.command(&["lint", "--strict", &super::chart()]).output().unwrap()).unwrap();
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_plain_installation_is_these_objects() {
 }
 
 #[test]
-fn what_is_switched_off_is_not_there() {
+fn disabled_parts_are_not_rendered() {
     let Some(helm) = Helm::find() else { return };
     let objects = helm.render(&[&OFF[..], &["--set", "crds.install=false,hooks.uninstall=false"]].concat());
     let kinds: BTreeSet<_> = objects.iter().map(|object| object["kind"].as_str().unwrap()).collect();
@@ -55,7 +55,7 @@ fn what_is_switched_off_is_not_there() {
 }
 
 #[test]
-fn crds_stay_when_the_chart_goes() {
+fn crds_survive_uninstall() {
     let Some(helm) = Helm::find() else { return };
     for name in ["gpupools", "modeltenants"] {
         let objects = helm.render(&[]);
@@ -110,7 +110,7 @@ fn a_secret_for_the_registry_reaches_the_chart_s_pods_and_by_the_operator_those_
 }
 
 #[test]
-fn who_may_use_the_cli_is_bound_to_its_role() {
+fn cli_users_are_bound_to_cli_role() {
     let Some(helm) = Helm::find() else { return };
     let someone = r#"people.cli=[{"kind":"Group","name":"helpers","apiGroup":"rbac.authorization.k8s.io"}]"#;
     let objects = helm.render(&["--set-json", someone]);
@@ -148,7 +148,7 @@ fn selectors_find_the_pods_whatever_labels_are_added() {
 }
 
 #[test]
-fn the_operator_is_told_by_which_labels_and_images_it_works() {
+fn operator_gets_labels_and_images() {
     let Some(helm) = Helm::find() else { return };
     let objects = helm.render(&["--set", "operator.namespaces={a,b},images.engine.tag=next"]);
     let template = &named(&objects, "Deployment/sluice-operator")["spec"]["template"];

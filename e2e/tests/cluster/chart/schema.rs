@@ -3,7 +3,7 @@
 use super::{Helm, NAMESPACE};
 
 /// What helm says of a value; empty if it takes it.
-fn said(helm: &Helm, value: &str) -> String {
+fn error_text(helm: &Helm, value: &str) -> String {
     helm.template(NAMESPACE, &["--set-json", value]).err().unwrap_or_default()
 }
 
@@ -17,7 +17,7 @@ fn an_unknown_value_is_refused_by_its_name() {
         ("operator.resources.request={}", "/operator/resources", "request"),
         ("trial.gpu=1", "/trial", "gpu"),
     ] {
-        let said = said(&helm, value);
+        let said = error_text(&helm, value);
         assert!(
             said.contains("additional properties") && said.contains(&format!("'{name}'")),
             "{value}: {said}"
@@ -41,13 +41,13 @@ fn a_wrong_value_is_refused_with_its_path_and_what_would_be_right() {
         ("devices.kubeletFolder=\"kubelet\"", "/devices/kubeletFolder", "does not match pattern"),
         ("networkPolicy.apiServerPorts=[0]", "/networkPolicy/apiServerPorts/0", "minimum: got 0, want 1"),
     ] {
-        let said = said(&helm, value);
+        let said = error_text(&helm, value);
         assert!(said.contains(&format!("at '{path}'")) && said.contains(right), "{value}: {said}");
     }
 }
 
 #[test]
-fn values_that_do_not_go_together_are_refused() {
+fn conflicting_values_are_refused() {
     let Some(helm) = Helm::find() else { return };
     let trial = helm.template(NAMESPACE, &["--set", "trial.enabled=true,devices.enabled=false"]).unwrap_err();
     assert!(trial.contains("trial.enabled needs devices.enabled"), "{trial}");

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use serde_json::Value;
 use sluice_e2e::cluster::{self, Api};
 
-use super::{Helm, said, title};
+use super::{Helm, output_text, title};
 
 /// Applies objects on the server's side; what kubectl says, or its complaint.
 pub fn apply(server: &Api, objects: &[Value], further: &[&str]) -> Result<String, String> {
@@ -16,7 +16,7 @@ pub fn apply(server: &Api, objects: &[Value], further: &[&str]) -> Result<String
     let mut child = piped.spawn().unwrap();
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
     child.stdin.take().unwrap().write_all(list.to_string().as_bytes()).unwrap();
-    said(child.wait_with_output().unwrap())
+    output_text(child.wait_with_output().unwrap())
 }
 
 #[tokio::test]

@@ -64,6 +64,6 @@ impl Rows<'_> {
         // Again and again: on a busy machine nobody may have lent anything to the first ones.
         tokio::join!(self.load.answered_until(self.product, CHAT, &done), is_cut);
         self.product.ready_again(CHAT, &|pod| container(pod, "sidecar").restarts == sidecar.restarts).await;
-        self.all_is_home(&ledger).await;
+        self.are_all_loans_returned(&ledger).await;
     }
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
+use super::background_load::BackgroundLoad;
 use super::ledger::Ledger;
-use super::meanwhile::Meanwhile;
 use super::{CHAT, CODE, Rows, TENANTS};
 use crate::installed::processes::{Stopped, Traced, container};
 use crate::installed::value;
@@ -21,8 +21,8 @@ const ROUNDS: u32 = 5;
 const AT_MOST: u32 = 20;
 
 /// These processes stand still half of the time: how often.
-fn halts(processes: Vec<Pid>) -> Meanwhile<u32> {
-    Meanwhile::start(move |ends| {
+fn halts(processes: Vec<Pid>) -> BackgroundLoad<u32> {
+    BackgroundLoad::start(move |ends| {
         let mut times = 0;
         while !ends.load(Ordering::Relaxed) {
             let stopped: Vec<_> = processes.iter().map(|process| Stopped::stop(*process)).collect();

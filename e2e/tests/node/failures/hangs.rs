@@ -1,18 +1,18 @@
 //! Processes of a pod that hang, in each state: the neighbours go on, what hangs is replaced, and people see what it was.
 
-mod told;
-mod when;
+mod hang_state;
+mod reports;
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use serde_json::json;
-use sluice_e2e::bound::Bound;
 use sluice_e2e::cluster::within;
+use sluice_e2e::hang_limit::HangLimit;
 use sluice_wire::State;
 
-use self::told::People;
-use self::when::{Loads, Views, When};
+use self::hang_state::{HangState, Loads, Views};
+use self::reports::Observers;
 use super::ledger::Ledger;
 use super::{CHAT, CODE, MINUTE, Rows, SUMMARY};
 use crate::installed::TENANTS;
@@ -39,7 +39,7 @@ enum Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Until {
     /// The neighbours have gone on; then it runs again.
-    TheyGoOn,
+    Continued,
     /// It is dead.
     Dead,
 }
@@ -47,52 +47,54 @@ enum Until {
 /// A row of the table of hangs.
 struct Row {
     target: Target,
-    when: When,
+    when: HangState,
     until: Until,
     /// The tenant that hangs.
     culprit: &'static str,
     /// How often its sidecar's and its engine's container are started again.
     restarts: [u64; 2],
     /// Reason of its `Degraded`.
-    told: Option<&'static str>,
+    reported: Option<&'static str>,
 }
 
-const fn row(target: Target, when: When, until: Until, culprit: &'static str) -> Row {
+const fn row(target: Target, when: HangState, until: Until, culprit: &'static str) -> Row {
     let restarts = match (target, until) {
-        (Target::Worker, _) | (_, Until::TheyGoOn) => [0, 0],
+        (Target::Worker, _) | (_, Until::Continued) => [0, 0],
         (Target::Supervisor, Until::Dead) => [0, 1],
         (Target::Sidecar, Until::Dead) => [1, 0],
         (Target::Whole, Until::Dead) => [1, 1],
     };
     let told = match (target, until, when) {
         (Target::Worker, Until::Dead, _) => Some("EngineHung"),
-        (Target::Sidecar, ..) | (Target::Whole, _, When::Computing | When::Waiting) => Some("SidecarHung"),
+        (Target::Sidecar, ..) | (Target::Whole, _, HangState::Computing | HangState::Waiting) => {
+            Some("SidecarHung")
+        }
         // Its own sidecar goes on, and kills nothing within this time; the kubelet reports a supervisor.
         _ => None,
     };
-    Row { target, when, until, culprit, restarts, told }
+    Row { target, when, until, culprit, restarts, reported: told }
 }
 
 /// Containers that were started again lately are started later each time, so no tenant has many such rows.
 const ROWS: [Row; 18] = [
-    row(Target::Worker, When::Computing, Until::Dead, CHAT),
-    row(Target::Worker, When::Lending, Until::Dead, CHAT),
-    row(Target::Worker, When::Borrowing, Until::Dead, CHAT),
-    row(Target::Worker, When::Rebacking, Until::Dead, CHAT),
-    row(Target::Worker, When::Waking, Until::Dead, CHAT),
-    row(Target::Supervisor, When::Computing, Until::TheyGoOn, CHAT),
-    row(Target::Supervisor, When::Lending, Until::TheyGoOn, CHAT),
-    row(Target::Supervisor, When::Waking, Until::TheyGoOn, CHAT),
-    row(Target::Supervisor, When::Rebacking, Until::Dead, CHAT),
-    row(Target::Sidecar, When::Computing, Until::TheyGoOn, SUMMARY),
-    row(Target::Sidecar, When::Computing, Until::Dead, CODE),
-    row(Target::Sidecar, When::Lending, Until::Dead, SUMMARY),
-    row(Target::Sidecar, When::Borrowing, Until::Dead, SUMMARY),
-    row(Target::Sidecar, When::Rebacking, Until::Dead, CODE),
-    row(Target::Sidecar, When::Waking, Until::Dead, CHAT),
-    row(Target::Whole, When::Computing, Until::TheyGoOn, SUMMARY),
-    row(Target::Whole, When::Waiting, Until::Dead, CHAT),
-    row(Target::Whole, When::Computing, Until::Dead, CODE),
+    row(Target::Worker, HangState::Computing, Until::Dead, CHAT),
+    row(Target::Worker, HangState::Lending, Until::Dead, CHAT),
+    row(Target::Worker, HangState::Borrowing, Until::Dead, CHAT),
+    row(Target::Worker, HangState::Rebacking, Until::Dead, CHAT),
+    row(Target::Worker, HangState::Waking, Until::Dead, CHAT),
+    row(Target::Supervisor, HangState::Computing, Until::Continued, CHAT),
+    row(Target::Supervisor, HangState::Lending, Until::Continued, CHAT),
+    row(Target::Supervisor, HangState::Waking, Until::Continued, CHAT),
+    row(Target::Supervisor, HangState::Rebacking, Until::Dead, CHAT),
+    row(Target::Sidecar, HangState::Computing, Until::Continued, SUMMARY),
+    row(Target::Sidecar, HangState::Computing, Until::Dead, CODE),
+    row(Target::Sidecar, HangState::Lending, Until::Dead, SUMMARY),
+    row(Target::Sidecar, HangState::Borrowing, Until::Dead, SUMMARY),
+    row(Target::Sidecar, HangState::Rebacking, Until::Dead, CODE),
+    row(Target::Sidecar, HangState::Waking, Until::Dead, CHAT),
+    row(Target::Whole, HangState::Computing, Until::Continued, SUMMARY),
+    row(Target::Whole, HangState::Waiting, Until::Dead, CHAT),
+    row(Target::Whole, HangState::Computing, Until::Dead, CODE),
 ];
 
 impl Row {
@@ -102,11 +104,11 @@ impl Row {
 
     /// What the alert says, and of whom; `neighbour` saw the hang, and its own alert says this.
     fn alerts(&self, neighbour: Option<(&'static str, &'static str)>) -> Vec<(&'static str, &'static str)> {
-        let computing = self.when == When::Computing;
+        let computing = self.when == HangState::Computing;
         let own = match (self.target, self.until) {
             (Target::Worker, Until::Dead) => Some("its engine hung and was killed"),
             (Target::Sidecar, Until::Dead) => Some("its sidecar hung and was killed"),
-            (_, Until::TheyGoOn) if computing && self.target != Target::Supervisor => {
+            (_, Until::Continued) if computing && self.target != Target::Supervisor => {
                 Some("a neighbour took the turn that it held too long")
             }
             _ => None,
@@ -120,7 +122,7 @@ impl Row {
     }
 
     /// What the culprit itself tells of its hang.
-    async fn tells(&self, before: &State, views: &Views) {
+    async fn expected_reports(&self, before: &State, views: &Views) {
         let (what, now) = (self.title(), views.state(self.culprit).await);
         let hangs = now.engine.hangs;
         let overtaken =
@@ -129,7 +131,7 @@ impl Row {
             (Target::Worker, Until::Dead) => {
                 assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine)
             }
-            (_, Until::TheyGoOn) => assert_eq!(hangs, before.engine.hangs, "{what}: {:?}", now.engine),
+            (_, Until::Continued) => assert_eq!(hangs, before.engine.hangs, "{what}: {:?}", now.engine),
             _ => {}
         }
         if self.target == Target::Sidecar && self.until == Until::Dead {
@@ -137,7 +139,8 @@ impl Row {
             let killed_before = before.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total);
             assert_eq!(killed, killed_before + 1, "{what}: {:?}", now.sidecar_hangs);
         }
-        if (self.until, self.when) == (Until::TheyGoOn, When::Computing) && self.target != Target::Supervisor
+        if (self.until, self.when) == (Until::Continued, HangState::Computing)
+            && self.target != Target::Supervisor
         {
             assert!(
                 overtaken(&now) > overtaken(before),
@@ -195,13 +198,13 @@ async fn dead(what: &str, processes: &[Pid]) {
 
 impl Rows<'_> {
     /// Other tests hold engines by stopping them, so the deadline is short in this one alone.
-    pub async fn what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on(&self) {
+    pub async fn hung_process_in_pod_is_replaced_and_peers_continue(&self) {
         self.spec_of_all(&json!({"engine": {"hangTimeoutSeconds": HANG_TIMEOUT.as_secs()}})).await;
         let ledger = Ledger::of(self.product);
         for row in &ROWS {
             self.hangs(row, &ledger).await;
         }
-        self.a_turn_that_nobody_can_take_is_told(&ledger).await;
+        self.stuck_turn_is_reported(&ledger).await;
     }
 
     /// Changes what replaces the pods of all tenants.
@@ -217,14 +220,14 @@ impl Rows<'_> {
 
     async fn hangs(&self, row: &Row, ledger: &Ledger) {
         let (what, views) = (row.title(), Views::of(self.product));
-        let mut people = People::of(self.product).await;
+        let mut people = Observers::of(self.product).await;
         let before = Processes::of(self, row.culprit);
         let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
         let pod = uid(&self.product.pod(row.culprit)).to_owned();
         let mut loads = Loads::of(self, row.when, row.culprit);
         let (pinned, state) = row.when.meet(&views, row.culprit, &before, &mut loads).await;
         let targets = before.all(row.target);
-        let bound = Bound::start(&state, HANG_TIMEOUT);
+        let bound = HangLimit::start(&state, HANG_TIMEOUT);
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
         let still = async || stopped.iter().all(Stopped::is_still).then_some(());
         within(MINUTE, &format!("{what}: {targets:?} stand still"), still).await;
@@ -238,10 +241,10 @@ impl Rows<'_> {
             pinned.go_on();
             None
         };
-        let took = self.neighbours_go_on(row, &views, &bound).await;
+        let took = self.peers_continue(row, &views, &bound).await;
         eprintln!("{what}: its neighbours went on after {took:?}, {:?} are allowed", bound.allows());
         if row.until == Until::Dead {
-            if row.when == When::Waiting {
+            if row.when == HangState::Waiting {
                 people.see_a_tenant_that_was_skipped(row.culprit).await;
             }
             dead(&what, &targets).await;
@@ -255,18 +258,19 @@ impl Rows<'_> {
             *uid(now) == pod && is == wanted
         };
         self.product.ready_again(row.culprit, &again).await;
-        row.tells(&state, &views).await;
-        let neighbour = people.are_told(row.culprit, row.told, bound.stopped_unix_ms(), &views).await;
+        row.expected_reports(&state, &views).await;
+        let neighbour =
+            people.are_events_reported(row.culprit, row.reported, bound.stopped_unix_ms(), &views).await;
         people.are_alerted(&row.alerts(neighbour)).await;
         loads.end(row.culprit, row.target != Target::Worker).await;
         for name in TENANTS {
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{what}: {name} afterwards");
         }
-        self.all_is_home(ledger).await;
+        self.are_all_loans_returned(ledger).await;
     }
 
     /// Each neighbour runs steps. Returns how long that took.
-    async fn neighbours_go_on(&self, row: &Row, views: &Views, bound: &Bound) -> Duration {
+    async fn peers_continue(&self, row: &Row, views: &Views, bound: &HangLimit) -> Duration {
         let (what, mut before) = (row.title(), Vec::new());
         for name in row.neighbours() {
             before.push((name, views.state(name).await.figures.steps_total));
@@ -290,17 +294,17 @@ impl Rows<'_> {
 
     /// A tenant hangs in its turn, and another process in the guard of the ledger: no neighbour can take the turn. They name the
     /// tenant that they wait for, until all that hangs has been killed.
-    async fn a_turn_that_nobody_can_take_is_told(&self, ledger: &Ledger) {
+    async fn stuck_turn_is_reported(&self, ledger: &Ledger) {
         let (culprit, views) = (SUMMARY, Views::of(self.product));
-        let mut people = People::of(self.product).await;
+        let mut people = Observers::of(self.product).await;
         let before = Processes::of(self, culprit);
         let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
-        let mut loads = Loads::of(self, When::Computing, culprit);
-        let (pinned, state) = When::Computing.meet(&views, culprit, &before, &mut loads).await;
+        let mut loads = Loads::of(self, HangState::Computing, culprit);
+        let (pinned, state) = HangState::Computing.meet(&views, culprit, &before, &mut loads).await;
         let guard = ledger.guard().await;
         let targets = before.all(Target::Whole);
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
-        let since = Bound::start(&state, HANG_TIMEOUT).stopped_unix_ms();
+        let since = HangLimit::start(&state, HANG_TIMEOUT).stopped_unix_ms();
         loads.send_to(&[CHAT, CODE]);
         people.see_a_turn_that_is_held(CHAT, culprit, since).await;
         drop(guard);
@@ -311,6 +315,6 @@ impl Rows<'_> {
         };
         self.product.ready_again(culprit, &again).await;
         loads.end(culprit, true).await;
-        self.all_is_home(ledger).await;
+        self.are_all_loans_returned(ledger).await;
     }
 }

@@ -13,7 +13,7 @@ use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 use tokio::task::JoinSet;
 
-use super::meanwhile::Meanwhile;
+use super::background_load::BackgroundLoad;
 use super::{CHAT, CODE, MINUTE, Rows, TENANTS};
 use crate::installed::Product;
 use crate::installed::admin::{Admin, Credential};
@@ -22,9 +22,9 @@ use crate::installed::processes::{Container, Stopped, container, kill};
 /// Engines killed while memory is lent.
 const KILLS: u32 = 9;
 /// Until a look at the ledger is repeated.
-const GLANCE: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// As long as a process that could end would need to, many times over.
-const A_WHILE: Duration = Duration::from_secs(2);
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// What the tenants of a GPU share, opened by somebody who has no part in it.
 #[derive(Clone)]
@@ -91,7 +91,7 @@ impl Ledger {
         let borrows = async || {
             let held = self.record(product, tenant).filter(|one| one.held_bytes > one.share_bytes);
             if held.is_none() {
-                tokio::time::sleep(GLANCE).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             held.map(drop)
         };
@@ -100,8 +100,8 @@ impl Ledger {
 }
 
 /// Audits as often as it can, and counts that, until a byte is promised twice.
-fn audits(ledger: Ledger) -> Meanwhile<Result<u32, LedgerError>> {
-    Meanwhile::start(move |ends| {
+fn audits(ledger: Ledger) -> BackgroundLoad<Result<u32, LedgerError>> {
+    BackgroundLoad::start(move |ends| {
         let mut count = 0;
         while !ends.load(Ordering::Relaxed) {
             match ledger.0.audit() {
@@ -110,7 +110,7 @@ fn audits(ledger: Ledger) -> Meanwhile<Result<u32, LedgerError>> {
                 Err(LedgerError::Busy { .. }) => {}
                 Err(wrong) => return Err(wrong),
             }
-            std::thread::sleep(GLANCE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(count)
     })
@@ -128,9 +128,9 @@ struct Frozen {
 impl Rows<'_> {
     /// Engines of lenders and of the borrower die at whatever moment of a loan, and once a lender's sidecar: no byte is promised
     /// twice at any time, none is lost in the end, and the borrower's answers are what they are.
-    pub async fn whoever_is_killed_while_memory_is_lent_the_ledger_balances(&self) {
+    pub async fn ledger_balances_after_kills_during_loans(&self) {
         let ledger = Ledger::of(self.product);
-        self.all_is_home(&ledger).await;
+        self.are_all_loans_returned(&ledger).await;
         let audits = audits(ledger.clone());
         let sidecar = container(&self.product.pod(CODE), "sidecar");
         let done = AtomicBool::new(false);
@@ -163,7 +163,7 @@ impl Rows<'_> {
 
     /// A borrower stands still with all its processes, as one that nobody can reach: what it holds stays counted until the last
     /// of them has ended, and those who lent it serve meanwhile.
-    pub async fn what_a_frozen_neighbour_holds_comes_home_with_the_end_of_its_last_process(&self) {
+    pub async fn frozen_peer_memory_returns_on_process_exit(&self) {
         let ledger = Ledger::of(self.product);
         let pod = self.product.pod(CHAT);
         let (sidecar, engine) = (container(&pod, "sidecar"), container(&pod, "engine"));
@@ -181,12 +181,12 @@ impl Rows<'_> {
         let [first, worker] =
             [sidecar.first(), engine.worker()].map(|process| process.expect("it is frozen"));
         kill(first);
-        tokio::time::sleep(A_WHILE).await;
+        tokio::time::sleep(SETTLE_TIME).await;
         assert_ne!(sidecar.first(), Some(first), "it is gone");
         assert_eq!(holds(), Some(held), "its engine may still write where it did");
         kill(worker);
         let gone = async || (holds() != Some(held)).then_some(());
-        within(A_WHILE, "nothing of it is counted when both are gone", gone).await;
+        within(SETTLE_TIME, "nothing of it is counted when both are gone", gone).await;
         drop((processes, requests));
         self.all_serve_again_after(CHAT, &sidecar, &ledger).await;
     }
@@ -204,7 +204,7 @@ impl Rows<'_> {
         let frozen = async {
             let now = async || {
                 self.load.keep_sent(self.product, CHAT, &mut requests);
-                tokio::time::sleep(GLANCE).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
                 self.frozen_now(ledger, sidecar, engine).await
             };
             let frozen = within(2 * MINUTE, "a borrower that has neither turn nor guard", now).await;
@@ -241,11 +241,11 @@ impl Rows<'_> {
         for name in TENANTS {
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
         }
-        self.all_is_home(ledger).await;
+        self.are_all_loans_returned(ledger).await;
     }
 
     /// Waits until nobody holds what is another's, and the ledger says of everybody what its sidecar says.
-    pub async fn all_is_home(&self, ledger: &Ledger) {
+    pub async fn are_all_loans_returned(&self, ledger: &Ledger) {
         let operator = Credential::of_operator(self.product);
         let home = async || {
             let audit = ledger.0.audit().ok()?;

@@ -27,7 +27,7 @@ const SPEECH_VAR: &str = "SLUICE_TEST_SPEECH";
 const SPOKEN: &str = "@spoken";
 
 /// What strangers say, the user that they are, and the words of the refusal in the log.
-fn speeches() -> [(Vec<u8>, u32, &'static str); 3] {
+fn malformed_messages() -> [(Vec<u8>, u32, &'static str); 3] {
     let words = b"GET / HTTP/1.1\r\nhost: engine\r\n\r\n".to_vec();
     let of_another_version = [&b"SLNK"[..], &[231, 3, 1, 0, 0, 0, 1, 0], &[0; 4]].concat();
     [
@@ -40,7 +40,7 @@ fn speeches() -> [(Vec<u8>, u32, &'static str); 3] {
 impl Rows<'_> {
     /// They are processes of the pod, are refused in words that its log has, and no stream notices, while the engine lives and
     /// when it dies.
-    pub async fn strangers_at_the_link_are_refused_and_no_stream_notices(&self) {
+    pub async fn unknown_link_peers_are_refused(&self) {
         let pod = self.product.pod(CHAT);
         let sidecar = container(&pod, "sidecar").first().expect("it runs");
         let (streams, engine) = self.product.held_streams(CHAT, 5, 200).await;
@@ -48,7 +48,7 @@ impl Rows<'_> {
         kill(container(&pod, "engine").worker().expect("it stands still"));
         engine.go_on();
         streams.end_with(&self.golden).await;
-        for (mut stranger, (_, _, words)) in strangers.into_iter().zip(speeches()) {
+        for (mut stranger, (_, _, words)) in strangers.into_iter().zip(malformed_messages()) {
             let told = async || {
                 let log = self.product.kubectl(&["logs", &name(&pod), "-c", "sidecar"]);
                 let refuses = |line: &str| line.contains("an engine was") && line.contains(words);
@@ -83,7 +83,7 @@ fn stranger() {
         return;
     };
     let index: usize = std::env::var(SPEECH_VAR).unwrap().parse().unwrap();
-    let (speech, user, words) = &speeches()[index];
+    let (speech, user, words) = &malformed_messages()[index];
     let socket = dial(&open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap(), *user);
     // Who is not let in may find the door closed.
     let _ = send(&socket, speech, SendFlags::NOSIGNAL);

@@ -31,13 +31,13 @@ pub struct Hub {
 
 /// How a hub does what it should not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manners {
+enum HubBehaviour {
     /// It does as hubs do.
     Good,
     /// The first transfer of whole weights ends in its middle.
     Cuts,
     /// It tells another digest of weights than theirs.
-    Lies,
+    Corrupts,
 }
 
 /// For so long half of some weights is on its way to who asks for them.
@@ -46,7 +46,7 @@ const ON_ITS_WAY: Duration = Duration::from_secs(2);
 struct Inside {
     /// By name.
     files: BTreeMap<String, Bytes>,
-    manners: Manners,
+    behaviour: HubBehaviour,
     whole_weights: AtomicUsize,
     rests: AtomicUsize,
 }
@@ -89,33 +89,33 @@ fn generated() -> &'static Path {
 impl Product<'_> {
     /// A hub that pods find and that has this model.
     pub async fn hub(&self, folder: &Path) -> Hub {
-        Hub::start(&self.node.address_for_pods().await, folder, None, Manners::Good)
+        Hub::start(&self.node.address_for_pods().await, folder, None, HubBehaviour::Good)
     }
 
     /// The same, and the first download of weights ends in its middle.
-    pub async fn hub_that_cuts(&self, folder: &Path) -> Hub {
-        Hub::start(&self.node.address_for_pods().await, folder, None, Manners::Cuts)
+    pub async fn disconnecting_hub(&self, folder: &Path) -> Hub {
+        Hub::start(&self.node.address_for_pods().await, folder, None, HubBehaviour::Cuts)
     }
 
     /// The same, and weights are not what it says that they are.
-    pub async fn hub_that_lies(&self, folder: &Path) -> Hub {
-        Hub::start(&self.node.address_for_pods().await, folder, None, Manners::Lies)
+    pub async fn corrupting_hub(&self, folder: &Path) -> Hub {
+        Hub::start(&self.node.address_for_pods().await, folder, None, HubBehaviour::Corrupts)
     }
 
     /// The same for who shows this token.
     pub async fn private_hub(&self, folder: &Path, token: &'static str) -> Hub {
-        Hub::start(&self.node.address_for_pods().await, folder, Some(token), Manners::Good)
+        Hub::start(&self.node.address_for_pods().await, folder, Some(token), HubBehaviour::Good)
     }
 }
 
 impl Hub {
     /// Serves the files of `folder` as the repository `tests/story`, for those who find this machine at `address`. The chat
     /// template is one that says what its user says.
-    fn start(address: &str, folder: &Path, token: Option<&'static str>, manners: Manners) -> Hub {
+    fn start(address: &str, folder: &Path, token: Option<&'static str>, manners: HubBehaviour) -> Hub {
         let mut files = read(folder);
         files.insert("chat_template.jinja".to_owned(), PLAIN.into());
         let (whole_weights, rests) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let inside = Arc::new(Inside { files, manners, whole_weights, rests });
+        let inside = Arc::new(Inside { files, behaviour: manners, whole_weights, rests });
         let router = Router::new()
             .route("/api/models/tests/story/revision/{revision}", get(revision))
             .route("/tests/story/resolve/{revision}/{*file}", get(file))
@@ -174,7 +174,7 @@ pub fn read(folder: &Path) -> BTreeMap<String, Bytes> {
 }
 
 async fn revision(State(inside): State<Arc<Inside>>) -> axum::Json<Value> {
-    let lies = |name: &str| inside.manners == Manners::Lies && is_weights(name);
+    let lies = |name: &str| inside.behaviour == HubBehaviour::Corrupts && is_weights(name);
     let sibling = |(name, bytes): (&String, &Bytes)| {
         let digest = if lies(name) { "0".repeat(64) } else { sha256(bytes) };
         json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": digest, "size": bytes.len()}})
@@ -201,7 +201,7 @@ async fn file(
     match asked(&headers).and_then(|(from, _)| from.parse::<usize>().ok()) {
         None if is_weights(&name) => {
             let before = inside.whole_weights.fetch_add(1, Ordering::Relaxed);
-            if inside.manners == Manners::Cuts && before == 0 {
+            if inside.behaviour == HubBehaviour::Cuts && before == 0 {
                 return cut(bytes);
             }
         }

@@ -36,9 +36,9 @@ impl Product<'_> {
         for policy in ["Oneiros", "Recompute", "Unified"] {
             changes.another_policy_holds_from_the_next_step_on(policy).await;
         }
-        changes.another_priority_is_told_to_all_and_turns_the_order_of_victims().await;
+        changes.changed_priority_reaches_peers_and_reorders_victims().await;
         changes.another_way_to_share_is_a_new_epoch_to_which_all_go_together().await;
-        changes.engines_that_die_together_are_told_as_one_fault().await;
+        changes.simultaneous_engine_crashes_are_one_fault().await;
         changes.a_tenant_that_idles_for_long_sleeps_and_a_request_wakes_it().await;
     }
 }
@@ -62,7 +62,7 @@ impl Changes<'_> {
         assert_eq!(self.product.lives(), self.lives, "{policy} replaced a pod");
     }
 
-    async fn another_priority_is_told_to_all_and_turns_the_order_of_victims(&self) {
+    async fn changed_priority_reaches_peers_and_reorders_victims(&self) {
         let (streams, engine) = self.product.held_streams(CHAT, 10, 200).await;
         self.ranked(CODE, SUMMARY).await;
         engine.go_on();
@@ -129,7 +129,7 @@ impl Changes<'_> {
     }
 
     /// As a fault of one MPS client ends all: here by one signal each.
-    async fn engines_that_die_together_are_told_as_one_fault(&self) {
+    async fn simultaneous_engine_crashes_are_one_fault(&self) {
         let lives = self.product.lives();
         let one = container(&self.product.pod(CHAT), "engine");
         kill(one.worker().unwrap());

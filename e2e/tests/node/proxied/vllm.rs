@@ -54,25 +54,28 @@ fn route(socket: &TcpStream, path: &str, body: &str, model: &str) -> Option<()> 
     match path {
         "/sleep" | "/wake_up" => {
             ASLEEP.store(path == "/sleep", Ordering::SeqCst);
-            say(socket, 200, "text/plain", "")
+            respond(socket, 200, "text/plain", "")
         }
-        "/is_sleeping" => say(socket, 200, JSON, &format!("{{\"is_sleeping\": {asleep}}}")),
-        "/v1/models" => {
-            say(socket, 200, JSON, &format!("{{\"object\": \"list\", \"data\": [{{\"id\": \"{model}\"}}]}}"))
-        }
-        "/metrics" => say(socket, 200, "text/plain", "vllm:num_requests_waiting{engine=\"0\"} 0.0\n"),
-        "/health" => say(socket, 200, "text/plain", ""),
+        "/is_sleeping" => respond(socket, 200, JSON, &format!("{{\"is_sleeping\": {asleep}}}")),
+        "/v1/models" => respond(
+            socket,
+            200,
+            JSON,
+            &format!("{{\"object\": \"list\", \"data\": [{{\"id\": \"{model}\"}}]}}"),
+        ),
+        "/metrics" => respond(socket, 200, "text/plain", "vllm:num_requests_waiting{engine=\"0\"} 0.0\n"),
+        "/health" => respond(socket, 200, "text/plain", ""),
         "/v1/completions" | "/v1/chat/completions" if asleep => {
-            say(socket, 500, JSON, "{\"error\": \"asleep\"}")
+            respond(socket, 500, JSON, "{\"error\": \"asleep\"}")
         }
-        "/v1/completions" | "/v1/chat/completions" => speak(socket, body, path.contains("chat")),
-        _ => say(socket, 404, "text/plain", ""),
+        "/v1/completions" | "/v1/chat/completions" => stream_tokens(socket, body, path.contains("chat")),
+        _ => respond(socket, 404, "text/plain", ""),
     }
 }
 
 const JSON: &str = "application/json";
 
-fn say(mut socket: &TcpStream, status: u16, kind: &str, body: &str) -> Option<()> {
+fn respond(mut socket: &TcpStream, status: u16, kind: &str, body: &str) -> Option<()> {
     let length = body.len();
     let head = format!(
         "HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
@@ -80,7 +83,7 @@ fn say(mut socket: &TcpStream, status: u16, kind: &str, body: &str) -> Option<()
     socket.write_all(head.as_bytes()).ok()
 }
 
-fn speak(mut socket: &TcpStream, body: &str, chat: bool) -> Option<()> {
+fn stream_tokens(mut socket: &TcpStream, body: &str, chat: bool) -> Option<()> {
     let plain: String = body.chars().filter(|letter| !letter.is_whitespace()).collect();
     let count = plain.split("\"max_tokens\":").nth(1)?;
     let count: u32 = count.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()?;
@@ -97,7 +100,7 @@ fn speak(mut socket: &TcpStream, body: &str, chat: bool) -> Option<()> {
             false => format!("\"text\": \"{text}\""),
         };
         let choice = format!("{{\"index\": 0, {said}, \"finish_reason\": \"length\"}}");
-        return say(socket, 200, JSON, &format!("{{\"id\": \"a\", \"choices\": [{choice}], {usage}}}"));
+        return respond(socket, 200, JSON, &format!("{{\"id\": \"a\", \"choices\": [{choice}], {usage}}}"));
     }
     socket
         .write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sluice_types::rules::POD_ANNOTATIONS;
 
-use super::Lives;
+use super::PodInstances;
 use crate::installed::tenant;
 
 /// The CRD of tenants, in the chart.
@@ -42,7 +42,7 @@ fn rule_breaker(name: &str) -> Value {
     tenant
 }
 
-impl Lives<'_> {
+impl PodInstances<'_> {
     /// The older CRD takes it, and does not know the field.
     pub(super) fn a_tenant_comes_before_the_rule_that_it_breaks(&self) {
         self.product.apply(&[rule_breaker(EARLY)]);

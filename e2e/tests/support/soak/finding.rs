@@ -13,13 +13,13 @@ pub enum Finding {
     /// Nothing goes on although there is work.
     Stuck(String),
     /// Memory that is lent stays away, or budgets and shares disagree.
-    Books(String),
+    Accounting(String),
     /// More memory is there than the GPU has.
     AboveCapacity(String),
     /// A process ended that nobody had killed.
     Ended(String),
     /// Something is left that nobody needs.
-    Left(String),
+    Leak(String),
     /// A journal does not replay.
     Journal(String),
     /// A directive was refused that is right, or taken that is wrong.
@@ -32,10 +32,10 @@ impl fmt::Display for Finding {
             Finding::Answer(text) => ("another answer", text),
             Finding::Failed(text) => ("a failed request", text),
             Finding::Stuck(text) => ("stuck", text),
-            Finding::Books(text) => ("the books", text),
+            Finding::Accounting(text) => ("the books", text),
             Finding::AboveCapacity(text) => ("above the capacity", text),
             Finding::Ended(text) => ("an unplanned end", text),
-            Finding::Left(text) => ("left over", text),
+            Finding::Leak(text) => ("left over", text),
             Finding::Journal(text) => ("a journal", text),
             Finding::Directive(text) => ("a directive", text),
         };

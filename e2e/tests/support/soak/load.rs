@@ -7,13 +7,13 @@ use reqwest::{Client, StatusCode};
 use serde_json::Value;
 
 use super::finding::{Finding, Findings};
-use super::member::Member;
 use super::plan::Visit;
+use super::tenant::SoakTenant;
 use crate::support::Answer;
 use crate::support::http::{CLIENT, Stream};
 
 /// A client that waits as long as it must: who waits too long is seen by the watchdog.
-pub static PATIENT: LazyLock<Client> = LazyLock::new(|| {
+pub static SLOW_CLIENT: LazyLock<Client> = LazyLock::new(|| {
     // It installs what any client needs.
     LazyLock::force(&CLIENT);
     Client::builder().pool_max_idle_per_host(0).build().unwrap()
@@ -24,14 +24,14 @@ enum Attempt {
     /// With an answer.
     Whole(Answer),
     /// The client went away, with so much of it.
-    Left(Answer),
+    Disconnected(Answer),
     /// It failed, with so much of it.
     Failed(Answer, String),
 }
 
 /// Asks until there is an answer, and compares it with the one that is `expected`. Returns how often it was cut off.
 pub async fn visit(
-    member: &Member,
+    member: &SoakTenant,
     visit: &Visit,
     body: &Value,
     expected: &Answer,
@@ -46,7 +46,7 @@ pub async fn visit(
                 differ(member, visit, &answer, expected, findings);
                 break;
             }
-            Attempt::Left(answer) => {
+            Attempt::Disconnected(answer) => {
                 starts(member, visit, &answer, expected, findings);
                 break;
             }
@@ -66,7 +66,7 @@ pub async fn visit(
     cut
 }
 
-fn differ(member: &Member, visit: &Visit, answer: &Answer, expected: &Answer, findings: &Findings) {
+fn differ(member: &SoakTenant, visit: &Visit, answer: &Answer, expected: &Answer, findings: &Findings) {
     if answer != expected {
         let at = answer.tokens.iter().zip(&expected.tokens).position(|(a, b)| a != b);
         let text =
@@ -76,7 +76,7 @@ fn differ(member: &Member, visit: &Visit, answer: &Answer, expected: &Answer, fi
 }
 
 /// What came before it was cut off is right, too.
-fn starts(member: &Member, visit: &Visit, answer: &Answer, expected: &Answer, findings: &Findings) {
+fn starts(member: &SoakTenant, visit: &Visit, answer: &Answer, expected: &Answer, findings: &Findings) {
     let same = expected.tokens.starts_with(&answer.tokens) && expected.text.starts_with(&answer.text);
     if !same {
         let text = format!("{} {visit:?}, cut off: {answer:?}, alone: {expected:?}", member.name);
@@ -84,12 +84,12 @@ fn starts(member: &Member, visit: &Visit, answer: &Answer, expected: &Answer, fi
     }
 }
 
-async fn attempt(member: &Member, visit: &Visit, body: &Value) -> Attempt {
+async fn attempt(member: &SoakTenant, visit: &Visit, body: &Value) -> Attempt {
     let failed = |why: String| Attempt::Failed(Answer::default(), why);
     let mut body = body.clone();
     body["stream"] = visit.streams.into();
-    let url = member.found().await.url("/v1/completions");
-    let response = match PATIENT.post(url).json(&body).send().await {
+    let url = member.locate().await.url("/v1/completions");
+    let response = match SLOW_CLIENT.post(url).json(&body).send().await {
         Ok(response) => response,
         Err(error) => return failed(format!("{error:?}")),
     };
@@ -106,10 +106,10 @@ async fn attempt(member: &Member, visit: &Visit, body: &Value) -> Attempt {
     }
 }
 
-async fn read(member: &Member, mut stream: Stream, leaves_after: Option<usize>) -> Attempt {
+async fn read(member: &SoakTenant, mut stream: Stream, leaves_after: Option<usize>) -> Attempt {
     loop {
         if leaves_after.is_some_and(|tokens| stream.answer.tokens.len() >= tokens) {
-            return Attempt::Left(stream.answer);
+            return Attempt::Disconnected(stream.answer);
         }
         match stream.next().await {
             Ok(true) => member.beats.fetch_add(1, Ordering::Relaxed),

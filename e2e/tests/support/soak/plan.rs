@@ -1,27 +1,27 @@
 //! What will happen in a soak: a function of the seed, the number of tenants and the length, so that it can be replayed.
 
-pub mod decree;
+pub mod directive;
+pub mod fault;
 pub mod gpu;
-pub mod nap;
-pub mod trouble;
+pub mod sleep;
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use self::decree::Decree;
-use self::gpu::{Gpu, REMAPS, Rest, SHARINGS};
-use self::nap::Nap;
-use self::trouble::Trouble;
-use super::dice::Dice;
+use self::directive::PlannedDirective;
+use self::fault::PlannedFault;
+use self::gpu::{Gpu, REMAPS, SHARINGS, SleepConfig};
+use self::sleep::PlannedSleep;
+use super::rng::Rng;
 use crate::support::tenant::prompt;
 
 /// Requests of one tenant that differ; each has one right answer.
-const QUESTIONS: usize = 10;
+const REQUESTS: usize = 10;
 /// Milliseconds between two requests that come at once.
 const BURST_GAP: u64 = 15;
 /// Longer than most tenants stay awake without a request, milliseconds.
-const LONG_REST: (u64, u64) = (2_300, 4_500);
+const LONG_IDLE: (u64, u64) = (2_300, 4_500);
 
 /// Everything that is decided before the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,22 +33,22 @@ pub struct Plan {
     /// Priority of each tenant.
     pub priorities: Vec<u64>,
     /// For each tenant, what it is asked.
-    pub questions: Vec<Vec<Question>>,
+    pub questions: Vec<Vec<PlannedRequest>>,
     /// Who asks what and when, in order.
     pub visits: Vec<Visit>,
     /// How each tenant rests.
-    pub rests: Vec<Rest>,
+    pub rests: Vec<SleepConfig>,
     /// What happens to whom and when, in order.
-    pub troubles: Vec<Trouble>,
+    pub troubles: Vec<PlannedFault>,
     /// Who is told to sleep and when, in order.
-    pub naps: Vec<Nap>,
+    pub naps: Vec<PlannedSleep>,
     /// Which rules come when, in order.
-    pub decrees: Vec<Decree>,
+    pub decrees: Vec<PlannedDirective>,
 }
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct PlannedRequest {
     /// Prompts of one seed begin alike.
     pub prompt: u32,
     /// Its tokens.
@@ -76,10 +76,10 @@ pub struct Visit {
     pub leaves_after: Option<usize>,
 }
 
-impl Question {
-    fn draw(dice: &mut Dice) -> Question {
+impl PlannedRequest {
+    fn draw(dice: &mut Rng) -> PlannedRequest {
         let sampled = dice.percent(50);
-        Question {
+        PlannedRequest {
             prompt: dice.between(0, 4) as u32,
             prompt_tokens: dice.between(4, 150) as u32,
             tokens: dice.between(4, 80) as usize,
@@ -109,19 +109,19 @@ impl Plan {
     /// The plan of a seed.
     pub fn new(seed: u64, tenants: usize, length: Duration) -> Plan {
         let gpu = Gpu::draw(seed, tenants);
-        let mut dice = Dice::of(seed, "priorities");
+        let mut dice = Rng::of(seed, "priorities");
         let priorities = (0..tenants).map(|_| dice.between(0, 3)).collect();
-        let mut dice = Dice::of(seed, "rests");
-        let rests = (0..tenants).map(|_| Rest::draw(&mut dice)).collect();
-        let mut dice = Dice::of(seed, "questions");
-        let mut questions = || (0..QUESTIONS).map(|_| Question::draw(&mut dice)).collect();
+        let mut dice = Rng::of(seed, "rests");
+        let rests = (0..tenants).map(|_| SleepConfig::draw(&mut dice)).collect();
+        let mut dice = Rng::of(seed, "questions");
+        let mut questions = || (0..REQUESTS).map(|_| PlannedRequest::draw(&mut dice)).collect();
         let questions = (0..tenants).map(|_| questions()).collect();
-        let visits = visits(&mut Dice::of(seed, "visits"), tenants, length);
+        let visits = visits(&mut Rng::of(seed, "visits"), tenants, length);
         // What does not happen to two tenants happens to three or eight.
-        let dice = |what: &str| Dice::of(seed, &format!("{what} of {tenants}"));
-        let troubles = trouble::troubles(&mut dice("troubles"), tenants, &gpu, length);
-        let naps = nap::naps(&mut dice("naps"), tenants, length);
-        let decrees = decree::decrees(&mut dice("decrees"), tenants, length);
+        let dice = |what: &str| Rng::of(seed, &format!("{what} of {tenants}"));
+        let troubles = fault::planned_faults(&mut dice("troubles"), tenants, &gpu, length);
+        let naps = sleep::planned_sleeps(&mut dice("naps"), tenants, length);
+        let decrees = directive::planned_directives(&mut dice("decrees"), tenants, length);
         Plan { seed, gpu, priorities, questions, visits, rests, troubles, naps, decrees }
     }
 
@@ -130,16 +130,17 @@ impl Plan {
         let mut plan = Plan::new(seed, 2, Duration::from_secs(3));
         plan.gpu = Gpu { link: "2Gi", sharing: SHARINGS[0], remap: REMAPS[0], loan_ms: None, ..plan.gpu };
         plan.priorities = vec![0, 0];
-        plan.rests = vec![Rest { host_kv: "2Mi", hibernates_after: 600 }; 2];
+        plan.rests = vec![SleepConfig { host_kv: "2Mi", hibernates_after: 600 }; 2];
         (plan.troubles, plan.naps, plan.decrees) = (Vec::new(), Vec::new(), Vec::new());
-        let longest = |question: Question| Question { prompt_tokens: 140, tokens: 60, ..question };
+        let longest =
+            |question: PlannedRequest| PlannedRequest { prompt_tokens: 140, tokens: 60, ..question };
         for questions in &mut plan.questions {
             *questions = questions.drain(..).map(longest).collect();
         }
         let visit = |number: usize| Visit {
             at: Duration::from_millis(number as u64 / 16 * 2_000),
             tenant: number / 16 % 2,
-            question: number % QUESTIONS,
+            question: number % REQUESTS,
             streams: true,
             leaves_after: None,
         };
@@ -149,7 +150,7 @@ impl Plan {
 }
 
 /// Bursts: a tenant is idle, then has more to do than its own memory has room for.
-fn visits(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Visit> {
+fn visits(dice: &mut Rng, tenants: usize, length: Duration) -> Vec<Visit> {
     let mut visits = Vec::new();
     let length = length.as_millis() as u64;
     for tenant in 0..tenants {
@@ -160,7 +161,7 @@ fn visits(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Visit> {
                 at += dice.between(0, 2 * BURST_GAP);
             }
             at += match dice.percent(25) {
-                true => dice.between(LONG_REST.0, LONG_REST.1),
+                true => dice.between(LONG_IDLE.0, LONG_IDLE.1),
                 false => dice.between(200, 1_200 * tenants as u64),
             };
         }
@@ -170,13 +171,13 @@ fn visits(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Visit> {
 }
 
 impl Visit {
-    fn draw(dice: &mut Dice, tenant: usize, at: u64) -> Visit {
+    fn draw(dice: &mut Rng, tenant: usize, at: u64) -> Visit {
         let streams = dice.percent(75);
         let leaves = streams && dice.percent(10);
         Visit {
             at: Duration::from_millis(at),
             tenant,
-            question: dice.between(0, QUESTIONS as u64) as usize,
+            question: dice.between(0, REQUESTS as u64) as usize,
             streams,
             leaves_after: leaves.then(|| dice.between(0, 20) as usize),
         }

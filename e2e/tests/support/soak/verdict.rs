@@ -5,40 +5,42 @@ use std::sync::atomic::Ordering;
 
 use sluice_wire::State;
 
+use super::byte_audit::{chunk_bytes, open_files};
 use super::finding::Finding;
-use super::member::Member;
+use super::tenant::SoakTenant;
 use super::watchdog::{self, brief, within};
-use super::witness::{chunk_bytes, open_files};
-use super::{Stage, place};
+use super::{SoakRun, place};
 use crate::support::model::binary;
 
 /// States of all, once all have one.
-async fn states(stage: &Stage) -> Option<Vec<State>> {
+async fn states(stage: &SoakRun) -> Option<Vec<State>> {
     let mut states = Vec::new();
-    for member in &stage.members {
+    for member in &stage.tenants {
         states.push(member.state().await?);
     }
     Some(states)
 }
 
 /// Nobody owes anybody, nobody works, and what the kernel counts is what the books say.
-pub async fn at_rest(stage: &Stage) {
+pub async fn are_all_idle(stage: &SoakRun) {
     let home = within(stage.home_seconds, async || {
-        states(stage).await.is_some_and(|states| states.iter().all(is_home))
+        states(stage).await.is_some_and(|states| states.iter().all(is_loan_returned))
     });
     if !home.await {
-        stage.findings.add(Finding::Books(format!("loans are out\n{}", watchdog::tell(stage).await)));
+        stage
+            .findings
+            .add(Finding::Accounting(format!("loans are out\n{}", watchdog::report_stuck(stage).await)));
         return;
     }
     let counted = within(10, async || {
         let states = states(stage).await.unwrap_or_default();
         !states.is_empty()
-            && states.iter().zip(&stage.members).all(|(state, member)| is_counted(state, member))
+            && states.iter().zip(&stage.tenants).all(|(state, member)| is_counted(state, member))
     });
     if !counted.await {
-        let bytes: Vec<_> = stage.members.iter().map(|member| bytes_there(member)).collect();
-        let told = watchdog::tell(stage).await;
-        stage.findings.add(Finding::Books(format!("there are {bytes:?} bytes\n{told}")));
+        let bytes: Vec<_> = stage.tenants.iter().map(|member| bytes_there(member)).collect();
+        let told = watchdog::report_stuck(stage).await;
+        stage.findings.add(Finding::Accounting(format!("there are {bytes:?} bytes\n{told}")));
     }
     // A tenant that falls asleep by itself at this moment holds what it copies away, and by the next look another one may.
     let idle = |states: &Vec<State>| states.iter().all(|state| state.kv.blocks_used == 0);
@@ -50,22 +52,22 @@ pub async fn at_rest(stage: &Stage) {
     .await;
     if let Some(states) = last {
         balance(stage, &states);
-        states.iter().zip(&stage.members).for_each(|(state, member)| of_tenant(stage, state, member));
+        states.iter().zip(&stage.tenants).for_each(|(state, member)| of_tenant(stage, state, member));
     }
 }
 
-fn is_home(state: &State) -> bool {
+fn is_loan_returned(state: &State) -> bool {
     let place = place(state);
     (place.lent_bytes, place.borrowed_bytes, place.grants.len()) == (0, 0, 0)
 }
 
-fn bytes_there(member: &Member) -> Option<u64> {
+fn bytes_there(member: &SoakTenant) -> Option<u64> {
     member.now().map(|tenant| chunk_bytes(tenant.record.pid))
 }
 
 /// Never a byte more than the books say. Chunks that came back after the start have no pages before they are used, and the
 /// end of a slab's last chunk never has: so much may be missing.
-fn is_counted(state: &State, member: &Member) -> bool {
+fn is_counted(state: &State, member: &SoakTenant) -> bool {
     // Who shares with nobody is counted by nobody.
     if state.neighbourhood.is_none() {
         return true;
@@ -75,19 +77,19 @@ fn is_counted(state: &State, member: &Member) -> bool {
     bytes_there(member).is_some_and(|there| there <= held && there + unused >= held)
 }
 
-fn balance(stage: &Stage, states: &[State]) {
+fn balance(stage: &SoakRun, states: &[State]) {
     let sum = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
     let (budgets, shares) = (sum(|s| place(s).budget_bytes), sum(|s| place(s).share_bytes));
     let within = states.iter().all(|s| place(s).balances() && place(s).held_bytes <= place(s).budget_bytes);
     if budgets != shares || shares > stage.capacity_bytes || !within {
         let all: Vec<_> = states.iter().map(brief).collect();
-        stage.findings.add(Finding::Books(format!("budgets {budgets}, shares {shares}: {all:#?}")));
+        stage.findings.add(Finding::Accounting(format!("budgets {budgets}, shares {shares}: {all:#?}")));
     }
 }
 
-fn of_tenant(stage: &Stage, state: &State, member: &Member) {
+fn of_tenant(stage: &SoakRun, state: &State, member: &SoakTenant) {
     let name = &member.name;
-    let left = |what: String| stage.findings.add(Finding::Left(format!("{name}: {what}: {}", brief(state))));
+    let left = |what: String| stage.findings.add(Finding::Leak(format!("{name}: {what}: {}", brief(state))));
     let queue = &state.queue;
     if (queue.waiting, queue.running, queue.preempted, state.streams.open) != (0, 0, 0, 0) {
         left("requests".into());
@@ -118,9 +120,9 @@ pub fn memfds(pid: u32) -> Vec<String> {
 }
 
 /// Every sidecar that ended was killed.
-pub fn ends(stage: &Stage) {
+pub fn ends(stage: &SoakRun) {
     let said = stage.run.stderr();
-    for member in &stage.members {
+    for member in &stage.tenants {
         let start = format!("default/{}: the sidecar ended (", member.name);
         let ends: Vec<_> = said.lines().filter(|line| line.contains(&start)).collect();
         let kills = member.kills().done as usize;
@@ -133,7 +135,7 @@ pub fn ends(stage: &Stage) {
 }
 
 /// Every journal leads to the same decisions again.
-pub fn journals(stage: &Stage) {
+pub fn journals(stage: &SoakRun) {
     for journal in watchdog::journals(&stage.run.path("journals")) {
         let output = Command::new(binary("sluice-sidecar")).arg("--replay").arg(&journal).output().unwrap();
         // One whose writer was killed before its first line says nothing.

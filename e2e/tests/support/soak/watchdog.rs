@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Stage;
+use super::SoakRun;
 use super::finding::Finding;
 use crate::support::processes;
 
@@ -16,20 +16,21 @@ const STUCK: u32 = 300;
 const LINES: usize = 12;
 
 /// Ends only when a tenant is stuck, with all that can be said about it.
-pub async fn watch(stage: &Stage) -> Finding {
-    let mut still = vec![(0, 0); stage.members.len()];
+pub async fn watch(stage: &SoakRun) -> Finding {
+    let mut still = vec![(0, 0); stage.tenants.len()];
     loop {
         tokio::time::sleep(TICK).await;
-        for (member, (beats, ticks)) in stage.members.iter().zip(&mut still) {
+        for (member, (beats, ticks)) in stage.tenants.iter().zip(&mut still) {
             let now = member.beats.load(Ordering::Relaxed);
-            let idle =
-                member.open.load(Ordering::Relaxed) == 0 || member.told_to_sleep.load(Ordering::Relaxed) > 0;
+            let idle = member.open.load(Ordering::Relaxed) == 0
+                || member.sleep_requested.load(Ordering::Relaxed) > 0;
             // Who stands still by plan may hold what others wait for.
             let looks = u32::from(stage.stopped.load(Ordering::Relaxed) == 0);
             *ticks = if idle || now != *beats { 0 } else { *ticks + looks };
             *beats = now;
             if *ticks >= STUCK {
-                let text = format!("{} has requests, and no step runs\n{}", member.name, tell(stage).await);
+                let text =
+                    format!("{} has requests, and no step runs\n{}", member.name, report_stuck(stage).await);
                 return Finding::Stuck(text);
             }
         }
@@ -48,9 +49,9 @@ pub async fn within(seconds: u32, mut done: impl AsyncFnMut() -> bool) -> bool {
 }
 
 /// States, threads and the last lines of the journals.
-pub async fn tell(stage: &Stage) -> String {
+pub async fn report_stuck(stage: &SoakRun) -> String {
     let mut text = String::new();
-    for member in &stage.members {
+    for member in &stage.tenants {
         let state = tokio::time::timeout(Duration::from_secs(2), member.state()).await;
         text += &format!("{} {:?}\n", member.name, state.ok().flatten().map(|state| brief(&state)));
     }

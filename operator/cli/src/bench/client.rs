@@ -7,19 +7,19 @@ use eventsource_stream::Eventsource;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
-use super::{BenchArgs, Job};
+use super::{BenchArgs, BenchRequest};
 
 /// What became of one request.
 #[derive(Clone, Debug, Default)]
-pub struct Record {
+pub struct RequestRecord {
     /// When it was sent, from the start of the run.
-    pub sent: Duration,
+    pub sent_at: Duration,
     /// When its answer was complete.
-    pub ended: Duration,
+    pub ended_at: Duration,
     /// From sending to the first chunk with tokens.
     pub ttft: Option<Duration>,
     /// Between chunks with tokens as they arrived; a server may put several tokens into one.
-    pub gaps: Vec<Duration>,
+    pub inter_chunk_gaps: Vec<Duration>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens of the answer, as the server counts them.
@@ -31,7 +31,7 @@ pub struct Record {
 }
 
 /// A connection pool and what every request has in common.
-pub struct Client {
+pub struct BenchClient {
     http: reqwest::Client,
     url: String,
     model: String,
@@ -39,13 +39,13 @@ pub struct Client {
     ignore_eos: bool,
 }
 
-impl Client {
+impl BenchClient {
     /// Asks the server for its model when none is named.
     pub async fn connect(args: &BenchArgs) -> anyhow::Result<Self> {
         let timeout = Duration::from_secs(args.timeout);
         let http = reqwest::Client::builder().timeout(timeout).pool_max_idle_per_host(usize::MAX).build()?;
         let url = args.url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let mut client = Client {
+        let mut client = BenchClient {
             http,
             url,
             model: String::new(),
@@ -60,12 +60,12 @@ impl Client {
     }
 
     async fn first_model(&self) -> anyhow::Result<String> {
-        let request = self.authorised(self.http.get(format!("{}/v1/models", self.url)));
+        let request = self.with_api_key(self.http.get(format!("{}/v1/models", self.url)));
         let models: Value = request.send().await?.error_for_status()?.json().await?;
         models["data"][0]["id"].as_str().map(str::to_owned).context("the server lists no model")
     }
 
-    fn authorised(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+    fn with_api_key(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
         match &self.api_key {
             Some(key) => request.bearer_auth(key),
             None => request,
@@ -73,23 +73,26 @@ impl Client {
     }
 
     /// Sends one request and times its tokens. A failure is part of the record.
-    pub async fn send(&self, start: Instant, job: &Job) -> Record {
-        let mut record =
-            Record { sent: start.elapsed(), prompt_tokens: job.prompt.len() as u64, ..Record::default() };
+    pub async fn send(&self, start: Instant, job: &BenchRequest) -> RequestRecord {
+        let mut record = RequestRecord {
+            sent_at: start.elapsed(),
+            prompt_tokens: job.prompt.len() as u64,
+            ..RequestRecord::default()
+        };
         if let Err(error) = self.stream(job, &mut record).await {
             record.error = Some(format!("{error:#}"));
         }
-        record.ended = start.elapsed();
+        record.ended_at = start.elapsed();
         record
     }
 
-    async fn stream(&self, job: &Job, record: &mut Record) -> anyhow::Result<()> {
+    async fn stream(&self, job: &BenchRequest, record: &mut RequestRecord) -> anyhow::Result<()> {
         let body = json!({
             "model": self.model, "prompt": job.prompt, "max_tokens": job.max_tokens, "temperature": 0,
             "ignore_eos": self.ignore_eos, "stream": true, "stream_options": {"include_usage": true},
         });
         let sent = Instant::now();
-        let request = self.authorised(self.http.post(format!("{}/v1/completions", self.url)).json(&body));
+        let request = self.with_api_key(self.http.post(format!("{}/v1/completions", self.url)).json(&body));
         let response = request.send().await?;
         if !response.status().is_success() {
             let status = response.status();
@@ -107,19 +110,19 @@ impl Client {
             if let Some(message) = chunk["error"]["message"].as_str() {
                 return Err(anyhow!("{message}"));
             }
-            record.take(&chunk, sent, &mut last);
+            record.record_chunk(&chunk, sent, &mut last);
         }
         Err(anyhow!("the stream ended without [DONE]"))
     }
 }
 
-impl Record {
+impl RequestRecord {
     /// Chunks with tokens that came.
     pub fn chunks(&self) -> usize {
-        usize::from(self.ttft.is_some()) + self.gaps.len()
+        usize::from(self.ttft.is_some()) + self.inter_chunk_gaps.len()
     }
 
-    fn take(&mut self, chunk: &Value, sent: Instant, last: &mut Option<Instant>) {
+    fn record_chunk(&mut self, chunk: &Value, sent: Instant, last: &mut Option<Instant>) {
         if let Some(tokens) = chunk["usage"]["completion_tokens"].as_u64() {
             self.output_tokens = tokens;
         }
@@ -132,7 +135,7 @@ impl Record {
         let now = Instant::now();
         match last.replace(now) {
             None => self.ttft = Some(now - sent),
-            Some(before) => self.gaps.push(now - before),
+            Some(before) => self.inter_chunk_gaps.push(now - before),
         }
         self.text.push_str(text);
     }

@@ -10,9 +10,9 @@ use super::BenchArgs;
 
 /// One request to send.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct BenchRequest {
     /// After the start of the run.
-    pub at: Duration,
+    pub arrival: Duration,
     /// Prompt token ids.
     pub prompt: Vec<u32>,
     /// Tokens to generate.
@@ -61,7 +61,7 @@ impl FromStr for Arrivals {
 }
 
 /// What a text is told that is neither.
-const NO_LENGTHS: &str =
+const LENGTHS_SYNTAX: &str =
     "expected PROMPT:OUTPUT (such as 64:64 or 16-64:32-128) or a CSV file, and no file is called so";
 
 /// How long prompts and outputs are.
@@ -80,12 +80,12 @@ impl FromStr for Lengths {
         if Path::new(text).exists() {
             return Ok(Lengths::File(text.into()));
         }
-        let (prompt, output) = text.split_once(':').ok_or(NO_LENGTHS)?;
-        Ok(Lengths::Uniform(range(prompt)?, range(output)?))
+        let (prompt, output) = text.split_once(':').ok_or(LENGTHS_SYNTAX)?;
+        Ok(Lengths::Uniform(parse_range(prompt)?, parse_range(output)?))
     }
 }
 
-fn range(text: &str) -> Result<(u32, u32), String> {
+fn parse_range(text: &str) -> Result<(u32, u32), String> {
     let (low, high) = text.split_once('-').unwrap_or((text, text));
     let count =
         |t: &str| t.parse::<u32>().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{t}` is not a count"));
@@ -97,20 +97,20 @@ fn range(text: &str) -> Result<(u32, u32), String> {
 ///
 /// # Errors
 /// A file that cannot be read or has no such columns.
-pub fn jobs(args: &BenchArgs) -> anyhow::Result<Vec<Job>> {
+pub fn generate_requests(args: &BenchArgs) -> anyhow::Result<Vec<BenchRequest>> {
     let mut rng = Rng(args.seed);
-    let times = arrivals(&args.arrivals, args.requests, &mut rng)?;
+    let times = sample_arrivals(&args.arrivals, args.requests, &mut rng)?;
     let lengths = lengths(&args.lengths, times.len(), &mut rng)?;
     let jobs = times.into_iter().zip(lengths).map(|(at, (prompt, output))| {
         let prompt = prompt.clamp(1, args.max_total.saturating_sub(1).max(1));
         let max_tokens = output.clamp(1, args.max_total.saturating_sub(prompt).max(1));
         let prompt = (0..prompt).map(|_| rng.below(u64::from(args.vocab)) as u32).collect();
-        Job { at: Duration::from_secs_f64(at), prompt, max_tokens }
+        BenchRequest { arrival: Duration::from_secs_f64(at), prompt, max_tokens }
     });
     Ok(jobs.collect())
 }
 
-fn arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<f64>> {
+fn sample_arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<f64>> {
     let mut at = 0.0;
     let mut gaps = |gap: &mut dyn FnMut(&mut Rng) -> f64| {
         let next = |_| {
@@ -128,7 +128,7 @@ fn arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::Result<
             gaps(&mut |rng| rng.gamma(shape) / (shape * rate))
         }
         Arrivals::Trace(path, speedup) => {
-            let times = Table::read(path)?.times()?;
+            let times = CsvTable::read(path)?.times()?;
             let first = times.first().copied().unwrap_or_default();
             times.into_iter().take(count).map(|t| (t - first).max(0.0) / speedup).collect()
         }
@@ -141,20 +141,20 @@ fn lengths(lengths: &Lengths, count: usize, rng: &mut Rng) -> anyhow::Result<Vec
             Ok((0..count).map(|_| (rng.between(*prompt), rng.between(*output))).collect())
         }
         Lengths::File(path) => {
-            let rows = Table::read(path)?.lengths()?;
+            let rows = CsvTable::read(path)?.lengths()?;
             Ok(rows.into_iter().cycle().take(count).collect())
         }
     }
 }
 
 /// A CSV file with a header and no quoting: what request traces are published as.
-struct Table {
+struct CsvTable {
     path: PathBuf,
     header: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl CsvTable {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let split = |line: &str| line.split(',').map(|f| f.trim().to_owned()).collect::<Vec<_>>();
@@ -164,7 +164,7 @@ impl Table {
         if rows.is_empty() {
             bail!("{}: no rows", path.display());
         }
-        Ok(Table { path: path.to_owned(), header, rows })
+        Ok(CsvTable { path: path.to_owned(), header, rows })
     }
 
     fn column(&self, names: &[&str]) -> anyhow::Result<usize> {
@@ -191,15 +191,16 @@ impl Table {
 
     /// Seconds since an arbitrary origin, ascending.
     fn times(&self) -> anyhow::Result<Vec<f64>> {
-        let mut times =
-            self.parse(&["arrival_s", "TIMESTAMP", "arrived_at"], |t| t.parse().ok().or_else(|| clock(t)))?;
+        let mut times = self.parse(&["arrival_s", "TIMESTAMP", "arrived_at"], |t| {
+            t.parse().ok().or_else(|| parse_timestamp(t))
+        })?;
         times.sort_by(f64::total_cmp);
         Ok(times)
     }
 }
 
 /// `YYYY-MM-DD HH:MM:SS.fraction` as seconds; days count from the first of the month, which no trace crosses twice.
-fn clock(text: &str) -> Option<f64> {
+fn parse_timestamp(text: &str) -> Option<f64> {
     let (date, time) = text.split_once(' ')?;
     let day: f64 = date.rsplit('-').next()?.parse().ok()?;
     let parts: Vec<f64> = time.split(':').map(|p| p.parse().ok()).collect::<Option<_>>()?;
@@ -211,7 +212,7 @@ fn clock(text: &str) -> Option<f64> {
 struct Rng(u64);
 
 impl Rng {
-    fn word(&mut self) -> u64 {
+    fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -219,7 +220,7 @@ impl Rng {
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.word() % bound
+        self.next_u64() % bound
     }
 
     fn between(&mut self, (low, high): (u32, u32)) -> u32 {
@@ -227,25 +228,25 @@ impl Rng {
     }
 
     /// In (0, 1].
-    fn unit(&mut self) -> f64 {
-        ((self.word() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    fn unit_f64(&mut self) -> f64 {
+        ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
     fn normal(&mut self) -> f64 {
-        (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+        (-2.0 * self.unit_f64().ln()).sqrt() * (std::f64::consts::TAU * self.unit_f64()).cos()
     }
 
     /// Gamma with scale 1 (Marsaglia and Tsang, ACM TOMS 26, 2000); below shape 1 by their boost.
     fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
-            return self.gamma(shape + 1.0) * self.unit().powf(1.0 / shape);
+            return self.gamma(shape + 1.0) * self.unit_f64().powf(1.0 / shape);
         }
         let d = shape - 1.0 / 3.0;
         let c = 1.0 / (9.0 * d).sqrt();
         loop {
             let x = self.normal();
             let v = (1.0 + c * x).powi(3);
-            if v > 0.0 && self.unit().ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            if v > 0.0 && self.unit_f64().ln() < 0.5 * x * x + d - d * v + d * v.ln() {
                 return d * v;
             }
         }
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn gamma_gaps_have_the_asked_rate_and_spread() {
         for cv in [0.5, 1.0, 4.0] {
-            let times = arrivals(&Arrivals::Gamma { rate: 10.0, cv }, 40_000, &mut Rng(7)).unwrap();
+            let times = sample_arrivals(&Arrivals::Gamma { rate: 10.0, cv }, 40_000, &mut Rng(7)).unwrap();
             let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
             let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
             let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_two_ranges_or_a_file_that_is_there() {
+    fn lengths_are_two_ranges_or_an_existing_file() {
         assert_eq!("16-64:32".parse(), Ok(Lengths::Uniform((16, 64), (32, 32))));
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
@@ -283,12 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_gives_its_own_gaps_and_lengths() {
+    fn trace_file_sets_gaps_and_lengths() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,48,10\n2023-11-16 18:17:05.0,31,8\n";
         std::fs::write(file.path(), rows).unwrap();
         let trace = Arrivals::Trace(file.path().into(), 3.0);
-        assert_eq!(arrivals(&trace, 9, &mut Rng(1)).unwrap(), [0.0, 0.5]);
+        assert_eq!(sample_arrivals(&trace, 9, &mut Rng(1)).unwrap(), [0.0, 0.5]);
         assert_eq!(
             lengths(&Lengths::File(file.path().into()), 3, &mut Rng(1)).unwrap(),
             [(48, 10), (31, 8), (48, 10)]
@@ -299,7 +300,7 @@ mod tests {
     fn bad_files_are_named_with_line_and_column() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "context_tokens,generated_tokens\n4,x\n").unwrap();
-        let message = format!("{:#}", Table::read(file.path()).unwrap().lengths().unwrap_err());
+        let message = format!("{:#}", CsvTable::read(file.path()).unwrap().lengths().unwrap_err());
         assert!(message.ends_with(":2: `x` is no generated_tokens"), "{message}");
     }
 }

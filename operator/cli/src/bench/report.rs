@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Record;
+use super::RequestRecord;
 
 /// A distribution, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -37,7 +37,7 @@ impl Distribution {
 
 /// The report of one run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Requests answered.
     pub completed: usize,
     /// Requests that failed.
@@ -78,25 +78,25 @@ pub struct Report {
     pub slo_attainment: f64,
 }
 
-impl Report {
+impl BenchReport {
     /// Sums up `records`; targets in milliseconds.
-    pub fn of(records: &[Record], slo_ttft_ms: u64, slo_tbt_ms: u64) -> Report {
+    pub fn of(records: &[RequestRecord], slo_ttft_ms: u64, slo_tbt_ms: u64) -> BenchReport {
         let (ttft, tbt) = (Duration::from_millis(slo_ttft_ms), Duration::from_millis(slo_tbt_ms));
         let good: Vec<_> = records.iter().filter(|r| r.error.is_none()).collect();
         let mut errors = BTreeMap::new();
         for error in records.iter().filter_map(|r| r.error.clone()) {
             *errors.entry(error).or_insert(0) += 1;
         }
-        let start = records.iter().map(|r| r.sent).min().unwrap_or_default();
-        let end = records.iter().map(|r| r.ended).max().unwrap_or_default();
+        let start = records.iter().map(|r| r.sent_at).min().unwrap_or_default();
+        let end = records.iter().map(|r| r.ended_at).max().unwrap_or_default();
         let duration_s = (end - start).as_secs_f64().max(f64::MIN_POSITIVE);
-        let met: Vec<_> = good.iter().filter(|r| meets(r, ttft, tbt)).collect();
+        let met: Vec<_> = good.iter().filter(|r| meets_slo(r, ttft, tbt)).collect();
         let output: u64 = good.iter().map(|r| r.output_tokens).sum();
         let prompt: u64 = good.iter().map(|r| r.prompt_tokens).sum();
-        let gaps = || good.iter().flat_map(|r| r.gaps.iter().copied());
+        let gaps = || good.iter().flat_map(|r| r.inter_chunk_gaps.iter().copied());
         let chunks: usize = good.iter().map(|r| r.chunks()).sum();
         let in_time = good.iter().filter(|r| r.ttft.is_some_and(|t| t <= ttft)).count();
-        Report {
+        BenchReport {
             slo_ttft_ms,
             slo_tbt_ms,
             completed: good.len(),
@@ -112,38 +112,38 @@ impl Report {
             ttft_ms: Distribution::of(good.iter().filter_map(|r| r.ttft)),
             tbt_ms: Distribution::of(gaps()),
             tpot_ms: Distribution::of(good.iter().filter_map(|r| tpot(r))),
-            e2e_ms: Distribution::of(good.iter().map(|r| r.ended - r.sent)),
-            ttft_attainment: share(in_time, records.len()),
+            e2e_ms: Distribution::of(good.iter().map(|r| r.ended_at - r.sent_at)),
+            ttft_attainment: ratio(in_time, records.len()),
             tbt_attainment: gaps()
                 .next()
-                .map(|_| share(gaps().filter(|g| *g <= tbt).count(), gaps().count())),
-            slo_attainment: share(met.len(), records.len()),
+                .map(|_| ratio(gaps().filter(|g| *g <= tbt).count(), gaps().count())),
+            slo_attainment: ratio(met.len(), records.len()),
         }
     }
 }
 
-fn first_error(records: &[Record]) -> Option<String> {
-    records.iter().filter(|r| r.error.is_some()).min_by_key(|r| r.ended)?.error.clone()
+fn first_error(records: &[RequestRecord]) -> Option<String> {
+    records.iter().filter(|r| r.error.is_some()).min_by_key(|r| r.ended_at)?.error.clone()
 }
 
-fn share(part: usize, whole: usize) -> f64 {
+fn ratio(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-fn meets(record: &Record, ttft: Duration, tbt: Duration) -> bool {
-    let mut gaps = record.gaps.clone();
+fn meets_slo(record: &RequestRecord, ttft: Duration, tbt: Duration) -> bool {
+    let mut gaps = record.inter_chunk_gaps.clone();
     gaps.sort();
     let p99 = gaps.get(((gaps.len() as f64 * 0.99).ceil() as usize).max(1) - 1);
     record.ttft.is_some_and(|t| t <= ttft) && p99.is_none_or(|gap| *gap <= tbt)
 }
 
 /// Over the same time as the gaps, so that TBT and TPOT differ by tokens that came in one chunk and by nothing else.
-fn tpot(record: &Record) -> Option<Duration> {
+fn tpot(record: &RequestRecord) -> Option<Duration> {
     let after_first = u32::try_from(record.output_tokens.checked_sub(1)?).ok().filter(|n| *n > 0)?;
-    Some(record.gaps.iter().sum::<Duration>() / after_first)
+    Some(record.inter_chunk_gaps.iter().sum::<Duration>() / after_first)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -162,7 +162,7 @@ impl fmt::Display for Report {
             "throughput   {:.2} requests/s   {:.1} output tokens/s   {:.1} tokens/s   goodput {:.1} tokens/s",
             self.requests_per_s, self.output_tokens_per_s, self.total_tokens_per_s, self.goodput_tokens_per_s
         )?;
-        self.latencies(f)?;
+        self.fmt_latencies(f)?;
         if let Some(tokens) = self.tokens_per_chunk {
             writeln!(f, "stream       {tokens:.2} tokens a chunk (TBT is between chunks, TPOT a token)")?;
         }
@@ -178,8 +178,8 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
-    fn latencies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl BenchReport {
+    fn fmt_latencies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "milliseconds {:>10} {:>10} {:>10} {:>10} {:>10}", "mean", "p50", "p90", "p99", "max")?;
         for (name, distribution) in [
             ("TTFT", &self.ttft_ms),
@@ -204,15 +204,15 @@ impl Report {
 mod tests {
     use super::*;
 
-    fn record(ttft_ms: u64, gaps_ms: &[u64]) -> Record {
+    fn record(ttft_ms: u64, gaps_ms: &[u64]) -> RequestRecord {
         let gaps: Vec<_> = gaps_ms.iter().map(|ms| Duration::from_millis(*ms)).collect();
         let total = Duration::from_millis(ttft_ms) + gaps.iter().sum::<Duration>();
-        Record {
+        RequestRecord {
             ttft: Some(Duration::from_millis(ttft_ms)),
             output_tokens: gaps.len() as u64 + 1,
-            gaps,
-            ended: total,
-            ..Record::default()
+            inter_chunk_gaps: gaps,
+            ended_at: total,
+            ..RequestRecord::default()
         }
     }
 
@@ -223,25 +223,25 @@ mod tests {
     }
 
     #[test]
-    fn tbt_is_between_chunks_and_tpot_over_the_same_time_by_tokens() {
+    fn tbt_is_per_chunk_and_tpot_is_per_token() {
         // 13 tokens in 4 chunks: 60 ms from the first chunk to the last one. What follows that one counts for neither.
-        let several = Record { output_tokens: 13, ..record(100, &[10, 20, 30]) };
-        let several = Record { ended: several.ended + Duration::from_millis(500), ..several };
-        let report = Report::of(&[several], 500, 50);
+        let several = RequestRecord { output_tokens: 13, ..record(100, &[10, 20, 30]) };
+        let several = RequestRecord { ended_at: several.ended_at + Duration::from_millis(500), ..several };
+        let report = BenchReport::of(&[several], 500, 50);
         let mean = |distribution: Option<Distribution>| distribution.unwrap().mean;
         assert_eq!((mean(report.tbt_ms), mean(report.tpot_ms)), (20.0, 5.0));
         assert_eq!((report.tokens_per_chunk, mean(report.e2e_ms)), (Some(3.25), 660.0));
     }
 
     #[test]
-    fn with_a_token_a_chunk_mean_tbt_and_tpot_of_a_request_are_the_same() {
-        let report = Report::of(&[record(100, &[10, 20, 60])], 500, 50);
+    fn one_token_per_chunk_makes_mean_tbt_equal_tpot() {
+        let report = BenchReport::of(&[record(100, &[10, 20, 60])], 500, 50);
         assert_eq!(report.tbt_ms.unwrap().mean, report.tpot_ms.unwrap().mean);
     }
 
     #[test]
-    fn what_was_not_seen_has_no_figure() {
-        let report = Report::of(&[record(100, &[])], 500, 50);
+    fn missing_samples_have_no_figure() {
+        let report = BenchReport::of(&[record(100, &[])], 500, 50);
         assert_eq!((report.tbt_ms, report.tpot_ms, report.tbt_attainment), (None, None, None));
         let text = report.to_string();
         assert!(
@@ -251,12 +251,12 @@ mod tests {
     }
 
     #[test]
-    fn without_an_answer_there_is_no_table() {
+    fn report_without_answers_has_no_table() {
         let failed = |error: &str, ended| {
             let (error, ended) = (Some(error.into()), Duration::from_millis(ended));
-            Record { error, ended, ..Record::default() }
+            RequestRecord { error, ended_at: ended, ..RequestRecord::default() }
         };
-        let report = Report::of(&[failed("a", 9), failed("b", 3), failed("a", 5)], 500, 50);
+        let report = BenchReport::of(&[failed("a", 9), failed("b", 3), failed("a", 5)], 500, 50);
         assert_eq!(report.first_error.as_deref(), Some("b"));
         let lines = report.to_string();
         let lines: Vec<_> = lines.lines().skip(1).collect();
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn goodput_counts_only_requests_that_met_both_targets() {
         let records = [record(100, &[10; 9]), record(100, &[10, 10, 500]), record(900, &[10; 9])];
-        let report = Report::of(&records, 500, 50);
+        let report = BenchReport::of(&records, 500, 50);
         assert!((report.slo_attainment - 1.0 / 3.0).abs() < 1e-9);
         assert!((report.goodput_tokens_per_s * report.duration_s - 10.0).abs() < 1e-6);
         assert!((report.ttft_attainment - 2.0 / 3.0).abs() < 1e-9);
@@ -280,8 +280,8 @@ mod tests {
 
     #[test]
     fn failures_are_counted_by_message() {
-        let failed = Record { error: Some("429: full".into()), ..Record::default() };
-        let report = Report::of(&[failed.clone(), failed, record(1, &[])], 10, 10);
+        let failed = RequestRecord { error: Some("429: full".into()), ..RequestRecord::default() };
+        let report = BenchReport::of(&[failed.clone(), failed, record(1, &[])], 10, 10);
         assert_eq!((report.completed, report.failed, report.errors["429: full"]), (1, 2, 2));
     }
 }

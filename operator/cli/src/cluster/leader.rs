@@ -15,16 +15,16 @@ use kube::Api;
 use sluice_wire::Overview;
 use sluice_wire::overview::{PATH, PORT};
 
-use super::{Cluster, Scope};
+use super::{Cluster, OverviewScope};
 
 /// How long an answer may take, with finding the leader.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest answer, bytes: some ten thousand tenants.
-const LARGEST: usize = 256 << 20;
+const MAX_BODY_BYTES: usize = 256 << 20;
 
-impl Scope {
+impl OverviewScope {
     /// Path and query. Names of Kubernetes need no escape.
-    fn path(&self) -> String {
+    fn overview_path(&self) -> String {
         let pairs = [("namespace", &self.namespace), ("tenant", &self.tenant)];
         let given = pairs.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         match given.collect::<Vec<_>>().join("&") {
@@ -36,41 +36,41 @@ impl Scope {
 
 /// The leader, over one connection that is made when it is needed and anew after it broke.
 #[derive(Debug)]
-pub struct Leader {
+pub struct LeaderClient {
     cluster: Cluster,
     connection: Option<SendRequest<Empty<Bytes>>>,
 }
 
-impl Leader {
+impl LeaderClient {
     /// The leader of `cluster`'s operator; nothing is asked yet.
-    pub fn of(cluster: Cluster) -> Leader {
-        Leader { cluster, connection: None }
+    pub fn new(cluster: Cluster) -> LeaderClient {
+        LeaderClient { cluster, connection: None }
     }
 
     /// What it knows now.
     ///
     /// # Errors
     /// There is no leader, it cannot be reached, or it does not answer with an overview.
-    pub async fn overview(&mut self, scope: &Scope) -> anyhow::Result<Overview> {
-        let asked = tokio::time::timeout(PATIENCE, self.ask(scope)).await;
-        let answer = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")));
+    pub async fn overview(&mut self, scope: &OverviewScope) -> anyhow::Result<Overview> {
+        let asked = tokio::time::timeout(REQUEST_TIMEOUT, self.request_overview(scope)).await;
+        let answer = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {REQUEST_TIMEOUT:?}")));
         if answer.is_err() {
             self.connection = None;
         }
         answer
     }
 
-    async fn ask(&mut self, scope: &Scope) -> anyhow::Result<Overview> {
+    async fn request_overview(&mut self, scope: &OverviewScope) -> anyhow::Result<Overview> {
         let connection = match self.connection.take().filter(|connection| !connection.is_closed()) {
             Some(connection) => connection,
             None => self.connect().await?,
         };
         let connection = self.connection.insert(connection);
         connection.ready().await?;
-        let request = Request::get(scope.path()).header("host", "localhost").body(Empty::new())?;
+        let request = Request::get(scope.overview_path()).header("host", "localhost").body(Empty::new())?;
         let answer = connection.send_request(request).await?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), LARGEST).collect().await;
+        let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
         let body = body.map_err(|error| anyhow!("GET {PATH}: {error}"))?.to_bytes();
         if status != StatusCode::OK {
             bail!("GET {PATH}: {status}: {}", String::from_utf8_lossy(&body).trim());
@@ -80,7 +80,7 @@ impl Leader {
 
     async fn connect(&self) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
         let namespace = &self.cluster.operator_namespace;
-        let pod = self.pod().await?;
+        let pod = self.leader_pod().await?;
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
         let forwarded = pods.portforward(&pod, &[PORT]).await;
         let mut forwarded = forwarded.with_context(|| format!("forwarding a port to {namespace}/{pod}"))?;
@@ -95,7 +95,7 @@ impl Leader {
     }
 
     /// The pod that holds the Lease: a replica of the operator holds it by the name of its pod.
-    async fn pod(&self) -> anyhow::Result<String> {
+    async fn leader_pod(&self) -> anyhow::Result<String> {
         let (namespace, name) = (&self.cluster.operator_namespace, &self.cluster.lease);
         let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), namespace);
         let lease =
@@ -106,7 +106,7 @@ impl Leader {
                 "no operator leads: Lease {namespace}/{name} has no holder; is it installed there? (--operator-namespace)"
             );
         };
-        match silent_seconds(&spec, Timestamp::now().as_second()) {
+        match expired_seconds(&spec, Timestamp::now().as_second()) {
             None => Ok(holder),
             Some(seconds) => {
                 bail!("no operator leads: the last leader, {holder}, has been silent for {seconds} s")
@@ -116,7 +116,7 @@ impl Leader {
 }
 
 /// For how long the holder has not renewed a Lease that has run out; `None` = it is in force, or has no end.
-fn silent_seconds(lease: &LeaseSpec, now_unix_s: i64) -> Option<i64> {
+fn expired_seconds(lease: &LeaseSpec, now_unix_s: i64) -> Option<i64> {
     let silent = now_unix_s - lease.renew_time.as_ref()?.0.as_second();
     (silent > i64::from(lease.lease_duration_seconds?)).then_some(silent)
 }
@@ -128,25 +128,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_is_a_query() {
-        let scope = |namespace: Option<&str>, tenant: Option<&str>| Scope {
+    fn scope_becomes_query_string() {
+        let scope = |namespace: Option<&str>, tenant: Option<&str>| OverviewScope {
             namespace: namespace.map(Into::into),
             tenant: tenant.map(Into::into),
         };
-        assert_eq!(scope(None, None).path(), "/v1/overview");
-        assert_eq!(scope(Some("a"), None).path(), "/v1/overview?namespace=a");
-        assert_eq!(scope(Some("a"), Some("b")).path(), "/v1/overview?namespace=a&tenant=b");
+        assert_eq!(scope(None, None).overview_path(), "/v1/overview");
+        assert_eq!(scope(Some("a"), None).overview_path(), "/v1/overview?namespace=a");
+        assert_eq!(scope(Some("a"), Some("b")).overview_path(), "/v1/overview?namespace=a&tenant=b");
     }
 
     #[test]
-    fn a_lease_that_ran_out_has_no_leader() {
+    fn expired_lease_has_no_leader() {
         let lease = |renewed: i64| LeaseSpec {
             renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
             lease_duration_seconds: Some(15),
             ..LeaseSpec::default()
         };
-        assert_eq!(silent_seconds(&lease(1000), 1015), None);
-        assert_eq!(silent_seconds(&lease(1000), 1016), Some(16));
-        assert_eq!(silent_seconds(&LeaseSpec::default(), 1016), None);
+        assert_eq!(expired_seconds(&lease(1000), 1015), None);
+        assert_eq!(expired_seconds(&lease(1000), 1016), Some(16));
+        assert_eq!(expired_seconds(&LeaseSpec::default(), 1016), None);
     }
 }

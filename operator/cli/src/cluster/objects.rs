@@ -6,13 +6,16 @@ use kube::Api;
 use kube::api::ListParams;
 use sluice_types::{GpuPool, ModelTenant};
 
-use super::{Cluster, Found, Happened};
+use super::{Cluster, EventSummary, TenantWithEvents};
 
 /// All pools and tenants of a namespace.
 ///
 /// # Errors
 /// The API server does not say.
-pub async fn objects(cluster: &Cluster, namespace: &str) -> anyhow::Result<(Vec<GpuPool>, Vec<ModelTenant>)> {
+pub async fn list_objects(
+    cluster: &Cluster,
+    namespace: &str,
+) -> anyhow::Result<(Vec<GpuPool>, Vec<ModelTenant>)> {
     let pools: Api<GpuPool> = Api::namespaced(cluster.client.clone(), namespace);
     let pools = pools.list(&ListParams::default()).await;
     let pools = pools.with_context(|| format!("reading the GpuPools of {namespace}"))?;
@@ -26,7 +29,7 @@ pub async fn objects(cluster: &Cluster, namespace: &str) -> anyhow::Result<(Vec<
 ///
 /// # Errors
 /// There is none, or the API server does not say.
-pub async fn find(cluster: &Cluster, name: &str) -> anyhow::Result<Found> {
+pub async fn find_tenant(cluster: &Cluster, name: &str) -> anyhow::Result<TenantWithEvents> {
     let namespace = &cluster.namespace;
     let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
     let read = tenants.get_opt(name).await;
@@ -35,21 +38,21 @@ pub async fn find(cluster: &Cluster, name: &str) -> anyhow::Result<Found> {
         bail!("no ModelTenant `{name}` in namespace `{namespace}` (-n names another)")
     };
     let events = events(cluster, &tenant).await.map_err(|error| error.to_string());
-    Ok(Found { tenant, events })
+    Ok(TenantWithEvents { tenant, events })
 }
 
-async fn events(cluster: &Cluster, tenant: &ModelTenant) -> Result<Vec<Happened>, kube::Error> {
+async fn events(cluster: &Cluster, tenant: &ModelTenant) -> Result<Vec<EventSummary>, kube::Error> {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
     // By uid: those of an earlier tenant of the same name are not this one's.
     let uid = tenant.metadata.uid.as_deref().unwrap_or_default();
     let about = format!("regarding.kind=ModelTenant,regarding.uid={uid}");
     let mut told: Vec<_> =
-        events.list(&ListParams::default().fields(&about)).await?.items.iter().map(happened).collect();
+        events.list(&ListParams::default().fields(&about)).await?.items.iter().map(event_summary).collect();
     told.sort_by_key(|event| event.at_unix_s);
     Ok(told)
 }
 
-fn happened(event: &Event) -> Happened {
+fn event_summary(event: &Event) -> EventSummary {
     let series = event.series.as_ref();
     let last = series.map(|series| series.last_observed_time.0);
     // Writers of the older API leave the newer fields out.
@@ -57,10 +60,10 @@ fn happened(event: &Event) -> Happened {
         .or_else(|| event.event_time.as_ref().map(|time| time.0))
         .or_else(|| event.deprecated_last_timestamp.as_ref().map(|time| time.0))
         .or_else(|| event.metadata.creation_timestamp.as_ref().map(|time| time.0));
-    Happened {
+    EventSummary {
         at_unix_s: at.map_or(0, |at| at.as_second()),
-        warns: event.type_.as_deref() == Some("Warning"),
-        times: series.map(|series| series.count).or(event.deprecated_count).unwrap_or(1),
+        is_warning: event.type_.as_deref() == Some("Warning"),
+        count: series.map(|series| series.count).or(event.deprecated_count).unwrap_or(1),
         reason: event.reason.clone().unwrap_or_default(),
         note: event.note.clone().unwrap_or_default(),
     }

@@ -9,7 +9,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 /// Bytes of each of the two buffers of the copy that is timed: more than caches hold.
 const COPY_BYTES: usize = 64 << 20;
 /// How long copies are timed.
-const COPY_TIME: Duration = Duration::from_millis(800);
+const COPY_DURATION: Duration = Duration::from_millis(800);
 
 /// What was measured before the first model was loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,18 +19,18 @@ pub struct Machine {
     /// Memory that one thread copies in a second, bytes: the best of several copies.
     pub copy_bytes_per_s: u64,
     /// Share of these cores that other programs took during the measurement, thousandths; `None` = it is not known.
-    pub others_permille: Option<u32>,
+    pub other_cpu_permille: Option<u32>,
 }
 
 impl Machine {
     /// Measures for about a second. Blocks.
     pub fn measure() -> Machine {
-        let usage = Usage::begin();
-        let copy_bytes_per_s = copy_speed();
+        let usage = CpuUsage::start();
+        let copy_bytes_per_s = measure_copy_rate();
         Machine {
             cores: u32::try_from(usable_cores()).unwrap_or(u32::MAX),
             copy_bytes_per_s,
-            others_permille: usage.others_permille(),
+            other_cpu_permille: usage.other_cpu_permille(),
         }
     }
 }
@@ -41,10 +41,10 @@ fn usable_cores() -> usize {
 }
 
 /// One thread copies as the transfers of a sidecar do. What disturbs a copy only makes it slower, so the best one counts.
-fn copy_speed() -> u64 {
+fn measure_copy_rate() -> u64 {
     let (from, mut to) = (vec![1_u8; COPY_BYTES], vec![2_u8; COPY_BYTES]);
     let (begun, mut best) = (Instant::now(), Duration::MAX);
-    while best == Duration::MAX || begun.elapsed() < COPY_TIME {
+    while best == Duration::MAX || begun.elapsed() < COPY_DURATION {
         let one = Instant::now();
         to.copy_from_slice(std::hint::black_box(&from));
         std::hint::black_box(&mut to);
@@ -55,57 +55,61 @@ fn copy_speed() -> u64 {
 
 /// Processor time from a moment on: of this program with all its children, and of everything else.
 #[derive(Debug)]
-pub struct Usage(Option<Ticks>);
+pub struct CpuUsage(Option<CpuTicks>);
 
 /// Counters of the kernel, ticks of the clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Ticks {
+struct CpuTicks {
     /// The cores that this process may use, idle or not.
     all: u64,
     /// Those of them that computed, or that a hypervisor withheld.
     busy: u64,
     /// Each process of this program, by its number.
-    own: BTreeMap<u32, u64>,
+    own_by_pid: BTreeMap<u32, u64>,
 }
 
-impl Usage {
+impl CpuUsage {
     /// Counts from now on.
-    pub fn begin() -> Usage {
-        Usage(Ticks::now())
+    pub fn start() -> CpuUsage {
+        CpuUsage(CpuTicks::now())
     }
 
     /// Share of the cores that this process may use that other programs took since the beginning, thousandths; `None` = it is not
     /// known: the kernel does not say, or this process may use less than its cores, by a quota.
-    pub fn others_permille(&self) -> Option<u32> {
-        self.0.as_ref()?.others_permille(&Ticks::now()?)
+    pub fn other_cpu_permille(&self) -> Option<u32> {
+        self.0.as_ref()?.other_cpu_permille(&CpuTicks::now()?)
     }
 }
 
-impl Ticks {
-    fn now() -> Option<Ticks> {
+impl CpuTicks {
+    fn now() -> Option<CpuTicks> {
         let allowed = sched_getaffinity(None).ok()?;
         // By a quota of its control group a process has parts of many cores: what others take of those is no loss of its own.
         if usable_cores() < allowed.count() as usize {
             return None;
         }
         let mine = |core| core < CpuSet::MAX_CPU && allowed.is_set(core);
-        let (all, busy) = cores(&std::fs::read_to_string("/proc/stat").ok()?, mine)?;
+        let (all, busy) = core_ticks(&std::fs::read_to_string("/proc/stat").ok()?, mine)?;
         let stats: Vec<_> =
-            std::fs::read_dir("/proc").ok()?.filter_map(|entry| process(&entry.ok()?.path())).collect();
-        Some(Ticks { all, busy, own: family(&stats, std::process::id()) })
+            std::fs::read_dir("/proc").ok()?.filter_map(|entry| read_process(&entry.ok()?.path())).collect();
+        Some(CpuTicks { all, busy, own_by_pid: descendant_ticks(&stats, std::process::id()) })
     }
 
-    fn others_permille(&self, now: &Ticks) -> Option<u32> {
+    fn other_cpu_permille(&self, now: &CpuTicks) -> Option<u32> {
         let all = now.all.checked_sub(self.all).filter(|ticks| *ticks > 0)?;
         let busy = now.busy.saturating_sub(self.busy);
         // A process that has started since began at 0; what has ended since is not seen, and few have.
-        let own = now.own.iter().map(|(pid, ticks)| ticks - self.own.get(pid).unwrap_or(&0).min(ticks)).sum();
+        let own = now
+            .own_by_pid
+            .iter()
+            .map(|(pid, ticks)| ticks - self.own_by_pid.get(pid).unwrap_or(&0).min(ticks))
+            .sum();
         u32::try_from(busy.saturating_sub(own) * 1000 / all).ok()
     }
 }
 
 /// All ticks and busy ones of the cores that are `mine`, by the lines `cpuN` of `/proc/stat`; `None` = it has none of them.
-fn cores(stat: &str, mine: impl Fn(usize) -> bool) -> Option<(u64, u64)> {
+fn core_ticks(stat: &str, mine: impl Fn(usize) -> bool) -> Option<(u64, u64)> {
     let line = |line: &str| {
         let (core, ticks) = line.strip_prefix("cpu")?.split_once(' ')?;
         let ticks: Vec<u64> = ticks.split_whitespace().map_while(|word| word.parse().ok()).collect();
@@ -119,24 +123,24 @@ fn cores(stat: &str, mine: impl Fn(usize) -> bool) -> Option<(u64, u64)> {
 
 /// One process: its number, its parent's, and its ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
+struct ProcessTicks {
     pid: u32,
     parent: u32,
     ticks: u64,
 }
 
-fn process(folder: &std::path::Path) -> Option<Process> {
+fn read_process(folder: &std::path::Path) -> Option<ProcessTicks> {
     let pid = folder.file_name()?.to_str()?.parse().ok()?;
     // One that ended since the folder was listed is none.
     parse(pid, &std::fs::read_to_string(folder.join("stat")).ok()?)
 }
 
-fn parse(pid: u32, stat: &str) -> Option<Process> {
+fn parse(pid: u32, stat: &str) -> Option<ProcessTicks> {
     // A name may hold spaces and brackets: fields are counted behind the last bracket, beginning with the state.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     let children = number(13)? + number(14)?;
-    Some(Process {
+    Some(ProcessTicks {
         pid,
         parent: u32::try_from(number(1)?).ok()?,
         ticks: number(11)? + number(12)? + children,
@@ -144,7 +148,7 @@ fn parse(pid: u32, stat: &str) -> Option<Process> {
 }
 
 /// Ticks of `root` and of all its descendants.
-fn family(all: &[Process], root: u32) -> BTreeMap<u32, u64> {
+fn descendant_ticks(all: &[ProcessTicks], root: u32) -> BTreeMap<u32, u64> {
     let mut members = BTreeSet::from([root]);
     loop {
         let before = members.len();
@@ -166,30 +170,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_ticks_are_all_but_idle_ones_of_the_cores_that_are_mine() {
+    fn busy_ticks_exclude_idle_of_usable_cores() {
         let stat = "cpu  99 9 9 99 9 9 9 9 9 0\ncpu0 10 1 5 80 4 2 3 5 7 0\ncpu1 0 0 0 7 0 0 0 0 0 0\ncpu12 1 0 0 1 0 0 0 0 0 0\nintr 1\n";
-        assert_eq!(cores(stat, |core| core == 0), Some((110, 26)));
-        assert_eq!(cores(stat, |core| core != 1), Some((112, 27)));
-        assert_eq!(cores(stat, |core| core == 2), None);
-        assert_eq!(cores("cpu0 10 1\n", |_| true), None);
+        assert_eq!(core_ticks(stat, |core| core == 0), Some((110, 26)));
+        assert_eq!(core_ticks(stat, |core| core != 1), Some((112, 27)));
+        assert_eq!(core_ticks(stat, |core| core == 2), None);
+        assert_eq!(core_ticks("cpu0 10 1\n", |_| true), None);
     }
 
     #[test]
-    fn the_family_is_everything_below_a_process() {
+    fn descendants_include_whole_process_tree() {
         let stat = "9 (a) b) S 7 9 9 0 -1 0 0 0 0 0 30 4 2 1 20 0 1 0 5";
-        assert_eq!(parse(9, stat), Some(Process { pid: 9, parent: 7, ticks: 37 }));
-        let one = |pid, parent, ticks| Process { pid, parent, ticks };
+        assert_eq!(parse(9, stat), Some(ProcessTicks { pid: 9, parent: 7, ticks: 37 }));
+        let one = |pid, parent, ticks| ProcessTicks { pid, parent, ticks };
         // A grandchild is listed before its parent.
         let all = [one(30, 20, 3), one(10, 1, 1), one(20, 10, 2), one(40, 1, 9)];
-        assert_eq!(family(&all, 10), BTreeMap::from([(10, 1), (20, 2), (30, 3)]));
+        assert_eq!(descendant_ticks(&all, 10), BTreeMap::from([(10, 1), (20, 2), (30, 3)]));
     }
 
     #[test]
-    fn what_others_took_is_what_is_neither_idle_nor_own() {
-        let begin = Ticks { all: 1000, busy: 500, own: BTreeMap::from([(1, 100), (2, 50)]) };
+    fn other_cpu_is_neither_idle_nor_own() {
+        let begin = CpuTicks { all: 1000, busy: 500, own_by_pid: BTreeMap::from([(1, 100), (2, 50)]) };
         // 300 busy ticks of 1000, of which 100 + 40 are those of a process that was there and one that came.
-        let end = Ticks { all: 2000, busy: 800, own: BTreeMap::from([(1, 200), (3, 40)]) };
-        assert_eq!(begin.others_permille(&end), Some(160));
-        assert_eq!(begin.others_permille(&begin), None, "no time has passed");
+        let end = CpuTicks { all: 2000, busy: 800, own_by_pid: BTreeMap::from([(1, 200), (3, 40)]) };
+        assert_eq!(begin.other_cpu_permille(&end), Some(160));
+        assert_eq!(begin.other_cpu_permille(&begin), None, "no time has passed");
     }
 }

@@ -5,45 +5,45 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 use sluice_types::tenant::WeightType;
-use sluice_wire::geometry::{Geometry, Obstacle};
+use sluice_wire::geometry::{Geometry, GeometryErrorKind};
 use tokio::process::Command;
 
-use crate::inspect::{Place, inspect};
+use crate::inspect::{ModelLocation, inspect};
 use crate::models::cache::user_cache;
-use crate::up::speak::note;
-use crate::{Misconfigured, child, siblings};
+use crate::up::output::eprint_note;
+use crate::{Misconfigured, child, sibling_binaries};
 
 /// Name and shape of the model that is made: 32 layers of 1.6 MB. Few enough bytes to be made in a second, enough layers that
 /// a neighbour has many to lend.
-const NAME: &str = "llama-32x256";
+const SYNTHETIC_NAME: &str = "llama-32x256";
 #[rustfmt::skip]
-const SHAPE: &[&str] = &[
+const SYNTHETIC_SHAPE: &[&str] = &[
     "--layers", "32", "--hidden", "256", "--heads", "4", "--kv-heads", "4", "--intermediate", "688", "--vocab",
     "512", "--max-positions", "512",
 ];
 
 /// A model that can be served.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct DemoModel {
     /// Where it is.
     pub folder: PathBuf,
     /// Its sizes.
     pub geometry: Geometry,
 }
 
-impl Model {
+impl DemoModel {
     /// The one in `folder`; `None` = the demo's own, which is made where it is missing.
     ///
     /// # Errors
     /// The folder holds no model that is served, or none can be made.
-    pub async fn find(folder: Option<&Path>) -> anyhow::Result<Model> {
+    pub async fn find(folder: Option<&Path>) -> anyhow::Result<DemoModel> {
         let folder = match folder {
-            Some(folder) => named(folder)?,
-            None => made().await?,
+            Some(folder) => check_folder(folder)?,
+            None => create_synthetic().await?,
         };
-        match inspect(Place::Folder(&folder), WeightType::Auto).await {
-            Ok(geometry) => Ok(Model { folder, geometry }),
-            Err(refusal) if refusal.reason == Obstacle::Unavailable => bail!("{}", refusal.message),
+        match inspect(ModelLocation::Folder(&folder), WeightType::Auto).await {
+            Ok(geometry) => Ok(DemoModel { folder, geometry }),
+            Err(refusal) if refusal.reason == GeometryErrorKind::Unavailable => bail!("{}", refusal.message),
             Err(refusal) => Err(Misconfigured(refusal.message).into()),
         }
     }
@@ -52,12 +52,12 @@ impl Model {
     ///
     /// # Errors
     /// It is none.
-    pub fn text(&self) -> anyhow::Result<&str> {
+    pub fn folder_str(&self) -> anyhow::Result<&str> {
         self.folder.to_str().with_context(|| format!("{}: no UTF-8", self.folder.display()))
     }
 }
 
-fn named(folder: &Path) -> anyhow::Result<PathBuf> {
+fn check_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     if !folder.join("config.json").is_file() {
         let shown = folder.display();
         let problem = "no config.json there; it takes a model folder in Hugging Face layout";
@@ -67,18 +67,18 @@ fn named(folder: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Makes the demo's own model, unless an earlier demo has.
-async fn made() -> anyhow::Result<PathBuf> {
+async fn create_synthetic() -> anyhow::Result<PathBuf> {
     let cache = user_cache().context("neither XDG_CACHE_HOME nor HOME is set: name a model with --model")?;
-    let folder = cache.join("demo").join(NAME);
+    let folder = cache.join("demo").join(SYNTHETIC_NAME);
     if folder.join("config.json").is_file() {
         return Ok(folder);
     }
-    let maker = siblings::find("sluice-model-gen")?;
-    note(format_args!("making a model with random weights in {}", folder.display()));
-    let part = Part(folder.with_file_name(format!("{NAME}.{}.part", std::process::id())));
+    let maker = sibling_binaries::find("sluice-model-gen")?;
+    eprint_note(format_args!("making a model with random weights in {}", folder.display()));
+    let part = TempFolder(folder.with_file_name(format!("{SYNTHETIC_NAME}.{}.part", std::process::id())));
     let mut command = Command::new(&maker);
-    command.arg("--out").arg(&part.0).args(SHAPE).stdin(Stdio::null()).stdout(Stdio::null());
-    child::end_with_parent(&mut command);
+    command.arg("--out").arg(&part.0).args(SYNTHETIC_SHAPE).stdin(Stdio::null()).stdout(Stdio::null());
+    child::kill_on_parent_exit(&mut command);
     let status = command.status().await.with_context(|| maker.display().to_string())?;
     if !status.success() {
         bail!("{} made no model: {status}", maker.display());
@@ -93,9 +93,9 @@ async fn made() -> anyhow::Result<PathBuf> {
 }
 
 /// A folder that goes with this value, unless it was renamed.
-struct Part(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Drop for Part {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         // Not there after a rename.
         let _ = std::fs::remove_dir_all(&self.0);

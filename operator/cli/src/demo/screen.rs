@@ -2,84 +2,85 @@
 
 use std::io::{IsTerminal, Write};
 
-use sluice_page::words::figures;
+use sluice_page::text::formatting;
 use sluice_wire::State;
 use sluice_wire::state::{Direction, OwnerBytes};
 
-use super::outcome::Figures;
+use super::run_stats::Figures;
 use crate::terminal;
-use crate::up::speak::tell;
+use crate::up::output::print_line;
 
 /// Cells for the whole GPU, where the line has room for them and on the narrowest terminal.
-const CELLS: u64 = 60;
-const FEWEST_CELLS: u64 = 20;
+const BAR_CELLS: u64 = 60;
+const MIN_BAR_CELLS: u64 = 20;
 /// Columns for names, requests and loans.
-const WORDS: usize = 65;
+const TEXT_COLUMNS: usize = 65;
 /// What the letters mean.
 pub const LEGEND: &str =
     "W weights  S slots  K KV  A activations  . free; then requests running+waiting, and what was borrowed";
 
 /// Standard output. A terminal also shows the tenants as they are now, in a line that is rewritten.
-pub struct Screen {
+pub struct LiveOutput {
     memory_bytes: u64,
 }
 
-impl Screen {
+impl LiveOutput {
     /// For a GPU of `memory_bytes`.
-    pub fn new(memory_bytes: u64) -> Screen {
-        if columns().is_some() {
-            tell(format_args!("  {LEGEND}"));
+    pub fn new(memory_bytes: u64) -> LiveOutput {
+        if terminal_columns().is_some() {
+            print_line(format_args!("  {LEGEND}"));
         }
-        Screen { memory_bytes }
+        LiveOutput { memory_bytes }
     }
 
     /// Shows the tenants, where there is a terminal.
     pub fn show(&mut self, states: &[State]) {
-        if let Some(columns) = columns() {
-            rewrite(&fitted(self.memory_bytes, states, columns));
+        if let Some(columns) = terminal_columns() {
+            rewrite_line(&fit_line(self.memory_bytes, states, columns));
         }
     }
 
     /// Says how a round was.
-    pub fn round(&mut self, number: usize, figures: &Figures) {
+    pub fn print_round(&mut self, number: usize, figures: &Figures) {
         let Figures { tokens_per_s, ttft_p99_ms, tbt_p99_ms } = figures;
-        self.end();
-        tell(format_args!(
+        self.clear();
+        print_line(format_args!(
             "  round {number:>2}: {tokens_per_s:>5.0} tokens/s, first token after {ttft_p99_ms:>5.0} ms, {tbt_p99_ms:>4.0} ms between tokens (P99)"
         ));
     }
 
     /// Takes the line away.
-    pub fn end(&mut self) {
-        if columns().is_some() {
-            rewrite("");
+    pub fn clear(&mut self) {
+        if terminal_columns().is_some() {
+            rewrite_line("");
         }
     }
 }
 
-fn rewrite(line: &str) {
+fn rewrite_line(line: &str) {
     // A line that cannot be shown is no harm. The rest of a longer one goes.
     let mut stdout = std::io::stdout();
     let _ = write!(stdout, "\r{line}\x1b[K").and_then(|()| stdout.flush());
 }
 
 /// Width of the terminal; `None` = stdout is none.
-fn columns() -> Option<usize> {
-    std::io::stdout().is_terminal().then(|| terminal::columns().unwrap_or(terminal::USUAL_COLUMNS))
+fn terminal_columns() -> Option<usize> {
+    std::io::stdout().is_terminal().then(|| terminal::columns().unwrap_or(terminal::DEFAULT_COLUMNS))
 }
 
 /// The line as `columns` have room for it. One that went on in a second row could not be rewritten, nor one that fills the
 /// first: a terminal may go to the next row then.
-fn fitted(memory_bytes: u64, states: &[State], columns: usize) -> String {
-    let cells = (columns.saturating_sub(WORDS) as u64).clamp(FEWEST_CELLS, CELLS);
-    let parts =
-        states.iter().map(|state| format!("  {} {}", state.tenant.name, bar(memory_bytes, state, cells)));
-    let line: String = parts.chain(states.iter().filter_map(work)).collect();
+fn fit_line(memory_bytes: u64, states: &[State], columns: usize) -> String {
+    let cells = (columns.saturating_sub(TEXT_COLUMNS) as u64).clamp(MIN_BAR_CELLS, BAR_CELLS);
+    let parts = states
+        .iter()
+        .map(|state| format!("  {} {}", state.tenant.name, memory_bar(memory_bytes, state, cells)));
+    let line: String = parts.chain(states.iter().filter_map(request_summary)).collect();
     line.chars().take(columns.saturating_sub(1)).collect()
 }
 
 /// A tenant's part of the GPU; what it has at all has a cell.
-fn bar(memory_bytes: u64, state: &State, most_cells: u64) -> String {
+fn memory_bar(memory_bytes: u64, state: &State, most_cells: u64) -> String {
     let OwnerBytes {
         weights_global_bytes,
         weights_layers_bytes,
@@ -105,7 +106,7 @@ fn bar(memory_bytes: u64, state: &State, most_cells: u64) -> String {
 }
 
 /// Requests of a tenant that has some, and what it has borrowed.
-fn work(state: &State) -> Option<String> {
+fn request_summary(state: &State) -> Option<String> {
     let (running, waiting) = (state.queue.running, state.queue.waiting);
     let mut lenders: Vec<(&str, u64)> = Vec::new();
     for grant in state.neighbourhood.iter().flat_map(|all| &all.grants) {
@@ -118,8 +119,10 @@ fn work(state: &State) -> Option<String> {
     if running + waiting == 0 && lenders.is_empty() {
         return None;
     }
-    let borrowed: String =
-        lenders.iter().map(|(lender, bytes)| format!(", {} of {lender}", figures::bytes(*bytes))).collect();
+    let borrowed: String = lenders
+        .iter()
+        .map(|(lender, bytes)| format!(", {} of {lender}", formatting::bytes(*bytes)))
+        .collect();
     Some(format!("  {} {running}+{waiting}{borrowed}", state.tenant.name))
 }
 
@@ -147,18 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn a_line_shows_parts_work_and_lenders() {
+    fn line_shows_memory_requests_and_lenders() {
         let (weights, kv) = ("W".repeat(20), "K".repeat(10));
         let expected = format!("  a {weights}{kv}.  b {weights}.  a 0+2, 1.5 MiB of b");
-        assert_eq!(fitted(60, &states(), WORDS + 60), expected);
+        assert_eq!(fit_line(60, &states(), TEXT_COLUMNS + 60), expected);
         let third = "W".repeat(6);
-        assert_eq!(fitted(60, &states(), 80), format!("  a {third}KKK.  b {third}.  a 0+2, 1.5 MiB of b"));
+        assert_eq!(fit_line(60, &states(), 80), format!("  a {third}KKK.  b {third}.  a 0+2, 1.5 MiB of b"));
     }
 
     #[test]
-    fn a_line_stays_in_one_row_of_a_narrow_terminal() {
+    fn line_fits_one_row_of_narrow_terminal() {
         for columns in 1..130 {
-            let line = fitted(60, &states(), columns);
+            let line = fit_line(60, &states(), columns);
             assert!(line.chars().count() < columns, "{columns}: {line}");
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use sluice_wire::fetched::{PART_SUFFIX, Receipt};
+use sluice_wire::download::{CompletionMarker, PART_SUFFIX};
 use sluice_wire::time::unix_ms;
 
 use super::hub_model::{DEFAULT_ENDPOINT, DEFAULT_REVISION, HubModel};
@@ -17,7 +17,7 @@ use super::hub_model::{DEFAULT_ENDPOINT, DEFAULT_REVISION, HubModel};
 /// File that users of a model hold locked; its time of change is that of the last use.
 const USE_FILE: &str = ".sluice-use";
 /// Beginning of the name of a folder that is being removed. No model's folder begins with a dot.
-const REMOVED: &str = ".removed-";
+const REMOVED_PREFIX: &str = ".removed-";
 
 /// The user's cache folder of this program, `$XDG_CACHE_HOME/sluice` or `~/.cache/sluice`; `None` = the environment has no home.
 pub fn user_cache() -> Option<PathBuf> {
@@ -65,7 +65,7 @@ impl ModelCache {
     ///
     /// # Errors
     /// The folder or its lock cannot be created.
-    pub fn hold(&self, model: &HubModel) -> anyhow::Result<HeldModel> {
+    pub fn acquire(&self, model: &HubModel) -> anyhow::Result<ModelGuard> {
         let folder = self.folder(model);
         let file = folder.join(USE_FILE);
         loop {
@@ -77,16 +77,16 @@ impl ModelCache {
                 opened => opened.with_context(|| file.display().to_string())?,
             };
             flock(&lock, FlockOperation::LockShared).with_context(|| file.display().to_string())?;
-            if is_at(&lock, &file) {
+            if is_same_file(&lock, &file) {
                 lock.set_modified(SystemTime::now()).with_context(|| file.display().to_string())?;
-                return Ok(HeldModel { folder, _lock: lock });
+                return Ok(ModelGuard { folder, _lock: lock });
             }
         }
     }
 
     /// Whether all files of `model` are there, by the receipt of its download and the lengths of the files.
-    pub fn is_whole(&self, model: &HubModel) -> bool {
-        is_whole(&self.folder(model))
+    pub fn is_complete(&self, model: &HubModel) -> bool {
+        is_complete(&self.folder(model))
     }
 
     /// Bytes of `model` that are there, parts included.
@@ -123,16 +123,18 @@ impl ModelCache {
         let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
         let lock = opened.with_context(|| file.display().to_string())?;
         // The lock of a folder that another process has removed says nothing of the one that is there now.
-        if !lock_alone(&lock).with_context(|| file.display().to_string())? || !is_at(&lock, &file) {
+        if !try_lock_exclusive(&lock).with_context(|| file.display().to_string())?
+            || !is_same_file(&lock, &file)
+        {
             bail!("{model}: in use by a running `sluice run`; end that first");
         }
         // Under another name first: a `sluice run` that starts now finds no folder, and makes its own.
         let parent = model.folder.parent().with_context(|| model.folder.display().to_string())?;
-        let moved = parent.join(format!("{REMOVED}{}", std::process::id()));
+        let moved = parent.join(format!("{REMOVED_PREFIX}{}", std::process::id()));
         std::fs::rename(&model.folder, &moved).with_context(|| model.folder.display().to_string())?;
         // And what a removal that was killed has left.
         for folder in children(parent)?.into_iter().filter(|path| is_removed(path)) {
-            if_there(std::fs::remove_dir_all(&folder)).with_context(|| folder.display().to_string())?;
+            ok_if_exists(std::fs::remove_dir_all(&folder)).with_context(|| folder.display().to_string())?;
         }
         // Those above it, as far as they are empty now.
         let above = model.folder.ancestors().skip(1).take_while(|path| **path != self.root);
@@ -143,20 +145,20 @@ impl ModelCache {
 
 /// A model that is in use.
 #[derive(Debug)]
-pub struct HeldModel {
+pub struct ModelGuard {
     folder: PathBuf,
     _lock: File,
 }
 
-impl HeldModel {
+impl ModelGuard {
     /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// Whether all its files are there, by the receipt of its download and the lengths of the files.
-    pub fn is_whole(&self) -> bool {
-        is_whole(&self.folder)
+    pub fn is_complete(&self) -> bool {
+        is_complete(&self.folder)
     }
 }
 
@@ -195,7 +197,7 @@ impl CachedModel {
         let (host, repo) = (plain(host), format!("{}/{}", plain(org), plain(name)));
         let default = DEFAULT_ENDPOINT.split_once("://").is_some_and(|(_, default)| default == host);
         let file = folder.join(USE_FILE);
-        let Some(lock) = if_there(File::open(&file)).with_context(|| file.display().to_string())? else {
+        let Some(lock) = ok_if_exists(File::open(&file)).with_context(|| file.display().to_string())? else {
             return Ok(None);
         };
         let Some(bytes) = bytes_in(folder)? else { return Ok(None) };
@@ -204,15 +206,15 @@ impl CachedModel {
             name: if default { repo } else { format!("{host}/{repo}") },
             revision: plain(folder),
             bytes,
-            whole: is_whole(folder),
-            in_use: lock_alone(&lock).is_ok_and(|alone| !alone),
+            whole: is_complete(folder),
+            in_use: try_lock_exclusive(&lock).is_ok_and(|alone| !alone),
             last_used_unix_ms: used.map_or(0, unix_ms),
             folder: folder.to_owned(),
         }))
     }
 
     /// Whether a user who writes `text` means this model: its name, or its name and revision, or a URL.
-    pub fn is_named(&self, text: &str) -> bool {
+    pub fn matches_name(&self, text: &str) -> bool {
         let url = HubModel::parse(text, DEFAULT_ENDPOINT).ok().filter(|_| text.contains("://"));
         let host =
             |model: &HubModel| HubModel { revision: DEFAULT_REVISION.into(), ..model.clone() }.to_string();
@@ -226,7 +228,7 @@ impl CachedModel {
 
 /// Whether no other process holds the lock; it is held from then on, if so. Another process that asks this holds it for an
 /// instant, which does not count.
-fn lock_alone(lock: &File) -> std::io::Result<bool> {
+fn try_lock_exclusive(lock: &File) -> std::io::Result<bool> {
     for attempt in 0..20 {
         if attempt > 0 {
             std::thread::sleep(Duration::from_millis(5));
@@ -240,21 +242,24 @@ fn lock_alone(lock: &File) -> std::io::Result<bool> {
     Ok(false)
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_same_file(file: &File, path: &Path) -> bool {
     let at = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
     let (held, named) = (file.metadata().map(at), std::fs::metadata(path).map(at));
     held.is_ok_and(|held| named.is_ok_and(|named| held == named))
 }
 
-fn is_whole(folder: &Path) -> bool {
-    let receipt = std::fs::read(folder.join(Receipt::FILE)).ok().and_then(|json| Receipt::from_json(&json));
+fn is_complete(folder: &Path) -> bool {
+    let receipt = std::fs::read(folder.join(CompletionMarker::FILE))
+        .ok()
+        .and_then(|json| CompletionMarker::from_json(&json));
     let length = |name: &str| std::fs::metadata(folder.join(name)).map(|file| file.len()).ok();
     receipt.is_some_and(|receipt| receipt.items.iter().all(|item| length(&item.name) == Some(item.bytes)))
 }
 
 /// Bytes of the model's files; those that only Sluice reads do not count. `None` = the folder is not there.
 fn bytes_in(folder: &Path) -> anyhow::Result<Option<u64>> {
-    let Some(entries) = if_there(std::fs::read_dir(folder)).with_context(|| folder.display().to_string())?
+    let Some(entries) =
+        ok_if_exists(std::fs::read_dir(folder)).with_context(|| folder.display().to_string())?
     else {
         return Ok(None);
     };
@@ -275,17 +280,17 @@ fn folders(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 /// What is in `path`; nothing where there is no `path`.
 fn children(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = if_there(std::fs::read_dir(path)).with_context(|| path.display().to_string())?;
+    let entries = ok_if_exists(std::fs::read_dir(path)).with_context(|| path.display().to_string())?;
     let paths = entries.into_iter().flatten();
     paths.map(|entry| Ok(entry.with_context(|| path.display().to_string())?.path())).collect()
 }
 
 fn is_removed(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(REMOVED))
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(REMOVED_PREFIX))
 }
 
 /// `None` where there is no such file or folder.
-fn if_there<T>(opened: std::io::Result<T>) -> std::io::Result<Option<T>> {
+fn ok_if_exists<T>(opened: std::io::Result<T>) -> std::io::Result<Option<T>> {
     match opened {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         opened => opened.map(Some),

@@ -22,47 +22,47 @@ pub struct HubModel {
     pub revision: String,
     /// Whether the user's token of the hub is sent: the hub is the default one or the one of `--endpoint`, and not one that a URL
     /// names.
-    pub takes_token: bool,
+    pub sends_token: bool,
 }
 
 /// What is wrong with a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct BadName(String);
+pub struct ModelNameError(String);
 
 impl HubModel {
     /// Reads `ORG/NAME[@REVISION]`, of the hub at `endpoint`, or a URL, which names its own hub.
     ///
     /// # Errors
     /// The text has neither form; the message says which part is wrong.
-    pub fn parse(text: &str, endpoint: &str) -> Result<HubModel, BadName> {
+    pub fn parse(text: &str, endpoint: &str) -> Result<HubModel, ModelNameError> {
         let url = parse_url(endpoint)?;
         if text.contains("://") {
             let model = from_url(text)?;
             let own = [DEFAULT_ENDPOINT, url.as_str().trim_end_matches('/')];
-            return Ok(HubModel { takes_token: own.contains(&model.endpoint.as_str()), ..model });
+            return Ok(HubModel { sends_token: own.contains(&model.endpoint.as_str()), ..model });
         }
         let (repo, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
-        Ok(HubModel { takes_token: true, ..HubModel::new(&url, repo, revision)? })
+        Ok(HubModel { sends_token: true, ..HubModel::new(&url, repo, revision)? })
     }
 
-    fn new(endpoint: &Url, repo: &str, revision: &str) -> Result<HubModel, BadName> {
+    fn new(endpoint: &Url, repo: &str, revision: &str) -> Result<HubModel, ModelNameError> {
         let parts: Vec<_> = repo.split('/').collect();
         if parts.len() != 2 {
-            return Err(BadName(format!("`{repo}` is not ORG/NAME")));
+            return Err(ModelNameError(format!("`{repo}` is not ORG/NAME")));
         }
         if let Some(part) = parts.iter().find(|part| !is_name(part)) {
-            return Err(BadName(format!(
+            return Err(ModelNameError(format!(
                 "`{part}` in `{repo}` is no name of a hub: letters, digits, `-`, `_` and `.`, beginning with a letter or digit"
             )));
         }
         if revision.is_empty() || revision.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(BadName(format!("`{revision}` is no branch, tag or commit")));
+            return Err(ModelNameError(format!("`{revision}` is no branch, tag or commit")));
         }
         let text = endpoint.as_str().trim_end_matches('/').to_owned();
         let host = text.split_once("://").map_or(text.as_str(), |(_, host)| host).to_owned();
         let (repo, revision) = (repo.to_owned(), revision.to_owned());
-        Ok(HubModel { endpoint: text, host, repo, revision, takes_token: false })
+        Ok(HubModel { endpoint: text, host, repo, revision, sends_token: false })
     }
 
     /// Whether this is of the hub that names without a host mean.
@@ -78,13 +78,13 @@ fn is_name(part: &str) -> bool {
         && part.bytes().all(inner)
 }
 
-fn parse_url(text: &str) -> Result<Url, BadName> {
-    let url = Url::parse(text).map_err(|error| BadName(format!("`{text}` is no URL: {error}")))?;
+fn parse_url(text: &str) -> Result<Url, ModelNameError> {
+    let url = Url::parse(text).map_err(|error| ModelNameError(format!("`{text}` is no URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(BadName(format!("`{text}`: its scheme is neither https nor http")));
+        return Err(ModelNameError(format!("`{text}`: its scheme is neither https nor http")));
     }
     if url.password().is_some() || !url.username().is_empty() {
-        return Err(BadName(
+        return Err(ModelNameError(
             "a URL with a password is refused; put a token into the variable HF_TOKEN".into(),
         ));
     }
@@ -92,7 +92,7 @@ fn parse_url(text: &str) -> Result<Url, BadName> {
 }
 
 /// `https://HOST/ORG/NAME` or `https://HOST/ORG/NAME/tree/REVISION`.
-fn from_url(text: &str) -> Result<HubModel, BadName> {
+fn from_url(text: &str) -> Result<HubModel, ModelNameError> {
     let mut url = parse_url(text)?;
     let path = url.path().trim_matches('/').to_owned();
     let parts: Vec<_> = path.splitn(4, '/').collect();
@@ -100,7 +100,7 @@ fn from_url(text: &str) -> Result<HubModel, BadName> {
         [org, name] => (format!("{org}/{name}"), DEFAULT_REVISION.to_owned()),
         [org, name, "tree", revision] => (format!("{org}/{name}"), decode(revision)),
         _ => {
-            return Err(BadName(format!(
+            return Err(ModelNameError(format!(
                 "`{text}` is not https://HOST/ORG/NAME or https://HOST/ORG/NAME/tree/REVISION"
             )));
         }
@@ -159,8 +159,8 @@ mod tests {
     }
 
     #[test]
-    fn the_token_goes_to_hubs_that_the_user_has_chosen_and_not_to_those_of_urls() {
-        let takes = |text, endpoint| HubModel::parse(text, endpoint).unwrap().takes_token;
+    fn token_is_sent_only_to_configured_hub() {
+        let takes = |text, endpoint| HubModel::parse(text, endpoint).unwrap().sends_token;
         let mirror = "http://127.0.0.1:9000/";
         assert!(takes("org/tiny", DEFAULT_ENDPOINT) && takes("org/tiny", mirror));
         assert!(takes("https://huggingface.co/org/tiny", DEFAULT_ENDPOINT));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_model_of_a_hub_says_which_part_is_wrong() {
+    fn invalid_hub_name_reports_wrong_part() {
         for (text, words) in [
             ("tiny", "`tiny` is not ORG/NAME"),
             ("a/b/c", "`a/b/c` is not ORG/NAME"),

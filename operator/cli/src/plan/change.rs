@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use sluice_plan::objects::{Release, claim_digest, claim_name, deployment};
-use sluice_plan::seen::{ClaimSeen, DeviceSeen, PodSeen, Seen, SlotSeen};
-use sluice_plan::unit::Plan;
+use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedPod, ObservedPool, ObservedSlot};
+use sluice_plan::pool_plan::PoolPlan;
 
-use super::scene::Pool;
+use super::inputs::PoolInputs;
 
 /// Tenant and index of a slot.
 pub type SlotKey = (String, u32);
 
 /// The slots of a pool that have a GPU, and what their pods are made of.
-pub type Templates = BTreeMap<SlotKey, Standing>;
+pub type SlotTemplates = BTreeMap<SlotKey, SlotTemplate>;
 
 /// A slot that has a GPU.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Standing {
+pub struct SlotTemplate {
     /// Its GPU.
     pub gpu: String,
     /// What its pod is made of; `None` = nobody knows the model.
@@ -26,19 +26,19 @@ pub struct Standing {
 
 /// What becomes of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum SlotChange {
     /// There was none.
     New,
     /// Its pod runs on.
-    Stays,
+    Unchanged,
     /// Its pod is replaced where it is.
     Replaced,
     /// Its pod is replaced by one on another GPU than this.
-    Moves(String),
+    Moved(String),
 }
 
 /// The slots of `plan` that have a GPU.
-pub fn templates(pool: &Pool<'_>, plan: &Plan<'_>) -> Templates {
+pub fn slot_templates(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>) -> SlotTemplates {
     // The same for both sides of a comparison: another release of the product is another matter.
     let release = Release {
         sidecar_image: "sidecar".into(),
@@ -47,48 +47,51 @@ pub fn templates(pool: &Pool<'_>, plan: &Plan<'_>) -> Templates {
         operator: BTreeMap::new(),
         operator_namespace: String::new(),
     };
-    let mut all = Templates::new();
+    let mut all = SlotTemplates::new();
     for tenant in &plan.tenants {
         for slot in &tenant.slots {
-            let Ok(on) = slot.on else { continue };
-            let placed = pool.pool.and_then(|pool| plan.placed(pool, tenant, slot));
+            let Ok(on) = slot.gpu_index else { continue };
+            let placed = pool.pool.and_then(|pool| plan.placed_slot(pool, tenant, slot));
             let template = placed.and_then(|placed| Some(deployment(&placed, &release).spec?.template));
             let name = tenant.tenant.metadata.name.clone().unwrap_or_default();
-            all.insert((name, slot.index), Standing { gpu: plan.gpus[on].gpu.name.clone(), template });
+            all.insert((name, slot.index), SlotTemplate { gpu: plan.gpus[on].gpu.name.clone(), template });
         }
     }
     all
 }
 
 /// What becomes of the slot `key`, which is to be as `now`.
-pub fn change(before: &Templates, key: &SlotKey, now: &Standing) -> Change {
+pub fn slot_change(before: &SlotTemplates, key: &SlotKey, now: &SlotTemplate) -> SlotChange {
     match before.get(key) {
-        None => Change::New,
-        Some(then) if then.gpu != now.gpu => Change::Moves(then.gpu.clone()),
-        Some(then) if then.template != now.template => Change::Replaced,
-        Some(_) => Change::Stays,
+        None => SlotChange::New,
+        Some(then) if then.gpu != now.gpu => SlotChange::Moved(then.gpu.clone()),
+        Some(then) if then.template != now.template => SlotChange::Replaced,
+        Some(_) => SlotChange::Unchanged,
     }
 }
 
 /// What would be seen once `plan` is carried out and everybody serves.
-pub fn seen_after(pool: &Pool<'_>, plan: &Plan<'_>) -> Seen {
-    let mut seen = Seen::default();
+pub fn observed_after(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>) -> ObservedPool {
+    let mut seen = ObservedPool::default();
     for (at, planned) in plan.gpus.iter().enumerate() {
         let (Some(epoch), Some(pool)) = (planned.epoch, pool.pool) else { continue };
         let name = claim_name(&planned.gpu, epoch.number);
-        for (tenant, slot) in plan.on(at) {
+        for (tenant, slot) in plan.slots_on(at) {
             let tenant = tenant.tenant.metadata.name.clone().unwrap_or_default();
             let (index, claim) = (slot.index, name.clone());
-            seen.slots.push(SlotSeen { tenant: tenant.clone(), index, claim: claim.clone() });
-            seen.pods.push(PodSeen { tenant, index, claim, ready: true, ..PodSeen::default() });
+            seen.slots.push(ObservedSlot { tenant: tenant.clone(), index, claim: claim.clone() });
+            seen.pods.push(ObservedPod { tenant, index, claim, is_ready: true, ..ObservedPod::default() });
         }
-        seen.claims.push(ClaimSeen {
+        seen.claims.push(ObservedClaim {
             name,
             digest: claim_digest(pool, &planned.gpu),
             mode: Some(planned.gpu.settings.sharing.mode),
             settings: Some(planned.gpu.settings.clone()),
-            device: Some(DeviceSeen { capacity_bytes: planned.gpu.capacity_bytes, ..DeviceSeen::default() }),
-            ..ClaimSeen::default()
+            device: Some(ObservedDevice {
+                capacity_bytes: planned.gpu.capacity_bytes,
+                ..ObservedDevice::default()
+            }),
+            ..ObservedClaim::default()
         });
     }
     seen

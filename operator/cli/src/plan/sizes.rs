@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use anyhow::bail;
 use sluice_types::tenant::WeightType;
 
-use super::scene::Scene;
-use crate::inspect::{Place, inspect};
+use super::inputs::PlanInputs;
+use crate::inspect::{ModelLocation, inspect};
 
 /// Whether each of `named` is a tenant of a scene.
 ///
 /// # Errors
 /// One is not: its folder would be passed over without a word.
-pub fn known(named: &[(String, PathBuf)], scenes: &[Option<&Scene>]) -> anyhow::Result<()> {
-    let tenants: BTreeSet<&str> = scenes.iter().copied().flatten().flat_map(Scene::tenants).collect();
+pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) -> anyhow::Result<()> {
+    let tenants: BTreeSet<&str> = scenes.iter().copied().flatten().flat_map(PlanInputs::tenants).collect();
     let Some((tenant, folder)) = named.iter().find(|(tenant, _)| !tenants.contains(tenant.as_str())) else {
         return Ok(());
     };
@@ -27,12 +27,12 @@ pub fn known(named: &[(String, PathBuf)], scenes: &[Option<&Scene>]) -> anyhow::
 
 /// Reads the sizes of every tenant with a folder whose sizes nobody has told; `named` are folders of tenants of that name in
 /// every namespace.
-pub async fn read(scene: &mut Scene, named: &[(String, PathBuf)]) {
-    for key in scene.unknown() {
+pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
+    for key in scene.unknown_sizes() {
         let named = named.iter().rev().find(|(tenant, _)| *tenant == key.1).map(|(_, folder)| folder);
         let Some(folder) = named.or_else(|| scene.folders.get(&key)).cloned() else { continue };
         let dtype = scene.tenant(&key).map_or(WeightType::Auto, |tenant| tenant.spec.model.dtype);
-        let said = inspect(Place::Folder(&folder), dtype).await;
+        let said = inspect(ModelLocation::Folder(&folder), dtype).await;
         scene.inspections.insert(key, said);
     }
 }

@@ -36,27 +36,27 @@ fn tenant(name: &str, of_spec: &str) -> String {
 }
 
 /// The scene of a file; every model in it is [`MODEL`].
-fn scene(text: &str) -> Scene {
+fn inputs(text: &str) -> PlanInputs {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tenants.yaml");
     std::fs::write(&file, text).unwrap();
-    let mut scene = Scene::of_files(&[file], None).unwrap();
-    for key in scene.unknown() {
+    let mut scene = PlanInputs::from_files(&[file], None).unwrap();
+    for key in scene.unknown_sizes() {
         scene.inspections.insert(key, Ok(MODEL));
     }
     scene
 }
 
 /// What is printed, and the error at the end.
-fn said(after: &Scene, before: Option<&Scene>) -> (Vec<String>, Option<String>) {
+fn rendered(after: &PlanInputs, before: Option<&PlanInputs>) -> (Vec<String>, Option<String>) {
     let mut lines = Vec::new();
-    let outcome = finish(&mut |line| lines.push(line), after, before);
+    let outcome = print_plan(&mut |line| lines.push(line), after, before);
     (lines, outcome.err().map(|error| error.to_string()))
 }
 
 /// What becomes of the slots of `after` where `before` is what there is.
 fn changes(before: &str, after: &str) -> Vec<String> {
-    said(&scene(after), Some(&scene(before))).0
+    rendered(&inputs(after), Some(&inputs(before))).0
 }
 
 fn assert_line(lines: &[String], wanted: &str) {
@@ -66,8 +66,9 @@ fn assert_line(lines: &[String], wanted: &str) {
 }
 
 #[test]
-fn each_slot_has_a_gpu_a_floor_and_a_share() {
-    let (lines, error) = said(&scene(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", ""))), None);
+fn slot_lists_gpu_floor_and_share() {
+    let (lines, error) =
+        rendered(&inputs(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", ""))), None);
     assert_eq!(error, None);
     // Five layers and a global part of 1 MiB each stay, KV of 256 tokens takes 2 MiB and activations 1 MiB; beside its
     // weights each has half of the 22 MiB that are left. 9 MiB of weights, 64 MiB for 2048 streams and as much for the
@@ -86,9 +87,9 @@ fn each_slot_has_a_gpu_a_floor_and_a_share() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
+fn unplaced_slot_is_an_error_with_missing_bytes() {
     let many: String = ["a", "b", "c", "d", "e"].map(|name| tenant(name, "")).concat();
-    let (lines, error) = said(&scene(&(pool(1, "", "") + &many)), None);
+    let (lines, error) = rendered(&inputs(&(pool(1, "", "") + &many)), None);
     // Four floors take 36 of 40 MiB.
     assert_line(
         &lines,
@@ -101,12 +102,13 @@ fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
     assert!(!lines.iter().any(|line| line.contains("guaranteedKv")), "nobody wrote it: {lines:#?}");
     assert_eq!(error.as_deref(), Some("1 of 5 slots would not be served"));
     let two = tenant("chat", "  replicas: 2\n");
-    let (lines, _) = said(&scene(&(pool(1, "", "") + &two)), None);
+    let (lines, _) = rendered(&inputs(&(pool(1, "", "") + &two)), None);
     assert_line(
         &lines,
         "chat slot 1 no GPU: no room on 1 GPUs; the nearest is local-chat-0: it has another slot of the same tenant",
     );
-    let (lines, error) = said(&scene(&(pool(1, "", "") + &tenant("lost", "  gpuGroup: agents\n"))), None);
+    let (lines, error) =
+        rendered(&inputs(&(pool(1, "", "") + &tenant("lost", "  gpuGroup: agents\n"))), None);
     assert_line(
         &lines,
         "lost refused (GroupNotFound): spec.gpuGroup: the pool has no group `agents`, it has chat",
@@ -116,7 +118,7 @@ fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
     let real = pool(1, "", "").replace("host.sluice.dev", "gpu.nvidia.com");
     let real = real.replace("  device: {host: {memory: 40Mi, chunkBytes: 64Ki}}\n", "");
     let (lines, _) =
-        said(&scene(&(real + &tenant("lost", "  engine: {kind: Native}\n  gpuGroup: agents\n"))), None);
+        rendered(&inputs(&(real + &tenant("lost", "  engine: {kind: Native}\n  gpuGroup: agents\n"))), None);
     let refused: Vec<&String> = lines.iter().filter(|line| line.contains("lost  refused")).collect();
     assert_eq!(refused.len(), 2, "{lines:#?}");
     assert!(
@@ -128,17 +130,17 @@ fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
         "{refused:#?}"
     );
     assert_eq!(error.as_deref(), Some("1 of 1 slots would not be served"));
-    let (lines, error) = said(&scene(&tenant("orphan", "")), None);
+    let (lines, error) = rendered(&inputs(&tenant("orphan", "")), None);
     assert_line(&lines, "GpuPool default/local: there is none");
     assert_line(&lines, "orphan refused (PoolNotFound)");
     assert!(error.is_some());
 }
 
 #[test]
-fn sizes_that_nobody_knows_are_no_error_and_say_how_to_know_them() {
-    let mut scene = scene(&(pool(1, "", "") + &tenant("chat", "")));
+fn unknown_sizes_are_not_an_error_and_have_a_hint() {
+    let mut scene = inputs(&(pool(1, "", "") + &tenant("chat", "")));
     scene.inspections.clear();
-    let (lines, error) = said(&scene, None);
+    let (lines, error) = rendered(&scene, None);
     assert_line(
         &lines,
         "chat not placed, its sizes are not known: in a cluster a Job reads its model; here --model chat=FOLDER does",
@@ -148,7 +150,7 @@ fn sizes_that_nobody_knows_are_no_error_and_say_how_to_know_them() {
 }
 
 #[test]
-fn what_a_directive_tells_replaces_no_pod_and_what_a_pod_is_made_of_does() {
+fn only_template_changes_replace_pods() {
     let before = pool(2, "", "") + &tenant("chat", "") + &tenant("code", "");
     let hot = pool(2, "", "  policy: Oneiros\n")
         + &tenant("chat", "  priority: 7\n  idle: {hibernateAfterSeconds: 50}\n")
@@ -168,7 +170,7 @@ fn what_a_directive_tells_replaces_no_pod_and_what_a_pod_is_made_of_does() {
 }
 
 #[test]
-fn floors_that_grow_take_no_gpu_from_who_serves() {
+fn growing_floor_keeps_serving_slots_placed() {
     let tenants = |cap: u32| {
         let memory = format!("  memory: {{guaranteedKv: 13Mi, maxRemappedPercent: {cap}}}\n");
         tenant("chat", &memory) + &tenant("code", "  memory: {guaranteedKv: 13Mi}\n")
@@ -184,7 +186,7 @@ fn floors_that_grow_take_no_gpu_from_who_serves() {
 }
 
 #[test]
-fn slots_that_exist_stay_where_they_are_and_others_come_and_go() {
+fn existing_slots_stay_when_others_are_added_or_removed() {
     let before = pool(1, "", "") + &tenant("chat", "") + &tenant("code", "");
     let after = pool(2, "", "") + &tenant("chat", "  replicas: 2\n") + &tenant("mail", "");
     let lines = changes(&before, &after);
@@ -205,7 +207,7 @@ fn slots_that_exist_stay_where_they_are_and_others_come_and_go() {
 }
 
 #[test]
-fn another_way_to_share_waits_or_takes_all_tenants_of_the_gpu_down() {
+fn sharing_change_waits_or_replaces_all_tenants_of_gpu() {
     let tenants = tenant("chat", "") + &tenant("code", "");
     let before = pool(1, "", "") + &tenants;
     let spatial = "    sharing: {mode: Spatial}\n";
@@ -219,23 +221,23 @@ fn another_way_to_share_waits_or_takes_all_tenants_of_the_gpu_down() {
 }
 
 #[test]
-fn an_object_that_is_there_twice_is_refused() {
+fn duplicate_object_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let files: Vec<PathBuf> = ["one.yaml", "two.yaml"].map(|name| folder.path().join(name)).into();
     for file in &files {
         std::fs::write(file, pool(1, "", "")).unwrap();
     }
-    let refused = Scene::of_files(&files, Some("team")).unwrap_err();
+    let refused = PlanInputs::from_files(&files, Some("team")).unwrap_err();
     let (first, second) = (files[0].display(), files[1].display());
     let said = format!("{second}:3:12: metadata.name: another GpuPool has this name, at {first}:3\n1 error");
     assert_eq!(refused.to_string(), said);
 }
 
 #[test]
-fn what_a_cluster_knows_stays_when_files_are_laid_over_it() {
-    let mut there = scene(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", "")));
-    there.mark("chat", 3);
-    let laid = there.overlaid(scene(&tenant("chat", "  priority: 7\n")));
+fn overlay_keeps_cluster_status() {
+    let mut there = inputs(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", "")));
+    there.set_generation("chat", 3);
+    let laid = there.overlay(inputs(&tenant("chat", "  priority: 7\n")));
     let key = ("default".to_owned(), "chat".to_owned());
     let chat = laid.tenant(&key).unwrap();
     assert_eq!((chat.spec.priority, chat.metadata.generation), (7, Some(3)));

@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 use tokio::signal::unix::Signal;
 
 pub use self::client::reachable;
-use self::client::{Client, Ending};
-use self::command::{Assembler, Command, Entry, HELP};
-use self::input::{Input, Read};
+use self::client::{ChatClient, FinishReason};
+use self::command::{Assembled, ChatCommand, HELP_TEXT, LineAssembler};
+use self::input::{LineReader, ReadResult};
 pub use self::settings::Recommended;
 use self::settings::Settings;
 use self::wrap::Wrapper;
 use crate::terminal;
-use crate::up::speak::hint;
+use crate::up::output::eprint_hint;
 
 /// A model to talk to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,21 +55,21 @@ pub fn has_template(folder: &Path) -> bool {
 /// A conversation.
 #[derive(Debug)]
 pub struct Chat {
-    client: Client,
+    client: ChatClient,
     models: Vec<ChatModel>,
     current: usize,
     settings: Settings,
     messages: Vec<Value>,
     /// Standard output is a terminal.
-    shown: bool,
+    is_terminal: bool,
     /// Prompts that had no answer.
-    failures: usize,
+    failed_prompts: usize,
 }
 
 /// What a line leads to.
-enum Next {
-    Goes,
-    Ends,
+enum LoopControl {
+    Continue,
+    Exit,
 }
 
 impl Chat {
@@ -78,15 +78,15 @@ impl Chat {
     /// # Errors
     /// No HTTP client can be made.
     pub fn new(address: SocketAddr, models: Vec<ChatModel>) -> anyhow::Result<Chat> {
-        let (client, shown) = (Client::new(address)?, std::io::stdout().is_terminal());
+        let (client, shown) = (ChatClient::new(address)?, std::io::stdout().is_terminal());
         Ok(Chat {
             client,
             models,
             current: 0,
             settings: Settings::default(),
             messages: Vec::new(),
-            shown,
-            failures: 0,
+            is_terminal: shown,
+            failed_prompts: 0,
         })
     }
 
@@ -95,12 +95,12 @@ impl Chat {
     /// # Errors
     /// The terminal cannot be read, or, where the input is none, a prompt had no answer.
     pub async fn run(mut self, mut interrupt: Signal) -> anyhow::Result<()> {
-        let mut input = Input::open()?;
+        let mut input = LineReader::open()?;
         if input.is_terminal() {
-            say("/help lists the commands, /bye or Ctrl-D ends.");
+            print_wrapped("/help lists the commands, /bye or Ctrl-D ends.");
         }
         self.greet();
-        let mut assembler = Assembler::default();
+        let mut assembler = LineAssembler::default();
         loop {
             let prompt = if assembler.is_open() { "... " } else { ">>> " };
             let read = tokio::select! {
@@ -108,22 +108,22 @@ impl Chat {
                 _ = interrupt.recv() => return Ok(()),
             };
             let next = match read {
-                Read::Line(line) => match assembler.push(&line) {
-                    Entry::Open => Next::Goes,
-                    Entry::Whole(text) => self.take(&text, &mut interrupt).await?,
+                ReadResult::Line(line) => match assembler.push(&line) {
+                    Assembled::Open => LoopControl::Continue,
+                    Assembled::Complete(text) => self.on_input(&text, &mut interrupt).await?,
                 },
-                Read::Interrupted => {
-                    assembler = Assembler::default();
-                    say("/bye or Ctrl-D ends.");
-                    Next::Goes
+                ReadResult::Interrupted => {
+                    assembler = LineAssembler::default();
+                    print_wrapped("/bye or Ctrl-D ends.");
+                    LoopControl::Continue
                 }
-                Read::End => Next::Ends,
+                ReadResult::End => LoopControl::Exit,
             };
-            if matches!(next, Next::Ends) {
+            if matches!(next, LoopControl::Exit) {
                 break;
             }
         }
-        match self.failures {
+        match self.failed_prompts {
             failures if failures > 0 && !input.is_terminal() => bail!("{failures} prompts had no answer"),
             _ => Ok(()),
         }
@@ -136,51 +136,56 @@ impl Chat {
     fn greet(&self) {
         let ChatModel { name, has_template, .. } = self.model();
         if !has_template {
-            say(&format!(
+            print_wrapped(&format!(
                 "sluice: {name} has no chat template: it completes each prompt on its own, with no conversation"
             ));
         }
     }
 
-    async fn take(&mut self, text: &str, interrupt: &mut Signal) -> anyhow::Result<Next> {
-        match Command::parse(text) {
-            Ok(Command::Prompt(text)) if text.trim().is_empty() => {}
-            Ok(Command::Prompt(text)) => {
+    async fn on_input(&mut self, text: &str, interrupt: &mut Signal) -> anyhow::Result<LoopControl> {
+        match ChatCommand::parse(text) {
+            Ok(ChatCommand::Prompt(text)) if text.trim().is_empty() => {}
+            Ok(ChatCommand::Prompt(text)) => {
                 if let Err(error) = self.answer(text, interrupt).await? {
-                    self.failures += 1;
-                    say(&format!("sluice: {error:#}"));
+                    self.failed_prompts += 1;
+                    print_wrapped(&format!("sluice: {error:#}"));
                     if !self.messages.is_empty() {
-                        say("/clear forgets the conversation, if that is too long.");
+                        print_wrapped("/clear forgets the conversation, if that is too long.");
                     }
                 }
             }
-            Ok(Command::Help) => say(HELP),
-            Ok(Command::Clear) => {
+            Ok(ChatCommand::Help) => print_wrapped(HELP_TEXT),
+            Ok(ChatCommand::Clear) => {
                 self.messages.clear();
-                say("The conversation is forgotten.");
+                print_wrapped("The conversation is forgotten.");
             }
-            Ok(Command::ShowSettings) => say(&self.settings.list(self.model().settings())),
-            Ok(Command::ShowSetting(name)) => say(&self.settings.line(name, self.model().settings())),
-            Ok(Command::Set(setting)) => match setting.check(self.model().settings()) {
+            Ok(ChatCommand::ShowSettings) => print_wrapped(&self.settings.list(self.model().settings())),
+            Ok(ChatCommand::ShowSetting(name)) => {
+                print_wrapped(&self.settings.setting_line(name, self.model().settings()))
+            }
+            Ok(ChatCommand::Set(setting)) => match setting.check(self.model().settings()) {
                 Ok(()) => {
-                    say(&format!("{} is {} from now on.", setting.name, setting.value));
+                    print_wrapped(&format!("{} is {} from now on.", setting.name, setting.value));
                     self.settings.set(setting);
                 }
-                Err(problem) => say(&problem),
+                Err(problem) => print_wrapped(&problem),
             },
-            Ok(Command::Unset(name)) => {
+            Ok(ChatCommand::Unset(name)) => {
                 let model = self.models[self.current].settings();
-                say(&format!("{name} is back at its default: {}.", self.settings.unset(name, model)));
+                print_wrapped(&format!(
+                    "{name} is back at its default: {}.",
+                    self.settings.unset(name, model)
+                ));
             }
-            Ok(Command::ShowModels) => say(&self.list()),
-            Ok(Command::Model(name)) => self.switch(name),
-            Ok(Command::Bye) => return Ok(Next::Ends),
-            Err(problem) => say(&problem),
+            Ok(ChatCommand::ShowModels) => print_wrapped(&self.model_list()),
+            Ok(ChatCommand::Model(name)) => self.switch_model(name),
+            Ok(ChatCommand::Bye) => return Ok(LoopControl::Exit),
+            Err(problem) => print_wrapped(&problem),
         }
-        Ok(Next::Goes)
+        Ok(LoopControl::Continue)
     }
 
-    fn list(&self) -> String {
+    fn model_list(&self) -> String {
         let line = |(index, model): (usize, &ChatModel)| {
             format!("{} {}", if index == self.current { "*" } else { " " }, model.name)
         };
@@ -188,13 +193,13 @@ impl Chat {
     }
 
     /// The conversation goes on with another model.
-    fn switch(&mut self, name: &str) {
+    fn switch_model(&mut self, name: &str) {
         match self.models.iter().position(|model| model.name == name) {
             Some(index) => {
                 self.current = index;
                 self.greet();
             }
-            None => say(&format!("no model is called `{name}`:\n{}", self.list())),
+            None => print_wrapped(&format!("no model is called `{name}`:\n{}", self.model_list())),
         }
     }
 
@@ -215,22 +220,22 @@ impl Chat {
         body["model"] = model.name.as_str().into();
         self.settings.apply(model.settings(), &mut body);
         let (mut answer, mut written) = (String::new(), Ok(()));
-        let mut wrapper = self.shown.then(Wrapper::default);
-        let asked = self.client.ask(path, &body, |piece| {
+        let mut wrapper = self.is_terminal.then(Wrapper::default);
+        let asked = self.client.complete(path, &body, |piece| {
             answer.push_str(piece);
             written = write(piece, wrapper.as_mut());
             written.is_ok()
         });
         let done = tokio::select! {
             done = asked => done,
-            _ = interrupt.recv() => Ok(Ending::Whole),
+            _ = interrupt.recv() => Ok(FinishReason::Stop),
         };
         written.context("standard output")?;
         if !answer.is_empty() || done.is_ok() {
             write("\n", None).context("standard output")?;
         }
-        if matches!(done, Ok(Ending::TokenLimit)) {
-            say(&at_limit(body["max_tokens"].as_u64(), model));
+        if matches!(done, Ok(FinishReason::Length)) {
+            print_wrapped(&limit_hint(body["max_tokens"].as_u64(), model));
         }
         if done.is_ok() && has_template {
             self.messages.extend([user, json!({"role": "assistant", "content": answer})]);
@@ -241,7 +246,7 @@ impl Chat {
 
 /// What to do about an answer that stopped at its limit of `max_tokens`, or of the context where none was set. The proposed limit
 /// leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the context is refused.
-fn at_limit(max_tokens: Option<u64>, model: &ChatModel) -> String {
+fn limit_hint(max_tokens: Option<u64>, model: &ChatModel) -> String {
     let ChatModel { context_tokens, has_template, .. } = *model;
     let Some(tokens) = max_tokens else {
         return format!("(The context of {context_tokens} tokens is full; /clear forgets the conversation.)");
@@ -261,10 +266,10 @@ fn at_limit(max_tokens: Option<u64>, model: &ChatModel) -> String {
 }
 
 /// Says `text` to the person who chats; on a terminal its lines break between words.
-fn say(text: &str) {
+fn print_wrapped(text: &str) {
     match terminal::columns_of(&std::io::stderr()) {
-        Some(columns) => hint(terminal::wrap(text, columns)),
-        None => hint(text),
+        Some(columns) => eprint_hint(terminal::wrap(text, columns)),
+        None => eprint_hint(text),
     }
 }
 
@@ -283,25 +288,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_at_its_limit_comes_with_the_command_that_raises_it() {
+    fn truncated_answer_suggests_command_to_raise_limit() {
         let model = |context_tokens, has_template| ChatModel {
             name: "tiny".into(),
             has_template,
             context_tokens,
             recommended: Recommended::default(),
         };
-        let raised = at_limit(Some(256), &model(8192, true));
+        let raised = limit_hint(Some(256), &model(8192, true));
         assert!(raised.contains("max_tokens, 256.") && raised.contains("`/set max_tokens 512`"), "{raised}");
-        let room_for_a_prompt = at_limit(Some(256), &model(400, true));
+        let room_for_a_prompt = limit_hint(Some(256), &model(400, true));
         assert!(room_for_a_prompt.contains("`/set max_tokens 300`"), "{room_for_a_prompt}");
         for context_tokens in [300, 341] {
-            let full = at_limit(Some(256), &model(context_tokens, true));
+            let full = limit_hint(Some(256), &model(context_tokens, true));
             assert!(full.contains("larger `--context`, or a new conversation (`/clear`)"), "{full}");
             assert!(!full.contains("/set"), "{full}");
         }
-        let no_conversation = at_limit(Some(256), &model(300, false));
+        let no_conversation = limit_hint(Some(256), &model(300, false));
         assert!(no_conversation.ends_with("larger `--context`.)"), "{no_conversation}");
-        assert!(at_limit(None, &model(300, true)).contains("The context of 300 tokens is full"));
+        assert!(limit_hint(None, &model(300, true)).contains("The context of 300 tokens is full"));
     }
 
     #[test]

@@ -9,32 +9,34 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use sluice_types::tenant::WeightType;
-use sluice_wire::fetched::{Progress, Report, Retry};
-use sluice_wire::geometry::{Geometry, Obstacle, Refusal};
+use sluice_wire::download::{DownloadReport, Progress, Retry};
+use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::inspect::{Place, TOKEN, add_hub, inspect};
-use crate::models::cache::HeldModel;
+use crate::inspect::{HUB_TOKEN_ENV, ModelLocation, add_hub, inspect};
+use crate::models::cache::ModelGuard;
 use crate::models::hub_model::HubModel;
-use crate::up::speak::note;
-use crate::{EX_CONFIG, Misconfigured, child, siblings};
-use sluice_page::words::figures::bytes;
+use crate::up::output::eprint_note;
+use crate::{EX_CONFIG, Misconfigured, child, sibling_binaries};
+use sluice_page::text::formatting::bytes;
 
 /// Time between two lines about a download whose bar is not on a terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Words of the sidecar about a hub to which there is no connection.
-const UNREACHABLE: &str = " cannot be reached: ";
+const UNREACHABLE_MARKER: &str = " cannot be reached: ";
 /// What helps there.
-const OFFLINE: &str = "; a folder with a model needs no network: sluice run FOLDER";
+const OFFLINE_HINT: &str = "; a folder with a model needs no network: sluice run FOLDER";
 
 /// Sizes of the model in `folder`.
 ///
 /// # Errors
 /// It is no model that the engine runs; the words of `sluice-sidecar inspect`, behind the model's name.
 pub async fn sizes_in_folder(name: &str, folder: &Path) -> anyhow::Result<Geometry> {
-    inspect(Place::Folder(folder), WeightType::Auto).await.map_err(|refusal| refused(name, refusal))
+    inspect(ModelLocation::Folder(folder), WeightType::Auto)
+        .await
+        .map_err(|refusal| inspect_error(name, refusal))
 }
 
 /// Sizes of a model of a hub, of which only the configuration and the headers of the weights are read.
@@ -42,34 +44,38 @@ pub async fn sizes_in_folder(name: &str, folder: &Path) -> anyhow::Result<Geomet
 /// # Errors
 /// As [`sizes_in_folder`], and where the hub cannot be reached.
 pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
-    note(format_args!("{model}: reading its configuration at {}", model.endpoint));
-    let view = View::new(&model.to_string());
-    let on_retry = |retry: &Retry| view.retries(retry);
-    let inspected = inspect(Place::Hub(model, &on_retry), WeightType::Auto).await;
-    view.end();
+    eprint_note(format_args!("{model}: reading its configuration at {}", model.endpoint));
+    let view = DownloadProgress::new(&model.to_string());
+    let on_retry = |retry: &Retry| view.on_retry(retry);
+    let inspected = inspect(ModelLocation::Hub(model, &on_retry), WeightType::Auto).await;
+    view.finish();
     inspected.map_err(|mut refusal| {
-        if refusal.reason == Obstacle::Unavailable && refusal.message.contains(UNREACHABLE) {
-            refusal.message.push_str(OFFLINE);
+        if refusal.reason == GeometryErrorKind::Unavailable && refusal.message.contains(UNREACHABLE_MARKER) {
+            refusal.message.push_str(OFFLINE_HINT);
         }
-        let has_token = std::env::var_os(TOKEN).is_some_and(|token| !token.is_empty());
-        if refusal.reason == Obstacle::Unreadable {
-            refusal.message.push_str(&match (has_token, model.takes_token) {
-                (false, _) => format!("; a private or gated model needs a token in the variable {TOKEN}"),
+        let has_token = std::env::var_os(HUB_TOKEN_ENV).is_some_and(|token| !token.is_empty());
+        if refusal.reason == GeometryErrorKind::Unreadable {
+            refusal.message.push_str(&match (has_token, model.sends_token) {
+                (false, _) => {
+                    format!("; a private or gated model needs a token in the variable {HUB_TOKEN_ENV}")
+                }
                 (true, false) => {
-                    format!("; {TOKEN} goes to no hub that a URL names: name this one with --endpoint")
+                    format!(
+                        "; {HUB_TOKEN_ENV} goes to no hub that a URL names: name this one with --endpoint"
+                    )
                 }
                 (true, true) => String::new(),
             });
         }
-        refused(&model.to_string(), refusal)
+        inspect_error(&model.to_string(), refusal)
     })
 }
 
-fn refused(name: &str, refusal: Refusal) -> anyhow::Error {
+fn inspect_error(name: &str, refusal: GeometryError) -> anyhow::Error {
     let words = format!("{name}: {}", refusal.message);
     match refusal.reason {
-        Obstacle::Unavailable => anyhow::anyhow!(words),
-        Obstacle::Unreadable | Obstacle::Unsupported => Misconfigured(words).into(),
+        GeometryErrorKind::Unavailable => anyhow::anyhow!(words),
+        GeometryErrorKind::Unreadable | GeometryErrorKind::Unsupported => Misconfigured(words).into(),
     }
 }
 
@@ -77,37 +83,37 @@ fn refused(name: &str, refusal: Refusal) -> anyhow::Error {
 ///
 /// # Errors
 /// The words with which `sluice-sidecar fetch` failed.
-pub async fn download(model: &HubModel, held: &HeldModel) -> anyhow::Result<()> {
-    let sidecar = siblings::find("sluice-sidecar")?;
+pub async fn download(model: &HubModel, held: &ModelGuard) -> anyhow::Result<()> {
+    let sidecar = sibling_binaries::find("sluice-sidecar")?;
     let mut command = Command::new(&sidecar);
     command.arg("fetch");
     add_hub(&mut command, model);
     command.arg("--to").arg(held.folder());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    child::quieten(&mut command);
-    child::end_with_parent(&mut command);
+    child::set_warn_log_level(&mut command);
+    child::kill_on_parent_exit(&mut command);
     let mut running = command.spawn().with_context(|| sidecar.display().to_string())?;
     let (stdout, stderr) = (running.stdout.take(), running.stderr.take());
     let (Some(stdout), Some(stderr)) = (stdout, stderr) else {
         bail!("a child without the pipes that were asked for")
     };
-    let view = View::new(&model.to_string());
+    let view = DownloadProgress::new(&model.to_string());
     let reports = async {
         let mut lines = BufReader::new(stdout).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             // A line of another kind is not shown.
-            match serde_json::from_str::<Report>(&line) {
-                Ok(Report::Progress(progress)) => view.show(progress),
-                Ok(Report::Retry(retry)) => view.retries(&retry),
+            match serde_json::from_str::<DownloadReport>(&line) {
+                Ok(DownloadReport::Progress(progress)) => view.update(progress),
+                Ok(DownloadReport::Retry(retry)) => view.on_retry(&retry),
                 Err(_) => {}
             }
         }
     };
-    let ((), words) = tokio::join!(reports, child::forward(stderr, |line| view.print(line)));
+    let ((), words) = tokio::join!(reports, child::forward_log(stderr, |line| view.print(line)));
     let status = running.wait().await?;
-    view.end();
+    view.finish();
     if status.success() {
-        note(format_args!("{model}: downloaded to {}", held.folder().display()));
+        eprint_note(format_args!("{model}: downloaded to {}", held.folder().display()));
         return Ok(());
     }
     let words = words.unwrap_or_else(|| format!("the download ended with {status}"));
@@ -119,52 +125,58 @@ pub async fn download(model: &HubModel, held: &HeldModel) -> anyhow::Result<()> 
 }
 
 /// Style of a bar while bytes come, and while a failure is waited out.
-const COMES: &str = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
-const WAITS: &str = "{prefix}: {wide_msg}";
+const BAR_TEMPLATE: &str =
+    "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+const RETRY_TEMPLATE: &str = "{prefix}: {wide_msg}";
 
 /// What the user sees of a hub: a line of a terminal that is rewritten, else a line now and then.
-struct View {
+struct DownloadProgress {
     name: String,
     bar: Option<ProgressBar>,
-    last: Cell<Option<Instant>>,
+    last_printed: Cell<Option<Instant>>,
     /// The bytes at the last failure, until more have come.
-    waits: Cell<Option<u64>>,
+    bytes_at_failure: Cell<Option<u64>>,
     present_bytes: Cell<u64>,
 }
 
-impl View {
-    fn new(name: &str) -> View {
-        let bar = || ProgressBar::new(0).with_style(style(COMES)).with_prefix(name.to_owned());
-        View {
+impl DownloadProgress {
+    fn new(name: &str) -> DownloadProgress {
+        let bar = || ProgressBar::new(0).with_style(style(BAR_TEMPLATE)).with_prefix(name.to_owned());
+        DownloadProgress {
             name: name.to_owned(),
             bar: std::io::stderr().is_terminal().then(bar),
-            last: Cell::new(None),
-            waits: Cell::new(None),
+            last_printed: Cell::new(None),
+            bytes_at_failure: Cell::new(None),
             present_bytes: Cell::new(0),
         }
     }
 
-    fn show(&self, progress: Progress) {
+    fn update(&self, progress: Progress) {
         let Progress { present_bytes, total_bytes } = progress;
         self.present_bytes.set(present_bytes);
         let Some(bar) = &self.bar else {
-            let due = self.last.get().is_none_or(|last| last.elapsed() >= LINE_EVERY);
+            let due = self.last_printed.get().is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL);
             if due || present_bytes == total_bytes {
-                self.last.set(Some(Instant::now()));
-                note(format_args!("{}: {} of {}", self.name, bytes(present_bytes), bytes(total_bytes)));
+                self.last_printed.set(Some(Instant::now()));
+                eprint_note(format_args!(
+                    "{}: {} of {}",
+                    self.name,
+                    bytes(present_bytes),
+                    bytes(total_bytes)
+                ));
             }
             return;
         };
-        if let Some(before) = self.waits.get() {
+        if let Some(before) = self.bytes_at_failure.get() {
             if present_bytes == before {
                 return;
             }
-            self.waits.set(None);
-            bar.set_style(style(COMES));
+            self.bytes_at_failure.set(None);
+            bar.set_style(style(BAR_TEMPLATE));
         }
         bar.set_length(total_bytes);
         bar.set_position(present_bytes);
-        if self.last.replace(Some(Instant::now())).is_none() {
+        if self.last_printed.replace(Some(Instant::now())).is_none() {
             // The bar takes note of the position before it measures: bytes of an earlier start are no speed of this one.
             bar.tick();
             bar.reset_eta();
@@ -173,27 +185,27 @@ impl View {
     }
 
     /// Shows a failure that is tried again.
-    fn retries(&self, retry: &Retry) {
+    fn on_retry(&self, retry: &Retry) {
         let wait = Duration::from_millis(retry.retry_in_ms);
         let words = format!("trying again in {wait:?}: {}", retry.problem);
         match &self.bar {
             Some(bar) => {
-                self.waits.set(Some(self.present_bytes.get()));
-                bar.set_style(style(WAITS));
+                self.bytes_at_failure.set(Some(self.present_bytes.get()));
+                bar.set_style(style(RETRY_TEMPLATE));
                 bar.set_message(words);
             }
-            None => note(format_args!("{}: {words}", self.name)),
+            None => eprint_note(format_args!("{}: {words}", self.name)),
         }
     }
 
     fn print(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| note(line)),
-            None => note(line),
+            Some(bar) => bar.suspend(|| eprint_note(line)),
+            None => eprint_note(line),
         }
     }
 
-    fn end(&self) {
+    fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -204,9 +216,9 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the template is well-formed")
 }
 
-impl Drop for View {
+impl Drop for DownloadProgress {
     /// An interrupted download leaves no half of a bar.
     fn drop(&mut self) {
-        self.end();
+        self.finish();
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use sluice_page::words::figures::bytes;
+use sluice_page::text::formatting::bytes;
 
 /// Memory that programs may still take, bytes: `MemAvailable`, or less where a control group limits this process.
 ///
@@ -15,7 +15,7 @@ pub fn available_memory_bytes() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string(file).with_context(|| file.to_owned())?;
     let machine = mem_available(&text).with_context(|| format!("{file}: no line MemAvailable"))?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Ok(machine.min(group_bytes(Path::new("/sys/fs/cgroup"), &groups).unwrap_or(u64::MAX)))
+    Ok(machine.min(cgroup_available_bytes(Path::new("/sys/fs/cgroup"), &groups).unwrap_or(u64::MAX)))
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {
@@ -26,7 +26,7 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 
 /// What the control group of version 2, and those above it, leave of their limits, bytes; `None` = there is no limit. `root` is
 /// the folder of all groups, `groups` the text of `/proc/self/cgroup`.
-fn group_bytes(root: &Path, groups: &str) -> Option<u64> {
+fn cgroup_available_bytes(root: &Path, groups: &str) -> Option<u64> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let folder = root.join(path);
     let all = folder.ancestors().take_while(|at| at.starts_with(root));
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_limits_a_process_and_files_in_memory_do_not_count() {
+    fn tightest_cgroup_limits_memory_and_page_cache_is_excluded() {
         let root = tempfile::tempdir().unwrap();
         let write = |group: &str, limit: &str, used: u64, cached: u64| {
             let folder = root.path().join(group);
@@ -88,7 +88,7 @@ mod tests {
             ];
             files.iter().for_each(|(file, text)| std::fs::write(folder.join(file), text).unwrap());
         };
-        let left = |groups: &str| group_bytes(root.path(), groups);
+        let left = |groups: &str| cgroup_available_bytes(root.path(), groups);
         write("slice/pod", "max\n", 700, 0);
         assert_eq!(left("0::/slice/pod\n"), None, "no group has a limit");
         write("slice", "1000\n", 700, 200);

@@ -11,37 +11,37 @@ use sluice_types::rules::is_yaml11_boolean;
 use sluice_types::{ModelTenantSpec, Quantity};
 
 use super::memory::MemoryPlan;
-use super::reference::Reference;
+use super::model_ref::ModelRef;
 
 /// Longest name of a tenant that is made of a model's, characters.
-const MOST_NAME: usize = 40;
+const MAX_NAME_LEN: usize = 40;
 /// Time that open streams have at the end, seconds: people who press Ctrl-C wait for it.
 const DRAIN_SECONDS: u32 = 5;
 /// What the loader names as the file.
-pub const FILE: &str = "sluice run --print-yaml";
+pub const MANIFEST_NAME: &str = "sluice run --print-yaml";
 
 /// A model of the command, and the tenant that it becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunModel {
     /// What the user named.
-    pub reference: Reference,
+    pub reference: ModelRef,
     /// Where its files are, or will be once they are downloaded.
     pub folder: PathBuf,
     /// Name of its tenant, a DNS label.
     pub tenant: String,
     /// Name under which clients ask for it.
-    pub served: String,
+    pub served_name: String,
 }
 
 impl RunModel {
     /// Models with their folders, each with names of its own.
-    pub fn name_all(references: Vec<(Reference, PathBuf)>) -> Vec<RunModel> {
+    pub fn assign_names(references: Vec<(ModelRef, PathBuf)>) -> Vec<RunModel> {
         let (mut tenants, mut served) = (BTreeSet::new(), BTreeSet::new());
         let named = references.into_iter().map(|(reference, folder)| {
             let name = reference.served_name();
             RunModel {
-                tenant: unique(&label(&name), &mut tenants),
-                served: unique(&name, &mut served),
+                tenant: unique_name(&dns_label(&name), &mut tenants),
+                served_name: unique_name(&name, &mut served),
                 reference,
                 folder,
             }
@@ -60,8 +60,8 @@ impl RunModel {
     fn spec_json(&self, context_tokens: Option<u32>) -> anyhow::Result<Value> {
         let path = self.folder.to_str().with_context(|| format!("{}: no UTF-8", self.folder.display()))?;
         let mut spec = serde_json::json!({
-            "poolRef": {"name": POOL},
-            "model": {"source": {"type": "File", "file": {"path": path}}, "servedNames": [self.served]},
+            "poolRef": {"name": POOL_NAME},
+            "model": {"source": {"type": "File", "file": {"path": path}}, "servedNames": [self.served_name]},
             "pacing": {"mode": "Immediate"},
             "drainSeconds": DRAIN_SECONDS,
         });
@@ -73,13 +73,13 @@ impl RunModel {
 }
 
 /// Name of the pool.
-const POOL: &str = "run";
+const POOL_NAME: &str = "run";
 
 /// The YAML of `models` on one GPU by `plan`.
 ///
 /// # Errors
 /// A path that is no text.
-pub fn yaml(models: &[RunModel], plan: &MemoryPlan, policy: Policy, gpu: &str) -> anyhow::Result<String> {
+pub fn to_yaml(models: &[RunModel], plan: &MemoryPlan, policy: Policy, gpu: &str) -> anyhow::Result<String> {
     let quantity = |bytes| Quantity::from_bytes(bytes).as_str().to_owned();
     let pool = serde_json::json!({
         "deviceClassName": sluice_types::HOST_DEVICE_CLASS,
@@ -89,25 +89,25 @@ pub fn yaml(models: &[RunModel], plan: &MemoryPlan, policy: Policy, gpu: &str) -
         "policy": policy.as_str(),
     });
     let mut text = String::from("# Written by `sluice run --print-yaml`; `sluice up -f FILE` runs it.\n");
-    object(&mut text, "GpuPool", POOL, &pool);
+    write_object(&mut text, "GpuPool", POOL_NAME, &pool);
     for (model, tokens) in models.iter().zip(&plan.context_tokens) {
         text.push_str("---\n");
-        if let Reference::Hub(hub) = &model.reference {
+        if let ModelRef::Hub(hub) = &model.reference {
             let source = serde_json::json!({
                 "type": "HuggingFace",
                 "huggingFace": {"repo": hub.repo, "revision": hub.revision, "endpoint": hub.endpoint},
             });
             writeln!(text, "# In a cluster, where pods download it themselves: source: {source}")?;
         }
-        object(&mut text, "ModelTenant", &model.tenant, &model.spec_json(Some(*tokens))?);
+        write_object(&mut text, "ModelTenant", &model.tenant, &model.spec_json(Some(*tokens))?);
     }
     Ok(text)
 }
 
-fn object(text: &mut String, kind: &str, name: &str, spec: &Value) {
+fn write_object(text: &mut String, kind: &str, name: &str, spec: &Value) {
     text.push_str("apiVersion: sluice.dev/v1alpha1\n");
     text.push_str(&format!("kind: {kind}\nmetadata:\n  name: {}\nspec:\n", scalar(&name.into())));
-    fields(text, spec, 2);
+    write_fields(text, spec, 2);
 }
 
 /// `value` on one line: JSON, which is YAML too, without quotes around plain words.
@@ -124,13 +124,13 @@ fn scalar(value: &Value) -> String {
 }
 
 /// The fields of `value`, indented.
-fn fields(text: &mut String, value: &Value, indent: usize) {
+fn write_fields(text: &mut String, value: &Value, indent: usize) {
     for (key, value) in value.as_object().into_iter().flatten() {
         let pad = " ".repeat(indent);
         match value {
             Value::Object(_) => {
                 text.push_str(&format!("{pad}{key}:\n"));
-                fields(text, value, indent + 2);
+                write_fields(text, value, indent + 2);
             }
             flat => text.push_str(&format!("{pad}{key}: {}\n", scalar(flat))),
         }
@@ -138,7 +138,7 @@ fn fields(text: &mut String, value: &Value, indent: usize) {
 }
 
 /// `name`, or `name-2` and so on where it is taken.
-fn unique(name: &str, taken: &mut BTreeSet<String>) -> String {
+fn unique_name(name: &str, taken: &mut BTreeSet<String>) -> String {
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !taken.contains(name));
     let free = free.expect("numbers do not end");
@@ -147,7 +147,7 @@ fn unique(name: &str, taken: &mut BTreeSet<String>) -> String {
 }
 
 /// A DNS label that begins with a letter, of the last part of a model's name.
-fn label(name: &str) -> String {
+fn dns_label(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let text: String = last.chars().map(plain).collect();
@@ -157,7 +157,7 @@ fn label(name: &str) -> String {
     } else {
         format!("m-{text}")
     };
-    let text: String = text.chars().take(MOST_NAME).collect();
+    let text: String = text.chars().take(MAX_NAME_LEN).collect();
     text.trim_end_matches('-').to_owned()
 }
 
@@ -169,12 +169,12 @@ mod tests {
     use crate::models::hub_model::{DEFAULT_ENDPOINT, HubModel};
 
     fn models() -> Vec<RunModel> {
-        let hub = |text| Reference::Hub(HubModel::parse(text, DEFAULT_ENDPOINT).unwrap());
-        RunModel::name_all(vec![
+        let hub = |text| ModelRef::Hub(HubModel::parse(text, DEFAULT_ENDPOINT).unwrap());
+        RunModel::assign_names(vec![
             (hub("org/Tiny-1.5B"), "/cache/a".into()),
             (hub("other/tiny-1.5b"), "/cache/b".into()),
-            (Reference::Folder("/m/it's: \"x\"".into()), "/m/it's: \"x\"".into()),
-            (Reference::Folder("/n/7b".into()), "/n/7b".into()),
+            (ModelRef::Folder("/m/it's: \"x\"".into()), "/m/it's: \"x\"".into()),
+            (ModelRef::Folder("/n/7b".into()), "/n/7b".into()),
         ])
     }
 
@@ -183,21 +183,21 @@ mod tests {
         let models = models();
         let tenants: Vec<_> = models.iter().map(|model| model.tenant.as_str()).collect();
         assert_eq!(tenants, ["tiny-1-5b", "tiny-1-5b-2", "it-s---x", "m-7b"]);
-        let served: Vec<_> = models.iter().map(|model| model.served.as_str()).collect();
+        let served: Vec<_> = models.iter().map(|model| model.served_name.as_str()).collect();
         assert_eq!(served, ["org/Tiny-1.5B", "other/tiny-1.5b", "it's: \"x\"", "7b"]);
-        let twice = RunModel::name_all(vec![
-            (Reference::Folder("/a/m".into()), "/a/m".into()),
-            (Reference::Folder("/b/m".into()), "/b/m".into()),
+        let twice = RunModel::assign_names(vec![
+            (ModelRef::Folder("/a/m".into()), "/a/m".into()),
+            (ModelRef::Folder("/b/m".into()), "/b/m".into()),
         ]);
-        assert_eq!([&twice[0].served, &twice[1].served], ["m", "m-2"]);
-        assert_eq!(label(&"x".repeat(80)).len(), MOST_NAME);
-        assert_eq!(label("___"), "m");
+        assert_eq!([&twice[0].served_name, &twice[1].served_name], ["m", "m-2"]);
+        assert_eq!(dns_label(&"x".repeat(80)).len(), MAX_NAME_LEN);
+        assert_eq!(dns_label("___"), "m");
         let scalars = ["word", "/a/b.c", "no", "null", "64Ki", "a: b"].map(|text| scalar(&text.into()));
         assert_eq!(scalars, ["word", "/a/b.c", "\"no\"", "\"null\"", "\"64Ki\"", "\"a: b\""]);
     }
 
     #[test]
-    fn the_yaml_is_loaded_as_it_was_meant() {
+    fn yaml_round_trips_through_loader() {
         let plan = MemoryPlan {
             chunk_bytes: 1 << 20,
             gpu_bytes: 3 << 29,
@@ -206,9 +206,9 @@ mod tests {
             context_tokens: vec![8192, 4096, 2048, 1024],
             sequences: 4,
         };
-        let text = yaml(&models(), &plan, Policy::Unified, "gpu").unwrap();
-        let objects =
-            load::load_located_str(&text, FILE).unwrap_or_else(|errors| panic!("{errors:?}\n{text}"));
+        let text = to_yaml(&models(), &plan, Policy::Unified, "gpu").unwrap();
+        let objects = load::load_located_str(&text, MANIFEST_NAME)
+            .unwrap_or_else(|errors| panic!("{errors:?}\n{text}"));
         assert_eq!(objects.len(), 5);
         let Object::Pool(pool) = &objects[0].object else { panic!("{text}") };
         let host = pool.spec.device.as_ref().unwrap().host.as_ref().unwrap();
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(pool.spec.host_memory_per_gpu.bytes(), (1 << 30) + 1);
         for (object, (model, tokens)) in objects[1..].iter().zip(models().iter().zip(plan.context_tokens)) {
             let Object::Tenant(tenant) = &object.object else { panic!("{text}") };
-            assert_eq!(tenant.spec.model.served_names, std::slice::from_ref(&model.served));
+            assert_eq!(tenant.spec.model.served_names, std::slice::from_ref(&model.served_name));
             assert_eq!(tenant.spec.model.source.file.as_ref().unwrap().path, model.folder.to_str().unwrap());
             assert_eq!(tenant.spec.model.max_model_len, Some(i32::try_from(tokens).unwrap()));
         }

@@ -1,25 +1,25 @@
 //! How much memory the models of one command get, and how long a context each has. Pure.
 
-use sluice_plan::demand::{self, Terms};
-use sluice_plan::geometry::status;
-use sluice_plan::sizes::{self, SMALL_BYTES};
+use sluice_plan::geometry::to_status;
+use sluice_plan::resource_demand::{self, DemandParams};
+use sluice_plan::sizes::{self, SMALL_PROCESS_BYTES};
 use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::geometry::Geometry;
 
-use crate::chunk::{block_bytes, chunk_bytes};
-use sluice_page::words::figures::bytes;
+use crate::chunk_size::{block_bytes, chunk_bytes};
+use sluice_page::text::formatting::bytes;
 
 /// Longest context that is taken unasked, tokens.
 const MAX_DEFAULT_CONTEXT: u32 = 8192;
 /// Shortest context that is taken unasked where memory is short, tokens.
 const MIN_DEFAULT_CONTEXT: u32 = 1024;
 /// Sequences of a full context that each model has KV for, the most first: fewer where memory is short.
-const SEQUENCES: [u64; 3] = [4, 2, 1];
+const SEQUENCE_CANDIDATES: [u64; 3] = [4, 2, 1];
 
 /// A model that needs memory.
 #[derive(Clone, Debug)]
-pub struct Sized {
+pub struct ModelSize {
     /// As served.
     pub name: String,
     /// Its sizes.
@@ -30,7 +30,7 @@ pub struct Sized {
 
 /// What the user decides.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
+pub struct MemoryOptions {
     /// Memory of the GPU, bytes; `None` = as much as weights, KV and activations take.
     pub memory_bytes: Option<u64>,
     /// Context of each model, tokens; `None` = the model's own, at most 8192.
@@ -60,16 +60,16 @@ pub struct MemoryPlan {
 
 /// Why the models do not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TooLittle {
+pub enum MemoryPlanError {
     /// A context is longer than what a model was made for.
-    #[error("--context {asked}: {name} was made for {most} tokens at most")]
+    #[error("--context {requested}: {name} was made for {limit} tokens at most")]
     Context {
         /// The model.
         name: String,
         /// As asked.
-        asked: u32,
+        requested: u32,
         /// Its own limit.
-        most: u32,
+        limit: u32,
     },
     /// A model has sizes that no GPU of this machine serves.
     #[error("{name}: {problem}")]
@@ -105,21 +105,25 @@ pub enum TooLittle {
 ///
 /// # Errors
 /// [`TooLittle`].
-pub fn plan(models: &[Sized], wishes: &Wishes, available_bytes: u64) -> Result<MemoryPlan, TooLittle> {
+pub fn plan(
+    models: &[ModelSize],
+    wishes: &MemoryOptions,
+    available_bytes: u64,
+) -> Result<MemoryPlan, MemoryPlanError> {
     let chunk_bytes = chunk_bytes(models.iter().map(|model| &model.geometry));
-    let longest = contexts(models, wishes)?;
+    let longest = max_contexts(models, wishes)?;
     let mut least = None;
-    for (contexts, sequences) in ladder(&longest, wishes) {
-        let draft = Draft::new(models, wishes, chunk_bytes, contexts, sequences)?;
+    for (contexts, sequences) in candidates(&longest, wishes) {
+        let draft = PlanCandidate::new(models, wishes, chunk_bytes, contexts, sequences)?;
         if draft.plan.total_bytes <= available_bytes {
-            return draft.checked(wishes);
+            return draft.validate(wishes);
         }
         least = Some(draft);
     }
     let draft = least.expect("the ladder has a rung");
-    draft.clone().checked(wishes)?;
+    draft.clone().validate(wishes)?;
     let shortest = draft.plan.context_tokens.iter().any(|tokens| *tokens > MIN_DEFAULT_CONTEXT);
-    Err(TooLittle::Host {
+    Err(MemoryPlanError::Host {
         needed: draft.plan.total_bytes,
         available: available_bytes,
         needs: draft.needs,
@@ -132,11 +136,13 @@ pub fn plan(models: &[Sized], wishes: &Wishes, available_bytes: u64) -> Result<M
 }
 
 /// Longest context of each model, tokens, whatever the memory.
-fn contexts(models: &[Sized], wishes: &Wishes) -> Result<Vec<u32>, TooLittle> {
-    let context = |model: &Sized| {
+fn max_contexts(models: &[ModelSize], wishes: &MemoryOptions) -> Result<Vec<u32>, MemoryPlanError> {
+    let context = |model: &ModelSize| {
         let most = model.geometry.max_model_len;
         match wishes.context_tokens {
-            Some(asked) if asked > most => Err(TooLittle::Context { name: model.name.clone(), asked, most }),
+            Some(asked) if asked > most => {
+                Err(MemoryPlanError::Context { name: model.name.clone(), requested: asked, limit: most })
+            }
             Some(asked) => Ok(asked),
             None => Ok(most.min(MAX_DEFAULT_CONTEXT)),
         }
@@ -146,10 +152,10 @@ fn contexts(models: &[Sized], wishes: &Wishes) -> Result<Vec<u32>, TooLittle> {
 
 /// Candidates, the largest first: fewer sequences, then shorter contexts unless the user named one. With `--memory` KV is what
 /// is left of it.
-fn ladder(longest: &[u32], wishes: &Wishes) -> Vec<(Vec<u32>, u64)> {
+fn candidates(longest: &[u32], wishes: &MemoryOptions) -> Vec<(Vec<u32>, u64)> {
     let fixed = wishes.memory_bytes.is_some();
     let mut rungs: Vec<_> =
-        SEQUENCES.iter().filter(|n| !fixed || **n == 1).map(|n| (longest.to_vec(), *n)).collect();
+        SEQUENCE_CANDIDATES.iter().filter(|n| !fixed || **n == 1).map(|n| (longest.to_vec(), *n)).collect();
     let mut limit = longest.iter().copied().max().unwrap_or(0) / 2;
     while wishes.context_tokens.is_none() && !fixed && limit >= MIN_DEFAULT_CONTEXT {
         rungs.push((longest.iter().map(|tokens| (*tokens).min(limit)).collect(), 1));
@@ -160,7 +166,7 @@ fn ladder(longest: &[u32], wishes: &Wishes) -> Vec<(Vec<u32>, u64)> {
 
 /// A plan that may be too large, and what it is made of.
 #[derive(Clone, Debug)]
-struct Draft {
+struct PlanCandidate {
     plan: MemoryPlan,
     /// The least that the GPU must have, bytes.
     floor_bytes: u64,
@@ -168,19 +174,19 @@ struct Draft {
     floors: String,
 }
 
-impl Draft {
+impl PlanCandidate {
     fn new(
-        models: &[Sized],
-        wishes: &Wishes,
+        models: &[ModelSize],
+        wishes: &MemoryOptions,
         chunk_bytes: u64,
         context_tokens: Vec<u32>,
         sequences: u64,
-    ) -> Result<Draft, TooLittle> {
+    ) -> Result<PlanCandidate, MemoryPlanError> {
         let (mut gpu, mut host, mut floor, mut needs, mut floors) = (0, 0, 0, Vec::new(), Vec::new());
         for (model, tokens) in models.iter().zip(&context_tokens) {
-            let need = Need::of(model, wishes, chunk_bytes, *tokens, sequences)?;
+            let need = ModelDemand::for_model(model, wishes, chunk_bytes, *tokens, sequences)?;
             (gpu, host, floor) = (gpu + need.gpu_bytes, host + need.host_bytes, floor + need.floor_bytes);
-            needs.push(need.words(&model.name));
+            needs.push(need.describe(&model.name));
             floors.push(format!("{} needs at least {}", model.name, bytes(need.floor_bytes)));
         }
         if models.len() > 1 {
@@ -189,16 +195,16 @@ impl Draft {
         // A round number for people who read the YAML.
         let host = host.next_multiple_of(1 << 20);
         let gpu_bytes = wishes.memory_bytes.map_or(gpu, |bytes| bytes / chunk_bytes * chunk_bytes);
-        let total_bytes = gpu_bytes + host + SMALL_BYTES * models.len() as u64;
+        let total_bytes = gpu_bytes + host + SMALL_PROCESS_BYTES * models.len() as u64;
         let plan =
             MemoryPlan { chunk_bytes, gpu_bytes, host_bytes: host, total_bytes, context_tokens, sequences };
-        Ok(Draft { plan, floor_bytes: floor, needs: needs.join("; "), floors: floors.join(", ") })
+        Ok(PlanCandidate { plan, floor_bytes: floor, needs: needs.join("; "), floors: floors.join(", ") })
     }
 
-    fn checked(self, wishes: &Wishes) -> Result<MemoryPlan, TooLittle> {
+    fn validate(self, wishes: &MemoryOptions) -> Result<MemoryPlan, MemoryPlanError> {
         match wishes.memory_bytes {
             Some(given) if self.plan.gpu_bytes < self.floor_bytes => {
-                Err(TooLittle::Gpu { given, needs: self.floors })
+                Err(MemoryPlanError::Gpu { given, needs: self.floors })
             }
             _ => Ok(self.plan),
         }
@@ -206,7 +212,7 @@ impl Draft {
 }
 
 /// What one model takes, bytes.
-struct Need {
+struct ModelDemand {
     weights_bytes: u64,
     kv_bytes: u64,
     activation_bytes: u64,
@@ -217,24 +223,29 @@ struct Need {
     sequences: u64,
 }
 
-impl Need {
-    fn of(
-        model: &Sized,
-        wishes: &Wishes,
+impl ModelDemand {
+    fn for_model(
+        model: &ModelSize,
+        wishes: &MemoryOptions,
         chunk: u64,
         tokens: u32,
         sequences: u64,
-    ) -> Result<Need, TooLittle> {
+    ) -> Result<ModelDemand, MemoryPlanError> {
         let (name, inspected) = (&model.name, &model.geometry);
-        let unfit = |problem: String| TooLittle::Unfit { name: name.clone(), problem };
+        let unfit = |problem: String| MemoryPlanError::Unfit { name: name.clone(), problem };
         let mut spec = model.spec.clone();
         spec.model.max_model_len = i32::try_from(tokens).ok();
-        let terms =
-            Terms { chunk_bytes: chunk, context_bytes: 0, host_gpu_bytes: None, policy: wishes.policy };
-        let sized = demand::Geometry::of_status(&status(inspected), thread_count(wishes.threads));
+        let terms = DemandParams {
+            chunk_bytes: chunk,
+            context_bytes: 0,
+            host_gpu_bytes: None,
+            policy: wishes.policy,
+        };
+        let sized =
+            resource_demand::Geometry::from_status(&to_status(inspected), thread_count(wishes.threads));
         let geometry = sized.ok_or_else(|| unfit("its sizes are no model's".into()))?;
-        demand::fits(&spec, &geometry, &terms).map_err(|why| unfit(why.to_string()))?;
-        let demand = demand::demand(&spec, &geometry, &terms);
+        resource_demand::check_kv_fits(&spec, &geometry, &terms).map_err(|why| unfit(why.to_string()))?;
+        let demand = resource_demand::demand(&spec, &geometry, &terms);
         let whole = |bytes: u64| bytes.div_ceil(chunk) * chunk;
         // One slot more than its layers: with it they can move.
         let weights_bytes =
@@ -243,7 +254,7 @@ impl Need {
         let kv_bytes = sequences * sizes::block_chunks(blocks, block_bytes(inspected), chunk) * chunk;
         let activation_bytes = whole(geometry.step_activation_bytes) + whole(geometry.staging_bytes);
         let gpu_bytes = (weights_bytes + kv_bytes + activation_bytes).max(demand.floor_bytes);
-        Ok(Need {
+        Ok(ModelDemand {
             weights_bytes,
             kv_bytes,
             activation_bytes,
@@ -255,10 +266,11 @@ impl Need {
         })
     }
 
-    fn words(&self, name: &str) -> String {
-        let Need { weights_bytes, kv_bytes, activation_bytes, host_bytes, tokens, sequences, .. } = self;
+    fn describe(&self, name: &str) -> String {
+        let ModelDemand { weights_bytes, kv_bytes, activation_bytes, host_bytes, tokens, sequences, .. } =
+            self;
         let (weights, kv, rest) =
-            (bytes(*weights_bytes), bytes(*kv_bytes), bytes(activation_bytes + SMALL_BYTES));
+            (bytes(*weights_bytes), bytes(*kv_bytes), bytes(activation_bytes + SMALL_PROCESS_BYTES));
         let host = bytes(*host_bytes);
         format!(
             "{name}: weights {weights}, KV of {sequences} x {tokens} tokens {kv}, host copy {host}, engine {rest}"

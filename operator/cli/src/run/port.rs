@@ -8,16 +8,16 @@ use tokio::net::TcpListener;
 use crate::Misconfigured;
 
 /// Port that is taken unasked, if it is free.
-const FIRST: u16 = 8000;
+const DEFAULT_PORT: u16 = 8000;
 /// Ports that are tried behind it.
-const MORE: u16 = 99;
+const PORT_ATTEMPTS: u16 = 99;
 
 /// Listens at `asked` (0 = any free port), or at the first free port from 8000.
 ///
 /// # Errors
 /// The port that was asked for is taken, no port is free, or `host` is no address of this machine.
 pub async fn listen(host: IpAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
-    let (first, last) = asked.map_or((FIRST, FIRST + MORE), |port| (port, port));
+    let (first, last) = asked.map_or((DEFAULT_PORT, DEFAULT_PORT + PORT_ATTEMPTS), |port| (port, port));
     if let Some(listener) = first_free(host, first, last).await? {
         return Ok(listener);
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_that_was_asked_for_and_is_taken_is_refused() {
+    async fn requested_port_in_use_is_rejected() {
         let host = IpAddr::from([127, 0, 0, 1]);
         let first = listen(host, Some(0)).await.unwrap();
         let port = first.local_addr().unwrap().port();
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_that_is_taken_is_passed_over() {
+    async fn taken_port_is_skipped() {
         let host = IpAddr::from([127, 0, 0, 1]);
         let taken = listen(host, Some(0)).await.unwrap();
         let port = taken.local_addr().unwrap().port();

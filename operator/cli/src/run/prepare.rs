@@ -10,11 +10,11 @@ use super::RunArgs;
 use super::download::{download, sizes_in_folder, sizes_on_hub};
 use super::machine::{available_memory_bytes, check_disk};
 use super::manifest::{self, RunModel};
-use super::memory::{self, MemoryPlan, Sized, Wishes};
-use super::reference::Reference;
+use super::memory::{self, MemoryOptions, MemoryPlan, ModelSize};
+use super::model_ref::ModelRef;
 use crate::Misconfigured;
-use crate::models::cache::{HeldModel, ModelCache};
-use crate::up::speak::note;
+use crate::models::cache::{ModelCache, ModelGuard};
+use crate::up::output::eprint_note;
 
 /// What is to be served.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Prepared {
     /// What is run.
     pub yaml: String,
     /// While they live, no `sluice models rm` removes the models.
-    _held: Vec<HeldModel>,
+    _guards: Vec<ModelGuard>,
 }
 
 /// Looks at all models, plans the memory, and downloads what is missing unless the YAML alone is wanted.
@@ -35,14 +35,14 @@ pub struct Prepared {
 /// The first error that was found.
 pub async fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
     let cache = ModelCache::open(args.cache.folder.as_deref())?;
-    let models = RunModel::name_all(resolve(args, &cache)?);
+    let models = RunModel::assign_names(resolve(args, &cache)?);
     let mut held = Vec::new();
     let mut sized = Vec::new();
     for model in &models {
         let geometry = sizes(model, &cache, &mut held, args.print_yaml).await?;
-        sized.push(Sized { name: model.served.clone(), geometry, spec: model.spec()? });
+        sized.push(ModelSize { name: model.served_name.clone(), geometry, spec: model.spec()? });
     }
-    let wishes = Wishes {
+    let wishes = MemoryOptions {
         memory_bytes: args.memory,
         context_tokens: args.context,
         threads: args.threads,
@@ -50,28 +50,28 @@ pub async fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
     };
     let available = available_memory_bytes()?;
     let plan = memory::plan(&sized, &wishes, available).map_err(|short| Misconfigured(short.to_string()))?;
-    let yaml = manifest::yaml(&models, &plan, args.policy, &models[0].tenant)?;
+    let yaml = manifest::to_yaml(&models, &plan, args.policy, &models[0].tenant)?;
     if args.print_yaml {
         models.iter().for_each(|model| warn_of_missing(model, &cache));
     } else {
-        held.extend(bring(&models, &sized, &cache).await?);
+        held.extend(download_missing(&models, &sized, &cache).await?);
     }
-    Ok(Prepared { models, plan, yaml, _held: held })
+    Ok(Prepared { models, plan, yaml, _guards: held })
 }
 
 /// Each MODEL with the folder where its files are or will be.
-fn resolve(args: &RunArgs, cache: &ModelCache) -> Result<Vec<(Reference, PathBuf)>, Misconfigured> {
-    let mut all: Vec<(Reference, PathBuf)> = Vec::new();
+fn resolve(args: &RunArgs, cache: &ModelCache) -> Result<Vec<(ModelRef, PathBuf)>, Misconfigured> {
+    let mut all: Vec<(ModelRef, PathBuf)> = Vec::new();
     for argument in &args.models {
-        let reference = Reference::resolve(argument, &args.endpoint)?;
+        let reference = ModelRef::resolve(argument, &args.endpoint)?;
         if all.iter().any(|(other, _)| *other == reference) {
             return Err(Misconfigured(format!(
                 "MODEL `{argument}`: named twice; once is enough, it serves several requests at a time"
             )));
         }
         let folder = match &reference {
-            Reference::Folder(folder) => folder.clone(),
-            Reference::Hub(model) => cache.folder(model),
+            ModelRef::Folder(folder) => folder.clone(),
+            ModelRef::Hub(model) => cache.folder(model),
         };
         all.push((reference, folder));
     }
@@ -82,25 +82,29 @@ fn resolve(args: &RunArgs, cache: &ModelCache) -> Result<Vec<(Reference, PathBuf
 async fn sizes(
     model: &RunModel,
     cache: &ModelCache,
-    held: &mut Vec<HeldModel>,
+    held: &mut Vec<ModelGuard>,
     print_only: bool,
 ) -> anyhow::Result<Geometry> {
-    let Reference::Hub(hub) = &model.reference else {
-        return sizes_in_folder(&model.served, &model.folder).await;
+    let ModelRef::Hub(hub) = &model.reference else {
+        return sizes_in_folder(&model.served_name, &model.folder).await;
     };
-    if !cache.is_whole(hub) {
+    if !cache.is_complete(hub) {
         return sizes_on_hub(hub).await;
     }
     if !print_only {
-        held.push(cache.hold(hub)?);
+        held.push(cache.acquire(hub)?);
     }
     sizes_in_folder(&hub.to_string(), &model.folder).await
 }
 
 /// Downloads all models that are not whole.
-async fn bring(models: &[RunModel], sized: &[Sized], cache: &ModelCache) -> anyhow::Result<Vec<HeldModel>> {
+async fn download_missing(
+    models: &[RunModel],
+    sized: &[ModelSize],
+    cache: &ModelCache,
+) -> anyhow::Result<Vec<ModelGuard>> {
     let missing = models.iter().zip(sized).filter_map(|(model, sized)| match &model.reference {
-        Reference::Hub(hub) if !cache.is_whole(hub) => {
+        ModelRef::Hub(hub) if !cache.is_complete(hub) => {
             Some((hub, sized.geometry.download_bytes.unwrap_or(0)))
         }
         _ => None,
@@ -110,9 +114,9 @@ async fn bring(models: &[RunModel], sized: &[Sized], cache: &ModelCache) -> anyh
     check_disk(cache.root(), bytes.sum())?;
     let mut held = Vec::new();
     for (hub, _) in missing {
-        let model = cache.hold(hub)?;
+        let model = cache.acquire(hub)?;
         download(hub, &model).await?;
-        if !model.is_whole() {
+        if !model.is_complete() {
             bail!("{hub}: the download ended well and files are missing in {}", model.folder().display());
         }
         held.push(model);
@@ -121,9 +125,11 @@ async fn bring(models: &[RunModel], sized: &[Sized], cache: &ModelCache) -> anyh
 }
 
 fn warn_of_missing(model: &RunModel, cache: &ModelCache) {
-    if let Reference::Hub(hub) = &model.reference
-        && !cache.is_whole(hub)
+    if let ModelRef::Hub(hub) = &model.reference
+        && !cache.is_complete(hub)
     {
-        note(format_args!("{hub} is not downloaded yet: `sluice run` does that, and `sluice up` does not"));
+        eprint_note(format_args!(
+            "{hub} is not downloaded yet: `sluice run` does that, and `sluice up` does not"
+        ));
     }
 }

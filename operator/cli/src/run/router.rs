@@ -18,11 +18,11 @@ use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Largest body of a request, bytes: as much as a sidecar takes.
-const MOST_BODY: usize = 4 << 20;
+const MAX_BODY_BYTES: usize = 4 << 20;
 /// Most memory of all bodies that are held at once, KiB: further requests wait. A body is held from its first byte until its model
 /// begins to answer.
-const MOST_HELD_KIB: usize = 64 * MOST_BODY_KIB;
-const MOST_BODY_KIB: usize = MOST_BODY >> 10;
+const MAX_BUFFERED_KIB: usize = 64 * MAX_BODY_KIB;
+const MAX_BODY_KIB: usize = MAX_BODY_BYTES >> 10;
 /// A body that takes longer to arrive is given up.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// A model that takes longer to list itself is missing from the list.
@@ -30,7 +30,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// `retry-after` of a model that loads, seconds.
 const RETRY_SECONDS: &str = "2";
 /// Headers that are about one connection (RFC 9110, 7.6.1) or are set anew.
-const OWN_HEADERS: [HeaderName; 9] = [
+const HOP_BY_HOP_HEADERS: [HeaderName; 9] = [
     header::CONNECTION,
     header::HOST,
     header::CONTENT_LENGTH,
@@ -49,7 +49,7 @@ pub struct Routes {
     /// By the served name; `None` = it loads.
     models: Arc<RwLock<BTreeMap<String, Option<SocketAddr>>>>,
     /// A permit for each KiB of bodies that are held.
-    held: Arc<Semaphore>,
+    buffer_permits: Arc<Semaphore>,
     body_timeout: Duration,
 }
 
@@ -63,8 +63,13 @@ impl Routes {
         let http =
             reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
         let models = names.map(|name| (name, None)).collect();
-        let held = Arc::new(Semaphore::new(MOST_HELD_KIB));
-        Ok(Routes { http, models: Arc::new(RwLock::new(models)), held, body_timeout: BODY_TIMEOUT })
+        let held = Arc::new(Semaphore::new(MAX_BUFFERED_KIB));
+        Ok(Routes {
+            http,
+            models: Arc::new(RwLock::new(models)),
+            buffer_permits: held,
+            body_timeout: BODY_TIMEOUT,
+        })
     }
 
     /// The model `name` answers at `address` from now on.
@@ -109,31 +114,32 @@ impl Routes {
     }
 
     /// The body of a request with these headers, once there is memory for it.
-    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, Problem> {
+    async fn read_body(&self, headers: &HeaderMap, body: Body) -> Result<BufferedBody, RouteError> {
         let length =
             headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        let kib = length.map_or(MOST_BODY_KIB, |length: usize| length.div_ceil(1024).min(MOST_BODY_KIB));
-        let permits = self.held.clone().acquire_many_owned(kib as u32).await;
+        let kib = length.map_or(MAX_BODY_KIB, |length: usize| length.div_ceil(1024).min(MAX_BODY_KIB));
+        let permits = self.buffer_permits.clone().acquire_many_owned(kib as u32).await;
         let mut permit = permits.expect("the semaphore is never closed");
-        let read = tokio::time::timeout(self.body_timeout, to_bytes(body, MOST_BODY)).await;
+        let read = tokio::time::timeout(self.body_timeout, to_bytes(body, MAX_BODY_BYTES)).await;
         // A client whose body broke off reads no answer, so any failure is the limit.
-        let body = read.map_err(|_| Problem::TooSlow(self.body_timeout))?.map_err(|_| Problem::TooLarge)?;
+        let body =
+            read.map_err(|_| RouteError::TooSlow(self.body_timeout))?.map_err(|_| RouteError::TooLarge)?;
         drop(permit.split(kib.saturating_sub(body.len().div_ceil(1024))));
-        Ok(Held { body, _permit: Some(permit) })
+        Ok(BufferedBody { body, _permit: Some(permit) })
     }
 
     /// The model `name`.
-    fn find(&self, name: &str) -> Result<SocketAddr, Problem> {
+    fn find(&self, name: &str) -> Result<SocketAddr, RouteError> {
         let models = self.snapshot();
         match models.get(name) {
             Some(Some(address)) => Ok(*address),
-            Some(None) => Err(Problem::Loading(name.to_owned())),
-            None => Err(Problem::NoModel(name.to_owned(), models.into_keys().collect())),
+            Some(None) => Err(RouteError::Loading(name.to_owned())),
+            None => Err(RouteError::NoModel(name.to_owned(), models.into_keys().collect())),
         }
     }
 
     /// The model that `body` names; where only one is served it need not.
-    fn find_in(&self, body: &[u8]) -> Result<SocketAddr, Problem> {
+    fn find_by_body(&self, body: &[u8]) -> Result<SocketAddr, RouteError> {
         #[derive(serde::Deserialize)]
         struct Named {
             model: Option<Value>,
@@ -144,19 +150,19 @@ impl Routes {
         match read {
             Some(Value::String(name)) => self.find(&name),
             // The model itself reports what else is wrong with the body.
-            _ => {
-                only().map_or(Err(Problem::Unnamed(models.keys().cloned().collect())), |name| self.find(name))
-            }
+            _ => only()
+                .map_or(Err(RouteError::Unnamed(models.keys().cloned().collect())), |name| self.find(name)),
         }
     }
 
-    async fn send(&self, to: SocketAddr, asked: Asked) -> Result<Response, Problem> {
+    async fn send(&self, to: SocketAddr, asked: ForwardRequest) -> Result<Response, RouteError> {
         let url = format!("http://{to}{}", asked.path);
-        let Held { body, _permit } = asked.body;
-        let request = self.http.request(asked.method, url).headers(passed_on(&asked.headers)).body(body);
+        let BufferedBody { body, _permit } = asked.body;
+        let request =
+            self.http.request(asked.method, url).headers(forwarded_headers(&asked.headers)).body(body);
         let answer =
-            request.send().await.map_err(|error| Problem::Unreachable(error.without_url().to_string()))?;
-        let (status, headers) = (answer.status(), passed_on(answer.headers()));
+            request.send().await.map_err(|error| RouteError::Unreachable(error.without_url().to_string()))?;
+        let (status, headers) = (answer.status(), forwarded_headers(answer.headers()));
         // Pieces are forwarded at once. A client that disconnects drops this body, which cancels the request at the model.
         let mut response = Response::new(Body::from_stream(answer.bytes_stream()));
         (*response.status_mut(), *response.headers_mut()) = (status, headers);
@@ -165,23 +171,23 @@ impl Routes {
 }
 
 /// A request to send on.
-struct Asked {
+struct ForwardRequest {
     method: Method,
     /// Path and query.
     path: String,
     headers: HeaderMap,
-    body: Held,
+    body: BufferedBody,
 }
 
 /// A body, and the permit for its memory.
 #[derive(Debug, Default)]
-struct Held {
+struct BufferedBody {
     body: Bytes,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-fn passed_on(headers: &HeaderMap) -> HeaderMap {
-    let kept = headers.iter().filter(|(name, _)| !OWN_HEADERS.contains(name));
+fn forwarded_headers(headers: &HeaderMap) -> HeaderMap {
+    let kept = headers.iter().filter(|(name, _)| !HOP_BY_HOP_HEADERS.contains(name));
     kept.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
@@ -193,7 +199,7 @@ async fn ready(State(routes): State<Routes>) -> StatusCode {
 async fn models(State(routes): State<Routes>, headers: HeaderMap) -> Response {
     let list = async |address: SocketAddr| {
         let url = format!("http://{address}/v1/models");
-        let request = routes.http.get(url).headers(passed_on(&headers)).timeout(LIST_TIMEOUT);
+        let request = routes.http.get(url).headers(forwarded_headers(&headers)).timeout(LIST_TIMEOUT);
         Some(request.send().await.ok()?.json::<Value>().await.ok()?["data"].take())
     };
     // A model that restarts or hangs is missing from the list.
@@ -205,9 +211,13 @@ async fn models(State(routes): State<Routes>, headers: HeaderMap) -> Response {
 
 async fn model(State(routes): State<Routes>, Path(id): Path<String>, request: Request) -> Response {
     let path = request.uri().path_and_query().map_or(String::new(), ToString::to_string);
-    let asked =
-        Asked { method: Method::GET, path, headers: request.headers().clone(), body: Held::default() };
-    answer(match routes.find(&id) {
+    let asked = ForwardRequest {
+        method: Method::GET,
+        path,
+        headers: request.headers().clone(),
+        body: BufferedBody::default(),
+    };
+    to_response(match routes.find(&id) {
         Ok(to) => routes.send(to, asked).await,
         Err(problem) => Err(problem),
     })
@@ -215,33 +225,33 @@ async fn model(State(routes): State<Routes>, Path(id): Path<String>, request: Re
 
 async fn forward(State(routes): State<Routes>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let body = match routes.read(&parts.headers, body).await {
+    let body = match routes.read_body(&parts.headers, body).await {
         Ok(body) => body,
         Err(problem) => return problem.into_response(),
     };
     let path = parts.uri.path_and_query().map_or(String::new(), ToString::to_string);
     let to = match parts.method {
-        Method::POST => routes.find_in(&body.body),
+        Method::POST => routes.find_by_body(&body.body),
         // Other methods name no model, so they need that only one is served.
-        _ => routes.find_in(b"{}").map_err(|problem| match problem {
-            Problem::Unnamed(_) => Problem::NoRoute(parts.uri.path().to_owned()),
+        _ => routes.find_by_body(b"{}").map_err(|problem| match problem {
+            RouteError::Unnamed(_) => RouteError::NoRoute(parts.uri.path().to_owned()),
             other => other,
         }),
     };
-    let asked = Asked { method: parts.method, path, headers: parts.headers, body };
-    answer(match to {
+    let asked = ForwardRequest { method: parts.method, path, headers: parts.headers, body };
+    to_response(match to {
         Ok(to) => routes.send(to, asked).await,
         Err(problem) => Err(problem),
     })
 }
 
-fn answer(sent: Result<Response, Problem>) -> Response {
+fn to_response(sent: Result<Response, RouteError>) -> Response {
     sent.unwrap_or_else(IntoResponse::into_response)
 }
 
 /// Why a request reaches no model.
 #[derive(Debug, PartialEq, Eq)]
-enum Problem {
+enum RouteError {
     /// No model of this name; those that there are.
     NoModel(String, Vec<String>),
     /// The body names none; those that there are.
@@ -258,41 +268,41 @@ enum Problem {
     NoRoute(String),
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for RouteError {
     /// In OpenAI's form.
     fn into_response(self) -> Response {
-        const REQUEST: &str = "invalid_request_error";
-        const SERVER: &str = "service_unavailable";
+        const REQUEST_ERROR: &str = "invalid_request_error";
+        const SERVICE_ERROR: &str = "service_unavailable";
         let models =
             |names: Vec<String>| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let (status, kind, code, param, message) = match self {
-            Problem::NoModel(name, names) => {
+            RouteError::NoModel(name, names) => {
                 let message = format!("the model `{name}` does not exist; served here: {}", models(names));
-                (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found"), Some("model"), message)
+                (StatusCode::NOT_FOUND, REQUEST_ERROR, Some("model_not_found"), Some("model"), message)
             }
-            Problem::Unnamed(names) => {
+            RouteError::Unnamed(names) => {
                 let message =
                     format!("the body must be JSON with a string `model`, one of {}", models(names));
-                (StatusCode::BAD_REQUEST, REQUEST, None, Some("model"), message)
+                (StatusCode::BAD_REQUEST, REQUEST_ERROR, None, Some("model"), message)
             }
-            Problem::Loading(name) => {
+            RouteError::Loading(name) => {
                 let message = format!("the model `{name}` is loading");
-                (StatusCode::SERVICE_UNAVAILABLE, SERVER, None, None, message)
+                (StatusCode::SERVICE_UNAVAILABLE, SERVICE_ERROR, None, None, message)
             }
-            Problem::Unreachable(why) => {
+            RouteError::Unreachable(why) => {
                 let message = format!("the model cannot be reached just now: {why}");
-                (StatusCode::SERVICE_UNAVAILABLE, SERVER, None, None, message)
+                (StatusCode::SERVICE_UNAVAILABLE, SERVICE_ERROR, None, None, message)
             }
-            Problem::TooLarge => {
-                let message = format!("the body is larger than {MOST_BODY} bytes");
-                (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, None, None, message)
+            RouteError::TooLarge => {
+                let message = format!("the body is larger than {MAX_BODY_BYTES} bytes");
+                (StatusCode::PAYLOAD_TOO_LARGE, REQUEST_ERROR, None, None, message)
             }
-            Problem::TooSlow(limit) => {
+            RouteError::TooSlow(limit) => {
                 let message = format!("the body did not arrive within {limit:?}");
-                (StatusCode::REQUEST_TIMEOUT, REQUEST, None, None, message)
+                (StatusCode::REQUEST_TIMEOUT, REQUEST_ERROR, None, None, message)
             }
-            Problem::NoRoute(path) => {
-                (StatusCode::NOT_FOUND, REQUEST, None, None, format!("there is nothing at {path}"))
+            RouteError::NoRoute(path) => {
+                (StatusCode::NOT_FOUND, REQUEST_ERROR, None, None, format!("there is nothing at {path}"))
             }
         };
         let body = json!({"error": {"message": message, "type": kind, "param": param, "code": code}});

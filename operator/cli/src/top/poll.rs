@@ -8,72 +8,72 @@ use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::TenantReport;
 use sluice_wire::{Overview, State};
 
-use super::{REFRESH, REFRESH_CLUSTER};
-use crate::admin::Admin;
-use crate::cluster::{Leader, Scope};
+use super::{CLUSTER_REFRESH_INTERVAL, REFRESH_INTERVAL};
+use crate::admin::AdminClient;
+use crate::cluster::{LeaderClient, OverviewScope};
 use crate::now_unix_ms;
-use crate::runtime::{Running, RuntimeFolder};
+use crate::runtime_dir::{RunningSidecar, RuntimeDir};
 
 /// What was seen of one sidecar.
 #[derive(Clone, Debug)]
-pub struct Sighting {
+pub struct SidecarPoll {
     /// `NAMESPACE/NAME`.
     pub title: String,
     /// Its state, or why it could not be had.
     pub state: Result<State, String>,
     /// Tokens generated per second since the look before; `None` = there was none.
-    pub tokens_per_s: Option<f32>,
+    pub token_rate: Option<f32>,
 }
 
 /// Where sidecars are found.
 #[derive(Debug)]
-pub enum Source {
+pub enum PollSource {
     /// On this machine.
-    Here(RuntimeFolder, Admin),
+    Local(RuntimeDir, AdminClient),
     /// In a cluster.
-    Cluster(Box<Leader>, Scope),
+    Cluster(Box<LeaderClient>, OverviewScope),
 }
 
-impl Source {
+impl PollSource {
     /// What to say when there is no tenant.
     pub const fn empty_text(&self) -> &'static str {
         match self {
-            Source::Here(..) => "no sidecar runs; start one with sluice run MODEL or sluice up -f FILE",
-            Source::Cluster(..) => {
+            PollSource::Local(..) => "no sidecar runs; start one with sluice run MODEL or sluice up -f FILE",
+            PollSource::Cluster(..) => {
                 "no tenant has a GPU here; kubectl get modeltenants says why, -A looks everywhere"
             }
         }
     }
 
     /// Whether it looks into a cluster.
-    pub const fn is_of_cluster(&self) -> bool {
-        matches!(self, Source::Cluster(..))
+    pub const fn is_cluster(&self) -> bool {
+        matches!(self, PollSource::Cluster(..))
     }
 
     /// Time between two looks.
     pub const fn refresh(&self) -> Duration {
-        if self.is_of_cluster() { REFRESH_CLUSTER } else { REFRESH }
+        if self.is_cluster() { CLUSTER_REFRESH_INTERVAL } else { REFRESH_INTERVAL }
     }
 
     /// One look at all GPUs and their tenants.
     ///
     /// # Errors
     /// The runtime folder cannot be read, or the operator's leader does not answer.
-    pub async fn look(&mut self) -> anyhow::Result<Overview> {
+    pub async fn poll(&mut self) -> anyhow::Result<Overview> {
         match self {
-            Source::Here(runtime, admin) => {
-                let asked = runtime.running()?.into_iter().map(|sidecar| ask(admin, sidecar));
-                Ok(gathered(join_all(asked).await, now_unix_ms()))
+            PollSource::Local(runtime, admin) => {
+                let asked = runtime.running()?.into_iter().map(|sidecar| poll_sidecar(admin, sidecar));
+                Ok(group_by_gpu(join_all(asked).await, now_unix_ms()))
             }
-            Source::Cluster(leader, scope) => leader.overview(scope).await,
+            PollSource::Cluster(leader, scope) => leader.overview(scope).await,
         }
     }
 }
 
 /// The name of a sidecar's GPU, empty where it is not known, and what the sidecar answered.
-type Answer = (String, TenantReport);
+type TenantAnswer = (String, TenantReport);
 
-async fn ask(admin: &Admin, sidecar: Running) -> Answer {
+async fn poll_sidecar(admin: &AdminClient, sidecar: RunningSidecar) -> TenantAnswer {
     let (namespace, name) = sidecar.title.split_once('/').unwrap_or(("", &sidecar.title));
     let silent = |error: anyhow::Error| TenantReport::Unreachable {
         namespace: namespace.to_owned(),
@@ -90,7 +90,7 @@ async fn ask(admin: &Admin, sidecar: Running) -> Answer {
 }
 
 /// The GPUs of this machine, in the order of their first tenants.
-fn gathered(answers: Vec<Answer>, now_unix_ms: u64) -> Overview {
+fn group_by_gpu(answers: Vec<TenantAnswer>, now_unix_ms: u64) -> Overview {
     let mut gpus: Vec<GpuOverview> = Vec::new();
     for (name, report) in answers {
         let namespace = title_of(&report).0;
@@ -116,7 +116,7 @@ fn title_of(report: &TenantReport) -> (&str, &str) {
 }
 
 /// What an overview has, in order of titles; the slots of a tenant that is on several GPUs are named after them.
-pub fn sightings(overview: Overview, rates: &mut Rates) -> Vec<Sighting> {
+pub fn sidecar_polls(overview: Overview, rates: &mut Rates) -> Vec<SidecarPoll> {
     let mut all: Vec<(String, String, Result<State, String>)> = Vec::new();
     for gpu in overview.gpus {
         if let Some(problem) = gpu.problem {
@@ -145,8 +145,8 @@ pub fn sightings(overview: Overview, rates: &mut Rates) -> Vec<Sighting> {
         .zip(&all)
         .filter_map(|(title, (_, _, state))| Some((title.clone(), state.as_ref().ok()?)));
     rates.read(answered);
-    let sighting = |(title, (_, _, state)): (String, (String, String, Result<State, String>))| Sighting {
-        tokens_per_s: rates.get(&title),
+    let sighting = |(title, (_, _, state)): (String, (String, String, Result<State, String>))| SidecarPoll {
+        token_rate: rates.get(&title),
         state,
         title,
     };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_on_two_gpus_is_told_apart_by_them_and_a_gpu_that_was_not_read_is_a_finding() {
+    fn tenant_on_two_gpus_has_two_rows_and_unread_gpu_is_reported() {
         let gpu = |name: &str, tenants: Vec<TenantReport>, problem: Option<&str>| GpuOverview {
             namespace: "team".into(),
             name: name.into(),
@@ -175,16 +175,16 @@ mod tests {
             gpu("p-b-0", vec![silent("chat"), silent("code")], None),
             gpu("p-b-2", Vec::new(), Some("no sidecar is ready")),
         ];
-        let all = sightings(Overview { gpus, ..Overview::default() }, &mut Rates::default());
+        let all = sidecar_polls(Overview { gpus, ..Overview::default() }, &mut Rates::default());
         let titles: Vec<_> = all.into_iter().map(|s| s.title).collect();
         assert_eq!(titles, ["team/chat@p-b-0", "team/chat@p-b-1", "team/code", "team/p-b-2"]);
     }
 
     #[test]
-    fn the_tenants_of_this_machine_stand_with_their_gpu_even_where_they_do_not_answer() {
+    fn local_tenants_are_grouped_by_gpu_even_when_unreachable() {
         let answers =
             vec![("a".into(), silent("chat")), ("b".into(), silent("code")), ("a".into(), silent("mail"))];
-        let overview = gathered(answers, 5);
+        let overview = group_by_gpu(answers, 5);
         let gpus: Vec<_> = overview
             .gpus
             .iter()

@@ -1,26 +1,26 @@
 //! Sightings as lines of text: what `--once` prints, and the figures of a tenant's page.
 
 mod detail;
-mod flow;
 mod gpu;
 mod table;
+mod wrap;
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
 
 pub use self::detail::figures;
-use self::flow::{fitting, flow};
-use self::gpu::Gpu;
-use super::Sighting;
-use super::map::{Map, Owner, owners};
-use sluice_page::words::figures::bytes;
+use self::gpu::GpuTenants;
+use self::wrap::{fitting, wrap_fragments};
+use super::SidecarPoll;
+use super::memory_map::{CellOwner, MemoryMap, owners};
+use sluice_page::text::formatting::bytes;
 
 /// What to show.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct RenderContext<'a> {
     /// All sidecars.
-    pub sightings: &'a [Sighting],
+    pub polls: &'a [SidecarPoll],
     /// Whether to use colours.
     pub colour: bool,
     /// The time, milliseconds since the Unix epoch.
@@ -30,19 +30,19 @@ pub struct View<'a> {
 }
 
 /// Most rows of one map.
-const MAP_ROWS: usize = 6;
+const MAX_MAP_ROWS: usize = 6;
 
 /// Everything, as high as it gets.
-pub fn text(view: &View, width: usize) -> Vec<Line<'static>> {
+pub fn text(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![header(view)];
-    if view.sightings.is_empty() {
+    if view.polls.is_empty() {
         return lines;
     }
-    let gpus = Gpu::all(view);
-    lines.extend(gpus.iter().flat_map(|gpu| of_gpu(view, gpu, width)));
+    let gpus = GpuTenants::group_by_gpu(view);
+    lines.extend(gpus.iter().flat_map(|gpu| gpu_maps(view, gpu, width)));
     lines.extend(legend(view, width));
     lines.extend(table::table(view, width));
-    for sighting in view.sightings {
+    for sighting in view.polls {
         lines.push(Line::default());
         lines.extend(detail::detail(view, sighting, width));
         lines.extend(detail::moves(view, sighting, width));
@@ -51,23 +51,23 @@ pub fn text(view: &View, width: usize) -> Vec<Line<'static>> {
 }
 
 /// The maps of the tenants of a GPU, below what they have in common.
-fn of_gpu(view: &View, gpu: &Gpu, width: usize) -> Vec<Line<'static>> {
-    let heading = if gpu.shared() { gpu.heading(view, width) } else { Vec::new() };
+fn gpu_maps(view: &RenderContext, gpu: &GpuTenants, width: usize) -> Vec<Line<'static>> {
+    let heading = if gpu.is_shared() { gpu.heading(view, width) } else { Vec::new() };
     let tenants = gpu.tenants.iter();
-    let maps = tenants.flat_map(|(title, state)| map(view, gpu, title, state, width, MAP_ROWS));
+    let maps = tenants.flat_map(|(title, state)| map(view, gpu, title, state, width, MAX_MAP_ROWS));
     heading.into_iter().chain(maps).collect()
 }
 
-impl<'a> View<'a> {
+impl<'a> RenderContext<'a> {
     fn answered(&self) -> impl Iterator<Item = (&'a str, &'a State)> {
-        self.sightings.iter().filter_map(|s| Some((s.title.as_str(), s.state.as_ref().ok()?)))
+        self.polls.iter().filter_map(|s| Some((s.title.as_str(), s.state.as_ref().ok()?)))
     }
 
     fn style(&self, colour: Color) -> Style {
         if self.colour { Style::default().fg(colour) } else { Style::default() }
     }
 
-    fn owner(&self, owner: Owner, text: impl Into<String>) -> Span<'static> {
+    fn owner(&self, owner: CellOwner, text: impl Into<String>) -> Span<'static> {
         Span::styled(text.into(), self.style(owner.colour()))
     }
 
@@ -76,8 +76,8 @@ impl<'a> View<'a> {
     }
 }
 
-fn header(view: &View) -> Line<'static> {
-    let all = view.sightings.len();
+fn header(view: &RenderContext) -> Line<'static> {
+    let all = view.polls.len();
     let silent = all - view.answered().count();
     let mut text = format!("   {all} tenant{}", if all == 1 { "" } else { "s" });
     if all == 0 {
@@ -86,49 +86,56 @@ fn header(view: &View) -> Line<'static> {
     if silent > 0 {
         text += &format!(", {silent} without an answer");
     }
-    Line::from(vec![View::bold("sluice top"), text.into()])
+    Line::from(vec![RenderContext::bold("sluice top"), text.into()])
 }
 
-fn legend(view: &View, width: usize) -> Vec<Line<'static>> {
+fn legend(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     let present =
-        |owner: Owner| view.answered().any(|(_, s)| owners(s).iter().any(|o| o.0 == owner && o.1 > 0));
-    let rare = [Owner::Overhead, Owner::Staging, Owner::Earmarked];
+        |owner: CellOwner| view.answered().any(|(_, s)| owners(s).iter().any(|o| o.0 == owner && o.1 > 0));
+    let rare = [CellOwner::Overhead, CellOwner::Staging, CellOwner::Earmarked];
     let every = owners(&State::default()).map(|(owner, _)| owner);
     let shown = every.into_iter().filter(|owner| !rare.contains(owner) || present(*owner));
     let phrases =
         shown.map(|owner| vec![view.owner(owner, owner.letter()), format!(" {}", owner.name()).into()]);
-    flow("", phrases, 2, width)
+    wrap_fragments("", phrases, 2, width)
 }
 
 /// One tenant's memory: a heading and at most `rows` rows of cells.
-fn map(view: &View, gpu: &Gpu, title: &str, state: &State, width: usize, rows: usize) -> Vec<Line<'static>> {
-    let map = Map::of(state, width * rows);
+fn map(
+    view: &RenderContext,
+    gpu: &GpuTenants,
+    title: &str,
+    state: &State,
+    width: usize,
+    rows: usize,
+) -> Vec<Line<'static>> {
+    let map = MemoryMap::from_state(state, width * rows);
     let chunk = bytes(state.memory.chunk_bytes);
     let cell = match map.chunks_per_cell {
         1 => format!("a cell is one chunk of {chunk}"),
         many => format!("a cell is {many} chunks of {chunk}"),
     };
     let balance = if state.memory.balances() { "" } else { "DOES NOT BALANCE   " };
-    let mut lines = match gpu.shared() {
+    let mut lines = match gpu.is_shared() {
         true => gpu::tenant(title, state, balance, &cell, width),
-        false => vec![alone(title, state, balance, &cell, width)],
+        false => vec![exclusive_heading(title, state, balance, &cell, width)],
     };
     lines.extend(map.cells.chunks(width.max(1)).map(|row| cells(view, row)));
     lines
 }
 
 /// The heading of a tenant that has a GPU to itself.
-fn alone(title: &str, state: &State, balance: &str, cell: &str, width: usize) -> Line<'static> {
+fn exclusive_heading(title: &str, state: &State, balance: &str, cell: &str, width: usize) -> Line<'static> {
     let (gpu, capacity) = (format!("GPU {}", state.tenant.gpu), bytes(state.memory.capacity_bytes));
     let brief = format!("   {balance}{capacity}");
     let texts = [format!("   {title}{brief}, {cell}"), format!("   {title}{brief}"), brief];
     let text = fitting(width.saturating_sub(gpu.chars().count()), texts);
-    Line::from(vec![View::bold(gpu), text.into()])
+    Line::from(vec![RenderContext::bold(gpu), text.into()])
 }
 
-fn cells(view: &View, row: &[Owner]) -> Line<'static> {
+fn cells(view: &RenderContext, row: &[CellOwner]) -> Line<'static> {
     let runs = row.chunk_by(|a, b| a == b);
-    let run = |run: &[Owner]| view.owner(run[0], run[0].letter().to_string().repeat(run.len()));
+    let run = |run: &[CellOwner]| view.owner(run[0], run[0].letter().to_string().repeat(run.len()));
     Line::from(runs.map(run).collect::<Vec<_>>())
 }
 

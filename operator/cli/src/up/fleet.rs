@@ -8,22 +8,22 @@ use sluice_types::load::Object;
 use sluice_wire::config::SidecarConfig;
 use tokio::task::JoinSet;
 
-use super::herald::{self, Announcer, Herald};
-use super::plan::{self, Options, Placed};
-use super::process::{Order, Tenant};
+use super::directive_pusher::{self, DirectivePusher, RecordSender};
+use super::output::eprint_note;
+use super::plan::{self, SourceObject, UpOptions};
+use super::process::{ProcessCommand, TenantProcess};
 use super::ready::ReadySink;
-use super::shared::{Member, SharedGpu};
+use super::shared_gpu::{GpuTenant, SharedGpu};
 use super::signals::Signals;
-use super::speak::note;
-use super::{Blame, neighbourhood, weights};
-use crate::admin::Admin;
-use crate::runtime::{ClaimedFolder, RuntimeFolder};
-use crate::{Misconfigured, files, siblings};
+use super::{FieldLocator, gpu_ledger, weights};
+use crate::admin::AdminClient;
+use crate::runtime_dir::{LockedDir, RuntimeDir};
+use crate::{Misconfigured, manifests, sibling_binaries};
 
 /// Tenants whose folders are claimed and whose processes do not run yet.
 pub struct Fleet {
-    tenants: Vec<Tenant>,
-    shared: Shared,
+    tenants: Vec<TenantProcess>,
+    shared: SharedGpus,
 }
 
 impl Fleet {
@@ -32,28 +32,37 @@ impl Fleet {
     /// # Errors
     /// A sibling binary is missing, an object asks for what is not built, nothing is to run, or a tenant runs already.
     pub fn claim(
-        objects: &[Placed],
-        options: &Options,
+        objects: &[SourceObject],
+        options: &UpOptions,
         runtime_dir: Option<&Path>,
         ready_sink: &ReadySink,
         quiet: bool,
     ) -> anyhow::Result<Fleet> {
-        let sidecar = siblings::find("sluice-sidecar")?;
-        let runtime = RuntimeFolder::open(runtime_dir)?;
-        let mut plan = plan::plan(objects, options, &weigh).map_err(|all| files::refused(&all))?;
-        plan.ineffective.iter().for_each(|field| note(format_args!("warning: {field}")));
+        let sidecar = sibling_binaries::find("sluice-sidecar")?;
+        let runtime = RuntimeDir::open(runtime_dir)?;
+        let mut plan =
+            plan::plan(objects, options, &weights_bytes).map_err(|all| manifests::to_misconfigured(&all))?;
+        plan.ineffective.iter().for_each(|field| eprint_note(format_args!("warning: {field}")));
         if plan.configs.is_empty() {
-            return Err(nothing_to_run(objects).into());
+            return Err(no_tenants_error(objects).into());
         }
-        let mut shared = Shared::claim(&runtime, plan.shared, &mut plan.configs, objects)?;
+        let mut shared = SharedGpus::claim(&runtime, plan.shared, &mut plan.configs, objects)?;
         let mut tenants = Vec::new();
         for (index, mut config) in plan.configs.into_iter().enumerate() {
             let folder = runtime.claim(&config.namespace, &config.name)?;
             config.runtime_dir = folder.path().to_owned();
-            let blame = Blame::of(objects, &config.namespace, &config.name);
-            let announcer = shared.announcers.remove(&index);
+            let blame = FieldLocator::from_objects(objects, &config.namespace, &config.name);
+            let announcer = shared.record_senders.remove(&index);
             let (sidecar, ready_sink) = (sidecar.clone(), ready_sink.clone());
-            tenants.push(Tenant { sidecar, config, folder, blame, announcer, ready_sink, quiet });
+            tenants.push(TenantProcess {
+                sidecar,
+                config,
+                folder,
+                locator: blame,
+                record_sender: announcer,
+                ready_sink,
+                is_quiet: quiet,
+            });
         }
         Ok(Fleet { tenants, shared })
     }
@@ -73,49 +82,51 @@ impl Fleet {
         foreground: impl Future<Output = anyhow::Result<()>>,
     ) -> anyhow::Result<()> {
         let Fleet { tenants, mut shared } = self;
-        let heralds = std::mem::take(&mut shared.heralds);
+        let heralds = std::mem::take(&mut shared.pushers);
         supervise(tenants, heralds, signals, foreground).await
     }
 }
 
 /// What is kept for the GPUs that have more than one tenant.
-struct Shared {
-    heralds: Vec<Herald>,
+struct SharedGpus {
+    pushers: Vec<DirectivePusher>,
     /// By the place of the tenant's configuration.
-    announcers: BTreeMap<usize, Announcer>,
+    record_senders: BTreeMap<usize, RecordSender>,
     /// They go with this value, after all tenants have ended.
-    _folders: Vec<ClaimedFolder>,
+    _dirs: Vec<LockedDir>,
 }
 
-impl Shared {
+impl SharedGpus {
     fn claim(
-        runtime: &RuntimeFolder,
+        runtime: &RuntimeDir,
         gpus: Vec<SharedGpu>,
         configs: &mut [SidecarConfig],
-        objects: &[Placed],
+        objects: &[SourceObject],
     ) -> anyhow::Result<Self> {
-        let mut shared = Shared { heralds: Vec::new(), announcers: BTreeMap::new(), _folders: Vec::new() };
-        let (admin, epoch) = (Admin::new()?, herald::epoch());
+        let mut shared =
+            SharedGpus { pushers: Vec::new(), record_senders: BTreeMap::new(), _dirs: Vec::new() };
+        let (admin, epoch) = (AdminClient::new()?, directive_pusher::new_epoch());
         for gpu in gpus {
-            shared._folders.push(neighbourhood::claim(runtime, &gpu, configs)?);
-            let members: Vec<_> = gpu.members.iter().map(|member| member.config).collect();
-            let blame = |member: &Member| Blame::of(objects, &gpu.namespace, &member.name);
-            let blames = gpu.members.iter().map(blame).collect();
-            let (herald, announcers) = Herald::new(gpu, blames, admin.clone(), epoch);
-            shared.heralds.push(herald);
-            shared.announcers.extend(members.into_iter().zip(announcers));
+            shared._dirs.push(gpu_ledger::claim_gpu(runtime, &gpu, configs)?);
+            let members: Vec<_> = gpu.gpu_tenants.iter().map(|member| member.config_index).collect();
+            let blame =
+                |member: &GpuTenant| FieldLocator::from_objects(objects, &gpu.namespace, &member.name);
+            let blames = gpu.gpu_tenants.iter().map(blame).collect();
+            let (herald, announcers) = DirectivePusher::new(gpu, blames, admin.clone(), epoch);
+            shared.pushers.push(herald);
+            shared.record_senders.extend(members.into_iter().zip(announcers));
         }
         Ok(shared)
     }
 }
 
 /// Bytes of a tenant's weights.
-fn weigh(config: &SidecarConfig) -> u64 {
-    weights::bytes(&config.model_path, config.dtype.as_deref())
+fn weights_bytes(config: &SidecarConfig) -> u64 {
+    weights::weights_bytes(&config.model_path, config.dtype.as_deref())
 }
 
 /// Files that hold no tenant, or only such as are not to run: to end with success would hide the mistake.
-fn nothing_to_run(objects: &[Placed]) -> Misconfigured {
+fn no_tenants_error(objects: &[SourceObject]) -> Misconfigured {
     let tenants = objects.iter().filter(|placed| matches!(placed.located.object, Object::Tenant(_))).count();
     Misconfigured(match tenants {
         0 => "nothing to run: the files hold no ModelTenant".into(),
@@ -124,16 +135,16 @@ fn nothing_to_run(objects: &[Placed]) -> Misconfigured {
     })
 }
 
-type Ended = Result<anyhow::Result<()>, tokio::task::JoinError>;
+type ExitResult = Result<anyhow::Result<()>, tokio::task::JoinError>;
 
 /// Keeps every tenant until a signal is received, `foreground` ends, or one of them cannot be served at all.
 async fn supervise(
-    tenants: Vec<Tenant>,
-    heralds: Vec<Herald>,
+    tenants: Vec<TenantProcess>,
+    heralds: Vec<DirectivePusher>,
     signals: &mut Signals,
     foreground: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
-    let (order, orders) = tokio::sync::watch::channel(Order::Serve);
+    let (order, orders) = tokio::sync::watch::channel(ProcessCommand::Serve);
     // They end with this value, and fall silent as soon as the tenants are to drain.
     let mut telling = JoinSet::new();
     for herald in heralds {
@@ -141,31 +152,31 @@ async fn supervise(
     }
     let mut running = JoinSet::new();
     for tenant in tenants {
-        running.spawn(tenant.keep(orders.clone()));
+        running.spawn(tenant.supervise(orders.clone()));
     }
     let mut failure = None;
     tokio::select! {
         which = signals.next() => {
-            note(format_args!("{which}; open streams may finish; a second signal ends at once"));
+            eprint_note(format_args!("{which}; open streams may finish; a second signal ends at once"));
         }
         ended = foreground => failure = Some(Ok(ended)),
         ended = running.join_next() => failure = ended,
-        ended = fails(&mut telling) => failure = Some(ended),
+        ended = wait_for_failure(&mut telling) => failure = Some(ended),
     }
     // From here on Ctrl-C ends the run, whatever it meant before.
     signals.restore_interrupt()?;
     // Everyone who is still there hears it; a closed channel would mean the same.
-    let _ = order.send(Order::Drain);
+    let _ = order.send(ProcessCommand::Drain);
     let drained = tokio::select! {
         rest = last_failure(&mut running) => { failure = failure.or(rest); true }
         which = signals.next() => {
-            note(format_args!("{which}; open streams are cut"));
+            eprint_note(format_args!("{which}; open streams are cut"));
             false
         }
     };
     if !drained {
         // As above.
-        let _ = order.send(Order::End);
+        let _ = order.send(ProcessCommand::End);
         failure = failure.or(last_failure(&mut running).await);
     }
     match failure {
@@ -177,7 +188,7 @@ async fn supervise(
 }
 
 /// Waits until one of them does not end well.
-async fn fails(telling: &mut JoinSet<anyhow::Result<()>>) -> Ended {
+async fn wait_for_failure(telling: &mut JoinSet<anyhow::Result<()>>) -> ExitResult {
     while let Some(ended) = telling.join_next().await {
         if !matches!(ended, Ok(Ok(()))) {
             return ended;
@@ -187,7 +198,7 @@ async fn fails(telling: &mut JoinSet<anyhow::Result<()>>) -> Ended {
 }
 
 /// Waits until every tenant has ended; the first that did not end well.
-async fn last_failure(running: &mut JoinSet<anyhow::Result<()>>) -> Option<Ended> {
+async fn last_failure(running: &mut JoinSet<anyhow::Result<()>>) -> Option<ExitResult> {
     let mut failure = None;
     while let Some(ended) = running.join_next().await {
         failure = failure.or(Some(ended).filter(|e| !matches!(e, Ok(Ok(())))));

@@ -4,39 +4,39 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use sluice_plan::written::{self, unsigned};
-use sluice_types::load::{LoadError, LoadErrors, Located, Object, Path as FieldPath};
+use sluice_plan::spec_convert::{self, to_u32};
+use sluice_types::load::{LoadError, LoadErrors, Object, Path as FieldPath, SpannedObject};
 use sluice_types::pool::{HostDevice, Policy};
 use sluice_types::tenant::WeightType;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
 use sluice_wire::config::{DebugConfig, EngineConfig, GpuConfig, ListenConfig, SidecarConfig};
 
-use super::built::{self, Findings};
-use super::place::{Place, Places};
-use super::shared::{self, SharedGpu};
+use super::placement::{GpuAssignment, GpuOccupancy};
+use super::shared_gpu::{self, SharedGpu};
+use super::support_check::{self, UnsupportedFields};
 
 /// An object and the folder that its relative paths start from.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct SourceObject {
     /// The object, and where it is written.
-    pub located: Located,
+    pub located: SpannedObject,
     /// Folder of its file.
     pub folder: PathBuf,
 }
 
-impl Placed {
+impl SourceObject {
     fn namespace(&self) -> &str {
         self.located.object.namespace()
     }
 
-    fn refuse(&self, field: &str, problem: &str) -> LoadError {
+    fn field_error(&self, field: &str, problem: &str) -> LoadError {
         self.located.error(FieldPath::of_keys(field), problem)
     }
 }
 
 /// What the command line decides.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct UpOptions {
     /// Address to listen at.
     pub host: IpAddr,
     /// Port of the first tenant; 0 = free ports.
@@ -55,7 +55,7 @@ pub struct Options {
 
 /// What is to be started, and what is passed over.
 #[derive(Debug)]
-pub struct Plan {
+pub struct LaunchPlan {
     /// One configuration for each tenant that runs, in the order of the files.
     pub configs: Vec<SidecarConfig>,
     /// GPUs with more than one tenant.
@@ -66,21 +66,21 @@ pub struct Plan {
 
 /// A tenant that runs, and where.
 #[derive(Debug)]
-pub struct Seated<'a> {
+pub struct AssignedTenant<'a> {
     /// As written.
     pub tenant: &'a ModelTenant,
     /// And where.
-    written: &'a Placed,
+    source: &'a SourceObject,
     /// Its pool.
     pub pool: &'a GpuPool,
     /// Its GPU.
-    pub place: Place,
+    pub assignment: GpuAssignment,
     /// What its sidecar is told.
     pub config: SidecarConfig,
 }
 
 /// Reads `ALPHA:BETA`.
-pub fn parse_forced(text: &str) -> Result<(u16, u8), String> {
+pub fn parse_force_remap(text: &str) -> Result<(u16, u8), String> {
     let parsed = text.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     parsed.ok_or_else(|| format!("`{text}` is not ALPHA:BETA, such as 3:1"))
 }
@@ -91,51 +91,51 @@ pub fn parse_forced(text: &str) -> Result<(u16, u8), String> {
 /// # Errors
 /// Every field that asks for what is not built, and every tenant that has no GPU.
 pub fn plan(
-    objects: &[Placed],
-    options: &Options,
+    objects: &[SourceObject],
+    options: &UpOptions,
     weigh: &dyn Fn(&SidecarConfig) -> u64,
-) -> Result<Plan, LoadErrors> {
-    let Findings { mut refused, mut ineffective } = findings(objects);
-    let (mut seated, homeless) = seats(objects, options);
+) -> Result<LaunchPlan, LoadErrors> {
+    let UnsupportedFields { errors: mut refused, mut ineffective } = unsupported_fields(objects);
+    let (mut seated, homeless) = assign_tenants(objects, options);
     refused.extend(homeless);
     if !refused.is_empty() {
         return Err(refused.into_iter().collect());
     }
-    let shared = shared::share_out(&mut seated, weigh);
-    ineffective.extend(in_vain(objects, &seated));
-    ineffective.extend(without_host_tier(&seated));
+    let shared = shared_gpu::assign_shares(&mut seated, weigh);
+    ineffective.extend(shared_gpu_warnings(objects, &seated));
+    ineffective.extend(host_tier_warnings(&seated));
     let configs = seated.into_iter().map(|seated| seated.config).collect();
-    Ok(Plan { configs, shared, ineffective })
+    Ok(LaunchPlan { configs, shared, ineffective })
 }
 
 /// What the objects that run ask for in vain.
-pub fn findings(objects: &[Placed]) -> Findings {
-    let mut all = Findings::default();
-    for placed in objects.iter().filter(|placed| !rests(placed)) {
-        let found = Findings::of(&placed.located);
-        all.refused.extend(found.refused);
+pub fn unsupported_fields(objects: &[SourceObject]) -> UnsupportedFields {
+    let mut all = UnsupportedFields::default();
+    for placed in objects.iter().filter(|placed| !is_stopped(placed)) {
+        let found = UnsupportedFields::check(&placed.located);
+        all.errors.extend(found.errors);
         all.ineffective.extend(found.ineffective);
     }
     all
 }
 
 /// Fields about neighbours of whoever has none.
-fn in_vain(objects: &[Placed], seated: &[Seated<'_>]) -> Vec<LoadError> {
+fn shared_gpu_warnings(objects: &[SourceObject], seated: &[AssignedTenant<'_>]) -> Vec<LoadError> {
     let sharing = seated.iter().filter(|seated| seated.config.neighbourhood.is_some());
-    let name = |seated: &Seated<'_>, object: &Object| match object {
+    let name = |seated: &AssignedTenant<'_>, object: &Object| match object {
         Object::Tenant(_) => seated.config.name.clone(),
         Object::Pool(_) => seated.pool.metadata.name.clone().unwrap_or_default(),
     };
-    let shares = |placed: &&Placed| {
+    let shares = |placed: &&SourceObject| {
         let (namespace, object) = (placed.namespace(), &placed.located.object);
         sharing.clone().any(|s| s.config.namespace == namespace && name(s, object) == object.name())
     };
-    let alone = objects.iter().filter(|placed| !rests(placed) && !shares(placed));
-    alone.flat_map(|placed| built::for_neighbours(&placed.located)).collect()
+    let alone = objects.iter().filter(|placed| !is_stopped(placed) && !shares(placed));
+    alone.flat_map(|placed| support_check::shared_gpu_fields(&placed.located)).collect()
 }
 
 /// Tenants whose policy does what it is named for with KV in the host tier, and that have none.
-fn without_host_tier(seated: &[Seated<'_>]) -> Vec<LoadError> {
+fn host_tier_warnings(seated: &[AssignedTenant<'_>]) -> Vec<LoadError> {
     let told = seated.iter().filter_map(|seated| {
         let policy = seated.pool.spec.policy;
         let moves_kv = matches!(policy, Policy::FlexGen | Policy::Pie | Policy::OrbitFlow);
@@ -144,13 +144,13 @@ fn without_host_tier(seated: &[Seated<'_>]) -> Vec<LoadError> {
             policy.as_str()
         );
         let in_vain = moves_kv && seated.config.memory.host_kv_bytes == 0;
-        in_vain.then(|| seated.written.refuse("spec.memory.hostKv", &problem))
+        in_vain.then(|| seated.source.field_error("spec.memory.hostKv", &problem))
     });
     told.collect()
 }
 
 /// Whether this is a tenant that is not to run.
-fn rests(placed: &Placed) -> bool {
+fn is_stopped(placed: &SourceObject) -> bool {
     match &placed.located.object {
         Object::Tenant(tenant) => tenant.spec.suspend || tenant.spec.replicas == 0,
         Object::Pool(_) => false,
@@ -158,39 +158,42 @@ fn rests(placed: &Placed) -> bool {
 }
 
 /// Every tenant that runs, on its GPU, and those that have none.
-fn seats<'a>(objects: &'a [Placed], options: &Options) -> (Vec<Seated<'a>>, Vec<LoadError>) {
+fn assign_tenants<'a>(
+    objects: &'a [SourceObject],
+    options: &UpOptions,
+) -> (Vec<AssignedTenant<'a>>, Vec<LoadError>) {
     let mut pools = BTreeMap::new();
     for placed in objects {
         if let Object::Pool(pool) = &placed.located.object {
             pools.insert((placed.namespace(), placed.located.object.name()), pool);
         }
     }
-    let mut places = Places::default();
+    let mut places = GpuOccupancy::default();
     let (mut seated, mut homeless) = (Vec::new(), Vec::new());
-    for placed in objects.iter().filter(|placed| !rests(placed)) {
+    for placed in objects.iter().filter(|placed| !is_stopped(placed)) {
         let Object::Tenant(tenant) = &placed.located.object else { continue };
         let key = (placed.namespace(), tenant.spec.pool_ref.name.as_str());
         let Some(&pool) = pools.get(&key) else {
-            homeless.push(placed.refuse("spec.poolRef.name", "no such pool"));
+            homeless.push(placed.field_error("spec.poolRef.name", "no such pool"));
             continue;
         };
-        match places.place(placed.namespace(), pool, tenant.spec.gpu_group.as_deref()) {
+        match places.assign(placed.namespace(), pool, tenant.spec.gpu_group.as_deref()) {
             Ok(place) => {
                 let config = configure(placed, tenant, pool, place.gpu.clone(), options, seated.len() as u16);
-                seated.push(Seated { tenant, written: placed, pool, place, config });
+                seated.push(AssignedTenant { tenant, source: placed, pool, assignment: place, config });
             }
-            Err(problem) => homeless.push(placed.refuse("spec.gpuGroup", problem)),
+            Err(problem) => homeless.push(placed.field_error("spec.gpuGroup", problem)),
         }
     }
     (seated, homeless)
 }
 
 fn configure(
-    placed: &Placed,
+    placed: &SourceObject,
     tenant: &ModelTenant,
     pool: &GpuPool,
     gpu: String,
-    options: &Options,
+    options: &UpOptions,
     index: u16,
 ) -> SidecarConfig {
     let spec = &tenant.spec;
@@ -200,16 +203,16 @@ fn configure(
         served_names: spec.model.served_names.clone(),
         model_path: resolve(&placed.folder, source),
         dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
-        max_model_len: spec.model.max_model_len.map(unsigned),
+        max_model_len: spec.model.max_model_len.map(to_u32),
         gpu: gpu_config(gpu, pool),
         // Of a GPU that is shared: once all tenants have their places.
         neighbourhood: None,
         policy: format!("{:?}", pool.spec.policy),
-        memory: written::memory(spec),
-        slo: written::slo(spec),
+        memory: spec_convert::memory(spec),
+        slo: spec_convert::slo(spec),
         order: format!("{:?}", spec.scheduling.order),
         pacing: format!("{:?}", spec.pacing.mode),
-        limits: written::limits(spec),
+        limits: spec_convert::limits(spec),
         api_keys_file: spec.access.api_keys_file.as_deref().map(|path| resolve(&placed.folder, path)),
         listen: listen(options, index),
         // Claimed by the caller once all tenants are known to be well.
@@ -217,11 +220,11 @@ fn configure(
         engine: EngineConfig {
             spawn: Some(options.engine.clone()),
             threads: options.threads,
-            hang_timeout_seconds: spec.engine.hang_timeout_seconds.map(unsigned),
+            hang_timeout_seconds: spec.engine.hang_timeout_seconds.map(to_u32),
             ..EngineConfig::default()
         },
-        hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
-        drain_seconds: unsigned(spec.drain_seconds),
+        hibernate_after_seconds: Some(to_u32(spec.idle.hibernate_after_seconds)),
+        drain_seconds: to_u32(spec.drain_seconds),
         journal: options.journal.as_ref().map(|folder| folder.join(format!("{namespace}.{name}.journal"))),
         tunables: BTreeMap::default(),
         debug: DebugConfig {
@@ -252,7 +255,7 @@ fn gpu_config(name: String, pool: &GpuPool) -> GpuConfig {
     }
 }
 
-fn listen(options: &Options, index: u16) -> ListenConfig {
+fn listen(options: &UpOptions, index: u16) -> ListenConfig {
     let port = if options.port == 0 { 0 } else { options.port.saturating_add(index) };
     let free = SocketAddr::from(([127, 0, 0, 1], 0));
     ListenConfig {

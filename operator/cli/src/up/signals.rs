@@ -19,7 +19,7 @@ impl Signals {
     pub fn new() -> std::io::Result<Self> {
         let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
         // Asked before tokio takes the signal over.
-        let hangup = if hangup_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
+        let hangup = if is_hangup_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Signals { interrupt: Some(signal(interrupt)?), terminate: signal(terminate)?, hangup })
     }
 
@@ -42,13 +42,13 @@ impl Signals {
     /// Waits for one of them; says which.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
-            () = Self::received(&mut self.interrupt) => "interrupted",
+            () = Self::recv_or_pending(&mut self.interrupt) => "interrupted",
             _ = self.terminate.recv() => "terminated",
-            () = Self::received(&mut self.hangup) => "hung up",
+            () = Self::recv_or_pending(&mut self.hangup) => "hung up",
         }
     }
 
-    async fn received(signal: &mut Option<Signal>) {
+    async fn recv_or_pending(signal: &mut Option<Signal>) {
         match signal {
             Some(signal) => drop(signal.recv().await),
             None => std::future::pending().await,
@@ -57,7 +57,7 @@ impl Signals {
 }
 
 /// Whether SIGHUP, signal 1, is in the mask of ignored signals.
-fn hangup_ignored() -> bool {
+fn is_hangup_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)

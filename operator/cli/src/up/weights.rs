@@ -8,18 +8,19 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 /// Longest header that is read, as the library that reads whole files has it.
-const MOST_HEADER: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Bytes of the weights in `folder` once they are in memory as `dtype` (`None` = as the configuration says, or as stored).
 /// 0 for a folder that cannot be read, and a file's length for one that is damaged: its sidecar says so in better words.
-pub fn bytes(folder: &Path, dtype: Option<&str>) -> u64 {
-    let files: Vec<_> = files(folder).into_iter().map(|file| stored(&file).ok_or(file)).collect();
-    let wanted = dtype.and_then(bytes_per_weight).or_else(|| named(folder)).or_else(|| {
-        // As the sidecar has it: the narrowest format that holds them all.
-        let mut formats = files.iter().flatten().flatten().map(|(dtype, _)| *dtype);
-        let first = formats.next()?;
-        if formats.all(|other| other == first) { float_bytes(first) } else { float_bytes(Dtype::F32) }
-    });
+pub fn weights_bytes(folder: &Path, dtype: Option<&str>) -> u64 {
+    let files: Vec<_> = files(folder).into_iter().map(|file| stored_weights(&file).ok_or(file)).collect();
+    let wanted =
+        dtype.and_then(bytes_per_weight).or_else(|| configured_bytes_per_weight(folder)).or_else(|| {
+            // As the sidecar has it: the narrowest format that holds them all.
+            let mut formats = files.iter().flatten().flatten().map(|(dtype, _)| *dtype);
+            let first = formats.next()?;
+            if formats.all(|other| other == first) { float_bytes(first) } else { float_bytes(Dtype::F32) }
+        });
     let sizes = files.into_iter().map(|file| match file {
         Ok(tensors) => {
             tensors.into_iter().map(|(dtype, count)| count * wanted.or(float_bytes(dtype)).unwrap_or(0)).sum()
@@ -38,11 +39,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Format and number of the weights of each tensor in `file`, of which the header alone is read.
-fn stored(file: &Path) -> Option<Vec<(Dtype, u64)>> {
+fn stored_weights(file: &Path) -> Option<Vec<(Dtype, u64)>> {
     let mut file = File::open(file).ok()?;
     let mut length = [0; 8];
     file.read_exact(&mut length).ok()?;
-    let length = Some(u64::from_le_bytes(length)).filter(|length| *length <= MOST_HEADER)?;
+    let length = Some(u64::from_le_bytes(length)).filter(|length| *length <= MAX_HEADER_BYTES)?;
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header).ok()?;
     let metadata: Metadata = serde_json::from_slice(&header).ok()?;
@@ -52,7 +53,7 @@ fn stored(file: &Path) -> Option<Vec<(Dtype, u64)>> {
 }
 
 /// Bytes of a weight as the configuration wants it.
-fn named(folder: &Path) -> Option<u64> {
+fn configured_bytes_per_weight(folder: &Path) -> Option<u64> {
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.join("config.json")).ok()?).ok()?;
     let named = ["torch_dtype", "dtype"].into_iter().find_map(|key| config.get(key)?.as_str());
@@ -100,14 +101,14 @@ mod tests {
     fn weights_are_the_tensors_of_the_safetensors_files() {
         let files = [("a.safetensors", Dtype::BF16, 500), ("b.safetensors", Dtype::BF16, 12)];
         let model = model("{}", &files);
-        assert_eq!(bytes(model.path(), None), 1024, "as in the files");
-        assert_eq!(bytes(&model.path().join("missing"), None), 0);
+        assert_eq!(weights_bytes(model.path(), None), 1024, "as in the files");
+        assert_eq!(weights_bytes(&model.path().join("missing"), None), 0);
         std::fs::write(model.path().join("c.safetensors"), [0xff; 100]).unwrap();
-        assert_eq!(bytes(model.path(), None), 1124, "a damaged file has its length");
+        assert_eq!(weights_bytes(model.path(), None), 1124, "a damaged file has its length");
     }
 
     #[test]
-    fn a_number_format_that_is_named_is_that_of_the_weights_in_memory() {
+    fn configured_dtype_sets_weight_size() {
         for (named, stored, wanted, expected) in [
             ("float32", Dtype::F32, Some("BFloat16"), 1024),
             ("bfloat16", Dtype::BF16, Some("Float32"), 2048),
@@ -120,16 +121,20 @@ mod tests {
             for key in ["torch_dtype", "dtype"] {
                 let config = format!("{{\"{key}\": \"{named}\"}}");
                 let model = model(&config, &[("a.safetensors", stored, 512)]);
-                assert_eq!(bytes(model.path(), wanted), expected, "{key}: {named}, {stored:?} as {wanted:?}");
+                assert_eq!(
+                    weights_bytes(model.path(), wanted),
+                    expected,
+                    "{key}: {named}, {stored:?} as {wanted:?}"
+                );
             }
         }
     }
 
     #[test]
-    fn files_of_several_formats_are_widened_where_none_is_named() {
+    fn mixed_formats_use_widest_without_configured_dtype() {
         let files = [("a.safetensors", Dtype::BF16, 500), ("b.safetensors", Dtype::F32, 12)];
-        assert_eq!(bytes(model("{}", &files).path(), None), 2048);
+        assert_eq!(weights_bytes(model("{}", &files).path(), None), 2048);
         let other = [("a.safetensors", Dtype::BF16, 500), ("b.safetensors", Dtype::I64, 12)];
-        assert_eq!(bytes(model("{}", &other).path(), None), 1000, "what is no weight is not loaded");
+        assert_eq!(weights_bytes(model("{}", &other).path(), None), 1000, "what is no weight is not loaded");
     }
 }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{Places, Store};
-use crate::claim::{Given, Granted};
+use super::{NodeDirs, Store};
+use crate::claim::{AllocatedDevice, PreparedClaim};
 
 struct Node {
     folder: TempDir,
@@ -25,7 +25,7 @@ impl Node {
 
     fn open(&self) -> Store {
         let (own, cdi) = (self.path("own"), self.path("cdi"));
-        Store::open(Places { own, cdi, group: self.group }).unwrap()
+        Store::open(NodeDirs { own, cdi, group: self.group }).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -58,13 +58,13 @@ impl Node {
     }
 }
 
-fn granted(uid: &str) -> Granted {
-    let given = |request: &str, device: &str| Given {
+fn granted(uid: &str) -> PreparedClaim {
+    let given = |request: &str, device: &str| AllocatedDevice {
         request: request.into(),
         pool: "one".into(),
         device: device.into(),
     };
-    Granted {
+    PreparedClaim {
         version: 1,
         namespace: "team".into(),
         name: "chat-0-e1".into(),
@@ -91,7 +91,7 @@ fn the_specification_of_a_claim_is_what_the_runtime_expects() {
 }
 
 #[test]
-fn a_neighbourhood_is_for_its_group_alone() {
+fn ledger_folder_is_accessible_to_its_group_only() {
     let node = Node::new();
     node.open().add(&granted("u-1")).unwrap();
     let metadata = fs::metadata(node.neighbourhood("u-1")).unwrap();
@@ -120,14 +120,14 @@ fn removing_leaves_nothing_and_may_be_repeated() {
     store.remove("u-1").unwrap();
     store.remove("u-1").unwrap();
     store.remove("../cdi").unwrap();
-    store.rubbish().empty().unwrap();
+    store.stale_files().remove_all().unwrap();
     let kept =
         ["cdi/sluice.dev-claim-u-2.json", "own/claims/u-2.json", "own/neighbourhoods/u-2"].map(str::to_owned);
     assert_eq!(node.files(), kept);
 }
 
 #[test]
-fn a_start_after_a_reboot_writes_what_the_reboot_took() {
+fn start_after_reboot_rewrites_lost_files() {
     let node = Node::new();
     node.open().add(&granted("u-1")).unwrap();
     let before = fs::read(node.spec("u-1")).unwrap();
@@ -143,12 +143,12 @@ fn a_start_sweeps_what_has_no_record_and_leaves_foreign_files() {
     fs::remove_file(node.path("own/claims/u-1.json")).unwrap();
     fs::write(node.spec("u-2"), "{}").unwrap();
     fs::write(node.path("cdi/nvidia.yaml"), "").unwrap();
-    node.open().rubbish().empty().unwrap();
+    node.open().stale_files().remove_all().unwrap();
     assert_eq!(node.files(), ["cdi/nvidia.yaml"]);
 }
 
 #[test]
-fn a_record_that_nobody_understands_is_put_aside_and_keeps_nobody_from_the_others() {
+fn unreadable_record_is_set_aside_and_others_still_load() {
     let node = Node::new();
     let store = node.open();
     for uid in ["u-1", "u-2", "u-3", "u-4"] {
@@ -174,7 +174,7 @@ fn a_record_that_nobody_understands_is_put_aside_and_keeps_nobody_from_the_other
 }
 
 #[test]
-fn what_a_tenant_has_written_is_moved_away_at_once_and_removed_later() {
+fn tenant_files_are_moved_immediately_and_removed_later() {
     let node = Node::new();
     let store = node.open();
     store.add(&granted("u-1")).unwrap();
@@ -185,7 +185,7 @@ fn what_a_tenant_has_written_is_moved_away_at_once_and_removed_later() {
     store.remove("u-1").unwrap();
     assert!(!node.neighbourhood("u-1").exists());
     assert_eq!(fs::read_dir(node.path("own/rubbish")).unwrap().count(), 1);
-    store.rubbish().empty().unwrap();
+    store.stale_files().remove_all().unwrap();
     assert_eq!(fs::read_dir(node.path("own/rubbish")).unwrap().count(), 0);
 }
 

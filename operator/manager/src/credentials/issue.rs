@@ -8,15 +8,15 @@ use sluice_wire::config::admin_host;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 /// Seconds of a day.
-pub const DAY: i64 = 86_400;
+pub const DAY_SECONDS: i64 = 86_400;
 /// Days for which a certificate of a slot or of the operator is good.
-pub const LEAF_DAYS: i64 = 30;
+pub const LEAF_VALIDITY_DAYS: i64 = 30;
 /// Days for which an authority is good.
-pub const AUTHORITY_DAYS: i64 = 365;
+pub const CA_VALIDITY_DAYS: i64 = 365;
 /// How much a clock of a node may be behind, seconds.
-const BEHIND: i64 = 300;
+const CLOCK_SKEW_SECONDS: i64 = 300;
 /// Beginning of a role's URI, as sidecars read it.
-const ROLE: &str = "spiffe://sluice/role/";
+const ROLE_URI_PREFIX: &str = "spiffe://sluice/role/";
 
 /// Why a certificate could not be made or read.
 #[derive(Debug, thiserror::Error)]
@@ -46,30 +46,33 @@ impl std::fmt::Debug for Identity {
 
 /// What a certificate must say.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct CertNames {
     /// Its only DNS name; `None` = it is no server's.
     pub dns: Option<String>,
     /// Its only URI: the role.
     pub uri: String,
 }
 
-impl Names {
+impl CertNames {
     /// Of a slot's sidecar: the host of its tenant, and a neighbour on the GPU of that claim.
-    pub fn slot(namespace: &str, name: &str, claim: &str) -> Names {
-        Names { dns: Some(admin_host(namespace, name)), uri: format!("{ROLE}neighbour/{claim}") }
+    pub fn slot(namespace: &str, name: &str, claim: &str) -> CertNames {
+        CertNames {
+            dns: Some(admin_host(namespace, name)),
+            uri: format!("{ROLE_URI_PREFIX}neighbour/{claim}"),
+        }
     }
 
     /// Of the operator, which nobody connects to by it.
-    pub fn operator() -> Names {
-        Names { dns: None, uri: format!("{ROLE}operator") }
+    pub fn operator() -> CertNames {
+        CertNames { dns: None, uri: format!("{ROLE_URI_PREFIX}operator") }
     }
 }
 
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct ParsedCert {
     /// Whom it names; `None` = not exactly one URI, more than one DNS name, or names of other kinds.
-    pub names: Option<Names>,
+    pub names: Option<CertNames>,
     /// Common name of whoever signed it.
     pub issuer: String,
     /// Its own common name.
@@ -86,7 +89,7 @@ pub struct Said {
 ///
 /// # Errors
 /// It holds none.
-pub fn read(pem: &str) -> Result<Said, IssueError> {
+pub fn parse_cert(pem: &str) -> Result<ParsedCert, IssueError> {
     let unread = |error: String| IssueError::Read(error);
     let (_, block) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).map_err(|e| unread(e.to_string()))?;
     let (_, cert) = X509Certificate::from_der(&block.contents).map_err(|e| unread(e.to_string()))?;
@@ -94,7 +97,7 @@ pub fn read(pem: &str) -> Result<Said, IssueError> {
         let first = name.iter_common_name().next().and_then(|name| name.as_str().ok());
         first.unwrap_or_default().to_owned()
     };
-    Ok(Said {
+    Ok(ParsedCert {
         names: names(&cert),
         issuer: common(cert.issuer()),
         subject: common(cert.subject()),
@@ -104,7 +107,7 @@ pub fn read(pem: &str) -> Result<Said, IssueError> {
     })
 }
 
-fn names(cert: &X509Certificate<'_>) -> Option<Names> {
+fn names(cert: &X509Certificate<'_>) -> Option<CertNames> {
     let all = &cert.subject_alternative_name().ok()??.value.general_names;
     let (mut dns, mut uri) = (None, None);
     for name in all {
@@ -117,11 +120,11 @@ fn names(cert: &X509Certificate<'_>) -> Option<Names> {
             return None;
         }
     }
-    Some(Names { dns, uri: uri? })
+    Some(CertNames { dns, uri: uri? })
 }
 
 /// Whether `key` (PEM) is that of a certificate with this public key.
-pub fn belongs(key: &str, public_key: &[u8]) -> bool {
+pub fn is_key_pair(key: &str, public_key: &[u8]) -> bool {
     use rcgen::PublicKeyData as _;
     KeyPair::from_pem(key).is_ok_and(|key| key.subject_public_key_info() == public_key)
 }
@@ -130,12 +133,12 @@ pub fn belongs(key: &str, public_key: &[u8]) -> bool {
 ///
 /// # Errors
 /// No key could be made.
-pub fn authority(now: i64) -> Result<Identity, IssueError> {
+pub fn issue_ca(now: i64) -> Result<Identity, IssueError> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.distinguished_name = common_name(format!("sluice authority {now}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    good(&mut params, now - BEHIND, now + AUTHORITY_DAYS * DAY);
+    set_validity(&mut params, now - CLOCK_SKEW_SECONDS, now + CA_VALIDITY_DAYS * DAY_SECONDS);
     let key = KeyPair::generate()?;
     let cert = params.self_signed(&key)?;
     Ok(Identity { cert: cert.pem(), key: key.serialize_pem() })
@@ -145,7 +148,7 @@ pub fn authority(now: i64) -> Result<Identity, IssueError> {
 ///
 /// # Errors
 /// The authority cannot be read, or no key be made.
-pub fn leaf(authority: &Identity, names: &Names, now: i64) -> Result<Identity, IssueError> {
+pub fn issue_leaf(authority: &Identity, names: &CertNames, now: i64) -> Result<Identity, IssueError> {
     let issuer = Issuer::from_ca_cert_pem(&authority.cert, KeyPair::from_pem(&authority.key)?)?;
     let mut params = CertificateParams::new(names.dns.iter().cloned().collect::<Vec<_>>())?;
     params.distinguished_name = common_name("sluice".to_owned());
@@ -155,7 +158,7 @@ pub fn leaf(authority: &Identity, names: &Names, now: i64) -> Result<Identity, I
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     // A sidecar is a server, and a client of its neighbours.
     params.extended_key_usages.extend(names.dns.as_ref().map(|_| ExtendedKeyUsagePurpose::ServerAuth));
-    good(&mut params, now - BEHIND, now + LEAF_DAYS * DAY);
+    set_validity(&mut params, now - CLOCK_SKEW_SECONDS, now + LEAF_VALIDITY_DAYS * DAY_SECONDS);
     let key = KeyPair::generate()?;
     let cert = params.signed_by(&key, &issuer)?;
     Ok(Identity { cert: cert.pem(), key: key.serialize_pem() })
@@ -168,7 +171,7 @@ fn common_name(name: String) -> DistinguishedName {
 }
 
 /// Seconds since 1970, as the library has them.
-fn good(params: &mut CertificateParams, from: i64, until: i64) {
+fn set_validity(params: &mut CertificateParams, from: i64, until: i64) {
     let since = |seconds: i64| std::time::Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     let moment = |seconds: i64| date_time_ymd(1970, 1, 1) + since(seconds);
     (params.not_before, params.not_after) = (moment(from), moment(until));

@@ -5,14 +5,18 @@ use serde_json::json;
 use sluice_plan::objects::MANAGER;
 use sluice_types::GpuPool;
 
-use super::{Failure, Operator};
+use super::{ReconcileError, Reconciler};
 
 /// The finalizer.
 const FINALIZER: &str = "sluice.dev/tenants";
 
-impl Operator {
+impl Reconciler {
     /// Keeps `pool` from going while it has tenants, and lets it go afterwards.
-    pub(super) async fn hold_pool(&self, pool: &GpuPool, has_tenants: bool) -> Result<(), Failure> {
+    pub(super) async fn sync_pool_finalizer(
+        &self,
+        pool: &GpuPool,
+        has_tenants: bool,
+    ) -> Result<(), ReconcileError> {
         let finalizers = pool.metadata.finalizers.clone().unwrap_or_default();
         let held = finalizers.iter().any(|own| own == FINALIZER);
         let deleting = pool.metadata.deletion_timestamp.is_some();
@@ -30,7 +34,7 @@ impl Operator {
     }
 
     /// The version goes along: nobody else's change is undone.
-    async fn set_finalizers(&self, pool: &GpuPool, finalizers: Vec<&str>) -> Result<(), Failure> {
+    async fn set_finalizers(&self, pool: &GpuPool, finalizers: Vec<&str>) -> Result<(), ReconcileError> {
         let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
         let name = pool.metadata.name.as_deref().unwrap_or_default();
         let api: Api<GpuPool> = Api::namespaced(self.client.clone(), namespace);
@@ -41,7 +45,9 @@ impl Operator {
             Ok(_) => Ok(()),
             // Gone, or changed meanwhile: the watch tells, and this is tried anew.
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => Ok(()),
-            Err(error) => Err(Failure::api(format!("finalizers of GpuPool {namespace}/{name}"), error)),
+            Err(error) => {
+                Err(ReconcileError::api(format!("finalizers of GpuPool {namespace}/{name}"), error))
+            }
         }
     }
 }

@@ -14,22 +14,25 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_plan::objects::MANAGER;
-use sluice_plan::report::{Change, change, is_another_hang, passes, pool_change, pool_status, tenant_status};
-use sluice_plan::unit::{Given, Plan, Troubles};
+use sluice_plan::pool_plan::{ApplyErrors, PlanContext, PoolPlan};
+use sluice_plan::report::{
+    StatusChange, has_expiring_reason, is_another_hang, pool_change, pool_status, status_change,
+    tenant_status,
+};
 use sluice_types::conditions::ConditionType;
 use sluice_types::{API_VERSION, GpuPool};
 
-use super::{Failure, Kind2, Operator, lock};
-use crate::world::{Name, Unit};
+use super::{OwnKind, ReconcileError, Reconciler, lock};
+use crate::cache::{NamespacedName, PoolKey};
 
 /// Time between two looks at a unit that has had a fault or a hang.
-const FAULT_EVERY: Duration = Duration::from_secs(60);
+const FAULT_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Statuses that are written at a time.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_WRITES: usize = 16;
 
 /// Whether an object that came back from writing its status is else the one that was looked at. One that somebody changed
 /// meanwhile is left to the watch: put into the mirror here, its change would be no news any more, and nobody would look.
-fn nothing_else_changed(before: &ObjectMeta, after: &ObjectMeta) -> bool {
+fn is_only_status_changed(before: &ObjectMeta, after: &ObjectMeta) -> bool {
     before.generation == after.generation
         && before.deletion_timestamp == after.deletion_timestamp
         && before.labels == after.labels
@@ -37,91 +40,91 @@ fn nothing_else_changed(before: &ObjectMeta, after: &ObjectMeta) -> bool {
         && before.finalizers == after.finalizers
 }
 
-impl Operator {
-    pub(super) async fn tell(
+impl Reconciler {
+    pub(super) async fn write_statuses(
         &self,
-        unit: &Unit,
-        given: &Given<'_>,
-        plan: &Plan<'_>,
-        troubles: &Troubles,
-    ) -> Result<(), Failure> {
+        unit: &PoolKey,
+        given: &PlanContext<'_>,
+        plan: &PoolPlan<'_>,
+        troubles: &ApplyErrors,
+    ) -> Result<(), ReconcileError> {
         let mut told = stream::iter(0..plan.tenants.len())
-            .map(|tenant| self.tell_tenant(unit, given, plan, (tenant, troubles)))
-            .buffer_unordered(AT_ONCE);
+            .map(|tenant| self.write_tenant_status(unit, given, plan, (tenant, troubles)))
+            .buffer_unordered(MAX_CONCURRENT_WRITES);
         let mut result = Ok(());
         while let Some(one) = told.next().await {
             result = result.and(one);
         }
         drop(told);
         let pool = match given.pool {
-            Some(pool) => self.tell_pool(unit, given, plan, pool).await,
+            Some(pool) => self.write_pool_status(unit, given, plan, pool).await,
             None => Ok(()),
         };
         result.and(pool)
     }
 
-    async fn tell_tenant(
+    async fn write_tenant_status(
         &self,
-        unit: &Unit,
-        given: &Given<'_>,
-        plan: &Plan<'_>,
-        (tenant, troubles): (usize, &Troubles),
-    ) -> Result<(), Failure> {
+        unit: &PoolKey,
+        given: &PlanContext<'_>,
+        plan: &PoolPlan<'_>,
+        (tenant, troubles): (usize, &ApplyErrors),
+    ) -> Result<(), ReconcileError> {
         let planned = &plan.tenants[tenant];
         let tenant = planned.tenant;
         let name = tenant.name_any();
         let after = tenant_status(given, plan, planned, troubles.get(&name));
-        if passes(&after) {
+        if has_expiring_reason(&after) {
             // It is told for a while, and nothing else may happen until it is over.
-            self.queue.add_after(unit, FAULT_EVERY);
+            self.queue.add_after(unit, FAULT_RECHECK_INTERVAL);
         }
-        let at = Name::new(unit.namespace.clone(), name);
-        let change = change(tenant.status.as_ref(), &after);
-        if !self.may_write(unit, (Kind2::Tenant, at.clone()), change) {
+        let at = NamespacedName::new(unit.namespace.clone(), name);
+        let change = status_change(tenant.status.as_ref(), &after);
+        if !self.is_write_due(unit, (OwnKind::Tenant, at.clone()), change) {
             return Ok(());
         }
-        if let Some(written) = self.write(tenant, "ModelTenant", &after).await?
-            && nothing_else_changed(&tenant.metadata, &written.metadata)
+        if let Some(written) = self.patch_status(tenant, "ModelTenant", &after).await?
+            && is_only_status_changed(&tenant.metadata, &written.metadata)
         {
-            self.world.tenants.replace(&at, Arc::new(written));
+            self.cache.tenants.replace(&at, Arc::new(written));
         }
         let before = tenant.status.as_ref().map(|status| status.conditions.as_slice());
-        self.announce(tenant, before.unwrap_or_default(), &after.conditions).await;
+        self.publish_events(tenant, before.unwrap_or_default(), &after.conditions).await;
         Ok(())
     }
 
-    async fn tell_pool(
+    async fn write_pool_status(
         &self,
-        unit: &Unit,
-        given: &Given<'_>,
-        plan: &Plan<'_>,
+        unit: &PoolKey,
+        given: &PlanContext<'_>,
+        plan: &PoolPlan<'_>,
         pool: &GpuPool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ReconcileError> {
         let after = pool_status(given, plan, pool);
-        let at = Name::new(unit.namespace.clone(), pool.name_any());
+        let at = NamespacedName::new(unit.namespace.clone(), pool.name_any());
         let change = pool_change(pool.status.as_ref(), &after);
-        if !self.may_write(unit, (Kind2::Pool, at.clone()), change) {
+        if !self.is_write_due(unit, (OwnKind::Pool, at.clone()), change) {
             return Ok(());
         }
-        if let Some(written) = self.write(pool, "GpuPool", &after).await?
-            && nothing_else_changed(&pool.metadata, &written.metadata)
+        if let Some(written) = self.patch_status(pool, "GpuPool", &after).await?
+            && is_only_status_changed(&pool.metadata, &written.metadata)
         {
-            self.world.pools.replace(&at, Arc::new(written));
+            self.cache.pools.replace(&at, Arc::new(written));
         }
         let before = pool.status.as_ref().map(|status| status.conditions.as_slice());
-        self.announce(pool, before.unwrap_or_default(), &after.conditions).await;
+        self.publish_events(pool, before.unwrap_or_default(), &after.conditions).await;
         Ok(())
     }
 
     /// Conditions are written at once, figures when the last write is long enough ago; else another look is asked for.
-    fn may_write(&self, unit: &Unit, key: (Kind2, Name), change: Change) -> bool {
+    fn is_write_due(&self, unit: &PoolKey, key: (OwnKind, NamespacedName), change: StatusChange) -> bool {
         let now = Instant::now();
-        let mut written = lock(&self.memory.written);
+        let mut written = lock(&self.reconcile_cache.status_written_at);
         let due = match change {
-            Change::None => return false,
-            Change::Conditions => now,
+            StatusChange::None => return false,
+            StatusChange::Conditions => now,
             // A new leader does not know when its predecessor wrote, and waits as if that were now.
-            Change::Figures => *written.entry(key.clone()).or_insert(now) + self.status_every,
+            StatusChange::Figures => *written.entry(key.clone()).or_insert(now) + self.status_interval,
         };
         if due > now {
             self.queue.add_after(unit, due - now + Duration::from_millis(10));
@@ -129,14 +132,19 @@ impl Operator {
         }
         if written.len() == written.capacity() {
             // Of who is deleted while its pool stays nobody tells.
-            written.retain(|(kind, at), _| self.is_there(*kind, at));
+            written.retain(|(kind, at), _| self.exists(*kind, at));
         }
         written.insert(key, now);
         true
     }
 
     /// Writes a status. `None` = its object is gone.
-    async fn write<K, S>(&self, object: &K, kind: &'static str, status: &S) -> Result<Option<K>, Failure>
+    async fn patch_status<K, S>(
+        &self,
+        object: &K,
+        kind: &'static str,
+        status: &S,
+    ) -> Result<Option<K>, ReconcileError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
         S: Serialize,
@@ -156,26 +164,29 @@ impl Operator {
                 Ok(Some(written))
             }
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => Ok(None),
-            Err(error) => Err(Failure::api(format!("status of {kind} {namespace}/{name}"), error)),
+            Err(error) => Err(ReconcileError::api(format!("status of {kind} {namespace}/{name}"), error)),
         }
     }
 
     /// An event for every condition that is worth one. None is worth a failure.
-    async fn announce<K: Resource<DynamicType = ()>>(
+    async fn publish_events<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
         before: &[Condition],
         after: &[Condition],
     ) {
-        for condition in news(before, after) {
-            self.announcer.tell(object, &event(condition)).await;
+        for condition in changed_conditions(before, after) {
+            self.events.publish(object, &condition_event(condition)).await;
         }
     }
 }
 
 /// Conditions whose truth has changed, and `Degraded` where it holds for another reason or another hang: a sidecar that takes no
 /// directive and one that hangs are two events.
-fn news<'a>(before: &[Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
+fn changed_conditions<'a>(
+    before: &[Condition],
+    after: &'a [Condition],
+) -> impl Iterator<Item = &'a Condition> {
     after.iter().filter(|condition| {
         let Some(old) = before.iter().find(|old| old.type_ == condition.type_) else {
             return condition.status != "Unknown";
@@ -186,7 +197,7 @@ fn news<'a>(before: &[Condition], after: &'a [Condition]) -> impl Iterator<Item 
     })
 }
 
-fn event(condition: &Condition) -> Event {
+fn condition_event(condition: &Condition) -> Event {
     let good = if condition.type_ == ConditionType::Degraded.as_str() { "False" } else { "True" };
     let bad = condition.status != good && condition.status != "Unknown";
     let colon = if condition.message.is_empty() { "" } else { ": " };
@@ -221,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_hang_is_another_event() {
+    fn second_hang_emits_new_event() {
         let hung = |at: &str, more: &str| {
             [condition(
                 "Degraded",
@@ -231,13 +242,13 @@ mod tests {
             )]
         };
         let first = hung("2026-01-01T00:00:10Z", "");
-        let count = |before: &[Condition], after: &[Condition]| news(before, after).count();
+        let count = |before: &[Condition], after: &[Condition]| changed_conditions(before, after).count();
         assert_eq!(count(&first, &hung("2026-01-01T00:00:10Z", "; ns/chat took the turn from it")), 0);
         assert_eq!(count(&first, &hung("2026-01-01T00:05:10Z", "")), 1);
     }
 
     #[test]
-    fn a_hang_is_an_event_once_and_names_the_culprit() {
+    fn hang_emits_one_event_naming_culprit() {
         let said = "slot code-0: its sidecar hung: ns/chat took the turn";
         let well =
             [condition("Degraded", "False", "AsExpected", ""), condition("Ready", "True", "AsExpected", "")];
@@ -247,8 +258,9 @@ mod tests {
             condition("Degraded", "True", "SidecarHung", &format!("{said}; it answers again")),
             well[1].clone(),
         ];
-        let told =
-            |before: &[Condition], after: &[Condition]| news(before, after).map(event).collect::<Vec<_>>();
+        let told = |before: &[Condition], after: &[Condition]| {
+            changed_conditions(before, after).map(condition_event).collect::<Vec<_>>()
+        };
         for before in [&well, &untold] {
             let events = told(before, &hung);
             assert_eq!(events.len(), 1);
@@ -261,22 +273,22 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_somebody_else_between_a_look_and_its_status_is_seen() {
+    fn concurrent_change_before_status_write_is_detected() {
         let meta = |generation: i64, version: &str| ObjectMeta {
             generation: Some(generation),
             resource_version: Some(version.into()),
             ..ObjectMeta::default()
         };
-        assert!(nothing_else_changed(&meta(1, "7"), &meta(1, "8")), "the status alone");
-        assert!(!nothing_else_changed(&meta(1, "7"), &meta(2, "9")), "a new spec came between");
+        assert!(is_only_status_changed(&meta(1, "7"), &meta(1, "8")), "the status alone");
+        assert!(!is_only_status_changed(&meta(1, "7"), &meta(2, "9")), "a new spec came between");
         let labelled = ObjectMeta { labels: Some([("a".to_owned(), "b".to_owned())].into()), ..meta(1, "9") };
-        assert!(!nothing_else_changed(&meta(1, "7"), &labelled));
+        assert!(!is_only_status_changed(&meta(1, "7"), &labelled));
         let deleted = ObjectMeta {
             deletion_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
                 k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
             )),
             ..meta(1, "9")
         };
-        assert!(!nothing_else_changed(&meta(1, "7"), &deleted));
+        assert!(!is_only_status_changed(&meta(1, "7"), &deleted));
     }
 }

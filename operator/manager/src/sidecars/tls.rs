@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::credentials::due::Credentials;
+use crate::credentials::renewal::Credentials;
 
 /// Why credentials cannot be used.
 #[derive(Debug, thiserror::Error)]

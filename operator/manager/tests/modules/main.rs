@@ -2,10 +2,10 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
-mod api;
-mod contest;
+mod certificate_manager;
 mod credentials;
-mod keeper;
-mod real;
+mod fake_api_server;
+mod leader_conflict;
+mod sidecar_process;
 mod sidecars;
 mod stub;

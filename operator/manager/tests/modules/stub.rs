@@ -15,10 +15,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use sluice_operator::credentials::authorities::Authorities;
-use sluice_operator::credentials::due::{Credentials, renewed};
-use sluice_operator::credentials::issue::Names;
-use sluice_operator::sidecars::call::Address;
+use sluice_operator::credentials::ca::CaBundle;
+use sluice_operator::credentials::issue::CertNames;
+use sluice_operator::credentials::renewal::{Credentials, renew_if_due};
+use sluice_operator::sidecars::http_client::SidecarAddress;
 use sluice_operator::sidecars::tls::client_config;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -29,12 +29,12 @@ pub fn now() -> i64 {
     since.as_secs() as i64
 }
 
-pub fn credentials(authorities: &Authorities, names: &Names) -> Credentials {
-    renewed(None, names, authorities, now()).unwrap().expect("who holds nothing gets something")
+pub fn credentials(authorities: &CaBundle, names: &CertNames) -> Credentials {
+    renew_if_due(None, names, authorities, now()).unwrap().expect("who holds nothing gets something")
 }
 
-pub fn operator(authorities: &Authorities) -> Arc<ClientConfig> {
-    client_config(&credentials(authorities, &Names::operator())).unwrap()
+pub fn operator_client_config(authorities: &CaBundle) -> Arc<ClientConfig> {
+    client_config(&credentials(authorities, &CertNames::operator())).unwrap()
 }
 
 /// As a sidecar does it: a certificate of a known authority is required.
@@ -54,50 +54,55 @@ pub fn server_config(held: &Credentials) -> Arc<ServerConfig> {
 
 /// A request that came, and where from.
 #[derive(Clone, Debug)]
-pub struct Came {
+pub struct StubRequest {
     pub line: String,
     pub if_none_match: Option<String>,
     pub body: String,
 }
 
-type Script = Arc<Mutex<Box<dyn FnMut(&Came) -> Response + Send>>>;
+type ResponseScript = Arc<Mutex<Box<dyn FnMut(&StubRequest) -> Response + Send>>>;
 
 /// A sidecar.
-pub struct Stub {
-    pub address: Address,
-    pub seen: Arc<Mutex<VecDeque<Came>>>,
+pub struct StubSidecar {
+    pub address: SidecarAddress,
+    pub requests: Arc<Mutex<VecDeque<StubRequest>>>,
 }
 
-impl Stub {
+impl StubSidecar {
     /// The sidecar of `ns/name`, which answers as `script` says.
     pub async fn start(
-        authorities: &Authorities,
+        authorities: &CaBundle,
         name: &str,
-        script: impl FnMut(&Came) -> Response + Send + 'static,
-    ) -> Stub {
-        Stub::of(authorities, "ns", name, script).await
+        script: impl FnMut(&StubRequest) -> Response + Send + 'static,
+    ) -> StubSidecar {
+        StubSidecar::start_in_namespace(authorities, "ns", name, script).await
     }
 
     /// The sidecar of `namespace/name`, which answers as `script` says.
-    pub async fn of(
-        authorities: &Authorities,
+    pub async fn start_in_namespace(
+        authorities: &CaBundle,
         namespace: &str,
         name: &str,
-        script: impl FnMut(&Came) -> Response + Send + 'static,
-    ) -> Stub {
+        script: impl FnMut(&StubRequest) -> Response + Send + 'static,
+    ) -> StubSidecar {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let admin = listener.local_addr().unwrap();
-        let tls =
-            server_config(&credentials(authorities, &Names::slot(namespace, name, "p-chat-0-e1.uid-of-p")));
-        let seen: Arc<Mutex<VecDeque<Came>>> = Arc::default();
-        let script: Script = Arc::new(Mutex::new(Box::new(script)));
+        let tls = server_config(&credentials(
+            authorities,
+            &CertNames::slot(namespace, name, "p-chat-0-e1.uid-of-p"),
+        ));
+        let seen: Arc<Mutex<VecDeque<StubRequest>>> = Arc::default();
+        let script: ResponseScript = Arc::new(Mutex::new(Box::new(script)));
         let router = Router::new().fallback(answer).with_state((seen.clone(), script));
         tokio::spawn(serve(listener, tls, router));
-        Stub { address: Address { namespace: namespace.into(), name: name.into(), admin }, seen }
+        StubSidecar {
+            address: SidecarAddress { namespace: namespace.into(), name: name.into(), admin_addr: admin },
+            requests: seen,
+        }
     }
 
-    pub fn seen(&self) -> Vec<Came> {
-        self.seen.lock().unwrap().iter().cloned().collect()
+    pub fn take_requests(&self) -> Vec<StubRequest> {
+        self.requests.lock().unwrap().iter().cloned().collect()
     }
 }
 
@@ -116,13 +121,13 @@ async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router) {
 }
 
 async fn answer(
-    State((seen, script)): State<(Arc<Mutex<VecDeque<Came>>>, Script)>,
+    State((seen, script)): State<(Arc<Mutex<VecDeque<StubRequest>>>, ResponseScript)>,
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
     let body = String::from_utf8(to_bytes(body, 1 << 20).await.unwrap().to_vec()).unwrap();
     let tag = parts.headers.get("if-none-match").map(|tag| tag.to_str().unwrap().to_owned());
-    let came = Came { line: format!("{} {}", parts.method, parts.uri), if_none_match: tag, body };
+    let came = StubRequest { line: format!("{} {}", parts.method, parts.uri), if_none_match: tag, body };
     let answer = script.lock().unwrap()(&came);
     seen.lock().unwrap().push_back(came);
     answer.into_response()

@@ -52,7 +52,7 @@ fn a_viewer_is_sent_the_past_once_and_then_what_is_new() {
 }
 
 #[test]
-fn a_tenant_that_comes_later_was_not_there_before_and_a_silent_one_holds_what_it_held() {
+fn new_tenant_has_no_past_and_silent_tenant_keeps_last_values() {
     let mut history = History::new(8);
     let silent =
         TenantReport::Unreachable { namespace: "team".into(), name: "chat".into(), reason: "late".into() };
@@ -65,7 +65,7 @@ fn a_tenant_that_comes_later_was_not_there_before_and_a_silent_one_holds_what_it
 }
 
 #[test]
-fn it_goes_back_a_quarter_of_an_hour_and_never_beyond_its_bounds() {
+fn history_spans_fifteen_minutes_within_bounds() {
     let mut history = History::new(8);
     for second in 0..2000 {
         let mut state = state("chat", second);
@@ -81,7 +81,7 @@ fn it_goes_back_a_quarter_of_an_hour_and_never_beyond_its_bounds() {
 }
 
 #[test]
-fn moves_that_a_state_repeats_are_told_once_and_those_of_one_reason_together() {
+fn repeated_moves_are_logged_once_and_merged_by_reason() {
     let mut history = History::new(8);
     let moved = |at, reason: &str, detail: &str, bytes| {
         let (reason, detail) = (reason.to_owned(), detail.to_owned());
@@ -99,7 +99,7 @@ fn moves_that_a_state_repeats_are_told_once_and_those_of_one_reason_together() {
 }
 
 #[test]
-fn an_entry_that_stands_for_several_moves_counts_each_of_them() {
+fn merged_entry_counts_each_move() {
     let mut history = History::new(8);
     let mut state = state("chat", 0);
     state.moves = ["once", "33 times", "layer 3"]
@@ -146,7 +146,7 @@ fn an_entry_that_grows_between_two_readings_adds_what_is_new() {
 }
 
 #[test]
-fn a_size_that_a_sidecar_adds_later_is_that_of_the_same_move_and_a_viewer_gets_it_again() {
+fn late_size_updates_same_move_and_is_sent_again() {
     let mut history = History::new(8);
     let mut state = state("chat", 0);
     let entry = |at, reason: &str, detail: &str, bytes| {
@@ -180,7 +180,7 @@ fn a_size_that_a_sidecar_adds_later_is_that_of_the_same_move_and_a_viewer_gets_i
 }
 
 #[test]
-fn a_new_layout_is_said_in_words() {
+fn new_layout_is_described_in_words() {
     let mut history = History::new(8);
     let mut state = state("chat", 0);
     let laid_out = |at, detail: &str| {
@@ -208,9 +208,9 @@ fn a_series_has_a_figure_at_each_sample_and_nothing_where_it_is_not_known() {
         let tenant = if second == 3 { silent } else { report(state("chat", 4096)) };
         add(&mut history, START + second * 1000, &[tenant]);
     }
-    let series: Vec<_> = history.series("team/chat", Figure::Tokens).collect();
+    let series: Vec<_> = history.series("team/chat", Metric::Tokens).collect();
     let expected = [(START + 2000, Some(12)), (START + 3000, None), (START + 4000, Some(12))];
     assert_eq!(series, expected, "the last three samples");
-    assert!(history.series("team/gone", Figure::Tokens).all(|(_, value)| value.is_none()));
+    assert!(history.series("team/gone", Metric::Tokens).all(|(_, value)| value.is_none()));
     assert_eq!(history.start_unix_ms(), Some(START + 2000));
 }

@@ -6,7 +6,7 @@ use super::*;
 
 fn hub() -> Arc<Hub> {
     let (source, note) = ("test".to_owned(), "nothing yet".to_owned());
-    Hub::new(Settings { source, every: Duration::from_secs(1), moves: 4, note })
+    Hub::new(HubConfig { source, interval: Duration::from_secs(1), moves: 4, note })
 }
 
 fn tenant(name: &str) -> TenantReport {
@@ -16,7 +16,7 @@ fn tenant(name: &str) -> TenantReport {
 }
 
 /// Gives `hub` these GPUs, each with the names of its tenants, as they are read at `at`.
-fn give(hub: &Hub, at: u64, gpus: &[(&str, &[&str])]) {
+fn update_hub(hub: &Hub, at: u64, gpus: &[(&str, &[&str])]) {
     hub.update(at, |update| {
         for (name, tenants) in gpus {
             let tenants: Vec<_> = tenants.iter().map(|name| tenant(name)).collect();
@@ -46,29 +46,29 @@ fn colours(hub: &Hub, titles: &[&str]) -> Vec<usize> {
 }
 
 #[test]
-fn a_tenant_keeps_its_colour_and_neighbours_have_others() {
+fn tenant_keeps_colour_and_peers_have_different_ones() {
     let hub = hub();
-    give(&hub, 1, &[("a", &["one", "two"]), ("b", &["three"])]);
+    update_hub(&hub, 1, &[("a", &["one", "two"]), ("b", &["three"])]);
     let before = colours(&hub, &["team/one", "team/two", "team/three"]);
     assert_eq!(before, [0, 1, 2]);
     let many: Vec<String> = (0..7).map(|n| format!("x{n}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).chain(["three"]).collect();
-    give(&hub, 2, &[("a", &["one", "two"]), ("b", &many)]);
+    update_hub(&hub, 2, &[("a", &["one", "two"]), ("b", &many)]);
     assert_eq!(colours(&hub, &["team/one", "team/two", "team/three"]), before);
     let mut own: Vec<usize> = lock(&hub.inner).colours.0.values().copied().collect();
     own.sort_unstable();
     assert_eq!(own, [0, 0, 1, 1, 2, 3, 4, 5, 6, 7], "eight on one GPU have eight colours");
-    give(&hub, 3, &[("b", &["three"])]);
+    update_hub(&hub, 3, &[("b", &["three"])]);
     assert_eq!(lock(&hub.inner).colours.0.len(), 8, "those of the GPU that is gone need none");
 }
 
 #[test]
-fn a_tenant_keeps_its_colour_as_long_as_it_is_shown_and_then_another_one_has_it() {
+fn colour_is_reused_after_tenant_is_gone() {
     let hub = hub();
     let minute = 60_000;
     for n in 0..20 {
         let name = format!("x{n}");
-        give(&hub, (1 + 5 * n) * minute, &[("a", &["stays", &name])]);
+        update_hub(&hub, (1 + 5 * n) * minute, &[("a", &["stays", &name])]);
     }
     let taken = lock(&hub.inner).colours.0.clone();
     assert_eq!(taken.len(), 1 + 4, "the last quarter of an hour has four others: {taken:?}");
@@ -87,24 +87,24 @@ fn a_viewer_is_sent_whole_gpus_where_there_are_few_and_one_where_there_are_many(
     let gpus = |count: usize| -> Vec<(&str, &[&str])> {
         names[..count].iter().map(|name| (*name, &["one"][..])).collect()
     };
-    give(&hub, 1, &gpus(4));
+    update_hub(&hub, 1, &gpus(4));
     assert_eq!(next(&mut first).0.len(), 1 + 2 * 4, "the list, and of each its history and its present");
-    give(&hub, 2, &gpus(5));
+    update_hub(&hub, 2, &gpus(5));
     assert_eq!(next(&mut first).0, ["list"]);
     let mut one = hub.viewer(Some("team/e".into())).unwrap();
     assert_eq!(next(&mut one).0, ["list"], "not before the next update");
-    give(&hub, 2, &gpus(5));
+    update_hub(&hub, 2, &gpus(5));
     assert_eq!(next(&mut one).0, ["list", "history", "gpu"]);
     assert_eq!(next(&mut one).0, ["list"], "nothing is new");
     drop(one);
-    give(&hub, 3, &gpus(5));
+    update_hub(&hub, 3, &gpus(5));
     assert!(lock(&hub.inner).gpus.values().all(|known| known.detail.is_none()), "nobody looks");
 }
 
 #[test]
-fn the_list_tells_what_has_changed_and_all_once_a_gpu_has_left() {
+fn list_is_incremental_and_complete_after_gpu_is_removed() {
     let hub = hub();
-    give(&hub, 1, &[("a", &["one"]), ("b", &["two"])]);
+    update_hub(&hub, 1, &[("a", &["one"]), ("b", &["two"])]);
     let mut viewer = hub.viewer(None).unwrap();
     let told = |viewer: &mut Viewer| {
         let list = next(viewer).1;
@@ -113,8 +113,8 @@ fn the_list_tells_what_has_changed_and_all_once_a_gpu_has_left() {
         (list["all"] == true, keys.join(" "))
     };
     assert_eq!(told(&mut viewer), (true, "\"team/a\" \"team/b\"".into()));
-    give(&hub, 2, &[("a", &["one"]), ("b", &["two", "three"])]);
+    update_hub(&hub, 2, &[("a", &["one"]), ("b", &["two", "three"])]);
     assert_eq!(told(&mut viewer), (false, "\"team/b\"".into()));
-    give(&hub, 3, &[("b", &["two", "three"])]);
+    update_hub(&hub, 3, &[("b", &["two", "three"])]);
     assert_eq!(told(&mut viewer), (true, "\"team/b\"".into()));
 }

@@ -1,4 +1,4 @@
-use sluice_wire::state::{EngineHang, GrantState, Neighbourhood, TokenCounts, TurnState};
+use sluice_wire::state::{EngineHang, GrantState, SharingState, TokenCounts, TurnState};
 
 use super::*;
 
@@ -26,12 +26,12 @@ fn grants(mut state: State, grants: &[(&str, Direction, u64)]) -> State {
         expires_in_ms: 1,
     };
     let grants = grants.iter().map(grant).collect();
-    state.neighbourhood = Some(Neighbourhood { grants, ..Neighbourhood::default() });
+    state.neighbourhood = Some(SharingState { grants, ..SharingState::default() });
     state
 }
 
 #[test]
-fn a_loan_is_the_sum_of_its_grants_and_counts_once_though_both_ends_tell_it() {
+fn loan_is_sum_of_grants_and_counted_once() {
     let loan = |from: &str, to: &str, bytes| Loan { from: from.into(), to: to.into(), bytes };
     let lends = grants(state("code"), &[("chat", Direction::Given, 3), ("chat", Direction::Given, 4)]);
     let borrows = grants(state("chat"), &[("code", Direction::Taken, 5), ("gone", Direction::Taken, 1)]);
@@ -41,7 +41,7 @@ fn a_loan_is_the_sum_of_its_grants_and_counts_once_though_both_ends_tell_it() {
 }
 
 #[test]
-fn a_gpu_is_as_bad_as_the_worst_of_its_tenants_and_says_why() {
+fn gpu_level_is_worst_tenant_level_with_reason() {
     let fine = of(vec![state("chat")]);
     assert_eq!((fine.level, fine.worst()), (Level::Fine, None));
     let mut waits = state("code");
@@ -58,12 +58,12 @@ fn a_gpu_is_as_bad_as_the_worst_of_its_tenants_and_says_why() {
 }
 
 #[test]
-fn a_late_holder_is_told_of_the_gpu_and_a_hang_of_its_tenant() {
+fn late_holder_is_gpu_reason_and_hang_is_tenant_reason() {
     let turn = |holder_overdue_ms| {
         let holder = Some("team/code".to_owned());
-        Some(Neighbourhood {
+        Some(SharingState {
             turn: Some(TurnState { holder, holder_overdue_ms, ..TurnState::default() }),
-            ..Neighbourhood::default()
+            ..SharingState::default()
         })
     };
     let with = |neighbourhood| State { neighbourhood, ..state("chat") };
@@ -109,7 +109,7 @@ fn a_view_of_many_tenants_shows_causes_only_where_an_objective_is_missed() {
 }
 
 #[test]
-fn a_tenant_that_sleeps_by_hand_shows_what_wakes_it_and_that_misses_come_from_that() {
+fn manually_suspended_tenant_shows_wake_command_and_cause_of_misses() {
     let mut state = state("chat");
     (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
     let shown = |state: &State| {

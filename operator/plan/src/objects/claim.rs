@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use sluice_types::pool::{HostDevice, SharingMode};
 use sluice_types::{API_VERSION, GpuPool};
 
-use super::{CLAIM_DIGEST, SETTINGS, SHARING_MODE, fnv1a, gpu_labels, label, meta};
+use super::{CLAIM_DIGEST, SETTINGS, SHARING_MODE, fnv1a, gpu_labels, label, object_meta};
 use crate::gpu::Gpu;
 
 /// Name of the request for the GPU.
 pub const GPU_REQUEST: &str = "gpu";
 /// Name of the request for the folder that the GPU's tenants share, and its device class.
-const FOLDER_REQUEST: &str = "neighbourhood";
-const FOLDER_CLASS: &str = "neighbourhood.sluice.dev";
+const LEDGER_REQUEST: &str = "neighbourhood";
+const LEDGER_CLASS: &str = "neighbourhood.sluice.dev";
 /// Class of instances of one GPU.
 const MIG_CLASS: &str = "mig.nvidia.com";
 /// Who reads the configuration of host-backed GPUs and neighbourhoods, and that of NVIDIA's.
@@ -31,7 +31,7 @@ pub fn claim_name(gpu: &Gpu, epoch: u32) -> String {
 }
 
 /// The GPU and the epoch that a claim of ours is named after.
-pub fn of_claim_name(name: &str) -> Option<(&str, u32)> {
+pub fn parse_claim_name(name: &str) -> Option<(&str, u32)> {
     let (gpu, epoch) = name.rsplit_once("-e")?;
     Some((gpu, epoch.parse().ok()?))
 }
@@ -39,9 +39,9 @@ pub fn of_claim_name(name: &str) -> Option<(&str, u32)> {
 /// The claim of `gpu` in `epoch`.
 pub fn claim(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> ResourceClaim {
     let spec = claim_spec(pool, gpu);
-    let mut metadata = meta(pool, claim_name(gpu, epoch), gpu_labels(pool, gpu));
+    let mut metadata = object_meta(pool, claim_name(gpu, epoch), gpu_labels(pool, gpu));
     let mode = format!("{:?}", gpu.settings.sharing.mode);
-    let pairs = [(CLAIM_DIGEST, digest_of(&spec)), (SHARING_MODE, mode), (SETTINGS, gpu.settings.text())];
+    let pairs = [(CLAIM_DIGEST, digest_of(&spec)), (SHARING_MODE, mode), (SETTINGS, gpu.settings.to_json())];
     metadata.annotations = Some(pairs.map(|(key, value)| (key.to_owned(), value)).into());
     ResourceClaim { metadata, spec, status: None }
 }
@@ -58,7 +58,7 @@ fn digest_of(spec: &ResourceClaimSpec) -> String {
 
 fn claim_spec(pool: &GpuPool, gpu: &Gpu) -> ResourceClaimSpec {
     let claim = DeviceClaim {
-        requests: Some(vec![gpu_request(pool, gpu), request(FOLDER_REQUEST, FOLDER_CLASS, None)]),
+        requests: Some(vec![gpu_request(pool, gpu), request(LEDGER_REQUEST, LEDGER_CLASS, None)]),
         config: Some(configs(gpu)).filter(|configs| !configs.is_empty()),
         constraints: None,
     };
@@ -76,7 +76,7 @@ fn gpu_request(pool: &GpuPool, gpu: &Gpu) -> DeviceRequest {
 
 /// The MIG profile of an instance; a host-backed one is a whole GPU.
 fn profile(gpu: &Gpu) -> Option<&str> {
-    if gpu.settings.on_host() {
+    if gpu.settings.is_host_backed() {
         return None;
     }
     gpu.settings.sharing.isolated.as_ref().map(|isolated| isolated.profile.as_str())
@@ -130,7 +130,7 @@ fn opaque(driver: &str, parameters: Value) -> DeviceClaimConfiguration {
 
 /// What the slots of a GPU call the ledger in its folder, which is of their claim alone. It stays as it was in releases before:
 /// pods of both share the folder while one takes the other's place.
-pub(super) fn ledger(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
+pub(super) fn ledger_name(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
     format!("{}.{}", claim_name(gpu, epoch), super::name(pool))
 }
 

@@ -8,31 +8,30 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use sluice_types::Quantity;
 use sluice_types::tenant::{EngineKind as Kind, ModelTenant, ModelTenantSpec, WeightType};
 use sluice_wire::config::{
-    AdminTls, DebugConfig, EngineConfig, EngineKind, GpuConfig, ListenConfig, NeighbourhoodConfig,
-    SidecarConfig,
+    AdminTls, DebugConfig, EngineConfig, EngineKind, GpuConfig, LedgerConfig, ListenConfig, SidecarConfig,
 };
 
-use super::volumes::{CONFIG, KEYS, NEIGHBOURHOOD, RUN, TLS, model_folder};
-use super::{ADMIN_PORT, PROBE_PORT, Placed, SERVE_PORT, claim, meta, name, vllm};
-use crate::geometry::threads;
-use crate::written::{limits, memory, sharing, slo, unsigned};
+use super::volumes::{CONFIG, KEYS, LEDGER_FOLDER, RUN, TLS, model_folder};
+use super::{ADMIN_PORT, PROBE_PORT, PlacedSlot, SERVE_PORT, claim, name, object_meta, vllm};
+use crate::geometry::engine_threads;
+use crate::spec_convert::{limits, memory, sharing, slo, to_u32};
 
 /// Key of the configuration in its ConfigMap, and its file's name in the pod.
 pub const FILE: &str = "sidecar.json";
 
 /// The ConfigMap of a slot.
-pub fn config_map(placed: &Placed<'_>) -> ConfigMap {
+pub fn config_map(placed: &PlacedSlot<'_>) -> ConfigMap {
     let config = sidecar_config(placed);
     let text = serde_json::to_string_pretty(&config).expect("a configuration serialises");
     ConfigMap {
-        metadata: meta(placed.tenant, placed.name(), placed.labels()),
+        metadata: object_meta(placed.tenant, placed.name(), placed.labels()),
         data: Some(BTreeMap::from([(FILE.to_owned(), text + "\n")])),
         ..ConfigMap::default()
     }
 }
 
 /// The configuration of a slot's sidecar.
-pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
+pub fn sidecar_config(placed: &PlacedSlot<'_>) -> SidecarConfig {
     let (spec, pool) = (&placed.tenant.spec, placed.pool);
     SidecarConfig {
         namespace: placed.tenant.metadata.namespace.clone().unwrap_or_default(),
@@ -40,10 +39,10 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
         served_names: spec.model.served_names.clone(),
         model_path: model_folder(spec),
         dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
-        max_model_len: spec.model.max_model_len.map(unsigned),
-        gpu: gpu(placed),
+        max_model_len: spec.model.max_model_len.map(to_u32),
+        gpu: gpu_config(placed),
         // The memory of a proxied engine is its own: there is nothing to lend.
-        neighbourhood: (spec.engine.kind == Kind::Native).then(|| neighbourhood(placed)),
+        neighbourhood: (spec.engine.kind == Kind::Native).then(|| ledger_config(placed)),
         policy: pool.spec.policy.as_str().to_owned(),
         memory: memory(spec),
         slo: slo(spec),
@@ -53,20 +52,20 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
         api_keys_file: keys_file(placed.tenant),
         listen: listen(placed),
         runtime_dir: RUN.into(),
-        engine: engine(spec),
-        hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
-        drain_seconds: unsigned(spec.drain_seconds),
+        engine: engine_config(spec),
+        hibernate_after_seconds: Some(to_u32(spec.idle.hibernate_after_seconds)),
+        drain_seconds: to_u32(spec.drain_seconds),
         journal: None,
         tunables: BTreeMap::default(),
         debug: DebugConfig::default(),
     }
 }
 
-fn engine(spec: &ModelTenantSpec) -> EngineConfig {
+fn engine_config(spec: &ModelTenantSpec) -> EngineConfig {
     match spec.engine.kind {
         Kind::Native => EngineConfig {
-            threads: threads(spec),
-            hang_timeout_seconds: spec.engine.hang_timeout_seconds.map(unsigned),
+            threads: engine_threads(spec),
+            hang_timeout_seconds: spec.engine.hang_timeout_seconds.map(to_u32),
             ..EngineConfig::default()
         },
         Kind::Vllm => {
@@ -79,7 +78,7 @@ fn keys_file(tenant: &ModelTenant) -> Option<PathBuf> {
     tenant.spec.access.api_keys_secret_ref.as_ref().map(|keys| PathBuf::from(KEYS).join(&keys.key))
 }
 
-fn gpu(placed: &Placed<'_>) -> GpuConfig {
+fn gpu_config(placed: &PlacedSlot<'_>) -> GpuConfig {
     let settings = &placed.gpu.settings;
     let link = settings.host.as_ref().and_then(|host| host.link_bytes_per_second.as_ref());
     GpuConfig {
@@ -93,16 +92,16 @@ fn gpu(placed: &Placed<'_>) -> GpuConfig {
 }
 
 /// What its container was given beside the GPU: a limit that it meets before the kernel kills it.
-fn host_memory_bytes(placed: &Placed<'_>) -> u64 {
+fn host_memory_bytes(placed: &PlacedSlot<'_>) -> u64 {
     let native = placed.tenant.spec.engine.kind == Kind::Native;
     let chunks = placed.gpu.settings.device_bytes().filter(|_| native).unwrap_or(0);
     placed.demand.pod.sidecar_bytes.saturating_sub(chunks)
 }
 
-fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
-    NeighbourhoodConfig {
-        folder: NEIGHBOURHOOD.into(),
-        claim: claim::ledger(placed.pool, placed.gpu, placed.epoch),
+fn ledger_config(placed: &PlacedSlot<'_>) -> LedgerConfig {
+    LedgerConfig {
+        folder: LEDGER_FOLDER.into(),
+        claim: claim::ledger_name(placed.pool, placed.gpu, placed.epoch),
         share_bytes: placed.share_bytes,
         priority: placed.tenant.spec.priority,
         sharing: sharing(&placed.gpu.settings.sharing),
@@ -110,11 +109,11 @@ fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
 }
 
 /// What a pod's hooks show: nobody who only reaches the pod can guess it, and it stays as long as the tenant does.
-pub(super) fn drain_key(placed: &Placed<'_>) -> Option<String> {
+pub(super) fn drain_key(placed: &PlacedSlot<'_>) -> Option<String> {
     placed.tenant.metadata.uid.clone()
 }
 
-fn listen(placed: &Placed<'_>) -> ListenConfig {
+fn listen(placed: &PlacedSlot<'_>) -> ListenConfig {
     let everywhere = |port: i32| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port as u16));
     let file = |name: &str| PathBuf::from(TLS).join(name);
     ListenConfig {
@@ -134,6 +133,6 @@ fn listen(placed: &Placed<'_>) -> ListenConfig {
 }
 
 /// Folder of the configuration in the pod.
-pub(super) fn path() -> String {
+pub(super) fn config_path() -> String {
     format!("{CONFIG}/{FILE}")
 }

@@ -16,9 +16,9 @@ use sluice_wire::config::DRAIN_HEADER;
 
 use super::volumes::{RUN, engine_mounts, fetch_folder, fetch_mounts, sidecar_mounts};
 use super::{
-    ADMIN_PORT, ENGINE_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity, vllm,
+    ADMIN_PORT, ENGINE_PORT, GPU_REQUEST, PROBE_PORT, PlacedSlot, Release, SERVE_PORT, config, quantity, vllm,
 };
-use crate::demand::given_bytes;
+use crate::resource_demand::container_bytes;
 
 /// Name of the pod's claim on its GPU.
 pub const CLAIM: &str = "gpu";
@@ -26,22 +26,22 @@ pub const CLAIM: &str = "gpu";
 const PROBE_SECONDS: i32 = 2;
 /// Seconds between two looks whether a sidecar lives, and seconds that each waits: a slow node alone is not six times slower
 /// than that.
-const LIVE_SECONDS: i32 = 5;
+const LIVENESS_SECONDS: i32 = 5;
 /// Seconds from the SIGTERM to the SIGKILL of a sidecar that hangs.
 const HUNG_GRACE_SECONDS: i64 = 3;
 /// Environment of a native engine: where its supervisor answers liveness probes.
-const ENGINE_LIVE: &str = "SLUICE_ENGINE_LIVE";
+const ENGINE_LIVENESS_ENV: &str = "SLUICE_ENGINE_LIVE";
 /// Seconds between two looks whether an engine's supervisor lives, and seconds that each waits. It answers from one loop, for
 /// which microseconds of a CPU are enough; six looks in a row without an answer are no slow node.
-const ENGINE_LIVE_SECONDS: (i32, i32) = (10, 5);
+const ENGINE_LIVENESS_SECONDS: (i32, i32) = (10, 5);
 /// Seconds that a sidecar may take until its socket listens: it listens before it loads.
 const START_SECONDS: i32 = 60;
 
 /// What a container of ours prints before it ends badly becomes its status, and so the tenant's condition.
-pub(super) const LAST_WORDS: &str = "FallbackToLogsOnError";
+pub(super) const TERMINATION_MESSAGE_POLICY: &str = "FallbackToLogsOnError";
 
 /// The sidecar: a native one, so it starts before the engine and ends after it.
-pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
+pub fn sidecar(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     let ports = [("serve", SERVE_PORT), ("admin", ADMIN_PORT), ("probes", PROBE_PORT)];
     let port = |(name, number): (&str, i32)| ContainerPort {
         name: Some(name.into()),
@@ -52,63 +52,63 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
     Container {
         name: "sidecar".into(),
         image: Some(release.sidecar_image.clone()),
-        args: Some(vec!["--config".into(), config::path(), "--log-format".into(), "json".into()]),
+        args: Some(vec!["--config".into(), config::config_path(), "--log-format".into(), "json".into()]),
         restart_policy: Some("Always".into()),
         ports: Some(ports.map(port).into()),
         resources: Some(resources(
             placed.tenant.spec.sidecar.resources.as_ref(),
             ("500m", placed.demand.pod.sidecar_bytes),
-            sidecar_uses(placed),
+            sidecar_claim_use(placed),
         )),
         startup_probe: Some(probe("/startup", 1, START_SECONDS)),
         readiness_probe: Some(probe("/ready", 2, 1)),
         liveness_probe: Some(liveness(placed.tenant.spec.engine.kind)),
-        lifecycle: Some(hook(placed, "/drain")),
+        lifecycle: Some(pre_stop_hook(placed, "/drain")),
         volume_mounts: Some(sidecar_mounts(&placed.tenant.spec)),
-        termination_message_policy: Some(LAST_WORDS.into()),
-        security_context: Some(restricted()),
+        termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
+        security_context: Some(restricted_security_context()),
         ..Container::default()
     }
 }
 
 /// What a container uses of the pod's claim. A container names a claim once, so it is one request or all of them.
 #[derive(Clone, Copy)]
-pub(super) enum Uses {
+pub(super) enum ClaimUse {
     /// The GPU and the folder that its tenants share.
-    Everything,
+    AllRequests,
     /// The GPU alone.
     Gpu,
 }
 
 /// Before a proxied engine it touches no device and has no neighbours.
-fn sidecar_uses(placed: &Placed<'_>) -> Option<Uses> {
+fn sidecar_claim_use(placed: &PlacedSlot<'_>) -> Option<ClaimUse> {
     match placed.tenant.spec.engine.kind {
-        EngineKind::Native => Some(Uses::Everything),
+        EngineKind::Native => Some(ClaimUse::AllRequests),
         EngineKind::Vllm => None,
     }
 }
 
 /// The engine. It has no readiness probe: what it lacks the sidecar holds.
-pub fn engine(placed: &Placed<'_>, release: &Release) -> Container {
+pub fn engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     match placed.tenant.spec.engine.kind {
-        EngineKind::Native => native(placed, release),
+        EngineKind::Native => native_engine(placed, release),
         EngineKind::Vllm => vllm::engine(placed),
     }
 }
 
-fn native(placed: &Placed<'_>, release: &Release) -> Container {
+fn native_engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     let engine = &placed.tenant.spec.engine;
     let own = ["--socket".to_owned(), format!("{RUN}/engine.sock")];
-    let written = engine.env.iter().map(|env| variable(&env.name, &env.value));
+    let written = engine.env.iter().map(|env| env_var(&env.name, &env.value));
     // A variable that the tenant names is the tenant's; a list has each name once.
     let named = |name: &str| engine.env.iter().any(|env| env.name == name);
-    let share = share_of_threads(placed).filter(|share| !named(&share.name));
-    let live = variable(ENGINE_LIVE, &format!("0.0.0.0:{ENGINE_PORT}"));
+    let share = mps_thread_percentage(placed).filter(|share| !named(&share.name));
+    let live = env_var(ENGINE_LIVENESS_ENV, &format!("0.0.0.0:{ENGINE_PORT}"));
     // Another image may be of a release that answers no probe; without a supervisor no process answers.
     let alone = engine.args.iter().any(|arg| arg == "--no-supervisor");
     // The argument says the same as the variable, and goes before it.
     let elsewhere = engine.args.iter().any(|arg| arg == "--live" || arg.starts_with("--live="));
-    let probed = engine.image.is_none() && !named(ENGINE_LIVE) && !elsewhere && !alone;
+    let probed = engine.image.is_none() && !named(ENGINE_LIVENESS_ENV) && !elsewhere && !alone;
     let env: Vec<EnvVar> = share.into_iter().chain(probed.then_some(live)).chain(written).collect();
     Container {
         name: "engine".into(),
@@ -118,28 +118,28 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
         resources: Some(resources(
             engine.resources.as_ref(),
             ("1", placed.demand.pod.engine_bytes),
-            Some(Uses::Gpu),
+            Some(ClaimUse::Gpu),
         )),
         liveness_probe: probed.then(engine_liveness),
-        lifecycle: Some(hook(placed, "/drained")),
+        lifecycle: Some(pre_stop_hook(placed, "/drained")),
         volume_mounts: Some(engine_mounts()),
-        termination_message_policy: Some(LAST_WORDS.into()),
-        security_context: Some(restricted()),
+        termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
+        security_context: Some(restricted_security_context()),
         ..Container::default()
     }
 }
 
 /// A tenant's share of a GPU that all use at once, as MPS takes it.
-pub fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
+pub fn mps_thread_percentage(placed: &PlacedSlot<'_>) -> Option<EnvVar> {
     let sharing = &placed.gpu.settings.sharing;
     let percent = sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
     let shared = sharing.mode == SharingMode::Spatial;
-    shared.then(|| variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent.to_string()))
+    shared.then(|| env_var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent.to_string()))
 }
 
 /// The download, where the model comes over the network: the only container that sees a credential for it.
-pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
-    let (from, env) = source(&placed.tenant.spec.model.source)?;
+pub fn fetch(placed: &PlacedSlot<'_>, release: &Release) -> Option<Container> {
+    let (from, env) = source_args(&placed.tenant.spec.model.source)?;
     let to = fetch_folder(&placed.tenant.spec).display().to_string();
     let args = ["fetch".to_owned()].into_iter().chain(from).chain(["--to".to_owned(), to]);
     Some(Container {
@@ -149,14 +149,14 @@ pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
         env: Some(env),
         resources: Some(resources(None, ("100m", placed.demand.pod.fetch_bytes), None)),
         volume_mounts: Some(fetch_mounts()),
-        termination_message_policy: Some(LAST_WORDS.into()),
-        security_context: Some(restricted()),
+        termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
+        security_context: Some(restricted_security_context()),
         ..Container::default()
     })
 }
 
 /// Where a model comes from over the network, as arguments, and the credential for it; `None` = it lies on a volume.
-pub(super) fn source(source: &Source) -> Option<(Vec<String>, Vec<EnvVar>)> {
+pub(super) fn source_args(source: &Source) -> Option<(Vec<String>, Vec<EnvVar>)> {
     match (&source.hugging_face, &source.s3) {
         (Some(hub), _) => Some(hugging_face(hub)),
         (None, Some(bucket)) => Some(s3(bucket)),
@@ -167,7 +167,7 @@ pub(super) fn source(source: &Source) -> Option<(Vec<String>, Vec<EnvVar>)> {
 fn hugging_face(hub: &HuggingFaceSource) -> (Vec<String>, Vec<EnvVar>) {
     let args = ["hugging-face", "--repo", &hub.repo, "--revision", &hub.revision];
     let rest = ["--endpoint", &hub.endpoint];
-    let token = hub.token_secret_ref.iter().map(|token| from_secret("HF_TOKEN", &token.name, &token.key));
+    let token = hub.token_secret_ref.iter().map(|token| secret_env_var("HF_TOKEN", &token.name, &token.key));
     (args.into_iter().chain(rest).map(str::to_owned).collect(), token.collect())
 }
 
@@ -177,14 +177,17 @@ fn s3(bucket: &S3Source) -> (Vec<String>, Vec<EnvVar>) {
     let args = args.into_iter().chain(endpoint).map(str::to_owned).collect();
     let keys = [("AWS_ACCESS_KEY_ID", "accessKeyId"), ("AWS_SECRET_ACCESS_KEY", "secretAccessKey")];
     let secret = bucket.credentials_secret_ref.iter();
-    (args, secret.flat_map(|secret| keys.map(|(name, key)| from_secret(name, &secret.name, key))).collect())
+    (
+        args,
+        secret.flat_map(|secret| keys.map(|(name, key)| secret_env_var(name, &secret.name, key))).collect(),
+    )
 }
 
-pub(super) fn variable(name: &str, value: &str) -> EnvVar {
+pub(super) fn env_var(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.into(), value: Some(value.into()), value_from: None }
 }
 
-fn from_secret(name: &str, secret: &str, key: &str) -> EnvVar {
+fn secret_env_var(name: &str, secret: &str, key: &str) -> EnvVar {
     let selector = SecretKeySelector { name: secret.into(), key: key.into(), optional: None };
     let value_from = EnvVarSource { secret_key_ref: Some(selector), ..EnvVarSource::default() };
     EnvVar { name: name.into(), value: None, value_from: Some(value_from) }
@@ -193,20 +196,20 @@ fn from_secret(name: &str, secret: &str, key: &str) -> EnvVar {
 /// Runs for all containers of a pod at once and before any of them is told to end; the kubelet would end the engine first.
 /// `/drain` begins to drain. `/drained` waits for that and begins nothing: the kubelet runs it as well where it kills a
 /// native engine by its liveness probe, whose sidecar goes on.
-pub(super) fn hook(placed: &Placed<'_>, path: &str) -> Lifecycle {
+pub(super) fn pre_stop_hook(placed: &PlacedSlot<'_>, path: &str) -> Lifecycle {
     let key = config::drain_key(placed).map(|value| HTTPHeader { name: DRAIN_HEADER.into(), value });
-    let get = HTTPGetAction { http_headers: key.map(|key| vec![key]), ..get(path) };
+    let get = HTTPGetAction { http_headers: key.map(|key| vec![key]), ..http_get(path) };
     let handler = LifecycleHandler { http_get: Some(get), ..LifecycleHandler::default() };
     Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }
 }
 
-fn get(path: &str) -> HTTPGetAction {
+fn http_get(path: &str) -> HTTPGetAction {
     HTTPGetAction { path: Some(path.into()), port: IntOrString::Int(PROBE_PORT), ..HTTPGetAction::default() }
 }
 
 fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
     Probe {
-        http_get: Some(get(path)),
+        http_get: Some(http_get(path)),
         period_seconds: Some(period_seconds),
         failure_threshold: Some(failures),
         timeout_seconds: Some(PROBE_SECONDS),
@@ -220,9 +223,9 @@ fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
 fn liveness(engine: EngineKind) -> Probe {
     match engine {
         EngineKind::Native => Probe {
-            timeout_seconds: Some(LIVE_SECONDS),
+            timeout_seconds: Some(LIVENESS_SECONDS),
             termination_grace_period_seconds: Some(HUNG_GRACE_SECONDS),
-            ..probe("/live", LIVE_SECONDS, 6)
+            ..probe("/live", LIVENESS_SECONDS, 6)
         },
         EngineKind::Vllm => probe("/live", 10, 6),
     }
@@ -232,8 +235,8 @@ fn liveness(engine: EngineKind) -> Probe {
 /// a worker that hangs, and the supervisor a sidecar. If every process of a pod is stopped, only this probe ends it.
 /// The supervisor answers before it starts the first worker, so nothing else is needed for the start.
 fn engine_liveness() -> Probe {
-    let (period, timeout) = ENGINE_LIVE_SECONDS;
-    let get = HTTPGetAction { port: IntOrString::Int(ENGINE_PORT), ..get("/") };
+    let (period, timeout) = ENGINE_LIVENESS_SECONDS;
+    let get = HTTPGetAction { port: IntOrString::Int(ENGINE_PORT), ..http_get("/") };
     Probe {
         http_get: Some(get),
         timeout_seconds: Some(timeout),
@@ -246,9 +249,9 @@ fn engine_liveness() -> Probe {
 pub(super) fn resources(
     written: Option<&Resources>,
     computed: (&str, u64),
-    uses: Option<Uses>,
+    uses: Option<ClaimUse>,
 ) -> ResourceRequirements {
-    let (cpu, memory) = (computed.0, given_bytes(written, computed.1));
+    let (cpu, memory) = (computed.0, container_bytes(written, computed.1));
     let requests = written.and_then(|written| written.requests.as_ref());
     let limits = written.and_then(|written| written.limits.as_ref());
     let cpu_of = |list: Option<&ResourceList>| list.and_then(|list| list.cpu.clone());
@@ -260,11 +263,11 @@ pub(super) fn resources(
         let memory = ("memory".to_owned(), quantity(memory));
         BTreeMap::from_iter([memory].into_iter().chain(cpu.map(|cpu| ("cpu".to_owned(), Quantity(cpu)))))
     };
-    let claim = |uses: Uses| ResourceClaim {
+    let claim = |uses: ClaimUse| ResourceClaim {
         name: CLAIM.into(),
         request: match uses {
-            Uses::Everything => None,
-            Uses::Gpu => Some(GPU_REQUEST.into()),
+            ClaimUse::AllRequests => None,
+            ClaimUse::Gpu => Some(GPU_REQUEST.into()),
         },
     };
     ResourceRequirements {
@@ -275,7 +278,7 @@ pub(super) fn resources(
 }
 
 /// Pod Security's level `restricted`, and a root that nobody writes to.
-pub(super) fn restricted() -> SecurityContext {
+pub(super) fn restricted_security_context() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         read_only_root_filesystem: Some(true),

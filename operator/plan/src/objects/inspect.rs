@@ -12,14 +12,14 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sluice_types::conditions::Reason;
 use sluice_types::tenant::{ModelTenant, WeightType};
-use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
+use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
 
-use super::containers::{LAST_WORDS, resources, restricted, source};
-use super::pod::{nobody, node_selector, pull_secrets, tolerations};
+use super::containers::{TERMINATION_MESSAGE_POLICY, resources, restricted_security_context, source_args};
+use super::pod::{node_selector, non_root_security_context, pull_secrets, tolerations};
 use super::volumes::{fetches, model_folder, model_mount, model_volume};
-use super::{COMPONENT, FETCHING, Release, TENANT_UID, meta, name, tenant_labels};
-use crate::sizes::SMALL_BYTES;
-use crate::status::Finding;
+use super::{COMPONENT, FETCHING, Release, TENANT_UID, name, object_meta, tenant_labels};
+use crate::conditions::ConditionResult;
+use crate::sizes::SMALL_PROCESS_BYTES;
 
 /// Name of the only container.
 const CONTAINER: &str = "inspect";
@@ -28,11 +28,11 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Exit status of a sidecar that no other try can help.
 const EXIT_CONFIG: i32 = 78;
 /// Pods that may fail before the Job does.
-const TRIES: i32 = 4;
+const MAX_TRIES: i32 = 4;
 /// Seconds that all of them may take.
 const DEADLINE_SECONDS: i64 = 600;
 /// Seconds after which the Job goes when it has ended: time for its report to be read, and no longer.
-const KEPT_SECONDS: i32 = 600;
+const TTL_SECONDS: i32 = 600;
 
 /// Name of the Job of a tenant. Names of tenants have 40 characters at most.
 pub fn job_name(tenant: &ModelTenant) -> String {
@@ -47,12 +47,12 @@ pub fn job(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release
     // Clients' traffic and the budget are for slots.
     labels.insert(COMPONENT.into(), "inspect".into());
     Job {
-        metadata: meta(tenant, job_name(tenant), labels.clone()),
+        metadata: object_meta(tenant, job_name(tenant), labels.clone()),
         spec: Some(JobSpec {
-            backoff_limit: Some(TRIES - 1),
+            backoff_limit: Some(MAX_TRIES - 1),
             active_deadline_seconds: Some(DEADLINE_SECONDS),
-            ttl_seconds_after_finished: Some(KEPT_SECONDS),
-            pod_failure_policy: Some(final_refusals()),
+            ttl_seconds_after_finished: Some(TTL_SECONDS),
+            pod_failure_policy: Some(pod_failure_policy()),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(pod_labels(tenant, labels)),
@@ -74,7 +74,7 @@ fn pod_labels(tenant: &ModelTenant, mut labels: BTreeMap<String, String>) -> BTr
     labels
 }
 
-fn final_refusals() -> PodFailurePolicy {
+fn pod_failure_policy() -> PodFailurePolicy {
     let status = PodFailurePolicyOnExitCodesRequirement {
         container_name: Some(CONTAINER.into()),
         operator: "In".into(),
@@ -95,7 +95,7 @@ fn pod(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) ->
         containers: vec![container(tenant, release)],
         restart_policy: Some("Never".into()),
         volumes: mounted.then(|| vec![model_volume(&tenant.spec, None)]),
-        security_context: Some(nobody()),
+        security_context: Some(non_root_security_context()),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         service_account_name: tenant.spec.service_account_name.clone(),
@@ -108,7 +108,7 @@ fn pod(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) ->
 
 fn container(tenant: &ModelTenant, release: &Release) -> Container {
     let spec = &tenant.spec;
-    let (at, env) = match source(&spec.model.source) {
+    let (at, env) = match source_args(&spec.model.source) {
         Some((at, env)) => (at, Some(env)),
         None => (vec!["folder".to_owned(), model_folder(spec).display().to_string()], None),
     };
@@ -122,52 +122,57 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
         image: Some(release.sidecar_image.clone()),
         args: Some(options.into_iter().chain(at).collect()),
         env,
-        resources: Some(resources(None, ("50m", SMALL_BYTES), None)),
+        resources: Some(resources(None, ("50m", SMALL_PROCESS_BYTES), None)),
         termination_message_path: Some(TERMINATION_LOG.into()),
         // Without a report the kubelet says why the container ended.
-        termination_message_policy: Some(LAST_WORDS.into()),
+        termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
         volume_mounts: (!fetches(spec)).then(|| vec![model_mount(true)]),
-        security_context: Some(restricted()),
+        security_context: Some(restricted_security_context()),
         ..Container::default()
     }
 }
 
 /// What a Job's pod cannot begin for, as a word that is not the last: it is told until the pod has said something itself.
-pub fn hindered(message: String) -> Refusal {
-    Refusal { reason: Obstacle::Unavailable, message: format!("the inspection does not begin: {message}") }
+pub fn startup_failure(message: String) -> GeometryError {
+    GeometryError {
+        reason: GeometryErrorKind::Unavailable,
+        message: format!("the inspection does not begin: {message}"),
+    }
 }
 
 /// What a Job's pod said, once its container has ended; `None` = it has not.
-pub fn report(pod: &Pod) -> Option<Result<Geometry, Refusal>> {
+pub fn report(pod: &Pod) -> Option<Result<Geometry, GeometryError>> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let ended =
         statuses.iter().find(|status| status.name == CONTAINER)?.state.as_ref()?.terminated.as_ref()?;
     let message = ended.message.as_deref().unwrap_or_default();
-    Some(said(message, ended.exit_code, ended.reason.as_deref().unwrap_or_default()))
+    Some(parse_termination(message, ended.exit_code, ended.reason.as_deref().unwrap_or_default()))
 }
 
 /// What a termination message says; one that is no report (the kernel took its memory, another image) is no last word.
-fn said(message: &str, exit_code: i32, reason: &str) -> Result<Geometry, Refusal> {
-    Report::from_json(message.trim().as_bytes()).unwrap_or_else(|error| {
+fn parse_termination(message: &str, exit_code: i32, reason: &str) -> Result<Geometry, GeometryError> {
+    GeometryReport::from_json(message.trim().as_bytes()).unwrap_or_else(|error| {
         let message = match message.trim() {
             "" => format!("the inspection ended with status {exit_code} ({reason}) and said nothing"),
             said => format!("the inspection ended with status {exit_code} ({reason}): {said:.400} ({error})"),
         };
-        Err(Refusal { reason: Obstacle::Unavailable, message })
+        Err(GeometryError { reason: GeometryErrorKind::Unavailable, message })
     })
 }
 
 /// What a refusal means to the tenant: whether it is to be accepted (`None` = that stays as it is), and whether it is
 /// placed.
-pub fn refused(refusal: &Refusal) -> (Option<Finding>, Finding) {
+pub fn inspection_conditions(refusal: &GeometryError) -> (Option<ConditionResult>, ConditionResult) {
     let message = &refusal.message;
     let last_word = |reason| {
-        let accepted = Finding::no(reason, format!("spec.model: {message}"));
-        (Some(accepted), Finding::no(Reason::InspectionFailed, message.clone()))
+        let accepted = ConditionResult::not_met(reason, format!("spec.model: {message}"));
+        (Some(accepted), ConditionResult::not_met(Reason::InspectionFailed, message.clone()))
     };
     match refusal.reason {
-        Obstacle::Unreadable => last_word(Reason::ModelUnreadable),
-        Obstacle::Unsupported => last_word(Reason::ModelUnsupported),
-        Obstacle::Unavailable => (None, Finding::unknown(Reason::InspectionFailed, message.clone())),
+        GeometryErrorKind::Unreadable => last_word(Reason::ModelUnreadable),
+        GeometryErrorKind::Unsupported => last_word(Reason::ModelUnsupported),
+        GeometryErrorKind::Unavailable => {
+            (None, ConditionResult::unknown(Reason::InspectionFailed, message.clone()))
+        }
     }
 }

@@ -14,7 +14,8 @@ use sluice_types::{GpuPool, ModelTenant};
 
 use super::service::selector;
 use super::{
-    ADMIN_PORT, FETCHING, GPU, Release, SERVE_PORT, TENANT, gpu_labels, label, meta, name, tenant_labels,
+    ADMIN_PORT, FETCHING, GPU, Release, SERVE_PORT, TENANT, gpu_labels, label, name, object_meta,
+    tenant_labels,
 };
 use crate::gpu::Gpu;
 
@@ -24,28 +25,31 @@ const DNS: i32 = 53;
 
 /// Neighbours of one GPU and the operator reach the admin ports on it, nobody else does; the pods themselves reach only
 /// neighbours and DNS.
-pub fn neighbours_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> NetworkPolicy {
+pub fn peers_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> NetworkPolicy {
     let here = BTreeMap::from([(GPU.to_owned(), label(&gpu.name))]);
-    let neighbours = peer(None, Some(here.clone()));
+    let neighbours = policy_peer(None, Some(here.clone()));
     let namespace = BTreeMap::from([(NAMESPACE.to_owned(), release.operator_namespace.clone())]);
-    let operator = peer(Some(namespace), Some(release.operator.clone()));
+    let operator = policy_peer(Some(namespace), Some(release.operator.clone()));
     let spec = NetworkPolicySpec {
-        pod_selector: Some(labels(here)),
+        pod_selector: Some(label_selector(here)),
         policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
         ingress: Some(vec![NetworkPolicyIngressRule {
             from: Some(vec![neighbours.clone(), operator]),
-            ports: Some(vec![port(ADMIN_PORT, "TCP")]),
+            ports: Some(vec![policy_port(ADMIN_PORT, "TCP")]),
         }]),
         egress: Some(vec![
             NetworkPolicyEgressRule {
                 to: Some(vec![neighbours]),
-                ports: Some(vec![port(ADMIN_PORT, "TCP")]),
+                ports: Some(vec![policy_port(ADMIN_PORT, "TCP")]),
             },
-            NetworkPolicyEgressRule { to: None, ports: Some(vec![port(DNS, "UDP"), port(DNS, "TCP")]) },
+            NetworkPolicyEgressRule {
+                to: None,
+                ports: Some(vec![policy_port(DNS, "UDP"), policy_port(DNS, "TCP")]),
+            },
         ]),
     };
     NetworkPolicy {
-        metadata: meta(pool, label(&format!("{}-neighbours", gpu.name)), gpu_labels(pool, gpu)),
+        metadata: object_meta(pool, label(&format!("{}-neighbours", gpu.name)), gpu_labels(pool, gpu)),
         spec: Some(spec),
     }
 }
@@ -53,11 +57,11 @@ pub fn neighbours_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> Networ
 /// A tenant's clients reach it; while it downloads its model it reaches wherever that comes from.
 pub fn clients_policy(tenant: &ModelTenant) -> Vec<NetworkPolicy> {
     let clients = NetworkPolicySpec {
-        pod_selector: Some(labels(selector(tenant))),
+        pod_selector: Some(label_selector(selector(tenant))),
         policy_types: Some(vec!["Ingress".into()]),
         ingress: Some(vec![NetworkPolicyIngressRule {
-            from: from(&tenant.spec.access.from),
-            ports: Some(vec![port(SERVE_PORT, "TCP")]),
+            from: access_peers(&tenant.spec.access.from),
+            ports: Some(vec![policy_port(SERVE_PORT, "TCP")]),
         }]),
         egress: None,
     };
@@ -65,20 +69,20 @@ pub fn clients_policy(tenant: &ModelTenant) -> Vec<NetworkPolicy> {
     let fetching =
         [(TENANT, name(tenant)), (FETCHING, "true")].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let downloads = NetworkPolicySpec {
-        pod_selector: Some(labels(fetching.into())),
+        pod_selector: Some(label_selector(fetching.into())),
         policy_types: Some(vec!["Egress".into()]),
         ingress: None,
         egress: Some(vec![NetworkPolicyEgressRule { to: None, ports: None }]),
     };
     let policy = |what: &str, spec| NetworkPolicy {
-        metadata: meta(tenant, format!("{}-{what}", name(tenant)), tenant_labels(tenant)),
+        metadata: object_meta(tenant, format!("{}-{what}", name(tenant)), tenant_labels(tenant)),
         spec: Some(spec),
     };
     vec![policy("clients", clients), policy("downloads", downloads)]
 }
 
 /// Who is listed; everybody where nobody is.
-fn from(peers: &[AccessPeer]) -> Option<Vec<NetworkPolicyPeer>> {
+fn access_peers(peers: &[AccessPeer]) -> Option<Vec<NetworkPolicyPeer>> {
     let written = |labels: &Written| {
         labels.match_labels.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect()
     };
@@ -87,27 +91,27 @@ fn from(peers: &[AccessPeer]) -> Option<Vec<NetworkPolicyPeer>> {
         // A peer that selects nothing at all is refused: all pods of the tenant's own namespace.
         let pods =
             listed.pod_selector.as_ref().map(written).or_else(|| namespace.is_none().then(BTreeMap::new));
-        peer(namespace, pods)
+        policy_peer(namespace, pods)
     };
     (!peers.is_empty()).then(|| peers.iter().map(one).collect())
 }
 
-fn peer(
+fn policy_peer(
     namespaces: Option<BTreeMap<String, String>>,
     pods: Option<BTreeMap<String, String>>,
 ) -> NetworkPolicyPeer {
     NetworkPolicyPeer {
-        namespace_selector: namespaces.map(labels),
-        pod_selector: pods.map(labels),
+        namespace_selector: namespaces.map(label_selector),
+        pod_selector: pods.map(label_selector),
         ip_block: None,
     }
 }
 
-fn labels(labels: BTreeMap<String, String>) -> LabelSelector {
+fn label_selector(labels: BTreeMap<String, String>) -> LabelSelector {
     LabelSelector { match_labels: Some(labels), match_expressions: None }
 }
 
-fn port(number: i32, protocol: &str) -> NetworkPolicyPort {
+fn policy_port(number: i32, protocol: &str) -> NetworkPolicyPort {
     NetworkPolicyPort {
         port: Some(IntOrString::Int(number)),
         protocol: Some(protocol.into()),

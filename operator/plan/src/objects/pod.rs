@@ -17,8 +17,8 @@ use sluice_wire::config::SidecarConfig;
 use super::containers::{CLAIM, engine, fetch, sidecar};
 use super::volumes::{fetches, volumes};
 use super::{
-    CLAIM_NAME, COMPONENT, FETCHING, GPU, Placed, Release, SLOT, claim, fnv1a, label, meta, service,
-    sidecar_config,
+    CLAIM_NAME, COMPONENT, FETCHING, GPU, PlacedSlot, Release, SLOT, claim, fnv1a, label, object_meta,
+    service, sidecar_config,
 };
 
 /// Annotation of a pod: digest of the part of its configuration that only a new pod takes up.
@@ -29,7 +29,7 @@ const GRACE_SECONDS: i64 = 15;
 const USER: i64 = 65_532;
 
 /// The Deployment of a placed slot.
-pub fn deployment(placed: &Placed<'_>, release: &Release) -> Deployment {
+pub fn deployment(placed: &PlacedSlot<'_>, release: &Release) -> Deployment {
     let mut selector = service::selector(placed.tenant);
     selector.insert(SLOT.into(), placed.index.to_string());
     // A GPU has memory for one life of a slot, not for two.
@@ -37,7 +37,7 @@ pub fn deployment(placed: &Placed<'_>, release: &Release) -> Deployment {
         max_surge: Some(IntOrString::Int(0)),
         max_unavailable: Some(IntOrString::Int(1)),
     };
-    let mut metadata = meta(placed.tenant, placed.name(), placed.labels());
+    let mut metadata = object_meta(placed.tenant, placed.name(), placed.labels());
     let on = claim::claim_name(placed.gpu, placed.epoch);
     metadata.annotations = Some(BTreeMap::from([(CLAIM_NAME.to_owned(), on)]));
     Deployment {
@@ -58,7 +58,7 @@ pub fn deployment(placed: &Placed<'_>, release: &Release) -> Deployment {
     }
 }
 
-fn template(placed: &Placed<'_>, release: &Release) -> PodTemplateSpec {
+fn template(placed: &PlacedSlot<'_>, release: &Release) -> PodTemplateSpec {
     let spec = &placed.tenant.spec;
     // Policies and the Service select by ours. A tenant from before the CRD refused such keys may have some.
     let written = spec.pod_labels.iter().filter(|(key, _)| !is_own_label(key));
@@ -66,7 +66,7 @@ fn template(placed: &Placed<'_>, release: &Release) -> PodTemplateSpec {
     let labels: BTreeMap<_, _> = written.chain(pod_labels(placed)).collect();
     let written = spec.pod_annotations.iter().filter(|(key, _)| !is_own_annotation(key));
     let written = written.map(|(key, value)| (key.clone(), value.0.clone()));
-    let digest = (DIGEST.to_owned(), digest(sidecar_config(placed)));
+    let digest = (DIGEST.to_owned(), config_digest(sidecar_config(placed)));
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: Some(labels),
@@ -77,7 +77,7 @@ fn template(placed: &Placed<'_>, release: &Release) -> PodTemplateSpec {
     }
 }
 
-fn pod_labels(placed: &Placed<'_>) -> BTreeMap<String, String> {
+fn pod_labels(placed: &PlacedSlot<'_>) -> BTreeMap<String, String> {
     let mut labels = placed.labels();
     labels.insert(GPU.into(), label(&placed.gpu.name));
     labels.insert(COMPONENT.into(), service::SLOT_COMPONENT.into());
@@ -88,7 +88,7 @@ fn pod_labels(placed: &Placed<'_>) -> BTreeMap<String, String> {
     labels
 }
 
-fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
+fn pod(placed: &PlacedSlot<'_>, release: &Release) -> PodSpec {
     let (spec, settings) = (&placed.tenant.spec, &placed.gpu.settings);
     let claim = PodResourceClaim {
         name: CLAIM.into(),
@@ -100,7 +100,7 @@ fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
         containers: vec![engine(placed, release)],
         resource_claims: Some(vec![claim]),
         volumes: Some(volumes(placed)),
-        security_context: Some(nobody()),
+        security_context: Some(non_root_security_context()),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         // The sidecar ends an engine that does not answer, and sees its end, by a pidfd: the kernel takes a signal by one
@@ -117,7 +117,7 @@ fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
     }
 }
 
-pub(super) fn nobody() -> PodSecurityContext {
+pub(super) fn non_root_security_context() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER),
@@ -163,7 +163,7 @@ fn toleration(written: &Written) -> Toleration {
 /// What a directive changes in a running sidecar does not count: a neighbour that comes or goes, another priority, policy,
 /// share or cap restarts nobody. How the GPU is shared follows from the start: a sidecar refuses a directive that says
 /// otherwise.
-fn digest(mut config: SidecarConfig) -> String {
+fn config_digest(mut config: SidecarConfig) -> String {
     config.policy = String::new();
     // Known only once the claim has a device, and never the reason for another pod.
     config.gpu.memory_bytes = 0;

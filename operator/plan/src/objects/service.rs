@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sluice_types::ModelTenant;
 
-use super::{COMPONENT, SERVE_PORT, TENANT, meta, name, tenant_labels};
+use super::{COMPONENT, SERVE_PORT, TENANT, name, object_meta, tenant_labels};
 
 /// What every slot's pod of any tenant is.
 pub(super) const SLOT_COMPONENT: &str = "slot";
@@ -36,7 +36,7 @@ pub fn service(tenant: &ModelTenant) -> Service {
         ..ServicePort::default()
     };
     Service {
-        metadata: meta(tenant, name(tenant).to_owned(), tenant_labels(tenant)),
+        metadata: object_meta(tenant, name(tenant).to_owned(), tenant_labels(tenant)),
         spec: Some(ServiceSpec {
             selector: Some(selector(tenant)),
             ports: Some(vec![port]),
@@ -49,7 +49,7 @@ pub fn service(tenant: &ModelTenant) -> Service {
 /// One pod of a tenant at a time, and never in the way of a drain for being unready.
 pub fn budget(tenant: &ModelTenant) -> PodDisruptionBudget {
     PodDisruptionBudget {
-        metadata: meta(tenant, name(tenant).to_owned(), tenant_labels(tenant)),
+        metadata: object_meta(tenant, name(tenant).to_owned(), tenant_labels(tenant)),
         spec: Some(PodDisruptionBudgetSpec {
             max_unavailable: Some(IntOrString::Int(1)),
             selector: Some(LabelSelector { match_labels: Some(selector(tenant)), match_expressions: None }),

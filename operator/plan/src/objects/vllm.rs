@@ -3,9 +3,12 @@
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 use sluice_types::tenant::{ModelTenant, WeightType};
 
-use super::containers::{LAST_WORDS, Uses, hook, resources, restricted, share_of_threads, variable};
+use super::containers::{
+    ClaimUse, TERMINATION_MESSAGE_POLICY, env_var, mps_thread_percentage, pre_stop_hook, resources,
+    restricted_security_context,
+};
 use super::volumes::{SCRATCH, model_folder, proxied_mounts};
-use super::{Placed, name};
+use super::{PlacedSlot, name};
 
 /// Its port. Not in the API: nobody else asks there.
 const PORT: u16 = 8010;
@@ -17,10 +20,10 @@ pub fn url() -> String {
 
 /// The engine. Its program is named, so that the image's own entry point does not matter. What is only a default stands
 /// before the tenant's arguments, of which vLLM takes the last; where it listens stands after them.
-pub fn engine(placed: &Placed<'_>) -> Container {
+pub fn engine(placed: &PlacedSlot<'_>) -> Container {
     let engine = &placed.tenant.spec.engine;
     let local = ["--host".to_owned(), "127.0.0.1".into(), "--port".into(), PORT.to_string()];
-    let args = defaults(placed.tenant).into_iter().chain(engine.args.iter().cloned()).chain(local);
+    let args = default_args(placed.tenant).into_iter().chain(engine.args.iter().cloned()).chain(local);
     Container {
         name: "engine".into(),
         // A tenant without an image is not accepted.
@@ -31,18 +34,18 @@ pub fn engine(placed: &Placed<'_>) -> Container {
         resources: Some(resources(
             engine.resources.as_ref(),
             ("4", placed.demand.pod.engine_bytes),
-            Some(Uses::Gpu),
+            Some(ClaimUse::Gpu),
         )),
-        lifecycle: Some(hook(placed, "/drain")),
+        lifecycle: Some(pre_stop_hook(placed, "/drain")),
         volume_mounts: Some(proxied_mounts(&placed.tenant.spec)),
-        termination_message_policy: Some(LAST_WORDS.into()),
-        security_context: Some(restricted()),
+        termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
+        security_context: Some(restricted_security_context()),
         ..Container::default()
     }
 }
 
 /// The model, the names by which clients ask for it, and a sleep mode.
-fn defaults(tenant: &ModelTenant) -> Vec<String> {
+fn default_args(tenant: &ModelTenant) -> Vec<String> {
     let model = &tenant.spec.model;
     let own = vec![name(tenant).to_owned()];
     let names = if model.served_names.is_empty() { own } else { model.served_names.clone() };
@@ -63,7 +66,7 @@ fn defaults(tenant: &ModelTenant) -> Vec<String> {
 
 /// The sleep verbs, the share of a GPU that others use as well, and folders to write to under a root that nobody writes to; a variable that the tenant names is the
 /// tenant's.
-fn env(placed: &Placed<'_>) -> Vec<EnvVar> {
+fn env(placed: &PlacedSlot<'_>) -> Vec<EnvVar> {
     let written = &placed.tenant.spec.engine.env;
     let ours = [
         ("VLLM_SERVER_DEV_MODE", "1"),
@@ -74,7 +77,8 @@ fn env(placed: &Placed<'_>) -> Vec<EnvVar> {
         ("HOME", SCRATCH),
         ("TMPDIR", SCRATCH),
     ];
-    let ours = ours.into_iter().map(|(name, value)| variable(name, value)).chain(share_of_threads(placed));
+    let ours =
+        ours.into_iter().map(|(name, value)| env_var(name, value)).chain(mps_thread_percentage(placed));
     let ours = ours.filter(|own| written.iter().all(|env| env.name != own.name));
-    ours.chain(written.iter().map(|env| variable(&env.name, &env.value))).collect()
+    ours.chain(written.iter().map(|env| env_var(&env.name, &env.value))).collect()
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use sluice_types::ModelTenantSpec;
 use sluice_types::tenant::{EngineKind, SourceType, WeightType};
 
-use super::{Placed, fnv1a, quantity};
+use super::{PlacedSlot, fnv1a, quantity};
 use crate::geometry::Geometry;
 
 /// The sidecar's configuration.
@@ -23,7 +23,7 @@ pub const RUN: &str = "/run/sluice";
 /// The model.
 pub const MODEL: &str = "/model";
 /// What the tenants of the GPU share; `sluice-devices` mounts it.
-pub const NEIGHBOURHOOD: &str = "/run/sluice-neighbourhood";
+pub const LEDGER_FOLDER: &str = "/run/sluice-neighbourhood";
 
 /// What a proxied engine writes to: compiled kernels, sockets.
 pub const SCRATCH: &str = "/tmp";
@@ -49,24 +49,24 @@ pub fn model_folder(spec: &ModelTenantSpec) -> PathBuf {
 }
 
 /// Folder of the model in the volume of a cache: for people its name, then a digest of all that tells it from others.
-fn cached(spec: &ModelTenantSpec) -> Option<String> {
+fn cache_folder(spec: &ModelTenantSpec) -> Option<String> {
     let hub = spec.model.source.hugging_face.as_ref().filter(|_| spec.cache.is_some())?;
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' };
-    let name: String = hub.repo.chars().map(plain).take(CACHED_NAME).collect();
+    let name: String = hub.repo.chars().map(plain).take(MAX_CACHED_NAME_CHARS).collect();
     let all = format!("{}\n{}\n{}", hub.endpoint, hub.repo, hub.revision);
     Some(format!("{}-{:016x}", name.trim_start_matches('.'), fnv1a(&all)))
 }
 
 /// Characters of a model's name in a cache: file systems take 255.
-const CACHED_NAME: usize = 200;
+const MAX_CACHED_NAME_CHARS: usize = 200;
 
 /// Where the download puts the model, of all of its volume that it sees.
 pub fn fetch_folder(spec: &ModelTenantSpec) -> PathBuf {
-    cached(spec).map_or(MODEL.into(), |folder| Path::new(MODEL).join(folder))
+    cache_folder(spec).map_or(MODEL.into(), |folder| Path::new(MODEL).join(folder))
 }
 
 /// All volumes of a slot's pod.
-pub fn volumes(placed: &Placed<'_>) -> Vec<Volume> {
+pub fn volumes(placed: &PlacedSlot<'_>) -> Vec<Volume> {
     let spec = &placed.tenant.spec;
     let config = ConfigMapVolumeSource { name: placed.name(), ..ConfigMapVolumeSource::default() };
     let keys = spec.access.api_keys_secret_ref.as_ref().map(|keys| Volume {
@@ -76,7 +76,7 @@ pub fn volumes(placed: &Placed<'_>) -> Vec<Volume> {
     });
     let all = [
         Volume { name: "config".into(), config_map: Some(config), ..Volume::default() },
-        Volume { name: "tls".into(), secret: Some(secret(&placed.secret())), ..Volume::default() },
+        Volume { name: "tls".into(), secret: Some(secret(&placed.secret_name())), ..Volume::default() },
         Volume { name: RUN_VOLUME.into(), empty_dir: Some(scratch(RUN_BYTES)), ..Volume::default() },
         model_volume(spec, Some(&placed.model)),
     ];
@@ -120,7 +120,7 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
         pull_policy: Some("IfNotPresent".into()),
     });
     let downloaded = downloaded.filter(|_| fetches(spec) && claim.is_none());
-    let empty_dir = downloaded.map(|model| download(model, spec.model.dtype));
+    let empty_dir = downloaded.map(|model| download_volume(model, spec.model.dtype));
     Volume {
         name: MODEL_VOLUME.into(),
         persistent_volume_claim: claim,
@@ -132,7 +132,7 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
 
 /// Room for the files, a partial download beside them, tokenizer and configuration; of a model whose sizes nobody knows, as
 /// much as the node has.
-fn download(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource {
+fn download_volume(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource {
     // What an inspection before this one did not tell: stored in twice as many bits at the most.
     let widest = match dtype {
         WeightType::Float16 | WeightType::BFloat16 => 2,
@@ -147,25 +147,25 @@ fn download(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource {
 /// What the sidecar sees; the model only if it loads it.
 pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     let keys = spec.access.api_keys_secret_ref.as_ref().map(|_| mount("keys", KEYS, true));
-    let model = (spec.engine.kind == EngineKind::Native).then(|| loaded(spec));
-    let all = [mount("config", CONFIG, true), mount("tls", TLS, true), run()];
+    let model = (spec.engine.kind == EngineKind::Native).then(|| loaded_model_mount(spec));
+    let all = [mount("config", CONFIG, true), mount("tls", TLS, true), run_mount()];
     all.into_iter().chain(model).chain(keys).collect()
 }
 
 /// What the engine sees: the socket, and no model.
 pub fn engine_mounts() -> Vec<VolumeMount> {
-    vec![run()]
+    vec![run_mount()]
 }
 
 /// What a proxied engine sees: the model, and a folder of its own.
 pub fn proxied_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
-    vec![loaded(spec), mount(SCRATCH_VOLUME, SCRATCH, false)]
+    vec![loaded_model_mount(spec), mount(SCRATCH_VOLUME, SCRATCH, false)]
 }
 
 /// What loads the model sees; of a cache its own folder alone, for others may be models that this tenant's credential does not
 /// open.
-fn loaded(spec: &ModelTenantSpec) -> VolumeMount {
-    VolumeMount { sub_path: cached(spec), ..model_mount(true) }
+fn loaded_model_mount(spec: &ModelTenantSpec) -> VolumeMount {
+    VolumeMount { sub_path: cache_folder(spec), ..model_mount(true) }
 }
 
 /// What the download sees: the model's folder, and nothing secret.
@@ -178,7 +178,7 @@ pub fn model_mount(read_only: bool) -> VolumeMount {
     mount(MODEL_VOLUME, MODEL, read_only)
 }
 
-fn run() -> VolumeMount {
+fn run_mount() -> VolumeMount {
     mount(RUN_VOLUME, RUN, false)
 }
 

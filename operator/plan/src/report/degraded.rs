@@ -3,31 +3,35 @@
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::tenant::ModelTenantStatus;
 
-use super::hang::{OwnHang, When};
-use super::{View, reason_of};
-use crate::seen::Trouble;
-use crate::status::{Finding, Truth};
+use super::hang::{HangTime, OwnHang};
+use super::{SlotView, apply_error_reason};
+use crate::conditions::{ConditionResult, ConditionStatus};
+use crate::observed::ApplyFailure;
 
 /// `Degraded`, by the first of its slots that has something to report. Of hangs, one that lasts goes first, then the last one.
-pub(super) fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
-    let yes = |reason, message: &str| Finding { truth: Truth::True, reason, message: message.to_owned() };
+pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -> ConditionResult {
+    let yes = |reason, message: &str| ConditionResult {
+        status: ConditionStatus::True,
+        reason,
+        message: message.to_owned(),
+    };
     if let Some(trouble) = trouble {
-        return yes(reason_of(trouble), &trouble.message);
+        return yes(apply_error_reason(trouble), &trouble.message);
     }
-    if let Some(why) = views.iter().find_map(|view| view.pod?.failing.as_ref()) {
+    if let Some(why) = views.iter().find_map(|view| view.pod?.failure_reason.as_ref()) {
         return yes(Reason::PodFailing, why);
     }
-    let of_slot = |view: &View<'_>, said: &str| format!("slot {}: {said}", view.name);
+    let of_slot = |view: &SlotView<'_>, said: &str| format!("slot {}: {said}", view.name);
     let hung = views.iter().filter_map(|view| Some((view, view.hangs.own.as_ref()?)));
     let hung = hung.max_by_key(|(_, hung)| hung.when);
-    let of_hung = |(view, OwnHang { finding, .. }): (&View<'_>, &OwnHang)| {
+    let of_hung = |(view, OwnHang { finding, .. }): (&SlotView<'_>, &OwnHang)| {
         yes(finding.reason, &of_slot(view, &finding.message))
     };
-    if let Some(lasts) = hung.filter(|(_, hung)| hung.when == When::Lasts) {
+    if let Some(lasts) = hung.filter(|(_, hung)| hung.when == HangTime::Ongoing) {
         return of_hung(lasts);
     }
     // What lasts goes before what is over.
-    if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.waits.as_ref()?))) {
+    if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.turn_wait.as_ref()?))) {
         return yes(Reason::NeighbourHung, &of_slot(view, waits));
     }
     if let Some(hung) = hung {
@@ -37,17 +41,22 @@ pub(super) fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding
         return yes(Reason::MpsFault, fault);
     }
     // Who is starting has not been told yet.
-    let untold =
-        views.iter().filter(|view| view.pod.is_some_and(|pod| pod.ready)).find_map(|view| view.untold);
+    let untold = views
+        .iter()
+        .filter(|view| view.pod.is_some_and(|pod| pod.is_ready))
+        .find_map(|view| view.directive_error);
     if let Some(why) = untold {
         return yes(Reason::DirectiveNotTaken, why);
     }
-    let took = views.iter().find_map(|view| Some(of_slot(view, view.hangs.took.as_ref()?)));
-    Finding { message: took.unwrap_or_default(), ..Finding::as_expected(Truth::False) }
+    let took = views.iter().find_map(|view| Some(of_slot(view, view.hangs.turn_takeover.as_ref()?)));
+    ConditionResult {
+        message: took.unwrap_or_default(),
+        ..ConditionResult::as_expected(ConditionStatus::False)
+    }
 }
 
 /// Whether the status holds a reason that ends after ten minutes without another event.
-pub fn passes(status: &ModelTenantStatus) -> bool {
+pub fn has_expiring_reason(status: &ModelTenantStatus) -> bool {
     let passing = [Reason::MpsFault, Reason::EngineHung, Reason::SidecarHung].map(Reason::as_str);
     let degraded = ConditionType::Degraded.as_str();
     status.conditions.iter().any(|one| {

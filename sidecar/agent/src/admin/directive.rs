@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use sluice_wire::directive::Current;
+use sluice_wire::directive::CurrentFence;
 
 use super::Admin;
 use super::body::Body;
@@ -25,16 +25,16 @@ pub async fn get(State(admin): State<Admin>) -> Result<Response, AdminError> {
 pub async fn put(
     State(admin): State<Admin>,
     Body(text): Body<MAX_BYTES>,
-) -> Result<Json<Current>, AdminError> {
+) -> Result<Json<CurrentFence>, AdminError> {
     let directives = admin.directives.clone();
     // Goes on to its end also when whoever asked has gone: a directive is in force or not, never in between.
     let put = tokio::task::spawn_blocking(move || directives.put(&text)).await;
     match put.expect("storing a directive does not panic")? {
         AcceptedDirective::New(current) => {
             admin.service.wake();
-            Ok(Json(Current { current }))
+            Ok(Json(CurrentFence { current }))
         }
-        AcceptedDirective::Unchanged(current) => Ok(Json(Current { current })),
+        AcceptedDirective::Unchanged(current) => Ok(Json(CurrentFence { current })),
     }
 }
 

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::join_all;
-use sluice_wire::directive::Neighbour;
+use sluice_wire::directive::PeerInfo;
 use sluice_wire::state::{GpuState, TenantReport};
 
 use super::Admin;
@@ -65,7 +65,7 @@ async fn own_report(admin: &Admin) -> TenantReport {
     }
 }
 
-async fn peer_report(admin: &Admin, neighbour: &Neighbour) -> TenantReport {
+async fn peer_report(admin: &Admin, neighbour: &PeerInfo) -> TenantReport {
     match admin.peers.state(neighbour, STATE_TIMEOUT).await {
         Ok(state) => TenantReport::State(Box::new(state)),
         Err(error) => TenantReport::Unreachable {

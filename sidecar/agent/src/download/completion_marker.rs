@@ -5,15 +5,15 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sluice_wire::fetched;
+use sluice_wire::download;
 
 use super::partial_file::PartialFile;
 use super::{DownloadError, ModelFile, Source};
 
 /// Name of the file; the sidecar reads no file that begins with a dot.
-const FILE_NAME: &str = fetched::Receipt::FILE;
+const FILE_NAME: &str = download::CompletionMarker::FILE;
 /// Of the file's layout.
-const VERSION: u32 = fetched::Receipt::VERSION;
+const VERSION: u32 = download::CompletionMarker::VERSION;
 
 /// What came, and from where. [`fetched::Receipt`] is the part of it that other programs read.
 #[derive(Debug, Serialize, Deserialize)]

@@ -70,7 +70,7 @@ impl PartialFile {
 
 fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(sluice_wire::fetched::PART_SUFFIX);
+    name.push(sluice_wire::download::PART_SUFFIX);
     name.into()
 }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use sluice_wire::fetched::{self, Report};
+use sluice_wire::download::{self, DownloadReport};
 
 /// Time between two lines of the log.
 const LOG_EVERY: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ impl ProgressOutput {
     }
 
     /// Writes a line to standard output.
-    pub(super) fn write(report: &Report) {
+    pub(super) fn write(report: &DownloadReport) {
         let line = serde_json::to_string(report).expect("a report serialises");
         // The download matters more than its reader.
         let _ = writeln!(std::io::stdout(), "{line}");
@@ -87,7 +87,7 @@ impl Progress {
 
     fn write_json(&self) {
         let present_bytes = self.present_bytes.load(Ordering::Relaxed);
-        let progress = fetched::Progress { present_bytes, total_bytes: self.total_bytes };
-        ProgressOutput::write(&Report::Progress(progress));
+        let progress = download::Progress { present_bytes, total_bytes: self.total_bytes };
+        ProgressOutput::write(&DownloadReport::Progress(progress));
     }
 }

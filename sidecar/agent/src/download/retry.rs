@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluice_wire::fetched::{Report, Retry};
+use sluice_wire::download::{DownloadReport, Retry};
 
 use super::{DownloadError, ProgressOutput, error_chain};
 
@@ -109,7 +109,7 @@ impl RetryState {
             ProgressOutput::Log => tracing::warn!(error = problem, again_in = ?self.backoff, "trying again"),
             ProgressOutput::Json => {
                 let retry_in_ms = u64::try_from(self.backoff.as_millis()).unwrap_or(u64::MAX);
-                ProgressOutput::write(&Report::Retry(Retry { problem, retry_in_ms }));
+                ProgressOutput::write(&DownloadReport::Retry(Retry { problem, retry_in_ms }));
             }
         }
     }

@@ -11,7 +11,7 @@ use sluice_policy::peers::loans::{LoanInState, Nonce};
 use sluice_policy::peers::wait_time::WaitKind;
 use sluice_ports::peers::{NoPeers, PeerPort};
 use sluice_scheduler::{Config, Membership, Scheduler};
-use sluice_wire::state::{Activity, Direction, GrantState, Neighbourhood as PlaceState, State, TurnState};
+use sluice_wire::state::{Activity, Direction, GrantState, SharingState as PlaceState, State, TurnState};
 use tokio::runtime::Handle;
 
 use super::load::LoadError;

@@ -359,7 +359,7 @@ mod tests {
     fn a_model_has_from_2_to_256_layers() {
         let of = |layers: &str| spec_of(&LLAMA.replace("EXTRA", "").replace(":5,", &format!(":{layers},")));
         assert_eq!([of("2").unwrap().layers, of("256").unwrap().layers], [2, 256]);
-        assert_eq!(sluice_wire::geometry::MOST_LAYERS, u64::from(MOST_LAYERS), "the operator knows it too");
+        assert_eq!(sluice_wire::geometry::MAX_LAYERS, u64::from(MOST_LAYERS), "the operator knows it too");
         for layers in ["1", "257", "65537"] {
             let message = of(layers).unwrap_err().to_string();
             let expected = format!("num_hidden_layers: {layers}; a model needs from 2 to 256");

@@ -12,7 +12,7 @@ use reqwest::{RequestBuilder, Response};
 use rustls::ClientConfig;
 use sluice_wire::State;
 use sluice_wire::config::admin_host;
-use sluice_wire::directive::Neighbour;
+use sluice_wire::directive::PeerInfo;
 use sluice_wire::grants::{GrantAnswer, GrantRequest};
 use sluice_wire::message::ReadError;
 
@@ -151,7 +151,7 @@ impl PeerClient {
     ///
     /// # Errors
     /// It cannot be had within `patience`.
-    pub async fn state(&self, neighbour: &Neighbour, patience: Duration) -> Result<State, CallError> {
+    pub async fn state(&self, neighbour: &PeerInfo, patience: Duration) -> Result<State, CallError> {
         let request = self.http().get(self.url(neighbour, "/v1/state"));
         let address = neighbour.admin;
         let call = self.call(neighbour, request, MAX_STATE_BYTES);
@@ -168,7 +168,7 @@ impl PeerClient {
     /// No answer within `patience`, or none that belongs to `request`.
     pub async fn grant(
         &self,
-        neighbour: &Neighbour,
+        neighbour: &PeerInfo,
         request: &GrantRequest,
         chunk_bytes: u64,
         patience: Duration,
@@ -192,7 +192,7 @@ impl PeerClient {
 
     async fn call(
         &self,
-        neighbour: &Neighbour,
+        neighbour: &PeerInfo,
         request: RequestBuilder,
         limit_bytes: usize,
     ) -> Result<Vec<u8>, CallError> {
@@ -208,7 +208,7 @@ impl PeerClient {
     }
 
     /// By address over plain HTTP; by name over TLS, so that the certificate must be that neighbour's.
-    fn url(&self, neighbour: &Neighbour, path: &str) -> String {
+    fn url(&self, neighbour: &PeerInfo, path: &str) -> String {
         let address = neighbour.admin;
         if !matches!(self.credential, PeerCredential::Certificate(_)) {
             return format!("http://{address}{path}");
@@ -301,7 +301,7 @@ fn root_cause(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-fn check_tenant(neighbour: &Neighbour, namespace: &str, name: &str) -> Result<(), CallError> {
+fn check_tenant(neighbour: &PeerInfo, namespace: &str, name: &str) -> Result<(), CallError> {
     if (namespace, name) == (&neighbour.namespace, &neighbour.name) {
         return Ok(());
     }

@@ -12,7 +12,7 @@ use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::victim::{PeerState, PeerView as Seen};
 use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::State;
-use sluice_wire::directive::Neighbour;
+use sluice_wire::directive::PeerInfo;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, RevokeReason};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -102,7 +102,7 @@ impl GrantClient {
     async fn query_state(
         &self,
         participant: &Participant,
-        neighbour: &Neighbour,
+        neighbour: &PeerInfo,
         line: Option<&[Peer]>,
     ) -> Seen {
         let peer = participant.peer;
@@ -136,7 +136,7 @@ impl GrantClient {
     }
 
     /// The directive's neighbours that the ledger knows as living.
-    fn live_peers(&self) -> Vec<(Participant, Neighbour)> {
+    fn live_peers(&self) -> Vec<(Participant, PeerInfo)> {
         let Some(in_force) = self.directives.active() else { return Vec::new() };
         let living = self.ledger.survey().unwrap_or_default();
         let found = in_force.directive.neighbours.iter().filter_map(|neighbour| {
@@ -147,7 +147,7 @@ impl GrantClient {
         found.inspect(|(participant, _)| self.replies.track(participant.peer)).collect()
     }
 
-    fn find_peer(&self, peer: Peer) -> Option<Neighbour> {
+    fn find_peer(&self, peer: Peer) -> Option<PeerInfo> {
         self.live_peers().into_iter().find(|(found, _)| found.peer == peer).map(|(_, neighbour)| neighbour)
     }
 

@@ -104,7 +104,7 @@ fn victim_order(directive: &Directive) -> Vec<&String> {
 
 /// The directive lists names; the ledger has `namespace/name`.
 fn matches_name(directive: &Directive, participant: &Participant, name: &str) -> bool {
-    let full = |n: &sluice_wire::directive::Neighbour| full_name(&n.namespace, &n.name);
+    let full = |n: &sluice_wire::directive::PeerInfo| full_name(&n.namespace, &n.name);
     participant.name == name
         || directive.neighbours.iter().any(|n| n.name == name && full(n) == participant.name)
 }

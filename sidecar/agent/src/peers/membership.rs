@@ -11,7 +11,7 @@ use sluice_memory::gpu_ledger::{
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_scheduler::Sharing;
-use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig};
+use sluice_wire::config::{LedgerConfig, SidecarConfig};
 use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
 
 use super::ns;
@@ -58,7 +58,7 @@ pub struct LedgerMembership {
     /// Its record.
     pub ledger: Arc<ParticipantHandle>,
     /// What the configuration says of it.
-    pub config: NeighbourhoodConfig,
+    pub config: LedgerConfig,
     /// Turns that it took from holders that were past their deadline.
     pub takeovers: Arc<Takeovers>,
 }
@@ -160,7 +160,7 @@ impl LedgerMembership {
     /// The ledger is unfit or full, a predecessor lives, or the share cannot be had: [`Patience`] tells what to do.
     pub fn join_ledger(
         config: &SidecarConfig,
-        place: &NeighbourhoodConfig,
+        place: &LedgerConfig,
         faults: &LedgerFaults,
         share_bytes: u64,
     ) -> Result<LedgerMembership, MembershipError> {

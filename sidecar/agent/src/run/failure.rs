@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use sluice_wire::refusal::Refusal;
+use sluice_wire::config_rejection::ConfigRejection;
 
 use crate::engine_loop::LoadError;
 
@@ -35,7 +35,7 @@ impl Failure {
     /// Writes into the runtime folder why another start cannot help, where that is so. Says whether the reason is there now.
     pub(super) fn write_refusal(&self, folder: &Path) -> bool {
         let Some(refusal) = self.refusal() else { return false };
-        let file = folder.join(Refusal::FILE);
+        let file = folder.join(ConfigRejection::FILE);
         let json = serde_json::to_vec(&refusal).expect("a refusal serialises");
         let written = std::fs::write(&file, json);
         if let Err(error) = &written {
@@ -44,7 +44,7 @@ impl Failure {
         written.is_ok()
     }
 
-    fn refusal(&self) -> Option<Refusal> {
+    fn refusal(&self) -> Option<ConfigRejection> {
         let (fields, problem) = match self {
             Failure::Other(_) | Failure::Reported => return None,
             Failure::Field(field, error) => (*field, error_chain(error)),
@@ -53,7 +53,7 @@ impl Failure {
                 .and_then(LoadError::field_and_problem)
                 .unwrap_or_else(|| ("", error_chain(error))),
         };
-        Some(Refusal::new(fields, problem))
+        Some(ConfigRejection::new(fields, problem))
     }
 }
 
@@ -74,7 +74,7 @@ impl std::fmt::Display for Failure {
         match self {
             Failure::Config(error) | Failure::Other(error) => f.write_str(&error_chain(error)),
             Failure::Field(field, error) => write!(f, "{field}: {}", error_chain(error)),
-            Failure::Reported => write!(f, "{} has the reason", Refusal::FILE),
+            Failure::Reported => write!(f, "{} has the reason", ConfigRejection::FILE),
         }
     }
 }
@@ -85,10 +85,10 @@ mod tests {
 
     use super::*;
 
-    fn written_refusal(failure: &Failure) -> Option<Refusal> {
+    fn written_refusal(failure: &Failure) -> Option<ConfigRejection> {
         let folder = tempfile::tempdir().unwrap();
         let left = failure.write_refusal(folder.path());
-        let json = std::fs::read(folder.path().join(Refusal::FILE)).ok();
+        let json = std::fs::read(folder.path().join(ConfigRejection::FILE)).ok();
         assert_eq!(left, json.is_some());
         let json = json?;
         Some(serde_json::from_slice(&json).unwrap())

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use sluice_agent::admin::tls::Tls;
 use sluice_agent::credential_reload::ReloadableCredentials as _;
 use sluice_agent::peers::client::{CallError, PeerClient, PeerCredential};
-use sluice_wire::directive::Neighbour;
+use sluice_wire::directive::PeerInfo;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
 use sluice_wire::state::{GpuState, State, TenantReport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,8 +23,8 @@ use crate::gateway::client::TIMEOUT;
 
 use super::harness::{AdminPort, CHUNK, NEIGHBOUR_TOKEN, assert_refused, config, directive, start_idle};
 
-pub fn neighbour(name: &str, admin: SocketAddr) -> Neighbour {
-    Neighbour {
+pub fn neighbour(name: &str, admin: SocketAddr) -> PeerInfo {
+    PeerInfo {
         namespace: "default".into(),
         name: name.into(),
         pod_uid: None,

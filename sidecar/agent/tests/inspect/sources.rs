@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use sluice_agent::download::{Bucket, Hub, ProgressOutput, RetryPolicy, Source};
 use sluice_agent::inspect::{InspectError, ModelFiles, inspect};
-use sluice_wire::geometry::{Geometry, MAX_BYTES, Obstacle, Refusal, Report};
+use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport, MAX_BYTES};
 
 use crate::fetch::server::{Server, ServerBehavior};
 
@@ -179,7 +179,7 @@ async fn folder_reports_same_sizes_and_dtype_changes_them() {
 }
 
 /// Runs the program against a server with the files, and checks that both its outputs say the same.
-async fn program(behaviour: ServerBehavior) -> (Output, Result<Geometry, Refusal>) {
+async fn program(behaviour: ServerBehavior) -> (Output, Result<Geometry, GeometryError>) {
     let server = Server::start(behaviour).await;
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
@@ -198,7 +198,7 @@ async fn program(behaviour: ServerBehavior) -> (Output, Result<Geometry, Refusal
     let line = std::fs::read(&report).unwrap();
     assert!(line.len() <= MAX_BYTES);
     assert_eq!(output.stdout.trim_ascii_end(), line);
-    (output, Report::from_json(&line).unwrap())
+    (output, GeometryReport::from_json(&line).unwrap())
 }
 
 #[tokio::test]
@@ -227,21 +227,25 @@ async fn permanent_error_exits_78() {
     };
     let refused = ServerBehavior { required_credential: Some("secret".into()), ..behaviour(single()) };
     let cases = [
-        (refused, Obstacle::Unreadable, "401"),
-        (behaviour(without("config.json")), Obstacle::Unreadable, "lacks config.json"),
+        (refused, GeometryErrorKind::Unreadable, "401"),
+        (behaviour(without("config.json")), GeometryErrorKind::Unreadable, "lacks config.json"),
         (
             behaviour(without("model.safetensors")),
-            Obstacle::Unreadable,
+            GeometryErrorKind::Unreadable,
             "lacks a file that ends in .safetensors",
         ),
-        (behaviour(text("llama", "gpt2")), Obstacle::Unsupported, "model_type: `gpt2`"),
-        (behaviour(text("\"vocab_size\":32", "\"vocab_size\":33")), Obstacle::Unsupported, "embed_tokens"),
+        (behaviour(text("llama", "gpt2")), GeometryErrorKind::Unsupported, "model_type: `gpt2`"),
+        (
+            behaviour(text("\"vocab_size\":32", "\"vocab_size\":33")),
+            GeometryErrorKind::Unsupported,
+            "embed_tokens",
+        ),
         (
             behaviour(with("model.safetensors", |mut bytes| {
                 bytes.truncate(300);
                 bytes
             })),
-            Obstacle::Unsupported,
+            GeometryErrorKind::Unsupported,
             "a header of",
         ),
         (
@@ -249,22 +253,22 @@ async fn permanent_error_exits_78() {
                 bytes.pop();
                 bytes
             })),
-            Obstacle::Unsupported,
+            GeometryErrorKind::Unsupported,
             "its header tells of",
         ),
         (
             behaviour(with("model.safetensors", |_| vec![1, 2, 3])),
-            Obstacle::Unsupported,
+            GeometryErrorKind::Unsupported,
             "3 bytes are too few",
         ),
         (
             behaviour(with("model.safetensors", |_| weights(&shapes(), Dtype::I32))),
-            Obstacle::Unsupported,
+            GeometryErrorKind::Unsupported,
             "format I32",
         ),
         (
             behaviour(with("model.safetensors", |_| weights(&shapes()[1..], Dtype::F32))),
-            Obstacle::Unsupported,
+            GeometryErrorKind::Unsupported,
             "is in none of the weight files",
         ),
     ];
@@ -291,8 +295,8 @@ fn folder_without_model_is_unreadable() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-sidecar"));
     let output = command.args(["inspect", "folder"]).arg(folder.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(78));
-    let Err(refusal) = Report::from_json(output.stdout.trim_ascii_end()).unwrap() else { panic!() };
-    assert_eq!(refusal.reason, Obstacle::Unreadable);
+    let Err(refusal) = GeometryReport::from_json(output.stdout.trim_ascii_end()).unwrap() else { panic!() };
+    assert_eq!(refusal.reason, GeometryErrorKind::Unreadable);
     assert!(refusal.message.contains("config.json"), "{refusal:?}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -13,7 +13,7 @@ use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::victim::PeerView;
 use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::State;
-use sluice_wire::state::Neighbourhood as Place;
+use sluice_wire::state::SharingState as Place;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::UnboundedSender;

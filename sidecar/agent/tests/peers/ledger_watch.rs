@@ -15,7 +15,7 @@ use sluice_memory::gpu_ledger::{GpuLedger, ParticipantHandle};
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_ports::peers::PeerPortEvent;
-use sluice_wire::directive::{self, Directive, Neighbour, Sharing, TenantRule, VictimRule};
+use sluice_wire::directive::{self, Directive, PeerInfo, Sharing, TenantRule, VictimRule};
 use tempfile::TempDir;
 
 use super::pending_replies::{CHUNK, identity, join, participants};
@@ -72,7 +72,7 @@ async fn exit_of_unseen_peer_is_reported() {
 
 /// Neighbours in the order given; the fallback order is the other way round.
 fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
-    let neighbour = |(at, name): (usize, &&str)| Neighbour {
+    let neighbour = |(at, name): (usize, &&str)| PeerInfo {
         namespace: "default".into(),
         name: (*name).into(),
         pod_uid: None,

@@ -148,8 +148,9 @@ async fn unsupported_config_of_proxied_engine_is_refused() {
         let mut child = sidecar(folder.path(), &config(folder.path(), local, more.clone()));
         wait_until("it ends", async || child.try_wait().unwrap().is_some()).await;
         assert_eq!(child.wait().unwrap().code(), Some(78), "{more}");
-        let word =
-            std::fs::read_to_string(folder.path().join("run").join(sluice_wire::refusal::Refusal::FILE));
+        let word = std::fs::read_to_string(
+            folder.path().join("run").join(sluice_wire::config_rejection::ConfigRejection::FILE),
+        );
         let refusal: Value = serde_json::from_str(&word.unwrap()).unwrap();
         assert_eq!(refusal["fields"], json!([field]), "{more}");
     }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use cargo_metadata::camino::Utf8Path;
 
 use super::verdict::Verdict;
-use crate::run::{Scratch, Stop, capture, cargo};
+use crate::child_process::{Scratch, Stop, capture, cargo};
 use crate::workspace::Workspace;
 
 /// An example that prints verdicts.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::tenant::{Burst, start};
 use super::verdict::Verdict;
 use crate::bench::statistics::{Interval, median};
-use crate::tenant::{Tenant, World, metric};
+use crate::tenant::{BenchEnv, Tenant, metric};
 
 /// Most of a step's time, percent.
 const LIMIT_PERCENT: f64 = 1.0;
@@ -43,7 +43,7 @@ struct Cost {
 type Sample = (Cost, Cost);
 
 /// Two tenants at the same time, at least `pairs` pairs of the same batch.
-pub fn measure(world: &World, pairs: usize) -> Result<Vec<Verdict>> {
+pub fn measure(world: &BenchEnv, pairs: usize) -> Result<Vec<Verdict>> {
     let (mut rounds, mut fixed, mut elastic) = (Vec::new(), Counts::default(), Counts::default());
     for index in 0..ROUNDS {
         let round = round(world, index, pairs.div_ceil(ROUNDS))?;
@@ -69,7 +69,7 @@ fn fixed_first(index: usize) -> bool {
 }
 
 /// Both tenants are started, take turns, and end.
-fn round(world: &World, index: usize, pairs: usize) -> Result<Round> {
+fn round(world: &BenchEnv, index: usize, pairs: usize) -> Result<Round> {
     let fixed_first = fixed_first(index);
     let (first, second) = if fixed_first { ("Recompute", "Oneiros") } else { ("Oneiros", "Recompute") };
     let (first, second) = (start(world, first)?, start(world, second)?);
@@ -85,7 +85,7 @@ fn round(world: &World, index: usize, pairs: usize) -> Result<Round> {
 }
 
 /// The same batch on both.
-fn pair(world: &World, fixed: &Tenant, elastic: &Tenant, burst: Burst, index: usize) -> Result<Sample> {
+fn pair(world: &BenchEnv, fixed: &Tenant, elastic: &Tenant, burst: Burst, index: usize) -> Result<Sample> {
     let ((a, b), (texts, others)) = if fixed_first(index) {
         let (a, b) = (one(world, fixed, burst)?, one(world, elastic, burst)?);
         ((a.0, b.0), (a.1, b.1))
@@ -98,7 +98,7 @@ fn pair(world: &World, fixed: &Tenant, elastic: &Tenant, burst: Burst, index: us
 }
 
 /// One batch: what its steps cost, and its texts.
-fn one(world: &World, tenant: &Tenant, burst: Burst) -> Result<(Cost, Vec<String>)> {
+fn one(world: &BenchEnv, tenant: &Tenant, burst: Burst) -> Result<(Cost, Vec<String>)> {
     let (before, processor) = (Gaps::read(&tenant.metrics()?)?, tenant.processor_ns()?);
     let texts = burst.send(world, tenant)?;
     let (gaps, processor) =
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn luck_that_lasts_for_a_life_widens_the_interval() {
+    fn per_run_bias_widens_the_interval() {
         let ((low, high), (quiet_low, quiet_high)) =
             (bounds(&rounds(0.0, 0.0, 0.4)), bounds(&rounds(0.0, 0.0, 0.0)));
         let not_shown = |luck| overhead(&rounds(0.0, 0.0, luck)).unwrap().not_shown;
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_started_last_makes_no_difference() {
+    fn start_order_makes_no_difference() {
         let (low, high) = bounds(&rounds(0.0, 0.4, 0.0));
         assert!(low > -1.0 && high < 1.0, "{low} to {high}");
     }
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_overhead_is_told_in_percent_of_the_step() {
+    fn overhead_is_percent_of_step() {
         let verdict = overhead(&vec![vec![sample(4.0, 4.04); 2]; 4]).unwrap();
         assert!((verdict.value.unwrap() - 1.0).abs() < 1e-9, "{verdict:?}");
         let sidecar = &verdict.detail["sidecar_processor_percent_of_step_by_blocks"]["mean"];

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::tenant::{Burst, start_with};
 use super::verdict::Verdict;
 use crate::bench::statistics::Interval;
-use crate::tenant::{Tenant, World};
+use crate::tenant::{BenchEnv, Tenant};
 
 /// Most of a core that the page may take from a sidecar, percent.
 const LIMIT_PERCENT: f64 = 1.0;
@@ -27,7 +27,7 @@ const BURST: Burst = Burst { requests: 4, prompt_tokens: 32, tokens: 200 };
 
 /// What one life of the tenant showed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Life {
+struct PageRun {
     /// Processor time of the sidecar by burst, seconds.
     sidecar: f64,
     /// Time of a burst, seconds.
@@ -35,10 +35,10 @@ struct Life {
 }
 
 /// Pairs of lives, one with viewers and one without a page, in the order ABBA.
-pub fn measure(world: &World) -> Result<Vec<Verdict>> {
+pub fn measure(world: &BenchEnv) -> Result<Vec<Verdict>> {
     let mut pairs = Vec::new();
     for index in 0..PAIRS {
-        let (first, second) = (life(world, index % 2 == 0)?, life(world, index % 2 == 1)?);
+        let (first, second) = (run_once(world, index % 2 == 0)?, run_once(world, index % 2 == 1)?);
         let pair = if index % 2 == 0 { (first, second) } else { (second, first) };
         eprintln!("pair {} of {PAIRS}: {:.2} % of a core", index + 1, percent(&pair));
         pairs.push(pair);
@@ -46,7 +46,7 @@ pub fn measure(world: &World) -> Result<Vec<Verdict>> {
     verdict(&pairs).map(|verdict| vec![verdict])
 }
 
-fn life(world: &World, with_page: bool) -> Result<Life> {
+fn run_once(world: &BenchEnv, with_page: bool) -> Result<PageRun> {
     let tenant = start_with(world, if with_page { "page" } else { "no-page" }, "Oneiros", with_page)?;
     BURST.send(world, &tenant)?;
     let Some(page) = tenant.page() else { return watch(world, &tenant) };
@@ -80,7 +80,7 @@ fn view(page: SocketAddr, stop: &AtomicBool) -> Result<u64> {
 }
 
 /// Bursts, one after the other, for as long as a life is measured.
-fn watch(world: &World, tenant: &Tenant<'_>) -> Result<Life> {
+fn watch(world: &BenchEnv, tenant: &Tenant<'_>) -> Result<PageRun> {
     let (begun, before) = (Instant::now(), tenant.processor_ns()?);
     let mut bursts = 0.0;
     while begun.elapsed() < WATCH {
@@ -88,15 +88,15 @@ fn watch(world: &World, tenant: &Tenant<'_>) -> Result<Life> {
         bursts += 1.0;
     }
     let used = tenant.processor_ns()?.saturating_sub(before) as f64 / 1e9;
-    Ok(Life { sidecar: used / bursts, burst: begun.elapsed().as_secs_f64() / bursts })
+    Ok(PageRun { sidecar: used / bursts, burst: begun.elapsed().as_secs_f64() / bursts })
 }
 
 /// What viewers add to the sidecar's processor time, percent of the time that a burst takes.
-fn percent((with, without): &(Life, Life)) -> f64 {
+fn percent((with, without): &(PageRun, PageRun)) -> f64 {
     (with.sidecar - without.sidecar) / ((with.burst + without.burst) / 2.0) * 100.0
 }
 
-fn verdict(pairs: &[(Life, Life)]) -> Result<Verdict> {
+fn verdict(pairs: &[(PageRun, PageRun)]) -> Result<Verdict> {
     let percents: Vec<f64> = pairs.iter().map(percent).collect();
     let Interval { mean, low, high } = Interval::of_mean(&percents).context("too few pairs")?;
     let name = format!("sidecar under load, {VIEWERS} viewers, lower bound (mean {mean:.2} %)");
@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn the_cost_is_the_difference_by_the_time_of_a_burst() {
-        let without = Life { sidecar: 0.1, burst: 2.0 };
-        let with = |sidecar| (Life { sidecar, burst: 2.0 }, without);
+        let without = PageRun { sidecar: 0.1, burst: 2.0 };
+        let with = |sidecar| (PageRun { sidecar, burst: 2.0 }, without);
         assert!((percent(&with(0.12)) - 1.0).abs() < 1e-9);
         assert!(verdict(&[with(0.11); 6]).unwrap().passed);
         assert!(!verdict(&[with(0.13); 6]).unwrap().passed);

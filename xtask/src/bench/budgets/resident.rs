@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::tenant::{Burst, start};
 use super::verdict::Verdict;
-use crate::tenant::{Tenant, World};
+use crate::tenant::{BenchEnv, Tenant};
 
 const LIMIT_MIB: f64 = 64.0;
 /// Device memory, host's chunks: weights on the device, KV, activations.
@@ -23,7 +23,7 @@ pub const MODEL: &[&str] = &[
 ];
 
 /// Measures after one request was served, so that what serving touches for the first time is counted.
-pub fn measure(world: &World) -> Result<Vec<Verdict>> {
+pub fn measure(world: &BenchEnv) -> Result<Vec<Verdict>> {
     let tenant = start(world, "Oneiros")?;
     // Nothing has been copied yet but each slab once.
     let weights_kib =
@@ -145,7 +145,7 @@ Rss:                  80 kB
 ";
 
     #[test]
-    fn chunks_and_master_copy_are_told_from_the_rest() {
+    fn chunks_and_master_copy_are_distinguished() {
         let expected = Resident { chunks_kib: 262_144, master_kib: 76_516, rest_kib: 1812 + 1104 + 4 + 80 };
         assert_eq!(Resident::read(SMAPS).unwrap(), expected);
         assert!(Resident::read("").is_err());

@@ -3,18 +3,18 @@
 use anyhow::{Context, Result};
 
 use crate::client::Client;
-use crate::tenant::{Device, Setup, Tenant, World};
+use crate::tenant::{BenchEnv, Device, Setup, Tenant};
 
 /// Device memory: weights and activations are a third of it at most, all the rest is KV.
 const DEVICE: Device = Device { memory_bytes: 256 << 20, chunk_bytes: 64 << 10, link_bytes_per_s: None };
 
 /// Starts it under `policy`.
-pub fn start<'a>(world: &'a World, policy: &str) -> Result<Tenant<'a>> {
+pub fn start<'a>(world: &'a BenchEnv, policy: &str) -> Result<Tenant<'a>> {
     start_with(world, policy, policy, false)
 }
 
 /// The same as `name`, with the live page or without.
-pub fn start_with<'a>(world: &'a World, name: &str, policy: &str, page: bool) -> Result<Tenant<'a>> {
+pub fn start_with<'a>(world: &'a BenchEnv, name: &str, policy: &str, page: bool) -> Result<Tenant<'a>> {
     let threads = Some(engine_threads());
     let setup = Setup { policy, device: DEVICE, context: 512, paced: false, threads, page };
     Tenant::start(world, name, &setup)
@@ -38,7 +38,7 @@ pub struct Burst {
 
 impl Burst {
     /// Sends it by `sluice bench`; returns the texts. The same burst has the same prompts.
-    pub fn send(self, world: &World, tenant: &Tenant<'_>) -> Result<Vec<String>> {
+    pub fn send(self, world: &BenchEnv, tenant: &Tenant<'_>) -> Result<Vec<String>> {
         let outputs = tenant.files().join("outputs.json");
         let Burst { requests, prompt_tokens, tokens } = self;
         let options = format!("-n {requests} --lengths {prompt_tokens}:{tokens} --vocab 512");

@@ -1,7 +1,7 @@
 //! Chains to kube that the rule must find, and those that it must not invent.
 
 use super::{parse_lock, path_in_tree, path_to_kube, verdict, without_dev_edges};
-use crate::finding::Finding;
+use crate::lint_violation::LintViolation;
 use crate::workspace::{Dependency, Member};
 
 const LOCK: &str = r#"version = 4
@@ -81,7 +81,7 @@ fn the_printed_tree_of_one_crate_gives_the_path() {
 }
 
 /// The verdict on an agent that by the lock file reaches kube through `helper`.
-fn agent_verdict(tree: Result<&str, &str>) -> Option<Finding> {
+fn agent_verdict(tree: Result<&str, &str>) -> Option<LintViolation> {
     let manifest = "[dependencies]\nanyhow.workspace = true\nhelper.workspace = true\n";
     let path = ["sluice-agent", "helper", "kube-core"].map(str::to_owned);
     verdict(&agent(&["helper"]), manifest, &path, tree.map(str::to_owned).map_err(str::to_owned))

@@ -1,6 +1,6 @@
 //! The schema and the types take the same documents.
 
-use super::super::document::typed;
+use super::super::document::to_object;
 use super::super::schema::KINDS;
 use super::*;
 
@@ -61,7 +61,7 @@ fn put(schema: &Schema, node: &mut Node, steps: &[String], value: &Value) {
 }
 
 #[test]
-fn the_schema_takes_of_every_field_what_the_types_take() {
+fn schema_and_types_accept_same_values_for_every_field() {
     let mut refused = 0;
     for kind in KINDS.map(|kind| KindSchema::of(kind).unwrap()) {
         for field in &kind.fields {
@@ -70,12 +70,12 @@ fn the_schema_takes_of_every_field_what_the_types_take() {
                 let mut root = placeholder(&kind.root, Position::default());
                 put(&kind.root, &mut root, &steps, &sample);
                 let checked = check(kind, &root);
-                let read = typed(kind.kind, &root);
+                let read = to_object(kind.kind, &root);
                 let what = format!("{} {steps:?} {sample:?}", kind.kind);
                 assert_eq!(checked.faults.is_empty(), read.is_ok(), "{what}: {:?} {read:?}", checked.faults);
                 assert_eq!(checked.faults.is_empty(), checked.unread.is_empty(), "{what}");
                 // The rest of the document is an object.
-                let mended = typed(kind.kind, &checked.root);
+                let mended = to_object(kind.kind, &checked.root);
                 assert!(mended.is_ok(), "{what}: {mended:?}");
                 refused += usize::from(read.is_err());
             }

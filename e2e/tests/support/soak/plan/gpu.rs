@@ -1,6 +1,6 @@
 //! The GPU of a soak, how it is shared, and how its tenants rest.
 
-use super::super::dice::Dice;
+use super::super::rng::Rng;
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Gpu {
 
 /// How a tenant rests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rest {
+pub struct SleepConfig {
     /// Room for its KV in host memory.
     pub host_kv: &'static str,
     /// Without a request for so long it gives up all its memory, seconds.
@@ -61,7 +61,7 @@ const HIBERNATES_AFTER: [u32; 4] = [2, 2, 3, 600];
 
 impl Gpu {
     pub(super) fn draw(seed: u64, tenants: usize) -> Gpu {
-        let mut dice = Dice::of(seed, "gpu");
+        let mut dice = Rng::of(seed, "gpu");
         let small = tenants > 3;
         // The slowest take a second for the weights of one tenant.
         let links = if small { ["1Gi", "64Mi", "16Mi", "8Mi"] } else { ["2Gi", "512Mi", "64Mi", "16Mi"] };
@@ -100,18 +100,18 @@ impl Gpu {
 }
 
 /// Numbers of tenants that differ by less than there are things get different ones.
-fn turned<T: Copy>(of: &[T], dice: &mut Dice, tenants: usize) -> T {
+fn turned<T: Copy>(of: &[T], dice: &mut Rng, tenants: usize) -> T {
     of[(dice.between(0, of.len() as u64) as usize + tenants) % of.len()]
 }
 
-impl Rest {
-    pub(super) fn draw(dice: &mut Dice) -> Rest {
-        Rest { host_kv: dice.pick(&HOST_KV), hibernates_after: dice.pick(&HIBERNATES_AFTER) }
+impl SleepConfig {
+    pub(super) fn draw(dice: &mut Rng) -> SleepConfig {
+        SleepConfig { host_kv: dice.pick(&HOST_KV), hibernates_after: dice.pick(&HIBERNATES_AFTER) }
     }
 
     /// In a tenant's `spec`.
     pub fn yaml(self) -> String {
-        let Rest { host_kv, hibernates_after } = self;
+        let SleepConfig { host_kv, hibernates_after } = self;
         let idle = format!("idle: {{afterSeconds: 1, hibernateAfterSeconds: {hibernates_after}}}");
         format!("memory: {{hostKv: {host_kv}}}, {idle}")
     }

@@ -15,16 +15,16 @@ fn fill(folder: &Path, bytes: usize, promised: usize) {
     let receipt = format!(
         r#"{{"version":1,"source":"s","items":[{{"name":"model.safetensors","bytes":{promised}}}]}}"#
     );
-    std::fs::write(folder.join(Receipt::FILE), receipt).unwrap();
+    std::fs::write(folder.join(CompletionMarker::FILE), receipt).unwrap();
 }
 
 #[test]
-fn models_are_listed_with_their_size_and_whether_they_are_whole() {
+fn models_are_listed_with_size_and_completeness() {
     let (_dir, cache) = cache();
     assert_eq!(cache.models().unwrap(), []);
-    fill(cache.hold(&hub("org/tiny")).unwrap().folder(), 10, 10);
-    fill(cache.hold(&hub("org/tiny@a/b")).unwrap().folder(), 10, 11);
-    let part = cache.hold(&hub("http://127.0.0.1:9/org/part")).unwrap();
+    fill(cache.acquire(&hub("org/tiny")).unwrap().folder(), 10, 10);
+    fill(cache.acquire(&hub("org/tiny@a/b")).unwrap().folder(), 10, 11);
+    let part = cache.acquire(&hub("http://127.0.0.1:9/org/part")).unwrap();
     std::fs::write(part.folder().join("model.safetensors.part"), [0; 7]).unwrap();
     let listed = cache.models().unwrap();
     let seen = |m: &CachedModel| (m.to_string(), m.bytes, m.whole, m.in_use);
@@ -41,27 +41,27 @@ fn models_are_listed_with_their_size_and_whether_they_are_whole() {
 #[test]
 fn a_model_in_use_is_not_removed_and_a_removed_one_leaves_no_folder() {
     let (dir, cache) = cache();
-    let held = cache.hold(&hub("org/tiny")).unwrap();
+    let held = cache.acquire(&hub("org/tiny")).unwrap();
     fill(held.folder(), 10, 10);
     let model = cache.models().unwrap().remove(0);
     let refused = cache.remove(&model).unwrap_err().to_string();
     assert_eq!(refused, "org/tiny: in use by a running `sluice run`; end that first");
-    assert!(held.is_whole());
+    assert!(held.is_complete());
     drop(held);
     assert_eq!(cache.remove(&model).unwrap(), 10);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     // One that is held again is whole only after another download.
-    assert!(!cache.hold(&hub("org/tiny")).unwrap().is_whole());
+    assert!(!cache.acquire(&hub("org/tiny")).unwrap().is_complete());
 }
 
 #[test]
-fn only_what_was_downloaded_is_listed_and_a_removal_that_was_killed_is_finished() {
+fn only_downloads_are_listed_and_interrupted_removal_is_completed() {
     let (dir, cache) = cache();
     // As another program lays out its own models.
     let other = dir.path().join("hub/models--org--tiny/snapshots/0123");
     std::fs::create_dir_all(&other).unwrap();
     std::fs::write(other.join("model.safetensors"), [0; 7]).unwrap();
-    let folder = cache.hold(&hub("org/tiny")).unwrap().folder().to_owned();
+    let folder = cache.acquire(&hub("org/tiny")).unwrap().folder().to_owned();
     let left = folder.parent().unwrap().join(".removed-1");
     std::fs::create_dir(&left).unwrap();
     std::fs::write(left.join(USE_FILE), "").unwrap();
@@ -72,15 +72,15 @@ fn only_what_was_downloaded_is_listed_and_a_removal_that_was_killed_is_finished(
 }
 
 #[test]
-fn a_model_that_starts_while_another_process_removes_it_is_held_or_whole() {
+fn concurrent_start_and_removal_leave_model_locked_or_complete() {
     let (_dir, cache) = cache();
     let model = hub("org/tiny");
     let holds = |cache: &ModelCache| {
         for _ in 0..200 {
-            let held = cache.hold(&model).unwrap();
+            let held = cache.acquire(&model).unwrap();
             fill(held.folder(), 10, 10);
             std::thread::yield_now();
-            assert!(held.is_whole(), "it was removed while it was held");
+            assert!(held.is_complete(), "it was removed while it was held");
         }
     };
     std::thread::scope(|scope| {
@@ -97,11 +97,12 @@ fn a_model_that_starts_while_another_process_removes_it_is_held_or_whole() {
 fn a_user_names_all_revisions_of_a_model_or_one() {
     let (_dir, cache) = cache();
     for name in ["org/tiny", "org/tiny@v1", "http://127.0.0.1:9/org/tiny"] {
-        cache.hold(&hub(name)).unwrap();
+        cache.acquire(&hub(name)).unwrap();
     }
     let models = cache.models().unwrap();
-    let named =
-        |text: &str| models.iter().filter(|m| m.is_named(text)).map(ToString::to_string).collect::<Vec<_>>();
+    let named = |text: &str| {
+        models.iter().filter(|m| m.matches_name(text)).map(ToString::to_string).collect::<Vec<_>>()
+    };
     assert_eq!(named("org/tiny"), ["org/tiny", "org/tiny@v1"]);
     assert_eq!(named("org/tiny@v1"), ["org/tiny@v1"]);
     assert_eq!(named("127.0.0.1:9/org/tiny"), ["127.0.0.1:9/org/tiny"]);
@@ -111,7 +112,7 @@ fn a_user_names_all_revisions_of_a_model_or_one() {
 }
 
 #[test]
-fn any_revision_is_one_component_of_a_path() {
+fn revision_is_escaped_to_one_path_component() {
     for text in ["main", "refs/pr/1", "..", ".", "100%", "a b", "ü", "%2F"] {
         let escaped = escape(text);
         assert!(!escaped.contains('/') && !escaped.starts_with('.'), "{escaped}");

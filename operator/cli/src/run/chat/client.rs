@@ -9,64 +9,64 @@ use serde_json::Value;
 
 /// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum FinishReason {
     /// The model ended it, or its reader.
-    Whole,
+    Stop,
     /// It has as many tokens as it may have.
-    TokenLimit,
+    Length,
 }
 
 /// A client of the API at one address.
 #[derive(Debug)]
-pub struct Client {
+pub struct ChatClient {
     http: reqwest::Client,
     url: String,
 }
 
-impl Client {
+impl ChatClient {
     /// Of the API that listens at `address`.
     ///
     /// # Errors
     /// No HTTP client can be made.
-    pub fn new(address: SocketAddr) -> anyhow::Result<Client> {
+    pub fn new(address: SocketAddr) -> anyhow::Result<ChatClient> {
         let http = reqwest::Client::builder().no_proxy().build()?;
-        Ok(Client { http, url: format!("http://{}", reachable(address)) })
+        Ok(ChatClient { http, url: format!("http://{}", reachable(address)) })
     }
 
     /// Asks for a stream and gives each piece of its text to `take`, until `take` returns `false`. Says how the answer ended.
     ///
     /// # Errors
     /// The server's words, or how the connection broke.
-    pub async fn ask(
+    pub async fn complete(
         &self,
         path: &str,
         body: &Value,
         mut take: impl FnMut(&str) -> bool,
-    ) -> anyhow::Result<Ending> {
+    ) -> anyhow::Result<FinishReason> {
         let mut body = body.clone();
         body["stream"] = true.into();
         let answer = self.http.post(format!("{}{path}", self.url)).json(&body).send().await?;
         let status = answer.status();
         if !status.is_success() {
             let text = answer.text().await.unwrap_or_default();
-            let words = serde_json::from_str(&text).ok().and_then(|error| words(&error));
+            let words = serde_json::from_str(&text).ok().and_then(|error| error_message(&error));
             bail!("{}", words.unwrap_or_else(|| format!("the server answered {status}: {text}")));
         }
-        let (mut events, mut ending) = (answer.bytes_stream().eventsource(), Ending::Whole);
+        let (mut events, mut ending) = (answer.bytes_stream().eventsource(), FinishReason::Stop);
         while let Some(event) = events.next().await {
             let data = event.context("the answer broke off")?.data;
             if data == "[DONE]" {
                 return Ok(ending);
             }
             let event: Value = serde_json::from_str(&data).with_context(|| format!("no JSON: {data}"))?;
-            if let Some(words) = words(&event) {
+            if let Some(words) = error_message(&event) {
                 bail!("{words}");
             }
-            if piece(&event).is_some_and(|piece| !take(piece)) {
-                return Ok(Ending::Whole);
+            if chunk_text(&event).is_some_and(|piece| !take(piece)) {
+                return Ok(FinishReason::Stop);
             }
             if event.pointer("/choices/0/finish_reason").is_some_and(|reason| reason == "length") {
-                ending = Ending::TokenLimit;
+                ending = FinishReason::Length;
             }
         }
         bail!("the answer broke off")
@@ -84,12 +84,12 @@ pub fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 /// The message of an error in OpenAI's form.
-fn words(event: &Value) -> Option<String> {
+fn error_message(event: &Value) -> Option<String> {
     Some(event.get("error")?.get("message")?.as_str()?.to_owned())
 }
 
 /// The text of a chunk of either endpoint; `None` = it has none.
-fn piece(chunk: &Value) -> Option<&str> {
+fn chunk_text(chunk: &Value) -> Option<&str> {
     let choice = chunk.get("choices")?.get(0)?;
     let text = choice.get("text").or_else(|| choice.get("delta")?.get("content"));
     text?.as_str().filter(|text| !text.is_empty())
@@ -103,14 +103,14 @@ mod tests {
 
     #[test]
     fn chunks_of_both_endpoints_have_their_text() {
-        assert_eq!(piece(&json!({"choices": [{"text": "a"}]})), Some("a"));
-        assert_eq!(piece(&json!({"choices": [{"delta": {"content": "b"}}]})), Some("b"));
+        assert_eq!(chunk_text(&json!({"choices": [{"text": "a"}]})), Some("a"));
+        assert_eq!(chunk_text(&json!({"choices": [{"delta": {"content": "b"}}]})), Some("b"));
         for empty in
             [json!({"choices": []}), json!({"choices": [{"delta": {"role": "assistant"}}]}), json!({})]
         {
-            assert_eq!(piece(&empty), None);
+            assert_eq!(chunk_text(&empty), None);
         }
-        assert_eq!(words(&json!({"error": {"message": "m"}})).as_deref(), Some("m"));
+        assert_eq!(error_message(&json!({"error": {"message": "m"}})).as_deref(), Some("m"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::settings::{self, Setting};
 
 /// What `/help` prints.
-pub const HELP: &str = "\
+pub const HELP_TEXT: &str = "\
 /clear             forget the conversation
 /set               show temperature, top_p, top_k, max_tokens and seed
 /set NAME          show one of them
@@ -16,48 +16,48 @@ pub const HELP: &str = "\
 Ctrl-C             stops an answer";
 
 /// In place of a value: no value of the user's.
-const DEFAULT: &str = "default";
+const DEFAULT_VALUE: &str = "default";
 
 /// What begins and ends a prompt of several lines.
-const FENCE: &str = "\"\"\"";
+const MULTILINE_FENCE: &str = "\"\"\"";
 
 /// Puts lines together.
 #[derive(Debug, Default)]
-pub struct Assembler {
+pub struct LineAssembler {
     open: Option<String>,
 }
 
 /// What a line did.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum Assembled {
     /// The prompt is not complete: more lines follow.
     Open,
     /// The text is whole.
-    Whole(String),
+    Complete(String),
 }
 
-impl Assembler {
+impl LineAssembler {
     /// Whether a prompt is incomplete.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
     /// Takes a line.
-    pub fn push(&mut self, line: &str) -> Entry {
-        let (begun, rest) = match (self.open.take(), line.trim_start().strip_prefix(FENCE)) {
+    pub fn push(&mut self, line: &str) -> Assembled {
+        let (begun, rest) = match (self.open.take(), line.trim_start().strip_prefix(MULTILINE_FENCE)) {
             (Some(begun), _) => (begun + "\n", line),
             (None, Some(rest)) => (String::new(), rest),
-            (None, None) => return Entry::Whole(line.to_owned()),
+            (None, None) => return Assembled::Complete(line.to_owned()),
         };
-        match rest.trim_end().strip_suffix(FENCE) {
+        match rest.trim_end().strip_suffix(MULTILINE_FENCE) {
             Some(last) => {
                 let text = begun + last;
                 // A prompt, whatever it begins with; the lines of the fences themselves are no part of it.
-                Entry::Whole(format!("{FENCE}{}", text.trim_matches('\n')))
+                Assembled::Complete(format!("{MULTILINE_FENCE}{}", text.trim_matches('\n')))
             }
             None => {
                 self.open = Some(begun + rest);
-                Entry::Open
+                Assembled::Open
             }
         }
     }
@@ -65,7 +65,7 @@ impl Assembler {
 
 /// What the user wants.
 #[derive(Debug, PartialEq)]
-pub enum Command<'a> {
+pub enum ChatCommand<'a> {
     /// An answer to this.
     Prompt(&'a str),
     /// The list of commands.
@@ -88,36 +88,36 @@ pub enum Command<'a> {
     Bye,
 }
 
-impl Command<'_> {
+impl ChatCommand<'_> {
     /// Reads a line, or what [`Assembler`] made of several.
     ///
     /// # Errors
     /// A command that is none, for people.
-    pub fn parse(text: &str) -> Result<Command<'_>, String> {
-        if let Some(prompt) = text.strip_prefix(FENCE) {
-            return Ok(Command::Prompt(prompt));
+    pub fn parse(text: &str) -> Result<ChatCommand<'_>, String> {
+        if let Some(prompt) = text.strip_prefix(MULTILINE_FENCE) {
+            return Ok(ChatCommand::Prompt(prompt));
         }
         if !text.starts_with('/') {
-            return Ok(Command::Prompt(text));
+            return Ok(ChatCommand::Prompt(text));
         }
         let words: Vec<_> = text.split_whitespace().collect();
         match words[..] {
-            ["/help" | "/?"] => Ok(Command::Help),
-            ["/clear"] => Ok(Command::Clear),
-            ["/bye" | "/exit" | "/quit"] => Ok(Command::Bye),
-            ["/set"] => Ok(Command::ShowSettings),
-            ["/set", name] => settings::name_of(name).map(Command::ShowSetting),
-            ["/set", name, DEFAULT] => settings::name_of(name).map(Command::Unset),
-            ["/set", name, value] => Setting::parse(name, value).map(Command::Set),
+            ["/help" | "/?"] => Ok(ChatCommand::Help),
+            ["/clear"] => Ok(ChatCommand::Clear),
+            ["/bye" | "/exit" | "/quit"] => Ok(ChatCommand::Bye),
+            ["/set"] => Ok(ChatCommand::ShowSettings),
+            ["/set", name] => settings::name_of(name).map(ChatCommand::ShowSetting),
+            ["/set", name, DEFAULT_VALUE] => settings::name_of(name).map(ChatCommand::Unset),
+            ["/set", name, value] => Setting::parse(name, value).map(ChatCommand::Set),
             ["/set", ..] => {
                 Err("/set takes a name and a value, such as /set temperature 0.7 or /set temperature default"
                     .into())
             }
-            ["/model"] => Ok(Command::ShowModels),
+            ["/model"] => Ok(ChatCommand::ShowModels),
             // Names of folders may have blanks.
-            ["/model", ..] => Ok(Command::Model(text["/model".len()..].trim())),
+            ["/model", ..] => Ok(ChatCommand::Model(text["/model".len()..].trim())),
             _ => Err(format!(
-                "`{}` is no command; /help lists them, and a prompt that begins with / goes between {FENCE}",
+                "`{}` is no command; /help lists them, and a prompt that begins with / goes between {MULTILINE_FENCE}",
                 words[0]
             )),
         }
@@ -130,13 +130,13 @@ mod tests {
 
     use super::*;
 
-    fn typed(lines: &[&str]) -> Vec<Entry> {
-        let mut assembler = Assembler::default();
+    fn typed(lines: &[&str]) -> Vec<Assembled> {
+        let mut assembler = LineAssembler::default();
         lines.iter().map(|line| assembler.push(line)).collect()
     }
 
-    fn whole(text: &str) -> Entry {
-        Entry::Whole(text.to_owned())
+    fn whole(text: &str) -> Assembled {
+        Assembled::Complete(text.to_owned())
     }
 
     #[test]
@@ -148,32 +148,32 @@ mod tests {
         );
         assert_eq!(typed(&["\"\"\"", "/set is a word", "\"\"\""])[2], whole("\"\"\"/set is a word"));
         assert_eq!(typed(&["\"\"\"one\"\"\""]), [whole("\"\"\"one")]);
-        assert_eq!(typed(&["\"\"\"one"]), [Entry::Open]);
-        assert_eq!(Command::parse("\"\"\"/bye"), Ok(Command::Prompt("/bye")));
+        assert_eq!(typed(&["\"\"\"one"]), [Assembled::Open]);
+        assert_eq!(ChatCommand::parse("\"\"\"/bye"), Ok(ChatCommand::Prompt("/bye")));
     }
 
     #[test]
     fn the_help_fits_a_terminal_of_80_columns() {
-        HELP.lines().for_each(|line| assert!(line.len() < 80, "{line}"));
+        HELP_TEXT.lines().for_each(|line| assert!(line.len() < 80, "{line}"));
     }
 
     #[test]
     fn commands_are_known_by_their_slash() {
         let temperature = Setting { name: "temperature", value: Number::from_f64(0.7).unwrap() };
         for (text, command) in [
-            ("hello /bye", Command::Prompt("hello /bye")),
-            ("/help", Command::Help),
-            ("/? ", Command::Help),
-            ("/clear", Command::Clear),
-            ("/bye", Command::Bye),
-            ("/set", Command::ShowSettings),
-            ("/set temperature 0.7", Command::Set(temperature)),
-            ("/set temperature", Command::ShowSetting("temperature")),
-            ("/set top_p default", Command::Unset("top_p")),
-            ("/model", Command::ShowModels),
-            ("/model  my model ", Command::Model("my model")),
+            ("hello /bye", ChatCommand::Prompt("hello /bye")),
+            ("/help", ChatCommand::Help),
+            ("/? ", ChatCommand::Help),
+            ("/clear", ChatCommand::Clear),
+            ("/bye", ChatCommand::Bye),
+            ("/set", ChatCommand::ShowSettings),
+            ("/set temperature 0.7", ChatCommand::Set(temperature)),
+            ("/set temperature", ChatCommand::ShowSetting("temperature")),
+            ("/set top_p default", ChatCommand::Unset("top_p")),
+            ("/model", ChatCommand::ShowModels),
+            ("/model  my model ", ChatCommand::Model("my model")),
         ] {
-            assert_eq!(Command::parse(text), Ok(command), "{text}");
+            assert_eq!(ChatCommand::parse(text), Ok(command), "{text}");
         }
         for (text, words) in [
             ("/path/to", "`/path/to` is no command"),
@@ -184,7 +184,7 @@ mod tests {
             ("/set seed 0.5", "seed: `0.5` is not a whole number"),
             ("/set top_p much", "top_p: `much` is not a number"),
         ] {
-            let refused = Command::parse(text).unwrap_err();
+            let refused = ChatCommand::parse(text).unwrap_err();
             assert!(refused.starts_with(words), "{refused}");
         }
     }

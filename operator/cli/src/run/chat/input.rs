@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// What was read.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Read {
+pub enum ReadResult {
     /// A line, without its end.
     Line(String),
     /// Ctrl-C in place of a line.
@@ -22,20 +22,20 @@ pub enum Read {
 
 /// Standard input.
 #[derive(Debug)]
-pub struct Input {
+pub struct LineReader {
     prompts: mpsc::Sender<String>,
-    lines: UnboundedReceiver<anyhow::Result<Read>>,
+    lines: UnboundedReceiver<anyhow::Result<ReadResult>>,
     /// A line was requested and not received yet.
-    waits: bool,
+    is_pending: bool,
     terminal: Option<Terminal>,
 }
 
-impl Input {
+impl LineReader {
     /// Reads lines with editing and a history from a terminal, else plain ones.
     ///
     /// # Errors
     /// The terminal cannot be used.
-    pub fn open() -> anyhow::Result<Input> {
+    pub fn open() -> anyhow::Result<LineReader> {
         let is_terminal = std::io::stdin().is_terminal();
         let terminal = if is_terminal { Some(Terminal::of_stdin()?) } else { None };
         let (prompts, asked) = mpsc::channel();
@@ -44,11 +44,11 @@ impl Input {
         match is_terminal {
             true => {
                 let editor = DefaultEditor::new().context("the terminal cannot be used")?;
-                named.spawn(move || edit(editor, &asked, &sender))?
+                named.spawn(move || edit_lines(editor, &asked, &sender))?
             }
             false => named.spawn(move || read(&asked, &sender))?,
         };
-        Ok(Input { prompts, lines, waits: false, terminal })
+        Ok(LineReader { prompts, lines, is_pending: false, terminal })
     }
 
     /// Whether a person types.
@@ -60,22 +60,22 @@ impl Input {
     ///
     /// # Errors
     /// The input cannot be read.
-    pub async fn read(&mut self, prompt: &str) -> anyhow::Result<Read> {
-        if !self.waits {
+    pub async fn read(&mut self, prompt: &str) -> anyhow::Result<ReadResult> {
+        if !self.is_pending {
             // If the thread has ended, its last message is in the channel.
             let _ = self.prompts.send(prompt.to_owned());
-            self.waits = true;
+            self.is_pending = true;
         }
-        let read = self.lines.recv().await.unwrap_or(Ok(Read::End));
-        self.waits = false;
+        let read = self.lines.recv().await.unwrap_or(Ok(ReadResult::End));
+        self.is_pending = false;
         read
     }
 }
 
-impl Drop for Input {
+impl Drop for LineReader {
     /// The thread may be in the middle of a line: this restores the terminal in its place.
     fn drop(&mut self) {
-        if let Some(terminal) = self.terminal.as_ref().filter(|_| self.waits) {
+        if let Some(terminal) = self.terminal.as_ref().filter(|_| self.is_pending) {
             terminal.restore();
         }
     }
@@ -99,20 +99,20 @@ impl Terminal {
 }
 
 /// Reads a line for each prompt; the arrow keys bring earlier ones back.
-fn edit(
+fn edit_lines(
     mut editor: DefaultEditor,
     prompts: &mpsc::Receiver<String>,
-    lines: &UnboundedSender<anyhow::Result<Read>>,
+    lines: &UnboundedSender<anyhow::Result<ReadResult>>,
 ) {
     for prompt in prompts {
         let read = match editor.readline(&prompt) {
             Ok(line) => {
                 // A line without a place in the history is a line all the same.
                 let _ = editor.add_history_entry(&line);
-                Ok(Read::Line(line))
+                Ok(ReadResult::Line(line))
             }
-            Err(ReadlineError::Interrupted) => Ok(Read::Interrupted),
-            Err(ReadlineError::Eof) => Ok(Read::End),
+            Err(ReadlineError::Interrupted) => Ok(ReadResult::Interrupted),
+            Err(ReadlineError::Eof) => Ok(ReadResult::End),
             Err(error) => Err(error).context("the terminal cannot be read"),
         };
         if lines.send(read).is_err() {
@@ -122,12 +122,12 @@ fn edit(
 }
 
 /// Reads a line for each prompt, which is not shown.
-fn read(prompts: &mpsc::Receiver<String>, lines: &UnboundedSender<anyhow::Result<Read>>) {
+fn read(prompts: &mpsc::Receiver<String>, lines: &UnboundedSender<anyhow::Result<ReadResult>>) {
     let mut text = std::io::stdin().lock().lines();
     for _ in prompts {
         let read = match text.next() {
-            Some(line) => line.map(Read::Line).context("standard input"),
-            None => Ok(Read::End),
+            Some(line) => line.map(ReadResult::Line).context("standard input"),
+            None => Ok(ReadResult::End),
         };
         if lines.send(read).is_err() {
             return;

@@ -31,7 +31,7 @@ impl Setting {
     /// # Errors
     /// No setting has this name, or the value is not one of its kind; for people.
     pub fn parse(name: &str, value: &str) -> Result<Setting, String> {
-        let (name, fraction) = known(name)?;
+        let (name, fraction) = find_setting(name)?;
         let number = value.parse::<Number>().ok().filter(|number| fraction || !number.is_f64());
         let kind = if fraction { "a number" } else { "a whole number" };
         number.map(|value| Setting { name, value }).ok_or_else(|| format!("{name}: `{value}` is not {kind}"))
@@ -65,7 +65,7 @@ impl Setting {
 }
 
 /// The setting that is called `name`, and whether its value may have a fraction.
-fn known(name: &str) -> Result<(&'static str, bool), String> {
+fn find_setting(name: &str) -> Result<(&'static str, bool), String> {
     SETTINGS.into_iter().find(|(known, _)| *known == name).ok_or_else(|| {
         let names: Vec<_> = SETTINGS.iter().map(|(name, _)| *name).collect();
         format!("`{name}` is no setting; there are {}", names.join(", "))
@@ -77,7 +77,7 @@ fn known(name: &str) -> Result<(&'static str, bool), String> {
 /// # Errors
 /// There is none, for people.
 pub fn name_of(name: &str) -> Result<&'static str, String> {
-    known(name).map(|(name, _)| name)
+    find_setting(name).map(|(name, _)| name)
 }
 
 /// Sampling that the model's author recommends, by the names of settings.
@@ -86,11 +86,11 @@ pub struct Recommended(BTreeMap<&'static str, Number>);
 
 impl Recommended {
     /// File of a model's folder that names it.
-    const FILE: &str = "generation_config.json";
+    const GENERATION_CONFIG: &str = "generation_config.json";
 
     /// What the model in `folder` names. Its sidecar refuses a file that is no JSON.
-    pub fn of(folder: &Path) -> Recommended {
-        let file = std::fs::read(folder.join(Recommended::FILE)).unwrap_or_default();
+    pub fn from_folder(folder: &Path) -> Recommended {
+        let file = std::fs::read(folder.join(Recommended::GENERATION_CONFIG)).unwrap_or_default();
         let file: Value = serde_json::from_slice(&file).unwrap_or_default();
         let named = ["temperature", "top_k", "top_p"].into_iter().filter_map(|name| match &file[name] {
             Value::Number(number) => Some((name, number.clone())),
@@ -127,9 +127,9 @@ impl Model<'_> {
     }
 
     /// What applies where nothing is sent.
-    fn unsent(&self, name: &str) -> String {
+    fn implicit_default(&self, name: &str) -> String {
         match (self.recommended.0.get(name), name) {
-            (Some(value), _) => format!("{value} (from {})", Recommended::FILE),
+            (Some(value), _) => format!("{value} (from {})", Recommended::GENERATION_CONFIG),
             (None, "max_tokens") => format!("what the context of {} tokens leaves", self.context_tokens),
             (None, "seed") => "another one for each answer".to_owned(),
             (None, _) => "all tokens".to_owned(),
@@ -150,7 +150,7 @@ impl Settings {
     /// Takes the user's value of `name` back, and returns the value that now applies to a request to `model`.
     pub fn unset(&mut self, name: &'static str, model: Model<'_>) -> String {
         self.0.remove(name);
-        model.default(name).map_or_else(|| model.unsent(name), |value| value.to_string())
+        model.default(name).map_or_else(|| model.implicit_default(name), |value| value.to_string())
     }
 
     /// Writes them into a request to `model`.
@@ -164,16 +164,16 @@ impl Settings {
 
     /// The value of each for a request to `model`, one a line.
     pub fn list(&self, model: Model<'_>) -> String {
-        let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| self.line(name, model)).collect();
+        let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| self.setting_line(name, model)).collect();
         lines.join("\n")
     }
 
     /// `name` and its value for a request to `model`.
-    pub fn line(&self, name: &'static str, model: Model<'_>) -> String {
+    pub fn setting_line(&self, name: &'static str, model: Model<'_>) -> String {
         let value = match (self.0.get(name), model.default(name)) {
             (Some(value), _) => format!("{value} (set)"),
             (None, Some(value)) => format!("{value} (default)"),
-            (None, None) => model.unsent(name),
+            (None, None) => model.implicit_default(name),
         };
         format!("{name:12} {value}")
     }
@@ -187,8 +187,8 @@ mod tests {
 
     fn recommended(file: &str) -> Recommended {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(Recommended::FILE), file).unwrap();
-        Recommended::of(dir.path())
+        std::fs::write(dir.path().join(Recommended::GENERATION_CONFIG), file).unwrap();
+        Recommended::from_folder(dir.path())
     }
 
     fn set(all: &[(&str, &str)]) -> Settings {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_goes_before_the_author_and_the_author_before_the_defaults() {
+    fn user_setting_overrides_author_and_author_overrides_default() {
         let nothing = recommended(r#"{"eos_token_id": 2, "temperature": null}"#);
         let chat = Model { has_template: true, context_tokens: 512, recommended: &nothing };
         assert_eq!(sent(&set(&[]), chat), json!({"temperature": 0.7, "top_p": 0.95}));
@@ -255,9 +255,9 @@ mod tests {
         let author = recommended(r#"{"top_k": 20}"#);
         let model = Model { has_template: true, context_tokens: 512, recommended: &author };
         let mut settings = set(&[("temperature", "0"), ("top_k", "5"), ("max_tokens", "9")]);
-        assert_eq!(settings.line("temperature", model), "temperature  0 (set)");
+        assert_eq!(settings.setting_line("temperature", model), "temperature  0 (set)");
         assert_eq!(settings.unset("temperature", model), "0.7");
-        assert_eq!(settings.line("temperature", model), "temperature  0.7 (default)");
+        assert_eq!(settings.setting_line("temperature", model), "temperature  0.7 (default)");
         assert_eq!(settings.unset("top_k", model), "20 (from generation_config.json)");
         assert_eq!(settings.unset("max_tokens", model), "what the context of 512 tokens leaves");
         assert_eq!(sent(&settings, model), sent(&set(&[]), model));
@@ -284,7 +284,7 @@ temperature  0.5 (set)
 top_k        20 (from generation_config.json)
 top_p        0.95 (default)";
         assert_eq!(set(&[("temperature", "0.5")]).list(plain), expected);
-        let nothing = Recommended::of(Path::new("/nowhere"));
+        let nothing = Recommended::from_folder(Path::new("/nowhere"));
         let chat = Model { has_template: true, recommended: &nothing, ..plain };
         let listed = set(&[("seed", "7")]).list(chat);
         let expected = "max_tokens   what the context of 8192 tokens leaves\nseed         7 (set)\n";

@@ -3,9 +3,9 @@
 use unicode_width::UnicodeWidthChar;
 
 /// Columns between two stops of a tabulator.
-const TAB: usize = 8;
+const TAB_WIDTH: usize = 8;
 /// On a narrower terminal the terminal itself breaks lines, within words.
-const LEAST: usize = 20;
+const MIN_COLUMNS: usize = 20;
 
 /// Where the end of an answer is on its line.
 #[derive(Debug, Default)]
@@ -22,19 +22,20 @@ impl Wrapper {
     pub fn wrap(&mut self, piece: &str, columns: Option<usize>) -> String {
         let mut text = String::new();
         // A line that fills the last column stands between two lines.
-        let columns = columns.filter(|columns| *columns >= LEAST).map_or(usize::MAX, |columns| columns - 1);
+        let columns =
+            columns.filter(|columns| *columns >= MIN_COLUMNS).map_or(usize::MAX, |columns| columns - 1);
         for letter in piece.chars() {
             match letter {
                 '\n' => self.begin_line(&mut text),
-                '\t' => self.blank(
+                '\t' => self.push_blank(
                     letter,
-                    (TAB - self.column % TAB).min(columns.saturating_sub(self.column)),
+                    (TAB_WIDTH - self.column % TAB_WIDTH).min(columns.saturating_sub(self.column)),
                     &mut text,
                 ),
                 ' ' if self.column >= columns => self.begin_line(&mut text),
-                ' ' => self.blank(letter, 1, &mut text),
+                ' ' => self.push_blank(letter, 1, &mut text),
                 letter if letter.is_control() => {}
-                letter => self.letter(letter, columns, &mut text),
+                letter => self.push_char(letter, columns, &mut text),
             }
         }
         text
@@ -45,7 +46,7 @@ impl Wrapper {
         *self = Wrapper::default();
     }
 
-    fn blank(&mut self, blank: char, width: usize, text: &mut String) {
+    fn push_blank(&mut self, blank: char, width: usize, text: &mut String) {
         text.push(blank);
         self.column += width;
         self.end_word();
@@ -56,7 +57,7 @@ impl Wrapper {
         self.word_columns = 0;
     }
 
-    fn letter(&mut self, letter: char, columns: usize, text: &mut String) {
+    fn push_char(&mut self, letter: char, columns: usize, text: &mut String) {
         let width = letter.width().unwrap_or(0);
         // Scripts of wide characters have no blanks: each of them is a word.
         if width > 1 {

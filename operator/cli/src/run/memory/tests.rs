@@ -20,15 +20,15 @@ fn geometry() -> Geometry {
     }
 }
 
-fn model(name: &str) -> Sized {
+fn model(name: &str) -> ModelSize {
     let spec = serde_json::json!({
         "poolRef": {"name": "p"}, "model": {"source": {"type": "File", "file": {"path": "/m"}}},
     });
-    Sized { name: name.into(), geometry: geometry(), spec: serde_json::from_value(spec).unwrap() }
+    ModelSize { name: name.into(), geometry: geometry(), spec: serde_json::from_value(spec).unwrap() }
 }
 
-fn wishes() -> Wishes {
-    Wishes { threads: 2, ..Wishes::default() }
+fn options() -> MemoryOptions {
+    MemoryOptions { threads: 2, ..MemoryOptions::default() }
 }
 
 /// KV of `sequences` contexts in chunks of 1 MiB, 20 blocks of 52,428 bytes in each.
@@ -41,8 +41,8 @@ const WEIGHTS: u64 = (32 + 21 * 16) << 20;
 const ACTIVATIONS: u64 = 10 << 20;
 
 #[test]
-fn with_memory_to_spare_each_model_has_kv_for_four_contexts_of_8192_tokens() {
-    let plan = plan(&[model("a")], &wishes(), 64 * GIB).unwrap();
+fn ample_memory_gives_each_model_four_contexts() {
+    let plan = plan(&[model("a")], &options(), 64 * GIB).unwrap();
     assert_eq!(plan.chunk_bytes, 1 << 20, "a sixteenth of a layer");
     assert_eq!((plan.context_tokens.as_slice(), plan.sequences), ([8192].as_slice(), 4));
     assert_eq!(plan.gpu_bytes, WEIGHTS + kv(8192, 4) + ACTIVATIONS);
@@ -54,8 +54,8 @@ fn with_memory_to_spare_each_model_has_kv_for_four_contexts_of_8192_tokens() {
 
 #[test]
 fn two_models_share_a_gpu_that_holds_both() {
-    let one = plan(&[model("a")], &wishes(), 64 * GIB).unwrap();
-    let two = plan(&[model("a"), model("b")], &wishes(), 64 * GIB).unwrap();
+    let one = plan(&[model("a")], &options(), 64 * GIB).unwrap();
+    let two = plan(&[model("a"), model("b")], &options(), 64 * GIB).unwrap();
     assert_eq!(
         (two.gpu_bytes, two.host_bytes, two.total_bytes),
         (2 * one.gpu_bytes, 2 * one.host_bytes, 2 * one.total_bytes)
@@ -64,18 +64,18 @@ fn two_models_share_a_gpu_that_holds_both() {
 }
 
 #[test]
-fn short_memory_first_takes_sequences_then_context() {
+fn short_memory_reduces_sequences_before_context() {
     let total = |tokens, sequences| {
         let host: u64 = 480 << 20;
         let host = (host + host.div_ceil(20)).next_multiple_of(1 << 20);
         WEIGHTS + kv(tokens, sequences) + ACTIVATIONS + host + (256 << 20)
     };
     for (tokens, sequences) in [(8192, 4), (8192, 2), (8192, 1), (4096, 1), (2048, 1), (1024, 1)] {
-        let enough = plan(&[model("a")], &wishes(), total(tokens, sequences)).unwrap();
+        let enough = plan(&[model("a")], &options(), total(tokens, sequences)).unwrap();
         let found = (u64::from(enough.context_tokens[0]), enough.sequences);
         assert_eq!(found, (tokens, sequences));
     }
-    let short = plan(&[model("a")], &wishes(), total(1024, 1) - 1).unwrap_err();
+    let short = plan(&[model("a")], &options(), total(1024, 1) - 1).unwrap_err();
     let needed = bytes(total(1024, 1));
     let words = short.to_string();
     assert!(
@@ -91,8 +91,8 @@ fn short_memory_first_takes_sequences_then_context() {
 }
 
 #[test]
-fn a_context_that_is_asked_for_is_had_or_refused() {
-    let asked = |tokens| Wishes { context_tokens: Some(tokens), ..wishes() };
+fn requested_context_is_granted_or_rejected() {
+    let asked = |tokens| MemoryOptions { context_tokens: Some(tokens), ..options() };
     assert_eq!(plan(&[model("a")], &asked(32_768), 64 * GIB).unwrap().context_tokens, [32_768]);
     let long = plan(&[model("a")], &asked(32_769), 64 * GIB).unwrap_err().to_string();
     assert_eq!(long, "--context 32769: a was made for 32768 tokens at most");
@@ -101,8 +101,8 @@ fn a_context_that_is_asked_for_is_had_or_refused() {
 }
 
 #[test]
-fn memory_that_is_named_is_taken_if_the_models_can_start_in_it() {
-    let named = |bytes| Wishes { memory_bytes: Some(bytes), ..wishes() };
+fn requested_memory_is_used_if_models_can_start() {
+    let named = |bytes| MemoryOptions { memory_bytes: Some(bytes), ..options() };
     let plenty = plan(&[model("a")], &named(2 * GIB + 5), 64 * GIB).unwrap();
     assert_eq!((plenty.gpu_bytes, plenty.sequences), (2 * GIB, 1));
     let little = plan(&[model("a")], &named(GIB / 4), 64 * GIB).unwrap_err().to_string();
@@ -122,7 +122,7 @@ fn small_layers_have_small_chunks_that_hold_a_block_of_kv() {
     small.geometry.kv_bytes_per_token = 100 << 10;
     assert_eq!(chunk_bytes([&small.geometry, &model("b").geometry]), 128 << 10, "80 KiB a block");
     small.geometry.kv_bytes_per_token = 20 << 20;
-    let refused = plan(&[small], &wishes(), 64 * GIB).unwrap_err().to_string();
+    let refused = plan(&[small], &options(), 64 * GIB).unwrap_err().to_string();
     assert!(refused.starts_with("a: 16 tokens' KV of a layer take"), "{refused}");
 }
 

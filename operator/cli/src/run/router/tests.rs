@@ -15,7 +15,7 @@ async fn server(router: Router) -> SocketAddr {
 }
 
 /// A model that answers with its name and the request.
-fn model_of(name: &'static str) -> Router {
+fn echo_model(name: &'static str) -> Router {
     let asked = async move |headers: HeaderMap, body: String| {
         let key = headers.get(header::AUTHORIZATION).map(|key| key.to_str().unwrap().to_owned());
         Json(json!({"by": name, "asked": body, "key": key}))
@@ -46,12 +46,12 @@ async fn served(routes: Routes, models: &[(&str, Option<SocketAddr>)]) -> (Strin
     (url, routes)
 }
 
-async fn two() -> (String, Routes) {
-    let (a, b) = (server(model_of("a")).await, server(model_of("org/b")).await);
+async fn two_models() -> (String, Routes) {
+    let (a, b) = (server(echo_model("a")).await, server(echo_model("org/b")).await);
     routed(&[("a", Some(a)), ("org/b", Some(b)), ("c", None)]).await
 }
 
-async fn asked(url: &str, path: &str, body: String) -> (StatusCode, HeaderMap, Value) {
+async fn post_json(url: &str, path: &str, body: String) -> (StatusCode, HeaderMap, Value) {
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let request = http.post(format!("{url}{path}")).header("content-type", "application/json");
     let answer = request.bearer_auth("k").body(body).send().await.unwrap();
@@ -60,7 +60,7 @@ async fn asked(url: &str, path: &str, body: String) -> (StatusCode, HeaderMap, V
     (status, headers, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-async fn got(url: &str, path: &str) -> (StatusCode, Value) {
+async fn get_json(url: &str, path: &str) -> (StatusCode, Value) {
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let answer = http.get(format!("{url}{path}")).send().await.unwrap();
     let (status, text) = (answer.status(), answer.text().await.unwrap());
@@ -69,10 +69,10 @@ async fn got(url: &str, path: &str) -> (StatusCode, Value) {
 
 #[tokio::test]
 async fn a_request_is_forwarded_unchanged_to_the_model_that_its_body_names() {
-    let (url, _) = two().await;
+    let (url, _) = two_models().await;
     for name in ["a", "org/b"] {
         let body = format!(r#"{{"prompt": "x",  "model": "{name}"}}"#);
-        let (status, _, answer) = asked(&url, "/v1/completions", body.clone()).await;
+        let (status, _, answer) = post_json(&url, "/v1/completions", body.clone()).await;
         assert_eq!(
             (status, &answer),
             (StatusCode::OK, &json!({"by": name, "asked": body, "key": "Bearer k"}))
@@ -82,54 +82,54 @@ async fn a_request_is_forwarded_unchanged_to_the_model_that_its_body_names() {
 
 #[tokio::test]
 async fn errors_of_a_model_are_forwarded_with_their_headers() {
-    let (url, _) = two().await;
-    let (status, headers, answer) = asked(&url, "/v1/chat/completions", r#"{"model": "a"}"#.into()).await;
+    let (url, _) = two_models().await;
+    let (status, headers, answer) = post_json(&url, "/v1/chat/completions", r#"{"model": "a"}"#.into()).await;
     assert_eq!((status, answer), (StatusCode::TOO_MANY_REQUESTS, json!("busy")));
     assert_eq!(headers["retry-after"], "1");
 }
 
 #[tokio::test]
 async fn an_unknown_model_is_404_in_openais_form_with_the_names_that_exist() {
-    let (url, _) = two().await;
-    let (status, _, answer) = asked(&url, "/v1/completions", r#"{"model": "gpt"}"#.into()).await;
+    let (url, _) = two_models().await;
+    let (status, _, answer) = post_json(&url, "/v1/completions", r#"{"model": "gpt"}"#.into()).await;
     let message = "the model `gpt` does not exist; served here: `a`, `c`, `org/b`";
     let error = json!({"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"});
     assert_eq!((status, answer), (StatusCode::NOT_FOUND, json!({"error": error})));
-    let (status, answer) = got(&url, "/v1/models/gpt").await;
+    let (status, answer) = get_json(&url, "/v1/models/gpt").await;
     assert_eq!((status, &answer["error"]["code"]), (StatusCode::NOT_FOUND, &json!("model_not_found")));
 }
 
 #[tokio::test]
 async fn a_body_that_names_no_model_is_400_unless_there_is_only_one() {
-    let (url, _) = two().await;
+    let (url, _) = two_models().await;
     for body in ["{", "[]", "{}", r#"{"model": 3}"#] {
-        let (status, _, answer) = asked(&url, "/v1/completions", body.into()).await;
+        let (status, _, answer) = post_json(&url, "/v1/completions", body.into()).await;
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("model")), "{body}");
     }
-    let (only, _) = routed(&[("a", Some(server(model_of("a")).await))]).await;
-    assert_eq!(asked(&only, "/v1/completions", "{}".into()).await.2["by"], "a");
-    assert_eq!(got(&only, "/version").await, (StatusCode::OK, json!("a")));
-    assert_eq!(got(&url, "/version").await.0, StatusCode::NOT_FOUND);
+    let (only, _) = routed(&[("a", Some(server(echo_model("a")).await))]).await;
+    assert_eq!(post_json(&only, "/v1/completions", "{}".into()).await.2["by"], "a");
+    assert_eq!(get_json(&only, "/version").await, (StatusCode::OK, json!("a")));
+    assert_eq!(get_json(&url, "/version").await.0, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
 async fn models_are_listed_together_and_one_by_one() {
-    let (url, routes) = two().await;
+    let (url, routes) = two_models().await;
     assert_eq!(
-        got(&url, "/v1/models").await.1,
+        get_json(&url, "/v1/models").await.1,
         json!({"object": "list", "data": [{"id": "a"}, {"id": "org/b"}]})
     );
-    assert_eq!(got(&url, "/v1/models/org/b").await.1, json!({"id": "org/b", "by": "org/b"}));
-    let (status, headers, answer) = asked(&url, "/v1/completions", r#"{"model": "c"}"#.into()).await;
+    assert_eq!(get_json(&url, "/v1/models/org/b").await.1, json!({"id": "org/b", "by": "org/b"}));
+    let (status, headers, answer) = post_json(&url, "/v1/completions", r#"{"model": "c"}"#.into()).await;
     assert_eq!(
         (status, answer["error"]["message"].as_str()),
         (StatusCode::SERVICE_UNAVAILABLE, Some("the model `c` is loading"))
     );
     assert_eq!(headers["retry-after"], RETRY_SECONDS);
-    assert_eq!(got(&url, "/ready").await.0, StatusCode::SERVICE_UNAVAILABLE);
-    routes.set("c", server(model_of("c")).await);
-    assert_eq!(got(&url, "/ready").await.0, StatusCode::OK);
-    assert_eq!(asked(&url, "/v1/completions", r#"{"model": "c"}"#.into()).await.2["by"], "c");
+    assert_eq!(get_json(&url, "/ready").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    routes.set("c", server(echo_model("c")).await);
+    assert_eq!(get_json(&url, "/ready").await.0, StatusCode::OK);
+    assert_eq!(post_json(&url, "/v1/completions", r#"{"model": "c"}"#.into()).await.2["by"], "c");
 }
 
 #[tokio::test]
@@ -138,7 +138,7 @@ async fn a_model_that_cannot_be_reached_is_503() {
     let gone = listener.local_addr().unwrap();
     drop(listener);
     let (url, _) = routed(&[("a", Some(gone))]).await;
-    let (status, headers, answer) = asked(&url, "/v1/completions", r#"{"model": "a"}"#.into()).await;
+    let (status, headers, answer) = post_json(&url, "/v1/completions", r#"{"model": "a"}"#.into()).await;
     assert_eq!(
         (status, headers["retry-after"].as_bytes()),
         (StatusCode::SERVICE_UNAVAILABLE, RETRY_SECONDS.as_bytes())
@@ -148,13 +148,15 @@ async fn a_model_that_cannot_be_reached_is_503() {
 
 #[tokio::test]
 async fn a_body_beyond_the_limit_is_413_and_one_at_the_limit_goes_through() {
-    let (url, _) =
-        routed(&[("a", Some(server(model_of("a").layer(axum::extract::DefaultBodyLimit::disable())).await))])
-            .await;
+    let (url, _) = routed(&[(
+        "a",
+        Some(server(echo_model("a").layer(axum::extract::DefaultBodyLimit::disable())).await),
+    )])
+    .await;
     let body = |bytes: usize| format!(r#"{{"model":"a","x":"{}"}}"#, "x".repeat(bytes - 20));
     assert_eq!(body(100).len(), 100);
-    assert_eq!(asked(&url, "/v1/completions", body(MOST_BODY)).await.0, StatusCode::OK);
-    let (status, _, answer) = asked(&url, "/v1/completions", body(MOST_BODY + 1)).await;
+    assert_eq!(post_json(&url, "/v1/completions", body(MAX_BODY_BYTES)).await.0, StatusCode::OK);
+    let (status, _, answer) = post_json(&url, "/v1/completions", body(MAX_BODY_BYTES + 1)).await;
     assert_eq!(
         (status, &answer["error"]["type"]),
         (StatusCode::PAYLOAD_TOO_LARGE, &json!("invalid_request_error"))
@@ -162,19 +164,19 @@ async fn a_body_beyond_the_limit_is_413_and_one_at_the_limit_goes_through() {
 }
 
 #[tokio::test]
-async fn bodies_that_do_not_arrive_are_408_and_those_behind_them_are_answered() {
+async fn incomplete_bodies_get_408_and_later_requests_are_answered() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut routes = Routes::new(std::iter::once("a".to_owned())).unwrap();
     routes.body_timeout = Duration::from_millis(500);
-    let model = server(model_of("a")).await;
+    let model = server(echo_model("a")).await;
     let (url, _) = served(routes, &[("a", Some(model))]).await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let stalled = || {
         let body = reqwest::Body::wrap_stream(stream::pending::<Result<Bytes, std::io::Error>>());
         tokio::spawn(http.post(format!("{url}/v1/completions")).body(body).send())
     };
-    let all: Vec<_> = (0..MOST_HELD_KIB / MOST_BODY_KIB).map(|_| stalled()).collect();
-    let (status, _, _) = asked(&url, "/v1/completions", r#"{"model": "a"}"#.into()).await;
+    let all: Vec<_> = (0..MAX_BUFFERED_KIB / MAX_BODY_KIB).map(|_| stalled()).collect();
+    let (status, _, _) = post_json(&url, "/v1/completions", r#"{"model": "a"}"#.into()).await;
     assert_eq!(status, StatusCode::OK);
     for one in all {
         assert_eq!(one.await.unwrap().unwrap().status(), StatusCode::REQUEST_TIMEOUT);
@@ -182,29 +184,29 @@ async fn bodies_that_do_not_arrive_are_408_and_those_behind_them_are_answered() 
 }
 
 #[tokio::test]
-async fn bodies_of_requests_that_wait_for_their_model_are_held_up_to_the_limit() {
+async fn buffered_bodies_of_waiting_requests_are_bounded() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut routes = Routes::new(["a".to_owned(), "b".to_owned()].into_iter()).unwrap();
-    routes.held = Arc::new(Semaphore::new(8));
+    routes.buffer_permits = Arc::new(Semaphore::new(8));
     let (arrived, mut arrivals) = mpsc::unbounded_channel::<()>();
     let hung = async move || {
         arrived.send(()).unwrap();
         std::future::pending::<StatusCode>().await
     };
     let (a, b) =
-        (server(Router::new().route("/v1/completions", post(hung))).await, server(model_of("b")).await);
+        (server(Router::new().route("/v1/completions", post(hung))).await, server(echo_model("b")).await);
     let (url, _) = served(routes, &[("a", Some(a)), ("b", Some(b))]).await;
     let body = |name: &str| format!(r#"{{"model":"{name}","x":"{}"}}"#, "x".repeat(4000));
     let waiting = [0, 1].map(|_| {
         tokio::spawn({
             let (url, body) = (url.clone(), body("a"));
-            async move { asked(&url, "/v1/completions", body).await }
+            async move { post_json(&url, "/v1/completions", body).await }
         })
     });
     for _ in &waiting {
         arrivals.recv().await.unwrap();
     }
-    let third = asked(&url, "/v1/completions", body("b"));
+    let third = post_json(&url, "/v1/completions", body("b"));
     tokio::pin!(third);
     tokio::time::timeout(Duration::from_millis(300), &mut third)
         .await
@@ -219,9 +221,10 @@ async fn bodies_of_requests_that_wait_for_their_model_are_held_up_to_the_limit()
 #[tokio::test]
 async fn a_model_that_hangs_is_missing_from_the_list() {
     let hung = async || std::future::pending::<StatusCode>().await;
-    let (a, b) = (server(Router::new().route("/v1/models", get(hung))).await, server(model_of("b")).await);
+    let (a, b) = (server(Router::new().route("/v1/models", get(hung))).await, server(echo_model("b")).await);
     let (url, _) = routed(&[("a", Some(a)), ("b", Some(b))]).await;
-    let list = tokio::time::timeout(Duration::from_secs(60), got(&url, "/v1/models")).await.expect("it ends");
+    let list =
+        tokio::time::timeout(Duration::from_secs(60), get_json(&url, "/v1/models")).await.expect("it ends");
     assert_eq!(list.1, json!({"object": "list", "data": [{"id": "b"}]}));
 }
 
@@ -255,8 +258,8 @@ async fn each_piece_of_a_stream_is_forwarded_at_once_and_a_client_that_disconnec
 }
 
 #[tokio::test]
-async fn a_page_of_another_origin_does_not_reach_models_of_this_machine() {
-    let (url, _) = two().await;
+async fn cross_origin_request_is_rejected() {
+    let (url, _) = two_models().await;
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let asked = |host: &'static str| http.get(format!("{url}/v1/models/a")).header(header::HOST, host).send();
     assert_eq!(asked("rebound.example").await.unwrap().status(), StatusCode::FORBIDDEN);

@@ -1,11 +1,11 @@
 //! What the live screen shows of the board, and how keys change that.
 
-use super::board::{Board, Key, Row, Sort};
-use super::keys::Command;
+use super::keys::KeyCommand;
+use super::model::{Row, RowKey, Sort, TopModel};
 
 /// What is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shown {
+pub enum ActiveView {
     /// The table of tenants.
     #[default]
     List,
@@ -15,53 +15,54 @@ pub enum Shown {
 
 /// The choices of the person who looks. The selection follows a tenant, not a row: tenants come and go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct App {
+pub struct AppState {
     /// What is open.
-    pub shown: Shown,
+    pub view: ActiveView,
     /// Whether the help lies over it.
-    pub help: bool,
+    pub is_help_open: bool,
     /// Whether new looks are left out.
-    pub paused: bool,
+    pub is_paused: bool,
     /// The order of the list.
     pub sort: Sort,
     /// Whether the order is turned round.
     pub reverse: bool,
     /// First line of a page, or of the help, that is shown.
     pub scroll: usize,
-    selected: Option<Key>,
+    selected: Option<RowKey>,
 }
 
-impl App {
+impl AppState {
     /// The selected row of `rows`; 0 where the tenant is gone.
     pub fn index(&self, rows: &[Row<'_>]) -> usize {
         rows.iter().position(|row| Some(row.key()) == self.selected).unwrap_or(0)
     }
 
     /// Carries `command` out; a screen has `height` lines. Whether to end.
-    pub fn apply(&mut self, command: Command, board: &Board, height: usize) -> bool {
+    pub fn apply(&mut self, command: KeyCommand, board: &TopModel, height: usize) -> bool {
         match command {
-            Command::Quit => return true,
-            Command::Help => (self.help, self.scroll) = (!self.help, 0),
-            Command::Pause => self.paused = !self.paused,
-            Command::Back if self.help => (self.help, self.scroll) = (false, 0),
-            Command::Back => (self.shown, self.scroll) = (Shown::List, 0),
-            Command::Move(by) => self.go(by, board),
-            Command::Page(by) => self.go(by * (height.max(2) / 2) as isize, board),
-            Command::Open => self.open(board),
-            Command::Sort(sort) => (self.sort, self.reverse) = (sort, false),
-            Command::Reverse => self.reverse = !self.reverse,
+            KeyCommand::Quit => return true,
+            KeyCommand::Help => (self.is_help_open, self.scroll) = (!self.is_help_open, 0),
+            KeyCommand::Pause => self.is_paused = !self.is_paused,
+            KeyCommand::Back if self.is_help_open => (self.is_help_open, self.scroll) = (false, 0),
+            KeyCommand::Back => (self.view, self.scroll) = (ActiveView::List, 0),
+            KeyCommand::Move(by) => self.move_selection(by, board),
+            KeyCommand::Page(by) => self.move_selection(by * (height.max(2) / 2) as isize, board),
+            KeyCommand::Open => self.open(board),
+            KeyCommand::Sort(sort) => (self.sort, self.reverse) = (sort, false),
+            KeyCommand::Reverse => self.reverse = !self.reverse,
         }
         false
     }
 
-    fn open(&mut self, board: &Board) {
+    fn open(&mut self, board: &TopModel) {
         let rows = board.rows(self.sort, self.reverse);
         let Some(row) = rows.get(self.index(&rows)) else { return };
-        (self.selected, self.shown, self.help, self.scroll) = (Some(row.key()), Shown::Tenant, false, 0);
+        (self.selected, self.view, self.is_help_open, self.scroll) =
+            (Some(row.key()), ActiveView::Tenant, false, 0);
     }
 
-    fn go(&mut self, by: isize, board: &Board) {
-        if self.help || self.shown == Shown::Tenant {
+    fn move_selection(&mut self, by: isize, board: &TopModel) {
+        if self.is_help_open || self.view == ActiveView::Tenant {
             self.scroll = self.scroll.saturating_add_signed(by);
             return;
         }

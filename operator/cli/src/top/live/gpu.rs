@@ -2,56 +2,57 @@
 
 use ratatui::style::Modifier;
 use ratatui::text::{Line, Span};
+use sluice_page::text::formatting::bytes;
+use sluice_page::text::hangs;
 use sluice_page::view::{TenantView, states};
-use sluice_page::words::figures::bytes;
-use sluice_page::words::hangs;
 
-use super::board::{Board, Gpu, Row};
-use super::cells::{cut, cut_line, parts, phrases, spark, width};
+use super::model::{GpuEntry, Row, TopModel};
+use super::text_layout::{join_fitting, sparkline, time_buckets, truncate, truncate_line, width};
 use super::theme::Theme;
-use crate::top::map::apportion;
+use crate::top::memory_map::apportion;
 
 /// Columns of what moved.
-const MOVED: usize = 16;
-const FREE: &str = "·";
+const MOVED_COLUMNS: usize = 16;
+const FREE_CELL: &str = "·";
 
 /// A heading, what is wrong with it, and a bar of owners, in lines of at most `most` columns.
-pub fn lines(board: &Board, gpu: &Gpu, theme: Theme, most: usize) -> Vec<Line<'static>> {
+pub fn lines(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Vec<Line<'static>> {
     let mut lines = vec![heading(board, gpu, theme, most)];
     let reasons = gpu.view.reasons.iter();
     lines.extend(
-        reasons.map(|reason| cut_line(Line::styled(reason.text.clone(), theme.level(reason.level)), most)),
+        reasons
+            .map(|reason| truncate_line(Line::styled(reason.text.clone(), theme.level(reason.level)), most)),
     );
     lines.push(bar(board, gpu, theme, most));
     lines
 }
 
-fn heading(board: &Board, gpu: &Gpu, theme: Theme, most: usize) -> Line<'static> {
+fn heading(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Line<'static> {
     let name = if gpu.view.name.is_empty() { "not known" } else { &gpu.view.name };
     let node = gpu.view.node.as_ref().map(|node| vec![Span::raw(format!("on {node}"))]);
     let size =
         vec![Span::raw(format!("{} of {}", bytes(gpu.view.used_bytes()), bytes(gpu.view.capacity_bytes)))];
     let named = vec![Span::raw("GPU "), Span::styled(name.to_owned(), Theme::bold())];
-    let all = [Some(named), Some(size), moved(board, gpu, theme), turn(gpu), node];
-    phrases(all.into_iter().flatten(), 3, most)
+    let all = [Some(named), Some(size), moved_bytes(board, gpu, theme), gpu_turn(gpu), node];
+    join_fitting(all.into_iter().flatten(), 3, most)
 }
 
 /// Bytes that changed their owner.
-fn moved(board: &Board, gpu: &Gpu, theme: Theme) -> Option<Vec<Span<'static>>> {
-    let time = board.time();
+fn moved_bytes(board: &TopModel, gpu: &GpuEntry, theme: Theme) -> Option<Vec<Span<'static>>> {
+    let time = board.time_range();
     let moves = || gpu.history().moves().map(|one| (one.at_unix_ms, Some(one.bytes)));
     let all: u64 = moves().filter(|(at, _)| *at >= time.0).filter_map(|(_, bytes)| bytes).sum();
-    let values = parts(moves(), time, MOVED, u64::saturating_add);
+    let values = time_buckets(moves(), time, MOVED_COLUMNS, u64::saturating_add);
     (all > 0).then(|| {
         let mut phrase = vec![Span::raw("moved ")];
-        phrase.extend(spark(&values, None, theme.quiet(), theme.quiet()));
+        phrase.extend(sparkline(&values, None, theme.muted(), theme.muted()));
         phrase.push(Span::raw(format!(" {}", bytes(all))));
         phrase
     })
 }
 
 /// Who has the turn, and how many wait; a holder that is late is told among the reasons.
-fn turn(gpu: &Gpu) -> Option<Vec<Span<'static>>> {
+fn gpu_turn(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
     let turns = || states(&gpu.reports).filter_map(hangs::turn);
     let waiting = turns().map(|turn| turn.waiting).max()?;
     let holder = turns().find_map(|turn| turn.holder.as_deref()).unwrap_or("free");
@@ -62,7 +63,7 @@ fn turn(gpu: &Gpu) -> Option<Vec<Span<'static>>> {
 }
 
 /// The memory of all tenants, one after the other: weights, KV, all else, free.
-fn bar(board: &Board, gpu: &Gpu, theme: Theme, most: usize) -> Line<'static> {
+fn bar(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Line<'static> {
     let tenants = &gpu.view.tenants;
     let held = |tenant: &TenantView| {
         let [global, layers, slots, kv, rest @ .., _free] = tenant.owners;
@@ -72,17 +73,17 @@ fn bar(board: &Board, gpu: &Gpu, theme: Theme, most: usize) -> Line<'static> {
     sizes.push(gpu.view.capacity_bytes.saturating_sub(sizes.iter().sum()));
     // As narrow a terminal as this has no room for one cell each.
     let cells = apportion(&sizes, most);
-    let name = board.names();
+    let name = board.display_name();
     let mut line = Line::default();
     for (tenant, cells) in tenants.iter().zip(cells.chunks(3)) {
         let blocks: String =
             ["█", "▓", "▒"].iter().zip(cells).map(|(block, count)| block.repeat(*count)).collect();
         let style = theme.tenant(tenant.colour);
-        let label = cut(&name(&Row { gpu, tenant }), cells.iter().sum());
+        let label = truncate(&name(&Row { gpu, tenant }), cells.iter().sum());
         let rest: String = blocks.chars().skip(width(&label)).collect();
         line.push_span(Span::styled(label, style.add_modifier(Modifier::REVERSED)));
         line.push_span(Span::styled(rest, style));
     }
-    line.push_span(Span::styled(FREE.repeat(cells.last().copied().unwrap_or(0)), theme.quiet()));
-    cut_line(line, most)
+    line.push_span(Span::styled(FREE_CELL.repeat(cells.last().copied().unwrap_or(0)), theme.muted()));
+    truncate_line(line, most)
 }

@@ -2,11 +2,11 @@
 
 use ratatui::text::{Line, Span};
 
-use super::cells::{cut_line, left, width, wrapped};
 use super::keys::BINDINGS;
+use super::text_layout::{pad_right, truncate_line, width, wrapped};
 use super::theme::Theme;
 
-const WORDS: [(&str, &str); 9] = [
+const GLOSSARY: [(&str, &str); 9] = [
     (
         "SLO",
         "the share of tokens in time of the objective that is furthest below its promise: ✓ met, ✗ missed",
@@ -31,8 +31,8 @@ pub fn lines(most: usize) -> Vec<Line<'static>> {
     all.extend(entries(keys.collect(), most));
     all.push(Line::default());
     all.push(Line::styled("What is shown", Theme::bold()));
-    all.extend(entries(WORDS.map(|(name, text)| (name.to_owned(), text)).into(), most));
-    all.into_iter().map(|line| cut_line(line, most)).collect()
+    all.extend(entries(GLOSSARY.map(|(name, text)| (name.to_owned(), text)).into(), most));
+    all.into_iter().map(|line| truncate_line(line, most)).collect()
 }
 
 fn entries(entries: Vec<(String, &str)>, most: usize) -> Vec<Line<'static>> {
@@ -41,7 +41,7 @@ fn entries(entries: Vec<(String, &str)>, most: usize) -> Vec<Line<'static>> {
         let mut lines = wrapped(text, names, most, ratatui::style::Style::new());
         if let Some(first) = lines.first_mut() {
             let text = first.to_string().trim_start().to_owned();
-            *first = Line::from(vec![Span::styled(left(&name, names), Theme::bold()), Span::raw(text)]);
+            *first = Line::from(vec![Span::styled(pad_right(&name, names), Theme::bold()), Span::raw(text)]);
         }
         lines
     };

@@ -2,11 +2,11 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::board::Sort;
+use super::model::Sort;
 
 /// What a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum KeyCommand {
     /// Select the tenant this number of rows further down; on a page, scroll.
     Move(isize),
     /// As many rows as the screen has, down or up.
@@ -38,7 +38,7 @@ pub struct Binding {
     /// What they do, for people.
     pub help: &'static str,
     /// What they do.
-    pub command: Command,
+    pub command: KeyCommand,
 }
 
 const fn char(letter: char) -> Key {
@@ -51,8 +51,8 @@ const fn code(code: KeyCode) -> Key {
 
 /// All keys, in the order of the help.
 pub const BINDINGS: [Binding; 17] = {
-    use Command::{Back, Help, Move, Open, Page, Pause, Quit, Reverse, Sort as By};
-    const fn bind(keys: &'static [Key], help: &'static str, command: Command) -> Binding {
+    use KeyCommand::{Back, Help, Move, Open, Page, Pause, Quit, Reverse, Sort as By};
+    const fn bind(keys: &'static [Key], help: &'static str, command: KeyCommand) -> Binding {
         Binding { keys, help, command }
     }
     [
@@ -94,7 +94,7 @@ fn label((code, ctrl): &Key) -> String {
 }
 
 /// What a key asks for; `None` = nothing.
-pub fn command(event: &KeyEvent) -> Option<Command> {
+pub fn command(event: &KeyEvent) -> Option<KeyCommand> {
     let ctrl = event.modifiers.contains(KeyModifiers::CONTROL);
     let alt = event.modifiers.contains(KeyModifiers::ALT);
     let asks = |binding: &&Binding| !alt && binding.keys.contains(&(event.code, ctrl));
@@ -116,11 +116,11 @@ mod tests {
     #[test]
     fn a_letter_with_ctrl_or_alt_is_another_key() {
         let pressed = |letter, modifiers| command(&KeyEvent::new(KeyCode::Char(letter), modifiers));
-        assert_eq!(pressed('c', KeyModifiers::CONTROL), Some(Command::Quit));
+        assert_eq!(pressed('c', KeyModifiers::CONTROL), Some(KeyCommand::Quit));
         assert_eq!([pressed('c', KeyModifiers::NONE), pressed('q', KeyModifiers::CONTROL)], [None, None]);
         assert_eq!(
             [pressed('q', KeyModifiers::ALT), pressed('?', KeyModifiers::SHIFT)],
-            [None, Some(Command::Help)]
+            [None, Some(KeyCommand::Help)]
         );
     }
 }

@@ -2,23 +2,25 @@
 
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
-use sluice_page::history::Figure;
+use sluice_page::history::Metric;
+use sluice_page::text::explain::Level;
+use sluice_page::text::formatting::{bytes, duration, percent};
 use sluice_page::view::{Objective, TenantView};
-use sluice_page::words::explain::Level;
-use sluice_page::words::figures::{bytes, duration, percent};
 
-use super::app::App;
-use super::board::{Board, Row, Sort};
-use super::cells::{cut, cut_line, left, parts, phrases, right, spark, width, wrapped};
+use super::app::AppState;
 use super::gpu;
+use super::model::{Row, Sort, TopModel};
+use super::text_layout::{
+    join_fitting, pad_left, pad_right, sparkline, time_buckets, truncate, truncate_line, width, wrapped,
+};
 use super::theme::Theme;
 
 /// Least and most columns of a figure through time.
-const PAST: (usize, usize) = (5, 24);
+const SPARKLINE_COLUMNS: (usize, usize) = (5, 24);
 /// Columns of the marker of the selection and of the tenant's colour.
-const MARKS: usize = 3;
+const MARKER_COLUMNS: usize = 3;
 /// Most lines of what is wrong with the selected tenant.
-const REASON_LINES: usize = 3;
+const MAX_REASON_LINES: usize = 3;
 
 /// A column behind the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,11 +28,11 @@ enum Column {
     State,
     Slo,
     Tokens,
-    TokensPast,
+    TokensHistory,
     Ttft,
-    TtftPast,
+    TtftHistory,
     Tbt,
-    TbtPast,
+    TbtHistory,
     Kv,
     KvSize,
     Layers,
@@ -42,11 +44,11 @@ const COLUMNS: [(Column, usize); 12] = [
     (Column::State, 0),
     (Column::Slo, 1),
     (Column::Tokens, 2),
-    (Column::TokensPast, 8),
+    (Column::TokensHistory, 8),
     (Column::Ttft, 4),
-    (Column::TtftPast, 10),
+    (Column::TtftHistory, 10),
     (Column::Tbt, 3),
-    (Column::TbtPast, 9),
+    (Column::TbtHistory, 9),
     (Column::Kv, 5),
     (Column::KvSize, 11),
     (Column::Layers, 6),
@@ -65,7 +67,7 @@ impl Column {
             Column::KvSize => "KV OF",
             Column::Layers => "LAYERS",
             Column::Requests => "R+W",
-            Column::TokensPast | Column::TtftPast | Column::TbtPast => "",
+            Column::TokensHistory | Column::TtftHistory | Column::TbtHistory => "",
         }
     }
 
@@ -81,16 +83,16 @@ impl Column {
         }
     }
 
-    const fn past(self) -> Option<Figure> {
+    const fn trend(self) -> Option<Metric> {
         match self {
-            Column::TokensPast => Some(Figure::Tokens),
-            Column::TtftPast => Some(Figure::Ttft),
-            Column::TbtPast => Some(Figure::Tbt),
+            Column::TokensHistory => Some(Metric::Tokens),
+            Column::TtftHistory => Some(Metric::Ttft),
+            Column::TbtHistory => Some(Metric::Tbt),
             _ => None,
         }
     }
 
-    const fn is_left(self) -> bool {
+    const fn is_left_aligned(self) -> bool {
         matches!(self, Column::State | Column::Slo)
     }
 
@@ -108,7 +110,7 @@ impl Column {
             Column::KvSize => 8,
             Column::Layers => longest(layers, 7).min(12),
             Column::Requests => longest(requests, 3).min(7),
-            Column::TokensPast | Column::TtftPast | Column::TbtPast => PAST.0,
+            Column::TokensHistory | Column::TtftHistory | Column::TbtHistory => SPARKLINE_COLUMNS.0,
         }
     }
 }
@@ -148,7 +150,7 @@ impl Layout {
         };
         let mut ranked = COLUMNS.map(|(column, rank)| (rank, column, column.width(rows)));
         ranked.sort_unstable_by_key(|(rank, ..)| *rank);
-        let mut used = MARKS + least;
+        let mut used = MARKER_COLUMNS + least;
         let fits = |(_, _, wide): &&(usize, Column, usize)| {
             used += 1 + *wide;
             used <= most
@@ -156,54 +158,57 @@ impl Layout {
         let there: Vec<_> =
             ranked.iter().take_while(fits).map(|(_, column, wide)| (*column, *wide)).collect();
         let taken: usize = there.iter().map(|(_, wide)| wide + 1).sum();
-        let name = longest.min(most.saturating_sub(MARKS + taken)).max(least.min(most.saturating_sub(MARKS)));
-        let rest = most.saturating_sub(MARKS + name + taken);
-        let pasts = there.iter().filter(|(column, _)| column.past().is_some()).count();
-        let more = rest.checked_div(pasts).unwrap_or(0).min(PAST.1 - PAST.0);
+        let name = longest
+            .min(most.saturating_sub(MARKER_COLUMNS + taken))
+            .max(least.min(most.saturating_sub(MARKER_COLUMNS)));
+        let rest = most.saturating_sub(MARKER_COLUMNS + name + taken);
+        let pasts = there.iter().filter(|(column, _)| column.trend().is_some()).count();
+        let more = rest.checked_div(pasts).unwrap_or(0).min(SPARKLINE_COLUMNS.1 - SPARKLINE_COLUMNS.0);
         let wide = |column: Column| {
             let wide = there.iter().find(|(one, _)| *one == column)?.1;
-            Some((column, if column.past().is_some() { wide + more } else { wide }))
+            Some((column, if column.trend().is_some() { wide + more } else { wide }))
         };
         Layout { name, columns: COLUMNS.iter().filter_map(|(column, _)| wide(*column)).collect() }
     }
 
-    fn heading(&self, app: &App) -> Line<'static> {
+    fn heading(&self, app: &AppState) -> Line<'static> {
         let arrow = if app.reverse { '▲' } else { '▼' };
         let mark = |title: &str, sort| {
             if sort == Some(app.sort) { format!("{title}{arrow}") } else { title.to_owned() }
         };
-        let mut text = " ".repeat(MARKS) + &left(&mark("TENANT", Some(Sort::Name)), self.name);
+        let mut text = " ".repeat(MARKER_COLUMNS) + &pad_right(&mark("TENANT", Some(Sort::Name)), self.name);
         for (column, wide) in &self.columns {
             let title = mark(column.title(), column.sort());
             text += " ";
-            text += &if column.is_left() { left(&title, *wide) } else { right(&title, *wide) };
+            text +=
+                &if column.is_left_aligned() { pad_right(&title, *wide) } else { pad_left(&title, *wide) };
         }
         Line::styled(text, Theme::bold())
     }
 }
 
 /// One tenant's row and the lines below it.
-struct Block<'a> {
-    board: &'a Board,
+struct RowBlock<'a> {
+    board: &'a TopModel,
     theme: Theme,
     layout: &'a Layout,
     most: usize,
 }
 
-impl Block<'_> {
+impl RowBlock<'_> {
     fn lines(&self, row: &Row<'_>, name: &str, is_selected: bool) -> Vec<Line<'static>> {
         let marker = if is_selected { "> " } else { "  " };
         let style = if is_selected { Style::new().add_modifier(Modifier::BOLD) } else { Style::new() };
         let mut line = Line::from(vec![
             Span::raw(marker),
             Span::styled("■", self.theme.tenant(row.tenant.colour)),
-            Span::raw(left(name, self.layout.name)),
+            Span::raw(pad_right(name, self.layout.name)),
         ]);
         for (column, wide) in &self.layout.columns {
             line.push_span(" ");
             line.extend(self.cell(row, *column, *wide));
         }
-        let mut lines = vec![cut_line(line.patch_style(style), self.most)];
+        let mut lines = vec![truncate_line(line.patch_style(style), self.most)];
         lines.extend(self.reasons(row.tenant, is_selected));
         lines
     }
@@ -218,7 +223,7 @@ impl Block<'_> {
         };
         let (text, style) = match column {
             Column::State if tenant.level == Level::Bad => {
-                (state(tenant), self.theme.level(own_level(tenant)))
+                (state(tenant), self.theme.level(reason_level(tenant)))
             }
             Column::State => (state(tenant), self.theme.level(tenant.level)),
             Column::Slo => self.slo(tenant.worst_objective()),
@@ -236,11 +241,11 @@ impl Block<'_> {
             }
             Column::Layers => (layers(tenant), Style::new()),
             Column::Requests => (requests(tenant), Style::new()),
-            Column::TokensPast => return self.past(row, Figure::Tokens, None, wide),
-            Column::TtftPast => return self.past(row, Figure::Ttft, target("first token"), wide),
-            Column::TbtPast => return self.past(row, Figure::Tbt, target("later token"), wide),
+            Column::TokensHistory => return self.trend(row, Metric::Tokens, None, wide),
+            Column::TtftHistory => return self.trend(row, Metric::Ttft, target("first token"), wide),
+            Column::TbtHistory => return self.trend(row, Metric::Tbt, target("later token"), wide),
         };
-        let text = if column.is_left() { left(&text, wide) } else { right(&text, wide) };
+        let text = if column.is_left_aligned() { pad_right(&text, wide) } else { pad_left(&text, wide) };
         vec![Span::styled(text, style)]
     }
 
@@ -250,18 +255,18 @@ impl Block<'_> {
         (format!("{sign} {}", percent(Some(one.attained_permille))), style)
     }
 
-    fn past(
+    fn trend(
         &self,
         row: &Row<'_>,
-        figure: Figure,
+        figure: Metric,
         limit: Option<&Objective>,
         wide: usize,
     ) -> Vec<Span<'static>> {
         let series = row.gpu.history().series(&row.tenant.title, figure);
-        let values = parts(series, self.board.time(), wide, u64::max);
+        let values = time_buckets(series, self.board.time_range(), wide, u64::max);
         // Figures through time are in tenths of a millisecond.
         let limit = limit.map(|one| one.target_ns / 100_000);
-        spark(&values, limit, self.theme.tenant(row.tenant.colour), self.theme.bad())
+        sparkline(&values, limit, self.theme.tenant(row.tenant.colour), self.theme.bad())
     }
 
     /// What is wrong: all of it, wrapped, for the selected tenant, else the first of it in one line.
@@ -269,7 +274,7 @@ impl Block<'_> {
         let missed =
             || tenant.reasons.iter().filter(|one| one.level > Level::Fine && one.kind == "objective");
         let shown: Vec<_> = tenant.shown_reasons().chain(missed()).collect();
-        let indent = MARKS + 2;
+        let indent = MARKER_COLUMNS + 2;
         let style = |level| match level {
             // The cause of a missed objective.
             Level::Fine => self.theme.level(Level::Watch),
@@ -277,37 +282,42 @@ impl Block<'_> {
         };
         let lines = shown.iter().flat_map(|one| wrapped(&one.text, indent, self.most, style(one.level)));
         if is_selected {
-            return lines.take(REASON_LINES).collect();
+            return lines.take(MAX_REASON_LINES).collect();
         }
         let first = shown.first().map(|one| {
-            let text = cut(&one.text, self.most.saturating_sub(indent));
-            cut_line(Line::styled(" ".repeat(indent) + &text, style(one.level)), self.most)
+            let text = truncate(&one.text, self.most.saturating_sub(indent));
+            truncate_line(Line::styled(" ".repeat(indent) + &text, style(one.level)), self.most)
         });
         first.into_iter().collect()
     }
 }
 
 /// What a tenant does matters less than that an objective is missed, which has a column of its own.
-fn own_level(tenant: &TenantView) -> Level {
+fn reason_level(tenant: &TenantView) -> Level {
     tenant.shown_reasons().map(|one| one.level).max().unwrap_or_default()
 }
 
 /// As much as fits `height` lines of `most` columns, the selected tenant in view.
-pub fn lines(app: &App, board: &Board, theme: Theme, (most, height): (usize, usize)) -> Vec<Line<'static>> {
+pub fn lines(
+    app: &AppState,
+    board: &TopModel,
+    theme: Theme,
+    (most, height): (usize, usize),
+) -> Vec<Line<'static>> {
     let rows = board.rows(app.sort, app.reverse);
     if rows.is_empty() {
         return Vec::new();
     }
     let selected = app.index(&rows);
     let mut lines = gpus(board, rows.get(selected), theme, (most, (height / 3).max(2)));
-    let name = board.names();
+    let name = board.display_name();
     let names: Vec<String> = rows.iter().map(name).collect();
     let layout = Layout::of(&rows, &names, most);
-    let block = Block { board, theme, layout: &layout, most };
-    lines.push(cut_line(layout.heading(app), most));
+    let block = RowBlock { board, theme, layout: &layout, most };
+    lines.push(truncate_line(layout.heading(app), most));
     let room = height.saturating_sub(lines.len());
     let of = |at: usize| block.lines(&rows[at], &names[at], at == selected);
-    let (start, mut used) = first(selected, room, of);
+    let (start, mut used) = first_visible(selected, room, of);
     for at in start..rows.len() {
         let own = of(at);
         // A row is shown where all of it fits; the selected one always is.
@@ -322,7 +332,7 @@ pub fn lines(app: &App, board: &Board, theme: Theme, (most, height): (usize, usi
 }
 
 /// The first row that is shown so that the selected one is in view, and the lines from there to its end.
-fn first(selected: usize, room: usize, of: impl Fn(usize) -> Vec<Line<'static>>) -> (usize, usize) {
+fn first_visible(selected: usize, room: usize, of: impl Fn(usize) -> Vec<Line<'static>>) -> (usize, usize) {
     let mut used = 0;
     for at in (0..=selected).rev() {
         let own = of(at).len();
@@ -336,7 +346,7 @@ fn first(selected: usize, room: usize, of: impl Fn(usize) -> Vec<Line<'static>>)
 
 /// As many GPUs as have room, that of the selected tenant first, and how many more there are.
 fn gpus(
-    board: &Board,
+    board: &TopModel,
     selected: Option<&Row<'_>>,
     theme: Theme,
     (most, height): (usize, usize),
@@ -358,7 +368,7 @@ fn gpus(
     }
     if shown < all.len() {
         let more = format!("and {} more GPUs", all.len() - shown);
-        lines.push(phrases([vec![Span::styled(more, theme.quiet())]], 0, most));
+        lines.push(join_fitting([vec![Span::styled(more, theme.muted())]], 0, most));
     }
     lines
 }

@@ -2,31 +2,33 @@
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use sluice_page::history::Figure;
+use sluice_page::history::Metric;
+use sluice_page::text::explain::Level;
+use sluice_page::text::formatting::{age, bytes, duration, percent, window};
 use sluice_page::view::Objective;
-use sluice_page::words::explain::Level;
-use sluice_page::words::figures::{age, bytes, duration, percent, window};
 
-use super::app::App;
-use super::board::{Board, Row};
-use super::cells::{chart_row, cut_line, left, parts, phrases, right, scale, width, wrapped};
+use super::app::AppState;
+use super::model::{Row, TopModel};
+use super::text_layout::{
+    chart_row, full_scale, join_fitting, pad_left, pad_right, time_buckets, truncate_line, width, wrapped,
+};
 use super::theme::Theme;
-use crate::top::Sighting;
-use crate::top::view::{View, figures};
+use crate::top::SidecarPoll;
+use crate::top::view::{RenderContext, figures};
 
 /// Lines of bars of a chart, and columns left of them.
-const ROWS: usize = 4;
-const AXIS: usize = 9;
+const CHART_ROWS: usize = 4;
+const AXIS_COLUMNS: usize = 9;
 /// From this width on two charts stand side by side.
-const TWO: usize = 100;
+const TWO_CHARTS_MIN_COLUMNS: usize = 100;
 /// Most moves that are listed.
-const MOVES: usize = 10;
+const MAX_MOVES: usize = 10;
 
 /// The page in lines of at most `most` columns, as high as it gets; `None` = there is no tenant.
-pub fn lines(app: &App, board: &Board, theme: Theme, most: usize) -> Option<Vec<Line<'static>>> {
+pub fn lines(app: &AppState, board: &TopModel, theme: Theme, most: usize) -> Option<Vec<Line<'static>>> {
     let rows = board.rows(app.sort, app.reverse);
     let row = rows.get(app.index(&rows))?;
-    let page = Page { board, row, theme, most };
+    let page = TenantPage { board, row, theme, most };
     let mut lines = page.heading();
     lines.extend(page.reasons());
     lines.push(Line::default());
@@ -35,11 +37,11 @@ pub fn lines(app: &App, board: &Board, theme: Theme, most: usize) -> Option<Vec<
     lines.extend(page.loans());
     lines.extend(page.moves());
     lines.extend(page.figures());
-    Some(lines.into_iter().map(|line| cut_line(line, most)).collect())
+    Some(lines.into_iter().map(|line| truncate_line(line, most)).collect())
 }
 
-struct Page<'a> {
-    board: &'a Board,
+struct TenantPage<'a> {
+    board: &'a TopModel,
     row: &'a Row<'a>,
     theme: Theme,
     most: usize,
@@ -48,7 +50,7 @@ struct Page<'a> {
 /// A figure through time.
 struct Chart {
     title: &'static str,
-    figure: Figure,
+    figure: Metric,
     now: String,
     /// Its value as text.
     text: fn(u64) -> String,
@@ -56,7 +58,7 @@ struct Chart {
     limit: Option<u64>,
 }
 
-impl Page<'_> {
+impl TenantPage<'_> {
     fn heading(&self) -> Vec<Line<'static>> {
         let (tenant, gpu) = (self.row.tenant, &self.row.gpu.view);
         let mark = Span::styled("■ ", self.theme.tenant(tenant.colour));
@@ -64,13 +66,13 @@ impl Page<'_> {
         let plain = |text: String| vec![Span::raw(text)];
         let mut first = vec![title, plain(format!("on {}", gpu.name))];
         first.extend((tenant.answers).then(|| plain(tenant.phase.to_owned())));
-        let Some(state) = self.row.state() else { return vec![phrases(first, 3, self.most)] };
+        let Some(state) = self.row.state() else { return vec![join_fitting(first, 3, self.most)] };
         let second = [
             plain(format!("model {}", state.tenant.model)),
             plain(format!("policy {}", state.policy)),
             plain(format!("{} running, {} waiting", tenant.running, tenant.waiting)),
         ];
-        let mut lines = vec![phrases(first, 3, self.most), phrases(second, 3, self.most)];
+        let mut lines = vec![join_fitting(first, 3, self.most), join_fitting(second, 3, self.most)];
         lines.extend(tenant.objectives.iter().map(|one| self.objective(one)));
         lines
     }
@@ -112,34 +114,34 @@ impl Page<'_> {
         let charts = [
             Chart {
                 title: "tokens/s",
-                figure: Figure::Tokens,
+                figure: Metric::Tokens,
                 now: tokens,
                 text: |value| value.to_string(),
                 limit: None,
             },
             Chart {
                 title: "KV used",
-                figure: Figure::KvUsed,
+                figure: Metric::KvUsed,
                 now: kv,
                 text: |value| percent(u32::try_from(value).ok()),
                 limit: None,
             },
             Chart {
                 title: "TTFT, P99",
-                figure: Figure::Ttft,
+                figure: Metric::Ttft,
                 now: time(tenant.ttft_ns),
                 text: tenths,
                 limit: target("first token"),
             },
             Chart {
                 title: "TBT, P99",
-                figure: Figure::Tbt,
+                figure: Metric::Tbt,
                 now: time(tenant.tbt_ns),
                 text: tenths,
                 limit: target("later token"),
             },
         ];
-        if self.most < TWO {
+        if self.most < TWO_CHARTS_MIN_COLUMNS {
             return charts.iter().flat_map(|chart| self.chart(chart, self.most)).collect();
         }
         let wide = (self.most - 3) / 2;
@@ -159,13 +161,13 @@ impl Page<'_> {
 
     /// A heading, bars with the highest value and 0 on the left, and the time below.
     fn chart(&self, chart: &Chart, wide: usize) -> Vec<Line<'static>> {
-        let bars = wide.saturating_sub(AXIS + 1);
-        let time = self.board.time();
+        let bars = wide.saturating_sub(AXIS_COLUMNS + 1);
+        let time = self.board.time_range();
         let series = self.row.gpu.history().series(&self.row.tenant.title, chart.figure);
-        let values = parts(series, time, bars, u64::max);
-        let most = scale(&values, chart.limit);
+        let values = time_buckets(series, time, bars, u64::max);
+        let most = full_scale(&values, chart.limit);
         let limit = chart.limit.map_or(String::new(), |limit| format!(", objective {}", (chart.text)(limit)));
-        let mut lines = vec![cut_line(
+        let mut lines = vec![truncate_line(
             Line::from(vec![
                 Span::styled(chart.title, Theme::bold()),
                 Span::raw(format!("  {} now{limit}", chart.now)),
@@ -173,20 +175,20 @@ impl Page<'_> {
             wide,
         )];
         let style = self.theme.tenant(self.row.tenant.colour);
-        for row in (0..ROWS).rev() {
+        for row in (0..CHART_ROWS).rev() {
             let label = match row {
                 0 => "0".to_owned(),
-                row if row == ROWS - 1 => (chart.text)(most),
+                row if row == CHART_ROWS - 1 => (chart.text)(most),
                 _ => String::new(),
             };
-            let mut line = Line::from(vec![Span::raw(right(&label, AXIS)), Span::raw("│")]);
-            line.extend(chart_row(&values, most, chart.limit, (row, ROWS), style, self.theme.bad()));
-            lines.push(cut_line(line, wide));
+            let mut line = Line::from(vec![Span::raw(pad_left(&label, AXIS_COLUMNS)), Span::raw("│")]);
+            line.extend(chart_row(&values, most, chart.limit, (row, CHART_ROWS), style, self.theme.bad()));
+            lines.push(truncate_line(line, wide));
         }
         let (start, end) = (format!("{} ago", age(time.1 - time.0)), "now");
         let gap = bars.saturating_sub(width(&start) + width(end));
-        let below = format!("{}└{start}{}{end}", " ".repeat(AXIS), " ".repeat(gap));
-        lines.push(cut_line(Line::styled(below, self.theme.quiet()), wide));
+        let below = format!("{}└{start}{}{end}", " ".repeat(AXIS_COLUMNS), " ".repeat(gap));
+        lines.push(truncate_line(Line::styled(below, self.theme.muted()), wide));
         lines
     }
 
@@ -231,14 +233,14 @@ impl Page<'_> {
         let mut own: Vec<_> = own.collect();
         // Their numbers are in the order of readings.
         own.sort_by_key(|one| std::cmp::Reverse((one.at_unix_ms, one.number)));
-        let line = |one: &sluice_page::history::Moved| {
+        let line = |one: &sluice_page::history::LoggedMove| {
             let ago = age(self.board.now_unix_ms.saturating_sub(one.at_unix_ms));
             let times = if one.count > 1 { format!(" ×{}", one.count) } else { String::new() };
             let size = if one.bytes > 0 { bytes(one.bytes) } else { String::new() };
-            let reason = left(&format!("{}{times}", one.reason), 20);
+            let reason = pad_right(&format!("{}{times}", one.reason), 20);
             Line::from(format!("  {:>5} ago  {reason} {:>9}  {}", ago, size, one.detail))
         };
-        let mut lines: Vec<_> = own.into_iter().take(MOVES).map(line).collect();
+        let mut lines: Vec<_> = own.into_iter().take(MAX_MOVES).map(line).collect();
         let none = if lines.is_empty() { "none in the last 15 minutes" } else { "" };
         lines.insert(0, self.title("moves", none.to_owned()));
         lines
@@ -248,9 +250,9 @@ impl Page<'_> {
     fn figures(&self) -> Vec<Line<'static>> {
         let Some(state) = self.row.state() else { return Vec::new() };
         let sighting =
-            Sighting { title: self.row.tenant.title.clone(), state: Ok(state.clone()), tokens_per_s: None };
-        let view = View {
-            sightings: std::slice::from_ref(&sighting),
+            SidecarPoll { title: self.row.tenant.title.clone(), state: Ok(state.clone()), token_rate: None };
+        let view = RenderContext {
+            polls: std::slice::from_ref(&sighting),
             colour: self.theme.colour,
             now_unix_ms: self.board.now_unix_ms,
             empty_text: "",

@@ -11,15 +11,15 @@ use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::{Move, TenantReport};
 use sluice_wire::{Overview, State};
 
-use super::app::Shown;
-use super::board::Sort;
-use super::keys::{BINDINGS, Command, command};
-use super::screen::Screen;
+use super::app::ActiveView;
+use super::keys::{BINDINGS, KeyCommand, command};
+use super::model::Sort;
+use super::screen::TopScreen;
 use super::theme::Theme;
 
 /// What `sluice top --json` printed of `examples/three-tenants.yaml` under the load of its tutorial.
 const RECORDED: &str = include_str!("tests/three-tenants.json");
-const EVERY: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(500);
 
 fn recorded() -> Vec<State> {
     serde_json::from_str(RECORDED).unwrap()
@@ -45,8 +45,8 @@ fn overview(states: &[State], silent: &[&str]) -> Overview {
 }
 
 /// Two minutes that end with the recorded states: each tenant's figures rise and fall.
-fn screen_of(states: &[State], silent: &[&str], colour: bool) -> Screen {
-    let mut screen = Screen::every(EVERY, "no tenant", Theme { colour });
+fn screen_of(states: &[State], silent: &[&str], colour: bool) -> TopScreen {
+    let mut screen = TopScreen::with_interval(INTERVAL, "no tenant", Theme { colour });
     for step in (0..240_u64).rev() {
         let past = states.iter().map(|state| {
             let mut state = state.clone();
@@ -64,16 +64,16 @@ fn screen_of(states: &[State], silent: &[&str], colour: bool) -> Screen {
         let past: Vec<_> = past.collect();
         let overview = overview(&past, silent);
         let now_unix_ms = overview.at_unix_ms;
-        screen.take(overview, now_unix_ms);
+        screen.update(overview, now_unix_ms);
     }
     screen
 }
 
-fn screen() -> Screen {
+fn screen() -> TopScreen {
     screen_of(&recorded(), &[], false)
 }
 
-fn draw(screen: &mut Screen, width: u16, height: u16) -> Buffer {
+fn draw(screen: &mut TopScreen, width: u16, height: u16) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| screen.draw(frame)).unwrap();
     terminal.backend().buffer().clone()
@@ -86,8 +86,8 @@ fn text(buffer: &Buffer) -> String {
     rows.join("\n").trim_end().to_owned()
 }
 
-fn press(screen: &mut Screen, code: KeyCode) -> bool {
-    screen.press(&Event::Key(code.into()), 24)
+fn press(screen: &mut TopScreen, code: KeyCode) -> bool {
+    screen.on_event(&Event::Key(code.into()), 24)
 }
 
 fn row<'a>(text: &'a str, start: &str) -> &'a str {
@@ -96,30 +96,30 @@ fn row<'a>(text: &'a str, start: &str) -> &'a str {
 }
 
 #[test]
-fn the_list_of_recorded_states_is_the_committed_one_at_four_widths() {
+fn list_matches_snapshots_at_four_widths() {
     for (width, expected) in [
         (40, include_str!("tests/list-40.txt")),
         (80, include_str!("tests/list-80.txt")),
         (120, include_str!("tests/list-120.txt")),
         (200, include_str!("tests/list-200.txt")),
     ] {
-        same(&text(&draw(&mut screen(), width, 24)), expected, &format!("list-{width}"));
+        assert_snapshot(&text(&draw(&mut screen(), width, 24)), expected, &format!("list-{width}"));
     }
 }
 
 #[test]
-fn the_page_of_a_recorded_tenant_is_the_committed_one_at_two_widths() {
+fn tenant_page_matches_snapshots_at_two_widths() {
     for (width, expected) in
         [(80, include_str!("tests/tenant-80.txt")), (120, include_str!("tests/tenant-120.txt"))]
     {
         let mut screen = screen();
         press(&mut screen, KeyCode::Enter);
-        same(&text(&draw(&mut screen, width, 60)), expected, &format!("tenant-{width}"));
+        assert_snapshot(&text(&draw(&mut screen, width, 60)), expected, &format!("tenant-{width}"));
     }
 }
 
 #[test]
-fn the_page_of_a_tenant_says_once_that_an_objective_is_missed() {
+fn tenant_page_reports_missed_objective_once() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Enter);
     let shown = text(&draw(&mut screen, 120, 80)).to_lowercase();
@@ -127,7 +127,7 @@ fn the_page_of_a_tenant_says_once_that_an_objective_is_missed() {
 }
 
 #[test]
-fn a_tenant_that_sleeps_by_hand_has_below_it_what_wakes_it() {
+fn manually_sleeping_tenant_shows_wake_command() {
     let mut states = recorded();
     states[1].sleep_ordered = true;
     let shown = text(&draw(&mut screen_of(&states, &[], false), 120, 24));
@@ -143,7 +143,7 @@ fn a_tenant_that_sleeps_by_hand_has_below_it_what_wakes_it() {
 }
 
 /// With `SLUICE_TOP_ACCEPT=1` the committed text is written anew.
-fn same(shown: &str, expected: &str, name: &str) {
+fn assert_snapshot(shown: &str, expected: &str, name: &str) {
     if std::env::var_os("SLUICE_TOP_ACCEPT").is_some() {
         let file = format!("{}/src/top/live/tests/{name}.txt", env!("CARGO_MANIFEST_DIR"));
         std::fs::write(file, format!("{shown}\n")).unwrap();
@@ -189,10 +189,10 @@ fn no_line_is_wider_than_the_terminal_and_no_size_is_too_small() {
 }
 
 #[test]
-fn a_screen_that_has_seen_nothing_says_so_and_then_what_to_do() {
-    let mut screen = Screen::every(EVERY, "no tenant is here", Theme { colour: false });
+fn screen_before_first_poll_says_so_then_shows_hint() {
+    let mut screen = TopScreen::with_interval(INTERVAL, "no tenant is here", Theme { colour: false });
     assert!(text(&draw(&mut screen, 80, 24)).starts_with("sluice top   looking for sidecars"));
-    screen.take(Overview::default(), 1);
+    screen.update(Overview::default(), 1);
     for code in [KeyCode::Enter, KeyCode::Down, KeyCode::PageUp] {
         press(&mut screen, code);
     }
@@ -200,14 +200,14 @@ fn a_screen_that_has_seen_nothing_says_so_and_then_what_to_do() {
 }
 
 #[test]
-fn a_missed_objective_has_below_it_the_reason_that_explain_gives() {
+fn missed_objective_shows_explain_reason() {
     let mut states = recorded();
     let chat = &mut states[0];
     (chat.slo.tbt_attained_permille, chat.slo.allowed_miss_permille) = (Some(882), 10);
     (chat.queue.running, chat.queue.waiting, chat.kv.utilisation_permille) = (45, 3, 980);
     let shown = text(&draw(&mut screen_of(&states, &[], false), 120, 30));
     assert!(row(&shown, "■chat").contains("✗ 88.2 %"), "{shown}");
-    let explained = sluice_page::words::explain::reasons(&states[0], states[0].at_unix_ms, None);
+    let explained = sluice_page::text::explain::reasons(&states[0], states[0].at_unix_ms, None);
     let cause = explained.iter().find(|one| one.kind == "cause").unwrap();
     let below = shown.lines().skip_while(|line| !line.contains("✗ 88.2 %")).nth(1).unwrap();
     assert!(cause.text.starts_with(below.trim()), "{below}: {cause:?}");
@@ -268,13 +268,13 @@ fn the_help_lists_every_key_and_every_key_of_it_does_something() {
             let mut screen = screen();
             press(&mut screen, KeyCode::Down);
             match binding.command {
-                Command::Back => assert!(!press(&mut screen, KeyCode::Enter)),
-                Command::Sort(Sort::Name) => assert!(!press(&mut screen, KeyCode::Char('t'))),
+                KeyCommand::Back => assert!(!press(&mut screen, KeyCode::Enter)),
+                KeyCommand::Sort(Sort::Name) => assert!(!press(&mut screen, KeyCode::Char('t'))),
                 _ => {}
             }
             let before = screen.app.clone();
-            let ends = screen.press(&event, 24);
-            assert_eq!(ends, binding.command == Command::Quit, "{binding:?}");
+            let ends = screen.on_event(&event, 24);
+            assert_eq!(ends, binding.command == KeyCommand::Quit, "{binding:?}");
             assert_eq!(screen.app != before, !ends, "{binding:?} changes nothing");
         }
     }
@@ -304,7 +304,7 @@ fn no_key_is_handled_that_the_help_does_not_list() {
         let Some(asked) = command(&event) else {
             let mut screen = screen_of(&[], &[], false);
             let before = screen.app.clone();
-            assert!(!screen.press(&Event::Key(event), 24));
+            assert!(!screen.on_event(&Event::Key(event), 24));
             assert_eq!(screen.app, before, "{code:?}");
             continue;
         };
@@ -314,7 +314,7 @@ fn no_key_is_handled_that_the_help_does_not_list() {
 }
 
 #[test]
-fn each_order_puts_first_what_is_looked_for_and_r_turns_it_round() {
+fn sort_orders_put_worst_first_and_r_reverses() {
     let mut states = recorded();
     let figures = |state: &mut State, ttft, tbt, used, permille| {
         (state.figures.ttft.samples, state.figures.ttft.p99_ns) = (1, ttft);
@@ -347,11 +347,11 @@ fn each_order_puts_first_what_is_looked_for_and_r_turns_it_round() {
 }
 
 #[test]
-fn what_is_not_known_is_last_and_a_silent_tenant_is_in_the_worst_trouble() {
+fn unknown_values_sort_last_and_unreachable_tenant_ranks_worst() {
     let screen = screen_of(&recorded(), &["a-silent-one"], false);
     for sort in [Sort::Tokens, Sort::Ttft, Sort::Tbt, Sort::Kv, Sort::Layers] {
         let rows = screen.board.rows(sort, false);
-        let known = |row: &super::board::Row<'_>| match sort {
+        let known = |row: &super::model::Row<'_>| match sort {
             Sort::Tokens => row.tenant.tokens_per_s.is_some(),
             Sort::Ttft => row.tenant.ttft_ns.is_some(),
             Sort::Tbt => row.tenant.tbt_ns.is_some(),
@@ -364,18 +364,18 @@ fn what_is_not_known_is_last_and_a_silent_tenant_is_in_the_worst_trouble() {
 }
 
 #[test]
-fn the_selection_follows_its_tenant_when_others_come_and_go() {
+fn selection_follows_tenant_when_rows_change() {
     let all = recorded();
     let mut screen = screen_of(&all[1..], &[], false);
     press(&mut screen, KeyCode::Down);
-    let selected = |screen: &Screen| {
+    let selected = |screen: &TopScreen| {
         let rows = screen.board.rows(screen.app.sort, screen.app.reverse);
         rows.get(screen.app.index(&rows)).map(|row| row.tenant.title.clone())
     };
     assert_eq!(selected(&screen).as_deref(), Some("default/summary"));
-    screen.take(overview(&all, &[]), 1);
+    screen.update(overview(&all, &[]), 1);
     assert_eq!(selected(&screen).as_deref(), Some("default/summary"));
-    screen.take(overview(&all[..1], &[]), 2);
+    screen.update(overview(&all[..1], &[]), 2);
     assert_eq!(selected(&screen).as_deref(), Some("default/chat"));
 }
 
@@ -388,8 +388,8 @@ fn the_selected_tenant_is_in_view_among_many() {
             state
         })
         .collect();
-    let mut screen = Screen::every(EVERY, "no tenant", Theme { colour: false });
-    screen.take(overview(&many, &[]), many[0].at_unix_ms);
+    let mut screen = TopScreen::with_interval(INTERVAL, "no tenant", Theme { colour: false });
+    screen.update(overview(&many, &[]), many[0].at_unix_ms);
     for at in 0..40 {
         let shown = text(&draw(&mut screen, 80, 24));
         assert!(shown.lines().any(|line| line.starts_with(&format!("> ■t{at:02} "))), "{shown}");
@@ -398,20 +398,20 @@ fn the_selected_tenant_is_in_view_among_many() {
 }
 
 #[test]
-fn a_paused_screen_takes_no_look_until_it_goes_on() {
+fn paused_screen_ignores_updates_until_resumed() {
     let mut screen = screen();
     let now = screen.board.now_unix_ms;
     press(&mut screen, KeyCode::Char('p'));
-    screen.take(overview(&[], &[]), now + 500);
+    screen.update(overview(&[], &[]), now + 500);
     let shown = text(&draw(&mut screen, 80, 24));
     assert!(shown.starts_with("sluice top   PAUSED   3 tenants"), "{shown}");
     press(&mut screen, KeyCode::Char('p'));
-    screen.take(overview(&[], &[]), now + 500);
+    screen.update(overview(&[], &[]), now + 500);
     assert!(text(&draw(&mut screen, 80, 24)).starts_with("sluice top   no tenant"));
 }
 
 #[test]
-fn a_page_scrolls_to_its_end_and_no_further_and_esc_leads_back() {
+fn page_scroll_is_clamped_and_esc_returns_to_list() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Enter);
     (0..300).for_each(|_| assert!(!press(&mut screen, KeyCode::Down)));
@@ -419,22 +419,26 @@ fn a_page_scrolls_to_its_end_and_no_further_and_esc_leads_back() {
     assert!(end.contains("figures") && end.contains("link     "), "{end}");
     press(&mut screen, KeyCode::Char('?'));
     press(&mut screen, KeyCode::Esc);
-    assert_eq!((screen.app.shown, screen.app.help), (Shown::Tenant, false), "first the help goes");
+    assert_eq!(
+        (screen.app.view, screen.app.is_help_open),
+        (ActiveView::Tenant, false),
+        "first the help goes"
+    );
     press(&mut screen, KeyCode::Esc);
-    assert_eq!(screen.app.shown, Shown::List);
+    assert_eq!(screen.app.view, ActiveView::List);
     assert!(!press(&mut screen, KeyCode::Esc), "it never ends");
 }
 
 #[test]
 fn histories_are_bounded_by_a_quarter_of_an_hour() {
     let mut states = recorded();
-    let mut screen = Screen::every(EVERY, "no tenant", Theme { colour: false });
+    let mut screen = TopScreen::with_interval(INTERVAL, "no tenant", Theme { colour: false });
     for _ in 0..2_500 {
         states.iter_mut().for_each(|state| state.at_unix_ms += 500);
-        screen.take(overview(&states, &[]), states[0].at_unix_ms);
+        screen.update(overview(&states, &[]), states[0].at_unix_ms);
     }
     let gpu = screen.board.gpus().next().unwrap();
-    let samples = gpu.history().series("default/chat", sluice_page::history::Figure::Tokens).count();
+    let samples = gpu.history().series("default/chat", sluice_page::history::Metric::Tokens).count();
     assert_eq!(samples, 1800, "two a second");
     assert_eq!(screen.board.span_ms(), 900_000);
 }

@@ -2,14 +2,14 @@
 
 use ratatui::style::{Color, Modifier, Style};
 use sluice_page::palette::COLOURS;
-use sluice_page::words::explain::Level;
+use sluice_page::text::explain::Level;
 
 /// Colours of tenants in the order of the page, as indices of the 256 colours of xterm.
-const TENANTS: [u8; COLOURS] = [32, 166, 29, 168, 67, 100, 97, 95];
-const GOOD: u8 = 28;
-const WATCH: u8 = 130;
-const BAD: u8 = 160;
-const QUIET: u8 = 244;
+const TENANT_COLOURS: [u8; COLOURS] = [32, 166, 29, 168, 67, 100, 97, 95];
+const GOOD_COLOUR: u8 = 28;
+const WARN_COLOUR: u8 = 130;
+const BAD_COLOUR: u8 = 160;
+const MUTED_COLOUR: u8 = 244;
 
 /// Styles; without `colour` they have none.
 #[derive(Clone, Copy, Debug)]
@@ -25,29 +25,29 @@ impl Theme {
 
     /// A tenant, by the index of its colour.
     pub fn tenant(self, colour: usize) -> Style {
-        self.index(TENANTS[colour % COLOURS])
+        self.index(TENANT_COLOURS[colour % COLOURS])
     }
 
     /// An objective that is met.
     pub fn good(self) -> Style {
-        self.index(GOOD)
+        self.index(GOOD_COLOUR)
     }
 
     /// What is wrong.
     pub fn bad(self) -> Style {
-        self.index(BAD)
+        self.index(BAD_COLOUR)
     }
 
     /// What matters less than the rest.
-    pub fn quiet(self) -> Style {
-        self.index(QUIET)
+    pub fn muted(self) -> Style {
+        self.index(MUTED_COLOUR)
     }
 
     /// How much a reason matters.
     pub fn level(self, level: Level) -> Style {
         match level {
             Level::Fine => Style::new(),
-            Level::Watch => self.index(WATCH),
+            Level::Watch => self.index(WARN_COLOUR),
             Level::Bad => self.bad(),
         }
     }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn every_colour_has_a_contrast_of_3_to_1_on_black_and_on_white() {
-        for index in TENANTS.into_iter().chain([GOOD, WATCH, BAD, QUIET]) {
+        for index in TENANT_COLOURS.into_iter().chain([GOOD_COLOUR, WARN_COLOUR, BAD_COLOUR, MUTED_COLOUR]) {
             let own = luminance(index);
             let contrasts = [(own + 0.05) / 0.05, 1.05 / (own + 0.05)];
             assert!(contrasts.iter().all(|contrast| *contrast >= 3.0), "{index}: {contrasts:?}");
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn tenants_have_colours_of_their_own() {
-        let mut colours = TENANTS.to_vec();
+        let mut colours = TENANT_COLOURS.to_vec();
         colours.sort_unstable();
         colours.dedup();
         assert_eq!(colours.len(), COLOURS);

@@ -5,33 +5,33 @@ use ratatui::text::{Line, Span};
 use sluice_wire::State;
 use sluice_wire::state::{Move, Residency, TokenCounts};
 
-use super::super::Sighting;
-use super::super::map::owners;
-use super::flow::{Phrase, fitting, flow, plain};
-use super::{View, gpu};
-use sluice_page::words::figures::{
-    age, bytes, duration, move_words, moved_bytes, moved_memory, percent, percentiles,
+use super::super::SidecarPoll;
+use super::super::memory_map::owners;
+use super::wrap::{Fragment, fitting, plain_fragment, wrap_fragments};
+use super::{RenderContext, gpu};
+use sluice_page::text::formatting::{
+    age, bytes, duration, move_text, moved_bytes, moved_memory, percent, percentiles,
 };
-use sluice_page::words::{hangs, missed};
+use sluice_page::text::{hangs, missed_tokens};
 
 /// Width of the labels on the left.
-const LABEL: usize = 9;
+const LABEL_COLUMNS: usize = 9;
 /// Most rows of layers.
-const LAYER_ROWS: usize = 4;
+const MAX_LAYER_ROWS: usize = 4;
 
 /// All but the moves.
-pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'static>> {
+pub fn detail(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec<Line<'static>> {
     let state = match &sighting.state {
         Ok(state) => state,
         Err(problem) => {
             let words = format!("{}: {problem}", sighting.title);
-            return flow(&label("problem"), words.split(' ').map(plain), 1, width);
+            return wrap_fragments(&label("problem"), words.split(' ').map(plain_fragment), 1, width);
         }
     };
     let mut lines = tenant(view, &sighting.title, state, width);
     if let Some(failure) = &state.engine.failure {
         let red = |word: &str| vec![Span::styled(word.to_owned(), view.style(Color::Red))];
-        lines.extend(flow(&label("failure"), failure.split(' ').map(red), 1, width));
+        lines.extend(wrap_fragments(&label("failure"), failure.split(' ').map(red), 1, width));
     }
     lines.extend(hang(view, state, width));
     lines.extend(rows(view, state, latency(state), width));
@@ -39,36 +39,36 @@ pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'stati
 }
 
 /// Its memory by owner, its layers, its counters and percentiles, below its objectives, which have the shares of tokens in time.
-pub fn figures(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
-    rows(view, state, times(state, "", ""), width)
+pub fn figures(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
+    rows(view, state, percentile_texts(state, "", ""), width)
 }
 
-fn rows(view: &View, state: &State, latency: Vec<String>, width: usize) -> Vec<Line<'static>> {
-    let mut lines = flow(&label("memory"), memory(view, state), 2, width);
-    lines.extend(neighbourhood(state, width));
+fn rows(view: &RenderContext, state: &State, latency: Vec<String>, width: usize) -> Vec<Line<'static>> {
+    let mut lines = wrap_fragments(&label("memory"), memory(view, state), 2, width);
+    lines.extend(peer_lines(state, width));
     lines.extend(layers(view, state, width));
     for (name, phrases) in
         [("kv", kv(state)), ("latency", latency), ("work", work(state)), ("link", link(state))]
     {
-        lines.extend(flow(&label(name), phrases.into_iter().map(plain), 2, width));
+        lines.extend(wrap_fragments(&label(name), phrases.into_iter().map(plain_fragment), 2, width));
     }
     lines
 }
 
 /// What hangs or hung: red while it lasts.
-fn hang(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
+fn hang(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
     let now = view.now_unix_ms;
-    let colour = if hangs::engine_hangs(state) { Some(Color::Red) } else { None };
-    let engine = hangs::engine(state, now).map(|said| (said, colour));
+    let colour = if hangs::is_engine_hung(state) { Some(Color::Red) } else { None };
+    let engine = hangs::engine_hang_text(state, now).map(|said| (said, colour));
     let late = hangs::other_holder(state).filter(|(_, overdue_ms)| *overdue_ms > 0);
     let late = late.map(|(holder, overdue_ms)| {
         (format!("{holder} holds the turn and is {overdue_ms} ms past its deadline"), Some(Color::Red))
     });
     let past = [
-        hangs::sidecar(state, now),
-        hangs::took(state, now),
-        hangs::skipped(state, now),
-        hangs::overtaken(state),
+        hangs::sidecar_hang_text(state, now),
+        hangs::takeover_text(state, now),
+        hangs::skip_text(state, now),
+        hangs::overtaken_text(state),
     ];
     let past = past.map(|said| Some((said?, None)));
     let all = [engine, late].into_iter().chain(past).flatten();
@@ -79,48 +79,51 @@ fn hang(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
                 colour.map_or_else(Style::default, |colour| view.style(colour)),
             )]
         };
-        flow(&label("hang"), said.split(' ').map(word), 1, width)
+        wrap_fragments(&label("hang"), said.split(' ').map(word), 1, width)
     });
     lines.collect()
 }
 
 fn label(name: &str) -> String {
-    format!("{name:<LABEL$}")
+    format!("{name:<LABEL_COLUMNS$}")
 }
 
-fn tenant(view: &View, title: &str, state: &State, width: usize) -> Vec<Line<'static>> {
+fn tenant(view: &RenderContext, title: &str, state: &State, width: usize) -> Vec<Line<'static>> {
     let since = age(view.now_unix_ms.saturating_sub(state.phase_since_unix_ms));
-    let phase = match missed::asleep_by_hand(state) {
+    let phase = match missed_tokens::is_manually_suspended(state) {
         true => "Asleep by hand".to_owned(),
         false => format!("{:?}", state.phase),
     };
     let engine = state.engine.pid.map_or("no engine".into(), |pid| format!("engine pid {pid}"));
     let phrases = [
-        vec![View::bold(title)],
-        plain(format!("{phase} for {since}")),
-        plain(format!("policy {}", state.policy)),
-        plain(format!("{engine}, {} lost", state.engine.restarts)),
+        vec![RenderContext::bold(title)],
+        plain_fragment(format!("{phase} for {since}")),
+        plain_fragment(format!("policy {}", state.policy)),
+        plain_fragment(format!("{engine}, {} lost", state.engine.restarts)),
     ];
-    flow("", phrases, 3, width)
+    wrap_fragments("", phrases, 3, width)
 }
 
-fn memory<'a>(view: &'a View, state: &State) -> impl Iterator<Item = Phrase> + 'a {
+fn memory<'a>(view: &'a RenderContext, state: &State) -> impl Iterator<Item = Fragment> + 'a {
     let present = owners(state).into_iter().filter(|(_, held)| *held > 0);
     present.map(|(owner, held)| vec![view.owner(owner, owner.letter()), format!(" {}", bytes(held)).into()])
 }
 
 /// What it may hold, and its turns, where it has neighbours.
-fn neighbourhood(state: &State, width: usize) -> Vec<Line<'static>> {
+fn peer_lines(state: &State, width: usize) -> Vec<Line<'static>> {
     let Some(own) = &state.neighbourhood else { return Vec::new() };
-    let rows = [("budget", gpu::budget(own)), ("turn", gpu::turns(own))];
+    let rows = [("budget", gpu::budget_fragments(own)), ("turn", gpu::turn_fragments(own))];
     let rows = rows.into_iter().filter(|(_, phrases)| !phrases.is_empty());
-    rows.flat_map(|(name, phrases)| flow(&label(name), phrases.into_iter().map(plain), 2, width)).collect()
+    rows.flat_map(|(name, phrases)| {
+        wrap_fragments(&label(name), phrases.into_iter().map(plain_fragment), 2, width)
+    })
+    .collect()
 }
 
 /// R resident, the slot's number for a layer that moves, `.` while it loads. Front first.
-fn layers(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
+fn layers(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
     let strip: Vec<_> = state.layers.iter().map(|layer| cell(view, *layer)).collect();
-    let rows = strip.chunks(width.saturating_sub(LABEL).max(1)).take(LAYER_ROWS).enumerate();
+    let rows = strip.chunks(width.saturating_sub(LABEL_COLUMNS).max(1)).take(MAX_LAYER_ROWS).enumerate();
     let line = |(i, row): (usize, &[Span<'static>])| {
         let mut line = Line::from(label(if i == 0 { "layers" } else { "" }));
         line.extend(row.to_vec());
@@ -129,7 +132,7 @@ fn layers(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
     rows.map(line).collect()
 }
 
-fn cell(view: &View, layer: Residency) -> Span<'static> {
+fn cell(view: &RenderContext, layer: Residency) -> Span<'static> {
     match layer {
         Residency::Loading => Span::styled(".", view.style(Color::DarkGray)),
         Residency::Resident => Span::styled("R", view.style(Color::Blue)),
@@ -156,7 +159,7 @@ fn kv(state: &State) -> Vec<String> {
 }
 
 /// Percentiles, and behind them what is said of first and of later tokens.
-fn times(state: &State, first: &str, later: &str) -> Vec<String> {
+fn percentile_texts(state: &State, first: &str, later: &str) -> Vec<String> {
     let figures = &state.figures;
     let (engine, out) = (percentiles(&figures.engine_tbt), percentiles(&figures.delivered_tbt));
     vec![
@@ -166,16 +169,16 @@ fn times(state: &State, first: &str, later: &str) -> Vec<String> {
 }
 
 /// The share of tokens in time, and how many of the others have no time because they never came.
-fn share(attained_permille: Option<u32>, counts: &TokenCounts) -> String {
+fn attainment(attained_permille: Option<u32>, counts: &TokenCounts) -> String {
     let never = if counts.given_up > 0 { format!(", {} given up", counts.given_up) } else { String::new() };
     format!(" ({} met{never})", percent(attained_permille))
 }
 
 fn latency(state: &State) -> Vec<String> {
     let slo = &state.slo;
-    let first = share(slo.ttft_attained_permille, &slo.ttft_window);
-    let later = share(slo.tbt_attained_permille, &slo.tbt_window);
-    let mut phrases = times(state, &first, &later);
+    let first = attainment(slo.ttft_attained_permille, &slo.ttft_window);
+    let later = attainment(slo.tbt_attained_permille, &slo.tbt_window);
+    let mut phrases = percentile_texts(state, &first, &later);
     let overdue = slo.ttft_overdue.saturating_add(slo.tbt_overdue);
     if overdue > 0 {
         phrases.push(format!("{overdue} OVERDUE"));
@@ -213,10 +216,10 @@ fn link(state: &State) -> Vec<String> {
 }
 
 /// The last moves, newest first.
-pub fn moves(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'static>> {
+pub fn moves(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec<Line<'static>> {
     let Ok(state) = &sighting.state else { return Vec::new() };
-    let mut lines = vec![Line::from(View::bold("moves"))];
-    lines.extend(moved_memory(state).rev().map(|event| moved(view, event, width)));
+    let mut lines = vec![Line::from(RenderContext::bold("moves"))];
+    lines.extend(moved_memory(state).rev().map(|event| move_line(view, event, width)));
     if lines.len() == 1 {
         lines.push(Line::from("  none yet"));
     }
@@ -224,7 +227,7 @@ pub fn moves(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'static
 }
 
 /// Layers are counted, then the detail is left out, where all of it does not fit.
-fn moved(view: &View, event: &Move, width: usize) -> Line<'static> {
+fn move_line(view: &RenderContext, event: &Move, width: usize) -> Line<'static> {
     let ago = format!("  {:>5} ago  ", age(view.now_unix_ms.saturating_sub(event.at_unix_ms)));
     let reason = format!("{:<14}", event.reason);
     let size = format!(" {:>8}", moved_bytes(event));
@@ -234,7 +237,7 @@ fn moved(view: &View, event: &Move, width: usize) -> Line<'static> {
         1 => (format!("  layers {}", each[0]), "  1 layer".to_owned()),
         many => (format!("  layers {}", each.join(",")), format!("  {many} layers")),
     };
-    let detail = move_words(event);
+    let detail = move_text(event);
     let full = [
         format!("{size}{each}  {detail}"),
         format!("{size}{count}  {detail}"),

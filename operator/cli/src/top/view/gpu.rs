@@ -3,48 +3,48 @@
 use ratatui::style::Color;
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
-use sluice_wire::state::{Direction, Neighbourhood};
+use sluice_wire::state::{Direction, SharingState};
 
-use super::View;
-use super::flow::{Phrase, flow, plain};
-use sluice_page::words::figures::{age, bytes, percentiles};
-use sluice_page::words::hangs;
+use super::RenderContext;
+use super::wrap::{Fragment, plain_fragment, wrap_fragments};
+use sluice_page::text::formatting::{age, bytes, percentiles};
+use sluice_page::text::hangs;
 
 /// What stands before a tenant of a shared GPU.
 const INDENT: &str = "  ";
 
 /// A GPU and those of its tenants that have answered.
 #[derive(Debug)]
-pub struct Gpu<'a> {
+pub struct GpuTenants<'a> {
     /// Titles and states; at least one.
     pub tenants: Vec<(&'a str, &'a State)>,
 }
 
-impl<'a> Gpu<'a> {
+impl<'a> GpuTenants<'a> {
     /// All GPUs, in the order of their first tenants.
-    pub fn all(view: &View<'a>) -> Vec<Gpu<'a>> {
-        let mut gpus: Vec<Gpu<'a>> = Vec::new();
+    pub fn group_by_gpu(view: &RenderContext<'a>) -> Vec<GpuTenants<'a>> {
+        let mut gpus: Vec<GpuTenants<'a>> = Vec::new();
         let key = |state: &'a State| (&state.tenant.namespace, &state.tenant.gpu);
         for (title, state) in view.answered() {
             match gpus.iter_mut().find(|gpu| key(gpu.tenants[0].1) == key(state)) {
                 Some(gpu) => gpu.tenants.push((title, state)),
-                None => gpus.push(Gpu { tenants: vec![(title, state)] }),
+                None => gpus.push(GpuTenants { tenants: vec![(title, state)] }),
             }
         }
         gpus
     }
 
     /// Whether there is more to say of it than of its one tenant.
-    pub fn shared(&self) -> bool {
-        self.tenants.len() > 1 || self.neighbourhoods().next().is_some()
+    pub fn is_shared(&self) -> bool {
+        self.tenants.len() > 1 || self.peer_states().next().is_some()
     }
 
-    fn neighbourhoods(&self) -> impl Iterator<Item = &'a Neighbourhood> {
+    fn peer_states(&self) -> impl Iterator<Item = &'a SharingState> {
         self.tenants.iter().filter_map(|(_, state)| state.neighbourhood.as_ref())
     }
 
-    fn sum(&self, of: fn(&Neighbourhood) -> u64) -> u64 {
-        self.neighbourhoods().map(of).fold(0, u64::saturating_add)
+    fn sum(&self, of: fn(&SharingState) -> u64) -> u64 {
+        self.peer_states().map(of).fold(0, u64::saturating_add)
     }
 
     /// Bytes of its memory: a tenant tells what it may use, which is all of it or its part.
@@ -54,26 +54,26 @@ impl<'a> Gpu<'a> {
     }
 
     /// The GPU as a whole.
-    pub fn heading(&self, view: &View, width: usize) -> Vec<Line<'static>> {
+    pub fn heading(&self, view: &RenderContext, width: usize) -> Vec<Line<'static>> {
         let (_, first) = self.tenants[0];
         let count = self.tenants.len();
         let tenants = if count == 1 { "1 tenant".to_owned() } else { format!("{count} tenants") };
         let mut phrases = vec![
-            vec![View::bold(first.tenant.gpu.clone())],
-            plain(format!("{}, {tenants}", bytes(self.memory()))),
+            vec![RenderContext::bold(first.tenant.gpu.clone())],
+            plain_fragment(format!("{}, {tenants}", bytes(self.memory()))),
         ];
-        if self.neighbourhoods().next().is_some() {
-            let sum = |name: &str, of| plain(format!("{name} {}", bytes(self.sum(of))));
+        if self.peer_states().next().is_some() {
+            let sum = |name: &str, of| plain_fragment(format!("{name} {}", bytes(self.sum(of))));
             phrases.push(sum("shares", |own| own.share_bytes));
             phrases.push(sum("borrowed", |own| own.borrowed_bytes));
             phrases.push(sum("lent", |own| own.lent_bytes));
         }
         phrases.extend(self.turn(view));
-        flow("GPU ", phrases, 3, width)
+        wrap_fragments("GPU ", phrases, 3, width)
     }
 
     /// Who has the turn, whether it is past its deadline, and how many wait; `None` = there are no turns.
-    fn turn(&self, view: &View) -> Option<Phrase> {
+    fn turn(&self, view: &RenderContext) -> Option<Fragment> {
         let turns = || self.tenants.iter().filter_map(|(_, state)| hangs::turn(state));
         let waiting = turns().map(|turn| turn.waiting).max()?;
         // One that does not answer is named by those that wait for it.
@@ -88,7 +88,7 @@ impl<'a> Gpu<'a> {
                 let said = format!("turn {holder}, {overdue_ms} ms past its deadline");
                 vec![Span::styled(said, view.style(Color::Red))]
             }
-            None => plain(format!("turn {}", holder.or_else(named).unwrap_or("free"))),
+            None => plain_fragment(format!("turn {}", holder.or_else(named).unwrap_or("free"))),
         };
         if waiting > 0 {
             phrase.push(format!(", {waiting} waiting").into());
@@ -99,24 +99,24 @@ impl<'a> Gpu<'a> {
 
 /// One tenant of a shared GPU, above its map; `cell` only where the line has room for it.
 pub fn tenant(title: &str, state: &State, brief: &str, cell: &str, width: usize) -> Vec<Line<'static>> {
-    let mut phrases: Vec<Phrase> = vec![vec![View::bold(title)]];
+    let mut phrases: Vec<Fragment> = vec![vec![RenderContext::bold(title)]];
     match &state.neighbourhood {
         Some(own) => {
-            phrases.push(plain(format!("{brief}share {}", bytes(own.share_bytes))));
-            phrases.push(plain(format!("budget {}", bytes(own.budget_bytes))));
-            phrases.extend(grants(own).into_iter().map(plain));
+            phrases.push(plain_fragment(format!("{brief}share {}", bytes(own.share_bytes))));
+            phrases.push(plain_fragment(format!("budget {}", bytes(own.budget_bytes))));
+            phrases.extend(loan_fragments(own).into_iter().map(plain_fragment));
         }
-        None => phrases.push(plain(format!("{brief}{}", bytes(state.memory.capacity_bytes)))),
+        None => phrases.push(plain_fragment(format!("{brief}{}", bytes(state.memory.capacity_bytes)))),
     }
     let used: usize = phrases.iter().flatten().map(Span::width).sum::<usize>() + 3 * phrases.len();
     if INDENT.len() + used + cell.chars().count() <= width {
-        phrases.push(plain(cell));
+        phrases.push(plain_fragment(cell));
     }
-    flow(INDENT, phrases, 3, width)
+    wrap_fragments(INDENT, phrases, 3, width)
 }
 
 /// What goes to whom and comes from whom, a neighbour a phrase.
-fn grants(own: &Neighbourhood) -> Vec<String> {
+fn loan_fragments(own: &SharingState) -> Vec<String> {
     let mut sums: Vec<(Direction, &str, u64)> = Vec::new();
     for grant in &own.grants {
         let same =
@@ -134,7 +134,7 @@ fn grants(own: &Neighbourhood) -> Vec<String> {
 }
 
 /// What a tenant may hold, for its details.
-pub fn budget(own: &Neighbourhood) -> Vec<String> {
+pub fn budget_fragments(own: &SharingState) -> Vec<String> {
     let amounts = [
         ("share", own.share_bytes),
         ("budget", own.budget_bytes),
@@ -146,7 +146,7 @@ pub fn budget(own: &Neighbourhood) -> Vec<String> {
 }
 
 /// A tenant's turns, for its details; empty when there are none.
-pub fn turns(own: &Neighbourhood) -> Vec<String> {
+pub fn turn_fragments(own: &SharingState) -> Vec<String> {
     let Some(turn) = &own.turn else { return Vec::new() };
     vec![
         if turn.holds { "holds it".to_owned() } else { "does not hold it".to_owned() },

@@ -4,10 +4,10 @@ use ratatui::style::Color;
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
 
-use super::super::Sighting;
-use super::View;
-use sluice_page::words::figures::{percentiles, phase};
-use sluice_page::words::hangs;
+use super::super::SidecarPoll;
+use super::RenderContext;
+use sluice_page::text::formatting::{percentiles, phase};
+use sluice_page::text::hangs;
 
 struct Column {
     title: &'static str,
@@ -39,18 +39,20 @@ fn remap(state: &State) -> String {
 }
 
 /// The heading and the rows.
-pub fn table(view: &View, width: usize) -> Vec<Line<'static>> {
-    let longest = view.sightings.iter().map(|s| s.title.chars().count()).max().unwrap_or(0);
-    let (columns, name) = fit(width, longest.max(NAME_MIN));
+pub fn table(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
+    let longest = view.polls.iter().map(|s| s.title.chars().count()).max().unwrap_or(0);
+    let (columns, name) = fit_columns(width, longest.max(NAME_MIN));
     let titles: String = columns.iter().map(|c| format!(" {:>1$}", c.title, c.width)).collect();
-    let mut lines =
-        vec![Line::from(View::bold(format!("  {:<name$} {:<PHASE_WIDTH$}{titles}", "TENANT", "PHASE")))];
-    lines.extend(view.sightings.iter().map(|sighting| row(view, sighting, columns, name)));
+    let mut lines = vec![Line::from(RenderContext::bold(format!(
+        "  {:<name$} {:<PHASE_WIDTH$}{titles}",
+        "TENANT", "PHASE"
+    )))];
+    lines.extend(view.polls.iter().map(|sighting| row(view, sighting, columns, name)));
     lines
 }
 
 /// The columns that fit beside a name of `longest`, which is cut before a column of the first six is left out.
-fn fit(width: usize, longest: usize) -> (&'static [Column], usize) {
+fn fit_columns(width: usize, longest: usize) -> (&'static [Column], usize) {
     let beside = |count: usize| 3 + PHASE_WIDTH + COLUMNS[..count].iter().map(|c| c.width + 1).sum::<usize>();
     let whole = (6..=COLUMNS.len()).rev().find(|count| beside(*count) + longest <= width);
     let cut = || (0..=6).rev().find(|count| beside(*count) + NAME_MIN <= width);
@@ -58,7 +60,7 @@ fn fit(width: usize, longest: usize) -> (&'static [Column], usize) {
     (&COLUMNS[..count], longest.min(width.saturating_sub(beside(count))))
 }
 
-fn row(view: &View, sighting: &Sighting, columns: &[Column], name: usize) -> Line<'static> {
+fn row(view: &RenderContext, sighting: &SidecarPoll, columns: &[Column], name: usize) -> Line<'static> {
     let title = shortened(&sighting.title, name);
     let mut line = Line::from(format!("  {title:<name$} "));
     line.extend(figures(view, sighting, columns));
@@ -73,12 +75,12 @@ fn shortened(title: &str, width: usize) -> String {
     title.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-fn figures(view: &View, sighting: &Sighting, columns: &[Column]) -> Vec<Span<'static>> {
+fn figures(view: &RenderContext, sighting: &SidecarPoll, columns: &[Column]) -> Vec<Span<'static>> {
     match &sighting.state {
         Ok(state) => {
             let cells =
-                columns.iter().map(|c| format!(" {:>1$}", (c.cell)(state, sighting.tokens_per_s), c.width));
-            let (phase, colour) = match hangs::engine_hangs(state) {
+                columns.iter().map(|c| format!(" {:>1$}", (c.cell)(state, sighting.token_rate), c.width));
+            let (phase, colour) = match hangs::is_engine_hung(state) {
                 true => ("hung", Color::Red),
                 false => (phase(state), Color::Cyan),
             };

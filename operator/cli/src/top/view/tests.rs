@@ -1,6 +1,6 @@
 //! States as the text of `--once`.
 
-mod neighbours;
+mod peers;
 
 use sluice_wire::state::{Move, OwnerBytes, Percentiles, Phase, Residency, Tenant, TokenCounts};
 
@@ -86,22 +86,22 @@ fn moved(at_unix_ms: u64, reason: &str, layers: &[u16]) -> Move {
     }
 }
 
-fn answered(name: &str) -> Sighting {
-    Sighting { title: format!("default/{name}"), state: Ok(state(name)), tokens_per_s: Some(123.4) }
+fn answered(name: &str) -> SidecarPoll {
+    SidecarPoll { title: format!("default/{name}"), state: Ok(state(name)), token_rate: Some(123.4) }
 }
 
-fn silent(name: &str) -> Sighting {
+fn silent(name: &str) -> SidecarPoll {
     let state = Err("connection refused".into());
-    Sighting { title: format!("default/{name}"), state, tokens_per_s: None }
+    SidecarPoll { title: format!("default/{name}"), state, token_rate: None }
 }
 
 /// What `--once` prints, in lines of at most `width` columns.
-fn rows(sightings: &[Sighting], width: usize) -> Vec<String> {
+fn rows(sightings: &[SidecarPoll], width: usize) -> Vec<String> {
     lines(sightings, false, width).iter().map(|line| line.to_string().trim_end().to_owned()).collect()
 }
 
-fn lines(sightings: &[Sighting], colour: bool, width: usize) -> Vec<Line<'static>> {
-    text(&View { sightings, colour, now_unix_ms: NOW, empty_text: "no tenant" }, width)
+fn lines(sightings: &[SidecarPoll], colour: bool, width: usize) -> Vec<Line<'static>> {
+    text(&RenderContext { polls: sightings, colour, now_unix_ms: NOW, empty_text: "no tenant" }, width)
 }
 
 #[test]
@@ -138,16 +138,17 @@ fn no_detail_is_cut_at_80_columns() {
 
 #[test]
 fn a_cell_stands_for_as_few_chunks_as_fit() {
-    let view = View { sightings: &[answered("a")], colour: false, now_unix_ms: NOW, empty_text: "no tenant" };
+    let view =
+        RenderContext { polls: &[answered("a")], colour: false, now_unix_ms: NOW, empty_text: "no tenant" };
     let cells = |width, rows| {
-        let lines = map(&view, &Gpu::all(&view)[0], "t", &state("a"), width, rows);
+        let lines = map(&view, &GpuTenants::group_by_gpu(&view)[0], "t", &state("a"), width, rows);
         lines[1..].iter().map(|l| l.to_string().len()).sum::<usize>()
     };
     assert_eq!((cells(80, 6), cells(80, 3), cells(80, 1)), (480, 240, 80));
 }
 
 #[test]
-fn a_silent_sidecar_is_a_row_beside_the_others() {
+fn unreachable_sidecar_has_its_own_row() {
     let shown = rows(&[silent("gone"), answered("story")], 80);
     assert_eq!(shown[0], "sluice top   2 tenants, 1 without an answer");
     assert!(shown.iter().any(|r| r == "  default/gone  no answer: connection refused"), "{shown:#?}");
@@ -155,7 +156,7 @@ fn a_silent_sidecar_is_a_row_beside_the_others() {
 }
 
 #[test]
-fn an_empty_screen_says_the_words_of_the_source() {
+fn empty_screen_shows_source_text() {
     let shown = rows(&[], 80);
     let expected = "sluice top   no tenant";
     assert_eq!(shown.join("\n").trim_end(), expected);
@@ -184,7 +185,7 @@ fn the_text_has_every_column_and_every_sidecar() {
 }
 
 #[test]
-fn a_ledger_that_does_not_balance_is_said_aloud() {
+fn unbalanced_ledger_is_reported() {
     let mut sighting = answered("story");
     sighting.state.as_mut().unwrap().memory.owners.free_bytes -= 1;
     let shown = rows(&[sighting], 80);
@@ -203,7 +204,7 @@ fn loading_layers_and_a_failure_are_shown() {
 }
 
 #[test]
-fn tokens_that_never_came_and_a_sleep_by_hand_are_told() {
+fn aborted_tokens_and_manual_sleep_are_shown() {
     let mut sighting = answered("story");
     let state = sighting.state.as_mut().unwrap();
     state.slo.ttft_attained_permille = Some(666);

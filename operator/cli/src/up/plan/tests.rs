@@ -10,8 +10,8 @@ const POOL: &str = "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {n
 const TENANT: &str = "---\napiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {name: NAME}\nspec:\n  \
     poolRef: {name: laptop}\n  model: {source: {type: File, file: {path: models/NAME}}}\n";
 
-fn options() -> Options {
-    Options {
+fn options() -> UpOptions {
+    UpOptions {
         host: IpAddr::from([127, 0, 0, 1]),
         port: 8000,
         threads: 2,
@@ -23,9 +23,9 @@ fn options() -> Options {
 }
 
 /// The plan where every model has 16 MiB for each letter of its name.
-fn whole(yaml: &str) -> Result<Plan, LoadErrors> {
+fn whole(yaml: &str) -> Result<LaunchPlan, LoadErrors> {
     let objects = sluice_types::load::load_located_str(yaml, "up.yaml").unwrap_or_else(|e| panic!("{e:?}"));
-    let place = |located| Placed { located, folder: PathBuf::from("/etc/sluice") };
+    let place = |located| SourceObject { located, folder: PathBuf::from("/etc/sluice") };
     let weigh = |config: &SidecarConfig| (config.name.len() as u64) << 24;
     plan(&objects.into_iter().map(place).collect::<Vec<_>>(), &options(), &weigh)
 }
@@ -63,7 +63,7 @@ fn a_tenant_gets_a_gpu_a_port_and_an_absolute_model_path() {
 }
 
 #[test]
-fn a_tenant_alone_on_its_gpu_has_no_neighbourhood() {
+fn exclusive_tenant_has_no_gpu_ledger() {
     let pool = POOL.replace("count: 1", "count: 2");
     let plan = whole(&format!("{pool}{}", tenants(&["one", "two"]))).unwrap();
     assert_eq!(plan.shared, []);
@@ -96,7 +96,7 @@ fn tenants_spread_evenly_over_the_gpus_they_may_use_in_the_order_of_the_file() {
 }
 
 #[test]
-fn an_isolated_gpu_takes_one_tenant_and_the_next_is_told_why_not() {
+fn isolated_gpu_rejects_second_tenant_with_reason() {
     let isolated = "sharing: {mode: Isolated, isolated: {profile: 3g.71gb}}";
     let pool = with_groups(&format!("[{{name: chat, count: 2, {isolated}}}]"));
     assert_eq!(gpus(&format!("{pool}{}", tenants(&["one", "two"]))), ["laptop-chat-0", "laptop-chat-1"]);
@@ -131,17 +131,17 @@ fn tenants_of_a_gpu_get_shares_of_its_device_and_host_memory() {
     // 96 and 1024 MiB, of which the weights take 16 and 48; the rest in halves.
     assert_eq!(plan.configs.iter().map(shares).collect::<Vec<_>>(), [(32, 496, 7), (64, 528, 100)]);
     assert!(plan.configs.iter().all(|config| config.gpu.memory_bytes == 96 << 20), "the GPU stays whole");
-    let (gpu, members) = (&plan.shared[0], &plan.shared[0].members);
+    let (gpu, members) = (&plan.shared[0], &plan.shared[0].gpu_tenants);
     assert_eq!(
         (plan.shared.len(), gpu.namespace.as_str(), gpu.name.as_str()),
         (1, "default", "laptop-chat-0")
     );
-    let members = members.iter().map(|m| (m.config, m.name.as_str(), m.share_bytes >> 20));
+    let members = members.iter().map(|m| (m.config_index, m.name.as_str(), m.share_bytes >> 20));
     assert_eq!(members.collect::<Vec<_>>(), [(0, "a", 32), (1, "bbb", 64)]);
 }
 
 #[test]
-fn models_larger_than_the_gpu_together_share_it_in_proportion() {
+fn oversubscribed_gpu_is_shared_in_proportion() {
     let configs = planned(&format!("{POOL}{}", tenants(&["aaaa", "bbbbbbbb"]))).unwrap();
     let shares: Vec<_> =
         configs.iter().map(|c| c.neighbourhood.as_ref().unwrap().share_bytes >> 20).collect();
@@ -164,7 +164,7 @@ fn record(port: u16) -> sluice_wire::config::SidecarRecord {
 }
 
 #[test]
-fn a_directive_says_the_rules_of_the_yaml_and_who_the_others_are() {
+fn directive_has_yaml_settings_and_peers() {
     let pool = with_groups(
         "[{name: chat, sharing: {temporal: {order: Priority, minQuantumMilliseconds: 2, maxQuantumMilliseconds: 20}}}]",
     );
@@ -203,7 +203,7 @@ fn a_directive_says_the_rules_of_the_yaml_and_who_the_others_are() {
 }
 
 #[test]
-fn a_gpu_is_dealt_out_again_by_the_floors_that_are_told() {
+fn shares_are_reassigned_by_reported_floors() {
     let mut plan = whole(&format!("{POOL}{}", tenants(&["a", "b"]))).unwrap();
     let gpu = &mut plan.shared[0];
     let told = |gpu: &SharedGpu, member| {
@@ -211,23 +211,23 @@ fn a_gpu_is_dealt_out_again_by_the_floors_that_are_told() {
         let told = gpu.directive(member, &[record(1), record(2)], fence);
         (told.tenant.share_bytes.unwrap() >> 20, told.neighbours[0].share_bytes >> 20)
     };
-    assert!(!gpu.deal(), "by nothing that is new");
-    assert_eq!((told(gpu, 0), gpu.too_small()), ((48, 48), None));
-    gpu.members[0].floor_bytes = 48 << 20;
-    assert!(!gpu.deal(), "it has that");
-    gpu.members[0].floor_bytes = 60 << 20;
-    assert!(gpu.deal() && !gpu.deal());
+    assert!(!gpu.reassign_shares(), "by nothing that is new");
+    assert_eq!((told(gpu, 0), gpu.capacity_error()), ((48, 48), None));
+    gpu.gpu_tenants[0].floor_bytes = 48 << 20;
+    assert!(!gpu.reassign_shares(), "it has that");
+    gpu.gpu_tenants[0].floor_bytes = 60 << 20;
+    assert!(gpu.reassign_shares() && !gpu.reassign_shares());
     assert_eq!((told(gpu, 0), told(gpu, 1)), ((60, 36), (36, 60)));
-    gpu.members[1].floor_bytes = 36 << 20;
-    assert_eq!((gpu.deal(), gpu.too_small()), (false, None));
-    gpu.members[1].floor_bytes += 1;
+    gpu.gpu_tenants[1].floor_bytes = 36 << 20;
+    assert_eq!((gpu.reassign_shares(), gpu.capacity_error()), (false, None));
+    gpu.gpu_tenants[1].floor_bytes += 1;
     let words = "the tenants of the GPU laptop-chat-0 need at least 100663297 bytes (default/a 62914560, default/b \
         37748737) and it has 100663296 bytes";
-    assert_eq!(gpu.too_small().as_deref(), Some(words));
+    assert_eq!(gpu.capacity_error().as_deref(), Some(words));
 }
 
 #[test]
-fn what_counts_between_neighbours_is_a_warning_where_there_are_none() {
+fn shared_gpu_field_warns_on_exclusive_gpu() {
     let pool = format!("{POOL}  remap: {{victim: FixedOrder}}\n");
     let important = format!("{}  priority: 7\n", tenant("one"));
     let alone = whole(&format!("{pool}{important}")).unwrap().ineffective;
@@ -239,7 +239,7 @@ fn what_counts_between_neighbours_is_a_warning_where_there_are_none() {
 }
 
 #[test]
-fn a_policy_that_moves_kv_to_a_host_tier_that_is_not_there_is_a_warning() {
+fn policy_without_host_tier_warns() {
     let warned = |policy: &str, memory: &str| {
         let yaml = POOL.replace("Oneiros", policy) + &tenant("one") + memory;
         whole(&yaml).unwrap().ineffective.iter().map(ToString::to_string).collect::<Vec<_>>()
@@ -281,8 +281,9 @@ fn example(name: &str) -> Vec<(String, String, u64)> {
     let path = format!("{}/../../examples/{name}", env!("CARGO_MANIFEST_DIR"));
     let objects =
         sluice_types::load::load_located_str(&std::fs::read_to_string(path).unwrap(), name).unwrap();
-    let objects = objects.into_iter().map(|located| Placed { located, folder: folder.path().to_owned() });
-    let weigh = |config: &SidecarConfig| crate::up::weights::bytes(&config.model_path, None);
+    let objects =
+        objects.into_iter().map(|located| SourceObject { located, folder: folder.path().to_owned() });
+    let weigh = |config: &SidecarConfig| crate::up::weights::weights_bytes(&config.model_path, None);
     let plan = plan(&objects.collect::<Vec<_>>(), &options(), &weigh).unwrap();
     assert_eq!(plan.ineffective, []);
     let share = |config: &SidecarConfig| config.neighbourhood.as_ref().unwrap().share_bytes >> 20;

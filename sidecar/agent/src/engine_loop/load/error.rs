@@ -6,7 +6,7 @@ use sluice_link::error::LinkError;
 use sluice_memory::gpu_ledger::LedgerError;
 use sluice_memory::{HostError, HostWeightsError};
 use sluice_policy::config_error::ConfigError;
-use sluice_wire::refusal::Refusal;
+use sluice_wire::config_rejection::ConfigRejection;
 
 use crate::model::ModelError;
 use crate::peers::membership::MembershipError;
@@ -59,7 +59,7 @@ pub enum LoadError {
 /// The fields of the configuration to look at: the policy knows sizes and not where they come from.
 const fn fields(refused: &ConfigError) -> &'static str {
     match refused {
-        ConfigError::FloorExceedsCapacity { .. } => Refusal::OF_FLOOR,
+        ConfigError::FloorExceedsCapacity { .. } => ConfigRejection::OF_FLOOR,
         ConfigError::ContextDoesNotFit { .. } => {
             "memory.guaranteed_kv_bytes, memory.kv_limit_bytes, max_model_len"
         }

@@ -7,7 +7,7 @@ use sluice_link::slab::SlabLayout;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::memory_manager::{self, MemoryManager};
 use sluice_policy::params::Params;
-use sluice_wire::state::Neighbourhood;
+use sluice_wire::state::SharingState;
 
 use super::sizes::{capacity_chunks, geometry, params};
 use super::startup_inbox::StartupInbox;
@@ -49,7 +49,7 @@ impl LedgerJoin<'_> {
                     let again = patience.next_retry(error)?;
                     let waits_for = patience.waiting_for().map(str::to_owned);
                     let wanted_share_bytes = share_bytes;
-                    self.startup_inbox.set_peer_state(Neighbourhood {
+                    self.startup_inbox.set_peer_state(SharingState {
                         wanted_share_bytes,
                         waits_for,
                         ..Default::default()
@@ -152,22 +152,22 @@ impl LedgerJoin<'_> {
         Ok((configured, floor))
     }
 
-    fn waiting_state(&self, place: &LedgerMembership, granted: u32, want: u32, floor: u32) -> Neighbourhood {
+    fn waiting_state(&self, place: &LedgerMembership, granted: u32, want: u32, floor: u32) -> SharingState {
         let (missing, floor_bytes) = (self.bytes(floor - granted), self.bytes(floor));
         let waits_for = format!(
             "{missing} of the {floor_bytes} bytes of its floor, which are in the shares of its neighbours"
         );
-        Neighbourhood { floor_bytes, waits_for: Some(waits_for), ..self.granted_state(place, granted, want) }
+        SharingState { floor_bytes, waits_for: Some(waits_for), ..self.granted_state(place, granted, want) }
     }
 
-    fn granted_state(&self, place: &LedgerMembership, granted: u32, want: u32) -> Neighbourhood {
+    fn granted_state(&self, place: &LedgerMembership, granted: u32, want: u32) -> SharingState {
         let share_bytes = self.bytes(granted);
-        Neighbourhood {
+        SharingState {
             instance: place.ledger.instance(),
             share_bytes,
             budget_bytes: share_bytes,
             wanted_share_bytes: self.bytes(want),
-            ..Neighbourhood::default()
+            ..SharingState::default()
         }
     }
 

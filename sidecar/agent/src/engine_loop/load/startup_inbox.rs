@@ -8,7 +8,7 @@ use sluice_ports::EngineHello;
 use sluice_scheduler::Request;
 use sluice_wire::State;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, RefusalReason};
-use sluice_wire::state::{EngineState, Neighbourhood, Phase};
+use sluice_wire::state::{EngineState, Phase, SharingState};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::LoadError;
@@ -45,7 +45,7 @@ impl StartupInbox {
     }
 
     /// What is told of the tenant's place among its neighbours from now on.
-    pub fn set_peer_state(&mut self, place: Neighbourhood) {
+    pub fn set_peer_state(&mut self, place: SharingState) {
         let memory = &mut self.state.memory;
         (memory.capacity_bytes, memory.owners.free_bytes) = (place.budget_bytes, place.budget_bytes);
         self.state.neighbourhood = Some(place);
@@ -173,7 +173,7 @@ mod tests {
     fn queries_are_answered_and_live_requests_are_kept() {
         let (inbox, mut anteroom) = startup_inbox();
         let waits_for = Some("room".to_owned());
-        anteroom.set_peer_state(Neighbourhood {
+        anteroom.set_peer_state(SharingState {
             budget_bytes: 7,
             waits_for: waits_for.clone(),
             ..Default::default()

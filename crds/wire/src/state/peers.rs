@@ -1,0 +1,162 @@
+//! Neighbours in a state: what a tenant may hold and has lent, its turn, and when it was last of use.
+
+use serde::{Deserialize, Serialize};
+
+use super::Percentiles;
+
+/// A tenant among the neighbours of its GPU. `budget_bytes` = `share_bytes` + `borrowed_bytes` - `lent_bytes`, and
+/// `held_bytes` exceeds it by no more than `in_transit_bytes`: the ledger is ahead of the scheduler by what is moving.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SharingState {
+    /// Nonce of this life of the tenant in the ledger file; 0 = not in it yet.
+    pub instance: u64,
+    /// What it may hold without asking anybody, bytes: what the ledger grants, or, while a smaller share is in force, what of
+    /// it has not gone yet.
+    pub share_bytes: u64,
+    /// What it was dealt, or needs at least where that is more, bytes. While `share_bytes` is less, others have not made room
+    /// yet; while it is more, memory is on its way out.
+    pub wanted_share_bytes: u64,
+    /// What it can never lend while it is not hibernated, bytes.
+    pub floor_bytes: u64,
+    /// What it may hold now, bytes.
+    pub budget_bytes: u64,
+    /// What it could lend now without hurting a request, bytes.
+    pub lendable_bytes: u64,
+    /// What it has reserved in the ledger file, bytes.
+    pub held_bytes: u64,
+    /// Bytes that come to exist or go at this moment.
+    pub in_transit_bytes: u64,
+    /// Bytes of its share that are wanted here and that neighbours still hold: lent by a former life of this tenant. A tenant
+    /// that lacks its floor is `Loading` until it has it.
+    pub awaited_bytes: u64,
+    /// What it waits for, in words; `None` = nothing. A tenant that is `Loading` and waits for its share, its floor or its
+    /// place loads as soon as it has it.
+    pub waits_for: Option<String>,
+    /// Lent to neighbours, bytes.
+    pub lent_bytes: u64,
+    /// Borrowed from neighbours, bytes.
+    pub borrowed_bytes: u64,
+    /// The grants behind both, oldest first.
+    pub grants: Vec<GrantState>,
+    /// Its turn; `None` = the GPU has none: all run at once.
+    pub turn: Option<TurnState>,
+    /// From a step that lacks KV to the step that has it of neighbours, since the start: the search, the loan and its mapping.
+    /// Searches in which nobody gave anything are not in it.
+    pub grant: Percentiles,
+    /// From the decision to revoke what is lent until all of it is here again, since the start.
+    pub revoke: Percentiles,
+    /// From having what came back of lent layers' memory until every layer is committed, since the start.
+    pub wake: Percentiles,
+}
+
+impl SharingState {
+    /// Whether the budget is what share and grants make of it, and no more is held, but for what is in transit. Never true by
+    /// wrap-around.
+    pub fn balances(&self) -> bool {
+        let has = self.share_bytes.checked_add(self.borrowed_bytes);
+        has.and_then(|has| has.checked_sub(self.lent_bytes)) == Some(self.budget_bytes)
+            && self.held_bytes.saturating_sub(self.budget_bytes) <= self.in_transit_bytes
+    }
+}
+
+/// One grant, as one of its two ends sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantState {
+    /// Namespace of the tenant at the other end.
+    pub namespace: String,
+    /// Name of the tenant at the other end.
+    pub name: String,
+    /// Which end this is.
+    pub direction: Direction,
+    /// Name of the grant, given by its borrower.
+    pub nonce: u64,
+    /// Size, bytes.
+    pub bytes: u64,
+    /// Time to live, milliseconds from the moment of the state on; 0 = over, and the borrower vacates.
+    pub expires_in_ms: u64,
+}
+
+/// End of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Direction {
+    /// This tenant lends.
+    Given,
+    /// This tenant borrows.
+    Taken,
+}
+
+/// A tenant's part in the turns of a GPU that is shared in time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TurnState {
+    /// Whether it may run steps now.
+    pub holds: bool,
+    /// Rises with every hand-over on this GPU.
+    pub epoch: u64,
+    /// Tickets in the line, its own included.
+    pub waiting: u32,
+    /// How long it has held the turn, all times together, ns.
+    pub held_ns_total: u64,
+    /// How often it was given the turn.
+    pub turns_total: u64,
+    /// From the release of the turn by another tenant, or from this one's ticket where that was drawn later, to having the
+    /// turn, since the start.
+    pub handover: Percentiles,
+    /// From the wish for the turn to having it, since the start.
+    pub wait: Percentiles,
+    /// Tenant that holds the turn now, `namespace/name`; `None` = the turn is free.
+    pub holder: Option<String>,
+    /// How long the holder is past its deadline, milliseconds; 0 = it is not.
+    pub holder_overdue_ms: u64,
+    /// Turns that this tenant took from a holder that was past its deadline, since the start.
+    pub takeovers_total: u64,
+    /// The last of them.
+    pub last_takeover: Option<Takeover>,
+    /// Turns that another tenant took from this one, since the start.
+    pub overtaken_total: u64,
+    /// Tenants that were before this one in the queue for the turn and that it skipped because they did not run, since the start.
+    pub skips_total: u64,
+    /// The last of them.
+    pub last_skip: Option<Skip>,
+}
+
+/// A tenant that was first in the queue for the turn, did not take it, and was skipped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Skip {
+    /// The tenant that was skipped, `namespace/name`.
+    pub of: String,
+    /// When, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+}
+
+/// A turn that was taken from a holder that was past its deadline.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Takeover {
+    /// The holder, `namespace/name`.
+    pub from: String,
+    /// When, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// How long the holder was past its deadline, milliseconds.
+    pub overdue_ms: u64,
+}
+
+/// When a tenant was last of use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Activity {
+    /// Since when it is inactive (no turn where turns are taken, else no request), milliseconds since the Unix epoch;
+    /// `None` = active.
+    pub inactive_since_unix_ms: Option<u64>,
+    /// When it last ran a step, milliseconds since the Unix epoch; `None` = never.
+    pub last_used_unix_ms: Option<u64>,
+    /// In how long its next request is expected, by how long it was idle between requests before, milliseconds; 0 = it has
+    /// some, `None` = too few came to tell.
+    pub next_use_in_ms: Option<u64>,
+    /// Since when all its weights are on the GPU, milliseconds since the Unix epoch; `None` = they are not.
+    pub resident_since_unix_ms: Option<u64>,
+    /// Weight layers that have left for neighbours: the last ones, so that it wakes front first.
+    pub absent_layers: u16,
+}

@@ -1,0 +1,128 @@
+//! Processes that are stopped in their tenant's turn and run again, and a tenant that is stopped with all its processes.
+//! SIGCONT after a takeover changes nothing.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use sluice_e2e::hang_limit::HangLimit;
+use sluice_wire::State;
+use sluice_wire::state::TurnState;
+
+use super::{HANG_TIMEOUT, KILLED, SLOWED, Stopped, When, are_hangs_reported, process, until_steps};
+use crate::support::three_tenants::{self, RETURN_AFTER_CRASHES, ThreeTenants, same, tenant_index};
+use crate::support::wait::within;
+use crate::support::{Answer, TestEnv, eventually, processes};
+
+/// Engines that hang this long are killed: longer than a test runs.
+const LATE: Duration = Duration::from_mins(10);
+/// All processes of a tenant.
+const WHOLE: [Stopped; 3] = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
+
+fn turn(state: &State) -> &TurnState {
+    tenant_index(state).turn.as_ref().expect("turns are taken")
+}
+
+/// Stops processes of the tenant that computes, and lets them go on once its neighbours have.
+async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stopped: &[Stopped]) {
+    let what = format!("{stopped:?} stopped in the turn");
+    let loads = trio.tenants.each_ref().map(three_tenants::begin);
+    let (victim, state) = trio.find_tenant("computes", |state| When::Computing.is_met(state)).await;
+    let tenant = &trio.tenants[victim];
+    let overtaken = turn(&state).overtaken_total;
+    let all: Vec<_> = stopped.iter().map(|one| process(tenant, &state, *one)).collect();
+    all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
+    let bound = HangLimit::start(&state, LATE);
+    let neighbours = trio.others(victim);
+    let took = until_steps(&bound, &what, &neighbours).await;
+    eprintln!("{what}: neighbours went on after {took:?}");
+    let from = format!("default/{}", tenant.record.name);
+    let names = |state: &State| {
+        turn(state).last_takeover.as_ref().is_some_and(|takeover| {
+            takeover.from == from && takeover.overdue_ms > 0 && takeover.at_unix_ms >= bound.stopped_unix_ms()
+        })
+    };
+    eventually("a neighbour names the tenant that hangs", async || {
+        let [one, other] = [neighbours[0].state().await, neighbours[1].state().await];
+        [one, other].iter().any(names).then_some(())
+    })
+    .await;
+    all.iter().for_each(|pid| processes::signal(*pid, Signal::CONT));
+    for (index, load) in loads.into_iter().enumerate() {
+        same(index, three_tenants::ended(load).await, &alone[index]);
+    }
+    let after = tenant.state().await;
+    assert!(turn(&after).overtaken_total > overtaken, "{:?}", turn(&after));
+    assert_eq!(
+        (after.engine.restarts, after.engine.pid),
+        (0, state.engine.pid),
+        "{what}: nothing was killed"
+    );
+    assert!(all.iter().all(|pid| processes::alive(*pid)), "{what}: nothing was killed");
+    trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
+}
+
+/// Engines are killed late here: each of these processes runs again after its turn was taken over.
+#[tokio::test(flavor = "multi_thread")]
+async fn process_stopped_in_its_slice_resumes_cleanly() {
+    let world = TestEnv::new();
+    let binaries = world.special_binaries(SLOWED);
+    let more = format!(", engine: {{hangTimeoutSeconds: {}}}", LATE.as_secs());
+    let trio = ThreeTenants::start_with(&binaries, &world, "Oneiros", &more).await;
+    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    for stopped in [&WHOLE[..], &[Stopped::Sidecar], &[Stopped::Worker]] {
+        frozen_in_its_turn(&trio, &alone, stopped).await;
+    }
+    trio.up.end_cleanly().await;
+}
+
+/// `sluice up` kills a sidecar that has answered nothing for six looks, 5 s apart, each of which waits for 5 s.
+const UP_LIMIT: Duration = Duration::from_secs(35);
+
+/// Stops a tenant with all its processes for good. Its neighbours go on, it is replaced, and nothing of the old one is left.
+async fn stopped_as_a_whole(
+    trio: &mut ThreeTenants<'_>,
+    alone: &[Vec<Answer>],
+    when: When,
+    starts: &mut [usize; 3],
+) {
+    let what = format!("a whole tenant stopped while {when:?}");
+    let loads = trio.tenants.each_ref().map(three_tenants::begin);
+    let met = |state: &State| state.engine.pid.is_some() && when.is_met(state);
+    let (victim, state) = trio.find_tenant(&what, met).await;
+    let whole = WHOLE.map(|one| process(&trio.tenants[victim], &state, one));
+    whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
+    let bound = HangLimit::start(&state, HANG_TIMEOUT);
+    let took = until_steps(&bound, &what, &trio.others(victim)).await;
+    eprintln!("{what}: neighbours went on after {took:?}");
+    let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());
+    within(KILLED, &format!("{what}: all of it is killed"), dead).await;
+    let killed = bound.elapsed();
+    eprintln!("{what}: all of it was dead after {killed:?}");
+    assert!(killed >= UP_LIMIT / 2, "{what}: one slow answer is no hang: {killed:?}");
+    starts[victim] += 1;
+    let name = trio.tenants[victim].record.name.clone();
+    trio.tenants[victim] = trio.up.ready_again(&name, starts[victim]).await;
+    are_hangs_reported(&trio.tenants[victim], starts[victim], UP_LIMIT / 2).await;
+    for (index, load) in loads.into_iter().enumerate() {
+        let answers = three_tenants::ended(load).await;
+        let cut = answers.iter().filter(|answer| answer.is_err()).count();
+        assert!(index == victim || cut == 0, "{what}: {cut} answers of a neighbour were cut");
+        let pairs = answers.into_iter().zip(&alone[index]).filter(|(answer, _)| answer.is_ok());
+        let (answers, expected): (Vec<_>, Vec<_>) = pairs.map(|(came, alone)| (came, alone.clone())).unzip();
+        same(index, answers, &expected);
+    }
+    trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_tenant_is_replaced_and_its_memory_returns() {
+    let world = TestEnv::new();
+    let binaries = world.special_binaries(SLOWED);
+    let mut trio = ThreeTenants::start_of(&binaries, &world, "Oneiros").await;
+    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let mut starts = [1; 3];
+    for when in [When::Computing, When::Lending, When::Borrowing, When::Rebacking] {
+        stopped_as_a_whole(&mut trio, &alone, when, &mut starts).await;
+    }
+    trio.up.end_cleanly().await;
+}

@@ -1,0 +1,158 @@
+//! KV so short that memory moves by itself, under every policy and while engines die: the books balance at every moment
+//! and not one token changes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::Signal;
+use sluice_wire::State;
+
+use crate::support::load::{self, MEMORY, MODEL, Observed, poll_while};
+use crate::support::three_tenants::events;
+use crate::support::{Answer, Tenant, TestEnv, Up, Yaml, processes};
+
+/// Engines that die under one load.
+const KILLS: u64 = 3;
+/// Loads of a tenant with a host tier until it has done what it must: `Pie` tries for some steps whether it pays to move KV, and
+/// rests for hundreds; what was timed on a busy machine may rightly be declined.
+const MOST_LOADS: u64 = 8;
+
+/// Host memory for all KV of the load.
+const TIER: &str = ", memory: {hostKv: 16Mi}";
+/// The same where no layer may move.
+const TIER_ALONE: &str = ", memory: {hostKv: 16Mi, maxRemappedPercent: 0}";
+
+/// A policy, what its tenant's `spec` has besides, and what it must do while KV is short.
+type Case = (&'static str, &'static str, &'static [&'static str]);
+
+const CASES: [Case; 8] = [
+    ("Recompute", "", &["preempt"]),
+    ("Oneiros", "", &["remap_own"]),
+    ("Ellm", "", &["inflate"]),
+    ("FlexGen", TIER, &["write_back", "fetch"]),
+    ("Pie", TIER, &["write_back", "fetch"]),
+    ("OrbitFlow", TIER, &["plan", "write_back", "fetch"]),
+    ("Unified", TIER, &["inflate", "remap_own"]),
+    // Where no layer may move, KV does.
+    ("Unified", TIER_ALONE, &["inflate", "write_back", "fetch"]),
+];
+
+/// How often a tenant did it.
+fn times(state: &State, deed: &str) -> u64 {
+    if deed == "preempt" { state.figures.preemptions_total } else { events(state, deed) }
+}
+
+/// What the load is answered where nothing is short: the same under every policy.
+async fn alone() -> Vec<Answer> {
+    let world = TestEnv::new();
+    let (up, tenant) = start(&world, "Recompute", "").await;
+    let alone = load::alone(&tenant).await;
+    let figures = tenant.state().await.figures;
+    assert_eq!(
+        (figures.preemptions_total, figures.recomputed_tokens_total),
+        (0, 0),
+        "alone nothing is short"
+    );
+    up.end_cleanly().await;
+    alone
+}
+
+/// A tenant that the load puts under pressure.
+async fn start<'a>(world: &'a TestEnv, policy: &'static str, spec: &str) -> (Up<'a>, Tenant) {
+    let model = world.model("model", MODEL);
+    let mut yaml =
+        Yaml::pool(MEMORY).tenant("short", &model, "", &format!("pacing: {{mode: Immediate}}{spec}"));
+    yaml.policy = policy;
+    let mut up = world.up(&yaml, &["--poison"]);
+    let tenant = up.ready("short").await;
+    (up, tenant)
+}
+
+/// Answers of the load, what was seen meanwhile, and how many engines died: `kills`, each in the middle of a batch. Where `kv_moves`
+/// each died when KV was fetched since the one before: as many as that happens to.
+async fn run(tenant: &Tenant, kills: u64, kv_moves: bool) -> (Vec<Answer>, Observed, u64) {
+    let on = AtomicBool::new(true);
+    let load = async {
+        let answers = load::load(tenant).await;
+        on.store(false, Ordering::Relaxed);
+        answers
+    };
+    let killing = async {
+        let (mut before, mut killed) = (tenant.state().await, 0);
+        while killed < kills {
+            let further = |state: &State| {
+                state.engine.pid.is_some()
+                    && state.queue.running > 1
+                    && state.figures.steps_total > before.figures.steps_total + 20
+                    && (!kv_moves || times(state, "fetch") > times(&before, "fetch"))
+            };
+            let over = || kv_moves && !on.load(Ordering::Relaxed);
+            let state = tenant.until("a batch runs", |state| over() || further(state)).await;
+            if over() {
+                break;
+            }
+            processes::signal(state.engine.pid.unwrap(), Signal::KILL);
+            (before, killed) = (state, killed + 1);
+        }
+        killed
+    };
+    let (answers, seen, killed) = tokio::join!(load, poll_while(tenant, &on), killing);
+    assert!(seen.most_running > 1 && seen.polls > 20, "{seen:?}");
+    (answers, seen, killed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn accounting_balances_while_layers_become_kv() {
+    let alone = alone().await;
+    let world = TestEnv::new();
+    let (up, tenant) = start(&world, "Oneiros", "").await;
+    let before = tenant.state().await;
+    let (answers, seen, _) = run(&tenant, 0, false).await;
+    assert_eq!(answers, alone, "memory moved and not one token changed");
+    assert!(seen.most_alpha > 0, "KV was never so short that a layer was remapped: {seen:?}");
+    let returned = |state: &State| (state.remap.alpha, state.remap.beta, state.kv.blocks_used) == (0, 0, 0);
+    let after = tenant.until("everything returns", returned).await;
+    Observed::default().check(&after);
+    assert_eq!(after.memory.owners.weights_layers_bytes, before.memory.owners.weights_layers_bytes);
+    assert_eq!((after.queue, after.streams), (before.queue, before.streams));
+    assert_eq!(answers[0], tenant.complete(&load::request(0)).await.unwrap());
+    up.end_cleanly().await;
+}
+
+/// Loads a tenant, whose engines die, until it has done all that it must; where KV moves, they die while it does.
+async fn die_under_load(tenant: &Tenant, alone: &[Answer], case: Case) {
+    let (_, spec, must) = case;
+    let (kv_moves, most_loads) = (must.contains(&"fetch"), if spec.is_empty() { 1 } else { MOST_LOADS });
+    let (mut most_alpha, mut deaths, mut done) = (0, 0, false);
+    for _ in 0..most_loads {
+        let (answers, seen, killed) = run(tenant, KILLS, kv_moves).await;
+        assert_eq!(answers, alone, "{case:?}");
+        deaths += killed;
+        let ended = |state: &State| {
+            state.kv.blocks_used == 0 && state.queue.running == 0 && state.engine.restarts >= deaths
+        };
+        let state = tenant.until("all ends", ended).await;
+        Observed::default().check(&state);
+        assert_eq!(state.engine.restarts, deaths, "{case:?}");
+        assert!(kv_moves || killed == KILLS, "{case:?}: {killed} engines died");
+        most_alpha = seen.most_alpha.max(most_alpha);
+        done = deaths > 0 && must.iter().all(|deed| times(&state, deed) > 0);
+        if done {
+            break;
+        }
+        eprintln!("{case:?}: {deaths} engines died so far; {:?}", state.figures.remap_events_total);
+    }
+    assert!(done, "{case:?}: KV was never short, or nothing was done about it");
+    assert_eq!(most_alpha > 0, must.contains(&"remap_own"), "{case:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engine_crashes_during_moves_change_no_token() {
+    let alone = alone().await;
+    for case in CASES {
+        let (policy, spec, _) = case;
+        let world = TestEnv::new();
+        let (up, tenant) = start(&world, policy, spec).await;
+        die_under_load(&tenant, &alone, case).await;
+        up.end_cleanly().await;
+    }
+}

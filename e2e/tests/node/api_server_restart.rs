@@ -1,0 +1,20 @@
+//! Components that die: the node goes on.
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use kube::api::ListParams;
+use sluice_e2e::cluster::{eventually, on_node_alone};
+
+#[test]
+fn restarted_api_server_keeps_all_objects() {
+    on_node_alone(async |node| {
+        if !node.api().is_own_cluster() {
+            return;
+        }
+        let namespace = node.api().namespace("survivor").await;
+        let all = Api::<Namespace>::all(node.api().client().await);
+        node.restart("kube-apiserver");
+        let found = eventually("an answer", async || all.list(&ListParams::default()).await.ok()).await;
+        assert!(found.items.iter().any(|one| one.metadata.name.as_ref() == Some(&namespace)));
+    });
+}

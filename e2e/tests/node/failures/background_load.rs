@@ -1,0 +1,37 @@
+//! What goes on beside a test.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// Work in a thread of its own, until this is ended or dropped.
+pub struct BackgroundLoad<T> {
+    ends: Arc<AtomicBool>,
+    work: Option<JoinHandle<T>>,
+}
+
+impl<T: Send + 'static> BackgroundLoad<T> {
+    /// `work` goes on until it is told to end.
+    pub fn start(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> BackgroundLoad<T> {
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = ends.clone();
+        let work = Some(std::thread::spawn(move || work(&told)));
+        BackgroundLoad { ends, work }
+    }
+
+    /// Ends it; what it has to say.
+    ///
+    /// # Panics
+    /// If it has.
+    pub fn end(mut self) -> T {
+        self.ends.store(true, Ordering::Relaxed);
+        let work = self.work.take().expect("it is ended once");
+        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl<T> Drop for BackgroundLoad<T> {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+}

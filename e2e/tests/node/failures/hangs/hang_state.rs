@@ -1,0 +1,197 @@
+//! States in which a process is stopped: how a tenant gets there, and how it is held there until it is stopped.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rustix::process::Pid;
+use serde_json::json;
+use sluice_e2e::cluster::within;
+use sluice_e2e::hang_limit::has_reached;
+use sluice_wire::State;
+use sluice_wire::state::Phase;
+use tokio::task::JoinSet;
+
+use super::super::{MINUTE, Rows};
+use super::{Processes, Target};
+use crate::installed::admin::{Admin, Credential};
+use crate::installed::processes::{Stopped, Traced};
+use crate::installed::{Load, Product, TENANTS};
+
+/// Until a look at a state is repeated.
+const GLANCE: Duration = Duration::from_millis(2);
+/// By then a sidecar has seen all that its worker had finished before it was stopped: two looks.
+const SETTLED: Duration = Duration::from_millis(100);
+/// What each change of mappings takes longer in an engine that is slowed.
+const SLOWED: &str = "--inject=mmap:delay_exit=60000";
+
+/// When a process is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangState {
+    /// A step of its turn runs.
+    Computing,
+    /// It has lent memory.
+    Lending,
+    /// It has borrowed memory.
+    Borrowing,
+    /// It has requests, and a neighbour has the turn.
+    Waiting,
+    /// Its engine changes what backs its addresses.
+    Rebacking,
+    /// It was hibernated, and comes back for a request.
+    Waking,
+}
+
+/// The states of all tenants, asked as the operator does.
+pub struct Views {
+    operator: Credential,
+    admins: BTreeMap<&'static str, Admin>,
+}
+
+impl Views {
+    pub fn of(product: &Product<'_>) -> Views {
+        let admin = |name| (name, Admin::of(product, name, &product.address(name)));
+        Views { operator: Credential::of_operator(product), admins: TENANTS.map(admin).into() }
+    }
+
+    pub async fn state(&self, tenant: &str) -> State {
+        serde_json::from_value(self.admins[tenant].state(&self.operator).await).unwrap()
+    }
+
+    /// Whether a neighbour says that `tenant` has the turn.
+    async fn sees_as_holder(&self, tenant: &str) -> bool {
+        let other = TENANTS.into_iter().find(|name| *name != tenant).expect("it has neighbours");
+        let turn = self.state(other).await.neighbourhood.and_then(|place| place.turn);
+        let holder = turn.and_then(|turn| turn.holder);
+        holder.is_some_and(|holder| holder.ends_with(&format!("/{tenant}")))
+    }
+}
+
+impl HangState {
+    fn is_met(self, state: &State) -> bool {
+        let Some(place) = &state.neighbourhood else { return false };
+        let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
+        match self {
+            HangState::Computing => holds && has_reached(state, "step"),
+            HangState::Lending => place.lent_bytes > 0,
+            HangState::Borrowing => place.borrowed_bytes > 0,
+            HangState::Waiting => !holds && state.queue.running > 0,
+            HangState::Rebacking => has_reached(state, "re-backing"),
+            HangState::Waking => state.phase == Phase::Waking,
+        }
+    }
+
+    /// Waits until the state is met and stops the worker in it, so that it stays. A tenant waits as long as its sidecar does not run.
+    pub(super) async fn meet(
+        self,
+        views: &Views,
+        tenant: &str,
+        processes: &Processes,
+        loads: &mut Loads<'_, '_>,
+    ) -> (Stopped, State) {
+        let worker = processes.worker();
+        if self == HangState::Waking {
+            return self.wake(views, tenant, worker, loads).await;
+        }
+        let slowed = (self == HangState::Rebacking).then(|| Traced::attach(worker, "mmap", SLOWED));
+        let met = async || {
+            loads.keep_sent();
+            tokio::time::sleep(GLANCE).await;
+            let state = views.state(tenant).await;
+            if !self.is_met(&state) {
+                return None;
+            }
+            if self == HangState::Waiting {
+                let stopped = Stopped::stop(processes.all(Target::Sidecar)[0]);
+                return (!views.sees_as_holder(tenant).await).then_some((stopped, state));
+            }
+            let stopped = Stopped::stop(worker);
+            tokio::time::sleep(SETTLED).await;
+            let state = views.state(tenant).await;
+            self.is_met(&state).then_some((stopped, state))
+        };
+        let met = within(2 * MINUTE, &format!("{tenant} is {self:?}"), met).await;
+        // It stands still all the same, and whoever traces a process delays the news of its end.
+        drop(slowed);
+        met
+    }
+
+    /// A small model is awake at once, so its worker is stopped before it is asked.
+    async fn wake(
+        self,
+        views: &Views,
+        tenant: &str,
+        worker: Pid,
+        loads: &mut Loads<'_, '_>,
+    ) -> (Stopped, State) {
+        let sleeps = json!({"idle": {"afterSeconds": 1, "hibernateAfterSeconds": 2}});
+        loads.rows.product.change("modeltenant", tenant, &sleeps);
+        let asleep = async || (views.state(tenant).await.phase == Phase::Hibernated).then_some(());
+        within(2 * MINUTE, &format!("{tenant} hibernates"), asleep).await;
+        let stopped = Stopped::stop(worker);
+        loads.keep_sent();
+        let wakes = async || Some(views.state(tenant).await).filter(|state| self.is_met(state));
+        let state = within(MINUTE, &format!("{tenant} wakes"), wakes).await;
+        (stopped, state)
+    }
+
+    /// Undoes what brought a tenant there.
+    pub async fn over(self, product: &Product<'_>, tenant: &str) {
+        if self == HangState::Waking {
+            product.change(
+                "modeltenant",
+                tenant,
+                &json!({"idle": {"hibernateAfterSeconds": null, "afterSeconds": null}}),
+            );
+        }
+    }
+}
+
+/// What tenants are asked meanwhile.
+pub struct Loads<'a, 'p> {
+    rows: &'a Rows<'p>,
+    load: Load,
+    sent: BTreeMap<&'static str, JoinSet<Option<String>>>,
+}
+
+impl<'a, 'p> Loads<'a, 'p> {
+    /// What brings `tenant` into the state `when`.
+    pub fn of(rows: &'a Rows<'p>, when: HangState, tenant: &str) -> Loads<'a, 'p> {
+        let others = TENANTS.into_iter().filter(|name| *name != tenant);
+        let own = TENANTS.into_iter().filter(|name| *name == tenant);
+        // Whoever lends has nothing to do itself, and a neighbour too much.
+        let (names, count): (Vec<_>, _) = match when {
+            HangState::Computing | HangState::Waiting => (TENANTS.into(), 12),
+            HangState::Lending => (others.take(1).collect(), 40),
+            HangState::Borrowing => (own.collect(), 40),
+            HangState::Rebacking => (own.chain(others.take(1)).collect(), 40),
+            HangState::Waking => (own.collect(), 2),
+        };
+        let sent = names.into_iter().map(|name| (name, JoinSet::new())).collect();
+        Loads { rows, load: rows.load.part(count), sent }
+    }
+
+    /// Sends all of it again where all was answered.
+    fn keep_sent(&mut self) {
+        for (name, requests) in &mut self.sent {
+            self.load.keep_sent(self.rows.product, name, requests);
+        }
+    }
+
+    /// Sends it to these as well.
+    pub fn send_to(&mut self, tenants: &[&'static str]) {
+        for name in tenants {
+            self.load.keep_sent(self.rows.product, name, self.sent.entry(name).or_default());
+        }
+    }
+
+    /// Waits for the answers. Those of `culprit` may be cut where it `may_be_cut`.
+    pub async fn end(self, culprit: &str, may_be_cut: bool) {
+        for (name, requests) in self.sent {
+            let cut = self.load.ended(requests).await;
+            assert!(
+                cut == 0 || (name == culprit && may_be_cut),
+                "{cut} answers of {name} were cut beside {culprit}"
+            );
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What somebody sees who may look at the tenants of a namespace, and nothing else.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use sluice_e2e::cluster::Node;
+
+use super::{Product, binary};
+
+/// Somebody without rights but to look.
+const VIEWER: &str = "viewer";
+
+impl<'a> Product<'a> {
+    /// As [`Product::install`], where somebody may look with `kubectl sluice`.
+    pub async fn install_for_users(node: &'a Node) -> Option<Product<'a>> {
+        let viewer = format!(
+            ",people.cli[0].kind=User,people.cli[0].name={VIEWER},people.cli[0].apiGroup=rbac.authorization.k8s.io"
+        );
+        Product::install_with(node, &viewer).await
+    }
+
+    /// The kubeconfig of somebody who may view the namespace and use the CLI, and nothing else.
+    fn viewer(&self) -> PathBuf {
+        if !self.node.api().is_own() {
+            return self.node.api().kubeconfig_path().to_owned();
+        }
+        let user = format!("--user={VIEWER}");
+        let bound = ["create", "rolebinding", "viewer", "--clusterrole=view", &user];
+        if self.kubectl(&["get", "rolebinding", "viewer", "--ignore-not-found", "-o", "name"]).is_empty() {
+            self.kubectl(&bound);
+        }
+        self.node.api().kubeconfig_of(VIEWER, None)
+    }
+
+    /// What the CLI says in the cluster.
+    pub fn sluice(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(binary("kubectl-sluice"));
+        command.args(arguments).args(["-n", &self.namespace]).env("KUBECONFIG", self.viewer());
+        self.said(command.output().unwrap())
+    }
+}

@@ -1,0 +1,90 @@
+//! Does to the tenants of a soak what its plan says.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::SoakRun;
+use super::plan::fault::{FaultKind, FaultTarget, PlannedFault, Side};
+use super::stats::SoakStats;
+use super::tenant::SoakTenant;
+
+/// A loan is waited for so long; then somebody else is hit.
+const NO_TARGET: Duration = Duration::from_millis(4_000);
+
+/// All of it, from `begun` on. Ends when all tenants are back.
+pub async fn inject(stage: &Arc<SoakRun>, troubles: &[PlannedFault], begun: Instant) {
+    let mut under_way = JoinSet::new();
+    for trouble in troubles.iter().cloned() {
+        let stage = stage.clone();
+        under_way.spawn(async move {
+            tokio::time::sleep_until(begun + trouble.at).await;
+            let tenant = target(&stage, trouble.target).await;
+            kill_or_stop(&stage, tenant, trouble.side, trouble.kind).await;
+        });
+    }
+    under_way.join_all().await;
+}
+
+/// Whom it hits, by what is known at this moment.
+async fn target(stage: &SoakRun, whom: FaultTarget) -> usize {
+    type Bytes = fn(&SoakTenant) -> u64;
+    let (bytes, other): (Bytes, usize) = match whom {
+        FaultTarget::Tenant(tenant) => return tenant,
+        FaultTarget::Borrower(other) => (|member| member.borrowed.load(Ordering::Relaxed), other),
+        FaultTarget::Lender(other) => (|member| member.lent.load(Ordering::Relaxed), other),
+    };
+    let until = Instant::now() + NO_TARGET;
+    while Instant::now() < until {
+        let tenants = stage.tenants.iter().enumerate();
+        let most = tenants.map(|(tenant, member)| (bytes(member), tenant)).max();
+        if let Some((1.., tenant)) = most {
+            return tenant;
+        }
+        tokio::time::sleep(super::PAUSE).await;
+    }
+    other
+}
+
+/// Hits one process. Ends when it, or its successor, works again; whether it was there to be hit.
+pub async fn kill_or_stop(stage: &SoakRun, tenant: usize, side: Side, deed: FaultKind) -> bool {
+    let member = &stage.tenants[tenant];
+    let Some(pid) = member.process(&stage.run, stage.up, side) else {
+        stage.stats.count(|tally| tally.missed += 1);
+        return false;
+    };
+    match (deed, side) {
+        (FaultKind::Stop(length), _) => stop(stage, pid, length).await,
+        (FaultKind::Kill, Side::Engine) => {
+            stage.stats.count(|tally| tally.engines_killed += 1);
+            member.engine_kills.fetch_add(1, Ordering::Relaxed);
+            send(pid, Signal::KILL);
+        }
+        (FaultKind::Kill, Side::Sidecar) => {
+            stage.stats.count(|tally| tally.sidecars_killed += 1);
+            let kill = member.loses_sidecar();
+            send(pid, Signal::KILL);
+            member.has_restarted(kill, pid).await;
+        }
+    }
+    true
+}
+
+async fn stop(stage: &SoakRun, pid: u32, length: Duration) {
+    let outlasts = length.as_millis() > u128::from(stage.loan_ms);
+    stage.stats.count(|tally: &mut SoakStats| *tally.stops(outlasts) += 1);
+    stage.stopped.fetch_add(1, Ordering::Relaxed);
+    send(pid, Signal::STOP);
+    tokio::time::sleep(length).await;
+    send(pid, Signal::CONT);
+    stage.stopped.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// It may have gone meanwhile.
+fn send(pid: u32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal);
+}

@@ -1,0 +1,242 @@
+//! Three tenants on one GPU that has room for their weights and little else: under load each needs what the others have.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use sluice_wire::State;
+use sluice_wire::state::SharingState;
+use tokio::task::JoinHandle;
+
+use super::http::Failure;
+use super::tenant::{greedy, prompt};
+use super::{Answer, Tenant, TestEnv, Up, Yaml, eventually, model};
+
+/// 21.3 MiB of weights; a request of the load grows to 10 blocks of 8 KiB in each of 16 layers.
+const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermediate 640";
+/// The weights of all and 8 MiB more for each.
+const MEMORY: &str = "88Mi";
+const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
+/// Requests at once for one tenant: 15 MiB of KV.
+pub const LOAD: u32 = 12;
+const PROMPT: u32 = 100;
+const TOKENS: usize = 48;
+const PAUSE: Duration = Duration::from_millis(5);
+/// After a death all loans have come home within this time.
+pub const RETURN_AFTER_CRASHES: Duration = Duration::from_secs(30);
+
+/// The tenants, in one world.
+#[derive(Debug)]
+pub struct ThreeTenants<'a> {
+    /// Their parent.
+    pub up: Up<'a>,
+    /// Themselves.
+    pub tenants: [Tenant; 3],
+}
+
+/// What became of the requests of a load, in their order.
+pub type Answers = Vec<Result<Answer, Failure>>;
+
+impl<'a> ThreeTenants<'a> {
+    /// Starts them by turns under `policy`.
+    pub async fn start(world: &'a TestEnv, policy: &'static str) -> ThreeTenants<'a> {
+        ThreeTenants::start_of(&model::bin_folder(), world, policy).await
+    }
+
+    /// As [`Trio::start`], with the sidecar and the engine in `binaries`.
+    pub async fn start_of(binaries: &Path, world: &'a TestEnv, policy: &'static str) -> ThreeTenants<'a> {
+        ThreeTenants::start_with(binaries, world, policy, "").await
+    }
+
+    /// As [`Trio::start_of`], with `more` in the `spec` of each.
+    pub async fn start_with(
+        binaries: &Path,
+        world: &'a TestEnv,
+        policy: &'static str,
+        more: &str,
+    ) -> ThreeTenants<'a> {
+        let mut yaml = Yaml::pool(MEMORY);
+        for (seed, name) in NAMES.into_iter().enumerate() {
+            let folder = world.model(&format!("model-{name}"), &format!("{MODEL} --seed {seed}"));
+            let spec =
+                format!("pacing: {{mode: Immediate}}, memory: {{guaranteedKv: 2Mi}}, drainSeconds: 2{more}");
+            yaml = yaml.tenant(name, &folder, ", maxModelLen: 256", &spec);
+        }
+        (yaml.link, yaml.chunk, yaml.policy) = (Some("2Gi"), Some("64Ki"), policy);
+        yaml.sharing = Some("{mode: Temporal, temporal: {order: RoundRobin}}");
+        yaml.remap = Some("{minResidenceMilliseconds: 0}");
+        let mut up = world.up_of(binaries, &yaml.text(), &["--poison"]);
+        let tenants = [up.ready(NAMES[0]).await, up.ready(NAMES[1]).await, up.ready(NAMES[2]).await];
+        ThreeTenants { up, tenants }
+    }
+
+    /// States of all.
+    pub async fn states(&self) -> [State; 3] {
+        let [a, b, c] = &self.tenants;
+        let (a, b, c) = tokio::join!(a.state(), b.state(), c.state());
+        [a, b, c]
+    }
+
+    /// What each tenant answers to its load while the others have none, and what was seen meanwhile.
+    pub async fn alone(&self) -> Vec<(Vec<Answer>, Observed)> {
+        let mut all = Vec::new();
+        for index in 0..self.tenants.len() {
+            let (answers, seen) = self.watched(&[index]).await;
+            all.push((answers.into_iter().flatten().map(Result::unwrap).collect(), seen));
+        }
+        all
+    }
+
+    /// Answers of the tenants `busy` to a load that all get at once, and what was seen of all three meanwhile.
+    pub async fn watched(&self, busy: &[usize]) -> (Vec<Answers>, Observed) {
+        let on = AtomicBool::new(true);
+        let load = async {
+            let loads: Vec<_> = busy.iter().map(|index| begin(&self.tenants[*index])).collect();
+            let mut answers = Vec::new();
+            for load in loads {
+                answers.push(ended(load).await);
+            }
+            on.store(false, Ordering::Relaxed);
+            answers
+        };
+        tokio::join!(load, Observed::watch(&self.tenants, &on))
+    }
+
+    /// The first that is as wanted, with its state.
+    pub async fn find_tenant(&self, what: &str, wanted: impl Fn(&State) -> bool) -> (usize, State) {
+        eventually(what, async || {
+            self.states().await.into_iter().enumerate().find(|(_, state)| wanted(state))
+        })
+        .await
+    }
+
+    /// The neighbours of a tenant.
+    pub fn others(&self, tenant: usize) -> Vec<&Tenant> {
+        let others = self.tenants.iter().enumerate().filter(|(index, _)| *index != tenant);
+        others.map(|(_, other)| other).collect()
+    }
+
+    /// Waits until nobody owes anybody: budgets are shares, and nobody holds more.
+    pub async fn are_all_loans_returned(&self, limit: Duration) {
+        let home = |state: &State| {
+            let place = tenant_index(state);
+            (place.lent_bytes, place.borrowed_bytes, place.grants.len()) == (0, 0, 0)
+        };
+        let begun = Instant::now();
+        let mut states = self.states().await;
+        while !states.iter().all(home) {
+            assert!(
+                begun.elapsed() < limit,
+                "loans are out after {limit:?}: {:#?}",
+                reported_events(&states)
+            );
+            tokio::time::sleep(PAUSE * 10).await;
+            states = self.states().await;
+        }
+        let sum = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
+        assert_eq!(
+            sum(|s| tenant_index(s).budget_bytes),
+            sum(|s| tenant_index(s).share_bytes),
+            "{:#?}",
+            reported_events(&states)
+        );
+        for state in &states {
+            assert!(
+                tenant_index(state).balances()
+                    && tenant_index(state).held_bytes <= tenant_index(state).budget_bytes,
+                "{state:?}"
+            );
+        }
+        eprintln!("all loans were home after {:?}", begun.elapsed());
+    }
+}
+
+/// Sends all requests of the load.
+pub fn begin(tenant: &Tenant) -> Vec<JoinHandle<Result<Answer, Failure>>> {
+    let request = |seed| {
+        let tenant = tenant.clone();
+        tokio::spawn(async move { tenant.complete(&greedy(&prompt(seed, PROMPT), TOKENS)).await })
+    };
+    (0..LOAD).map(request).collect()
+}
+
+/// Waits for the end of all.
+pub async fn ended(load: Vec<JoinHandle<Result<Answer, Failure>>>) -> Answers {
+    let mut answers = Vec::new();
+    for request in load {
+        answers.push(request.await.unwrap());
+    }
+    answers
+}
+
+/// Every answer came, and is what it was while the others were idle.
+pub fn same(index: usize, answers: Answers, expected: &[Answer]) {
+    let answers: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
+    let differ: Vec<_> = (0..answers.len()).filter(|at| answers[*at] != expected[*at]).collect();
+    assert_eq!(differ, [0; 0], "tenant {index}: requests with other answers");
+}
+
+/// What a failure shows of states.
+pub fn reported_events(states: &[State]) -> Vec<String> {
+    let told = |s: &State| {
+        format!(
+            "{} {:?} {:?} {:?} {:?}",
+            s.tenant.name,
+            s.phase,
+            s.neighbourhood,
+            s.figures.remap_events_total,
+            s.moves.last()
+        )
+    };
+    states.iter().map(told).collect()
+}
+
+/// The neighbourhood in a state.
+pub fn tenant_index(state: &State) -> &SharingState {
+    state.neighbourhood.as_ref().expect("it shares its GPU")
+}
+
+/// How often a reason occurred.
+pub fn events(state: &State, reason: &str) -> u64 {
+    let mut all = state.figures.remap_events_total.iter();
+    all.find(|event| event.reason == reason).map_or(0, |event| event.count)
+}
+
+/// What was seen over all polls, for each tenant.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// Polls.
+    pub polls: u32,
+    /// Most bytes lent at one time.
+    pub most_lent: [u64; 3],
+    /// Most bytes borrowed at one time.
+    pub most_borrowed: [u64; 3],
+}
+
+impl Observed {
+    /// Polls while `on`. Whoever does not answer (it was killed) is passed over.
+    pub async fn watch(tenants: &[Tenant; 3], on: &AtomicBool) -> Observed {
+        let mut seen = Observed::default();
+        while on.load(Ordering::Relaxed) {
+            for (index, tenant) in tenants.iter().enumerate() {
+                if let Some(state) = tenant.try_state().await {
+                    seen.check(index, &state);
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        seen
+    }
+
+    /// One look at tenant `index`: its books must balance.
+    pub fn check(&mut self, index: usize, state: &State) {
+        let place = tenant_index(state);
+        assert!(place.balances(), "{}: {place:?}", state.tenant.name);
+        assert!(state.memory.balances(), "{}: {:?}", state.tenant.name, state.memory);
+        let forever = place.grants.iter().filter(|grant| grant.expires_in_ms > 60_000);
+        assert_eq!(forever.count(), 0, "{}: {place:?}", state.tenant.name);
+        self.polls += 1;
+        self.most_lent[index] = self.most_lent[index].max(place.lent_bytes);
+        self.most_borrowed[index] = self.most_borrowed[index].max(place.borrowed_bytes);
+    }
+}

@@ -1,0 +1,281 @@
+//! What a ModelTenant and its Events say, for people.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use sluice_types::ModelTenant;
+use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::tenant::SlotStatus;
+
+use crate::cluster::EventSummary;
+use sluice_page::text::formatting::age;
+
+/// Most events that are told.
+const MAX_EVENTS: usize = 10;
+
+/// Whether the tenant is ready, each condition, what would help, and its slots.
+pub fn summary(tenant: &ModelTenant, now_unix_ms: u64) -> Vec<String> {
+    let conditions = tenant.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let mut lines = vec![headline(tenant, conditions)];
+    lines.extend(stale_status_note(tenant));
+    lines.extend(conditions.iter().map(|condition| condition_row(condition, now_unix_ms)));
+    lines.extend(advice(conditions).map(|advice| format!("To mend it: {advice}.")));
+    let slots = tenant.status.as_ref().map_or(&[][..], |status| &status.slots);
+    lines.extend(slots.iter().map(slot_line));
+    lines
+}
+
+fn headline(tenant: &ModelTenant, conditions: &[Condition]) -> String {
+    let metadata = &tenant.metadata;
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let title = format!("{}/{}", text(&metadata.namespace), text(&metadata.name));
+    if metadata.deletion_timestamp.is_some() {
+        return format!("{title} is being deleted.");
+    }
+    if tenant.spec.suspend {
+        return format!("{title} is suspended (spec.suspend): it has no pods and refuses requests.");
+    }
+    if tenant.spec.replicas == 0 {
+        return format!("{title} has no slots (spec.replicas is 0): it refuses requests.");
+    }
+    match find_condition(conditions, ConditionType::Ready) {
+        None => format!("{title}: no operator has looked at it yet. Does one run and watch this namespace?"),
+        Some(ready) if ready.status == "True" => format!("{title} is ready."),
+        Some(ready) => format!("{title} is not ready: {}", condition_message(ready)),
+    }
+}
+
+/// A word where the status is about an older spec.
+fn stale_status_note(tenant: &ModelTenant) -> Option<String> {
+    let seen = tenant.status.as_ref()?.observed_generation?;
+    let written = tenant.metadata.generation?;
+    (seen < written).then(|| {
+        format!(
+            "The operator has not looked at the last change yet (generation {written}, it has seen {seen})."
+        )
+    })
+}
+
+fn condition_row(condition: &Condition, now_unix_ms: u64) -> String {
+    let since = u64::try_from(condition.last_transition_time.0.as_millisecond()).unwrap_or(0);
+    let since = age(now_unix_ms.saturating_sub(since));
+    let why = match condition_message(condition) {
+        nothing if nothing == Reason::AsExpected.as_str() => String::new(),
+        why => format!("  {why}"),
+    };
+    format!("  {:<17} {:<8} for {since}{why}", condition.type_, condition.status)
+}
+
+fn condition_message(condition: &Condition) -> String {
+    match condition.message.as_str() {
+        "" => condition.reason.clone(),
+        message => format!("{}: {message}", condition.reason),
+    }
+}
+
+fn find_condition(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
+    conditions.iter().find(|condition| condition.type_ == kind.as_str())
+}
+
+/// What a person can do about the reason of the summary; `None` = nothing is wrong, or the message says it all.
+fn advice(conditions: &[Condition]) -> Option<&'static str> {
+    let ready = find_condition(conditions, ConditionType::Ready).filter(|ready| ready.status != "True")?;
+    let reason = Reason::ALL.iter().find(|reason| reason.as_str() == ready.reason)?;
+    reason_advice(*reason)
+}
+
+/// No GPU of the pool has room.
+const NO_CAPACITY_ADVICE: &str = "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of tenants \
+    there, or give this one a higher priority before others are placed";
+/// No GPU is large enough.
+const GPU_TOO_SMALL_ADVICE: &str = "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a larger GPU, or make the \
+    tenant anew with a lower model.maxModelLen";
+/// The source does not give the model.
+const SOURCE_ADVICE: &str = "look at the source's credential; for another repository, revision, bucket or path make \
+    the tenant anew, for model cannot be changed";
+/// A sidecar hangs.
+const HANG_ADVICE: &str = "wait: the supervisor of its engine or the kubelet kills the sidecar within a minute, and it is \
+    started again; if this lasts, delete the pod";
+
+/// Exhaustive, so that a new reason is not forgotten.
+const fn reason_advice(reason: Reason) -> Option<&'static str> {
+    Some(match reason {
+        Reason::AsExpected
+        | Reason::TenantsRemain
+        | Reason::MpsFault
+        | Reason::EngineHung
+        | Reason::NeighbourHung
+        | Reason::DirectiveNotTaken => {
+            return None;
+        }
+        Reason::SidecarHung => HANG_ADVICE,
+        Reason::NotObserved => "look at the operator: it has not seen this yet",
+        Reason::NoRoom => NO_CAPACITY_ADVICE,
+        Reason::ModelLargerThanGpu => GPU_TOO_SMALL_ADVICE,
+        Reason::DeviceUnsupported => {
+            "make the tenant anew, in a pool of host.sluice.dev or with an engine of kind Vllm"
+        }
+        Reason::ChunkTooSmall => "raise device.host.chunkBytes of the pool",
+        Reason::ContextDoesNotFit => {
+            "raise memory.kvLimit, or make the tenant anew with a lower model.maxModelLen"
+        }
+        Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
+        Reason::PoolTerminating => {
+            "apply a pool of that name again once it is gone; poolRef cannot be changed"
+        }
+        Reason::GroupNotFound => "name a group of the pool in spec.gpuGroup",
+        Reason::LocalOnly => {
+            "make the tenant anew with another source than File, and take a Secret for the keys"
+        }
+        Reason::EngineImageMissing => "name an image of vLLM in spec.engine.image",
+        Reason::ImageVolumesUnsupported => {
+            "make the tenant anew with a PersistentVolumeClaim, HuggingFace or S3 source"
+        }
+        Reason::ModelUnreadable => SOURCE_ADVICE,
+        Reason::ModelUnsupported => {
+            "make the tenant anew, with a Llama or OPT model or an engine of kind Vllm and \
+             spec.engine.resources.limits.memory"
+        }
+        Reason::ModelNotInspected => "wait; if this lasts, look at the Job that reads the model's headers",
+        Reason::InspectionFailed => {
+            "look at the Job that reads the model's headers, and at the log of its pod"
+        }
+        Reason::NotAllocated => {
+            "look at the Events of the pod: no node has a free device of the class, or enough CPU and memory beside it"
+        }
+        Reason::DriverRefused => "look at the claim's Events and at the log of the driver on its node",
+        Reason::PodsRefused => {
+            "mend what the message names: a quota, a limit range, an admission policy, a service account or a priority class"
+        }
+        Reason::WaitingForMemory => {
+            "wait: a neighbour gives back what this tenant owns; top shows who has it"
+        }
+        Reason::PodNotReady => "wait; if this lasts, look at the Events of its pod",
+        Reason::PodFailing => "look at the logs of its pod's containers (kubectl logs POD -c sidecar)",
+        Reason::Suspended => "set spec.suspend to false",
+        Reason::ScaledToZero => "set spec.replicas to 1 or more",
+        Reason::NameTaken => "rename or delete the object that has the name",
+        Reason::ApplyFailed => {
+            "look at the message: a quota, a policy or a webhook of the cluster refuses the object"
+        }
+        Reason::NodesNotReady => {
+            "look at the nodes and at their way to the control plane (kubectl get nodes); tenants serve on meanwhile"
+        }
+        Reason::UpdateWaits => {
+            "wait until no tenant is on the GPU, or set the pool's updatePolicy to Disruptive"
+        }
+    })
+}
+
+fn slot_line(slot: &SlotStatus) -> String {
+    let or = |text: &Option<String>, none: &str| text.clone().unwrap_or_else(|| none.to_owned());
+    let state = slot.state.map_or("not started".to_owned(), |state| format!("{state:?}"));
+    let (gpu, node, pod) =
+        (or(&slot.gpu, "no GPU"), or(&slot.node, "no node yet"), or(&slot.pod, "no pod yet"));
+    format!("  slot {}: {state} on {gpu}, {node}, {pod}", slot.name)
+}
+
+/// The last events, oldest first.
+pub fn event_lines(told: &Result<Vec<EventSummary>, String>, now_unix_ms: u64) -> Vec<String> {
+    match told {
+        Err(problem) => vec![String::new(), format!("Its Events cannot be read: {problem}")],
+        Ok(told) if told.is_empty() => Vec::new(),
+        Ok(told) => {
+            let last = &told[told.len().saturating_sub(MAX_EVENTS)..];
+            let lines = last.iter().map(|event| event_line(event, now_unix_ms));
+            [String::new(), "Events:".to_owned()].into_iter().chain(lines).collect()
+        }
+    }
+}
+
+fn event_line(event: &EventSummary, now_unix_ms: u64) -> String {
+    let at = u64::try_from(event.at_unix_s).unwrap_or(0) * 1000;
+    let ago = age(now_unix_ms.saturating_sub(at));
+    let kind = if event.is_warning { "warning " } else { "" };
+    let times = if event.count > 1 { format!(" ({} times)", event.count) } else { String::new() };
+    format!("  {ago} ago: {kind}{}{times}: {}", event.reason, event.note)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: u64 = 1_700_000_100_000;
+
+    fn tenant(spec: serde_json::Value, status: serde_json::Value) -> ModelTenant {
+        let mut object = json!({
+            "apiVersion": "sluice.dev/v1alpha1", "kind": "ModelTenant",
+            "metadata": {"name": "chat", "namespace": "team", "generation": 3},
+            "spec": {"poolRef": {"name": "p"},
+                     "model": {"source": {"type": "HuggingFace", "huggingFace": {"repo": "a/b"}}}},
+            "status": status,
+        });
+        object["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn condition(kind: &str, status: &str, reason: &str, message: &str) -> serde_json::Value {
+        json!({"type": kind, "status": status, "reason": reason, "message": message,
+               "lastTransitionTime": "2023-11-14T22:13:20Z"})
+    }
+
+    #[test]
+    fn unplaced_tenant_gets_reason_and_advice() {
+        let conditions = [
+            condition("Placed", "False", "NoRoom", "1 of 1 slots have no GPU"),
+            condition("Ready", "False", "NoRoom", "Placed: 1 of 1 slots have no GPU"),
+        ];
+        let said =
+            summary(&tenant(json!({}), json!({"conditions": conditions, "observedGeneration": 2})), NOW);
+        assert_eq!(said[0], "team/chat is not ready: NoRoom: Placed: 1 of 1 slots have no GPU");
+        assert!(said[1].contains("has not looked at the last change"), "{said:?}");
+        assert_eq!(said[2], "  Placed            False    for 100s  NoRoom: 1 of 1 slots have no GPU");
+        assert!(said[4].starts_with("To mend it: add GPUs"), "{said:?}");
+    }
+
+    #[test]
+    fn tenant_with_zero_replicas_is_not_reported_broken() {
+        let conditions = json!({"conditions": [condition("Ready", "False", "NotObserved", "")]});
+        let suspended = summary(&tenant(json!({"suspend": true}), conditions.clone()), NOW);
+        assert!(suspended[0].contains("is suspended"), "{suspended:?}");
+        let none = summary(&tenant(json!({"replicas": 0}), conditions), NOW);
+        assert!(none[0].contains("spec.replicas is 0"), "{none:?}");
+    }
+
+    #[test]
+    fn unreconciled_tenant_is_reported() {
+        let said = summary(&tenant(json!({}), json!({})), NOW);
+        assert_eq!(
+            said,
+            ["team/chat: no operator has looked at it yet. Does one run and watch this namespace?"]
+        );
+    }
+
+    #[test]
+    fn a_ready_tenant_shows_its_slots() {
+        let status = json!({
+            "conditions": [condition("Ready", "True", "AsExpected", "")],
+            "slots": [{"name": "chat-0", "gpu": "p-a-0", "node": "n1", "pod": "chat-0-x", "state": "Idle"}],
+        });
+        let said = summary(&tenant(json!({}), status), NOW);
+        assert_eq!(said[0], "team/chat is ready.");
+        assert_eq!(said[1], "  Ready             True     for 100s");
+        assert_eq!(said[2], "  slot chat-0: Idle on p-a-0, n1, chat-0-x");
+    }
+
+    #[test]
+    fn only_last_events_are_printed() {
+        let event = |n: i64| EventSummary {
+            at_unix_s: 1_700_000_000 + n,
+            is_warning: n == 11,
+            count: 2,
+            reason: "Placed".into(),
+            note: format!("n {n}"),
+        };
+        let said = event_lines(&Ok((0..12).map(event).collect()), NOW);
+        assert_eq!(said.len(), 2 + MAX_EVENTS);
+        assert_eq!(said[11], "  89s ago: warning Placed (2 times): n 11");
+        assert!(event_lines(&Ok(Vec::new()), NOW).is_empty());
+        assert!(event_lines(&Err("forbidden".into()), NOW)[1].contains("forbidden"));
+    }
+}

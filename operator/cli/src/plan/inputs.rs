@@ -1,0 +1,286 @@
+//! The objects that are planned: those of files, those of a cluster, or those of a cluster with files laid over them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
+use sluice_plan::gpu::{GpuSizes, gpus};
+use sluice_plan::objects::claim_digest;
+use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedPod, ObservedPool, ObservedSlot};
+use sluice_types::load::{LoadError, LoadErrors, Loader, Object, Problem, SpannedObject};
+use sluice_types::pool::GpuStatus;
+use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
+use sluice_types::{DEFAULT_NAMESPACE, GpuPool, ModelTenant};
+use sluice_wire::geometry::{Geometry, GeometryError};
+
+use crate::cluster::{Cluster, list_objects};
+use crate::manifests;
+use crate::up::FieldLocator;
+
+/// Namespace and name.
+pub type ObjectKey = (String, String);
+
+/// Objects of both kinds.
+#[derive(Clone, Debug, Default)]
+pub struct PlanInputs {
+    pools: BTreeMap<ObjectKey, GpuPool>,
+    tenants: BTreeMap<ObjectKey, ModelTenant>,
+    /// Local folders with the models of tenants.
+    pub folders: BTreeMap<ObjectKey, PathBuf>,
+    /// What was read there.
+    pub inspections: BTreeMap<ObjectKey, Result<Geometry, GeometryError>>,
+    /// Objects of files as they are written there, by kind and name.
+    sources: BTreeMap<(&'static str, ObjectKey), SpannedObject>,
+}
+
+/// A pool and the tenants that refer to it.
+#[derive(Debug)]
+pub struct PoolInputs<'a> {
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// The pool; `None` = there is none.
+    pub pool: Option<&'a GpuPool>,
+    /// Its tenants.
+    pub tenants: Vec<&'a ModelTenant>,
+    inputs: &'a PlanInputs,
+}
+
+impl PlanInputs {
+    /// Objects of files; those that name no namespace are in `namespace`, that of a cluster, else in `default`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the files. That a pool or a group is in none of them is no mistake beside a cluster, and
+    /// alone it is none: the plan tells it.
+    pub fn from_files(paths: &[PathBuf], namespace: Option<&str>) -> Result<PlanInputs, LoadErrors> {
+        let loaded =
+            manifests::load_files(&Loader::new().in_namespace(namespace.unwrap_or(DEFAULT_NAMESPACE)), paths);
+        let is_reference = |error: &LoadError| matches!(error.problem, Problem::Reference(_));
+        if !loaded.errors.iter().all(is_reference) {
+            let counts = |error: &LoadError| namespace.is_none() || !is_reference(error);
+            return Err(loaded.errors.into_iter().filter(counts).collect());
+        }
+        let mut scene = PlanInputs::default();
+        for located in loaded.objects {
+            let folder = manifests::folder_of(paths, &located).to_owned();
+            scene.add(located, &folder, namespace.unwrap_or(DEFAULT_NAMESPACE));
+        }
+        Ok(scene)
+    }
+
+    fn add(&mut self, located: SpannedObject, folder: &Path, namespace: &str) {
+        let kind = located.object.kind();
+        let key = match located.object.clone() {
+            Object::Pool(mut pool) => {
+                let key = set_namespace(&mut pool.metadata, namespace);
+                self.pools.insert(key.clone(), pool);
+                key
+            }
+            Object::Tenant(mut tenant) => {
+                let key = set_namespace(&mut tenant.metadata, namespace);
+                if let Some(model) = local_model(&mut tenant, folder) {
+                    self.folders.insert(key.clone(), model);
+                }
+                self.tenants.insert(key.clone(), tenant);
+                key
+            }
+        };
+        self.sources.insert((kind, key), located);
+    }
+
+    /// All objects of these namespaces of a cluster.
+    ///
+    /// # Errors
+    /// The API server does not say.
+    pub async fn from_cluster(
+        cluster: &Cluster,
+        namespaces: &BTreeSet<String>,
+    ) -> anyhow::Result<PlanInputs> {
+        let mut scene = PlanInputs::default();
+        let key = |namespace: &str, name: String| (namespace.to_owned(), name);
+        for namespace in namespaces {
+            let (pools, tenants) = list_objects(cluster, namespace).await?;
+            scene.pools.extend(pools.into_iter().map(|pool| (key(namespace, pool.name_any()), pool)));
+            let staying = tenants.into_iter().filter(|tenant| tenant.metadata.deletion_timestamp.is_none());
+            scene.tenants.extend(staying.map(|tenant| (key(namespace, tenant.name_any()), tenant)));
+        }
+        Ok(scene)
+    }
+
+    /// This with the objects of files in place of its own, as if they had been applied: what the cluster knows of them stays.
+    pub fn overlay(mut self, files: PlanInputs) -> PlanInputs {
+        for (key, mut pool) in files.pools {
+            if let Some(there) = self.pools.get(&key) {
+                (pool.status, pool.metadata) = (there.status.clone(), there.metadata.clone());
+            }
+            self.pools.insert(key, pool);
+        }
+        for (key, mut tenant) in files.tenants {
+            if let Some(there) = self.tenants.get(&key) {
+                (tenant.status, tenant.metadata) = (there.status.clone(), there.metadata.clone());
+            }
+            self.tenants.insert(key, tenant);
+        }
+        self.folders.extend(files.folders);
+        self.sources.extend(files.sources);
+        self
+    }
+
+    /// Takes over what was read of models: a model cannot be changed.
+    pub fn copy_sizes_from(&mut self, other: &PlanInputs) {
+        let known = |key: &ObjectKey| self.tenants.contains_key(key);
+        self.inspections = other
+            .inspections
+            .iter()
+            .filter(|(key, _)| known(key))
+            .map(|(key, said)| (key.clone(), said.clone()))
+            .collect();
+    }
+
+    /// Namespaces of the objects.
+    pub fn namespaces(&self) -> BTreeSet<String> {
+        self.pools.keys().chain(self.tenants.keys()).map(|(namespace, _)| namespace.clone()).collect()
+    }
+
+    /// Pools that there are, and those that tenants refer to.
+    pub fn pools(&self) -> BTreeSet<ObjectKey> {
+        let wanted = self
+            .tenants
+            .iter()
+            .map(|((namespace, _), tenant)| (namespace.clone(), tenant.spec.pool_ref.name.clone()));
+        self.pools.keys().cloned().chain(wanted).collect()
+    }
+
+    /// A pool and its tenants.
+    pub fn pool(&self, key: &ObjectKey) -> PoolInputs<'_> {
+        let of = |((namespace, _), tenant): &(&ObjectKey, &ModelTenant)| {
+            *namespace == key.0 && tenant.spec.pool_ref.name == key.1
+        };
+        let tenants = self.tenants.iter().filter(of).map(|(_, tenant)| tenant).collect();
+        PoolInputs { key: key.clone(), pool: self.pools.get(key), tenants, inputs: self }
+    }
+
+    /// Keys of the tenants of whose sizes nothing has been told.
+    pub fn unknown_sizes(&self) -> Vec<ObjectKey> {
+        let told = |tenant: &ModelTenant| tenant.status.as_ref().is_some_and(|status| status.model.is_some());
+        let unknown =
+            self.tenants.iter().filter(|(key, tenant)| !told(tenant) && !self.inspections.contains_key(*key));
+        unknown.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Names of all tenants, of every namespace.
+    pub fn tenants(&self) -> impl Iterator<Item = &str> {
+        self.tenants.keys().map(|(_, name)| name.as_str())
+    }
+
+    /// A tenant.
+    pub fn tenant(&self, key: &ObjectKey) -> Option<&ModelTenant> {
+        self.tenants.get(key)
+    }
+}
+
+/// Gives an object its namespace; its key.
+fn set_namespace(metadata: &mut ObjectMeta, namespace: &str) -> ObjectKey {
+    let namespace = metadata.namespace.get_or_insert_with(|| namespace.to_owned()).clone();
+    (namespace, metadata.name.clone().unwrap_or_default())
+}
+
+/// The folder of a `File` source. In a cluster the model would lie on a volume, and so the tenant is planned; the same goes for
+/// a file of keys.
+fn local_model(tenant: &mut ModelTenant, folder: &Path) -> Option<PathBuf> {
+    tenant.spec.access.api_keys_file = None;
+    let source = &mut tenant.spec.model.source;
+    let path = source.file.take()?.path;
+    source.kind = SourceType::PersistentVolumeClaim;
+    source.persistent_volume_claim = Some(PvcSource { claim_name: "models".into(), path: None });
+    Some(folder.join(path))
+}
+
+impl PoolInputs<'_> {
+    /// Where a tenant and the pool are written; `None` = the tenant is in no file.
+    pub fn field_locator(&self, tenant: &str) -> Option<FieldLocator> {
+        let written = |kind, name: &str| {
+            self.inputs.sources.get(&(kind, (self.key.0.clone(), name.to_owned()))).cloned()
+        };
+        Some(FieldLocator::new(written("ModelTenant", tenant)?, written("GpuPool", &self.key.1)))
+    }
+
+    /// What is known of the pool's GPUs and slots from statuses, and of models from folders.
+    pub fn observed(&self) -> ObservedPool {
+        let inspections =
+            self.inputs.inspections.iter().filter(|((namespace, _), _)| *namespace == self.key.0);
+        ObservedPool {
+            claims: self.pool.map(claims).unwrap_or_default(),
+            slots: self.tenants.iter().flat_map(|tenant| slots(tenant)).collect(),
+            pods: self.tenants.iter().flat_map(|tenant| self.pods(tenant)).collect(),
+            inspections: inspections.map(|((_, name), said)| (name.clone(), said.clone())).collect(),
+            ..ObservedPool::default()
+        }
+    }
+}
+
+impl PoolInputs<'_> {
+    /// The pods that the status of a tenant names, on the claims that the pool's names.
+    fn pods(&self, tenant: &ModelTenant) -> Vec<ObservedPod> {
+        let gpus =
+            || self.pool.and_then(|pool| pool.status.as_ref()).into_iter().flat_map(|status| &status.gpus);
+        let pod = |slot: &SlotStatus| {
+            let on = gpus().find(|gpu| Some(&gpu.name) == slot.gpu.as_ref())?;
+            Some(ObservedPod {
+                name: slot.pod.clone()?,
+                tenant: tenant.name_any(),
+                index: slot_index(slot)?,
+                claim: on.claim_name.clone()?,
+                node: slot.node.clone(),
+                is_ready: slot.state.is_some_and(|state| state != SlotState::Loading),
+                ..ObservedPod::default()
+            })
+        };
+        tenant.status.iter().flat_map(|status| &status.slots).filter_map(pod).collect()
+    }
+}
+
+/// Index of a slot in its tenant.
+fn slot_index(slot: &SlotStatus) -> Option<u32> {
+    slot.name.rsplit_once('-')?.1.parse().ok()
+}
+
+/// The claims that the status of a pool names.
+fn claims(pool: &GpuPool) -> Vec<ObservedClaim> {
+    let digests: BTreeMap<String, String> = gpus(pool, &|_| GpuSizes::default())
+        .into_iter()
+        .map(|gpu| (gpu.name.clone(), claim_digest(pool, &gpu)))
+        .collect();
+    let claim = |status: &GpuStatus| {
+        let capacity_bytes = status.capacity.as_ref().map(sluice_types::Quantity::bytes);
+        Some(ObservedClaim {
+            name: status.claim_name.clone()?,
+            // Of one that the pool has no more it is of no matter.
+            digest: digests.get(&status.name).cloned().unwrap_or_default(),
+            mode: status.effective_mode,
+            device: Some(ObservedDevice { capacity_bytes, ..ObservedDevice::default() }),
+            ..ObservedClaim::default()
+        })
+    };
+    pool.status.iter().flat_map(|status| &status.gpus).filter_map(claim).collect()
+}
+
+/// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they are.
+fn slots(tenant: &ModelTenant) -> Vec<ObservedSlot> {
+    let slot = |slot: &SlotStatus| {
+        let claim = format!("{}-e1", slot.gpu.as_ref()?);
+        Some(ObservedSlot { tenant: tenant.name_any(), index: slot_index(slot)?, claim })
+    };
+    tenant.status.iter().flat_map(|status| &status.slots).filter_map(slot).collect()
+}
+
+#[cfg(test)]
+impl PlanInputs {
+    /// Gives a tenant of the namespace `default` a generation, as an API server does.
+    pub fn set_generation(&mut self, tenant: &str, generation: i64) {
+        let key = (DEFAULT_NAMESPACE.to_owned(), tenant.to_owned());
+        if let Some(tenant) = self.tenants.get_mut(&key) {
+            tenant.metadata.generation = Some(generation);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Other binaries of the product: looked for in `$SLUICE_BIN_DIR`, then beside this one, then on PATH.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+/// Folder that is looked in first, for packagers who install the binaries apart and for tests.
+pub const BIN_DIR: &str = "SLUICE_BIN_DIR";
+
+/// Builds the binaries that `sluice` starts, all but the GPU probe.
+const BUILD_COMMAND: &str = "cargo build --profile dist -p sluice-cli -p sluice-agent -p sluice-kernels";
+/// The binary that [`BUILD`] does not build, and the end of the command that does.
+const GPU_PROBE: (&str, &str) = ("sluice-gpu-probe", " -p sluice-probe");
+
+/// The path of the binary `name`.
+///
+/// # Errors
+/// It is in none of these places; with the command that builds it.
+pub fn find(name: &str) -> anyhow::Result<PathBuf> {
+    let named = std::env::var_os(BIN_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let own = std::env::current_exe().ok().and_then(|path| path.canonicalize().ok());
+    let beside = own.and_then(|path| Some(path.parent()?.to_owned()));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = named.into_iter().chain(beside).chain(std::env::split_paths(&path));
+    let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
+    found.with_context(|| {
+        let probe = if name == GPU_PROBE.0 { GPU_PROBE.1 } else { "" };
+        format!(
+            "{name} is neither in ${BIN_DIR}, nor beside this program, nor on PATH; this builds it and all others in a \
+             source tree of Sluice: {BUILD_COMMAND}{probe}"
+        )
+    })
+}
+
+/// The command by which a user runs this program again, as short as it can be and as a shell takes it.
+pub fn own_command() -> String {
+    let typed = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    let (program, folder) = (std::env::current_exe(), std::env::current_dir());
+    shell_quote(command(&typed, &program.unwrap_or_else(|_| typed.clone()), &folder.unwrap_or_default()))
+}
+
+/// A word of a shell's command line: in quotes where one of its characters may mean something to the shell.
+fn shell_quote(word: String) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "._/-".contains(letter);
+    match word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// `typed` is how this program was named, `program` where it is, `folder` the current folder.
+fn command(typed: &Path, program: &Path, folder: &Path) -> String {
+    // Found on PATH.
+    if typed.components().count() == 1 && !typed.is_absolute() {
+        return typed.display().to_string();
+    }
+    match program.strip_prefix(folder) {
+        Ok(below) if below.components().count() == 1 => format!("./{}", below.display()),
+        Ok(below) => below.display().to_string(),
+        Err(_) => program.display().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_command_is_as_short_as_it_can_be() {
+        for (typed, folder, expected) in [
+            ("sluice", "/anywhere", "sluice"),
+            ("/tree/target/debug/sluice", "/tree", "target/debug/sluice"),
+            ("./sluice", "/tree/target/debug", "./sluice"),
+            ("../target/debug/sluice", "/tree/docs", "/tree/target/debug/sluice"),
+        ] {
+            let shown = command(Path::new(typed), Path::new("/tree/target/debug/sluice"), Path::new(folder));
+            assert_eq!(shown, expected, "{typed} in {folder}");
+        }
+    }
+
+    #[test]
+    fn a_path_with_characters_of_the_shell_is_quoted() {
+        for (word, expected) in [
+            ("./target/x86_64-linux.d/sluice", "./target/x86_64-linux.d/sluice"),
+            ("/my tree/sluice", "'/my tree/sluice'"),
+            ("/it's/$HOME/sluice", r"'/it'\''s/$HOME/sluice'"),
+        ] {
+            assert_eq!(shell_quote(word.into()), expected);
+            let echoed =
+                std::process::Command::new("sh").args(["-c", &format!("printf %s {expected}")]).output();
+            assert_eq!(echoed.unwrap().stdout, word.as_bytes());
+        }
+    }
+}

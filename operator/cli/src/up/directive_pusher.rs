@@ -1,0 +1,253 @@
+//! Tells the tenants of a shared GPU about each other, and again whenever one of them has another port or has found its floor to
+//! be more than its share: nobody leaves a neighbour what it was dealt itself. A directive that somebody has put by hand in this
+//! run's epoch is gone past; one of a newer epoch has another operator, which is obeyed.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use sluice_wire::config::SidecarRecord;
+use sluice_wire::config_rejection::ConfigRejection;
+use sluice_wire::directive::{Directive, Fence};
+use sluice_wire::restart::BackOff;
+use tokio::sync::{mpsc, watch};
+
+use super::config_error::FieldLocator;
+use super::output::eprint_note;
+use super::process::{ProcessCommand, wait_for_command};
+use super::shared_gpu::SharedGpu;
+use crate::admin::{AdminClient, DirectiveRejected};
+use crate::{Misconfigured, now_unix_ms};
+
+/// Between two looks at tenants that have not found their floors yet.
+const FLOOR_POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A tenant's end of its way to the herald.
+#[derive(Clone, Debug)]
+pub struct RecordSender {
+    member: usize,
+    events: mpsc::UnboundedSender<(usize, SidecarRecord)>,
+}
+
+impl RecordSender {
+    /// Says that the tenant's sidecar listens.
+    pub fn send(&self, record: &SidecarRecord) {
+        // A herald that has gone has been told to.
+        let _ = self.events.send((self.member, record.clone()));
+    }
+}
+
+/// Directives under way to all tenants.
+type PushRound = BoxFuture<'static, PushOutcome>;
+/// Floors that tenants have found, bytes, by member.
+type FloorPoll = BoxFuture<'static, Vec<(usize, u64)>>;
+
+/// What became of a directive, or of those of a round: the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum PushOutcome {
+    /// It is in force, or will never be.
+    Done,
+    /// Somebody else deals this GPU out.
+    Deposed,
+    /// One of this sequence is in force: it has to be gone past.
+    Behind(u64),
+}
+
+/// Gives directives to the tenants of one GPU.
+#[derive(Debug)]
+pub struct DirectivePusher {
+    gpu: Arc<SharedGpu>,
+    /// Where the configurations of its tenants come from.
+    locators: Vec<Option<FieldLocator>>,
+    admin: AdminClient,
+    events: mpsc::UnboundedReceiver<(usize, SidecarRecord)>,
+    records: Vec<Option<SidecarRecord>>,
+    /// Who has not said its floor since it was started.
+    floors_unknown: Vec<bool>,
+    last_fence: Fence,
+}
+
+impl DirectivePusher {
+    /// The herald of `gpu`, and a way to it for each member.
+    pub fn new(
+        gpu: SharedGpu,
+        blames: Vec<Option<FieldLocator>>,
+        admin: AdminClient,
+        epoch: u64,
+    ) -> (Self, Vec<RecordSender>) {
+        let (sender, news) = mpsc::unbounded_channel();
+        let members = gpu.gpu_tenants.len();
+        let announcers = (0..members).map(|member| RecordSender { member, events: sender.clone() }).collect();
+        let last = Fence { epoch, sequence: 0 };
+        let (records, silent) = (vec![None; members], vec![true; members]);
+        (
+            DirectivePusher {
+                gpu: Arc::new(gpu),
+                locators: blames,
+                admin,
+                events: news,
+                records,
+                floors_unknown: silent,
+                last_fence: last,
+            },
+            announcers,
+        )
+    }
+
+    /// Gives directives until the tenants are told to drain.
+    ///
+    /// # Errors
+    /// The GPU is too small for the floors of its tenants.
+    pub async fn run(mut self, mut orders: watch::Receiver<ProcessCommand>) -> anyhow::Result<()> {
+        let mut round: PushRound = pending().boxed();
+        let mut look: FloorPoll = pending().boxed();
+        loop {
+            tokio::select! {
+                () = wait_for_command(&mut orders, ProcessCommand::Drain) => return Ok(()),
+                Some((member, record)) = self.events.recv() => {
+                    (self.records[member], self.floors_unknown[member]) = (Some(record), true);
+                    // What is under way is overtaken: a directive that was not taken yet is older than this one.
+                    round = self.next_round().unwrap_or(round);
+                    look = self.poll_floors();
+                }
+                taken = &mut round => round = self.on_round_done(taken)?,
+                floors = &mut look => {
+                    if self.record_floors(&floors) {
+                        round = self.next_round().unwrap_or(round);
+                    }
+                    look = self.poll_floors();
+                }
+            }
+        }
+    }
+
+    /// What follows a round.
+    fn on_round_done(&mut self, taken: PushOutcome) -> Result<PushRound, Misconfigured> {
+        match taken {
+            // Only now: whoever has another operator is not judged by what this one would deal.
+            PushOutcome::Done => self.check_capacity()?,
+            PushOutcome::Deposed => {}
+            PushOutcome::Behind(sequence) => {
+                self.last_fence.sequence = self.last_fence.sequence.max(sequence);
+                return Ok(self.next_round().unwrap_or_else(|| pending().boxed()));
+            }
+        }
+        Ok(pending().boxed())
+    }
+
+    fn check_capacity(&self) -> Result<(), Misconfigured> {
+        let Some(problem) = self.gpu.capacity_error() else { return Ok(()) };
+        let largest = (0..self.locators.len()).max_by_key(|member| self.gpu.gpu_tenants[*member].floor_bytes);
+        let member = largest.unwrap_or_default();
+        let refusal = ConfigRejection::new(ConfigRejection::OF_FLOOR, problem);
+        let words =
+            self.locators[member].as_ref().map_or(refusal.problem.clone(), |blame| blame.describe(&refusal));
+        Err(Misconfigured(format!("{}: {words}", self.gpu.title(member))))
+    }
+
+    /// A round of directives to all, once all are known.
+    fn next_round(&mut self) -> Option<PushRound> {
+        let records: Vec<_> = self.records.iter().cloned().collect::<Option<_>>()?;
+        self.last_fence.sequence += 1;
+        let (gpu, admin, fence) = (self.gpu.clone(), self.admin.clone(), self.last_fence);
+        let round = async move {
+            let one = |member: usize| {
+                let directive = gpu.directive(member, &records, fence);
+                push_until_accepted(&admin, gpu.title(member), &records[member], directive)
+            };
+            join_all((0..records.len()).map(one)).await.into_iter().max().unwrap_or(PushOutcome::Done)
+        };
+        Some(round.boxed())
+    }
+
+    /// Asks those that are silent for their floors, in a while.
+    fn poll_floors(&self) -> FloorPoll {
+        let listens = |member: usize| {
+            Some((member, self.records[member].clone().filter(|_| self.floors_unknown[member])?))
+        };
+        let silent: Vec<_> = (0..self.floors_unknown.len()).filter_map(listens).collect();
+        if silent.is_empty() {
+            return pending().boxed();
+        }
+        let admin = self.admin.clone();
+        let look = async move {
+            tokio::time::sleep(FLOOR_POLL_INTERVAL).await;
+            let asked = silent.iter().map(|(member, record)| fetch_floor(&admin, *member, record));
+            join_all(asked).await.into_iter().flatten().collect()
+        };
+        look.boxed()
+    }
+
+    /// True if there is to be a round: the GPU is dealt out anew by these floors, or too small for them. A tenant keeps the one
+    /// that it had before it died.
+    fn record_floors(&mut self, floors: &[(usize, u64)]) -> bool {
+        let gpu = Arc::make_mut(&mut self.gpu);
+        for (member, floor) in floors {
+            self.floors_unknown[*member] = false;
+            gpu.gpu_tenants[*member].floor_bytes = *floor;
+        }
+        let dealt = gpu.reassign_shares();
+        if dealt {
+            let parts = gpu.gpu_tenants.iter().map(|one| format!("{} {}", one.name, one.share_bytes));
+            let parts: Vec<_> = parts.collect();
+            eprint_note(format_args!(
+                "{}: shares follow the floors of its tenants, bytes: {}",
+                gpu.name,
+                parts.join(", ")
+            ));
+        }
+        dealt || gpu.capacity_error().is_some()
+    }
+}
+
+/// What `member` can never lend, once it knows.
+async fn fetch_floor(admin: &AdminClient, member: usize, record: &SidecarRecord) -> Option<(usize, u64)> {
+    // Whoever has ended or does not answer is asked again.
+    let state = admin.state(record).await.ok()?;
+    let floor = state.neighbourhood?.floor_bytes;
+    (floor > 0).then_some((member, floor))
+}
+
+/// Tries until the directive is taken or refused.
+async fn push_until_accepted(
+    admin: &AdminClient,
+    title: String,
+    record: &SidecarRecord,
+    directive: Directive,
+) -> PushOutcome {
+    let mut back_off = BackOff::default();
+    let fence = directive.fence();
+    loop {
+        match admin.put_directive(record, &directive).await {
+            Ok(()) => return PushOutcome::Done,
+            Err(DirectiveRejected::Stale { in_force, .. }) if in_force.epoch == fence.epoch => {
+                eprint_note(format_args!(
+                    "{title}: directive {in_force} was put by somebody else and is replaced"
+                ));
+                return PushOutcome::Behind(in_force.sequence);
+            }
+            Err(DirectiveRejected::Stale { problem, .. }) => {
+                eprint_note(format_args!("error: {title}: directive {fence} is refused: {problem}"));
+                return PushOutcome::Deposed;
+            }
+            Err(DirectiveRejected::Invalid(problem)) => {
+                eprint_note(format_args!("error: {title}: directive {fence} is refused: {problem}"));
+                return PushOutcome::Done;
+            }
+            Err(DirectiveRejected::Failed(error)) => {
+                let wait = back_off.next_delay(Duration::ZERO);
+                eprint_note(format_args!(
+                    "{title}: it does not know its new share of the GPU yet, and keeps the one that it has: {error:#}; \
+                     trying again in {wait:?}"
+                ));
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+}
+
+/// Rises from run to run: the time, milliseconds since the Unix epoch.
+pub fn new_epoch() -> u64 {
+    now_unix_ms()
+}

@@ -1,0 +1,54 @@
+//! What the tenants of a shared GPU find when they start: a folder of their own, a token for each, a new claim.
+
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::Context;
+use sluice_wire::config::SidecarConfig;
+
+use super::shared_gpu::SharedGpu;
+use crate::runtime_dir::{LockedDir, RuntimeDir};
+
+/// Random bytes of a token, written as twice as many digits.
+const TOKEN_BYTES: usize = 32;
+/// Random bytes of a claim's name: no two runs share one.
+const CLAIM_NAME_BYTES: usize = 16;
+
+/// Claims the GPU's folder and tells its tenants, which are among `configs`.
+///
+/// # Errors
+/// Another run has the GPU, or the folder cannot be written.
+pub fn claim_gpu(
+    runtime: &RuntimeDir,
+    gpu: &SharedGpu,
+    configs: &mut [SidecarConfig],
+) -> anyhow::Result<LockedDir> {
+    let folder = runtime.claim_gpu(&gpu.namespace, &gpu.name)?;
+    let tokens = folder.path().join("neighbour_tokens");
+    make_tokens(&tokens, gpu).with_context(|| tokens.display().to_string())?;
+    let claim = random_hex::<CLAIM_NAME_BYTES>().context("/dev/urandom")?;
+    for member in &gpu.gpu_tenants {
+        let config = &mut configs[member.config_index];
+        config.listen.neighbour_token_file = Some(tokens.clone());
+        let own = config.neighbourhood.as_mut().expect("a tenant of a shared GPU has a neighbourhood");
+        (own.folder, own.claim) = (folder.path().to_owned(), claim.clone());
+    }
+    Ok(folder)
+}
+
+/// A new secret for each tenant, bound to it, all readable by this user only.
+fn make_tokens(path: &Path, gpu: &SharedGpu) -> io::Result<()> {
+    let line = |index| Ok(format!("{} {}\n", random_hex::<TOKEN_BYTES>()?, gpu.title(index)));
+    let lines: String = (0..gpu.gpu_tenants.len()).map(line).collect::<io::Result<_>>()?;
+    // `create_new`: never write a secret into a file that somebody else has put there.
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(lines.as_bytes())
+}
+
+/// `N` random bytes as hexadecimal digits.
+fn random_hex<const N: usize>() -> io::Result<String> {
+    let mut bytes = [0; N];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,169 @@
+//! What the YAML allows and `sluice up` does not do. Pure: every field is served, refused or warned about.
+//!
+//! Refused is what would change how the tenant is served, were it passed over. A warning is enough for what only a
+//! cluster or a device acts on, and for what only counts between tenants of one GPU where each has one to itself. A field
+//! with its default value says nothing, written or not: both mean the same object.
+
+use sluice_types::load::{LoadError, Object, Path, SpannedObject};
+use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};
+use sluice_types::tenant::{EngineKind, Idle, SourceType};
+use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenantSpec};
+
+const CLUSTER_ONLY: &str = "has no effect outside a cluster";
+const SHARED_GPU_ONLY: &str = "has no effect while every tenant has a GPU to itself";
+const SHARED_TENANT_ONLY: &str = "has no effect while the tenant has a GPU to itself";
+const NO_EFFECT_ON_HOST: &str = "has no effect on a GPU made of host memory";
+const ENGINE_UNSUPPORTED: &str = "sluice up starts engines of Sluice only; put sluice-sidecar before a server that runs already \
+    (engine.url in its configuration), or use a cluster";
+const DEFAULT_PRIORITY: i32 = 100;
+
+/// What one object asks for in vain.
+#[derive(Debug, Default)]
+pub struct UnsupportedFields {
+    /// Fields that make the object unusable here.
+    pub errors: Vec<LoadError>,
+    /// Fields that are passed over.
+    pub ineffective: Vec<LoadError>,
+}
+
+/// A field, whether it asks for something that is not done, and what to say then.
+type FieldCheck<'a> = (&'a str, bool, &'a str);
+
+impl UnsupportedFields {
+    /// Looks at every field of `located`.
+    pub fn check(located: &SpannedObject) -> Self {
+        let mut findings = UnsupportedFields::default();
+        match &located.object {
+            Object::Pool(pool) => findings.check_pool(located, &pool.spec),
+            Object::Tenant(tenant) => findings.check_tenant(located, &tenant.spec),
+        }
+        findings
+    }
+
+    fn add_error(&mut self, located: &SpannedObject, path: Path, problem: impl Into<String>) {
+        self.errors.push(located.error(path, problem));
+    }
+
+    fn add_warning(&mut self, located: &SpannedObject, path: Path, problem: &str) {
+        self.ineffective.push(located.error(path, problem));
+    }
+
+    fn add_errors(&mut self, located: &SpannedObject, checks: &[FieldCheck<'_>]) {
+        let found = checks.iter().filter(|(_, asked, _)| *asked);
+        self.errors.extend(found.map(|(path, _, problem)| located.error(Path::of_keys(path), *problem)));
+    }
+
+    fn add_warnings(&mut self, located: &SpannedObject, checks: &[FieldCheck<'_>]) {
+        let found = checks.iter().filter(|(_, asked, _)| *asked);
+        self.ineffective.extend(found.map(|(path, _, problem)| located.error(Path::of_keys(path), *problem)));
+    }
+
+    fn check_pool(&mut self, located: &SpannedObject, spec: &GpuPoolSpec) {
+        let class = &spec.device_class_name;
+        if class != HOST_DEVICE_CLASS {
+            let problem =
+                format!("`{class}` needs the CUDA backend, which is not built yet; use {HOST_DEVICE_CLASS}");
+            self.add_error(located, Path::of_keys("spec.deviceClassName"), problem);
+        }
+        for (index, group) in spec.gpus.iter().enumerate() {
+            self.check_sharing(located, index, group);
+        }
+        self.check_pool_cluster_fields(located, spec);
+    }
+
+    /// What matters to clusters.
+    fn check_pool_cluster_fields(&mut self, located: &SpannedObject, spec: &GpuPoolSpec) {
+        let selected = spec.device.as_ref().is_some_and(|device| !device.selectors.is_empty());
+        let checks = [
+            ("spec.device.selectors", selected, CLUSTER_ONLY),
+            ("spec.updatePolicy", spec.update_policy != UpdatePolicy::default(), CLUSTER_ONLY),
+            ("spec.nodeSelector", !spec.node_selector.is_empty(), CLUSTER_ONLY),
+            ("spec.tolerations", !spec.tolerations.is_empty(), CLUSTER_ONLY),
+            ("spec.runtimeClassName", spec.runtime_class_name.is_some(), CLUSTER_ONLY),
+        ];
+        self.add_warnings(located, &checks);
+    }
+
+    fn check_sharing(&mut self, located: &SpannedObject, index: usize, group: &GpuGroup) {
+        let (sharing, path) = (&group.sharing, Path::of_keys("spec.gpus").index(index).key("sharing"));
+        if sharing.isolated.is_some() {
+            self.add_warning(located, path.clone().key("isolated").key("profile"), NO_EFFECT_ON_HOST);
+        }
+        if sharing.spatial.as_ref().is_some_and(|spatial| *spatial != Spatial::default()) {
+            self.add_warning(
+                located,
+                path.key("spatial").key("defaultActiveThreadPercent"),
+                NO_EFFECT_ON_HOST,
+            );
+        }
+    }
+
+    fn check_tenant(&mut self, located: &SpannedObject, spec: &ModelTenantSpec) {
+        let (engine, access) = (&spec.engine, &spec.access);
+        let source = &spec.model.source;
+        let refusals = [
+            ("spec.model.source.type", source.kind != SourceType::File, "only File is built yet"),
+            ("spec.engine.kind", engine.kind != EngineKind::Native, ENGINE_UNSUPPORTED),
+            ("spec.engine.args", !engine.args.is_empty(), "has no meaning for local processes"),
+            ("spec.engine.env", !engine.env.is_empty(), "is not built yet for local processes"),
+            ("spec.replicas", spec.replicas > 1, "more than one is not built yet for local processes"),
+            ("spec.access.from", !access.from.is_empty(), "needs a cluster; use apiKeysFile"),
+            (
+                "spec.access.apiKeysSecretRef",
+                access.api_keys_secret_ref.is_some(),
+                "needs a cluster; use apiKeysFile",
+            ),
+        ];
+        self.add_errors(located, &refusals);
+        self.check_tenant_cluster_fields(located, spec);
+    }
+
+    fn check_tenant_cluster_fields(&mut self, located: &SpannedObject, spec: &ModelTenantSpec) {
+        // That of another kind is refused with its kind.
+        let image = spec.engine.image.as_ref().filter(|_| spec.engine.kind == EngineKind::Native);
+        let warnings = [
+            ("spec.podPriorityClassName", spec.pod_priority_class_name.is_some(), CLUSTER_ONLY),
+            ("spec.engine.image", image.is_some(), CLUSTER_ONLY),
+            ("spec.engine.resources", spec.engine.resources.is_some(), CLUSTER_ONLY),
+            ("spec.sidecar.resources", spec.sidecar.resources.is_some(), CLUSTER_ONLY),
+            ("spec.imagePullSecrets", !spec.image_pull_secrets.is_empty(), CLUSTER_ONLY),
+            ("spec.serviceAccountName", spec.service_account_name.is_some(), CLUSTER_ONLY),
+            ("spec.podLabels", !spec.pod_labels.is_empty(), CLUSTER_ONLY),
+            ("spec.podAnnotations", !spec.pod_annotations.is_empty(), CLUSTER_ONLY),
+        ];
+        self.add_warnings(located, &warnings);
+    }
+}
+
+/// Fields of `located` that only count between tenants of one GPU, when it has none that shares one.
+pub fn shared_gpu_fields(located: &SpannedObject) -> Vec<LoadError> {
+    let mut findings = UnsupportedFields::default();
+    match &located.object {
+        Object::Pool(pool) => findings.add_warnings(located, &remap_checks(&pool.spec.remap)),
+        Object::Tenant(tenant) => {
+            let asked = tenant.spec.priority != DEFAULT_PRIORITY;
+            // It is told by the directive, which only a tenant with neighbours has.
+            let idle = tenant.spec.idle.after_seconds != Idle::default().after_seconds;
+            let fields = [
+                ("spec.priority", asked, SHARED_TENANT_ONLY),
+                ("spec.idle.afterSeconds", idle, SHARED_TENANT_ONLY),
+            ];
+            findings.add_warnings(located, &fields);
+        }
+    }
+    findings.ineffective
+}
+
+fn remap_checks(asked: &Remap) -> [FieldCheck<'static>; 3] {
+    let usual = Remap::default();
+    let residence = asked.min_residence_milliseconds != usual.min_residence_milliseconds;
+    let revoke = asked.revoke_bound_milliseconds != usual.revoke_bound_milliseconds;
+    [
+        ("spec.remap.victim", asked.victim != usual.victim, SHARED_GPU_ONLY),
+        ("spec.remap.minResidenceMilliseconds", residence, SHARED_GPU_ONLY),
+        ("spec.remap.revokeBoundMilliseconds", revoke, SHARED_GPU_ONLY),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! Secrets of API keys: pods whose Secret has changed are annotated with its version.
+//!
+//! A kubelet looks at the files of a pod about every 90 s, and at once when the pod object changes. A revoked key must fail
+//! within a minute. The annotation holds the Secret's resource version. The operator asks for the metadata of a Secret alone,
+//! by the name that a tenant gives: that needs no right to list or to watch Secrets.
+//!
+//! Nothing has to be remembered: a pod that has no annotation was made with the contents of then, so it lacks what was changed
+//! since. Certificates need none of this: those of before are good for hours after they were renewed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::{Api, Patch, PatchParams};
+use kube::core::ObjectMeta;
+use serde_json::json;
+use sluice_plan::objects::{KEYS_VERSION, MANAGER};
+use sluice_plan::observed::ObservedPod;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::cache::{NamespacedName, PoolKey};
+use crate::reconcile::Reconciler;
+
+/// Between the beginnings of two looks at a Secret, unless there are very many.
+const POLL_INTERVAL: Duration = Duration::from_secs(15);
+/// So many Secrets are asked for at a time, and again after [`PAUSE`]: 5,000 take 25 s.
+const BATCH_SIZE: usize = 20;
+const BATCH_PAUSE: Duration = Duration::from_millis(100);
+
+/// What is kept of a Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SecretVersion {
+    resource_version: String,
+    /// When it was changed last, seconds since 1970; `None` = it does not say.
+    changed_at: Option<i64>,
+}
+
+impl SecretVersion {
+    fn from_metadata(secret: &ObjectMeta) -> Option<SecretVersion> {
+        let times = secret.managed_fields.iter().flatten().filter_map(|fields| fields.time.as_ref());
+        let changed_at = times.chain(&secret.creation_timestamp).map(|time| time.0.as_second()).max();
+        // Whoever took the fields' owners away took their times along.
+        let changed_at = changed_at.filter(|_| secret.managed_fields.is_some());
+        Some(SecretVersion { resource_version: secret.resource_version.clone()?, changed_at })
+    }
+
+    /// Whether the kubelet may not have brought it to a pod yet, and the pod is not annotated with it.
+    fn needs_annotation(&self, pod: &ObservedPod) -> bool {
+        match &pod.keys_version {
+            Some(told) => *told != self.resource_version,
+            None => self.changed_at.is_none_or(|changed_at| changed_at >= pod.created_at),
+        }
+    }
+}
+
+impl Reconciler {
+    /// Looks at the Secrets of API keys of all tenants, for ever.
+    pub async fn watch_api_keys(&self) {
+        loop {
+            let next = Instant::now() + POLL_INTERVAL;
+            let secrets: Vec<_> = self.api_key_secrets().into_iter().collect();
+            for some in secrets.chunks(BATCH_SIZE) {
+                join_all(some.iter().map(|(secret, tenants)| self.check_secret(secret, tenants))).await;
+                sleep(BATCH_PAUSE).await;
+            }
+            sleep_until(next).await;
+        }
+    }
+
+    /// The Secrets that tenants name, and who names each.
+    fn api_key_secrets(&self) -> BTreeMap<NamespacedName, Vec<(PoolKey, String)>> {
+        let named = self.cache.tenants.filter_map(|unit, tenant| {
+            let secret = tenant.spec.access.api_keys_secret_ref.as_ref()?;
+            let at = NamespacedName::new(unit.namespace.clone(), secret.name.clone());
+            Some((at, (unit.clone(), tenant.metadata.name.clone()?)))
+        });
+        let mut secrets = BTreeMap::<NamespacedName, Vec<(PoolKey, String)>>::new();
+        for (secret, tenant) in named {
+            secrets.entry(secret).or_default().push(tenant);
+        }
+        secrets
+    }
+
+    async fn check_secret(&self, secret: &NamespacedName, tenants: &[(PoolKey, String)]) {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &secret.namespace);
+        let version = match api.get_metadata_opt(&secret.name).await {
+            Ok(found) => found.and_then(|found| SecretVersion::from_metadata(&found.metadata)),
+            Err(error) => {
+                let (namespace, name) = (&secret.namespace, &secret.name);
+                tracing::warn!(namespace, secret = name, %error, "whether API keys have changed is not known");
+                None
+            }
+        };
+        // What is gone changes nothing: the kubelet keeps what it has brought.
+        let Some(version) = version else { return };
+        for (unit, tenant) in tenants {
+            let mut pods = Vec::new();
+            self.cache.pods.for_each(unit, |_, pod| {
+                let concerned = pod.tenant == *tenant && pod.is_current() && version.needs_annotation(pod);
+                pods.extend(concerned.then(|| (pod.name.clone(), pod.uid.clone())));
+            });
+            for (name, uid) in pods {
+                self.annotate_pod(unit, &name, &uid, &version).await;
+            }
+        }
+    }
+
+    async fn annotate_pod(&self, unit: &PoolKey, pod: &str, uid: &str, version: &SecretVersion) {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &unit.namespace);
+        let annotations = json!({KEYS_VERSION: version.resource_version});
+        let patch = json!({"metadata": {"uid": uid, "annotations": annotations}});
+        let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        match api.patch_metadata(pod, &params, &Patch::Merge(patch)).await {
+            Ok(_) => tracing::info!(namespace = unit.namespace, pod, "its API keys have changed"),
+            Err(error) => {
+                tracing::warn!(namespace = unit.namespace, pod, %error, "the pod is not annotated with changed keys");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time};
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+
+    fn at(second: i64) -> Option<Time> {
+        Some(Time(Timestamp::from_second(second).unwrap()))
+    }
+
+    fn secret(changed_at: &[i64]) -> SecretVersion {
+        let fields =
+            changed_at.iter().map(|second| ManagedFieldsEntry { time: at(*second), ..Default::default() });
+        let metadata = ObjectMeta {
+            resource_version: Some("7".into()),
+            creation_timestamp: at(100),
+            managed_fields: Some(fields.collect()),
+            ..ObjectMeta::default()
+        };
+        SecretVersion::from_metadata(&metadata).unwrap()
+    }
+
+    fn pod(made_at: i64, told: Option<&str>) -> ObservedPod {
+        ObservedPod { created_at: made_at, keys_version: told.map(str::to_owned), ..ObservedPod::default() }
+    }
+
+    #[test]
+    fn unannotated_pod_needs_versions_newer_than_pod() {
+        assert!(!secret(&[]).needs_annotation(&pod(101, None)));
+        assert!(!secret(&[150, 180]).needs_annotation(&pod(200, None)));
+        assert!(secret(&[250, 180]).needs_annotation(&pod(200, None)));
+        assert!(secret(&[200]).needs_annotation(&pod(200, None)), "within the same second it may lack it");
+    }
+
+    #[test]
+    fn annotated_pod_needs_any_other_version() {
+        assert!(!secret(&[250]).needs_annotation(&pod(200, Some("7"))));
+        assert!(secret(&[250]).needs_annotation(&pod(200, Some("6"))));
+        assert!(secret(&[150]).needs_annotation(&pod(200, Some("6"))));
+    }
+
+    #[test]
+    fn secret_without_change_time_annotates_each_pod_once() {
+        let metadata = ObjectMeta {
+            resource_version: Some("7".into()),
+            creation_timestamp: at(100),
+            ..ObjectMeta::default()
+        };
+        let version = SecretVersion::from_metadata(&metadata).unwrap();
+        assert!(version.needs_annotation(&pod(200, None)));
+        assert!(!version.needs_annotation(&pod(200, Some("7"))));
+    }
+}

@@ -1,0 +1,377 @@
+//! Secrets, by name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Client;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use rustls::ClientConfig;
+use serde_json::json;
+use sluice_plan::objects::MANAGER;
+
+use super::ca::{CaBundle, CaSecretError};
+use super::issue::{CertNames, IssueError};
+use super::renewal::{
+    CA_BUNDLE_KEY, Credentials, RenewalAction, TLS_CERT_KEY, TLS_PRIVATE_KEY_KEY, renew_if_due,
+    renewal_action,
+};
+use crate::sidecars::tls::{TlsError, client_config};
+
+/// Name of the Secret with the authorities. An admission policy keeps the operator to names that begin with `sluice-`.
+pub const CA_SECRET_NAME: &str = "sluice-authority";
+/// Seconds for which authorities that were read are taken to be the same: another leader may have turned them.
+const CA_CACHE_SECONDS: i64 = 300;
+/// Longest time between two looks at a Secret that nothing is due for, seconds: somebody may have changed it.
+const RECHECK_SECONDS: i64 = 6 * 3600;
+/// The same, for the Secret of a slot whose pod does not start, seconds.
+const UNVERIFIED_RECHECK_SECONDS: i64 = 30;
+
+/// A slot's Secret.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlotSecret {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub secret: String,
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Title of the claim, as the sidecar's configuration has it.
+    pub claim: String,
+    /// Who takes it along.
+    pub owner: OwnerReference,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl SlotSecret {
+    /// Of all that its Secret is made of, with this bundle.
+    fn digest(&self, bundle: &str) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.namespace, &self.secret, &self.tenant, &self.claim, bundle).hash(&mut hasher);
+        (&self.owner.kind, &self.owner.name, &self.owner.uid, &self.labels).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn names(&self) -> CertNames {
+        CertNames::slot(&self.namespace, &self.tenant, &self.claim)
+    }
+}
+
+/// Why credentials could not be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    /// The API server said no, or nothing.
+    #[error("Secret {namespace}/{name}: {error}")]
+    Api {
+        /// Namespace of the Secret.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// What went wrong.
+        error: Box<kube::Error>,
+    },
+    /// The Secret of the authorities holds none.
+    #[error(
+        "Secret {namespace}/{name}: {error}: restore it, or delete it and all sidecars get new certificates"
+    )]
+    InvalidCa {
+        /// Namespace of the Secret.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        error: CaSecretError,
+    },
+    /// There is a Secret of that name that is not the operator's.
+    #[error("Secret {namespace}/{name} is not the operator's; it is left alone")]
+    NotOwned {
+        /// Namespace of the Secret.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A certificate could not be made.
+    #[error(transparent)]
+    Issue(#[from] IssueError),
+    /// What was made cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// What is remembered of the API server.
+#[derive(Default)]
+struct CertificateCache {
+    authorities: Option<(Arc<CaBundle>, i64)>,
+    slots: HashMap<(String, String), VerifiedSlot>,
+    own: Option<(Credentials, Arc<ClientConfig>)>,
+}
+
+/// A slot whose Secret was as it must be. There are thousands, so nothing else is kept of them.
+#[derive(Clone, Copy, Debug)]
+struct VerifiedSlot {
+    /// Digest of what it is made of.
+    digest: u64,
+    /// When it was looked at.
+    checked_at: i64,
+    /// Until when it is good.
+    valid_until: i64,
+}
+
+impl CertificateCache {
+    /// Keeps what is known of a slot. Of tenants that go nobody tells: now and then what is known no more is dropped.
+    fn insert(&mut self, key: (String, String), known: VerifiedSlot) {
+        if self.slots.len() == self.slots.capacity() {
+            self.slots.retain(|_, other| known.checked_at < other.valid_until);
+        }
+        self.slots.insert(key, known);
+    }
+}
+
+/// Keeps all credentials. Only the leader does.
+pub struct CertificateManager {
+    client: Client,
+    namespace: String,
+    cache: Mutex<CertificateCache>,
+}
+
+impl std::fmt::Debug for CertificateManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keeper").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+impl CertificateManager {
+    /// Keeps the authorities in a Secret of `namespace`, the operator's own.
+    pub fn new(client: Client, namespace: impl Into<String>) -> CertificateManager {
+        CertificateManager { client, namespace: namespace.into(), cache: Mutex::default() }
+    }
+
+    /// The authorities at `now` (seconds since 1970): read, made if there are none, and turned when it is time.
+    ///
+    /// # Errors
+    /// The Secret could not be read or written, or holds something else.
+    pub async fn authorities(&self, now: i64) -> Result<Arc<CaBundle>, CredentialError> {
+        let known = self.with_cache(|memory| memory.authorities.clone());
+        if let Some((authorities, _)) = known.filter(|(_, until)| now < *until) {
+            return Ok(authorities);
+        }
+        let authorities = Arc::new(self.load_or_create_ca(now).await?);
+        let until = authorities.next_rotation()?.min(now + CA_CACHE_SECONDS);
+        self.with_cache(|memory| memory.authorities = Some((authorities.clone(), until)));
+        Ok(authorities)
+    }
+
+    async fn load_or_create_ca(&self, now: i64) -> Result<CaBundle, CredentialError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        loop {
+            let Some(secret) = api.get_opt(CA_SECRET_NAME).await.map_err(|e| self.api_error(e))? else {
+                let first = CaBundle::generate(now)?;
+                match api.create(&PostParams::default(), &ca_secret(&first)).await {
+                    Ok(_) => return Ok(first),
+                    // Another replica was faster.
+                    Err(kube::Error::Api(status)) if status.is_already_exists() => continue,
+                    Err(error) => return Err(self.api_error(error)),
+                }
+            };
+            let held = CaBundle::from_secret(&secret_data(&secret)).map_err(|error| {
+                let (namespace, name) = (self.namespace.clone(), CA_SECRET_NAME.to_owned());
+                CredentialError::InvalidCa { namespace, name, error }
+            })?;
+            let Some(turned) = held.rotated(now)? else { return Ok(held) };
+            let version = secret.metadata.resource_version;
+            // The version makes it fail where somebody else has turned them meanwhile.
+            let encoded: BTreeMap<_, _> =
+                turned.to_secret().into_iter().map(|(key, text)| (key, to_byte_string(text))).collect();
+            let patch = json!({"metadata": {"resourceVersion": version}, "data": encoded});
+            match api.patch(CA_SECRET_NAME, &PatchParams::default(), &Patch::Merge(&patch)).await {
+                Ok(_) => return Ok(turned),
+                Err(kube::Error::Api(status)) if status.is_conflict() => continue,
+                Err(error) => return Err(self.api_error(error)),
+            }
+        }
+    }
+
+    /// Sees to it that a slot's Secret is as it must be; the moment, seconds since 1970, before which nothing is due.
+    ///
+    /// # Errors
+    /// The Secret could not be read or written, or is somebody else's.
+    pub async fn ensure_slot_secret(&self, slot: &SlotSecret, now: i64) -> Result<i64, CredentialError> {
+        let authorities = self.authorities(now).await?;
+        let key = (slot.namespace.clone(), slot.secret.clone());
+        let digest = slot.digest(&authorities.bundle());
+        let known = self.with_cache(|memory| memory.slots.get(&key).copied());
+        if let Some(known) = known.filter(|known| known.digest == digest && now < known.valid_until) {
+            return Ok(known.valid_until);
+        }
+        let until = self.reconcile_secret(slot, &authorities, now).await?.min(now + RECHECK_SECONDS);
+        // Whoever comes back only hours later would miss a step of a rotation.
+        let until = until.min(authorities.next_rotation()?);
+        self.with_cache(|memory| {
+            memory.insert(key, VerifiedSlot { digest, checked_at: now, valid_until: until })
+        });
+        Ok(until)
+    }
+
+    /// A slot's pod does not start: its Secret, which nothing watches, may be gone or spoilt, and is looked at again.
+    pub fn invalidate(&self, namespace: &str, secret: &str) {
+        let key = (namespace.to_owned(), secret.to_owned());
+        self.with_cache(|memory| {
+            if let Some(known) = memory.slots.get_mut(&key) {
+                known.valid_until = known.valid_until.min(known.checked_at + UNVERIFIED_RECHECK_SECONDS);
+            }
+        });
+    }
+
+    async fn reconcile_secret(
+        &self,
+        slot: &SlotSecret,
+        authorities: &CaBundle,
+        now: i64,
+    ) -> Result<i64, CredentialError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &slot.namespace);
+        let failed = |error| CredentialError::Api {
+            namespace: slot.namespace.clone(),
+            name: slot.secret.clone(),
+            error: Box::new(error),
+        };
+        let found = api.get_opt(&slot.secret).await.map_err(failed)?;
+        if found.as_ref().is_some_and(|secret| !is_owned(&secret.metadata, |uid| uid == slot.owner.uid)) {
+            return Err(CredentialError::NotOwned {
+                namespace: slot.namespace.clone(),
+                name: slot.secret.clone(),
+            });
+        }
+        let held = found.as_ref().and_then(|secret| Credentials::from_secret(&secret_data(secret)));
+        let names = slot.names();
+        if let Some(credentials) = renew_if_due(held.as_ref(), &names, authorities, now)? {
+            let params = PatchParams::apply(MANAGER).force();
+            let secret = slot_secret(slot, &credentials);
+            api.patch(&slot.secret, &params, &Patch::Apply(&secret)).await.map_err(failed)?;
+            return Ok(valid_until(Some(&credentials), &names, authorities, now));
+        }
+        Ok(valid_until(held.as_ref(), &names, authorities, now))
+    }
+
+    /// Forgets slots that are gone. Their Secrets go with their owner, or by [`Keeper::delete`].
+    pub fn retain(&self, is_there: impl Fn(&str, &str) -> bool) {
+        self.with_cache(|memory| memory.slots.retain(|(namespace, secret), _| is_there(namespace, secret)));
+    }
+
+    /// Deletes the Secret of a slot that is gone while its tenant stays, whose uid `is_owner` knows. One that is not there is gone
+    /// already, and one that is somebody else's is left alone.
+    ///
+    /// # Errors
+    /// The API server said no, or nothing.
+    pub async fn delete(
+        &self,
+        namespace: &str,
+        secret: &str,
+        is_owner: impl Fn(&str) -> bool,
+    ) -> Result<(), CredentialError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        self.with_cache(|memory| memory.slots.remove(&(namespace.to_owned(), secret.to_owned())));
+        let failed = |error| {
+            let (namespace, name) = (namespace.to_owned(), secret.to_owned());
+            CredentialError::Api { namespace, name, error: Box::new(error) }
+        };
+        let found = api.get_metadata_opt(secret).await.map_err(failed)?;
+        let Some(found) = found.filter(|found| is_owned(&found.metadata, is_owner)) else { return Ok(()) };
+        let only = Preconditions { uid: found.metadata.uid, resource_version: None };
+        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
+        match api.delete(secret, &params).await {
+            Ok(_) => Ok(()),
+            // Another one has its name by now.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// What the operator itself connects to sidecars with at `now`. It is kept nowhere: whoever leads makes its own.
+    ///
+    /// # Errors
+    /// The authorities could not be read, or no certificate be made.
+    pub async fn own_client_config(&self, now: i64) -> Result<Arc<ClientConfig>, CredentialError> {
+        let authorities = self.authorities(now).await?;
+        let known = self.with_cache(|memory| memory.own.clone());
+        let held = known.as_ref().map(|(credentials, _)| credentials);
+        let fresh = renew_if_due(held, &CertNames::operator(), &authorities, now)?;
+        match (fresh, known) {
+            (None, Some((_, config))) => Ok(config),
+            (fresh, _) => {
+                let credentials = fresh.expect("who holds nothing gets something");
+                let config = client_config(&credentials)?;
+                self.with_cache(|memory| memory.own = Some((credentials, config.clone())));
+                Ok(config)
+            }
+        }
+    }
+
+    fn with_cache<T>(&self, of: impl FnOnce(&mut CertificateCache) -> T) -> T {
+        // Whoever panicked has left whole entries.
+        of(&mut self.cache.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn api_error(&self, error: kube::Error) -> CredentialError {
+        let (namespace, name) = (self.namespace.clone(), CA_SECRET_NAME.to_owned());
+        CredentialError::Api { namespace, name, error: Box::new(error) }
+    }
+}
+
+fn valid_until(held: Option<&Credentials>, names: &CertNames, authorities: &CaBundle, now: i64) -> i64 {
+    match renewal_action(held, names, authorities, now) {
+        RenewalAction::RenewAt(moment) => moment,
+        RenewalAction::UpdateBundle | RenewalAction::Renew(_) => now,
+    }
+}
+
+fn is_owned(secret: &ObjectMeta, is_owner: impl Fn(&str) -> bool) -> bool {
+    secret.owner_references.iter().flatten().any(|one| is_owner(&one.uid))
+}
+
+fn secret_data(secret: &Secret) -> BTreeMap<String, Vec<u8>> {
+    secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect()
+}
+
+fn to_byte_string(text: Option<String>) -> Option<ByteString> {
+    text.map(|text| ByteString(text.into_bytes()))
+}
+
+fn ca_secret(authorities: &CaBundle) -> Secret {
+    let data = authorities
+        .to_secret()
+        .into_iter()
+        .filter_map(|(key, text)| Some((key.to_owned(), to_byte_string(text)?)));
+    let labels = BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), MANAGER.to_owned())]);
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(CA_SECRET_NAME.into()),
+            labels: Some(labels),
+            ..ObjectMeta::default()
+        },
+        type_: Some("Opaque".into()),
+        data: Some(data.collect()),
+        ..Secret::default()
+    }
+}
+
+fn slot_secret(slot: &SlotSecret, credentials: &Credentials) -> Secret {
+    let Credentials { identity, bundle } = credentials;
+    let data =
+        [(TLS_CERT_KEY, &identity.cert), (TLS_PRIVATE_KEY_KEY, &identity.key), (CA_BUNDLE_KEY, bundle)];
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(slot.secret.clone()),
+            namespace: Some(slot.namespace.clone()),
+            labels: Some(slot.labels.clone()),
+            owner_references: Some(vec![slot.owner.clone()]),
+            ..ObjectMeta::default()
+        },
+        type_: Some("kubernetes.io/tls".into()),
+        data: Some(data.map(|(key, text)| (key.to_owned(), ByteString(text.clone().into_bytes()))).into()),
+        ..Secret::default()
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether the credentials that somebody holds are as they must be.
+
+use std::collections::BTreeMap;
+
+use super::ca::CaBundle;
+use super::issue::{
+    CertNames, DAY_SECONDS, Identity, IssueError, LEAF_VALIDITY_DAYS, is_key_pair, issue_leaf, parse_cert,
+};
+
+/// Days before its end at which a certificate is made anew: after 20 of 30.
+pub const RENEW_BEFORE_DAYS: i64 = 10;
+
+/// Keys of a Secret of the type `kubernetes.io/tls`, and the bundle beside them.
+pub const TLS_CERT_KEY: &str = "tls.crt";
+/// The key.
+pub const TLS_PRIVATE_KEY_KEY: &str = "tls.key";
+/// The bundle of authorities.
+pub const CA_BUNDLE_KEY: &str = "ca.crt";
+
+/// A certificate, its key and whom its owner trusts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// The certificate and its key.
+    pub identity: Identity,
+    /// Authorities, PEM.
+    pub bundle: String,
+}
+
+impl Credentials {
+    /// What a Secret holds; `None` = not all of it.
+    pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Option<Credentials> {
+        let text = |key: &str| String::from_utf8(data.get(key)?.clone()).ok();
+        let identity = Identity { cert: text(TLS_CERT_KEY)?, key: text(TLS_PRIVATE_KEY_KEY)? };
+        Some(Credentials { identity, bundle: text(CA_BUNDLE_KEY)? })
+    }
+}
+
+/// What is to be done about credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RenewalAction {
+    /// Nothing before that moment, seconds since 1970.
+    RenewAt(i64),
+    /// Another bundle; the certificate stays.
+    UpdateBundle,
+    /// A new certificate, for that reason.
+    Renew(&'static str),
+}
+
+/// What is to be done about `held` so that it names `names` and is good among `authorities`.
+pub fn renewal_action(
+    held: Option<&Credentials>,
+    names: &CertNames,
+    authorities: &CaBundle,
+    now: i64,
+) -> RenewalAction {
+    let Some(held) = held else { return RenewalAction::Renew("there is none") };
+    let (Ok(cert), Ok(signing)) = (parse_cert(&held.identity.cert), parse_cert(&authorities.signing.cert))
+    else {
+        return RenewalAction::Renew("it cannot be read");
+    };
+    let renew_at = cert.not_after - RENEW_BEFORE_DAYS * DAY_SECONDS;
+    if cert.names.as_ref() != Some(names) {
+        RenewalAction::Renew("it names somebody else")
+    } else if cert.issuer != signing.subject {
+        RenewalAction::Renew("another authority signs now")
+    } else if !is_key_pair(&held.identity.key, &cert.public_key) {
+        RenewalAction::Renew("its key is another one's")
+    } else if now >= renew_at
+        || now < cert.not_before
+        || cert.not_after - cert.not_before > 2 * LEAF_VALIDITY_DAYS * DAY_SECONDS
+    {
+        RenewalAction::Renew("its time is over")
+    } else if held.bundle != authorities.bundle() {
+        RenewalAction::UpdateBundle
+    } else {
+        RenewalAction::RenewAt(renew_at)
+    }
+}
+
+/// What is to be held instead; `None` = `held` is as it must be.
+///
+/// # Errors
+/// No certificate could be made.
+pub fn renew_if_due(
+    held: Option<&Credentials>,
+    names: &CertNames,
+    authorities: &CaBundle,
+    now: i64,
+) -> Result<Option<Credentials>, IssueError> {
+    let identity = match (renewal_action(held, names, authorities, now), held) {
+        (RenewalAction::RenewAt(_), _) => return Ok(None),
+        (RenewalAction::UpdateBundle, Some(held)) => held.identity.clone(),
+        (RenewalAction::UpdateBundle | RenewalAction::Renew(_), _) => {
+            issue_leaf(&authorities.signing, names, now)?
+        }
+    };
+    Ok(Some(Credentials { identity, bundle: authorities.bundle() }))
+}

@@ -1,0 +1,50 @@
+//! What the leader gives its live page.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use sluice_page::hub::{Hub, HubConfig};
+use sluice_page::view::Reading;
+use sluice_wire::time::unix_ms;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::reconcile::Reconciler;
+
+/// Between two updates. A GPU is read much less often; an update in between costs a comparison for each.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(2);
+/// Moves that are kept of each GPU: of up to a thousand of them.
+const MAX_MOVES: usize = 16;
+
+/// The page of a replica that does not lead.
+pub fn empty_hub() -> Arc<Hub> {
+    let note = "This replica does not lead, or has read no GPU yet.".to_owned();
+    Hub::new(HubConfig {
+        source: "sluice-operator".into(),
+        interval: UPDATE_INTERVAL,
+        moves: MAX_MOVES,
+        note,
+    })
+}
+
+/// Gives `hub` what `operator` has read, over and over.
+pub async fn publish(operator: Arc<Reconciler>, hub: Arc<Hub>) {
+    let mut ticks = interval(UPDATE_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        hub.update(unix_ms(SystemTime::now()), |update| {
+            operator.for_each_gpu(|gpu| {
+                update.gpu(&Reading {
+                    namespace: &gpu.key.namespace,
+                    pool: &gpu.key.pool,
+                    name: &gpu.key.name,
+                    node: gpu.node,
+                    capacity_bytes: None,
+                    read_unix_ms: gpu.reading.read_unix_ms,
+                    problem: gpu.reading.problem.as_deref(),
+                    tenants: &gpu.reading.tenants,
+                });
+            });
+        });
+    }
+}

@@ -1,0 +1,245 @@
+//! Sidecars of one GPU are told about each other, and what they say is heard.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use sluice_plan::directives::{GpuPeers, SlotPeer, next_directive};
+use sluice_plan::objects::{claim_name, parse_claim_name};
+use sluice_plan::observed::{ObservedPod, SidecarReport};
+use sluice_plan::pool_plan::{PlanContext, PoolPlan};
+use sluice_plan::sidecar_report::reports;
+use sluice_plan::spec_convert::sharing;
+use sluice_types::GpuPool;
+use sluice_wire::directive::Directive;
+use sluice_wire::state::{Activity, TenantReport};
+
+use super::{Reconciler, lock};
+use crate::cache::PoolKey;
+use crate::sidecars::http_client::SidecarAddress;
+use crate::sidecars::{DirectiveTarget, GpuKey, GpuReading, GpuSidecars, INITIAL_READ_TIMEOUT};
+
+/// By tenant and GPU.
+type BySlot<T> = BTreeMap<(String, String), T>;
+
+impl Reconciler {
+    /// What a unit's sidecars said last, by tenant and GPU. What a pod said is not held against its successor.
+    pub(super) fn reports(&self, unit: &PoolKey, pods: &[ObservedPod]) -> BySlot<SidecarReport> {
+        let present = CurrentPods::new(pods);
+        self.collect_readings(unit, |gpu, read| {
+            let own = reports(&read.tenants).filter(|(tenant, _)| {
+                let pod = read.pods.get(*tenant).map(String::as_str);
+                present.is_current(tenant, gpu, pod)
+            });
+            own.map(|(tenant, one)| (tenant.to_owned(), one)).collect()
+        })
+    }
+
+    /// The floors that a unit's sidecars told last, bytes, by tenant and GPU.
+    pub(super) fn floors(&self, unit: &PoolKey) -> BySlot<u64> {
+        self.collect_readings(unit, |_, read| read.floors.clone().into_iter().collect())
+    }
+
+    /// Device memory that a unit's tenants own, bytes, as their sidecars told it last, by tenant and GPU.
+    pub(super) fn owned(&self, unit: &PoolKey) -> BySlot<u64> {
+        self.collect_readings(unit, |_, read| read.owned.clone().into_iter().collect())
+    }
+
+    /// Something of what was read last of a unit's GPUs, of each tenant.
+    fn collect_readings<T>(
+        &self,
+        unit: &PoolKey,
+        of: impl Fn(&str, &GpuReading) -> Vec<(String, T)>,
+    ) -> BySlot<T> {
+        let mut all = BTreeMap::new();
+        lock(&self.sidecars).for_each_reading(&unit.namespace, &unit.pool, |gpu, reading| {
+            let of_gpu = of(gpu, reading).into_iter();
+            all.extend(of_gpu.map(|(tenant, one)| ((tenant, gpu.to_owned()), one)));
+        });
+        all
+    }
+
+    /// Which of a unit's sidecars have not taken their directive, by tenant and GPU.
+    pub(super) fn undelivered(&self, unit: &PoolKey) -> BySlot<String> {
+        lock(&self.sidecars).undelivered(&unit.namespace, &unit.pool)
+    }
+
+    /// GPUs on which pods have an address and were not asked yet what they have found. They are soon: then it is looked again.
+    pub(super) fn unobserved_gpus(&self, unit: &PoolKey, pods: &[ObservedPod]) -> BTreeSet<String> {
+        let sidecars = lock(&self.sidecars);
+        let reached = pods.iter().filter(|pod| pod.ip.is_some() && pod.is_current());
+        let on = reached.filter_map(|pod| Some(parse_claim_name(&pod.claim)?.0));
+        let unheard: BTreeSet<String> =
+            on.filter(|gpu| !sidecars.is_fully_read(&key(unit, gpu))).map(str::to_owned).collect();
+        if !unheard.is_empty() {
+            self.queue.add_after(unit, INITIAL_READ_TIMEOUT);
+        }
+        unheard
+    }
+
+    /// The GPUs of a plan, with the sidecars that have an address and what each is to be told.
+    pub(super) fn gpus(
+        &self,
+        unit: &PoolKey,
+        pool: &GpuPool,
+        plan: &PoolPlan<'_>,
+        given: &PlanContext<'_>,
+    ) -> Vec<GpuSidecars> {
+        let with_slots = (0..plan.gpus.len()).filter(|gpu| plan.gpus[*gpu].epoch.is_some());
+        with_slots.map(|gpu| self.gpu(unit, pool, plan, given, gpu)).collect()
+    }
+
+    fn gpu(
+        &self,
+        unit: &PoolKey,
+        pool: &GpuPool,
+        plan: &PoolPlan<'_>,
+        given: &PlanContext<'_>,
+        gpu: usize,
+    ) -> GpuSidecars {
+        let planned = &plan.gpus[gpu];
+        let key = key(unit, &planned.gpu.name);
+        let claim = planned.epoch.map(|epoch| claim_name(&planned.gpu, epoch.number)).unwrap_or_default();
+        let seen = plan.claim(&claim);
+        let active = lock(&self.sidecars).with_reading(&key, |reading| activities(&reading.tenants));
+        let members = plan.slots_on(gpu).filter_map(|(tenant, slot)| {
+            let name = tenant.tenant.metadata.name.as_deref()?;
+            let pod = plan.pod(name, slot.index, &claim)?;
+            Some(SlotPeer {
+                tenant: tenant.tenant,
+                share_bytes: slot.share_bytes,
+                is_share_assigned: slot.is_share_assigned,
+                floor_bytes: slot.floor_bytes,
+                pod_uid: pod.uid.clone(),
+                address: pod.ip.as_ref()?.parse::<IpAddr>().ok()?,
+                activity: active.as_ref().and_then(|active| active.get(name).cloned()),
+            })
+        });
+        let shared = GpuPeers {
+            pool,
+            sharing: sharing(&planned.gpu.settings.sharing),
+            claim_uid: seen.map(|claim| claim.uid.as_str()),
+            gpu_uuid: seen.and_then(|claim| claim.device.as_ref()?.uuid.as_deref()),
+            peers: members.collect(),
+        };
+        let targets =
+            (0..shared.peers.len()).map(|member| self.target(unit, &key, &shared, member, given.now));
+        let node = seen.and_then(|claim| claim.device.as_ref()?.node.clone());
+        GpuSidecars { targets: targets.collect(), key, node }
+    }
+
+    fn target(
+        &self,
+        unit: &PoolKey,
+        key: &GpuKey,
+        shared: &GpuPeers<'_>,
+        member: usize,
+        now: i64,
+    ) -> DirectiveTarget {
+        let own = &shared.peers[member];
+        let name = own.tenant.metadata.name.clone().unwrap_or_default();
+        let told = (key.clone(), name.clone(), own.pod_uid.clone());
+        let address =
+            SidecarAddress { namespace: unit.namespace.clone(), name, admin_addr: own.admin_address() };
+        let directive = self.settle_directive(told, shared.directive(member), now);
+        DirectiveTarget { address, pod_uid: own.pod_uid.clone(), directive }
+    }
+
+    /// What a sidecar is told: what it was told before, until something else counts.
+    fn settle_directive(&self, told: super::DirectiveKey, wanted: Directive, now: i64) -> Arc<Directive> {
+        let mut all = lock(&self.reconcile_cache.directive_states);
+        if let Some(newer) = next_directive(all.get(&told), wanted, now) {
+            all.insert(told.clone(), newer);
+        }
+        all.get(&told).expect("who was told nothing before is told now").directive.clone()
+    }
+
+    /// Hands a unit's sidecars over; what was kept of those that are gone is dropped.
+    pub(super) fn push_directives(&self, unit: &PoolKey, gpus: Vec<GpuSidecars>) {
+        let by_name: HashMap<&str, &GpuSidecars> =
+            gpus.iter().map(|gpu| (gpu.key.name.as_str(), gpu)).collect();
+        let there = |key: &GpuKey, pod: &str| {
+            let own = by_name.get(key.name.as_str());
+            own.is_some_and(|gpu| gpu.targets.iter().any(|target| target.pod_uid == pod))
+        };
+        let of_unit = |key: &GpuKey| key.namespace == unit.namespace && key.pool == unit.pool;
+        lock(&self.reconcile_cache.directive_states)
+            .retain(|(key, _, pod), _| !of_unit(key) || there(key, pod));
+        lock(&self.sidecars).set(&unit.namespace, &unit.pool, gpus);
+    }
+}
+
+/// Pods that are there.
+struct CurrentPods<'a> {
+    uids: HashSet<&'a str>,
+    /// Those that are to stay, by tenant and GPU.
+    running_pods: HashMap<(&'a str, &'a str), &'a str>,
+}
+
+impl<'a> CurrentPods<'a> {
+    fn new(pods: &'a [ObservedPod]) -> CurrentPods<'a> {
+        let staying = pods.iter().filter(|pod| pod.is_current()).filter_map(|pod| {
+            let (gpu, _) = parse_claim_name(&pod.claim)?;
+            Some(((pod.tenant.as_str(), gpu), pod.uid.as_str()))
+        });
+        // Of several the first, as a plan has it.
+        let staying = staying.fold(HashMap::new(), |mut all, (key, uid)| {
+            all.entry(key).or_insert(uid);
+            all
+        });
+        // Whatever one that is over said last, nobody would say otherwise.
+        let all = pods.iter().filter(|pod| pod.ended.is_none()).map(|pod| pod.uid.as_str());
+        CurrentPods { uids: all.collect(), running_pods: staying }
+    }
+
+    /// Whether what was said by this pod, if it was known, is of the one that a tenant has on a GPU now.
+    fn is_current(&self, tenant: &str, gpu: &str, pod: Option<&str>) -> bool {
+        match self.running_pods.get(&(tenant, gpu)) {
+            Some(staying) => pod == Some(*staying),
+            // It is on its way out, and is nobody's predecessor yet.
+            None => pod.is_none_or(|pod| self.uids.contains(pod)),
+        }
+    }
+}
+
+fn key(unit: &PoolKey, gpu: &str) -> GpuKey {
+    GpuKey { namespace: unit.namespace.clone(), pool: unit.pool.clone(), name: gpu.to_owned() }
+}
+
+/// When tenants were last of use, as they said.
+fn activities(told: &[TenantReport]) -> HashMap<String, Activity> {
+    let own = told.iter().filter_map(|report| match report {
+        TenantReport::State(state) => Some((state.tenant.name.clone(), state.activity.clone())),
+        TenantReport::Unreachable { .. } => None,
+    });
+    own.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_plan::observed::EndedPod;
+
+    fn pod(uid: &str, claim: &str, deleting: bool) -> ObservedPod {
+        let (tenant, claim) = ("t".to_owned(), claim.to_owned());
+        ObservedPod { uid: uid.to_owned(), tenant, claim, is_deleting: deleting, ..ObservedPod::default() }
+    }
+
+    #[test]
+    fn report_of_replaced_pod_is_ignored() {
+        let pods = [pod("old", "g-0-e1", true), pod("new", "g-0-e2", false), pod("far", "g-1-e1", true)];
+        let present = CurrentPods::new(&pods);
+        assert!(present.is_current("t", "g-0", Some("new")));
+        assert!(!present.is_current("t", "g-0", Some("old")), "though it is there for a while");
+        assert!(!present.is_current("t", "g-0", None), "whoever it was, the new one had no address yet");
+        assert!(!present.is_current("t", "g-0", Some("far")));
+        assert!(present.is_current("t", "g-1", Some("far")), "it drains, and nobody has followed it");
+        assert!(!present.is_current("t", "g-1", Some("gone")));
+        assert!(!present.is_current("u", "g-0", Some("gone")));
+        let mut both = [pod("a", "g-0-e1", false), pod("b", "g-0-e1", false)];
+        assert!(CurrentPods::new(&both).is_current("t", "g-0", Some("a")), "as a plan has it");
+        both[0].ended = Some(EndedPod::default());
+        assert!(CurrentPods::new(&both).is_current("t", "g-0", Some("b")));
+        assert!(!CurrentPods::new(&both[..1]).is_current("t", "g-0", Some("a")), "it says nothing more");
+    }
+}

@@ -1,0 +1,329 @@
+//! The states of one GPU's tenants, from one sidecar for all.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use sluice_plan::sidecar_report::{floor_bytes, owned_bytes};
+use sluice_wire::state::{GpuState, Phase, State, TenantReport};
+use sluice_wire::time::unix_ms;
+use tokio::sync::watch;
+
+use super::http_client::{SidecarAddress, Transport};
+use super::registry::{EventSender, GpuKey, GpuReading, ReadingStore, SidecarEvent, SidecarKey};
+
+/// Time between two readings of a GPU, before its jitter.
+pub const POLL_INTERVAL: Duration = Duration::from_secs(30);
+/// How far a reading may be from its time either way, permille of that time.
+const JITTER_PERMILLE: u64 = 100;
+/// The first readings of all GPUs are spread over so long at most.
+pub(super) const INITIAL_SPREAD_MAX: Duration = Duration::from_secs(10);
+/// What each GPU adds to that: a leader of few hears them all at once, and until it has, it tells nobody anything.
+const INITIAL_SPREAD_PER_GPU: Duration = Duration::from_millis(10);
+/// After a failure another sidecar of the GPU is asked so soon.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+/// Moves that are kept of a state: thousands of states are.
+const MAX_MOVES: usize = 8;
+
+/// What a reading came to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PollResult {
+    /// New states, and their tag.
+    States(Vec<TenantReport>, Option<HeaderValue>),
+    /// Those of before.
+    NotModified,
+    /// None, and why.
+    Failed(String),
+    /// None from any of the GPU's sidecars, one after the other, and why from the last.
+    AllFailed(String),
+}
+
+/// Asks one sidecar for the states of its GPU. `tag`: of what it said last.
+pub async fn poll_once(way: &Transport, address: &SidecarAddress, tag: Option<&HeaderValue>) -> PollResult {
+    let tag = tag.map(|tag| (header::IF_NONE_MATCH, tag.clone()));
+    let headers: HeaderMap = tag.into_iter().collect();
+    let answer = match way.call(address, Method::GET, "/v1/state?scope=gpu", headers, Vec::new()).await {
+        Ok(answer) => answer,
+        Err(error) => return PollResult::Failed(error.to_string()),
+    };
+    match answer.status {
+        StatusCode::NOT_MODIFIED => PollResult::NotModified,
+        StatusCode::OK => match GpuState::from_json(&answer.body) {
+            Ok(read) => PollResult::States(
+                truncate_moves(read.tenants),
+                answer.headers.get(header::ETAG).and_then(detached),
+            ),
+            Err(error) => PollResult::Failed(format!("{address}: {error}")),
+        },
+        status => PollResult::Failed(format!("{address}: {status}: {}", answer.summary())),
+    }
+}
+
+/// A value that keeps no more than itself: as it came it is a part of all that was read with it.
+fn detached(value: &HeaderValue) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(value.as_bytes()).ok()
+}
+
+fn truncate_moves(mut tenants: Vec<TenantReport>) -> Vec<TenantReport> {
+    for report in &mut tenants {
+        if let TenantReport::State(state) = report {
+            let before = state.moves.len().saturating_sub(MAX_MOVES);
+            state.moves.drain(..before);
+            state.moves.shrink_to_fit();
+        }
+    }
+    tenants
+}
+
+/// Over how long the first readings are spread that there are with this many GPUs.
+pub(super) fn initial_spread(gpus: usize) -> Duration {
+    INITIAL_SPREAD_MAX.min(INITIAL_SPREAD_PER_GPU * u32::try_from(gpus).unwrap_or(u32::MAX))
+}
+
+/// Reads a GPU for ever, for the first time within `first`.
+pub(super) async fn poll_forever(
+    way: Transport,
+    key: GpuKey,
+    mut sidecars: watch::Receiver<Vec<SidecarKey>>,
+    (board, notices): (ReadingStore, EventSender),
+    (first, every): (Duration, Duration),
+) {
+    // Without a certificate it is said, after a while, that there is none.
+    let _ = tokio::time::timeout(INITIAL_SPREAD_MAX, way.wait_for_credentials()).await;
+    let spread = Jitter::default();
+    let mut asked = PollCursor::default();
+    let mut wait = spread.within(first.min(every));
+    loop {
+        // Whoever is new is read soon; its first seconds are not the best ones.
+        let news = tokio::time::timeout(wait, sidecars.changed()).await;
+        match news {
+            Ok(Err(_)) => return,
+            Ok(Ok(())) => tokio::time::sleep(RETRY_DELAY.min(wait)).await,
+            Err(_) => {}
+        }
+        let all = sidecars.borrow_and_update().clone();
+        if all.is_empty() {
+            wait = every;
+            continue;
+        }
+        let came = asked.next(&way, &all).await;
+        wait = asked.retry_delay(&came).unwrap_or_else(|| spread.around(every));
+        if board.record(&key, came, &all, unix_ms(SystemTime::now())) {
+            // Nobody listens once the operator ends.
+            let _ = notices.send(SidecarEvent::Read(key.clone()));
+        }
+    }
+}
+
+/// Which sidecar is asked, and what it said.
+#[derive(Default)]
+struct PollCursor {
+    next_index: usize,
+    failures: usize,
+    last: Option<(SidecarAddress, HeaderValue)>,
+    /// The last states are on their way to others.
+    is_transient: bool,
+    /// Readings in a row of such states.
+    transient_polls: u32,
+}
+
+impl PollCursor {
+    async fn next(&mut self, way: &Transport, all: &[SidecarKey]) -> PollResult {
+        let (address, _) = &all[self.next_index % all.len()];
+        let tag = self.last.as_ref().filter(|(from, _)| from == address).map(|(_, tag)| tag);
+        let came = poll_once(way, address, tag).await;
+        match &came {
+            PollResult::Failed(problem) | PollResult::AllFailed(problem) => {
+                (self.next_index, self.failures) = (self.next_index.wrapping_add(1), self.failures + 1);
+                if self.failures >= all.len() {
+                    return PollResult::AllFailed(problem.clone());
+                }
+            }
+            PollResult::NotModified => self.failures = 0,
+            PollResult::States(tenants, tag) => {
+                self.failures = 0;
+                self.is_transient = is_transient(tenants, all.len());
+                self.last = tag.clone().map(|tag| (address.clone(), tag));
+            }
+        }
+        came
+    }
+
+    /// How soon to ask again after `came`; `None` = in its time.
+    fn retry_delay(&mut self, came: &PollResult) -> Option<Duration> {
+        match came {
+            PollResult::Failed(_) => return Some(RETRY_DELAY),
+            PollResult::AllFailed(_) => return None,
+            PollResult::States(..) | PollResult::NotModified => {}
+        }
+        self.transient_polls = if self.is_transient { self.transient_polls.saturating_add(1) } else { 0 };
+        let wait = RETRY_DELAY * 2_u32.saturating_pow(self.transient_polls.saturating_sub(1));
+        // Who loads for ever is asked no more often than others in the end.
+        (self.is_transient && wait < POLL_INTERVAL).then_some(wait)
+    }
+}
+
+/// Whether somebody is about to tell something else: what is seen of a start would be told of for half a minute.
+fn is_transient(tenants: &[TenantReport], sidecars: usize) -> bool {
+    let on_its_way = |report: &TenantReport| match report {
+        TenantReport::State(state) => {
+            matches!(state.phase, Phase::Loading | Phase::Waking | Phase::EngineLost | Phase::Draining)
+                || is_hung(state)
+        }
+        TenantReport::Unreachable { .. } => true,
+    };
+    tenants.len() < sidecars || tenants.iter().any(on_its_way)
+}
+
+/// Whether an engine exceeded a deadline and still lives, or a holder of the turn is past its own: both are over soon.
+fn is_hung(state: &State) -> bool {
+    let turn = state.neighbourhood.as_ref().and_then(|place| place.turn.as_ref());
+    let late = turn.is_some_and(|turn| turn.holder_overdue_ms > 0);
+    late || state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
+}
+
+/// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before, in the same
+/// pod, and so has one with a pod there that the sidecar that was asked knows nothing of yet.
+fn last(
+    tenants: &[TenantReport],
+    (before, pods): (&BTreeMap<String, u64>, &BTreeMap<String, String>),
+    tells: impl Fn(&State) -> Option<u64>,
+) -> BTreeMap<String, u64> {
+    let mut all = before.clone();
+    all.retain(|name, _| pods.contains_key(name));
+    let of = |report: &TenantReport| {
+        let (name, told) = match report {
+            TenantReport::State(state) => (&state.tenant.name, tells(state)),
+            TenantReport::Unreachable { name, .. } => (name, None),
+        };
+        Some((name.clone(), told.or(before.get(name).copied())?))
+    };
+    all.extend(tenants.iter().filter_map(of));
+    all
+}
+
+/// Random times, so that a thousand GPUs are not read at once.
+#[derive(Default)]
+struct Jitter(RandomState);
+
+impl Jitter {
+    /// Up to `most`.
+    fn within(&self, most: Duration) -> Duration {
+        let permille = self.0.hash_one(tokio::time::Instant::now()) % 1001;
+        most * u32::try_from(permille).unwrap_or(0) / 1000
+    }
+
+    /// `middle`, and up to [`JITTER_PERMILLE`] more or less.
+    fn around(&self, middle: Duration) -> Duration {
+        let jitter = middle * u32::try_from(JITTER_PERMILLE).unwrap_or(0) / 1000;
+        middle - jitter + self.within(2 * jitter)
+    }
+}
+
+impl GpuReading {
+    /// Takes what came of these pods; true = there is something new in it.
+    pub(super) fn apply(
+        &mut self,
+        came: PollResult,
+        pods: BTreeMap<String, String>,
+        at_unix_ms: u64,
+    ) -> bool {
+        match came {
+            PollResult::States(tenants, _) => {
+                let new = self.tenants != tenants || self.pods != pods || self.problem.is_some();
+                let same = |name: &str| self.pods.get(name) == pods.get(name);
+                self.floors.retain(|name, _| same(name));
+                self.owned.retain(|name, _| same(name));
+                let floors = last(&tenants, (&self.floors, &pods), floor_bytes);
+                let owned = last(&tenants, (&self.owned, &pods), |state| Some(owned_bytes(state)));
+                let (read_unix_ms, problem) = (Some(at_unix_ms), None);
+                *self =
+                    GpuReading { read_unix_ms, problem, is_unreachable: false, tenants, pods, floors, owned };
+                new
+            }
+            PollResult::NotModified => {
+                (self.read_unix_ms, self.is_unreachable) = (Some(at_unix_ms), false);
+                let others = std::mem::replace(&mut self.pods, pods) != self.pods;
+                self.problem.take().is_some() || others
+            }
+            PollResult::Failed(problem) => self.record_failure(problem),
+            PollResult::AllFailed(problem) => {
+                let first = !std::mem::replace(&mut self.is_unreachable, true);
+                self.record_failure(problem) || first
+            }
+        }
+    }
+}
+
+impl GpuReading {
+    /// True = nobody knew.
+    fn record_failure(&mut self, problem: String) -> bool {
+        let new = self.problem.as_ref() != Some(&problem);
+        self.problem = Some(problem);
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_wire::state::{EngineHang, SharingState, TurnState};
+
+    use super::*;
+
+    #[test]
+    fn initial_spread_scales_with_gpu_count() {
+        assert_eq!(
+            [1, 100, 1_000, 5_000].map(|gpus| initial_spread(gpus).as_millis()),
+            [10, 1_000, 10_000, 10_000]
+        );
+    }
+
+    #[test]
+    fn lasting_hang_is_polled_again_within_seconds() {
+        let wait = |edit: &dyn Fn(&mut State)| {
+            let mut state = State { phase: Phase::Active, ..State::default() };
+            edit(&mut state);
+            let tenants = vec![TenantReport::State(Box::new(state))];
+            let mut asked = PollCursor { is_transient: is_transient(&tenants, 1), ..PollCursor::default() };
+            asked.retry_delay(&PollResult::States(tenants, None))
+        };
+        let hang = |alive| EngineHang { alive, ..EngineHang::default() };
+        let late = |holder_overdue_ms| {
+            let turn = Some(TurnState { holder_overdue_ms, ..TurnState::default() });
+            Some(SharingState { turn, ..SharingState::default() })
+        };
+        assert_eq!(wait(&|state| state.engine.last_hang = Some(hang(true))), Some(RETRY_DELAY));
+        assert_eq!(wait(&|state| state.neighbourhood = late(1)), Some(RETRY_DELAY));
+        assert_eq!(wait(&|state| state.engine.last_hang = Some(hang(false))), None, "it was ended");
+        assert_eq!(wait(&|state| state.neighbourhood = late(0)), None);
+    }
+
+    #[test]
+    fn unreachable_tenant_keeps_last_report_and_removed_one_loses_it() {
+        let state = |name: &str, free_bytes| {
+            let mut state = State::default();
+            state.tenant.name = name.into();
+            (state.memory.owners.kv_bytes, state.memory.owners.free_bytes) = (70 - free_bytes, free_bytes);
+            TenantReport::State(Box::new(state))
+        };
+        let silent = |name: &str| TenantReport::Unreachable {
+            namespace: String::new(),
+            name: name.into(),
+            reason: "late".into(),
+        };
+        let mut reading = GpuReading::default();
+        let mut owned = |tenants: Vec<TenantReport>, pods: &[&str]| {
+            let pods = pods.iter().map(|pod| ((*pod)[..1].to_owned(), (*pod).to_owned())).collect();
+            reading.apply(PollResult::States(tenants, None), pods, 0);
+            reading.owned.clone().into_iter().collect::<Vec<_>>()
+        };
+        let of = |name: &str, bytes: u64| (name.to_owned(), bytes);
+        assert_eq!(owned(vec![state("a", 10), silent("b")], &["a", "b"]), [of("a", 60)]);
+        assert_eq!(owned(vec![state("a", 30), state("b", 0)], &["a", "b"]), [of("a", 40), of("b", 70)]);
+        assert_eq!(owned(vec![silent("a"), state("b", 5)], &["a", "b"]), [of("a", 40), of("b", 65)]);
+        assert_eq!(owned(vec![state("b", 6)], &["a", "b"]), [of("a", 40), of("b", 64)], "not told of it yet");
+        assert_eq!(owned(vec![silent("a"), silent("b")], &["a2", "b"]), [of("b", 64)], "another pod of it");
+        assert_eq!(owned(vec![state("b", 5)], &["b"]), [of("b", 65)]);
+    }
+}

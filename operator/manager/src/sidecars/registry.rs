@@ -1,0 +1,419 @@
+//! Which sidecars there are, what they are told and what they said.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use sluice_wire::directive::{Directive, Fence};
+use sluice_wire::overview::GpuOverview;
+use sluice_wire::state::TenantReport;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::http_client::{SidecarAddress, Transport};
+use super::poller::{INITIAL_SPREAD_MAX, POLL_INTERVAL, PollResult, initial_spread, poll_forever};
+use super::pusher::{FenceCounter, push_until_accepted};
+
+/// Name of a GPU in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuKey {
+    /// Namespace of its pool.
+    pub namespace: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// A GPU and its sidecars.
+#[derive(Clone, Debug)]
+pub struct GpuSidecars {
+    /// Which.
+    pub key: GpuKey,
+    /// Node that it is on.
+    pub node: Option<String>,
+    /// Its sidecars; those without an address are not among them.
+    pub targets: Vec<DirectiveTarget>,
+}
+
+/// A sidecar and what it is to be told.
+#[derive(Clone, Debug)]
+pub struct DirectiveTarget {
+    /// Where it is.
+    pub address: SidecarAddress,
+    /// Uid of its pod: another pod has to be told anew.
+    pub pod_uid: String,
+    /// What it is told; epoch and sequence are given when it is sent.
+    pub directive: Arc<Directive>,
+}
+
+/// What one of a GPU's sidecars said last.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuReading {
+    /// When, milliseconds since the Unix epoch; `None` = never.
+    pub read_unix_ms: Option<u64>,
+    /// Why the last reading failed; `None` = it did not.
+    pub problem: Option<String>,
+    /// All sidecars were asked, and none has answered since.
+    pub is_unreachable: bool,
+    /// States of all its tenants.
+    pub tenants: Vec<TenantReport>,
+    /// Whose states they are: uids of pods, by tenant, as they were known when it was asked.
+    pub pods: BTreeMap<String, String>,
+    /// The floors that its tenants told last, bytes, of those that are silent now too.
+    pub floors: BTreeMap<String, u64>,
+    /// Device memory that its tenants own, bytes, as they told it last, those that are silent now too.
+    pub owned: BTreeMap<String, u64>,
+}
+
+impl GpuReading {
+    /// Whether all of its sidecars have told what they can, or none does.
+    fn is_complete(&self) -> bool {
+        let states = self.tenants.iter().filter_map(|report| match report {
+            TenantReport::State(state) => Some(state.tenant.name.as_str()),
+            TenantReport::Unreachable { .. } => None,
+        });
+        let told: BTreeSet<&str> = states.collect();
+        let all = self.pods.keys().all(|name| told.contains(name.as_str()));
+        self.is_unreachable || (self.read_unix_ms.is_some() && all)
+    }
+}
+
+/// Something that has happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SidecarEvent {
+    /// A GPU's reading is another one now.
+    Read(GpuKey),
+    /// A sidecar has its directive (`None`), or cannot be given it, and why. It is tried again.
+    DirectiveStatus(SidecarAddress, Option<String>),
+    /// A sidecar of a GPU has been without its directive for a while, or has it at last.
+    Stuck(GpuKey),
+    /// A sidecar follows a newer leader, as it says. It is told again until it takes what it is told.
+    Deposed(SidecarAddress, Fence),
+}
+
+pub(super) type EventSender = mpsc::UnboundedSender<SidecarEvent>;
+
+/// A sidecar and the uid of its pod.
+pub(super) type SidecarKey = (SidecarAddress, String);
+
+/// Node and reading of each GPU.
+type Readings = BTreeMap<GpuKey, (Option<String>, GpuReading)>;
+
+/// Readings by GPU.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReadingStore(Arc<Mutex<Readings>>);
+
+impl ReadingStore {
+    fn with<T>(&self, of: impl FnOnce(&mut Readings) -> T) -> T {
+        // Whoever panicked has left whole entries.
+        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// True = there is something new in it. What comes of a GPU that is gone is nobody's.
+    pub(super) fn record(
+        &self,
+        key: &GpuKey,
+        came: PollResult,
+        asked: &[SidecarKey],
+        at_unix_ms: u64,
+    ) -> bool {
+        let pods = asked.iter().map(|(address, pod)| (address.name.clone(), pod.clone())).collect();
+        self.with(|all| all.get_mut(key).is_some_and(|(_, reading)| reading.apply(came, pods, at_unix_ms)))
+    }
+}
+
+/// A task that ends when it is dropped.
+#[derive(Debug)]
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[derive(Debug)]
+struct PolledGpu {
+    sidecars: watch::Sender<Vec<SidecarKey>>,
+    /// When a leader's first look at the pool found it with somebody on it; `None` = they came later, and have nothing to tell from
+    /// before.
+    first_observed: Option<Instant>,
+    _task: Option<AbortOnDrop>,
+}
+
+/// A new leader waits no longer than this for what sidecars have to tell.
+pub const INITIAL_READ_TIMEOUT: Duration = Duration::from_secs(2 * INITIAL_SPREAD_MAX.as_secs());
+
+/// Failures in a row after which it is told that a sidecar has no directive: it took seconds.
+const REPORT_AFTER_FAILURES: usize = 4;
+
+/// Why a sidecar has no directive, once that is worth telling.
+type LastError = Arc<Mutex<Option<String>>>;
+
+#[derive(Debug)]
+struct PushTask {
+    gpu: GpuKey,
+    tenant: String,
+    directive: Arc<Directive>,
+    last_error: LastError,
+    _task: AbortOnDrop,
+}
+
+/// What was read of one GPU last.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuRead<'a> {
+    /// Which GPU.
+    pub key: &'a GpuKey,
+    /// Node that it is on; `None` = not known yet.
+    pub node: Option<&'a str>,
+    /// The reading.
+    pub reading: &'a GpuReading,
+}
+
+/// All sidecars of the cluster. Dropped, it lets go of them.
+#[derive(Debug)]
+pub struct SidecarRegistry {
+    way: Transport,
+    /// Time between two readings of a GPU; `None` = none is read.
+    poll_interval: Option<Duration>,
+    fences: Arc<FenceCounter>,
+    events: EventSender,
+    readings: ReadingStore,
+    gpus: HashMap<GpuKey, PolledGpu>,
+    push_tasks: HashMap<SidecarKey, PushTask>,
+    /// Namespaces and names of the pools that this leader has looked at: whoever comes to them now was placed by itself. A look
+    /// that failed before anything was said to anybody is none.
+    observed_pools: HashSet<(String, String)>,
+}
+
+impl SidecarRegistry {
+    /// Nobody yet. `epoch` is that of this leader: higher than those of all before it.
+    pub fn new(way: Transport, epoch: u64, news: mpsc::UnboundedSender<SidecarEvent>) -> SidecarRegistry {
+        let (board, gpus, told) = (ReadingStore::default(), HashMap::new(), HashMap::new());
+        let (fences, looked) = (FenceCounter::new(epoch), HashSet::new());
+        SidecarRegistry {
+            way,
+            poll_interval: Some(POLL_INTERVAL),
+            fences,
+            events: news,
+            readings: board,
+            gpus,
+            push_tasks: told,
+            observed_pools: looked,
+        }
+    }
+
+    /// The same with another time between two readings of a GPU; `None` = none is read.
+    #[must_use]
+    pub fn with_poll_interval(self, every: Option<Duration>) -> SidecarRegistry {
+        SidecarRegistry { poll_interval: every, ..self }
+    }
+
+    /// What directives go out with.
+    pub fn fences(&self) -> Arc<FenceCounter> {
+        self.fences.clone()
+    }
+
+    /// What there is of a pool now: whoever is new is followed and told, whoever has another directive is told, whoever is gone
+    /// is let go. Must be called within a runtime.
+    pub fn set(&mut self, namespace: &str, pool: &str, gpus: Vec<GpuSidecars>) {
+        let of_pool = |key: &GpuKey| key.namespace == namespace && key.pool == pool;
+        let keys: BTreeSet<GpuKey> = gpus.iter().map(|gpu| gpu.key.clone()).collect();
+        self.gpus.retain(|key, _| !of_pool(key) || keys.contains(key));
+        self.readings.with(|all| all.retain(|key, _| !of_pool(key) || keys.contains(key)));
+        let there: BTreeSet<SidecarKey> = gpus.iter().flat_map(|gpu| &gpu.targets).map(sidecar_key).collect();
+        let news = self.events.clone();
+        self.push_tasks.retain(|id, told| {
+            let stays = !of_pool(&told.gpu) || there.contains(id);
+            if !stays && error_message(&told.last_error).is_some() {
+                let _ = news.send(SidecarEvent::Stuck(told.gpu.clone()));
+            }
+            stays
+        });
+        let first = self.observed_pools.insert((namespace.to_owned(), pool.to_owned()));
+        for gpu in gpus {
+            self.start_polling(&gpu, first);
+            if self.is_fully_read(&gpu.key) {
+                gpu.targets.into_iter().for_each(|target| self.start_pushing(&gpu.key, target));
+            }
+        }
+    }
+
+    /// A pool that is gone has been looked at, while tenants name it: nothing is asked of whoever is still there.
+    pub fn mark_pool_absent(&mut self, namespace: &str, pool: &str) {
+        self.observed_pools.insert((namespace.to_owned(), pool.to_owned()));
+    }
+
+    /// A pool without GPUs is gone; another one of its name is another one.
+    pub fn forget(&mut self, namespace: &str, pool: &str) {
+        self.observed_pools.remove(&(namespace.to_owned(), pool.to_owned()));
+    }
+
+    /// Whether all that a GPU's sidecars can tell has been heard. A leader that has just begun deals out memory by what they have
+    /// found, as the one before it did, so it asks first. It waits for the word of each of them, or until none has answered, and
+    /// no longer than [`LISTENS`].
+    pub fn is_fully_read(&self, gpu: &GpuKey) -> bool {
+        let Some(followed) = self.gpus.get(gpu) else {
+            return self.poll_interval.is_none()
+                || self.observed_pools.contains(&(gpu.namespace.clone(), gpu.pool.clone()));
+        };
+        let waits = followed.first_observed.is_some_and(|found| found.elapsed() <= INITIAL_READ_TIMEOUT);
+        self.poll_interval.is_none()
+            || !waits
+            || self.with_reading(gpu, GpuReading::is_complete) == Some(true)
+    }
+
+    fn start_polling(&mut self, gpu: &GpuSidecars, first_look: bool) {
+        let there: Vec<SidecarKey> = gpu.targets.iter().map(sidecar_key).collect();
+        self.readings.with(|all| all.entry(gpu.key.clone()).or_default().0.clone_from(&gpu.node));
+        if let Some(followed) = self.gpus.get(&gpu.key) {
+            followed.sidecars.send_if_modified(|known| {
+                let other = *known != there;
+                *known = there;
+                other
+            });
+            return;
+        }
+        let (sidecars, watched) = watch::channel(there);
+        let first = initial_spread(self.gpus.len() + 1);
+        let task = self.poll_interval.map(|every| {
+            let (way, board, news) = (self.way.clone(), self.readings.clone(), self.events.clone());
+            let task = poll_forever(way, gpu.key.clone(), watched, (board, news), (first, every));
+            AbortOnDrop(tokio::spawn(task).abort_handle())
+        });
+        let found = (first_look && !gpu.targets.is_empty()).then(Instant::now);
+        self.gpus.insert(gpu.key.clone(), PolledGpu { sidecars, first_observed: found, _task: task });
+    }
+
+    fn start_pushing(&mut self, gpu: &GpuKey, target: DirectiveTarget) {
+        let id = sidecar_key(&target);
+        if self.push_tasks.get(&id).is_some_and(|told| told.directive == target.directive) {
+            return;
+        }
+        let DirectiveTarget { address, directive, .. } = target;
+        // What another directive could not be told it cannot be told this one either, until it is.
+        let trouble = self.push_tasks.get(&id).map(|told| told.last_error.clone()).unwrap_or_default();
+        let (kept, key, tenant) = (trouble.clone(), gpu.clone(), address.name.clone());
+        let (way, fences, news) = (self.way.clone(), self.fences.clone(), self.events.clone());
+        let sent = directive.clone();
+        // Boxed: a task that is over keeps its room for as long as somebody could still end it.
+        let task = tokio::spawn(Box::pin(async move {
+            let mut failures = 0;
+            let trouble = |problem: Option<&str>| {
+                let _ = news.send(SidecarEvent::DirectiveStatus(address.clone(), problem.map(str::to_owned)));
+                failures += 1;
+                if update_error(&trouble, problem, failures) {
+                    let _ = news.send(SidecarEvent::Stuck(key.clone()));
+                }
+            };
+            let deposed = |current| {
+                let _ = news.send(SidecarEvent::Deposed(address.clone(), current));
+            };
+            push_until_accepted(&way, &address, &sent, &fences, deposed, trouble).await;
+        }));
+        // What was under way to it ends here: its sequence is lower.
+        self.push_tasks.insert(
+            id,
+            PushTask {
+                gpu: gpu.clone(),
+                tenant,
+                directive,
+                last_error: kept,
+                _task: AbortOnDrop(task.abort_handle()),
+            },
+        );
+    }
+
+    /// Sidecars of a pool that have been without their directive for a while, by tenant and GPU: why.
+    pub fn undelivered(&self, namespace: &str, pool: &str) -> BTreeMap<(String, String), String> {
+        let of_pool = |told: &&PushTask| told.gpu.namespace == namespace && told.gpu.pool == pool;
+        let why = |told: &PushTask| {
+            Some(((told.tenant.clone(), told.gpu.name.clone()), error_message(&told.last_error)?))
+        };
+        self.push_tasks.values().filter(of_pool).filter_map(why).collect()
+    }
+
+    /// How many of all sidecars have been without their directive for a while.
+    pub fn undelivered_count(&self) -> usize {
+        self.push_tasks.values().filter(|told| error_message(&told.last_error).is_some()).count()
+    }
+
+    /// What was read of a GPU last.
+    pub fn reading(&self, key: &GpuKey) -> Option<GpuReading> {
+        self.readings.with(|all| all.get(key).map(|(_, reading)| reading.clone()))
+    }
+
+    /// Something of what was read of a GPU last.
+    pub fn with_reading<T>(&self, key: &GpuKey, of: impl FnOnce(&GpuReading) -> T) -> Option<T> {
+        self.readings.with(|all| all.get(key).map(|(_, reading)| of(reading)))
+    }
+
+    /// Goes through what was read last of a pool's GPUs, by their names.
+    pub fn for_each_reading(&self, namespace: &str, pool: &str, mut see: impl FnMut(&str, &GpuReading)) {
+        let (namespace, pool) = (namespace.to_owned(), pool.to_owned());
+        let first = GpuKey { namespace, pool, name: String::new() };
+        self.readings.with(|all| {
+            let own = all.range(&first..);
+            own.take_while(|(key, _)| key.namespace == first.namespace && key.pool == first.pool)
+                .for_each(|(key, (_, reading))| see(&key.name, reading));
+        });
+    }
+
+    /// The readings that are wanted, by namespace and what was said; the others are not copied.
+    pub fn overview(&self, wanted: impl Fn(&str, &[TenantReport]) -> bool) -> Vec<GpuOverview> {
+        let one = |(key, (node, reading)): (&GpuKey, &(Option<String>, GpuReading))| GpuOverview {
+            namespace: key.namespace.clone(),
+            pool: key.pool.clone(),
+            name: key.name.clone(),
+            node: node.clone(),
+            read_unix_ms: reading.read_unix_ms,
+            problem: reading.problem.clone(),
+            tenants: reading.tenants.clone(),
+        };
+        let wants = |(key, (_, reading)): &(&GpuKey, &(Option<String>, GpuReading))| {
+            wanted(&key.namespace, &reading.tenants)
+        };
+        self.readings.with(|all| all.iter().filter(wants).map(one).collect())
+    }
+
+    /// Goes through what was read last of all GPUs.
+    pub fn for_each_gpu(&self, mut see: impl FnMut(&GpuRead<'_>)) {
+        self.readings.with(|all| {
+            for (key, (node, reading)) in &*all {
+                see(&GpuRead { key, node: node.as_deref(), reading });
+            }
+        });
+    }
+
+    /// GPUs with sidecars that were never read: a new leader has seen all once there are none.
+    pub fn unread_count(&self) -> usize {
+        let followed = self.gpus.iter().filter(|(_, gpu)| !gpu.sidecars.borrow().is_empty());
+        let followed: Vec<&GpuKey> = followed.map(|(key, _)| key).collect();
+        let unread = |all: &Readings, key: &GpuKey| {
+            all.get(key).is_none_or(|(_, reading)| reading.read_unix_ms.is_none())
+        };
+        self.readings.with(|all| followed.iter().filter(|key| unread(all, key)).count())
+    }
+}
+
+fn error_message(trouble: &LastError) -> Option<String> {
+    trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Keeps why a sidecar has no directive, after so many failures in a row; true = it was none before, or is none any more.
+fn update_error(trouble: &LastError, problem: Option<&str>, failures: usize) -> bool {
+    let mut kept = trouble.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = kept.is_some();
+    match problem {
+        None => *kept = None,
+        Some(problem) if before || failures >= REPORT_AFTER_FAILURES => *kept = Some(problem.to_owned()),
+        Some(_) => {}
+    }
+    before != kept.is_some()
+}
+
+fn sidecar_key(target: &DirectiveTarget) -> SidecarKey {
+    (target.address.clone(), target.pod_uid.clone())
+}

@@ -1,0 +1,664 @@
+//! What a sidecar's state says about a tenant, for people: what it does, whether its objectives are met, and what of its
+//! memory has gone where.
+
+use serde::Serialize;
+use sluice_wire::State;
+use sluice_wire::state::{
+    Direction, HANG_REPORTED_MS, Percentiles, Phase, SharingState, SloState, TBT_TOLERANCE_PERCENT,
+};
+
+use super::formatting::{age, bytes, duration, move_text, moved_bytes, moved_memory, percent, window};
+use super::{hangs, missed_tokens};
+use crate::shortages::Shortage;
+
+/// Most moves that are told.
+const SHOWN_MOVES: usize = 5;
+
+/// How much a reason matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Nothing is wrong.
+    #[default]
+    Fine,
+    /// It may pass by itself, or has passed a moment ago.
+    Watch,
+    /// A tenant does not serve as it should.
+    Bad,
+}
+
+/// One sentence about a tenant, or a few.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// How much it matters.
+    pub level: Level,
+    /// What it is about: the same word while only its figures change.
+    pub kind: &'static str,
+    /// For people.
+    pub text: String,
+}
+
+impl Reason {
+    /// A reason of these parts.
+    pub const fn new(level: Level, kind: &'static str, text: String) -> Reason {
+        Reason { level, kind, text }
+    }
+}
+
+/// Everything that explains the state, the most important first.
+pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
+    let mut lines = vec![headline(state, now_unix_ms)];
+    lines.extend(reasons(state, now_unix_ms, None).into_iter().map(|reason| format!("  {}", reason.text)));
+    lines.extend(move_lines(state, now_unix_ms));
+    lines
+}
+
+/// What lies between the headline and the moves, the most important first. `shortage` is what is known of the last minutes;
+/// `None` = nothing, and the counters since the start stand for it.
+pub fn reasons(state: &State, now_unix_ms: u64, shortage: Option<Shortage>) -> Vec<Reason> {
+    let mut all = hang_reasons(state, now_unix_ms);
+    all.extend(missed_tokens::sleep_reason(state));
+    all.extend(wait_reason(state));
+    all.extend(turn_reasons(state));
+    all.extend(objective_reasons(state));
+    let rest = [
+        ("cause", layer_lines(state)),
+        ("memory", peer_lines(state)),
+        ("cause", request_lines(state, shortage)),
+    ];
+    let rest = rest.into_iter().chain([("engine", engine_lines(state))]);
+    let reason = |kind| move |text| Reason::new(Level::Fine, kind, text);
+    all.extend(rest.flat_map(|(kind, lines)| lines.into_iter().map(reason(kind))));
+    all
+}
+
+/// How much it matters what the tenant does.
+pub const fn phase_level(phase: Phase) -> Level {
+    match phase {
+        Phase::Failed | Phase::EngineLost => Level::Bad,
+        Phase::Loading | Phase::Waking | Phase::Draining => Level::Watch,
+        Phase::Active | Phase::Idle | Phase::Hibernated => Level::Fine,
+    }
+}
+
+/// What the tenant does, since when, and by which policy.
+pub fn headline(state: &State, now_unix_ms: u64) -> String {
+    let tenant = &state.tenant;
+    // A tenant counts as active for a while after its last request, and before its first one.
+    let quiet = state.idle_since_unix_ms.filter(|_| state.phase == Phase::Active);
+    let since = age(now_unix_ms.saturating_sub(quiet.unwrap_or(0).max(state.phase_since_unix_ms)));
+    let doing = match state.phase {
+        Phase::Loading => "is loading its weights, or waits for its engine".to_owned(),
+        Phase::Active if quiet.is_some() => "is ready and has no requests".to_owned(),
+        Phase::Active => "serves requests".to_owned(),
+        Phase::Idle => "has no requests; its layers may be lent to neighbours".to_owned(),
+        Phase::Hibernated if state.sleep_ordered => {
+            "was put to sleep by hand and holds no device memory".to_owned()
+        }
+        Phase::Hibernated => "is hibernated: it holds no device memory; the next request wakes it".to_owned(),
+        Phase::Waking => "wakes: it takes its memory back and fills it".to_owned(),
+        Phase::EngineLost => "has lost its engine; requests are held until another has attached".to_owned(),
+        Phase::Draining => "ends its open streams and takes no new request".to_owned(),
+        Phase::Failed => match &state.engine.failure {
+            Some(why) => format!("cannot serve: {why}"),
+            None => "cannot serve".to_owned(),
+        },
+    };
+    format!(
+        "{}/{} on {} {doing}; since {since}. Policy {}.",
+        tenant.namespace, tenant.name, tenant.gpu, state.policy
+    )
+}
+
+/// What hangs or hung: its own engine, or a holder of the turn.
+fn hang_reasons(state: &State, now_unix_ms: u64) -> Vec<Reason> {
+    let hang = state.engine.last_hang.as_ref();
+    let level = match hang {
+        Some(hang) if hang.alive => Level::Bad,
+        Some(hang) if now_unix_ms.saturating_sub(hang.at_unix_ms) < HANG_REPORTED_MS => Level::Watch,
+        _ => Level::Fine,
+    };
+    let engine = hangs::engine_hang_text(state, now_unix_ms).map(|said| (level, "hang", said));
+    let sidecar = hangs::sidecar_hang_text(state, now_unix_ms).map(|said| (Level::Watch, "sidecar", said));
+    let own = [engine, sidecar].into_iter().flatten();
+    let own = own.map(|(level, kind, said)| Reason::new(level, kind, format!("Its {said}.")));
+    let took = hangs::takeover_text(state, now_unix_ms).map(|said| (Level::Watch, said));
+    let skipped = hangs::skip_text(state, now_unix_ms).map(|said| (Level::Watch, said));
+    let overtaken = hangs::overtaken_text(state).map(|said| (Level::Fine, said));
+    let turn = [took, skipped, overtaken].into_iter().flatten();
+    let turn = turn.map(|(level, said)| Reason::new(level, "takeover", format!("It {said}.")));
+    own.chain(turn).collect()
+}
+
+/// Whose turn a tenant with requests waits for, and what turns cost it.
+fn turn_reasons(state: &State) -> Vec<Reason> {
+    let Some(turn) = hangs::turn(state) else { return Vec::new() };
+    let busy = state.queue.waiting + state.queue.running > 0;
+    let waits = hangs::other_holder(state).filter(|_| busy).map(|(holder, overdue_ms)| match overdue_ms {
+        0 => Reason::new(Level::Fine, "turn", format!("It waits for the turn, which {holder} holds.")),
+        _ => Reason::new(
+            Level::Bad,
+            "turn",
+            format!("It waits for the turn, which {holder} holds and is {overdue_ms} ms past its deadline."),
+        ),
+    });
+    let wait = &turn.wait;
+    let cost = (wait.samples > 0).then(|| {
+        let (half, most) = (duration(wait.p50_ns), duration(wait.p99_ns));
+        let text = format!("Since the start it waited {half} for a turn in the median, P99 {most}.");
+        Reason::new(Level::Fine, "turn", text)
+    });
+    waits.into_iter().chain(cost).collect()
+}
+
+fn wait_reason(state: &State) -> Option<Reason> {
+    let what = state.neighbourhood.as_ref()?.waits_for.as_ref()?;
+    Some(Reason::new(Level::Watch, "wait", format!("It waits for {what}.")))
+}
+
+/// Whether tokens come in time, by the objective that is missed.
+fn objective_reasons(state: &State) -> Vec<Reason> {
+    let (slo, figures) = (&state.slo, &state.figures);
+    let [first, next] = limits(slo);
+    let first = objective("First token", slo, slo.ttft_attained_permille, &first, &figures.ttft);
+    let next =
+        objective("Time between tokens", slo, slo.tbt_attained_permille, &next, &figures.delivered_tbt);
+    let overdue = [overdue_text(slo.ttft_overdue, "first"), overdue_text(slo.tbt_overdue, "next")];
+    let overdue = overdue.into_iter().flatten().map(|text| Reason::new(Level::Watch, "overdue", text));
+    let engine = slow_engine_text(state).map(|text| Reason::new(Level::Watch, "cause", text));
+    first
+        .into_iter()
+        .chain(next)
+        .chain(missed_tokens::token_reasons(state))
+        .chain(overdue)
+        .chain(engine)
+        .collect()
+}
+
+/// Whether an objective is missed.
+fn has_missed_objective(slo: &SloState) -> bool {
+    let missed = |attained: Option<u32>| attained.is_some_and(|attained| attained < promised_permille(slo));
+    missed(slo.ttft_attained_permille) || missed(slo.tbt_attained_permille)
+}
+
+/// An engine that makes tokens more slowly than the objective asks for: no pace and no memory helps.
+fn slow_engine_text(state: &State) -> Option<String> {
+    let (slo, made) = (&state.slo, &state.figures.engine_tbt);
+    let slow = has_missed_objective(slo) && made.samples > 0 && made.p50_ns > slo.tbt_target_ns;
+    slow.then(|| {
+        let (made, target) = (duration(made.p50_ns), duration(slo.tbt_target_ns));
+        format!(
+            "Its engine makes a token every {made} (median) with {} requests at once; the objective is {target}.",
+            state.queue.running
+        )
+    })
+}
+
+/// Answers that a client waits for at this moment, beyond the objective.
+fn overdue_text(answers: u32, which: &str) -> Option<String> {
+    match answers {
+        0 => None,
+        1 => Some(format!("Overdue now: the {which} token of 1 answer. It counts as missed.")),
+        _ => Some(format!("Overdue now: the {which} tokens of {answers} answers. They count as missed.")),
+    }
+}
+
+/// Share of tokens that the objectives promise in time, permille.
+pub const fn promised_permille(slo: &SloState) -> u32 {
+    1000_u32.saturating_sub(slo.allowed_miss_permille)
+}
+
+/// The share is over the window of the objectives, the percentile over another one: each says which.
+/// Within which a first and a later token are in time.
+pub fn limits(slo: &SloState) -> [String; 2] {
+    let tbt = duration(slo.tbt_target_ns);
+    [duration(slo.ttft_target_ns), format!("{tbt} + {TBT_TOLERANCE_PERCENT} %")]
+}
+
+fn objective(
+    what: &str,
+    slo: &SloState,
+    attained: Option<u32>,
+    limit: &str,
+    recent: &Percentiles,
+) -> Option<Reason> {
+    let attained = attained?;
+    let promised = promised_permille(slo);
+    let (level, verdict) = if attained < promised { (Level::Bad, "MISSED") } else { (Level::Fine, "met") };
+    let (share, window) = (percent(Some(attained)), slo.window_seconds);
+    let p99 = match recent.samples {
+        0 => String::new(),
+        _ => format!("; P99 of the last minute {}", duration(recent.p99_ns)),
+    };
+    let promised = percent(Some(promised));
+    let text = format!(
+        "{what}: {verdict}, {share} within {limit} over the last {window} s ({promised} promised){p99}."
+    );
+    Some(Reason::new(level, "objective", text))
+}
+
+/// The reason of a decision against taking layers: they would be waited for.
+const DECLINED_STALL: &str = "declined_stall";
+
+fn layer_lines(state: &State) -> Vec<String> {
+    let remap = &state.remap;
+    if remap.alpha == 0 {
+        return declined_text(state).into_iter().collect();
+    }
+    let mut text = format!(
+        "{} of {} layers gave their memory away (at most {}); {} stream in through {} slot{} for every step",
+        remap.alpha,
+        state.layers.len(),
+        remap.cap_layers,
+        remap.moving_layers.len(),
+        remap.beta,
+        if remap.beta == 1 { "" } else { "s" },
+    );
+    if let (Some(copy), Some(compute)) = (state.figures.t_transfer_ns, state.figures.t_compute_ns) {
+        text += &format!(": a layer takes {} to come and {} to compute", duration(copy), duration(compute));
+    }
+    vec![text + "."]
+}
+
+/// Why none is away although KV is short.
+fn declined_text(state: &State) -> Option<String> {
+    let figures = &state.figures;
+    // Lent ones have another story.
+    if state.activity.absent_layers > 0 {
+        return None;
+    }
+    let times = figures.remap_events_total.iter().find(|event| event.reason == DECLINED_STALL)?.count;
+    let (copy, compute) = (duration(figures.t_transfer_ns?), duration(figures.t_compute_ns?));
+    let word = if times == 1 { "time" } else { "times" };
+    Some(format!(
+        "Layers and KV stayed in place {times} {word} since the start although KV was short: steps would have waited for \
+         copies. A layer now takes {copy} to copy and {compute} to compute."
+    ))
+}
+
+fn peer_lines(state: &State) -> Vec<String> {
+    let Some(own) = &state.neighbourhood else { return Vec::new() };
+    let mut lines = Vec::new();
+    if own.lent_bytes > 0 {
+        lines.push(format!("Lent: {} to {}.", bytes(own.lent_bytes), loan_partners(own, Direction::Given)));
+    }
+    if own.borrowed_bytes > 0 {
+        lines.push(format!(
+            "Borrowed: {} from {}.",
+            bytes(own.borrowed_bytes),
+            loan_partners(own, Direction::Taken)
+        ));
+    }
+    let (share, floor) = (bytes(own.share_bytes), bytes(own.floor_bytes));
+    lines
+        .push(format!("Its share of the GPU is {share}, of which {floor} never leave it while it is awake."));
+    lines.extend(share_text(own));
+    lines
+}
+
+/// What of its share is on its way. A sidecar from before there was such a thing says 0.
+fn share_text(own: &SharingState) -> Option<String> {
+    let (wanted, share) = (own.wanted_share_bytes, own.share_bytes);
+    let missing = wanted.saturating_sub(share);
+    if missing > 0 {
+        let (wanted, missing) = (bytes(wanted), bytes(missing));
+        return Some(format!("It is to have {wanted}: {missing} more, as its neighbours make room."));
+    }
+    let over = share.saturating_sub(wanted);
+    let (wanted_text, over_text) = (bytes(wanted), bytes(over));
+    (wanted > 0 && over > 0)
+        .then(|| format!("It is to have {wanted_text}: it gives up {over_text} for its neighbours."))
+}
+
+fn loan_partners(own: &SharingState, direction: Direction) -> String {
+    let mut names: Vec<&str> = own
+        .grants
+        .iter()
+        .filter(|grant| grant.direction == direction)
+        .map(|grant| grant.name.as_str())
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
+}
+
+fn request_lines(state: &State, shortage: Option<Shortage>) -> Vec<String> {
+    let (queue, kv) = (&state.queue, &state.kv);
+    let mut lines = Vec::new();
+    if queue.waiting > 0 || (queue.running > 0 && has_missed_objective(&state.slo)) {
+        let (waiting, running) = (queue.waiting, queue.running);
+        let full = percent(Some(kv.utilisation_permille));
+        let wait = if waiting == 1 { "request waits" } else { "requests wait" };
+        lines.push(format!("{waiting} {wait}, {running} run; {full} of the KV cache is used."));
+    }
+    lines.extend(kv_shortage_text(state, shortage));
+    lines.extend(host_tier_text(state));
+    lines
+}
+
+fn kv_shortage_text(state: &State, shortage: Option<Shortage>) -> Option<String> {
+    let figures = &state.figures;
+    let (window, count, tokens) = shortage.map_or_else(
+        || ("since the start".into(), figures.preemptions_total, figures.recomputed_tokens_total),
+        |one| (format!("in the last {}", window(one.window_ms)), one.preemptions, one.recomputed_tokens),
+    );
+    let times = if count == 1 { "time" } else { "times" };
+    let again = match tokens {
+        0 => String::new(),
+        1 => ": 1 token was computed again".to_owned(),
+        _ => format!(": {tokens} tokens were computed again"),
+    };
+    (count > 0).then(|| format!("KV ran short {count} {times} {window}{again}."))
+}
+
+/// What is in the host tier, and what it cost.
+fn host_tier_text(state: &State) -> Option<String> {
+    let (kv, figures) = (&state.kv, &state.figures);
+    let size = |blocks: u64| bytes(blocks.saturating_mul(kv.block_bytes));
+    let used = figures.pauses_total + figures.kv_stall_ns_total + kv.host_blocks_used > 0;
+    (used && kv.host_blocks_limit > 0).then(|| {
+        format!(
+            "KV in the host tier: {} of {}; since the start {} requests were paused with theirs, and steps waited {} \
+             for KV.",
+            size(kv.host_blocks_used),
+            size(kv.host_blocks_limit),
+            figures.pauses_total,
+            duration(figures.kv_stall_ns_total),
+        )
+    })
+}
+
+fn engine_lines(state: &State) -> Vec<String> {
+    let lost = state.engine.restarts;
+    let times = if lost == 1 { "time" } else { "times" };
+    (lost > 0).then(|| format!("The engine was lost {lost} {times} since the start.")).into_iter().collect()
+}
+
+fn move_lines(state: &State, now_unix_ms: u64) -> Vec<String> {
+    let last: Vec<_> = moved_memory(state).rev().take(SHOWN_MOVES).collect();
+    if last.is_empty() {
+        return Vec::new();
+    }
+    let told = last.into_iter().rev().map(|moved| {
+        let ago = age(now_unix_ms.saturating_sub(moved.at_unix_ms));
+        let told = [move_text(moved), moved_bytes(moved)].into_iter().filter(|part| !part.is_empty());
+        format!("    {ago} ago: {} {}", moved.reason, told.collect::<Vec<_>>().join(", "))
+    });
+    std::iter::once("  What moved last:".to_owned()).chain(told).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_wire::state::{GrantState, Move, Percentiles, ReasonCount, Residency, TurnState};
+
+    use super::*;
+
+    const NOW: u64 = 1_700_000_100_000;
+
+    fn state() -> State {
+        let mut state = State { phase: Phase::Active, phase_since_unix_ms: NOW - 5_000, ..State::default() };
+        state.tenant.namespace = "team".into();
+        state.tenant.name = "chat".into();
+        state.tenant.gpu = "p-a-0".into();
+        state.policy = "Oneiros".into();
+        state
+    }
+
+    #[test]
+    fn share_different_from_target_is_explained_both_ways() {
+        let said = |share_bytes, wanted_share_bytes| {
+            let own = SharingState { share_bytes, wanted_share_bytes, ..SharingState::default() };
+            explain(&State { neighbourhood: Some(own), ..state() }, NOW).split_off(2)
+        };
+        assert_eq!(
+            said(1 << 20, 3 << 20),
+            ["  It is to have 3 MiB: 2 MiB more, as its neighbours make room."]
+        );
+        assert_eq!(said(3 << 20, 1 << 20), ["  It is to have 1 MiB: it gives up 2 MiB for its neighbours."]);
+        assert_eq!([said(3 << 20, 3 << 20), said(3 << 20, 0)], [[""; 0]; 2], "as dealt, or an older sidecar");
+    }
+
+    #[test]
+    fn a_tenant_that_has_nothing_to_explain_takes_one_line() {
+        assert_eq!(
+            explain(&state(), NOW),
+            ["team/chat on p-a-0 serves requests; since 5.0s. Policy Oneiros."]
+        );
+    }
+
+    #[test]
+    fn a_tenant_without_a_request_is_ready_and_serves_none() {
+        let said = explain(&State { idle_since_unix_ms: Some(NOW - 2_000), ..state() }, NOW);
+        assert_eq!(said, ["team/chat on p-a-0 is ready and has no requests; since 2.0s. Policy Oneiros."]);
+    }
+
+    #[test]
+    fn missed_objective_names_target() {
+        let mut state = state();
+        state.slo.window_seconds = 300;
+        state.slo.ttft_target_ns = 155_000_000_000;
+        state.slo.tbt_target_ns = 50_000_000;
+        state.slo.allowed_miss_permille = 10;
+        state.slo.tbt_attained_permille = Some(921);
+        state.slo.ttft_attained_permille = Some(995);
+        state.figures.delivered_tbt = Percentiles { samples: 9, p50_ns: 1, p99_ns: 80_000_000 };
+        let said = explain(&state, NOW);
+        assert_eq!(
+            said[1..],
+            [
+                "  First token: met, 99.5 % within 155 s over the last 300 s (99.0 % promised).",
+                "  Time between tokens: MISSED, 92.1 % within 50 ms + 10 % over the last 300 s (99.0 % promised); P99 of the last \
+                 minute 80 ms.",
+            ],
+            "no first token came in the last minute"
+        );
+    }
+
+    #[test]
+    fn an_engine_that_is_slower_than_the_objective_is_the_reason() {
+        let mut state = state();
+        (state.slo.tbt_target_ns, state.slo.allowed_miss_permille) = (2_000_000, 10);
+        (state.slo.tbt_attained_permille, state.queue.running) = (Some(0), 16);
+        state.figures.engine_tbt = Percentiles { samples: 9, p50_ns: 6_600_000, p99_ns: 28_000_000 };
+        let said = explain(&state, NOW)[2..].join("\n");
+        assert_eq!(
+            said,
+            "  Its engine makes a token every 6.6 ms (median) with 16 requests at once; the objective is 2.0 ms.\n  \
+             0 requests wait, 16 run; 0.0 % of the KV cache is used."
+        );
+        state.slo.tbt_attained_permille = Some(1000);
+        assert_eq!(explain(&state, NOW).len(), 2, "a slow engine that is in time is none");
+    }
+
+    #[test]
+    fn suspended_tenant_names_wake_command() {
+        let mut state = state();
+        (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
+        let said = explain(&state, NOW);
+        assert!(
+            said[0].starts_with("team/chat on p-a-0 was put to sleep by hand and holds no device memory;")
+        );
+        assert!(said[1].contains("On this machine: `sluice wake team/chat`;"), "{said:?}");
+        state.sleep_ordered = false;
+        assert!(headline(&state, NOW).contains("the next request wakes it"));
+    }
+
+    #[test]
+    fn overdue_tokens_are_reported_while_overdue() {
+        let mut state = state();
+        (state.slo.ttft_target_ns, state.slo.window_seconds) = (2_000_000_000, 60);
+        (state.slo.ttft_attained_permille, state.slo.allowed_miss_permille) = (Some(0), 10);
+        (state.slo.ttft_overdue, state.slo.tbt_overdue) = (1, 3);
+        assert_eq!(
+            explain(&state, NOW)[1..],
+            [
+                "  First token: MISSED, 0.0 % within 2000 ms over the last 60 s (99.0 % promised).",
+                "  Overdue now: the first token of 1 answer. It counts as missed.",
+                "  Overdue now: the next tokens of 3 answers. They count as missed.",
+            ]
+        );
+    }
+
+    #[test]
+    fn absent_layers_name_borrowers() {
+        let mut state = state();
+        state.layers = vec![Residency::Resident; 12];
+        state.remap.alpha = 3;
+        state.remap.beta = 1;
+        state.remap.moving_layers = vec![0, 3, 6, 9];
+        state.remap.cap_layers = 7;
+        let lent = |name: &str| GrantState {
+            namespace: "team".into(),
+            name: name.into(),
+            direction: Direction::Given,
+            nonce: 1,
+            bytes: 4 << 20,
+            expires_in_ms: 900,
+        };
+        state.neighbourhood = Some(SharingState {
+            lent_bytes: 12 << 20,
+            grants: vec![lent("code"), lent("code"), lent("art")],
+            ..SharingState::default()
+        });
+        let said = explain(&state, NOW).join("\n");
+        assert!(
+            said.contains(
+                "3 of 12 layers gave their memory away (at most 7); 4 stream in through 1 slot for"
+            ),
+            "{said}"
+        );
+        assert!(said.contains("Lent: 12 MiB to art, code."), "{said}");
+    }
+
+    #[test]
+    fn declined_remap_is_explained() {
+        let mut state = state();
+        (state.figures.t_transfer_ns, state.figures.t_compute_ns) = (Some(140_000_000), Some(2_000_000));
+        assert_eq!(explain(&state, NOW).len(), 1);
+        state.figures.remap_events_total = vec![ReasonCount { reason: DECLINED_STALL.into(), count: 7 }];
+        assert_eq!(
+            explain(&state, NOW)[1..],
+            [
+                "  Layers and KV stayed in place 7 times since the start although KV was short: steps would have waited for \
+              copies. A layer now takes 140 ms to copy and 2.0 ms to compute."
+            ]
+        );
+        state.figures.remap_events_total[0].count = 1;
+        assert!(explain(&state, NOW)[1].starts_with("  Layers and KV stayed in place 1 time since"));
+        state.activity.absent_layers = 3;
+        assert_eq!(explain(&state, NOW).len(), 1, "lent ones have another story");
+    }
+
+    #[test]
+    fn kv_that_ran_short_is_counted_in_the_known_window_else_since_the_start() {
+        let mut state = state();
+        (state.figures.preemptions_total, state.figures.recomputed_tokens_total) = (654, 9000);
+        let texts = |shortage| -> Vec<String> {
+            reasons(&state, NOW, shortage).into_iter().map(|reason| reason.text).collect()
+        };
+        let none = Shortage { window_ms: 900_000, preemptions: 0, recomputed_tokens: 0 };
+        assert_eq!(texts(None), ["KV ran short 654 times since the start: 9000 tokens were computed again."]);
+        assert_eq!(texts(Some(none)), [""; 0], "what passed long ago explains nothing");
+        let one = Shortage { preemptions: 1, recomputed_tokens: 30, ..none };
+        assert_eq!(
+            texts(Some(one)),
+            ["KV ran short 1 time in the last 15 min: 30 tokens were computed again."]
+        );
+        let none_yet = Shortage { recomputed_tokens: 0, ..one };
+        assert_eq!(texts(Some(none_yet)), ["KV ran short 1 time in the last 15 min."]);
+        let two = Shortage { window_ms: 90_500, preemptions: 2, ..one };
+        assert_eq!(
+            texts(Some(two)),
+            ["KV ran short 2 times in the last 90 s: 30 tokens were computed again."]
+        );
+    }
+
+    #[test]
+    fn used_host_tier_is_described() {
+        let mut state = state();
+        (state.kv.block_bytes, state.kv.host_blocks_limit) = (1 << 20, 64);
+        assert_eq!(explain(&state, NOW).len(), 1);
+        (state.kv.host_blocks_used, state.figures.pauses_total) = (3, 5);
+        state.figures.kv_stall_ns_total = 1_500_000_000;
+        assert_eq!(
+            explain(&state, NOW)[1..],
+            [
+                "  KV in the host tier: 3 MiB of 64 MiB; since the start 5 requests were paused with theirs, and steps waited \
+              1500 ms for KV."
+            ]
+        );
+    }
+
+    #[test]
+    fn failure_and_lost_engine_are_reported() {
+        let mut state = state();
+        state.phase = Phase::Failed;
+        state.engine.failure = Some("no such model".into());
+        state.engine.restarts = 2;
+        let said = explain(&state, NOW);
+        assert!(said[0].contains("cannot serve: no such model"), "{said:?}");
+        assert_eq!(said[1], "  The engine was lost 2 times since the start.");
+    }
+
+    #[test]
+    fn waiting_tenant_names_late_holder_and_turn_cost() {
+        let turn = TurnState { holder: Some("team/code".into()), ..TurnState::default() };
+        let with = |turn: TurnState, running| {
+            let mut state = State { phase: Phase::Active, ..hangs::tests::taking_turns("chat", turn) };
+            state.queue.running = running;
+            explain(&state, NOW)
+        };
+        let said = |turn: &TurnState| with(turn.clone(), 1)[1..].to_vec();
+        assert!(said(&turn).contains(&"  It waits for the turn, which team/code holds.".into()));
+        let idle = with(turn.clone(), 0);
+        assert!(!idle.iter().any(|line| line.contains("waits for the turn")), "without requests: {idle:?}");
+        let late = TurnState { holder_overdue_ms: 1_500, ..turn.clone() };
+        let waits = "  It waits for the turn, which team/code holds and is 1500 ms past its deadline.";
+        assert_eq!(said(&late)[0], waits);
+        let wait = Percentiles { samples: 9, p50_ns: 40_000_000, p99_ns: 101_000_000 };
+        let cost = "  Since the start it waited 40 ms for a turn in the median, P99 101 ms.";
+        assert_eq!(said(&TurnState { wait, ..late })[1], cost);
+        let taken =
+            TurnState { last_takeover: hangs::tests::takeover(), takeovers_total: 1, ..TurnState::default() };
+        assert_eq!(said(&taken)[0], "  It took the turn from team/code 30s ago, 260 ms past its deadline.");
+    }
+
+    #[test]
+    fn hung_tenant_names_operation_and_action() {
+        let turn = TurnState { overtaken_total: 2, ..TurnState::default() };
+        let mut state = hangs::tests::taking_turns("code", turn);
+        (state.engine.last_hang, state.engine.hangs) = (Some(hangs::tests::hang(true)), 1);
+        let said = explain(&state, NOW);
+        let hung = "  Its engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); it still lives: \
+                    SIGKILL has not ended it yet.";
+        let lost = "  It lost the turn to neighbours 2 times since the start, past its deadline.";
+        assert_eq!(said[1..3], [hung, lost]);
+    }
+
+    #[test]
+    fn only_last_moves_are_shown() {
+        let mut state = state();
+        let moved = |n: u64| Move {
+            at_unix_ms: NOW - 1000 * (10 - n),
+            reason: "remap_own".into(),
+            detail: format!("n {n}"),
+            bytes: 1 << 20,
+            ..Move::default()
+        };
+        state.moves = (0..7).map(moved).collect();
+        let decided = (0..9).map(|n| Move { reason: "plan".into(), bytes: 0, ..moved(n) });
+        state.moves.extend(decided);
+        let said = explain(&state, NOW);
+        assert_eq!(said.len(), 2 + SHOWN_MOVES);
+        assert_eq!(said[2], "    8.0s ago: remap_own n 2, 1 MiB");
+        assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1 MiB", "what moved no byte is none of them");
+        state.moves.push(Move { reason: "borrow".into(), detail: "3 times".into(), bytes: 0, ..moved(9) });
+        let last = |state: &State| explain(state, NOW).pop().unwrap();
+        assert_eq!(last(&state), "    1.0s ago: borrow in 3 moves", "its memory has not moved yet");
+        state.moves.last_mut().unwrap().bytes = 3 << 20;
+        assert_eq!(last(&state), "    1.0s ago: borrow in 3 moves, 3 MiB");
+        state.moves.pop();
+        state.moves.retain(|moved| moved.bytes == 0);
+        assert_eq!(explain(&state, NOW).len(), 1);
+    }
+}

@@ -1,0 +1,302 @@
+//! What hangs, or hung, in words: the same for `explain` and for `top`.
+
+use sluice_wire::State;
+use sluice_wire::state::{HANG_REPORTED_MS, TurnState};
+
+use super::formatting::age;
+
+/// An engine that makes no progress for this long is reported before it counts as hung, milliseconds.
+const SILENT_MS: u64 = 1_000;
+
+/// Its turns, where it takes turns with neighbours.
+pub fn turn(state: &State) -> Option<&TurnState> {
+    state.neighbourhood.as_ref()?.turn.as_ref()
+}
+
+fn title(state: &State) -> String {
+    format!("{}/{}", state.tenant.namespace, state.tenant.name)
+}
+
+/// Whether its engine exceeded a deadline and still lives.
+pub fn is_engine_hung(state: &State) -> bool {
+    state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
+}
+
+/// The last engine that exceeded a deadline, and what was done.
+pub fn engine_hang_text(state: &State, now_unix_ms: u64) -> Option<String> {
+    let hang = state.engine.last_hang.as_ref()?;
+    let ago = age(now_unix_ms.saturating_sub(hang.at_unix_ms));
+    let done = if hang.alive {
+        "it still lives: SIGKILL has not ended it yet".to_owned()
+    } else {
+        let next = if state.engine.pid.is_some() { "another serves" } else { "another has not attached yet" };
+        format!("it was killed, and {next}")
+    };
+    let often = match state.engine.hangs {
+        0 | 1 => String::new(),
+        hangs => format!("; {hangs} hung since the start"),
+    };
+    let (during, waited_ms, limit_ms) = (&hang.during, hang.waited_ms, hang.limit_ms);
+    Some(format!(
+        "engine hung {ago} ago: {waited_ms} ms without progress ({during}; the limit is {limit_ms} ms); {done}{often}"
+    ))
+}
+
+/// The last sidecar of this tenant that hung and was killed.
+pub fn sidecar_hang_text(state: &State, now_unix_ms: u64) -> Option<String> {
+    let hangs = state.sidecar_hangs.as_ref().filter(|hangs| is_recent(hangs.at_unix_ms, now_unix_ms))?;
+    let (ago, waited_ms) = (age(now_unix_ms.saturating_sub(hangs.at_unix_ms)), hangs.waited_ms);
+    let often = if hangs.total > 1 { format!("; {} hung so far", hangs.total) } else { String::new() };
+    Some(format!(
+        "sidecar hung and was killed {ago} ago: it did not run for {waited_ms} ms; another serves{often}"
+    ))
+}
+
+/// The last tenant that it skipped in the queue for the turn.
+pub fn skip_text(state: &State, now_unix_ms: u64) -> Option<String> {
+    let turn = turn(state)?;
+    let skip = turn.last_skip.as_ref().filter(|skip| is_recent(skip.at_unix_ms, now_unix_ms))?;
+    let (of, ago) = (&skip.of, age(now_unix_ms.saturating_sub(skip.at_unix_ms)));
+    let often = if turn.skips_total > 1 {
+        format!("; {} skips since the start", turn.skips_total)
+    } else {
+        String::new()
+    };
+    Some(format!(
+        "skipped {of}, which was first in the queue for the turn and did not take it, {ago} ago{often}"
+    ))
+}
+
+/// Another tenant that holds the turn, and how long it is past its deadline, milliseconds; `None` = the turn is free or its own.
+pub fn other_holder(state: &State) -> Option<(&str, u64)> {
+    let turn = turn(state).filter(|turn| !turn.holds)?;
+    let holder = turn.holder.as_deref().filter(|holder| *holder != title(state))?;
+    Some((holder, turn.holder_overdue_ms))
+}
+
+/// The last turn that it took from a holder that was past its deadline.
+pub fn takeover_text(state: &State, now_unix_ms: u64) -> Option<String> {
+    let turn = turn(state)?;
+    let taken = turn.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms))?;
+    let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
+    let often = match turn.takeovers_total {
+        0 | 1 => String::new(),
+        total => format!("; {total} turns since the start"),
+    };
+    Some(format!(
+        "took the turn from {} {ago} ago, {} ms past its deadline{often}",
+        taken.from, taken.overdue_ms
+    ))
+}
+
+/// How often others took the turn from it.
+pub fn overtaken_text(state: &State) -> Option<String> {
+    let total = turn(state)?.overtaken_total;
+    let times = if total == 1 { "time" } else { "times" };
+    (total > 0)
+        .then(|| format!("lost the turn to neighbours {total} {times} since the start, past its deadline"))
+}
+
+/// What a neighbour tells of the tenant `title`, NAMESPACE/NAME, as the holder of the turn.
+pub fn peer_account(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<String> {
+    let own = turn(neighbour)?;
+    let by = self::title(neighbour);
+    if own.holder.as_deref() == Some(title) && own.holder_overdue_ms > 0 {
+        let overdue_ms = own.holder_overdue_ms;
+        return Some(format!(
+            "{title} holds the turn and is {overdue_ms} ms past its deadline, as {by} tells"
+        ));
+    }
+    let recent = own.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms));
+    if let Some(taken) = recent.filter(|taken| taken.from == title) {
+        let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
+        return Some(format!(
+            "{by} took the turn from {title} {ago} ago, {} ms past its deadline",
+            taken.overdue_ms
+        ));
+    }
+    own.last_skip.as_ref().filter(|skip| skip.of == title)?;
+    Some(format!("{by} {}", skip_text(neighbour, now_unix_ms)?))
+}
+
+/// What makes a neighbour a culprit: its engine makes no progress, or its sidecar or engine hung a moment ago.
+pub fn hung_peer_text(neighbour: &State, now_unix_ms: u64) -> Option<String> {
+    turn(neighbour)?;
+    let by = title(neighbour);
+    if let Some(work) = neighbour.engine.work.as_ref().filter(|work| work.waited_ms >= SILENT_MS) {
+        let (during, waited_ms, limit_ms) = (&work.during, work.waited_ms, work.limit_ms);
+        return Some(format!(
+            "{by}: its engine has made no progress for {waited_ms} ms ({during}; the limit is {limit_ms} ms)"
+        ));
+    }
+    let engine_at = neighbour.engine.last_hang.as_ref().and_then(|hang| {
+        let lasts = hang.alive.then_some(u64::MAX);
+        lasts.or_else(|| Some(hang.at_unix_ms).filter(|at| is_recent(*at, now_unix_ms)))
+    });
+    let sidecar_at = neighbour.sidecar_hangs.as_ref().map(|hangs| hangs.at_unix_ms);
+    let said = match sidecar_at > engine_at {
+        true => sidecar_hang_text(neighbour, now_unix_ms),
+        false => engine_hang_text(neighbour, now_unix_ms).filter(|_| engine_at.is_some()),
+    };
+    Some(format!("{by}: its {}", said?))
+}
+
+fn is_recent(at_unix_ms: u64, now_unix_ms: u64) -> bool {
+    now_unix_ms.saturating_sub(at_unix_ms) < HANG_REPORTED_MS
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sluice_wire::state::{EngineHang, EngineWork, SharingState, SidecarHangs, Skip, Takeover, Tenant};
+
+    use super::*;
+
+    pub const NOW: u64 = 1_700_000_100_000;
+
+    /// The tenant `team/NAME`, which takes turns.
+    pub fn taking_turns(name: &str, turn: TurnState) -> State {
+        let tenant = Tenant { namespace: "team".into(), name: name.into(), ..Tenant::default() };
+        let neighbourhood = Some(SharingState { turn: Some(turn), ..SharingState::default() });
+        State { tenant, neighbourhood, ..State::default() }
+    }
+
+    pub fn hang(alive: bool) -> EngineHang {
+        EngineHang {
+            at_unix_ms: NOW - 12_000,
+            during: "step".into(),
+            waited_ms: 2_300,
+            limit_ms: 2_250,
+            alive,
+        }
+    }
+
+    pub fn takeover() -> Option<Takeover> {
+        Some(Takeover { from: "team/code".into(), at_unix_ms: NOW - 30_000, overdue_ms: 260 })
+    }
+
+    #[test]
+    fn engine_hang_is_described_with_outcome() {
+        let mut state = State::default();
+        assert_eq!((engine_hang_text(&state, NOW), is_engine_hung(&state)), (None, false));
+        let begin = "engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); ";
+        (state.engine.hangs, state.engine.last_hang) = (1, Some(hang(true)));
+        let lives = format!("{begin}it still lives: SIGKILL has not ended it yet");
+        assert_eq!((engine_hang_text(&state, NOW), is_engine_hung(&state)), (Some(lives), true));
+        state.engine.last_hang = Some(hang(false));
+        let gone = format!("{begin}it was killed, and another has not attached yet");
+        assert_eq!((engine_hang_text(&state, NOW), is_engine_hung(&state)), (Some(gone), false));
+        (state.engine.pid, state.engine.hangs) = (Some(7), 3);
+        let serves = format!("{begin}it was killed, and another serves; 3 hung since the start");
+        assert_eq!(engine_hang_text(&state, NOW), Some(serves));
+    }
+
+    #[test]
+    fn late_holder_is_named_by_waiter_not_by_itself() {
+        let held_by = |holder: &str, holds, holder_overdue_ms| {
+            let holder = Some(holder.to_owned());
+            taking_turns("chat", TurnState { holder, holds, holder_overdue_ms, ..TurnState::default() })
+        };
+        let said = |state: &State| other_holder(state).map(|(holder, ms)| (holder.to_owned(), ms));
+        assert_eq!(said(&held_by("team/code", false, 1_500)), Some(("team/code".to_owned(), 1_500)));
+        assert_eq!(said(&held_by("team/chat", true, 0)), None);
+        assert_eq!(said(&held_by("team/chat", false, 9)), None, "it is on its way out of it");
+        assert_eq!(said(&taking_turns("chat", TurnState::default())), None);
+        assert_eq!(said(&State::default()), None, "it takes no turns");
+    }
+
+    #[test]
+    fn a_turn_that_was_taken_names_from_whom_and_when() {
+        let turn = TurnState { last_takeover: takeover(), takeovers_total: 1, ..TurnState::default() };
+        let once = taking_turns("chat", turn.clone());
+        let said = "took the turn from team/code 30s ago, 260 ms past its deadline";
+        assert_eq!(takeover_text(&once, NOW).as_deref(), Some(said));
+        let often = taking_turns("chat", TurnState { takeovers_total: 4, ..turn });
+        assert_eq!(takeover_text(&often, NOW), Some(format!("{said}; 4 turns since the start")));
+        let lost = |overtaken_total| {
+            overtaken_text(&taking_turns("code", TurnState { overtaken_total, ..TurnState::default() }))
+        };
+        assert_eq!(lost(0), None);
+        let said = "lost the turn to neighbours 1 time since the start, past its deadline";
+        assert_eq!(lost(1).as_deref(), Some(said));
+        assert_eq!(lost(2).as_deref(), Some(&*said.replace("1 time", "2 times")));
+    }
+
+    #[test]
+    fn peer_reports_silent_holder() {
+        let now = |holder: &str, holder_overdue_ms| {
+            let holder = Some(holder.to_owned());
+            let turn =
+                TurnState { holder, holder_overdue_ms, last_takeover: takeover(), ..TurnState::default() };
+            peer_account(&taking_turns("chat", turn), "team/code", NOW)
+        };
+        let taken = "team/chat took the turn from team/code 30s ago, 260 ms past its deadline";
+        let holds = "team/code holds the turn and is 1500 ms past its deadline, as team/chat tells";
+        assert_eq!(now("team/code", 1_500).as_deref(), Some(holds));
+        assert_eq!(now("team/code", 0).as_deref(), Some(taken));
+        assert_eq!(now("team/mail", 1_500).as_deref(), Some(taken));
+        let other = TurnState { last_takeover: takeover(), ..TurnState::default() };
+        assert_eq!(peer_account(&taking_turns("chat", other), "team/mail", NOW), None);
+    }
+
+    #[test]
+    fn peer_with_recent_engine_hang_is_named() {
+        let mut code = taking_turns("code", TurnState::default());
+        assert_eq!(hung_peer_text(&code, NOW), None);
+        let work = |waited_ms| Some(EngineWork { during: "step".into(), waited_ms, limit_ms: 2_200 });
+        code.engine.work = work(900);
+        assert_eq!(hung_peer_text(&code, NOW), None, "a long step");
+        code.engine.work = work(1_500);
+        let silent = "team/code: its engine has made no progress for 1500 ms (step; the limit is 2200 ms)";
+        assert_eq!(hung_peer_text(&code, NOW).as_deref(), Some(silent));
+        (code.engine.work, code.engine.last_hang) = (None, Some(hang(false)));
+        let hung = hung_peer_text(&code, NOW).expect("it hung 12 s ago");
+        assert!(hung.starts_with("team/code: its engine hung 12s ago: 2300 ms without progress"), "{hung}");
+        assert_eq!(hung_peer_text(&code, NOW + HANG_REPORTED_MS), None, "long ago");
+        code.engine.last_hang = Some(hang(true));
+        assert!(hung_peer_text(&code, NOW + HANG_REPORTED_MS).is_some(), "it lives");
+        code.neighbourhood = None;
+        assert_eq!(hung_peer_text(&code, NOW), None, "it takes no turns");
+    }
+
+    #[test]
+    fn killed_sidecar_is_described_by_successor_and_named_as_hung_peer() {
+        let mut code = taking_turns("code", TurnState::default());
+        assert_eq!(sidecar_hang_text(&code, NOW), None);
+        let mut hangs = SidecarHangs { total: 1, at_unix_ms: NOW - 20_000, waited_ms: 12_400 };
+        code.sidecar_hangs = Some(hangs.clone());
+        let said = "sidecar hung and was killed 20s ago: it did not run for 12400 ms; another serves";
+        assert_eq!(sidecar_hang_text(&code, NOW).as_deref(), Some(said));
+        assert_eq!(hung_peer_text(&code, NOW), Some(format!("team/code: its {said}")));
+        assert_eq!(
+            (sidecar_hang_text(&code, NOW + HANG_REPORTED_MS), hung_peer_text(&code, NOW + HANG_REPORTED_MS)),
+            (None, None)
+        );
+        code.engine.last_hang = Some(hang(false));
+        assert!(hung_peer_text(&code, NOW).unwrap().contains("its engine hung 12s ago"), "the last one");
+        hangs.total = 3;
+        code.sidecar_hangs = Some(hangs);
+        assert_eq!(sidecar_hang_text(&code, NOW), Some(format!("{said}; 3 hung so far")));
+    }
+
+    #[test]
+    fn a_tenant_that_was_skipped_is_named_by_the_one_that_skipped_it() {
+        let last_skip = Some(Skip { of: "team/code".into(), at_unix_ms: NOW - 30_000 });
+        let chat = taking_turns("chat", TurnState { skips_total: 2, last_skip, ..TurnState::default() });
+        let said = "skipped team/code, which was first in the queue for the turn and did not take it, 30s ago; \
+                    2 skips since the start";
+        assert_eq!(skip_text(&chat, NOW).as_deref(), Some(said));
+        assert_eq!(peer_account(&chat, "team/code", NOW), Some(format!("team/chat {said}")));
+        assert_eq!(
+            (peer_account(&chat, "team/mail", NOW), skip_text(&chat, NOW + HANG_REPORTED_MS)),
+            (None, None)
+        );
+    }
+
+    #[test]
+    fn old_takeover_is_not_reported() {
+        let taken = taking_turns("chat", TurnState { last_takeover: takeover(), ..TurnState::default() });
+        assert!(takeover_text(&taken, NOW).is_some() && peer_account(&taken, "team/code", NOW).is_some());
+        let later = NOW + HANG_REPORTED_MS;
+        assert_eq!((takeover_text(&taken, later), peer_account(&taken, "team/code", later)), (None, None));
+    }
+}

@@ -1,6 +1,0 @@
-//! What `explain`, `top` and the page say of a tenant, in one set of words.
-
-pub mod explain;
-pub mod figures;
-pub mod hangs;
-pub mod missed;

@@ -1,0 +1,186 @@
+//! Directives: what each slot of a GPU is told about the others.
+//!
+//! A directive follows from the specs, the placement and the addresses of pods. Only [`Directive::fallback_order`] follows from
+//! what sidecars report, and it may change no more often than every [`ORDER_SECONDS`]: [`settled`] sees to that.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use sluice_types::pool::VictimRule as Written;
+use sluice_types::tenant::EngineKind;
+use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::directive::{self, Directive, MAX_PEERS, PeerInfo, Sharing, TenantRule, VictimRule};
+use sluice_wire::state::Activity;
+
+use crate::objects::{ADMIN_PORT, name};
+use crate::spec_convert::to_u32;
+
+/// Least time between two changes of the order alone, seconds.
+pub const MIN_REORDER_SECONDS: i64 = 30;
+
+/// A slot of a GPU.
+#[derive(Clone, Debug)]
+pub struct SlotPeer<'a> {
+    /// Its tenant.
+    pub tenant: &'a ModelTenant,
+    /// What it may hold without asking anybody, bytes.
+    pub share_bytes: u64,
+    /// Whether that was dealt out, or only stands for what nobody can know yet.
+    pub is_share_assigned: bool,
+    /// What it can never lend while it is awake, bytes.
+    pub floor_bytes: u64,
+    /// Uid of its pod.
+    pub pod_uid: String,
+    /// Address of its pod.
+    pub address: IpAddr,
+    /// When it was last of use, as it reported; `None` = it has not.
+    pub activity: Option<Activity>,
+}
+
+impl SlotPeer<'_> {
+    fn namespace(&self) -> &str {
+        self.tenant.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    fn tenant_rule(&self) -> TenantRule {
+        // The memory of a proxied engine is its own.
+        let native = self.tenant.spec.engine.kind == EngineKind::Native;
+        tenant_rule(self.tenant, Some(self.share_bytes).filter(|_| self.is_share_assigned && native))
+    }
+
+    /// Where its sidecar is told, and asked.
+    pub fn admin_address(&self) -> SocketAddr {
+        (self.address, ADMIN_PORT.unsigned_abs() as u16).into()
+    }
+}
+
+/// A GPU and those of its slots that have a pod with an address.
+#[derive(Clone, Debug)]
+pub struct GpuPeers<'a> {
+    /// Its pool.
+    pub pool: &'a GpuPool,
+    /// How it is shared now.
+    pub sharing: Sharing,
+    /// Uid of its claim, once it is there.
+    pub claim_uid: Option<&'a str>,
+    /// Its UUID, where its driver publishes one.
+    pub gpu_uuid: Option<&'a str>,
+    /// Its slots.
+    pub peers: Vec<SlotPeer<'a>>,
+}
+
+impl GpuPeers<'_> {
+    /// What `self.members[member]` is told. Epoch and sequence are 0: whoever sends it gives it both.
+    pub fn directive(&self, member: usize) -> Directive {
+        let others = self.peers.iter().enumerate().filter(|(index, _)| *index != member);
+        let mut others: Vec<&SlotPeer<'_>> = others.map(|(_, other)| other).collect();
+        // By name: the order that `FixedOrder` promises.
+        others.sort_by_key(|other| name(other.tenant));
+        others.truncate(MAX_PEERS);
+        let neighbours = others.iter().map(|other| self.peer_info(other)).collect();
+        let remap = &self.pool.spec.remap;
+        let victim = victim_rule(remap.victim);
+        sort_victims(&mut others, victim);
+        Directive {
+            version: directive::VERSION,
+            epoch: 0,
+            sequence: 0,
+            policy: self.pool.spec.policy.as_str().to_owned(),
+            tenant: self.peers[member].tenant_rule(),
+            gpu_uuid: self.gpu_uuid.map(str::to_owned),
+            sharing: self.sharing,
+            victim,
+            min_residence_ms: to_u32(remap.min_residence_milliseconds),
+            revoke_bound_ms: to_u32(remap.revoke_bound_milliseconds),
+            neighbours,
+            fallback_order: others.iter().map(|other| name(other.tenant).to_owned()).collect(),
+        }
+    }
+
+    fn peer_info(&self, other: &SlotPeer<'_>) -> PeerInfo {
+        PeerInfo {
+            namespace: other.namespace().to_owned(),
+            name: name(other.tenant).to_owned(),
+            pod_uid: Some(other.pod_uid.clone()),
+            claim_uid: self.claim_uid.map(str::to_owned),
+            admin: other.admin_address(),
+            priority: other.tenant.spec.priority,
+            share_bytes: other.share_bytes,
+            // A floor above the share is refused; a sidecar that cannot have it says so itself.
+            floor_bytes: other.floor_bytes.min(other.share_bytes),
+        }
+    }
+}
+
+/// What a tenant's own directive says of it. `share_bytes`: `None` = nobody knows yet.
+pub fn tenant_rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule {
+    let spec = &tenant.spec;
+    TenantRule {
+        priority: spec.priority,
+        max_remapped_percent: to_u32(spec.memory.max_remapped_percent),
+        share_bytes,
+        hibernate_after_seconds: Some(to_u32(spec.idle.hibernate_after_seconds)),
+        idle_after_seconds: to_u32(spec.idle.after_seconds),
+    }
+}
+
+/// Whom to ask for memory first, as a pool says it.
+pub fn victim_rule(written: Written) -> VictimRule {
+    match written {
+        Written::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
+        Written::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,
+        Written::FixedOrder => VictimRule::FixedOrder,
+    }
+}
+
+fn sort_victims(others: &mut [&SlotPeer<'_>], victim: VictimRule) {
+    if victim != VictimRule::FixedOrder {
+        others.sort_by_key(|other| victim_rank(other.activity.as_ref(), other.tenant.spec.priority, victim));
+    }
+}
+
+/// Place of a tenant among those that are asked for memory, first ones first: inactive ones, then low priorities, then as the
+/// rule says. Who has reported nothing comes last among its equals.
+pub(crate) fn victim_rank(
+    activity: Option<&Activity>,
+    priority: i32,
+    victim: VictimRule,
+) -> impl Ord + use<> {
+    let recency = match (victim, activity.and_then(|activity| activity.last_used_unix_ms)) {
+        (_, None) => (true, 0),
+        (VictimRule::MostRecentlyUsed, Some(used)) => (false, u64::MAX - used),
+        (VictimRule::LeastRecentlyUsed | VictimRule::FixedOrder, Some(used)) => (false, used),
+    };
+    (activity.is_none_or(|activity| activity.inactive_since_unix_ms.is_none()), priority, recency)
+}
+
+/// What was told last, and when its order changed last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectiveState {
+    /// The directive, with epoch and sequence 0; shared with whoever sends it, since there are thousands.
+    pub directive: Arc<Directive>,
+    /// Seconds since 1970.
+    pub order_changed_at: i64,
+}
+
+/// What is to be told now, given what was: `None` = nothing new. Another order alone waits until [`ORDER_SECONDS`] have passed.
+pub fn next_directive(
+    before: Option<&DirectiveState>,
+    wanted: Directive,
+    now: i64,
+) -> Option<DirectiveState> {
+    let Some(before) = before else {
+        return Some(DirectiveState { directive: Arc::new(wanted), order_changed_at: now });
+    };
+    let same_order = wanted.fallback_order == before.directive.fallback_order;
+    let same = same_order && wanted == *before.directive;
+    let same_rest = || {
+        let wanted = Directive { fallback_order: before.directive.fallback_order.clone(), ..wanted.clone() };
+        wanted == *before.directive
+    };
+    if same || (now < before.order_changed_at + MIN_REORDER_SECONDS && same_rest()) {
+        return None;
+    }
+    let ordered_at = if same_order { before.order_changed_at } else { now };
+    Some(DirectiveState { directive: Arc::new(wanted), order_changed_at: ordered_at })
+}

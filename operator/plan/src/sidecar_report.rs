@@ -1,0 +1,101 @@
+//! What sidecars tell of themselves, as decisions and statuses need it.
+
+use sluice_types::Quantity;
+use sluice_types::tenant::{SlotState, TenantMemoryStatus};
+use sluice_wire::state::{Phase, State, TenantReport, TurnState};
+
+use crate::observed::{LateHolder, SidecarReport};
+
+/// Beginnings of the reasons for which layers leave or come back.
+const REMAP_REASONS: [&str; 2] = ["remap", "revert"];
+
+/// A holder that is past its deadline by less than this, milliseconds, is about to lose the turn and is not reported.
+const LATE_HOLDER_MS: u64 = 1_000;
+
+/// What each tenant of a GPU told, by its name. Those that gave no answer are not among them: what they told last holds.
+pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, SidecarReport)> {
+    tenants.iter().filter_map(|told| match told {
+        TenantReport::State(state) => Some((state.tenant.name.as_str(), report(state))),
+        TenantReport::Unreachable { .. } => None,
+    })
+}
+
+/// What a tenant has found that it can never lend, bytes; `None` = it does not know yet.
+pub fn floor_bytes(state: &State) -> Option<u64> {
+    state.neighbourhood.as_ref().map(|place| place.floor_bytes).filter(|bytes| *bytes > 0)
+}
+
+/// Device memory that a tenant owns, bytes: all that is not free.
+pub fn owned_bytes(state: &State) -> u64 {
+    let owners = &state.memory.owners;
+    owners.total().unwrap_or(u64::MAX).saturating_sub(owners.free_bytes)
+}
+
+/// What a slot's sidecar told.
+pub fn report(state: &State) -> SidecarReport {
+    SidecarReport {
+        state: slot_state(state.phase),
+        wait_reason: wait_reason(state),
+        failure: state.engine.failure.clone(),
+        engine_lost_ms: state.engine.lost_unix_ms.and_then(|at| i64::try_from(at).ok()),
+        engine_hang: state.engine.last_hang.clone(),
+        sidecar_hangs: state.sidecar_hangs.clone(),
+        late_holder: late_holder(state),
+        takeover: turn_state(state).and_then(|turn| turn.last_takeover.clone()),
+        skip: turn_state(state).and_then(|turn| turn.last_skip.clone()),
+        idle_since: state.idle_since_unix_ms.map(seconds),
+        last_remap: last_remap(state),
+        activity: state.activity.clone(),
+        memory: memory_status(state),
+    }
+}
+
+fn turn_state(state: &State) -> Option<&TurnState> {
+    state.neighbourhood.as_ref()?.turn.as_ref()
+}
+
+fn late_holder(state: &State) -> Option<LateHolder> {
+    let turn = turn_state(state).filter(|turn| turn.holder_overdue_ms >= LATE_HOLDER_MS)?;
+    let since_ms = i64::try_from(state.at_unix_ms.saturating_sub(turn.holder_overdue_ms)).ok()?;
+    Some(LateHolder { name: turn.holder.clone()?, since_ms })
+}
+
+fn slot_state(phase: Phase) -> SlotState {
+    match phase {
+        Phase::Loading => SlotState::Loading,
+        Phase::Idle => SlotState::Idle,
+        Phase::Hibernated => SlotState::Hibernated,
+        // It wakes for a request; and whoever holds requests for its engine, ends them or cannot serve has them.
+        Phase::Active | Phase::Waking | Phase::EngineLost | Phase::Draining | Phase::Failed => {
+            SlotState::Active
+        }
+    }
+}
+
+/// What a tenant that is still loading waits for; one that serves may wait for more of its share, and that is no matter.
+fn wait_reason(state: &State) -> Option<String> {
+    let place = state.neighbourhood.as_ref().filter(|_| state.phase == Phase::Loading)?;
+    place.waits_for.clone()
+}
+
+fn last_remap(state: &State) -> Option<i64> {
+    let moves =
+        state.moves.iter().filter(|one| REMAP_REASONS.iter().any(|begin| one.reason.starts_with(begin)));
+    moves.map(|one| one.at_unix_ms).max().map(seconds)
+}
+
+fn memory_status(state: &State) -> TenantMemoryStatus {
+    let owners = &state.memory.owners;
+    let sum = |parts: &[u64]| parts.iter().fold(0_u64, |sum, part| sum.saturating_add(*part));
+    let weights = [owners.weights_global_bytes, owners.weights_layers_bytes, owners.slots_bytes];
+    TenantMemoryStatus {
+        weights: Quantity::from_bytes(sum(&weights)),
+        kv: Quantity::from_bytes(owners.kv_bytes),
+        host_kv: Quantity::from_bytes(state.kv.host_blocks_used.saturating_mul(state.kv.block_bytes)),
+        remapped_layers: i32::from(state.remap.alpha) + i32::from(state.activity.absent_layers),
+    }
+}
+
+fn seconds(unix_ms: u64) -> i64 {
+    i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX)
+}

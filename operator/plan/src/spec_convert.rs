@@ -1,0 +1,61 @@
+//! What a manifest says, as a sidecar reads it: the same in a pod and for a local process.
+
+use sluice_types::pool::{Sharing as Written, SharingMode, TurnOrder as WrittenOrder};
+use sluice_types::{ModelTenantSpec, Quantity};
+use sluice_wire::config::{LimitsConfig, MemoryConfig, SloConfig};
+use sluice_wire::directive::{Sharing, TurnOrder};
+
+/// How tenants share a GPU.
+pub fn sharing(written: &Written) -> Sharing {
+    let turns = written.temporal.clone().unwrap_or_default();
+    match written.mode {
+        SharingMode::Spatial => Sharing::Spatial,
+        SharingMode::Isolated => Sharing::Isolated,
+        SharingMode::Temporal => Sharing::Temporal {
+            order: match turns.order {
+                WrittenOrder::RoundRobin => TurnOrder::RoundRobin,
+                WrittenOrder::Priority => TurnOrder::Priority,
+            },
+            min_quantum_ms: to_u32(turns.min_quantum_milliseconds),
+            max_quantum_ms: to_u32(turns.max_quantum_milliseconds),
+        },
+    }
+}
+
+/// Bounds on a tenant's memory.
+pub fn memory(spec: &ModelTenantSpec) -> MemoryConfig {
+    MemoryConfig {
+        guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),
+        kv_limit_bytes: spec.memory.kv_limit.as_ref().map(Quantity::bytes),
+        host_kv_bytes: spec.memory.host_kv.bytes(),
+        max_remapped_percent: to_u32(spec.memory.max_remapped_percent),
+    }
+}
+
+/// A tenant's objectives.
+pub fn slo(spec: &ModelTenantSpec) -> SloConfig {
+    SloConfig {
+        ttft_milliseconds: to_u32(spec.slo.ttft_milliseconds),
+        tbt_milliseconds: to_u32(spec.slo.tbt_milliseconds),
+        allowed_miss_permille: to_u32(spec.slo.allowed_miss_permille),
+        window_seconds: to_u32(spec.slo.window_seconds),
+        max_pause_seconds: to_u32(spec.slo.max_pause_seconds),
+    }
+}
+
+/// Limits on a tenant's clients.
+pub fn limits(spec: &ModelTenantSpec) -> LimitsConfig {
+    LimitsConfig {
+        max_queued_requests: to_u32(spec.limits.max_queued_requests),
+        max_streams: to_u32(spec.limits.max_streams),
+        max_prompt_tokens: spec.limits.max_prompt_tokens.map(to_u32),
+        hold_seconds: to_u32(spec.limits.hold_seconds),
+        max_body_bytes: spec.limits.max_body_bytes.bytes(),
+        ..LimitsConfig::default()
+    }
+}
+
+/// Counts of the CRD are signed by Kubernetes' convention and bounded below by the schema.
+pub fn to_u32(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}

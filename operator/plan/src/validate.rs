@@ -1,0 +1,135 @@
+//! Whether a tenant can be served at all, whatever room there is.
+
+use std::cmp::Reverse;
+
+use sluice_types::conditions::Reason;
+use sluice_types::pool::GpuGroup;
+use sluice_types::tenant::{EngineKind, SourceType};
+use sluice_types::{GpuPool, HOST_DEVICE_CLASS, ModelTenant};
+
+use crate::conditions::{ConditionResult, ConditionStatus};
+use crate::placement::UnplacedReason;
+
+/// What the cluster can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterFeatures {
+    /// Volumes can be made of images (Kubernetes 1.36).
+    pub has_image_volumes: bool,
+}
+
+/// Every reason not to accept a tenant whose pool is `pool`; empty = it can be served.
+pub fn rejections(
+    tenant: &ModelTenant,
+    pool: Option<&GpuPool>,
+    cluster: ClusterFeatures,
+) -> Vec<ConditionResult> {
+    let others = [
+        check_image_volumes(tenant, cluster),
+        check_engine_image(tenant),
+        check_pool(tenant, pool),
+        check_device(tenant, pool),
+    ];
+    check_local_only(tenant).chain(others.into_iter().flatten()).collect()
+}
+
+/// What only `sluice up` takes.
+fn check_local_only(tenant: &ModelTenant) -> impl Iterator<Item = ConditionResult> {
+    let spec = &tenant.spec;
+    let fields = [
+        ("spec.model.source.file", spec.model.source.kind == SourceType::File),
+        ("spec.access.apiKeysFile", spec.access.api_keys_file.is_some()),
+    ];
+    fields.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| {
+        ConditionResult::not_met(
+            Reason::LocalOnly,
+            format!("{field} is for local processes (sluice up) alone"),
+        )
+    })
+}
+
+fn check_image_volumes(tenant: &ModelTenant, cluster: ClusterFeatures) -> Option<ConditionResult> {
+    let image = tenant.spec.model.source.kind == SourceType::Image;
+    let message =
+        "spec.model.source.image needs image volumes, which this cluster does not have (Kubernetes 1.36)";
+    (image && !cluster.has_image_volumes)
+        .then(|| ConditionResult::not_met(Reason::ImageVolumesUnsupported, message))
+}
+
+/// There is no image of a proxied engine that the operator could stand for.
+fn check_engine_image(tenant: &ModelTenant) -> Option<ConditionResult> {
+    let engine = &tenant.spec.engine;
+    let message = "spec.engine.image: a Vllm engine needs one, such as vllm/vllm-openai with a version";
+    let lacks = engine.kind == EngineKind::Vllm && engine.image.is_none();
+    lacks.then(|| ConditionResult::not_met(Reason::EngineImageMissing, message))
+}
+
+/// The native engine computes on the CPU so far: a real GPU would be held for nothing.
+fn check_device(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<ConditionResult> {
+    let class = pool?.spec.device_class_name.as_str();
+    let native = tenant.spec.engine.kind == EngineKind::Native;
+    let message = format!(
+        "spec.engine.kind: the Native engine runs on GPUs made of host memory so far ({HOST_DEVICE_CLASS}), and the pool's \
+         are of {class}; a Vllm engine runs there"
+    );
+    (native && class != HOST_DEVICE_CLASS)
+        .then(|| ConditionResult::not_met(Reason::DeviceUnsupported, message))
+}
+
+fn check_pool(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<ConditionResult> {
+    let spec = &tenant.spec;
+    let Some(pool) = pool else {
+        let message = format!("spec.poolRef: no GpuPool `{}` in this namespace", spec.pool_ref.name);
+        return Some(ConditionResult::not_met(Reason::PoolNotFound, message));
+    };
+    let usable = |group: &&GpuGroup| spec.gpu_group.as_ref().is_none_or(|name| *name == group.name);
+    if pool.spec.gpus.iter().any(|group| usable(&group)) {
+        return None;
+    }
+    let known: Vec<&str> = pool.spec.gpus.iter().map(|group| group.name.as_str()).collect();
+    let name = spec.gpu_group.as_deref().unwrap_or_default();
+    let message = format!("spec.gpuGroup: the pool has no group `{name}`, it has {}", known.join(", "));
+    Some(ConditionResult::not_met(Reason::GroupNotFound, message))
+}
+
+/// The conditions `Accepted` and `Placed` that follow from where a tenant's slots are: what no GPU could ever hold is a
+/// mistake in the tenant, what none holds now is a matter of room.
+pub fn placement_conditions<'a>(
+    slots: impl Iterator<Item = (u32, Result<&'a str, &'a UnplacedReason>)>,
+) -> (Option<ConditionResult>, ConditionResult) {
+    let (mut all, mut missing) = (0, Vec::new());
+    for (index, slot) in slots {
+        all += 1;
+        if let Err(why) = slot {
+            missing.push((index, why));
+        }
+    }
+    // What no change of the room mends is told before what one might.
+    let Some((_, worst)) = missing.iter().max_by_key(|(index, why)| (severity(why), Reverse(*index))) else {
+        return (None, ConditionResult::as_expected(ConditionStatus::True));
+    };
+    let said: Vec<String> = missing.iter().map(|(index, why)| format!("slot {index}: {why}")).collect();
+    let message = format!("{} of {all} slots have no GPU: {}", missing.len(), said.join("; "));
+    match worst {
+        UnplacedReason::ModelNotInspected => {
+            (None, ConditionResult::unknown(Reason::ModelNotInspected, message))
+        }
+        UnplacedReason::ModelLargerThanGpu { .. } => {
+            let refused = ConditionResult::not_met(Reason::ModelLargerThanGpu, worst.to_string());
+            (Some(refused), ConditionResult::not_met(Reason::ModelLargerThanGpu, message))
+        }
+        UnplacedReason::GroupNotFound { .. } => {
+            (None, ConditionResult::not_met(Reason::GroupNotFound, message))
+        }
+        UnplacedReason::NoRoom { .. } => (None, ConditionResult::not_met(Reason::NoRoom, message)),
+    }
+}
+
+/// How much has to change until such a slot has a GPU.
+const fn severity(why: &UnplacedReason) -> u8 {
+    match why {
+        UnplacedReason::ModelLargerThanGpu { .. } => 3,
+        UnplacedReason::GroupNotFound { .. } => 2,
+        UnplacedReason::NoRoom { .. } => 1,
+        UnplacedReason::ModelNotInspected => 0,
+    }
+}

@@ -1,0 +1,230 @@
+//! Programs of tests: built, then run, one of them beside others.
+//!
+//! `cargo test` runs one program after another. That of the node spends most of its time waiting for kubelets and probes, so it
+//! runs while the others are built, and beside those that only compute. What looks at the clock runs alone after it.
+
+use std::io::BufReader;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+use cargo_metadata::camino::Utf8PathBuf;
+use cargo_metadata::{Artifact, Message};
+use tempfile::NamedTempFile;
+
+use crate::process;
+
+/// Package with the end-to-end tests.
+const END_TO_END: &str = "sluice-e2e";
+/// Its tests on a node.
+const NODE: &str = "node";
+/// Packages whose tests hold the product to times.
+const BY_THE_CLOCK: [&str; 3] = [END_TO_END, "sluice-agent", "sluice-memory"];
+/// How far others give way to the node's tests.
+const NICE: i32 = 10;
+
+/// A program of tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Its package.
+    pub package: String,
+    /// The folder of that, in which it runs.
+    pub folder: Utf8PathBuf,
+    /// Its target.
+    pub target: String,
+    /// Where it is.
+    pub path: Utf8PathBuf,
+}
+
+impl Program {
+    fn of(artifact: Artifact) -> Option<Program> {
+        let path = artifact.executable.filter(|_| artifact.profile.test)?;
+        let folder = artifact.manifest_path.parent()?.to_owned();
+        let package = package(&artifact.package_id.repr).to_owned();
+        Some(Program { package, folder, target: artifact.target.name, path })
+    }
+
+    fn is_of_node(&self) -> bool {
+        self.package == END_TO_END && self.target == NODE
+    }
+
+    fn looks_at_the_clock(&self) -> bool {
+        BY_THE_CLOCK.contains(&self.package.as_str())
+    }
+
+    /// The command that runs it, as `cargo test` would.
+    fn command(&self, environment: &Command) -> Command {
+        let mut command = Command::new(&self.path);
+        for (name, value) in environment.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env("CARGO_MANIFEST_DIR", &self.folder).env("CARGO_PKG_NAME", &self.package);
+        command.current_dir(&self.folder).stdin(Stdio::null());
+        command
+    }
+
+    fn title(&self) -> String {
+        format!("{} {}", self.package, self.target)
+    }
+}
+
+/// The name in an id like `path+file:///a/b#name@1.0.0`, or `path+file:///a/name#1.0.0`.
+fn package(id: &str) -> &str {
+    let (source, version) = id.rsplit_once('#').unwrap_or(("", id));
+    match version.split_once('@') {
+        Some((name, _)) => name,
+        None => source.rsplit('/').next().unwrap_or(source),
+    }
+}
+
+/// Builds programs of tests; `None` = they do not compile.
+fn built(mut build: Command) -> Result<Option<Vec<Program>>> {
+    build.args(["--no-run", "--message-format", "json-render-diagnostics"]).stdin(Stdio::null());
+    let mut child = build.stdout(Stdio::piped()).spawn().context("cargo does not start")?;
+    let told = child.stdout.take().context("cargo has no output")?;
+    let mut programs = Vec::new();
+    for message in Message::parse_stream(BufReader::new(told)) {
+        if let Message::CompilerArtifact(artifact) = message.context("what cargo tells")? {
+            programs.extend(Program::of(artifact));
+        }
+    }
+    programs.sort_by(|a, b| (&a.package, &a.target).cmp(&(&b.package, &b.target)));
+    Ok(child.wait()?.success().then_some(programs))
+}
+
+/// Builds and runs all tests; `tests` is how cargo does. `true` = all passed; those that did not are named at the end.
+pub fn all_pass(tests: impl Fn() -> Command + Sync) -> Result<bool> {
+    let mut node = tests();
+    node.args(["--test", NODE]);
+    let Some(node) = built(node)? else { return Ok(false) };
+    let node = node.iter().find(|program| program.is_of_node());
+    let node = node.with_context(|| format!("{END_TO_END} has no tests `{NODE}`"))?;
+    let beside = BackgroundProgram::start(node, &tests())?;
+    let Some((mut failed, alone)) = run_with_node_tests(&tests)? else { return Ok(false) };
+    failed.extend(beside.end()?);
+    failed.extend(failing(&alone, &tests())?);
+    failed.iter().for_each(|title| println!("FAILED: {title}"));
+    Ok(failed.is_empty() && examples_pass(tests())?)
+}
+
+/// Builds the other programs and runs those that only compute, with what the node's leave of the machine: titles of those that
+/// failed, and the programs that are to run alone.
+fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<(Vec<String>, Vec<Program>)>> {
+    let work = || {
+        // Of this thread, and so of whatever it starts.
+        rustix::process::nice(NICE).context("nice")?;
+        let Some(programs) = built(tests())? else { return Ok(None) };
+        let others = programs.into_iter().filter(|program| !program.is_of_node());
+        let (alone, own): (Vec<_>, Vec<_>) = others.partition(Program::looks_at_the_clock);
+        anyhow::ensure!(!own.is_empty() && !alone.is_empty(), "no crate has tests");
+        Ok(Some((failing(&own, &tests())?, alone)))
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Runs one after another; titles of those that failed.
+fn failing(programs: &[Program], environment: &Command) -> Result<Vec<String>> {
+    let mut failed = Vec::new();
+    for program in programs {
+        println!("$ {}", program.title());
+        let status = program.command(environment).status().with_context(|| program.path.clone())?;
+        failed.extend((!status.success()).then(|| program.title()));
+    }
+    Ok(failed)
+}
+
+/// One that runs beside others. What it prints is in a file until it has ended, and is shown then. Dropped, it is ended.
+struct BackgroundProgram {
+    title: String,
+    child: Child,
+    printed: NamedTempFile,
+}
+
+impl BackgroundProgram {
+    fn start(program: &Program, environment: &Command) -> Result<BackgroundProgram> {
+        let printed = NamedTempFile::with_prefix("sluice-tests-").context("a file for what a test prints")?;
+        println!("$ {}, beside others; what it prints: {}", program.title(), printed.path().display());
+        let mut command = program.command(environment);
+        command.stdout(printed.as_file().try_clone()?).stderr(printed.as_file().try_clone()?);
+        let child = command.spawn().with_context(|| program.path.clone())?;
+        Ok(BackgroundProgram { title: program.title(), child, printed })
+    }
+
+    /// Its title, if it failed.
+    fn end(mut self) -> Result<Option<String>> {
+        let status = self.child.wait()?;
+        println!("$ {}", self.title);
+        std::io::copy(&mut self.printed.reopen()?, &mut std::io::stdout())?;
+        Ok((!status.success()).then(|| self.title.clone()))
+    }
+}
+
+impl Drop for BackgroundProgram {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the examples in comments.
+fn examples_pass(mut command: Command) -> Result<bool> {
+    command.arg("--doc");
+    process::passes(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_package_is_named_by_its_id() {
+        assert_eq!(package("path+file:///a/operator/plan#sluice-plan@0.1.0"), "sluice-plan");
+        assert_eq!(package("path+file:///a/xtask#0.1.0"), "xtask");
+    }
+
+    fn program(package: &str, target: &str, path: &str) -> Program {
+        let folder = Utf8PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        Program { package: package.into(), folder, target: target.into(), path: path.into() }
+    }
+
+    #[test]
+    fn failing_program_is_reported_when_run_in_parallel() {
+        let environment = Command::new("cargo");
+        let (good, bad) = (program("a", "good", "/bin/true"), program("a", "bad", "/bin/false"));
+        let failed = failing(&[good.clone(), bad.clone(), good.clone()], &environment).expect("they start");
+        assert_eq!(failed, ["a bad"]);
+        let beside = |program: &Program| {
+            BackgroundProgram::start(program, &environment).and_then(BackgroundProgram::end)
+        };
+        assert_eq!(beside(&good).expect("it starts"), None);
+        assert_eq!(beside(&bad).expect("it starts").as_deref(), Some("a bad"));
+    }
+
+    #[test]
+    fn background_program_ends_with_the_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("sleeps");
+        std::fs::write(&script, "#!/bin/sh\nexec sleep 600\n").expect("written");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("allowed");
+        let sleeps = program("a", "sleeps", script.to_str().expect("UTF-8"));
+        let (began, beside) = (Instant::now(), BackgroundProgram::start(&sleeps, &Command::new("cargo")));
+        drop(beside.expect("it starts"));
+        assert!(began.elapsed() < Duration::from_secs(300), "it was ended");
+    }
+
+    #[test]
+    fn timing_and_node_programs_are_known() {
+        assert!(program(END_TO_END, NODE, "").is_of_node());
+        assert!(program(END_TO_END, "main", "").looks_at_the_clock());
+        assert!(program("sluice-memory", "main", "").looks_at_the_clock());
+        assert!(!program("sluice-plan", "main", "").looks_at_the_clock());
+    }
+}
