@@ -30,11 +30,11 @@ mod sleep;
 mod stalling;
 mod stats;
 mod step_api;
-mod step_stats;
 mod transition;
 mod weight_loads;
 mod whole_prompt_prefill;
 
+pub use crate::cost::{StepStats, StepTimes};
 pub use crate::weights::FILL_RETRIES;
 pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
 pub use loan_state::{TransferKind, TransferResult};
@@ -42,8 +42,7 @@ pub use share::{fits, floor};
 pub use sleep::SleepState;
 pub use stalling::StallingRemap;
 pub use stats::Residency;
-pub use step_api::{Failed, Prepared, StepLease, StepNeed, StepTimes, TableChange};
-pub use step_stats::StepStats;
+pub use step_api::{Failed, Prepared, StepLease, StepNeed, TableChange};
 
 use crate::action::{Action, Work};
 use crate::chunk_table::{ChunkTable, Ownership};
@@ -75,7 +74,7 @@ pub const CONSTANTS: [(&str, u64); 13] = [
     ("regrow_boundaries", recreate_chunks::REGROW_BOUNDARIES),
     ("regrow_piece_bytes", recreate_chunks::REGROW_PIECE_BYTES),
     ("idle_boundaries", borrow::IDLE_BOUNDARIES as u64),
-    ("waited_permille", step_stats::WAITED_PERMILLE),
+    ("waited_permille", crate::cost::WAITED_PERMILLE),
     ("least_moving", kv_placement::MIN_MOVING_LAYERS as u64),
     ("swap_piece_bytes", sleep::SWAP_PIECE_BYTES),
     ("patience_ns", crate::copy_priority::BACKGROUND_DEADLINE_NS),

@@ -231,7 +231,7 @@ impl Params {
         self.policy.weighs() && self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0
     }
 
-    /// Remedies that cost something are compared by what they lose ([`crate::reclaim_cost::price`]).
+    /// Remedies that cost something are compared by what they lose ([`crate::cost::price`]).
     pub const fn compares_losses(&self) -> bool {
         self.policy.weighs() && self.reclaim_by_cost
     }

@@ -310,7 +310,7 @@ impl MemoryManager {
         let fetched_ns = self.link().in_ns(needed_bytes - room_bytes);
         let step_ns = u128::from(found.map_or(fetched_ns, |found| found.step_ns)).max(alone_ns);
         step_ns * u128::from(room_bytes)
-            <= (alone_ns + u128::from(self.allowance_ns())) * u128::from(needed_bytes)
+            <= (alone_ns + u128::from(self.cost().allowance_ns())) * u128::from(needed_bytes)
     }
 
     /// Requests that fall due later make room at no loss, so no placement is taken that has one.

@@ -10,8 +10,8 @@ use crate::action::Action;
 use crate::chunk_table::Owner;
 use crate::ellm::{Balloon, balloon};
 use crate::reason::Reason;
-use crate::remap::{Choice, Question, choose};
-use crate::step_model::{Layout, Times};
+use crate::remap::Choice;
+use crate::step_model::Layout;
 
 /// Steps for which a declined remapping is not thought through again.
 pub(super) const DECLINE_MEMORY_STEPS: u64 = 16;
@@ -165,7 +165,7 @@ impl MemoryManager {
             return 0;
         }
         let current = self.weights.layout();
-        let most = self.choose(current, u16::MAX, self.allowance_ns()).layout;
+        let most = self.choose(current, u16::MAX, self.cost().allowance_ns()).layout;
         self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
     }
 
@@ -255,7 +255,7 @@ impl MemoryManager {
             self.count(Reason::DeclinedUnmeasured);
             return self.shortfall(missing);
         }
-        match self.layout_for(chunks, self.allowance_ns()) {
+        match self.layout_for(chunks, self.cost().allowance_ns()) {
             Ok(layout) => {
                 self.start_transition(TransitionTarget::Layout(layout), Reason::RemapOwn, missing, out)
             }
@@ -299,28 +299,9 @@ impl MemoryManager {
         self.shortfall(missing)
     }
 
-    /// Stall that a step may pay.
-    pub(super) fn allowance_ns(&self) -> u64 {
-        self.share_of_token(self.params.stall_allowance_permille.into())
-    }
-
-    /// So much of a token's compute, nanoseconds.
-    pub(super) fn share_of_token(&self, permille: u64) -> u64 {
-        let token = self.step_stats.token_compute_ns();
-        (token * u128::from(permille) / 1000).min(u128::from(u64::MAX)) as u64
-    }
-
-    /// The layout for `wanted_alpha`, by measured times.
+    /// The layout that moves `wanted_alpha` layers with the least stall, within the cap.
     pub(super) fn choose(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
-        let (compute_ns, transfer_ns) = (self.step_stats.compute_ns(), self.step_stats.transfer_ns());
-        choose(&Question {
-            times: &Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns },
-            current,
-            wanted_alpha,
-            cap_m: self.sizes.cap_m,
-            allowance_ns,
-            horizon_tokens: u64::from(self.params.revert_patience_steps.max(1)),
-        })
+        self.cost().choose(current, wanted_alpha, self.sizes.cap_m, allowance_ns)
     }
 }
 

@@ -67,7 +67,7 @@ impl MemoryManager {
                 continue;
             }
             let dropped = self.dropping(&outlook, frames.saturating_sub(idle));
-            let loss = (self.stall_loss(&outlook, &layout), dropped);
+            let loss = (self.cost().stall_cost(&outlook, &layout), dropped);
             let loss = if weighs { (0, loss.0.saturating_add(loss.1)) } else { loss };
             if best.as_ref().is_none_or(|(least, _)| loss < *least) {
                 best = Some((loss, layout));

@@ -107,10 +107,10 @@ impl MemoryManager {
     /// to pay for the copies: whoever waits longer loses more than a layer that is taken again would cost. An eighth of the
     /// patience at least, since what KV gives up and wants back at once costs more than copies.
     fn patience(&self) -> u32 {
-        let stall_ns = self.stall_of(self.weights.layout());
+        let stall_ns = self.cost().stall_ns(self.weights.layout());
         let copies_ns: u64 = self.step_stats.transfer_ns().iter().max().copied().unwrap_or(0);
         match copies_ns.checked_div(stall_ns / u64::from(self.weights.layout().alpha().max(1))) {
-            Some(steps) if stall_ns > self.allowance_ns() => {
+            Some(steps) if stall_ns > self.cost().allowance_ns() => {
                 let most = self.params.revert_patience_steps;
                 (steps.min(u64::from(most)) as u32).max(most / 8)
             }

@@ -190,8 +190,8 @@ impl MemoryManager {
     fn narrower_by(&self, missing: u32, at_any_cost: bool) -> Option<Layout> {
         let held = self.weights_held();
         let known = self.step_stats.compute_known();
-        let allowance_ns = self.allowance_ns();
-        let hides = |layout: &Layout| known && self.stall_of(layout) <= allowance_ns;
+        let allowance_ns = self.cost().allowance_ns();
+        let hides = |layout: &Layout| known && self.cost().stall_ns(layout) <= allowance_ns;
         let allowed = |layout: &Layout| {
             at_any_cost || !self.loan_state.active || layout.alpha() <= self.base.alpha() || hides(layout)
         };

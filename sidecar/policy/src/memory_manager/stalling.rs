@@ -1,16 +1,16 @@
-//! Predicted losses of what could be done now ([`crate::reclaim_cost`]).
+//! Predicted losses of what could be done now ([`crate::cost`]).
 
 use alloc::vec::Vec;
 
 use super::transition::TransitionTarget;
 use super::{MemoryManager, Prepared};
 use crate::action::Action;
+use crate::cost::price::{Clients, LateTokens, ReclaimCost};
+use crate::cost::{CostContext, CostModel};
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::RequestId;
 use crate::reason::Reason;
-use crate::reclaim_cost::CostContext;
-use crate::reclaim_cost::price::{Clients, LateTokens, ReclaimCost};
-use crate::step_model::{Layout, Times, stall_per_token_ns};
+use crate::step_model::Layout;
 
 /// The longest stall that losses are compared for, permille of a token's compute. A layout stays for as long as KV is short, and
 /// whoever comes meanwhile waits for it too: what nobody misses now may be missed then.
@@ -27,37 +27,19 @@ pub struct StallingRemap {
 }
 
 impl MemoryManager {
-    /// The requests that run, as remedies would hurt them.
+    /// What layouts and reclaim options cost, by measured times.
+    pub(super) fn cost(&self) -> CostModel<'_> {
+        CostModel::new(&self.step_stats, &self.params)
+    }
+
+    /// The running requests, as reclaim options hurt them.
     pub(super) fn cost_context(&self) -> CostContext {
-        let token_ns = self.step_stats.token_compute_ns().min(u128::from(u64::MAX)) as u64;
-        CostContext {
-            window_steps: self.params.cost_window_steps,
-            step_ns: token_ns,
-            requests: (self.kv.running_requests().count() as u32).max(1),
-            tbt_ns: self.params.slo.tbt_ns,
-            prefill_token_ns: self.step_stats.prefill_token_ns(),
-        }
+        self.cost().context(self.kv.running_requests().count() as u32)
     }
 
-    /// Time of the steps over which losses are compared, nanoseconds; 0 = unknown.
-    pub fn loss_window_ns(&self) -> u64 {
-        let step_ns = self.step_stats.token_compute_ns().min(u128::from(u64::MAX)) as u64;
-        step_ns.saturating_mul(u64::from(self.params.cost_window_steps))
-    }
-
-    /// What a token waits for moving layers under this layout, by measured times, nanoseconds.
-    pub(super) fn stall_of(&self, layout: &Layout) -> u64 {
-        if layout.moving.is_empty() {
-            return 0;
-        }
-        let (compute_ns, transfer_ns) = (self.step_stats.compute_ns(), self.step_stats.transfer_ns());
-        stall_per_token_ns(&Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns }, layout)
-    }
-
-    /// The loss by what tokens wait for moving layers; none as far as the allowance goes.
-    pub(super) fn stall_loss(&self, outlook: &CostContext, layout: &Layout) -> u64 {
-        let stall_ns = self.stall_of(layout);
-        if stall_ns <= self.allowance_ns() { 0 } else { outlook.stalled(stall_ns) }
+    /// Time of the steps over which costs are compared, nanoseconds; 0 = unknown.
+    pub fn cost_window_ns(&self) -> u64 {
+        self.cost().window_ns()
     }
 
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls; none where own layers do
@@ -69,12 +51,12 @@ impl MemoryManager {
         if self.declined_stalling.covers(self.steps, chunks) {
             return None;
         }
-        let Ok(layout) = self.layout_for(chunks, self.share_of_token(MOST_STALL_PERMILLE)) else {
+        let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(MOST_STALL_PERMILLE)) else {
             self.declined_stalling.record(self.steps, chunks);
             return None;
         };
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));
-        let stall_ns = [self.weights.layout(), &layout].map(|layout| self.stall_of(layout));
+        let stall_ns = [self.weights.layout(), &layout].map(|layout| self.cost().stall_ns(layout));
         let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
         Some(StallingRemap { layout, missing_blocks, stall_ns, freed_bytes })
     }
@@ -83,7 +65,7 @@ impl MemoryManager {
     pub fn price_of_layers(&self, stalling: &StallingRemap, clients: &Clients<'_>) -> ReclaimCost {
         let outlook = self.cost_context();
         let [now, then] = stalling.stall_ns.map(|ns| {
-            let hides = ns <= self.allowance_ns();
+            let hides = ns <= self.cost().allowance_ns();
             if hides { LateTokens::default() } else { outlook.stall(ns, clients) }
         });
         let loss =

@@ -10,7 +10,7 @@ use crate::ids::{ActionId, ChunkId, LayerId, SlotId};
 use crate::kv::KvCounts;
 use crate::params::Params;
 use crate::reason::Reason;
-use crate::step_model::{Layout, Times, stall_per_token_ns};
+use crate::step_model::Layout;
 
 /// Where a layer's weights are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,12 +62,7 @@ impl MemoryManager {
     /// How long a step takes that decodes, with its waits for moving layers, by what was measured, nanoseconds; 0 while none
     /// moves. Prompts that are computed meanwhile cost nothing.
     pub fn streaming_ns(&self) -> u64 {
-        if self.layout().moving.is_empty() {
-            return 0;
-        }
-        let (compute_ns, transfer_ns) = (self.step_stats.compute_ns(), self.step_stats.transfer_ns());
-        let times = Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns };
-        times.token_compute_ns().saturating_add(stall_per_token_ns(&times, self.layout()))
+        self.cost().streaming_ns(self.layout())
     }
 
     /// Layers that remapping may give away at most. The slot that their slabs stream through counts against the cap as well.

@@ -51,23 +51,6 @@ pub struct StepLease {
     pub activation_limit_bytes: u64,
 }
 
-/// What a finished step took.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StepTimes {
-    /// Its shape.
-    pub shape: StepShape,
-    /// Every sequence was given one token.
-    pub decode_only: bool,
-    /// Compute time of each layer, waiting not counted, nanoseconds.
-    pub layer_ns: Vec<u64>,
-    /// Time each layer waited for its slot, nanoseconds.
-    pub stall_ns: Vec<u64>,
-    /// Time each layer waited for its KV, nanoseconds.
-    pub kv_stall_ns: Vec<u64>,
-    /// The whole step, nanoseconds.
-    pub total_ns: u64,
-}
-
 /// The blocks behind a column of an open request are new or have moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableChange {

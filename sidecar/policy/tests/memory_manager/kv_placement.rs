@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use sluice_policy::cost::price::Clients;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::Failed;
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::pie::expansion::ExpansionTunables;
 use sluice_policy::planner::replan;
 use sluice_policy::reason::Reason;
-use sluice_policy::reclaim_cost::price::Clients;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
 use super::device::{Faults, Rng};

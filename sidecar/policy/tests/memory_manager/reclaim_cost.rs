@@ -1,11 +1,11 @@
 //! Own layers that stall, as an offer: what it would cost, what taking it changes, and how it ends.
 
+use sluice_policy::cost::price::Clients;
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StallingRemap, StepNeed};
 use sluice_policy::params::{ForcedRemap, PolicyName};
 use sluice_policy::reason::Reason;
-use sluice_policy::reclaim_cost::price::Clients;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;

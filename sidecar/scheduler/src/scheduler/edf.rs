@@ -79,7 +79,7 @@ impl Scheduler {
         (deadline, priority): (Nanos, i32),
         admitted: &[RequestId],
     ) -> bool {
-        if !self.manager.blocks_freed_by_pause(columns) || self.manager.loss_window_ns() == 0 {
+        if !self.manager.blocks_freed_by_pause(columns) || self.manager.cost_window_ns() == 0 {
             return false;
         }
         let in_store_until = self.is_well_after(deadline.max(now));
@@ -120,6 +120,6 @@ impl Scheduler {
 
     /// Later than this by what makes a change of places worth it.
     fn is_well_after(&self, at: Nanos) -> Nanos {
-        at.plus(self.manager.loss_window_ns())
+        at.plus(self.manager.cost_window_ns())
     }
 }

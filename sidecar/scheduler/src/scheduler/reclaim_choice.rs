@@ -1,10 +1,10 @@
 //! Which remedy is taken when running requests have grown beyond memory (`Unified`): the one that loses least for each byte.
 //!
 //! What own layers would give the memory manager knows; what a request that is paused or computed again loses depends on what
-//! its client has in store, which is known here. The comparison is [`sluice_policy::reclaim_cost::price`].
+//! its client has in store, which is known here. The comparison is [`sluice_policy::cost::price`].
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::reclaim_cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption, least};
+use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption, least};
 
 use super::Scheduler;
 use crate::config::Sharing;

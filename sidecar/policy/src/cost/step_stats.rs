@@ -2,16 +2,32 @@
 
 use alloc::vec::Vec;
 
-use super::StepTimes;
 use crate::ewma::Ewma;
-use crate::geometry::MIB;
+use crate::geometry::{MIB, StepShape};
 use crate::linear_fit::LinearFit;
 use crate::params::Params;
 use crate::peers::time_slice::largest_prefill_tokens;
 
 /// A wait of more than this share of a layer's compute leaves caches and threads cold: what follows is no sample of T_c.
 /// Taken as one, each stall would raise T_c, a larger T_c hide more copies, and those stall more.
-pub(super) const WAITED_PERMILLE: u64 = 50;
+pub(crate) const WAITED_PERMILLE: u64 = 50;
+
+/// What a finished step took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Its shape.
+    pub shape: StepShape,
+    /// Every sequence was given one token.
+    pub decode_only: bool,
+    /// Compute time of each layer, waiting not counted, nanoseconds.
+    pub layer_ns: Vec<u64>,
+    /// Time each layer waited for its slot, nanoseconds.
+    pub stall_ns: Vec<u64>,
+    /// Time each layer waited for its KV, nanoseconds.
+    pub kv_stall_ns: Vec<u64>,
+    /// The whole step, nanoseconds.
+    pub total_ns: u64,
+}
 
 /// Averages of measured times; the configured estimates until there are any.
 #[derive(Clone, Debug)]
@@ -35,7 +51,7 @@ pub struct StepStats {
 }
 
 impl StepStats {
-    pub(super) fn new(params: &Params, slab_bytes: &[u64]) -> StepStats {
+    pub(crate) fn new(params: &Params, slab_bytes: &[u64]) -> StepStats {
         StepStats {
             slab_bytes: slab_bytes.to_vec(),
             link: Ewma::default(),
@@ -50,20 +66,20 @@ impl StepStats {
         }
     }
 
-    pub(super) fn copied(&mut self, bytes: u64, duration_ns: u64) {
+    pub(crate) fn copied(&mut self, bytes: u64, duration_ns: u64) {
         self.copied_bytes = self.copied_bytes.saturating_add(bytes);
         self.timed(bytes, duration_ns);
     }
 
     /// The link took so long for so many bytes to the device, of whatever kind.
-    pub(super) fn timed(&mut self, bytes: u64, duration_ns: u64) {
+    pub(crate) fn timed(&mut self, bytes: u64, duration_ns: u64) {
         if bytes > 0 && duration_ns > 0 {
             let ns_per_mib = u128::from(duration_ns) * u128::from(MIB) / u128::from(bytes);
             self.link.observe(ns_per_mib.min(u128::from(u64::MAX)) as u64);
         }
     }
 
-    pub(super) fn on_step(&mut self, times: &StepTimes) {
+    pub(crate) fn on_step(&mut self, times: &StepTimes) {
         if times.layer_ns.len() != self.compute.len() {
             return;
         }
@@ -92,12 +108,12 @@ impl StepStats {
     }
 
     /// A decode step read so many columns of KV.
-    pub(super) fn read(&mut self, columns: u64) {
+    pub(crate) fn read(&mut self, columns: u64) {
         self.columns.observe(columns);
     }
 
     /// It took so long for them.
-    pub(super) fn observe_kv_read(&mut self, columns: u64, times: &StepTimes) {
+    pub(crate) fn observe_kv_read(&mut self, columns: u64, times: &StepTimes) {
         self.kv.observe(columns, total(&times.layer_ns));
     }
 

@@ -6,7 +6,13 @@
 //!
 //! Tokens that come too late for the objective count as not made, unless they came too late before.
 
+mod model;
 pub mod price;
+mod step_stats;
+
+pub use model::CostModel;
+pub(crate) use step_stats::WAITED_PERMILLE;
+pub use step_stats::{StepStats, StepTimes};
 
 /// Thousandths of one.
 const MILLI: u128 = 1000;
