@@ -276,7 +276,7 @@ mod tests {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([
             "--exact",
-            "run::tests::a_process_that_waits_for_a_signal",
+            "child_process::tests::a_process_that_waits_for_a_signal",
             "--ignored",
             "--nocapture",
         ]);

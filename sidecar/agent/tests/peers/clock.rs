@@ -22,7 +22,7 @@ fn clock_counts_suspend_time() {
     let exe = std::env::current_exe().unwrap();
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--time", "--boottime", SUSPENDED, "--fork"]);
-    command.arg(exe).args(["--exact", "neighbours::clock::clock", "--ignored", "--nocapture"]);
+    command.arg(exe).args(["--exact", "peers::clock::clock", "--ignored", "--nocapture"]);
     let before = since_boot();
     let told = command.env(SLEPT_VAR, "1").output().map(|output| String::from_utf8(output.stdout).unwrap());
     let told = told.unwrap_or_default();

@@ -57,7 +57,7 @@ struct FrozenPeer(Child);
 impl FrozenPeer {
     fn start(folder: &std::path::Path) -> FrozenPeer {
         let mut command = Command::new(std::env::current_exe().expect("this test"));
-        command.args(["--exact", "neighbours::frozen_peer::neighbour", "--ignored", "--nocapture"]);
+        command.args(["--exact", "peers::frozen_peer::peer", "--ignored", "--nocapture"]);
         let mut child = command.env(FOLDER_VAR, folder).stdout(Stdio::piped()).spawn().expect("a process");
         let said = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
         assert!(said.into_iter().any(|line| line == WITHIN), "it comes to the guard");

@@ -3,8 +3,8 @@
 //! What own layers would give the memory manager knows; what a request that is paused or computed again loses depends on what
 //! its client has in store, which is known here. The comparison is [`sluice_policy::cost::price`].
 
-use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption, least};
+use sluice_policy::ids::{Nanos, RequestId};
 
 use super::Scheduler;
 use crate::config::Sharing;
