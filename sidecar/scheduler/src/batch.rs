@@ -1,4 +1,4 @@
-//! One step's batch: which running sequences take part, with how many tokens.
+//! Builds the batch of one step: which running sequences take part, and with how many tokens.
 
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::RequestId;
@@ -6,30 +6,30 @@ use sluice_policy::memory_manager::StepNeed;
 
 use crate::sequence::Sequence;
 
-/// A sequence's part.
+/// One sequence's share of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduledTokens {
-    /// Which.
+    /// The sequence's request.
     pub request: RequestId,
-    /// Tokens fed.
+    /// Tokens that the step computes.
     pub tokens: u32,
-    /// Columns that the sequence must hold for it.
+    /// Columns that the sequence must hold for these tokens.
     pub columns: u32,
-    /// The last known token is among them, so a new one is sampled.
+    /// Whether the last known token is included, so that the step samples a new one.
     pub samples: bool,
 }
 
-/// Parts in the order of admission.
+/// The scheduled sequences of a step, in admission order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The parts, none empty.
+    /// The scheduled sequences; each has at least one token.
     pub scheduled: Vec<ScheduledTokens>,
 }
 
 impl Batch {
-    /// Decodes first, then prefill chunks, within `max_tokens`; of each kind those first that were served longest ago, by
-    /// admission where that is equal. Whoever was served longest ago of all gets a token even when others could use all of
-    /// them, so with n running sequences nobody is passed over n times in a row. `running` comes in order of admission.
+    /// Plans decodes first, then prefill chunks, within `max_tokens`. Within each kind, sequences with the oldest
+    /// `last_step` come first, ties by admission. The sequence with the oldest `last_step` of all always gets a token,
+    /// so none of n running sequences is skipped n times in a row. `running` is in admission order.
     pub fn plan<'a>(running: impl Iterator<Item = &'a Sequence>, max_tokens: u32) -> Batch {
         let mut running: Vec<_> = running.enumerate().filter(|(_, s)| s.pending() > 0).collect();
         running.sort_by_key(|(_, sequence)| sequence.last_step);
@@ -50,7 +50,7 @@ impl Batch {
         Batch { scheduled: parts.into_iter().map(|(_, part)| part).collect() }
     }
 
-    /// Shape of the step.
+    /// Returns the shape of the step.
     pub fn shape(&self) -> StepShape {
         StepShape {
             tokens: self.scheduled.iter().map(|p| p.tokens).sum(),
@@ -59,7 +59,7 @@ impl Batch {
         }
     }
 
-    /// What the step asks of memory, given the columns that each sequence holds now.
+    /// Returns what the step needs from memory, given the columns that each sequence already holds.
     pub fn need(&self, held: impl Fn(RequestId) -> u32) -> StepNeed {
         let columns = self.scheduled.iter().filter_map(|part| {
             let missing = part.columns.saturating_sub(held(part.request));
@@ -68,12 +68,12 @@ impl Batch {
         StepNeed { columns: columns.collect(), shape: self.shape() }
     }
 
-    /// The batch without the parts of `left_out` requests.
+    /// Returns the batch without the `left_out` requests.
     pub fn without(&self, left_out: impl Fn(RequestId) -> bool) -> Batch {
         Batch { scheduled: self.scheduled.iter().filter(|part| !left_out(part.request)).copied().collect() }
     }
 
-    /// The part of `request`.
+    /// Returns the entry of `request`.
     pub fn scheduled_tokens(&self, request: RequestId) -> Option<&ScheduledTokens> {
         self.scheduled.iter().find(|p| p.request == request)
     }

@@ -7,31 +7,31 @@ use sluice_policy::peers::time_slice::Quantum;
 /// Order among waiting requests of the same priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueOrder {
-    /// First come, first served.
+    /// Order of arrival.
     #[default]
     FirstCome,
-    /// Fewest tokens still to compute first (OrbitFlow's SRTF).
+    /// Fewest tokens left to compute first (OrbitFlow's SRTF).
     ShortestRemaining,
 }
 
 /// How the tenants of a GPU share its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// The GPU, or a fixed part of it, is this tenant's.
+    /// This tenant owns the GPU or a fixed partition of it.
     #[default]
     Exclusive,
-    /// All run at once.
+    /// All tenants run at the same time.
     Spatial,
-    /// One at a time, for a quantum.
+    /// One tenant runs at a time, for a quantum.
     Temporal(Quantum),
 }
 
-/// A tenant's place among its neighbours.
+/// The tenant's identity among its peers and its trading terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// Its record in the ledger file.
+    /// Its participant in the GPU ledger.
     pub own_peer: Peer,
-    /// By which terms it trades at first.
+    /// Initial terms by which it lends and borrows.
     pub terms: NegotiationPolicy,
 }
 
@@ -40,17 +40,17 @@ pub struct Membership {
 pub struct Config {
     /// Longest sequence, prompt and output together, in tokens.
     pub max_model_tokens: u32,
-    /// Tokens of one step, over all sequences: the bound of a prefill chunk.
+    /// Tokens of one step over all sequences; bounds a prefill chunk.
     pub max_step_tokens: u32,
-    /// Sequences that run at once: rows of the shared block table.
+    /// Sequences that run at once; equals the rows of the shared block table.
     pub max_sequences: u32,
-    /// Requests that may wait. One more is refused.
+    /// Requests that may wait. Further requests are rejected.
     pub max_queued: u32,
     /// Order among waiting requests.
     pub order: QueueOrder,
-    /// How the GPU's time is shared.
+    /// How tenants share the GPU's time.
     pub sharing: Sharing,
-    /// Neighbours with whom memory is traded; none where everybody keeps to what it has.
+    /// Peers with which memory is traded. `None`: memory is not traded.
     pub membership: Option<Membership>,
 }
 

@@ -1,8 +1,7 @@
-//! The core joined to a body.
+//! Connects the scheduler to its backend (memory and compute), its peers and its planner.
 //!
-//! Everything that can change a decision passes one queue: what comes from outside, what memory, compute and the planner
-//! report.
-//! Each event is written to the journal, if there is one, before the core sees it.
+//! One queue orders everything that can change a decision: external events and the reports of memory, compute and the
+//! planner. The journal, if enabled, records each event before the scheduler handles it.
 
 use std::collections::VecDeque;
 
@@ -14,19 +13,19 @@ use crate::event::{Command, Event, SchedulerOutput};
 use crate::journal::Recorder;
 use crate::scheduler::Scheduler;
 
-/// How long an idle body may sleep while borrowed memory has yet to flow back.
+/// Longest wait of an idle driver while the scheduler needs ticks, nanoseconds.
 const IDLE_TICK_NS: u64 = 20_000_000;
 
-/// What there is beside memory and compute.
+/// The ports besides memory and compute.
 #[derive(Debug)]
 pub struct Ports {
-    /// The way to the neighbours.
+    /// Sends commands to the peers.
     pub peers: Box<dyn PeerPort>,
-    /// Who makes plans.
+    /// Makes placement plans.
     pub planner: Box<dyn Planner>,
 }
 
-/// Core, memory, compute, neighbours and planner.
+/// The scheduler with its memory, compute, peer and planner ports.
 #[derive(Debug)]
 pub struct Driver<M, C> {
     scheduler: Scheduler,
@@ -67,12 +66,12 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         driver
     }
 
-    /// Adds an event from outside.
+    /// Queues an external event.
     pub fn push(&mut self, event: Event) {
         self.queue.push_back(event);
     }
 
-    /// Handles everything that has happened by `now`. Returns when to come back at the latest, if nothing else happens.
+    /// Handles all events up to `now`. Returns the latest time of the next call if no event arrives earlier.
     pub fn step(&mut self, now: Nanos) -> Option<Nanos> {
         loop {
             self.collect(now);
@@ -88,27 +87,27 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         [tick, self.memory.next_due(), self.compute.next_due(), planned].into_iter().flatten().min()
     }
 
-    /// Notices since the last call, in order.
+    /// Returns the scheduler's outputs since the last call, in order.
     pub fn take_outputs(&mut self) -> Vec<SchedulerOutput> {
         std::mem::take(&mut self.outputs)
     }
 
-    /// The core, to look at.
+    /// Returns the scheduler.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// The memory port.
+    /// Returns the memory port.
     pub fn memory(&mut self) -> &mut M {
         &mut self.memory
     }
 
-    /// The compute port.
+    /// Returns the compute port.
     pub fn compute(&mut self) -> &mut C {
         &mut self.compute
     }
 
-    /// Ends the recording and takes the body apart.
+    /// Ends the recording and returns the scheduler and its backend.
     pub fn into_parts(self) -> (Scheduler, M, C) {
         (self.scheduler, self.memory, self.compute)
     }

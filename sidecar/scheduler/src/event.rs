@@ -1,4 +1,4 @@
-//! What goes into the scheduler and what comes out. Everything that can change a decision is one of these events.
+//! Defines the scheduler's inputs, commands and outputs. Every input that can change a decision is an [`Event`].
 
 use sluice_policy::action::Action;
 use sluice_policy::config_error::ConfigError;
@@ -12,100 +12,100 @@ use sluice_ports::compute::{ComputeEvent, Step};
 use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 use sluice_ports::sampling::{SharedSampling, TokenLogprobs};
 
-/// A request for tokens.
+/// A generation request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Unique, in order of arrival.
     pub id: RequestId,
     /// Token ids of the prompt, at least one.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most, at least one.
+    /// Maximum number of tokens to generate, at least one.
     pub max_tokens: u32,
-    /// How to choose them.
+    /// Sampling parameters.
     pub sampling: SharedSampling,
-    /// Higher runs first.
+    /// Priority; higher values run first.
     pub priority: i32,
-    /// Prefix cache scope: columns are shared only under equal salts.
+    /// Prefix cache scope: only requests with equal salts share columns.
     pub salt: u64,
-    /// Its client is given a token each `tbt_ns` at most: what was made before is in store for it.
+    /// Whether its client receives at most one token per `tbt_ns`; earlier tokens are buffered.
     pub paced: bool,
 }
 
-/// An input.
+/// An input of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A request arrives.
     Submit(Request),
-    /// Its client has gone, or its text met a stop string.
+    /// The request's client disconnected, or its text matched a stop string.
     Cancel(RequestId),
-    /// A memory action has ended.
+    /// A memory action completed or failed.
     Memory(Completion),
-    /// The engine reports.
+    /// The engine reports a step, its attachment or its loss.
     Compute(ComputeEvent),
-    /// A neighbour, or the turn.
+    /// A message from a peer, or a change of the time slice.
     Peer(PeerPortEvent),
-    /// The tenant is to give up its memory, or to take it back.
+    /// The tenant releases its memory or restores it.
     Sleep(Sleep),
-    /// Another named policy is in force from now on.
+    /// Switches to another named policy.
     Policy(PolicyName),
-    /// Another share, and another cap on what may be remapped, are in force from now on.
+    /// Changes the memory share and the cap on remapped memory.
     Bounds(Bounds),
-    /// A plan is made.
+    /// The planner's answer.
     Plan(PlanAnswer),
     /// Time passed with nothing else to report.
     Tick,
 }
 
-/// When a tenant gives up its memory, and when it takes it back.
+/// When a tenant releases its memory, and when it restores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
-    /// It was idle for long enough: it sleeps until the next request. Without effect while there is work.
+    /// Sleep after idleness, until the next request. Ignored while there is work.
     Idle,
-    /// It was told to: it sleeps until it is woken, and requests wait with the KV that they have.
+    /// Sleep by order, until an explicit wake-up. Requests wait and keep their KV.
     Ordered,
-    /// The same, and no KV is kept.
+    /// Sleep by order and discard all KV.
     Discard,
-    /// It is woken.
+    /// Explicit wake-up.
     WakeUp,
 }
 
-/// An order to a port.
+/// A command to a port.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Command {
-    /// To memory.
+    /// To the memory backend.
     Memory(Action),
-    /// To compute.
+    /// To the engine.
     Compute(Step),
-    /// To a neighbour.
+    /// To a peer.
     Peer(PeerCommand),
-    /// About the turn.
+    /// Requests or releases the time slice.
     Turn(SliceCommand),
     /// To the planner.
     Plan(PlanRequest),
 }
 
-/// Why a request was not taken.
+/// Why a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Hash)]
 pub enum RejectReason {
-    /// Longer than the model's context.
+    /// Prompt and output exceed the model's context.
     #[error(
         "the prompt has {prompt_tokens} tokens and {max_tokens} more were asked for; the context holds {limit_tokens}"
     )]
     ContextLengthExceeded {
         /// Tokens of the prompt.
         prompt_tokens: u32,
-        /// Tokens asked for.
+        /// Requested output tokens.
         max_tokens: u32,
-        /// Tokens that the context holds.
+        /// Maximum tokens of the context.
         limit_tokens: u32,
     },
     /// The queue is full.
     #[error("{queued} requests are waiting, which is the limit")]
     QueueFull {
-        /// Requests waiting.
+        /// Waiting requests.
         queued: u32,
     },
-    /// No prompt token, or no token asked for.
+    /// The prompt is empty, or no output token was requested.
     #[error("a request needs at least one prompt token and at least one token to generate")]
     Empty,
 }
@@ -113,40 +113,40 @@ pub enum RejectReason {
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Finish {
-    /// A stop token, which is the last token reported.
+    /// A stop token; it is the last token reported.
     Stop,
     /// `max_tokens` were generated.
     Length,
     /// Cancelled.
     Cancelled,
-    /// The engine or the memory refused it. The text is for the client.
+    /// The engine or memory refused it. The text is returned to the client.
     Failed(String),
-    /// Nobody can run it here now, and a later try may go well. Only whoever drives the scheduler knows that; the scheduler
-    /// itself never ends a request so.
+    /// No engine can run the request now; a later retry can succeed. Only the scheduler's caller can decide this: the
+    /// scheduler itself never returns it.
     Unavailable(UnavailableReason),
 }
 
-/// Why nobody can run a request. The text is for the client.
+/// Why a request cannot run now. The text is returned to the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Hash)]
 pub enum UnavailableReason {
-    /// The server ends.
+    /// The server is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The engine was lost and no other has come.
+    /// The engine was lost and did not reattach in time.
     #[error("no engine came back within {held_seconds} s")]
     NoEngine {
-        /// How long the request was held for it, seconds.
+        /// Time that the request waited for an engine, seconds.
         held_seconds: u64,
     },
-    /// The tenant sleeps, and has not woken.
+    /// The tenant sleeps and did not wake in time.
     #[error("{} within {held_seconds} s", not_woken(.by_hand))]
     Asleep {
-        /// How long the request was held for it, seconds.
+        /// Time that the request waited for the wake-up, seconds.
         held_seconds: u64,
-        /// An order put it to sleep: no request wakes it.
+        /// Whether an order put it to sleep, so that requests do not wake it.
         by_hand: bool,
     },
-    /// The device does not give what the tenant needs.
+    /// The device does not provide the memory that the tenant needs.
     #[error("{0}")]
     Device(String),
 }
@@ -159,90 +159,90 @@ const fn not_woken(by_hand: &bool) -> &'static str {
     }
 }
 
-/// What the outside learns.
+/// An output of the scheduler.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub enum SchedulerOutput {
-    /// Not taken.
+    /// A request was rejected.
     Refused {
-        /// Which.
+        /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason.
         refusal: RejectReason,
     },
-    /// It runs, for the first time or again.
+    /// A request started to run, for the first time or again.
     Admitted {
-        /// Which.
+        /// The request.
         request: RequestId,
         /// Tokens found in the prefix cache.
         cached_tokens: u32,
-        /// Nanoseconds it waited since it arrived; `None` when it ran before.
+        /// Time from arrival to the first admission, nanoseconds; `None` for a later admission.
         queued_ns: Option<u64>,
     },
-    /// A token.
+    /// A generated token.
     Token {
-        /// Of which request.
+        /// The request.
         request: RequestId,
         /// Token id.
         token: u32,
-        /// When asked for.
+        /// Log probabilities, if requested.
         logprobs: Option<TokenLogprobs>,
     },
-    /// Another policy does not fit the tenant: the one before stays in force.
+    /// A new policy does not fit the tenant; the previous one stays in force.
     PolicyRefused {
-        /// The one that was asked for.
+        /// The requested policy.
         policy: PolicyName,
-        /// What does not fit.
+        /// The reason.
         refused: ConfigError,
     },
-    /// Another share or cap does not fit the tenant: those before stay in force.
+    /// A new share or cap does not fit the tenant; the previous bounds stay in force.
     BoundsRefused {
-        /// Those that were asked for.
+        /// The requested bounds.
         bounds: Bounds,
-        /// What does not fit.
+        /// The reason.
         refused: ConfigError,
     },
-    /// It lost its memory and will be recomputed; its stream goes on.
+    /// A request lost its memory and will be recomputed; its stream continues.
     Preempted {
-        /// Which.
+        /// The request.
         request: RequestId,
         /// Tokens whose KV was dropped.
         dropped_tokens: u32,
     },
-    /// It has ended. Nothing more follows.
+    /// A request ended. No further output follows for it.
     Finished {
-        /// Which.
+        /// The request.
         request: RequestId,
-        /// How.
+        /// How it ended.
         finish: Finish,
     },
-    /// Something that neighbours have or had is here.
+    /// A wait for peers ended.
     Waited(WaitSpan),
-    /// A plan has come, and how much faster than it a step might be, permille of its time: the proven gap.
+    /// A plan arrived, with its proven gap: the bound on how much faster a step could be, permille of its time.
     Planned {
-        /// Rounded up.
+        /// The gap, rounded up.
         gap_permille: u32,
     },
-    /// A step has ended: engine TBT and its parts.
+    /// A step ended: time between tokens of the engine, and its parts.
     Step(StepOutput),
 }
 
-/// Figures of one step.
+/// Measurements of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StepOutput {
-    /// From submission to the answer.
+    /// Time from submission to the answer, nanoseconds.
     pub elapsed_ns: u64,
-    /// The engine's own time.
+    /// The engine's own time, nanoseconds.
     pub engine_ns: u64,
-    /// Waiting for moving layers: what remapping costs.
+    /// Wait for remapped layers, nanoseconds: the cost of remapping.
     pub stall_ns: u64,
-    /// Waiting for weights that were on their way when the step began: what loading or waking costs.
+    /// Wait for weights that were loading when the step began, nanoseconds: the cost of loading or waking.
     pub arrival_ns: u64,
-    /// Waiting for KV that came from the host tier for this step.
+    /// Wait for KV loaded from the host tier for this step, nanoseconds.
     pub kv_stall_ns: u64,
     /// Sequences that decoded one token.
     pub decodes: u32,
-    /// Tokens of prompts computed.
+    /// Prompt tokens computed.
     pub prefill_tokens: u32,
-    /// Of those, tokens that had been computed before a preemption.
+    /// Those of `prefill_tokens` that were computed before a preemption.
     pub recomputed_tokens: u32,
 }

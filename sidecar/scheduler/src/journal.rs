@@ -1,8 +1,8 @@
-//! The event queue, written down.
+//! Records the event queue as text and replays it.
 //!
-//! A journal is text: a header that holds all of the configuration, then a line for each event with its time, the digest of
-//! the state after it and the digest of the commands and notices that it led to. Replay injects the events into a fresh
-//! core with no ports at all and compares digests, so an hour on a real GPU becomes a test for ever.
+//! A journal has a header with the complete configuration. One line per event follows: its time, its words, the digest
+//! of the state after it and the digest of the commands and outputs that it caused. Replay feeds the events to a fresh
+//! scheduler without ports and compares digests, so a recording from a real GPU becomes a deterministic test.
 //!
 //! ```text
 //! sluice-journal 15
@@ -14,10 +14,11 @@
 //! ```
 //! Version 14 has no digests of outputs.
 //!
-//! Only the last line may be cut short, where the recording ended: an event without its digest is the one that brought
-//! the core down, or the process ended before it was handled.
+//! Only the last line may be truncated, where the recording ended. If its digest is missing, the event crashed the
+//! scheduler, or the process ended before the scheduler handled it.
 //!
-//! Words are unsigned integers in decimal; lists are preceded by their length, floats are their bits, texts are bytes.
+//! Words are unsigned decimal integers. Lists and texts start with their length; floats are written as bits, texts as
+//! bytes.
 
 mod events;
 mod peers;
@@ -38,27 +39,26 @@ use text_codec::Reader;
 
 /// First line of every journal.
 const MAGIC: &str = "sluice-journal 15";
-/// First line of journals without digests of outputs.
+/// First line of a version 14 journal, which has no output digests.
 const MAGIC_14: &str = "sluice-journal 14";
 
-/// Everything that may be set about a tenant's scheduler and policy, as a journal's header holds it: whatever a replay has to
-/// know, and no size of a model.
+/// Returns all scheduler and policy settings as a journal header encodes them, without the model's sizes.
 pub fn settings(config: &Config, params: &Params) -> String {
     format!("{} {}", setup::config_words(config), setup::params_words(params))
 }
 
-/// Why a journal could not be replayed.
+/// Why a replay failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// It could not be read.
+    /// The journal could not be read.
     #[error("line {line}: {source}")]
     Read {
         /// Line, from 1.
         line: usize,
-        /// The reader's words.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// A line is not what a journal holds there.
+    /// A line is malformed.
     #[error("line {line}: {problem}")]
     Malformed {
         /// Line, from 1.
@@ -66,7 +66,7 @@ pub enum JournalError {
         /// What is wrong.
         problem: String,
     },
-    /// The event cannot follow those before it: a line is missing, doubled or damaged.
+    /// The event cannot follow the previous ones: a line is missing, duplicated or damaged.
     #[error("line {line}: this event cannot follow those before it: {problem}")]
     Impossible {
         /// Line, from 1.
@@ -74,51 +74,51 @@ pub enum JournalError {
         /// What is wrong.
         problem: String,
     },
-    /// The configuration is refused today.
+    /// The current code rejects the journal's configuration.
     #[error("the journal's configuration is refused: {0}")]
     Refused(String),
-    /// The same events lead elsewhere.
+    /// The same events lead to another state.
     #[error(
         "line {line}: after this event the state's digest is {found:016x}, the journal says {expected:016x}"
     )]
     Diverged {
         /// Line, from 1.
         line: usize,
-        /// Now.
+        /// Digest now.
         found: u64,
-        /// Then.
+        /// Recorded digest.
         expected: u64,
     },
-    /// The same events lead to the same state, and to other commands or notices.
+    /// The same events lead to the same state, but to other commands or outputs.
     #[error(
         "line {line}: the digest of this event's commands and notices is {found:016x}, the journal says {expected:016x}"
     )]
     OtherOutputs {
         /// Line, from 1.
         line: usize,
-        /// Now.
+        /// Digest now.
         found: u64,
-        /// Then.
+        /// Recorded digest.
         expected: u64,
     },
-    /// The recording ended in this event, which brings the core down now as well.
+    /// The recording ended in this event, and the replay of the event panics.
     #[error("line {line}: the recording ends here: this event brings the core down: {problem}")]
     Panicked {
         /// Line, from 1.
         line: usize,
-        /// The broken invariant.
+        /// The panic message: the broken invariant.
         problem: String,
     },
 }
 
-/// What a replay found.
+/// Result of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplayReport {
     /// Events replayed.
     pub events: u64,
     /// Digest of the state after the last one.
     pub digest: u64,
-    /// Digest of all commands and notices: equal where all decisions are.
+    /// Digest of all commands and outputs; equal digests mean equal decisions.
     pub outputs: u64,
     /// How the journal ends.
     pub ending: Ending,
@@ -127,21 +127,21 @@ pub struct ReplayReport {
 /// How a journal ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// With a whole line.
+    /// With a complete line.
     Whole,
-    /// With an event whose digest is missing or cut short; it was replayed.
+    /// With an event whose digest is missing or truncated. The event was replayed.
     NoDigest {
         /// Line, from 1.
         line: usize,
     },
-    /// Within an event, which could not be replayed.
+    /// With a truncated event, which was not replayed.
     Cut {
         /// Line, from 1.
         line: usize,
     },
 }
 
-/// Writes a journal. A writer that fails ends the recording, never the serving; the writer tells of it.
+/// Writes a journal. A write error ends the recording and never affects serving; the writer itself reports it.
 pub struct Recorder {
     out: Box<dyn Write + Send>,
     failed: bool,
@@ -154,7 +154,7 @@ impl core::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Records to `out`.
+    /// Returns a recorder that writes to `out`.
     pub fn new(out: Box<dyn Write + Send>) -> Self {
         Recorder { out, failed: false }
     }
@@ -170,13 +170,13 @@ impl Recorder {
         ));
     }
 
-    /// An event, before the core sees it: one that brings the core down is the journal's last line.
+    /// Writes an event before the scheduler handles it, so that an event that crashes the scheduler is the last line.
     pub(crate) fn event(&mut self, now: Nanos, event: &Event) {
         let (name, words) = events::encode(event);
         self.write(format_args!("{} {name} {words} = ", now.0));
     }
 
-    /// The state after it, and what it led to. Commands and notices were not taken yet.
+    /// Writes the digests of the state and of the outputs. Call it before the commands and outputs are taken.
     pub(crate) fn outcome(&mut self, core: &Scheduler) {
         self.line(format_args!("{} {}", core.digest(), core.outputs_digest()));
     }
@@ -194,28 +194,29 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // A journal is evidence, not state: a failed flush at the very end has nobody left to tell.
+        // Serving does not depend on the journal, and `drop` has no caller to return the error to.
         let _ = self.out.flush();
     }
 }
 
-/// What an event led to.
+/// State and output digests after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Digests {
     state: u64,
     outputs: u64,
 }
 
-/// Runs a journal again and compares every digest. A last line that was cut short is replayed as far as it goes.
+/// Replays a journal and compares every digest. A truncated last line is replayed as far as possible.
 ///
 /// # Errors
-/// The first line that cannot be read, is malformed, cannot follow those before it, or leads to another state than it did
-/// when it was written; or the last one, if the recording ended there and the core comes down there again.
+/// Reports the first line that cannot be read, is malformed, cannot follow the previous lines, or leads to another
+/// state or output than recorded; or the last line, if the recording ended there and its event panics.
 pub fn replay(input: impl BufRead) -> Result<ReplayReport, JournalError> {
     replay_with(input, |_, _| ())
 }
 
-/// The same, and calls `look` with the time and the core at the start and after every event.
+/// Replays a journal like [`replay`] and calls `look` with the time and the scheduler at the start and after every
+/// event.
 ///
 /// # Errors
 /// As [`replay`].
@@ -266,9 +267,9 @@ fn handle(core: &mut Scheduler, now: Nanos, event: Event) -> Digests {
     digests
 }
 
-/// Runs the event that a recording ended in: its panic is what the replay is for, so it is told with its line.
+/// Replays the recording's last event, which has no digest. Returns its panic as an error with the line.
 fn replay_event<T>(line: usize, run: impl FnOnce() -> T) -> Result<T, JournalError> {
-    // Nobody looks at the core after a panic.
+    // The scheduler is not used after a panic.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -310,9 +311,9 @@ fn parse_event(body: &str) -> Result<(Nanos, Event), String> {
 struct Lines<R> {
     input: R,
     line: usize,
-    /// The line that was read last has no end: the recording was cut there, or an editor left it so.
+    /// Whether the last line read has no line end: the recording was cut there, or an editor removed it.
     open_end: bool,
-    /// Lines have digests of outputs.
+    /// Whether event lines have output digests.
     outputs: bool,
 }
 
@@ -327,7 +328,7 @@ impl<R: BufRead> Lines<R> {
         Ok((read > 0).then_some(text))
     }
 
-    /// Whether the line's digests are those of now. A line without an end may hold their beginning only.
+    /// Compares the line's digests with the current ones. An unterminated line may hold only a prefix of them.
     fn compare(&self, now: Digests, text: &str) -> Result<Ending, JournalError> {
         let line = self.line;
         let words = match self.outputs {

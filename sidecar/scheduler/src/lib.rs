@@ -1,10 +1,11 @@
-//! The step loop: which requests run, in which batch, with which tokens.
+//! Runs the step loop: it decides which requests run, in which batch and with which tokens.
 //!
-//! [`scheduler::Scheduler`] is a pure state machine: events in, orders and notices out, time an argument. [`driver::Driver`] joins
-//! it to a body (memory and compute ports) through one totally ordered queue. [`journal`] writes that queue down and
-//! replays it. The same code runs in the simulator, on host memory and on CUDA.
+//! [`scheduler::Scheduler`] is a pure state machine: it takes events and the time, and returns commands and outputs.
+//! [`driver::Driver`] connects it to a backend (memory and compute ports) through one totally ordered queue.
+//! [`journal`] records that queue and replays it. The simulator, the host-memory backend and the CUDA backend run the
+//! same code.
 //!
-//! What it does not do: decide about memory (`sluice-policy` does), know text, sockets or clocks.
+//! The crate makes no memory decisions (`sluice-policy` does) and knows no text, sockets or clocks.
 
 pub mod batch;
 pub mod config;

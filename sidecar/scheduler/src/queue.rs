@@ -1,4 +1,4 @@
-//! Requests that wait, in the order in which they will be admitted.
+//! Owns the waiting requests in admission order.
 
 use std::collections::BTreeMap;
 
@@ -8,32 +8,32 @@ use sluice_policy::params::Slo;
 use crate::config::QueueOrder;
 use crate::sequence::Sequence;
 
-/// The key by which waiting requests are ordered: smallest first.
+/// Sort key of waiting requests; the smallest is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// Who has waited for as long as it may goes before everybody.
+    /// False for requests that have waited as long as allowed: they are first.
     is_deferred: bool,
     /// Higher priorities first.
     priority: std::cmp::Reverse<i32>,
-    /// 0 under first come.
+    /// Tokens left to compute; 0 under [`QueueOrder::FirstCome`].
     remaining: u32,
-    /// When its next token is due; 0 where requests have no deadlines.
+    /// When the next token is due; 0 without objectives.
     deadline: Nanos,
-    /// Order of arrival. A preempted request keeps its place among equals.
+    /// Order of arrival. A preempted request keeps its position among equals.
     id: RequestId,
 }
 
-/// The waiting line.
+/// The wait queue.
 #[derive(Debug)]
 pub struct Queue {
     order: QueueOrder,
-    /// Objectives by which requests have deadlines; none = they have none.
+    /// Objectives that give requests deadlines. `None`: requests have no deadlines.
     objectives: Option<Slo>,
     waiting: BTreeMap<Key, Sequence>,
 }
 
 impl Queue {
-    /// An empty line.
+    /// Returns an empty queue.
     pub fn new(order: QueueOrder) -> Self {
         Queue { order, objectives: None, waiting: BTreeMap::new() }
     }
@@ -52,38 +52,38 @@ impl Queue {
         }
     }
 
-    /// Requests waiting.
+    /// Returns the number of waiting requests.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Puts a request in its place.
+    /// Inserts a request by its key.
     pub fn push(&mut self, sequence: Sequence) {
         self.waiting.insert(self.key(&sequence), sequence);
     }
 
-    /// The next one.
+    /// Returns the next request.
     pub fn front(&self) -> Option<&Sequence> {
         self.waiting.values().next()
     }
 
-    /// Takes the next one.
+    /// Removes and returns the next request.
     pub fn pop(&mut self) -> Option<Sequence> {
         self.waiting.pop_first().map(|(_, sequence)| sequence)
     }
 
-    /// Takes `id` out of the line, wherever it stands.
+    /// Removes `id` from any position.
     pub fn remove(&mut self, id: RequestId) -> Option<Sequence> {
         let key = *self.waiting.iter().find(|(_, s)| s.id() == id)?.0;
         self.waiting.remove(&key)
     }
 
-    /// Puts `id` before everybody else.
+    /// Moves `id` before all other requests.
     pub fn move_to_front(&mut self, id: RequestId) {
         if let Some(mut sequence) = self.remove(id) {
             sequence.is_overdue = true;
@@ -91,7 +91,8 @@ impl Queue {
         }
     }
 
-    /// Requests that are equal otherwise go by their deadlines from now on, earliest first, or without objectives by who came first.
+    /// Sets the objectives and reorders the queue: among otherwise equal requests the earliest deadline is first, or
+    /// without objectives the earliest arrival.
     pub fn set_objectives(&mut self, objectives: Option<Slo>) {
         if self.objectives != objectives {
             self.objectives = objectives;
@@ -100,7 +101,7 @@ impl Queue {
         }
     }
 
-    /// Everyone waiting, in order.
+    /// Returns the waiting requests in order.
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
         self.waiting.values()
     }

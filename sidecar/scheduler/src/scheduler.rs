@@ -1,7 +1,7 @@
-//! The state machine: events in, commands and notices out.
+//! Implements the scheduler's state machine: events in, commands and outputs out.
 //!
-//! Between two steps lies a *boundary*. There the finished step is retired, memory is asked for the next batch, and
-//! only then the next step starts. At most one step is in flight, and no step is in flight while an address is re-backed.
+//! At a *step boundary*, between two steps, the scheduler retires the finished step, asks memory for the next batch and
+//! starts the next step. At most one step is in flight, and no step is in flight while an address is remapped.
 
 mod edf;
 mod event_check;
@@ -45,51 +45,52 @@ pub const CONSTANTS: [(&str, u64); 2] = [
     ("starved_boundaries_max", schedule::STARVED_BOUNDARIES_MAX as u64),
 ];
 
-/// A step that was submitted and not answered.
+/// A submitted step without an answer.
 #[derive(Debug)]
 struct InFlight {
     step: Step,
     batch: Batch,
     submitted: Nanos,
-    /// Its engine died; it is replayed when a successor is ready.
+    /// Whether the engine exited during the step or skipped it. The step is replayed, or undone, when a step can run
+    /// again.
     lost: bool,
 }
 
-/// The scheduler without a body.
+/// The scheduler without its backend.
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
     manager: MemoryManager,
     queue: Queue,
-    /// Admitted sequences by order of admission; the first is never a victim.
+    /// Admitted sequences by admission order; the first is never a victim.
     running: BTreeMap<u64, Sequence>,
     admissions: u64,
-    /// Whose turn a key of `running` is.
+    /// Key in `running` of each request.
     admission_order: BTreeMap<RequestId, u64>,
     free_rows: Vec<RowId>,
     in_flight: Option<InFlight>,
-    /// Engines in a row that died over a step.
+    /// Consecutive engine losses during a step.
     engine_crashes: u32,
-    /// What a step that was taken back had to say of the tables: nobody knows whether it was heard.
+    /// Table updates of an undone step. The engine may not have applied them, so the next step repeats them.
     unsent_table_updates: Vec<TableUpdate>,
     engine: Option<EngineHello>,
     next_step: u64,
-    /// No admission is tried before this step, unless something ends: memory said no a moment ago. By deadline none of whoever
-    /// does not fit as it is.
+    /// First step that may admit requests again after memory refused an admission; 0 after a request ends. Under
+    /// deadline scheduling the limit applies only to requests that do not fit as they are.
     admission_backoff_until: u64,
-    /// Until this step no more than one request comes at a boundary that does not fit.
+    /// First step that may again admit more than one request that does not fit at one boundary.
     burst_backoff_until: u64,
-    /// Boundaries in a row at which the oldest request alone did not fit.
+    /// Consecutive boundaries at which the oldest request alone did not fit.
     head_starved: u32,
-    /// The tenant sleeps until it is woken, whatever comes.
+    /// The order to sleep in force until an explicit wake-up.
     sleep_requested: Option<Sleep>,
     counters: Counters,
     turn: SliceState,
     waits: PeerWaits,
     next_use: NextUse,
-    /// Who is paused (OrbitFlow).
+    /// The paused requests (OrbitFlow).
     pauses: Pauses,
-    /// The quantum is over and no step has begun: neighbours are waited for no longer.
+    /// The quantum expired before the first step: the step no longer waits for peers.
     quantum_expired: bool,
     negotiator: Option<LoanNegotiator>,
     commands: Vec<Command>,
@@ -98,7 +99,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do. [`Scheduler::start`] loads the tenant.
+    /// Returns a scheduler without work. [`Scheduler::start`] loads the tenant.
     pub fn new(config: Config, manager: MemoryManager) -> Self {
         let free_rows = (0..config.max_sequences).rev().map(RowId).collect();
         let queue = Queue::new(config.order);
@@ -139,13 +140,13 @@ impl Scheduler {
         }
     }
 
-    /// Orders the tenant's memory.
+    /// Starts to load the tenant's memory.
     pub fn start(&mut self, now: Nanos) {
         self.manager.start(now, &mut self.actions);
         self.flush();
     }
 
-    /// Takes one event. Time never runs backwards.
+    /// Handles one event. `now` never decreases.
     pub fn handle(&mut self, now: Nanos, event: Event) {
         match event {
             Event::Submit(request) => self.submit(now, request),
@@ -181,42 +182,43 @@ impl Scheduler {
         self.manager.planned(answer);
     }
 
-    /// Orders since the last call, in order.
+    /// Returns the commands since the last call, in order.
     pub fn take_commands(&mut self) -> Vec<Command> {
         core::mem::take(&mut self.commands)
     }
 
-    /// Notices since the last call, in order.
+    /// Returns the outputs since the last call, in order.
     pub fn take_outputs(&mut self) -> Vec<SchedulerOutput> {
         core::mem::take(&mut self.outputs)
     }
 
-    /// Its limits.
+    /// Returns the limits.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The memory manager, to look at.
+    /// Returns the memory manager.
     pub fn manager(&self) -> &MemoryManager {
         &self.manager
     }
 
-    /// Who is paused, to look at.
+    /// Returns the pause state.
     pub fn pauses(&self) -> &Pauses {
         &self.pauses
     }
 
-    /// The trader, to look at; none without neighbours.
+    /// Returns the loan negotiator; `None` without peers.
     pub fn negotiator(&self) -> Option<&LoanNegotiator> {
         self.negotiator.as_ref()
     }
 
-    /// In how long it is needed, nanoseconds: 0 while it has requests; none without data.
+    /// Returns the predicted time until the tenant is used next, nanoseconds: 0 while it has requests, `None` without
+    /// data.
     pub fn next_use_ns(&self, now: Nanos) -> Option<u64> {
         self.next_use.expected_ns(now)
     }
 
-    /// Whether time alone can change something: memory that was borrowed may flow back while nothing runs.
+    /// Whether time alone can change the state: for example, borrowed memory may be returned while no step runs.
     pub fn needs_ticks(&self) -> bool {
         if self.manager.missing_floor_chunks().is_some() {
             return true;
@@ -228,17 +230,17 @@ impl Scheduler {
                 || self.negotiator.as_ref().is_some_and(LoanNegotiator::needs_ticks))
     }
 
-    /// Awake and ready, with nothing to do.
+    /// Whether the tenant is awake and serving, without requests.
     pub fn is_idle(&self) -> bool {
         self.serving() && self.manager.sleep_state() == SleepState::Awake && !self.set_busy()
     }
 
-    /// Totals since the start.
+    /// Returns the totals since the start.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Figures for people and scrapers.
+    /// Returns the current state for operators and metrics.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             waiting: self.queue.len() as u32,
@@ -253,7 +255,7 @@ impl Scheduler {
         }
     }
 
-    /// Checks every invariant; panics with a message when one is broken.
+    /// Checks every invariant; panics with a message if one is broken.
     pub fn check(&self) {
         self.manager.check();
         assert_eq!(self.admission_order.len(), self.running.len(), "every running sequence has one place");
@@ -263,7 +265,7 @@ impl Scheduler {
         assert_eq!(known, self.config.max_sequences as usize, "rows are running or free");
     }
 
-    /// A fingerprint of everything that decides: equal runs have equal digests.
+    /// Returns a fingerprint of the state that affects decisions: equal runs have equal digests.
     pub fn digest(&self) -> u64 {
         let mut words = vec![self.manager.digest(), self.next_step, self.admissions, self.queue.len() as u64];
         for sequence in self.running.values().chain(self.queue.iter()) {
@@ -297,15 +299,15 @@ impl Scheduler {
             .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// A fingerprint of the commands and notices that were not taken yet, in their order. It holds across changes of names and of
-    /// the state's own layout, so it says whether decisions are the same.
+    /// Returns a fingerprint of the commands and outputs that were not taken yet, in order. It does not depend on names
+    /// or on the state's layout, so it shows whether decisions are the same.
     pub fn outputs_digest(&self) -> u64 {
         let mut digest = Digest::new(0);
         (&self.commands, &self.outputs).hash(&mut digest);
         digest.value()
     }
 
-    /// Loaded, with an engine.
+    /// Whether the tenant is loaded and has an engine.
     fn serving(&self) -> bool {
         self.engine.is_some() && self.manager.is_loaded()
     }
@@ -343,7 +345,7 @@ impl Scheduler {
         (queued >= self.config.max_queued).then_some(RejectReason::QueueFull { queued })
     }
 
-    /// Ends a request whose client has gone: at once, or at the next boundary when a step uses its memory.
+    /// Ends a cancelled request: at once, or at the next boundary if the step in flight uses its memory.
     fn cancel(&mut self, id: RequestId) {
         if let Some(sequence) = self.queue.remove(id) {
             self.manager.on_cancel(id);
@@ -385,7 +387,7 @@ impl Scheduler {
         self.manager.engine_lost(now, &mut self.actions);
     }
 
-    /// Takes `id` out of the running ones and gives its memory and row back.
+    /// Removes a running request, frees its memory and row, and reports how it ended.
     fn end(&mut self, id: RequestId, finish: Finish) {
         self.remove_running(id);
         (self.admission_backoff_until, self.burst_backoff_until) = (0, 0);
@@ -393,7 +395,7 @@ impl Scheduler {
         self.outputs.push(SchedulerOutput::Finished { request: id, finish });
     }
 
-    /// A request that runs.
+    /// Returns a running request.
     fn running_request(&self, id: RequestId) -> Option<&Sequence> {
         self.running.get(self.admission_order.get(&id)?)
     }
@@ -408,14 +410,14 @@ impl Scheduler {
         Some(sequence)
     }
 
-    /// Takes `id` out of the running ones; its KV stays.
+    /// Removes `id` from the running requests; its KV stays.
     fn take_running(&mut self, id: RequestId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&self.admission_order.remove(&id)?)?;
         self.free_rows.extend(sequence.row.take());
         Some(sequence)
     }
 
-    /// Hands the memory manager's actions on.
+    /// Queues the memory manager's actions as commands.
     fn flush(&mut self) {
         self.commands.extend(self.actions.drain(..).map(Command::Memory));
     }

@@ -1,4 +1,4 @@
-//! One request while it is known.
+//! Tracks one request from its arrival to its end.
 
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId, RowId};
@@ -6,49 +6,50 @@ use sluice_policy::params::Slo;
 
 use crate::event::{Finish, Request};
 
-/// A request and what has been computed of it.
+/// A request and its computed state.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    /// As it came.
+    /// The request as submitted.
     pub request: Request,
     /// Prompt, then generated tokens.
     pub tokens: Vec<u32>,
     /// Tokens whose KV is written.
     pub committed: u32,
-    /// Tokens whose KV was once written: what lies below is recomputed work.
+    /// Largest number of tokens whose KV was ever written; computing below it is recomputation.
     pub computed_before: u32,
     /// Row of the shared tables while it runs.
     pub row: Option<RowId>,
-    /// Place in the order of admission, of the first admission.
+    /// Position in the order of first admissions.
     pub admission: Option<u64>,
-    /// The last step that it had a part in, at first the one before its admission: who waits longest is served first.
+    /// The last step that included it, initially the last step before its admission; the sequence that waits longest is
+    /// scheduled first.
     pub last_step: u64,
-    /// When it came.
+    /// Arrival time.
     pub arrived: Nanos,
-    /// When its first token was made.
+    /// Time of the first token.
     pub first_token: Option<Nanos>,
-    /// When its client has read all that was made, one token every `tbt_ns`; none before the first, and where it is not paced.
+    /// When its client has read all tokens, at one per `tbt_ns`; `None` before the first token and if it is not paced.
     pub read_until: Option<Nanos>,
-    /// It has been admitted at least once.
+    /// Whether it was admitted at least once.
     pub started: bool,
-    /// Its row has not been written yet.
+    /// Whether the engine does not know its row yet.
     pub row_is_new: bool,
-    /// It is to be dropped at the next boundary.
+    /// Whether it ends at the next boundary.
     pub cancelled: bool,
-    /// It waits with the KV of its committed tokens.
+    /// Whether it waits with the KV of its committed tokens.
     pub kv_suspended: bool,
-    /// It was paused for as long as a request may be, and goes on next.
+    /// Whether it reached the pause limit and resumes next.
     pub is_overdue: bool,
-    /// Its prompt's KV goes to the host tier while it is computed (eLLM).
+    /// Whether its prompt's KV is offloaded to the host tier during prefill (eLLM).
     pub prefill_offloaded: bool,
-    /// Its prompt's KV went there, and it waits until there is room for it.
+    /// Whether its prompt's KV was offloaded and it waits until the KV fits on the device.
     pub waiting_offloaded: bool,
-    /// What was added to the deadline of its first token when that could not be kept; 0 = nothing yet.
+    /// Extension of a first-token deadline that could not be met, nanoseconds; 0 if it was not extended.
     pub deferred_ns: u64,
 }
 
 impl Sequence {
-    /// A request that has just arrived.
+    /// Returns a sequence that arrived at `arrived`.
     pub fn new(request: Request, arrived: Nanos) -> Self {
         let tokens = request.prompt.clone();
         Sequence {
@@ -73,50 +74,50 @@ impl Sequence {
         }
     }
 
-    /// Its name.
+    /// Returns the request's id.
     pub fn id(&self) -> RequestId {
         self.request.id
     }
 
-    /// Tokens known.
+    /// Returns the number of known tokens.
     pub fn len(&self) -> u32 {
         self.tokens.len() as u32
     }
 
-    /// Never: a request without tokens is refused.
+    /// Always false: requests without tokens are rejected.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// Tokens known whose KV is not written. 1 = it decodes.
+    /// Returns the known tokens whose KV is not written. 1 means that it decodes.
     pub fn pending(&self) -> u32 {
         self.len() - self.committed
     }
 
-    /// Tokens generated so far.
+    /// Returns the number of generated tokens.
     pub fn generated(&self) -> u32 {
         self.len() - self.request.prompt.len() as u32
     }
 
-    /// Tokens still to compute: the key of shortest-remaining order.
+    /// Returns the tokens left to compute, the key of shortest-remaining order.
     pub fn remaining(&self) -> u32 {
         self.pending() + self.request.max_tokens - self.generated()
     }
 
-    /// Columns it must hold when it is admitted: all known tokens and room to grow by one column.
+    /// Returns the columns that it must hold at admission: all known tokens and capacity for one more block.
     pub fn admission_columns(&self) -> u32 {
         let last = self.request.prompt.len() as u32 + self.request.max_tokens;
         Geometry::columns_for((self.len() + sluice_policy::geometry::BLOCK_TOKENS).min(last))
     }
 
-    /// Columns that it holds when its next step begins. One that computes its known tokens holds room for all of them from its
-    /// admission on, so that a prefill is never cut off half way by its own later chunks.
+    /// Returns the columns that it holds when its next step begins. During prefill it holds the capacity for all known
+    /// tokens from admission, so that later chunks of the same prefill cannot run out of memory.
     pub fn next_columns(&self) -> u32 {
         if self.pending() > 1 { self.admission_columns() } else { Geometry::columns_for(self.len()) }
     }
 
-    /// Columns that it holds when a step begins that computes so many of its tokens. Where its KV goes to the host tier, those of
-    /// these tokens and the ones before.
+    /// Returns the columns that it holds when a step computes `tokens` of its tokens. With an offloaded prefill these
+    /// are only the columns of these tokens and the tokens before.
     pub fn columns_for(&self, tokens: u32) -> u32 {
         if self.prefill_offloaded {
             Geometry::columns_for(self.committed + tokens)
@@ -125,8 +126,8 @@ impl Sequence {
         }
     }
 
-    /// Of `tokens` that a step has room for those that it computes of this sequence: where its KV goes to the host tier no column is
-    /// left unfinished but the prompt's last one, and one is computed at least.
+    /// Returns how many of `tokens` a step computes for this sequence. An offloaded prefill ends at a column boundary,
+    /// except at the end of the prompt, and computes at least one column.
     pub fn whole_columns(&self, tokens: u32) -> u32 {
         if !self.prefill_offloaded || tokens >= self.pending() {
             return tokens.min(self.pending());
@@ -135,27 +136,27 @@ impl Sequence {
         (tokens - tokens % column).max(column).min(self.pending())
     }
 
-    /// Tokens that a client which reads one every `tbt_ns` has not been given yet (Token-Deposit); 0 without an objective, and
-    /// where tokens are written as they are made.
+    /// Returns the tokens not yet delivered to a client that reads one every `tbt_ns` (Token-Deposit); 0 without an
+    /// objective or if it is not paced.
     pub fn deposit(&self, now: Nanos, tbt_ns: u64) -> u32 {
         let first = self.first_token.filter(|_| self.request.paced);
         let read = first.and_then(|first| now.since(first).checked_div(tbt_ns));
         read.map_or(0, |read| u64::from(self.generated()).saturating_sub(read.saturating_add(1)) as u32)
     }
 
-    /// When its next token is due: the first one by the objective for it, later ones when a client that reads one every `tbt_ns`
-    /// has read all that were made. An answer that is not paced has nothing in store, and keeps its first deadline.
+    /// Returns when its next token is due: the first by its objective, a later one when the client has read all
+    /// generated tokens. An unpaced request has no buffer and keeps its first deadline.
     pub fn deadline(&self, slo: &Slo) -> Nanos {
         let first = self.arrived.plus(slo.ttft_ns.saturating_add(self.deferred_ns));
         self.read_until.unwrap_or(first)
     }
 
-    /// Until when its client has something to read; `now` at the least.
+    /// Returns until when its client has tokens to read, at least `now`.
     pub fn buffered_until(&self, now: Nanos) -> Nanos {
         self.read_until.map_or(now, |until| until.max(now))
     }
 
-    /// A token was made. A client that waited for it reads on from now.
+    /// Records a new token. A client that waited for it continues to read at `now`.
     pub fn record_token(&mut self, now: Nanos, tbt_ns: u64) {
         self.first_token.get_or_insert(now);
         if self.request.paced && tbt_ns > 0 {
@@ -163,7 +164,7 @@ impl Sequence {
         }
     }
 
-    /// Takes a sampled token; says how the request ends with it, if it does.
+    /// Appends a sampled token; returns how the request ends, if it does.
     pub fn accept(&mut self, token: u32) -> Option<Finish> {
         self.tokens.push(token);
         let sampling = &self.request.sampling;
@@ -174,7 +175,7 @@ impl Sequence {
         (self.generated() >= self.request.max_tokens).then_some(Finish::Length)
     }
 
-    /// Its memory was taken: everything is to be computed again. Returns the tokens dropped.
+    /// Drops its memory so that all tokens are recomputed. Returns the number of tokens dropped.
     pub fn preempt(&mut self) -> u32 {
         let dropped = self.committed;
         self.computed_before = self.computed_before.max(dropped);
@@ -189,7 +190,7 @@ impl Sequence {
 mod tests {
     use super::*;
 
-    /// Ten tokens, the first of them at 100 ns.
+    /// Returns a sequence with ten tokens, the first of them at 100 ns.
     fn generated_count(paced: bool) -> Sequence {
         let (id, prompt) = (RequestId(1), vec![1; 3]);
         let sampling = std::sync::Arc::default();

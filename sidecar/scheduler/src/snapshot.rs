@@ -1,4 +1,4 @@
-//! Figures for people and scrapers. Nothing here decides anything.
+//! State and totals for operators and metrics. Nothing here affects decisions.
 
 use sluice_policy::memory_manager::SleepState;
 
@@ -7,43 +7,43 @@ use crate::event::StepOutput;
 /// Totals since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Steps answered.
+    /// Steps that completed.
     pub steps: u64,
-    /// Tokens of prompts computed, recomputed ones included.
+    /// Prompt tokens computed, including recomputed ones.
     pub prefill_tokens: u64,
     /// Tokens decoded.
     pub decode_tokens: u64,
-    /// Tokens computed again after a preemption.
+    /// Tokens recomputed after a preemption.
     pub recomputed_tokens: u64,
     /// Tokens looked up in the prefix cache.
     pub queried_tokens: u64,
     /// Tokens found there.
     pub cached_tokens: u64,
-    /// Requests that lost their memory.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Requests that were paused with their KV.
+    /// Pauses with KV.
     pub pauses: u64,
-    /// Requests whose prompts were computed with their KV in the host tier.
+    /// Requests whose prompt was computed with its KV offloaded to the host tier.
     pub prefills_offloaded: u64,
-    /// Engines that died.
+    /// Engine losses.
     pub engine_losses: u64,
-    /// Steps run again for a successor.
+    /// Steps submitted again after an engine loss, or undone for it.
     pub replays: u64,
     /// Steps that the engine refused.
     pub refused_steps: u64,
-    /// Turns that came.
+    /// Time slices granted.
     pub turns: u64,
-    /// Time that turns were held.
+    /// Time that time slices were held, nanoseconds.
     pub turn_held_ns: u64,
-    /// Time from asking for a turn to having it.
+    /// Time from requesting time slices to their grant, nanoseconds.
     pub turn_wait_ns: u64,
-    /// Time the engine waited for moving layers.
+    /// Time the engine waited for remapped layers, nanoseconds.
     pub stall_ns: u64,
-    /// Time the engine waited for weights that were on their way, as after waking.
+    /// Time the engine waited for loading weights, such as after a wake-up, nanoseconds.
     pub arrival_ns: u64,
-    /// Time the engine waited for KV that came from the host tier.
+    /// Time the engine waited for KV from the host tier, nanoseconds.
     pub kv_stall_ns: u64,
-    /// Time the engine computed, stalls included.
+    /// Engine time, including stalls, nanoseconds.
     pub engine_ns: u64,
 }
 
@@ -60,25 +60,25 @@ impl Counters {
     }
 }
 
-/// The scheduler at one moment. Memory's figures are the memory manager's own.
+/// The scheduler's state at one moment. The memory manager reports its own figures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Requests waiting for admission.
     pub waiting: u32,
-    /// Of these, requests that ran before and lost their memory.
+    /// Waiting requests that ran before and were preempted or paused.
     pub preempted: u32,
-    /// Requests that run.
+    /// Running requests.
     pub running: u32,
-    /// An engine is attached.
+    /// Whether an engine is attached.
     pub engine_attached: bool,
-    /// Its process id.
+    /// The engine's process id.
     pub engine_pid: Option<u32>,
-    /// Loaded, with an engine.
+    /// Whether it is loaded and has an engine.
     pub serving: bool,
-    /// Whether it holds memory.
+    /// Whether the tenant holds memory.
     pub sleep_state: SleepState,
-    /// It sleeps by order: a request does not wake it.
+    /// Whether it sleeps by order, so that a request does not wake it.
     pub is_sleep_requested: bool,
-    /// Totals.
+    /// Totals since the start.
     pub counters: Counters,
 }

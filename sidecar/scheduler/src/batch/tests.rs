@@ -1,4 +1,4 @@
-//! Nobody is passed over for long, whatever the mix and however small the steps.
+//! Tests that no sequence starves, for any request mix and step size.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn sequence(id: u64, prompt_tokens: usize) -> Sequence {
     Sequence::new(request, Nanos(0))
 }
 
-/// What a step does to the sequences that had a part in it.
+/// Applies a step to the sequences in its batch.
 fn serve(running: &mut [Sequence], batch: &Batch, step: u64) {
     for sequence in running {
         let Some(part) = batch.scheduled_tokens(sequence.id()) else { continue };

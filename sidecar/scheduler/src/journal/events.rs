@@ -1,4 +1,4 @@
-//! Events as words.
+//! Encodes events as words and decodes them.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ const FAILURES: [Failure; 5] =
 
 const SLEEPS: [Sleep; 4] = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];
 
-/// [`SequenceFailure::NoCandidate`], as a word.
+/// Code of [`SequenceFailure::NoCandidate`].
 const NO_CANDIDATE: u64 = 0;
-/// [`SequenceFailure::Refused`], as a word; its reason follows.
+/// Code of [`SequenceFailure::Refused`]; its reason follows.
 const REFUSED: u64 = 1;
 
-/// Name and words of an event.
+/// Encodes an event; returns its name and words.
 pub fn encode(event: &Event) -> (&'static str, Encoder) {
     let mut words = Encoder::default();
     let name = match event {
@@ -64,7 +64,7 @@ pub fn encode(event: &Event) -> (&'static str, Encoder) {
     (name, words)
 }
 
-/// The event of that name.
+/// Decodes the event with this name.
 pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
     Ok(match name {
         "submit" => Event::Submit(request(r)?),

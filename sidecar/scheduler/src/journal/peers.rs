@@ -1,4 +1,4 @@
-//! Neighbours as words: what they say, and a tenant's place among them.
+//! Encodes peer events and a tenant's membership as words, and decodes them.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
@@ -16,7 +16,7 @@ use crate::config::{Config, Membership, Sharing};
 const RULES: [VictimRule; 3] =
     [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed, VictimRule::FixedOrder];
 
-/// What events of neighbours are called.
+/// Names of peer events.
 pub const NAMES: [&str; 6] = ["turn", "sought", "overtaken", "survey", "terms", "letter"];
 
 /// Writes an event and returns its name, one of [`NAMES`].
@@ -49,7 +49,7 @@ pub fn put(words: &mut Encoder, event: &PeerPortEvent) -> &'static str {
     }
 }
 
-/// The event of that name.
+/// Decodes the event with this name.
 pub fn read(name: &str, r: &mut Reader<'_>) -> Result<PeerPortEvent, String> {
     Ok(match name {
         "turn" => PeerPortEvent::SliceGranted { epoch: r.u64()? },
@@ -108,7 +108,7 @@ fn live(r: &mut Reader<'_>) -> Result<PeerState, String> {
     })
 }
 
-/// A code, whom it is about, and up to two figures.
+/// Writes a code, the peer, the nonce and up to two numbers.
 fn put_peer_event(words: &mut Encoder, news: &PeerEvent) {
     let nobody = Peer::default();
     let (code, who, nonce, chunks, ttl_ns) = match *news {
@@ -152,7 +152,7 @@ fn peer_event(r: &mut Reader<'_>) -> Result<PeerEvent, String> {
     })
 }
 
-/// A code, 0 for none, and the time that is left.
+/// Returns the denial's code (0 for none) and the remaining time in nanoseconds.
 fn refusal_words(why: Option<LoanDenied>) -> (u32, u64) {
     match why {
         None => (0, 0),
@@ -180,7 +180,7 @@ fn refusal(code: u32, left_ns: u64) -> Result<Option<LoanDenied>, String> {
     }))
 }
 
-/// A tenant's place: how time is shared, and with whom memory is traded.
+/// Writes how the GPU's time is shared, and the terms by which memory is traded.
 pub fn put_membership(words: &mut Encoder, config: &Config) {
     match config.sharing {
         Sharing::Exclusive => words.put(0u64).put(0u64).put(0u64),
@@ -194,7 +194,7 @@ pub fn put_membership(words: &mut Encoder, config: &Config) {
     }
 }
 
-/// Reads what [`put_place`] wrote.
+/// Reads what [`put_membership`] wrote.
 pub fn membership(r: &mut Reader<'_>) -> Result<(Sharing, Option<Membership>), String> {
     let (code, min_ns, max_ns) = (r.u64()?, r.u64()?, r.u64()?);
     let sharing = match code {

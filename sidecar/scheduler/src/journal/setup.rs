@@ -1,4 +1,4 @@
-//! The header: everything that a replay must know beside the events.
+//! Encodes and decodes the journal header: everything that a replay needs besides the events.
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, PolicyName, Slo};
@@ -20,7 +20,7 @@ pub fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
     all.get(code).copied().ok_or(format!("{code} is no variant"))
 }
 
-/// The scheduler's limits.
+/// Encodes the scheduler's limits.
 pub fn config_words(config: &Config) -> Encoder {
     let Config { max_model_tokens, max_step_tokens, max_sequences, max_queued, order, .. } = config;
     let mut words = Encoder::default();
@@ -52,7 +52,7 @@ fn shape(r: &mut Reader<'_>) -> Result<StepShape, String> {
     Ok(StepShape { tokens: r.int()?, sequences: r.int()?, logit_rows: r.int()? })
 }
 
-/// The policy's tunables.
+/// Encodes the policy's tunables.
 pub fn params_words(params: &Params) -> Encoder {
     let Params { policy, remap_cap_permille, forced, max_model_tokens, guaranteed_kv_bytes, .. } = params;
     let Params { kv_limit_bytes, max_step, min_step, stall_allowance_permille, .. } = params;
@@ -73,7 +73,7 @@ pub fn params_words(params: &Params) -> Encoder {
     words
 }
 
-/// The tunables of placing KV.
+/// Encodes the tunables of KV placement.
 fn put_offload(words: &mut Encoder, params: &Params) {
     let Params { fixed_away_permille, offload_reserve_permille, expansion, replan, plan_expansions, .. } =
         params;
@@ -141,7 +141,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
     })
 }
 
-/// Sizes of the tenant.
+/// Encodes the sizes of the tenant.
 pub fn geometry_words(geometry: &Geometry) -> Encoder {
     let Geometry { chunk_bytes, capacity_chunks, global_bytes, slab_bytes, .. } = geometry;
     let Geometry { block_bytes, activation, staging_chunks, .. } = geometry;

@@ -1,4 +1,4 @@
-//! Journals whose recording ended within a line: what a crash leaves behind.
+//! Tests truncated journals, as a crash leaves them, and the encoding of events.
 
 use sluice_policy::ids::{RowId, StepId};
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
@@ -11,12 +11,12 @@ use sluice_ports::peers::PeerPortEvent;
 
 use super::*;
 
-/// A real recording.
+/// A recorded journal.
 const KEPT: &str = include_str!("../../../sim/tests/journals/oneiros-short-memory.journal");
-/// Lines of it that are used: enough for some events.
+/// Number of its lines used; enough for several events.
 const LINES: usize = 40;
 
-/// The first lines, without the end of the last one, and where that one starts.
+/// Returns the first lines without the final line end, and the offset of the last line.
 fn start() -> (String, usize) {
     let text = KEPT.lines().take(LINES).collect::<Vec<_>>().join("\n");
     let last = text.rfind('\n').unwrap() + 1;
@@ -154,7 +154,7 @@ fn a_journal_of_another_version_is_refused_by_its_name() {
     }
 }
 
-/// One event of each name that neighbours' events have.
+/// Returns one event for each peer event name.
 fn peer_events() -> Vec<PeerPortEvent> {
     let peer = Peer { index: 3, instance: 7 };
     let live =
@@ -173,7 +173,7 @@ fn peer_events() -> Vec<PeerPortEvent> {
     ]
 }
 
-/// Reads what it writes, and returns the name.
+/// Encodes and decodes the event, checks the result and returns its name.
 fn read_back(event: Event) -> &'static str {
     let (name, words) = events::encode(&event);
     let text = words.to_string();

@@ -1,4 +1,4 @@
-//! Requests that come and go as their tokens fall due (`Unified`): [`sluice_policy::planner::deadline`].
+//! Orders admissions and pauses by token deadlines (`Unified`): [`sluice_policy::planner::deadline`].
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Slo;
@@ -8,20 +8,20 @@ use super::Scheduler;
 use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Objectives by which requests come and go; none under a policy that does not look at them.
+    /// Returns the objectives for deadline scheduling; `None` under other policies.
     pub(super) fn objectives(&self) -> Option<Slo> {
         let params = self.manager.params();
         params.serves_by_deadline().then_some(params.slo)
     }
 
-    /// Those who wait stand as the policy of this moment says. Returns whether that is by deadline.
+    /// Orders the wait queue by the policy in force. Returns whether that is by deadline.
     pub(super) fn order_queue(&mut self) -> bool {
         let objectives = self.objectives();
         self.queue.set_objectives(objectives);
         objectives.is_some()
     }
 
-    /// Whose first token cannot come in time goes behind those whose can, once, by as much as a request may be paused.
+    /// Moves requests whose first token cannot be on time behind the others. Each is deferred once, by the pause limit.
     pub(super) fn demote_late(&mut self, now: Nanos) {
         let (Some(slo), by_ns) = (self.objectives(), self.manager.params().pause_bound_ns) else { return };
         let token_ns = self.manager.step_stats().prefill_token_ns();
@@ -36,14 +36,14 @@ impl Scheduler {
         }
     }
 
-    /// The next in line fits beside those who run and those who come at this boundary.
+    /// Whether the queue head fits next to the running requests and the requests being admitted at this boundary.
     pub(super) fn head_fits(&self, now: Nanos, coming_blocks: u32) -> bool {
         let blocks = |front| self.blocks_needed(now, front) + coming_blocks;
         self.queue.front().is_none_or(|front| self.manager.fits_with_running(blocks(front)))
     }
 
-    /// The next in line stays where it is: there is no room for it, and it was paused and has enough in store, or memory has
-    /// refused somebody a moment ago.
+    /// Whether the queue head waits: it does not fit, and either it is paused with enough buffered tokens or memory
+    /// refused an admission a short time ago.
     pub(super) fn can_defer_head(&self, now: Nanos, coming_blocks: u32) -> bool {
         let in_store =
             |front: &Sequence| front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
@@ -53,7 +53,8 @@ impl Scheduler {
             && !self.head_fits(now, coming_blocks)
     }
 
-    /// Those who have most in store make room for the request that was admitted last. `false` = nobody does.
+    /// Pauses the requests with the most buffered tokens for the most recently admitted request. Returns false if none
+    /// can be paused.
     pub(super) fn make_room(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
         let coming = admitted.last().and_then(|last| self.running_request(*last));
         let Some((slo, coming)) = self.objectives().zip(coming) else { return false };
@@ -61,7 +62,7 @@ impl Scheduler {
         self.pause_for(now, columns, (deadline, priority), admitted)
     }
 
-    /// All rows are taken: somebody makes room for the next in line.
+    /// Pauses a request for the queue head if all rows are taken.
     pub(super) fn make_row(&mut self, now: Nanos) {
         if let Some((slo, front)) = self.objectives().zip(self.queue.front())
             && self.free_rows.is_empty()
@@ -98,7 +99,8 @@ impl Scheduler {
         !going.is_empty()
     }
 
-    /// The running request that has most in store, of those who may be paused and have a place for their KV.
+    /// Returns the running request with the most buffered tokens among those that may be paused and fit into the host
+    /// tier.
     pub(super) fn latest_deadline(&self, now: Nanos) -> Option<RequestId> {
         let host_places = self.manager.host_capacity_blocks();
         let wanted = RoomRequest { columns: 1, buffered_until: Nanos(0), priority: i32::MAX, host_places };
@@ -118,7 +120,7 @@ impl Scheduler {
         self.victims(now).into_iter().filter_map(holder).collect()
     }
 
-    /// Later than this by what makes a change of places worth it.
+    /// Returns the time from which a difference of deadlines justifies a pause.
     fn is_well_after(&self, at: Nanos) -> Nanos {
         at.plus(self.manager.cost_window_ns())
     }

@@ -1,4 +1,4 @@
-//! Events that no body which keeps its contract reports: a journal that was cut or damaged is found out by them.
+//! Detects events that a correct backend never reports, which reveal a truncated or damaged journal.
 
 use sluice_policy::ids::RequestId;
 
@@ -6,8 +6,8 @@ use super::Scheduler;
 use crate::event::Event;
 
 impl Scheduler {
-    /// Why `event` cannot come now; `None` when [`Scheduler::handle`] can take it. A live body is trusted, and one that breaks its
-    /// contract is a bug; what was read from a file is asked about first.
+    /// Returns why `event` cannot occur now; `None` if [`Scheduler::handle`] can take it. A live backend is trusted,
+    /// because a contract violation there is a bug; events from a file are checked first.
     pub fn check_event(&self, event: &Event) -> Option<String> {
         match event {
             Event::Memory(completion) if !self.manager.awaits(completion.id) => {

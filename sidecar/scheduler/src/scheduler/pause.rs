@@ -1,5 +1,5 @@
-//! Pause-Resume (OrbitFlow 4.2): who is one too many waits with its KV instead of being computed again. And what a plan of the
-//! batch must know of it, and says of it.
+//! Implements Pause-Resume (OrbitFlow 4.2): excess requests wait with their KV instead of being recomputed. It also
+//! builds the planner's view of the requests and applies the plan's pauses.
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{RunningRequest, SchedulerView, WaitingRequest};
@@ -9,17 +9,17 @@ use super::Scheduler;
 use crate::event::Command;
 use crate::sequence::Sequence;
 
-/// Requests that wait of which a plan looks at the first ones: more seldom come at once.
+/// Waiting requests that a plan considers: it is rare that more are admitted at once.
 const MOST_WAITING: usize = 4;
 
 impl Scheduler {
-    /// Pauses the request with most KV, or by deadline with most in store; never the oldest, and nobody who was paused for as
-    /// long as a request may be. Returns whether there was one.
+    /// Pauses the request with the most KV, or under deadline scheduling the one with the most buffered tokens. The
+    /// oldest request and requests at the pause limit are exempt. Returns whether a request was paused.
     pub(super) fn pause_one(&mut self, now: Nanos) -> bool {
         self.pause_victim(now).is_some_and(|id| self.pause(now, id))
     }
 
-    /// Who that would be.
+    /// Returns the request that [`Scheduler::pause_one`] would pause.
     pub(super) fn pause_victim(&self, now: Nanos) -> Option<RequestId> {
         match self.objectives() {
             Some(_) => self.latest_deadline(now),
@@ -27,7 +27,7 @@ impl Scheduler {
         }
     }
 
-    /// Those who may be paused, in that order.
+    /// Returns the requests that may be paused, in order of preference.
     pub(super) fn victims(&self, now: Nanos) -> Vec<RequestId> {
         let oldest = self.running.values().next().map(Sequence::id);
         let tbt_ns = self.manager.params().slo.tbt_ns;
@@ -42,7 +42,7 @@ impl Scheduler {
         victims.into_iter().filter(|id| Some(*id) != oldest).collect()
     }
 
-    /// A plan is due: it is asked for those who run, and for the next in line.
+    /// If a plan is due, requests one for the running requests and the first waiting ones.
     pub(super) fn ask_plan(&mut self, now: Nanos) {
         if self.manager.wants_plan() {
             let crowd = self.scheduler_view(now);
@@ -65,7 +65,8 @@ impl Scheduler {
         SchedulerView { running, waiting: self.waiters(now, tbt_ns) }
     }
 
-    /// Those whom a plan may let in: nobody who has no row, or was sent back a moment ago.
+    /// Returns the waiting requests that a plan may admit: as many as there are free rows, none while admission is on
+    /// hold.
     fn waiters(&self, now: Nanos, tbt_ns: u64) -> Vec<WaitingRequest> {
         if !self.manager.plans_batches() || self.admission_on_hold() {
             return Vec::new();
@@ -84,7 +85,7 @@ impl Scheduler {
         first.map(|one| self.waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
     }
 
-    /// Pauses those whom the plan that was just adopted pauses, as far as they may still be.
+    /// Pauses the requests that the adopted plan pauses, if they may still be paused.
     pub(super) fn apply_plan_pauses(&mut self, now: Nanos) {
         let planned = self.manager.take_pauses();
         if planned.is_empty() {
@@ -96,17 +97,17 @@ impl Scheduler {
         }
     }
 
-    /// Under a policy that pauses: it was paused for as long as a request may be.
+    /// Whether, under a policy that pauses, the request has reached the pause limit.
     pub(super) fn is_immune(&self, now: Nanos, id: RequestId) -> bool {
         self.manager.params().pauses() && self.pauses.immune(id, now)
     }
 
-    /// It is paused, and should not be any more.
+    /// Whether the request is paused beyond the pause limit.
     pub(super) fn is_overdue(&self, now: Nanos, id: RequestId) -> bool {
         self.pauses.is_paused(id) && self.is_immune(now, id)
     }
 
-    /// Who was paused for as long as a request may be is the next to go on, and has a row for it.
+    /// Moves a request that reached the pause limit to the queue front, and frees a row for it if none is free.
     pub(super) fn promote_overdue(&mut self, now: Nanos) {
         let Some(id) = self.pauses.overdue(now).filter(|id| self.is_immune(now, *id)) else { return };
         if self.queue.front().is_some_and(|front| front.id() != id && !front.is_overdue) {
@@ -117,8 +118,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes one of the running requests out of the way of others: paused, or else computed again. Neither the oldest nor one
-    /// that may not be paused any more. `false` = there is none.
+    /// Pauses or preempts one running request. The oldest request and requests at the pause limit are exempt. Returns
+    /// false if there is no other.
     pub(super) fn pause_or_preempt(&mut self, now: Nanos) -> bool {
         if !self.manager.params().compares_losses() && self.manager.can_pause_help() && self.pause_one(now) {
             return true;
@@ -131,7 +132,7 @@ impl Scheduler {
     }
 
     pub(super) fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
-        // What is in store nobody misses: a pause begins when that is used up.
+        // The client does not notice the pause before it has read its buffered tokens, so the pause counts from then.
         let sequence = self.running_request(id);
         let from =
             sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.buffered_until(now));
@@ -144,7 +145,7 @@ impl Scheduler {
         parked
     }
 
-    /// The request waits, with its KV.
+    /// Moves a running request to the wait queue with its KV.
     pub(super) fn suspend_with_kv(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take_running(id) else { return false };
         (sequence.kv_suspended, sequence.prefill_offloaded) = (true, false);
@@ -153,8 +154,8 @@ impl Scheduler {
         true
     }
 
-    /// The next in line does not come yet: its KV is on its way, it was paused and does not go on, or no plan lets it in. Nobody goes past it.
-    /// `coming_blocks` are of those who come at this boundary.
+    /// Whether the queue head waits: its KV is loading, it may not resume yet, or no plan admits it. No request
+    /// overtakes it. `coming_blocks` are the blocks of the requests admitted at this boundary.
     pub(super) fn head_must_wait(&mut self, now: Nanos, coming_blocks: u32) -> bool {
         let Some(front) = self.queue.front() else { return false };
         if self.manager.is_loading(front.id()) {
@@ -184,12 +185,12 @@ impl Scheduler {
         if paused { self.pauses.can_resume(id, now, feasible, idle).is_err() } else { !feasible }
     }
 
-    /// Blocks that a request of the queue will take when it comes.
+    /// Returns the blocks that a waiting request takes when it is admitted.
     pub(super) fn blocks_needed(&self, now: Nanos, sequence: &Sequence) -> u32 {
         self.manager.blocks_needed(&self.waiter(sequence, now, 0))
     }
 
-    /// Requests that run again were paused no longer than until now.
+    /// Ends the pauses of the admitted requests.
     pub(super) fn record_resumed(&mut self, now: Nanos, admitted: &[RequestId]) {
         for id in admitted.iter().filter(|id| self.pauses.is_paused(**id)).copied().collect::<Vec<_>>() {
             self.pauses.resume(id, now);
@@ -199,7 +200,7 @@ impl Scheduler {
         }
     }
 
-    /// A request of the queue as plans see it.
+    /// Returns a waiting request as plans see it.
     pub(super) fn waiter(&self, sequence: &Sequence, now: Nanos, tbt_ns: u64) -> WaitingRequest {
         let (request, deposit) = (sequence.id(), sequence.deposit(now, tbt_ns));
         let fresh = !self.pauses.is_paused(request);

@@ -1,20 +1,20 @@
-//! Since when the tenant waits for its neighbours, seen from outside the decisions: nothing here decides anything.
+//! Measures waits for peers. Nothing here affects decisions.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::LoanNegotiator;
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 
-/// A search for memory that goes on.
+/// A search for memory that has not ended.
 #[derive(Clone, Copy, Debug)]
 struct Shortfall {
     since: Nanos,
-    /// Loans taken and steps begun when it began.
+    /// Loans accepted and steps begun when the search began.
     loans: u64,
     steps: u64,
 }
 
-/// The waits that go on.
+/// The waits in progress.
 #[derive(Debug, Default)]
 pub(super) struct PeerWaits {
     shortfall: Option<Shortfall>,
@@ -23,7 +23,7 @@ pub(super) struct PeerWaits {
 }
 
 impl PeerWaits {
-    /// Looks after an event; `steps` were begun so far. Returns the waits that have ended with it.
+    /// Samples the state after an event; `steps` is the number of steps begun. Returns the waits that ended.
     pub fn sample(
         &mut self,
         now: Nanos,
@@ -54,7 +54,7 @@ impl PeerWaits {
         if manager.can_restore() {
             self.waking.get_or_insert(now);
         } else if manager.absent_layers() > 0 {
-            // It is not needed any more, or waits for what it lent.
+            // The layers are no longer needed, or wait for loans.
             self.waking = None;
         } else if manager.is_whole() {
             return self.waking.take();

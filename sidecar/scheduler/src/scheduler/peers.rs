@@ -1,4 +1,4 @@
-//! The turn, and what is traded with neighbours between two steps.
+//! Manages the time slice, and trades memory with peers at step boundaries.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::SleepState;
@@ -11,35 +11,35 @@ use crate::config::Sharing;
 use crate::event::{Command, SchedulerOutput};
 use crate::sequence::Sequence;
 
-/// One of so many steps is left to decodes that are thought to take most of a turn.
+/// One of this number of steps runs only decodes, while decodes are predicted to take most of a time slice.
 const LOOK_EVERY: u64 = 8;
 
-/// The right to run steps, where tenants take turns.
+/// The right to run steps under temporal sharing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SliceState {
-    /// Nobody has asked for it.
+    /// Not requested.
     #[default]
     NotQueued,
-    /// It was asked for.
+    /// Requested.
     Queued {
-        /// When.
+        /// When it was requested.
         since: Nanos,
     },
-    /// It is here.
+    /// Held.
     Held {
-        /// Of this turn.
+        /// The time slice's epoch.
         epoch: u64,
-        /// Since when.
+        /// When it was granted.
         since: Nanos,
-        /// A step of this turn has begun.
+        /// Whether a step of this time slice has begun.
         has_run: bool,
-        /// A neighbour waits for it.
+        /// Whether a peer waits for it.
         requested_at: bool,
     },
 }
 
 impl Scheduler {
-    /// A neighbour said something, or the turn has come.
+    /// Handles a message from a peer, or a change of the time slice.
     pub(super) fn on_peer_event(&mut self, now: Nanos, event: PeerPortEvent) {
         match (event, self.turn) {
             (PeerPortEvent::Peer(news), _) => {
@@ -67,14 +67,14 @@ impl Scheduler {
             (PeerPortEvent::SliceTakenOver { .. }, _) => {}
             (PeerPortEvent::SliceRequested { epoch: wanted }, _) => {
                 if let SliceState::Held { epoch, requested_at: sought, .. } = &mut self.turn {
-                    // What was said of a turn before says nothing of this one.
+                    // A request for an earlier epoch does not apply to this time slice.
                     *sought |= *epoch == wanted;
                 }
             }
         }
     }
 
-    /// Whether a step may begin now: always, or in the tenant's turn. Asks for the turn and gives it up.
+    /// Whether a step may begin now. Under temporal sharing this requests the time slice and releases it.
     pub(super) fn can_run(&mut self, now: Nanos) -> bool {
         let busy = self.set_busy() && self.manager.sleep_state() == SleepState::Awake;
         self.manager.set_busy(busy && self.engine.is_some());
@@ -87,12 +87,12 @@ impl Scheduler {
         active
     }
 
-    /// Whether the tenant may run steps as far as turns go: it holds the turn, or there are none.
+    /// Whether time sharing lets the tenant run steps: it holds the time slice, or sharing is not temporal.
     pub fn holds_turn(&self) -> bool {
         !matches!(self.config.sharing, Sharing::Temporal(_)) || matches!(self.turn, SliceState::Held { .. })
     }
 
-    /// The epoch of the turn that the tenant holds.
+    /// Returns the epoch of the held time slice.
     pub fn held_epoch(&self) -> Option<u64> {
         match self.turn {
             SliceState::Held { epoch, .. } => Some(epoch),
@@ -106,7 +106,7 @@ impl Scheduler {
             let holder = Holder { started: since, has_waiters: sought, has_work: busy, predicted_step_ns };
             match quantum.should_keep_slice(now, &holder) {
                 Decision::Keep => return true,
-                // A turn has its first step: what was to come before it took all of the quantum.
+                // Each time slice runs at least one step, even if preparation used up the quantum.
                 Decision::Release
                     if busy && !ran && !self.manager.lacks_weights() && self.head_starved == 0 =>
                 {
@@ -123,8 +123,8 @@ impl Scheduler {
         false
     }
 
-    /// How long the step to come takes: the decodes, and of the prompts as much as a turn that has just begun would take on. A
-    /// turn does not end with crumbs of a prompt, for each of which all weights would be read.
+    /// Predicts the duration of the next step: all decodes, and as many prompt tokens as fit into a full quantum. The
+    /// slice thus ends instead of computing small remainders of a prompt, each of which would read all weights.
     fn predicted_step_ns(&self, quantum: Quantum) -> u64 {
         let running = self.running.values().filter(|s| s.pending() > 1).map(Sequence::pending);
         let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
@@ -134,18 +134,18 @@ impl Scheduler {
         measures.step_ns(decodes, pending.min(most).min(self.config.max_step_tokens))
     }
 
-    /// Tokens of a step that ends within the turn by what was measured: each running request's decode, and of prompts as many
-    /// as fit, at least one. No bound where there are no turns.
+    /// Returns the tokens of a step that ends within the time slice by measured speed: one per decode, and prompt
+    /// tokens as far as they fit, at least one. Unbounded unless a time slice is held.
     pub(super) fn fitting_tokens(&self, now: Nanos) -> u32 {
         let (Sharing::Temporal(quantum), SliceState::Held { since, has_run: ran, requested_at: sought, .. }) =
             (self.config.sharing, self.turn)
         else {
             return u32::MAX;
         };
-        // What came before the first step may have taken all of the quantum: the step is as long as if it had not. While
-        // nobody waits, whoever comes waits for no more than a step of a whole quantum.
+        // The first step gets a full quantum even if preparation used part of it. While no peer waits, a step may take
+        // a full quantum too: a peer that arrives then waits for at most one step of that length.
         let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
-        // A step that waits for moving layers is no shorter for a prompt that was cut.
+        // A step that waits for remapped layers does not become shorter with a shorter prompt chunk.
         let within_ns = left_ns.max(self.manager.streaming_ns());
         match self.decodes() {
             0 if self.is_decode_dominated(quantum) => {
@@ -157,25 +157,25 @@ impl Scheduler {
         }
     }
 
-    /// Whether decodes are thought to take half of a turn or more. Prompts beside them go on in crumbs then, one in every step for
-    /// as long as one waits; and only a step without one tells how long decodes take by now.
+    /// Whether decodes are predicted to take at least half of a quantum. Prompts then progress by a minimal chunk per
+    /// step, and only a step without prompts can measure the current decode time.
     fn is_decode_dominated(&self, quantum: Quantum) -> bool {
         2 * self.manager.step_stats().decode_step_ns() >= u128::from(quantum.max_ns())
     }
 
-    /// Whether the next step is left to the decodes, to see how long they take.
+    /// Whether the next step runs only decodes, to measure their time.
     pub(super) fn prefers_decodes(&self) -> bool {
         let Sharing::Temporal(quantum) = self.config.sharing else { return false };
         let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.is_decode_dominated(quantum);
         due && self.decodes() > 0 && !self.manager.weights_loading()
     }
 
-    /// Running requests that decode.
+    /// Returns the number of running requests that decode.
     pub(super) fn decodes(&self) -> u32 {
         self.running.values().filter(|s| s.pending() == 1).count() as u32
     }
 
-    /// Gives the turn up, if it is here.
+    /// Releases the time slice if it is held.
     pub(super) fn release_turn(&mut self, now: Nanos) {
         if let SliceState::Held { since, .. } = self.turn {
             self.counters.turn_held_ns += now.since(since);
@@ -184,8 +184,8 @@ impl Scheduler {
         }
     }
 
-    /// A turn without an engine, or with memory that failed, is the neighbours': nobody knows when a step could begin. It is
-    /// wished for again when one can.
+    /// Releases the time slice while the tenant has no engine or is not loaded, because it cannot run a step. It
+    /// requests the slice again when it can.
     pub(super) fn leave_idle_turn(&mut self, now: Nanos) {
         let computes = self.in_flight.as_ref().is_some_and(|step| !step.lost);
         if !self.serving() && !computes {
@@ -193,7 +193,7 @@ impl Scheduler {
         }
     }
 
-    /// The epoch that a step carries.
+    /// Returns the epoch that a step carries.
     pub(super) fn epoch(&self) -> u64 {
         match self.turn {
             SliceState::Held { epoch, .. } => epoch,
@@ -201,7 +201,7 @@ impl Scheduler {
         }
     }
 
-    /// A step of this turn begins.
+    /// Records that a step of this time slice begins.
     pub(super) fn record_turn_use(&mut self) {
         self.quantum_expired = false;
         if let SliceState::Held { has_run: ran, .. } = &mut self.turn {
@@ -209,8 +209,8 @@ impl Scheduler {
         }
     }
 
-    /// What goes to neighbours and comes from them at a boundary. What must go and has no room costs the youngest request, or by
-    /// loss the one that loses least.
+    /// Trades memory with peers at a boundary. If a due return does not fit, it evicts the youngest request, or the one
+    /// with the lowest reclaim cost if the policy compares costs.
     pub(super) fn negotiate(&mut self, now: Nanos) {
         self.continue_negotiation(now);
         while self.manager.debt_is_blocked() && self.running.len() > 1 {
@@ -221,11 +221,11 @@ impl Scheduler {
             self.manager.boundary(now, &mut self.actions);
         }
         if self.manager.debt_is_blocked() {
-            // KV that is left is of the oldest, or of requests that wait with theirs.
+            // The remaining KV belongs to the oldest request or to suspended requests.
             self.manager.force_reclaim();
             self.manager.boundary(now, &mut self.actions);
         }
-        // Who falls asleep drops them by itself.
+        // While the tenant falls asleep, `make_host_room` drops suspended KV instead.
         while self.manager.debt_is_blocked()
             && self.manager.sleep_state() == SleepState::Awake
             && self.drop_suspended_kv(|manager, id| manager.on_device(id))
@@ -239,13 +239,13 @@ impl Scheduler {
         let waited = self.manager.awaits_loans();
         trader.boundary(now, &mut self.manager, &mut self.actions);
         if waited && !self.manager.awaits_loans() && !self.manager.is_blocked() {
-            // What lent layers waited for is here, or is waited for no longer: they come back now, not with the next event.
+            // The loans that absent layers waited for are settled: restore the layers now instead of at the next event.
             self.manager.boundary(now, &mut self.actions);
         }
         self.commands.extend(trader.take_commands().into_iter().map(Command::Peer));
     }
 
-    /// The floor of a new life is with its neighbours: they are told, and it is tried again.
+    /// Claims the missing floor of a new instance from the peers that hold it, and retries.
     pub(super) fn claim_floor(&mut self, now: Nanos) {
         let (Some(chunks), Some(trader)) = (self.manager.missing_floor_chunks(), &mut self.negotiator) else {
             return;
@@ -255,15 +255,15 @@ impl Scheduler {
         self.manager.claim_floor(&mut self.actions);
     }
 
-    /// Tells which waits for neighbours have ended.
+    /// Reports the waits for peers that ended.
     pub(super) fn record_waits(&mut self, now: Nanos) {
         let Some(trader) = &self.negotiator else { return };
         let ended = self.waits.sample(now, &self.manager, trader, self.next_step);
         self.outputs.extend(ended.map(SchedulerOutput::Waited));
     }
 
-    /// A step waits for the memory of neighbours: they are asked. True when they have said no, so that another remedy is
-    /// due at once.
+    /// Asks peers for memory if the step waits for a loan. Returns true if they denied it, so that another reclaim
+    /// option is due now.
     pub(super) fn borrow_denied(&mut self, now: Nanos) -> bool {
         if self.manager.borrow_request().is_none() {
             return false;

@@ -1,4 +1,5 @@
-//! Prompts that are computed without room for their KV (eLLM 4.4.2): [`sluice_policy::memory manager::MemoryManager::send_out`].
+//! Computes prompts whose KV does not fit on the device (eLLM 4.4.2):
+//! [`sluice_policy::memory_manager::MemoryManager::start_prefill_offload`].
 
 use sluice_policy::ellm::Violations;
 use sluice_policy::geometry::{BLOCK_TOKENS, Geometry};
@@ -9,12 +10,12 @@ use super::Scheduler;
 use crate::batch::Batch;
 use crate::sequence::Sequence;
 
-/// Waiting requests that an iteration looks at for late ones.
+/// Waiting requests that a step checks for lateness.
 const MOST_LOOKED_AT: usize = 64;
 
 impl Scheduler {
-    /// Prompts that went to the host tier have their first token now: they wait there for room. Those that go nowhere any more are as
-    /// all others.
+    /// Suspends requests whose offloaded prompt has its first token; they wait until their KV fits on the device.
+    /// Requests whose prompt is no longer offloaded become ordinary ones.
     pub(super) fn suspend_offloaded(&mut self) {
         for sequence in self.running.values_mut().filter(|sequence| sequence.prefill_offloaded) {
             sequence.prefill_offloaded = self.manager.is_prefill_offloaded(sequence.id());
@@ -26,13 +27,13 @@ impl Scheduler {
         }
     }
 
-    /// The request runs, and its prompt goes to the host tier.
+    /// Whether the request runs and offloads its prompt's KV.
     fn is_prefill_offloaded(&self, id: RequestId) -> bool {
         self.running_request(id).is_some_and(|sequence| sequence.prefill_offloaded)
     }
 
-    /// Who was admitted at this boundary and does not fit is computed all the same, and its KV goes to the host tier. `false` = it
-    /// may not.
+    /// Starts to offload the prompt of a request that was admitted at this boundary and does not fit. Returns false if
+    /// that is not allowed.
     pub(super) fn start_prefill_offload(&mut self, id: RequestId) -> bool {
         let Some(sequence) = self.running_request(id) else { return false };
         let fresh = !sequence.kv_suspended && !sequence.prefill_offloaded && sequence.pending() > 1;
@@ -44,7 +45,7 @@ impl Scheduler {
         true
     }
 
-    /// A plan lets the request in with some of its KV away, and there is no room for its prompt.
+    /// Whether a plan admits the request with offloaded KV although its prompt does not fit on the device.
     pub(super) fn starts_offloaded(&self, now: Nanos, sequence: &Sequence) -> bool {
         let prompt =
             !sequence.kv_suspended && sequence.pending() > 1 && self.config.max_step_tokens >= BLOCK_TOKENS;
@@ -69,7 +70,7 @@ impl Scheduler {
         Geometry::columns_for(self.config.max_step_tokens)
     }
 
-    /// The next in line leaves prompts that go out as much room as they are to have.
+    /// Whether the queue head leaves the reserved buffer to offloaded prefills.
     pub(super) fn can_reserve_prefill_buffer(&self, now: Nanos, coming_blocks: u32) -> bool {
         let step = self.step_columns();
         let leaves = |front: &Sequence| {
@@ -80,8 +81,8 @@ impl Scheduler {
         !self.manager.reserves_prefill_buffer(step) || self.queue.front().is_none_or(leaves)
     }
 
-    /// When the next in line stays where it is, or waits for room since its prompt went out, others may come whose prompts go out:
-    /// they need next to none.
+    /// Admits requests with offloaded prefills while the queue head waits, or waits for capacity after its own
+    /// offloaded prefill: they need almost no device memory.
     pub(super) fn admit_offloaded_prefills(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
         while self.manager.offloads_prefills() && budget > 0 && !self.free_rows.is_empty() {
             let Some(new) = self.queue.iter().find(|one| !one.kv_suspended) else { return };
@@ -98,22 +99,21 @@ impl Scheduler {
         }
     }
 
-    /// The step does without the prompts that go out, which were begun before: they are computed when there is room for a part of
-    /// them.
+    /// Whether the step can run without offloaded prefills that began earlier. They continue when a chunk of them fits.
     pub(super) fn can_defer_prefills(&self, batch: &Batch, admitted: &[RequestId]) -> bool {
         admitted.is_empty()
             && batch.scheduled.iter().any(|part| self.is_prefill_offloaded(part.request))
             && batch.scheduled.iter().any(|part| !self.is_prefill_offloaded(part.request))
     }
 
-    /// A step without a part of prompts that go out needs nothing of theirs.
+    /// Excludes offloaded prefills from the memory demand of a step that computes none.
     pub(super) fn exclude_offloaded_prefills(&mut self, batch: &Batch) {
         let without = !batch.scheduled.iter().any(|part| self.is_prefill_offloaded(part.request));
         self.manager.exclude_offloaded_prefills(without);
     }
 
-    /// What this step's end tells Algorithm 2: first tokens that came late, or are late by now, and requests that were given fewer
-    /// tokens than they should have been by now.
+    /// Reports SLO violations to Algorithm 2: first tokens that were or already are late, and requests with fewer
+    /// tokens than they should have by now.
     pub(super) fn record_slo_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
         let slo = self.manager.params().slo;
         if !self.manager.offloads_prefills() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {

@@ -1,7 +1,7 @@
-//! Which remedy is taken when running requests have grown beyond memory (`Unified`): the one that loses least for each byte.
+//! Chooses the reclaim option with the lowest cost per byte when running requests outgrow memory (`Unified`).
 //!
-//! What own layers would give the memory manager knows; what a request that is paused or computed again loses depends on what
-//! its client has in store, which is known here. The comparison is [`sluice_policy::cost::price`].
+//! The memory manager knows what remapping own layers frees. The cost of a pause or a preemption depends on the tokens
+//! that the client has buffered, which the scheduler knows. The comparison is [`sluice_policy::cost::price`].
 
 use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption, least};
 use sluice_policy::ids::{Nanos, RequestId};
@@ -11,8 +11,8 @@ use crate::config::Sharing;
 use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Own layers that stall lose less than any request that could be taken out of the way: they are on their way to KV. Not for
-    /// requests that could as well be admitted later.
+    /// Remaps own layers, with stalls, if that costs less than any pause or preemption; returns whether the remap
+    /// began. It never does so for requests that could be admitted later.
     pub(super) fn apply_stalling_remap(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
         let later = admitted.iter().any(|id| !self.is_overdue(now, *id));
         if later || self.running.len() <= 1 || !self.manager.params().compares_losses() {
@@ -32,7 +32,7 @@ impl Scheduler {
             && self.manager.apply_stalling_remap(stalling, &mut self.actions)
     }
 
-    /// Whoever loses least for it makes room: paused, or computed again.
+    /// Pauses or preempts the request with the lowest cost.
     pub(super) fn evict_cheapest(&mut self, now: Nanos) {
         let in_store = self.buffered_tokens(now);
         match least(self.victim_options(now, &self.clients(&in_store))) {
@@ -42,7 +42,7 @@ impl Scheduler {
         }
     }
 
-    /// Who would be paused first, and who would be computed again first: paused too, where that may be.
+    /// Returns the options: pausing the first pause victim, and pausing or preempting the preemption victim.
     fn victim_options(&self, now: Nanos, clients: &Clients<'_>) -> Vec<ReclaimOption> {
         let youngest = self.preemption_victim(now);
         let pausing = self.manager.can_pause_help();
@@ -87,7 +87,7 @@ impl Scheduler {
         })
     }
 
-    /// Neighbours get what is left of the GPU's time and of the link: among them somebody may always wait.
+    /// Under time or space sharing, peers use spare GPU time and link bandwidth, so a request is assumed to wait.
     fn clients<'a>(&self, in_store: &'a [u32]) -> Clients<'a> {
         let shared = self.config.sharing != Sharing::Exclusive;
         Clients { buffered_tokens: in_store, waiting: shared || !self.queue.is_empty() }
@@ -97,7 +97,7 @@ impl Scheduler {
         self.running.values().map(|one| self.buffered_tokens_of(now, one)).collect()
     }
 
-    /// Tokens that the client has not read yet.
+    /// Returns the tokens that the client has not read yet.
     fn buffered_tokens_of(&self, now: Nanos, one: &Sequence) -> u32 {
         let left_ns = one.buffered_until(now).since(now);
         left_ns

@@ -1,4 +1,4 @@
-//! The end of a step: tokens go out, KV is committed, requests end.
+//! Retires a step: delivers tokens, commits KV and ends requests.
 
 use sluice_policy::ids::{Nanos, RequestId, RowId, StepId};
 use sluice_policy::memory_manager::StepTimes;
@@ -10,7 +10,7 @@ use crate::event::{Finish, SchedulerOutput, StepOutput};
 use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Takes the answer to the step in flight. An answer to anything else is old and ignored.
+    /// Handles the answer to the step in flight. Any other answer is stale and ignored.
     pub(super) fn retire(&mut self, now: Nanos, done: StepDone) {
         if let Some(problem) = self.mismatch(&done) {
             return self.refused(now, done.id, done.attempt, problem);
@@ -28,7 +28,7 @@ impl Scheduler {
             kv_stall_ns,
             ..StepOutput::default()
         };
-        // Whose KV was lost while the step ran is computed again: nothing that the step says of it counts.
+        // Requests that lost KV during the step are recomputed, so the step's results for them are discarded.
         self.requeue_lost();
         let failed: Vec<_> = done
             .failed
@@ -36,14 +36,14 @@ impl Scheduler {
             .filter_map(|one| Some((self.row_request(one.row)?, one.failure.clone())))
             .collect();
         for part in &in_flight.batch.scheduled {
-            // The KV of a row whose logits are no numbers is no better than they are: nobody may find it in the cache.
+            // The KV of a row with invalid logits is also invalid and must not enter the prefix cache.
             if !failed.iter().any(|(request, _)| *request == part.request) {
                 self.commit(part, &mut notice);
             }
         }
         self.counters.add_step(&notice);
         self.outputs.push(SchedulerOutput::Step(notice));
-        // A refused sequence did not run: nothing is learnt of it, and nothing at all where none ran.
+        // A refused sequence did not run, so it must not affect the measurements.
         let ran = in_flight.batch.without(|request| is_refused(&failed, request));
         let (shape, decode_only) = (ran.shape(), notice.prefill_tokens == 0 && !ran.scheduled.is_empty());
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
@@ -57,28 +57,28 @@ impl Scheduler {
         self.drop_cancelled();
     }
 
-    /// The engine would not run the step, or nobody could use its answer: the step's requests fail, those that had no part
-    /// in it go on.
+    /// Handles a step that the engine refused, or whose answer is unusable: its requests fail, the others continue.
     pub(super) fn refused(&mut self, now: Nanos, id: StepId, attempt: u32, message: &str) {
         let Some(in_flight) = self.take_in_flight(id, attempt) else { return };
         self.counters.refused_steps += 1;
-        // No layer was passed, so no slot was released: whatever waits for one is dropped and built anew.
+        // The engine passed no layer and released no slot, so the copies that wait for slots are dropped and rebuilt.
         self.manager.engine_lost(now, &mut self.actions);
         for part in &in_flight.batch.scheduled {
             self.end(part.request, Finish::Failed(format!("the engine refused the step: {message}")));
         }
     }
 
-    /// The engine left the step of an old turn: its requests keep their memory and are part of a step of the next turn.
+    /// Handles a step that the engine skipped because its time slice ended: its requests keep their memory for a step
+    /// of the next slice.
     pub(super) fn turn_passed(&mut self, now: Nanos, id: StepId, attempt: u32) {
         let current = |f: &&mut InFlight| !f.lost && f.step.id == id && f.step.attempt == attempt;
         let Some(in_flight) = self.in_flight.as_mut().filter(current) else { return };
         in_flight.lost = true;
-        // Layers that the step did not reach released no slot: copies that wait for them are dropped and ordered anew.
+        // The layers not reached released no slot, so the copies that wait for them are dropped and ordered again.
         self.manager.engine_lost(now, &mut self.actions);
     }
 
-    /// What is wrong with an answer to the step in flight ([`StepDone::fits`]).
+    /// Returns what is wrong with an answer to the step in flight ([`StepDone::matches_rows`]).
     fn mismatch(&self, done: &StepDone) -> Option<&'static str> {
         let step = &self.in_flight.as_ref()?.step;
         let rows: Vec<_> = step.sequences.iter().map(|s| (s.row, s.sample.is_some())).collect();
@@ -87,7 +87,7 @@ impl Scheduler {
             .then_some("its answer holds tokens of other rows than were sampled")
     }
 
-    /// The step that was answered.
+    /// Takes the step that was answered.
     fn take_in_flight(&mut self, id: StepId, attempt: u32) -> Option<InFlight> {
         let answered = self.in_flight.take_if(|f| !f.lost && f.step.id == id && f.step.attempt == attempt)?;
         self.engine_crashes = 0;
@@ -111,7 +111,7 @@ impl Scheduler {
         notice.recomputed_tokens += end.min(sequence.computed_before).saturating_sub(start);
     }
 
-    /// Hands a sampled token to its request. A row that is nobody's belongs to a request that has ended.
+    /// Delivers a sampled token to its request. A row without a request belongs to one that has ended.
     fn deliver(&mut self, now: Nanos, sampled: Sampled) {
         let tbt_ns = self.manager.params().slo.tbt_ns;
         let Some(sequence) = self.by_row(sampled.row) else { return };

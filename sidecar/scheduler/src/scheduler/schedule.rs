@@ -1,4 +1,4 @@
-//! The boundary between two steps: admit, ask for memory, start the next step.
+//! Implements the step boundary: admits requests, asks for memory and submits the next step.
 
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::memory_manager::{Prepared, StepLease};
@@ -9,20 +9,21 @@ use crate::batch::{Batch, ScheduledTokens};
 use crate::event::{Command, Finish, SchedulerOutput};
 use crate::sequence::Sequence;
 
-/// Steps for which no admission is tried after memory refused one, unless something ends before; by deadline none that needs more
-/// than is free.
+/// Steps without admissions after memory refused one, unless a request ends earlier. Under deadline scheduling,
+/// requests that fit into free memory are exempt.
 pub(super) const ADMISSION_HOLD_STEPS: u64 = 16;
 
-/// Boundaries at which the oldest request alone may be refused memory before it is failed. Its floor is guaranteed, so
-/// this is reached only when a backend keeps failing.
+/// Boundaries at which memory may refuse the oldest request alone before that request fails. Its floor is guaranteed,
+/// so only a backend that keeps failing reaches this limit.
 pub(super) const STARVED_BOUNDARIES_MAX: u32 = 4096;
 
-/// Engines that may die over one step before its requests are failed: a step that kills every engine must end.
+/// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
 const REPLAYS_MAX: u32 = 16;
 
 impl Scheduler {
-    /// Called whenever no step is in flight. Does nothing while memory is being re-backed. Among neighbours memory moves
-    /// without an engine as well: a dead one maps nothing, so whatever has to be unmapped is.
+    /// Runs the step boundary; called whenever no step is in flight. Does nothing while memory is being remapped. With
+    /// peers, memory also moves without an engine: an engine that exited maps nothing, so every required unmap is
+    /// already done.
     pub(super) fn schedule(&mut self, now: Nanos) {
         let absent = self.engine.is_none() && self.negotiator.is_none();
         if absent || !self.manager.is_loaded() || self.manager.is_blocked() {
@@ -53,9 +54,10 @@ impl Scheduler {
         }
     }
 
-    /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns those that are new, and how many of them
-    /// running requests may make room for: by deadline those that fit and one more. The others come only as far as memory is found
-    /// that costs nobody anything, of neighbours or of layers that hide, which come in large pieces.
+    /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns the admitted requests, and the
+    /// number of them for which running requests may be paused: under deadline scheduling those that fit and one more.
+    /// The rest are admitted only with memory that is free of cost, from peers or from layers whose streaming is
+    /// hidden, which arrives in large pieces.
     fn admit(&mut self, now: Nanos) -> (Vec<RequestId>, usize) {
         let (mut admitted, mut sure) = (Vec::new(), usize::MAX);
         self.manager.set_blocked_head(None);
@@ -109,19 +111,19 @@ impl Scheduler {
         (admitted, sure)
     }
 
-    /// The next in line may be tried although somebody before it did not fit. Not one that was paused: its KV is all that it would
-    /// hold at once, and would go back to where it is.
+    /// Whether the queue head may be tried after a request that did not fit. Skips suspended requests: admitting one
+    /// needs all its KV at once, and a failure would swap it straight back out.
     fn may_admit_extra(&self) -> bool {
         self.next_step >= self.burst_backoff_until
             && self.queue.front().is_some_and(|front| !front.kv_suspended)
     }
 
-    /// Tokens that those who run have to compute.
+    /// Returns the pending tokens of the running requests.
     pub(super) fn running_tokens(&self) -> u32 {
         self.running.values().map(Sequence::pending).fold(0, u32::saturating_add)
     }
 
-    /// The request runs, in a row of its own.
+    /// Runs the request in row `row`.
     pub(super) fn assign_row(&mut self, mut sequence: Sequence, row: RowId) {
         sequence.row = Some(row);
         sequence.row_is_new = true;
@@ -129,8 +131,8 @@ impl Scheduler {
         self.place(sequence);
     }
 
-    /// Memory refused somebody a moment ago. Where nothing runs, nothing can end: whoever was sent back while memory was on its
-    /// way is tried again.
+    /// Whether memory refused an admission a short time ago. Never while no request runs: no request could end then, so
+    /// requests that went back while memory was moving are retried.
     pub(super) fn admission_on_hold(&self) -> bool {
         self.next_step < self.admission_backoff_until && !self.running.is_empty()
     }
@@ -145,10 +147,10 @@ impl Scheduler {
         self.running.insert(place, sequence);
     }
 
-    /// Finds a batch that memory can hold. When it cannot hold the first one: fewer tokens if activations are short (of whole
-    /// prompts behind arriving weights as many as usual), else the newest admissions go back, else the youngest running
-    /// request is preempted. The oldest is never a victim.
-    /// `None` = memory is on its way, or nothing can run.
+    /// Finds a batch that memory can hold. If the first one does not fit, it reduces the tokens if activations are
+    /// short (a whole-prompt prefill first drops to the usual number), then returns the newest admissions to the queue,
+    /// then preempts the youngest running request. The oldest request is never a victim. Returns `None` while memory is
+    /// moving or if no request can run.
     fn build_batch(&mut self, now: Nanos, admitted: &mut Vec<RequestId>, sure: usize) -> Option<Batch> {
         let fitting = self.fitting_tokens(now);
         let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes());
@@ -179,7 +181,7 @@ impl Scheduler {
                 Prepared::Short { activation: false, .. } if admitted.len() > sure => {
                     self.requeue_half(admitted, sure);
                 }
-                // Once: what has left by then and does not serve will not.
+                // Only once: if the memory freed by then does not help, more pauses would not either.
                 Prepared::Short { missing_columns, .. }
                     if !made_room && self.make_room(now, missing_columns, admitted) =>
                 {
@@ -203,7 +205,7 @@ impl Scheduler {
         }
     }
 
-    /// What is left of a batch when those have gone back whose KV is on its way: there was memory for all of it.
+    /// Returns the batch without the requests whose KV is loading; memory was available for all of it.
     fn retain_running(&self, mut batch: Batch) -> Option<Batch> {
         batch.scheduled.retain(|part| self.admission_order.contains_key(&part.request));
         (!batch.scheduled.is_empty()).then_some(batch)
@@ -216,8 +218,8 @@ impl Scheduler {
         ready
     }
 
-    /// While weights arrive: tokens of the step that takes all prompts through a layer before the next one, as far as there is
-    /// room for its activations. Else 0.
+    /// Returns the tokens of a step that takes whole prompts through each layer while weights load, as far as their
+    /// activations fit. Returns 0 if no weights are loading.
     fn whole_tokens(&mut self) -> u32 {
         if !self.manager.weights_loading() {
             return 0;
@@ -227,10 +229,10 @@ impl Scheduler {
         self.manager.whole_prompt_tokens(&need)
     }
 
-    /// Takes one request out of the batch's way. `false` = only the oldest is left.
+    /// Removes one request from the batch. Returns false if only the oldest is left.
     fn shrink_batch(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
         if self.running.len() <= 1 {
-            // A prompt that goes out may lack places in the host tier alone.
+            // An offloaded prompt can also lack only space in the host tier.
             let goes_out = self.running.values().any(|one| one.prefill_offloaded);
             return self.drop_suspended_kv(|manager, id| goes_out || manager.on_device(id));
         }
@@ -251,21 +253,21 @@ impl Scheduler {
         self.admission_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
     }
 
-    /// Of those beyond the first `sure` ones half go back, the last ones.
+    /// Requeues the last half of the admitted requests beyond the first `sure`.
     fn requeue_half(&mut self, admitted: &mut Vec<RequestId>, sure: usize) {
         let kept = sure + (admitted.len() - sure) / 2;
         admitted.drain(kept..).rev().for_each(|id| self.requeue(id));
         self.burst_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
     }
 
-    /// Those of the admitted whose KV is on its way wait for it; the others only where they would need its room.
+    /// Requeues the admitted requests whose KV is loading. The others stay admitted.
     fn requeue_loading(&mut self, admitted: &mut Vec<RequestId>) {
         for id in admitted.extract_if(.., |id| self.manager.is_loading(*id)).collect::<Vec<_>>() {
             self.requeue(id);
         }
     }
 
-    /// Puts a request back that was to be admitted in this very boundary.
+    /// Returns a request that was being admitted at this boundary to the queue.
     fn requeue(&mut self, id: RequestId) {
         let Some(mut sequence) = self.take_running(id) else { return };
         sequence.prefill_offloaded = false;
@@ -278,8 +280,8 @@ impl Scheduler {
         self.queue.push(sequence);
     }
 
-    /// Who is computed again, if somebody has to be: lowest priority, then the latest admission; requests that were paused for as
-    /// long as one may be come last.
+    /// Returns the request to preempt: the lowest priority, then the latest admission. Requests at the pause limit are
+    /// last.
     pub(super) fn preemption_victim(&self, now: Nanos) -> Option<RequestId> {
         let key = |(place, s): &(&u64, &Sequence)| {
             (self.is_immune(now, s.id()), s.request.priority, core::cmp::Reverse(**place))
@@ -287,14 +289,14 @@ impl Scheduler {
         self.running.iter().skip(1).min_by_key(key).map(|(_, s)| s.id())
     }
 
-    /// It waits and is recomputed; its tokens stay the same.
+    /// Preempts the victim: it waits and is recomputed from the same tokens.
     pub(super) fn preempt_youngest(&mut self, now: Nanos) {
         if let Some(sequence) = self.preemption_victim(now).and_then(|id| self.remove_running(id)) {
             self.requeue_for_recompute(sequence);
         }
     }
 
-    /// A request whose memory is gone waits, and will be computed again.
+    /// Queues a request whose memory was freed for recomputation.
     pub(super) fn requeue_for_recompute(&mut self, mut sequence: Sequence) {
         let dropped_tokens = sequence.preempt();
         self.counters.preemptions += 1;
@@ -302,7 +304,8 @@ impl Scheduler {
         self.queue.push(sequence);
     }
 
-    /// The oldest request alone does not fit. Its memory is guaranteed, so it waits for a backend that fails; not for ever.
+    /// Counts a boundary at which the oldest request alone does not fit. Its memory is guaranteed, so only a failing
+    /// backend causes this; after [`STARVED_BOUNDARIES_MAX`] boundaries the request fails.
     fn fail_if_starved(&mut self) {
         self.head_starved += 1;
         if self.head_starved < STARVED_BOUNDARIES_MAX {
@@ -375,7 +378,7 @@ impl Scheduler {
         }
     }
 
-    /// New rows first, then every column that is new or has moved.
+    /// Returns the table updates: new rows first, then every column that is new or moved.
     fn table_updates(&mut self) -> Vec<TableUpdate> {
         let mut updates = core::mem::take(&mut self.unsent_table_updates);
         for sequence in self.running.values_mut().filter(|s| s.row_is_new) {
@@ -408,8 +411,8 @@ impl Scheduler {
         })
     }
 
-    /// A step was lost with its engine. Among neighbours nobody knows who wants memory before the next engine comes, so the
-    /// step is taken back; alone it waits, and is repeated as it was.
+    /// Handles a step lost with its engine. With peers the step is undone, because a peer may need memory before the
+    /// next engine attaches. Without peers it is kept and replayed unchanged.
     pub(super) fn resume(&mut self, now: Nanos) {
         if self.engine_crashes > REPLAYS_MAX {
             return self.fail_step();
@@ -423,7 +426,7 @@ impl Scheduler {
         }
     }
 
-    /// The step was never begun: its sequences are where they were, with the columns that they got for it.
+    /// Undoes the step: its sequences return to their state before it and keep the columns allocated for it.
     fn undo_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.unsent_table_updates = in_flight.step.updates;
@@ -433,7 +436,7 @@ impl Scheduler {
         self.requeue_lost();
     }
 
-    /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.
+    /// Replays the step that a lost engine did not finish, with the same inputs and fresh generations.
     fn replay(&mut self, now: Nanos) {
         if !self.serving() || self.manager.is_blocked() || !self.can_run(now) {
             return;
@@ -453,7 +456,7 @@ impl Scheduler {
         self.commands.push(Command::Compute(in_flight.step.clone()));
     }
 
-    /// Fails the requests of a step that no engine survives.
+    /// Fails the requests of a step that crashes every engine.
     fn fail_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.engine_crashes = 0;

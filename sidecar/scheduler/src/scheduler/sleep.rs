@@ -1,4 +1,4 @@
-//! Giving up all memory, and taking it back: when, and what becomes of requests meanwhile.
+//! Puts the tenant to sleep, wakes it, and suspends or requeues its requests.
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
@@ -8,12 +8,12 @@ use crate::event::{Finish, Sleep};
 use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// The tenant is told to sleep, or woken.
+    /// Handles an order to sleep or to wake.
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
             Sleep::Idle if self.set_busy() => {}
             Sleep::Idle => self.manager.hibernate(true),
-            // At the next boundary: a step may run, or wait to be replayed.
+            // Takes effect at the next boundary: a step may be running or waiting for its replay.
             Sleep::Ordered | Sleep::Discard => self.sleep_requested = Some(order),
             Sleep::WakeUp => {
                 self.sleep_requested = None;
@@ -22,12 +22,13 @@ impl Scheduler {
         }
     }
 
-    /// A request waits or runs.
+    /// Whether a request waits or runs.
     pub(super) fn set_busy(&self) -> bool {
         !self.queue.is_empty() || !self.running.is_empty()
     }
 
-    /// Work wakes a tenant, unless it was told to sleep. One that falls asleep keeps nobody running.
+    /// Starts or ends sleep: work wakes a tenant unless it sleeps by order. Falling asleep suspends all running
+    /// requests.
     pub(super) fn sleep_or_wake(&mut self) {
         if let Some(order) = self.sleep_requested {
             self.manager.hibernate(order == Sleep::Ordered);
@@ -42,7 +43,7 @@ impl Scheduler {
         }
     }
 
-    /// Requests whose KV has no room in the host tier are computed again.
+    /// Requeues suspended requests whose KV does not fit into the host tier for recomputation.
     pub(super) fn make_host_room(&mut self, now: Nanos) {
         let in_the_way = |manager: &MemoryManager| {
             manager.sleep_state() == SleepState::Suspending
@@ -54,7 +55,7 @@ impl Scheduler {
         }
     }
 
-    /// The last request that waits with KV, of those that `which` names, waits without it.
+    /// Drops the KV of the last suspended request that matches `which`. Returns whether there was one.
     pub(super) fn drop_suspended_kv(&mut self, which: impl Fn(&MemoryManager, RequestId) -> bool) -> bool {
         let kept = self
             .queue
@@ -75,7 +76,7 @@ impl Scheduler {
         true
     }
 
-    /// Requests whose KV was lost between host and device begin anew.
+    /// Requeues requests whose KV was lost between host and device for recomputation.
     pub(super) fn requeue_lost(&mut self) {
         for id in self.manager.take_lost_requests() {
             if self.running.values().any(|sequence| sequence.id() == id && sequence.cancelled) {
