@@ -1,8 +1,8 @@
-//! Time of one remapping decision for an 80-layer model: value, limit, verdict. Run with `--release`; `--json` prints the verdict
-//! as one JSON object.
+//! Measures the time of one remapping decision for an 80-layer model and prints value, limit and result. Run with
+//! `--release`; `--json` prints the result as one JSON object.
 //!
-//! Questions vary the link (r from 1 to 70), the layers (alike or not), the layout now and what is wanted. Each is asked many
-//! times; the figure is the median over all of them. The slowest question's own median is shown beside it.
+//! The cases vary the link (r from 1 to 70), the layers (equal or not), the current layout and the wanted alpha. Each
+//! is repeated many times. The result is the median over all repeats; the slowest case's own median is also shown.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Nanoseconds of each repeat of one question.
+/// Returns the nanoseconds of each repeat of one case.
 fn ask(r_permille: u64, alike: bool, held_alpha: u16, wanted_alpha: u16) -> Vec<u128> {
     let vary = |layer: u64| if alike { 0 } else { layer * 7919 % 83 * 1000 };
     let compute: Vec<u64> = (0..u64::from(LAYERS)).map(|layer| 500_000 + vary(layer)).collect();

@@ -1,10 +1,11 @@
-//! Time of a step's decisions while KV is partly away: `boundary`, `prepare`, `begin`, the tables' changes, `commit` and
-//! `finish` of a decode step of 80 layers, under each policy that places KV in the host tier, with room for half of the KV that
-//! the sequences have when they are longest. Sequences grow, end and begin anew. Copies complete between decisions and are not
-//! counted, nor are boundaries at which the step only waits for some; plans are made between steps, and counted by themselves.
+//! Measures a step's decisions while KV is partly offloaded: `boundary`, `prepare`, `begin`, the table changes,
+//! `commit` and `finish` of a decode step of 80 layers. It runs under each policy that places KV in the host tier, with
+//! device memory for half of the KV at maximum sequence lengths. Sequences grow, end and restart. Copies complete
+//! between decisions and are not counted, nor are boundaries at which the step only waits for copies. Plans are made
+//! between steps and counted separately.
 //!
-//! Run with `cargo run --release -p sluice-policy --example placed_speed`. Prints the medians, the limits and pass or fail;
-//! with `-- --json` as JSON.
+//! Run with `cargo run --release -p sluice-policy --example placed_speed`. Prints the medians, the limits and pass or
+//! fail; `-- --json` prints them as JSON.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,18 +20,18 @@ use sluice_policy::params::{Params, PolicyName};
 const LIMIT_NS: u64 = 20_000;
 const LAYERS: usize = 80;
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Columns of a sequence when it begins, and when it ends.
+/// Columns of a sequence at its start and at its end.
 const COLUMNS: [u32; 2] = [12, 24];
 const TOKENS: u32 = 16;
-/// What sequences consist of.
+/// The tokens of the sequences.
 const WORDS: [u32; (COLUMNS[1] * TOKENS) as usize] = [1; (COLUMNS[1] * TOKENS) as usize];
-/// Steps that are not measured, and those that are.
+/// Numbers of warm-up steps and of measured steps.
 const STEPS: [usize; 2] = [400, 1600];
 const NOW: Nanos = Nanos(0);
 
 struct Sequence {
     id: RequestId,
-    /// Tokens; none before its prompt is computed.
+    /// Number of tokens; 0 before its prefill.
     length: u32,
 }
 
@@ -40,13 +41,13 @@ impl Sequence {
         if self.length > 0 {
             return 1;
         }
-        // The first ones end one after the other.
+        // The first sequences end at different steps.
         let stagger = COLUMNS[1] - COLUMNS[0];
         (COLUMNS[0] + self.id.0 as u32 * 5 % stagger) * TOKENS + self.id.0 as u32 * 3 % TOKENS
     }
 }
 
-/// Sequences, and what took how long.
+/// The sequences, and the measured times.
 struct Bench {
     manager: MemoryManager,
     sequences: Vec<Sequence>,
@@ -111,7 +112,7 @@ impl Bench {
         bench
     }
 
-    /// A new sequence in this place.
+    /// Replaces the sequence at this index by a new one.
     fn begin(&mut self, at: usize) {
         self.manager.close(self.sequences[at].id);
         self.begun += 1;
@@ -120,7 +121,7 @@ impl Bench {
         self.sequences[at] = Sequence { id, length: 0 };
     }
 
-    /// Everything that was ordered completes, and what is to be planned is.
+    /// Completes all actions and answers plan requests.
     fn settle(&mut self) {
         while !self.out.is_empty() {
             for action in std::mem::take(&mut self.out) {
@@ -141,7 +142,7 @@ impl Bench {
         }
     }
 
-    /// One step of all sequences; where memory does not hold it the longest begins anew.
+    /// Runs one step of all sequences. If memory does not hold it, the longest one restarts.
     fn step(&mut self) -> Duration {
         for _ in 0..100_000 {
             let start = Instant::now();
@@ -166,7 +167,7 @@ impl Bench {
         panic!("no step fits");
     }
 
-    /// The sequences of a step: those that decode, and one that computes its prompt.
+    /// Returns the sequences of a step: those that decode, and one that prefills.
     fn batch(&self) -> impl Iterator<Item = usize> + '_ {
         let prompt = self.sequences.iter().position(|sequence| sequence.length == 0);
         (0..self.sequences.len()).filter(move |at| self.sequences[*at].length > 0 || prompt == Some(*at))
@@ -213,7 +214,7 @@ impl Samples {
     }
 }
 
-/// Steps with KV away, the most layers that were, and the plans.
+/// Returns the times of steps with offloaded KV, the maximum number of offloaded layers, and the times of plans.
 fn measure(policy: PolicyName, sequences: u32) -> (Samples, usize, Samples) {
     let mut bench = Bench::new(policy, sequences);
     for _ in 0..STEPS[0] {
@@ -231,7 +232,7 @@ fn measure(policy: PolicyName, sequences: u32) -> (Samples, usize, Samples) {
     (Samples::of(samples), most, Samples::of(bench.plans))
 }
 
-/// What is told of one policy and so many sequences: whether the limit was kept.
+/// Prints the result for a policy and a number of sequences; returns whether the limit was kept.
 fn print(json: bool, policy: PolicyName, sequences: u32) -> bool {
     let (steps, away, plans) = measure(policy, sequences);
     let name =

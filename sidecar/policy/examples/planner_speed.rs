@@ -1,9 +1,9 @@
-//! Time of a plan, and how far it may be from the best: 16 requests of different lengths, 80 layers, too little memory for
-//! all of their KV, a budget of node expansions as the sidecar has it. Then the same as a sidecar asks for it, while it serves:
-//! all but one of the 16 may be paused, four wait, and tokens have an objective.
+//! Measures the time of a plan and its gap to the optimum: 16 requests of different lengths, 80 layers, too little
+//! memory for all of their KV, and the sidecar's budget of node expansions. A second measurement uses plan requests as
+//! a serving sidecar sends them: all but one of the 16 may be paused, four wait, and tokens have an objective.
 //!
-//! Run with `cargo run --release -p sluice-policy --example planner_speed`. Prints the median, the limit and pass or fail;
-//! with `-- --json` each verdict as one JSON object.
+//! Run with `cargo run --release -p sluice-policy --example planner_speed`. Prints the median, the limit and pass or
+//! fail; `-- --json` prints each result as one JSON object.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -19,12 +19,12 @@ const LAYERS: u16 = 80;
 const REQUESTS: u64 = 16;
 const WAITING: u64 = 4;
 const PROBLEMS: u64 = 400;
-/// KV of a token and layer: Llama-3-70B has twice as much.
+/// Bytes of KV per token and layer: half of Llama-3-70B's.
 const TOKEN_BYTES: u64 = 2048;
 const COMPUTE_NS: u64 = 250_000;
 const ROOMS_PERMILLE: [u64; 3] = [950, 800, 600];
 
-/// GH200's.
+/// The link of a GH200.
 const LINK: Link = Link {
     in_bytes_per_s: 419_000_000_000,
     out_bytes_per_s: 371_000_000_000,
@@ -37,7 +37,7 @@ fn tokens(seed: u64, request: u64) -> u64 {
     500 + (seed * 7919 + request * request * 1013) % 16_000
 }
 
-/// Room for so much of all KV.
+/// Returns a problem with memory for `room_permille` of all KV.
 fn problem(seed: u64, room_permille: u64) -> Problem {
     let link = LINK;
     let sets: Vec<Vec<u16>> = (0..=LAYERS).map(|count| spread(LAYERS, count)).collect();
@@ -55,7 +55,8 @@ fn problem(seed: u64, room_permille: u64) -> Problem {
     }
 }
 
-/// The same while it serves: a step without stalls is within the objective by a tenth, by half, or there is no objective.
+/// Returns such a problem as a plan request. A step without stalls meets the objective by a tenth or by a half, or
+/// there is no objective.
 fn live(seed: u64, room_permille: u64) -> PlanRequest {
     let standing = |request: u64| RequestState {
         full: (tokens(seed, request) / 16) as u32,
@@ -87,12 +88,12 @@ fn live(seed: u64, room_permille: u64) -> PlanRequest {
     }
 }
 
-/// The value at this permille of a sorted row.
+/// Returns the value at this permille of a sorted list.
 fn at(sorted: &[u64], permille: usize) -> u64 {
     sorted[(sorted.len() - 1) * permille / 1000]
 }
 
-/// Times of plans, and their proven gaps, both sorted.
+/// Returns the times of plans and their proven gaps, both sorted.
 fn timed(plan: impl Fn(u64) -> (u64, u64)) -> (Vec<u64>, Vec<u64>) {
     let (mut times, mut gaps): (Vec<_>, Vec<_>) = (0..PROBLEMS).map(plan).unzip();
     times.sort_unstable();
@@ -114,7 +115,7 @@ fn solve(seed: u64, room_permille: u64) -> (u64, u64) {
     (start.elapsed().as_nanos() as u64, found.gap_permille().into())
 }
 
-/// Says what was measured; whether it is within the limit.
+/// Prints the result; returns whether it is within the limit.
 fn print_result(json: bool, what: &str, (times, gaps): &(Vec<u64>, Vec<u64>)) -> bool {
     let (median, p99, ok) = (at(times, 500), at(times, 990), at(times, 500) <= LIMIT_NS);
     let gap = [500, 900, 1000].map(|permille| at(gaps, permille));

@@ -1,8 +1,8 @@
-//! Time of a step's decisions: `prepare`, `begin`, `commit` and `finish` for a decode step of a model of 80 layers, all
-//! resident and with 24 layers moving. Copies complete between steps and are not counted.
+//! Measures a step's decisions: `prepare`, `begin`, `commit` and `finish` for a decode step of a model of 80 layers,
+//! with all layers resident and with 24 layers moving. Copies complete between steps and are not counted.
 //!
-//! Run with `cargo run --release -p sluice-policy --example policy_speed`. Prints the median, the limit and pass or fail;
-//! with `-- --json` each verdict as one JSON object.
+//! Run with `cargo run --release -p sluice-policy --example policy_speed`. Prints the median, the limit and pass or
+//! fail; `-- --json` prints each result as one JSON object.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -48,7 +48,7 @@ fn settle(manager: &mut MemoryManager, out: &mut Vec<Action>) {
     }
 }
 
-/// Decision time of each step, nanoseconds, sorted.
+/// Returns the decision time of each step, nanoseconds, sorted.
 fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     let mut manager = manager(forced);
     let mut out = Vec::new();
@@ -82,7 +82,7 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     samples
 }
 
-/// Requests end and new ones take their place, before the arena is full.
+/// Replaces all requests by new ones before the arena is full.
 fn restart(manager: &mut MemoryManager, requests: &[RequestId], lengths: &mut [u32]) {
     for (id, length) in requests.iter().zip(lengths) {
         manager.close(*id);

@@ -1,4 +1,5 @@
-//! What the policy orders. Plain data: a backend carries it out, a journal keeps it, a simulator times it.
+//! Actions that the policy orders, as plain data: a backend executes them, a journal records them, a simulator times
+//! them.
 
 use alloc::vec::Vec;
 
@@ -27,8 +28,9 @@ pub enum Address {
 }
 
 impl Address {
-    /// One chunk may be behind both when a transaction has ended: it is a slot's, which layers use in turn, or it has become KV
-    /// and is still behind the activation address that nobody touches any more. Within a transaction it may be behind any two.
+    /// Whether one chunk may back both addresses after a transaction: a slot's chunk, which layers share in sequence,
+    /// or a chunk that became KV and still backs an unused activation address. Within a transaction a chunk may back
+    /// any two addresses.
     pub fn may_share(self, other: Address) -> bool {
         use Address::{Activation, Kv, Layer};
         match (self, other) {
@@ -39,26 +41,26 @@ impl Address {
     }
 }
 
-/// One change of what backs an address.
+/// One change of the chunk that backs an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reback {
-    /// The chunk stops backing the address, which reads as a fault from then on.
+    /// The chunk no longer backs the address; accesses to the address fault.
     Unmap(Address, ChunkId),
-    /// The chunk backs the address. A chunk may back several addresses ([`Address::may_share`]; a move, which maps before it
-    /// unmaps).
+    /// The chunk backs the address. A chunk may back several addresses ([`Address::may_share`]; also a move, which maps
+    /// before it unmaps).
     Map(Address, ChunkId),
 }
 
-/// Changes that happen together, at a step boundary or while the engine is idle, in this order (DESIGN 4, rule b).
+/// Changes that are applied together, in order, at a step boundary or while the engine is idle (DESIGN 4, rule b).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transaction {
     /// The changes.
     pub ops: Vec<Reback>,
-    /// Chunks that change owner in it: a backend that poisons handed-over memory poisons these, before the maps.
+    /// Chunks that change owner in it. A backend that poisons transferred memory poisons these before the maps.
     pub handed_over: Vec<ChunkId>,
 }
 
-/// Where a slab is copied to.
+/// Destination of a slab copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FillTarget {
     /// Embeddings, head and final norm.
@@ -70,7 +72,7 @@ pub enum FillTarget {
 }
 
 impl FillTarget {
-    /// The layer whose slab it is; none for embeddings, head and final norm.
+    /// Returns the layer of the slab; `None` for embeddings, head and final norm.
     pub const fn layer(self) -> Option<LayerId> {
         match self {
             FillTarget::Global => None,
@@ -79,139 +81,140 @@ impl FillTarget {
     }
 }
 
-/// A copy of one slab from the host's master copy.
+/// A copy of one slab from the master copy in host memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fill {
-    /// What is filled.
+    /// The destination.
     pub target: FillTarget,
-    /// The contents' name: `ready` shows it once the copy is complete. Global fills carry one too.
+    /// Identifies the contents: `ready` shows it once the copy is complete. Global fills have one too.
     pub generation: Generation,
-    /// The copy may start only when the engine's `done` of this layer has reached this generation: the slot's
-    /// previous reader. `None` = at once.
+    /// The copy may start only when the engine's `done` of this layer reaches this generation, the slot's previous
+    /// reader. `None`: at once.
     pub after: Option<(LayerId, Generation)>,
-    /// The chunks that receive the slab, front first.
+    /// The chunks that receive the slab, in order.
     pub chunks: Vec<ChunkId>,
 }
 
-/// One live block moves; the block tables hide it.
+/// Moves one live block. The block tables hide the move from the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockMove {
-    /// The block read.
+    /// The source block.
     pub from: BlockId,
-    /// The chunk behind it.
+    /// The chunk that backs it.
     pub from_chunk: ChunkId,
-    /// The block written, which nobody reads yet.
+    /// The destination block, not read yet.
     pub to: BlockId,
-    /// The chunk behind it.
+    /// The chunk that backs it.
     pub to_chunk: ChunkId,
 }
 
-/// One layer-block changes between the device and the host tier.
+/// Copies one layer block between the device and the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockSwap {
     /// The block on the device.
     pub block: BlockId,
-    /// The chunk behind it.
+    /// The chunk that backs it.
     pub chunk: ChunkId,
     /// The block in host memory.
     pub host: HostBlockId,
-    /// The name of what the host block holds: given to it on the way out, asked of it on the way in. Never reused.
+    /// Identifies the contents of the host block: set on the way out, required on the way in. Never reused.
     pub generation: Generation,
 }
 
-/// KV of one layer that is not on the device comes into a buffer for one step (OrbitFlow, Pie): the block tables of that step
-/// name the buffer's blocks, which layers use in turn.
+/// Loads offloaded KV of one layer into a buffer for one step (OrbitFlow, Pie). The block tables of that step name the
+/// buffer's blocks, which layers share in sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fetch {
     /// The layer.
     pub layer: LayerId,
-    /// The buffer: fetches into one buffer happen in the order given.
+    /// The buffer. Fetches into one buffer run in order.
     pub buffer: u8,
-    /// The contents' name: the layer's KV word `ready` shows it once the last byte is there.
+    /// Identifies the contents: the layer's KV word `ready` shows it once the last byte has arrived.
     pub generation: Generation,
-    /// The copy may start only when the engine's KV word `done` of this layer has reached this generation: the buffer's
-    /// previous reader. `None` = at once.
+    /// The copy may start only when the engine's KV word `done` of this layer reaches this generation, the buffer's
+    /// previous reader. `None`: at once.
     pub after: Option<(LayerId, Generation)>,
-    /// Host blocks and the blocks of the buffer that receive them. A host block that does not carry its generation
-    /// refuses the whole fetch. May be empty: then only the word changes.
+    /// Host blocks and the buffer blocks that receive them. If a host block does not have its generation, the whole
+    /// fetch is refused. If empty, only the word changes.
     pub blocks: FetchBlocks,
 }
 
-/// KV of one layer that a step writes into a buffer goes to the host tier behind the step (eLLM 4.4.2): the blocks of the
-/// buffer are another layer's afterwards.
+/// Copies KV of one layer from a buffer to the host tier after a step has written it (eLLM 4.4.2). Afterwards another
+/// layer uses the buffer's blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Spill {
     /// The layer.
     pub layer: LayerId,
-    /// The buffer: fetches and spills of one buffer happen in the order given.
+    /// The buffer. Fetches and spills of one buffer run in order.
     pub buffer: u8,
-    /// The step's contents of the buffer: the copy may start only when the engine's KV word `done` of the layer has reached this
-    /// generation.
+    /// The copy may start only when the engine's KV word `done` of the layer reaches this generation, which identifies
+    /// the step's contents of the buffer.
     pub after: Generation,
-    /// Blocks of the buffer and the host blocks that receive them. Each carries its generation once the last byte of all is
-    /// there, and none from the first on.
+    /// Buffer blocks and the host blocks that receive them. The host blocks lose their generations at the start and get
+    /// the new ones once the last byte of all has arrived.
     pub blocks: Vec<BlockSwap>,
 }
 
-/// Bytes on their way from one neighbour to another, as the ledger file knows them.
+/// Bytes in transfer between two peers, as the ledger file records them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Earmark {
-    /// The other side: for whom, or from whom.
+    /// The other peer: the recipient or the sender.
     pub peer: Peer,
-    /// The grant, of which these are the bytes, or a part that goes back.
+    /// The loan that the bytes belong to.
     pub nonce: Nonce,
 }
 
-/// What is to be done.
+/// The work of an action.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Create physical chunks (a backend refuses what its capacity does not hold).
+    /// Creates physical chunks. A backend refuses more than its capacity.
     Create(Vec<ChunkId>),
-    /// Give physical chunks back to the device. They are unmapped by then.
+    /// Releases physical chunks, which are unmapped by then, to the device.
     Release(Vec<ChunkId>),
-    /// Create physical chunks on bytes that a neighbour has earmarked for this tenant. [`crate::event::Failure::OutOfMemory`]
-    /// says that the bytes are this tenant's and no chunk was made of them; any other failure, that the promise does not
-    /// hold.
+    /// Creates physical chunks on bytes that a peer earmarked for this tenant. After
+    /// [`crate::event::Failure::OutOfMemory`] the bytes belong to this tenant, but no chunk was created; after any
+    /// other failure the earmark is invalid.
     Accept {
         /// The chunks.
         chunks: Vec<ChunkId>,
-        /// The neighbour's promise.
+        /// The peer's earmark.
         earmark: Earmark,
     },
-    /// Give physical chunks, unmapped by then, back to the device and their bytes to a neighbour.
+    /// Releases physical chunks, which are unmapped by then, to the device and earmarks their bytes for a peer.
     Lend {
-        /// The chunks that go.
+        /// The chunks to release.
         chunks: Vec<ChunkId>,
-        /// Chunks that this tenant may create and has not: their bytes go with the others.
+        /// Chunks that this tenant may create and has not created: their bytes are included.
         spare_chunks: u32,
-        /// The promise to write.
+        /// The earmark to write.
         earmark: Earmark,
     },
-    /// Change what backs some addresses.
+    /// Changes what backs some addresses.
     Reback(Transaction),
-    /// Copy a slab in.
+    /// Copies a slab to the device.
     Fill(Fill),
-    /// Move blocks between frames, at a step boundary.
+    /// Moves blocks between frames, at a step boundary.
     MoveBlocks(Vec<BlockMove>),
-    /// Copy layer-blocks to the host tier, at a step boundary. Each host block carries its generation once its last byte is
-    /// there, and none before. The device's copies stay as they are.
+    /// Copies layer blocks to the host tier, at a step boundary. Each host block has its generation only once its last
+    /// byte has arrived. The device's copies stay.
     SwapOut(Vec<BlockSwap>),
-    /// Copy layer-blocks back from the host tier, at a step boundary. Refused as a whole, and nothing changed, when a host
-    /// block does not carry the generation that is asked for. The host's copies stay as they are.
+    /// Copies layer blocks from the host tier, at a step boundary. Refused as a whole, without changes, if a host block
+    /// does not have the required generation. The host's copies stay.
     SwapIn(Vec<BlockSwap>),
-    /// Copy KV of one layer into a buffer, beside steps. Counts as a fill.
+    /// Copies KV of one layer into a buffer, in parallel with steps. Counts as a fill.
     Fetch(Fetch),
-    /// As `SwapOut`, but beside steps: no step writes these blocks, and nothing moves or unmaps them meanwhile.
+    /// Like `SwapOut`, but in parallel with steps: no step writes these blocks, and they are neither moved nor unmapped
+    /// during the copy.
     WriteBack(Vec<BlockSwap>),
-    /// Copy KV of one layer out of a buffer, behind the step that writes it. Counts as a fetch.
+    /// Copies KV of one layer out of a buffer, after the step that writes it. Counts as a fetch.
     Spill(Spill),
-    /// Drop every queued fill, fetch and spill that has not started. Each dropped one completes as `Dropped`, one that runs
-    /// completes as usual, and only then does this action complete. Write-backs are left alone.
+    /// Drops every queued fill, fetch and spill that has not started. Each dropped one completes as `Dropped`, a
+    /// running one completes as usual, and only then does this action complete. Write-backs are unaffected.
     DropFills,
 }
 
 impl Work {
-    /// The layer-blocks that it copies between the device and the host tier.
+    /// Returns the layer blocks that it copies between the device and the host tier.
     pub fn swaps(&self) -> &[BlockSwap] {
         match self {
             Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
@@ -221,7 +224,7 @@ impl Work {
         }
     }
 
-    /// The chunks that it names, some perhaps twice.
+    /// Returns the chunks that it names, possibly with duplicates.
     pub fn chunks(&self) -> Vec<ChunkId> {
         match self {
             Work::Create(chunks)
@@ -244,15 +247,15 @@ impl Work {
     }
 }
 
-/// An order, pending until its completion comes back.
+/// An ordered action, pending until its completion arrives.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Action {
-    /// Names the completion.
+    /// Identifies the completion.
     pub id: ActionId,
-    /// What is to be done.
+    /// The work.
     pub work: Work,
-    /// Why: ends in a metric and a log field.
+    /// The reason, for a metric and a log field.
     pub reason: Reason,
-    /// When it is needed: copies over the link go in this order ([`crate::copy_priority`]). `None` = no step waits for it.
+    /// When it is needed: the link copies in this order ([`crate::copy_priority`]). `None`: no step waits for it.
     pub due: Option<Nanos>,
 }

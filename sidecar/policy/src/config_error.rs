@@ -1,16 +1,16 @@
-//! Why a tenant cannot be served at all: typed, with every number in it.
+//! Errors of a configuration under which a tenant cannot run.
 
 use core::fmt;
 
 use crate::geometry::MIB;
 use crate::layer_set::MOST_LAYERS;
 
-/// Why [`crate::memory_manager::MemoryManager::new`] refused.
+/// Why [`crate::memory_manager::MemoryManager::new`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConfigError {
-    /// A layer-block does not fit a chunk.
+    /// A layer block does not fit into a chunk.
     BlockLargerThanChunk {
-        /// Bytes of a layer-block.
+        /// Bytes of a layer block.
         block_bytes: u64,
         /// Bytes of a chunk.
         chunk_bytes: u64,
@@ -20,26 +20,26 @@ pub enum ConfigError {
         /// Its name in the geometry or the parameters.
         what: &'static str,
     },
-    /// The model has more layers than a set of them has room for ([`crate::layer_set::MOST_LAYERS`]).
+    /// The model has more layers than a layer set can hold ([`crate::layer_set::MOST_LAYERS`]).
     TooManyLayers {
         /// Layers of the model.
         layers: usize,
     },
-    /// What the tenant can never lend does not fit its capacity.
+    /// The tenant's floor does not fit its capacity.
     FloorExceedsCapacity {
-        /// Bytes of the floor: weights (all but what may be remapped), slots, activations, staging, guaranteed KV.
+        /// Bytes of the floor: weights (except what may be remapped), slots, activations, staging, guaranteed KV.
         floor_bytes: u64,
         /// Bytes of the capacity.
         capacity_bytes: u64,
     },
-    /// One request of the longest kind does not fit the guaranteed KV.
+    /// A request of maximum length does not fit the guaranteed KV.
     ContextDoesNotFit {
         /// Bytes of KV of `max_model_tokens` tokens.
         needed_bytes: u64,
-        /// Bytes of guaranteed KV, within the limit of KV.
+        /// Bytes of guaranteed KV, within the KV limit.
         guaranteed_bytes: u64,
     },
-    /// The fixed layout is impossible for this model.
+    /// The forced layout is impossible for this model.
     BadForced {
         /// Layers to free.
         alpha: u16,
@@ -48,9 +48,9 @@ pub enum ConfigError {
         /// Layers of the model.
         layers: u16,
     },
-    /// The share of remapped layers is above 1000 permille.
+    /// The remapping cap is above 1000 permille.
     BadCap {
-        /// The share, permille.
+        /// The cap, permille.
         permille: u32,
     },
 }

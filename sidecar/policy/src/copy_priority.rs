@@ -1,32 +1,32 @@
-//! Who uses the link next: by when each copy is needed, and how long one waits that nobody needs.
+//! Orders the copies on the link: by deadline, with a limited wait for copies without one.
 //!
-//! One link carries weights that stream, KV that is fetched or spilled for a step, write-backs, and KV that comes home. Each
-//! direction serves one copy at a time, earliest deadline first; what a copy has moved stays moved when it gives way at a
-//! quantum. The memory manager says when it needs a copy ([`CopyDeadlines`]); a backend serves the least [`CopyPriority`]. The
-//! planner's model of a step has the same rule ([`crate::planner::steps`]), with a layer in place of a time.
+//! One link carries streamed weights, KV fetched or spilled for a step, write-backs and restored KV. Each direction
+//! serves one copy at a time, earliest deadline first; a copy that yields at a quantum keeps its progress. The memory
+//! manager sets the deadlines ([`CopyDeadlines`]); a backend serves the least [`CopyPriority`]. The planner's step
+//! model has the same rule ([`crate::planner::steps`]), with layers instead of times.
 //!
-//! Source: OrbitFlow Fig. 3 for deadlines with carried-over progress; one link for all users is ours (DESIGN 6).
+//! Source: OrbitFlow Fig. 3 for deadlines with carried-over progress; one link for all copies is ours (DESIGN 6).
 
 use alloc::vec::Vec;
 
 use crate::ids::{ActionId, LayerId, Nanos};
 
-/// A copy that nobody needs by a certain moment goes behind all that are needed within so long, nanoseconds, from when it could
-/// begin, and before the others: a busy link never starves it. Less than a step of a model that streams its layers takes: where
-/// the link is full for long, what waits longer only makes its request wait, and saves no stall.
+/// Deadline of a copy without one, nanoseconds after it could begin, so that a busy link cannot starve it. It is
+/// shorter than a step of a model that streams its layers: on a saturated link a longer wait would only delay the
+/// copy's request, without saving a stall.
 pub const BACKGROUND_DEADLINE_NS: u64 = 5_000_000;
 
-/// A copy's place in the order of its direction of the link: the least is next.
+/// A copy's position in the order of its link direction: the least is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CopyPriority {
     due: Nanos,
-    /// Ties go in the order in which copies were ordered.
+    /// Ties are served in the order of the actions.
     order: ActionId,
 }
 
 impl CopyPriority {
-    /// Of the copy `order` that is needed at `due`, if anybody needs it, and could begin at `since`. Copies without a deadline go
-    /// in the order in which they could begin.
+    /// Returns the priority of the copy `order` that is needed at `due` and can begin at `since`. Copies without a
+    /// deadline are ordered by `since`.
     pub const fn new(order: ActionId, due: Option<Nanos>, since: Nanos) -> CopyPriority {
         let due = match due {
             Some(due) => due,
@@ -36,17 +36,18 @@ impl CopyPriority {
     }
 }
 
-/// When a step and the one after it come to each of their layers if they wait for nothing. A step with prompts is slower: it is the
-/// order of deadlines that counts.
+/// Predicted times at which a step and the next one reach each of their layers, without stalls. Steps with prompts are
+/// slower, but only the order of deadlines matters.
 #[derive(Clone, Debug)]
 pub struct CopyDeadlines {
     begins: Nanos,
-    /// By layer: compute of those before it. The last entry is that of all, and what a step takes beside them.
+    /// For each layer, the compute of the layers before it. The last entry is a whole step: all layers and the
+    /// overhead.
     before_ns: Vec<u64>,
 }
 
 impl CopyDeadlines {
-    /// Of a step that begins then and takes so long for each layer, and beside them.
+    /// Returns the deadlines of a step that starts at `begins`, with this compute per layer and overhead.
     pub fn new(begins: Nanos, compute_ns: &[u64], beside_ns: u64) -> CopyDeadlines {
         let mut before_ns = Vec::with_capacity(compute_ns.len() + 1);
         let mut sum_ns: u64 = 0;
@@ -58,7 +59,7 @@ impl CopyDeadlines {
         CopyDeadlines { begins, before_ns }
     }
 
-    /// When the step comes to the layer, or the step after it does; a layer behind the last one stands for the end.
+    /// Returns when the step, or the next one, reaches the layer; an index beyond the last layer means the end.
     pub fn layer(&self, layer: LayerId, next_step: bool) -> Nanos {
         let last = self.before_ns.len() - 1;
         let step_ns = if next_step { self.before_ns[last] } else { 0 };

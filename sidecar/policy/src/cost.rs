@@ -1,10 +1,10 @@
-//! What a remedy would cost: tokens that are not made in time over the steps to come, in thousandths of a token.
+//! The cost of reclaim options: tokens not generated in time over the next steps, in thousandths of a token.
 //!
-//! Remedies hurt in different coins. A stall makes every token of the batch later; a pause stops one request; a preemption
-//! stops one and has its tokens computed again. Over a stated window all three are tokens that would have been made and are
+//! Options have different effects: a stall delays every token of the batch, a pause stops one request, and a preemption
+//! stops one and recomputes its tokens. Over a given window all three are tokens that would have been generated and are
 //! not, so they can be compared (DESIGN 6: the least predicted goodput loss).
 //!
-//! Tokens that come too late for the objective count as not made, unless they came too late before.
+//! Tokens too late for the objective count as not generated, unless they were too late already.
 
 mod model;
 pub mod price;
@@ -14,26 +14,27 @@ pub use model::CostModel;
 pub(crate) use step_stats::WAITED_PERMILLE;
 pub use step_stats::{StepStats, StepTimes};
 
-/// Thousandths of one.
+/// Thousandths of a token.
 const MILLI: u128 = 1000;
 
-/// The batch that a remedy would hurt.
+/// The batch that an option would affect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostContext {
-    /// Steps that are looked ahead.
+    /// Steps of the window.
     pub window_steps: u32,
-    /// Time of a step as it is now, nanoseconds; 0 = unknown.
+    /// Current step time, nanoseconds; 0 = unknown.
     pub step_ns: u64,
-    /// Requests in it.
+    /// Requests in the batch.
     pub requests: u32,
-    /// The longest time between two tokens that is good, nanoseconds; 0 = none is too long.
+    /// Objective for the time between two tokens, nanoseconds; 0 = none.
     pub tbt_ns: u64,
-    /// What each token of a prompt adds to a step, nanoseconds; 0 = unknown.
+    /// Step time per prompt token, nanoseconds; 0 = unknown.
     pub prefill_token_ns: u64,
 }
 
 impl CostContext {
-    /// Every step takes so much longer. It is [`CostContext::stall`]'s late tokens where somebody waits and no client has any in store.
+    /// Returns the loss if every step takes `added_ns` longer. Equals [`CostContext::stall`]'s late tokens if a request
+    /// waits and no client has buffered tokens.
     pub fn stalled(&self, added_ns: u64) -> u64 {
         let later_ns = self.step_ns.saturating_add(added_ns);
         if added_ns == 0 {
@@ -45,26 +46,27 @@ impl CostContext {
         part(self.all(), added_ns, later_ns)
     }
 
-    /// So many requests make no token for the window; each has so many in store that its client reads meanwhile.
+    /// Returns the loss if `requests` requests pause for the window; the clients of each read `deposit` buffered tokens
+    /// instead.
     pub fn paused(&self, requests: u32, deposit: u32) -> u64 {
         let missing = self.window_steps.saturating_sub(deposit);
         u64::from(requests).saturating_mul(u64::from(missing)).saturating_mul(MILLI as u64)
     }
 
-    /// So many requests make no token for the window, and so many of their tokens are computed again, which the others wait
-    /// for.
+    /// Returns the loss if `requests` requests pause for the window and `tokens` of their tokens are recomputed, which
+    /// delays the others.
     pub fn recomputed(&self, requests: u32, tokens: u64, deposit: u32) -> u64 {
         let work_ns = self.prefill_token_ns.saturating_mul(tokens);
         self.paused(requests, deposit).saturating_add(self.once(work_ns))
     }
 
-    /// So much time passes once in which the batch makes no token, or the link carries what it needs.
+    /// Returns the loss of a single delay of the whole batch.
     pub fn once(&self, ns: u64) -> u64 {
         let tokens = u128::from(ns) * u128::from(self.requests) * MILLI;
         tokens.checked_div(u128::from(self.step_ns)).map_or(0, |milli| milli.min(u128::from(u64::MAX)) as u64)
     }
 
-    /// Everything that the batch makes in the window.
+    /// Returns all tokens that the batch generates in the window.
     pub fn all(&self) -> u64 {
         (u128::from(self.window_steps) * u128::from(self.requests) * MILLI) as u64
     }

@@ -1,8 +1,8 @@
-//! Fingerprints: equal histories have equal digests. Not cryptography.
+//! Fingerprints of histories: equal histories have equal digests. Not cryptographic.
 
 use core::hash::Hasher;
 
-/// A well-spread function of a word (the finaliser of SplitMix64).
+/// Mixes the bits of a word (the finaliser of SplitMix64).
 pub const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -14,23 +14,23 @@ pub const fn mix(word: u64) -> u64 {
 pub struct Digest(u64);
 
 impl Digest {
-    /// Of the empty sequence, scoped by `seed`.
+    /// Returns the digest of the empty sequence, scoped by `seed`.
     pub const fn new(seed: u64) -> Digest {
         Digest(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// The sequence goes on with `word`.
+    /// Appends `word` to the sequence.
     pub const fn word(&mut self, word: u64) {
         self.0 = mix(self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word);
     }
 
-    /// The fingerprint so far.
+    /// Returns the fingerprint of the sequence so far.
     pub const fn value(self) -> u64 {
         self.0
     }
 }
 
-/// Fingerprints of values that derive `Hash`: they depend on the order of fields and variants, and on no name.
+/// Hashes values that derive `Hash`: the digest depends on the order of fields and variants, but on no names.
 impl Hasher for Digest {
     fn finish(&self) -> u64 {
         self.0

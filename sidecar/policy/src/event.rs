@@ -1,41 +1,42 @@
-//! What the policy hears. Together with the calls of the scheduler these are all its inputs.
+//! Completions of actions. With the scheduler's calls they are the policy's only inputs.
 
 use crate::ids::ActionId;
 
-/// Why an action did not happen.
+/// Why an action failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The device has no memory left for it.
+    /// The device has no memory left.
     OutOfMemory,
     /// The copy failed.
     CopyFailed,
     /// It was dropped before it started ([`crate::action::Work::DropFills`]).
     Dropped,
-    /// The backend refused it: an address or chunk that does not fit its table.
+    /// The backend refused it: an address or chunk does not match its table.
     Refused,
-    /// The GPU's ledger has no entry left for the transfer. A later attempt may succeed.
+    /// The GPU ledger has no free entry for the transfer. A retry may succeed.
     Busy,
 }
 
-/// How an action ended.
+/// Result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It happened: bytes moved (0 for a mapping) and the time it took, waiting for a slot's reader not counted.
+    /// It succeeded.
     Done {
-        /// Bytes copied.
+        /// Bytes copied; 0 for a mapping.
         bytes: u64,
-        /// Nanoseconds from start to end of the work itself; 0 for a copy that tells nothing of the link's bandwidth.
+        /// Duration of the work itself, without the wait for a slot's reader, nanoseconds; 0 for a copy that does not
+        /// measure the link's bandwidth.
         duration_ns: u64,
     },
-    /// It did not, and nothing of it is left behind.
+    /// It failed and left no effects.
     Failed(Failure),
 }
 
 /// The end of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Which.
+    /// The action.
     pub id: ActionId,
-    /// How.
+    /// The result.
     pub outcome: Outcome,
 }

@@ -1,13 +1,14 @@
-//! An exponentially weighted moving average in integers, the same on every machine (DESIGN 3; OrbitFlow 3.4 recalibrates
-//! its profile with one, without a weight in the text).
+//! An exponentially weighted moving average in integers, the same on every machine (DESIGN 3; OrbitFlow 3.4
+//! recalibrates its profile with one, without a weight in the text).
 
 /// Bits after the binary point.
 pub const FRACTION_BITS: u32 = 24;
 
-/// Weight of a new sample unless told otherwise, permille.
+/// Default weight of a new sample, permille.
 pub const DEFAULT_WEIGHT_PERMILLE: u32 = 125;
 
-/// The average of a stream of samples, newer ones counting more. Empty until the first sample, which it then equals.
+/// The average of a sequence of samples, weighted towards newer ones. Empty until the first sample, which it then
+/// equals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ewma {
     /// Average x 2^FRACTION_BITS.
@@ -25,7 +26,7 @@ impl Ewma {
         Ewma { scaled: None, weight_permille }
     }
 
-    /// Takes a sample in: average = average x (1 - weight) + sample x weight, rounded to the nearest fraction.
+    /// Adds a sample: average = average x (1 - weight) + sample x weight, rounded to the nearest fraction.
     pub fn observe(&mut self, sample: u64) {
         let sample = u128::from(sample) << FRACTION_BITS;
         let weight = u128::from(self.weight_permille);
@@ -35,12 +36,12 @@ impl Ewma {
         });
     }
 
-    /// The average, rounded to the nearest unit; none before the first sample.
+    /// Returns the average, rounded to the nearest unit; `None` before the first sample.
     pub fn value(&self) -> Option<u64> {
         self.scaled.map(|scaled| ((scaled + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS) as u64)
     }
 
-    /// The average x 2^[`FRACTION_BITS`]; none before the first sample.
+    /// Returns the average x 2^[`FRACTION_BITS`]; `None` before the first sample.
     pub fn scaled(&self) -> Option<u128> {
         self.scaled
     }

@@ -1,34 +1,34 @@
-//! Sizes that never change while a tenant is loaded: the GPU's chunk and the model's layers.
+//! Sizes that are constant while a tenant is loaded: the GPU's chunk and the model's layers.
 
 use alloc::vec::Vec;
 
 /// Bytes of a MiB.
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Tokens in a layer-block.
+/// Tokens in a layer block.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// Bytes of activations as a monotone function of a step's shape. The engine states it in `Ready`.
+/// Activation bytes as a monotone function of a step's shape. The engine reports it in `Ready`.
 ///
-/// A step of many tokens goes through each layer chunk by chunk: what one layer hands to the next is held for every token,
-/// everything else for the tokens of one chunk.
+/// A step of many tokens passes each layer chunk by chunk: the output of one layer is held for every token, all other
+/// activations for the tokens of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActivationCost {
     /// Bytes of a step of any shape.
     pub fixed_bytes: u64,
-    /// Bytes more for each token of the step.
+    /// Additional bytes for each token of the step.
     pub stream_per_token_bytes: u64,
-    /// Bytes more for each token of the step's longest chunk.
+    /// Additional bytes for each token of the step's longest chunk.
     pub chunk_per_token_bytes: u64,
-    /// Tokens of a chunk at most.
+    /// Maximum tokens of a chunk.
     pub chunk_tokens: u32,
-    /// Bytes more for each sequence of the step.
+    /// Additional bytes for each sequence of the step.
     pub per_sequence_bytes: u64,
-    /// Bytes more for each row of logits.
+    /// Additional bytes for each row of logits.
     pub per_logit_row_bytes: u64,
 }
 
-/// What a step asks of the activation space.
+/// The shape of a step, which determines its activation memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepShape {
     /// Tokens over all sequences.
@@ -40,7 +40,7 @@ pub struct StepShape {
 }
 
 impl ActivationCost {
-    /// Bytes that a step of this shape needs.
+    /// Returns the bytes that a step of this shape needs.
     pub fn bytes(&self, shape: StepShape) -> u64 {
         let parts = [
             (self.stream_per_token_bytes, shape.tokens),
@@ -52,7 +52,8 @@ impl ActivationCost {
         parts.into_iter().map(part).fold(self.fixed_bytes, u64::saturating_add)
     }
 
-    /// The most tokens that a step with the sequences and logit rows of `shape` may have within `bytes`; 0 where none fits.
+    /// Returns the most tokens that a step with the sequences and logit rows of `shape` can have within `bytes`; 0 if
+    /// none fits.
     pub fn most_tokens(&self, bytes: u64, shape: StepShape) -> u32 {
         let Some(left) = bytes.checked_sub(self.bytes(StepShape { tokens: 0, ..shape })) else { return 0 };
         let count = |left: u64, per_token: u64| left.checked_div(per_token).unwrap_or(u64::MAX);
@@ -72,13 +73,13 @@ impl ActivationCost {
 pub struct Geometry {
     /// Bytes of a chunk: a property of the GPU.
     pub chunk_bytes: u64,
-    /// Chunks that this tenant may hold, all owners together.
+    /// Chunks that this tenant may hold, over all owners.
     pub capacity_chunks: u32,
     /// Bytes of embeddings, head and final norm.
     pub global_bytes: u64,
     /// Bytes of each layer's slab, front first.
     pub slab_bytes: Vec<u64>,
-    /// Bytes of one layer-block (16 tokens, K and V, one layer).
+    /// Bytes of one layer block (16 tokens, K and V, one layer).
     pub block_bytes: u64,
     /// Activation bytes by step shape.
     pub activation: ActivationCost,
@@ -87,37 +88,37 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Layers of the model.
+    /// Returns the number of layers.
     pub fn layers(&self) -> u16 {
         self.slab_bytes.len() as u16
     }
 
-    /// Chunks that hold `bytes`.
+    /// Returns the chunks that hold `bytes`.
     pub fn chunks_for(&self, bytes: u64) -> u32 {
         bytes.div_ceil(self.chunk_bytes) as u32
     }
 
-    /// Chunks of layer `layer`'s slab.
+    /// Returns the chunks of layer `layer`'s slab.
     pub fn slab_chunks(&self, layer: usize) -> u32 {
         self.chunks_for(self.slab_bytes[layer])
     }
 
-    /// Layer-blocks in a chunk. A block never straddles two chunks; the rest of the chunk stays unused.
+    /// Returns the layer blocks in a chunk. A block never spans two chunks; the rest of the chunk is unused.
     pub fn blocks_per_chunk(&self) -> u32 {
         (self.chunk_bytes / self.block_bytes) as u32
     }
 
-    /// Bytes of a block column: a layer-block of every layer.
+    /// Returns the bytes of a block column: one layer block of every layer.
     pub fn column_bytes(&self) -> u64 {
         u64::from(self.layers()) * self.block_bytes
     }
 
-    /// Chunks that hold `columns` block columns when every frame is full.
+    /// Returns the chunks that hold `columns` block columns if every frame is full.
     pub fn kv_chunks_for(&self, columns: u32) -> u32 {
         (columns * u32::from(self.layers())).div_ceil(self.blocks_per_chunk())
     }
 
-    /// Block columns that hold `tokens` tokens.
+    /// Returns the block columns that hold `tokens` tokens.
     pub const fn columns_for(tokens: u32) -> u32 {
         tokens.div_ceil(BLOCK_TOKENS)
     }

@@ -1,46 +1,45 @@
-//! When an engine counts as hung: it makes no progress for longer than its own measured times explain.
+//! Decides when an engine counts as hung: it makes no progress for longer than its measured times explain.
 //!
-//! A deadline is twice the expected time plus a floor. Work whose time is unknown (the first step of an engine, which may
-//! compile or capture graphs, or a step far larger than any before) has a limit of its own. The caller measures time
-//! without progress, and leaves out time in which the whole node was slow.
+//! A limit is twice the expected time plus a floor. Work of unknown duration (the first step of an engine, which may
+//! compile or capture graphs, or a step far larger than any before) has its own limit. The caller measures the time
+//! without progress and excludes time in which the whole node was slow.
 
 use alloc::vec::Vec;
 
-/// A deadline is not shorter than this unless another floor is set, nanoseconds: the scheduling noise of a busy node is no hang.
+/// Default floor of a limit, nanoseconds: the scheduling noise of a busy node is not a hang.
 pub const FLOOR_NS: u64 = 2_000_000_000;
-/// Limit of work whose time is unknown, nanoseconds.
+/// Limit of work of unknown duration, nanoseconds.
 pub const UNKNOWN_NS: u64 = 60_000_000_000;
-/// The expected time is exceeded this many times before it counts.
+/// Factor on the expected time in a limit.
 const TIMES: u64 = 2;
-/// A step is compared with smaller steps only up to this ratio of tokens.
+/// Largest ratio of tokens up to which a step is extrapolated from a smaller one.
 const MAX_RATIO: u64 = 16;
-/// Hangs in a row after which the limit grows no further: 2^5 times.
+/// Consecutive hangs after which the limit stops growing: 2^5 times.
 const MAX_DOUBLINGS: u32 = 5;
-/// A change of mappings takes this long for each address until one was measured, nanoseconds: a map and an unmap of a page
-/// table.
+/// Minimum assumed time per address of a mapping change, nanoseconds: a map and an unmap of a page table entry.
 const ADDRESS_NS: u64 = 20_000;
-/// Sizes of steps that are told apart: one for each power of two of tokens.
+/// Number of step sizes: one for each power of two of tokens.
 const SIZES: usize = 32;
 
-/// What an engine was ordered to do.
+/// An order to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// A forward pass over this many tokens.
+    /// A forward pass.
     Step {
         /// Tokens of all sequences.
         tokens: u32,
     },
-    /// A change of its mappings at a step boundary.
+    /// A mapping change at a step boundary.
     Reback {
         /// Addresses that change.
         addresses: u32,
     },
-    /// The mapping of everything that is resident, after it attached.
+    /// The mapping of all resident memory after the engine attached.
     Attach,
 }
 
 impl Work {
-    /// The name in logs and states.
+    /// Returns the name in logs and states.
     pub fn label(self) -> &'static str {
         match self {
             Work::Step { .. } => "step",
@@ -50,25 +49,25 @@ impl Work {
     }
 }
 
-/// Measured times of steps, and the limits that follow from them.
+/// Measured times, and the limits derived from them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HangLimits {
-    /// Longest recent time of a step, nanoseconds, by the power of two of its tokens; 0 = none was measured. It decays, so
-    /// that one slow step does not set the limit for ever.
+    /// Longest recent step time by the power of two of its tokens, nanoseconds; 0 if not measured. It decays, so that
+    /// the effect of one slow step is temporary.
     longest_ns: [u64; SIZES],
     floor_ns: u64,
-    /// Longest recent time of a change of mappings for each address, nanoseconds. It decays.
+    /// Longest recent time of a mapping change per address, nanoseconds. It decays.
     address_ns: u64,
-    /// An engine that has just attached has run no step yet.
+    /// Whether the attached engine has not finished a step yet.
     fresh: bool,
-    /// Engines in a row that exceeded a limit.
+    /// Consecutive engines that exceeded a limit.
     hangs: u32,
-    /// Turns in a row that were taken over before a step of them ended.
+    /// Consecutive time slices that a peer took over before a step of them ended.
     overtaken: u32,
 }
 
 impl HangLimits {
-    /// Nothing was measured yet. No limit is shorter than `floor_ns` nanoseconds.
+    /// Returns limits without measurements. No limit is shorter than `floor_ns` nanoseconds.
     pub fn new(floor_ns: u64) -> HangLimits {
         HangLimits {
             longest_ns: [0; SIZES],
@@ -80,37 +79,37 @@ impl HangLimits {
         }
     }
 
-    /// The shortest limit, nanoseconds.
+    /// Returns the shortest limit, nanoseconds.
     pub fn floor_ns(&self) -> u64 {
         self.floor_ns
     }
 
-    /// A new engine: its first step has the limit of unknown work.
+    /// Records a new engine: its first step has the limit of unknown work.
     pub fn attached(&mut self) {
         self.fresh = true;
     }
 
-    /// A step of this many tokens took this long, waits for weights and KV included.
+    /// Records the duration of a step, including waits for weights and KV.
     pub fn step_done(&mut self, tokens: u32, total_ns: u64) {
         let longest = &mut self.longest_ns[size_of(tokens)];
         *longest = total_ns.max(*longest - *longest / 16);
         (self.fresh, self.hangs, self.overtaken) = (false, 0, 0);
     }
 
-    /// A change of this many addresses took this long.
+    /// Records the duration of a mapping change.
     pub fn rebacked(&mut self, addresses: u32, total_ns: u64) {
         let each = total_ns / u64::from(addresses.max(1));
         self.address_ns = each.max(self.address_ns - self.address_ns / 16).max(ADDRESS_NS);
     }
 
-    /// A neighbour took the turn before a step of it ended.
+    /// Records that a peer took over the time slice before a step of it ended.
     pub fn overtaken(&mut self) {
         self.overtaken = (self.overtaken + 1).min(MAX_DOUBLINGS);
     }
 
-    /// Time without progress of `work` after which a holder does not extend the deadline of its turn, nanoseconds. Neither the
-    /// floor of the tenant nor the limit of unknown work makes neighbours wait. Each turn in a row that is taken over doubles
-    /// it, so that a long first step ends.
+    /// Returns the time without progress of `work` after which the holder stops extending its time slice, nanoseconds.
+    /// Neither the tenant's floor nor the limit of unknown work delays peers. Each consecutive takeover doubles the
+    /// limit, so that a long first step can finish.
     pub fn turn_limit_ns(&self, work: Work) -> u64 {
         let expected = match work {
             Work::Step { tokens } => self.expected_ns(tokens).unwrap_or(0),
@@ -119,13 +118,13 @@ impl HangLimits {
         TIMES.saturating_mul(expected).saturating_add(FLOOR_NS).saturating_mul(1 << self.overtaken)
     }
 
-    /// An engine exceeded its limit. Each one in a row doubles the next limit up to 32 times, so that a limit that is too short
-    /// for this node does not kill every engine.
+    /// Records a hang. Each consecutive hang doubles the next limit, up to 32 times, so that a limit too short for this
+    /// node cannot stop every engine.
     pub fn hung(&mut self) {
         self.hangs = (self.hangs + 1).min(MAX_DOUBLINGS);
     }
 
-    /// Time without progress after which an engine that does `work` counts as hung, nanoseconds.
+    /// Returns the time without progress after which an engine that does `work` counts as hung, nanoseconds.
     pub fn limit_ns(&self, work: Work) -> u64 {
         let usual = match work {
             Work::Step { tokens } => self.step_limit_ns(tokens),
@@ -138,7 +137,7 @@ impl HangLimits {
         usual.saturating_mul(1 << self.hangs)
     }
 
-    /// Whether the engine that attached last has not finished a step yet.
+    /// Whether the attached engine has not finished a step yet.
     pub fn is_fresh(&self) -> bool {
         self.fresh
     }
@@ -157,8 +156,8 @@ impl HangLimits {
         self.floor_ns.max(UNKNOWN_NS)
     }
 
-    /// How long a step of this many tokens takes at most by what was measured: no longer than a larger one, and in proportion
-    /// to a smaller one.
+    /// Returns the longest expected time of a step: that of the next larger measured size, else that of a smaller one,
+    /// scaled by the tokens.
     fn expected_ns(&self, tokens: u32) -> Option<u64> {
         let size = size_of(tokens);
         let larger = self.longest_ns[size..].iter().copied().find(|ns| *ns > 0);
@@ -175,7 +174,7 @@ impl HangLimits {
     }
 }
 
-/// The power of two at or below the number of tokens.
+/// Returns the power of two at or below the number of tokens.
 fn size_of(tokens: u32) -> usize {
     tokens.max(1).ilog2() as usize
 }

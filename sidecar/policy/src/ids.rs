@@ -1,4 +1,4 @@
-//! Names of things. Plain integers in newtypes, so that a layer cannot be passed where a chunk is meant.
+//! Typed ids and times. Integers in newtypes, so that for example a layer cannot be passed as a chunk.
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
@@ -7,7 +7,7 @@ macro_rules! id {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The id as an index into a table that has one entry for each id.
+            /// Returns the id as an index into a table with one entry per id.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -19,20 +19,20 @@ id!(/// A unit of physical device memory, `0..capacity_chunks`.
     ChunkId(u32));
 id!(/// A transformer layer, front first.
     LayerId(u16));
-id!(/// A slot: the chunks of one slab, shared in turn by the moving layers.
+id!(/// A slot: the chunks of one slab, which the moving layers share in sequence.
     SlotId(u8));
 id!(/// A chunk-sized position of the KV arena's virtual range. A frame is backed by one chunk or by none.
     FrameId(u32));
-id!(/// A layer-block: 16 tokens of one layer's KV. `block = frame * blocks_per_chunk + position in the frame`.
+id!(/// A layer block: 16 tokens of one layer's KV. `block = frame * blocks_per_chunk + position in the frame`.
     BlockId(u32));
-id!(/// A block of the host tier: room for one layer-block in host memory, `0..host_kv_bytes / block_bytes`.
+id!(/// A block of the host tier: space for one layer block in host memory, `0..host_kv_bytes / block_bytes`.
     HostBlockId(u32));
-id!(/// A block column: the layer-blocks of the same 16 tokens in all layers.
+id!(/// A block column: the layer blocks of the same 16 tokens in all layers.
     ColumnId(u32));
-id!(/// The contents of a slot or layer at one moment. Never reused: a copy or a step that names an old generation can
+id!(/// The contents of a slot or layer at one time. Never reused: a copy or a step that names an old generation can
     /// never read one layer's weights as another's.
     Generation(u64));
-id!(/// An action that the policy ordered and whose completion is awaited.
+id!(/// An ordered action whose completion is pending.
     ActionId(u64));
 id!(/// A request, in order of arrival.
     RequestId(u64));
@@ -41,17 +41,17 @@ id!(/// A step of the engine.
 id!(/// A row of the shared block table and token history: one for each running sequence.
     RowId(u32));
 
-/// Time since an origin that the caller chose, in nanoseconds. Never read here, always an argument.
+/// Nanoseconds since an origin that the caller chooses. The policy never reads a clock; times are arguments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// Nanoseconds from `earlier` to `self`; 0 when `earlier` is later.
+    /// Returns the nanoseconds from `earlier` to `self`; 0 if `earlier` is later.
     pub const fn since(self, earlier: Nanos) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// This moment moved on by `ns`.
+    /// Returns this time plus `ns`.
     pub const fn plus(self, ns: u64) -> Nanos {
         Nanos(self.0.saturating_add(ns))
     }

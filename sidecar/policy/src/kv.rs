@@ -1,4 +1,5 @@
-//! KV of requests: frames, columns, the prefix cache. Pure bookkeeping; the memory manager decides which frames have chunks.
+//! Tracks the KV of requests: frames, columns and the prefix cache. The memory manager decides which frames have
+//! chunks.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -32,46 +33,47 @@ pub use swap::Swap;
 struct Sequence {
     salt: u64,
     columns: Vec<ColumnId>,
-    /// Full columns whose tokens are known.
+    /// Full columns with known tokens.
     full: u32,
-    /// Columns up to here were looked at for writing them back.
+    /// Columns already checked for write-back.
     written: u32,
-    /// It does not run; its KV is kept.
+    /// Whether it is suspended: it does not run, and its KV is kept.
     suspended: bool,
     /// Committed tokens after the last full column.
     tail: Vec<u32>,
-    /// Name and hash of the last full column (0 and the salt's hash before the first); none when the chain is broken and nothing after it may be shared.
+    /// Name and hash of the last full column (0 and the salt's hash before the first). `None` if the chain is broken,
+    /// so that no later column may be shared.
     chain: Option<(u64, u64)>,
 }
 
-/// Figures of KV.
+/// Statistics of KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvCounts {
     /// Frames with a chunk.
     pub frames: u32,
-    /// Frames that take no new blocks.
+    /// Frames that accept no new blocks.
     pub draining_frames: u32,
     /// Blocks of all backed frames.
     pub total_blocks: u32,
-    /// Blocks that may be taken.
+    /// Blocks that may be allocated.
     pub free_blocks: u32,
     /// Blocks held by columns or reserved for moves.
     pub used_blocks: u32,
-    /// Columns that a request uses.
+    /// Columns that a request references.
     pub used_columns: u32,
-    /// Columns on the device that are kept only as cache.
+    /// Columns on the device kept only as cache.
     pub idle_columns: u32,
-    /// Columns that can be found by prefix, used or not, on the device or in the host tier.
+    /// Columns in the prefix index, used or not, on the device or in the host tier.
     pub shareable_columns: u32,
     /// Columns in the host tier.
     pub host_columns: u32,
-    /// Columns that the host tier has room for.
+    /// Capacity of the host tier, columns.
     pub host_limit_columns: u32,
-    /// Free blocks that lie in frames which are not empty, of all free blocks, permille.
+    /// Free blocks in frames that are not empty, permille of all free blocks.
     pub fragmentation_permille: u32,
 }
 
-/// KV of all requests of a tenant.
+/// The KV of all requests of a tenant.
 #[derive(Clone, Debug)]
 pub struct Kv {
     layers: u32,
@@ -80,20 +82,21 @@ pub struct Kv {
     columns: Columns,
     /// Shareable columns by hash.
     index: BTreeMap<u64, ColumnId>,
-    /// Shareable columns that nobody uses, longest unused first. A child is always older than its parent.
+    /// Shareable columns on the device without references, least recently used first. A child is always older than its
+    /// parent.
     idle: BTreeMap<u64, ColumnId>,
     /// The host tier.
     host_pool: HostKvPool,
-    /// What running requests need on the device and is not there.
+    /// Columns that running requests need on the device and that are not completely there.
     missing_blocks: MissingBlocks,
-    /// Columns on their way to or from the host tier between steps.
+    /// Columns being copied to or from the host tier between steps.
     moving_columns: Vec<ColumnId>,
-    /// Columns on their way from the host tier beside steps: nobody reads them yet.
+    /// Columns being loaded from the host tier in parallel with steps; no step reads them yet.
     loading_swaps: BTreeSet<ColumnId>,
-    /// What is away while its requests run.
+    /// KV that is offloaded while its requests run.
     layer_offload: LayerOffload,
     sequences: BTreeMap<RequestId, Sequence>,
-    /// Columns of requests whose blocks the engine has not been told.
+    /// Columns whose current blocks the engine does not know.
     dirty: BTreeSet<(RequestId, u32)>,
     next_name: u64,
     next_stamp: u64,
@@ -102,8 +105,8 @@ pub struct Kv {
 }
 
 impl Kv {
-    /// An arena of `frames` positions for a model of `layers` layers.
-    /// Its host tier has room for `host_columns` columns.
+    /// Returns KV with an arena of `frames` positions, for a model of `layers` layers, and a host tier of
+    /// `host_columns` columns.
     pub fn new(layers: u16, frames: u32, blocks_per_chunk: u32, host_columns: u32, caching: bool) -> Kv {
         Kv {
             layers: u32::from(layers),
@@ -126,33 +129,33 @@ impl Kv {
         }
     }
 
-    /// The arena.
+    /// Returns the arena.
     pub fn frames(&self) -> &Frames {
         &self.frames
     }
 
-    /// The arena, to change what backs it.
+    /// Returns the arena for changes of its chunks.
     pub fn frames_mut(&mut self) -> &mut Frames {
         &mut self.frames
     }
 
-    /// Layers, which is blocks of a column.
+    /// Returns the number of layers, which is the number of blocks of a column.
     pub fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// Columns that a request holds.
+    /// Returns the columns that a request holds.
     pub fn columns(&self, request: RequestId) -> u32 {
         self.sequences.get(&request).map_or(0, |s| s.columns.len() as u32)
     }
 
-    /// Blocks on the device that giving up every unreferenced column would free.
+    /// Returns the device blocks that evicting all unreferenced columns would free.
     pub fn evictable_blocks(&self) -> u32 {
         self.idle.len() as u32 * self.layers
     }
 
-    /// Gives every request its new columns. The caller has seen to it that there are enough free blocks, and places in the host
-    /// tier for those that go there.
+    /// Allocates new columns to the requests. The caller ensures enough free blocks, and enough host places for
+    /// offloaded prefills.
     pub fn allocate(&mut self, needs: &[(RequestId, u32)], generations: &mut Generations) {
         let mut blocks = Vec::new();
         for (request, count) in needs {
@@ -179,8 +182,8 @@ impl Kv {
         self.history.word(u64::from(self.columns.blocks(id)[0].0));
     }
 
-    /// Ends a request's KV. Columns that can be found stay as cache, but for those that follow one which lies partly in
-    /// buffers: that one is gone with its last user, and nobody could find them without it.
+    /// Closes a request. Shareable columns stay as cache up to the first column that is partly in buffers and loses its
+    /// last user: that one is evicted, and later columns could not be found without it.
     pub fn close(&mut self, request: RequestId) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
         self.history.word(!request.0);
@@ -192,13 +195,13 @@ impl Kv {
         let parted = |id: &ColumnId| self.columns.has_blocks(*id) && !self.columns.is_whole(*id);
         let going = |id: &ColumnId| self.columns.get(*id).refs == 1 && parted(id);
         let kept = sequence.columns.iter().position(going).unwrap_or(sequence.columns.len());
-        // Children first, so that the prefix cache gives them up before their parents.
+        // Children first, so that the prefix cache evicts them before their parents.
         for (at, id) in sequence.columns.into_iter().enumerate().rev() {
             if at < kept { self.release_reference(id) } else { self.discard(id) }
         }
     }
 
-    /// One reference less; without users it is not even cache.
+    /// Drops one reference; an unreferenced column is evicted.
     fn discard(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs -= 1;
@@ -211,7 +214,7 @@ impl Kv {
         }
     }
 
-    /// One reference less.
+    /// Drops one reference; an unreferenced shareable column becomes cache.
     fn release_reference(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs -= 1;
@@ -242,7 +245,7 @@ impl Kv {
         stamp
     }
 
-    /// The column has no place in the host tier any more, and no seat.
+    /// Frees the column's place in the host tier, and its staging slot.
     fn release_host_place(&mut self, id: ColumnId) {
         let (seat, stowed) =
             (self.columns.set_staging_slot(id, None), self.columns.get_mut(id).host_location.take());
@@ -259,15 +262,15 @@ impl Kv {
         self.columns.remove(id);
     }
 
-    /// Gives up the unreferenced column on the device that was unused for longest, with all that follow it in the host
-    /// tier. Returns whether there was one.
+    /// Evicts the least recently used unreferenced column on the device, with all its descendants in the host tier.
+    /// Returns whether there was one.
     pub fn evict(&mut self) -> bool {
         let Some((_, id)) = self.idle.pop_first() else { return false };
         self.evict_column(id);
         true
     }
 
-    /// Gives up a column that nobody uses. What follows it in the host tier could never be found again: it goes as well.
+    /// Evicts an unreferenced column. Its descendants in the host tier could never be found again and are evicted too.
     fn evict_column(&mut self, id: ColumnId) {
         let mut orphans = alloc::vec![id];
         while let Some(id) = orphans.pop() {
@@ -277,7 +280,7 @@ impl Kv {
         }
     }
 
-    /// The column can be found by nobody any more. Returns its name.
+    /// Removes the column from the prefix index. Returns its name.
     fn unpublish(&mut self, id: ColumnId) -> Option<u64> {
         let content = self.columns.get_mut(id).content.take()?;
         self.index.remove(&content.hash);
@@ -285,7 +288,7 @@ impl Kv {
         Some(content.name)
     }
 
-    /// Every column of an open request whose blocks are new or moved since last taken.
+    /// Returns every column of an open request whose blocks are new or moved since the last call.
     pub fn take_table_changes(&mut self) -> Vec<TableChange> {
         let dirty = core::mem::take(&mut self.dirty);
         let changes = dirty.into_iter().filter_map(|(request, column)| {
@@ -295,7 +298,7 @@ impl Kv {
         changes.collect()
     }
 
-    /// Where steps read a column: each block in its own place, or in a buffer.
+    /// Returns the blocks from which steps read a column: its own, or those of a buffer.
     fn table_blocks(&self, id: ColumnId) -> Vec<BlockId> {
         let mut blocks = self.columns.blocks(id).to_vec();
         if let Some(seat) = self.columns.get(id).staging_slot() {
@@ -304,7 +307,7 @@ impl Kv {
         blocks
     }
 
-    /// Figures.
+    /// Returns the statistics.
     pub fn counts(&self) -> KvCounts {
         let free = self.frames.free_blocks();
         let whole =
@@ -326,18 +329,18 @@ impl Kv {
         }
     }
 
-    /// Requests with KV.
+    /// Returns the number of requests with KV.
     pub fn open_requests(&self) -> u32 {
         self.sequences.len() as u32
     }
 
-    /// A fingerprint of everything that happened to KV.
+    /// Returns a fingerprint of all KV operations.
     pub fn digest(&self) -> u64 {
         self.history.value()
     }
 }
 
-/// Full columns of which `tokens` tokens consist.
+/// Returns the number of full columns in `tokens` tokens.
 const fn full_columns(tokens: usize) -> usize {
     tokens / BLOCK_TOKENS as usize
 }

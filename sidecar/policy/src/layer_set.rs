@@ -1,59 +1,59 @@
-//! Sets of layers. What is asked of a column of KV is asked of all of its layers, at every step and for a thousand columns: as
-//! bits, the answer is a few words.
+//! Sets of layers as bits: every step queries all layers of about a thousand columns, and bits reduce such a query to a
+//! few words.
 
 use core::fmt;
 use core::ops::{BitAnd, BitOr, Sub};
 
 use crate::ids::LayerId;
 
-/// Layers that a set has room for: twice those of the deepest models that are served (126, Llama 3.1 405B).
+/// Maximum number of layers: twice that of the deepest supported models (126, Llama 3.1 405B).
 pub const MOST_LAYERS: u16 = 64 * WORDS as u16;
 
 const WORDS: usize = 4;
 
-/// Some of the layers of a model.
+/// A set of layers of a model.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LayerSet([u64; WORDS]);
 
 impl LayerSet {
-    /// None.
+    /// The empty set.
     pub const NONE: LayerSet = LayerSet([0; WORDS]);
 
-    /// The layers `0..layers`.
+    /// Returns the layers `0..layers`.
     ///
     /// # Panics
-    /// If they are more than [`MOST_LAYERS`].
+    /// If `layers` exceeds [`MOST_LAYERS`].
     pub fn all(layers: u16) -> LayerSet {
         (0..layers).map(LayerId).collect()
     }
 
-    /// The layer is one of them.
+    /// Whether the set contains the layer.
     pub const fn contains(&self, layer: LayerId) -> bool {
         self.0[layer.index() / 64] >> (layer.0 % 64) & 1 == 1
     }
 
-    /// The layer is one of them from now on.
+    /// Adds a layer.
     pub const fn insert(&mut self, layer: LayerId) {
         self.0[layer.index() / 64] |= 1 << (layer.0 % 64);
     }
 
-    /// There is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         *self == LayerSet::NONE
     }
 
-    /// How many there are.
+    /// Returns the number of layers.
     pub fn len(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Each of them, in layer order.
+    /// Iterates in layer order.
     pub fn iter(&self) -> impl Iterator<Item = LayerId> + use<> {
         Layers { left: self.0, word: 0 }
     }
 }
 
-/// The layers of a set that were not told yet, and the word of the next one, or one before it.
+/// The layers not returned yet, and an index at or before the next nonzero word.
 struct Layers {
     left: [u64; WORDS],
     word: usize,
@@ -78,7 +78,7 @@ impl Iterator for Layers {
     }
 }
 
-/// Layers that are in both.
+/// Intersection.
 impl BitAnd for LayerSet {
     type Output = LayerSet;
 
@@ -87,7 +87,7 @@ impl BitAnd for LayerSet {
     }
 }
 
-/// Layers that are in either.
+/// Union.
 impl BitOr for LayerSet {
     type Output = LayerSet;
 
@@ -96,7 +96,7 @@ impl BitOr for LayerSet {
     }
 }
 
-/// Layers that are not in the other.
+/// Difference.
 impl Sub for LayerSet {
     type Output = LayerSet;
 

@@ -1,29 +1,29 @@
-//! How much one measured quantity grows with another: a line through pairs of samples, newer ones counting more, in
-//! integers.
+//! Fits a line through pairs of samples, weighted towards newer ones, in integers: the growth of one quantity with
+//! another.
 
-/// A new pair counts one in so many. 64: a batch changes about as often.
+/// Inverse weight of a new pair. 64: a batch changes about as often.
 const WEIGHT: i128 = 64;
 /// Bits after the binary point.
 const FRACTION_BITS: u32 = 8;
-/// The spread of x, as a part of its mean, from which on the line has a direction: one in so many.
+/// Inverse of the minimum spread of x, relative to its mean, from which the slope is defined.
 const LEAST_SPREAD: i128 = 16;
 
-/// Averages of x and y, and how they vary together.
+/// Averages of x and y, and their covariance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinearFit {
-    /// Scaled.
+    /// Scaled by 2^`FRACTION_BITS`.
     x: i128,
     y: i128,
     /// Scaled twice.
     xx: i128,
     xy: i128,
     samples: bool,
-    /// As of the last time that it was known.
+    /// The last known slope.
     per_x: u64,
 }
 
 impl LinearFit {
-    /// Takes a pair in.
+    /// Adds a pair.
     pub fn observe(&mut self, x: u64, y: u64) {
         let scaled = |value: u64| i128::from(value.min(1 << 48)) << FRACTION_BITS;
         let (x, y) = (scaled(x), scaled(y));
@@ -47,7 +47,7 @@ impl LinearFit {
         }
     }
 
-    /// What y grows by with each x: never less than nothing, and never more than y has for each x. 0 until x has varied.
+    /// Returns the slope, between 0 and the ratio of the averages of y and x; 0 until x has varied.
     pub fn per_x(&self) -> u64 {
         self.per_x
     }
@@ -57,7 +57,7 @@ impl LinearFit {
 mod tests {
     use super::*;
 
-    /// y = 1000 + 7 x, over x that goes up and down.
+    /// Returns a fit of y = 1000 + 7 x, over x that rises and falls.
     fn line(ends: u64) -> LinearFit {
         let mut slope = LinearFit::default();
         for step in 0..ends {

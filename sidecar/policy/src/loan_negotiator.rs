@@ -1,14 +1,15 @@
-//! A tenant among its neighbours: whom it asks, what it lends, when it takes back. It keeps the book of grants and tells
-//! the memory manager what comes and goes; letters go out as [`PeerCommand`] and come in as [`PeerEvent`], both plain data.
+//! Trades memory with peers: whom the tenant asks, what it lends and when it revokes. It keeps the loan book and orders
+//! transfers from the memory manager. Outgoing messages are [`PeerCommand`]s, incoming ones [`PeerEvent`]s, both plain
+//! data.
 //!
-//! | what happens | who acts first |
+//! | event | action |
 //! |---|---|
-//! | KV is short, nothing is free | the tenant takes back what it lent, else asks for a survey, then one neighbour after the other |
-//! | a neighbour asks | the memory manager says what could go; the loan is entered, vacated, earmarked, answered |
-//! | the tenant has work and lacks layers | it takes back what it lent, and waits for that no longer than the bound |
-//! | a loan is revoked, or ran out, or its lender died | the memory manager owes it, before any step |
-//! | a new life lacks what a former one had lent | it tells its neighbours and waits for its floor; the rest comes later |
-//! | a borrowed loan was not needed for a while | it goes back |
+//! | KV is short, no memory is free | revoke own loans, else request a survey and ask one peer after the other |
+//! | a peer asks | the memory manager reports what it can lend; the loan is recorded, vacated, earmarked, answered |
+//! | the tenant has work and lacks layers | revoke own loans, and wait for them up to the bound |
+//! | a loan is revoked or expires, or its lender exits | the memory manager returns it before any step |
+//! | a new instance lacks chunks that the previous one lent | claim them, wait for the floor; the rest follows later |
+//! | a borrowed loan is unused for a while | return it |
 
 use alloc::vec::Vec;
 
@@ -30,26 +31,26 @@ mod revoke;
 use borrow_search::Search;
 pub use messages::{PeerCommand, PeerEvent};
 
-/// What the directive says about trading.
+/// The directive's terms of trade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NegotiationPolicy {
-    /// Own priority.
+    /// The tenant's priority.
     pub priority: i32,
-    /// Those of neighbours. While it is active, a tenant lends nothing to who is below it.
+    /// Priorities of peers. While the tenant is active, it lends nothing to a peer of lower priority.
     pub priorities: Vec<(Peer, i32)>,
-    /// Whom to ask first.
+    /// Order in which peers are asked.
     pub rule: VictimRule,
-    /// Order of [`VictimRule::FixedOrder`] and of neighbours that cannot be read.
+    /// Order of [`VictimRule::FixedOrder`], and of peers without state.
     pub order: Vec<Peer>,
-    /// Nobody gives anything sooner after its layers came back, nanoseconds.
+    /// Time after a restore of its layers during which a tenant lends nothing, nanoseconds.
     pub min_residence_ns: u64,
-    /// A borrower gives back within this time, nanoseconds.
+    /// Maximum time for a borrower to return a loan, nanoseconds.
     pub revoke_bound_ns: u64,
-    /// An answer is awaited this long, nanoseconds. Default 20 ms.
+    /// Maximum wait for an answer, nanoseconds. Default 20 ms.
     pub ask_patience_ns: u64,
-    /// A loan lasts this long unless it is renewed, nanoseconds. Default 10 s.
+    /// Duration of a loan unless it is renewed, nanoseconds. Default 10 s.
     pub ttl_ns: u64,
-    /// Nobody is asked again so soon after all said no, nanoseconds. Default 100 ms.
+    /// Minimum time between a search that all peers denied and the next one, nanoseconds. Default 100 ms.
     pub retry_ns: u64,
 }
 
@@ -69,13 +70,13 @@ impl Default for NegotiationPolicy {
     }
 }
 
-/// How often loans whose time is over are looked for, nanoseconds.
+/// Interval between checks for overdue loans, nanoseconds.
 const OVERDUE_RETRY_NS: u64 = 1_000_000_000;
 
-/// How often a share that is missing is claimed, nanoseconds.
+/// Interval between claims of a missing share, nanoseconds.
 const CLAIM_RETRY_NS: u64 = 500_000_000;
 
-/// Fixed constants of trade by name, as [`crate::memory_manager::CONSTANTS`].
+/// Fixed constants of trade by name, like [`crate::memory_manager::CONSTANTS`].
 pub const CONSTANTS: [(&str, u64); 6] = [
     ("pause_max_ns", revoke::ASK_BACKOFF_MAX_NS),
     ("silence_max_ns", borrow_search::SILENCE_MAX_NS),
@@ -85,36 +86,36 @@ pub const CONSTANTS: [(&str, u64); 6] = [
     ("next_use_periods_kept", next_use::PERIODS_KEPT as u64),
 ];
 
-/// A tenant among its neighbours.
+/// The state of a tenant's trade with its peers.
 #[derive(Clone, Debug)]
 pub struct LoanNegotiator {
     policy: NegotiationPolicy,
     book: LoanBook,
     search: Search,
-    /// Neighbours that are not asked for a while.
+    /// Peers that are not asked for a while.
     ask_backoffs: Vec<borrow_search::AskBackoff>,
-    /// Since when all layers have memory, where they do.
+    /// Since when all layers have memory; `None` while one lacks it.
     fully_resident_since: Option<Nanos>,
-    /// Nobody is asked before.
+    /// No peer is asked before this time.
     next_ask_at: Nanos,
-    /// Earmarks for this tenant that are not accepted yet: of whom, of which loan, how many, as what.
+    /// Earmarks for this tenant that are not accepted yet.
     arriving: Vec<Arrival>,
-    /// Loans that were wanted back and have not come.
+    /// Revoked loans that are not returned yet.
     pending_revocations: Vec<revoke::PendingRevocation>,
-    /// One of them is waited for.
+    /// Whether a revoked loan is being waited for.
     awaits_loan_return: bool,
-    /// Loans whose time is over are looked for again then.
+    /// Time of the next check for overdue loans.
     next_overdue_at: Nanos,
-    /// Loans are prolonged again then: an answer takes its time.
+    /// Earliest time of the next renewals, because answers take time.
     next_renewal_at: Nanos,
-    /// What neighbours have of the share is asked for again then.
+    /// Time of the next claim of a missing share.
     next_claim_at: Nanos,
-    /// Loans that have come.
+    /// Number of loans accepted.
     loans_accepted: u64,
     commands: Vec<PeerCommand>,
 }
 
-/// Bytes that a neighbour promised.
+/// Bytes that a peer earmarked for this tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Arrival {
     earmark: Earmark,
@@ -125,7 +126,7 @@ struct Arrival {
 }
 
 impl Arrival {
-    /// It pays what is lent. What was told before does not: the ledger has less by now, or nothing.
+    /// Whether it repays a recorded loan. A stale message does not: the ledger has less by then, or nothing.
     fn is_repayment(&self, given: &[LoanOut]) -> bool {
         let Earmark { peer, nonce } = self.earmark;
         given.iter().any(|g| g.nonce == nonce && g.peer == peer && g.chunks >= self.chunks)
@@ -133,7 +134,7 @@ impl Arrival {
 }
 
 impl LoanNegotiator {
-    /// A tenant with nothing lent and nothing borrowed. `book` is its own.
+    /// Returns the negotiator of a tenant without loans. `book` is the tenant's own.
     pub fn new(book: LoanBook, terms: NegotiationPolicy) -> LoanNegotiator {
         LoanNegotiator {
             policy: terms,
@@ -153,23 +154,23 @@ impl LoanNegotiator {
         }
     }
 
-    /// The book of grants, to look at.
+    /// Returns the loan book.
     pub fn book(&self) -> &LoanBook {
         &self.book
     }
 
-    /// Loans that have come so far.
+    /// Returns the number of loans accepted so far.
     pub fn loans_accepted(&self) -> u64 {
         self.loans_accepted
     }
 
-    /// Something that was revoked is still away.
+    /// Whether a revoked loan is not returned yet.
     pub fn revoking(&self) -> bool {
         self.book.loans_out().iter().any(|given| given.revoked > 0)
     }
 
-    /// Neighbours are told that so many chunks of the share are missing: they hold what a former life of this tenant had
-    /// lent them. Told again from time to time, for letters get lost.
+    /// Claims `chunks` missing chunks of the share, which peers hold as loans of a previous instance. Repeated at
+    /// intervals, because messages can be lost.
     pub fn claim(&mut self, now: Nanos, chunks: u32) {
         if now >= self.next_claim_at {
             self.next_claim_at = now.plus(CLAIM_RETRY_NS);
@@ -177,17 +178,17 @@ impl LoanNegotiator {
         }
     }
 
-    /// Other terms from now on.
+    /// Sets the terms.
     pub fn set_policy(&mut self, terms: NegotiationPolicy) {
         self.policy = terms;
     }
 
-    /// Letters since the last call, in order.
+    /// Returns the messages since the last call, in order.
     pub fn take_commands(&mut self) -> Vec<PeerCommand> {
         core::mem::take(&mut self.commands)
     }
 
-    /// Time alone can change something: an answer, a revocation or the end of a loan is awaited.
+    /// Whether time alone can change the state: an answer, a revocation or the end of a loan is pending.
     pub fn needs_ticks(&self) -> bool {
         self.search != Search::Idle
             || !self.arriving.is_empty()
@@ -195,7 +196,7 @@ impl LoanNegotiator {
             || !self.book.loans_out().is_empty()
     }
 
-    /// Called at every boundary, before the next step is prepared.
+    /// Runs at every boundary, before the next step is prepared.
     pub fn boundary(&mut self, now: Nanos, manager: &mut MemoryManager, out: &mut Vec<Action>) {
         self.update_residence(now, manager);
         self.process_transfer_results(now, manager);
@@ -213,7 +214,7 @@ impl LoanNegotiator {
         self.accept_next(manager, out);
     }
 
-    /// A loan whose time is over may never have been accepted: whoever waits for its answer has gone.
+    /// Takes back loans that are overdue: if their borrower is gone, they may never have been accepted.
     fn take_back_overdue(&mut self, now: Nanos) {
         if now < self.next_overdue_at {
             return;
@@ -226,7 +227,7 @@ impl LoanNegotiator {
         self.commands.extend(overdue);
     }
 
-    /// Loans that are in use are prolonged in time: at half of what is left to them.
+    /// Renews loans in use when less than half of their duration remains.
     fn renew(&mut self, now: Nanos) {
         let ttl_ns = self.policy.ttl_ns;
         if now < self.next_renewal_at {
@@ -242,7 +243,7 @@ impl LoanNegotiator {
         }
     }
 
-    /// A loan that the memory manager can do without goes back.
+    /// Returns loans that the memory manager does not need.
     fn return_spare_loans(&mut self, manager: &mut MemoryManager) {
         let mut left = manager.return_unused_loan();
         if left == 0 {
@@ -259,7 +260,7 @@ impl LoanNegotiator {
         }
     }
 
-    /// What has to leave and was not ordered yet.
+    /// Orders the transfers of due chunks that were not ordered yet.
     fn send_debts(&mut self, due: &[ReturnOrder], manager: &mut MemoryManager) {
         for vacate in due {
             let earmark = Earmark { peer: vacate.peer, nonce: vacate.nonce };
@@ -270,7 +271,7 @@ impl LoanNegotiator {
         }
     }
 
-    /// Bytes that wait for this tenant become chunks, one earmark after the other.
+    /// Turns earmarked bytes into chunks, one earmark at a time.
     fn accept_next(&mut self, manager: &mut MemoryManager, out: &mut Vec<Action>) {
         if manager.is_blocked() || self.arriving.iter().any(|arrival| arrival.ordered) {
             return;
@@ -283,7 +284,7 @@ impl LoanNegotiator {
         }
     }
 
-    /// A number that differs when anything here does.
+    /// Returns a digest of the state.
     pub fn digest(&self) -> u64 {
         let counts = [self.book.borrowed(), self.book.lent_out(), self.arriving.len() as u32];
         let searching = u64::from(self.search != Search::Idle) << 1 | u64::from(self.awaits_loan_return);

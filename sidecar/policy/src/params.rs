@@ -1,45 +1,44 @@
-//! Tunables of the policy, each documented with its unit, default and source.
+//! The policy's tunables, each with its unit, default and source.
 
-/// Named policies (DESIGN 6). Each is the same remedies with some switched off.
+/// Named policies (DESIGN 6). They share the same reclaim options, of which each enables some.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyName {
-    /// vLLM: prefix blocks are given up, then requests are preempted and recomputed.
+    /// vLLM: evict prefix blocks, then preempt and recompute requests.
     Recompute,
-    /// Oneiros: own weight layers become KV before anything is recomputed.
+    /// Oneiros: convert own weight layers to KV before any recomputation.
     #[default]
     Oneiros,
-    /// eLLM: idle activation chunks become KV before anything is recomputed, and KV of prompts for which there is no room goes to
-    /// the host tier while they are computed.
+    /// eLLM: convert idle activation chunks to KV before any recomputation, and offload the KV of prompts that do not
+    /// fit to the host tier during their prefill.
     Ellm,
-    /// FlexGen: a fixed share of the layers' KV lies in the host tier from the start, of every request.
+    /// FlexGen: keep a fixed share of the layers' KV of every request in the host tier from the start.
     FlexGen,
-    /// Pie: KV of some layers, of every request the same, lies in the host tier; as many layers as hide behind compute and
-    /// help.
+    /// Pie: keep the KV of some layers, the same for every request, in the host tier; as many layers as hide and help.
     Pie,
-    /// OrbitFlow: KV of some layers of each request lies in the host tier, planned for each request; who is one too many is
-    /// paused.
+    /// OrbitFlow: keep the KV of some layers of each request in the host tier, planned per request; pause excess
+    /// requests.
     OrbitFlow,
-    /// All remedies: what costs nothing first, then what loses least.
+    /// All reclaim options: first those without cost, then the one with the lowest cost.
     Unified,
 }
 
-/// Where KV lies while its request runs.
+/// Where the KV of running requests resides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvPlacementMode {
     /// On the device.
     Device,
-    /// On the device, and of prompts that were admitted without room for it in the host tier.
+    /// On the device, except for prompts admitted without space for their KV, which use the host tier.
     Prompts,
     /// A fixed share of its layers in the host tier.
     Fixed,
     /// The same layers of every request in the host tier, as many as hide.
     Uniform,
-    /// For each request its own layers in the host tier, as a plan says.
+    /// Planned layers of each request in the host tier.
     PerRequest,
 }
 
 impl PolicyName {
-    /// All of them. The place of one is its number in journals: new ones come last.
+    /// All policies. The index is the number in journals, so new policies are appended.
     pub const ALL: [PolicyName; 7] = [
         PolicyName::Recompute,
         PolicyName::Oneiros,
@@ -50,7 +49,7 @@ impl PolicyName {
         PolicyName::Unified,
     ];
 
-    /// As it is written in configurations.
+    /// Returns the name used in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             PolicyName::Recompute => "Recompute",
@@ -63,17 +62,17 @@ impl PolicyName {
         }
     }
 
-    /// Own weight layers become KV, and neighbours' (Oneiros).
+    /// Whether own and peers' weight layers become KV (Oneiros).
     pub const fn remaps(self) -> bool {
         matches!(self, PolicyName::Oneiros | PolicyName::Unified)
     }
 
-    /// Idle activation chunks become KV (eLLM).
+    /// Whether idle activation chunks become KV (eLLM).
     pub const fn inflates(self) -> bool {
         matches!(self, PolicyName::Ellm | PolicyName::Unified)
     }
 
-    /// Where KV of running requests lies.
+    /// Returns where the KV of running requests resides.
     pub const fn placing(self) -> KvPlacementMode {
         match self {
             PolicyName::Recompute | PolicyName::Oneiros => KvPlacementMode::Device,
@@ -84,44 +83,44 @@ impl PolicyName {
         }
     }
 
-    /// Prompts for which there is no room are computed all the same, and their KV goes to the host tier (eLLM 4.4.2).
+    /// Whether prompts that do not fit are computed with their KV offloaded to the host tier (eLLM 4.4.2).
     pub const fn offloads_prompts(self) -> bool {
         matches!(self.placing(), KvPlacementMode::Prompts)
     }
 
-    /// Of remedies that cost something the one with the least predicted loss per byte is taken; the others keep their paper's
-    /// order.
+    /// Whether reclaim options with a cost are chosen by the least predicted loss per byte; other policies keep their
+    /// paper's order.
     pub const fn weighs(self) -> bool {
         matches!(self, PolicyName::Unified)
     }
 
-    /// Requests that are one too many keep their KV and wait (OrbitFlow), instead of being computed again.
+    /// Whether excess requests are paused with their KV (OrbitFlow) instead of being recomputed.
     pub const fn pauses(self) -> bool {
         matches!(self, PolicyName::OrbitFlow | PolicyName::Unified)
     }
 }
 
-/// A fixed layout of moving layers, for tests and experiments: overrides the remapping controller.
+/// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForcedRemap {
-    /// Layers whose memory is given to KV.
+    /// Layers whose memory becomes KV.
     pub alpha: u16,
     /// Slots, 1 or 2.
     pub beta: u8,
 }
 
-/// Objectives of a tenant. Default none.
+/// A tenant's objectives. None by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
-    /// Until the first token, nanoseconds; 0 = none.
+    /// Maximum time to the first token, nanoseconds; 0 = none.
     pub ttft_ns: u64,
-    /// Between two tokens, nanoseconds; 0 = none.
+    /// Maximum time between two tokens, nanoseconds; 0 = none.
     pub tbt_ns: u64,
-    /// Share of the tokens that may come later than that, permille.
+    /// Allowed share of later tokens, permille.
     pub allowed_miss_permille: u32,
 }
 
-/// What whoever places tenants on a GPU lets one have: what may change while it runs.
+/// Memory limits set by the operator; may change at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bounds {
     /// [`Params::share_chunks`].
@@ -130,113 +129,118 @@ pub struct Bounds {
     pub remap_cap_permille: u32,
 }
 
-/// Tunables.
+/// The policy's tunables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Params {
-    /// Which remedies are used and in which order.
+    /// The enabled reclaim options and their order.
     pub policy: PolicyName,
-    /// Chunks that the tenant may hold without asking a neighbour, at most the GPU's. Default: all.
+    /// Chunks that the tenant may hold without borrowing, at most the GPU's. Default: all.
     pub share_chunks: u32,
-    /// Share of the layers that may be remapped, permille (`maxRemappedPercent` x 10). Never a whole model: m <= n - 1.
+    /// Maximum share of remapped layers, permille (`maxRemappedPercent` x 10). Never a whole model: m <= n - 1.
     pub remap_cap_permille: u32,
-    /// Fixed layout instead of the controller's choice.
+    /// Fixed layout that replaces the controller's choice.
     pub forced: Option<ForcedRemap>,
     /// Longest request, prompt and answer together, tokens. Its KV must fit `guaranteed_kv_bytes`.
     pub max_model_tokens: u32,
     /// KV that the tenant can always hold, bytes.
     pub guaranteed_kv_bytes: u64,
-    /// KV that the tenant may hold at most, bytes.
+    /// Maximum KV of the tenant, bytes.
     pub kv_limit_bytes: u64,
-    /// Host memory for KV that leaves the device, bytes. Default none: a tenant that hibernates computes its KV again.
+    /// Host memory for offloaded KV, bytes. Default none: a tenant that sleeps recomputes its KV.
     pub host_kv_bytes: u64,
-    /// Largest step: activation space is sized for it.
+    /// Largest step: determines the activation space.
     pub max_step: crate::geometry::StepShape,
     /// Smallest step: activation space that is never lent (eLLM).
     pub min_step: crate::geometry::StepShape,
-    /// Stall that a remapped token may add, permille of its compute time. Oneiros asks for none; a small allowance
-    /// absorbs measurement noise. Default 50.
+    /// Allowed stall of a remapped token, permille of its compute time. Oneiros allows none; a small allowance absorbs
+    /// measurement noise. Default 50.
     pub stall_allowance_permille: u32,
-    /// Consecutive boundaries with enough spare KV before a layer is given back (hysteresis). Default 64.
+    /// Consecutive boundaries with enough spare KV before a layer is restored (hysteresis). Default 64.
     pub revert_patience_steps: u32,
-    /// Spare KV, beyond the layer's own chunks, that must stay free after a reversion, permille of KV in use. Default 125.
+    /// Spare KV, beyond the layer's own chunks, that must stay free after a reversion, permille of KV in use. Default
+    /// 125.
     pub revert_reserve_permille: u32,
-    /// `FlexGen`: share of the layers whose KV lies in the host tier, permille. Default 500: FlexGen's profiles for models
-    /// that leave little room put about half of the cache there.
+    /// `FlexGen`: share of the layers whose KV is in the host tier, permille. Default 500: FlexGen's profiles for
+    /// models that leave little memory put about half of the cache there.
     pub fixed_away_permille: u32,
-    /// KV blocks that are to stay free, beyond what the running requests need next, permille of all: below it KV begins to
-    /// leave the device. Default 125: writing back takes some steps, which is the time that they last for.
+    /// KV blocks to keep free beyond the running requests' next need, permille of all blocks: below it KV is offloaded.
+    /// Default 125: write-back takes some steps, and the reserve lasts for them.
     pub offload_reserve_permille: u32,
-    /// How many layers may be away (`Pie`).
+    /// Tunables of the number of offloaded layers (`Pie`).
     pub expansion: crate::pie::expansion::ExpansionTunables,
-    /// How long a plan holds (`OrbitFlow`, `Unified`).
+    /// Tunables of the validity of a plan (`OrbitFlow`, `Unified`).
     pub replan: crate::planner::replan::ReplanTunables,
     /// Node expansions of one plan.
     pub plan_expansions: u32,
-    /// Plans place the same layers of all requests: the batch-uniform rung of OrbitFlow's ablation. Default no.
+    /// Whether plans offload the same layers of all requests: the batch-uniform variant of OrbitFlow's ablation.
+    /// Default no.
     pub plan_alike: bool,
-    /// Plans let in whoever comes first wherever all fit, as OrbitFlow is published; who makes others late is paused afterwards.
-    /// Default no: nobody is let in to be late, or to make others so (DESIGN 6, first objective).
+    /// Whether plans admit requests first come, first served wherever all fit, as OrbitFlow is published; requests that
+    /// delay others are paused afterwards. Default no: no request is admitted to be late, or to delay others (DESIGN 6,
+    /// first objective).
     pub plan_first_come: bool,
-    /// All pauses of one request together take at most this, nanoseconds; 0 = nobody is paused. By deadline from when its
-    /// client has read all, and by as much whoever is too late for its first token goes behind others, once. Default 10 s
-    /// ([`crate::planner::pause::DEFAULT_BOUND_NS`]).
+    /// Maximum total pause time of one request, nanoseconds; 0 = no request is paused. Under deadline scheduling a
+    /// pause counts from the time when the client has read all tokens, and a request that is too late for its first
+    /// token is deferred by this time, once. Default 10 s ([`crate::planner::pause::DEFAULT_BOUND_NS`]).
     pub pause_bound_ns: u64,
-    /// What a good answer is: by it losses are predicted, and eLLM's buffer is sized.
+    /// Objectives of a good answer; they determine predicted losses and the size of eLLM's buffer.
     pub slo: Slo,
-    /// Steps over which the predicted losses of remedies are compared. Default 64, as long as reversion waits: what was taken
-    /// does not come back sooner.
+    /// Steps over which the predicted losses of reclaim options are compared. Default 64, the patience of reversion:
+    /// reclaimed memory is not returned sooner.
     pub cost_window_steps: u32,
-    /// `Unified` takes of the remedies that cost something the one that loses least for each byte; else own layers as far as they
-    /// hide, then pauses, then preemptions. Default on.
+    /// Whether `Unified` chooses, among options with a cost, the one with the least loss per byte; otherwise it uses
+    /// own layers as far as they hide, then pauses, then preemptions. Default on.
     pub reclaim_by_cost: bool,
-    /// `Unified` asks of inactive neighbours the one first whose next use its arrivals put furthest away
-    /// ([`crate::peers::next_use`]); else who was used last. Default on.
+    /// Whether `Unified` first asks the inactive peer whose predicted next use is furthest away
+    /// ([`crate::peers::next_use`]); otherwise the most recently used. Default on.
     pub next_use_by_arrivals: bool,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
-    /// eLLM: what an inflation takes for everybody's next token, beyond what it lacks, stays below this; 0 = nothing. Default
-    /// 50,000,000, the paper's ([`crate::ellm::PREMAP_LIMIT_BYTES`]).
+    /// eLLM: exclusive limit of the memory that an inflation takes for the next tokens beyond its need, bytes; 0 =
+    /// none. Default 50,000,000, the paper's ([`crate::ellm::PREMAP_LIMIT_BYTES`]).
     pub premap_bytes: u64,
-    /// eLLM: an inflation only maps; old mappings go with a later transaction, or when nobody waits. Default on.
-    pub defers_unmap: bool,
-    /// Copies go over the link by when they are needed ([`crate::copy_priority`]); else in the order in which they come to it.
+    /// eLLM: whether an inflation only maps; old mappings are removed by a later transaction, or while no step waits.
     /// Default on.
+    pub defers_unmap: bool,
+    /// Whether copies use the link by deadline ([`crate::copy_priority`]); otherwise in the order of arrival. Default
+    /// on.
     pub link_by_deadline: bool,
     /// Automatic prefix caching. Default on.
     pub prefix_caching: bool,
-    /// Estimate of the host-to-device bandwidth until fills have been measured, bytes per second.
+    /// Estimated host-to-device bandwidth until fills are measured, bytes per second.
     pub link_bytes_per_second: u64,
-    /// Estimate of one layer's compute time until steps have been measured, nanoseconds. 0 = unknown: no remapping of
-    /// active layers before the first step.
+    /// Estimated compute time of one layer until steps are measured, nanoseconds. 0 = unknown: active layers are not
+    /// remapped before the first step.
     pub layer_compute_ns: u64,
 }
 
 impl Params {
-    /// Where KV of running requests lies. A byte that an own layer frees costs the link a byte in each step, as one that KV frees
-    /// does; but KV has to be written back, and placed anew with each batch. So who weighs and may move both moves layers, and
-    /// where those take too long, KV would too.
+    /// Returns where the KV of running requests resides. A byte freed by an own layer costs one link byte per step,
+    /// like a byte freed by KV; but KV must be written back, and placed again for each batch. So a policy that compares
+    /// costs and may move both moves layers, and where layers would stall too long, KV would too.
     pub const fn placing(&self) -> KvPlacementMode {
         if self.moves_layers_instead() { KvPlacementMode::Device } else { self.policy.placing() }
     }
 
-    /// Requests that are one too many keep their KV and wait, instead of being computed again. Where layers move only by
-    /// deadline: pauses by a plan keep others waiting for whoever comes next in line.
+    /// Whether excess requests are paused with their KV instead of being recomputed. If layers move, only under
+    /// deadline scheduling: a plan's pauses delay waiting requests in favour of the queue head.
     pub const fn pauses(&self) -> bool {
         self.policy.pauses() && (!self.moves_layers_instead() || self.serves_by_deadline())
     }
 
-    /// Requests come and go by when their next tokens are due ([`crate::planner::deadline`]): who weighs, and has objectives for the
-    /// first token and for the others. Plans then say where KV lies, and neither who comes nor who is paused.
+    /// Whether requests are admitted and paused by token deadlines ([`crate::planner::deadline`]): if the policy
+    /// compares costs, and has objectives for the first token and between tokens. Plans then decide only where KV
+    /// resides, not admissions and pauses.
     pub const fn serves_by_deadline(&self) -> bool {
         self.policy.weighs() && self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0
     }
 
-    /// Remedies that cost something are compared by what they lose ([`crate::cost::price`]).
+    /// Whether reclaim options with a cost are compared by their losses ([`crate::cost::price`]).
     pub const fn compares_losses(&self) -> bool {
         self.policy.weighs() && self.reclaim_by_cost
     }
 
-    /// Whom to ask for memory is told by what arrivals let expect ([`crate::peers::victim::Borrower::expects`]).
+    /// Whether predicted arrivals order the peers to ask ([`crate::peers::victim::Borrower::expects`]).
     pub const fn expects_next_use(&self) -> bool {
         self.policy.weighs() && self.next_use_by_arrivals
     }

@@ -1,8 +1,8 @@
-//! Pie: the KV of all requests moves layer by layer between device and host, so that each layer may be larger than the device
-//! would hold of all.
+//! Pie: moves the KV of all requests layer by layer between device and host, so that each layer's KV may be larger than
+//! if all layers had to fit on the device.
 //!
-//! [`mapping`] says where each layer's KV is, [`swapping`] what moves next, [`expansion`] how many layers may be away;
-//! [`crate::closed_form::pie`] has what they reach at best.
+//! [`mapping`] records where each layer's KV is, [`swapping`] chooses what moves next, [`expansion`] controls how many
+//! layers may be offloaded; [`crate::closed_form::pie`] computes the best they can reach.
 //!
 //! Source: Pie 3.2 to 3.4.
 

@@ -1,19 +1,19 @@
-//! The planner: where the layers of every object lie, so that the batch keeps its objectives.
+//! The planner: chooses where the layers of every object reside, so that the batch meets its objectives.
 //!
-//! Whatever can leave the device is the same thing: an object of L layers (DESIGN 6). A model's weights are one that every
-//! step reads; a request's KV is one that grows. For each object a [`problem::Choice`] says which layers are away; the
-//! [`steps`] model predicts the time of a step for all of them on one link; [`search`] finds the choices with the least time,
-//! and among those the fewest link bytes, by branch and bound over the [`relax`]ed problem; [`batch`] compares batches, which
-//! differ in who is paused and who is admitted, by late tokens first and tokens per second second. [`shared_buffers`] is how a
-//! sidecar carries placements out.
+//! Everything that can leave the device is an object of L layers (DESIGN 6): a model's weights are an object that every
+//! step reads; a request's KV is an object that grows. For each object a [`problem::Choice`] lists the offloaded
+//! layers. The [`steps`] model predicts the time of a step for all choices on one link. [`search`] finds the choices
+//! with the least time, then the fewest link bytes, by branch and bound over the [`relax`]ed problem. [`batch`]
+//! compares batches, which differ in the paused and the admitted requests, by late tokens first and tokens per second
+//! second. [`shared_buffers`] models how a sidecar carries placements out.
 //!
-//! [`pause`] keeps who is paused and [`replan`] says when a plan is made anew.
+//! [`pause`] tracks paused requests, and [`replan`] decides when a new plan is due.
 //!
-//! Nothing here runs within a step: a plan is a [`request`] that somebody answers beside steps, for a later one (OrbitFlow 4.3),
-//! under a budget of node expansions; it says how far from the optimum it may be.
+//! The planner never runs within a step: a plan answers a [`request`] in parallel with steps and applies to a later one
+//! (OrbitFlow 4.3). It has a budget of node expansions and reports its distance from the optimum.
 //!
-//! In a sidecar it plans KV: layers of weights move by [`crate::remap`], which sees no KV, and no policy moves both
-//! (`docs/policies.md`). Problems with both are in its tests.
+//! A sidecar plans only KV: layers of weights move by [`crate::remap`], which does not consider KV, and no policy moves
+//! both (`docs/policies.md`). The planner's tests have problems with both.
 //!
 //! Sources: OrbitFlow 4 (Eq. 1, Algorithm 1, pruned distances, violation cap).
 

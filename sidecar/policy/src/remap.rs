@@ -1,8 +1,8 @@
-//! Which layers move, how many, and over how many slots (Oneiros 5.2 to 5.4, Algorithm 1, Eq. 1 to 5).
+//! Chooses which layers move, how many, and over how many slots (Oneiros 5.2 to 5.4, Algorithm 1, Eq. 1 to 5).
 //!
-//! Oneiros decides one or two slots by a constant ("alpha >= 9 at n = 40"). Here the step model evaluates real positions
-//! and each layer's constant slot, so that even m, or a wider gap over the end of the token, is preferred exactly where
-//! it pays. *When* to remap is the caller's question, this module answers *what*.
+//! Oneiros chooses one or two slots by a constant ("alpha >= 9 at n = 40"). Here the step model evaluates real
+//! positions and each layer's constant slot, so that even m, or a wider gap over the end of the token, is preferred
+//! exactly where it pays. The caller decides *when* to remap; this module decides *what*.
 
 use alloc::vec::Vec;
 
@@ -15,48 +15,48 @@ mod sets;
 
 pub use sets::{even, nested, uniform, uniform_widened};
 
-/// What is asked of [`choose`].
+/// Input of [`choose`].
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     /// Times of each layer.
     pub times: &'a Times<'a>,
-    /// The layout now.
+    /// The current layout.
     pub current: &'a Layout,
-    /// Layers whose memory is wanted.
+    /// Number of layers whose memory is wanted.
     pub wanted_alpha: u16,
-    /// Most moving layers (the tenant's cap). A whole model never moves: n - 1 holds too.
+    /// Maximum number of moving layers (the tenant's cap). A whole model never moves: n - 1 is a limit too.
     pub cap_m: u16,
-    /// Stall that a token may pay, nanoseconds.
+    /// Allowed stall of a token, nanoseconds.
     pub allowance_ns: u64,
-    /// Tokens over which the loads of a change are spread when layouts are compared. At least 1.
+    /// Tokens over which the loads of a change are amortized when layouts are compared. At least 1.
     pub horizon_tokens: u64,
 }
 
-/// The answer.
+/// Output of [`choose`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The layout to take.
+    /// The chosen layout.
     pub layout: Layout,
-    /// Its stall per token in the steady state, nanoseconds.
+    /// Its steady-state stall per token, nanoseconds.
     pub stall_ns: u64,
-    /// Copies that the change costs once: layers that were moving and become resident, nanoseconds of the link.
+    /// Link time of the change: copies of moving layers that become resident, nanoseconds.
     pub transition_ns: u64,
-    /// Why fewer layers than wanted are freed; none when at least as many are.
+    /// Why fewer layers than wanted are freed; `None` if enough are.
     pub declined: Option<Reason>,
 }
 
 impl Choice {
-    /// What the choice costs over the horizon, nanoseconds.
+    /// Returns the cost of the choice over the horizon, nanoseconds.
     pub fn cost_ns(&self, horizon_tokens: u64) -> u128 {
         u128::from(self.stall_ns) * u128::from(horizon_tokens) + u128::from(self.transition_ns)
     }
 }
 
-/// The smallest alpha >= the wanted one whose stall is allowed; if there is none, the largest allowed below it (0, all
-/// layers resident, is always allowed) with the reason. For that alpha the cheapest of: one or two slots, uniform or
-/// nested in the current layout, for odd m at two slots also with a wider gap over the token's end. One slot on a tie, then
-/// the nested set. So the choice never costs more over the horizon than always alpha + 1 or always alpha + 2, where those
-/// are allowed.
+/// Returns the smallest alpha >= the wanted one whose stall is allowed; if there is none, the largest allowed one below
+/// it, with the reason (0, all layers resident, is always allowed). For that alpha it returns the cheapest of one or
+/// two slots, uniform or nested in the current layout, for odd m at two slots also with a wider gap over the token's
+/// end. Ties prefer one slot, then the nested set. The choice never costs more over the horizon than always alpha + 1
+/// or always alpha + 2, where those are allowed.
 pub fn choose(question: &Question<'_>) -> Choice {
     let search = Search::new(question);
     if question.wanted_alpha == 0 {
@@ -99,7 +99,7 @@ impl<'a> Search<'a> {
         Choice { stall_ns: 0, transition_ns: self.transition_ns(&layout.moving), layout, declined }
     }
 
-    /// The cheapest allowed layout that frees `alpha` layers.
+    /// Returns the cheapest allowed layout that frees `alpha` layers.
     fn best(&self, alpha: u16) -> Option<Choice> {
         let mut best: Option<Choice> = None;
         for beta in 1..=MAX_BETA {
@@ -114,13 +114,13 @@ impl<'a> Search<'a> {
                 }
             }
             if best.as_ref().is_some_and(|b| b.cost_ns(self.question.horizon_tokens) == 0) {
-                break; // nothing is cheaper, and one slot wins a tie
+                break; // no layout is cheaper, and one slot wins a tie
             }
         }
         best
     }
 
-    /// Sets of `m` moving layers worth comparing, the preferred one on a tie first.
+    /// Returns the sets of `m` moving layers to compare, preferred ones first.
     fn sets(&self, m: u16, beta: u8) -> impl Iterator<Item = Vec<LayerId>> {
         let nested = (!self.question.current.moving.is_empty())
             .then(|| nested(self.layers, &self.question.current.moving, m));
@@ -138,7 +138,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Copies of the layers that move now and would be resident, nanoseconds.
+    /// Returns the copy time of the moving layers that would become resident, nanoseconds.
     fn transition_ns(&self, moving: &[LayerId]) -> u64 {
         let back = self.question.current.moving.iter().filter(|layer| moving.binary_search(layer).is_err());
         back.map(|layer| self.question.times.transfer(layer.index())).sum()

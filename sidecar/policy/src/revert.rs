@@ -1,21 +1,22 @@
-//! Dynamic Reversion: remapped memory goes back to weights once KV has spare room (Oneiros 5.1 and 7.6.1, Algorithm 1 lines 7
-//! to 12). Oneiros stops at once; reverting costs a copy per layer and the next burst takes it away again, so we wait until
-//! the room has been there for a number of boundaries in a row, and leave a reserve.
+//! Dynamic Reversion: remapped memory becomes weights again once KV has spare capacity (Oneiros 5.1 and 7.6.1,
+//! Algorithm 1 lines 7 to 12). Oneiros reverts at once. A reversion costs a copy per layer, and the next burst would
+//! undo it, so this controller waits for consecutive boundaries with enough capacity, and keeps a reserve.
 
-/// Pressure on KV memory at one step boundary.
+/// Pressure on KV memory at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pressure {
-    /// Memory that KV could give away without dropping anything: free chunks and unreferenced prefix blocks, bytes.
+    /// Memory that KV could release without loss: free chunks and unreferenced prefix blocks, bytes.
     pub spare_bytes: u64,
     /// KV that requests hold, bytes.
     pub used_bytes: u64,
-    /// What a layer needs to become resident: its slab in whole chunks (the largest one if layers differ), bytes.
+    /// Memory that a layer needs to become resident: its slab in whole chunks (the largest one if layers differ),
+    /// bytes.
     pub layer_bytes: u64,
-    /// alpha now: layers that could come back.
+    /// Current alpha: layers that could be restored.
     pub alpha: u16,
 }
 
-/// Counts calm boundaries and says how many layers may come back.
+/// Counts calm boundaries and decides how many layers to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hysteresis {
     patience_steps: u32,
@@ -26,18 +27,19 @@ pub struct Hysteresis {
 }
 
 impl Hysteresis {
-    /// `patience_steps`: boundaries in a row with room for at least one layer (0 counts as 1: the boundary itself).
-    /// `reserve_permille`: room that stays free after the layers came back, permille of the KV in use.
+    /// `patience_steps` is the number of consecutive boundaries with capacity for at least one layer (0 counts as 1).
+    /// `reserve_permille` is the capacity that stays free after the restore, permille of the KV in use.
     pub const fn new(patience_steps: u32, reserve_permille: u32) -> Hysteresis {
         Hysteresis { patience_steps, reserve_permille, calm_steps: 0, fitting: u16::MAX }
     }
 
-    /// Looks at a boundary: the number of layers to bring back now, usually 0. After a positive answer the count starts anew.
+    /// Records a boundary; returns the number of layers to restore now, usually 0. A positive result restarts the
+    /// count.
     pub fn observe(&mut self, pressure: &Pressure) -> u16 {
         self.observe_within(self.patience_steps, pressure)
     }
 
-    /// The same with another patience from now on.
+    /// Records a boundary like [`Hysteresis::observe`], with another patience.
     pub fn observe_within(&mut self, patience_steps: u32, pressure: &Pressure) -> u16 {
         let fitting = self.fitting_now(pressure);
         if fitting == 0 {
@@ -54,13 +56,13 @@ impl Hysteresis {
         layers
     }
 
-    /// Starts the count anew: KV grew, the layout changed, or a reversion failed.
+    /// Restarts the count, after KV grew, the layout changed, or a reversion failed.
     pub fn reset(&mut self) {
         self.calm_steps = 0;
         self.fitting = u16::MAX;
     }
 
-    /// Calm boundaries so far.
+    /// Returns the number of calm boundaries so far.
     pub const fn calm_steps(&self) -> u32 {
         self.calm_steps
     }

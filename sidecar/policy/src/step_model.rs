@@ -1,18 +1,18 @@
-//! What a layout of moving layers costs: the stall that each token pays in the steady state, exact in integers.
+//! Computes the cost of a layout of moving layers: the steady-state stall per token, exact in integers.
 //!
-//! A token runs the layers in order. The layers of a [`Layout`] share slots: moving layer `i` (counted front first)
-//! always uses slot `i % beta` (constant addresses, DESIGN 4). One link carries the fills, in the order of their use.
-//! A fill starts when the link is free and when the reader before it in its slot has finished; a moving layer starts
-//! when the layer before it has finished and its fill has arrived. Fills may run any distance ahead, so progress is
-//! carried over from token to token. Every moving layer is filled once per token, also one that is alone in its slot.
+//! A token runs the layers in order. The layers of a [`Layout`] share slots: moving layer `i` (counted from the front)
+//! always uses slot `i % beta` (constant addresses, DESIGN 4). One link carries the fills, in the order of use. A fill
+//! starts when the link is free and the previous reader of its slot has finished; a moving layer starts when the
+//! previous layer has finished and its fill has arrived. Fills may run any distance ahead, so progress carries over
+//! from token to token. Every moving layer is filled once per token, even one that is alone in its slot.
 //!
-//! All of this is `max` and `+`, so one token is a max-plus matrix over the few moments that the next token depends on
-//! (link free, compute free, last reader of each slot), and the time per token in the steady state is the largest mean
-//! weight of its cycles. Here cycles of one token are enough, so it is the largest entry on the diagonal: where a cycle of
+//! All of this is `max` and `+`, so one token is a max-plus matrix over the few times that the next token depends on
+//! (link free, compute free, last reader of each slot), and the steady-state time per token is the largest mean weight
+//! of its cycles. Here cycles of one token suffice, so it is the largest entry on the diagonal: where a cycle of
 //! several tokens crosses itself, exchanging the two crossing waits (fill to layer, reader to a later fill) for the two
-//! tracks below them (layer to layer, fill to fill) loses nothing and splits it. The result is exact and takes one pass over
-//! the layers; simulating until the state repeats gives the same number, but a link that is slower than compute by one
-//! nanosecond needs millions of tokens for it.
+//! tracks below them (layer to layer, fill to fill) loses nothing and splits it. The result is exact and takes one pass
+//! over the layers; simulating until the state repeats gives the same number, but a link that is slower than compute by
+//! one nanosecond needs millions of tokens for it.
 //!
 //! Sources: Oneiros 5.4 (alpha, beta, T_T, T_c; Eq. 1 to 5 are its continuous bounds, see [`crate::closed_form`]).
 
@@ -22,10 +22,10 @@ use crate::ids::{LayerId, SlotId};
 
 pub mod prefill;
 
-/// Most slots that moving layers share (Oneiros uses one or two).
+/// Maximum number of slots that moving layers share (Oneiros uses one or two).
 pub const MAX_BETA: u8 = 2;
 
-/// A single layer's time is taken as at most this: one hour. A host that was suspended may measure more.
+/// Upper limit on a single layer's time: one hour. A host that was suspended may measure more.
 pub const MAX_LAYER_NS: u64 = 3_600_000_000_000;
 
 /// Times of each layer, front first, nanoseconds. Both slices have one entry for each layer.
@@ -38,71 +38,71 @@ pub struct Times<'a> {
 }
 
 impl Times<'_> {
-    /// Layers of the model.
+    /// Returns the number of layers.
     pub fn layers(&self) -> u16 {
         assert_eq!(self.compute_ns.len(), self.transfer_ns.len(), "both times are given for every layer");
         u16::try_from(self.compute_ns.len()).expect("a model has fewer than 65,536 layers")
     }
 
-    /// One layer's compute, bounded, nanoseconds.
+    /// Returns one layer's compute, limited, nanoseconds.
     pub fn compute(&self, layer: usize) -> u64 {
         self.compute_ns[layer].min(MAX_LAYER_NS)
     }
 
-    /// One layer's copy, bounded, nanoseconds.
+    /// Returns one layer's copy, limited, nanoseconds.
     pub fn transfer(&self, layer: usize) -> u64 {
         self.transfer_ns[layer].min(MAX_LAYER_NS)
     }
 
-    /// Compute of a whole token, nanoseconds.
+    /// Returns the compute of a whole token, nanoseconds.
     pub fn token_compute_ns(&self) -> u64 {
         (0..self.compute_ns.len()).map(|layer| self.compute(layer)).sum()
     }
 }
 
-/// Which layers move, and over how many slots. The default, no moving layer, is the model with all layers resident.
+/// The moving layers and their number of slots. The default, without moving layers, has all layers resident.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// The m moving layers, ascending.
     pub moving: Vec<LayerId>,
-    /// Slots that they share; 0 when none moves.
+    /// Number of slots; 0 without moving layers.
     pub beta: u8,
 }
 
 impl Layout {
-    /// All layers resident.
+    /// Returns the layout with all layers resident.
     pub const fn resident() -> Layout {
         Layout { moving: Vec::new(), beta: 0 }
     }
 
-    /// Layers whose memory is given away: m - beta.
+    /// Returns the number of layers whose memory is freed: m - beta.
     pub fn alpha(&self) -> u16 {
         let moving = u16::try_from(self.moving.len()).expect("moving layers are layers");
         moving.checked_sub(u16::from(self.beta)).expect("a layout has no more slots than moving layers")
     }
 
-    /// The constant slot of moving layer number `index`.
+    /// Returns the constant slot of moving layer number `index`.
     pub fn slot(&self, index: usize) -> SlotId {
         SlotId((index % usize::from(self.beta)) as u8)
     }
 
-    /// The constant slot of `layer`, none when it is resident.
+    /// Returns the constant slot of `layer`; `None` if it is resident.
     pub fn slot_of(&self, layer: LayerId) -> Option<SlotId> {
         self.moving.binary_search(&layer).ok().map(|index| self.slot(index))
     }
 }
 
-/// How moving layers take slots.
+/// How moving layers are assigned to slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotRule {
-    /// Moving layer `i` of every token uses slot `i % beta`: what constant addresses allow, and what we run.
+    /// Moving layer `i` of every token uses slot `i % beta`: the rule in use, which constant addresses allow.
     Constant,
-    /// The k-th fill since the start uses slot `k % beta`, over token boundaries: Oneiros as printed. With an odd number
-    /// of moving layers and two slots a layer changes its slot at every token. Only for comparison.
+    /// The k-th fill since the start uses slot `k % beta`, over token boundaries: Oneiros as printed. With an odd
+    /// number of moving layers and two slots a layer changes its slot at every token. Only for comparison.
     Alternating,
 }
 
-/// Stall per token in the steady state under constant addresses, nanoseconds.
+/// Returns the steady-state stall per token under constant addresses, nanoseconds.
 ///
 /// # Panics
 /// If the layout is not one of this model: moving layers not ascending, or as many slots as moving layers.
@@ -110,7 +110,7 @@ pub fn stall_per_token_ns(times: &Times<'_>, layout: &Layout) -> u64 {
     stall_under_ns(times, layout, SlotRule::Constant)
 }
 
-/// Stall per token in the steady state under either rule, nanoseconds.
+/// Returns the steady-state stall per token under either rule, nanoseconds.
 ///
 /// # Panics
 /// As [`stall_per_token_ns`].
@@ -137,16 +137,16 @@ fn check(times: &Times<'_>, layout: &Layout) {
     assert!(bare || (layout.beta > 0 && layout.alpha() > 0), "moving layers share fewer slots than they are");
 }
 
-/// Moments that the next token depends on: link free, compute free, last reader of each slot.
+/// Times that the next token depends on: link free, compute free, last reader of each slot.
 const MOMENTS: usize = 2 + MAX_BETA as usize;
 const LINK: usize = 0;
 const COMPUTE: usize = 1;
 const READERS: usize = 2;
 
-/// "Never": no path. Far below any real time, and any real time may be added.
+/// "Never": no path. Far below any real time, with range for additions.
 const NEVER: i64 = i64::MIN / 2;
 
-/// A moment of this token as the largest of (moment `d` at the token's start + weight `d`).
+/// A time of this token as the maximum over (time `d` at the token's start + weight `d`).
 type Moment = [i64; MOMENTS];
 type Matrix = [Moment; MOMENTS];
 
@@ -163,7 +163,7 @@ fn after(a: Moment, ns: u64) -> Moment {
     core::array::from_fn(|d| a[d] + ns)
 }
 
-/// One token as a matrix: row = moment at its end, column = moment at its start.
+/// Returns one token as a matrix: rows are times at its end, columns times at its start.
 fn token_matrix(times: &Times<'_>, layout: &Layout, rule: SlotRule) -> Matrix {
     let beta = usize::from(layout.beta);
     let mut now: Matrix = core::array::from_fn(starts_at);
@@ -176,7 +176,7 @@ fn token_matrix(times: &Times<'_>, layout: &Layout, rule: SlotRule) -> Matrix {
         now[COMPUTE] = after(later(now[COMPUTE], now[LINK]), times.compute(layer));
         now[slot] = now[COMPUTE];
         if rule == SlotRule::Alternating {
-            now[READERS..READERS + beta].rotate_left(1); // the slot used longest ago comes first
+            now[READERS..READERS + beta].rotate_left(1); // the least recently used slot is first
         }
         next_layer = layer + 1;
     }

@@ -1,9 +1,10 @@
-//! Token-Deposit: tokens made early wait and are written one per interval, so that earliness becomes slack (OrbitFlow 3.2;
-//! the exact rule is DESIGN 7). A deposit counts tokens; which ones they are is the caller's queue, first in first out.
+//! Token-Deposit: holds tokens generated early and writes one per interval, so that the lead becomes slack (OrbitFlow
+//! 3.2; the exact rule is in DESIGN 7). A deposit counts tokens; the caller keeps the tokens themselves in a FIFO
+//! queue.
 //!
-//! The first token is written at once. A later one is written when produced if the deposit is empty and at least one
-//! interval has passed since the last write, else it joins the deposit. While the deposit is not empty one token is written
-//! per interval, counted from the last write. At completion the rest is written at once.
+//! The first token is written at once. A later token is written when it is generated if the deposit is empty and at
+//! least one interval has passed since the last write; otherwise it joins the deposit. While the deposit is not empty,
+//! one token is written per interval after the last write. At completion the rest is written at once.
 
 use crate::ids::Nanos;
 
@@ -15,13 +16,13 @@ pub enum Pacing {
         /// The interval, nanoseconds.
         interval_ns: u64,
     },
-    /// Every token as soon as it is produced: answers that are not streamed, tenants without a TBT SLO.
+    /// Every token as soon as it is generated: answers without streaming, tenants without a TBT SLO.
     Immediate,
 }
 
-/// Tokens of one request that are generated and not yet written.
+/// Generated tokens of one request that are not written yet.
 ///
-/// Call [`TokenDeposit::due`] after every [`TokenDeposit::on_token`] and at the time that [`TokenDeposit::next_due`] names.
+/// Call [`TokenDeposit::due`] after every [`TokenDeposit::on_token`] and at the time of [`TokenDeposit::next_due`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenDeposit {
     pacing: Pacing,
@@ -31,12 +32,13 @@ pub struct TokenDeposit {
 }
 
 impl TokenDeposit {
-    /// An empty deposit.
+    /// Returns an empty deposit.
     pub const fn new(pacing: Pacing) -> TokenDeposit {
         TokenDeposit { pacing, buffered_tokens: 0, last_write: None, finished: false }
     }
 
-    /// `count` tokens were produced. They are in the deposit until [`TokenDeposit::due`] lets them go, perhaps at this moment.
+    /// Adds `count` generated tokens. They stay in the deposit until [`TokenDeposit::due`] returns them, possibly at
+    /// once.
     ///
     /// # Panics
     /// After [`TokenDeposit::finish`]: a finished request produces nothing.
@@ -45,8 +47,8 @@ impl TokenDeposit {
         self.buffered_tokens += count;
     }
 
-    /// Takes out the tokens to write at `now`: 0 or 1 when paced, all of them when immediate. A late call counts the next
-    /// interval from `now`, never from when it should have been, so two writes are never closer than an interval.
+    /// Returns the tokens to write at `now`: 0 or 1 if paced, all if immediate. After a late call the next interval
+    /// counts from `now`, so two writes are never closer than an interval.
     pub fn due(&mut self, now: Nanos) -> u32 {
         let count = match (self.pacing, self.next_due()) {
             (_, None) => 0,
@@ -56,13 +58,14 @@ impl TokenDeposit {
         self.write(now, count)
     }
 
-    /// The request is complete: takes out all the rest, to be written at once.
+    /// Completes the request: returns all remaining tokens, to be written at once.
     pub fn finish(&mut self, now: Nanos) -> u32 {
         self.finished = true;
         self.write(now, self.buffered_tokens)
     }
 
-    /// When [`TokenDeposit::due`] has something to write: none while the deposit is empty, a moment in the past for "at once".
+    /// Returns when [`TokenDeposit::due`] has a token to write: `None` if the deposit is empty, a past time for "at
+    /// once".
     pub fn next_due(&self) -> Option<Nanos> {
         let paced_at = |last: Nanos| match self.pacing {
             Pacing::Paced { interval_ns } => last.plus(interval_ns),
@@ -71,7 +74,7 @@ impl TokenDeposit {
         (self.buffered_tokens > 0).then(|| self.last_write.map_or(Nanos(0), paced_at))
     }
 
-    /// Tokens in the deposit.
+    /// Returns the number of tokens in the deposit.
     pub const fn held(&self) -> u32 {
         self.buffered_tokens
     }

@@ -1,5 +1,5 @@
-//! What can be tuned, by name: as configurations and commands call it. What each mechanism is switched off by, and every
-//! other figure of a tenant, its configuration has fields for.
+//! Defines the tunables by the names that configurations and commands use. Feature switches of a mechanism and all
+//! other settings of a tenant have their own configuration fields.
 
 use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
@@ -7,23 +7,23 @@ use core::fmt;
 
 use crate::params::Params;
 
-/// One number of [`Params`], which documents it.
+/// One numeric field of [`Params`], which documents it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tunable {
     /// Its name.
     pub name: &'static str,
-    /// What it counts.
+    /// The unit.
     pub unit: &'static str,
-    /// The least and the largest value.
+    /// The minimum and maximum value.
     pub range: (u64, u64),
-    /// What it says.
+    /// The description.
     pub meaning: &'static str,
     get: fn(&Params) -> u64,
     set: fn(&mut Params, u64),
 }
 
 impl Tunable {
-    /// Its value.
+    /// Returns its value.
     pub fn of(&self, params: &Params) -> u64 {
         (self.get)(params)
     }
@@ -35,7 +35,7 @@ const STEPS: (u64, u64) = (1, 1_000_000);
 const BYTES: (u64, u64) = (0, 1 << 40);
 const SWITCH: (u64, u64) = (0, 1);
 
-/// The tunable of one field. A value within its range fits the field.
+/// Defines the tunable of one field. Values within its range fit the field's type.
 macro_rules! tunable {
     ($name:literal, $($field:ident).+, $unit:literal, $range:expr, $meaning:literal) => {
         Tunable {
@@ -49,7 +49,7 @@ macro_rules! tunable {
     };
 }
 
-/// The tunable of a field that is yes (1) or no (0).
+/// Defines the tunable of a boolean field: 1 is true.
 macro_rules! switch {
     ($name:literal, $field:ident, $meaning:literal) => {
         Tunable {
@@ -63,7 +63,7 @@ macro_rules! switch {
     };
 }
 
-/// All of them.
+/// All tunables.
 pub static TUNABLES: [Tunable; 23] = [
     tunable!(
         "stall_allowance_permille",
@@ -178,15 +178,15 @@ pub static TUNABLES: [Tunable; 23] = [
     switch!("link_by_deadline", link_by_deadline, "copies go by when they are needed, or as they come"),
 ];
 
-/// Values for some of them, the last for each.
+/// Values of some tunables; the last value of each applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tuned(Vec<(usize, u64)>);
 
 impl Tuned {
-    /// The tunable of this name has this value.
+    /// Sets the tunable `name` to `value`.
     ///
     /// # Errors
-    /// There is none of this name, or it cannot have it.
+    /// If there is no such tunable, or the value is out of range.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
         let found = TUNABLES.iter().position(|tunable| tunable.name == name);
         let index = found.ok_or_else(|| TunableError::Unknown { name: name.to_string() })?;
@@ -198,30 +198,30 @@ impl Tuned {
         Ok(())
     }
 
-    /// The same parameters with these values.
+    /// Returns the parameters with these values applied.
     pub fn of(&self, mut params: Params) -> Params {
         self.0.iter().for_each(|&(index, value)| (TUNABLES[index].set)(&mut params, value));
         params
     }
 }
 
-/// Why something cannot be set.
+/// Why a tunable cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TunableError {
-    /// There is no tunable of that name.
+    /// No tunable has this name.
     Unknown {
         /// The name.
         name: String,
     },
-    /// It takes other values.
+    /// The value is out of range.
     OutOfRange {
-        /// Which one.
+        /// The tunable.
         name: &'static str,
-        /// What it was to be.
+        /// The value.
         value: u64,
-        /// What it is at least.
+        /// The minimum.
         least: u64,
-        /// What it is at most.
+        /// The maximum.
         most: u64,
     },
 }

@@ -1,6 +1,6 @@
 //! Integration tests of the policy, one binary.
 
-/// Tests of the memory manager against a device that knows what every chunk holds.
+/// Tests of the memory manager against a device that tracks the contents of every chunk.
 mod memory_manager {
     mod admission;
     mod async_swap_in;
@@ -45,7 +45,7 @@ mod leaves {
     mod tunables;
 }
 
-/// Tests of what tenants of one GPU decide about each other.
+/// Tests of the decisions between tenants of one GPU.
 mod peers {
     mod loans;
     mod loans_random;

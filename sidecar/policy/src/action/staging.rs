@@ -1,5 +1,5 @@
-//! What a fetch copies, said without listing it: a step has one fetch for each moving layer, each of up to a block for every
-//! column that is away, and most of them are the same in every step.
+//! Describes a fetch's copies without a list: each step has one fetch per moving layer, each of up to one block per
+//! offloaded column, and most are the same in every step.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,30 +11,30 @@ use super::BlockSwap;
 use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
 use crate::layer_set::LayerSet;
 
-/// A column in the buffers: where it lies in the host tier.
+/// A column in the buffers, and its location in the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagedRange {
-    /// Which layers of it are away: one of the table's sets.
+    /// Index of the set of its offloaded layers in the table.
     pub set: u16,
-    /// Its first host block, of layer 0.
+    /// Its first host block, for layer 0.
     pub host: HostBlockId,
-    /// What its host blocks carry.
+    /// The generation of its host blocks.
     pub generation: Generation,
 }
 
-/// All columns in the buffers, and the buffers.
+/// All columns in the buffers, and the buffers' blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StagingTable {
-    /// By set: the layers that are away.
+    /// Sets of offloaded layers.
     pub sets: Vec<LayerSet>,
-    /// By seat; none where nobody sits.
+    /// Columns by staging slot; `None` for a free slot.
     pub slots: Vec<Option<StagedRange>>,
-    /// By buffer, then by seat: the block, and its chunk.
+    /// Block and chunk, by buffer, then by staging slot.
     pub buffers: Vec<Vec<(BlockId, ChunkId)>>,
 }
 
 impl StagingTable {
-    /// The blocks of one layer that come into one buffer, of the first `seats` seats.
+    /// Returns the blocks of one layer that are loaded into one buffer, for the first `seats` staging slots.
     fn blocks(&self, layer: LayerId, buffer: SlotId, seats: usize) -> impl Iterator<Item = BlockSwap> + '_ {
         let places = self.slots[..seats].iter().zip(&self.buffers[buffer.index()]);
         places.filter_map(move |(seated, (block, chunk))| {
@@ -45,14 +45,14 @@ impl StagingTable {
         })
     }
 
-    /// Those of the first `seats` seats of which this layer is away.
+    /// Returns the columns of the first `seats` staging slots for which this layer is offloaded.
     fn away(&self, layer: LayerId, seats: usize) -> impl Iterator<Item = &StagedRange> {
         let away = move |seated: &&StagedRange| self.sets[usize::from(seated.set)].contains(layer);
         self.slots[..seats].iter().flatten().filter(away)
     }
 }
 
-/// Host blocks and the blocks that receive them: a list that is made when somebody looks at it.
+/// Host blocks and the blocks that receive them: a list that is built on first access.
 #[derive(Clone, Debug)]
 pub struct FetchBlocks {
     table: Arc<StagingTable>,
@@ -63,19 +63,19 @@ pub struct FetchBlocks {
 }
 
 impl FetchBlocks {
-    /// Those of one layer that come into one buffer, of the first `seats` seats of a table.
+    /// Returns the blocks of one layer that are loaded into one buffer, for the first `seats` staging slots of a table.
     pub fn of(table: Arc<StagingTable>, layer: LayerId, buffer: SlotId, seats: u32) -> FetchBlocks {
         FetchBlocks { table, slots: seats as usize, layer, buffer, list: OnceCell::new() }
     }
 
-    /// Whether there are any.
+    /// Whether there are any blocks.
     pub fn copies(&self) -> bool {
         self.list
             .get()
             .map_or_else(|| self.table.away(self.layer, self.slots).next().is_some(), |list| !list.is_empty())
     }
 
-    /// How many there are; counted where nobody has listed them yet.
+    /// Returns the number of blocks, without building the list.
     pub fn count(&self) -> usize {
         self.list.get().map_or_else(|| self.table.away(self.layer, self.slots).count(), Vec::len)
     }

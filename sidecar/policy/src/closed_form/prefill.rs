@@ -1,16 +1,16 @@
-//! Closed forms of a prompt behind its weights (DESIGN 6, "Waking"; Oneiros 5.3, T_Compute of an inactive model).
+//! Closed forms of a prefill while weights load (DESIGN 6, "Waking"; Oneiros 5.3, T_Compute of an inactive model).
 //!
-//! Layers 0..f are present, f..n-1 stream in from time 0 in order. T_p is the *whole* prompt's time in one layer: all chunks
-//! of the prompt go through a layer before the next one.
+//! Layers 0..f are resident; layers f..n-1 load in order from time 0. T_p is the time of the *whole* prompt in one
+//! layer: all its chunks pass a layer before the next one.
 
 use super::{cumulated, saturated};
 
-/// A prompt over identical layers of which the last ones are missing.
+/// A prompt over identical layers of which the last ones are not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waking {
     /// n: layers.
     pub layers: u16,
-    /// f: layers present, the first ones. At most n.
+    /// f: resident layers, the first ones. At most n.
     pub present: u16,
     /// T_T: copy of one layer, nanoseconds.
     pub transfer_ns: u64,
@@ -31,7 +31,7 @@ impl Waking {
         self.missing() == 0 || (first_in_time && last_in_time)
     }
 
-    /// Time to the first token, exact, nanoseconds: `max(n T_p, T_T + (n-f) T_p, (n-f) T_T + T_p)`.
+    /// Returns the exact time to the first token, nanoseconds: `max(n T_p, T_T + (n-f) T_p, (n-f) T_T + T_p)`.
     pub fn ttft_ns(self) -> u64 {
         let (load, compute) = (u128::from(self.transfer_ns), u128::from(self.compute_ns));
         let all_present = u128::from(self.layers) * compute;
@@ -44,7 +44,7 @@ impl Waking {
     }
 }
 
-/// Most missing layers that a prompt hides: `min(floor((n-1)/rho), n - ceil(rho))` with rho = T_T / T_p.
+/// Returns the most missing layers that a prompt hides: `min(floor((n-1)/rho), n - ceil(rho))` with rho = T_T / T_p.
 pub fn most_hidden(layers: u16, transfer_ns: u64, compute_ns: u64) -> u16 {
     assert!(transfer_ns > 0 && compute_ns > 0, "copies and compute take time");
     let (load, compute, n) = (u128::from(transfer_ns), u128::from(compute_ns), u128::from(layers));
@@ -53,8 +53,8 @@ pub fn most_hidden(layers: u16, transfer_ns: u64, compute_ns: u64) -> u16 {
     by_link.min(by_first) as u16
 }
 
-/// Time to the first token over stages that differ (embeddings, layers, head), nanoseconds: the largest over k of A_k + the
-/// sum of c_i for i >= k, with A_k the cumulated loads. A stage that is present loads 0. Every k is needed.
+/// Returns the time to the first token over differing stages (embeddings, layers, head), nanoseconds: the maximum over
+/// k of A_k + the sum of c_i for i >= k, with A_k the cumulative loads. A resident stage loads 0. Every k is needed.
 pub fn ttft_ns(loads_ns: &[u64], computes_ns: &[u64]) -> u64 {
     assert_eq!(loads_ns.len(), computes_ns.len(), "both times are given for every stage");
     let total: u64 = computes_ns.iter().fold(0, |sum, ns| sum.saturating_add(*ns));

@@ -1,48 +1,46 @@
-//! What remedies cost for each byte that they free, and which of them loses least (DESIGN 6: the least predicted goodput loss per
-//! byte freed).
+//! Compares reclaim options by their loss per freed byte (DESIGN 6: the least predicted goodput loss per byte freed).
 //!
-//! A token that is made later is lost only if that makes it late. Where there is an objective, a client reads one token in that
-//! time, from what was made before as long as that lasts: while nobody waits, a step that takes longer than before costs nobody
-//! anything as long as it is within the objective. Where somebody waits, a token that is not made is one that somebody does not
-//! get, whoever it is made for: so it is where there is no objective.
+//! A delayed token is lost only if it becomes late. With an objective, a client reads one token per interval, from its
+//! buffer as long as that lasts: while no request waits, a longer step costs nothing as long as it is within the
+//! objective. While a request waits, or without an objective, every token not generated is a loss.
 //!
-//! Of remedies that lose as much, the one after which most tokens are made is taken (the planner's second objective), and of
-//! those the first in the order of [`ReclaimKind`].
+//! Of options with equal loss, the one that keeps the most tokens wins (the planner's second objective), then the first
+//! in the order of [`ReclaimKind`].
 
 use core::cmp::Ordering;
 
 use super::{CostContext, MILLI};
 use crate::ids::RequestId;
 
-/// What clients have, and whether others wait.
+/// The clients' buffers, and whether other requests wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clients<'a> {
-    /// Tokens in store, of each running request.
+    /// Buffered tokens of each running request.
     pub buffered_tokens: &'a [u32],
-    /// Requests wait that could make tokens.
+    /// Whether requests wait that could generate tokens.
     pub waiting: bool,
 }
 
-/// Tokens of the window, thousandths.
+/// Loss of tokens in the window, thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LateTokens {
-    /// Not made in time.
+    /// Tokens not generated in time.
     pub late: u64,
-    /// Not made, also where nobody misses them yet.
+    /// Tokens not generated, including those that no client misses yet.
     pub lost: u64,
 }
 
-/// What a remedy gives and what it costs.
+/// An option's cost and gain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReclaimCost {
-    /// What it costs.
+    /// The loss.
     pub loss: LateTokens,
-    /// Bytes that it frees.
+    /// Bytes freed.
     pub freed_bytes: u64,
 }
 
 impl ReclaimCost {
-    /// By loss for each byte: the smaller first.
+    /// Orders by loss per byte, smallest first.
     pub fn by_byte(&self, other: &ReclaimCost) -> Ordering {
         let cross = |a: u64, b: &ReclaimCost| u128::from(a) * u128::from(b.freed_bytes);
         let late = cross(self.loss.late, other).cmp(&cross(other.loss.late, self));
@@ -50,33 +48,33 @@ impl ReclaimCost {
     }
 }
 
-/// Remedies that use the link or time, in the order that breaks ties (DESIGN 6). KV of paused requests goes before them: its loss is
-/// paid.
+/// Reclaim options that use the link or time, in the order that breaks ties (DESIGN 6). KV of paused requests is
+/// reclaimed before them, because its loss has already occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReclaimKind {
-    /// More own layers move, and tokens wait for them.
+    /// Move more own layers, so that tokens wait for them.
     OwnWeights,
-    /// A request keeps its KV in the host tier and waits.
+    /// Pause a request with its KV in the host tier.
     Pause,
-    /// A request is computed again.
+    /// Preempt a request and recompute it.
     Preempt,
 }
 
-/// A remedy that could be taken now.
+/// A possible reclaim option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReclaimOption {
-    /// Which one.
+    /// Its kind.
     pub kind: ReclaimKind,
-    /// Who is paused or computed again.
+    /// The request to pause or preempt.
     pub request: Option<RequestId>,
-    /// The priority of the most important request that it hurts.
+    /// The highest priority among the affected requests.
     pub priority: i32,
-    /// What it costs.
+    /// Its cost.
     pub cost: ReclaimCost,
 }
 
 impl ReclaimOption {
-    /// Nobody important loses anything for somebody less important, whatever the price.
+    /// Orders options. A request never loses tokens for one of lower priority, whatever the cost.
     fn before(&self, other: &ReclaimOption) -> Ordering {
         let hurt = |offer: &ReclaimOption| (offer.cost.loss.late > 0).then_some(offer.priority);
         let price = || self.cost.by_byte(&other.cost);
@@ -84,14 +82,14 @@ impl ReclaimOption {
     }
 }
 
-/// The remedy that loses least, the first of equals. One that frees nothing is none.
+/// Returns the option with the lowest cost, the first of equals. Options that free nothing are ignored.
 pub fn least(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimOption> {
     let offers = offers.into_iter().filter(|offer| offer.cost.freed_bytes > 0);
     offers.min_by(ReclaimOption::before)
 }
 
 impl CostContext {
-    /// Every step takes so much longer.
+    /// Returns the loss if every step takes `added_ns` longer.
     pub fn stall(&self, added_ns: u64, clients: &Clients<'_>) -> LateTokens {
         if added_ns == 0 {
             return LateTokens::default();
@@ -104,26 +102,27 @@ impl CostContext {
         LateTokens { late, lost: unmade }
     }
 
-    /// A request with so many tokens in store makes none for the window, and for so long nobody does, while its KV leaves.
+    /// Returns the loss if a request with `in_store` buffered tokens pauses for the window, and the whole batch stops
+    /// for `leaving_ns` while its KV is copied.
     pub fn pause(&self, in_store: u32, leaving_ns: u64, clients: &Clients<'_>) -> LateTokens {
         let halt = self.halt_cost(leaving_ns, clients);
         let late = u64::from(self.read_in_window().saturating_sub(in_store)) * MILLI as u64;
         LateTokens { late: late.saturating_add(halt.late), lost: self.paused(1, 0).saturating_add(halt.lost) }
     }
 
-    /// The same of one of which so many tokens are computed again then, which the others wait for.
+    /// Returns the loss of a pause after which `tokens` tokens are recomputed, which delays the others.
     pub fn preemption(&self, in_store: u32, tokens: u64, clients: &Clients<'_>) -> LateTokens {
         self.pause(in_store, self.prefill_token_ns.saturating_mul(tokens), clients)
     }
 
-    /// So many requests, whose clients have nothing in store for all that is known, make none for the window, and so many of their
-    /// tokens are computed again.
+    /// Returns the loss if `requests` requests with unknown buffers pause for the window and `tokens` of their tokens
+    /// are recomputed.
     pub fn dropped(&self, requests: u32, tokens: u64) -> u64 {
         let late = u64::from(requests) * u64::from(self.read_in_window()) * MILLI as u64;
         late.saturating_add(self.once(self.prefill_token_ns.saturating_mul(tokens)))
     }
 
-    /// Nobody makes a token for so long, once.
+    /// Returns the loss of a single stop of the batch for `ns`.
     fn halt_cost(&self, ns: u64, clients: &Clients<'_>) -> LateTokens {
         let unmade = self.once(ns);
         let later_ns = self.step_ns.saturating_add(ns);
@@ -133,17 +132,17 @@ impl CostContext {
         LateTokens { late: if self.misses_all(clients) { unmade } else { unmade.min(late()) }, lost: unmade }
     }
 
-    /// Whatever is not made somebody misses.
+    /// Whether every token that is not generated is missed.
     fn misses_all(&self, clients: &Clients<'_>) -> bool {
         clients.waiting || self.tbt_ns == 0
     }
 
-    /// There is an objective, and steps are within it.
+    /// Whether there is an objective that the steps meet.
     fn was_on_time(&self) -> bool {
         (1..=self.tbt_ns).contains(&self.step_ns)
     }
 
-    /// Tokens that a client reads while the window's steps are made.
+    /// Returns the tokens that a client reads during the window.
     fn read_in_window(&self) -> u32 {
         let window_ns = u128::from(self.step_ns) * u128::from(self.window_steps);
         let read = window_ns.div_ceil(u128::from(self.tbt_ns.max(1)));
@@ -154,7 +153,7 @@ impl CostContext {
         }
     }
 
-    /// Of one request, late tokens of the window whose steps take so long: those that come when its store is empty.
+    /// Returns the late tokens of one request in a window of steps of `step_ns`: those after its buffer is empty.
     fn late_under(&self, step_ns: u64, in_store: u32) -> u64 {
         let Some(behind_ns) = step_ns.checked_sub(self.tbt_ns).filter(|ns| *ns > 0 && self.was_on_time())
         else {
@@ -169,7 +168,7 @@ impl CostContext {
 mod tests {
     use super::*;
 
-    /// Ten steps of 100 ns; a client reads a token in 400 ns, so three of them while the window lasts.
+    /// Ten steps of 100 ns; a client reads a token in 400 ns, so three of them during the window.
     const PACED: CostContext =
         CostContext { window_steps: 10, step_ns: 100, requests: 4, tbt_ns: 400, prefill_token_ns: 5 };
     const UNPACED: CostContext = CostContext { tbt_ns: 0, ..PACED };
@@ -200,7 +199,8 @@ mod tests {
         assert_eq!(PACED.stall(0, &crowded(&[0; 4])), LateTokens::default());
     }
 
-    /// Layers that come back from neighbours are weighed without knowing clients: somebody waits for a shared GPU.
+    /// Layers restored from peers are compared without knowledge of clients: on a shared GPU a request is assumed to
+    /// wait.
     #[test]
     fn stall_without_clients_counts_unbuffered_requests() {
         for outlook in [PACED, UNPACED, CostContext { tbt_ns: 50, ..PACED }] {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn buffered_tokens_cover_a_stall_beyond_slo() {
-        // 500 ns a step: each is 100 ns behind, so a token in store lasts for four steps.
+        // At 500 ns a step is 100 ns behind, so a buffered token lasts for four steps.
         let clients = alone(&[0, 1, 2, 3]);
         assert_eq!(PACED.stall(400, &clients).late, 10_000 + 6_000 + 2_000);
         let waiting = Clients { waiting: true, ..clients };

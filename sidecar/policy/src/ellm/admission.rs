@@ -1,40 +1,40 @@
-//! Algorithm 1, lines 1 to 22: admission of a step's requests, all or nothing for each.
+//! Algorithm 1, lines 1 to 22: admits a step's requests, each completely or not at all.
 
 use alloc::vec::Vec;
 
 /// Which half of Algorithm 1 runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Prompts: much activation space, and KV may go to the CPU buffer layer by layer.
+    /// Prefill: needs much activation memory, and its KV may be offloaded to the CPU buffer layer by layer.
     Prefill,
-    /// Decoding: KV must be on the device (it is fetched first if it was swapped out).
+    /// Decode: KV must be on the device and is fetched first if it was swapped out.
     Decode,
 }
 
-/// What a request needs in this step, chunks.
+/// A request's need in this step, chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// KV_r: chunks of KV, those to fetch back included.
+    /// KV_r: chunks of KV, including those to fetch.
     pub kv: u32,
     /// ACT_r: chunks of activations.
     pub activation: u32,
 }
 
-/// What the step can take, chunks.
+/// Capacity of the step, chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Supply {
-    /// P_T: free chunks, whoever owns them.
+    /// P_T: free chunks of all owners.
     pub free: u32,
     /// theta: chunks that stay free.
     pub threshold: u32,
-    /// P_B: chunks free in the CPU buffer; 0 where there is none, and then nothing is admitted by offload.
+    /// P_B: free chunks of the CPU buffer; 0 without a buffer, which rules out admission by offload.
     pub buffer: u32,
 }
 
 /// The admitted requests: a prefix of the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// For each admitted request, in queue order: whether its KV goes to the CPU buffer.
+    /// For each admitted request, in queue order: whether its KV is offloaded to the CPU buffer.
     pub offloaded: Vec<bool>,
     /// M_kv: KV chunks that the batch needs on the device.
     pub kv: u32,
@@ -44,8 +44,8 @@ pub struct Admission {
     pub buffer_left: u32,
 }
 
-/// Admits requests in queue order until one does not fit. A request is admitted if what is left after it is at least theta;
-/// in prefill also if that holds without its KV and its KV fits the buffer.
+/// Admits requests in queue order until one does not fit. A request fits if at least theta chunks stay free after it;
+/// in prefill also if that holds without its KV and its KV fits into the buffer.
 pub fn admit(phase: Phase, supply: Supply, queue: &[Need]) -> Admission {
     let mut batch = Admission { buffer_left: supply.buffer, ..Admission::default() };
     for need in queue {
@@ -62,8 +62,8 @@ pub fn admit(phase: Phase, supply: Supply, queue: &[Need]) -> Admission {
 }
 
 impl Admission {
-    /// The second inequality of a prefill: what is left without the request's KV is at least theta, and its KV fits what is left of
-    /// the buffer. The buffer may have a unit of its own, then with `need.kv`.
+    /// Tests the second inequality of prefill: at least theta chunks stay free without the request's KV, and its KV
+    /// fits into the remaining buffer. The buffer may use another unit if `need.kv` uses the same.
     pub fn takes_by_offload(&self, supply: Supply, need: Need) -> bool {
         self.leaves_threshold(supply, 0, need.activation) && need.kv <= self.buffer_left
     }

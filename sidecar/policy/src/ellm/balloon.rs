@@ -1,16 +1,17 @@
-//! Algorithm 1, lines 23 to 28: the direction in which chunks change owner. Only labels change, no byte is copied.
+//! Algorithm 1, lines 23 to 28: decides the direction in which chunks change owner. Only ownership changes; no bytes
+//! are copied.
 
-/// A change of owners.
+/// A change of ownership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balloon {
-    /// Both pools hold what is needed.
+    /// Both pools cover their needs.
     Level,
     /// I > 0: this many activation chunks become KV.
     Inflate(u32),
     /// I < 0: this many KV chunks become activations.
     Deflate(u32),
-    /// Both pools together hold less than is needed. Nothing moves: the step takes all it needs or nothing, and the
-    /// remedies go on (offload, or wait).
+    /// Both pools together are short. No chunk moves: the step takes all it needs or nothing, and the caller tries the
+    /// next reclaim option (offload, or wait).
     Short {
         /// Chunks missing.
         missing: u32,
@@ -18,7 +19,7 @@ pub enum Balloon {
 }
 
 impl Balloon {
-    /// I of Algorithm 1: positive for activations to KV, negative the other way, 0 when nothing moves.
+    /// Returns I of Algorithm 1: positive for activations to KV, negative for KV to activations, 0 if no chunk moves.
     pub fn inflation(self) -> i64 {
         match self {
             Balloon::Inflate(chunks) => i64::from(chunks),
@@ -29,7 +30,8 @@ impl Balloon {
 }
 
 /// Decides for free pools (`free_kv` = P_kv, `free_activation` = P_act) and a batch's needs (M_kv, M_act), chunks. The
-/// printed conditions compare each pool with its own need; that the giving pool can cover the amount is added here.
+/// printed conditions compare each pool with its own need; this function also checks that the giving pool covers the
+/// amount.
 pub fn balloon(free_kv: u32, free_activation: u32, need_kv: u32, need_activation: u32) -> Balloon {
     let free = u64::from(free_kv) + u64::from(free_activation);
     let need = u64::from(need_kv) + u64::from(need_activation);

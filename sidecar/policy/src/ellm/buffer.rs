@@ -1,25 +1,25 @@
-//! Algorithm 2: how much of the CPU buffer prefill may use. A larger buffer admits prompts sooner (TTFT) and makes decoding
-//! wait for fetches (TPOT).
+//! Algorithm 2: controls how much of the CPU buffer prefill may use. A larger buffer admits prompts sooner (TTFT) and
+//! makes decoding wait for fetches (TPOT).
 
-/// Iterations that are looked back on (eLLM 4.4.2).
+/// Iterations in the violation window (eLLM 4.4.2).
 pub const WINDOW: u32 = 5;
 
-/// Violations within the window that make an event (eLLM 4.4.2).
+/// Violations within the window that trigger an event (eLLM 4.4.2).
 pub const VIOLATIONS: u32 = 3;
 
 /// The tuning factor alpha (eLLM 4.4.2).
 pub const FACTOR: u64 = 2;
 
-/// What one scheduling iteration saw.
+/// SLO violations of one scheduling iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Violations {
-    /// Some TTFT was above its SLO.
+    /// A TTFT was above its SLO.
     pub ttft: bool,
-    /// Some TPOT was above its SLO.
+    /// A TPOT was above its SLO.
     pub tpot: bool,
 }
 
-/// The controller. The unit of the buffer is the caller's (chunks); 1 is the floor and the start.
+/// The buffer controller. The caller chooses the buffer's unit (chunks); the size starts at 1 and never falls below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferController {
     logical: u64,
@@ -29,14 +29,14 @@ pub struct BufferController {
 }
 
 impl BufferController {
-    /// Starts at 1. `max` is B_max, the physical buffer; at 0 there is none and the size stays 0.
+    /// Starts at size 1. `max` is B_max, the physical buffer; with 0 there is no buffer and the size stays 0.
     pub const fn new(max: u64) -> BufferController {
         let logical = if max == 0 { 0 } else { 1 };
         BufferController { logical, max, ttft: Window::EMPTY, tpot: Window::EMPTY }
     }
 
-    /// Takes in one iteration; the size to use from now on. Nothing stored is evicted when it shrinks: what lies above it
-    /// drains by itself.
+    /// Records one iteration and returns the new size. Shrinking evicts nothing: content above the new size drains on
+    /// its own.
     pub fn iteration(&mut self, seen: Violations) -> u64 {
         self.ttft.push(seen.ttft);
         self.tpot.push(seen.tpot);
@@ -53,12 +53,12 @@ impl BufferController {
         self.logical
     }
 
-    /// Size and windows, for a fingerprint.
+    /// Returns size and windows as a digest word.
     pub const fn word(&self) -> u64 {
         self.logical ^ (self.ttft.0 as u64) << 48 ^ (self.tpot.0 as u64) << 56
     }
 
-    /// The size now.
+    /// Returns the current size.
     pub const fn logical(&self) -> u64 {
         self.logical
     }

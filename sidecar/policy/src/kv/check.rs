@@ -1,4 +1,4 @@
-//! The audit of KV.
+//! Checks the invariants of KV.
 
 use alloc::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use super::columns::Column;
 use crate::ids::ColumnId;
 
 impl Kv {
-    /// Every block in one column, references = users, the cache consistent.
+    /// Checks that every block belongs to one column, that reference counts match users, and that the cache is
+    /// consistent.
     pub fn check(&self) {
         self.frames.check();
         let (reserved, buffers) = self.frames.reserved();

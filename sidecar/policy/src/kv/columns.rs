@@ -1,4 +1,4 @@
-//! Block columns: one layer-block per layer for the same 16 tokens, counted by reference.
+//! Block columns: one layer block per layer for the same 16 tokens, reference-counted.
 
 use alloc::vec::Vec;
 
@@ -9,64 +9,64 @@ use crate::layer_set::LayerSet;
 /// The tokens of a full column.
 pub type Tokens = [u32; BLOCK_TOKENS as usize];
 
-/// What makes a column shareable.
+/// The identity of a shareable column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Never reused, so that a child cannot take another column for its parent.
+    /// Never reused, so that a child cannot match a different column as its parent.
     pub name: u64,
-    /// Scope in which it may be found.
+    /// Scope within which the column may be shared.
     pub salt: u64,
-    /// Name of the column before it, 0 for the first.
+    /// Name of the preceding column, 0 for the first.
     pub parent: u64,
-    /// Chained hash: of the parent's hash and the tokens.
+    /// Chained hash of the parent's hash and the tokens.
     pub hash: u64,
-    /// The tokens themselves; compared on every hit, because hashes collide.
+    /// The tokens, compared on every hit because hashes can collide.
     pub tokens: Tokens,
 }
 
-/// Where a column lies in the host tier.
+/// A column's location in the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostLocation {
-    /// The tier's room, in columns: host blocks `place * layers ..`.
+    /// Index of its place: host blocks `place * layers ..`.
     pub place: u32,
-    /// The name of what lies there.
+    /// Generation of the contents.
     pub generation: Generation,
 }
 
-/// Stands for the blocks of a column that has none on the device.
+/// Marks a block that is not on the device.
 const NOWHERE: BlockId = BlockId(u32::MAX);
 
 /// A column.
 #[derive(Clone, Debug, Default)]
 pub struct Column {
-    /// Requests that use it.
+    /// Number of references.
     pub refs: u32,
-    /// Set when its tokens are complete and it may be found by others.
+    /// Set when its tokens are complete and other requests may share it.
     pub content: Option<Content>,
-    /// When it was last let go; its key among the idle ones.
+    /// Time of the last release; its key among the idle columns.
     pub stamp: u64,
-    /// Its place in the host tier, where copies of some or all of its blocks lie, or will.
+    /// Its place in the host tier, for complete or pending copies of its blocks.
     pub host_location: Option<HostLocation>,
-    /// Layers whose copy in the host tier is complete.
+    /// Layers with a complete copy in the host tier.
     pub hosted_layers: LayerSet,
     staging_slot: Option<u32>,
-    /// Layers whose block is on the device.
+    /// Layers with a block on the device.
     resident_layers: LayerSet,
     live: bool,
 }
 
 impl Column {
-    /// Its seat in the buffers: steps read those of its blocks that its set names from there.
+    /// Returns its slot in the staging buffers; steps read the blocks of its set there.
     pub fn staging_slot(&self) -> Option<u32> {
         self.staging_slot
     }
 
-    /// Layers whose block is on the device.
+    /// Returns the layers with a block on the device.
     pub fn resident_layers(&self) -> LayerSet {
         self.resident_layers
     }
 
-    /// Layers whose block is on the device and not in the host tier.
+    /// Returns the layers with a block on the device and no copy in the host tier.
     pub fn layers_not_on_host(&self) -> LayerSet {
         self.resident_layers - self.hosted_layers
     }
@@ -81,12 +81,12 @@ pub struct Columns {
     /// `layers` blocks for each column.
     blocks: Vec<BlockId>,
     vacant: Vec<ColumnId>,
-    /// Blocks of columns with a seat that are not on the device.
+    /// Number of blocks of staged columns that are not on the device.
     away: u32,
 }
 
 impl Columns {
-    /// No columns, of `layers` blocks each.
+    /// Returns an empty table for columns of `layers` blocks.
     pub fn new(layers: u16) -> Columns {
         Columns {
             layers: usize::from(layers),
@@ -98,7 +98,7 @@ impl Columns {
         }
     }
 
-    /// A new column with one reference. Its blocks are set with [`Columns::set_blocks`].
+    /// Adds a column with one reference. Set its blocks with [`Columns::set_blocks`].
     pub fn add(&mut self) -> ColumnId {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.columns.push(Column::default());
@@ -109,7 +109,7 @@ impl Columns {
         id
     }
 
-    /// The column is gone; its id may name another one.
+    /// Removes a column; its id may be reused.
     pub fn remove(&mut self, id: ColumnId) {
         assert!(self.get(id).refs == 0, "a column goes when nobody uses it");
         self.set_staging_slot(id, None);
@@ -118,56 +118,56 @@ impl Columns {
         self.vacant.push(id);
     }
 
-    /// A column.
+    /// Returns a column.
     pub fn get(&self, id: ColumnId) -> &Column {
         let column = &self.columns[id.index()];
         assert!(column.live, "{id:?} exists");
         column
     }
 
-    /// A column, to change.
+    /// Returns a column for changes.
     pub fn get_mut(&mut self, id: ColumnId) -> &mut Column {
         let column = &mut self.columns[id.index()];
         assert!(column.live, "{id:?} exists");
         column
     }
 
-    /// Columns that exist.
+    /// Returns the number of columns.
     pub fn live(&self) -> u32 {
         (self.columns.len() - self.vacant.len()) as u32
     }
 
-    /// A column, if it exists.
+    /// Returns a column if it exists.
     pub fn find(&self, id: ColumnId) -> Option<&Column> {
         self.columns.get(id.index()).filter(|column| column.live)
     }
 
-    /// It has blocks on the device.
+    /// Whether it has blocks on the device.
     pub fn has_blocks(&self, id: ColumnId) -> bool {
         !self.get(id).resident_layers.is_empty()
     }
 
-    /// All of its blocks are on the device.
+    /// Whether all its blocks are on the device.
     pub fn is_whole(&self, id: ColumnId) -> bool {
         self.get(id).resident_layers == self.all
     }
 
-    /// Layers whose block is not on the device.
+    /// Returns the layers without a block on the device.
     pub fn missing_blocks_of(&self, id: ColumnId) -> LayerSet {
         self.all - self.get(id).resident_layers
     }
 
-    /// Its blocks that are not on the device.
+    /// Returns the number of its blocks that are not on the device.
     pub fn absent(&self, id: ColumnId) -> u32 {
         self.missing_blocks_of(id).len()
     }
 
-    /// Blocks of columns with a seat that are not on the device.
+    /// Returns the number of blocks of staged columns that are not on the device.
     pub fn offloaded_layers(&self) -> u32 {
         self.away
     }
 
-    /// The column sits there from now on, or nowhere. Returns where it sat before.
+    /// Sets or clears the column's staging slot. Returns the previous one.
     pub fn set_staging_slot(&mut self, id: ColumnId, seat: Option<u32>) -> Option<u32> {
         let absent = self.absent(id);
         let before = core::mem::replace(&mut self.get_mut(id).staging_slot, seat);
@@ -176,7 +176,7 @@ impl Columns {
         before
     }
 
-    /// Its blocks of these layers are on the device, and no others.
+    /// Sets which of its layers have a block on the device.
     fn set_resident_layers(&mut self, id: ColumnId, here: LayerSet) {
         let column = &mut self.columns[id.index()];
         let before = core::mem::replace(&mut column.resident_layers, here);
@@ -185,19 +185,19 @@ impl Columns {
         }
     }
 
-    /// Its block of this layer, if that is on the device.
+    /// Returns its block of this layer if it is on the device.
     pub fn block(&self, id: ColumnId, layer: LayerId) -> Option<BlockId> {
         Some(self.blocks(id)[layer.index()]).filter(|block| *block != NOWHERE)
     }
 
-    /// It has no blocks on the device any more. Those that it had are told.
+    /// Removes and returns its blocks on the device.
     pub fn take_blocks(&mut self, id: ColumnId) -> Vec<BlockId> {
         let mut blocks = Vec::with_capacity(self.layers);
         self.take_layers(id, self.all, &mut blocks);
         blocks
     }
 
-    /// It has no blocks of these layers on the device any more. Those that it had are told.
+    /// Removes its device blocks of these layers and appends them to `out`.
     pub fn take_layers(&mut self, id: ColumnId, layers: LayerSet, out: &mut Vec<BlockId>) {
         let here = self.get(id).resident_layers;
         let blocks = self.blocks_mut(id);
@@ -206,12 +206,12 @@ impl Columns {
         self.set_resident_layers(id, here - layers);
     }
 
-    /// Its blocks are these, one of each layer; it had none.
+    /// Sets its blocks, one per layer; it had none.
     pub fn set_blocks(&mut self, id: ColumnId, blocks: &[BlockId]) {
         self.add_blocks(id, self.all, blocks);
     }
 
-    /// Its blocks of these layers are on the device; they were not.
+    /// Adds its device blocks of these layers, which it did not have.
     pub fn add_blocks(&mut self, id: ColumnId, layers: LayerSet, blocks: &[BlockId]) {
         assert!((self.get(id).resident_layers & layers).is_empty(), "{id:?} has one block of a layer");
         assert_eq!(layers.len() as usize, blocks.len(), "a block for each layer");
@@ -220,20 +220,20 @@ impl Columns {
         self.set_resident_layers(id, self.get(id).resident_layers | layers);
     }
 
-    /// It lies there in the host tier, with all of its layers.
+    /// Sets its location in the host tier, with copies of all its layers.
     pub fn set_host_location(&mut self, id: ColumnId, stowed: HostLocation) {
         let hosted = self.all;
         let column = self.get_mut(id);
         (column.hosted_layers, column.host_location) = (hosted, Some(stowed));
     }
 
-    /// One of its blocks has moved.
+    /// Records that one of its blocks has moved.
     pub fn move_block(&mut self, id: ColumnId, from: BlockId, to: BlockId) {
         let block = self.blocks_mut(id).iter_mut().find(|block| **block == from);
         *block.expect("a column holds its blocks") = to;
     }
 
-    /// Two columns change places, on the device and in the host tier.
+    /// Exchanges the contents of two columns, on the device and in the host tier.
     pub fn exchange(&mut self, one: ColumnId, other: ColumnId) {
         let (first, second) = (one.index() * self.layers, other.index() * self.layers);
         (0..self.layers).for_each(|layer| self.blocks.swap(first + layer, second + layer));
@@ -248,7 +248,7 @@ impl Columns {
         self.set_resident_layers(one, before.2);
     }
 
-    /// Blocks of a column, front layer first, also those that are nowhere.
+    /// Returns a column's blocks in layer order, including those that are not on the device.
     pub fn blocks(&self, id: ColumnId) -> &[BlockId] {
         &self.blocks[id.index() * self.layers..][..self.layers]
     }
@@ -257,7 +257,7 @@ impl Columns {
         &mut self.blocks[id.index() * self.layers..][..self.layers]
     }
 
-    /// Every column.
+    /// Returns all columns.
     pub fn iter(&self) -> impl Iterator<Item = (ColumnId, &Column)> {
         let columns = self.columns.iter().enumerate().filter(|(_, c)| c.live);
         columns.map(|(i, column)| (ColumnId(i as u32), column))

@@ -1,4 +1,4 @@
-//! Draining and compaction: how chunks of KV become empty without dropping a live block.
+//! Draining and compaction: empties chunks of KV without dropping live blocks.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -6,19 +6,20 @@ use alloc::vec::Vec;
 use super::Kv;
 use crate::ids::{BlockId, FrameId};
 
-/// What stands between the draining frames and emptiness.
+/// State of the draining frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
-    /// They are empty.
+    /// All are empty.
     Empty,
-    /// Blocks have to move, and there is room for all of them.
+    /// Blocks must move, and there is space for all of them.
     Movable,
-    /// There is no room, even if all cached columns went.
+    /// There is not enough space even if all cached columns are evicted.
     NoRoom,
 }
 
 impl Kv {
-    /// Makes exactly `count` frames drain, those with the fewest blocks first. Returns those that started or stopped.
+    /// Drains exactly `count` frames, those with the fewest blocks first. Returns the frames that started or stopped
+    /// draining.
     pub fn drain(&mut self, count: u32) -> Vec<FrameId> {
         let draining = self.frames.draining().len() as u32;
         if count == draining {
@@ -33,8 +34,8 @@ impl Kv {
         changed
     }
 
-    /// Gives up cached columns, oldest first, until all blocks of draining frames have room elsewhere. Returns what
-    /// remains to do and the columns given up; none is when all of them would not suffice.
+    /// Evicts cached columns, oldest first, until all blocks of draining frames fit elsewhere. Returns what remains and
+    /// the number of evicted columns; evicts none if evicting all would not suffice.
     pub fn make_room(&mut self) -> (Drain, u32) {
         let mut evicted = 0;
         if self.overfull_blocks() > 0 {
@@ -52,7 +53,7 @@ impl Kv {
         (drain, evicted)
     }
 
-    /// Blocks in use that would not fit the frames that stay, though no column were cached any more.
+    /// Returns the used blocks that would not fit into the non-draining frames even without any cache.
     pub fn overfull_blocks(&self) -> u32 {
         let draining = self.frames.draining().len() as u32;
         let staying = self.frames.backed() - draining;
@@ -64,13 +65,13 @@ impl Kv {
         self.frames.draining().iter().map(|f| self.frames.used(*f)).sum()
     }
 
-    /// Frames that drain and are empty.
+    /// Returns the draining frames that are empty.
     pub fn drained(&self) -> Vec<FrameId> {
         self.frames.draining().iter().copied().filter(|f| self.frames.used(*f) == 0).collect()
     }
 
-    /// Up to `limit` moves out of draining frames, those nearest to empty first, targets reserved. Blocks of buffers, and those
-    /// that are being written back or are on their way beside steps, stay.
+    /// Plans up to `limit` moves out of draining frames, those closest to empty first, and reserves the targets. Blocks
+    /// of buffers, and blocks being written back or loaded in parallel with steps, are not moved.
     pub fn plan_moves(&mut self, limit: u32) -> Vec<(BlockId, BlockId)> {
         let mut frames: Vec<_> = self.frames.draining().iter().map(|f| (self.frames.used(*f), *f)).collect();
         frames.sort_unstable();
@@ -86,7 +87,7 @@ impl Kv {
         from.into_iter().zip(to).collect()
     }
 
-    /// The moves have ended. A block whose column has gone in the meantime moved for nothing.
+    /// Completes the moves. If a block's column was freed during the move, its target is freed.
     pub fn finish_moves(&mut self, moves: impl Iterator<Item = (BlockId, BlockId)>, done: bool) {
         let mut moved = BTreeSet::new();
         for (from, to) in moves {

@@ -1,4 +1,4 @@
-//! The arena: frames of one chunk each, and the layer-blocks in them.
+//! The KV arena: frames of one chunk each, and the layer blocks in them.
 
 use alloc::collections::BTreeSet;
 use alloc::vec;
@@ -11,11 +11,11 @@ mod open;
 use crate::ids::{BlockId, ColumnId, FrameId};
 use open::PartialChunks;
 
-/// Nobody holds the block.
+/// The block is free.
 const FREE: u32 = u32::MAX;
-/// The block is the target of a move that has not ended.
+/// The block is the target of a pending move.
 const RESERVED: u32 = u32::MAX - 1;
-/// The block belongs to a buffer that layers use in turn.
+/// The block belongs to a staging buffer.
 const BUFFER: u32 = u32::MAX - 2;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,13 +25,13 @@ struct Frame {
     used: u32,
 }
 
-/// Frames and who holds each block.
+/// The frames and the holder of each block.
 #[derive(Clone, Debug)]
 pub struct Frames {
     blocks_per_chunk: u32,
     frames: Vec<Frame>,
     holders: Vec<u32>,
-    /// One bit for each block, set = held or reserved; so many words for each frame.
+    /// One bit per block, set if it is held or reserved; `words` words per frame.
     bits: Vec<u64>,
     words: usize,
     open: PartialChunks,
@@ -41,7 +41,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// An arena of `frames` positions, none backed.
+    /// Returns an arena of `frames` positions without chunks.
     pub fn new(frames: u32, blocks_per_chunk: u32) -> Frames {
         Frames {
             blocks_per_chunk,
@@ -56,12 +56,12 @@ impl Frames {
         }
     }
 
-    /// Frame of a block.
+    /// Returns the frame of a block.
     pub fn frame_of(&self, block: BlockId) -> FrameId {
         FrameId(block.0 / self.blocks_per_chunk)
     }
 
-    /// A chunk backs the frame from now on.
+    /// Backs the frame with a chunk.
     pub fn back(&mut self, frame: FrameId) {
         let frames = frame.index() + 1;
         if self.bits.len() < frames * self.words {
@@ -76,7 +76,7 @@ impl Frames {
         self.open.insert(0, frame);
     }
 
-    /// Nothing backs the frame any more. It is empty.
+    /// Removes the chunk of an empty frame.
     pub fn unback(&mut self, frame: FrameId) {
         self.set_draining(frame, true);
         let slot = &mut self.frames[frame.index()];
@@ -86,7 +86,7 @@ impl Frames {
         self.backed -= 1;
     }
 
-    /// The frame takes no new blocks, or does again.
+    /// Stops or resumes allocation in the frame.
     pub fn set_draining(&mut self, frame: FrameId, draining: bool) {
         let slot = &mut self.frames[frame.index()];
         assert!(slot.backed, "a backed frame drains");
@@ -115,26 +115,26 @@ impl Frames {
         }
     }
 
-    /// Takes `count` blocks for `column`, from the fullest frames first.
+    /// Allocates `count` blocks for `column`, from the fullest frames first.
     pub fn take(&mut self, count: u32, column: ColumnId, out: &mut Vec<BlockId>) {
         self.take_for(count, column.0, out);
     }
 
-    /// Takes `count` blocks as targets of moves.
+    /// Reserves `count` blocks as targets of moves.
     pub fn reserve(&mut self, count: u32) -> Vec<BlockId> {
         let mut out = Vec::new();
         self.take_for(count, RESERVED, &mut out);
         out
     }
 
-    /// Takes `count` blocks for buffers.
+    /// Allocates `count` blocks for buffers.
     pub fn take_buffer(&mut self, count: u32) -> Vec<BlockId> {
         let mut out = Vec::new();
         self.take_for(count, BUFFER, &mut out);
         out
     }
 
-    /// The block belongs to a buffer.
+    /// Whether the block belongs to a buffer.
     pub fn is_buffer(&self, block: BlockId) -> bool {
         self.holders[block.index()] == BUFFER
     }
@@ -159,7 +159,7 @@ impl Frames {
         }
     }
 
-    /// Gives blocks back, in any order. Runs of one frame cost one update.
+    /// Frees blocks in any order. A run of blocks of one frame costs one update.
     pub fn give(&mut self, mut blocks: &[BlockId]) {
         while let [first, ..] = blocks {
             let frame = self.frame_of(*first);
@@ -171,7 +171,7 @@ impl Frames {
         }
     }
 
-    /// Gives back blocks of one frame.
+    /// Frees blocks of one frame.
     fn give_of(&mut self, frame: FrameId, blocks: &[BlockId]) {
         let words = self.words_of(frame);
         let bits = &mut self.bits[words];
@@ -194,24 +194,24 @@ impl Frames {
         }
     }
 
-    /// A move has ended: the target holds what the column's block held.
+    /// Completes a move: the column holds the target block.
     pub fn moved(&mut self, to: BlockId, column: ColumnId) {
         assert_eq!(self.holders[to.index()], RESERVED, "a move ends in the block reserved for it");
         self.holders[to.index()] = column.0;
     }
 
-    /// Blocks of one column are another's now.
+    /// Transfers blocks to another column.
     pub fn hand_over(&mut self, blocks: &[BlockId], column: ColumnId) {
         blocks.iter().for_each(|block| self.holders[block.index()] = column.0);
     }
 
-    /// The column that holds a block.
+    /// Returns the column that holds a block.
     pub fn holder(&self, block: BlockId) -> Option<ColumnId> {
         let holder = self.holders[block.index()];
         (holder < BUFFER).then_some(ColumnId(holder))
     }
 
-    /// Blocks of a frame that are held or reserved.
+    /// Returns the held or reserved blocks of a frame.
     pub fn blocks(&self, frame: FrameId) -> impl Iterator<Item = BlockId> + '_ {
         let first = frame.0 * self.blocks_per_chunk;
         let bits = &self.bits[self.words_of(frame)];
@@ -219,13 +219,13 @@ impl Frames {
         set.map(move |b| BlockId(first + b))
     }
 
-    /// Where its bits are.
+    /// Returns the range of the frame's bits.
     fn words_of(&self, frame: FrameId) -> Range<usize> {
         let first = frame.index() * self.words;
         first..first + self.words
     }
 
-    /// Blocks in use in a frame.
+    /// Returns the used blocks of a frame.
     pub fn used(&self, frame: FrameId) -> u32 {
         self.frames[frame.index()].used
     }
@@ -235,38 +235,38 @@ impl Frames {
         self.frames[frame.index()].backed
     }
 
-    /// Blocks that may be taken: free ones in frames that do not drain.
+    /// Returns the blocks that may be allocated: free ones in frames that do not drain.
     pub fn free_blocks(&self) -> u32 {
         self.free_blocks
     }
 
-    /// Frames with a chunk.
+    /// Returns the number of frames with a chunk.
     pub fn backed(&self) -> u32 {
         self.backed
     }
 
-    /// Blocks of backed frames.
+    /// Returns the number of blocks in backed frames.
     pub fn total_blocks(&self) -> u32 {
         self.backed * self.blocks_per_chunk
     }
 
-    /// Blocks held or reserved.
+    /// Returns the number of held or reserved blocks.
     pub fn used_blocks(&self) -> u32 {
         let drained: u32 = self.draining.iter().map(|f| self.blocks_per_chunk - self.used(*f)).sum();
         self.total_blocks() - self.free_blocks - drained
     }
 
-    /// Frames that drain, in order.
+    /// Returns the draining frames, in order.
     pub fn draining(&self) -> &BTreeSet<FrameId> {
         &self.draining
     }
 
-    /// Frames that take blocks and hold none.
+    /// Returns the number of empty frames that accept blocks.
     pub fn empty(&self) -> u32 {
         self.open.count(0)
     }
 
-    /// Backed frames that do not drain, those with the fewest blocks first, the last in the arena on a tie.
+    /// Returns the backed frames that do not drain, fewest blocks first, ties by the last position in the arena.
     pub fn emptiest(&self) -> Vec<FrameId> {
         let frames = (0..self.frames.len() as u32).map(FrameId);
         let mut frames: Vec<_> = frames
@@ -296,14 +296,14 @@ impl Frames {
         assert_eq!((free, backed), (self.free_blocks, self.backed), "free blocks and backed frames");
     }
 
-    /// Blocks that are reserved for moves, and those of buffers.
+    /// Returns the number of blocks reserved for moves, and of buffers.
     pub fn reserved(&self) -> (u32, u32) {
         let count = |holder| self.holders.iter().filter(|h| **h == holder).count() as u32;
         (count(RESERVED), count(BUFFER))
     }
 }
 
-/// Sets the `count` lowest clear bits and tells their positions.
+/// Sets the `count` lowest clear bits and reports their positions.
 fn take_bits(bits: &mut [u64], count: u32, mut tell: impl FnMut(u32)) {
     let mut left = count;
     for (w, word) in bits.iter_mut().enumerate() {
@@ -327,7 +327,7 @@ mod tests {
         frames
     }
 
-    /// Frames of one word, of a part of a second one, and of a part of a third.
+    /// Tests frames of one word, of a part of a second word, and of a part of a third word.
     #[test]
     fn blocks_are_taken_and_given_in_frames_of_any_number_of_words() {
         for per in [3, 64, 70, 130] {
@@ -335,7 +335,7 @@ mod tests {
             frames.take(2 * per + 1, ColumnId(7), &mut blocks);
             assert_eq!(blocks, (0..2 * per + 1).map(BlockId).collect::<Vec<_>>(), "frame after frame");
             frames.check();
-            // From the first frame and from the second one, back and forth.
+            // The blocks alternate between the first and the second frame.
             let some = [per - 1, per, per - 2, 2 * per - 1].map(BlockId);
             frames.give(&some);
             frames.check();

@@ -1,4 +1,4 @@
-//! The host tier: room for columns in host memory, and the cached ones that lie there.
+//! The host tier: places for columns in host memory, and the cached columns there.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -6,17 +6,17 @@ use alloc::vec::Vec;
 use super::columns::Columns;
 use crate::ids::ColumnId;
 
-/// Room, in whole columns, and unused columns in it.
+/// Places for whole columns, and the unreferenced columns in them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostKvPool {
     columns: u32,
-    /// Places that were used and are not.
+    /// Places that were used and are free again.
     vacant: Vec<u32>,
-    /// Places from here on were never used.
+    /// The first place that was never used.
     fresh: u32,
-    /// Shareable columns that nobody uses, longest unused first.
+    /// Shareable unreferenced columns, least recently used first.
     idle: BTreeMap<u64, ColumnId>,
-    /// The same by the name of the column before each.
+    /// The same columns by the name of their preceding column.
     children: BTreeSet<(u64, ColumnId)>,
 }
 
@@ -25,30 +25,30 @@ impl HostKvPool {
         HostKvPool { columns, ..HostKvPool::default() }
     }
 
-    /// Room in all.
+    /// Returns the capacity, columns.
     pub fn columns(&self) -> u32 {
         self.columns
     }
 
-    /// Places in use.
+    /// Returns the number of used places.
     pub fn used(&self) -> u32 {
         self.fresh - self.vacant.len() as u32
     }
 
-    /// Places that may be taken.
+    /// Returns the number of free places.
     pub fn room(&self) -> u32 {
         self.columns - self.used()
     }
 
-    /// Columns here that nobody uses.
+    /// Returns the number of unreferenced columns.
     pub fn idle(&self) -> u32 {
         self.idle.len() as u32
     }
 
-    /// A place for a column.
+    /// Returns a free place for a column.
     ///
     /// # Panics
-    /// If there is no room.
+    /// If no place is free.
     pub fn take(&mut self) -> u32 {
         self.vacant.pop().unwrap_or_else(|| {
             assert!(self.fresh < self.columns, "a place is taken only when there is one");
@@ -57,29 +57,29 @@ impl HostKvPool {
         })
     }
 
-    /// A place is free again.
+    /// Frees a place.
     pub fn give(&mut self, place: u32) {
         self.vacant.push(place);
     }
 
-    /// Nobody uses the column any more; it stays as cache.
+    /// Keeps a column as cache when its last reference is dropped.
     pub fn keep(&mut self, stamp: u64, parent: u64, id: ColumnId) {
         self.idle.insert(stamp, id);
         self.children.insert((parent, id));
     }
 
-    /// Somebody uses a cached column.
+    /// Removes a cached column from the cache because it is referenced again.
     pub fn reuse(&mut self, stamp: u64, parent: u64, id: ColumnId) {
         self.idle.remove(&stamp);
         self.children.remove(&(parent, id));
     }
 
-    /// When the unused column that was let go first was let go.
+    /// Returns the release stamp of the least recently used cached column.
     pub fn oldest(&self) -> Option<u64> {
         self.idle.first_key_value().map(|(stamp, _)| *stamp)
     }
 
-    /// The unused column that was let go first is cache no longer.
+    /// Removes the least recently used column from the cache.
     pub fn take_oldest(&mut self, columns: &Columns) -> Option<ColumnId> {
         let (_, id) = self.idle.pop_first()?;
         let content = columns.get(id).content.as_ref().expect("an idle column is shareable");
@@ -87,7 +87,7 @@ impl HostKvPool {
         Some(id)
     }
 
-    /// Unused columns that follow the one of this name are cache no longer.
+    /// Removes the children of the column named `parent` from the cache.
     pub fn take_children(&mut self, parent: u64, columns: &Columns) -> Vec<ColumnId> {
         let of_parent = (parent, ColumnId(0))..=(parent, ColumnId(u32::MAX));
         let children: Vec<_> = self.children.range(of_parent).map(|(_, id)| *id).collect();
@@ -95,7 +95,7 @@ impl HostKvPool {
         children
     }
 
-    /// Every unused column here is one of `columns`, under both of its keys.
+    /// Checks that every cached column is one of `columns` and has both of its keys.
     pub fn check(&self, columns: &Columns) {
         assert_eq!(self.idle.len(), self.children.len(), "cached columns have two keys");
         for (stamp, id) in &self.idle {

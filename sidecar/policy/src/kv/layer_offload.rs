@@ -1,12 +1,14 @@
-//! KV that stays in the host tier while its request runs (OrbitFlow, Pie): seats, buffers and the fetches of each step.
+//! KV that stays in the host tier while its request runs (OrbitFlow, Pie): staging slots, buffers and the fetches of
+//! each step.
 //!
-//! Full columns that a [`Placement`] names are written to the host tier beside steps and get a *seat*. Their blocks of the
-//! named layers then leave the device. Each step fetches these layers one after the other into a few buffers, which the block
-//! tables name instead: seat `k` lies in block `k` of each buffer. Full columns never change, so each is written once.
+//! Full columns that a [`Placement`] names are written to the host tier in parallel with steps and get a *staging
+//! slot*. Their blocks of the named layers are then evicted from the device. Each step fetches these layers one after
+//! the other into a few buffers, which the block tables name instead: slot `k` is block `k` of each buffer. Full
+//! columns never change, so each is written once.
 //!
-//! The layers that move share buffers as moving weight layers share slots, with the same sequence of generations
-//! ([`Slots`]). A fetch covers the seats that there were when it was ordered; a block leaves the device when every fetch
-//! that a step will still read covers its seat, and the tables name the buffer from the first step on whose fetch does.
+//! Moving KV layers share buffers as moving weight layers share slots, with the same sequence of generations
+//! ([`Slots`]). A fetch covers the slots that existed when it was ordered. A block is evicted when every fetch that a
+//! later step reads covers its slot; the tables name the buffer from the first step whose fetch does.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
@@ -27,30 +29,30 @@ use crate::slots::Slots;
 use crate::step_model::Layout;
 pub(super) use prefill_spill::Spills;
 
-/// Which layers of whose KV are not on the device.
+/// The offloaded layers of each request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// All layers of which any KV is away, and how many buffers they share. Each buffer serves at least two layers.
+    /// All layers with offloaded KV, and the number of buffers they share. Each buffer serves at least two layers.
     pub layout: Layout,
-    /// Sets of layers that are away, each ascending and part of the layout.
+    /// Sets of offloaded layers, each ascending and part of the layout.
     pub sets: Vec<Vec<LayerId>>,
-    /// The set of each request. Requests that are not named are on the device.
+    /// The set index of each request. The KV of other requests is on the device.
     pub of: BTreeMap<RequestId, u16>,
 }
 
 impl Placement {
-    /// One set for all of these requests, over as many buffers as it has use for.
+    /// Returns a placement with one set for all of these requests.
     pub fn uniform(layout: Layout, requests: impl Iterator<Item = RequestId>) -> Placement {
         let sets = vec![layout.moving.clone()];
         Placement { layout, sets, of: requests.map(|request| (request, 0)).collect() }
     }
 
-    /// Both have the same layers of the same requests away, however their sets are numbered.
+    /// Whether both placements offload the same layers of the same requests, regardless of set numbers.
     pub fn is_equivalent(&self, other: &Placement) -> bool {
         self.layout == other.layout && self.away().eq(other.away())
     }
 
-    /// Who has which layers away.
+    /// Returns the offloaded layers of each request.
     fn away(&self) -> impl Iterator<Item = (RequestId, &[LayerId])> + '_ {
         self.of.iter().map(|(request, set)| (*request, self.sets[usize::from(*set)].as_slice()))
     }
@@ -61,51 +63,51 @@ impl Placement {
 struct StagingSlot {
     column: ColumnId,
     set: u16,
-    /// A request that uses it, and where.
+    /// A request that uses the column, and the column's index in it.
     user: (RequestId, u32),
 }
 
-/// Everything about columns that are partly away.
+/// The state of partly offloaded columns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LayerOffload {
     placement: Placement,
-    /// By set of the placement.
+    /// The placement's sets.
     sets: Vec<Set>,
     slots: Slots,
     staging_slots: Vec<Option<StagingSlot>>,
     free_slots: u32,
-    /// For each buffer its blocks, one for each seat at least.
+    /// The blocks of each buffer, at least one per staging slot.
     buffers: Vec<Vec<BlockId>>,
-    /// Seats that each fetch covers.
+    /// Staging slots that each fetch covers.
     covered: Coverage,
-    /// By layer: seats that the tables place in the buffer.
+    /// For each layer, the staging slots for which the tables name the buffer.
     slots_in_tables: Vec<u32>,
-    /// By layer: seats whose own blocks have left.
+    /// For each layer, the staging slots whose own blocks are evicted.
     evicted_slots: Vec<u32>,
-    /// Fetches under way, the oldest first, and the newest that was ordered.
+    /// Fetches in progress, oldest first, and the newest one ordered.
     fetching: VecDeque<Generation>,
     newest: Generation,
-    /// Places in the host tier that a fetch under way may still read, by the newest such fetch.
+    /// Host places that a fetch in progress may still read, with the newest such fetch.
     pinned_places: Vec<(Generation, u32)>,
-    /// Columns that are being written back.
+    /// Columns being written back.
     pub(super) writing: Vec<ColumnId>,
-    /// Prompts that go to the host tier while they are computed.
+    /// Prefills that are offloaded during their computation.
     pub(super) prefill_spills: Spills,
-    /// The step under way reads nothing from buffers, nor writes there.
+    /// Whether the step in progress neither reads nor writes buffers.
     are_buffers_idle: bool,
-    /// Fetches fail: nothing is fetched any more until another placement is in force.
+    /// Whether fetching is disabled after a failure, until another placement is in force.
     is_fetching_disabled: bool,
-    /// Columns whose copies are complete, to be seated.
+    /// Columns with complete copies that wait for a staging slot.
     ready: VecDeque<StagingSlot>,
-    /// The same for whoever carries fetches out, as far as it was told.
+    /// The table of staging slots for the backend, up to the last update.
     table: Arc<StagingTable>,
 }
 
-/// A set of the placement, as steps ask for it.
+/// A set of the placement, in the form that steps need.
 #[derive(Clone, Debug)]
 struct Set {
     members: LayerSet,
-    /// Each with the buffer that it uses.
+    /// Each layer with its buffer.
     places: Vec<(LayerId, SlotId)>,
 }
 
@@ -116,7 +118,7 @@ impl Set {
     }
 }
 
-/// Layers by the seats that each goes over, from one to before another; those that go over none are left out.
+/// Groups layers by their range of staging slots; empty ranges are omitted.
 fn group_by_slots(spans: impl Iterator<Item = (LayerId, [u32; 2])>) -> BTreeMap<[u32; 2], LayerSet> {
     let mut groups: BTreeMap<_, LayerSet> = BTreeMap::new();
     for (layer, [from, to]) in spans.filter(|(_, [from, to])| from < to) {
@@ -125,12 +127,12 @@ fn group_by_slots(spans: impl Iterator<Item = (LayerId, [u32; 2])>) -> BTreeMap<
     groups
 }
 
-/// Seats by the generation of a fetch, the oldest first.
+/// The number of covered staging slots by fetch generation, oldest first.
 #[derive(Clone, Debug, Default)]
 struct Coverage(VecDeque<(Generation, u32)>);
 
 impl Coverage {
-    /// The fetch of this generation covers so many seats, unless it is known to cover others.
+    /// Records the coverage of a fetch, unless it is already recorded.
     fn record(&mut self, generation: Generation, seats: u32) {
         if let Err(at) = self.find(generation) {
             self.0.insert(at, (generation, seats));
@@ -141,7 +143,7 @@ impl Coverage {
         self.find(generation).ok().map(|at| self.0[at].1)
     }
 
-    /// What each of these covers, where that is known. They mostly follow each other.
+    /// Returns the coverage of each generation, if recorded. Consecutive generations are found without a search.
     fn walk(&self, generations: impl Iterator<Item = Generation>) -> impl Iterator<Item = Option<u32>> {
         let mut next = 0;
         generations.map(move |generation| {
@@ -152,7 +154,7 @@ impl Coverage {
         })
     }
 
-    /// Fetches before this one are read by nobody any more.
+    /// Drops the coverage of fetches before `oldest`, which no step reads any more.
     fn forget_before(&mut self, oldest: Option<Generation>) {
         match oldest {
             Some(oldest) => drop(self.0.drain(..self.find(oldest).unwrap_or_else(|at| at))),
@@ -161,7 +163,7 @@ impl Coverage {
     }
 
     fn find(&self, generation: Generation) -> Result<usize, usize> {
-        // Most are the newest so far.
+        // Most queries are for a newer generation than all recorded ones.
         match self.0.back() {
             Some((newest, _)) if *newest < generation => Err(self.0.len()),
             _ => self.0.binary_search_by_key(&generation, |(known, _)| *known),
@@ -170,17 +172,17 @@ impl Coverage {
 }
 
 impl LayerOffload {
-    /// Blocks of all buffers.
+    /// Returns the number of blocks of all buffers.
     pub fn buffer_blocks(&self) -> u32 {
         self.buffers.iter().map(|buffer| buffer.len() as u32).sum()
     }
 
-    /// Places in the host tier that belong to no column any more.
+    /// Returns the number of host places that no longer belong to a column.
     pub fn pinned_host_places(&self) -> u32 {
         self.pinned_places.len() as u32
     }
 
-    /// Layers whose block of this seat may be away.
+    /// Returns the layers whose block may be offloaded for this staging slot.
     pub fn members(&self, seat: u32) -> LayerSet {
         self.staging_slots[seat as usize]
             .map_or(LayerSet::NONE, |seat| self.sets[usize::from(seat.set)].members)
@@ -200,7 +202,7 @@ impl LayerOffload {
         u16::try_from(at).expect("there are no more sets than requests")
     }
 
-    /// The fetch is under way.
+    /// Records a fetch in progress.
     fn record_fetch(&mut self, generation: Generation) {
         let later = self.fetching.iter().rev().take_while(|known| **known > generation).count();
         let at = self.fetching.len() - later;
@@ -210,7 +212,7 @@ impl LayerOffload {
         self.newest = self.newest.max(generation);
     }
 
-    /// Where the tables place this seat's layers in buffers, by layer.
+    /// Replaces the blocks that the tables name in buffers for this staging slot.
     pub fn fill_table_blocks(&self, seat: u32, blocks: &mut [BlockId]) {
         let Some(StagingSlot { set, .. }) = self.staging_slots[seat as usize] else { return };
         for (layer, buffer) in &self.sets[usize::from(set)].places {
@@ -220,24 +222,24 @@ impl LayerOffload {
         }
     }
 
-    /// Nothing of the request is placed any more.
+    /// Removes the request from the placement and the spills.
     pub fn forget_request(&mut self, request: RequestId) {
         self.placement.of.remove(&request);
         self.prefill_spills.forget(request);
     }
 
-    /// Nothing is fetched any more, and nobody has a seat who is still there.
+    /// Whether fetching is disabled.
     pub fn is_fetching_disabled(&self) -> bool {
         self.is_fetching_disabled
     }
 
-    /// Nothing is fetched any more. Returns who has a seat.
+    /// Disables fetching. Returns the staged columns.
     pub fn disable_fetching(&mut self) -> BTreeSet<ColumnId> {
         self.is_fetching_disabled = true;
         self.staging_slots.iter().flatten().map(|seat| seat.column).collect()
     }
 
-    /// Nobody sits there any more.
+    /// Frees a staging slot.
     pub fn vacate(&mut self, seat: u32) {
         self.staging_slots[seat as usize] = None;
         if (seat as usize) < self.table.slots.len() {
@@ -248,27 +250,27 @@ impl LayerOffload {
 }
 
 impl Kv {
-    /// What the placement orders now.
+    /// Returns the placement in force.
     pub fn placement(&self) -> &Placement {
         &self.layer_offload.placement
     }
 
-    /// Fetches were given up under the placement in force.
+    /// Whether fetching was disabled under the placement in force.
     pub fn is_fetching_disabled(&self) -> bool {
         self.layer_offload.is_fetching_disabled()
     }
 
-    /// Blocks of the buffers.
+    /// Returns the number of blocks of the buffers.
     pub fn buffer_blocks(&self) -> u32 {
         self.layer_offload.buffer_blocks()
     }
 
-    /// Another placement, of running requests, is in force from the next step on. Where its first set is not all layers, no prompt goes
-    /// to the host tier any more. Columns that it keeps in part keep their
-    /// seats as far as there are blocks for the buffers; what has to come back is wanted.
+    /// Puts another placement into force from the next step on. If its first set is not all layers, it ends prefill
+    /// offload. Columns that stay partly offloaded keep a staging slot as far as there are blocks for the buffers;
+    /// other missing blocks are queued for swap-in.
     ///
     /// # Panics
-    /// If a fetch is under way, or a buffer would serve one layer only.
+    /// If a fetch is in progress, or a buffer would serve only one layer.
     pub fn place(&mut self, placement: Placement) {
         assert!(self.layer_offload.fetching.is_empty(), "buffers change while nothing is copied into them");
         let beta = usize::from(placement.layout.beta);
@@ -303,7 +305,7 @@ impl Kv {
         self.touch(&seated.into_iter().collect());
     }
 
-    /// A running request follows a set of the placement in force; its columns are written back from now on.
+    /// Assigns a running request to a set of the placement in force; write-back of its columns starts.
     pub fn register(&mut self, request: RequestId, set: u16) {
         assert!(usize::from(set) < self.layer_offload.placement.sets.len(), "the set exists");
         if self.sequences.contains_key(&request) {
@@ -311,7 +313,7 @@ impl Kv {
         }
     }
 
-    /// Open requests that run, or may.
+    /// Returns the open requests that are not suspended.
     pub fn running_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.sequences.iter().filter(|(_, sequence)| !sequence.suspended).map(|(request, _)| *request)
     }

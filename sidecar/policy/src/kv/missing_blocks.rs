@@ -1,7 +1,7 @@
-//! Columns that running requests need on the device and that are not all there, with the blocks that each lacks.
+//! Tracks the columns that running requests need on the device and that are incomplete, with the missing blocks of
+//! each.
 //!
-//! Every step asks how many blocks that are. So they are counted once for each column, and again only for those with which
-//! something has happened since: a column in doubt.
+//! Every step needs the total. The blocks are counted once per column, and again only for columns that changed since.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use super::Kv;
 use crate::ids::ColumnId;
 use crate::layer_set::LayerSet;
 
-/// Columns, their blocks, and the sum of these.
+/// Columns, the missing blocks of each, and their sum.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MissingBlocks {
     columns: BTreeMap<ColumnId, u32>,
@@ -19,30 +19,30 @@ pub(super) struct MissingBlocks {
 }
 
 impl MissingBlocks {
-    /// The column may be wanted.
+    /// Adds a column that may have missing blocks.
     pub fn add(&mut self, id: ColumnId) {
         self.columns.entry(id).or_insert(0);
         self.columns_to_recheck.push(id);
     }
 
-    /// Something has happened with the column.
+    /// Marks a column for a recount.
     pub fn recheck(&mut self, id: ColumnId) {
         if self.columns.contains_key(&id) {
             self.columns_to_recheck.push(id);
         }
     }
 
-    /// Something has happened with all of them.
+    /// Marks all columns for a recount.
     pub fn recheck_all(&mut self) {
         self.columns_to_recheck = self.columns.keys().copied().collect();
     }
 
-    /// The column is not wanted any more.
+    /// Removes a column.
     pub fn remove(&mut self, id: ColumnId) {
         self.blocks -= self.columns.remove(&id).unwrap_or(0);
     }
 
-    /// Only those are still wanted.
+    /// Keeps only the columns that match.
     pub fn retain(&mut self, keep: impl Fn(&ColumnId) -> bool) {
         self.columns.retain(|id, blocks| {
             let kept = keep(id);
@@ -51,7 +51,7 @@ impl MissingBlocks {
         });
     }
 
-    /// The column may be wanted.
+    /// Whether the column is tracked.
     pub fn contains(&self, id: ColumnId) -> bool {
         self.columns.contains_key(&id)
     }
@@ -68,14 +68,14 @@ impl MissingBlocks {
 }
 
 impl Kv {
-    /// A request that is admitted uses the column: it has to be on the device.
+    /// Adds a column that an admitted request uses, if it is incomplete.
     pub(super) fn add_missing(&mut self, id: ColumnId) {
         if !self.columns.is_whole(id) {
             self.missing_blocks.add(id);
         }
     }
 
-    /// Blocks that the columns which are wanted on the device will take there.
+    /// Returns the blocks that the tracked columns will take on the device.
     pub fn missing_block_count(&mut self) -> u32 {
         for id in core::mem::take(&mut self.missing_blocks.columns_to_recheck) {
             let blocks = self.lacking(id);
@@ -84,7 +84,7 @@ impl Kv {
         self.missing_blocks.blocks
     }
 
-    /// The first `most` columns that are wanted, which are not any more from now on.
+    /// Removes and returns the first `most` tracked columns.
     pub(super) fn take_missing(&mut self, most: u32) -> Vec<ColumnId> {
         self.missing_block_count();
         let taken: Vec<_> = self.missing_blocks.columns.keys().copied().take(most as usize).collect();
@@ -92,13 +92,13 @@ impl Kv {
         taken
     }
 
-    /// Blocks that somebody needs of the column and that are neither on the device nor in a buffer.
+    /// Returns the blocks of a used column that are neither on the device nor in a buffer.
     fn lacking(&self, id: ColumnId) -> u32 {
         let used = self.columns.find(id).is_some_and(|column| column.refs > 0);
         if used { self.missing(id).len() } else { 0 }
     }
 
-    /// Layers whose block is not on the device and that no buffer stands for.
+    /// Returns the layers whose block is neither on the device nor in a buffer.
     pub(super) fn missing(&self, id: ColumnId) -> LayerSet {
         let seat = self.columns.get(id).staging_slot();
         self.columns.missing_blocks_of(id)

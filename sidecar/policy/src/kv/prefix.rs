@@ -1,4 +1,4 @@
-//! The prefix cache: full columns are found again by the chained hash of their tokens, scoped by a salt.
+//! The prefix cache: finds full columns by the chained hash of their tokens, scoped by a salt.
 
 use alloc::vec::Vec;
 
@@ -8,7 +8,7 @@ use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{ColumnId, RequestId};
 
-/// The hash of a column: of the hash of the one before it and of its tokens.
+/// Returns the hash of a column from the preceding column's hash and its tokens.
 pub(super) fn chained_hash(parent: u64, tokens: &Tokens) -> u64 {
     let mut digest = Digest::new(parent);
     tokens.iter().for_each(|token| digest.word(u64::from(*token)));
@@ -16,7 +16,7 @@ pub(super) fn chained_hash(parent: u64, tokens: &Tokens) -> u64 {
 }
 
 impl Kv {
-    /// Begins a request and references the cached columns of its prefix. Returns the tokens found.
+    /// Opens a request and references the cached columns of its prefix. Returns the number of tokens found.
     pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
         assert!(!self.sequences.contains_key(&request), "{request:?} is opened once");
         let root = (0, Digest::new(salt).value());
@@ -30,7 +30,7 @@ impl Kv {
             chain: Some(root),
         };
         self.sequences.insert(request, empty);
-        // The last token is always computed: its logits are wanted.
+        // The last token is always computed, because its logits are needed.
         let limit = full_columns(tokens.len().saturating_sub(1)) * BLOCK_TOKENS as usize;
         let mut chain = root;
         for tokens in tokens[..limit].chunks_exact(BLOCK_TOKENS as usize) {
@@ -52,14 +52,14 @@ impl Kv {
         self.columns.get(id).content.as_ref().expect("an indexed column is shareable")
     }
 
-    /// The shareable column with exactly these tokens after exactly this parent.
+    /// Returns the shareable column with exactly these tokens after exactly this parent.
     fn find(&self, hash: u64, parent: u64, salt: u64, tokens: &Tokens) -> Option<ColumnId> {
         let id = *self.index.get(&hash).filter(|_| self.caching)?;
         let content = self.content(id);
         (content.salt == salt && content.parent == parent && content.tokens == *tokens).then_some(id)
     }
 
-    /// One reference more.
+    /// Adds a reference.
     pub(super) fn add_reference(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs += 1;
@@ -73,14 +73,14 @@ impl Kv {
         }
     }
 
-    /// KV of `tokens`, which follow those committed before, is written.
+    /// Records that the KV of `tokens`, which follow the committed ones, is written.
     pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
         let sequence = self.sequences.get_mut(&request).expect("tokens of an open request are committed");
         sequence.tail.extend_from_slice(tokens);
         (0..full_columns(sequence.tail.len())).for_each(|_| self.complete_column(request));
     }
 
-    /// The first 16 tokens of the tail complete a column: it becomes shareable, or gives way to one that holds the same.
+    /// Completes a column from the first 16 tail tokens: it becomes shareable, or is replaced by an existing equal one.
     fn complete_column(&mut self, request: RequestId) {
         let caching = self.caching;
         let sequence = self.sequences.get_mut(&request).expect("open");
@@ -101,7 +101,7 @@ impl Kv {
                     self.replace(request, at, same);
                     Some((self.content(same).name, hash))
                 }
-                // Another content with the same hash: this column and all after it stay private.
+                // A hash collision: this column and its successors stay private.
                 None => None,
             },
         };
@@ -117,8 +117,8 @@ impl Kv {
         name
     }
 
-    /// The request's column `at` holds the same tokens in the same place as `same`: it uses that one from now on. So a
-    /// shareable child never outlives its parent, and the duplicate's blocks are free.
+    /// Replaces the request's column `at` by `same`, which has the same tokens in the same place. So a shareable child
+    /// never outlives its parent, and the duplicate's blocks are freed.
     fn replace(&mut self, request: RequestId, at: u32, same: ColumnId) {
         self.add_reference(same);
         let old = self.sequences[&request].columns[at as usize];
@@ -126,7 +126,7 @@ impl Kv {
         if away && self.layer_offload.writing.contains(&same) {
             self.add_missing(same);
         } else if away {
-            // What was just computed is on the device already: it takes the place of the copy in the host tier.
+            // The new copy is on the device already, so it replaces the copy in the host tier.
             self.columns.exchange(same, old);
             self.missing_blocks.recheck(same);
             self.missing_blocks.recheck(old);

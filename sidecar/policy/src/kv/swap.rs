@@ -1,6 +1,6 @@
-//! KV between the device and the host tier, whole columns at a time, each copy under a name that is never reused.
+//! Copies whole columns between the device and the host tier; each copy has a generation that is never reused.
 //!
-//! While a column is on its way it has one reference more, so that whoever lets go of it meanwhile does not free it.
+//! A column in transfer has one more reference, so that a release during the transfer does not free it.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -11,19 +11,19 @@ use crate::action::BlockSwap;
 use crate::ids::{BlockId, ChunkId, ColumnId, HostBlockId, LayerId, RequestId};
 use crate::slots::Generations;
 
-/// A column on its way.
+/// A column in transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// Which.
+    /// The column.
     pub column: ColumnId,
-    /// Where it lies in the host tier, or will.
+    /// Its location in the host tier.
     pub host_location: HostLocation,
     /// The layers whose blocks are copied.
     pub layers: Vec<LayerId>,
 }
 
 impl Kv {
-    /// The request, whose KV was kept, is admitted again: all of it has to be on the device, in a row of its own.
+    /// Resumes a suspended request: all its KV must be on the device, in a new row.
     pub fn resume(&mut self, request: RequestId) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         (sequence.suspended, sequence.written) = (false, 0);
@@ -33,41 +33,41 @@ impl Kv {
         }
     }
 
-    /// Columns that the host tier has room for, its cache given up.
+    /// Returns the free places of the host tier.
     pub fn host_room(&self) -> u32 {
         self.host_pool.room()
     }
 
-    /// Places of the host tier that are in use, but for its cache.
+    /// Returns the used places of the host tier, without its cache.
     pub fn host_used(&self) -> u32 {
         self.host_pool.used() - self.host_pool.idle()
     }
 
-    /// Places that the host tier would have, its cache given up.
+    /// Returns the places of the host tier that are free or used only by its cache.
     pub fn host_places(&self) -> u32 {
         self.host_pool.room() + self.host_pool.idle()
     }
 
-    /// Columns of the request that have a place in the host tier.
+    /// Returns the request's columns with a place in the host tier.
     pub fn placed_columns(&self, request: RequestId) -> u32 {
         let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
         columns.filter(|id| self.columns.get(**id).host_location.is_some()).count() as u32
     }
 
-    /// Columns without a place in the host tier.
+    /// Returns the number of columns without a place in the host tier.
     fn unplaced_columns(&self) -> u32 {
         self.columns.live() - (self.host_pool.used() - self.layer_offload.pinned_host_places())
     }
 
-    /// Some column has blocks on the device that the host tier lacks, or that are still there.
+    /// Whether any column has blocks on the device.
     pub fn has_device_only_blocks(&self) -> bool {
         self.columns.iter().any(|(id, _)| self.columns.has_blocks(id))
     }
 
-    /// Blocks that the host tier has as well leave the device.
+    /// Evicts device blocks that also have a copy in the host tier.
     ///
     /// # Panics
-    /// If some KV is placed: buffers stand for nothing then.
+    /// If buffers exist: blocks in use must stay.
     pub fn drop_host_copies(&mut self) {
         assert!(self.layer_offload.buffer_blocks() == 0, "what is in use stays");
         let ids: Vec<_> = self.columns.iter().map(|(id, _)| id).collect();
@@ -79,19 +79,19 @@ impl Kv {
         self.missing_blocks.recheck_all();
     }
 
-    /// The request holds blocks on the device.
+    /// Whether the request holds blocks on the device.
     pub fn holds_blocks(&self, request: RequestId) -> bool {
         let columns = self.sequences.get(&request).map(|sequence| &sequence.columns);
         columns.is_some_and(|columns| columns.iter().any(|id| self.columns.has_blocks(*id)))
     }
 
-    /// Gives up cache, longest unused first wherever it lies, until all that is on the device fits the host tier. Returns
-    /// the columns given up and, if that does not suffice, how many columns of requests are too many.
+    /// Evicts cache, least recently used first on either side, until all KV on the device fits the host tier. Returns
+    /// the number of evicted columns and, if that does not suffice, the number of columns in excess.
     pub fn make_host_room(&mut self) -> (u32, u32) {
         let mut evicted = 0;
         while self.unplaced_columns() > self.host_pool.room() {
             let on_device = self.idle.first_key_value().map(|(stamp, _)| *stamp);
-            // No column is older than none: where only one side has any, it is that side's turn.
+            // If only one side has a cached column, evict from that side.
             let host_first =
                 on_device.is_none_or(|stamp| self.host_pool.oldest().is_some_and(|host| host < stamp));
             if !(if host_first { self.evict_from_host() } else { self.evict() }) {
@@ -102,7 +102,7 @@ impl Kv {
         (evicted, self.unplaced_columns().saturating_sub(self.host_pool.room()))
     }
 
-    /// Gives up all cache, on the device and in the host tier. Returns the columns given up.
+    /// Evicts all cache, on the device and in the host tier. Returns the number of evicted columns.
     pub fn evict_cache(&mut self) -> u32 {
         let mut count = 0;
         while self.evict() || self.evict_from_host() {
@@ -111,18 +111,18 @@ impl Kv {
         count
     }
 
-    /// As [`Kv::evict`], of those in the host tier.
+    /// Evicts like [`Kv::evict`], from the host tier.
     pub fn evict_from_host(&mut self) -> bool {
         let Some(id) = self.host_pool.take_oldest(&self.columns) else { return false };
         self.evict_column(id);
         true
     }
 
-    /// Up to `most` columns on the device go to the host tier: those in use, then the others in the order in which they were
-    /// let go. Those that are being written back come later.
+    /// Plans to copy up to `most` device columns to the host tier: those in use first, then the others by release time.
+    /// Columns being written back are skipped.
     ///
     /// # Panics
-    /// If there is no room: [`Kv::make_host_room`] comes first.
+    /// If there is no place: call [`Kv::make_host_room`] first.
     pub fn plan_swap_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
         let here = |id: &ColumnId| self.columns.has_blocks(*id) && !self.layer_offload.writing.contains(id);
         let used = self.columns.iter().filter(|(_, column)| column.refs > 0).map(|(id, _)| id);
@@ -148,7 +148,7 @@ impl Kv {
         swaps
     }
 
-    /// The copies to the host have ended.
+    /// Handles the end of the copies to the host.
     pub fn finish_swap_out(&mut self, swaps: &[Swap], done: bool) {
         self.moving_columns.clear();
         for swap in swaps {
@@ -165,46 +165,47 @@ impl Kv {
         }
     }
 
-    /// Up to `most` columns that are wanted on the device get blocks there, and come between two steps.
+    /// Plans to load up to `most` missing columns between two steps, and allocates their blocks.
     ///
     /// # Panics
-    /// If there are not [`Kv::wanted_blocks`] free blocks.
+    /// If there are fewer free blocks than [`Kv::missing_block_count`].
     pub fn plan_swap_in(&mut self, most: u32) -> Vec<Swap> {
         let swaps = self.plan_in(most);
         self.moving_columns = swaps.iter().map(|swap| swap.column).collect();
         swaps
     }
 
-    /// The same beside steps, in which nobody who needs them has a part.
+    /// Plans like [`Kv::plan_swap_in`], but in parallel with steps in which the requests that need the columns take no
+    /// part.
     ///
     /// # Panics
-    /// If there are not [`Kv::wanted_blocks`] free blocks.
+    /// If there are fewer free blocks than [`Kv::missing_block_count`].
     pub fn plan_async_swap_in(&mut self, most: u32) -> Vec<Swap> {
         let swaps = self.plan_in(most);
         self.loading_swaps.extend(swaps.iter().map(|swap| swap.column));
         swaps
     }
 
-    /// Nobody but these requests, of those that run, lacks anything on the device.
+    /// Whether, of the running requests, only these lack KV on the device.
     pub fn missing_only_for(&self, requests: &[RequestId]) -> bool {
         let others = self.sequences.iter().filter(|(id, one)| !one.suspended && !requests.contains(id));
         let mut columns = others.flat_map(|(_, sequence)| &sequence.columns);
         !columns.any(|id| self.missing_blocks.contains(*id))
     }
 
-    /// Something is on its way from the host tier beside steps.
+    /// Whether columns are being loaded in parallel with steps.
     pub fn has_loading_swaps(&self) -> bool {
         !self.loading_swaps.is_empty()
     }
 
-    /// Some of the request's KV is.
+    /// Whether some of the request's KV is being loaded in parallel with steps.
     pub fn is_loading(&self, request: RequestId) -> bool {
         let columns =
             self.sequences.get(&request).filter(|_| self.has_loading_swaps()).map(|one| &one.columns);
         columns.is_some_and(|columns| columns.iter().any(|id| self.loading_swaps.contains(id)))
     }
 
-    /// A request that runs would read what is still on its way.
+    /// Whether a running request would read KV that is still being loaded.
     pub fn exceeds_loads(&self) -> bool {
         self.has_loading_swaps() && self.running_requests().any(|request| self.is_loading(request))
     }
@@ -224,7 +225,7 @@ impl Kv {
         wanted.into_iter().map(&mut plan).collect()
     }
 
-    /// They are not on their way any more.
+    /// Removes the columns from those in transfer.
     fn arrive(&mut self, swaps: &[Swap]) {
         for swap in swaps {
             if !self.loading_swaps.remove(&swap.column) {
@@ -233,7 +234,7 @@ impl Kv {
         }
     }
 
-    /// The copies to the device have ended well. A column that is whole again leaves the host tier.
+    /// Completes successful loads. A column that is complete again frees its host place.
     pub fn finish_swap_in(&mut self, swaps: &[Swap]) {
         self.arrive(swaps);
         let arrived: BTreeSet<_> = swaps.iter().map(|swap| swap.column).collect();
@@ -249,8 +250,8 @@ impl Kv {
         swaps.iter().for_each(|swap| self.release_reference(swap.column));
     }
 
-    /// The copies to the device failed, and nobody knows what lies in the host tier: these columns are lost, with all that
-    /// follows them. Returns the requests that need them, which have to be computed again.
+    /// Handles failed loads: the contents of the host tier are unknown, so these columns and their successors are lost.
+    /// Returns the requests that need them, which must be recomputed.
     pub fn on_swap_in_failed(&mut self, swaps: &[Swap]) -> Vec<RequestId> {
         self.arrive(swaps);
         let requests = self.invalidate(&swaps.iter().map(|swap| swap.column).collect());
@@ -258,14 +259,15 @@ impl Kv {
         requests
     }
 
-    /// What is in the buffers cannot be fetched: nothing is any more under this placement, and who needs it is computed again.
+    /// Disables fetching under this placement after a fetch failed. Returns the requests that need the staged columns,
+    /// which must be recomputed.
     pub fn abort_fetches(&mut self) -> Vec<RequestId> {
         let seated = self.layer_offload.disable_fetching();
         self.invalidate(&seated)
     }
 
-    /// Nobody knows what these columns hold: nobody finds them any more, nor what follows them. Returns the requests that use
-    /// any of it.
+    /// Removes columns of unknown content, and their successors, from the prefix index. Returns the requests that use
+    /// any of them.
     pub(super) fn invalidate(&mut self, lost: &BTreeSet<ColumnId>) -> Vec<RequestId> {
         let mut requests = Vec::new();
         let mut spoilt = BTreeSet::new();
@@ -283,7 +285,7 @@ impl Kv {
         requests
     }
 
-    /// The blocks of these layers of a column as a backend knows them.
+    /// Returns a column's blocks of these layers in the backend's form.
     pub fn block_swaps(
         &self,
         (column, stowed): (ColumnId, HostLocation),

@@ -1,4 +1,4 @@
-//! Looking for memory: a survey, then one neighbour after the other, each asked once.
+//! Searches for memory: a survey, then one peer after the other, each asked once.
 
 use alloc::vec::Vec;
 
@@ -11,33 +11,33 @@ use crate::peers::loans::Nonce;
 use crate::peers::victim::{self, Borrower, PeerView, Victim};
 use crate::reason::Reason;
 
-/// A neighbour that did not answer is asked again after so long at the latest, nanoseconds.
+/// Maximum time before a peer that did not answer is asked again, nanoseconds.
 pub(super) const SILENCE_MAX_NS: u64 = 5_000_000_000;
 
-/// How far the search for memory is.
+/// State of the search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Search {
-    /// Nobody is asked.
+    /// No search.
     #[default]
     Idle,
-    /// The neighbours are being read.
+    /// The peers' states are being read.
     Surveying { since: Nanos },
-    /// One is asked; those who were not asked yet may come next.
+    /// A peer is asked; `left` are the peers not asked yet.
     Asking { since: Nanos, nonce: Nonce, left: Vec<PeerView> },
 }
 
-/// A neighbour that said no, or did not answer in time.
+/// A peer that denied, or did not answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AskBackoff {
     peer: Peer,
-    /// It is not asked before.
+    /// It is not asked before this time.
     until: Nanos,
-    /// If it is silent then, the next pause is twice as long, nanoseconds.
+    /// Half of the next pause if it does not answer then, nanoseconds.
     pause_ns: u64,
 }
 
 impl LoanNegotiator {
-    /// KV is short: a survey, then one neighbour after the other.
+    /// Starts a search if KV is short, and continues the current one.
     pub(super) fn continue_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
         match &self.search {
             Search::Idle => self.begin_search(now, manager),
@@ -48,7 +48,7 @@ impl LoanNegotiator {
                 let nonce = *nonce;
                 let known = self.book.loans_in().iter().any(|taken| taken.nonce == nonce);
                 if !known {
-                    // Revoked before it was granted.
+                    // The request was revoked before it was granted.
                     self.ask_next(now, manager);
                 } else if now.since(*since) >= self.policy.ask_patience_ns {
                     if let Ok(peer) = self.book.timed_out(nonce) {
@@ -74,12 +74,12 @@ impl LoanNegotiator {
         self.commands.push(PeerCommand::Survey);
     }
 
-    /// The bytes of a loan are on their way.
+    /// Whether the bytes of a loan are being transferred.
     fn is_loan_arriving(&self) -> bool {
         self.arriving.iter().any(|arrival| arrival.claim == TransferKind::Lend)
     }
 
-    /// All were asked, or nobody can be.
+    /// Ends a search without a loan.
     fn end_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
         self.search = Search::Idle;
         self.next_ask_at = now.plus(self.policy.retry_ns);
@@ -99,8 +99,8 @@ impl LoanNegotiator {
         self.search = Search::Asking { since: now, nonce, left };
     }
 
-    /// Whom to ask next, and for what those who are left can give, if that serves. Looked at anew before each of them: who was
-    /// asked before may have said no.
+    /// Returns the next peer to ask and the chunks to ask for, if the remaining supply is useful. Evaluated again
+    /// before each request, because a denial reduces the supply.
     fn next_victim(&self, left: &[PeerView], now: Nanos, manager: &mut MemoryManager) -> Option<Victim> {
         let need_chunks = manager.borrow_request()?;
         let expects = manager.params().expects_next_use();
@@ -114,7 +114,7 @@ impl LoanNegotiator {
         victim::order(left, &Borrower { need_chunks, ..asker }, now).first().copied()
     }
 
-    /// The neighbours as they are now: those that may give something are asked one after the other.
+    /// Handles a survey's result: asks the peers that may lend, one after the other.
     pub(super) fn is_survey_complete(
         &mut self,
         now: Nanos,
@@ -129,7 +129,8 @@ impl LoanNegotiator {
         self.ask_next(now, manager);
     }
 
-    /// Whoever does not answer in time is not asked for a while, each time for twice as long: every search would wait for it.
+    /// Excludes a peer that did not answer in time, for twice as long each time, because every search would wait for
+    /// it.
     fn record_timeout(&mut self, now: Nanos, peer: Peer) {
         let known = self.ask_backoffs.iter().position(|paused| paused.peer == peer);
         let before_ns = known.map_or(self.policy.retry_ns, |at| self.ask_backoffs.swap_remove(at).pause_ns);
@@ -137,8 +138,7 @@ impl LoanNegotiator {
         self.ask_backoffs.push(AskBackoff { peer, until: now.plus(pause_ns), pause_ns });
     }
 
-    /// Whoever said no is not asked again before its answer can be another one. Who gave no answer that says anything is
-    /// silent.
+    /// Excludes a peer that denied until its answer can change. A denial without a reason counts as no answer.
     pub(super) fn record_refusal(&mut self, now: Nanos, peer: Peer, why: Option<LoanDenied>) {
         let NegotiationPolicy { min_residence_ns, retry_ns, .. } = self.policy;
         let pause_ns = match why {
@@ -157,7 +157,7 @@ impl LoanNegotiator {
         self.ask_backoffs.push(AskBackoff { peer, until: now.plus(pause_ns), pause_ns: retry_ns });
     }
 
-    /// It has answered in time.
+    /// Removes the peer's exclusion.
     pub(super) fn clear_timeouts(&mut self, peer: Peer) {
         self.ask_backoffs.retain(|paused| paused.peer != peer);
     }

@@ -1,4 +1,4 @@
-//! What neighbours say to each other, as plain data.
+//! Messages between peers, as plain data.
 
 use alloc::vec::Vec;
 
@@ -8,206 +8,206 @@ use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
 use crate::peers::victim::PeerView;
 
-/// What comes in.
+/// An incoming message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerEvent {
-    /// The neighbours as they are now: the answer to [`PeerCommand::Survey`].
+    /// The peers' current states, in answer to [`PeerCommand::Survey`].
     Survey(Vec<PeerView>),
-    /// A neighbour asks for a loan.
+    /// A peer asks for a loan.
     Asked {
-        /// Who.
+        /// The peer.
         peer: Peer,
-        /// Its name for the loan.
+        /// The loan's identifier.
         nonce: Nonce,
-        /// At most so much.
+        /// Maximum number of chunks.
         chunks: u32,
-        /// For so long, nanoseconds.
+        /// Duration, nanoseconds.
         ttl_ns: u64,
     },
-    /// A neighbour no longer waits for an answer.
+    /// A peer no longer waits for an answer.
     Withdrawn {
-        /// Who.
+        /// The peer.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
     },
-    /// A lender wants it back.
+    /// A lender revokes a loan.
     Revoked {
-        /// Who.
+        /// The lender.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// So much of it.
+        /// Chunks to return.
         chunks: u32,
     },
-    /// A lender has earmarked chunks for this tenant.
+    /// A lender earmarked chunks for this tenant.
     Granted {
-        /// Who.
+        /// The lender.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// So much.
+        /// Number of chunks.
         chunks: u32,
-        /// For so long, nanoseconds.
+        /// Duration, nanoseconds.
         ttl_ns: u64,
     },
-    /// A neighbour that was asked gives nothing, or cannot be reached.
+    /// An asked peer denied, or cannot be reached.
     Refused {
-        /// Who.
+        /// The peer.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// Why, where it says so: else nobody knows when to ask again.
+        /// The reason; `None` if the peer gave none, so that the time of a retry is unknown.
         why: Option<LoanDenied>,
     },
     /// A borrower still needs a loan.
     Prolonged {
-        /// Who.
+        /// The borrower.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// For so long from now on, nanoseconds.
+        /// Duration from now, nanoseconds.
         ttl_ns: u64,
     },
-    /// A lender prolonged a loan.
+    /// A lender renewed a loan.
     Renewed {
-        /// Who.
+        /// The lender.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// For so long from now on, nanoseconds.
+        /// Duration from now, nanoseconds.
         ttl_ns: u64,
     },
-    /// A borrower has earmarked chunks of a loan for this tenant.
+    /// A borrower earmarked chunks of a loan for this tenant.
     Returned {
-        /// Who.
+        /// The borrower.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// So much of it.
+        /// Number of chunks.
         chunks: u32,
     },
-    /// An earmark that its borrower had not accepted is the lender's again.
+    /// The ledger returned an unaccepted earmark to this lender.
     TookBack {
         /// The loan.
         nonce: Nonce,
     },
-    /// A neighbour has begun a new life and lacks a part of its share: what its former life had lent goes back.
+    /// A new instance of a peer lacks a part of its share: loans of its previous instance must be returned.
     Claimed {
-        /// Who.
+        /// The peer.
         peer: Peer,
-        /// Its name for the claim.
+        /// The claim's identifier.
         nonce: Nonce,
-        /// So much is missing.
+        /// Missing chunks.
         chunks: u32,
     },
-    /// The directive has changed.
+    /// The directive changed.
     Terms(NegotiationPolicy),
-    /// Both processes of a neighbour are gone, as the ledger shows.
+    /// Both processes of a peer exited, as the ledger shows.
     Died(Peer),
 }
 
-/// What goes out.
+/// An outgoing message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PeerCommand {
-    /// Read the neighbours' live state.
+    /// Read the peers' states.
     Survey,
-    /// To a neighbour: a loan, please.
+    /// To a peer: ask for a loan.
     Ask {
-        /// Whom.
+        /// The peer.
         peer: Peer,
-        /// Name of the loan.
+        /// The loan's identifier.
         nonce: Nonce,
-        /// At most so much.
+        /// Maximum number of chunks.
         chunks: u32,
-        /// For so long, nanoseconds.
+        /// Duration, nanoseconds.
         ttl_ns: u64,
     },
-    /// To that neighbour: the answer is no longer awaited.
+    /// To an asked peer: withdraw the request.
     Withdraw {
-        /// Whom.
+        /// The peer.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
     },
-    /// To a neighbour that asked: so much is earmarked.
+    /// To a borrower that asked: chunks are earmarked for it.
     Answer {
-        /// Whom.
+        /// The borrower.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
         /// Chunks, at least one.
         chunks: u32,
-        /// For so long, nanoseconds.
+        /// Duration, nanoseconds.
         ttl_ns: u64,
     },
-    /// To a neighbour that asked: nothing.
+    /// To a borrower that asked: a denial.
     Refuse {
-        /// Whom.
+        /// The borrower.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// Why.
+        /// The reason.
         why: LoanDenied,
     },
-    /// Take an earmark back from the ledger that its borrower has not accepted.
+    /// To the ledger: take back an earmark that its borrower has not accepted.
     TakeBack {
-        /// For whom it was.
+        /// The borrower.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
     },
-    /// To a borrower: give it back.
+    /// To a borrower: revoke a loan.
     Revoke {
-        /// Whom.
+        /// The borrower.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// So much of it.
+        /// Chunks to return.
         chunks: u32,
     },
-    /// To a lender: so much of the loan is earmarked for you; 0 = no such loan is here.
+    /// To a lender: chunks of the loan are earmarked for it; 0 if there is no such loan.
     Return {
-        /// Whom.
+        /// The lender.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// So much of it.
+        /// Number of chunks.
         chunks: u32,
     },
-    /// To a borrower that wants a loan for longer: for so long, or not.
+    /// To a borrower that asked for a renewal: the answer.
     Prolong {
-        /// Whom.
+        /// The borrower.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// For so long from now on, nanoseconds; 0 = it ends as it was agreed, or no such loan is here.
+        /// Duration from now, nanoseconds; 0 if the loan is not renewed, or there is no such loan.
         ttl_ns: u64,
     },
-    /// To all neighbours: so many chunks of the own share are missing. Whoever has something of a former life of this
-    /// tenant gives it back.
+    /// To all peers: claim missing chunks of the share. A peer that holds loans of a previous instance of this tenant
+    /// returns them.
     Claim {
-        /// How many.
+        /// Number of chunks.
         chunks: u32,
     },
-    /// To a neighbour that claims its share: so much of it is here and goes back; 0 = nothing is.
+    /// To a peer that claims its share: chunks that will be returned to it; 0 if there are none.
     Owes {
-        /// Whom.
+        /// The peer.
         peer: Peer,
-        /// Its name for the claim.
+        /// The claim's identifier.
         nonce: Nonce,
         /// Chunks.
         chunks: u32,
-        /// Within so long, nanoseconds.
+        /// Maximum time until the return, nanoseconds.
         within_ns: u64,
     },
-    /// To a lender: for longer, please.
+    /// To a lender: ask for a renewal.
     Renew {
-        /// Whom.
+        /// The lender.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// For so long, nanoseconds.
+        /// Duration, nanoseconds.
         ttl_ns: u64,
     },
 }

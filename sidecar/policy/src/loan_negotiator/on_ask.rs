@@ -1,4 +1,4 @@
-//! A neighbour asks. What it gets is decided here, from what holds at this moment: what it saw of this tenant may be old.
+//! Answers a peer's request for a loan from the current state, because the peer's view of it may be stale.
 
 use super::{LoanNegotiator, NegotiationPolicy, PeerCommand};
 use crate::action::Earmark;
@@ -29,7 +29,7 @@ impl LoanNegotiator {
         }
     }
 
-    /// Most chunks that this neighbour gets now: the asker's rule, by what is known here.
+    /// Returns the most chunks to lend to this peer now, by the borrower's rule and the local state.
     fn lends_to(&self, now: Nanos, peer: Peer, manager: &MemoryManager) -> Result<u32, LoanDenied> {
         let most = manager.lendable()?;
         let above = self.policy.priority_of(peer).is_some_and(|priority| priority < self.policy.priority);
@@ -52,13 +52,13 @@ impl LoanNegotiator {
         self.commands.push(PeerCommand::Refuse { peer, nonce, why });
     }
 
-    /// Looks whether all layers have memory, and notes since when.
+    /// Updates since when all layers have memory.
     pub(super) fn update_residence(&mut self, now: Nanos, manager: &MemoryManager) {
         let whole = manager.is_loaded() && manager.absent_layers() == 0;
         self.fully_resident_since = whole.then(|| self.fully_resident_since.unwrap_or(now));
     }
 
-    /// For so long nothing is lent because layers came back a moment ago, nanoseconds.
+    /// Returns the rest of the minimum residence after a restore of layers, nanoseconds.
     fn residence_left_ns(&self, now: Nanos) -> u64 {
         let resident_ns = self.fully_resident_since.map_or(u64::MAX, |since| now.since(since));
         self.policy.min_residence_ns.saturating_sub(resident_ns)
@@ -66,7 +66,7 @@ impl LoanNegotiator {
 }
 
 impl NegotiationPolicy {
-    /// The directive's word on a neighbour; none where it is not known.
+    /// Returns the peer's priority by the directive; `None` if it has none.
     fn priority_of(&self, peer: Peer) -> Option<i32> {
         self.priorities.iter().find(|(known, _)| *known == peer).map(|(_, priority)| *priority)
     }

@@ -1,4 +1,4 @@
-//! What neighbours say.
+//! Handles messages from peers.
 
 use alloc::vec::Vec;
 
@@ -12,10 +12,10 @@ use crate::peers::loans::Nonce;
 use crate::reason::Reason;
 
 impl LoanNegotiator {
-    /// A neighbour said something. What does not fit the book changes nothing.
+    /// Handles a message. A message that does not match the book has no effect on it.
     pub fn on_event(&mut self, now: Nanos, news: PeerEvent, manager: &mut MemoryManager) {
         self.update_residence(now, manager);
-        // News may be about what has ended since the last boundary.
+        // The message may concern a transfer that ended since the last boundary.
         self.process_transfer_results(now, manager);
         match news {
             PeerEvent::Survey(neighbours) => self.is_survey_complete(now, &neighbours, manager),
@@ -34,7 +34,7 @@ impl LoanNegotiator {
                 self.on_renewed_by_lender(now, peer, nonce, ttl_ns)
             }
             PeerEvent::Renewed { peer, nonce, ttl_ns } => {
-                // A loan that has to go back meanwhile goes back.
+                // A loan that must be returned is not extended.
                 let _ = self.book.renewed(nonce, peer, now.plus(ttl_ns));
             }
             PeerEvent::Returned { peer, nonce, chunks } => self.on_returned(Earmark { peer, nonce }, chunks),
@@ -45,20 +45,20 @@ impl LoanNegotiator {
         }
     }
 
-    /// A loan that is still being vacated is stopped; one that is earmarked is taken back, if it was not accepted.
+    /// Stops a loan that is still being vacated; takes back one that is earmarked and not accepted.
     fn on_withdrawn(&mut self, peer: Peer, nonce: Nonce, manager: &mut MemoryManager) {
         if !self.lends(Earmark { peer, nonce }) {
             return;
         }
         if manager.cancel_transfer(Earmark { peer, nonce }) {
-            // Nothing of it had left.
+            // Nothing of it was transferred.
             let _ = self.book.on_taken_back(nonce);
         } else {
             self.commands.push(PeerCommand::TakeBack { peer, nonce });
         }
     }
 
-    /// A loan whose bytes are being accepted at this moment goes back when they have come.
+    /// Handles a revocation. A loan that is being accepted now is returned after its arrival.
     fn on_revoked(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
         let Earmark { peer, nonce } = earmark;
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark != earmark);
@@ -97,7 +97,7 @@ impl LoanNegotiator {
         }
     }
 
-    /// A lender prolongs what it does not want back.
+    /// Renews a loan that this lender does not want back, and sends the answer.
     fn on_renewed_by_lender(&mut self, now: Nanos, peer: Peer, nonce: Nonce, ttl_ns: u64) {
         let until = self.book.renew(nonce, peer, now.plus(ttl_ns.min(self.policy.ttl_ns)));
         self.commands.push(PeerCommand::Prolong {
@@ -121,16 +121,16 @@ impl LoanNegotiator {
         }
     }
 
-    /// The ledger gave an earmark back, so its bytes are nobody's: they are created anew.
+    /// Handles an earmark that the ledger returned: its bytes belong to no tenant, so its chunks are created again.
     fn on_taken_back(&mut self, nonce: Nonce, manager: &mut MemoryManager) {
         let struck = self.book.on_taken_back(nonce);
-        // The ledger may be ahead of the backend: what is still being made is regained when that has ended.
+        // The ledger may be ahead of the backend: a transfer in progress recovers its share when it ends.
         if let Some(chunks) = struck.ok().filter(|_| !manager.lending(nonce)) {
             manager.recover_share(chunks);
         }
     }
 
-    /// Who has a record now is not who had it before: those lives are over, whether their death was seen or not.
+    /// A record belongs to only one instance at a time, so earlier instances have exited, even if no exit was reported.
     fn on_claimed(&mut self, (peer, nonce): (Peer, Nonce), missing: u32, manager: &mut MemoryManager) {
         let chunks = self.book.loans_in_from(peer.index).min(missing);
         self.commands.push(PeerCommand::Owes { peer, nonce, chunks, within_ns: self.policy.revoke_bound_ns });
@@ -150,7 +150,7 @@ impl LoanNegotiator {
         let coming =
             |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == TransferKind::Return;
         let coming: u32 = self.arriving.iter().filter(coming).map(|arrival| arrival.chunks).sum();
-        // A loan that is being made to the dead ends as one that was given: its bytes come back then.
+        // A loan in transfer to the exited peer completes first; its bytes are recovered then.
         let elsewhere = manager.forget_loans(peer) + coming;
         if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
             manager.recover_share(chunks);

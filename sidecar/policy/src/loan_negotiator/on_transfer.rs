@@ -1,4 +1,4 @@
-//! Results of the transfers that the memory manager made.
+//! Handles the results of the memory manager's transfers.
 
 use super::{Arrival, LoanNegotiator, PeerCommand};
 use crate::action::Earmark;
@@ -20,7 +20,7 @@ impl LoanNegotiator {
                     self.on_declined(earmark, manager)
                 }
                 TransferResult::Refused { earmark, chunks, claim: TransferKind::Return } => {
-                    // It is owed as before.
+                    // It is still owed.
                     manager.queue_transfer(earmark, chunks, TransferKind::Return);
                 }
                 TransferResult::Accepted { earmark, chunks } => self.on_accepted(earmark, chunks, manager),
@@ -36,7 +36,7 @@ impl LoanNegotiator {
     fn on_lent(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
         let Earmark { peer, nonce } = earmark;
         if !self.lends(earmark) {
-            // The ledger gave it back, or the borrower died: no tenant holds the bytes.
+            // The ledger returned it, or the borrower exited: no tenant holds the bytes.
             manager.recover_share(chunks);
             return;
         }
@@ -44,13 +44,13 @@ impl LoanNegotiator {
     }
 
     fn on_declined(&mut self, earmark: Earmark, manager: &mut MemoryManager) {
-        // Nothing of it had left.
+        // Nothing of it was transferred.
         let _ = self.book.on_taken_back(earmark.nonce);
         self.refuse(earmark, LoanDenied::Busy, manager);
     }
 
     fn on_repaid(&mut self, earmark: Earmark, chunks: u32) {
-        // A loan that was revoked before it was accepted never came into the book.
+        // A loan that was revoked before it was accepted is not in the book.
         let to = self.book.on_gave_back(earmark.nonce, chunks).map_or(Some(earmark.peer), |gone| gone.to);
         if let Some(peer) = to {
             self.commands.push(PeerCommand::Return { peer, nonce: earmark.nonce, chunks });
@@ -65,20 +65,20 @@ impl LoanNegotiator {
             TransferKind::Return => self.book.returned(nonce, peer, chunks),
         };
         if entered.is_err() && arrival.claim == TransferKind::Lend {
-            // Its lender wanted it back, or died, while it came.
+            // Its lender revoked it, or exited, during the transfer.
             manager.queue_transfer(earmark, chunks, TransferKind::Return);
         }
         self.loans_accepted += u64::from(entered.is_ok() && arrival.claim == TransferKind::Lend);
     }
 
-    /// Bytes without memory: a loan goes back at once and nobody is asked for a while, a debt is paid and its chunks are
-    /// created later.
+    /// Handles accepted bytes without memory: a loan is returned at once and no peer is asked for a while; a repayment
+    /// counts, and its chunks are created later.
     fn on_not_backed(&mut self, now: Nanos, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         match arrival.claim {
             TransferKind::Lend => {
-                // Its lender may have wanted it back, or died, while it came.
+                // Its lender may have revoked it, or exited, during the transfer.
                 let _ = self.book.timed_out(nonce);
                 manager.queue_transfer(earmark, chunks, TransferKind::Return);
                 self.next_ask_at = now.plus(self.policy.retry_ns);
@@ -89,15 +89,15 @@ impl LoanNegotiator {
         }
     }
 
-    /// What was being accepted, and no longer is.
+    /// Removes the arrival that was being accepted.
     fn on_arrived(&mut self, earmark: Earmark) -> Option<Arrival> {
         let at = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark)?;
         Some(self.arriving.remove(at))
     }
 
-    /// A promise that did not hold: a loan is given up, and nobody is asked for a while, for whoever promises what cannot be
-    /// taken may do so for ever; a debt is paid when the ledger says so again, or is nobody's because
-    /// its debtor died.
+    /// Handles an invalid earmark. A loan is dropped and no peer is asked for a while, because its lender might repeat
+    /// invalid earmarks. A repayment is accepted when the ledger reports it again; if its borrower exited, its bytes
+    /// belong to no tenant.
     fn on_not_accepted(&mut self, now: Nanos, earmark: Earmark, manager: &mut MemoryManager) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
@@ -112,7 +112,7 @@ impl LoanNegotiator {
         }
     }
 
-    /// The loan is in the book.
+    /// Whether the loan is in the book.
     pub(super) fn lends(&self, Earmark { peer, nonce }: Earmark) -> bool {
         self.book.loans_out().iter().any(|given| given.nonce == nonce && given.peer == peer)
     }

@@ -1,4 +1,4 @@
-//! Taking back what was lent: told to each borrower, told again while it is needed, and waited for once.
+//! Revokes loans: notifies each borrower, repeats it while the need lasts, and waits for each loan once.
 
 use alloc::vec::Vec;
 
@@ -7,25 +7,25 @@ use crate::ids::Nanos;
 use crate::memory_manager::MemoryManager;
 use crate::peers::loans::Nonce;
 
-/// A borrower is told again at the latest after so long, nanoseconds.
+/// Maximum time before a borrower is notified again, nanoseconds.
 pub(super) const ASK_BACKOFF_MAX_NS: u64 = 5_000_000_000;
 
-/// A loan that is wanted back.
+/// A revoked loan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingRevocation {
     nonce: Nonce,
-    /// When its borrower was first told.
+    /// When its borrower was first notified.
     since: Nanos,
-    /// It is told again then.
+    /// When it is notified next.
     retry_at: Nanos,
-    /// And after that so much later, nanoseconds: twice as long each time.
+    /// Pause after that notification, nanoseconds; doubles each time.
     pause_ns: u64,
 }
 
 impl LoanNegotiator {
-    /// A tenant with work whose layers are away, or whose KV is short, takes back what it lent. It waits for a loan no longer
-    /// than the bound, counted from the first word about it: a need that comes and goes with turns and steps would else wait
-    /// anew each time for what never comes.
+    /// Revokes the tenant's loans if it has work and lacks layers, or if KV is short. It waits for a loan only within
+    /// the bound, counted from the first notification: otherwise a need that recurs with every time slice would wait
+    /// again each time for a loan that is never returned.
     pub(super) fn recall(&mut self, now: Nanos, manager: &mut MemoryManager) {
         let out: Vec<_> = self.book.loans_out().iter().map(|given| (given.nonce, given.chunks)).collect();
         self.pending_revocations.retain(|recalled| out.iter().any(|(nonce, _)| *nonce == recalled.nonce));
@@ -41,7 +41,7 @@ impl LoanNegotiator {
         manager.set_awaits_loans(self.awaits_loan_return);
     }
 
-    /// The share fell, or the floor rose, and neighbours have what the tenant needs: the newest loans come back.
+    /// Revokes the newest loans if the share fell or the floor rose so that too much is lent.
     fn recall_overlent(&mut self, now: Nanos, mut chunks: u32) {
         let newest_first: Vec<_> = self.book.loans_out().iter().rev().map(|g| (g.nonce, g.chunks)).collect();
         for (nonce, given) in newest_first {
@@ -52,8 +52,8 @@ impl LoanNegotiator {
         }
     }
 
-    /// Tells a borrower that it is to give back all of a loan, unless it was told a moment ago. Letters get lost, and so do answers: it is told again within the
-    /// bound, and then less and less often.
+    /// Notifies a borrower of a revocation, unless it was notified a short time ago. Messages and answers can be lost,
+    /// so the notification is repeated within the bound, then at increasing intervals.
     fn revoke(&mut self, now: Nanos, nonce: Nonce, chunks: u32) {
         let told = self.book.loans_out().iter().any(|given| given.nonce == nonce && given.revoked >= chunks);
         let recalled = self.pending_revocation(now, nonce);

@@ -1,32 +1,33 @@
-//! Why a neighbour that is asked lends nothing. It decides from its own state, which is newer than what the asker saw.
+//! Why a lender denies a request. The lender decides from its own state, which is newer than the borrower's view of it.
 
 use crate::reason::Reason;
 
-/// Why a neighbour lends nothing.
+/// The reason of a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoanDenied {
-    /// It is active: its priority is above the asker's, it needs what it has itself, or nothing but its layers could go.
+    /// The lender is active, and its priority is above the borrower's, it needs its memory, or only its layers could be
+    /// lent.
     Active,
-    /// All its layers came back too short a time ago.
+    /// The lender's layers were all restored too short a time ago.
     MinResidence {
-        /// The rest of that time, nanoseconds.
+        /// The rest of the minimum residence, nanoseconds.
         left_ns: u64,
     },
-    /// As many of its layers are away as may be, and nothing else is free.
+    /// The cap on remapped layers is reached, and no other memory is free.
     AtCap,
-    /// It holds no more than its floor.
+    /// The lender holds no more than its floor.
     AtFloor,
-    /// It has nothing that could go now.
+    /// The lender has no memory that can be freed now.
     Nothing,
-    /// Its memory is being changed: it loads, falls asleep, wakes, or what it promised could not be vacated. Or the GPU's ledger
-    /// has no entry left for its loans.
+    /// The lender's memory is changing: it loads, suspends, wakes, or cannot free what it promised. Also used when the
+    /// GPU ledger has no free entry for the loan.
     Busy,
-    /// It lends nothing ever: its partition is fixed.
+    /// The lender's partition is fixed, so it never lends.
     NotTraded,
 }
 
 impl LoanDenied {
-    /// As what it counts at the lender.
+    /// Returns the reason under which the lender counts the denial.
     pub const fn reason(self) -> Reason {
         match self {
             LoanDenied::Active => Reason::RefusedActive,

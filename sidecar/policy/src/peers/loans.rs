@@ -1,18 +1,18 @@
-//! The book of grants of one tenant: what it lent, what it borrowed, and so what it may hold.
+//! Records one tenant's loans: what it lent, what it borrowed, and the budget that follows.
 //!
-//! The book decides nothing about devices: budgets follow what the ledger file says, and the caller keeps this order.
+//! The book makes no device decisions: budgets follow the ledger file, and the caller keeps these orders:
 //!
-//! | side | order |
-//! |---|---|
-//! | lender, to lend | [`LoanBook::lent`]; vacate down to the budget; earmark; answer. [`LoanBook::took_back`] when the ledger gave the earmark back, or none was written |
-//! | borrower, to take | [`LoanBook::expects`]; accept the earmark; [`LoanBook::granted`] |
-//! | borrower, to return | vacate; [`LoanBook::gave_back`]; earmark under the grant's nonce |
-//! | lender, to have it back | accept that earmark; [`LoanBook::returned`], once for each accepted earmark |
+//! - Lender, to lend: [`LoanBook::lent`]; vacate down to the budget; earmark; answer. [`LoanBook::on_taken_back`] when
+//!   the ledger returned the earmark, or if none was written.
+//! - Borrower, to take: [`LoanBook::is_expected`]; accept the earmark; [`LoanBook::granted`].
+//! - Borrower, to return: vacate; [`LoanBook::on_gave_back`]; earmark under the loan's nonce.
+//! - Lender, to take back: accept that earmark; [`LoanBook::returned`], once for each accepted earmark.
 //!
-//! Time moves no byte: a grant that ran out is vacated by its borrower and stays lent until the ledger shows it. Only a
-//! tenant's own share is lent on, so what it borrowed can always be taken away from it, and no chain forms.
+//! Time alone moves no memory: the borrower vacates an expired loan, and the loan stays lent until the ledger shows its
+//! return. A tenant lends only from its own share, never borrowed chunks, so a revocation never depends on a third
+//! tenant.
 //!
-//! A message that does not fit is refused with a [`LoanError`] and changes nothing.
+//! A message that does not match the book is rejected with a [`LoanError`] and changes nothing.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -26,10 +26,10 @@ mod lender;
 
 pub use error::LoanError;
 
-/// Bits of a nonce that count within a life.
+/// Low bits of a nonce, which count the loans of one instance.
 const COUNT_BITS: u32 = 40;
 
-/// Names a grant, chosen by the borrower. Never 0 and never reused: the low bits of the life's instance over a count.
+/// Identifies a loan; chosen by the borrower. Never 0 and never reused: the low bits of the instance above a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nonce(pub u64);
 
@@ -39,117 +39,116 @@ impl fmt::Display for Nonce {
     }
 }
 
-/// A grant on the lender's side.
+/// A loan on the lender's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoanOut {
-    /// Its name.
+    /// The loan's identifier.
     pub nonce: Nonce,
     /// The borrower.
     pub peer: Peer,
-    /// Chunks that have not come back.
+    /// Chunks not returned yet.
     pub chunks: u32,
-    /// Chunks that have come back.
+    /// Chunks returned.
     pub returned_chunks: u32,
-    /// Of those that have not come back, how many were revoked.
+    /// Chunks not returned yet that were revoked.
     pub revoked: u32,
-    /// When the borrower vacates by itself.
+    /// When the borrower vacates without a revocation.
     pub expires: Nanos,
 }
 
-/// A grant on the borrower's side.
+/// A loan on the borrower's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoanIn {
-    /// Its name.
+    /// The loan's identifier.
     pub nonce: Nonce,
     /// The lender.
     pub peer: Peer,
-    /// How far it is.
+    /// Its progress.
     pub state: LoanInState,
 }
 
-/// How far a borrowed grant is.
+/// Progress of a loan on the borrower's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoanInState {
-    /// The answer is awaited.
+    /// The answer is pending.
     Asked {
-        /// For so many chunks.
+        /// Requested chunks.
         chunks: u32,
     },
     /// The earmark was accepted.
     Held {
-        /// Chunks that were not given back.
+        /// Chunks not returned yet.
         chunks: u32,
-        /// Of these, how many have to leave: revoked, expired, or the lender is dead.
+        /// The part of `chunks` to vacate: revoked, expired, or the lender exited.
         vacating: u32,
-        /// When all of it has to leave unless it is renewed.
+        /// When all of it must be vacated unless it is renewed.
         expires: Nanos,
-        /// The lender is dead: what leaves is released, not earmarked.
+        /// Whether the lender exited: vacated chunks are released, not earmarked.
         orphaned: bool,
     },
 }
 
-/// Chunks to vacate.
+/// An order to vacate chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReturnOrder {
-    /// Of this grant.
+    /// The loan.
     pub nonce: Nonce,
     /// Its lender.
     pub peer: Peer,
-    /// How many; 0 where nothing of it is held.
+    /// Number of chunks; 0 if none of the loan is held.
     pub chunks: u32,
 }
 
-/// What to ask of a borrower.
+/// A revocation to send to a borrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recall {
-    /// Of this grant.
+    /// The loan.
     pub nonce: Nonce,
     /// Its borrower.
     pub peer: Peer,
-    /// Chunks to give back, those recalled before included.
+    /// Chunks to return, including those revoked before.
     pub chunks: u32,
 }
 
-/// Chunks that were vacated and leave the borrower's budget.
+/// Vacated chunks that leave the borrower's budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReturnEffect {
-    /// Of this grant; the earmark's name too.
+    /// The loan; also the earmark's nonce.
     pub nonce: Nonce,
-    /// Whom to earmark them for; none where the lender is dead and they are only released.
+    /// The peer to earmark them for; `None` if the lender exited and they are only released.
     pub to: Option<Peer>,
-    /// How many.
+    /// Number of chunks.
     pub chunks: u32,
 }
 
-/// What a death changes.
+/// Effect of a peer's exit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadPeerLoans {
-    /// Chunks lent to the dead that are back in the budget.
+    /// Chunks lent to the exited peer that are back in the budget.
     pub freed_chunks: u32,
-    /// What was borrowed from the dead: its next life waits for it.
+    /// Chunks borrowed from the exited peer, to vacate: its next instance waits for them.
     pub vacate: Vec<ReturnOrder>,
 }
 
-/// The book. Chunks everywhere.
+/// The book. All counts are chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoanBook {
     own_peer: Peer,
     share: u32,
     floor: u32,
-    /// Nonces chosen so far.
+    /// Number of nonces chosen.
     count: u64,
     loans_out: Vec<LoanOut>,
     loans_in: Vec<LoanIn>,
-    /// The newest nonce answered for each borrower: a life chooses rising ones, so an older one is a replay.
+    /// The newest nonce answered per borrower: an instance chooses increasing nonces, so an older one is a replay.
     answered: Vec<(Peer, Nonce)>,
 }
 
 impl LoanBook {
-    /// An empty book of this life.
+    /// Returns an empty book of this instance.
     ///
-    /// `share`: what it may hold without asking. A new life opens its book when nobody holds anything of its former one
-    /// any more: [`LoanBook::taken_from`] of the others.
-    /// `floor`: what it never lends.
+    /// `share` is what the tenant may hold without borrowing. A new instance opens its book only when no peer holds
+    /// loans of its previous instance: see [`LoanBook::loans_in_from`] of the peers. `floor` is what it never lends.
     ///
     /// # Panics
     /// If the floor is above the share.
@@ -166,62 +165,63 @@ impl LoanBook {
         }
     }
 
-    /// Whose book it is.
+    /// Returns the book's owner.
     pub const fn me(&self) -> Peer {
         self.own_peer
     }
 
-    /// What it may hold without asking.
+    /// Returns what the tenant may hold without borrowing.
     pub const fn share(&self) -> u32 {
         self.share
     }
 
-    /// What it never lends.
+    /// Returns what the tenant never lends.
     pub const fn floor(&self) -> u32 {
         self.floor
     }
 
-    /// What it may hold now: share + borrowed - lent. At least its floor, except after [`LoanBook::set_floor`] raised it.
+    /// Returns the current budget: share + borrowed - lent. It is at least the floor, unless [`LoanBook::set_floor`]
+    /// raised the floor.
     pub fn budget(&self) -> u32 {
         self.own_chunks() + self.borrowed()
     }
 
-    /// Chunks lent that have not come back, those on their way included.
+    /// Returns the chunks lent and not returned, including those being transferred.
     pub fn lent_out(&self) -> u32 {
         self.loans_out.iter().map(|given| given.chunks).sum()
     }
 
-    /// Chunks borrowed and not given back.
+    /// Returns the chunks borrowed and not returned.
     pub fn borrowed(&self) -> u32 {
         self.loans_in.iter().map(LoanIn::held).sum()
     }
 
-    /// Grants given, in the order of their beginning.
+    /// Returns the loans given, oldest first.
     pub fn loans_out(&self) -> &[LoanOut] {
         &self.loans_out
     }
 
-    /// Grants taken or asked for, in the order of asking.
+    /// Returns the loans taken or requested, in the order of the requests.
     pub fn loans_in(&self) -> &[LoanIn] {
         &self.loans_in
     }
 
-    /// Chunks held of the record `index`, whichever life lent them.
+    /// Returns the chunks borrowed from the record `index`, from any instance.
     pub fn loans_in_from(&self, index: u32) -> u32 {
         self.loans_in.iter().filter(|taken| taken.peer.index == index).map(LoanIn::held).sum()
     }
 
-    /// Changes what it may hold without asking. The floor is no larger, until it is set anew.
+    /// Sets the share. Lowers the floor to it if necessary; the floor then stays lower until it is set again.
     ///
     /// # Panics
-    /// If more is lent.
+    /// If more chunks are lent.
     pub fn set_share(&mut self, share: u32) {
         let lent = self.lent_out();
         assert!(lent <= share, "{lent} chunks that are lent are within the share of {share}");
         (self.share, self.floor) = (share, self.floor.min(share));
     }
 
-    /// Changes the floor: a hibernated tenant lends it too (0), one that wakes needs it again.
+    /// Sets the floor: 0 for a sleeping tenant, which lends its floor too; waking raises it again.
     ///
     /// # Panics
     /// If the floor is above the share.
@@ -230,8 +230,8 @@ impl LoanBook {
         self.floor = floor;
     }
 
-    /// Somebody's both processes are dead, as the ledger shows. What it borrowed is free again, an earmark that it had
-    /// not accepted included; what was borrowed from it has to leave.
+    /// Handles the exit of both processes of a peer, as the ledger shows it. Its loans are free again, including
+    /// earmarks it had not accepted; chunks borrowed from it must be vacated.
     pub fn on_peer_exit(&mut self, peer: Peer) -> DeadPeerLoans {
         self.answered.retain(|(borrower, _)| *borrower != peer);
         let before = self.lent_out();
@@ -242,14 +242,14 @@ impl LoanBook {
         DeadPeerLoans { freed_chunks, vacate: orphans.map(LoanIn::orphan).collect() }
     }
 
-    /// Its own share, less what it lent.
+    /// Returns the share less the loans given.
     fn own_chunks(&self) -> u32 {
         self.share.checked_sub(self.lent_out()).expect("no more is lent than the share")
     }
 }
 
 impl LoanIn {
-    /// Chunks in the borrower's budget.
+    /// Returns the chunks in the borrower's budget.
     pub fn held(&self) -> u32 {
         match self.state {
             LoanInState::Asked { .. } => 0,
@@ -257,7 +257,7 @@ impl LoanIn {
         }
     }
 
-    /// Chunks that have to leave.
+    /// Returns the chunks to vacate.
     pub fn vacating(&self) -> u32 {
         match self.state {
             LoanInState::Asked { .. } => 0,

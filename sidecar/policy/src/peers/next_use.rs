@@ -1,25 +1,24 @@
-//! When a tenant is needed next, estimated from its arrivals: the furthest next use is Belady's victim.
+//! Predicts a tenant's next use from its arrivals: the tenant with the furthest next use is Belady's victim.
 //!
-//! Only arrivals that find the tenant idle count, by how long they found it so. From what is idle for `t` its next request is
-//! expected as those idle periods ended that lasted longer than `t`: after the median of what was left of them then. So pauses
-//! within a burst say nothing once it is over, a period ends when its like did, and one long night is one of many. Where none
-//! lasted longer, it is expected after as long again as it has been idle.
+//! Only arrivals that end an idle period count. For a tenant idle for `t`, the prediction is the median remaining
+//! length of the past idle periods that were longer than `t`. Pauses within a burst thus have no effect once the burst
+//! is over, and one long night is only one period of many. If no period was longer, the prediction is another `t`.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::ids::Nanos;
 
-/// Idle periods that have to end before they tell anything. Fewer are no data.
+/// Ended idle periods required for a prediction.
 pub const PERIODS_MIN: usize = 3;
 
-/// The last so many are looked at.
+/// Number of latest idle periods kept.
 pub const PERIODS_KEPT: usize = 16;
 
 /// Whether a tenant has requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Use {
-    /// It had none yet.
+    /// No request yet.
     #[default]
     Never,
     Busy,
@@ -30,13 +29,13 @@ enum Use {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NextUse {
     now: Use,
-    /// How long the last ones were, oldest first, nanoseconds.
+    /// Lengths of the latest idle periods, oldest first, nanoseconds.
     periods_ns: VecDeque<u64>,
 }
 
 impl NextUse {
-    /// Whether the tenant has requests, told after everything that may change it. The time before its first request is no
-    /// idle period: it begins with the process, not with a use.
+    /// Records whether the tenant has requests; call it after every event that may change that. The time before the
+    /// first request is not an idle period, because it starts with the process and not with a use.
     pub fn observe(&mut self, now: Nanos, busy: bool) {
         match (self.now, busy) {
             (Use::Busy, false) => self.now = Use::IdleSince(now),
@@ -56,7 +55,8 @@ impl NextUse {
         self.periods_ns.push_back(period_ns);
     }
 
-    /// In how long it is needed, nanoseconds: 0 while it has requests; none without data.
+    /// Returns the predicted time until the next use, nanoseconds: 0 while the tenant has requests, `None` without
+    /// data.
     pub fn expected_ns(&self, now: Nanos) -> Option<u64> {
         match self.now {
             Use::Never => None,
@@ -67,7 +67,7 @@ impl NextUse {
         }
     }
 
-    /// What is left of a period that has lasted for `idle_ns`.
+    /// Returns the predicted rest of a period that has lasted for `idle_ns`.
     fn left_ns(&self, idle_ns: u64) -> u64 {
         let mut longer: Vec<u64> = self.periods_ns.iter().copied().filter(|ns| *ns > idle_ns).collect();
         longer.sort_unstable();

@@ -1,39 +1,40 @@
-//! Turns (`Temporal`): who is next, and when the holder gives the turn up (DESIGN 8).
+//! Time slices (`Temporal`): orders the waiters, and decides when the holder releases its slice (DESIGN 8).
 //!
-//! Nobody starves: with n tenants and turns of at most Q, round robin makes nobody wait longer than n Q, and priorities that
-//! age after a hand-overs nobody longer than (n + a) Q.
+//! No tenant starves: with n tenants and slices of at most Q, round robin bounds the wait by n Q, and priorities that
+//! age after a slices bound it by (n + a) Q.
 
 use super::Peer;
 use crate::ids::Nanos;
 
-/// Who is next. All tenants of a GPU use the same.
+/// Order of the waiters. All tenants of a GPU use the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TurnOrder {
-    /// The oldest ticket.
+    /// The oldest ticket first.
     #[default]
     RoundRobin,
-    /// The highest priority, of these the oldest ticket.
+    /// The highest priority first, then the oldest ticket.
     Priority {
-        /// Who has waited for so many turns of others goes first whatever its priority; of these the oldest ticket.
+        /// Waiters that have waited for this number of other slices are first regardless of priority, the oldest ticket
+        /// first.
         aging_turns: u64,
     },
 }
 
-/// One that waits for the turn.
+/// A peer that waits for the time slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Who.
+    /// The peer.
     pub peer: Peer,
-    /// Its place in the order of asking: drawn once for each turn, rising.
+    /// Its position in the order of requests: drawn once for each slice, increasing.
     pub ticket: u64,
-    /// Higher goes first.
+    /// Higher values are first.
     pub priority: i32,
-    /// How many turns there had been when it drew the ticket.
+    /// Number of slices granted when it drew the ticket.
     pub asked_at: u64,
 }
 
 impl Waiter {
-    /// Less goes first.
+    /// Returns the sort key; the smallest is next.
     fn queue_position(&self, order: TurnOrder, turns: u64) -> (i64, u64, Peer) {
         let urgency = match order {
             TurnOrder::RoundRobin => 0,
@@ -46,34 +47,34 @@ impl Waiter {
     }
 }
 
-/// Sorts those who wait, who is next first. `turns`: how many there have been.
+/// Sorts the waiters, next one first. `turns` is the number of slices granted so far.
 pub fn sort_waiters(waiters: &mut [Waiter], order: TurnOrder, turns: u64) {
     waiters.sort_unstable_by_key(|waiter| waiter.queue_position(order, turns));
 }
 
-/// What the holder does at a step boundary.
+/// The holder's decision at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It runs its next step.
+    /// Run the next step.
     Keep,
-    /// It gives the turn up.
+    /// Release the time slice.
     Release,
 }
 
-/// The holder at a step boundary.
+/// The holder's state at a step boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// When its turn began.
+    /// When its slice began.
     pub started: Nanos,
-    /// Whether somebody else waits for the turn.
+    /// Whether a peer waits for the slice.
     pub has_waiters: bool,
     /// Whether it has a step to run.
     pub has_work: bool,
-    /// How long its next step will take, nanoseconds.
+    /// Predicted duration of its next step, nanoseconds.
     pub predicted_step_ns: u64,
 }
 
-/// How long a turn lasts while somebody waits.
+/// Bounds on the length of a slice while a peer waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantum {
     min_ns: u64,
@@ -81,29 +82,29 @@ pub struct Quantum {
 }
 
 impl Quantum {
-    /// `min_ns`: not shorter while there is work, so that hand-overs cost little. `max_ns`: not longer.
+    /// Slices last at least `min_ns` while there is work, to limit hand-over costs, and at most `max_ns`.
     ///
     /// # Panics
-    /// If the least is above the largest, or the largest is 0.
+    /// If `min_ns` is above `max_ns`, or `max_ns` is 0.
     pub fn new(min_ns: u64, max_ns: u64) -> Quantum {
         assert!(min_ns <= max_ns, "a least quantum of {min_ns} ns is within the largest of {max_ns} ns");
         assert!(max_ns > 0, "a turn lasts");
         Quantum { min_ns, max_ns }
     }
 
-    /// The largest quantum, nanoseconds.
+    /// Returns the largest quantum, nanoseconds.
     pub const fn max_ns(self) -> u64 {
         self.max_ns
     }
 
-    /// No turn is given up earlier while there is work, nanoseconds.
+    /// Returns the minimum length of a slice while there is work, nanoseconds.
     pub const fn min_ns(self) -> u64 {
         self.min_ns
     }
 
-    /// Whether the holder goes on. A turn always has its first step, and ends at the last boundary before the largest
-    /// quantum by the prediction, but not before the least one. It is longer than the largest quantum only by an error of
-    /// the prediction, or where a step does not fit [`Quantum::left_ns`].
+    /// Decides whether the holder continues. Every slice runs at least one step. It ends at the last boundary before
+    /// the largest quantum, by prediction, but not before the minimum. It exceeds the largest quantum only by a
+    /// prediction error, or if a step does not fit into [`Quantum::left_ns`].
     pub fn should_keep_slice(self, now: Nanos, holder: &Holder) -> Decision {
         if !holder.has_work {
             return Decision::Release;
@@ -117,14 +118,14 @@ impl Quantum {
         }
     }
 
-    /// What is left of the largest quantum: a step that is sized for it keeps within it. Nanoseconds.
+    /// Returns the rest of the largest quantum, nanoseconds; a step of that size stays within it.
     pub fn left_ns(self, now: Nanos, started: Nanos) -> u64 {
         self.max_ns.saturating_sub(now.since(started))
     }
 }
 
-/// The largest prefill whose step fits `max_ns`, by an estimate for one token; at least a token, so that a prompt goes on
-/// whatever the estimate says. Without an estimate (0) there is no limit.
+/// Returns the largest prefill whose step fits into `max_ns` by the estimate for one token; at least one token, so that
+/// a prompt always progresses. Without an estimate (0) there is no limit.
 pub fn largest_prefill_tokens(ns_per_token: u64, max_ns: u64) -> u32 {
     let tokens = max_ns.checked_div(ns_per_token).unwrap_or(u64::MAX);
     u32::try_from(tokens).unwrap_or(u32::MAX).max(1)

@@ -1,8 +1,8 @@
-//! Whom to ask for memory (Oneiros 5.2): inactive before active, lowest priority, then the directive's rule. The asked one
-//! decides again from its own state, so this order may be stale and never wrong.
+//! Orders the peers to ask for memory (Oneiros 5.2): inactive before active, then lowest priority, then the directive's
+//! rule. The asked peer decides again from its own state, so a stale order is safe.
 //!
-//! Under turns in a circle the one used last is the one needed last, so most recently used is Belady's choice and least
-//! recently used its opposite. Where requests come as they like it is not: there the next use is estimated
+//! With round-robin slices the most recently used peer is needed last, so most recently used is Belady's choice and
+//! least recently used its opposite. With arbitrary arrivals that does not hold; there the next use is predicted
 //! ([`super::next_use`]).
 
 use alloc::vec::Vec;
@@ -11,96 +11,97 @@ use core::cmp::Reverse;
 use super::Peer;
 use crate::ids::Nanos;
 
-/// Order among neighbours of the same activity and priority.
+/// Order among peers of equal activity and priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VictimRule {
-    /// Whose next use is furthest away. Who waits for no turn is before who waits, who waits at the end of the line before
-    /// who waits in front, since whoever comes next goes to the end; without a line by what its arrivals let expect, where
-    /// that is looked at ([`Borrower::expects`]); among equals, who was used last.
+    /// Furthest next use first. A peer that does not wait for a slice precedes waiters, and the end of the wait queue
+    /// precedes its front. Peers outside the queue are ordered by predicted next use, if enabled
+    /// ([`Borrower::expects`]). Equal peers are ordered by last use, latest first.
     #[default]
     MostRecentlyUsed,
-    /// Who was used longest ago, whatever the line says: Oneiros' comparison.
+    /// Least recently used first, regardless of the wait queue: Oneiros' comparison.
     LeastRecentlyUsed,
-    /// As the directive lists them.
+    /// The directive's list order.
     FixedOrder,
 }
 
-/// What a neighbour says of itself.
+/// A peer's state as it reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerState {
-    /// Holds the turn (`Temporal`) or has requests (`Spatial`).
+    /// Whether it holds the time slice (`Temporal`) or has requests (`Spatial`).
     pub active: bool,
-    /// End of its last step; of its start, where it ran none.
+    /// End of its last step; without steps, the end of its start.
     pub last_used: Nanos,
-    /// Since when its weights are as they are: it woke, or a layer came back.
+    /// Since when its weights are unchanged: it woke, or a layer was restored.
     pub resident_since: Nanos,
-    /// What it could give now without going below its floor.
+    /// Chunks that it could lend now without falling below its floor.
     pub lendable_chunks: u32,
-    /// How many get the turn before it does; none where it does not wait for one.
+    /// Number of waiters ahead of it for the time slice; `None` if it does not wait.
     pub queue_position: Option<u32>,
-    /// In how long it is needed, nanoseconds ([`super::next_use`]): 0 while it has requests; none without data.
+    /// Predicted time until its next use, nanoseconds ([`super::next_use`]): 0 while it has requests, `None` without
+    /// data.
     pub next_use_ns: Option<u64>,
 }
 
-/// A neighbour as the asker sees it.
+/// A peer as the borrower sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerView {
-    /// Who.
+    /// The peer.
     pub peer: Peer,
-    /// From the directive, higher is more important.
+    /// Priority from the directive; higher is more important.
     pub priority: i32,
     /// Whether it can be asked at all.
     pub reachable: bool,
-    /// None where its state could not be read, or is too old to be believed.
+    /// Its state; `None` if it could not be read or is stale.
     pub live: Option<PeerState>,
 }
 
-/// Who asks, and by which rule.
+/// The borrower and its rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Borrower<'a> {
-    /// Its priority. An active neighbour above it is never asked.
+    /// Its priority. It never asks an active peer of higher priority.
     pub priority: i32,
-    /// What it needs.
+    /// Chunks needed.
     pub need_chunks: u32,
     /// The directive's rule.
     pub rule: VictimRule,
-    /// The directive's list: the order of [`VictimRule::FixedOrder`], and of neighbours without live state.
+    /// The directive's list: the order of [`VictimRule::FixedOrder`], and of peers without state.
     pub order: &'a [Peer],
-    /// A neighbour gives nothing sooner after its weights came back, nanoseconds.
+    /// Time after a restore of its weights during which a peer lends nothing, nanoseconds.
     pub min_residence_ns: u64,
-    /// [`VictimRule::MostRecentlyUsed`] looks at what arrivals let expect. The paper's does not.
+    /// Whether [`VictimRule::MostRecentlyUsed`] uses predicted arrivals. The paper's rule does not.
     pub expects: bool,
 }
 
-/// One neighbour to ask.
+/// A peer to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
-    /// Who.
+    /// The peer.
     pub peer: Peer,
-    /// For how much.
+    /// Chunks to ask for.
     pub chunks: u32,
 }
 
-/// What those who can be asked have together.
+/// Combined supply of the peers that can be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Supply {
-    /// Chunks that the known ones could give.
+    /// Chunks that the peers with known state could lend.
     pub chunks: u32,
-    /// Somebody can be asked who has not told what it could give.
+    /// Whether a peer with unknown state can be asked.
     pub more_unknown: bool,
 }
 
-/// What could be had of all whom [`order`] would ask for `need_chunks` without end. Asked before anybody is, so that nobody
-/// vacates layers for a need that all of them together do not cover.
+/// Returns the supply of all peers that [`order`] would ask for an unlimited need. Checked before the first request, so
+/// that no peer vacates layers for a need that all of them together cannot cover.
 pub fn supply(neighbours: &[PeerView], asker: &Borrower<'_>, now: Nanos) -> Supply {
     let known = feasible(neighbours, asker, now).map(|(_, live)| live.lendable_chunks);
     let more_unknown = unknown(neighbours, asker.order).next().is_some();
     Supply { chunks: known.fold(0, u32::saturating_add), more_unknown }
 }
 
-/// Whom to ask, first victim first, each for what those before it leave open, until the need is covered or nobody is left.
-/// Neighbours without live state come last, in the directive's order, and each of them is asked for all that the others
-/// leave open, since what it could give is unknown: the caller stops when it has enough. Those not on the list are not asked.
+/// Returns the peers to ask, first victim first, each for what its predecessors leave open, until the need is covered.
+/// Peers without state follow in the directive's order. Each of them is asked for the whole open rest, since its supply
+/// is unknown, and the caller stops when it has enough. Peers without state that are not on the list are not asked.
 pub fn order(neighbours: &[PeerView], asker: &Borrower<'_>, now: Nanos) -> Vec<Victim> {
     let mut known: Vec<(PeerView, PeerState)> = feasible(neighbours, asker, now).collect();
     let expects = asker.expects && known.iter().any(|(_, live)| live.next_use_ns.is_some_and(|ns| ns > 0));
@@ -131,7 +132,7 @@ fn feasible(
     })
 }
 
-/// Lowest first: activity, priority, the rule in up to three parts, the number of the record.
+/// Sort key, lowest first: activity, priority, the rule in up to three parts, record index.
 type Rank = (bool, i32, Reverse<[u64; 3]>, Peer);
 
 fn rank(neighbour: &PeerView, live: &PeerState, asker: &Borrower<'_>, now: Nanos) -> Rank {
@@ -147,15 +148,15 @@ fn rank(neighbour: &PeerView, live: &PeerState, asker: &Borrower<'_>, now: Nanos
     (live.active, neighbour.priority, Reverse(furthest), neighbour.peer)
 }
 
-/// How far away the next use is, by powers of two: estimates are not that good, and among those that are alike who was used last
-/// is needed last. Of whom too few requests came to tell, as long again as it has been idle. Nobody is told apart by this where
-/// there are no data at all: last use is.
+/// Returns the predicted time until the next use, as a power of two: predictions are not more precise, and equal peers
+/// are then ordered by last use. Without enough data the prediction is the time since the last use. If no peer has a
+/// prediction, the caller does not use it.
 fn expected(live: &PeerState, now: Nanos) -> u64 {
     let ns = live.next_use_ns.unwrap_or(now.since(live.last_used));
     ns.checked_ilog2().map_or(0, |log2| 1 + u64::from(log2))
 }
 
-/// Place on the list; behind all others for who is not on it.
+/// Returns the position on the list, or the list's length for a peer not on it.
 fn listed(order: &[Peer], peer: Peer) -> u64 {
     order.iter().position(|listed| *listed == peer).unwrap_or(order.len()) as u64
 }

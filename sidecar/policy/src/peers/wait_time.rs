@@ -1,34 +1,34 @@
-//! What a tenant waited for because of its neighbours: measured by the times of events, so that a replay measures the same.
+//! Waits that peers caused, measured by event times, so that a replay measures the same.
 
 use crate::ids::Nanos;
 
-/// What was waited for.
+/// What the tenant waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WaitKind {
-    /// Its turn: from the wish to having it.
+    /// The time slice: from the request to the grant.
     Turn,
-    /// A neighbour's memory: from the step that lacked KV to the step that was prepared with what was borrowed. Searches
-    /// in which nobody gave anything are not counted; a turn that was lost meanwhile is in it.
+    /// A loan: from the step that lacked KV to the step prepared with borrowed memory. Searches without a loan are not
+    /// counted; the time of a slice lost in between is included.
     Grant,
-    /// Its own memory: from the decision to revoke until nothing that was revoked is away any more.
+    /// Its own memory: from the decision to revoke until all revoked chunks are returned.
     Revoke,
-    /// Its layers: from having what comes back of their memory until every layer is committed.
+    /// Its layers: from the availability of their memory until every layer is committed.
     Wake,
 }
 
-/// One wait that has ended.
+/// A completed wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WaitSpan {
-    /// For what.
+    /// What was waited for.
     pub kind: WaitKind,
-    /// Its beginning.
+    /// Start.
     pub since: Nanos,
-    /// Its end.
+    /// End.
     pub until: Nanos,
 }
 
 impl WaitSpan {
-    /// How long, nanoseconds.
+    /// Returns the duration, nanoseconds.
     pub fn ns(&self) -> u64 {
         self.until.since(self.since)
     }

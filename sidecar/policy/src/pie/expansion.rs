@@ -1,11 +1,11 @@
-//! How many layers may be away: as many as hide behind compute and still help.
+//! Controls how many layers may be offloaded: as many as hide behind compute and still help.
 //!
-//! The queue begins empty. It grows by a layer when swaps had nothing left to do for the running token, so that they reached
-//! into the next one, in more than a set share of the swaps. It shrinks by a layer when compute had to wait. Tokens per second
-//! are recorded for each length: where a longer queue does not help, it shrinks again for as long as that costs nothing; after
-//! a while one more layer is tried, in case the load has changed.
+//! The queue of offloaded layers starts empty. It grows by a layer when more than a set share of the swaps was already
+//! for the next token, because the running token needed none. It shrinks by a layer when compute had to wait. Tokens
+//! per second are recorded for each length: where a longer queue does not help, it shrinks as long as that costs
+//! nothing. After a number of trials one more layer is tried again, in case the load has changed.
 //!
-//! Source: Pie 3.4.2. The paper gives no numbers for its ratio, its periods or what counts as no longer helping; ours are
+//! Source: Pie 3.4.2. The paper gives no numbers for its ratio, its periods or the gain that counts; our values are
 //! named below.
 
 use alloc::vec::Vec;
@@ -15,16 +15,17 @@ use crate::closed_form::pie::BUFFERS;
 /// Tunables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpansionTunables {
-    /// Share of swaps for the next token from which the queue grows, permille. A half: below it the link is mostly needed by
-    /// the running token.
+    /// Share of swaps for the next token from which the queue grows, permille. 500: below it the running token uses
+    /// most of the link.
     pub early_permille: u16,
-    /// Tokens that a length is tried for before it is judged. 16: a batch's lengths hardly change within them.
+    /// Tokens of a trial of one length. 16: a batch's lengths hardly change within them.
     pub trial_tokens: u16,
-    /// A longer queue helps if tokens per second rise by this much, permille. 10: less is within the noise of a trial.
+    /// Gain in tokens per second from which a longer queue helps, permille. 10: a smaller gain is within the noise of a
+    /// trial.
     pub gain_permille: u16,
-    /// Trials that a length is kept for before one more layer is tried again.
+    /// Trials at one length before one more layer is tried again.
     pub probe_after_trials: u16,
-    /// Stalls of a trial, permille of its time, that are tolerated: short interference is no reason to change.
+    /// Tolerated stalls of a trial, permille of its time: short interference is no reason to change.
     pub stall_permille: u16,
 }
 
@@ -40,42 +41,44 @@ impl Default for ExpansionTunables {
     }
 }
 
-/// What one token showed.
+/// Measurements of one token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Token {
-    /// Its time, nanoseconds.
+    /// Duration, nanoseconds.
     pub total_ns: u64,
-    /// The part in which compute waited for a swap, nanoseconds.
+    /// Part of the duration that compute waited for a swap, nanoseconds.
     pub stall_ns: u64,
-    /// Swaps begun while it was computed.
+    /// Swaps begun during the token.
     pub swaps: u32,
-    /// Of these, swaps in of layers that it no longer needed.
+    /// Swaps into the device that this token no longer needed; part of `swaps`.
     pub early_swaps: u32,
-    /// Sequences that it was a token of.
+    /// Sequences in the batch.
     pub sequences: u32,
 }
 
-/// What to do about the queue.
+/// A change of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// One more layer may be away.
+    /// One more layer may be offloaded.
     Grow,
-    /// One layer less.
+    /// One layer less may be offloaded.
     Shrink,
 }
 
-/// What the queue does.
+/// Phase of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It grows whenever swaps have time to spare.
+    /// The queue grows while swaps have time to spare.
     Growing,
-    /// A longer one did not help: it shrinks for as long as there are as many tokens per second as then, thousandths.
+    /// A longer queue did not help: it shrinks while the rate does not fall below the peak, tokens per second in
+    /// thousandths.
     Receding { peak_milli: u64 },
-    /// It stays, since so many trials.
+    /// The queue has kept its length for this number of trials.
     Settled { trials: u16 },
 }
 
-/// A length is compared with one that is shorter by this part of the layers: a single layer of many admits no whole sequence.
+/// A length is compared with one shorter by this fraction of the layers: a single layer frees too little memory for a
+/// sequence.
 pub const COMPARED_PART: u16 = 8;
 
 /// The controller.
@@ -84,11 +87,11 @@ pub struct Expansion {
     tunables: ExpansionTunables,
     queue: u16,
     longest: u16,
-    /// Layers by which compared lengths differ.
+    /// Difference between compared lengths, layers.
     stride: u16,
     phase: Phase,
     trial: Trial,
-    /// Tokens per second of the last trial of each length, thousandths; 0 = none.
+    /// Tokens per second of the last trial of each length, thousandths; 0 means no trial.
     records: Vec<u64>,
 }
 
@@ -103,7 +106,8 @@ struct Trial {
 }
 
 impl Expansion {
-    /// Of a model with `layers` layers nothing is away; at most `longest` of them ever will be.
+    /// Returns a controller with no layer offloaded, for a model of `layers` layers, of which at most `longest` may be
+    /// offloaded.
     pub fn new(tunables: ExpansionTunables, layers: u16, longest: u16) -> Expansion {
         Expansion {
             tunables,
@@ -116,17 +120,17 @@ impl Expansion {
         }
     }
 
-    /// Layers that may be away.
+    /// Returns the number of layers that may be offloaded.
     pub const fn queue(&self) -> u16 {
         self.queue
     }
 
-    /// Tokens per second, thousandths, that the last trial of this length showed.
+    /// Returns the tokens per second of the last trial of this length, thousandths.
     pub fn record_milli(&self, queue: u16) -> Option<u64> {
         self.records.get(usize::from(queue)).copied().filter(|&record| record > 0)
     }
 
-    /// Takes in a token; at the end of a trial it may change the queue.
+    /// Records a token. At the end of a trial, returns the change of the queue, if any.
     pub fn token(&mut self, token: &Token) -> Option<Change> {
         self.trial.add(token);
         if self.trial.tokens < self.tunables.trial_tokens {
@@ -167,12 +171,12 @@ impl Expansion {
     }
 
     fn grow(&self, trial: &Trial) -> Option<Change> {
-        // Without any swap the link is idle, which is time to spare.
+        // Without swaps the link is idle, so there is time to spare.
         let early = trial.early_swaps * 1000 >= trial.swaps * u64::from(self.tunables.early_permille);
         (early && self.queue < self.longest).then_some(Change::Grow)
     }
 
-    /// One layer less costs nothing: another one. It costs something: back, and stay.
+    /// Shrinks further while that costs nothing; after a loss, grows by one layer and settles.
     fn recede(&mut self, record: u64, peak_milli: u64) -> Option<Change> {
         if self.gains(record, peak_milli) {
             self.phase = Phase::Settled { trials: 0 };
@@ -185,14 +189,14 @@ impl Expansion {
         Some(Change::Shrink)
     }
 
-    /// Whether this length is better than a shorter one. The first lengths gain no room yet, so they need not be.
+    /// Whether this length is better than a shorter one. The first lengths free no memory yet, so they need no gain.
     fn helps(&self) -> bool {
         let Some(shorter) = self.queue.checked_sub(self.stride) else { return true };
         let (less, now) = (self.records[usize::from(shorter)], self.records[usize::from(self.queue)]);
         shorter < BUFFERS || less == 0 || self.gains(less, now)
     }
 
-    /// Whether `more` is larger than `less` by what counts as a gain.
+    /// Whether `more` exceeds `less` by at least the required gain.
     fn gains(&self, less: u64, more: u64) -> bool {
         u128::from(more) * 1000 >= u128::from(less) * (1000 + u128::from(self.tunables.gain_permille))
     }

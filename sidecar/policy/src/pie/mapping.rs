@@ -1,7 +1,7 @@
-//! Where each layer's KV is: a page table with layers for pages, changed in two phases.
+//! Records where each layer's KV is: a page table with layers as pages and two-phase updates.
 //!
-//! A swap first takes a slot at its destination and notes it; the copy runs; only when it is confirmed does the layer reside
-//! there and its old slot is free. A copy that failed leaves the layer where it was. No layer has a place of its own.
+//! A swap first reserves a slot at its destination. When the copy is confirmed, the layer resides there and its old
+//! slot is free. After a failed copy the layer stays where it was. Layers have no fixed slots.
 //!
 //! Source: Pie 3.2, Fig. 3.
 
@@ -17,38 +17,38 @@ pub enum Side {
     Host,
 }
 
-/// What is done with a layer now.
+/// The operation on a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Nothing.
     Idle,
-    /// It is computed with.
+    /// Computing with the layer.
     Compute,
-    /// It is copied to the device.
+    /// Copying to the device.
     SwapIn,
-    /// It is copied to the host.
+    /// Copying to the host.
     SwapOut,
 }
 
-/// One layer's row.
+/// A layer's table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its slot on the device, also while a copy is on its way there.
+    /// Its slot on the device, also during a copy to it.
     pub device: Option<u16>,
-    /// Its slot on the host, also while a copy is on its way there.
+    /// Its slot on the host, also during a copy to it.
     pub host: Option<u16>,
-    /// Where it is for certain.
+    /// The side with the confirmed copy.
     pub resides: Side,
-    /// What is done with it.
+    /// The current operation.
     pub operation: Operation,
 }
 
-/// A swap that has begun: copy `layer` from one slot to the other.
+/// A swap in progress: copies `layer` from one slot to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
     /// The layer, from 0.
     pub layer: u16,
-    /// Where it goes.
+    /// The destination.
     pub to: Side,
     /// Its slot on the device.
     pub device: u16,
@@ -56,7 +56,7 @@ pub struct Swap {
     pub host: u16,
 }
 
-/// The table of all layers, and the slots that are free.
+/// The entries of all layers, and the free slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     entries: Vec<Entry>,
@@ -65,7 +65,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// The first layers on the device, as many as it has slots for, the others on the host.
+    /// Places the first layers on the device until its slots are full, the others on the host.
     ///
     /// # Panics
     /// If both sides together have too few slots.
@@ -87,23 +87,23 @@ impl Mapping {
         }
     }
 
-    /// All rows, front first.
+    /// Returns all entries in layer order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Whether `layer` may be computed with: it is on the device for certain and no copy of it runs.
+    /// Whether `layer` can be computed: it resides on the device and no operation is in progress.
     pub fn computable(&self, layer: u16) -> bool {
         let entry = &self.entries[usize::from(layer)];
         entry.resides == Side::Device && entry.operation == Operation::Idle
     }
 
-    /// Whether a swap to this side is under way.
+    /// Whether a swap to this side is in progress.
     pub fn swapping(&self, to: Side) -> bool {
         self.entries.iter().any(|entry| entry.operation == swap_to(to))
     }
 
-    /// Whether a slot is free on this side.
+    /// Whether this side has a free slot.
     pub fn has_room(&self, side: Side) -> bool {
         match side {
             Side::Device => !self.free_device.is_empty(),
@@ -111,10 +111,10 @@ impl Mapping {
         }
     }
 
-    /// Phase one: the destination is noted. None when it has no free slot.
+    /// Phase one: reserves the destination. Returns `None` if it has no free slot.
     ///
     /// # Panics
-    /// If the layer is there already or something is done with it.
+    /// If the layer is already there, or an operation is in progress.
     pub fn begin(&mut self, layer: u16, to: Side) -> Option<Swap> {
         let entry = &mut self.entries[usize::from(layer)];
         assert!(
@@ -130,18 +130,18 @@ impl Mapping {
         Some(Swap { layer, to, device, host })
     }
 
-    /// Phase two: the copy is confirmed, the layer resides there and its old slot is free.
+    /// Phase two: confirms the copy. The layer resides at the destination and its old slot is free.
     ///
     /// # Panics
-    /// If no such swap is under way.
+    /// If no such swap is in progress.
     pub fn commit(&mut self, swap: Swap) {
         self.end(swap, swap.to);
     }
 
-    /// The copy failed or was broken off: the layer stays where it was.
+    /// Ends a failed or cancelled copy: the layer stays where it was.
     ///
     /// # Panics
-    /// If no such swap is under way.
+    /// If no such swap is in progress.
     pub fn abandon(&mut self, swap: Swap) {
         let stays = match swap.to {
             Side::Device => Side::Host,
@@ -161,16 +161,16 @@ impl Mapping {
         assert!(freed == Some(true), "the slot that a layer leaves was its own");
     }
 
-    /// The layer's compute begins.
+    /// Begins the layer's compute.
     ///
     /// # Panics
-    /// If it may not be computed with.
+    /// If the layer cannot be computed.
     pub fn begin_compute(&mut self, layer: u16) {
         assert!(self.computable(layer), "a layer is computed with once it is here for certain");
         self.entries[usize::from(layer)].operation = Operation::Compute;
     }
 
-    /// The layer's compute has ended.
+    /// Ends the layer's compute.
     ///
     /// # Panics
     /// If it had not begun.

@@ -1,8 +1,8 @@
-//! What moves next: the hottest layer comes in, the coldest goes out, one each way at a time.
+//! Chooses the next swaps: the hottest layer to the device, the coldest to the host, one in each direction at a time.
 //!
-//! Hot is what is computed soonest, cold what is computed last: of the layers on the device the one that has just finished.
-//! Asked whenever a layer's compute starts, as the paper does, or whenever a swap ends too, which hides more
-//! ([`crate::closed_form::pie`]). The result is a queue: what went out first comes back first.
+//! The hottest layer is computed next, the coldest last: among those on the device that is the layer just computed.
+//! Called when a layer's compute starts, as in the paper, or also when a swap ends, which hides more
+//! ([`crate::closed_form::pie`]). The result is a queue: the layer offloaded first is restored first.
 //!
 //! Source: Pie 3.3, Fig. 4.
 
@@ -10,14 +10,15 @@ use alloc::vec::Vec;
 
 use super::mapping::{Entry, Mapping, Operation, Side, Swap};
 
-/// Begins the swaps that are due while `computing` is the layer whose compute runs or is waited for: out, then in.
+/// Begins the due swaps, out and then in, while `computing` is computed or waited for.
 pub fn due(mapping: &mut Mapping, computing: u16) -> Vec<Swap> {
     let out = coldest_out(mapping, computing).and_then(|layer| mapping.begin(layer, Side::Host));
     let hot = hottest_in(mapping, computing).and_then(|layer| mapping.begin(layer, Side::Device));
     out.into_iter().chain(hot).collect()
 }
 
-/// The layer on the device that is computed last, unless one goes out already or all on the host are computed later still.
+/// Returns the device layer that is computed last. Returns `None` if a swap out is in progress, the host is full, or
+/// all host layers are computed later.
 fn coldest_out(mapping: &Mapping, computing: u16) -> Option<u16> {
     if mapping.swapping(Side::Host) || !mapping.has_room(Side::Host) {
         return None;
@@ -28,7 +29,7 @@ fn coldest_out(mapping: &Mapping, computing: u16) -> Option<u16> {
     hotter_waits.then_some(coldest)
 }
 
-/// The layer on the host that is computed soonest, unless one comes in already or there is no room.
+/// Returns the host layer that is computed soonest. Returns `None` if a swap in is in progress or the device is full.
 fn hottest_in(mapping: &Mapping, computing: u16) -> Option<u16> {
     if mapping.swapping(Side::Device) || !mapping.has_room(Side::Device) {
         return None;
@@ -36,7 +37,7 @@ fn hottest_in(mapping: &Mapping, computing: u16) -> Option<u16> {
     idle_on(mapping, Side::Host).min_by_key(|&layer| until(mapping, computing, layer))
 }
 
-/// Layers until this one's turn comes: 0 for the one that is computed now.
+/// Returns the layers until this one is computed: 0 for the current one.
 fn until(mapping: &Mapping, computing: u16, layer: u16) -> u16 {
     let layers = mapping.entries().len() as u16;
     (layer + layers - computing) % layers

@@ -1,8 +1,8 @@
-//! Which batch to run: who is paused, who is admitted, and what that does to objectives.
+//! Chooses the batch: how many requests are paused and how many are admitted, by the effect on objectives.
 //!
-//! Batches differ in two numbers: how many running requests are paused, in the order of the victims, and how many waiting
-//! ones are admitted, in the order of the queue. Of two batches the better leaves fewer out who insist, then has a smaller
-//! share of late tokens beyond what is allowed, then more tokens per second, then fewer link bytes (DESIGN 6).
+//! Batches differ in two numbers: the paused running requests, in victim order, and the admitted waiting requests, in
+//! queue order. A batch is better if it leaves out fewer requests that must be admitted, then if it has a smaller share
+//! of late tokens above the allowance, then more tokens per second, then fewer link bytes (DESIGN 6).
 //!
 //! Sources: OrbitFlow 4.2 (violation cap, Pause-Resume with the victim by blocks and deposit), 4.4 (Token-Deposit).
 
@@ -13,97 +13,98 @@ use super::link::Link;
 use super::problem::{Object, Problem};
 use super::search::{self, Cost, NoPlan, Plan};
 
-/// A request that runs or waits.
+/// A running or waiting request.
 #[derive(Clone, Debug)]
 pub struct BatchCandidate {
-    /// The ways to place its KV. One choice only means that it cannot leave.
+    /// The possible placements of its KV. With a single choice its KV cannot be offloaded.
     pub kv: Object,
-    /// What it adds to the compute of each layer, nanoseconds.
+    /// Its contribution to the compute of each layer, nanoseconds.
     pub compute_ns: u64,
-    /// Its SLO: the most time between two delivered tokens, nanoseconds; 0 = none is too long.
+    /// Its SLO: maximum time between two delivered tokens, nanoseconds; 0 means no limit.
     pub tbt_ns: u64,
-    /// Tokens that were made and are not delivered yet (Token-Deposit).
+    /// Tokens generated and not delivered yet (Token-Deposit).
     pub deposit: u32,
-    /// It may not be paused: it has been for as long as a request may, or nothing would run (progress rule).
+    /// Whether it may not be paused: it reached the pause limit, or no request would run (progress rule).
     pub immune: bool,
-    /// One that waits is let in wherever all fit, late or not.
+    /// For a waiting request: admit it whenever all fit, even if tokens are late.
     pub must_admit: bool,
 }
 
-/// All that can be decided about for the next window.
+/// The inputs of the decision for the next window.
 #[derive(Clone, Debug)]
 pub struct BatchContext {
-    /// Bytes of device memory for what the plan places.
+    /// Device memory for the placed objects, bytes.
     pub capacity_bytes: u64,
-    /// Compute of each layer without any request, nanoseconds.
+    /// Compute of each layer without requests, nanoseconds.
     pub compute_ns: Vec<u64>,
-    /// What a step takes beside its layers: tokens come after all of it.
+    /// Step time besides the layers, nanoseconds: tokens are available only after all of it.
     pub overhead_ns: u64,
     /// The link.
     pub link: Link,
     /// Bytes written back in each step.
     pub write_bytes: u64,
-    /// Steps that a plan holds for: the decode window.
+    /// Steps that a plan applies to: the decode window.
     pub window: u16,
-    /// Share of the tokens that may come late, permille.
+    /// Allowed share of late tokens, permille.
     pub allowed_permille: u32,
-    /// What is there beside requests: weights, first of all.
+    /// Objects other than requests, such as weights.
     pub other_requests: Vec<Object>,
-    /// Requests that run, in the order in which they would be paused.
+    /// Running requests, in the order in which they would be paused.
     pub running: Vec<BatchCandidate>,
-    /// Requests that wait, in the order in which they would be admitted.
+    /// Waiting requests, in the order in which they would be admitted.
     pub waiting: Vec<BatchCandidate>,
-    /// All objects take the same choice, as far as they have it (OrbitFlow's ablation: one placement for the whole batch).
+    /// Whether all objects use the same choice, as far as they have it (OrbitFlow's ablation: one placement for the
+    /// whole batch).
     pub alike: bool,
 }
 
-/// How good a batch is; smaller is better.
+/// Score of a batch; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BatchScore {
-    /// Requests that are not let in although they insist on it (first come, first served).
+    /// Requests left out although they must be admitted (first come, first served).
     pub left_out: usize,
-    /// Tokens of the window that come late, beyond what is allowed, permille of those that the present batch makes. A share and
-    /// not a number: where nothing helps, nobody is paused for making fewer late tokens.
+    /// Late tokens of the window above the allowance, permille of the tokens that the present batch generates. It is a
+    /// share, so that pausing a request does not pay off only by generating fewer late tokens.
     pub late_permille: u64,
-    /// Tokens per second, thousandths, the more the better.
+    /// Tokens per second, thousandths; more is better.
     pub tokens_per_s_milli: Reverse<u64>,
-    /// Bytes into the device in each step.
+    /// Bytes loaded to the device in each step.
     pub link_bytes: u64,
 }
 
-/// What to do.
+/// The chosen batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchPlan {
-    /// So many of the running requests are paused, the first ones.
+    /// Number of running requests to pause, in order.
     pub paused: usize,
-    /// So many of the waiting requests are admitted, the first ones.
+    /// Number of waiting requests to admit, in order.
     pub admitted: usize,
-    /// Placement of the others, then the running requests that go on, then the admitted.
+    /// Placement of the other objects, then of the requests that continue, then of the admitted ones.
     pub placement: Plan,
-    /// How good it is.
+    /// Its score.
     pub merit: BatchScore,
 }
 
-/// Tokens of one request that come late in the next `window` steps of `step_ns` each, when one is due every `tbt_ns` and
-/// `deposit` are in store. While there is a deposit nothing is late; once it is used up every token is.
+/// Returns the late tokens of one request in the next `window` steps of `step_ns` each, with one token due every
+/// `tbt_ns` and `deposit` tokens buffered. No token is late while the deposit lasts; afterwards every token is.
 pub fn late_tokens(step_ns: u64, tbt_ns: u64, deposit: u32, window: u16) -> u64 {
     if step_ns <= tbt_ns || tbt_ns == 0 || window == 0 {
         return 0;
     }
-    // Token k of the window is made at k * step and due at (k - deposit) * tbt after the one before the window.
+    // Token k of the window is generated at k * step and due at (k - deposit) * tbt after the token before the window.
     let (step_ns, tbt_ns) = (u128::from(step_ns), u128::from(tbt_ns));
     let on_time = u128::from(deposit) * tbt_ns / (step_ns - tbt_ns);
     u64::from(window).saturating_sub(u64::try_from(on_time).unwrap_or(u64::MAX))
 }
 
-/// The best batch that a budget of node expansions, of all batches together, finds. `time_ns` is the time of a step, as for
-/// [`search::plan_with`].
+/// Returns the best batch found within a budget of node expansions for all batches together. `time_ns` models the time
+/// of a step, as in [`search::plan_with`].
 ///
-/// Batches are looked at in the order of what they could be at best, until none that is left could be better. Each may spend
-/// what those before it have left: in equal parts a budget that is hardly larger than the number of batches changes nothing.
+/// Batches are searched in the order of their best possible score, until no remaining batch can be better. Each may
+/// spend the rest of the budget: split equally, a budget hardly larger than the number of batches would change nothing.
 ///
 /// # Errors
-/// When no batch fits, not even the immune requests alone: [`NoPlan::Proven`] if that is certain.
+/// If no batch fits, not even the immune requests alone: [`NoPlan::Proven`] if that is certain.
 pub fn plan(
     outlook: &BatchContext,
     budget: u32,
@@ -137,7 +138,7 @@ pub fn plan(
     best.ok_or(misfit)
 }
 
-/// What a batch could be at best; none when it cannot fit.
+/// Returns the best possible score of a batch; `None` if it cannot fit.
 fn promise(outlook: &BatchContext, batch: (usize, usize)) -> Option<(BatchScore, (usize, usize))> {
     let requests = members(outlook, batch.0, batch.1).map(|member| &member.kv);
     let objects: Vec<&Object> = outlook.other_requests.iter().chain(requests).collect();
@@ -147,12 +148,12 @@ fn promise(outlook: &BatchContext, batch: (usize, usize)) -> Option<(BatchScore,
     Some((merit(outlook, batch, least), batch))
 }
 
-/// What these requests add to the compute of each layer, nanoseconds.
+/// Returns the contribution of these requests to the compute of each layer, nanoseconds.
 fn added_ns(outlook: &BatchContext, paused: usize, admitted: usize) -> u64 {
     members(outlook, paused, admitted).map(|member| member.compute_ns).sum()
 }
 
-/// All batches: no pause and all numbers of admissions; or pauses, and nobody new in place of who is paused.
+/// Returns all batches: every number of admissions without a pause, and every number of pauses without an admission.
 fn batches(outlook: &BatchContext) -> Vec<(usize, usize)> {
     let pausable = outlook.running.iter().take_while(|member| !member.immune).count();
     let admissions = (0..=outlook.waiting.len()).map(|admitted| (0, admitted));
@@ -164,7 +165,7 @@ fn members(outlook: &BatchContext, paused: usize, admitted: usize) -> impl Itera
     outlook.running.iter().skip(paused).chain(outlook.waiting.iter().take(admitted))
 }
 
-/// The placement problem of one batch.
+/// Returns the placement problem of one batch.
 pub fn problem(outlook: &BatchContext, paused: usize, admitted: usize) -> Problem {
     let added_ns = added_ns(outlook, paused, admitted);
     let requests = members(outlook, paused, admitted).map(|member| member.kv.clone());
@@ -185,8 +186,8 @@ fn merit(outlook: &BatchContext, (paused, admitted): (usize, usize), cost: Cost)
     let of_batch: u64 = members(outlook, paused, admitted).map(late).sum();
     let gaps: u64 = outlook.running.iter().take(paused).map(|member| gap(member, outlook, step_ns)).sum();
     let going = members(outlook, paused, admitted).count() as u64;
-    // A pause is between two tokens: the one after it may be late. Who is admitted adds none: where all are late already its
-    // late tokens would not show, and the longer all of them are.
+    // A pause is one gap between two tokens, so its next token may be late. Admitted requests add no tokens to the
+    // denominator: if all tokens are late already, their late tokens would not show, although they lengthen every step.
     let tokens = ((going - admitted as u64) * window + paused as u64).max(1);
     let late_permille = ((of_batch + gaps) * 1000).div_ceil(tokens);
     let per_s_milli = u128::from(going) * 1_000_000_000_000 / u128::from(step_ns);
@@ -199,7 +200,7 @@ fn merit(outlook: &BatchContext, (paused, admitted): (usize, usize), cost: Cost)
     }
 }
 
-/// A pause is one gap between two tokens: one late token, unless the deposit lasts for the window or nothing is ever late.
+/// Returns the late tokens of a pause: one, unless the deposit lasts for the window or the request has no SLO.
 fn gap(member: &BatchCandidate, outlook: &BatchContext, step_ns: u64) -> u64 {
     let window_ns = u128::from(step_ns) * u128::from(outlook.window);
     let lasting_ns = u128::from(member.deposit) * u128::from(member.tbt_ns);

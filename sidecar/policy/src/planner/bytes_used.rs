@@ -1,18 +1,17 @@
-//! Bytes that a full set of choices takes, kept while single choices change: of all of them together only what the change
-//! touches is counted again.
+//! Maintains the bytes of a full set of choices incrementally: a single change recounts only what it affects.
 
 use alloc::vec::Vec;
 
 use super::problem::Choice;
 use super::search_order::SearchOrder;
 
-/// Choices by place, and what they take.
+/// Choices by position, and their bytes.
 #[derive(Debug)]
 pub(super) struct BytesUsed<'a, 'o> {
     order: &'o SearchOrder<'a>,
     chosen: Vec<u16>,
     resident_bytes: u64,
-    /// Of each layer, for the prefetch buffer.
+    /// Offloaded bytes per layer, for the prefetch buffer.
     absent: Vec<u64>,
 }
 
@@ -34,7 +33,7 @@ impl<'a, 'o> BytesUsed<'a, 'o> {
         self.chosen
     }
 
-    /// The object at `place` takes another choice; returns the one before.
+    /// Sets the choice of the object at `place`; returns the previous one.
     pub fn swap(&mut self, place: usize, choice: u16) -> u16 {
         let Choice { resident_bytes, buffer_bytes, fetches, .. } = self.choice(place);
         self.resident_bytes -= resident_bytes;
@@ -49,7 +48,7 @@ impl<'a, 'o> BytesUsed<'a, 'o> {
         self.resident_bytes + buffer <= self.order.problem.capacity_bytes
     }
 
-    /// The object at `place` gives less work for as long as all fits.
+    /// Reduces the offloaded work of the object at `place` while everything fits.
     pub fn take_back(&mut self, place: usize) {
         let ranked = &self.order.ranked[place];
         for &less in ranked[..self.order.rank(place, self.chosen[place])].iter().rev() {

@@ -1,14 +1,15 @@
-//! Earliest deadline first: requests share KV as their tokens fall due (`Unified`).
+//! Earliest deadline first: assigns KV memory by token deadlines (`Unified`).
 //!
-//! A request that runs makes tokens sooner than its client reads them; what is made ahead is its deposit (OrbitFlow 4.4), and its
-//! deadline is when that is used up. One that waits for its first token has the objective for that. Who is due sooner goes first;
-//! where it does not fit, those whose deposits last for longest keep their KV and wait, until they are due. Nobody is late for
-//! that, so of all remedies that use the link it costs least, except for own layers that hide.
+//! A running request generates tokens faster than its client reads them. The surplus is its deposit (OrbitFlow 4.4),
+//! and its deadline is the time when the deposit is used up. A request without its first token has the TTFT objective
+//! as deadline. The earliest deadline is served first; if it does not fit, the requests with the longest deposits wait
+//! with their KV until they are due. That makes no token late, so among the reclaim options that use the link it has
+//! the lowest cost, except for own layers whose streaming is hidden.
 //!
-//! A margin keeps requests from changing places all the time: each of those who make room must be due later by at least the steps
-//! over which losses are compared.
+//! A margin prevents requests from displacing each other repeatedly: a paused request must be due later by at least the
+//! time over which costs are compared.
 //!
-//! Source: ours, over OrbitFlow's Pause-Resume and Token-Deposit; the order is that of Liu and Layland, 1973.
+//! Source: ours, based on OrbitFlow's Pause-Resume and Token-Deposit; the order is that of Liu and Layland, 1973.
 
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -18,31 +19,31 @@ use crate::ids::{Nanos, RequestId};
 /// A running request that may be paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Which one.
+    /// The request.
     pub id: RequestId,
-    /// Until when its client has something to read.
+    /// Until when its client has tokens to read.
     pub buffered_until: Nanos,
-    /// By which the more important go first.
+    /// Its priority; higher is more important.
     pub priority: i32,
-    /// Columns of KV that nobody else uses.
+    /// Columns of KV that no other request shares.
     pub columns: u32,
 }
 
-/// Room that somebody needs.
+/// A demand for KV memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomRequest {
-    /// Columns.
+    /// Columns needed.
     pub columns: u32,
-    /// Who makes room has something to read until then at least.
+    /// Paused requests must have tokens to read at least until then.
     pub buffered_until: Nanos,
-    /// And is no more important than this.
+    /// Maximum priority of paused requests.
     pub priority: i32,
-    /// Columns that the host tier has places for.
+    /// Free columns of the host tier.
     pub host_places: u32,
 }
 
-/// Those who make room, who has most in store first. `None` = they do not hold so much, or have no place to leave it. Of equals the
-/// youngest goes.
+/// Returns the requests to pause, the one with the longest deposit first, of equals the youngest. `None` if they do not
+/// hold enough, or the host tier has no space for their KV.
 pub fn make_room(wanted: &RoomRequest, holders: &[Holder]) -> Option<Vec<RequestId>> {
     let can_wait = |one: &&Holder| {
         one.buffered_until >= wanted.buffered_until && one.priority <= wanted.priority && one.columns > 0

@@ -1,17 +1,17 @@
-//! A plan to begin with: all objects give the same share of what they can give, then as much as fits is taken back.
+//! Builds an initial plan: all objects offload the same share of their maximum, then take back as much as fits.
 //!
-//! Equal shares are what one prefetch buffer per request hides best: a request that gave everything could fetch nothing
-//! beside its own compute.
+//! One prefetch buffer per request hides equal shares best: a request that offloads everything could fetch nothing
+//! during its own compute.
 
 use alloc::vec::Vec;
 
 use super::bytes_used::BytesUsed;
 use super::search_order::SearchOrder;
 
-/// Shares that are tried: so many of them are everything.
+/// Number of share steps tried; this number of steps is everything.
 const SHARES: u64 = 128;
 
-/// Choices that fit, by place, or none when this way finds none.
+/// Returns choices that fit, by position; `None` if this method finds none.
 pub fn first(order: &SearchOrder<'_>) -> Option<Vec<u16>> {
     let nothing = even(order, 0);
     if order.fits(&nothing) {
@@ -32,7 +32,7 @@ pub fn first(order: &SearchOrder<'_>) -> Option<Vec<u16>> {
     Some(room.into_chosen())
 }
 
-/// Each object's choice with at least this share of the most work that it can make.
+/// Returns each object's choice with at least this share of its maximum work.
 fn even(order: &SearchOrder<'_>, share: u64) -> Vec<u16> {
     let choice = |(place, ranked): (usize, &Vec<u16>)| {
         let work_ns = |index: u16| order.objects[place].choices[usize::from(index)].work_ns();
@@ -43,8 +43,8 @@ fn even(order: &SearchOrder<'_>, share: u64) -> Vec<u16> {
     order.ranked.iter().enumerate().map(choice).collect()
 }
 
-/// Where giving everything does not fit, as all of a layer would be in the prefetch buffer: object by object, whatever makes
-/// all of them smallest.
+/// Handles problems in which offloading everything does not fit, because the prefetch buffer would hold all of a layer:
+/// chooses, object by object, the choice with the smallest total.
 fn descend(order: &SearchOrder<'_>, mut chosen: Vec<u16>) -> Option<Vec<u16>> {
     loop {
         let before = order.bytes_of(&chosen);

@@ -1,28 +1,29 @@
-//! The link between host and device, as the planner sees it.
+//! The planner's model of the link between host and device.
 
 /// Nanoseconds of a second.
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// Permille that is a whole.
+/// One, in permille.
 const WHOLE: u64 = 1000;
 
-/// What the link does. With setup and quantum zero and no coupling it is OrbitFlow's fluid model.
+/// Parameters of the link. With zero setup and quantum and without coupling it is OrbitFlow's fluid model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
     /// Host to device, bytes per second. At least 1.
     pub in_bytes_per_s: u64,
     /// Device to host, bytes per second. At least 1.
     pub out_bytes_per_s: u64,
-    /// What is left of the rate into the device while bytes also go out, permille: 1 to 1000. 1000 = independent directions.
+    /// Rate into the device during transfers out, permille of `in_bytes_per_s`: 1 to 1000. 1000 means independent
+    /// directions.
     pub coupled_permille: u16,
-    /// t0: what each transfer costs before its first byte, nanoseconds.
+    /// t0: fixed cost of each transfer, nanoseconds.
     pub setup_ns: u64,
-    /// A transfer under way gives way to a more urgent one only after so long, nanoseconds. 0 = at once.
+    /// Time after which a transfer in progress yields to a more urgent one, nanoseconds. 0 means at once.
     pub quantum_ns: u64,
 }
 
 impl Link {
-    /// A link that can be preempted at any moment, equally fast both ways.
+    /// Returns a link that is preemptible at any time and equally fast in both directions.
     pub const fn fluid(bytes_per_s: u64) -> Link {
         Link {
             in_bytes_per_s: bytes_per_s,
@@ -33,12 +34,13 @@ impl Link {
         }
     }
 
-    /// Time of one transfer into the device while nothing goes out, nanoseconds, rounded up. 0 bytes need no transfer.
+    /// Returns the time of one transfer into the device without transfers out, nanoseconds, rounded up. 0 bytes need no
+    /// transfer.
     pub fn in_ns(&self, bytes: u64) -> u64 {
         self.transfer_ns(bytes, self.in_bytes_per_s)
     }
 
-    /// Time of one transfer out of the device, nanoseconds, rounded up. 0 bytes need no transfer.
+    /// Returns the time of one transfer out of the device, nanoseconds, rounded up. 0 bytes need no transfer.
     pub fn out_ns(&self, bytes: u64) -> u64 {
         self.transfer_ns(bytes, self.out_bytes_per_s)
     }
@@ -53,7 +55,7 @@ impl Link {
     }
 }
 
-/// When work that takes `work_ns` alone ends, if it starts at `from_ns` and runs at `coupled_permille` of its pace until
+/// Returns when work of `work_ns` ends that starts at `from_ns` and runs at `coupled_permille` of its pace until
 /// `busy_until_ns`, because the other direction is busy until then.
 pub(super) fn ends_at(from_ns: u64, work_ns: u64, busy_until_ns: u64, coupled_permille: u16) -> u64 {
     let slowed_ns = done_within(from_ns, busy_until_ns, busy_until_ns, coupled_permille);
@@ -63,7 +65,7 @@ pub(super) fn ends_at(from_ns: u64, work_ns: u64, busy_until_ns: u64, coupled_pe
     from_ns.max(busy_until_ns).saturating_add(work_ns - slowed_ns)
 }
 
-/// The work done from `from_ns` to `to_ns` under the same rule, nanoseconds of work.
+/// Returns the work done from `from_ns` to `to_ns` under the same rule, nanoseconds of work.
 pub(super) fn done_within(from_ns: u64, to_ns: u64, busy_until_ns: u64, coupled_permille: u16) -> u64 {
     let slow_ns = to_ns.min(busy_until_ns).saturating_sub(from_ns);
     let fast_ns = to_ns.saturating_sub(from_ns.max(busy_until_ns));

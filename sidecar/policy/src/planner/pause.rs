@@ -1,11 +1,11 @@
-//! Pause-Resume: who is paused when no placement keeps the batch in time, and who goes on when.
+//! Pause-Resume: tracks the requests paused because no placement keeps the batch on time, and when they resume.
 //!
-//! Under `OrbitFlow` the victim is the request with most bytes, its KV and the tokens of its deposit together, since the deposit
-//! is what its client reads meanwhile, and a pause ends only after some running request has completed and a plan with the paused
-//! one is feasible; `Unified` has rules of its own for both ([`super::deadline`]). The oldest admitted request never is a victim,
-//! so that something always ends (DESIGN 7). All pauses of a request together
-//! are bounded; from then on it is immune: it is overdue, and goes on before all others, who make room for it. Only the oldest
-//! does not. While the tenant sleeps nobody is paused by another, and no time counts.
+//! Under `OrbitFlow` the victim has the most bytes, KV and deposited tokens together, because its client reads the
+//! deposit during the pause. A pause ends only after a running request completed and a plan with the paused request is
+//! feasible. `Unified` has its own rules for both ([`super::deadline`]). The oldest admitted request is never a victim,
+//! so that a request always completes (DESIGN 7). The total pause time of a request is bounded. At the bound the
+//! request is immune and overdue: it resumes before all others, which are paused for it, except the oldest. While the
+//! tenant sleeps no request is paused for another, and no time counts.
 //!
 //! Source: OrbitFlow 4.2; the bound and immunity are ours: the paper allows any number of pauses.
 
@@ -16,21 +16,21 @@ use core::cmp::Reverse;
 use crate::digest::mix;
 use crate::ids::{Nanos, RequestId};
 
-/// Bytes of one token in a deposit (OrbitFlow 4.4).
+/// Bytes of one deposited token (OrbitFlow 4.4).
 pub const TOKEN_BYTES: u64 = 4;
 
-/// All pauses of a request together take at most this, nanoseconds, unless told otherwise: 10 s, the time after which a
-/// reader of a stream takes it for dead.
+/// Default bound on a request's total pause time, nanoseconds: 10 s, after which a reader assumes that the stream is
+/// broken.
 pub const DEFAULT_BOUND_NS: u64 = 10_000_000_000;
 
-/// A running request that might be paused.
+/// A running request that may be paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Which one; ids are in order of arrival.
+    /// The request; ids increase in order of arrival.
     pub id: RequestId,
-    /// Its KV, bytes, on both sides of the link.
+    /// Its KV on both sides of the link, bytes.
     pub kv_bytes: u64,
-    /// Tokens made and not delivered yet.
+    /// Tokens generated and not delivered yet.
     pub deposit: u32,
 }
 
@@ -40,12 +40,12 @@ impl Candidate {
     }
 }
 
-/// Why a paused request does not go on.
+/// Why a paused request cannot resume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PausedSince {
-    /// Nothing has completed since it was paused: what made it one too many is still there.
+    /// No request has completed since the pause, so its cause remains.
     NothingCompleted,
-    /// No placement of the batch with it fits or keeps in time.
+    /// No placement of the batch with it fits or is on time.
     NoPlan,
 }
 
@@ -55,25 +55,25 @@ struct Pause {
     completed_since: bool,
 }
 
-/// Who is paused, and how long each request has been in all.
+/// The paused requests, and the total pause time of each request.
 #[derive(Clone, Debug, Default)]
 pub struct Pauses {
     bound_ns: u64,
     paused: BTreeMap<RequestId, Pause>,
-    /// Of ended pauses, nanoseconds.
+    /// Time of ended pauses, nanoseconds.
     spent_ns: BTreeMap<RequestId, u64>,
     /// Since when the tenant sleeps.
     asleep: Option<Nanos>,
 }
 
 impl Pauses {
-    /// Nobody is paused. All pauses of one request together take at most `bound_ns`.
+    /// Returns an empty set. The pauses of one request together take at most `bound_ns`.
     pub fn new(bound_ns: u64) -> Pauses {
         Pauses { bound_ns, ..Pauses::default() }
     }
 
-    /// The running requests in the order in which they would be paused: most bytes first, of equals the youngest. Without the
-    /// oldest of all and without immune ones.
+    /// Returns the running requests in pause order: most bytes first, of equals the youngest. Excludes the oldest of
+    /// all and the immune ones.
     pub fn victims(&self, now: Nanos, running: &[Candidate]) -> Vec<RequestId> {
         let everyone = running.iter().map(|candidate| candidate.id).chain(self.paused.keys().copied());
         let oldest = everyone.min();
@@ -84,7 +84,7 @@ impl Pauses {
         victims.into_iter().map(|candidate| candidate.id).collect()
     }
 
-    /// A number that differs when anything here does.
+    /// Returns a digest of the state.
     pub fn digest_word(&self) -> u64 {
         let paused = self
             .paused
@@ -97,17 +97,17 @@ impl Pauses {
             .fold(self.bound_ns, |word, next| mix(word ^ next))
     }
 
-    /// Whether this request is paused now.
+    /// Whether this request is paused.
     pub fn is_paused(&self, id: RequestId) -> bool {
         self.paused.contains_key(&id)
     }
 
-    /// Whether this request has been paused for as long as one may be.
+    /// Whether this request reached the pause bound.
     pub fn immune(&self, id: RequestId, now: Nanos) -> bool {
         self.total_ns(id, now) >= self.bound_ns
     }
 
-    /// The time this request has been paused in all, nanoseconds.
+    /// Returns the total pause time of this request, nanoseconds.
     pub fn total_ns(&self, id: RequestId, now: Nanos) -> u64 {
         let ended_ns = self.spent_ns.get(&id).copied().unwrap_or(0);
         let until = self.asleep.unwrap_or(now);
@@ -115,28 +115,28 @@ impl Pauses {
         ended_ns.saturating_add(running_ns)
     }
 
-    /// This request no longer runs.
+    /// Records that this request is paused.
     ///
     /// # Panics
-    /// If it is paused already.
+    /// If it is already paused.
     pub fn pause(&mut self, id: RequestId, now: Nanos) {
         let before = self.paused.insert(id, Pause { since: now, completed_since: false });
         assert!(before.is_none(), "a paused request is not paused again");
     }
 
-    /// A running request has completed or was ended.
+    /// Records that a running request completed or ended.
     pub fn on_finish(&mut self, id: RequestId) {
         self.on_cancel(id);
         self.paused.values_mut().for_each(|pause| pause.completed_since = true);
     }
 
-    /// A request that waited was given up: what it held nobody misses.
+    /// Removes a cancelled waiting request. It frees no running request's memory, so it does not let others resume.
     pub fn on_cancel(&mut self, id: RequestId) {
         self.paused.remove(&id);
         self.spent_ns.remove(&id);
     }
 
-    /// Whether the tenant sleeps. Said whenever that may have changed.
+    /// Records whether the tenant sleeps; call it after every possible change.
     pub fn on_sleep(&mut self, asleep: bool, now: Nanos) {
         match (self.asleep, asleep) {
             (None, true) => self.asleep = Some(now),
@@ -150,16 +150,16 @@ impl Pauses {
         }
     }
 
-    /// The paused request that must go on before all others, if one must: the oldest of those that are immune.
+    /// Returns the paused request that must resume before all others: the oldest immune one.
     pub fn overdue(&self, now: Nanos) -> Option<RequestId> {
         self.paused.keys().copied().find(|id| self.immune(*id, now))
     }
 
-    /// Whether this paused request may go on, if a plan with it is `feasible`. An immune one waits for no completion. When
-    /// nothing runs, `idle`, there is nothing to wait for either.
+    /// Whether this paused request may resume, if a plan with it is `feasible`. An immune request does not wait for a
+    /// completion; nor does any request if `idle`, when no request runs.
     ///
     /// # Errors
-    /// Why it stays paused.
+    /// The reason why it stays paused.
     ///
     /// # Panics
     /// If it is not paused.
@@ -177,7 +177,7 @@ impl Pauses {
         if feasible { Ok(()) } else { Err(PausedSince::NoPlan) }
     }
 
-    /// This request runs again.
+    /// Records that this request runs again.
     ///
     /// # Panics
     /// If it was not paused.

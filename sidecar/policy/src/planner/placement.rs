@@ -1,9 +1,9 @@
-//! Which layers of an object are away when so many of them are: sets that are spread over the model, because a gap hides
-//! the transfer that follows it.
+//! Chooses which layers of an object are offloaded for a given count: sets spread over the model, because each gap
+//! hides the next transfer.
 
 use alloc::vec::Vec;
 
-/// Every `distance`-th layer, the last of each group: OrbitFlow's placements. Indices from 0, ascending.
+/// Returns every `distance`-th layer, the last of each group: OrbitFlow's placements. Indices from 0, ascending.
 ///
 /// # Panics
 /// If the distance is 0.
@@ -12,20 +12,20 @@ pub fn by_distance(layers: u16, distance: u16) -> Vec<u16> {
     (1..=layers / distance).map(|group| group * distance - 1).collect()
 }
 
-/// OrbitFlow's options for one request of `layers` layers: the largest distance for each count of layers that some distance
-/// from 2 on gives, the fewest layers first. There are D(L) of them, at most `2 floor(sqrt L) - 1`; that nothing is away is
-/// one more.
+/// Returns OrbitFlow's options for one request of `layers` layers: for each count of offloaded layers that a distance
+/// from 2 on gives, the largest such distance, fewest layers first. There are D(L) of them, at most `2 floor(sqrt L) -
+/// 1`; offloading none is one more option.
 pub fn distances(layers: u16) -> Vec<u16> {
     let mut distances: Vec<u16> = (2..=layers).rev().collect();
     distances.dedup_by_key(|distance| layers / *distance);
     distances
 }
 
-/// Any number of layers, spread as evenly as integers allow, the last of each gap: each count from 0 to L is an option, also
-/// those that distances skip. Indices from 0, ascending.
+/// Returns `count` layers spread as evenly as integers allow, the last of each gap. Every count from 0 to L is
+/// possible, including those that distances skip. Indices from 0, ascending.
 ///
 /// # Panics
-/// If more layers are away than there are.
+/// If `count` exceeds `layers`.
 pub fn spread(layers: u16, count: u16) -> Vec<u16> {
     assert!(count <= layers, "an object has no more layers to offload than layers");
     let (layers, count) = (u32::from(layers), u32::from(count));

@@ -1,4 +1,4 @@
-//! One batch whose objects are to be placed.
+//! The placement problem of one batch.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -9,40 +9,41 @@ use super::steps::Fetch;
 /// One way to place an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// Bytes on the device for as long as the plan holds, slots of its own included.
+    /// Bytes on the device while the plan applies, including its own slots.
     pub resident_bytes: u64,
-    /// Bytes of the shared prefetch buffer that each of its absent layers takes while it is used (b_r of Eq. 1).
+    /// Bytes of the shared prefetch buffer that each of its offloaded layers takes during its use (b_r of Eq. 1).
     pub buffer_bytes: u64,
-    /// Bytes that come in over the link in each step.
+    /// Bytes loaded over the link in each step.
     pub link_bytes: u64,
-    /// Layers that it may have fetched and not used up: 1 is a prefetch buffer that holds one layer.
+    /// Layers that may be fetched and not yet used: 1 is a prefetch buffer for one layer.
     pub buffers: u16,
-    /// The absent layers, front first. Empty when all are on the device.
+    /// The offloaded layers, front first. Empty if all are on the device.
     pub fetches: Arc<[Fetch]>,
 }
 
 impl Choice {
-    /// Time that the link works for it in each step, nanoseconds.
+    /// Returns the link time that it needs in each step, nanoseconds.
     pub fn work_ns(&self) -> u64 {
         self.fetches.iter().map(|fetch| fetch.ns).sum()
     }
 }
 
-/// The choices for one object. Never empty.
+/// The choices of one object. Never empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Object {
-    /// All ways to place it.
+    /// All possible placements.
     pub choices: Vec<Choice>,
 }
 
 impl Object {
-    /// A request's KV of `layer_bytes` in each of `layers` layers, with one choice for each set of absent ones.
+    /// Returns a request's KV of `layer_bytes` in each of `layers` layers, with one choice for each set of offloaded
+    /// layers.
     pub fn kv(link: &Link, layers: u16, layer_bytes: u64, absent: &[Vec<u16>]) -> Object {
         let choices = absent.iter().map(|absent| kv_choice(link, layers, layer_bytes, absent)).collect();
         Object { choices }
     }
 
-    /// Something that has nothing to choose: so many bytes, all on the device.
+    /// Returns an object of `bytes` bytes that cannot be offloaded.
     pub fn fixed(bytes: u64) -> Object {
         Object { choices: [Choice { resident_bytes: bytes, ..Choice::default() }].into() }
     }
@@ -61,36 +62,36 @@ fn kv_choice(link: &Link, layers: u16, layer_bytes: u64, absent: &[u16]) -> Choi
     }
 }
 
-/// A batch, its objects and what they have to fit in.
+/// A batch's objects and the resources they share.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// Bytes of device memory for all objects and the prefetch buffer.
+    /// Device memory for all objects and the prefetch buffer, bytes.
     pub capacity_bytes: u64,
     /// Compute of each layer for this batch, nanoseconds.
     pub compute_ns: Vec<u64>,
-    /// The link that all share.
+    /// The shared link.
     pub link: Link,
     /// Bytes written back in each step.
     pub write_bytes: u64,
-    /// Steps whose mean time counts, from an empty buffer on: the paper looks at 1. At least 1.
+    /// Steps whose mean time counts, starting with an empty buffer: the paper uses 1. At least 1.
     pub window: u16,
     /// The objects.
     pub objects: Vec<Object>,
 }
 
 impl Problem {
-    /// Compute of a step without any stall, nanoseconds.
+    /// Returns the compute of a step without stalls, nanoseconds.
     pub fn compute_total_ns(&self) -> u64 {
         self.compute_ns.iter().sum()
     }
 
-    /// Bytes that these choices take: what is resident, and the prefetch buffer, which is the largest sum over requests of
-    /// what one layer has absent (Eq. 1).
+    /// Returns the bytes that these choices take: the resident bytes, and the prefetch buffer, which is the largest
+    /// per-layer sum of offloaded bytes over all requests (Eq. 1).
     pub fn bytes_of(&self, chosen: &[u16]) -> u64 {
         self.bytes(self.choices_of(chosen))
     }
 
-    /// The same of one choice for each object, in any order.
+    /// Returns the bytes of one choice for each object, in any order.
     pub(super) fn bytes<'a>(&self, choices: impl Iterator<Item = &'a Choice>) -> u64 {
         let mut buffer = alloc::vec![0; self.compute_ns.len()];
         let mut resident: u64 = 0;
@@ -101,7 +102,7 @@ impl Problem {
         resident + buffer.iter().max().copied().unwrap_or(0)
     }
 
-    /// The choices that these indices, one for each object, name.
+    /// Returns the choices at these indices, one for each object.
     pub fn choices_of<'a>(&'a self, chosen: &'a [u16]) -> impl Iterator<Item = &'a Choice> {
         assert_eq!(self.objects.len(), chosen.len(), "each object has one choice");
         self.objects.iter().zip(chosen).map(|(object, &index)| &object.choices[usize::from(index)])

@@ -1,15 +1,15 @@
-//! What the rest of a plan costs at least: the multiple-choice knapsack over the objects that are not placed yet, relaxed to
-//! fractions of choices.
+//! Computes a lower bound on the cost of the rest of a plan: the multiple-choice knapsack over the objects not placed
+//! yet, relaxed to fractions of choices.
 //!
-//! Of every object only the lower convex hull of (resident bytes, cost) counts. All start with their cheapest choice; then
-//! the swaps that save most bytes for their cost are taken until the rest fits, the last one in part. Sinha and Zoltners
-//! showed in 1979 that this is the optimum of the linear program.
+//! Only the lower convex hull of (resident bytes, cost) of each object matters. All objects start with their cheapest
+//! choice. Then the swaps that save the most bytes for their cost are taken until the rest fits, the last one in part.
+//! Sinha and Zoltners showed in 1979 that this is the optimum of the linear program.
 
 use alloc::vec::Vec;
 
 use super::problem::{Choice, Object};
 
-/// One step along an object's hull: less resident for more cost.
+/// One step along an object's hull: fewer resident bytes for a higher cost.
 #[derive(Clone, Copy, Debug)]
 struct Swap {
     object: u16,
@@ -18,7 +18,7 @@ struct Swap {
 }
 
 impl Swap {
-    /// Cheaper per byte first; ties by object, so that the order is the same everywhere.
+    /// Orders by cost per byte, ties by object, so that the order is deterministic.
     fn before(&self, other: &Swap) -> core::cmp::Ordering {
         let (this, that) = (
             u128::from(self.cost) * u128::from(other.saved_bytes),
@@ -31,14 +31,14 @@ impl Swap {
 /// The relaxation for one kind of cost.
 #[derive(Clone, Debug)]
 pub struct Relaxation {
-    /// Of all objects, cheapest first.
+    /// Swaps of all objects, cheapest first.
     swaps: Vec<Swap>,
-    /// Of the objects from each index on, all with their cheapest choices: (resident bytes, cost).
+    /// For each index, the objects from it on with their cheapest choices: (resident bytes, cost).
     cheapest: Vec<(u64, u64)>,
 }
 
 impl Relaxation {
-    /// Of these objects, which will be placed in this order.
+    /// Returns the relaxation of these objects, which will be placed in this order.
     pub fn new(objects: &[&Object], cost: impl Fn(&Choice) -> u64) -> Relaxation {
         let mut swaps = Vec::new();
         let mut cheapest = alloc::vec![(0, 0)];
@@ -58,7 +58,8 @@ impl Relaxation {
         Relaxation { swaps, cheapest }
     }
 
-    /// The least cost at which the objects from `first` on fit in `capacity_bytes`, rounded up; none when they cannot.
+    /// Returns the least cost at which the objects from `first` on fit into `capacity_bytes`, rounded up; `None` if
+    /// they cannot fit.
     pub fn at_least(&self, first: usize, capacity_bytes: u64) -> Option<u64> {
         let (mut bytes, mut cost) = self.cheapest[first];
         let rest = self.swaps.iter().filter(|swap| usize::from(swap.object) >= first);
@@ -75,7 +76,7 @@ impl Relaxation {
     }
 }
 
-/// The lower convex hull of an object's choices, from the cheapest to the smallest.
+/// Returns the lower convex hull of an object's choices, from the cheapest to the smallest.
 fn hull(object: &Object, cost: &impl Fn(&Choice) -> u64) -> Vec<(u64, u64)> {
     let mut points: Vec<(u64, u64)> =
         object.choices.iter().map(|choice| (choice.resident_bytes, cost(choice))).collect();
@@ -83,7 +84,7 @@ fn hull(object: &Object, cost: &impl Fn(&Choice) -> u64) -> Vec<(u64, u64)> {
     let mut hull: Vec<(u64, u64)> = Vec::new();
     for point in points {
         if hull.last().is_some_and(|last| point.0 >= last.0) {
-            continue; // not cheaper and not smaller than one before it
+            continue; // neither cheaper nor smaller than an earlier point
         }
         while hull.len() >= 2 && !turns_down(hull[hull.len() - 2], hull[hull.len() - 1], point) {
             hull.pop();
@@ -93,7 +94,7 @@ fn hull(object: &Object, cost: &impl Fn(&Choice) -> u64) -> Vec<(u64, u64)> {
     hull
 }
 
-/// Whether `b` lies below the line from `a` to `c`.
+/// Whether `b` is below the line from `a` to `c`.
 fn turns_down(a: (u64, u64), b: (u64, u64), c: (u64, u64)) -> bool {
     let slope = |from: (u64, u64), to: (u64, u64)| (u128::from(to.1 - from.1), u128::from(from.0 - to.0));
     let ((rise_b, run_b), (rise_c, run_c)) = (slope(a, b), slope(a, c));

@@ -1,4 +1,4 @@
-//! When a plan is made anew: its window is over, the batch has changed, or steps take other times than it reckoned with.
+//! Decides when a new plan is due: the window ended, the batch changed, or step times differ from the prediction.
 //!
 //! Source: OrbitFlow 4.3 (decode window, batch-change trigger, profile mismatch).
 
@@ -7,14 +7,14 @@ use super::steps::StepTime;
 /// Tunables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplanTunables {
-    /// Steps that a plan holds for at most. 32: the shortest window of OrbitFlow's released code.
+    /// Maximum number of steps that a plan applies to. 32: the shortest window of OrbitFlow's released code.
     pub window: u16,
-    /// Difference between a step's predicted and its real time from which the profile is taken to be wrong, permille of the
-    /// predicted. 200: a step's time varies by about a tenth of itself with what the host does.
+    /// Difference between predicted and measured step time that counts as a mismatch, permille of the prediction. 200:
+    /// a step's time varies by about a tenth with the host's load.
     pub mismatch_permille: u16,
-    /// Steps in a row that must differ: one slow step is no wrong profile.
+    /// Consecutive steps that must differ: one slow step is no mismatch.
     pub mismatches: u16,
-    /// Steps between two plans at least, whatever comes and goes meanwhile: a plan costs a change of placement.
+    /// Minimum number of steps between two plans, even if the batch changes: every plan costs a change of placement.
     pub least_steps: u16,
 }
 
@@ -24,37 +24,37 @@ impl Default for ReplanTunables {
     }
 }
 
-/// Why a plan is made anew for those for whom it was made. That the batch is another is seen where plans are asked for.
+/// Why a new plan is due for an unchanged batch. A changed batch is detected where plans are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplanTrigger {
-    /// Steps take other times than predicted.
+    /// Step times differ from the prediction.
     Mismatch,
-    /// The plan has held for its window.
+    /// The plan's window has ended.
     WindowOver,
 }
 
-/// Watches one plan.
+/// Watches the execution of one plan.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplanWatch {
     tunables: ReplanTunables,
-    /// `None` = no plan was found, and its window alone counts.
+    /// Predicted step time; `None` if no plan was found, so that only the window counts.
     predicted_ns: Option<u64>,
     steps: u16,
     differing: u16,
 }
 
 impl ReplanWatch {
-    /// A plan whose steps should take `predicted_ns`.
+    /// Watches a plan whose steps should take `predicted_ns`.
     pub const fn new(tunables: ReplanTunables, predicted_ns: u64) -> ReplanWatch {
         ReplanWatch { tunables, predicted_ns: Some(predicted_ns), steps: 0, differing: 0 }
     }
 
-    /// No plan was found: one is looked for again when the window is over. Memory may have come, or KV may have gone.
+    /// Watches a failed search: it is repeated when the window ends, because memory or KV may have changed.
     pub const fn in_vain(tunables: ReplanTunables) -> ReplanWatch {
         ReplanWatch { tunables, predicted_ns: None, steps: 0, differing: 0 }
     }
 
-    /// A step ended; whether, and why, a new plan is due. It stays due until there is one.
+    /// Records the end of a step. Returns why a new plan is due, if one is, until there is a new plan.
     pub fn step(&mut self, seen: StepTime) -> Option<ReplanTrigger> {
         self.steps = self.steps.saturating_add(1);
         self.differing = if self.differs(seen.total_ns) { self.differing.saturating_add(1) } else { 0 };

@@ -1,5 +1,5 @@
-//! A plan as a question and its answer, so that it can be made anywhere and at any time: both are plain data, and the answer
-//! follows from the question alone.
+//! A plan's request and answer as plain data. The answer depends only on the request, so a plan can be computed
+//! anywhere and at any time.
 
 use alloc::vec::Vec;
 
@@ -9,91 +9,92 @@ use super::placement::{by_distance, distances};
 use super::search::gap_permille;
 use super::{batch, shared_buffers};
 
-/// A request that runs or waits, as the planner sees it.
+/// A running or waiting request, as the planner sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RequestState {
-    /// Columns that may leave the device, as many as there will be when the plan's window is over.
+    /// Columns that may be offloaded, counted at the end of the plan's window.
     pub full: u32,
-    /// Columns that stay.
+    /// Columns that stay on the device.
     pub tails: u32,
-    /// Tokens that were made and are not delivered yet.
+    /// Tokens generated and not delivered yet.
     pub deposit: u32,
-    /// It may not be paused.
+    /// Whether it may not be paused.
     pub immune: bool,
-    /// Of one that waits: some of its KV may be away from the start.
+    /// For a waiting request: whether its KV may be partly offloaded from the start.
     pub placed: bool,
-    /// Of one that waits: it is let in wherever all fit, late or not.
+    /// For a waiting request: admit it whenever all fit, even if tokens are late.
     pub must_admit: bool,
 }
 
-/// What is to be planned: who runs, and where their KV lies.
+/// The planning problem: which requests run, and where their KV resides.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanRequest {
-    /// Names the answer; rises from 1.
+    /// Identifies the answer; increases from 1.
     pub id: u64,
     /// Layers of the model.
     pub layers: u16,
-    /// Bytes of a layer-block.
+    /// Bytes of a layer block.
     pub block_bytes: u64,
-    /// Requests that run, in the order in which they would be paused.
+    /// Running requests, in the order in which they would be paused.
     pub running: Vec<RequestState>,
-    /// Requests that wait, in the order in which they would be admitted.
+    /// Waiting requests, in the order in which they would be admitted.
     pub waiting: Vec<RequestState>,
-    /// Bytes on the device for all of them.
+    /// Device memory for the KV of all of them, bytes.
     pub capacity_bytes: u64,
     /// Compute of each layer without any KV, nanoseconds.
     pub compute_ns: Vec<u64>,
-    /// What a column of KV adds to the compute of each layer, nanoseconds.
+    /// Contribution of one column of KV to the compute of each layer, nanoseconds.
     pub column_ns: u64,
-    /// What a step takes beside its layers and what they wait for, nanoseconds.
+    /// Step time besides the layers and their stalls, nanoseconds.
     pub overhead_ns: u64,
     /// The link.
     pub link: Link,
-    /// Steps that the plan holds for.
+    /// Steps that the plan applies to.
     pub window: u16,
-    /// The most time between two delivered tokens, nanoseconds; 0 = none is too long.
+    /// Maximum time between two delivered tokens, nanoseconds; 0 means no limit.
     pub tbt_ns: u64,
-    /// Share of the tokens that may come later than that, permille.
+    /// Allowed share of later tokens, permille.
     pub allowed_permille: u32,
-    /// Its budget of node expansions.
+    /// Budget of node expansions.
     pub expansions: u32,
-    /// The same layers of all requests are away.
+    /// Whether the same layers of all requests are offloaded.
     pub alike: bool,
 }
 
-/// What was found.
+/// The planner's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanAnswer {
-    /// Of which request.
+    /// Id of the plan request.
     pub id: u64,
-    /// `None` when no placement fits, or the budget ended before one was found.
+    /// `None` if no placement fits, or the budget ended before one was found.
     pub result: Option<PlanResult>,
 }
 
 /// A batch and its placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanResult {
-    /// So many of the running requests are paused, the first ones.
+    /// Number of running requests to pause, in order.
     pub paused: u16,
-    /// So many of the waiting ones are admitted, the first ones.
+    /// Number of waiting requests to admit, in order.
     pub admitted: u16,
-    /// For each request that then runs, those that go on first, one of [`options`].
+    /// For each request that then runs, the continuing ones first: an index into [`options`].
     pub chosen: Vec<u16>,
-    /// The predicted time of a step, nanoseconds.
+    /// Predicted step time, nanoseconds.
     pub step_ns: u64,
-    /// No placement of this batch has shorter steps, as far as is proven, nanoseconds: at most `step_ns`.
+    /// Proven lower bound on the step time of this batch, nanoseconds; at most `step_ns`.
     pub bound_ns: u64,
 }
 
 impl PlanResult {
-    /// How much shorter a step of this batch might be, permille of its time, rounded up: the proven gap.
+    /// Returns the proven gap: the bound on how much shorter a step of this batch could be, permille of its time,
+    /// rounded up.
     pub fn gap_permille(&self) -> u32 {
         gap_permille(self.step_ns, self.bound_ns) as u32
     }
 }
 
 impl PlanRequest {
-    /// The best plan that the budget finds.
+    /// Returns the best plan that the budget finds.
     pub fn solve(&self) -> PlanAnswer {
         let found = batch::plan(&self.outlook(), self.expansions, shared_buffers::mean_ns).ok();
         let found = found.map(|best| PlanResult {
@@ -129,7 +130,8 @@ impl PlanRequest {
             compute_ns: self.compute_ns.clone(),
             overhead_ns: self.overhead_ns,
             link: self.link,
-            // The rate into the device was measured beside what goes out: it would be counted twice.
+            // The measured rate into the device already includes concurrent writes, so counting them here would count
+            // them twice.
             write_bytes: 0,
             window: self.window,
             allowed_permille: self.allowed_permille,
@@ -141,10 +143,10 @@ impl PlanRequest {
     }
 }
 
-/// Sets of layers that a request may have away, none first: one for each count of layers that a distance gives. Each count up
-/// to half of the layers, spread evenly, leaves a request alone more to choose from; but sets of different counts share few layers,
-/// so that more layers pass through the buffers of all, and the same budget reaches less far: measured, steps were 1 to 3 %
-/// longer.
+/// Returns the sets of layers that a request may have offloaded, the empty set first: one for each count of layers that
+/// a distance gives. Offering every count up to half of the layers, spread evenly, gives a single request more choices.
+/// But sets of different counts share few layers, so more layers pass through the shared buffers, and the same budget
+/// searches less: measured steps were 1 to 3 % longer.
 pub fn options(layers: u16) -> Vec<Vec<u16>> {
     let usable = |set: &Vec<u16>| set.len() >= 2 && set.len() < usize::from(layers);
     let sets = distances(layers).into_iter().map(|distance| by_distance(layers, distance)).filter(usable);

@@ -1,14 +1,14 @@
-//! The choices with the least time, and among those the fewest link bytes: trades between objects from a plan to begin with,
-//! then branch and bound, depth first, one object a level.
+//! Finds the choices with the least time, then the fewest link bytes: trades between objects from an initial plan, then
+//! branch and bound, depth first, one object per level.
 //!
-//! A path of the tree has as many levels as there are objects, so a budget that is no larger reaches no leaf that differs by
-//! much. What is nearer comes first: one object gives more, and the others take back what then fits, in strides that become
-//! shorter. When no trade is left that helps, the tree has the rest of the budget; with enough of it the answer is the best of
-//! all whatever was traded, and what was traded cuts the tree.
+//! A path of the tree has one level per object, so a budget of that size reaches only leaves close to the start.
+//! Therefore near plans are searched first by trades: one object offloads more, and the others take back what then
+//! fits, in decreasing strides. When no trade helps, the tree search uses the rest of the budget. With enough budget
+//! the answer is optimal regardless of the trades, whose result prunes the tree.
 //!
-//! A node's bound is the larger of the batch's compute and the link work that its placed objects have and the others have at
-//! least ([`super::relax`]): every transfer of a step ends within it. The bound on bytes is of the same kind and breaks ties.
-//! Objects that are alike are interchangeable, so of their permutations one is searched.
+//! A node's bound is the larger of the batch's compute and the link work of its placed objects plus the minimum of the
+//! others ([`super::relax`]): every transfer of a step ends within it. The bound on bytes is similar and breaks ties.
+//! Equal objects are interchangeable, so only one of their permutations is searched.
 
 use alloc::vec::Vec;
 
@@ -19,69 +19,69 @@ use super::relax::Relaxation;
 use super::search_order::SearchOrder;
 use super::steps;
 
-/// Expansions of a plan, each a trade that is tried or a node of the tree: 16 requests with 80 layers stay within a millisecond
-/// (`planner_speed`).
+/// Default budget of a plan, in trades tried and tree nodes expanded: 16 requests with 80 layers stay within a
+/// millisecond (`planner_speed`).
 pub const DEFAULT_EXPANSIONS: u32 = 16;
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The index of the choice for each object of the problem.
     pub chosen: Vec<u16>,
-    /// What it costs.
+    /// Its cost.
     pub cost: Cost,
-    /// No plan is faster than this, nanoseconds. Equal to the plan's time when it is proven to be the fastest.
+    /// Proven lower bound on the time of any plan, nanoseconds. Equal to the plan's time if it is proven the fastest.
     pub bound_ns: u64,
-    /// Trades that were tried and nodes that were expanded.
+    /// Trades tried and nodes expanded.
     pub expansions: u32,
-    /// The whole tree was searched or excluded, so that no plan is better in time, then bytes.
+    /// Whether the whole tree was searched or pruned, so that no plan is better in time, then bytes.
     pub optimal: bool,
 }
 
 impl Plan {
-    /// How much faster another plan might be, permille of this plan's time, rounded up.
+    /// Returns how much faster another plan could be, permille of this plan's time, rounded up.
     pub fn gap_permille(&self) -> u64 {
         gap_permille(self.cost.time_ns, self.bound_ns)
     }
 }
 
-/// What lies between a time and what it is at least, permille of it, rounded up.
+/// Returns the gap between a time and its lower bound, permille of the time, rounded up.
 pub(super) fn gap_permille(time_ns: u64, bound_ns: u64) -> u64 {
     let slack_ns = u128::from(time_ns.saturating_sub(bound_ns));
     (slack_ns * 1000).div_ceil(u128::from(time_ns.max(1))) as u64
 }
 
-/// The objectives within one batch, the first first.
+/// The objectives within one batch, most important first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Time of a step, nanoseconds.
     pub time_ns: u64,
-    /// Bytes into the device in each step.
+    /// Bytes loaded to the device in each step.
     pub link_bytes: u64,
 }
 
-/// No placement was found.
+/// Why no placement was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlan {
-    /// There is none: the objects do not fit, however they are placed.
+    /// None exists: the objects do not fit in any placement.
     Proven,
     /// The budget ended before one was found.
     OutOfBudget,
 }
 
-/// The best placement of all objects that a budget of node expansions finds.
+/// Returns the best placement of all objects that a budget of node expansions finds.
 ///
 /// # Errors
-/// When none was found.
+/// If none was found.
 pub fn plan(problem: &Problem, budget: u32) -> Result<Plan, NoPlan> {
     plan_with(problem, budget, steps::mean_ns)
 }
 
-/// The same with another model of a step's time. Bounds hold for any model in which a step takes at least its compute and at
-/// least the work of its transfers.
+/// Searches like [`plan`] with another model of a step's time. Bounds hold for any model in which a step takes at least
+/// its compute and at least the work of its transfers.
 ///
 /// # Errors
-/// When none was found.
+/// If none was found.
 pub fn plan_with(
     problem: &Problem,
     budget: u32,
@@ -90,10 +90,10 @@ pub fn plan_with(
     spend(problem, &mut { budget }, time_ns)
 }
 
-/// The same of a budget of which the rest is for others.
+/// Searches like [`plan_with`] and deducts the expansions from a budget shared with other searches.
 ///
 /// # Errors
-/// When none was found.
+/// If none was found.
 pub(super) fn spend(
     problem: &Problem,
     budget: &mut u32,
@@ -114,10 +114,10 @@ pub(super) fn spend(
     Ok(Plan { chosen: order.by_index(&found), cost, bound_ns, expansions, optimal })
 }
 
-/// The best of the placements in which all objects take the same choice, those that have nothing to choose aside.
+/// Returns the best placement in which all objects use the same choice, or their last one if they have fewer.
 ///
 /// # Errors
-/// When none fits.
+/// If none fits.
 pub(super) fn alike(problem: &Problem, time_ns: impl Fn(&Problem, &[u16]) -> u64) -> Result<Plan, NoPlan> {
     let most = problem.objects.iter().map(|object| object.choices.len()).max().unwrap_or(1);
     let all = |choice: usize| {
@@ -133,7 +133,8 @@ pub(super) fn alike(problem: &Problem, time_ns: impl Fn(&Problem, &[u16]) -> u64
     Ok(Plan { chosen, cost, bound_ns: cost.time_ns, expansions: most as u32, optimal: true })
 }
 
-/// What no placement of these objects beats in `capacity_bytes`, beside so much compute; none when none fits.
+/// Returns a lower bound on the cost of placing these objects in `capacity_bytes`, with this compute; `None` if they
+/// cannot fit.
 pub(super) fn at_least(objects: &[&Object], compute_ns: u64, capacity_bytes: u64) -> Option<Cost> {
     let work_ns = Relaxation::new(objects, Choice::work_ns).at_least(0, capacity_bytes)?;
     let link_bytes = Relaxation::new(objects, |choice| choice.link_bytes).at_least(0, capacity_bytes)?;
@@ -148,20 +149,20 @@ struct Search<'a, T> {
     by_bytes: Relaxation,
     path: Placed,
     best: Option<(Cost, Vec<u16>)>,
-    /// Expansions that may still be made.
+    /// Expansions left.
     left: u32,
-    /// The least bound of a node that was left for want of budget.
+    /// Least bound of the nodes skipped for lack of budget.
     open_ns: u64,
 }
 
-/// The objects that a path of the tree has placed.
+/// The objects placed on a path of the tree.
 #[derive(Clone, Debug)]
 struct Placed {
     chosen: Vec<u16>,
     resident_bytes: u64,
     work_ns: u64,
     link_bytes: u64,
-    /// Absent bytes of each layer, for the prefetch buffer.
+    /// Offloaded bytes of each layer, for the prefetch buffer.
     absent: Vec<u64>,
 }
 
@@ -180,13 +181,13 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
         }
     }
 
-    /// The plan to beat.
+    /// Sets the initial plan.
     fn begin(&mut self) {
         let Some(chosen) = initial::first(self.order) else { return };
         self.best = Some((self.cost_of(&chosen), chosen));
     }
 
-    /// Trades for as long as one helps: those who have most work to give first.
+    /// Trades while one helps, in the order of the objects with the most work.
     fn improve(&mut self) {
         let Some(bound) = self.bound(0) else { return };
         let longest = self.order.ranked.iter().map(Vec::len).max().unwrap_or(0);
@@ -200,8 +201,8 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
         }
     }
 
-    /// The object at `place` gives so many choices more, and the others, those who give least first, give less for as long as
-    /// all fits. Whether that is better.
+    /// Moves the object at `place` by `stride` choices to more offloading; the others, those with the least work first,
+    /// take back as much as fits. Returns whether that is better.
     fn trade(&mut self, bound: Cost, place: usize, stride: usize) -> bool {
         let Some((best, chosen)) = self.best.as_ref().filter(|(best, _)| *best > bound) else { return false };
         let ranked = &self.order.ranked[place];
@@ -250,7 +251,7 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
         self.branch(depth);
     }
 
-    /// Tries the choices of one object, those first that are nearest to the best plan's.
+    /// Tries the choices of one object, nearest to the best plan's choice first.
     fn branch(&mut self, depth: usize) {
         let ranks = self.order.ranked[depth].len();
         let from = self.first_of_alike(depth);
@@ -265,12 +266,12 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
         }
     }
 
-    /// The first choice to try, by rank: an object like the one before it is never placed with less work.
+    /// Returns the first choice to try, by rank: an object equal to its predecessor never has less work than it.
     fn first_of_alike(&self, depth: usize) -> usize {
         if self.order.alike[depth] { self.order.rank(depth, self.path.chosen[depth - 1]) } else { 0 }
     }
 
-    /// What no plan below this node beats; none when nothing below it fits.
+    /// Returns a lower bound on the cost below this node; `None` if nothing below it fits.
     fn bound(&self, depth: usize) -> Option<Cost> {
         let left_bytes = self.order.problem.capacity_bytes.checked_sub(self.path.bytes())?;
         let work_ns = self.path.work_ns + self.by_work.at_least(depth, left_bytes)?;

@@ -1,21 +1,21 @@
-//! The objects of a problem in the order in which they are placed, with what a search asks of them again and again.
+//! Orders the objects of a problem for the search and caches what it needs repeatedly.
 
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use super::problem::{Object, Problem};
 
-/// Objects by place: most link work first, since that decides most; alike ones beside each other.
+/// Objects by position: most link work first, because that matters most; equal objects are adjacent.
 #[derive(Debug)]
 pub(super) struct SearchOrder<'a> {
     pub problem: &'a Problem,
-    /// By place.
+    /// The objects by position.
     pub objects: Vec<&'a Object>,
-    /// For each of them its choices, the least link work first, of equals the smallest.
+    /// The choices of each object, least link work first, ties by size.
     pub ranked: Vec<Vec<u16>>,
-    /// Whether it is like the one before it.
+    /// Whether the object equals its predecessor.
     pub alike: Vec<bool>,
-    /// Its index in the problem.
+    /// The object's index in the problem.
     indices: Vec<usize>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> SearchOrder<'a> {
         SearchOrder { problem, objects, ranked, alike, indices }
     }
 
-    /// Bytes that these choices, by place, take.
+    /// Returns the bytes of these choices, given by position.
     pub fn bytes_of(&self, chosen: &[u16]) -> u64 {
         let choices = self.objects.iter().zip(chosen);
         self.problem.bytes(choices.map(|(object, &choice)| &object.choices[usize::from(choice)]))
@@ -40,14 +40,14 @@ impl<'a> SearchOrder<'a> {
         self.bytes_of(chosen) <= self.problem.capacity_bytes
     }
 
-    /// Choices by place as the problem numbers its objects.
+    /// Maps choices by position to the problem's numbering of objects.
     pub fn by_index(&self, chosen: &[u16]) -> Vec<u16> {
         let mut by_index = alloc::vec![0; chosen.len()];
         self.indices.iter().zip(chosen).for_each(|(&index, &choice)| by_index[index] = choice);
         by_index
     }
 
-    /// Where among its ranked choices this one of the object at `place` stands.
+    /// Returns the rank of this choice of the object at `place`.
     pub fn rank(&self, place: usize, choice: u16) -> usize {
         self.ranked[place].iter().position(|&other| other == choice).expect("it is one of them")
     }

@@ -1,10 +1,10 @@
-//! KV that is away as the sidecar carries it out: all requests share one or two buffers, and a layer of everybody's KV is
-//! fetched in one piece.
+//! Models offloaded KV as the sidecar implements it: all requests share one or two buffers, and a layer of all
+//! requests' KV is fetched in one piece.
 //!
-//! OrbitFlow gives every request a prefetch buffer of its own within one range that is as long as the layer that needs most
-//! (Eq. 1). Here a column that is partly away takes a block in each buffer, whatever its layers, and the layers that are
-//! away, of whomever, pass through the buffers one after the other. A plan that reckoned with less memory than that, or with
-//! more fetches under way, would not hold.
+//! OrbitFlow gives every request its own prefetch buffer, within one range as large as the layer that needs most (Eq.
+//! 1). Here every partly offloaded column takes a block in each buffer, whichever layers are offloaded, and the
+//! offloaded layers of all requests pass through the buffers in sequence. A plan computed with less buffer memory or
+//! more concurrent fetches would be wrong.
 
 use alloc::vec::Vec;
 
@@ -13,15 +13,16 @@ use super::problem::{Choice, Object, Problem};
 use super::steps::{Fetch, Steps, Stream};
 use crate::step_model::MAX_BETA;
 
-/// Steps that are reckoned: what the first one fetches ahead, the others find.
+/// Modelled steps: the later ones benefit from the prefetches of the earlier ones.
 const STEPS: u16 = 4;
 
-/// Buffers for layers of which `away` are away: each serves two at least.
+/// Returns the number of buffers for `away` offloaded layers: each buffer serves at least two.
 pub fn buffers(away: usize) -> u16 {
     (away / 2).min(usize::from(MAX_BETA)) as u16
 }
 
-/// A request's KV: `columns` that may leave the device and `tails` that stay, with one choice for each set of layers away.
+/// Returns a request's KV: `columns` are those that may be offloaded and those that stay, with one choice for each set
+/// of offloaded layers.
 pub fn object(link: &Link, layers: u16, block_bytes: u64, columns: (u32, u32), sets: &[Vec<u16>]) -> Object {
     let (layer_bytes, tail_bytes) = (u64::from(columns.0) * block_bytes, u64::from(columns.1) * block_bytes);
     let ns = link.in_ns(layer_bytes);
@@ -39,8 +40,8 @@ pub fn object(link: &Link, layers: u16, block_bytes: u64, columns: (u32, u32), s
     Object { choices: sets.iter().map(choice).collect() }
 }
 
-/// Mean time of a step with these choices, nanoseconds, rounded up: one stream over as many buffers as the smallest set has
-/// use for.
+/// Returns the mean step time with these choices, nanoseconds, rounded up: one stream, over as many buffers as the
+/// smallest non-empty set uses.
 pub fn mean_ns(problem: &Problem, chosen: &[u16]) -> u64 {
     let mut by_layer = alloc::vec![0; problem.compute_ns.len()];
     let mut buffers = MAX_BETA.into();

@@ -1,63 +1,64 @@
-//! How long a step takes when layers of many objects come in over one link.
+//! Predicts the time of a step in which layers of many objects are loaded over one link.
 //!
-//! The link serves the transfer whose layer is computed soonest; among equals in a fixed order of objects. What arrived in
-//! part stays; what is missing when a layer is about to start is waited for. An object has as many layers fetched and not
-//! used up as it has buffers, the layer that is being computed included: with one buffer its stream rests while its own
-//! absent layer is computed, as OrbitFlow has it. Fetches for the next step follow this step's, so progress is carried over.
+//! The link serves the transfer whose layer is computed soonest, ties in a fixed order of objects. Partial transfers
+//! are kept; compute waits for what is missing when a layer starts. An object may have as many fetched and unused
+//! layers as it has buffers, including the layer being computed: with one buffer its stream pauses while its own
+//! offloaded layer is computed, as in OrbitFlow. Fetches for the next step follow those of this step, so progress
+//! carries over.
 //!
-//! Source: OrbitFlow Fig. 3 and Algorithm 1 in the reading that reproduces the figure's numbers; setup, quantum and coupling
-//! of directions are ours (DESIGN 6).
+//! Source: OrbitFlow Fig. 3 and Algorithm 1 in the reading that reproduces the figure's numbers; setup, quantum and
+//! coupling of directions are ours (DESIGN 6).
 
 use alloc::vec::Vec;
 
 use super::link::{Link, done_within, ends_at};
 use super::problem::Problem;
 
-/// One absent layer.
+/// One offloaded layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fetch {
-    /// The layer, counted from 0.
+    /// The layer, from 0.
     pub layer: u16,
-    /// Time of its transfer on a link that does nothing else, nanoseconds.
+    /// Time of its transfer on an otherwise idle link, nanoseconds.
     pub ns: u64,
 }
 
-/// The absent layers of one object.
+/// The offloaded layers of one object.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream<'a> {
     /// Front first, each layer once.
     pub fetches: &'a [Fetch],
-    /// Layers that may be fetched and not used up. At least 1.
+    /// Layers that may be fetched and not yet used. At least 1.
     pub buffers: u16,
 }
 
-/// A step's time.
+/// Duration of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTime {
-    /// From its first layer's turn to the end of its last, nanoseconds.
+    /// From the start of its first layer to the end of its last, nanoseconds.
     pub total_ns: u64,
     /// The part in which compute waited for a transfer, nanoseconds.
     pub stall_ns: u64,
 }
 
-/// An object's absent layers and how far its transfers have come. A search asks for the most urgent one thousands of times in a
-/// plan: positions are kept where one would otherwise divide.
+/// An object's offloaded layers and the progress of their transfers. A search asks for the most urgent lane thousands
+/// of times per plan, so positions are stored to avoid divisions.
 #[derive(Debug)]
 struct Lane<'a> {
     fetches: &'a [Fetch],
-    /// Layers that it may have fetched and not used up.
+    /// Maximum number of fetched and unused layers.
     most: usize,
-    /// Layers that are fetched and not used up.
+    /// Fetched and unused layers.
     held: usize,
-    /// When the layer that is fetched next is computed: in which round of its fetches, and which layer it is.
+    /// When the next layer to fetch is computed: its round of fetches, and its index.
     due: (u32, u16),
-    /// The position of the layer that is fetched next.
+    /// Position of the next layer to fetch.
     next: usize,
-    /// The position of the layer that is used up next.
+    /// Position of the next layer to use.
     used: usize,
-    /// Of the transfer under way, nanoseconds of work.
+    /// Completed work of the transfer in progress, nanoseconds.
     partial_ns: u64,
-    /// When the last whole transfer ended.
+    /// When the last complete transfer ended, nanoseconds.
     arrived_ns: u64,
 }
 
@@ -69,7 +70,7 @@ impl<'a> Lane<'a> {
         Lane { fetches, most, held: 0, due, next: 0, used: 0, partial_ns: 0, arrived_ns: 0 }
     }
 
-    /// The transfer under way has ended.
+    /// Records the end of the transfer in progress.
     fn arrived(&mut self, now_ns: u64) {
         (self.held, self.partial_ns, self.arrived_ns) = (self.held + 1, 0, now_ns);
         self.next += 1;
@@ -79,7 +80,7 @@ impl<'a> Lane<'a> {
         self.due.1 = self.fetches[self.next].layer;
     }
 
-    /// Whether this is the next absent layer that the object computes.
+    /// Whether this is the next offloaded layer that the object computes.
     fn computes_next(&self, layer: usize) -> bool {
         usize::from(self.fetches[self.used].layer) == layer
     }
@@ -96,7 +97,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Steps of a batch, one after another, from empty buffers on.
+/// Consecutive steps of a batch, starting with empty buffers.
 #[derive(Debug)]
 pub struct Steps<'a> {
     link: &'a Link,
@@ -104,24 +105,25 @@ pub struct Steps<'a> {
     lanes: Vec<Lane<'a>>,
     now_ns: u64,
     link_free_ns: u64,
-    /// Bytes go out until then.
+    /// When the current writes end, nanoseconds.
     writing_until_ns: u64,
 }
 
 impl<'a> Steps<'a> {
-    /// A batch that has fetched nothing. Objects without absent layers may be left out, and their order is of no account.
+    /// Returns a batch that has fetched nothing. Objects without offloaded layers may be omitted, and their order does
+    /// not matter.
     ///
     /// # Panics
-    /// If an object with absent layers has no buffer.
+    /// If an object with offloaded layers has no buffer.
     pub fn new(link: &'a Link, compute_ns: &'a [u64], streams: impl Iterator<Item = Stream<'a>>) -> Self {
         let mut streams: Vec<_> = streams.filter(|stream| !stream.fetches.is_empty()).collect();
-        // Ties go to what comes first: it must not depend on how a caller numbers its objects.
+        // The first of equal streams is served first; sorting makes that independent of the caller's numbering.
         streams.sort_by_key(|stream| (stream.fetches, stream.buffers));
         let lanes = streams.into_iter().map(Lane::new).collect();
         Steps { link, compute_ns, lanes, now_ns: 0, link_free_ns: 0, writing_until_ns: 0 }
     }
 
-    /// The next step, in which `write_bytes` also go out.
+    /// Runs the next step, which also writes `write_bytes` to the host.
     pub fn step(&mut self, write_bytes: u64) -> StepTime {
         let start_ns = self.now_ns;
         let write_ns = self.link.out_ns(write_bytes);
@@ -138,7 +140,7 @@ impl<'a> Steps<'a> {
         StepTime { total_ns: self.now_ns - start_ns, stall_ns }
     }
 
-    /// Waits until every object has this layer; how long, nanoseconds.
+    /// Waits until this layer of every object has arrived; returns the wait, nanoseconds.
     fn wait_for(&mut self, layer: usize) -> u64 {
         let start_ns = self.now_ns;
         while self.lanes.iter().any(|lane| lane.lacks(layer)) {
@@ -146,7 +148,7 @@ impl<'a> Steps<'a> {
             self.serve(next, None);
             self.now_ns = self.now_ns.max(self.link_free_ns);
         }
-        // A piece that could not be interrupted may end after the layer before this one did.
+        // A non-preemptible piece may end after the previous layer's compute did.
         let arriving = self.lanes.iter().filter(|lane| lane.held == 1 && lane.computes_next(layer));
         let arrived_ns = arriving.map(|lane| lane.arrived_ns).max().unwrap_or(0);
         self.now_ns = self.now_ns.max(arrived_ns);
@@ -160,7 +162,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Moves the transfer of one object on: to its end, by a quantum, or to `end_ns` when it may be interrupted at any time.
+    /// Advances the transfer of one object: to its end, by a quantum, or to `end_ns` if it is preemptible at any time.
     fn serve(&mut self, next: usize, end_ns: Option<u64>) {
         let from_ns = self.link_free_ns.max(self.now_ns);
         let lane = &mut self.lanes[next];
@@ -173,7 +175,7 @@ impl<'a> Steps<'a> {
             (quantum_ns, _) => left_ns.min(quantum_ns),
         };
         self.link_free_ns = match end_ns {
-            // Work is counted in whole nanoseconds: a slowed remnant below one must not be served for ever.
+            // Work is counted in whole nanoseconds: without this case, a slowed remainder below one would never end.
             Some(end_ns) if piece_ns == 0 && left_ns > 0 => end_ns,
             _ => ends_at(from_ns, piece_ns, until_ns, coupled),
         };
@@ -183,14 +185,14 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// The object whose next transfer is computed soonest, if any may fetch.
+    /// Returns the object whose next transfer is computed soonest, if any may fetch.
     fn most_urgent(&self) -> Option<usize> {
         let waiting = self.lanes.iter().enumerate().filter(|(_, lane)| lane.held < lane.most);
         waiting.min_by_key(|(_, lane)| lane.due).map(|(index, _)| index)
     }
 }
 
-/// Mean time of a step over the problem's window with these choices, nanoseconds, rounded up.
+/// Returns the mean step time over the problem's window with these choices, nanoseconds, rounded up.
 pub fn mean_ns(problem: &Problem, chosen: &[u16]) -> u64 {
     assert!(problem.window > 0, "a window has steps");
     let streams =

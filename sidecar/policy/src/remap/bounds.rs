@@ -1,15 +1,15 @@
-//! Quick necessary conditions, so that the step model is asked only where a layout can be allowed.
+//! Checks necessary conditions, so that the step model evaluates only layouts that can be allowed.
 //!
-//! The link needs `sum of T_T` per token whatever the slots (Oneiros: `T_T * N <= T_compute`, N = m). With one slot a fill
-//! and the layer that reads it never overlap, so a token takes at least `sum of (T_T + T_c)` over the moving layers (Eq. 4).
-//! Both are taken over the m cheapest layers, hence hold for every set of m.
+//! The link needs `sum of T_T` per token with any number of slots (Oneiros: `T_T * N <= T_compute`, N = m). With one
+//! slot a fill and its reading layer never overlap, so a token takes at least `sum of (T_T + T_c)` over the moving
+//! layers (Eq. 4). Both sums use the m cheapest layers, so they hold for every set of m.
 
 use alloc::vec::Vec;
 
 use crate::step_model::Times;
 
 pub(super) struct Bounds {
-    /// Most moving layers with one slot, and with two, that the conditions and the cap let through.
+    /// Maximum moving layers with one slot and with two, by the conditions and the cap.
     most_moving: [u16; 2],
 }
 
@@ -22,7 +22,7 @@ impl Bounds {
         Bounds { most_moving: [one, two].map(|needs| most_within(needs, budget_ns).min(limit_m)) }
     }
 
-    /// Whether some layout that frees `alpha` layers passes. Monotone: false for every alpha above a false one.
+    /// Whether a layout that frees `alpha` layers can pass. Monotone: false for every alpha above a false one.
     pub(super) fn can_be_allowed(&self, alpha: u16) -> bool {
         self.can_allow_beta(alpha, 1) || self.can_allow_beta(alpha, 2)
     }
@@ -32,7 +32,7 @@ impl Bounds {
     }
 }
 
-/// How many of the smallest needs fit into the budget.
+/// Returns how many of the smallest needs fit into the budget.
 fn most_within(mut needs_ns: Vec<u64>, budget_ns: u128) -> u16 {
     needs_ns.sort_unstable();
     let mut used_ns = 0;

@@ -1,12 +1,12 @@
-//! Sets of moving layers, spread over the circle that execution runs round: after the last layer comes the first one of the
-//! next token (Oneiros 5.4, "circular execution"; equal gaps are optimal by Eq. 1 to 3).
+//! Sets of moving layers spread over the circle of execution, in which the first layer of the next token follows the
+//! last layer (Oneiros 5.4, "circular execution"; equal gaps are optimal by Eq. 1 to 3).
 
 use alloc::vec::Vec;
 
 use crate::ids::LayerId;
 
-/// `m` of `layers` layers, evenly spread with interleaved gaps (Bresenham): layer `floor(i * n / m)`. The gap over the
-/// end of the token is one of the larger ones. Eight layers, two moving: 0 and 4 (the paper's 1 and 5).
+/// Returns `m` of `layers` layers, evenly spread with interleaved gaps (Bresenham): layer `floor(i * n / m)`. The gap
+/// over the end of the token is one of the larger ones. Eight layers, two moving: 0 and 4 (the paper's 1 and 5).
 ///
 /// # Panics
 /// If `m > layers`.
@@ -14,7 +14,7 @@ pub fn uniform(layers: u16, m: u16) -> Vec<LayerId> {
     uniform_widened(layers, m, 0)
 }
 
-/// As [`uniform`], but `extra` layers are added to the gap over the end of the token.
+/// Spreads like [`uniform`], with `extra` layers added to the gap over the end of the token.
 ///
 /// # Panics
 /// If `m + extra > layers`.
@@ -24,12 +24,11 @@ pub fn uniform_widened(layers: u16, m: u16, extra: u16) -> Vec<LayerId> {
     (0..u32::from(m)).map(|i| LayerId((i * span / u32::from(m)) as u16)).collect()
 }
 
-/// Extra layers tried in the gap over the end of the token, for an odd number of moving layers in two slots: the last and
-/// the first of them share a slot there.
+/// Extra layers tried in the gap over the end of the token, for an odd number of moving layers in two slots: the last
+/// and the first layer share a slot there.
 const WIDENED: [u16; 2] = [1, 2];
 
-/// Sets of `m` moving layers over `beta` slots that are worth comparing when any layers may move, the preferred one on a tie
-/// first.
+/// Returns sets of `m` moving layers over `beta` slots to compare when any layers may move, preferred ones first.
 ///
 /// # Panics
 /// If `m > layers`.
@@ -40,8 +39,9 @@ pub fn even(layers: u16, m: u16, beta: u8) -> impl Iterator<Item = Vec<LayerId>>
     core::iter::once_with(move || uniform(layers, m)).chain(widened)
 }
 
-/// `m` moving layers that contain `current` or are contained in it: layers are added in the middle of the largest gap, or
-/// taken out where that leaves the smallest gap. No layer that moves now becomes resident unless the set must shrink.
+/// Returns `m` moving layers that contain `current` or are contained in it: layers are added in the middle of the
+/// largest gap, or removed where that leaves the smallest gap. A moving layer becomes resident only if the set must
+/// shrink.
 ///
 /// # Panics
 /// If `m > layers`.
@@ -58,7 +58,7 @@ pub fn nested(layers: u16, current: &[LayerId], m: u16) -> Vec<LayerId> {
     moving
 }
 
-/// Distance on the circle from moving layer number `index` to the next one; the whole circle when it is alone.
+/// Returns the distance on the circle from moving layer `index` to the next one; the whole circle for a single layer.
 fn gap_after(layers: u16, moving: &[LayerId], index: usize) -> u16 {
     match moving.get(index + 1) {
         Some(next) => next.0 - moving[index].0,
@@ -66,7 +66,7 @@ fn gap_after(layers: u16, moving: &[LayerId], index: usize) -> u16 {
     }
 }
 
-/// The moving layer without which the gap around it is smallest.
+/// Returns the moving layer whose removal leaves the smallest gap.
 fn closest(layers: u16, moving: &[LayerId]) -> usize {
     let merged = |index: usize| {
         let before = if index == 0 { moving.len() - 1 } else { index - 1 };

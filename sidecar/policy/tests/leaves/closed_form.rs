@@ -1,4 +1,4 @@
-//! Waking behind a prompt: the closed forms against the simulation, and r.
+//! Tests the closed forms of a prefill during waking against the simulation, and r.
 
 use proptest::prelude::*;
 use sluice_policy::closed_form::Alike;
@@ -13,7 +13,7 @@ fn simulated(waking: Waking) -> u64 {
     layer_by_layer_ns(&loads(waking), &vec![waking.compute_ns; waking.layers.into()])
 }
 
-/// Every number of present layers for every small model and ratio.
+/// Returns every number of resident layers for every small model and ratio.
 fn cases() -> impl Iterator<Item = Waking> {
     (1..=24_u16).flat_map(|layers| {
         (0..=layers).flat_map(move |present| {
@@ -60,14 +60,14 @@ fn four_chunks_one_after_another_take_281_where_layer_by_layer_takes_164() {
 
 #[test]
 fn a_missing_global_slab_adds_its_load_first() {
-    // Embeddings missing (load 50, compute 1), three layers of which the last is missing, a head that is present.
+    // The embeddings are not loaded (load 50, compute 1), nor is the last of three layers; the head is resident.
     let (loads, computes) = ([50, 0, 0, 20, 0], [1, 10, 10, 10, 5]);
     assert_eq!(ttft_ns(&loads, &computes), 86);
     assert_eq!(layer_by_layer_ns(&loads, &computes), 86);
     assert_eq!(ttft_ns(&[], &[]), 0);
 }
 
-/// Loads (some 0: present) and computes of unlike stages.
+/// Loads (0: resident) and computes of differing stages.
 fn stages() -> impl Strategy<Value = Vec<(u64, u64)>> {
     let load = prop_oneof![Just(0), 1..100_u64];
     prop::collection::vec((load, 0..60_u64), 1..40)

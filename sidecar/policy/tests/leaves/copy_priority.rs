@@ -1,4 +1,4 @@
-//! The order of copies on the link: OrbitFlow's Fig. 3, worked out block by block under it, and its bound.
+//! Tests the order of copies on the link with OrbitFlow's Fig. 3, computed block by block, and the background deadline.
 
 use sluice_policy::copy_priority::{BACKGROUND_DEADLINE_NS, CopyDeadlines, CopyPriority};
 use sluice_policy::ids::{ActionId, LayerId, Nanos};
@@ -7,16 +7,16 @@ const LAYERS: u64 = 9;
 /// A block takes one unit of time, a layer's compute three.
 const COMPUTE: u64 = 3;
 
-/// A request whose KV is away in some layers. One buffer: it rests while a layer of its own is computed.
+/// A request with some offloaded layers and one buffer: its fetches pause while an offloaded layer is computed.
 #[derive(Debug)]
 struct Request {
     blocks: u64,
-    /// From 0, those of the next step behind those of this one.
+    /// Offloaded layers from 0; those of the next step follow those of this one.
     away: Vec<u64>,
-    /// Layers that were fetched, and whether the last one is still in the buffer.
+    /// Number of fetched layers, and whether the last one is still in the buffer.
     fetched: usize,
     held: bool,
-    /// Blocks of the next one that have come, and since when it could.
+    /// Blocks of the next layer that have arrived, and since when they could be copied.
     come: u64,
     since: u64,
 }
@@ -39,7 +39,7 @@ impl Step {
         Step { requests: blocks.into_iter().zip(away).map(request).collect(), by_deadline, now: 0 }
     }
 
-    /// The link moves a block, of the request whose rank is least.
+    /// Moves one block over the link, of the request with the lowest rank.
     fn unit(&mut self) {
         let timetable = CopyDeadlines::new(Nanos(0), &[COMPUTE; LAYERS as usize], 0);
         let rank = |(order, request): (usize, &Request)| {
@@ -58,7 +58,7 @@ impl Step {
         }
     }
 
-    /// Units for which compute waited.
+    /// Returns the time units for which compute waited.
     fn stall(mut self) -> u64 {
         for layer in 0..LAYERS {
             while self.requests.iter().any(|one| !one.held && one.away.get(one.fetched) == Some(&layer)) {
@@ -89,8 +89,8 @@ fn steps_of_orbitflows_figure_3_stall_as_it_says() {
 
 #[test]
 fn in_order_of_arrival_its_third_layer_waits_for_the_fourth() {
-    // The first request's three blocks come before the other's six, which are needed at 6 and there at 9. Afterwards nobody
-    // waits: layer 6 is there at 18, layer 8 at 21 and layer 9 at 27.
+    // The first request's three blocks precede the other's six, which are needed at 6 and arrive at 9. Afterwards
+    // compute never waits: layer 6 arrives at 18, layer 8 at 21 and layer 9 at 27.
     assert_eq!(Step::new([3, 6], [&[4, 8], THIRDS], false).stall(), 3);
 }
 

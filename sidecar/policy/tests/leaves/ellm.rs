@@ -1,4 +1,4 @@
-//! eLLM's algorithms case by case.
+//! Tests eLLM's algorithms case by case.
 
 use sluice_policy::ellm::{
     self, Admission, Balloon, BufferController, Need, PREMAP_LIMIT_BYTES, Phase, Supply, Violations, admit,

@@ -1,4 +1,4 @@
-//! The integer average.
+//! Tests the integer average.
 
 use proptest::prelude::*;
 use sluice_policy::ewma::{Ewma, FRACTION_BITS};

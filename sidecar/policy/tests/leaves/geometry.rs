@@ -1,4 +1,4 @@
-//! Activation bytes by shape, and back.
+//! Tests activation bytes by shape, and the inverse.
 
 use proptest::prelude::*;
 use sluice_policy::geometry::{ActivationCost, StepShape};

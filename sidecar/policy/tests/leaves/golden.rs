@@ -1,5 +1,5 @@
-//! The golden table of remapping: the largest number of layers that can be freed without a stall, by simulation (step model
-//! and tick simulator) and by closed form, and the single numbers in the text around it.
+//! The golden table of remapping: the largest number of layers that can be freed without a stall, by simulation (step
+//! model and tick simulator) and by closed form, and further individual values.
 
 use sluice_policy::closed_form::{Alike, weight_bound_r_permille};
 use sluice_policy::remap::uniform;
@@ -7,14 +7,14 @@ use sluice_policy::step_model::{Layout, SlotRule, Times, stall_under_ns};
 
 use super::ticks;
 
-/// Units of T_c: r is given in tenths.
+/// Ticks of T_c, so that r is in tenths.
 const T_C: u64 = 10;
 
 fn alike(n: u16, r_tenths: u64) -> Alike {
     Alike { layers: n, compute_ns: T_C, transfer_ns: r_tenths }
 }
 
-/// Stall per token in tenths of T_c by the step model.
+/// Returns the stall per token by the step model, in tenths of T_c.
 fn stall(n: u16, r_tenths: u64, alpha: u16, beta: u8) -> u64 {
     let (compute, transfer) = (vec![T_C; n.into()], vec![r_tenths; n.into()]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
@@ -25,7 +25,7 @@ fn stall(n: u16, r_tenths: u64, alpha: u16, beta: u8) -> u64 {
     stall_under_ns(&times, &layout, SlotRule::Alternating)
 }
 
-/// The same by the tick simulator.
+/// Returns the stall per token by the tick simulator, in tenths of T_c.
 fn ticked(n: u16, r_tenths: u64, alpha: u16, beta: u8) -> u64 {
     let moving: Vec<u16> = uniform(n, alpha + u16::from(beta)).iter().map(|layer| layer.0).collect();
     let (compute, transfer) = (vec![T_C; n.into()], vec![r_tenths; n.into()]);
@@ -41,7 +41,7 @@ fn ticked(n: u16, r_tenths: u64, alpha: u16, beta: u8) -> u64 {
     ticks / tokens
 }
 
-/// The largest stall-free alpha by trying all of them, the whole model included.
+/// Returns the largest stall-free alpha by trying all of them, including the whole model.
 fn largest(n: u16, r_tenths: u64, beta: u8) -> u16 {
     (0..=n - u16::from(beta)).rev().find(|&a| stall(n, r_tenths, a, beta) == 0).expect("0 never stalls")
 }
@@ -140,7 +140,7 @@ fn eq_4_is_one_too_high_at_exactly_three_cells() {
 
 #[test]
 fn the_continuous_rule_errs_at_32_layers_alpha_4_r_5_3() {
-    // r < alpha + 1 is false, so the rule takes one slot; one slot stalls 0.9 T_c and two do not stall.
+    // r < alpha + 1 is false, so the rule chooses one slot, which stalls 0.9 T_c; two slots do not stall.
     assert_eq!((stall(32, 53, 4, 1), stall(32, 53, 4, 2)), (9, 0));
     assert_eq!((ticked(32, 53, 4, 1), ticked(32, 53, 4, 2)), (9, 0));
     assert_eq!(alike(32, 53).one_slot_ns(4), 9);

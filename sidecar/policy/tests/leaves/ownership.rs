@@ -1,4 +1,4 @@
-//! Changes of owner: what a transaction does with a chunk, and in which order.
+//! Tests changes of owner: the operations of a transaction on a chunk, and their order.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use sluice_policy::ids::{ChunkId, FrameId};
 const CHUNKS: u32 = 6;
 const FRAMES: u32 = 4;
 
-/// A tenant without weights whose chunks are activations, and a ledger that says so.
+/// Returns a tenant without weights whose chunks are activations, and a matching chunk table.
 fn tenant() -> (Ownership, ChunkTable) {
     let geometry = Geometry {
         chunk_bytes: 64,
@@ -37,7 +37,7 @@ fn tenant() -> (Ownership, ChunkTable) {
     (holdings, ledger)
 }
 
-/// The last `count` activation chunks behind the first frames that are free.
+/// Returns the ownership after the last `count` activation chunks move behind the first free frames.
 fn inflated(holdings: &Ownership, count: usize) -> Ownership {
     let mut next = holdings.clone();
     let idle = next.activation.split_off(next.activation.len() - count);
@@ -63,8 +63,8 @@ fn inflation_changes_the_label_of_the_same_chunks_and_makes_none() {
     assert_eq!(before.transaction(&after, &[]).handed_over, [4, 5].map(ChunkId), "poisoned, not copied");
 }
 
-/// The address table after `ops`, each of which must fit it, and the most addresses that any chunk had on the way. `left` is told
-/// of each chunk that something unmaps and nothing is behind by then.
+/// Returns the address table after `ops`, each of which must be valid, and the maximum number of addresses of a chunk
+/// on the way. Calls `left` with each chunk that an unmap leaves without an address.
 fn applied(
     from: &Ownership,
     ops: &[Reback],
@@ -93,7 +93,7 @@ fn is_map(op: &Reback) -> bool {
     matches!(op, Reback::Map(..))
 }
 
-/// eLLM 5.1: map at the new slot first, unmap the old one later.
+/// eLLM 5.1: map at the new address first, unmap the old one later.
 #[test]
 fn a_chunk_that_changes_its_owner_is_mapped_anew_before_its_old_address_goes() {
     let (one, _) = tenant();
@@ -107,7 +107,7 @@ fn a_chunk_that_changes_its_owner_is_mapped_anew_before_its_old_address_goes() {
     }
 }
 
-/// No address is ever doubly backed: the chunks of two frames change places.
+/// Exchanges the chunks of two frames: no address is ever backed by two chunks.
 #[test]
 fn an_address_that_gets_another_chunk_loses_its_own_first() {
     let two = inflated(&tenant().0, 2);
@@ -139,7 +139,7 @@ fn what_an_inflation_leaves_behind_goes_before_anything_else_changes() {
         "nor does the next one unmap anything"
     );
     assert_eq!(four.stale.len(), 4);
-    // A deflation begins with all of them, also where a chunk comes back to where it still was.
+    // A deflation begins with all unmaps, even if a chunk returns to an address that it still backs.
     let mut back = four.clone();
     back.activation.extend([back.frames[2].take(), back.frames[0].take()].into_iter().flatten());
     back.stale.clear();
@@ -148,7 +148,7 @@ fn what_an_inflation_leaves_behind_goes_before_anything_else_changes() {
     assert_eq!(ops[..4], gone);
     let (table, most) = applied(&four, &ops, |_| ());
     assert_eq!((table, most), (back.addresses().collect(), 2));
-    // Owners never were in doubt.
+    // Every chunk has one owner at each step.
     for (from, to) in [(&one, &two), (&two, &four), (&four, &back)] {
         from.changes(to).iter().for_each(|(chunk, from, to)| ledger.hand_over(*chunk, *from, *to));
         assert!(to.owners().all(|(chunk, owner)| ledger.owner(chunk) == Some(owner)));

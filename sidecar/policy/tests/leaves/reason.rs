@@ -1,4 +1,4 @@
-//! Reasons are named by their place in journals of the state's digest and in counters: a new one goes to the end.
+//! Fixes the order of reasons, because digests and counters use their index: new reasons are appended.
 
 use sluice_policy::reason::Reason;
 

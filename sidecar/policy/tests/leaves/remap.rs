@@ -1,4 +1,4 @@
-//! The choice of layers, their number and their slots.
+//! Tests the choice of moving layers, their number and their slots.
 
 use proptest::prelude::*;
 use sluice_policy::ids::LayerId;
@@ -14,13 +14,13 @@ fn ids(moving: &[u16]) -> Vec<LayerId> {
     moving.iter().map(|layer| LayerId(*layer)).collect()
 }
 
-/// Gaps on the circle.
+/// Returns the gaps on the circle.
 fn gaps(layers: u16, moving: &[LayerId]) -> Vec<u16> {
     let at = positions(moving);
     (0..at.len()).map(|i| if i + 1 < at.len() { at[i + 1] - at[i] } else { layers - at[i] + at[0] }).collect()
 }
 
-/// A choice for identical layers of compute 10 from an all-resident model, without an allowance.
+/// Returns the choice for identical layers of compute 10, starting from an all-resident model, without an allowance.
 fn plain(n: u16, r_tenths: u64, wanted_alpha: u16) -> Choice {
     with_allowance(n, r_tenths, wanted_alpha, 0)
 }
@@ -146,7 +146,7 @@ impl Case {
         back.map(|layer| self.transfer[layer.index()]).sum()
     }
 
-    /// What always taking alpha + beta uniform layers costs over the horizon, where it is allowed.
+    /// Returns the cost of always taking alpha + beta uniform layers over the horizon, if that is allowed.
     fn fixed_cost(&self, alpha: u16, beta: u8) -> Option<u128> {
         let m = alpha + u16::from(beta);
         if alpha == 0 || m > self.cap || m >= self.layers() {
@@ -160,7 +160,7 @@ impl Case {
     }
 }
 
-/// Models of equal or unequal layers, from any uniform or ragged current layout.
+/// Models of equal or unequal layers, from any uniform or irregular current layout.
 fn cases() -> impl Strategy<Value = Case> {
     let times = prop::collection::vec((1..30_u64, 1..120_u64), 3..40);
     let current = (0..8_u16, 1..=2_u8, prop::collection::vec(any::<bool>(), 40), any::<bool>());
@@ -202,7 +202,7 @@ fn one_slot_is_taken_on_a_tie() {
         (choice.layout.beta, choice.layout.alpha(), choice.stall_ns, choice.declined),
         (1, 3, 0, None)
     );
-    // Also where both stall: r = alpha + 1, three layers in one slot and four in two cost 3 T_c each.
+    // The same if both stall: with r = alpha + 1, three layers in one slot and four in two cost 3 T_c each.
     let (compute, transfer) = ([10; 9], [30; 9]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
     assert_eq!(stall_per_token_ns(&times, &Layout { moving: uniform(9, 4), beta: 2 }), 30);
@@ -247,7 +247,7 @@ fn an_allowance_of_a_tenth_of_a_token_buys_the_fourth_layer_at_r_7_5() {
 
 #[test]
 fn an_odd_number_of_layers_in_two_slots_gets_a_wider_gap_over_the_end() {
-    // alpha = 9: one slot stalls, the uniform 11 stall at the end of the token, 11 with a wider end do not.
+    // alpha = 9: one slot stalls, the uniform set of 11 stalls at the end of the token, 11 with a wider end gap do not.
     let (compute, transfer) = ([10; 40], [35; 40]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
     assert!(stall_per_token_ns(&times, &Layout { moving: uniform(40, 10), beta: 1 }) > 0);
@@ -309,7 +309,8 @@ fn nothing_wanted_is_all_resident_and_names_what_comes_back() {
 
 #[test]
 fn growth_keeps_the_moving_layers_unless_a_fresh_set_pays_for_its_loads() {
-    // From 3 of 12 (0 4 8) to 4: nested is 0 2 4 8 and stalls in its short gaps; fresh is 0 3 6 9 and loads 4 and 8 once.
+    // From 3 of 12 (0 4 8) to 4: the nested set 0 2 4 8 stalls in its short gaps; the uniform set 0 3 6 9 loads 4 and 8
+    // once.
     let (compute, transfer) = ([10; 12], [20; 12]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
     let current = Layout { moving: ids(&[0, 4, 8]), beta: 1 };
@@ -333,7 +334,7 @@ fn growth_keeps_the_moving_layers_unless_a_fresh_set_pays_for_its_loads() {
     );
 }
 
-/// The least stall over every set of m layers.
+/// Returns the least stall over every set of m layers.
 fn exhaustive(times: &Times<'_>, m: u16, beta: u8) -> u64 {
     let n = times.layers();
     let sets = (0..1_u32 << n).filter(|bits| bits.count_ones() == u32::from(m));

@@ -1,8 +1,8 @@
-//! Dynamic Reversion with hysteresis.
+//! Tests Dynamic Reversion with hysteresis.
 
 use sluice_policy::revert::{Hysteresis, Pressure};
 
-/// Room for 3 layers of 100 after a reserve of 12.5 % of 800.
+/// Capacity for 3 layers of 100 after a reserve of 12.5 % of 800.
 const ROOMY: Pressure = Pressure { spare_bytes: 400, used_bytes: 800, layer_bytes: 100, alpha: 8 };
 
 fn run(hysteresis: &mut Hysteresis, boundaries: &[Pressure]) -> Vec<u16> {

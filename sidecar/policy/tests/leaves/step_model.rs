@@ -1,4 +1,4 @@
-//! The step model against the tick simulator, against its own closed forms, and at constant addresses.
+//! Tests the step model against the tick simulator and its closed forms, and at constant addresses.
 
 use proptest::prelude::*;
 use sluice_policy::closed_form::{Alike, one_slot_unlike_ns};
@@ -12,7 +12,7 @@ fn ids(moving: &[u16]) -> Vec<LayerId> {
     moving.iter().map(|layer| LayerId(*layer)).collect()
 }
 
-/// Both simulators must name the same stall per token.
+/// Checks that both simulators return the same stall per token.
 fn agree(compute: &[u64], transfer: &[u64], moving: &[u16], beta: u8, rule: SlotRule) {
     let alternating = rule == SlotRule::Alternating;
     let (ticks, tokens) =
@@ -98,7 +98,7 @@ fn uniform_stall(n: u16, c: u64, t: u64, alpha: u16, beta: u8, rule: SlotRule) -
     stall_under_ns(&Times { compute_ns: &compute, transfer_ns: &transfer }, &layout, rule)
 }
 
-/// n, r in tenths, m for which n / m >= 2.
+/// n, r in tenths, and m with n / m >= 2.
 fn grid() -> impl Iterator<Item = (u16, u64, u16)> {
     let rs = (1..120).chain([160, 200, 350, 700]);
     rs.flat_map(|r| {
@@ -126,7 +126,7 @@ fn two_constant_slots_are_exact_for_even_m_and_add_at_most_1_9_for_odd_m() {
         worst = worst.max(added);
     }
     assert_eq!(worst, 18, "r in tenths");
-    // The worst of all r in thousandths and all n up to 80: 27 of 80 layers at r = 2.96.
+    // The maximum over all r in thousandths and all n up to 80: 27 of 80 layers at r = 2.96.
     let model = Alike { layers: 80, compute_ns: 1000, transfer_ns: 2960 };
     let stall = uniform_stall(80, 1000, 2960, 25, 2, SlotRule::Constant);
     assert_eq!(stall - model.two_slots_at_least_ns(25), 1920);
@@ -134,7 +134,7 @@ fn two_constant_slots_are_exact_for_even_m_and_add_at_most_1_9_for_odd_m() {
 
 #[test]
 fn a_gap_wider_by_at_most_two_at_the_tokens_end_frees_odd_m_of_stalls_from_a_slack_of_1_5() {
-    // Slack = n - m r. From 1.5 T_c on none stalls; between 1 and 1.5 some do, by at most 0.4 T_c.
+    // Slack = n - m r. With at least 1.5 T_c none stalls; between 1 and 1.5 some do, by at most 0.4 T_c.
     let mut worst_below = 0;
     for (n, r, m) in grid().filter(|(_, r, m)| m % 2 == 1 && *r >= 10) {
         let Some(slack) = (u64::from(n) * 10).checked_sub(u64::from(m) * r) else { continue };
@@ -159,7 +159,7 @@ fn the_papers_bad_example_layers_1_and_8_of_8_stalls_where_1_and_5_do_not() {
 
 #[test]
 fn clumped_gaps_cost_more_than_interleaved_ones() {
-    // 40 layers, 17 moving: gaps of 2 and 3. All short gaps first against interleaved.
+    // 40 layers, 17 moving: gaps of 2 and 3. Compares all short gaps first with interleaved gaps.
     let clumped: Vec<u16> = (0..11).map(|i| 2 * i).chain((0..6).map(|i| 22 + 3 * i)).collect();
     let (compute, transfer) = ([10; 40], [23; 40]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };

@@ -1,5 +1,5 @@
-//! An independent simulator, tick by tick: two workers, a link and a compute unit, each do one tick of work at a time and look
-//! only at what was finished before the tick. It shares no code and no formula with the step model.
+//! An independent tick-by-tick simulator: a link and a compute unit each do one tick of work at a time and see only
+//! what was finished before the tick. It shares no code and no formula with the step model.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,14 @@ pub struct Case<'a> {
     /// Moving layers, ascending.
     pub moving: &'a [u16],
     pub beta: usize,
-    /// The k-th fill uses slot k % beta, instead of moving layer i slot i % beta.
+    /// Whether the k-th fill uses slot k % beta, instead of moving layer i slot i % beta.
     pub alternating: bool,
 }
 
-/// Tokens after which a case that has not become periodic is a fault of the test.
+/// Tokens after which a case that is not periodic is a test error.
 const MOST_TOKENS: usize = 100_000;
 
-/// Stall in the steady state as (ticks, tokens).
+/// Returns the steady-state stall as (ticks, tokens).
 pub fn stall(case: &Case<'_>) -> (u64, u64) {
     let mut world = TickSimulation::new(case);
     let mut seen = HashMap::new();
@@ -35,7 +35,7 @@ pub fn stall(case: &Case<'_>) -> (u64, u64) {
     panic!("not periodic after {MOST_TOKENS} tokens");
 }
 
-/// With alternating slots and an odd number of moving layers, slots swap roles at every token.
+/// With alternating slots and an odd number of moving layers, the slots exchange roles at every token.
 fn token_parity(case: &Case<'_>, token: u64) -> u64 {
     if case.alternating { token % 2 } else { 0 }
 }
@@ -45,7 +45,7 @@ struct TickSimulation<'a> {
     /// The fill that the slot holds or is receiving, and whether its reader has finished.
     slots: Vec<Option<(usize, bool)>>,
     fills_done: usize,
-    /// Ticks left of the fill under way; 0 = none is.
+    /// Remaining ticks of the current fill; 0 = no fill.
     link_left: u64,
     reads_done: usize,
     stall: u64,
@@ -90,7 +90,7 @@ impl<'a> TickSimulation<'a> {
         }
     }
 
-    /// The link's work in one tick, given what was finished before it.
+    /// Runs one tick of the link, given what was finished before it.
     fn link_tick(&mut self) {
         let slot = self.slot(self.fills_done);
         if self.link_left == 0 {

@@ -1,4 +1,4 @@
-//! Token-Deposit against a naive model: every token carries its number, and the whole history is checked.
+//! Tests Token-Deposit against a naive model: every token has a number, and the whole history is checked.
 
 use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
@@ -10,10 +10,11 @@ fn paced() -> TokenDeposit {
     TokenDeposit::new(Pacing::Paced { interval_ns: INTERVAL })
 }
 
-/// A write: when, and the numbers of its tokens.
+/// A write: its time, and the numbers of its tokens.
 type Write = (u64, Vec<u32>);
 
-/// Runs `deposit` over batches of tokens (moment, count) and a finish, waking it at every `next_due`, `late` after it was due.
+/// Runs `deposit` over batches of tokens (time, count) and a finish, and calls it at every `next_due` with the delay
+/// `late`.
 fn drive(mut deposit: TokenDeposit, batches: &[(u64, u32)], finish: u64, late: u64) -> Vec<Write> {
     let mut queue = std::collections::VecDeque::new();
     let mut writes = Vec::new();
@@ -45,7 +46,7 @@ fn drive(mut deposit: TokenDeposit, batches: &[(u64, u32)], finish: u64, late: u
     writes
 }
 
-/// DESIGN 7's rule, nanosecond by nanosecond.
+/// Applies DESIGN 7's rule, nanosecond by nanosecond.
 fn naive(batches: &[(u64, u32)], finish: u64) -> Vec<Write> {
     let (mut held, mut writes, mut made): (Vec<u32>, Vec<Write>, u32) = (Vec::new(), Vec::new(), 0);
     for now in 0..=finish {

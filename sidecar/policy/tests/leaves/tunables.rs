@@ -1,4 +1,4 @@
-//! Numbers of the policy by name.
+//! Tests the policy's tunables by name.
 
 use sluice_policy::params::Params;
 use sluice_policy::tunables::{TUNABLES, TunableError, Tuned};

@@ -1,4 +1,4 @@
-//! What a plan is asked for, and what its answer lets whom do.
+//! Tests plan requests, and the admissions and pauses that their answers allow.
 
 use sluice_policy::geometry::BLOCK_TOKENS;
 use sluice_policy::ids::RequestId;
@@ -13,7 +13,7 @@ use super::random::MODEL_TOKENS;
 use super::world::World;
 
 const LAYERS: u32 = 8;
-/// Columns that a request grows by within a plan's window.
+/// Columns that a request grows by during a plan's window.
 const GROWTH: u32 = 2;
 
 fn manager(host_columns: u64) -> MemoryManager {
@@ -48,7 +48,7 @@ fn waiter(id: u64, columns: u32) -> WaitingRequest {
     WaitingRequest { request: RequestId(id), columns, deposit: 0, fresh: true }
 }
 
-/// So many runners, numbered from 1, that have come and hold nothing yet, and one that waits.
+/// Returns a view with runners numbered from 1, which were opened and hold no columns yet, and one waiting request.
 fn scheduler_view(manager: &mut MemoryManager, columns: &[u32], waiting: WaitingRequest) -> SchedulerView {
     let come = |(id, columns): (u64, &u32)| {
         manager.open(RequestId(id), id, &vec![7; (columns * BLOCK_TOKENS) as usize]);
@@ -96,7 +96,7 @@ fn plan_decides_pauses_and_admissions() {
     manager.planned(answer(id, (1, 0), 1));
     boundary(&mut manager);
     assert_eq!((manager.take_pauses(), manager.take_pauses()), (vec![RequestId(1)], vec![]));
-    // Memory for it is there, but not beside the reserve.
+    // There is memory for it, but not in addition to the reserve.
     let large = most - 4;
     assert!(!manager.can_admit(&waiter(9, large), 0), "it was not let in");
     let id = manager.ask_plan(&crowd).id;

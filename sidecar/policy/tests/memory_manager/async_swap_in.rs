@@ -1,4 +1,4 @@
-//! KV that comes from the host tier beside steps, and who came with its request.
+//! Tests KV that is loaded from the host tier in parallel with steps, and requests admitted together with it.
 
 use sluice_policy::action::Action;
 use sluice_policy::event::{Completion, Outcome};
@@ -16,7 +16,7 @@ const LAYERS: u32 = 8;
 const NOW: Nanos = Nanos(1);
 const SHAPE: StepShape = StepShape { tokens: 1, sequences: 1, logit_rows: 1 };
 
-/// A memory manager whose orders are carried out one after the other.
+/// A memory manager whose actions are executed one after the other.
 struct Driven {
     manager: MemoryManager,
     out: Vec<Action>,
@@ -34,7 +34,7 @@ impl Driven {
         Driven { manager: world.manager, out: Vec::new() }
     }
 
-    /// Columns that fit the device.
+    /// Returns the number of columns that fit on the device.
     fn room(&self) -> u32 {
         self.manager.kv_counts().total_blocks / LAYERS
     }
@@ -48,7 +48,7 @@ impl Driven {
         self.manager.prepare(NOW, &need, &mut self.out)
     }
 
-    /// What was ordered is done.
+    /// Completes all actions.
     fn settle(&mut self) {
         while let Some(action) = self.out.pop() {
             let bytes = action.work.swaps().len() as u64 * BLOCK;
@@ -57,7 +57,7 @@ impl Driven {
         }
     }
 
-    /// A new request gets so many columns, and a step computes them.
+    /// Serves a new request with `columns` columns: allocates and computes them.
     fn serve(&mut self, id: u64, columns: u32) {
         let tokens = vec![id as u32; (columns * BLOCK_TOKENS) as usize];
         self.manager.open(RequestId(id), id, &tokens);
@@ -82,7 +82,7 @@ impl Driven {
     }
 }
 
-/// Two that wait with their KV, of which the host tier has a part of the first one's, come at the same boundary.
+/// Admits, at one boundary, two suspended requests; the host tier has a part of the first one's KV.
 fn admit_two(driven: &mut Driven) -> Prepared {
     let half = driven.room() / 2;
     driven.serve(1, half - 1);
@@ -97,12 +97,13 @@ fn admit_two(driven: &mut Driven) -> Prepared {
     driven.prepare(2, 0)
 }
 
-/// Columns' blocks that are on the device.
+/// Returns the number of used blocks on the device.
 fn on_device(driven: &Driven) -> u32 {
     driven.manager.kv_counts().used_blocks
 }
 
-/// Else what is there would leave for it, and come back once the rest has come, for which its own would leave: nobody would make a token.
+/// Otherwise its KV would be evicted for the other request, which would then be evicted for it, and neither would make
+/// progress.
 #[test]
 fn request_admitted_with_loading_request_keeps_its_kv() {
     let mut driven = Driven::new();
@@ -120,7 +121,7 @@ fn request_admitted_with_loading_request_keeps_its_kv() {
     assert_eq!(driven.prepare(1, 1), Prepared::Ready, "all of it is there");
 }
 
-/// Whoever ran before has its step, or somebody makes room for it.
+/// A request that ran before gets its step; if necessary another request is evicted for it.
 #[test]
 fn running_request_does_not_wait_for_loading_kv() {
     let mut driven = Driven::new();

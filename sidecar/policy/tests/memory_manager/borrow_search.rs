@@ -1,4 +1,4 @@
-//! Whom a tenant that lacks memory asks, and for how much: nobody vacates layers for a need that is not met.
+//! Tests which peers a tenant asks for memory, and for how much: no peer vacates layers for a need that cannot be met.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
@@ -16,15 +16,15 @@ use super::world::World;
 
 const LAYERS: usize = 6;
 const SLAB_CHUNKS: u64 = 4;
-/// Longest context of the tenant: two columns, which are all that its KV has room for.
+/// Longest context of the tenant: two columns, the capacity of its KV.
 const TOKENS: u32 = 32;
 
 fn peer(index: u32) -> Peer {
     Peer { index, instance: 1 }
 }
 
-/// A loaded tenant with room for two columns of KV in its share of a GPU that is twice as large. Of its own layers it can
-/// remap as many as `cap_permille` says.
+/// Returns a loaded tenant with capacity for two columns of KV in its share of a GPU of twice that size. It can remap
+/// `cap_permille` of its own layers.
 fn asker(cap_permille: u32) -> World {
     let slabs = [SLAB_CHUNKS; LAYERS];
     let (mut params, _) = tenant(PolicyName::Oneiros, &slabs, 0, TOKENS);
@@ -46,12 +46,12 @@ fn inactive(index: u32, lendable_chunks: u32) -> PeerView {
     PeerView { peer: peer(index), priority: 0, reachable: true, live: Some(live) }
 }
 
-/// Requests of one column each, which all begin with the same step.
+/// Submits requests of one column each, which all begin with the same step.
 fn submit(world: &mut World, requests: u64) {
     (0..requests).for_each(|id| world.submit(10 + id, id, vec![id as u32; 16], 8));
 }
 
-/// Runs until it reads its neighbours.
+/// Runs until it surveys its peers.
 fn seek(world: &mut World) {
     for _ in 0..10_000 {
         world.tick();
@@ -62,7 +62,7 @@ fn seek(world: &mut World) {
     panic!("it lacks nothing");
 }
 
-/// Whom it asks for how much when its neighbours are these.
+/// Returns whom it asks, and for how much, given these peers.
 fn asks(world: &mut World, neighbours: Vec<PeerView>) -> Option<(u32, u32)> {
     world.receive(PeerEvent::Survey(neighbours));
     asked(world).map(|(peer, chunks, _)| (peer, chunks))
@@ -79,8 +79,8 @@ fn terms() -> NegotiationPolicy {
     NegotiationPolicy { order: vec![peer(3)], ..NegotiationPolicy::default() }
 }
 
-/// A tenant of which four requests, of six blocks each in chunks of four, are to begin where twelve blocks fit: the third
-/// lacks two chunks, both together three. Its own layers give nothing.
+/// Returns a tenant with four new requests of six blocks each, in chunks of four, while twelve blocks fit: the third
+/// lacks two chunks, the third and fourth together three. Its own layers free nothing.
 fn short_of_memory() -> World {
     let mut world = asker(0);
     submit(&mut world, 4);
@@ -121,7 +121,7 @@ fn search_continues_with_unknown_peer_state() {
     );
 }
 
-/// A layer of its own covers all that is missing: a loan of less would spare none.
+/// One of its own layers covers the whole need, so a smaller loan would save none.
 #[test]
 fn what_whole_own_layers_have_to_give_all_the_same_is_not_asked_for() {
     let mut world = asker(900);
@@ -134,7 +134,7 @@ fn what_whole_own_layers_have_to_give_all_the_same_is_not_asked_for() {
     assert_eq!(short(&world.manager), 1);
 }
 
-/// The neighbour that was asked says no.
+/// The asked peer denies.
 fn refuses(
     world: &mut World,
     index: u32,
@@ -154,12 +154,12 @@ fn refusing_peer_is_skipped_and_next_is_asked() {
     let (second, chunks, nonce) =
         refuses(&mut world, 1, nonce, Some(LoanDenied::Active)).expect("another is");
     assert_eq!((second, chunks), (2, 3));
-    // The last one alone has too little.
+    // The last peer alone has too little.
     assert_eq!(refuses(&mut world, 2, nonce, Some(LoanDenied::AtFloor)), None);
     assert_eq!((short(&world.manager), world.manager.counted(Reason::AskRefused)), (1, 2));
 }
 
-/// Whether it asks its only neighbour again in a search that begins so long after that one said no.
+/// Returns whether it asks its only peer again in a search that begins `after_ms` after a denial.
 fn asks_again(why: Option<LoanDenied>, after_ms: u64) -> bool {
     let mut world = short_of_memory();
     world.receive(PeerEvent::Survey(vec![inactive(1, 3)]));
@@ -181,7 +181,7 @@ fn peer_is_not_asked_again_within_backoff() {
     assert!(pauses(residence(u64::MAX / 1_000_000), 500), "no longer than the directive's time");
     assert!(pauses(None, 2 * retry_ms), "as if it were silent");
     assert!(pauses(Some(LoanDenied::NotTraded), 5_000));
-    // Sooner nobody is asked whatever was said.
+    // No peer is asked earlier, for any reason of the denial.
     for why in
         [LoanDenied::Active, LoanDenied::AtCap, LoanDenied::AtFloor, LoanDenied::Nothing, LoanDenied::Busy]
     {

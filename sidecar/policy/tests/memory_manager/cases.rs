@@ -1,4 +1,4 @@
-//! Small tenants.
+//! Builds small tenants.
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{Params, PolicyName};
@@ -6,7 +6,8 @@ use sluice_policy::params::{Params, PolicyName};
 pub const CHUNK: u64 = 64;
 pub const BLOCK: u64 = 16;
 
-/// A tenant of one layer per entry of `slabs` (chunks each) whose KV has `kv_chunks` chunks beside all resident layers.
+/// Returns a tenant of one layer per entry of `slabs` (chunks each) with `kv_chunks` chunks of KV in addition to all
+/// resident layers.
 pub fn tenant(policy: PolicyName, slabs: &[u64], kv_chunks: u32, model_tokens: u32) -> (Params, Geometry) {
     let max_step = StepShape { tokens: 64, sequences: 8, logit_rows: 8 };
     let min_step = StepShape { tokens: 24, sequences: 1, logit_rows: 1 };
@@ -46,7 +47,7 @@ pub fn tenant(policy: PolicyName, slabs: &[u64], kv_chunks: u32, model_tokens: u
     (params, geometry)
 }
 
-/// Capacity left for KV beside everything else under the most remapped layout, at least the guarantee.
+/// Returns the chunks of guaranteed KV.
 pub fn guaranteed_chunks(params: &Params) -> u32 {
     (params.guaranteed_kv_bytes / CHUNK) as u32
 }

@@ -1,4 +1,4 @@
-//! By when the memory manager says that copies are needed.
+//! Tests the deadlines that the memory manager sets for copies.
 
 use sluice_policy::action::{Action, FillTarget, Work};
 use sluice_policy::geometry::StepShape;
@@ -13,7 +13,8 @@ use super::world::World;
 
 const MS: u64 = 1_000_000;
 
-/// Six layers of a millisecond, three of which share a slot; what a step that begins at `now` orders.
+/// Returns the moving layers and the actions of a step that begins at `now`: six layers of a millisecond, three of
+/// which share a slot.
 fn step(now: Nanos, by_deadline: bool) -> (Vec<LayerId>, Vec<Action>) {
     let (params, _) = tenant(PolicyName::Recompute, &[3; 6], 0, 32);
     let (params, geometry) = tenant(PolicyName::Recompute, &[3; 6], guaranteed_chunks(&params), 32);
@@ -37,7 +38,7 @@ fn a_slab_is_needed_when_its_step_comes_to_the_layer_and_an_early_one_a_step_lat
     let now = Nanos(7 * MS);
     let (moving, out) = step(now, true);
     let dues: Vec<_> = out.iter().map(|action| (target(action), action.due)).collect();
-    // The first layer is there since the tenant has loaded; its next copy is for the next step.
+    // The first layer is resident since the tenant loaded; its next copy is for the next step.
     let at = |layer: LayerId, steps: u64| (layer, Some(now.plus((6 * steps + u64::from(layer.0)) * MS)));
     assert_eq!(moving.len(), 3);
     assert_eq!(dues, [at(moving[1], 0), at(moving[2], 0), at(moving[0], 1)]);
@@ -59,8 +60,7 @@ fn without_the_arbiter_nothing_has_a_deadline() {
     assert!(out.len() == 3 && out.iter().all(|action| action.due.is_none()), "{out:?}");
 }
 
-/// Everybody waits for what happens between two steps; a step reads what is fetched; nobody waits for what is written back or,
-/// here, comes home.
+/// Checks that every action except a write-back has a deadline.
 fn check(action: &mut Action) {
     let waited = !matches!(action.work, Work::WriteBack(_));
     assert_eq!(action.due.is_some(), waited, "{action:?}");

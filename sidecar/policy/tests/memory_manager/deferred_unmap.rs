@@ -1,4 +1,5 @@
-//! eLLM's overlap: an inflation takes what the next tokens need too, and its old addresses go when nobody waits.
+//! Tests eLLM's overlap: an inflation also takes memory for the next tokens, and old addresses are unmapped while no
+//! step waits.
 
 use sluice_policy::action::{Address, Reback, Work};
 use sluice_policy::geometry::Geometry;
@@ -10,7 +11,7 @@ use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;
 use super::world::World;
 
-/// A tenant whose KV has so many chunks beside the guarantee and activations.
+/// Returns a tenant with `extra_kv` chunks of KV in addition to the guarantee and the activations.
 fn sized(policy: PolicyName, extra_kv: u32) -> (Params, Geometry) {
     let (params, _) = tenant(policy, &[4; 6], 0, 96);
     tenant(policy, &[4; 6], guaranteed_chunks(&params) + extra_kv, 96)
@@ -24,12 +25,12 @@ fn world(policy: PolicyName, change: impl Fn(&mut Params)) -> World {
     world
 }
 
-/// More than there is room for.
+/// Submits more requests than fit.
 fn submit(world: &mut World) {
     (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
 }
 
-/// Until old addresses are left behind.
+/// Runs until stale addresses exist.
 fn inflate(world: &mut World) {
     let inflated = (0..10_000).any(|_| {
         world.tick();
@@ -38,7 +39,7 @@ fn inflate(world: &mut World) {
     assert!(inflated, "nothing was inflated");
 }
 
-/// Answers that grow until the last change of their tenant is an inflation, and end.
+/// Runs growing requests to their end, so that the tenant's last change is an inflation.
 fn grow(world: &mut World) {
     (0..4).for_each(|id| world.submit(id, id, (0..20).collect(), 70));
     while world.finished.len() < 4 {
@@ -47,7 +48,7 @@ fn grow(world: &mut World) {
     assert!(world.manager.stale_addresses() > 0, "the last change was an inflation");
 }
 
-/// Each audit of the world compares both tables and looks who is behind what.
+/// Each audit of the world compares both tables and checks the addresses of every chunk.
 #[test]
 fn inflation_defers_unmap_until_idle() {
     for policy in [PolicyName::Ellm, PolicyName::Unified] {
@@ -99,7 +100,7 @@ fn without_leave_to_unmap_later_one_transaction_does_both() {
     assert_eq!(world.manager.counted(Reason::UnmapLater), 0);
 }
 
-/// The device refuses to let go of a chunk that is behind any address.
+/// The device refuses to release a chunk that backs any address.
 #[test]
 fn deferred_unmap_precedes_chunk_release() {
     let mut world = world(PolicyName::Ellm, |_| ());
@@ -125,7 +126,7 @@ fn a_change_that_the_device_refuses_leaves_old_addresses_where_they_are() {
     assert_eq!(world.manager.stale_addresses(), 0);
 }
 
-/// Transactions until all requests have ended, preemptions, and the fewest activation chunks.
+/// Returns the transactions and preemptions until all requests have ended, and the fewest activation chunks.
 fn served(premap_bytes: u64) -> (u64, u32, u32) {
     let mut world = world(PolicyName::Ellm, |params| params.premap_bytes = premap_bytes);
     submit(&mut world);

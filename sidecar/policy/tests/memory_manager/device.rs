@@ -1,5 +1,5 @@
-//! A device for tests: carries out actions late, in any order that the contract allows, and sometimes not at all. It
-//! knows what is in every chunk, so that it sees a wrong read, and trusts nothing that the memory manager says of itself.
+//! A test device: executes actions with delays, in any order that the contract allows, and sometimes fails them. It
+//! tracks the contents of every chunk, so that it detects a wrong read, and trusts no statement of the memory manager.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -39,7 +39,7 @@ pub fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// What a chunk holds of weights.
+/// Weight contents of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
     Poison,
@@ -47,28 +47,28 @@ pub enum Cell {
     Layer(LayerId, u32),
 }
 
-/// How often actions fail, and how many failures there will be.
+/// Rate and number of failures.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     pub permille: u32,
     pub left: u32,
-    /// The device has this many chunks fewer than the memory manager was told.
+    /// Chunks that the device lacks compared with the memory manager's configuration.
     pub missing_chunks: u32,
-    /// So many times no chunk is made of bytes that were accepted.
+    /// Number of times that no chunk is created for accepted bytes.
     pub unmade: u32,
-    /// So many promises of neighbours cannot be taken although they stand.
+    /// Number of valid earmarks of peers that cannot be accepted.
     pub untaken: u32,
-    /// The next transfers of this number find the ledger full.
+    /// Number of transfers that find the ledger full.
     pub busy: u32,
-    /// So many copies from the host tier fail.
+    /// Number of copies from the host tier that fail.
     pub lost_swaps: u32,
-    /// So many fetches of KV fail.
+    /// Number of KV fetches that fail.
     pub lost_fetches: u32,
-    /// So many of those fail that copy nothing.
+    /// Number of empty fetches that fail.
     pub lost_empty_fetches: u32,
 }
 
-/// What may happen next.
+/// Possible next events.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
     Order,
@@ -97,33 +97,33 @@ pub struct Device {
     pub chunks: BTreeSet<ChunkId>,
     pub table: BTreeMap<Address, ChunkId>,
     pub cells: BTreeMap<ChunkId, Cell>,
-    /// Tags of the 16 tokens of each block, by where it really lies.
+    /// Tags of the 16 tokens of each block, by the block's physical location.
     blocks: BTreeMap<(ChunkId, u32), [u64; 16]>,
-    /// What the host tier holds, and under which name.
+    /// Contents and generation of each host block.
     host: BTreeMap<HostBlockId, (Generation, [u64; 16])>,
-    /// KV that comes back is what somebody else's was.
+    /// Whether loaded KV contains another block's contents.
     pub mix_up_swaps: bool,
     pub ready: Vec<Generation>,
     pub done: Vec<Generation>,
-    /// The same of KV that is fetched.
+    /// The same for fetched KV.
     pub kv_ready: Vec<Generation>,
     pub kv_done: Vec<Generation>,
-    /// Fetches of what their host blocks carried no more.
+    /// Fetches refused because a host block no longer had its generation.
     pub refused_fetches: u32,
-    /// How often, of a thousand times, a write-back gets no further although it might.
+    /// Probability that a write-back makes no progress although it could, permille.
     pub slow_writes_permille: u32,
-    /// Fetches that ended well.
+    /// Successful fetches.
     pub fetched: u32,
-    /// Spills that did.
+    /// Successful spills.
     pub spilt: u32,
     pub rebacks: u32,
     pub moves: u32,
     pub bytes_filled: u64,
     pub fill_ns_per_byte: u64,
     pub refuse_rebacks: bool,
-    /// The ledger of a GPU that is shared.
+    /// The ledger of a shared GPU.
     pub quota: Option<Quota>,
-    /// What ended last moved chunks between neighbours.
+    /// Whether the last completion moved chunks between peers.
     pub traded: bool,
 }
 
@@ -183,7 +183,7 @@ impl Device {
         }
     }
 
-    /// One thing ends, chosen at random; none when nothing can.
+    /// Completes one random action; `None` if none can complete.
     pub fn poll(&mut self) -> Option<Completion> {
         self.traded = false;
         let mut choices = Vec::new();
@@ -210,19 +210,19 @@ impl Device {
         }
     }
 
-    /// Nothing is under way.
+    /// Whether no action is in progress.
     pub fn idle(&self) -> bool {
         self.orders.is_empty() && self.fills.is_empty() && self.kv.is_empty() && self.dropping.is_none()
     }
 
-    /// First in its slot, and the reader before it has finished.
+    /// Whether the fill is the first in its slot and the previous reader has finished.
     fn may_start(&self, at: usize) -> bool {
         let fill = &self.fills[at].fill;
         let first = !self.fills[..at].iter().any(|f| same_place(&f.fill, fill));
         first && fill.after.is_none_or(|(layer, generation)| self.done[layer.index()] >= generation)
     }
 
-    /// A copy starts, and what was there is gone; or it ends.
+    /// Starts a copy, which destroys the old contents, or ends it.
     fn step_fill(&mut self, at: usize) -> Option<Completion> {
         if !self.fills[at].running {
             self.fills[at].running = true;
@@ -256,7 +256,7 @@ impl Device {
         Some(Completion { id, outcome })
     }
 
-    /// The chunks named are those behind the addresses of the target.
+    /// Checks that the named chunks back the addresses of the target.
     fn check_fill_target(&self, fill: &Fill) {
         for (part, chunk) in fill.chunks.iter().enumerate() {
             let address = match fill.target {
@@ -343,8 +343,8 @@ impl Device {
         Some(Completion { id, outcome: DONE })
     }
 
-    /// Change by change, so that a transaction which is infeasible half way is seen. On the way a chunk may be behind two
-    /// addresses, at the end it has one owner.
+    /// Applies the changes one by one, so that a transaction that is invalid in the middle is detected. During it a
+    /// chunk may back two addresses; at the end it has one owner.
     pub fn reback(&mut self, transaction: &Transaction) {
         self.rebacks += 1;
         for op in &transaction.ops {
@@ -372,7 +372,8 @@ impl Device {
         self.check_sharing();
     }
 
-    /// Only layers share a chunk, each at the same position; and KV may be behind an activation address that it had before.
+    /// Checks that chunks are shared only by layers, each at the same position, or by KV and its former activation
+    /// address.
     fn check_sharing(&self) {
         let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
         for (address, chunk) in &self.table {
@@ -390,7 +391,7 @@ impl Device {
         }
     }
 
-    /// Every activation that a step may touch is there, and nobody else's.
+    /// Checks that every activation chunk that a step may use is mapped and not shared.
     pub fn check_activations(&self, limit_bytes: u64) {
         for at in (0..limit_bytes / self.geometry.chunk_bytes).map(|at| Address::Activation(at as u32)) {
             let chunk = self.table.get(&at).unwrap_or_else(|| panic!("{at:?} is backed"));
@@ -416,7 +417,7 @@ impl Device {
         }
     }
 
-    /// Where a block really lies.
+    /// Returns the physical location of a block.
     fn place(&self, block: BlockId) -> (ChunkId, u32) {
         let per = self.geometry.blocks_per_chunk();
         let frame = sluice_policy::ids::FrameId(block.0 / per);
@@ -433,7 +434,7 @@ impl Device {
         self.blocks.get(&self.place(block)).map_or(0, |tags| tags[at])
     }
 
-    /// What a layer's kernel would see. `Err` names the first wrong chunk.
+    /// Returns what a layer's kernel would read. `Err` names the first wrong chunk.
     pub fn read_layer(&self, layer: LayerId) -> Result<(), String> {
         for part in 0..self.geometry.slab_chunks(layer.index()) {
             let chunk = self.table.get(&Address::Layer(layer, part));
@@ -446,7 +447,7 @@ impl Device {
         Ok(())
     }
 
-    /// The engine is gone: nobody will finish reading.
+    /// Handles the loss of the engine: its readers never finish.
     pub fn forget_readers(&mut self) {
         self.done.fill(Generation(0));
         self.kv_done.fill(Generation(0));

@@ -1,4 +1,4 @@
-//! Memory that flows: draining, compaction, reversion, the prefix cache as the first to go.
+//! Tests elastic memory: draining, compaction, reversion, and the prefix cache as the first memory to be evicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ fn world(policy: PolicyName, extra_kv: u32) -> World {
     World::new(params, geometry, 11, Faults::default())
 }
 
-/// Blocks are small here, so that a frame holds those of several requests.
+/// Blocks are small here, so that a frame holds blocks of several requests.
 pub const SMALL_BLOCK: u64 = BLOCK / 4;
 
 pub fn small_blocks() -> World {
@@ -30,8 +30,8 @@ pub fn small_blocks() -> World {
     World::new(params, geometry, 11, Faults::default())
 }
 
-/// Requests 0..8 hold columns that alternate in the arena until it is full; then the odd ones end. Every frame has holes.
-/// Returns the blocks of the even ones, each token of them tagged.
+/// Fills the arena with requests 0..8, whose columns alternate, and ends the odd ones, so that every frame has holes.
+/// Returns the blocks of the even ones, with a tag for each of their tokens.
 pub fn with_holes(world: &mut World) -> Tables {
     world.manager.force_layout(Some(ForcedRemap { alpha: 3, beta: 1 })).expect("possible");
     assert!(world.load());
@@ -83,7 +83,7 @@ fn a_reversion_moves_live_blocks_within_the_budget_and_drops_none() {
     let before = world.manager.kv_counts().used_blocks;
     world.manager.force_layout(None).expect("possible");
     for _ in 0..100 {
-        // A step between any two boundaries, or the next moves would wait.
+        // Without a step between two boundaries the next moves would wait.
         world.rest(1);
         if !world.manager.is_blocked() {
             world.send_event(|manager, out| manager.begin(Nanos(0), out));
@@ -140,7 +140,7 @@ fn a_tenant_that_is_not_short_changes_nothing() {
 fn cached_columns_go_before_anything_else_is_done() {
     let mut world = world(PolicyName::Oneiros, 2);
     assert!(world.load());
-    // One after the other: there is never a shortage that giving up the cache does not cover.
+    // One after the other, so that evicting the cache always covers the need.
     for id in 0..20 {
         world.submit(id, id, (0..40).collect(), 50);
         world.run();
@@ -177,7 +177,7 @@ fn activations_swell_and_shrink_with_the_step() {
     }
     assert!(least < full, "idle activation chunks became KV");
     assert!(world.manager.counted(Reason::Inflate) > 0);
-    // A prefill of several sequences wants them back, and gets them: KV is idle now.
+    // A prefill of several sequences takes them back from idle KV.
     (10..14).for_each(|id| world.submit(id, id, (0..60).collect(), 2));
     world.run();
     assert!(world.manager.counted(Reason::Deflate) > 0);
@@ -196,7 +196,7 @@ fn an_inflation_is_a_change_of_labels_and_copies_not_a_byte() {
     let [activation, kv] = holders(&world);
     let (created, filled) = (world.manager.ledger().created(), world.device.bytes_filled);
     (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
-    // Counted when the goal is set; the labels change when the device has done it.
+    // The inflation is counted when it begins; the owners change when the device has completed it.
     let grows = (0..10_000).any(|_| {
         world.tick();
         holders(&world)[1] != kv

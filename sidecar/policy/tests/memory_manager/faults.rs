@@ -1,4 +1,4 @@
-//! A backend that fails is ordinary input: nothing leaks, nothing panics, and what cannot go on says so.
+//! Tests failing backends: nothing leaks or panics, and permanent failures are reported.
 
 use sluice_policy::action::FillTarget;
 use sluice_policy::chunk_table::Owner;
@@ -147,7 +147,7 @@ fn requests_that_end_while_their_blocks_move_and_moves_that_fail_leak_nothing() 
         with_holes(&mut world);
         world.manager.force_layout(None).expect("possible");
         let used = world.manager.kv_counts().used_blocks;
-        // As many calm boundaries as the hysteresis wants.
+        // As many calm boundaries as the hysteresis requires.
         (0..3).for_each(|_| world.send_event(|manager, out| manager.boundary(Default::default(), out)));
         assert!(world.manager.is_blocked(), "blocks are moving");
         assert_eq!(world.manager.kv_counts().used_blocks, used + 16, "their targets are reserved");
@@ -157,7 +157,7 @@ fn requests_that_end_while_their_blocks_move_and_moves_that_fail_leak_nothing() 
         [0, 2, 4].into_iter().for_each(|id| world.manager.close(RequestId(id)));
         world.manager.check();
         world.drain();
-        // The rest of its blocks would move after the next step, which this test does not run.
+        // The rest of its blocks would move only after the next step, which this test does not run.
         world.manager.close(RequestId(6));
         assert_eq!(world.manager.kv_counts().used_blocks, 0);
         world.rest(2000);

@@ -1,4 +1,4 @@
-//! The tests' device: what it makes of KV that is copied beside steps.
+//! Tests the test device: its execution of KV copies in parallel with steps.
 
 use sluice_policy::action::{Action, Address, BlockSwap, Fetch, Reback, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
@@ -8,7 +8,8 @@ use sluice_policy::reason::Reason;
 
 use super::device::{Device, Faults};
 
-/// A frame on chunk 0, whose blocks 0 and 1 hold 10 and 11 at their first token and are in the host tier as 1 and 2.
+/// Returns a device with a frame on chunk 0. Blocks 0 and 1 hold 10 and 11 at their first token and are in the host
+/// tier as 1 and 2.
 fn device(seed: u64) -> Device {
     let geometry = Geometry {
         chunk_bytes: 1024,
@@ -45,7 +46,7 @@ fn order(device: &mut Device, id: u64, work: Work) {
     device.submit(Action { id: ActionId(id), work, reason: Reason::Load, due: None });
 }
 
-/// What ends by itself, in this order.
+/// Returns the completions, in order.
 fn run(device: &mut Device) -> Vec<(u64, Outcome)> {
     let mut ended = Vec::new();
     for _ in 0..100 {

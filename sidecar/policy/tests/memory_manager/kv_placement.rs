@@ -1,5 +1,5 @@
-//! KV that is away while its requests run: every step reads what was written, under every policy that places KV, with engines
-//! that die, copies that fail, a host tier that is too small and write-backs that hardly move.
+//! Tests offloaded KV of running requests: every step reads what was written, under every policy that places KV, with
+//! engine losses, failing copies, a small host tier and slow write-backs.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ struct Case {
     slow_writes: u32,
     caching: bool,
     naps: u32,
-    /// Steps that a plan holds for.
+    /// Steps that a plan applies to.
     window: u16,
 }
 
@@ -52,7 +52,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Eight layers that are alike, a small arena and a large host tier, and nothing goes wrong.
+/// Eight equal layers, a small arena, a large host tier and no failures.
 fn quiet(policy: PolicyName) -> Case {
     Case {
         policy,
@@ -74,7 +74,7 @@ fn world(case: &Case) -> World {
     let (params, _) = tenant(case.policy, &case.slabs, 0, MODEL_TOKENS);
     let kv = guaranteed_chunks(&params) + case.extra_kv;
     let (_, geometry) = tenant(case.policy, &case.slabs, kv, MODEL_TOKENS);
-    // Who weighs places KV only where no own layer may move.
+    // A policy that compares costs places KV only if no own layer may move.
     let remap_cap_permille = if case.policy.weighs() { 0 } else { params.remap_cap_permille };
     let params = Params {
         remap_cap_permille,
@@ -93,7 +93,7 @@ fn world(case: &Case) -> World {
 
 fn served(case: &Case, requests: u64) -> (World, BTreeMap<RequestId, Vec<u32>>) {
     let mut world = world(case);
-    // Failures in a row at the start keep a tenant from loading: that is another test's.
+    // Consecutive failures at the start would keep the tenant from loading, which another test covers.
     let faults = std::mem::take(&mut world.device.faults);
     assert!(world.load());
     world.device.faults = faults;
@@ -158,7 +158,7 @@ fn each_policy_reads_kv_from_the_host_tier() {
     }
 }
 
-/// Of all full columns four of eight layers are away; the last column is there.
+/// Four of eight layers of all full columns are offloaded; the last column is on the device.
 #[test]
 fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
     let mut world = world(&quiet(PolicyName::FlexGen));
@@ -186,7 +186,7 @@ fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
     }
 }
 
-/// Prompts are computed in buffers, whatever fails and dies meanwhile, and come back.
+/// Prefills run in buffers and are restored, despite failures and engine losses.
 #[test]
 fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_were() {
     let (mut sent_out, mut spilt, mut lost) = (0, 0, 0);
@@ -200,7 +200,7 @@ fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_we
             world.device.faults = Faults { permille: 30, left: 12, ..Faults::default() };
             world.switch_permille = 20;
         }
-        // More in a row than are tried again: everything that lies in buffers is given up.
+        // More consecutive failures than retries: all KV in buffers is dropped.
         world.device.faults.lost_fetches = if seed % 6 == 5 { 10 } else { 0 };
         let expected = load(&mut world, &mut Rng(seed ^ 1), 8);
         world.run();
@@ -236,11 +236,11 @@ fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
         most = most.max(vain - batch.1);
     }
     assert_eq!(world.finished, expected);
-    // The answer to what was asked before the batch changed may come after.
+    // The answer to a request from before the batch change may arrive later.
     assert!(most > 2, "{most} times");
 }
 
-/// A world in which the next fetches fail, once KV is away.
+/// Returns a world in which the next fetches fail, once KV is offloaded.
 fn with_lost_fetches(fetches: u32) -> (World, BTreeMap<RequestId, Vec<u32>>) {
     let mut world = world(&quiet(PolicyName::FlexGen));
     assert!(world.load());
@@ -263,7 +263,7 @@ fn kv_that_cannot_be_fetched_is_computed_again() {
     }
 }
 
-/// Of a prompt that goes out nothing is to be fetched at first, which may fail all the same.
+/// An offloaded prefill has nothing to fetch at first; such an empty fetch may fail too.
 #[test]
 fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
     let mut world = world(&quiet(PolicyName::Ellm));
@@ -273,7 +273,7 @@ fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
     let (mut failed, mut fetched) = (0, world.device.fetched);
     while world.finished.len() < expected.len() {
         world.tick();
-        // Never twice in a row.
+        // Never twice in succession.
         if world.device.fetched > fetched && world.device.faults.lost_empty_fetches == 0 {
             (failed, fetched) = (failed + 1, world.device.fetched);
             world.device.faults.lost_empty_fetches = 1;

@@ -1,4 +1,4 @@
-//! Exhaustive small scope: every layout of small models, every change from one to another.
+//! Tests every layout of small models, and every change from one to another.
 
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
@@ -15,7 +15,7 @@ fn layouts(layers: u16) -> Vec<Option<ForcedRemap>> {
     std::iter::once(None).chain(fits.map(Some)).collect()
 }
 
-/// A tenant whose capacity is exactly what the larger of the two layouts and the guaranteed KV take: no spare chunk.
+/// Returns a tenant whose capacity is exactly what the larger of the two layouts and the guaranteed KV need.
 fn tight(slabs: &[u64], from: Option<ForcedRemap>) -> World {
     let (params, _) = tenant(PolicyName::Recompute, slabs, 0, 32);
     let kv = guaranteed_chunks(&params);
@@ -79,7 +79,7 @@ fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
     let now = Nanos(0);
     let request = RequestId(7);
     world.manager.open(request, 0, &[1; 200]);
-    // All KV in use: the freed layers' chunks as well.
+    // All KV is in use, including the chunks of the freed layers.
     let columns = world.manager.kv_counts().free_blocks / 5;
     let need = StepNeed { columns: vec![(request, columns)], shape: StepShape::default() };
     let prepared = world.send_event(|manager, out| manager.prepare(now, &need, out));

@@ -1,4 +1,4 @@
-//! What a tenant that is asked answers: by what holds at that moment, whatever the asker saw.
+//! Tests a tenant's answers to loan requests, which depend only on its own current state.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
@@ -14,20 +14,20 @@ use super::world::World;
 const MS: u64 = 1_000_000;
 const TOKENS: u32 = 32;
 const TTL_NS: u64 = 1_000 * MS;
-/// Above it no KV is guaranteed, so all of this can be lent when no request needs it.
+/// Chunks above the guaranteed KV, all of which can be lent while no request needs them.
 const EXTRA_KV: u32 = 8;
 
 fn peer(index: u32) -> Peer {
     Peer { index, instance: 1 }
 }
 
-/// Neighbour 1 is below the tenant, 2 is not, and of others it knows nothing.
+/// Peer 1 has a lower priority than the tenant, peer 2 has not, and other peers are unknown.
 fn terms() -> NegotiationPolicy {
     let priorities = vec![(peer(1), 3), (peer(2), 5)];
     NegotiationPolicy { priority: 5, priorities, min_residence_ns: 0, ..NegotiationPolicy::default() }
 }
 
-/// A tenant of six layers of four chunks that has not loaded.
+/// Returns a tenant of six layers of four chunks that has not loaded.
 fn fresh(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
     let slabs = [4; 6];
     let (params, _) = tenant(PolicyName::Oneiros, &slabs, 0, TOKENS);
@@ -51,7 +51,7 @@ fn loaded(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
     world
 }
 
-/// The turn comes or goes.
+/// Grants or takes the time slice.
 fn take_turn(world: &mut World, active: bool) {
     world.active = active;
     while world.manager.active() != active {
@@ -63,7 +63,7 @@ fn lender() -> World {
     loaded(|_| (), terms())
 }
 
-/// What it says to this neighbour, at once: chunks that it will give are in its book.
+/// Returns its immediate answer to this peer: chunks that it will lend are in its book.
 fn ask_of(world: &mut World, from: u32, nonce: u64, chunks: u32) -> Result<u32, LoanDenied> {
     let before = lent(world);
     world.receive(PeerEvent::Asked { peer: peer(from), nonce: Nonce(nonce), chunks, ttl_ns: TTL_NS });
@@ -93,13 +93,13 @@ fn lent(world: &World) -> u32 {
     world.negotiator.as_ref().map_or(0, |trader| trader.book().lent_out())
 }
 
-/// What it promised leaves.
+/// Transfers the lent chunks.
 fn vacate(world: &mut World) {
     (0..2_000).for_each(|_| world.tick());
     assert_eq!(world.manager.lent_chunks(), lent(world));
 }
 
-/// Requests that take all of its KV, before it loses its turn.
+/// Starts requests that take all of its KV, before it loses its time slice.
 fn fill_kv(world: &mut World) {
     world.active = true;
     (0..4).for_each(|id| world.submit(10 + id, id, vec![id as u32; 20], 12));
@@ -185,7 +185,8 @@ fn a_tenant_whose_layers_may_not_go_any_more_is_at_its_cap() {
     assert_eq!(ask(&mut world, 3, 1), Err(LoanDenied::AtCap));
 }
 
-/// Slabs of 253 bytes take 2.5 steps of six milliseconds: a neighbour that has them for a turn costs the next one more.
+/// Slabs of 253 bytes take 2.5 steps of six milliseconds: lending them for one time slice costs the next slice one
+/// more.
 #[test]
 fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within_a_step() {
     for (slab_ns, hidden) in [(15 * MS, false), (MS, true)] {

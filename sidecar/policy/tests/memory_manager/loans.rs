@@ -1,4 +1,5 @@
-//! Two tenants that lend each other memory and take turns: no token changes, and no byte is promised twice.
+//! Tests two tenants that lend each other memory and alternate time slices: no token changes, and no byte is earmarked
+//! twice.
 
 mod pair;
 
@@ -105,7 +106,7 @@ fn a_full_ledger_refuses_a_loan_and_delays_a_debt_and_is_no_failure_of_the_backe
     }
 }
 
-/// A tenant that has lent all that it can, which is not repaid: it has work, after something has changed, and serves.
+/// Runs a tenant that has lent all that it can, without repayment: after a change it has work, and serves it.
 fn served_without(
     slabs: &[u64],
     before: impl Fn(&mut MemoryManager),
@@ -121,7 +122,7 @@ fn served_without(
     pair.worlds[1].manager.queue_transfer(earmark, most, TransferKind::Lend);
     (0..2_000).for_each(|_| pair.tick());
     let expected = load(&mut pair.worlds[1], &mut rng, 6);
-    // The borrower is silent: the turn comes, nothing is repaid, and patience is over.
+    // The borrower does not answer: the time slice is granted, nothing is repaid, and the wait for loans ends.
     let lender = &mut pair.worlds[1];
     after(&mut lender.manager);
     lender.active = true;
@@ -158,7 +159,7 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
     served_without(&[4; 8], unchanged, unchanged);
 }
 
-/// Its floor counts on the least activation space: what it has beyond that makes room for layers.
+/// Its floor assumes the smallest activation space: the excess is used for layers.
 #[test]
 fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
     let manager = served_without(&[4; 8], has(PolicyName::Unified), unchanged);
@@ -168,7 +169,7 @@ fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
     );
 }
 
-/// What it lent it lent by another floor than the one that is in force when it comes back.
+/// The loan was made under another floor than the one in force at the restore.
 #[test]
 fn a_lender_whose_policy_or_cap_has_changed_comes_back_without_what_it_lent() {
     for policy in [PolicyName::Oneiros, PolicyName::Recompute, PolicyName::Ellm, PolicyName::Pie] {
@@ -180,14 +181,14 @@ fn a_lender_whose_policy_or_cap_has_changed_comes_back_without_what_it_lent() {
     }
 }
 
-/// The layouts whose copies hide best are not those that take least.
+/// The layouts whose copies hide best are not the smallest.
 #[test]
 fn a_lender_of_unequal_layers_comes_back_into_the_layout_that_its_floor_counts_on() {
     served_without(&[4, 1, 4, 1, 4, 1, 4, 4], may_remap(500), unchanged);
 }
 
-/// A tenant whose requests hold all KV lends what it can and comes back without it: how many layers give up their memory, and
-/// how many requests lost theirs.
+/// Returns how many layers a tenant frees, and how many requests lose their KV, when it lends all that it can while
+/// requests hold all KV, and is restored without the loans.
 fn back_without(policy: PolicyName, slab_ns: u64) -> (u16, u32) {
     back_without_under(policy, slab_ns, |_| {})
 }
@@ -204,7 +205,7 @@ fn back_without_under(policy: PolicyName, slab_ns: u64, change: impl Fn(&mut Par
         world.tick();
     }
     pair.turn(0);
-    // Seven layers of four chunks could go, and idle KV.
+    // It could lend seven layers of four chunks, and idle KV.
     let two_layers = pair.worlds[1].manager.lendable_chunks() - 20;
     let earmark = pair.earmark(0);
     let world = &mut pair.worlds[1];
@@ -232,7 +233,8 @@ fn layers_that_hide_move_before_requests_lose_their_memory_and_others_do_not() {
     assert!(lost > 0, "copies of five steps: {moved} layers, {lost} requests");
 }
 
-/// Copies of two and a half layers' compute stall four of eight layers by a fifth, and a request is a quarter of the batch.
+/// Copies of two and a half layers' compute stall four of eight layers by a fifth, and a request is a quarter of the
+/// batch.
 #[test]
 fn unified_takes_a_stall_where_requests_would_lose_more() {
     let moved = |policy| back_without(policy, 2_500_000).0;
@@ -240,8 +242,8 @@ fn unified_takes_a_stall_where_requests_would_lose_more() {
     assert!(weighed > strict, "{weighed} layers against {strict}");
 }
 
-/// A client that reads a token in twenty-five steps misses three in the window of 64, which is less than a fifth of what
-/// four requests make in it.
+/// A client that reads a token in twenty-five steps misses three in the window of 64, which is less than a fifth of
+/// what four requests generate in it.
 #[test]
 fn with_an_objective_a_request_that_waits_loses_what_its_client_reads_meanwhile() {
     let moved = |policy, by_loss| {
@@ -255,7 +257,7 @@ fn with_an_objective_a_request_that_waits_loses_what_its_client_reads_meanwhile(
     assert!(moved(PolicyName::Unified, false) > strict, "it would lose all that it would have made");
 }
 
-/// A loaded tenant with two chunks of its neighbour, whose KV is never calm for long enough to give any back.
+/// Returns a loaded tenant with two borrowed chunks, whose KV is never calm for long enough to return any.
 fn borrower() -> World {
     let (params, _) = tenant(PolicyName::Oneiros, &[4; 8], 0, MODEL_TOKENS);
     let (_, geometry) = tenant(PolicyName::Oneiros, &[4; 8], guaranteed_chunks(&params), MODEL_TOKENS);
@@ -271,7 +273,7 @@ fn borrower() -> World {
     world
 }
 
-/// Whoever found no engine for long gave back at once what it had borrowed for its first step, and borrowed it again, for ever.
+/// Regression: a tenant without an engine returned its loan at once and borrowed it again, repeatedly.
 #[test]
 fn a_loan_is_spare_when_no_request_waits_for_a_while_and_not_before() {
     let mut manager = borrower().manager;

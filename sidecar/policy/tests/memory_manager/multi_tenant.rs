@@ -1,5 +1,5 @@
-//! Tenants that trade by letters which are late, lost, told twice and out of order, while some of them die: no byte is
-//! promised twice, no token changes, nobody waits for ever, and everything goes home.
+//! Tests tenants that trade with delayed, lost, duplicated and reordered messages while some of them exit: no byte is
+//! earmarked twice, no token changes, no tenant waits forever, and all loans are returned.
 
 mod harness;
 mod network;
@@ -36,7 +36,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// How many towns are tried: as many as the environment says, for a hunt, else a few.
+/// Returns the number of simulated GPUs: set in the environment for a long search, otherwise small.
 fn gpus() -> u32 {
     std::env::var("PROPTEST_CASES").map_or(40, |cases| cases.parse().expect("PROPTEST_CASES is a number"))
 }
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// Nothing goes wrong but what the test names.
+/// Returns a case without failures other than those the test adds.
 fn quiet_case(turns: bool) -> Case {
     Case {
         tenants: 3,
@@ -117,7 +117,7 @@ fn unbacked_bytes_are_returned() {
     }
 }
 
-/// A free chunk went for one that was never made, which nobody made then.
+/// Regression: a free chunk was returned for one that was never created, and the missing chunk was never created later.
 #[test]
 fn unbacked_bytes_return_before_chunks() {
     let trouble =
@@ -128,7 +128,8 @@ fn unbacked_bytes_return_before_chunks() {
     town.settle();
 }
 
-/// The next life of the lender had the bytes of a chunk that was never made: there was nothing to give back.
+/// Regression: the lender's next instance had the bytes of a chunk that was never created, so there was nothing to
+/// return.
 #[test]
 fn unbacked_bytes_are_not_owed_to_exited_peers() {
     let trouble = Case { loss: 6, faults: 25, unmade: 2, kills: 3, deaths: 3, ..quiet_case(true) };
@@ -139,8 +140,7 @@ fn unbacked_bytes_are_not_owed_to_exited_peers() {
     town.settle();
 }
 
-/// Tenants that often sleep, and whose host tier has room for little of what they computed, take long; none of them stands
-/// still.
+/// Tenants that often sleep, and whose host tier is small, take long, but all of them make progress.
 #[test]
 fn frequent_sleep_delays_completion() {
     let sleepy = Case { sleeps: 60, host_kv_bytes: 112, ..quiet_case(true) };
@@ -150,14 +150,14 @@ fn frequent_sleep_delays_completion() {
     town.settle();
 }
 
-/// Makes the floor of a later life its share.
+/// Raises the floor of a later instance to its share.
 const LATER_FLOOR: u32 = 20;
 
 fn lender(town: &SimGpu) -> Option<usize> {
     (0..town.slots.len()).find(|at| town.manager(*at).is_some() && town.lent_by(*at) > 0)
 }
 
-/// Somebody who lends dies, and nobody sees it. Runs until it is loaded again.
+/// Stops a lender without notice to its peers. Runs until it is loaded again.
 fn lender_with_lent_floor(later_floor: u32) -> (SimGpu, usize) {
     let mut town = SimGpu::new(&Case { blind: true, later_floor, ..quiet_case(true) });
     town.until(|town| lender(town).is_some());
@@ -195,7 +195,7 @@ fn an_earmark_that_the_ledger_loses_is_noticed() {
     town.settle();
 }
 
-/// Everybody has answered everything, as if it were alone.
+/// Checks that every tenant has generated the same tokens as alone.
 fn served(case: &Case) -> SimGpu {
     let mut town = SimGpu::new(case);
     town.run();
@@ -223,7 +223,7 @@ fn tenants_serve_although_no_promise_can_be_taken() {
     }
 }
 
-/// What is lent is wanted back while its borrower still uses it, and no loan ends by itself.
+/// Loans are revoked while their borrower still uses them, and no loan expires.
 fn contested() -> Case {
     Case { extra_kv: 0, ttl_ms: 60_000, ..quiet_case(true) }
 }
@@ -246,7 +246,7 @@ fn overdue_lender_asks_other_peers() {
     assert!((1..=3).map(asked).sum::<u32>() > 0);
 }
 
-/// What a memory manager may hold, as it says.
+/// Returns the chunks borrowed and lent, by the memory manager.
 fn balance(manager: &MemoryManager) -> (u32, u32) {
     (manager.borrowed_chunks(), manager.lent_chunks())
 }

@@ -1,4 +1,4 @@
-//! Negative controls: each safety mechanism is switched off on the way to the device, and the checks must see it.
+//! Negative controls: each test disables a safety mechanism on the way to the device, and the checks must detect it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,7 +9,7 @@ use super::cases::{guaranteed_chunks, tenant};
 use super::device::Faults;
 use super::world::World;
 
-/// A load under which layers stream and the layout changes, with `spoil` applied to every action.
+/// Runs a load in which layers stream and the layout changes, with `spoil` applied to every action.
 fn serve(spoil: Option<fn(&mut Action)>, seed: u64) {
     let (params, _) = tenant(PolicyName::Oneiros, &[3; 6], 0, 96);
     let (mut params, geometry) = tenant(PolicyName::Oneiros, &[3; 6], guaranteed_chunks(&params) + 2, 96);
@@ -46,7 +46,7 @@ fn a_copy_that_does_not_wait_for_the_reader_before_it_is_caught() {
 
 #[test]
 fn a_copy_under_an_old_name_is_caught() {
-    // The engine would wait for ever; the load does not end.
+    // The engine would wait forever, so the load does not end.
     let result = catch_unwind(AssertUnwindSafe(|| {
         serve(
             Some(|action| {

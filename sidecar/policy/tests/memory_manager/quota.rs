@@ -1,4 +1,4 @@
-//! The ledger file of a GPU as a model: it counts as the real one does and refuses what the real one refuses.
+//! Models the ledger file of a GPU: counts and refuses like the real one.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,22 +9,22 @@ use sluice_policy::event::Failure;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 
-/// One life of a participant.
+/// One instance of a participant.
 #[derive(Debug, Default)]
 struct Record {
     held: u32,
-    /// By nonce: for which life, how many chunks.
+    /// By nonce: the recipient instance and the number of chunks.
     earmarks: BTreeMap<u64, (u64, u32)>,
-    /// Lender's life and nonce.
+    /// Lender instance and nonce.
     accepted: BTreeSet<(u64, u64)>,
 }
 
-/// Chunks of one GPU, by life. Who is not in it is dead.
+/// Chunks of one GPU by instance. An instance without a record has exited.
 #[derive(Debug)]
 pub struct Ledger {
     capacity: u32,
     records: BTreeMap<u64, Record>,
-    /// So many earmarks are not written although their chunks leave: a broken ledger.
+    /// Number of earmarks that are not written although their chunks are released: a broken ledger.
     pub loses: u32,
 }
 
@@ -37,7 +37,7 @@ impl Ledger {
         assert!(self.records.insert(life, Record::default()).is_none(), "a life begins once");
     }
 
-    /// What a dead life held and promised is nobody's.
+    /// Removes an exited instance; its held and earmarked chunks become free.
     pub fn die(&mut self, life: u64) {
         self.records.remove(&life).expect("who dies has lived");
     }
@@ -58,7 +58,7 @@ impl Ledger {
         self.records.get_mut(&life).expect("a living record")
     }
 
-    /// Lender's life, borrower's life, nonce and chunks of what is promised to the living and not accepted.
+    /// Returns lender, borrower, nonce and chunks of each unaccepted earmark for a running instance.
     pub fn waiting(&self) -> impl Iterator<Item = (u64, u64, Nonce, u32)> + '_ {
         let all = self.records.iter().flat_map(|(lender, record)| {
             record.earmarks.iter().map(|(nonce, (to, chunks))| (*lender, *to, *nonce, *chunks))
@@ -124,7 +124,7 @@ impl Ledger {
         waits
     }
 
-    /// The promise of `life` is void, if nobody has accepted it.
+    /// Takes back an earmark of `life` unless it was accepted. Returns whether it was taken back.
     pub fn take_back(&mut self, life: u64, nonce: Nonce) -> bool {
         let Some((to, chunks)) = self.record(life).earmarks.get(&nonce.0).copied() else { return false };
         let free = match self.records.get(&to) {
@@ -137,7 +137,7 @@ impl Ledger {
         free
     }
 
-    /// Puts away what is settled, on both sides.
+    /// Removes settled entries on both sides.
     pub fn clear(&mut self, life: u64) {
         let waiting: BTreeSet<_> = self.waiting().map(|(lender, _, nonce, _)| (lender, nonce.0)).collect();
         let living: BTreeSet<u64> = self.records.keys().copied().collect();
@@ -149,7 +149,7 @@ impl Ledger {
     }
 }
 
-/// The ledger as a device asks it.
+/// The ledger as a device uses it.
 #[derive(Clone, Debug)]
 pub struct Quota {
     pub ledger: Rc<RefCell<Ledger>>,
@@ -157,14 +157,14 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Counts an order, or says why it cannot be carried out.
+    /// Counts an action, or returns why it is refused.
     pub fn refuses(&self, work: &Work) -> Option<Failure> {
         let promised = matches!(work, Work::Accept { .. });
         let why = if promised { Failure::Refused } else { Failure::OutOfMemory };
         (!self.allows(work)).then_some(why)
     }
 
-    /// Chunks that were counted are not made after all.
+    /// Releases counted chunks that were not created.
     pub fn give_up(&self, chunks: u32) {
         self.ledger.borrow_mut().release(self.me.instance, chunks);
     }

@@ -1,5 +1,5 @@
-//! Random loads under every policy and under fixed layouts: every token's KV and every layer's weights are read right,
-//! every request ends with the tokens that it would have alone.
+//! Random loads under every policy and under fixed layouts: every token's KV and every layer's weights are read
+//! correctly, and every request ends with the same tokens as alone.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use super::world::World;
 
 pub const MODEL_TOKENS: u32 = 96;
 
-/// A policy whose tenants trade: small seeds, which are of single cases, have Oneiros.
+/// Returns a policy that trades. Small seeds, which single cases use, select Oneiros.
 pub fn trading(seed: u64) -> PolicyName {
     if seed >> 8 & 1 == 0 { PolicyName::Oneiros } else { PolicyName::Unified }
 }
 
-/// Requests over few tokens and salts, so that prefixes are shared.
+/// Submits requests over few tokens and salts, so that prefixes are shared.
 pub fn load(world: &mut World, rng: &mut Rng, requests: u64) -> BTreeMap<RequestId, Vec<u32>> {
     let mut expected = BTreeMap::new();
     for id in 0..requests {
@@ -104,7 +104,7 @@ proptest! {
     fn equal_histories_have_equal_digests(case in case()) {
         let run = |case: &Case| {
             let mut world = world(case);
-            // A backend that fails too often in a row ends the load for good; that, too, is a history.
+            // Too many consecutive failures end the load permanently, which is also a valid history.
             if world.load() {
                 load(&mut world, &mut Rng(case.seed ^ 1), 4);
                 world.run();
@@ -147,7 +147,7 @@ fn a_slow_link_makes_oneiros_decline() {
     };
     params.link_bytes_per_second = 1 << 60;
     let mut world = World::new(params, geometry, 5, Faults::default());
-    // Measured when the slabs are loaded: 70 times a layer's compute, whatever the estimate said.
+    // The measured value while the slabs load: 70 times a layer's compute, regardless of the estimate.
     world.device.fill_ns_per_byte = 70 * 1_000_000 / (4 * 64 - 3);
     assert!(world.load());
     for id in 0..6 {

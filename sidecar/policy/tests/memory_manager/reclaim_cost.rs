@@ -1,4 +1,4 @@
-//! Own layers that stall, as an offer: what it would cost, what taking it changes, and how it ends.
+//! Tests stalling own layers as a reclaim option: its cost, its effects and its end.
 
 use sluice_policy::cost::price::Clients;
 use sluice_policy::geometry::StepShape;
@@ -14,7 +14,8 @@ use super::world::World;
 const LAYERS: u64 = 6;
 const LAYER_NS: u64 = 1_000_000;
 
-/// Six layers of a millisecond; the copy of one takes `ratio` of them. KV has four chunks more than the least.
+/// Returns six layers of a millisecond; the copy of one takes `ratio` of them. KV has four chunks more than the
+/// minimum.
 fn world(ratio: u64, cap_permille: u32) -> World {
     let slabs = [4; LAYERS as usize];
     let (params, _) = tenant(PolicyName::Unified, &slabs, 0, 96);
@@ -34,7 +35,7 @@ fn ask(world: &mut World, columns: u32) -> Prepared {
     world.send_event(|manager, out| manager.prepare(Nanos(0), &need, out))
 }
 
-/// One request has all of KV, and is refused one column more.
+/// Returns a world in which one request has all KV and is refused one more column.
 fn refused(ratio: u64, cap_permille: u32) -> (World, Option<StallingRemap>) {
     let mut world = world(ratio, cap_permille);
     world.manager.open(RequestId(7), 0, &[1; 600]);
@@ -52,8 +53,8 @@ fn an_offer_says_what_tokens_wait_and_what_that_frees() {
     let stalling = stalling.expect("two layers that share a slot give one layer's chunks");
     let clients = Clients { buffered_tokens: &[0], waiting: true };
     let price = world.manager.price_of_layers(&stalling, &clients);
-    // Their copies and themselves, one after the other: ten milliseconds instead of six, so two fifths of 64 tokens. The link's
-    // average is in whole nanoseconds for 2^20 bytes.
+    // Their copies and their compute in sequence take ten milliseconds instead of six, which costs two fifths of 64
+    // tokens. The link's average is in whole nanoseconds for 2^20 bytes.
     assert!(price.loss.late.abs_diff(25_600) < 60, "{price:?}");
     assert_eq!((price.loss.lost, price.freed_bytes), (price.loss.late, 4 * CHUNK));
 }

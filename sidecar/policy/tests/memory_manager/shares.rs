@@ -1,4 +1,4 @@
-//! The share of a tenant changes while it runs, and how much of it may be remapped.
+//! Tests changes of a running tenant's share and remapping cap.
 
 use sluice_policy::config_error::ConfigError;
 use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
@@ -16,7 +16,7 @@ const TOKENS: u32 = 48;
 const BOUND_NS: u64 = 60 * MS;
 const EXTRA_KV: u32 = 24;
 
-/// A tenant of six layers of four chunks on a GPU twice as large as its share.
+/// Returns a tenant of six layers of four chunks on a GPU twice as large as its share.
 fn loaded(policy: PolicyName) -> World {
     let (params, _) = tenant(policy, &[4; 6], 0, TOKENS);
     let kv = guaranteed_chunks(&params) + EXTRA_KV;
@@ -38,13 +38,13 @@ fn loaded(policy: PolicyName) -> World {
     world
 }
 
-/// Neighbours that are asked do not answer, and time passes.
+/// Advances time; peers do not answer.
 fn tick(world: &mut World) {
     world.now = world.now.plus(MS);
     world.tick();
 }
 
-/// Until every request has ended.
+/// Runs until every request has ended.
 fn run(world: &mut World) {
     until(world, |world| !world.busy());
 }
@@ -59,7 +59,7 @@ fn until(world: &mut World, so: impl Fn(&World) -> bool) {
     panic!("it never comes: {:?}", world.manager.ledger().counts().collect::<Vec<_>>());
 }
 
-/// Its share is this now; ticks until all that is too much has gone.
+/// Sets the share; ticks until all excess memory is released.
 fn set_share(world: &mut World, share_chunks: u32) -> Result<u32, ConfigError> {
     let bounds = Bounds { share_chunks, ..world.manager.bounds() };
     world.manager.set_bounds(bounds)?;
@@ -77,14 +77,14 @@ fn created(world: &World) -> u32 {
     world.device.chunks.len() as u32
 }
 
-/// More requests than its KV has room for.
+/// Submits more requests than fit into its KV.
 fn work(world: &mut World) {
     (0..12).for_each(|id| world.submit(10 + id, id, vec![id as u32; 20], 20));
     world.max_batch = 12;
     until(world, |world| world.steps >= 4);
 }
 
-/// What all of it answers where nothing changes.
+/// Returns the tokens of the load without any change.
 fn undisturbed(policy: PolicyName) -> World {
     let mut world = loaded(policy);
     work(&mut world);
@@ -155,7 +155,7 @@ fn share_that_falls_and_rises_is_restored() {
     assert_eq!(world.finished, undisturbed(PolicyName::Unified).finished);
 }
 
-/// A neighbour has all above the floor.
+/// Returns a tenant of which a peer borrowed all memory above the floor.
 fn lender() -> World {
     let mut world = loaded(PolicyName::Oneiros);
     world.active = false;

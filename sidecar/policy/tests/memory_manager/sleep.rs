@@ -1,4 +1,4 @@
-//! A tenant that gives up all its memory, and comes back with its KV.
+//! Tests a tenant that releases all its memory and restores it with its KV.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,7 +16,7 @@ use super::world::World;
 
 const LAYERS: usize = 6;
 
-/// A tenant whose host tier has room for so many columns.
+/// Returns a tenant whose host tier has capacity for `host_columns` columns.
 fn world(policy: PolicyName, host_columns: u64, seed: u64) -> World {
     let (params, _) = tenant(policy, &[4; LAYERS], 0, MODEL_TOKENS);
     let (mut params, geometry) = tenant(policy, &[4; LAYERS], 4 * guaranteed_chunks(&params), MODEL_TOKENS);
@@ -26,7 +26,7 @@ fn world(policy: PolicyName, host_columns: u64, seed: u64) -> World {
     world
 }
 
-/// Nothing runs until the tenant holds nothing.
+/// Sleeps until the tenant holds no memory.
 fn sleep(world: &mut World) {
     world.start_sleep();
     world.rest(1000);

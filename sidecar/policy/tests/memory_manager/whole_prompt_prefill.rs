@@ -1,4 +1,4 @@
-//! Steps of whole prompts behind weights that arrive: what they take, from whom, and that it goes back.
+//! Tests steps of whole prompts while weights load: the memory they take, its owners, and its return.
 
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::RequestId;
@@ -13,7 +13,7 @@ use super::world::World;
 
 const POLICIES: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm];
 
-/// A tenant whose layers come back from slots, with so much KV beyond the guarantee.
+/// Returns a tenant whose layers are restored from slots, with `extra_kv` chunks of KV beyond the guarantee.
 fn arriving(policy: PolicyName, extra_kv: u32) -> World {
     let (params, _) = tenant(policy, &[4; 8], 0, MODEL_TOKENS);
     let kv = guaranteed_chunks(&params) + extra_kv;
@@ -58,7 +58,7 @@ fn under_every_policy_prompts_take_what_is_free_and_it_goes_back() {
 #[test]
 fn nothing_is_taken_from_the_guarantee_and_a_usual_step_goes_on() {
     for policy in POLICIES {
-        // The two layers that come back take all that the guarantee leaves.
+        // The two layers that are restored take all that the guarantee leaves.
         let mut world = arriving(policy, 0);
         let now = world.now;
         let wide = need(MODEL_TOKENS);

@@ -1,5 +1,5 @@
-//! A memory manager, a device and a small scheduler around them. After every event the memory manager checks itself and
-//! [`audit`] checks the memory manager against the device.
+//! A memory manager with a test device and a small scheduler. After every event the memory manager checks itself and
+//! [`audit`] checks it against the device.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,7 +29,7 @@ pub struct Request {
     pub tokens: Vec<u32>,
     pub limit: usize,
     pub committed: usize,
-    /// Its KV was kept when it was sent back.
+    /// Whether its KV was kept when it was suspended.
     pub kept: bool,
 }
 
@@ -61,36 +61,36 @@ pub struct World {
     pub pauses: u32,
     pub layer_ns: u64,
     pub most_alpha: u16,
-    /// Spoils actions on their way to the device.
+    /// Modifies actions on their way to the device.
     pub spoil: Option<fn(&mut Action)>,
-    /// Steps may run: the tenant holds the turn.
+    /// Whether steps may run: the tenant holds the time slice.
     pub active: bool,
     pub now: Nanos,
-    /// Trades with neighbours.
+    /// Trades with peers.
     pub negotiator: Option<LoanNegotiator>,
-    /// What it wrote to them.
+    /// Its messages to peers.
     pub commands: Vec<PeerCommand>,
-    /// How often the end of a transfer is told late, and the one that is.
+    /// Probability that the end of a transfer is reported late, permille, and the pending one.
     pub late_permille: u32,
     late: Option<Completion>,
-    /// The trader knows how every transfer ended.
+    /// Whether the negotiator knows the result of every transfer.
     pub sent_events: bool,
-    /// How often, of a thousand boundaries, the tenant is put to sleep, or woken.
+    /// Probability that the tenant is put to sleep, or woken, at a boundary, permille.
     pub sleep_permille: u32,
-    /// How often, of a thousand boundaries, another policy is in force.
+    /// Probability that the policy changes at a boundary, permille.
     pub switch_permille: u32,
-    /// How often, of a thousand admissions, a prompt goes to the host tier, and how many did.
+    /// Probability that an admitted prompt is offloaded, permille, and the number that were.
     pub prefill_offload_permille: u32,
     pub prefill_offloads: u32,
-    /// Requests whose KV came beside steps.
+    /// Number of requests whose KV was loaded in parallel with steps.
     pub admitted_count: u32,
-    /// A plan that is being made.
+    /// The pending plan request.
     planning: Option<PlanRequest>,
-    /// Nobody ever finds a plan.
+    /// Whether every plan request fails.
     pub no_plans: bool,
-    /// Policies that came into force.
+    /// Number of policy changes.
     pub switches: u32,
-    /// Requests computed again because their KV was lost or had no room in the host tier.
+    /// Requests recomputed because their KV was lost or did not fit into the host tier.
     pub dropped: u32,
 }
 
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// Starts and loads the tenant. False when the backend failed for good.
+    /// Starts and loads the tenant. Returns false if the backend failed permanently.
     pub fn load(&mut self) -> bool {
         let now = self.now;
         self.send_event(|manager, out| manager.start(now, out));
@@ -167,7 +167,7 @@ impl World {
         panic!("no progress: {} waiting, {} running", self.waiting.len(), self.running.len());
     }
 
-    /// Boundaries without load, until nothing changes any more or `limit` is reached.
+    /// Runs boundaries without load until nothing changes or `limit` is reached.
     pub fn rest(&mut self, limit: u32) {
         let now = self.now;
         for _ in 0..limit {
@@ -180,14 +180,14 @@ impl World {
         }
     }
 
-    /// Everything under way ends.
+    /// Completes all actions in progress.
     pub fn drain(&mut self) {
         while !self.idle() {
             self.poll();
         }
     }
 
-    /// One thing happens somewhere.
+    /// Runs one random event.
     pub fn tick(&mut self) {
         if !self.manager.is_loaded() {
             return self.load_on();
@@ -205,17 +205,17 @@ impl World {
         }
     }
 
-    /// Calls the memory manager and hands its orders on.
+    /// Calls the memory manager and submits its actions.
     pub fn send_event<T>(&mut self, call: impl FnOnce(&mut MemoryManager, &mut Vec<Action>) -> T) -> T {
         self.drive(|manager, _, out| call(manager, out))
     }
 
-    /// A step runs, or waits to be replayed.
+    /// Whether a step runs or waits for its replay.
     pub fn in_step(&self) -> bool {
         self.step.is_some() || self.lost.is_some()
     }
 
-    /// A plan that was asked for is made, sooner or later.
+    /// Answers a pending plan request, possibly with a delay.
     fn answer_plan(&mut self) {
         self.planning = self.manager.take_plan_request().or(self.planning.take());
         if let Some(request) =
@@ -262,7 +262,7 @@ impl World {
         }
     }
 
-    /// Begins a step, if memory is there for one.
+    /// Begins a step if memory is available for one.
     fn launch(&mut self) -> bool {
         let mut tried = false;
         while !self.manager.is_blocked() && !self.running.is_empty() {
@@ -297,7 +297,7 @@ impl World {
         self.plan_within(self.manager.params().max_step.tokens as usize, 24)
     }
 
-    /// A step of whole prompts, where weights arrive and there is room.
+    /// Returns a step of whole prompts if weights are loading and it fits.
     fn plan_whole(&mut self) -> Option<(Vec<(RequestId, usize)>, StepNeed)> {
         let all = self.plan_within(usize::MAX, usize::MAX).1;
         let tokens = self.manager.whole_prompt_tokens(&all) as usize;
@@ -329,7 +329,7 @@ impl World {
         (parts.clone(), StepNeed { columns: columns.filter(|(_, count)| *count > 0).collect(), shape })
     }
 
-    /// The youngest goes back to the queue. The oldest always fits alone.
+    /// Requeues the youngest request. The oldest always fits alone.
     fn preempt(&mut self) {
         if self.running.len() == 1 && self.drop_suspended_kv(|manager, id| manager.on_device(id)) {
             return;

@@ -1,4 +1,4 @@
-//! The book of grants, case by case.
+//! Tests the loan book case by case.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::peers::Peer;
@@ -10,7 +10,7 @@ const A: Peer = Peer { index: 0, instance: 7 };
 const B: Peer = Peer { index: 1, instance: 8 };
 const TTL: Nanos = Nanos(1000);
 
-/// A lends 10 to B.
+/// A lends 10 chunks to B.
 fn lent() -> (LoanBook, LoanBook, Nonce) {
     let (mut a, mut b) = (LoanBook::new(A, 50, 20), LoanBook::new(B, 30, 10));
     let nonce = b.ask(A, 10);
@@ -19,7 +19,7 @@ fn lent() -> (LoanBook, LoanBook, Nonce) {
     (a, b, nonce)
 }
 
-/// `order` is refused with `misfit` and leaves the book as it is.
+/// Checks that `order` is rejected with `misfit` and leaves the book unchanged.
 #[track_caller]
 fn refuses<T: std::fmt::Debug>(
     book: &mut LoanBook,

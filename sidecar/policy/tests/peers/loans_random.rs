@@ -1,4 +1,5 @@
-//! Random lives of two or three books: budgets never sum to more than the GPU, and in the end every byte is back at its share.
+//! Random histories of two or three books: budgets never sum to more than the GPU, and in the end every byte is back in
+//! its share.
 
 use proptest::prelude::*;
 use sluice_policy::peers::loans::LoanBook;
@@ -37,7 +38,7 @@ fn words(seed: u64) -> Vec<u64> {
     (0..600).map(|_| word(&mut state)).collect()
 }
 
-/// Of 200 runs, how many promise a byte twice.
+/// Returns how many of 200 runs promise a byte twice.
 fn unsound(flaw: Flaw) -> usize {
     let run = |seed: &u64| {
         let mut world = LoanSimulation::new(&[(30, 5), (25, 0), (20, 10)], flaw);
@@ -58,7 +59,7 @@ fn each_flaw_of_the_protocol_is_seen() {
     }
 }
 
-/// The random runs reach what they are about.
+/// Checks that the random runs reach every relevant event.
 #[test]
 fn random_runs_lend_return_renew_and_die() {
     let mut seen = [0; 4];

@@ -1,4 +1,4 @@
-//! What a tenant's arrivals let expect of its next use, and what it is worth in choosing whom to ask.
+//! Tests the prediction of the next use from arrivals, and its effect on the choice of victims.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use sluice_policy::peers::victim::{Borrower, PeerState, PeerView, order};
 
 use super::splitmix::word;
 
-/// Busy for 10 ns each time, idle for `periods` in between; at the end idle. Returns when it became so.
+/// Busy for 10 ns each time, idle for `periods` in between, idle at the end. Returns the end of the last use.
 fn used(periods: &[u64]) -> (NextUse, Nanos) {
     let (mut use_of, mut now) = (NextUse::default(), 1000);
     let mut work = |use_of: &mut NextUse, idle: u64| {
@@ -75,7 +75,7 @@ fn busy_tenant_is_needed_now() {
     assert_eq!(use_of.expected_ns(later(90)), Some(100));
 }
 
-/// A tenant whose requests come at random, `mean` apart.
+/// A tenant whose requests arrive at random, `mean` apart on average.
 struct Tenant {
     mean: u64,
     next: u64,
@@ -83,7 +83,7 @@ struct Tenant {
     last_used: u64,
 }
 
-/// Tenants of which some fit. Whoever has a request needs its model, and takes the place of the victim.
+/// Tenants of which only some fit. A request needs its tenant's model, which replaces the victim.
 struct Gpu {
     tenants: Vec<Tenant>,
     fitting: usize,
@@ -95,7 +95,7 @@ struct Gpu {
 enum By {
     LastUse,
     Estimate,
-    /// Belady: who knows the arrivals to come.
+    /// Belady: uses the future arrivals.
     Oracle,
 }
 
@@ -107,7 +107,7 @@ impl Gpu {
         gpu
     }
 
-    /// When the tenant's next request comes: without memory.
+    /// Draws the tenant's next arrival, memoryless.
     fn draw(&mut self, at: usize, now: u64) {
         let uniform = ((word(&mut self.random) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
         let tenant = &mut self.tenants[at];
@@ -130,7 +130,7 @@ impl Gpu {
         order(&seen, &asker, Nanos(now))[0].peer.index as usize
     }
 
-    /// Loads of models that were not there, of so many requests.
+    /// Returns the number of model loads for `requests` requests.
     fn loads(mut self, by: By, requests: u32) -> u32 {
         let (mut resident, mut loads) = (BTreeSet::new(), 0);
         for _ in 0..requests {
@@ -165,7 +165,7 @@ fn estimate_beats_last_use_for_skewed_usage() {
     assert!(4 * estimate < 5 * oracle, "by estimate {estimate}, at best {oracle}");
 }
 
-/// Estimates of those that are alike differ by chance: only powers of two count, so it is nearly the same choice.
+/// Predictions for equal tenants differ by chance. Only powers of two count, so the choice is nearly the same.
 #[test]
 fn where_all_are_used_alike_the_estimate_loads_about_as_much() {
     let of = |by| loads(&[1_000_000; 5], 3, by);

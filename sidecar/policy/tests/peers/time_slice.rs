@@ -1,4 +1,4 @@
-//! Who is next, how long a turn lasts, and that nobody starves.
+//! Tests the order of waiters, the length of a time slice, and that no tenant starves.
 
 use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
@@ -11,7 +11,7 @@ fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
     Waiter { peer: Peer { index, instance: 1 }, ticket, priority, asked_at: asked }
 }
 
-/// Takes who is next out of the line.
+/// Removes and returns the next waiter.
 fn next(line: &mut Vec<Waiter>, order: TurnOrder, turns: u64) -> Option<Waiter> {
     sort_waiters(line, order, turns);
     if line.is_empty() { None } else { Some(line.remove(0)) }
@@ -94,15 +94,15 @@ fn the_largest_prefill_fits_the_largest_quantum_and_has_a_token() {
 #[derive(Clone, Debug)]
 struct Load {
     priority: i32,
-    /// How long its steps take.
+    /// Duration of its steps.
     step_ns: u64,
-    /// Work that comes at once and again after each pause, steps.
+    /// Work that arrives at once, and again after each pause, steps.
     burst_steps: u64,
-    /// Time without work after a turn that finished it.
+    /// Time without work after a slice that finished it.
     pause_ns: u64,
 }
 
-/// Runs turns for `until` nanoseconds and returns the longest wait.
+/// Runs time slices for `until` nanoseconds and returns the longest wait.
 fn run(loads: &[Load], order: TurnOrder, quantum: Quantum, until: u64) -> u64 {
     let mut now = 0;
     let mut work: Vec<u64> = loads.iter().map(|load| load.burst_steps).collect();
@@ -140,14 +140,14 @@ fn run(loads: &[Load], order: TurnOrder, quantum: Quantum, until: u64) -> u64 {
     longest_wait
 }
 
-/// Tickets and turns so far.
+/// Tickets and slices so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Drawn {
     tickets: u64,
     turns: u64,
 }
 
-/// Who has work and does not wait yet draws a ticket, in the order of arrival.
+/// Draws a ticket for every tenant with work that does not wait yet, in order of arrival.
 fn join(
     line: &mut Vec<Waiter>,
     loads: &[Load],
@@ -182,8 +182,8 @@ proptest! {
 
     #[test]
     fn priority_wait_is_at_most_two_rounds(loads in loads()) {
-        // A step of at most 40 within a largest quantum of 50 and a least of 5 ends within 50, and a turn that nobody
-        // wanted ends one step after somebody does.
+        // A step of at most 40 within a maximum quantum of 50 and a minimum of 5 ends within 50. A slice without
+        // waiters ends one step after a waiter arrives.
         let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
         let aging_turns = loads.len() as u64;
         let wait = run(&loads, TurnOrder::Priority { aging_turns }, quantum, 30_000);
@@ -207,7 +207,7 @@ proptest! {
     }
 }
 
-/// Three tenants that always have work, and for how many turns of others one waits at most of 100.
+/// Returns the most slices of others, out of 100, that one of three always busy tenants waits for.
 fn longest_wait(aging_turns: u64) -> u64 {
     let mut line: Vec<Waiter> = (0..3).map(|at| waiter(at, at.into(), -(at as i32), 0)).collect();
     let mut longest = 0;

@@ -1,4 +1,4 @@
-//! Whom to ask, and whether the rule is the right one.
+//! Tests the order of victims, and whether the rule is the right one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +78,7 @@ fn furthest_next_use_lends_first() {
         peer_view(6, -1, expected(40, 1)),
     ];
     let by = |rule, expects| peers(&all, &Borrower { rule, expects, ..borrower(1000) });
-    // Of who has no data the next use is as far away as the last one, nearly a million here.
+    // For a peer without data the predicted next use is as far away as the last use, nearly a million here.
     assert_eq!(by(VictimRule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
     assert_eq!(by(VictimRule::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
     assert_eq!(by(VictimRule::LeastRecentlyUsed, true), by(VictimRule::LeastRecentlyUsed, false));
@@ -137,8 +137,8 @@ fn without_live_state_the_directives_order_stands_in() {
     assert_eq!(order(&all, &Borrower { need_chunks: 5, ..asker }, NOW), [ask(4, 5)]);
 }
 
-/// Turns in a circle over models of which only some fit: each turn needs its own model, loads it where it is missing and
-/// takes the memory of the victim that the rule names.
+/// Round-robin time slices over models of which only some fit: each slice needs its own model and loads it, if
+/// necessary, into the memory of the victim that the rule chooses.
 struct Circle {
     models: u32,
     fitting: usize,
@@ -150,7 +150,7 @@ impl Circle {
         tenant((turn % u64::from(self.models)) as u32)
     }
 
-    /// Who gets the turn in how many turns after `turn`.
+    /// Returns the number of slices after `turn` until the peer's next one.
     fn next_use(&self, turn: u64, peer: Peer) -> u64 {
         (turn + 1..).find(|later| self.at(*later) == peer).expect("every model has its turn") - turn
     }
@@ -172,7 +172,7 @@ impl Circle {
         loads
     }
 
-    /// By the code under test. `in_line` says whether neighbours tell their place in the line of turns.
+    /// Returns the loads under the code under test. `in_line`: peers report their position in the wait queue.
     fn loads_by(&self, rule: VictimRule, in_line: bool) -> u64 {
         self.loads(|turn, resident| {
             let seen = |(peer, used): (&Peer, &u64)| {
@@ -184,14 +184,14 @@ impl Circle {
         })
     }
 
-    /// Belady: whose next use is furthest away.
+    /// Returns the loads under Belady: the victim has the furthest next use.
     fn loads_by_belady(&self) -> u64 {
         self.loads(|turn, resident| {
             *resident.keys().max_by_key(|peer| self.next_use(turn, **peer)).expect("somebody is resident")
         })
     }
 
-    /// The fewest loads of any choice of victims, by trying all.
+    /// Returns the fewest loads of any choice of victims, by trying all.
     fn fewest_loads(&self) -> u64 {
         let mut states = BTreeMap::from([(BTreeSet::new(), 0_u64)]);
         for turn in 0..self.turns {
@@ -248,7 +248,7 @@ fn least_recently_used_loads_at_every_turn() {
     }
 }
 
-/// Of N models K fit: a load on (N - K) of N - 1 turns, where least recently used has one on every turn.
+/// With K of N models fitting, a load occurs on (N - K) of N - 1 slices; under least recently used on every slice.
 #[test]
 fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
     let circle = Circle { models: 5, fitting: 4, turns: 4 + 400 };

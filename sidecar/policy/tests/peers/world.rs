@@ -1,4 +1,4 @@
-//! Tenants that exchange messages with loss, duplication, reordering and death, over a ledger that is never wrong.
+//! Tenants that exchange messages with loss, duplication, reordering and exits, over a ledger that is always correct.
 
 use std::fmt::Debug;
 
@@ -12,17 +12,17 @@ pub mod network;
 
 const TTL_NS: u64 = 50;
 
-/// What a safety mechanism that is switched off does wrong.
+/// A disabled safety mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
     /// The lender counts its bytes as its own at expiry.
     ExpiryTransfers,
-    /// The borrower believes an answer without looking for its earmark.
+    /// The borrower accepts an answer without its earmark.
     TrustsTheAnswer,
     /// The lender counts an earmark that it reads twice as two.
     ReturnedTwice,
-    /// A new life does not wait until its former one's memory was vacated.
+    /// A new instance does not wait until its previous instance's memory is vacated.
     RestartsAtOnce,
 }
 
@@ -33,16 +33,16 @@ pub struct Earmark {
     to: Peer,
     nonce: Nonce,
     chunks: u32,
-    /// On its way back, and not to the borrower.
+    /// Whether it returns to the lender.
     pub returns: bool,
 }
 
 pub struct Tenant {
     pub share: u32,
     floor: u32,
-    /// None while it is dead.
+    /// `None` while it is not running.
     pub book: Option<LoanBook>,
-    /// Deaths that it was not told of.
+    /// Exits that were not reported to it yet.
     exit_notices: Vec<Peer>,
 }
 
@@ -71,7 +71,7 @@ impl LoanSimulation {
         self.tenants.iter().map(|tenant| tenant.share).sum()
     }
 
-    /// Budgets of the living and what is on its way between them.
+    /// Returns the budgets of the running tenants and the chunks in transfer between them.
     fn promised(&self) -> u32 {
         let budgets: u32 = self.books().map(LoanBook::budget).sum();
         budgets + self.earmarks.iter().map(|earmark| earmark.chunks).sum::<u32>()
@@ -85,7 +85,7 @@ impl LoanSimulation {
         self.tenants[index].book.as_ref().map(LoanBook::me)
     }
 
-    /// The book of this life.
+    /// Returns the book of this instance.
     fn book(&mut self, peer: Peer) -> Option<&mut LoanBook> {
         let book = self.tenants[peer.index as usize].book.as_mut();
         book.filter(|book| book.me() == peer)
@@ -95,14 +95,14 @@ impl LoanSimulation {
         self.me(peer.index as usize) == Some(peer)
     }
 
-    /// Takes an earmark out of the ledger, if it is there.
+    /// Removes an earmark from the ledger, if it exists.
     fn take(&mut self, owner: Peer, nonce: Nonce, returns: bool) -> Option<Earmark> {
         let same = |e: &Earmark| e.owner == owner && e.nonce == nonce && e.returns == returns;
         let at = self.earmarks.iter().position(same)?;
         Some(self.earmarks.remove(at))
     }
 
-    // Orders of the tenants.
+    // Operations of the tenants.
 
     fn ask(&mut self, me: Peer, of: usize, chunks: u32) {
         let Some(lender) = self.me(of).filter(|lender| *lender != me) else { return };
@@ -131,7 +131,7 @@ impl LoanSimulation {
         self.send(me, taken.peer, taken.nonce, MessageBody::Renew);
     }
 
-    /// Gives chunks of some grant back; the ledger has one earmark under a name at a time.
+    /// Returns chunks of a loan; the ledger has one earmark per nonce at a time.
     fn give_back(&mut self, me: Peer, pick: usize, chunks: u32) {
         let book = self.book(me).expect("it lives");
         let Some(nonce) = pick_of(book.loans_in(), pick).map(|taken| taken.nonce) else { return };
@@ -150,13 +150,13 @@ impl LoanSimulation {
         }
     }
 
-    /// Accepts what came back to this tenant.
+    /// Accepts the chunks returned to this tenant.
     fn collect(&mut self, me: Peer) {
         let mine = |e: &&Earmark| e.to == me && e.returns;
         for earmark in self.earmarks.iter().filter(mine).copied().collect::<Vec<_>>() {
             self.take(earmark.owner, earmark.nonce, true).expect("nobody else takes it");
             let book = self.book(me).expect("it lives");
-            // Whose death this tenant was told of returns nothing: it was all freed.
+            // A peer whose exit was reported returns nothing: its loans were already freed.
             let _ = attempt(book, |book| book.returned(earmark.nonce, earmark.owner, earmark.chunks));
             if self.flaw == Flaw::ReturnedTwice {
                 let book = self.book(me).expect("it lives");
@@ -165,7 +165,7 @@ impl LoanSimulation {
         }
     }
 
-    /// Takes unaccepted earmarks back whose time is over.
+    /// Takes back overdue earmarks that were not accepted.
     fn take_overdue_back(&mut self, me: Peer) {
         let now = Nanos(self.now);
         let overdue: Vec<Nonce> =
@@ -195,7 +195,7 @@ impl LoanSimulation {
         }
     }
 
-    // Death and new life.
+    // Exit and restart.
 
     fn kill(&mut self, index: usize) {
         let Some(dead) = self.me(index) else { return };
@@ -213,7 +213,7 @@ impl LoanSimulation {
             return;
         }
         let dead = obituaries.remove(pick % obituaries.len());
-        // Earmarks for the dead are not counted by the ledger any more; the lender takes them back.
+        // The ledger no longer counts earmarks for an exited peer; the lender takes them back.
         self.earmarks.retain(|e| !(e.owner == me && e.to == dead));
         let book = self.book(me).expect("it lives");
         let before = book.budget();
@@ -258,7 +258,8 @@ impl LoanSimulation {
         }
     }
 
-    /// Whether no byte is promised twice, none is lost while everybody lives and knows of it, and nobody lacks its floor.
+    /// Checks that no byte is promised twice, that none is lost while all tenants run and know of all exits, and that
+    /// no tenant is below its floor.
     fn sound(&self) -> Result<(), String> {
         let (promised, capacity) = (self.promised(), self.capacity());
         let settled = self.tenants.iter().all(|t| t.book.is_some() && t.exit_notices.is_empty());
@@ -277,7 +278,7 @@ impl LoanSimulation {
         Ok(())
     }
 
-    /// All mail is lost and all timers run out; everybody does what it does by itself.
+    /// Drops all messages and lets all timers expire; each tenant acts on its own.
     pub fn settle(&mut self) -> Result<(), String> {
         self.network.clear();
         for _ in 0..3 {
@@ -312,7 +313,7 @@ impl LoanSimulation {
     }
 }
 
-/// What a book refuses leaves it as it was.
+/// Checks that a rejected operation leaves the book unchanged.
 fn attempt<T: Debug>(
     book: &mut LoanBook,
     order: impl FnOnce(&mut LoanBook) -> Result<T, LoanError>,

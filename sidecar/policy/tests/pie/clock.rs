@@ -1,29 +1,30 @@
-//! Pie's swapping on a clock: layers that compute for one unit of ten ticks, swaps that take r units, one each way at once.
+//! Simulates Pie's swapping: layers compute for one unit of ten ticks; swaps take r units, one in each direction at a
+//! time.
 
 use sluice_policy::closed_form::pie::device_slots;
 use sluice_policy::pie::mapping::{Mapping, Side, Swap};
 use sluice_policy::pie::swapping::due;
 
-/// Ticks of one layer's compute; r is given in tenths, so a swap takes r ticks.
+/// Ticks of one layer's compute. r is given in tenths, so a swap takes r ticks.
 pub const UNIT: u64 = 10;
 
 /// When swaps are issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Issue {
-    /// At the start of each layer's compute: as printed.
+    /// At the start of each layer's compute, as printed.
     AtLayerStarts,
-    /// Also whenever a swap ends.
+    /// Also when a swap ends.
     AsSoonAsPossible,
 }
 
-/// What happened: a swap that began, and the layer that was computing or waited for (both from 1, as the figure counts).
+/// A swap that began, and the layer being computed or waited for (both from 1, as in the figure).
 pub type Begun = (u16, Side, u16);
 
 pub struct Clock {
     pub mapping: Mapping,
     pub now: u64,
     pub begun: Vec<Begun>,
-    /// Ticks from the beginning of each layer's way out to the end of its way in.
+    /// Ticks from the start of each layer's swap out to the end of its swap in.
     pub stays: Vec<u64>,
     issue: Issue,
     r_tenths: u64,
@@ -32,7 +33,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A queue of this length; as many layers as fit begin on the device.
+    /// Returns a clock with a queue of this length. The layers that fit start on the device.
     pub fn new(layers: u16, queue: u16, r_tenths: u64, issue: Issue) -> Clock {
         Clock {
             mapping: Mapping::new(layers, device_slots(layers, queue), queue),
@@ -46,7 +47,7 @@ impl Clock {
         }
     }
 
-    /// One token; ticks that compute waited.
+    /// Runs one token; returns the ticks that compute waited.
     pub fn token(&mut self) -> u64 {
         let layers = self.mapping.entries().len() as u16;
         (0..layers).map(|layer| self.layer(layer)).sum()
@@ -59,7 +60,7 @@ impl Clock {
             self.begin_swaps(layer);
         }
         while !self.mapping.computable(layer) {
-            // The figure's rule gives a layer that compute waits for its swap too, whenever it is issued.
+            // The figure's rule also issues the swap of a layer that compute waits for.
             self.begin_swaps(layer);
             let (ends, _) =
                 *self.running.iter().min_by_key(|(ends, _)| *ends).expect("what is waited for is on its way");
@@ -106,7 +107,7 @@ impl Clock {
     }
 }
 
-/// Stall per token in the long run, ticks: over many tokens, once the beginning is over.
+/// Returns the steady-state stall per token, ticks: the mean over many tokens after the start-up.
 pub fn settled_stall(layers: u16, queue: u16, r_tenths: u64, issue: Issue) -> u64 {
     const BEGINNING: u32 = 20;
     let mut clock = Clock::new(layers, queue, r_tenths, issue);

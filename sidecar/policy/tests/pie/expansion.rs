@@ -1,12 +1,12 @@
-//! The controller of the queue against machines that behave in known ways.
+//! Tests the queue's controller with machines of known behaviour.
 
 use sluice_policy::closed_form::pie::{expansion_permille, longest_queue};
 use sluice_policy::pie::expansion::{Change, Expansion, ExpansionTunables, Token};
 
 const LAYERS: u16 = 40;
 
-/// A machine on which swaps hide up to `longest` layers and each expansion admits as many more sequences as it is large,
-/// up to `wanted`.
+/// A machine on which swaps hide up to `longest` layers and each expansion admits proportionally more sequences, up to
+/// `wanted`.
 struct Machine {
     longest: u16,
     wanted: u32,

@@ -1,4 +1,4 @@
-//! Pie's worked example and the longest queues without a stall.
+//! Tests Pie's worked example and the longest queues without a stall.
 
 use sluice_policy::closed_form::pie::{
     device_slots, expansion_permille, longest_queue, longest_queue_at_layer_starts, settled_queue,
@@ -40,8 +40,8 @@ fn figure_4_settles_to_a_queue_in_which_a_layer_stays_for_eight_layer_times() {
     assert_eq!(expansion_permille(9, 4), 1285);
 }
 
-/// The closed form, F r + 1 - n = 2, is what three of four tokens wait. The fourth waits for one layer time more: a token's
-/// 5.5 swaps are no whole number, so the queue's phase shifts against the token's.
+/// Three of four tokens wait for the closed form, F r + 1 - n = 2. The fourth waits one layer time longer: 5.5 swaps
+/// per token are not an integer, so the queue's phase shifts against the token's.
 #[test]
 fn a_queue_of_five_stalls_two_layer_times_a_token_and_at_times_three() {
     for issue in [Issue::AtLayerStarts, Issue::AsSoonAsPossible] {

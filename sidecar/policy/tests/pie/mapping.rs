@@ -1,10 +1,10 @@
-//! The mapping table under any order of swaps that succeed and fail.
+//! Tests the mapping table under any order of successful and failed swaps.
 
 use proptest::prelude::*;
 use sluice_policy::pie::mapping::{Entry, Mapping, Operation, Side, Swap};
 use sluice_policy::pie::swapping::due;
 
-/// Every slot has at most one owner, and every layer is somewhere for certain.
+/// Checks that every slot has at most one owner and every layer resides on one side.
 fn check(mapping: &Mapping) {
     let entries = mapping.entries();
     for side in [|entry: &Entry| entry.device, |entry: &Entry| entry.host] {

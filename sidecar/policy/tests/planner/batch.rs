@@ -1,4 +1,4 @@
-//! Which batch runs: late tokens first, then tokens per second, with what clients have in store.
+//! Tests the choice of the batch: late tokens first, then tokens per second, with the clients' deposits.
 
 use std::cmp::Reverse;
 
@@ -9,8 +9,8 @@ use sluice_policy::planner::request::{PlanRequest, PlanResult, RequestState, opt
 use sluice_policy::planner::search::NoPlan;
 use sluice_policy::planner::shared_buffers;
 
-/// With 10 columns of 100 bytes in each of 8 layers a request has 8,000 bytes of KV; with every second layer away over two
-/// buffers it keeps 6,000. A byte takes a nanosecond on the link, a step without stalls 8,000.
+/// With 10 columns of 100 bytes in each of 8 layers a request has 8,000 bytes of KV; with every second layer offloaded
+/// over two buffers it keeps 6,000. A byte takes a nanosecond on the link, a step without stalls 8,000.
 const LAYERS: u16 = 8;
 const STEP_NS: u64 = 8_000;
 
@@ -73,7 +73,7 @@ fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
 #[test]
 fn a_deposit_lets_a_slower_step_run() {
     let late_ns = found(&[request_state(0, false); 2], 0, 12_000, 0).step_ns - STEP_NS;
-    // So many in store last for the window of 32 steps that are late_ns late.
+    // This deposit lasts for the window of 32 steps that are late_ns late each.
     let enough = (33 * late_ns).div_ceil(STEP_NS) as u32;
     assert_eq!(found(&[request_state(enough, false); 2], 0, 12_000, STEP_NS).paused, 0);
     assert_eq!(found(&[request_state(0, false); 2], 0, 12_000, STEP_NS).paused, 1);
@@ -119,7 +119,7 @@ fn token_time_includes_step_overhead() {
     assert_eq!((late.admitted, late.step_ns), (0, STEP_NS + 501));
 }
 
-/// All layers' fetches of everybody pass through the same buffers.
+/// The fetches of all requests pass through the same buffers.
 #[test]
 fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
     let link = Link::fluid(1_000_000_000);
@@ -136,7 +136,7 @@ fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
     for choice in [0, 1, 2] {
         assert_eq!(shared_buffers::mean_ns(&two, &[choice; 2]), shared_buffers::mean_ns(&one, &[choice]));
     }
-    // Every second layer, 4 fetches of 2,000 in a step: the link is busy all the time once the buffers are full.
+    // Every second layer, 4 fetches of 2,000 in a step: the link is always busy once the buffers are full.
     assert!(shared_buffers::mean_ns(&one, &[2]) >= 4 * 2_000);
     let bytes = |choice| one.bytes_of(&[choice]);
     assert_eq!(
@@ -146,7 +146,7 @@ fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
     );
 }
 
-/// Tokens of a window that come late, by playing it.
+/// Returns the late tokens of a window, by simulation.
 fn late(member: &BatchCandidate, step_ns: u64, window: u16) -> u64 {
     let (mut due, mut late) = (0, 0);
     for token in 1..=u64::from(member.deposit) + u64::from(window) {
@@ -181,7 +181,7 @@ fn merit(
     }
 }
 
-/// The best merit of all batches and all their placements.
+/// Returns the best score over all batches and all their placements.
 fn exhaustive(outlook: &BatchContext) -> Option<BatchScore> {
     let pausable = outlook.running.iter().take_while(|member| !member.immune).count();
     let admissions = (0..=outlook.waiting.len()).map(|admitted| (0, admitted));

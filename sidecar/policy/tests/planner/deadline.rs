@@ -1,4 +1,4 @@
-//! Who makes room for whom, by deadline.
+//! Tests which requests are paused for another one, by deadline.
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::planner::deadline::{Holder, RoomRequest, make_room};

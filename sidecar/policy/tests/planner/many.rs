@@ -1,4 +1,4 @@
-//! More objects than a budget has expansions: the search still does something.
+//! Tests searches with more objects than expansions.
 
 use sluice_policy::planner::batch::{self, BatchCandidate, BatchContext};
 use sluice_policy::planner::link::Link;
@@ -9,8 +9,8 @@ use sluice_policy::planner::steps;
 
 const LAYERS: u16 = 32;
 
-/// One long request and many short ones over a link on which each transfer costs much before its first byte: equal shares pay
-/// that for every short one, and what the long one gives alone is enough.
+/// Returns one long request and many short ones over a link with a high fixed cost per transfer: equal shares pay that
+/// cost for every short one, although offloading the long one alone suffices.
 fn one_long(requests: u64) -> Problem {
     let link = Link { setup_ns: 20_000, ..Link::fluid(10_000_000_000) };
     let sets: Vec<Vec<u16>> = (0..=LAYERS / 2).map(|count| spread(LAYERS, count)).collect();
@@ -57,7 +57,8 @@ fn a_larger_budget_never_finds_a_worse_plan() {
     assert!(costs.is_sorted_by(|less, more| less >= more), "{costs:?}");
 }
 
-/// As [`one_long`], of which nobody may be paused, with 20 short ones that wait: more batches than there are expansions.
+/// Returns the same batch as [`one_long`] without pausable requests, plus 20 short waiting ones: more batches than
+/// expansions.
 fn batch_of(requests: u64) -> BatchContext {
     let Problem { capacity_bytes, compute_ns, link, objects, .. } = one_long(requests);
     let member = |kv: Object| BatchCandidate {

@@ -1,4 +1,5 @@
-//! The search against two oracles: all placements of small problems, and an integer program for the stated relaxation.
+//! Tests the search against two oracles: all placements of small problems, and an integer program for the stated
+//! relaxation.
 
 use std::cell::Cell;
 
@@ -22,7 +23,7 @@ fn links() -> impl Strategy<Value = Link> {
     })
 }
 
-/// All sets that a request may choose among: nothing away, OrbitFlow's, and spreads.
+/// Returns all sets that a request may choose from: the empty set, OrbitFlow's, and spreads.
 fn sets(layers: u16) -> Vec<Vec<u16>> {
     let even = [1, layers / 2, layers].map(|count| spread(layers, count));
     let paper = distances(layers).into_iter().map(|distance| by_distance(layers, distance));
@@ -53,7 +54,7 @@ fn problems() -> impl Strategy<Value = Problem> {
     )
 }
 
-/// Weights of 10 bytes a layer: all there, or half of them over two slots.
+/// Returns weights of 10 bytes per layer: all resident, or all but one layer over two slots.
 fn weights(link: &Link, layers: u16) -> Object {
     let mut object = Object::kv(link, layers, 10, &[Vec::new(), spread(layers, layers - 1)]);
     object.choices[1] = Choice {
@@ -65,7 +66,7 @@ fn weights(link: &Link, layers: u16) -> Object {
     object
 }
 
-/// Every combination of choices.
+/// Returns every combination of choices.
 fn combinations(problem: &Problem) -> Vec<Vec<u16>> {
     problem.objects.iter().fold(vec![Vec::new()], |begun, object| {
         let with = |index: u16| begun.iter().map(move |path| [path.as_slice(), &[index]].concat());
@@ -78,20 +79,21 @@ fn cost(problem: &Problem, chosen: &[u16]) -> Cost {
     Cost { time_ns: mean_ns(problem, chosen), link_bytes }
 }
 
-/// The cheapest of all placements that fit.
+/// Returns the cheapest of all placements that fit.
 fn exhaustive(problem: &Problem) -> Option<Cost> {
     let fitting =
         combinations(problem).into_iter().filter(|chosen| problem.bytes_of(chosen) <= problem.capacity_bytes);
     fitting.map(|chosen| cost(problem, &chosen)).min()
 }
 
-/// A step as the relaxation sees it: as long as its compute, or as its transfers if they take longer.
+/// Returns the step time in the relaxation: the larger of its compute and its transfers.
 fn relaxed_ns(problem: &Problem, chosen: &[u16]) -> u64 {
     let work_ns = problem.choices_of(chosen).map(Choice::work_ns).sum();
     problem.compute_total_ns().max(work_ns)
 }
 
-/// The least link work that fits, by an integer program: one choice for each object, bytes with the prefetch buffer.
+/// Returns the least link work that fits, by an integer program: one choice for each object, bytes with the prefetch
+/// buffer.
 fn integer_program(problem: &Problem) -> Option<u64> {
     let mut variables = ProblemVariables::new();
     let picks: Vec<Vec<Variable>> = (problem.objects.iter())

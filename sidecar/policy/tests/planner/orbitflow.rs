@@ -1,4 +1,4 @@
-//! OrbitFlow's worked examples: Fig. 3 and the numbers of options.
+//! Tests OrbitFlow's worked examples: Fig. 3 and the numbers of options.
 
 use sluice_policy::planner::batch::late_tokens;
 use sluice_policy::planner::link::Link;
@@ -11,7 +11,8 @@ const LAYERS: u16 = 9;
 const UNIT_NS: u64 = 1_000;
 const CAPACITY: u64 = 70;
 
-/// Fig. 3: a link that moves a block per unit, two requests with so many blocks in each layer, and these layers (from 1) away.
+/// Fig. 3: a link that moves a block per unit, two requests with these blocks per layer, and these offloaded layers
+/// (from 1).
 fn figure(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
     let link = Link::fluid(1_000_000);
     let object = |request: usize| {
@@ -28,7 +29,7 @@ fn figure(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
     }
 }
 
-/// (blocks of memory, stall in units) of the first step.
+/// Returns (blocks of memory, stall in units) of the first step.
 fn outcome(problem: &Problem) -> (u64, u64) {
     let streams = problem
         .choices_of(&[0, 0])
@@ -98,7 +99,7 @@ fn a_spread_has_gaps_that_differ_by_at_most_one() {
     }
 }
 
-/// A request that makes tokens every `step` and delivers them as Token-Deposit does; how many come late.
+/// Returns the late tokens of a request that generates a token every `step` and delivers them by Token-Deposit.
 fn delivered_late(step: u64, tbt: u64, deposit: u32, window: u16) -> u64 {
     let (mut due, mut late) = (0, 0);
     for token in 1..=u64::from(deposit) + u64::from(window) {

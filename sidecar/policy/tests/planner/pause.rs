@@ -1,4 +1,4 @@
-//! Pause-Resume and the triggers of a new plan.
+//! Tests Pause-Resume and the triggers of a new plan.
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::planner::pause::{Candidate, PausedSince, Pauses};
@@ -20,7 +20,7 @@ fn ids(ids: &[u64]) -> Vec<RequestId> {
 fn the_victim_has_most_blocks_and_deposit_and_the_oldest_never_is_one() {
     let pauses = Pauses::new(BOUND_NS);
     let running = [candidate(1, 900, 0), candidate(2, 100, 10), candidate(3, 120, 0), candidate(4, 140, 0)];
-    // 100 bytes and ten tokens of four bytes are 140 too: of equals the youngest goes first.
+    // 100 bytes and ten tokens of four bytes are 140 too; of equals the youngest is first.
     assert_eq!(pauses.victims(NOW, &running), ids(&[4, 2, 3]));
 }
 

@@ -1,16 +1,16 @@
-//! Frames that take blocks, by how full they are.
+//! Tracks the frames that accept blocks, by the number of used blocks.
 //!
-//! A step takes and gives blocks of a hundred frames, and each time a frame's place here changes: all of this is a few bits
-//! in words that lie side by side.
+//! A step allocates and frees blocks of about a hundred frames, and each time a frame's position here changes. This
+//! structure keeps such a change to a few bits in adjacent words.
 
 use alloc::vec::Vec;
 
 use crate::ids::FrameId;
 
-/// Levels of a set: numbers below 64^2 are found in two looks, larger ones in one more for each 64^2.
+/// Levels of a set: a number below 64^2 is found in two lookups; larger numbers scan one more word per 64^2.
 const LEVELS: usize = 2;
 
-/// A set of small numbers. The lowest level has a bit for each number, the next one a bit for each word that is not 0.
+/// A set of small numbers. The lowest level has a bit per number, the next one a bit per nonzero word.
 #[derive(Clone, Debug, Default)]
 struct Bits {
     levels: [Vec<u64>; LEVELS],
@@ -23,7 +23,7 @@ impl Bits {
         word.is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
-    /// The number was not in it.
+    /// Adds a number that is not in the set.
     fn insert(&mut self, number: u32) {
         self.count += 1;
         let mut at = number as usize;
@@ -41,7 +41,7 @@ impl Bits {
         }
     }
 
-    /// The number was in it.
+    /// Removes a number that is in the set.
     fn remove(&mut self, number: u32) {
         self.count -= 1;
         let mut at = number as usize;
@@ -67,24 +67,24 @@ impl Bits {
         Some(self.descend(word, |word| 63 - word.leading_zeros()))
     }
 
-    /// From a word of the top level, which is not 0, to the number that `choose` leads to.
+    /// Returns the number found from a nonzero word of the top level by following `choose`.
     fn descend(&self, word: usize, choose: impl Fn(u64) -> u32) -> u32 {
         let numbers = self.levels.iter().rev();
         numbers.fold(word, |word, level| word * 64 + choose(level[word]) as usize) as u32
     }
 }
 
-/// The frames.
+/// The frames that accept blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartialChunks {
-    /// By blocks in use.
+    /// Frames by number of used blocks.
     by_used: Vec<Bits>,
-    /// Where there are any.
+    /// Numbers of used blocks for which frames exist.
     fills: Bits,
 }
 
 impl PartialChunks {
-    /// The frame, of which so many blocks are in use, takes more.
+    /// Adds a frame with `used` used blocks.
     pub fn insert(&mut self, used: u32, frame: FrameId) {
         if self.by_used.len() <= used as usize {
             self.by_used.resize(used as usize + 1, Bits::default());
@@ -96,7 +96,7 @@ impl PartialChunks {
         frames.insert(frame.0);
     }
 
-    /// The frame, which was inserted with so many, is not among them any more.
+    /// Removes a frame that was added with `used` used blocks.
     pub fn remove(&mut self, used: u32, frame: FrameId) {
         let frames = &mut self.by_used[used as usize];
         frames.remove(frame.0);
@@ -105,7 +105,7 @@ impl PartialChunks {
         }
     }
 
-    /// Takes out the fullest one, the first in the arena on a tie.
+    /// Removes and returns the fullest frame, ties by the first position in the arena.
     pub fn take_fullest(&mut self) -> Option<FrameId> {
         let used = self.fills.last()?;
         let frame = FrameId(self.by_used[used as usize].first()?);
@@ -113,12 +113,12 @@ impl PartialChunks {
         Some(frame)
     }
 
-    /// Those of which so many blocks are in use.
+    /// Returns the number of frames with `used` used blocks.
     pub fn count(&self, used: u32) -> u32 {
         self.by_used.get(used as usize).map_or(0, |frames| frames.count)
     }
 
-    /// The frame was inserted with so many.
+    /// Whether the frame was added with `used` used blocks.
     pub fn contains(&self, used: u32, frame: FrameId) -> bool {
         self.by_used.get(used as usize).is_some_and(|frames| frames.contains(frame.0))
     }

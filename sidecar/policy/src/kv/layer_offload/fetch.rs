@@ -1,4 +1,4 @@
-//! The fetches of each step, what they cover, and what the tables say of it.
+//! Orders the fetches of each step and updates the block tables by their coverage.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -12,7 +12,8 @@ use crate::layer_set::LayerSet;
 use crate::slots::{DueCopy, Generations};
 
 impl Kv {
-    /// A step begins: its fetches and, if `early`, the first ones of the next. Tables name the buffers where they cover.
+    /// Begins a step: orders its fetches and, if `early`, the first ones of the next step. The tables name buffers
+    /// where the fetches cover them.
     pub fn begin_fetches(&mut self, early: bool, generations: &mut Generations) -> Vec<DueCopy> {
         if self.layer_offload.staging_slots.is_empty() || self.layer_offload.are_buffers_idle {
             return Vec::new();
@@ -28,12 +29,12 @@ impl Kv {
         due
     }
 
-    /// The steps from now on read nothing from buffers, or do so again.
+    /// Sets whether the following steps use no buffers.
     pub fn set_buffers_idle(&mut self, rests: bool) {
         self.layer_offload.are_buffers_idle = rests;
     }
 
-    /// Fetches that are due, once more those that failed.
+    /// Returns the fetches that are due, including failed ones to repeat.
     pub fn due_fetches(&mut self) -> Vec<DueCopy> {
         let due = self.layer_offload.slots.take_due();
         let seats = self
@@ -55,7 +56,7 @@ impl Kv {
                 if (self.layer_offload.sets[usize::from(seat.set)].members & layers).is_empty() {
                     continue;
                 }
-                // Its first user may have gone since.
+                // The slot's user may have closed since.
                 let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
                 if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
                     self.dirty.insert(seat.user);
@@ -67,7 +68,7 @@ impl Kv {
         self.touch(&shared);
     }
 
-    /// Seats that the tables place in buffers from now on, from one to before another, each time with the layers of which they do.
+    /// Returns the ranges of staging slots for which the tables newly name buffers, with the layers of each range.
     fn newly_covered(&mut self) -> BTreeMap<[u32; 2], LayerSet> {
         let stream = &mut self.layer_offload;
         let lease = stream.slots.lease().map(|(_, generation)| generation);
@@ -79,13 +80,13 @@ impl Kv {
         }))
     }
 
-    /// Generation that the KV of each moving layer must show in this step, in layer order.
+    /// Returns the generation that the KV of each moving layer must show in this step, in layer order.
     pub fn fetch_lease(&self) -> Vec<(LayerId, Generation)> {
         let none = self.layer_offload.staging_slots.is_empty() || self.layer_offload.are_buffers_idle;
         if none { Vec::new() } else { self.layer_offload.slots.lease().collect() }
     }
 
-    /// What a fetch copies. No block of a buffer changes its chunk while the buffer stays where it is.
+    /// Returns the blocks that a fetch copies. A buffer's blocks keep their chunks as long as the buffer is not moved.
     pub fn fetch_blocks(&mut self, due: &DueCopy, chunk: impl Fn(BlockId) -> ChunkId) -> FetchBlocks {
         let covered = self.layer_offload.covered.get(due.instance.generation).expect("what is due is known");
         if self.layer_offload.is_fetching_disabled {
@@ -95,7 +96,7 @@ impl Kv {
         FetchBlocks::of(self.layer_offload.table.clone(), due.instance.layer, due.instance.slot, covered)
     }
 
-    /// The table has every seat.
+    /// Adds new staging slots to the backend's table.
     fn update_slot_table(&mut self, chunk: impl Fn(BlockId) -> ChunkId) {
         let stream = &mut self.layer_offload;
         let (told, seats) = (stream.table.slots.len(), stream.staging_slots.len());
@@ -116,7 +117,7 @@ impl Kv {
         }
     }
 
-    /// The step is over.
+    /// Ends the step.
     pub fn end_fetches(&mut self) {
         if self.layer_offload.staging_slots.is_empty() || self.layer_offload.are_buffers_idle {
             return;
@@ -131,7 +132,7 @@ impl Kv {
         self.layer_offload.covered.forget_before(oldest);
     }
 
-    /// A fetch has ended. `leased`: a step is under way or will be repeated.
+    /// Handles the end of a fetch. `leased`: a step is in progress or will be repeated.
     pub fn fetched(
         &mut self,
         (layer, slot): (LayerId, SlotId),
@@ -152,13 +153,13 @@ impl Kv {
         self.release_pinned_places();
     }
 
-    /// Whether fetches that were ordered later into this buffer, or spills out of it, wait behind the one of `generation`.
+    /// Whether a later fetch into this buffer, or spill out of it, waits for the one of `generation`.
     pub fn fetches_behind(&self, slot: SlotId, generation: Generation) -> bool {
         self.layer_offload.slots.queued_behind(slot, generation)
             || self.layer_offload.prefill_spills.is_spill_pending_after(slot, generation)
     }
 
-    /// The engine is gone: every fetch is ordered anew.
+    /// Handles the loss of the engine: every fetch is ordered again.
     pub fn forget_fetches(&mut self) {
         self.layer_offload.slots.reset();
         self.layer_offload.covered.forget_before(None);
@@ -174,7 +175,7 @@ impl Kv {
         self.layer_offload.pinned_places = still;
     }
 
-    /// The column's place in the host tier is free, at once or when no fetch reads it any more.
+    /// Frees the column's staging slot and its host place, the latter once no fetch reads it any more.
     pub(in crate::kv) fn pin_place(&mut self, seat: Option<u32>, place: u32) {
         seat.into_iter().for_each(|seat| self.layer_offload.vacate(seat));
         if self.layer_offload.fetching.is_empty() {
@@ -184,7 +185,7 @@ impl Kv {
         }
     }
 
-    /// Fetches and spills under way.
+    /// Returns the number of fetches and spills in progress.
     pub fn fetches(&self) -> u32 {
         self.layer_offload.fetching.len() as u32
     }

@@ -1,6 +1,6 @@
-//! Full columns of paused requests go to the host tier beside steps and leave the device when their blocks are needed
-//! (OrbitFlow 4.2: they are removable). What several requests share stays, and so do last columns for as long as others may
-//! leave: a request that goes on writes there, and no step writes what is being copied.
+//! Writes full columns of paused requests to the host tier in parallel with steps and evicts them when their blocks are
+//! needed (OrbitFlow 4.2: they are removable). Columns shared by several requests stay. Last columns stay too as long
+//! as others can be evicted: a resumed request writes there, and no step writes a block that is being copied.
 
 use alloc::vec::Vec;
 
@@ -9,7 +9,7 @@ use crate::kv::{Kv, Swap};
 use crate::slots::Generations;
 
 impl Kv {
-    /// Requests that wait with their KV.
+    /// Returns the suspended requests.
     fn paused(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.sequences.iter().filter(|(_, sequence)| sequence.suspended).map(|(request, _)| *request)
     }
@@ -33,7 +33,7 @@ impl Kv {
         }
     }
 
-    /// The next column that the request alone uses and of which the host tier lacks something.
+    /// Returns the next column that only this request uses and that the host tier lacks in part.
     fn next_paused(&mut self, request: RequestId) -> Option<ColumnId> {
         let sequence = &self.sequences[&request];
         let full = &sequence.columns[..sequence.full as usize];
@@ -47,15 +47,15 @@ impl Kv {
         column
     }
 
-    /// One request uses the column, and nothing of it is on its way.
+    /// Whether exactly one reference exists and the column is not being written back.
     fn is_exclusive_column(&self, id: ColumnId) -> bool {
         self.columns.get(id).refs == 1
             && self.columns.has_blocks(id)
             && !self.layer_offload.writing.contains(&id)
     }
 
-    /// Columns of paused requests that are in the host tier as a whole leave the device, until at least `least` blocks have.
-    /// Returns how many have.
+    /// Evicts columns of paused requests that are complete in the host tier until at least `least` blocks are free.
+    /// Returns the number of freed blocks.
     pub fn evict_paused(&mut self, least: u32) -> u32 {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| sequence.columns[..sequence.full as usize].iter().copied());
@@ -77,17 +77,17 @@ impl Kv {
         freed
     }
 
-    /// Columns that nobody but this request uses: what would leave the device with it.
+    /// Returns the number of columns that only this request uses: those evicted with it.
     pub fn exclusive_columns(&self, request: RequestId) -> u32 {
         self.exclusive_columns_of(request).count() as u32
     }
 
-    /// Blocks of them that are on the device.
+    /// Returns the number of their blocks on the device.
     pub fn exclusive_blocks(&self, request: RequestId) -> u32 {
         self.exclusive_columns_of(request).map(|id| self.layers - self.columns.absent(id)).sum()
     }
 
-    /// Blocks of them that the host tier lacks.
+    /// Returns the number of their blocks that the host tier lacks.
     pub fn exclusive_unwritten_blocks(&self, request: RequestId) -> u32 {
         self.exclusive_columns_of(request).map(|id| self.columns.get(id).layers_not_on_host().len()).sum()
     }
@@ -97,7 +97,7 @@ impl Kv {
         columns.copied().filter(|id| self.columns.get(*id).refs == 1)
     }
 
-    /// Columns of paused requests that are to leave and have no place in the host tier yet.
+    /// Returns the number of exclusive columns of paused requests without a place in the host tier.
     pub fn unplaced_paused(&self) -> u32 {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| &sequence.columns);
@@ -105,7 +105,7 @@ impl Kv {
         leaving.filter(|id| self.columns.get(**id).host_location.is_none()).count() as u32
     }
 
-    /// Blocks on the device that paused requests beside this one may lose.
+    /// Returns the device blocks that paused requests other than this one can lose.
     pub fn evictable_paused_blocks(&self, request: RequestId) -> u32 {
         let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && **id != request);
         let columns = paused.flat_map(|(_, sequence)| &sequence.columns[..sequence.full as usize]);
@@ -113,7 +113,7 @@ impl Kv {
         leaving.map(|id| self.layers - self.columns.absent(*id)).sum()
     }
 
-    /// As [`Kv::plan_swap_out`], of columns that only paused requests use.
+    /// Plans like [`Kv::plan_swap_out`], for columns that only paused requests use.
     pub fn plan_paused_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| sequence.columns.iter().copied());
@@ -122,7 +122,7 @@ impl Kv {
         self.swap_out(columns, generations)
     }
 
-    /// Blocks that the request lacks on the device.
+    /// Returns the number of blocks that the request lacks on the device.
     pub fn absent_blocks(&self, request: RequestId) -> u32 {
         let columns = self.sequences.get(&request).map(|sequence| &sequence.columns);
         columns.into_iter().flatten().map(|id| self.columns.absent(*id)).sum()

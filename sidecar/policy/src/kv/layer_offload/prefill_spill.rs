@@ -1,8 +1,8 @@
-//! KV of prompts that goes to the host tier while it is computed, layer by layer (eLLM 4.4.2).
+//! Offloads the KV of a prefill to the host tier during its computation, layer by layer (eLLM 4.4.2).
 //!
-//! Columns of such a prompt have no block of their own on the device, but a place in the host tier and a seat. The step that
-//! computes them writes each layer's part into the buffer that stands for the layer, and a *spill* copies it out behind the
-//! engine, before the next fetch into this buffer. Later steps of the same prompt fetch the columns as any others with a seat.
+//! Columns of such a prompt have no device blocks of their own, but a host place and a staging slot. The step that
+//! computes them writes each layer's part into the layer's buffer. A *spill* copies it out after the engine, before the
+//! next fetch into this buffer. Later steps of the same prompt fetch the columns like other staged ones.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -15,84 +15,84 @@ use crate::kv::columns::HostLocation;
 use crate::slots::{Generations, Progress};
 use crate::step_model::Layout;
 
-/// Prompts that go to the host tier, and what is on its way there.
+/// Offloaded prefills, and their copies in progress.
 #[derive(Clone, Debug, Default)]
 pub(in crate::kv) struct Spills {
-    /// Requests, and the columns of each one's prompt.
+    /// Requests, and the number of columns of each prompt.
     prompts: BTreeMap<RequestId, u32>,
-    /// The first seat of those that the step under way writes, or the next one; none where there are none.
+    /// The first staging slot that the current or next step writes; `None` if it writes none.
     from: Option<u32>,
-    /// These columns, each with one reference more until every copy has ended.
+    /// The columns being written, each with one more reference until all copies have ended.
     pub(in crate::kv) columns: Vec<ColumnId>,
     copies: Vec<Copy>,
 }
 
-/// One layer's part of a step's columns on its way.
+/// The copy of one layer of a step's columns.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
     layer: LayerId,
     buffer: SlotId,
-    /// What the step names its contents of the buffer.
+    /// Generation of the step's contents in the buffer.
     reads: Generation,
-    /// Its own name.
+    /// Generation of the copy itself.
     name: Generation,
     progress: Progress,
 }
 
 impl Spills {
-    /// No prompt goes to the host tier any more; what is there stays where it is.
+    /// Ends the offload of prefills; existing offloaded KV stays where it is.
     pub(super) fn disable_prefill_spill(&mut self) {
         self.prompts.clear();
     }
 
-    /// The request's prompt goes nowhere any more.
+    /// Ends the offload of the request's prefill.
     pub(super) fn forget(&mut self, request: RequestId) {
         self.prompts.remove(&request);
     }
 
-    /// The step under way lost its engine: what it wrote is written and copied once more.
+    /// Repeats the writes and copies of a step that lost its engine.
     pub(super) fn restart_spills(&mut self) {
         if self.from.is_some() {
             self.copies.clear();
         }
     }
 
-    /// A spill out of this buffer was ordered that comes after its fetch of `generation`.
+    /// Whether a spill out of this buffer is ordered that follows its fetch of `generation`.
     pub(super) fn is_spill_pending_after(&self, buffer: SlotId, generation: Generation) -> bool {
         let ordered = self.copies.iter().filter(|copy| copy.progress == Progress::Ordered);
         ordered.filter(|copy| copy.buffer == buffer).any(|copy| copy.reads >= generation)
     }
 
-    /// The first seat that no fetch of the step under way covers.
+    /// Returns the first staging slot that no fetch of the current step covers.
     pub(super) fn first_slot(&self) -> Option<u32> {
         self.from
     }
 }
 
 impl Kv {
-    /// From now on all columns that the request gets go to the host tier, `columns` with those that it has. The placement in force
-    /// has a set of all layers, its first one.
+    /// Offloads all further columns of the request, `columns` in total with the existing ones. The first set of the
+    /// placement in force must be all layers.
     pub fn start_prefill_spill(&mut self, request: RequestId, columns: u32) {
         assert!(self.places_prefills(), "the first set of the placement is all layers");
         self.register(request, 0);
         let sequence = self.sequences.get_mut(&request).expect("the prompt of an open request goes out");
-        // Nobody finds what lies in buffers alone.
+        // Content that is only in buffers must not be shared.
         sequence.chain = None;
         self.layer_offload.prefill_spills.prompts.insert(request, columns);
         self.history.word(request.0 << 32 ^ u64::from(columns));
     }
 
-    /// The columns that the request gets go to the host tier.
+    /// Whether new columns of the request are offloaded.
     pub fn is_spilling_prefill(&self, request: RequestId) -> bool {
         self.layer_offload.prefill_spills.prompts.contains_key(&request)
     }
 
-    /// Requests whose prompts go to the host tier.
+    /// Returns the requests with offloaded prefills.
     pub fn spilling_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.layer_offload.prefill_spills.prompts.keys().copied()
     }
 
-    /// The placement in force, and room in it for prompts that go to the host tier: its first set is all layers.
+    /// Returns the placement in force with support for offloaded prefills: its first set is all layers.
     pub fn placement_with_prefills(&self, layout: Layout) -> Placement {
         let now = &self.layer_offload.placement;
         let beta = if now.layout.moving.is_empty() { layout.beta } else { now.layout.beta };
@@ -101,7 +101,7 @@ impl Kv {
         Placement { layout: Layout { beta, ..layout }, sets, of }
     }
 
-    /// The placement in force without room for such prompts, and with room for requests that have these layers away.
+    /// Returns the placement in force without support for offloaded prefills, with additional sets of offloaded layers.
     pub fn placement_without_prefills(&self, coming: &[Vec<LayerId>]) -> Placement {
         let now = &self.layer_offload.placement;
         let others = now.of.iter().filter(|(_, set)| **set > 0);
@@ -115,23 +115,23 @@ impl Kv {
         Placement { layout, sets, of }
     }
 
-    /// Whether there is room for such prompts.
+    /// Whether the placement supports offloaded prefills.
     pub fn places_prefills(&self) -> bool {
         self.layer_offload.placement.sets.first().is_some_and(|set| set.len() == self.layers as usize)
     }
 
-    /// No prompt goes to the host tier any more; what is there stays where it is.
+    /// Ends the offload of prefills; existing offloaded KV stays where it is.
     pub fn disable_prefill_spill(&mut self) {
         self.layer_offload.prefill_spills.disable_prefill_spill();
     }
 
-    /// Columns that prompts which go to the host tier have not got yet: each will take a place there.
+    /// Returns the columns that offloaded prefills still need: each takes a host place.
     pub fn columns_to_spill(&self) -> u32 {
         let prompts = self.layer_offload.prefill_spills.prompts.iter();
         prompts.map(|(request, columns)| columns.saturating_sub(self.columns(*request))).sum()
     }
 
-    /// Blocks that a new column of this request takes on the device.
+    /// Returns the device blocks that a new column of this request takes.
     pub fn column_blocks(&self, request: RequestId) -> u32 {
         if self.is_spilling_prefill(request) {
             u32::from(self.layer_offload.placement.layout.beta)
@@ -140,10 +140,10 @@ impl Kv {
         }
     }
 
-    /// Gives a prompt that goes to the host tier its new columns there.
+    /// Allocates new columns of an offloaded prefill in the host tier.
     ///
     /// # Panics
-    /// If it has no place for one.
+    /// If the host tier has no place for one.
     pub(in crate::kv) fn allocate_out(
         &mut self,
         request: RequestId,
@@ -166,11 +166,11 @@ impl Kv {
         }
     }
 
-    /// A step begins, for the first time or once more: every layer's part of its columns is to be copied.
+    /// Begins a step, new or repeated: every layer's part of its columns must be copied.
     pub(super) fn begin_spills(&mut self, generations: &mut Generations) {
         let Some(from) = self.layer_offload.prefill_spills.from else { return };
         let seats = self.layer_offload.staging_slots.len() as u32;
-        // The step writes these columns where nothing else says where they are.
+        // The step writes these columns to the buffers, so the tables must name the buffers.
         for layer in &self.layer_offload.placement.layout.moving {
             self.layer_offload.slots_in_tables[layer.index()] = seats;
         }
@@ -184,7 +184,7 @@ impl Kv {
         self.history.word(u64::from(seats - from));
     }
 
-    /// Spills that are due, in layer order, each under its name. They count as ordered from now on.
+    /// Returns the due spills in layer order, each with its generation, and marks them as ordered.
     pub fn take_due_spills(&mut self, chunk: impl Fn(BlockId) -> ChunkId) -> Vec<(Generation, Spill)> {
         let mut due = Vec::new();
         for at in 0..self.layer_offload.prefill_spills.copies.len() {
@@ -211,12 +211,12 @@ impl Kv {
         Spill { layer: copy.layer, buffer: copy.buffer.0, after: copy.reads, blocks }
     }
 
-    /// A spill has ended. One that was dropped (`Err(true)`) is due again where its step will be repeated. Returns the requests whose
-    /// KV is lost with it.
+    /// Handles the end of a spill. A dropped one (`Err(true)`) is due again if its step will be repeated. Returns the
+    /// requests that lose KV with it.
     pub fn spilled(&mut self, name: Generation, end: Result<(), bool>, repeated: bool) -> Vec<RequestId> {
         self.layer_offload.fetching.retain(|known| *known != name);
         let (mut lost, again) = (Vec::new(), repeated && end == Err(true));
-        // One of an attempt that is over has nothing to say.
+        // A spill of an earlier attempt has no effect.
         if let Some(copy) = self.layer_offload.prefill_spills.copies.iter_mut().find(|copy| copy.name == name)
         {
             copy.progress = if again { Progress::Due } else { Progress::Committed };
@@ -239,14 +239,14 @@ impl Kv {
         self.history.word(!u64::from(layer.0));
     }
 
-    /// The step is over: its columns are as others with a seat when they have arrived.
+    /// Ends the step: its columns become ordinary staged columns once their copies have ended.
     pub(super) fn close_spills(&mut self) {
         if self.layer_offload.prefill_spills.from.take().is_some() {
             self.end_spills();
         }
     }
 
-    /// The step under way was never finished and will not be repeated. Returns the requests whose columns it should have written.
+    /// Abandons a step that will not be repeated. Returns the requests whose columns it should have written.
     pub fn abandon_spills(&mut self) -> Vec<RequestId> {
         if self.layer_offload.prefill_spills.from.is_none() {
             return Vec::new();
@@ -271,24 +271,24 @@ impl Kv {
         }
     }
 
-    /// The step that begins, or the one under way, writes columns in buffers.
+    /// Whether the next or current step writes columns in buffers.
     pub fn writes_to_buffers(&self) -> bool {
         self.layer_offload.prefill_spills.from.is_some()
     }
 
-    /// Nobody but prompts has seats, so that steps without them need nothing in the buffers.
+    /// Whether only offloaded prefills are staged, so that other steps do not use the buffers.
     pub fn stages_prefills_only(&self) -> bool {
         !self.layer_offload.prefill_spills.prompts.is_empty()
             && self.layer_offload.placement.of.keys().all(|id| self.is_spilling_prefill(*id))
     }
 
-    /// Columns of a step that is over are still on their way to the host tier.
+    /// Whether columns of a finished step are still being copied to the host tier.
     pub fn has_pending_spills(&self) -> bool {
         self.layer_offload.prefill_spills.from.is_none()
             && !self.layer_offload.prefill_spills.columns.is_empty()
     }
 
-    /// The column lies in buffers, and nowhere else for certain.
+    /// Whether the column's only certain copy is in the buffers.
     pub(in crate::kv) fn is_spilling(&self, id: ColumnId) -> bool {
         self.layer_offload.prefill_spills.columns.contains(&id)
     }

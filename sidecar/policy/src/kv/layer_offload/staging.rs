@@ -1,4 +1,4 @@
-//! Who has a seat, which blocks leave the device for it, and where the buffers are.
+//! Assigns staging slots, evicts the staged blocks and manages the buffers.
 
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
@@ -11,8 +11,8 @@ use crate::kv::Kv;
 use crate::layer_set::LayerSet;
 
 impl Kv {
-    /// Columns of running requests that miss blocks: a seat for each if the placement allows and there is room, else they are
-    /// wanted.
+    /// Stages the incomplete columns of running requests if the placement allows it and there is space; otherwise
+    /// queues them for swap-in.
     pub(super) fn restage(&mut self) {
         let users: Vec<_> = (self.sequences.iter().filter(|(_, s)| !s.suspended))
             .flat_map(|(request, s)| {
@@ -32,7 +32,7 @@ impl Kv {
         }
     }
 
-    /// The part of the request's set that lies in the host tier, if the column may have a seat with it.
+    /// Returns the part of the request's set that is in the host tier, if the column may be staged with it.
     pub(super) fn resident_set(&mut self, column: ColumnId, request: RequestId) -> Option<u16> {
         let set = *self.layer_offload.placement.of.get(&request)?;
         if self.frames.free_blocks() < u32::from(self.layer_offload.placement.layout.beta) {
@@ -44,11 +44,11 @@ impl Kv {
         self.saves_blocks(kept).then_some(kept)
     }
 
-    /// The request, which is open and runs from now on, has these layers away. Its columns that are not on the device have seats
-    /// as far as the placement in force allows, and there is room. Returns whether there are such columns.
+    /// Offloads these layers of the request, which is open and runs from now on. Its columns that are not on the device
+    /// are staged as far as the placement and the space allow. Returns whether there are such columns.
     ///
     /// # Panics
-    /// If a fetch is under way, or one of the layers does not move.
+    /// If a fetch is in progress, or one of the layers does not move.
     pub fn join(&mut self, request: RequestId, set: Vec<LayerId>) -> bool {
         let layout = &self.layer_offload.placement.layout;
         assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "what is away moves");
@@ -61,7 +61,7 @@ impl Kv {
         some
     }
 
-    /// Columns of the request that are not whole on the device and have no seat.
+    /// Returns the request's columns that are neither complete on the device nor staged.
     fn unstaged_columns(&self, request: RequestId) -> impl Iterator<Item = (usize, ColumnId)> + '_ {
         let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
         let homeless =
@@ -69,8 +69,8 @@ impl Kv {
         columns.copied().enumerate().filter(move |(_, id)| homeless(id))
     }
 
-    /// Blocks that the request takes on the device when it goes on with these layers away: those that it lacks, but for full
-    /// columns whose blocks of these layers lie in the host tier, which take a seat instead.
+    /// Returns the device blocks that the request needs to continue with these layers offloaded: its missing blocks,
+    /// except that full columns with these layers in the host tier need only a staging slot.
     pub fn blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
         let (full, buffers) =
             (self.full_columns(request), u32::from(self.layer_offload.placement.layout.beta));
@@ -85,8 +85,9 @@ impl Kv {
         self.unstaged_columns(request).map(cost).sum()
     }
 
-    /// A seat with this set takes no more blocks than it frees at once, though the buffers' next fetches may be ordered: they
-    /// keep as many blocks as there are buffers, and the buffers take as many. So a request alone always fits.
+    /// Whether a staging slot with this set takes no more blocks than it frees at once, even if the buffers' next
+    /// fetches are already ordered: those keep as many blocks as there are buffers, and the buffers take as many. A
+    /// request alone therefore always fits.
     pub(super) fn saves_blocks(&self, set: u16) -> bool {
         let set = self.layer_offload.set(set);
         !set.is_empty() && set.len() >= 2 * usize::from(self.layer_offload.placement.layout.beta)
@@ -111,7 +112,7 @@ impl Kv {
         }
     }
 
-    /// The tables of every request that uses one of these columns are told anew.
+    /// Marks the table entries of every request that uses one of these columns for an update.
     pub(in crate::kv) fn touch(&mut self, columns: &BTreeSet<ColumnId>) {
         if columns.is_empty() {
             return;
@@ -126,8 +127,8 @@ impl Kv {
         }
     }
 
-    /// Columns whose copies are complete get seats, as long as there are blocks for the buffers; then blocks that every
-    /// coming step reads from a buffer leave the device.
+    /// Stages columns whose copies are complete, as long as there are blocks for the buffers; then evicts the blocks
+    /// that every later step reads from a buffer.
     pub fn evict_staged(&mut self) {
         let beta = u32::from(self.layer_offload.placement.layout.beta);
         while let Some(seat) = self.layer_offload.ready.pop_front() {
@@ -151,11 +152,12 @@ impl Kv {
         self.evict_staged_blocks();
     }
 
-    /// By moving layer: the seats that the next fetch of the layer which is ordered already covers; all where none is.
+    /// Returns, for each moving layer, the staging slots that its next ordered fetch covers; all slots if none is
+    /// ordered.
     fn covered_by_all(&self) -> Vec<u32> {
         let stream = &self.layer_offload;
         let mut covered = vec![stream.staging_slots.len() as u32; stream.placement.layout.moving.len()];
-        // Later steps' fetches cover more.
+        // Later fetches cover more.
         let window = stream.slots.window().map(|instance| instance.generation);
         for (covered, known) in covered.iter_mut().zip(stream.covered.walk(window)) {
             *covered = known.unwrap_or(*covered);
@@ -163,10 +165,11 @@ impl Kv {
         covered
     }
 
-    /// By groups of layers, and in each seat by seat, as a column's blocks mostly lie side by side.
+    /// Evicts blocks by groups of layers, and slot by slot within a group, because a column's blocks are mostly
+    /// adjacent.
     fn evict_staged_blocks(&mut self) {
         let (covered, stream) = (self.covered_by_all(), &mut self.layer_offload);
-        // Most layers go of the same seats, and those whose next fetch is early of the ones before.
+        // Most layers share a range of slots; layers whose next fetch was ordered early have a shorter one.
         let going =
             group_by_slots(stream.placement.layout.moving.iter().zip(covered).map(|(layer, covered)| {
                 (*layer, [core::mem::replace(&mut stream.evicted_slots[layer.index()], covered), covered])
@@ -181,7 +184,7 @@ impl Kv {
         self.frames.give(&left);
     }
 
-    /// The request does not run for now: what it has in buffers alone has no seat any more.
+    /// Suspends the request: columns that no running request uses lose their staging slots.
     pub fn suspend(&mut self, request: RequestId) {
         self.layer_offload.forget_request(request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
@@ -199,17 +202,17 @@ impl Kv {
         }
     }
 
-    /// Blocks of draining frames that belong to a buffer.
+    /// Whether draining frames contain blocks of a buffer.
     pub fn drains_buffers(&self) -> bool {
         let frames = self.frames.draining();
         let mut blocks = self.layer_offload.buffers.iter().flatten();
         !frames.is_empty() && blocks.any(|block| frames.contains(&self.frames.frame_of(*block)))
     }
 
-    /// Buffers leave draining frames. Their contents are fetched anew. Returns whether there was room.
+    /// Moves buffers out of draining frames. Their contents are fetched again. Returns whether all fitted.
     ///
     /// # Panics
-    /// If a fetch is under way.
+    /// If a fetch is in progress.
     pub fn move_buffers(&mut self) -> bool {
         assert!(self.layer_offload.fetching.is_empty(), "buffers move while nothing is copied into them");
         let draining = self.frames.draining().clone();
@@ -233,12 +236,12 @@ impl Kv {
         !self.drains_buffers()
     }
 
-    /// Blocks of seated columns that are not on the device.
+    /// Returns the blocks of staged columns that are not on the device.
     pub fn offloaded_blocks(&self) -> u32 {
         self.columns.offloaded_layers()
     }
 
-    /// Columns that have a seat, and seats that nobody has.
+    /// Returns the number of used and of free staging slots.
     pub fn slot_counts(&self) -> (u32, u32) {
         (
             self.layer_offload.staging_slots.len() as u32 - self.layer_offload.free_slots,
@@ -246,7 +249,7 @@ impl Kv {
         )
     }
 
-    /// Full columns of a request.
+    /// Returns the number of full columns of a request.
     pub fn full_columns(&self, request: RequestId) -> u32 {
         self.sequences.get(&request).map_or(0, |sequence| sequence.full)
     }

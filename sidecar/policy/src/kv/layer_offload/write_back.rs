@@ -1,4 +1,4 @@
-//! Full columns go to the host tier beside steps, each block once.
+//! Writes full columns to the host tier in parallel with steps, each block once.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -11,8 +11,8 @@ use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 impl Kv {
-    /// Up to `most` blocks that the host tier lacks: of paused requests if `paused`, then of full columns that the placement
-    /// names if `placed`. They stay where they are until [`Kv::finish_write_back`].
+    /// Plans copies of up to `most` blocks that the host tier lacks: of paused requests if `paused`, then of full
+    /// columns that the placement names if `placed`. The device blocks stay until [`Kv::finish_write_back`].
     pub fn plan_write_back(
         &mut self,
         most: u32,
@@ -43,14 +43,14 @@ impl Kv {
         written
     }
 
-    /// Blocks that are free as soon as they have been written back: nobody uses their columns any more.
+    /// Returns the blocks that become free once written back, because their columns have no other users.
     pub fn blocks_freed_by_write_back(&self) -> u32 {
         let alone = self.layer_offload.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
         alone.map(|id| self.columns.get(*id).resident_layers().len()).sum()
     }
 
-    /// Up to `most` blocks of a column that a running request has filled, to see how fast the link is; none where there is no such
-    /// column, or no place for it.
+    /// Plans copies of up to `most` blocks of a full column of a running request, to measure the link. `None` if there
+    /// is no such column, or no host place.
     pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Swap> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
@@ -71,7 +71,7 @@ impl Kv {
         Swap { column, host_location: stowed, layers }
     }
 
-    /// The column is being written back, or comes from the host tier, beside steps.
+    /// Whether the column is being copied to or from the host tier in parallel with steps.
     pub(in crate::kv) fn is_copied(&self, id: ColumnId) -> bool {
         self.layer_offload.writing.contains(&id) || self.loading_swaps.contains(&id)
     }
@@ -85,17 +85,17 @@ impl Kv {
             .position(|id| columns.get(*id).staging_slot().is_none())?;
         sequence.written += next as u32;
         let (at, id) = (sequence.written, full[sequence.written as usize]);
-        // What comes back first, or is being written, comes later.
+        // Columns that must be swapped in first, or are being copied, are written later.
         let here = self.columns.is_whole(id) && !self.is_copied(id);
         here.then_some((at, id))
     }
 
-    /// Layers of the set whose blocks the host tier lacks.
+    /// Returns the layers of the set that the host tier lacks.
     pub(super) fn missing_on_host(&self, column: ColumnId, set: u16) -> LayerSet {
         self.layer_offload.sets[usize::from(set)].members - self.columns.get(column).hosted_layers
     }
 
-    /// As [`Kv::host_place`], as far as prompts that go there leave any.
+    /// Reserves like [`Kv::reserve_host_place`], but leaves the places that offloaded prefills need.
     pub(super) fn reserve_spare_host_place(
         &mut self,
         column: ColumnId,
@@ -106,7 +106,7 @@ impl Kv {
         if promised { None } else { self.reserve_host_place(column, generations) }
     }
 
-    /// The column has a place in the host tier; cache there gives way.
+    /// Returns the column's host place; takes a new one if necessary, and evicts host cache for it.
     pub(super) fn reserve_host_place(
         &mut self,
         column: ColumnId,
@@ -127,7 +127,7 @@ impl Kv {
         Some(stowed)
     }
 
-    /// The copies have ended, well or not.
+    /// Handles the end of the copies; `done`: they succeeded.
     pub fn finish_write_back(&mut self, written: &[Swap], done: bool) {
         for one in written {
             let at = self.layer_offload.writing.iter().position(|id| *id == one.column);
@@ -139,7 +139,7 @@ impl Kv {
             }
             self.release_reference(one.column);
         }
-        // Whoever uses them looks at them again.
+        // The users of these columns check them again.
         let columns: BTreeSet<_> = written.iter().map(|one| one.column).collect();
         for sequence in self.sequences.values_mut() {
             let first = sequence.columns.iter().position(|id| columns.contains(id));
@@ -147,7 +147,7 @@ impl Kv {
         }
     }
 
-    /// Columns are being written back.
+    /// Whether columns are being written back.
     pub fn is_writing_back(&self) -> bool {
         !self.layer_offload.writing.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What a borrower writes into its book.
+//! Records the borrower's side of loans.
 
 use alloc::vec::Vec;
 
@@ -7,10 +7,10 @@ use crate::ids::Nanos;
 use crate::peers::Peer;
 
 impl LoanBook {
-    /// It asks `peer` for so many chunks; the name of the grant to come. The budget stays.
+    /// Records a request of `chunks` to `peer` and returns the nonce of the loan. The budget does not change.
     ///
     /// # Panics
-    /// If it asks for nothing, or asks itself.
+    /// If `chunks` is 0, or `peer` is the owner itself.
     pub fn ask(&mut self, peer: Peer, chunks: u32) -> Nonce {
         assert!(chunks > 0, "nobody asks for nothing");
         assert!(peer != self.own_peer, "nobody borrows from itself");
@@ -21,10 +21,10 @@ impl LoanBook {
         nonce
     }
 
-    /// Whether such an answer fits: before its earmark is accepted in the ledger.
+    /// Checks that an answer matches a request; called before its earmark is accepted in the ledger.
     ///
     /// # Errors
-    /// [`LoanError::UnknownNonce`] (never asked, or no longer wanted: the lender takes its earmark back),
+    /// [`LoanError::UnknownNonce`] (never requested, or no longer wanted: the lender takes its earmark back),
     /// [`LoanError::WrongPeer`], [`LoanError::AlreadyGranted`], [`LoanError::NoChunks`], [`LoanError::MoreThanAsked`].
     pub fn is_expected(&self, nonce: Nonce, peer: Peer, chunks: u32) -> Result<(), LoanError> {
         let at = self.loan_in_mut(nonce, peer)?;
@@ -38,10 +38,10 @@ impl LoanBook {
         }
     }
 
-    /// The earmark of this answer was accepted: its chunks are in the budget.
+    /// Records that the answer's earmark was accepted: its chunks join the budget.
     ///
     /// # Errors
-    /// As [`LoanBook::expects`].
+    /// As [`LoanBook::is_expected`].
     pub fn granted(
         &mut self,
         nonce: Nonce,
@@ -55,7 +55,7 @@ impl LoanBook {
         Ok(())
     }
 
-    /// The answer was no.
+    /// Records a denial.
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::AlreadyGranted`].
@@ -64,7 +64,8 @@ impl LoanBook {
         self.timed_out(nonce).map(|_| ())
     }
 
-    /// No answer came in time, or its earmark was gone: an answer is refused from now on. Whom to tell.
+    /// Records that no answer arrived in time, or that its earmark was gone. Later answers are rejected. Returns the
+    /// peer to notify.
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::AlreadyGranted`].
@@ -76,11 +77,11 @@ impl LoanBook {
         }
     }
 
-    /// The lender lets it stay for longer. Never shortens it, so an old answer does no harm.
+    /// Records a renewal. It never shortens the loan, so a stale answer has no effect.
     ///
     /// # Errors
-    /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NotGranted`], [`LoanError::NotRenewable`] where all of it
-    /// has to leave already.
+    /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NotGranted`], [`LoanError::NotRenewable`] if
+    /// all of it must already be vacated.
     pub fn renewed(&mut self, nonce: Nonce, peer: Peer, until: Nanos) -> Result<(), LoanError> {
         let at = self.loan_in_mut(nonce, peer)?;
         match &mut self.loans_in[at].state {
@@ -95,8 +96,8 @@ impl LoanBook {
         }
     }
 
-    /// The lender wants so many chunks back, or all that is held if that is less. What to vacate, earlier orders for this
-    /// grant included. A grant that was only asked for is given up: its answer is refused when it comes.
+    /// Records a revocation of `chunks`, or of all that is held if that is less. Returns what to vacate, including
+    /// earlier orders for this loan. A pending request is dropped, and its answer will be rejected.
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`].
@@ -111,12 +112,13 @@ impl LoanBook {
         }
     }
 
-    /// What has to leave because its time is over, each grant once; [`LoanIn::vacating`] says so until it has left.
+    /// Returns the loans that expired, each once; afterwards [`LoanIn::vacating`] includes them until they are
+    /// returned.
     pub fn expired(&mut self, now: Nanos) -> Vec<ReturnOrder> {
         self.loans_in.iter_mut().filter_map(|taken| taken.expire(now)).collect()
     }
 
-    /// So many chunks were vacated, whether they had to or not: they leave the budget, and then are earmarked.
+    /// Records `returned` vacated chunks, ordered or not: they leave the budget, then the caller earmarks them.
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::NotGranted`], [`LoanError::NoChunks`], [`LoanError::MoreThanLent`].

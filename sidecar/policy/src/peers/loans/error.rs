@@ -1,82 +1,82 @@
-//! Why a message or an order does not fit the book.
+//! Errors of messages and orders that do not match the loan book.
 
 use core::fmt;
 
 use super::Nonce;
 use crate::peers::Peer;
 
-/// Why it was refused; nothing has changed.
+/// Why the book rejected an operation; the book is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoanError {
-    /// No such grant, or none any more.
+    /// The loan does not exist, or no longer exists.
     UnknownNonce {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
     },
-    /// The grant is with somebody else.
+    /// The loan belongs to another peer.
     WrongPeer {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
-        /// With whom it is.
+        /// The loan's peer.
         expected: Peer,
-        /// Who sent this.
+        /// The sender.
         got: Peer,
     },
-    /// An ask that was answered before, or is older than one that was.
+    /// A request that was answered before, or that is older than an answered one.
     Replayed {
-        /// Its name.
+        /// The request's identifier.
         nonce: Nonce,
-        /// The newest one answered.
+        /// The newest nonce answered.
         answered: Nonce,
     },
-    /// The answer to an ask comes after the grant.
+    /// An answer to a loan that was already granted.
     AlreadyGranted {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
     },
-    /// A renewal, or a return, of what was only asked for.
+    /// A renewal or return of a loan that was only requested.
     NotGranted {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
     },
-    /// Nothing is left to renew: all of it was revoked, or has to leave.
+    /// Nothing to renew: all of it was revoked or must be vacated.
     NotRenewable {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
     },
-    /// Nothing to lend or to return.
+    /// A loan or a return of zero chunks.
     NoChunks {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
     },
-    /// The lender needs it itself.
+    /// The loan would cut into the lender's floor.
     BelowFloor {
-        /// What it should lend, chunks.
+        /// Chunks requested.
         asked: u32,
-        /// What it can lend, chunks.
+        /// Chunks that can be lent.
         lendable: u32,
     },
-    /// The answer is more than the question.
+    /// The answer grants more than was requested.
     MoreThanAsked {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
-        /// What was asked for, chunks.
+        /// Chunks requested.
         asked: u32,
-        /// What was granted, chunks.
+        /// Chunks granted.
         granted: u32,
     },
-    /// More comes back than is away.
+    /// More chunks are returned than are lent.
     MoreThanLent {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
-        /// What is away, chunks.
+        /// Chunks lent.
         lent: u32,
-        /// What should come back, chunks.
+        /// Chunks returned.
         returned: u32,
     },
-    /// Some of it has come back, so it was accepted and cannot be taken back as an earmark.
+    /// Part of the loan was returned, so the borrower accepted it and its earmark cannot be taken back.
     Accepted {
-        /// Its name.
+        /// The loan's identifier.
         nonce: Nonce,
     },
 }

@@ -1,16 +1,16 @@
-//! What a lender writes into its book.
+//! Records the lender's side of loans.
 
 use super::{LoanBook, LoanError, LoanOut, Nonce, Recall};
 use crate::ids::Nanos;
 use crate::peers::Peer;
 
 impl LoanBook {
-    /// What it could lend: its own share, less what is lent, above its floor. Borrowed chunks are never lent on.
+    /// Returns the chunks that can be lent: own share less loans, above the floor. Borrowed chunks are never lent.
     pub fn lendable(&self) -> u32 {
         self.own_chunks().saturating_sub(self.floor)
     }
 
-    /// It answers an ask with so many chunks, which leave its budget now. Before it vacates and earmarks them.
+    /// Records a loan of `chunks`, which leave the budget now, before they are vacated and earmarked.
     ///
     /// # Errors
     /// [`LoanError::NoChunks`], [`LoanError::Replayed`], [`LoanError::BelowFloor`].
@@ -32,7 +32,7 @@ impl LoanBook {
             return Err(LoanError::Replayed { nonce, answered: *answered });
         }
         if self.loans_out.iter().any(|given| given.nonce == nonce) {
-            return Err(LoanError::Replayed { nonce, answered: nonce }); // another life's, which a peer should not know
+            return Err(LoanError::Replayed { nonce, answered: nonce }); // another instance's nonce
         }
         let lendable = self.lendable();
         if chunks > lendable {
@@ -41,10 +41,11 @@ impl LoanBook {
         Ok(())
     }
 
-    /// The ledger gave an earmark back that was not accepted, or none was written. Its chunks are in the budget again.
+    /// Records that the ledger returned an unaccepted earmark, or that none was written. Returns its chunks to the
+    /// budget.
     ///
     /// # Errors
-    /// [`LoanError::UnknownNonce`], [`LoanError::Accepted`] where some of it has come back already.
+    /// [`LoanError::UnknownNonce`], [`LoanError::Accepted`] if part of it was already returned.
     pub fn on_taken_back(&mut self, nonce: Nonce) -> Result<u32, LoanError> {
         let at = self.loan_out_index(nonce)?;
         if self.loans_out[at].returned_chunks > 0 {
@@ -53,10 +54,10 @@ impl LoanBook {
         Ok(self.loans_out.remove(at).chunks)
     }
 
-    /// The borrower wants it for longer. Never shortens it.
+    /// Extends a loan at the borrower's request. Never shortens it.
     ///
     /// # Errors
-    /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NotRenewable`] where all of it was revoked.
+    /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NotRenewable`] if all of it was revoked.
     pub fn renew(&mut self, nonce: Nonce, peer: Peer, expires: Nanos) -> Result<Nanos, LoanError> {
         let at = self.loan_out_mut(nonce, peer)?;
         let given = &mut self.loans_out[at];
@@ -67,8 +68,8 @@ impl LoanBook {
         Ok(given.expires)
     }
 
-    /// It wants `chunks` of a grant back, or all that is away if that is less; what to ask of the borrower. Again and
-    /// again is the same as once.
+    /// Revokes `chunks` of a loan, or all that is lent if that is less. Returns what to demand from the borrower.
+    /// Idempotent.
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`].
@@ -79,7 +80,7 @@ impl LoanBook {
         Ok(Recall { nonce, peer: given.peer, chunks: given.revoked })
     }
 
-    /// Chunks came back: once for each earmark of the borrower that the ledger let it accept.
+    /// Records returned chunks: once for each of the borrower's earmarks that the ledger let the lender accept.
     ///
     /// # Errors
     /// [`LoanError::UnknownNonce`], [`LoanError::WrongPeer`], [`LoanError::NoChunks`], [`LoanError::MoreThanLent`].
@@ -99,7 +100,7 @@ impl LoanBook {
         Ok(())
     }
 
-    /// Grants whose time is over and that are still away. Their chunks are still the borrower's.
+    /// Returns the loans that expired but are not returned. Their chunks still belong to the borrower.
     pub fn overdue(&self, now: Nanos) -> impl Iterator<Item = &LoanOut> {
         self.loans_out.iter().filter(move |given| given.expires <= now)
     }

@@ -1,4 +1,4 @@
-//! KV that is copied beside steps.
+//! KV copies in parallel with steps.
 
 use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
@@ -13,7 +13,7 @@ enum Work {
     Spill(Spill),
 }
 
-/// A fetch, a write-back or a spill, and once it runs what it copies.
+/// A fetch, a write-back or a spill, and its data once it runs.
 #[derive(Clone, Debug)]
 pub(super) struct KvCopy {
     id: ActionId,
@@ -34,7 +34,7 @@ impl KvCopy {
         matches!(self.work, Work::Fetch(_))
     }
 
-    /// Fetches and spills, which are dropped with fills.
+    /// Whether it is a fetch or a spill, which are dropped with fills.
     pub(super) fn is_of_buffer(&self) -> bool {
         self.buffer().is_some()
     }
@@ -47,7 +47,7 @@ impl KvCopy {
         }
     }
 
-    /// It starts after an earlier one that changes the same.
+    /// Whether it must start after an earlier copy of the same memory.
     fn follows(&self, earlier: &KvCopy) -> bool {
         match (&self.work, &earlier.work) {
             (Work::Fetch(this), Work::Fetch(that)) => {
@@ -86,7 +86,8 @@ impl Device {
         self.kv.push(KvCopy { id, work: Work::Spill(spill), copied: None });
     }
 
-    /// Every block is where the order says, none is named twice, and nobody writes the host blocks, but spills out of this buffer.
+    /// Checks that every block is at the named chunk, that none is named twice, and that only spills out of this buffer
+    /// write the host blocks.
     fn check_swaps(&self, swaps: &[BlockSwap], buffer: Option<u8>) {
         for (at, swap) in swaps.iter().enumerate() {
             assert_eq!(self.place(swap.block).0, swap.chunk, "a copy of KV names the chunk");
@@ -105,7 +106,7 @@ impl Device {
         self.dropped.extend(self.kv.extract_if(.., waits).map(|copy| copy.id));
     }
 
-    /// It runs, or is the first of its lane and the reader before it has finished.
+    /// Whether it runs, or is the first of its lane and the previous reader has finished.
     pub(super) fn may_go_on(&self, at: usize) -> bool {
         let copy = &self.kv[at];
         let after = match &copy.work {
@@ -117,7 +118,7 @@ impl Device {
         copy.copied.is_some() || (read && !self.kv[..at].iter().any(|earlier| copy.follows(earlier)))
     }
 
-    /// A copy starts, and what was there is gone; or it ends.
+    /// Starts a copy, which destroys the old contents, or ends it.
     pub(super) fn step_kv(&mut self, at: usize) -> Option<Completion> {
         let copy = self.kv[at].clone();
         let Some(copied) = &copy.copied else { return self.start_kv(at, &copy) };
@@ -178,7 +179,7 @@ impl Device {
         None
     }
 
-    /// What the host blocks hold; none when one does not carry its name. Mixed up when the device is told to.
+    /// Returns the contents of the host blocks, shuffled if configured; `None` if one does not have its generation.
     fn carried(&self, swaps: &[BlockSwap]) -> Option<Vec<[u64; 16]>> {
         let held = |swap: &BlockSwap| self.host.get(&swap.host).copied();
         let carried = swaps.iter().map(|swap| held(swap).filter(|(name, _)| *name == swap.generation));
@@ -193,13 +194,13 @@ impl Device {
         self.blocks.get(&self.place(block)).copied().unwrap_or([0; 16])
     }
 
-    /// No copy of KV beside steps names the chunk: it may be unmapped and released.
+    /// Checks that no copy in parallel with steps names the chunk, so that it may be unmapped and released.
     pub(super) fn check_untouched(&self, chunk: ChunkId) {
         let named = self.kv.iter().flat_map(KvCopy::swaps).any(|swap| swap.chunk == chunk);
         assert!(!named, "{chunk:?} stays where it is while its KV is copied");
     }
 
-    /// No fetch writes the block: it may be read.
+    /// Checks that no fetch writes the block, so that it may be read.
     pub(super) fn check_read(&self, block: BlockId) {
         let mut fetches = self.kv.iter().filter(|copy| copy.is_of_buffer()).flat_map(KvCopy::swaps);
         assert!(!fetches.any(|swap| swap.block == block), "{block:?} is read while it is fetched");
@@ -210,13 +211,13 @@ impl Device {
         assert!(!others.any(|swap| swap.block == block), "{block:?} is written while it is written back");
     }
 
-    /// No copy beside steps names the block: it may be written.
+    /// Checks that no copy in parallel with steps names the block, so that it may be written.
     pub(super) fn check_write(&self, block: BlockId) {
         self.check_read(block);
         self.check_unread(block);
     }
 
-    /// No write-back or spill has the host block.
+    /// Checks that no write-back or spill uses the host block.
     pub(super) fn check_settled(&self, host: HostBlockId) {
         self.check_written(host, None);
     }

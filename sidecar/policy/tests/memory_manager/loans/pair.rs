@@ -1,4 +1,4 @@
-//! Two tenants of one GPU, and all that is between them: loans, promises and turns, with the books kept by hand.
+//! Two tenants of one GPU with their loans, earmarks and time slices; the test keeps the books.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ pub fn peer(index: usize) -> Peer {
     Peer { index: index as u32, instance: 1 }
 }
 
-/// Both tenants, and what is between them.
+/// The two tenants and their loans.
 pub struct Pair {
     pub worlds: [World; 2],
     pub shares: [u32; 2],
     /// Lender and chunks of each loan, by nonce.
     pub loans: BTreeMap<u64, (usize, u32)>,
-    /// Promised, for whom: (nonce, chunks, the loan that it repays).
+    /// Earmarks: recipient, nonce, chunks, and the loan that it repays.
     pub earmarks: Vec<(usize, u64, u32, Option<u64>)>,
-    /// Repayments under way: their nonce and the loan's.
+    /// Repayments in progress: their nonce and the loan's.
     pub repaying: BTreeMap<u64, u64>,
     nonce: u64,
     pub lent: u32,
@@ -67,7 +67,7 @@ impl Pair {
         Earmark { peer: peer(to), nonce: Nonce(self.nonce) }
     }
 
-    /// The turn goes to one of them; its loans are revoked before its layers come back.
+    /// Grants the time slice to one tenant; its loans are revoked before its layers are restored.
     pub fn turn(&mut self, holder: usize) {
         for (at, world) in self.worlds.iter_mut().enumerate() {
             world.active = at == holder;
@@ -90,14 +90,14 @@ impl Pair {
         self.worlds[lender].manager.set_awaits_loans(open);
     }
 
-    /// The loan is not with its borrower yet, or not any more.
+    /// Whether the loan is in transfer to or from its borrower.
     fn on_its_way(&self, loan: u64) -> bool {
         let promised =
             self.earmarks.iter().any(|(_, nonce, _, repays)| *nonce == loan || *repays == Some(loan));
         promised || self.repaying.values().any(|l| *l == loan)
     }
 
-    /// The one whose turn it is asks for more.
+    /// The holder of the time slice asks for more memory.
     pub fn ask(&mut self, borrower: usize) {
         let lender = 1 - borrower;
         let most = self.worlds[lender].manager.lendable_chunks();
@@ -153,7 +153,7 @@ impl Pair {
                 }
             }
             TransferResult::Refused { earmark, .. } => {
-                // A debt whose release failed is asked for again.
+                // A repayment whose release failed is requested again.
                 if self.repaying.remove(&earmark.nonce.0).is_some() {
                     self.revoke(1 - at);
                 }
@@ -163,7 +163,7 @@ impl Pair {
         }
     }
 
-    /// Capacity: what exists and what is promised, by the device and by the budgets.
+    /// Checks the capacity: existing and earmarked chunks, by the devices and by the budgets.
     fn audit(&self) {
         let promised: u32 = self.earmarks.iter().map(|(_, _, chunks, _)| chunks).sum();
         let exists: usize = self.worlds.iter().map(|world| world.device.chunks.len()).sum();
@@ -181,7 +181,7 @@ impl Pair {
         !self.worlds[at].waiting.is_empty() || !self.worlds[at].running.is_empty()
     }
 
-    /// Runs until both have served everything.
+    /// Runs until both have served all requests.
     pub fn run(&mut self) {
         for round in 0..300_000_u64 {
             if !self.busy(0) && !self.busy(1) {
@@ -215,7 +215,7 @@ impl Pair {
         );
     }
 
-    /// Everything goes home, also what was promised while there was work and is given only now.
+    /// Returns all loans, including earmarks that were promised earlier.
     pub fn settle(&mut self) {
         for round in 0..8 {
             [0, 1].into_iter().for_each(|at| self.settle_one(at));

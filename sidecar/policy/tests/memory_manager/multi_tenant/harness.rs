@@ -1,4 +1,4 @@
-//! The tenants of one GPU, its ledger, and the mail between them.
+//! The tenants of one GPU, its ledger, and their messages.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -22,12 +22,12 @@ use super::balance;
 use super::network::{Message, Network};
 
 pub const MS: u64 = 1_000_000;
-/// A borrower gives back within this time.
+/// Maximum time for a borrower to return a loan.
 pub const BOUND_NS: u64 = 60 * MS;
-/// So many ticks without a new token mean that somebody waits for ever. Of 3000 towns none paused for more than 14 412,
-/// while one that often sleeps, and forgets what it computed, takes more than 200 000 for all its work.
+/// Ticks without a new token that count as a deadlock. Of 3000 simulated GPUs none paused for more than 14 412, while
+/// one that often sleeps, and loses its KV, takes more than 200 000 in total.
 const STILL_TICKS: u32 = 100_000;
-/// How often a tenant looks at the ledger by itself.
+/// Interval at which a tenant reads the ledger.
 const POLL_NS: u64 = 25 * MS;
 
 #[derive(Clone, Debug)]
@@ -35,38 +35,38 @@ pub struct Case {
     pub tenants: usize,
     pub slabs: Vec<u64>,
     pub extra_kv: u32,
-    /// One at a time, else whoever has work.
+    /// Whether one tenant runs at a time; otherwise every tenant with work runs.
     pub turns: bool,
     pub seed: u64,
-    /// Letters that are lost, and that are told twice, in 1000.
+    /// Lost and duplicated messages, permille.
     pub loss: u32,
     pub duplicates: u32,
-    /// Actions that fail, in 1000.
+    /// Failing actions, permille.
     pub faults: u32,
-    /// How often a life accepts bytes of which no chunk can be made.
+    /// How often an instance accepts bytes for which no chunk can be created.
     pub unmade: u32,
-    /// Engines that die, in 1000 layers.
+    /// Engine losses per 1000 layers.
     pub kills: u32,
-    /// Tenants that die.
+    /// Number of tenants that exit.
     pub deaths: u32,
-    /// How often a tenant falls asleep or wakes, of a thousand boundaries.
+    /// Probability that a tenant falls asleep or wakes at a boundary, permille.
     pub sleeps: u32,
     pub host_kv_bytes: u64,
-    /// So many promises cannot be taken in each life although they stand.
+    /// Number of valid earmarks per instance that cannot be accepted.
     pub untaken: u32,
-    /// So many earmarks are not written: what the checks must notice.
+    /// Number of earmarks that are not written, which the checks must detect.
     pub loses_earmarks: u32,
-    /// So many revocations are lost.
+    /// Number of revocations that are lost.
     pub loses_revocations: u32,
-    /// To this tenant all are.
+    /// The tenant to which all messages are lost.
     pub ignores_messages: Option<usize>,
-    /// How long a loan lasts, milliseconds.
+    /// Duration of a loan, milliseconds.
     pub ttl_ms: u64,
-    /// Nobody sees who dies.
+    /// Whether exits go unnoticed.
     pub blind: bool,
-    /// So many chunks more does a later life never lend: its former one had lent them, as those do that are hibernated.
+    /// Additional floor of a later instance, chunks: its previous instance had lent them, as sleeping tenants do.
     pub later_floor: u32,
-    /// How often the GPU is dealt out anew while there is work, of ten thousand ticks.
+    /// Probability that shares are assigned anew during a tick with work, per ten thousand.
     pub share_changes: u32,
 }
 
@@ -82,23 +82,23 @@ impl Case {
     }
 }
 
-/// One life of a tenant.
+/// One instance of a tenant.
 #[derive(Debug)]
 struct Tenant {
     me: Peer,
     world: World,
-    /// Those who lived at the last look.
+    /// The instances that ran at the last look.
     known: BTreeSet<Peer>,
     looks_at: Nanos,
-    /// What goes wrong once it is loaded.
+    /// Faults that start once it is loaded.
     faults: Option<Faults>,
 }
 
-/// A tenant and what outlives it.
+/// A tenant, and its state across instances.
 #[derive(Debug)]
 pub struct TenantSlot {
     tenant: Option<Tenant>,
-    /// Its clients ask the next life for it again.
+    /// Requests that its clients submit again to the next instance.
     waiting: VecDeque<Request>,
     finished: BTreeMap<RequestId, Vec<u32>>,
     pub expected: BTreeMap<RequestId, Vec<u32>>,
@@ -113,7 +113,7 @@ impl TenantSlot {
         self.tenant.as_ref().map_or(!self.waiting.is_empty(), |tenant| tenant.world.busy())
     }
 
-    /// Tokens of all requests, computed ones and those of prompts.
+    /// Returns the number of tokens of all requests, prompts included.
     fn tokens(&self) -> usize {
         let world = self.tenant.as_ref().map(|tenant| &tenant.world);
         let open = world.into_iter().flat_map(|world| world.running.iter().chain(&world.waiting));
@@ -141,15 +141,15 @@ impl Tenant {
 
 pub struct SimGpu {
     pub slots: Vec<TenantSlot>,
-    /// Loans that were seen.
+    /// Number of loans observed.
     pub loans: u32,
-    /// Letters of new lives that lacked their floor.
+    /// Messages of new instances that lacked their floor.
     pub claims: u32,
-    /// The longest time from the first word about a loan that was wanted back to its end.
+    /// Longest time from the first revocation of a loan to its return.
     pub slowest_ns: u64,
-    /// Neighbours asked while a loan was out whose borrower had been told longer ago than the bound.
+    /// Peers asked while an earlier loan was overdue: its borrower had been notified more than the bound ago.
     pub asked_meanwhile: u32,
-    /// When the borrower of a loan was first told.
+    /// Time at which the borrower of each loan was first notified.
     revoked: BTreeMap<Nonce, Nanos>,
     pub(super) case: Case,
     pub(super) params: Params,
@@ -162,9 +162,9 @@ pub struct SimGpu {
     holder: usize,
     deaths: u32,
     pub(super) rng: Rng,
-    /// The share that each seat is to have, and how much it may remap.
+    /// The assigned share and cap of each slot.
     pub(super) assigned: Vec<Bounds>,
-    /// Shares that fell while something was held of them.
+    /// Number of shares that fell while their memory was in use.
     pub released: u32,
 }
 
@@ -205,7 +205,7 @@ impl SimGpu {
         town
     }
 
-    /// A new tenant with work.
+    /// Adds a new tenant with work.
     fn settling_tenant(&mut self) {
         let seat = TenantSlot {
             tenant: None,
@@ -216,7 +216,7 @@ impl SimGpu {
         self.slots.push(seat);
         let at = self.slots.len() - 1;
         self.start_instance(at);
-        // Some have little to do, so that others can borrow.
+        // Some have little work, so that others can borrow.
         let requests = if at.is_multiple_of(2) { 16 } else { 2 };
         let world = &mut self.slots[at].tenant.as_mut().expect("it has just begun").world;
         self.slots[at].expected = load(world, &mut self.rng, requests);
@@ -271,7 +271,7 @@ impl SimGpu {
         self.slots.iter().position(|seat| seat.tenant.as_ref().is_some_and(|tenant| tenant.me == peer))
     }
 
-    /// Runs until all have served everything.
+    /// Runs until all tenants have served all requests.
     pub fn run(&mut self) {
         let (mut known, mut still) = (0, 0);
         while still < STILL_TICKS {
@@ -297,7 +297,7 @@ impl SimGpu {
         self.slots.iter().flat_map(|seat| &seat.tenant).any(|t| t.negotiator().book().lent_out() > 0)
     }
 
-    /// Runs until it is so.
+    /// Runs until the condition holds.
     pub fn until(&mut self, so: impl Fn(&SimGpu) -> bool) {
         for _ in 0..200_000 {
             if so(self) {
@@ -308,24 +308,24 @@ impl SimGpu {
         panic!("it never comes: {}", self.state());
     }
 
-    /// Chunks of this tenant that its neighbours have.
+    /// Returns the chunks of this tenant that its peers hold.
     pub fn lent_by(&self, at: usize) -> u32 {
         let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
         tenants.map(|tenant| tenant.negotiator().book().loans_in_from(at as u32)).sum()
     }
 
-    /// How often accepted bytes will still come to nothing, in all lives.
+    /// Returns how often accepted bytes will still yield no chunk, over all instances.
     pub fn unbacked_chunks(&self) -> u32 {
         let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
         tenants.map(|tenant| tenant.world.device.faults.unmade).sum()
     }
 
-    /// The memory manager of a tenant that lives.
+    /// Returns the memory manager of a running tenant.
     pub fn manager(&self, at: usize) -> Option<&MemoryManager> {
         self.slots[at].tenant.as_ref().map(|tenant| &tenant.world.manager)
     }
 
-    /// Without work everything goes home.
+    /// Without work, all loans are returned.
     pub fn settle(&mut self) {
         let home = Bounds { share_chunks: self.share, remap_cap_permille: self.params.remap_cap_permille };
         self.assigned.fill(home);
@@ -385,7 +385,7 @@ impl SimGpu {
         self.record_returned_loans();
     }
 
-    /// Under turns one at a time runs, else whoever has work.
+    /// Passes the time slice: with slices one tenant runs at a time, otherwise every tenant with work.
     fn pass_turn(&mut self) {
         let (running, busy) = {
             let holder = &self.slots[self.holder];
@@ -396,7 +396,7 @@ impl SimGpu {
         }
     }
 
-    /// Something happens at a tenant; what it writes is sent, and everything is checked.
+    /// Runs an event at a tenant, sends its messages and checks everything.
     pub(super) fn with<T>(&mut self, at: usize, happens: impl FnOnce(&mut World) -> T) -> T {
         let Tenant { me, world, faults, .. } = self.slots[at].tenant.as_mut().expect("it lives");
         world.now = self.now;
@@ -424,7 +424,7 @@ impl SimGpu {
         }
     }
 
-    /// Notes who wants what back, and loses of that what the case says.
+    /// Records revocations, and loses as many as the case requires.
     fn is_lost(&mut self, from: Peer, letter: &PeerCommand) -> bool {
         match letter {
             PeerCommand::Revoke { peer, nonce, .. } => {
@@ -446,7 +446,7 @@ impl SimGpu {
         }
     }
 
-    /// Notes how long what is home was waited for.
+    /// Records how long the returned loans took.
     fn record_returned_loans(&mut self) {
         let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
         let given = tenants.flat_map(|tenant| tenant.negotiator().book().loans_out());
@@ -494,7 +494,7 @@ impl SimGpu {
         PeerView { peer: *me, priority: self.terms(*me).priority, reachable: true, live: Some(live) }
     }
 
-    /// A look at the ledger now and then: who has died, what came back without a word.
+    /// Reads the ledger at intervals: exited peers, and returns without a message.
     fn look(&mut self, at: usize) {
         let living = self.running_tenants();
         let Tenant { me, known, looks_at, .. } = self.slots[at].tenant.as_mut().expect("it lives");
@@ -526,7 +526,7 @@ impl SimGpu {
         seat.waiting = open.map(|request| Request { committed: 0, kept: false, ..request }).collect();
     }
 
-    /// Capacity by the devices, and the books against the memory managers.
+    /// Checks the capacity against the devices, and the books against the memory managers.
     fn audit(&mut self, at: usize) {
         let tenants = || self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
         let exists: usize = tenants().map(|tenant| tenant.world.device.chunks.len()).sum();

@@ -1,4 +1,4 @@
-//! Letters on their way: late, lost, told twice, out of order.
+//! Messages in transit: delayed, lost, duplicated and reordered.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
@@ -7,16 +7,16 @@ use sluice_policy::peers::loans::Nonce;
 
 use super::super::device::Rng;
 
-/// What arrives.
+/// A delivered message.
 #[derive(Clone, Debug)]
 pub enum Message {
-    /// A request of a neighbour: heard only while its sender lives.
+    /// A request of a peer; ignored if its sender has exited.
     Request { from: Peer, news: PeerEvent },
-    /// An answer, or what the tenant's own sidecar has seen.
+    /// An answer, or an observation of the tenant's own sidecar.
     News(PeerEvent),
-    /// The neighbours are read now.
+    /// The peers' states are read now.
     Survey,
-    /// The ledger is asked to give an earmark back.
+    /// The ledger is asked to return an earmark.
     TakeBack(Nonce),
 }
 
@@ -40,7 +40,7 @@ impl Network {
         Network { items: Vec::new(), rng: Rng(seed), loss, duplicates: doubles }
     }
 
-    /// The next thing that has arrived, and for whom.
+    /// Returns the next message that has arrived, and its recipient.
     pub fn next(&mut self, now: Nanos) -> Option<(Peer, Message)> {
         let at = (0..self.items.len())
             .filter(|at| self.items[*at].at <= now)
@@ -49,7 +49,7 @@ impl Network {
         Some((item.to, item.message))
     }
 
-    /// Within a tenant nothing is lost.
+    /// Delivers within a tenant, without loss.
     pub fn inside(&mut self, now: Nanos, to: Peer, post: Message) {
         let at = now.plus(self.delay());
         self.items.push(Delivery { at, to, message: post });
@@ -70,7 +70,7 @@ impl Network {
         self.inside(now, to, post);
     }
 
-    /// `from` has written.
+    /// Sends a message of `from`.
     pub fn send(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
         match letter {
             PeerCommand::Survey => self.inside(now, from, Message::Survey),
@@ -87,7 +87,7 @@ impl Network {
             PeerCommand::Renew { peer, nonce, ttl_ns } => {
                 self.request(now, from, peer, PeerEvent::Prolonged { peer: from, nonce, ttl_ns });
             }
-            // Its claimant hears from the ledger what has come free.
+            // The claimant learns from the ledger what was released.
             PeerCommand::Prolong { ttl_ns: 0, .. } | PeerCommand::Owes { .. } => {}
             PeerCommand::Claim { .. } => unreachable!("told to each neighbour"),
             PeerCommand::Prolong { peer, nonce, ttl_ns } => {
@@ -117,7 +117,7 @@ impl Network {
         }
     }
 
-    /// `from` has begun a new life and lacks its floor.
+    /// Sends the claim of a new instance that lacks its floor.
     pub fn claim(&mut self, now: Nanos, from: Peer, to: Peer, chunks: u32) {
         self.request(now, from, to, PeerEvent::Claimed { peer: from, nonce: Nonce(from.instance), chunks });
     }
@@ -126,7 +126,7 @@ impl Network {
         self.outside(now, to, Message::Request { from, news });
     }
 
-    /// An ask may arrive although its sender believes that it did not.
+    /// Sends a request. It may arrive although its sender assumes that it was lost.
     fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
         self.request(now, from, to, news);
         if self.rng.permille(self.loss) {

@@ -1,4 +1,4 @@
-//! The GPU is dealt out anew while its tenants work.
+//! Assigns new shares while the tenants work.
 
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::Bounds;
@@ -6,7 +6,8 @@ use sluice_policy::params::Bounds;
 use super::harness::SimGpu;
 
 impl SimGpu {
-    /// Other shares and caps for all, within the GPU. Who cannot follow says so and goes on as before.
+    /// Assigns new shares and caps to all tenants, within the GPU. A tenant that cannot follow reports it and continues
+    /// as before.
     pub(super) fn assign_shares(&mut self) {
         let floor = self.largest_floor();
         let mut left = (self.share - floor) * self.slots.len() as u32;
@@ -19,14 +20,14 @@ impl SimGpu {
         }
     }
 
-    /// Whoever is born can have this, whatever was dealt out.
+    /// Returns a floor that every new instance can have, under any assignment.
     fn largest_floor(&self) -> u32 {
         let manager =
             MemoryManager::new(self.params.clone(), self.geometry.clone()).expect("a tenant that fits");
         (manager.floor_chunks() + self.case.later_floor).min(self.share)
     }
 
-    /// A larger share waits until others have given theirs up: the ledger has room for no more than the GPU.
+    /// Whether the GPU has capacity for the tenant's new share: a larger share waits until others have released theirs.
     pub(super) fn has_room(&self, at: usize) -> bool {
         let others =
             (0..self.slots.len()).filter(|other| *other != at).filter_map(|other| self.manager(other));
@@ -34,7 +35,7 @@ impl SimGpu {
         taken + self.assigned[at].share_chunks <= self.share * self.slots.len() as u32
     }
 
-    /// A tenant does what it was told last, as far as it can.
+    /// Applies the tenant's latest assignment, as far as possible.
     pub(super) fn follow(&mut self, at: usize) {
         let wanted = self.assigned[at];
         let manager = self.manager(at).expect("it lives");
@@ -43,7 +44,7 @@ impl SimGpu {
             return;
         }
         let held = manager.ledger().created();
-        // What does not fit changes nothing.
+        // A rejected assignment changes nothing.
         let followed = self.with(at, |world| world.manager.set_bounds(wanted).is_ok());
         self.released += u32::from(followed && wanted.share_chunks < held);
     }

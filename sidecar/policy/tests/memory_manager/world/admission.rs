@@ -1,10 +1,10 @@
-//! The part of the scheduler that lets requests in, and sends those back whose first step finds no memory yet.
+//! The part of the scheduler that admits requests and requeues those whose first step has no memory yet.
 
 use sluice_policy::ids::RequestId;
 
 use super::{Request, World};
 
-/// A request that was let in at this boundary, and whether its KV was kept for it.
+/// A request admitted at this boundary, and whether its KV was kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admitted {
     id: RequestId,
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Whose KV is on its way waits for it.
+    /// Requeues the requests whose KV is loading.
     pub(super) fn requeue_loading(&mut self) {
         let coming = |request: &mut Request| self.manager.is_loading(request.id);
         let sent: Vec<_> = self.running.extract_if(.., coming).collect();
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Whose prompt has gone out waits behind all others.
+    /// Moves requests with a computed offloaded prompt to the end of the queue.
     pub(super) fn suspend_offloaded(&mut self) {
         let computed = |r: &Request| {
             self.manager.is_prefill_offloaded(r.id) && r.tokens.len() - r.committed == 1 && r.committed > 0
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// No step has begun: those who were to have their first one wait as before, in their order.
+    /// Requeues the admitted requests in order, because no step began.
     pub(super) fn requeue(&mut self, admitted: Vec<Admitted>) {
         for Admitted { id, kept } in admitted.into_iter().rev() {
             let Some(at) = self.running.iter().position(|request| request.id == id) else { continue };

@@ -1,4 +1,4 @@
-//! The checker.
+//! The checker of the memory manager against the device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use sluice_policy::memory_manager::MemoryManager;
 
 use crate::memory_manager::device::Device;
 
-/// The naive checker: capacity, one owner for each chunk, and both address tables equal. It looks at the device only
-/// and at the memory manager's plain lists.
+/// Checks the capacity, that each chunk has one owner, and that both address tables are equal. Uses only the device and
+/// the memory manager's plain lists.
 pub fn audit(manager: &MemoryManager, device: &Device) {
     let created: BTreeSet<ChunkId> = manager.ledger().owners().map(|(chunk, _)| chunk).collect();
     let capacity = device.geometry.capacity_chunks as usize;

@@ -6,7 +6,7 @@ use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use super::World;
 
 impl World {
-    /// Requests go back to the queue with their KV, and the tenant gives up its memory.
+    /// Requeues all requests with their KV and puts the tenant to sleep.
     pub fn start_sleep(&mut self) {
         for mut request in std::mem::take(&mut self.running).into_iter().rev() {
             request.kept = true;
@@ -17,7 +17,7 @@ impl World {
         self.manager.hibernate(true);
     }
 
-    /// Now and then the tenant is put to sleep, and, as there is work, woken.
+    /// Puts the tenant to sleep, or wakes it, at random.
     pub(super) fn maybe_sleep(&mut self) {
         if self.sleep_permille == 0 || !self.rng.permille(self.sleep_permille) {
             return;
@@ -29,7 +29,7 @@ impl World {
         }
     }
 
-    /// What was lost on its way is computed again.
+    /// Requeues requests whose KV was lost in transfer for recomputation.
     pub(super) fn requeue_lost(&mut self) {
         let lost = self.manager.take_lost_requests();
         let (gone, going): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| lost.contains(&r.id));
@@ -45,7 +45,7 @@ impl World {
         }
     }
 
-    /// What has no room in the host tier, or was lost on its way, is computed again.
+    /// Requeues requests whose KV was lost, or does not fit into the host tier, for recomputation.
     pub(super) fn finish_sleep(&mut self) {
         self.requeue_lost();
         while self.manager.sleep_state() == SleepState::Suspending
@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// The last request that waits with its KV waits without it.
+    /// Drops the KV of the last suspended request that matches.
     pub(super) fn drop_suspended_kv(&mut self, which: impl Fn(&MemoryManager, RequestId) -> bool) -> bool {
         let manager = &self.manager;
         let kept = self.waiting.iter_mut().rev().find(|request| request.kept && which(manager, request.id));

@@ -1,4 +1,4 @@
-//! The engine's side of a step: layer by layer, each reads the KV that it has written before.
+//! The engine's part of a step: each layer reads the KV that it wrote before.
 
 use sluice_policy::ellm::Violations;
 use sluice_policy::ids::{LayerId, RequestId};
@@ -8,7 +8,7 @@ use super::super::device::mix;
 use super::World;
 
 impl World {
-    /// The engine computes one layer, if it is there.
+    /// Computes one layer if it has arrived.
     pub(super) fn run_layer(&mut self) {
         let step = self.step.as_mut().expect("a step runs");
         let layer = LayerId(step.layer);
@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    /// Writes the new tokens' KV and reads everybody's before them.
+    /// Writes the new tokens' KV and reads the KV before them.
     fn attend(&mut self, layer: LayerId, id: RequestId, tokens: usize) {
         if self.manager.is_kv_lost(id) {
             return;
@@ -61,7 +61,7 @@ impl World {
         self.requeue_lost();
         let mut decode_only = true;
         for (id, tokens) in &step.parts {
-            // Who was lost on the way is computed again.
+            // A request that was lost during the step is recomputed.
             let Some(request) = self.running.iter_mut().find(|r| r.id == *id) else { continue };
             decode_only &= *tokens == 1;
             let end = request.committed + tokens;

@@ -1,4 +1,4 @@
-//! The part of the scheduler that trades with neighbours.
+//! The part of the scheduler that trades with peers.
 
 use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
@@ -8,7 +8,7 @@ use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use super::{World, audit};
 
 impl World {
-    /// What ended on the device is told.
+    /// Reports one completion of the device.
     pub fn poll(&mut self) -> bool {
         let Some(done) = self.next_completion() else { return false };
         self.sent_events = false;
@@ -47,13 +47,13 @@ impl World {
         Some(done)
     }
 
-    /// Starts to load a tenant whose floor its neighbours may have.
+    /// Starts to load a tenant whose floor its peers may hold.
     pub fn begin(&mut self) {
         let now = self.now;
         self.send_event(|manager, out| manager.start(now, out));
     }
 
-    /// Loading goes on, or the floor is claimed.
+    /// Continues to load, or claims the floor.
     pub(super) fn load_on(&mut self) {
         assert_eq!(self.manager.failed(), None, "a floor is waited for");
         if self.poll() {
@@ -69,12 +69,12 @@ impl World {
         self.commands.extend(letters.into_iter().flatten());
     }
 
-    /// Nothing is under way.
+    /// Whether no action is in progress.
     pub fn idle(&self) -> bool {
         self.device.idle() && self.late.is_none()
     }
 
-    /// A neighbour said something.
+    /// Handles a message of a peer.
     pub fn receive(&mut self, news: PeerEvent) {
         let now = self.now;
         self.drive(|manager, trader, _| trader.expect("a trader hears").on_event(now, news, manager));
@@ -87,7 +87,7 @@ impl World {
         !self.waiting.is_empty() || !self.running.is_empty()
     }
 
-    /// What goes to neighbours and comes from them, as the scheduler does it.
+    /// Exchanges messages with peers, like the scheduler.
     pub(super) fn negotiate(&mut self) {
         let now = self.now;
         let letters = self.drive(|manager, trader, out| {
@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    /// Neighbours have said no, so that another remedy is due at once.
+    /// Asks peers for memory; returns true if they denied it, so that another reclaim option is due.
     pub(super) fn denied(&mut self) -> bool {
         if self.manager.borrow_request().is_none() {
             return false;

@@ -1,4 +1,4 @@
-//! What tenants write to each other, and what becomes of it.
+//! The tenants' messages, and their handling.
 
 use std::fmt::Debug;
 
@@ -39,7 +39,7 @@ impl LoanSimulation {
         let at = pick % self.network.len();
         let message = self.network[at];
         if !fate.is_multiple_of(4) {
-            self.network.swap_remove(at); // else it comes once more
+            self.network.swap_remove(at); // otherwise it is delivered again
         }
         if !fate.is_multiple_of(5) && self.instance_of(message.to) {
             self.receive(message);
@@ -72,7 +72,7 @@ impl LoanSimulation {
     fn answer(&mut self, ask: Message, chunks: u32) {
         let (me, borrower, nonce) = (ask.to, ask.from, ask.nonce);
         if !self.instance_of(borrower) {
-            return; // the ledger writes no earmark for the dead
+            return; // the ledger writes no earmark for an exited instance
         }
         let expires = Nanos(self.now + TTL_NS);
         let book = self.book(me).expect("it lives");
