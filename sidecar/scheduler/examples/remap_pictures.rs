@@ -1,12 +1,12 @@
-//! Draws what happens to the layers of an idle tenant when the other tenant of its GPU needs memory: the pictures of
+//! Draws how the layers of an idle tenant change when the other tenant of its GPU needs memory: the pictures of
 //! `docs/explain/remap.md`, from the journals of a real run.
 //!
-//! How the committed pictures were made (`run` is an empty folder):
+//! How to make the committed pictures (`run` is an empty folder):
 //!
 //! ```sh
 //! cp docs/pictures/remap.yaml run/
 //! sluice-model-gen --out run/model --layers 16 --hidden 256 --heads 8
-//! sluice up -f run/remap.yaml --journal run/journals                  # in another terminal; wait for two lines `ready`
+//! sluice up -f run/remap.yaml --journal run/journals  # in another terminal; wait for two lines `ready`
 //! sluice bench -n 15 --lengths 16:100                                 # 15 requests to the tenant `busy`
 //! curl localhost:8001/v1/completions -H 'content-type: application/json' \
 //!   -d '{"model": "idle", "prompt": "Hello", "max_tokens": 20}'       # then one to the tenant `idle`
@@ -14,7 +14,7 @@
 //!   run/journals/default.idle.journal run/journals/default.busy.journal docs/pictures
 //! ```
 //!
-//! End `sluice up` before the last command. The pictures are `remap-1.svg` to `remap-6.svg`; every width in them is
+//! Stop `sluice up` before the last command. The pictures are `remap-1.svg` to `remap-6.svg`; every width in them is
 //! that of the replayed state.
 
 use std::fmt::Write as _;
@@ -38,18 +38,18 @@ FOLDER        where remap-1.svg to remap-6.svg are written
 ";
 
 const MIB: f64 = 1024.0 * 1024.0;
-// Lengths in a picture are units of its view box: about a pixel of a phone that is 400 pixels wide.
-/// Left edge of everything.
+// Lengths in a picture are units of its view box: about one pixel on a phone with a width of 400 pixels.
+/// Left edge of all content.
 const LEFT: f64 = 10.0;
 /// Width of a picture.
 const WIDTH: f64 = 400.0;
-/// Width at which a page shows it where there is room, in pixels.
+/// Display width of the picture on a wide page, pixels.
 const SHOWN_WIDTH: f64 = 480.0;
-/// Length for each MiB: a row has room for 38 MiB.
+/// Length of one MiB: a row has space for 38 MiB.
 const SCALE: f64 = 10.0;
 /// Height of a row.
 const BAR: f64 = 30.0;
-/// Most characters in a line of the caption.
+/// Maximum characters of a caption line.
 const LINE: usize = 54;
 
 fn main() -> ExitCode {
@@ -81,18 +81,18 @@ fn draw(idle: &str, busy: &str, folder: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What one layer holds of the device.
+/// State of one layer's device memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Layer {
-    /// Its weights are there.
+    /// Its weights are resident.
     Resident,
-    /// Its memory is there again and its weights are on their way.
+    /// Its memory is mapped again and its weights are loading.
     Loading,
     /// Its memory is lent.
     Lent,
 }
 
-/// A tenant at one moment; sizes in MiB.
+/// A tenant's state at one moment; sizes in MiB.
 struct Moment {
     seconds: f64,
     layers: Vec<Layer>,
@@ -102,7 +102,7 @@ struct Moment {
     kv_free_mib: f64,
     /// Requests in the batch.
     running: u32,
-    /// Requests that wait, and those of them that lost their KV.
+    /// Requests that wait, and those of them that ran before.
     waiting: u32,
     preempted: u32,
 }
@@ -141,7 +141,7 @@ impl Moment {
         self.layers.iter().filter(|layer| **layer == Layer::Lent).count()
     }
 
-    /// Its requests, in words.
+    /// Describes its requests.
     fn requests(&self) -> String {
         let Moment { running, waiting, preempted, .. } = self;
         match (running + waiting, *preempted) {
@@ -160,7 +160,7 @@ impl Moment {
     }
 }
 
-/// All moments of a journal from the one at which its tenant has loaded.
+/// Returns all moments of a journal from the one at which its tenant is loaded.
 fn read(path: &str) -> Result<Vec<Moment>, String> {
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     let mut moments = Vec::new();
@@ -173,7 +173,7 @@ fn read(path: &str) -> Result<Vec<Moment>, String> {
     if moments.is_empty() { Err(format!("{path}: the tenant never loaded")) } else { Ok(moments) }
 }
 
-/// Both tenants at one moment, with what there is to see.
+/// Both tenants at one moment, with a caption.
 struct Frame<'a> {
     caption: &'static str,
     seconds: f64,
@@ -181,9 +181,9 @@ struct Frame<'a> {
     busy: &'a Moment,
 }
 
-/// Six moments of the loan.
+/// Selects six moments of the loan.
 ///
-/// The clock of a journal begins with its sidecar. The first loan, which both journals have, aligns the two clocks.
+/// A journal's clock starts with its sidecar. The first loan, which is in both journals, aligns the two clocks.
 fn frames<'a>(idle: &'a [Moment], busy: &'a [Moment]) -> Result<Vec<Frame<'a>>, String> {
     let (own, share) = (idle[0].held_mib(), busy[0].held_mib());
     let lends = find(idle, 0, "the first tenant lends nothing", |moment| moment.held_mib() < own)?;
@@ -222,7 +222,7 @@ fn frames<'a>(idle: &'a [Moment], busy: &'a [Moment]) -> Result<Vec<Frame<'a>>, 
     let frame = |(at, caption): (usize, &'static str)| {
         let moment: &Moment = &idle[at];
         let before = |other: &&Moment| match at < lends {
-            // An idle tenant has few moments: what busy held last before the first loan.
+            // An idle tenant has few moments, so take the busy tenant's last moment before the first loan.
             true => other.seconds < busy[borrows].seconds,
             false => other.seconds - shift <= moment.seconds,
         };
@@ -266,7 +266,7 @@ impl Frame<'_> {
     }
 }
 
-/// Breaks a caption between words.
+/// Breaks a caption into lines at spaces.
 fn lines(caption: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in caption.split(' ') {
@@ -280,7 +280,7 @@ fn lines(caption: &str) -> Vec<String> {
     lines
 }
 
-/// What holds memory: its colour and its name.
+/// Colour and name of a memory owner.
 type Holder = (&'static str, &'static str);
 const OTHER: Holder = ("#9aa5b1", "embeddings, activations");
 const RESIDENT: Holder = ("#3b82c4", "layer");
@@ -289,7 +289,7 @@ const LENT: Holder = ("#ffffff", "layer whose memory is lent");
 const KV_USED: Holder = ("#e08a1e", "KV with tokens");
 const KV_FREE: Holder = ("#f7dcb4", "KV, free");
 
-/// What one tenant holds: a row of weights and activations and a row of KV. Returns where they end.
+/// Draws a tenant's memory: a row of weights and activations and a row of KV. Returns the bottom edge.
 fn rows(svg: &mut String, name: &str, tenant: &Moment, top: f64) -> f64 {
     text(svg, LEFT, top + 14.0, 15, &format!("{name} holds {:.1} MiB", tenant.held_mib()));
     let row = top + 20.0;
@@ -319,7 +319,7 @@ fn rows(svg: &mut String, name: &str, tenant: &Moment, top: f64) -> f64 {
     row + BAR + 38.0
 }
 
-/// A box as wide as the memory of one holder, with a word in it. `at` is its left edge, and becomes its right one.
+/// Draws a box with a label, as wide as the owner's memory. Moves `at` from its left to its right edge.
 fn piece(svg: &mut String, at: &mut f64, top: f64, mib: f64, holder: Holder, word: &str) {
     if mib <= 0.0 {
         return;
@@ -337,7 +337,7 @@ fn piece(svg: &mut String, at: &mut f64, top: f64, mib: f64, holder: Holder, wor
     *at += width;
 }
 
-/// Three rows of two names. Returns where they end.
+/// Draws the legend: three rows of two names. Returns the bottom edge.
 fn legend(svg: &mut String, top: f64) -> f64 {
     let holders = [OTHER, RESIDENT, LOADING, LENT, KV_USED, KV_FREE];
     for (number, (colour, name)) in holders.into_iter().enumerate() {
