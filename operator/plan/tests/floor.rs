@@ -5,7 +5,8 @@ use sluice_plan::geometry::Geometry;
 use sluice_plan::resource_demand::{DemandParams, demand};
 use sluice_policy::geometry::{ActivationCost, Geometry as Inside, StepShape};
 use sluice_policy::memory_manager::MemoryManager;
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
+use sluice_policy::reclaim::PolicyName;
 use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 

@@ -15,7 +15,8 @@ use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
+use sluice_policy::reclaim::PolicyName;
 
 const LIMIT_NS: u64 = 20_000;
 const LAYERS: usize = 80;

@@ -34,6 +34,7 @@ pub mod pending;
 pub mod pie;
 pub mod planner;
 pub mod reason;
+pub mod reclaim;
 pub mod remap;
 pub mod revert;
 pub mod slots;

@@ -1,104 +1,6 @@
 //! The policy's tunables, each with its unit, default and source.
 
-/// Named policies (DESIGN 6). They share the same reclaim options, of which each enables some.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PolicyName {
-    /// vLLM: evict prefix blocks, then preempt and recompute requests.
-    Recompute,
-    /// Oneiros: convert own weight layers to KV before any recomputation.
-    #[default]
-    Oneiros,
-    /// eLLM: convert idle activation chunks to KV before any recomputation, and offload the KV of prompts that do not
-    /// fit to the host tier during their prefill.
-    Ellm,
-    /// FlexGen: keep a fixed share of the layers' KV of every request in the host tier from the start.
-    FlexGen,
-    /// Pie: keep the KV of some layers, the same for every request, in the host tier; as many layers as hide and help.
-    Pie,
-    /// OrbitFlow: keep the KV of some layers of each request in the host tier, planned per request; pause excess
-    /// requests.
-    OrbitFlow,
-    /// All reclaim options: first those without cost, then the one with the lowest cost.
-    Unified,
-}
-
-/// Where the KV of running requests resides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvPlacementMode {
-    /// On the device.
-    Device,
-    /// On the device, except for prompts admitted without space for their KV, which use the host tier.
-    Prompts,
-    /// A fixed share of its layers in the host tier.
-    Fixed,
-    /// The same layers of every request in the host tier, as many as hide.
-    Uniform,
-    /// Planned layers of each request in the host tier.
-    PerRequest,
-}
-
-impl PolicyName {
-    /// All policies. The index is the number in journals, so new policies are appended.
-    pub const ALL: [PolicyName; 7] = [
-        PolicyName::Recompute,
-        PolicyName::Oneiros,
-        PolicyName::Ellm,
-        PolicyName::FlexGen,
-        PolicyName::Pie,
-        PolicyName::OrbitFlow,
-        PolicyName::Unified,
-    ];
-
-    /// Returns the name used in configurations.
-    pub const fn name(self) -> &'static str {
-        match self {
-            PolicyName::Recompute => "Recompute",
-            PolicyName::Oneiros => "Oneiros",
-            PolicyName::Ellm => "Ellm",
-            PolicyName::FlexGen => "FlexGen",
-            PolicyName::Pie => "Pie",
-            PolicyName::OrbitFlow => "OrbitFlow",
-            PolicyName::Unified => "Unified",
-        }
-    }
-
-    /// Whether own and peers' weight layers become KV (Oneiros).
-    pub const fn remaps(self) -> bool {
-        matches!(self, PolicyName::Oneiros | PolicyName::Unified)
-    }
-
-    /// Whether idle activation chunks become KV (eLLM).
-    pub const fn inflates(self) -> bool {
-        matches!(self, PolicyName::Ellm | PolicyName::Unified)
-    }
-
-    /// Returns where the KV of running requests resides.
-    pub const fn placing(self) -> KvPlacementMode {
-        match self {
-            PolicyName::Recompute | PolicyName::Oneiros => KvPlacementMode::Device,
-            PolicyName::Ellm => KvPlacementMode::Prompts,
-            PolicyName::FlexGen => KvPlacementMode::Fixed,
-            PolicyName::Pie => KvPlacementMode::Uniform,
-            PolicyName::OrbitFlow | PolicyName::Unified => KvPlacementMode::PerRequest,
-        }
-    }
-
-    /// Whether prompts that do not fit are computed with their KV offloaded to the host tier (eLLM 4.4.2).
-    pub const fn offloads_prompts(self) -> bool {
-        matches!(self.placing(), KvPlacementMode::Prompts)
-    }
-
-    /// Whether reclaim options with a cost are chosen by the least predicted loss per byte; other policies keep their
-    /// paper's order.
-    pub const fn weighs(self) -> bool {
-        matches!(self, PolicyName::Unified)
-    }
-
-    /// Whether excess requests are paused with their KV (OrbitFlow) instead of being recomputed.
-    pub const fn pauses(self) -> bool {
-        matches!(self, PolicyName::OrbitFlow | PolicyName::Unified)
-    }
-}
+use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy};
 
 /// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,38 +117,44 @@ pub struct Params {
 }
 
 impl Params {
-    /// Returns where the KV of running requests resides. A byte freed by an own layer costs one link byte per step,
-    /// like a byte freed by KV; but KV must be written back, and placed again for each batch. So a policy that compares
-    /// costs and may move both moves layers, and where layers would stall too long, KV would too.
-    pub const fn placing(&self) -> KvPlacementMode {
-        if self.moves_layers_instead() { KvPlacementMode::Device } else { self.policy.placing() }
+    /// The type that decides what is reclaimed.
+    pub fn policy(&self) -> &'static dyn ReclaimPolicy {
+        self.policy.policy()
     }
 
-    /// Whether excess requests are paused with their KV instead of being recomputed. If layers move, only under
-    /// deadline scheduling: a plan's pauses delay waiting requests in favour of the queue head.
-    pub const fn pauses(&self) -> bool {
-        self.policy.pauses() && (!self.moves_layers_instead() || self.serves_by_deadline())
+    /// The tunables and objectives that decide what a policy may do.
+    pub const fn policy_settings(&self) -> PolicySettings {
+        PolicySettings {
+            may_move_weights: self.remap_cap_permille > 0,
+            has_objectives: self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0,
+            reclaim_by_cost: self.reclaim_by_cost,
+            next_use_by_arrivals: self.next_use_by_arrivals,
+        }
     }
 
-    /// Whether requests are admitted and paused by token deadlines ([`crate::planner::deadline`]): if the policy
-    /// compares costs, and has objectives for the first token and between tokens. Plans then decide only where KV
-    /// resides, not admissions and pauses.
-    pub const fn serves_by_deadline(&self) -> bool {
-        self.policy.weighs() && self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0
+    /// [`ReclaimPolicy::kv_placement`] under these tunables.
+    pub fn kv_placement(&self) -> KvPlacementMode {
+        self.policy().kv_placement(&self.policy_settings())
     }
 
-    /// Whether reclaim options with a cost are compared by their losses ([`crate::cost::price`]).
-    pub const fn compares_losses(&self) -> bool {
-        self.policy.weighs() && self.reclaim_by_cost
+    /// [`ReclaimPolicy::pauses`] under these tunables.
+    pub fn pauses(&self) -> bool {
+        self.policy().pauses(&self.policy_settings())
     }
 
-    /// Whether predicted arrivals order the peers to ask ([`crate::peers::victim::Borrower::expects`]).
-    pub const fn expects_next_use(&self) -> bool {
-        self.policy.weighs() && self.next_use_by_arrivals
+    /// [`ReclaimPolicy::serves_by_deadline`] under these tunables.
+    pub fn serves_by_deadline(&self) -> bool {
+        self.policy().serves_by_deadline(&self.policy_settings())
     }
 
-    const fn moves_layers_instead(&self) -> bool {
-        self.policy.weighs() && self.remap_cap_permille > 0
+    /// [`ReclaimPolicy::compares_costs`] under these tunables.
+    pub fn compares_costs(&self) -> bool {
+        self.policy().compares_costs(&self.policy_settings())
+    }
+
+    /// [`ReclaimPolicy::predicts_next_use`] under these tunables.
+    pub fn predicts_next_use(&self) -> bool {
+        self.policy().predicts_next_use(&self.policy_settings())
     }
 }
 

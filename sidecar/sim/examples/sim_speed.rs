@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use sluice_policy::params::PolicyName;
+use sluice_policy::reclaim::PolicyName;
 use sluice_sim::gpu::Sharing;
 use sluice_sim::profiles::{hardware, model};
 use sluice_sim::serve::{self, ServeConfig};

@@ -4,8 +4,8 @@ pub mod measure;
 pub mod tenants;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::TurnOrder;
+use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 
 use crate::device::Detail;

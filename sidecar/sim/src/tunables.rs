@@ -5,8 +5,9 @@
 
 use sluice_policy::digest::Digest;
 use sluice_policy::loan_negotiator::NegotiationPolicy;
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
 use sluice_policy::peers::Peer;
+use sluice_policy::reclaim::PolicyName;
 use sluice_policy::{ellm, ewma, loan_negotiator, memory_manager, pie};
 use sluice_scheduler::{Config, Membership, journal};
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::{PolicyName, Slo};
+use sluice_policy::params::Slo;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::Simulation;

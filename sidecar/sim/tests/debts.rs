@@ -2,8 +2,9 @@
 //! requests waiting with their KV in the host tier if that costs less than recomputation.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::params::{PolicyName, Slo};
+use sluice_policy::params::Slo;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::Request;
 
 use crate::gpu::{LAYERS, MS, assert_same_as_alone, shared, temporal, tenants};

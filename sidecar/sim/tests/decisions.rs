@@ -4,7 +4,7 @@
 //! decision, `SLUICE_WRITE_DECISIONS=1 cargo test -p sluice-sim --test main decisions` writes them again, and the
 //! commit states which decision changed and why it is better.
 
-use sluice_policy::params::PolicyName;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::journal::replay;
 use sluice_sim::soak;
 

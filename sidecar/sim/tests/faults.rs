@@ -1,6 +1,6 @@
 //! Faults of the backend, and planted bugs that must be detected.
 
-use sluice_policy::params::PolicyName;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Finish, Request};
 use sluice_sim::{Faults, Simulation};
 

@@ -3,9 +3,9 @@
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::memory_manager::MemoryManager;
-use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::PeerPortEvent;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::Detail;

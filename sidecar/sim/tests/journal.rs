@@ -4,7 +4,8 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::params::{Bounds, PolicyName};
+use sluice_policy::params::Bounds;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::journal::{JournalError, Recorder, replay};
 use sluice_scheduler::{Event, Sleep};
 use sluice_sim::Simulation;

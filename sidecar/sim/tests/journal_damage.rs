@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::params::PolicyName;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::journal::{JournalError, ReplayReport, replay};
 
 use crate::gpu::record_peers;

@@ -4,7 +4,8 @@
 use sluice_policy::action::{Fetch, Work};
 use sluice_policy::copy_priority::BACKGROUND_DEADLINE_NS;
 use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
+use sluice_policy::reclaim::PolicyName;
 
 use crate::host_tier::{Bench, swap_of};
 use crate::plan_admission::{LAYERS, burst, short};

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
-use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::peers::victim::{PeerState, PeerView};
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::Simulation;

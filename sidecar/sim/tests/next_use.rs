@@ -2,7 +2,7 @@
 //! one.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::params::PolicyName;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::Request;
 use sluice_sim::gpu::Sharing;
 use sluice_sim::gpu::tenant::TenantStats;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::PolicyName;
 use sluice_policy::planner::pause::PausedSince;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::config::QueueOrder;
 use sluice_scheduler::{Event, Request, Sleep};

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::PolicyName;
 use sluice_policy::planner::request::PlanRequest;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Finish, Request};
 use sluice_sim::rng::Rng;

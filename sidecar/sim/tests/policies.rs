@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::{KvPlacementMode, PolicyName, Slo};
+use sluice_policy::params::Slo;
 use sluice_policy::pie::expansion;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::{KvPlacementMode, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::Simulation;
@@ -65,8 +66,10 @@ fn every_policy_gives_same_tokens_and_places_kv_as_declared() {
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
         assert_eq!(tokens(&world), expected, "{policy:?}");
         let core = world.driver.scheduler();
-        let places =
-            !matches!(core.manager().params().placing(), KvPlacementMode::Device | KvPlacementMode::Prompts);
+        let places = !matches!(
+            core.manager().params().kv_placement(),
+            KvPlacementMode::Device | KvPlacementMode::Prompts
+        );
         assert_eq!(core.manager().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
         let pauses = core.snapshot().counters.pauses;
         assert!(core.manager().params().pauses() || pauses == 0, "{policy:?} paused {pauses} times");

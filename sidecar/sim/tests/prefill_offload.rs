@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::{PolicyName, Slo};
+use sluice_policy::params::Slo;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::simulation::Setup;

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::{PolicyName, Slo};
+use sluice_policy::params::Slo;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::Request;
 use sluice_sim::Simulation;

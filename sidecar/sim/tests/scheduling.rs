@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Finish, QueueOrder, RejectReason, Request};
 use sluice_sim::Simulation;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::SleepState;
-use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::Memory;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request, Sleep};

@@ -1,8 +1,8 @@
 //! The step model's decision: own layers are remapped if their copies are hidden, and not if they would stall.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::Request;
 use sluice_sim::Simulation;
 use sluice_sim::rng::Rng;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::{ForcedRemap, KvPlacementMode, Params, PolicyName};
+use sluice_policy::params::{ForcedRemap, Params};
+use sluice_policy::reclaim::{KvPlacementMode, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 use sluice_sim::rng::Rng;
@@ -58,7 +59,7 @@ pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Set
 
 /// Adds a host tier for KV if the policy uses one; without it, the policy would neither offload nor pause.
 pub fn with_tier(mut setup: Setup) -> Setup {
-    if setup.params.placing() != KvPlacementMode::Device {
+    if setup.params.kv_placement() != KvPlacementMode::Device {
         setup.params.host_kv_bytes = 200 * u64::from(setup.geometry.layers()) * setup.geometry.block_bytes;
     }
     setup

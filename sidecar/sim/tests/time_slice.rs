@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand};
-use sluice_policy::params::PolicyName;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::Simulation;

@@ -1,7 +1,7 @@
 //! Tokens never depend on memory decisions.
 
-use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::Memory;
 
 use crate::support::{assert_same, expected, forced, load, run, setup, with_tier};

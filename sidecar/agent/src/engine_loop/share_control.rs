@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 use sluice_memory::gpu_ledger::{LedgerError, ParticipantHandle};
 use sluice_policy::memory_manager::{self, MemoryManager};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::Event;
 
 use plan::{ShareState, ShareStep};

@@ -103,7 +103,7 @@ impl LoanNegotiator {
     /// before each request, because a denial reduces the supply.
     fn next_victim(&self, left: &[PeerView], now: Nanos, manager: &mut MemoryManager) -> Option<Victim> {
         let need_chunks = manager.borrow_request()?;
-        let expects = manager.params().expects_next_use();
+        let expects = manager.params().predicts_next_use();
         let asker = self.policy.borrower(need_chunks, expects);
         let supply = victim::supply(left, &asker, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use super::{MemoryManager, StepTimes};
 use crate::ids::{LayerId, RequestId};
-use crate::params::KvPlacementMode;
 use crate::planner::request::RequestState;
+use crate::reclaim::KvPlacementMode;
 
 /// Decode steps between two looks at what KV adds to one.
 const LOOK_EVERY: u64 = 4;
@@ -61,7 +61,7 @@ impl SchedulerView {
 impl MemoryManager {
     /// Plans say who is admitted while KV is short: who comes may make all others late.
     pub fn plans_batches(&self) -> bool {
-        self.params.placing() == KvPlacementMode::PerRequest
+        self.params.kv_placement() == KvPlacementMode::PerRequest
             && !self.params.serves_by_deadline()
             && self.sizes.host_columns > 0
             && self.params.slo.tbt_ns > 0
@@ -207,7 +207,8 @@ impl MemoryManager {
 
     /// Learns what KV adds to a decode step.
     pub(super) fn record_kv_read(&mut self, times: &StepTimes) {
-        let planned = self.params.placing() == KvPlacementMode::PerRequest && self.sizes.host_columns > 0;
+        let planned =
+            self.params.kv_placement() == KvPlacementMode::PerRequest && self.sizes.host_columns > 0;
         if !planned || self.params.slo.tbt_ns == 0 {
             return;
         }

@@ -123,7 +123,7 @@ impl MemoryManager {
 
     /// Memory changes hands: there are neighbours, and weights may become KV (`Recompute` keeps to its share).
     pub(super) fn trades(&self) -> bool {
-        self.loan_state.can_borrow && self.params.policy.remaps()
+        self.loan_state.can_borrow && self.params.policy().reclaims_weights()
     }
 
     /// Asks for what a step lacks beyond `had_blocks`, those of free chunks included, once for each boundary.

@@ -13,11 +13,12 @@ use crate::ewma::Ewma;
 use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::Swap;
 use crate::kv::layer_offload::Placement;
-use crate::params::{KvPlacementMode, Params};
+use crate::params::Params;
 use crate::pending::Pending;
 use crate::pie::expansion::Expansion;
 use crate::planner::replan::ReplanWatch;
 use crate::reason::Reason;
+use crate::reclaim::KvPlacementMode;
 
 /// Time that one order of write-backs takes, by the measured link, nanoseconds: who needs its blocks waits no longer.
 pub(super) const WRITE_PIECE_NS: u64 = 20_000_000;
@@ -181,7 +182,7 @@ impl MemoryManager {
             return;
         }
         let piece = self.write_piece();
-        let which = (self.params.pauses(), self.params.placing() != KvPlacementMode::Prompts);
+        let which = (self.params.pauses(), self.params.kv_placement() != KvPlacementMode::Prompts);
         let mut written = self.kv.plan_write_back(piece, which, &mut self.generations);
         if core::mem::take(&mut self.offload.probe) && written.is_empty() {
             written.extend(self.kv.plan_probe(piece, &mut self.generations));
@@ -275,7 +276,7 @@ impl MemoryManager {
     }
 
     fn can_evict_paused(&self) -> bool {
-        self.params.compares_losses() && self.params.pauses()
+        self.params.compares_costs() && self.params.pauses()
     }
 
     /// A paused request could go on: all of its KV would be on the device, and everybody's next tokens.

@@ -18,10 +18,11 @@ use super::{MemoryManager, StepTimes};
 use crate::config_error::ConfigError;
 use crate::ids::LayerId;
 use crate::kv::layer_offload::Placement;
-use crate::params::{KvPlacementMode, Params, PolicyName};
+use crate::params::Params;
 use crate::pie::expansion::Token;
 use crate::planner::placement::spread;
 use crate::planner::steps::StepTime;
+use crate::reclaim::{KvPlacementMode, PolicyName};
 use crate::step_model::{Layout, MAX_BETA};
 
 /// Fewest layers that can be away: two that share a buffer.
@@ -37,7 +38,7 @@ impl MemoryManager {
         let params = Params { policy, ..self.params.clone() };
         let sizes = Sizes::new(&params, &self.geometry)?;
         (self.params, self.sizes) = (params, sizes);
-        if !policy.offloads_prompts() {
+        if self.params.kv_placement() != KvPlacementMode::Prompts {
             self.kv.disable_prefill_spill();
         }
         self.offload.plans.forget();
@@ -49,7 +50,7 @@ impl MemoryManager {
         if self.sizes.host_columns == 0 || self.sizes.layers <= MIN_MOVING_LAYERS {
             return;
         }
-        let layout = match self.params.placing() {
+        let layout = match self.params.kv_placement() {
             KvPlacementMode::Device => Layout::resident(),
             KvPlacementMode::Fixed => self.fixed_layout(),
             KvPlacementMode::Uniform => self.uniform_layout(),
@@ -129,7 +130,7 @@ impl MemoryManager {
         let stall_ns = times.kv_stall_ns.iter().fold(0, |all: u64, one| all.saturating_add(*one));
         self.record_kv_read(times);
         self.check_plan(StepTime { total_ns: times.total_ns, stall_ns });
-        if self.params.placing() != KvPlacementMode::Uniform {
+        if self.params.kv_placement() != KvPlacementMode::Uniform {
             return;
         }
         let swaps = self.kv.placement().layout.moving.len() as u32;

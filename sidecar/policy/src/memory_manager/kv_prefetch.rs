@@ -7,9 +7,9 @@ use crate::action::{Action, Fetch, Spill, Work};
 use crate::copy_priority::CopyDeadlines;
 use crate::event::{Failure, Outcome};
 use crate::ids::{Generation, LayerId, SlotId};
-use crate::params::KvPlacementMode;
 use crate::pending::Pending;
 use crate::reason::Reason;
+use crate::reclaim::KvPlacementMode;
 use crate::slots::DueCopy;
 use crate::step_model::Layout;
 
@@ -38,7 +38,7 @@ impl MemoryManager {
     /// A step begins: its fetches are ordered.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // A prompt's last step would bring in for nobody what its next one reads.
-        let prompts = self.params.placing() == KvPlacementMode::Prompts || self.kv.places_prefills();
+        let prompts = self.params.kv_placement() == KvPlacementMode::Prompts || self.kv.places_prefills();
         let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches;
         let early = self.offload.due.is_none() && !self.kv.is_fetching_disabled() && !still;
         let due = self.kv.begin_fetches(early, &mut self.generations);

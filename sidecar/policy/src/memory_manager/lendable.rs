@@ -22,7 +22,7 @@ impl MemoryManager {
     /// # Errors
     /// Why nothing can be lent now.
     pub fn lendable(&self) -> Result<u32, LoanDenied> {
-        if !self.params.policy.remaps() {
+        if !self.params.policy().reclaims_weights() {
             return Err(LoanDenied::NotTraded);
         }
         let still = matches!(self.sleep, SleepState::Awake | SleepState::Asleep);
@@ -86,7 +86,7 @@ impl MemoryManager {
     /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
     /// that are away already no more than the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
-        let idle = !self.loan_state.active && self.loaded && self.params.policy.remaps();
+        let idle = !self.loan_state.active && self.loaded && self.params.policy().reclaims_weights();
         let left = if idle {
             usize::from(self.sizes.cap_m).saturating_sub(self.absent_lendable_layers())
         } else {

@@ -128,7 +128,7 @@ impl MemoryManager {
         if fits(&resident) {
             return Some(resident);
         }
-        let most = if self.params.policy.remaps() { self.sizes.cap_m } else { 0 };
+        let most = if self.params.policy().reclaims_weights() { self.sizes.cap_m } else { 0 };
         (1..most).map(|alpha| self.choose(&resident, alpha, u64::MAX).layout).find(fits)
     }
 

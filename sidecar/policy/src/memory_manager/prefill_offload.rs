@@ -7,8 +7,8 @@ use crate::ellm::{Admission, Need, Supply, Violations};
 use crate::geometry::{Geometry, StepShape};
 use crate::ids::{LayerId, RequestId};
 use crate::kv::layer_offload::Placement;
-use crate::params::KvPlacementMode;
 use crate::reason::Reason;
+use crate::reclaim::KvPlacementMode;
 use crate::step_model::Layout;
 
 /// Boundaries between two measurements of a link that is too slow for prompts, or was.
@@ -18,7 +18,7 @@ impl MemoryManager {
     /// Prompts for which there is no room may go to the host tier.
     pub fn offloads_prefills(&self) -> bool {
         let layers = self.sizes.layers;
-        let placed = self.params.placing() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
+        let placed = self.params.kv_placement() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
         placed && self.sizes.host_columns > 0
     }
 
@@ -84,7 +84,7 @@ impl MemoryManager {
 
     /// Blocks in idle activation chunks, beside a step of so many tokens (eLLM's inflation).
     fn inflatable_blocks(&self, tokens: u32) -> u32 {
-        if !self.params.policy.inflates() || self.in_backoff() {
+        if !self.params.policy().reclaims_activations() || self.in_backoff() {
             return 0;
         }
         let shape =

@@ -10,6 +10,7 @@ use crate::action::Action;
 use crate::chunk_table::Owner;
 use crate::ellm::{Balloon, balloon};
 use crate::reason::Reason;
+use crate::reclaim::{ReclaimStep, ReclaimView};
 use crate::remap::Choice;
 use crate::step_model::Layout;
 
@@ -105,7 +106,7 @@ impl MemoryManager {
         if let Some(asked) = self.request_loan(need, demand.blocks - missing + gainable) {
             return asked;
         }
-        match self.reclaim_lossy(need, demand, missing, out) {
+        match self.reclaim_by_policy(need, demand, missing, out) {
             // What nobody uses any more is free when it has been written back; how soon that is the first write-back tells.
             Prepared::Short { activation: false, .. }
                 if self.kv.blocks_freed_by_write_back() >= missing && self.block_out_ns().is_some() =>
@@ -116,31 +117,40 @@ impl MemoryManager {
         }
     }
 
-    /// What the named policy does when all that is free is used up, in its paper's order.
-    fn reclaim_lossy(
+    /// Takes the steps that the named policy proposes until one frees memory or is under way.
+    fn reclaim_by_policy(
         &mut self,
         need: &StepNeed,
         demand: StepDemand,
         missing: u32,
         out: &mut Vec<Action>,
     ) -> Prepared {
-        let policy = self.params.policy;
-        if policy.inflates() {
-            let inflated = self.balloon(demand, missing, out);
-            if inflated == Prepared::Wait || !policy.remaps() {
-                return inflated;
+        let mut tried = None;
+        loop {
+            let step = self.params.policy().next(&self.reclaim_view(missing, tried));
+            let answer = match step {
+                ReclaimStep::InflateKv => self.balloon(demand, missing, out),
+                ReclaimStep::RemapWeights => self.remap_own(missing, out),
+                ReclaimStep::EvictPaused => match self.evict_paused(need, missing, out) {
+                    Some(answer) => return answer,
+                    None => self.shortfall(missing),
+                },
+                ReclaimStep::ShrinkBatch => return self.shortfall(missing),
+            };
+            if answer == Prepared::Wait {
+                return answer;
             }
+            tried = Some(step);
         }
-        if self.params.pauses()
-            && !self.in_backoff()
-            && let Some(answer) = self.evict_paused(need, missing, out)
-        {
-            return answer;
-        }
-        if policy.remaps() && self.forced.is_none() {
-            self.remap_own(missing, out)
-        } else {
-            self.shortfall(missing)
+    }
+
+    fn reclaim_view(&self, missing_blocks: u32, tried: Option<ReclaimStep>) -> ReclaimView {
+        ReclaimView {
+            missing_blocks,
+            tried,
+            in_backoff: self.in_backoff(),
+            is_layout_forced: self.forced.is_some(),
+            settings: self.params.policy_settings(),
         }
     }
 
@@ -160,7 +170,7 @@ impl MemoryManager {
 
     /// Chunks that own layers would give at most, by what the step model allows now.
     pub(super) fn own_chunks(&self) -> u32 {
-        let remaps = self.params.policy.remaps() && self.forced.is_none();
+        let remaps = self.params.policy().reclaims_weights() && self.forced.is_none();
         if !remaps || self.in_backoff() || !self.step_stats.compute_known() {
             return 0;
         }
@@ -208,7 +218,7 @@ impl MemoryManager {
             missing_columns: missing.div_ceil(self.kv.layers()),
             activation: short_activation,
         };
-        if !self.params.policy.inflates() || self.in_backoff() {
+        if !self.params.policy().reclaims_activations() || self.in_backoff() {
             return short;
         }
         // A deflation takes free chunks first; an inflation counts those that KV may still take.

@@ -19,7 +19,7 @@ impl MemoryManager {
     pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
         let current = self.weights.layout();
         // Whoever has lent under another policy comes back as one that lends.
-        let lends = self.params.policy.remaps() || self.loan_state.lent > 0;
+        let lends = self.params.policy().reclaims_weights() || self.loan_state.lent > 0;
         let most = if lends { self.sizes.cap_m } else { 0 };
         let wanted = current.alpha() + 1..most;
         wanted
@@ -59,7 +59,7 @@ impl MemoryManager {
     /// else fits; a policy that weighs losses takes a stall where requests would lose more.
     fn cheapest_restore_layout(&self, home: u32) -> Option<Layout> {
         let (idle, most) = (self.idle_frames(), self.frames_above_guarantee());
-        let (outlook, weighs) = (self.cost_context(), self.params.policy.weighs());
+        let (outlook, weighs) = (self.cost_context(), self.params.policy().restores_by_cost());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
             let frames = self.sizes.weights(&layout).saturating_sub(home);

@@ -95,7 +95,7 @@ impl MemoryManager {
             return None;
         }
         let wanted = alpha - layers;
-        if wanted == self.base.alpha() || !self.params.policy.remaps() {
+        if wanted == self.base.alpha() || !self.params.policy().reclaims_weights() {
             return Some(self.base.clone());
         }
         // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.

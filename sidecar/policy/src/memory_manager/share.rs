@@ -156,7 +156,7 @@ impl MemoryManager {
         if idle > 0 {
             return Some(TransitionTarget::Vacate { frames: idle, layers: 0 });
         }
-        let inflates = self.params.policy.inflates();
+        let inflates = self.params.policy().reclaims_activations();
         if let Some(target) = self.idle_activations(missing).filter(|_| inflates) {
             return Some(target);
         }
@@ -211,7 +211,7 @@ impl MemoryManager {
         let layers = self.sizes.cap_m;
         let layout = self.sizes.evenly(layers);
         let narrower = || self.sizes.weights(&layout) < self.weights_held();
-        (self.params.policy.remaps() && layers >= 2 && narrower()).then_some(layout)
+        (self.params.policy().reclaims_weights() && layers >= 2 && narrower()).then_some(layout)
     }
 
     /// More of a share is created as a step needs it, as what a dead borrower had is.

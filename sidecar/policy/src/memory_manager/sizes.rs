@@ -49,7 +49,7 @@ impl Sizes {
         let activation_max = geometry.chunks_for(geometry.activation.bytes(params.max_step));
         let tokens = params.max_model_tokens.max(params.max_step.tokens);
         let whole = StepShape { tokens, ..params.max_step };
-        let ellm = params.policy.inflates();
+        let ellm = params.policy().reclaims_activations();
         let smallest = if ellm { params.min_step } else { params.max_step };
         let share = u64::from(layers) * u64::from(params.remap_cap_permille) / 1000;
         let sizes = Sizes {
@@ -105,7 +105,7 @@ impl Sizes {
     pub fn floor(&self, params: &Params) -> u32 {
         let least = match params.forced {
             Some(forced) => self.weights(&self.forced_layout(forced)),
-            None if params.policy.remaps() && self.cap_m >= 2 => {
+            None if params.policy().reclaims_weights() && self.cap_m >= 2 => {
                 self.weights(&self.evenly(self.cap_m)).min(self.weights(&Layout::resident()))
             }
             None => self.weights(&Layout::resident()),

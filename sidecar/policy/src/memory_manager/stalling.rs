@@ -45,7 +45,9 @@ impl MemoryManager {
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls; none where own layers do
     /// not become KV, or not now, or steps would take more than twice as long.
     pub fn stalling_remap(&mut self, missing_columns: u32) -> Option<StallingRemap> {
-        let remaps = self.params.policy.remaps() && self.forced.is_none() && self.step_stats.compute_known();
+        let remaps = self.params.policy().reclaims_weights()
+            && self.forced.is_none()
+            && self.step_stats.compute_known();
         let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
         let chunks = self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.transition.is_none())?;
         if self.declined_stalling.covers(self.steps, chunks) {
@@ -119,7 +121,7 @@ impl MemoryManager {
         let blocks = blocks.min(used);
         let requests = (u64::from(outlook.requests) * blocks).div_ceil(used.max(1)) as u32;
         let tokens = blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
-        if self.params.compares_losses() {
+        if self.params.compares_costs() {
             outlook.dropped(requests, tokens)
         } else {
             outlook.recomputed(requests, tokens, 0)

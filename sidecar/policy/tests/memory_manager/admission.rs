@@ -3,9 +3,10 @@
 use sluice_policy::geometry::BLOCK_TOKENS;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{MemoryManager, RunningRequest, SchedulerView, WaitingRequest};
-use sluice_policy::params::{Params, PolicyName, Slo};
+use sluice_policy::params::{Params, Slo};
 use sluice_policy::planner::replan;
 use sluice_policy::planner::request::{PlanAnswer, PlanResult, RequestState};
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
 use super::device::Faults;

@@ -5,7 +5,7 @@ use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{BLOCK_TOKENS, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
-use sluice_policy::params::PolicyName;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
 use super::device::Faults;

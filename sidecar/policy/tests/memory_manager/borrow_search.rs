@@ -3,12 +3,13 @@
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::memory_manager::MemoryManager;
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_policy::peers::loans::{LoanBook, Nonce};
 use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{guaranteed_chunks, tenant};
 use super::device::Faults;

@@ -1,7 +1,8 @@
 //! Builds small tenants.
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
+use sluice_policy::reclaim::PolicyName;
 
 pub const CHUNK: u64 = 64;
 pub const BLOCK: u64 = 16;

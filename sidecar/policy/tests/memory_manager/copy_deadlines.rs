@@ -4,7 +4,8 @@ use sluice_policy::action::{Action, FillTarget, Work};
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{LayerId, Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StepNeed};
-use sluice_policy::params::{ForcedRemap, Params, PolicyName};
+use sluice_policy::params::{ForcedRemap, Params};
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{guaranteed_chunks, tenant};
 use super::device::Faults;

@@ -4,8 +4,9 @@
 use sluice_policy::action::{Address, Reback, Work};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::memory_manager::SleepState;
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;

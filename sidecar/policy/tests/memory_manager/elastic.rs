@@ -7,8 +7,9 @@ use sluice_policy::chunk_table::Owner;
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{BlockId, Generation, Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StepNeed, StepTimes};
-use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;

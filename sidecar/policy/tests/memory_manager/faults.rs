@@ -5,8 +5,9 @@ use sluice_policy::chunk_table::Owner;
 use sluice_policy::config_error::ConfigError;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{Failed, MemoryManager};
-use sluice_policy::params::{ForcedRemap, Params, PolicyName};
+use sluice_policy::params::{ForcedRemap, Params};
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;

@@ -7,10 +7,11 @@ use proptest::prelude::*;
 use sluice_policy::cost::price::Clients;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::Failed;
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
 use sluice_policy::pie::expansion::ExpansionTunables;
 use sluice_policy::planner::replan;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
 use super::device::{Faults, Rng};
@@ -75,7 +76,8 @@ fn world(case: &Case) -> World {
     let kv = guaranteed_chunks(&params) + case.extra_kv;
     let (_, geometry) = tenant(case.policy, &case.slabs, kv, MODEL_TOKENS);
     // A policy that compares costs places KV only if no own layer may move.
-    let remap_cap_permille = if case.policy.weighs() { 0 } else { params.remap_cap_permille };
+    let remap_cap_permille =
+        if case.policy.policy().restores_by_cost() { 0 } else { params.remap_cap_permille };
     let params = Params {
         remap_cap_permille,
         prefix_caching: case.caching,

@@ -3,7 +3,8 @@
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StepNeed};
-use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::params::ForcedRemap;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{guaranteed_chunks, tenant};
 use super::device::Faults;

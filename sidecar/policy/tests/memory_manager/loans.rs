@@ -7,9 +7,10 @@ use proptest::prelude::*;
 use sluice_policy::action::Earmark;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::memory_manager::{MemoryManager, TransferKind};
-use sluice_policy::params::{Bounds, Params, PolicyName};
+use sluice_policy::params::{Bounds, Params};
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::{Faults, Rng};

@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_policy::action::{Action, Reback, Work};
-use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::params::ForcedRemap;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{guaranteed_chunks, tenant};
 use super::device::Faults;

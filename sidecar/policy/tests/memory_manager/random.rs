@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{guaranteed_chunks, tenant};
 use super::device::{Faults, Rng, mix};

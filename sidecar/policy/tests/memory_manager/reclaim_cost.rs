@@ -4,8 +4,9 @@ use sluice_policy::cost::price::Clients;
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StallingRemap, StepNeed};
-use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;

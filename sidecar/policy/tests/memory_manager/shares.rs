@@ -2,10 +2,11 @@
 
 use sluice_policy::config_error::ConfigError;
 use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
-use sluice_policy::params::{Bounds, PolicyName};
+use sluice_policy::params::Bounds;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_policy::peers::loans::{LoanBook, Nonce};
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;

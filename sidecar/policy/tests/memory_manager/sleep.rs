@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use sluice_policy::chunk_table::Owner;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::SleepState;
-use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, CHUNK, guaranteed_chunks, tenant};
 use super::device::{Faults, Rng};

@@ -3,8 +3,9 @@
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{Prepared, StepNeed};
-use sluice_policy::params::{ForcedRemap, PolicyName};
+use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{guaranteed_chunks, tenant};
 use super::device::Faults;

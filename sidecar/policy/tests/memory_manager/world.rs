@@ -9,8 +9,9 @@ use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
 use sluice_policy::loan_negotiator::{LoanNegotiator, PeerCommand};
 use sluice_policy::memory_manager::{MemoryManager, Prepared, StepLease, StepNeed};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_policy::reclaim::PolicyName;
 
 use super::device::{Device, Faults, Rng};
 

@@ -1,9 +1,10 @@
 //! Encodes and decodes the journal header: everything that a replay needs besides the events.
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
-use sluice_policy::params::{ForcedRemap, Params, PolicyName, Slo};
+use sluice_policy::params::{ForcedRemap, Params, Slo};
 use sluice_policy::pie::expansion;
 use sluice_policy::planner::replan;
+use sluice_policy::reclaim::PolicyName;
 
 use super::peers;
 use super::text_codec::{Encoder, Reader};

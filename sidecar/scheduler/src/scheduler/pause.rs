@@ -121,7 +121,7 @@ impl Scheduler {
     /// Pauses or preempts one running request. The oldest request and requests at the pause limit are exempt. Returns
     /// false if there is no other.
     pub(super) fn pause_or_preempt(&mut self, now: Nanos) -> bool {
-        if !self.manager.params().compares_losses() && self.manager.can_pause_help() && self.pause_one(now) {
+        if !self.manager.params().compares_costs() && self.manager.can_pause_help() && self.pause_one(now) {
             return true;
         }
         let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));

@@ -214,7 +214,7 @@ impl Scheduler {
     pub(super) fn negotiate(&mut self, now: Nanos) {
         self.continue_negotiation(now);
         while self.manager.debt_is_blocked() && self.running.len() > 1 {
-            match self.manager.params().compares_losses() {
+            match self.manager.params().compares_costs() {
                 true => self.evict_cheapest(now),
                 false => self.preempt_youngest(now),
             }

@@ -15,7 +15,7 @@ impl Scheduler {
     /// began. It never does so for requests that could be admitted later.
     pub(super) fn apply_stalling_remap(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
         let later = admitted.iter().any(|id| !self.is_overdue(now, *id));
-        if later || self.running.len() <= 1 || !self.manager.params().compares_losses() {
+        if later || self.running.len() <= 1 || !self.manager.params().compares_costs() {
             return false;
         }
         let Some(stalling) = self.manager.stalling_remap(columns) else { return false };

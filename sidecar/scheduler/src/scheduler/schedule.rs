@@ -2,6 +2,7 @@
 
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::memory_manager::{Prepared, StepLease};
+use sluice_policy::reclaim::PreemptionCandidate;
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
 use super::{InFlight, Scheduler};
@@ -280,11 +281,15 @@ impl Scheduler {
         self.queue.push(sequence);
     }
 
-    /// Returns the request to preempt: the lowest priority, then the latest admission. Requests at the pause limit are
-    /// last.
+    /// Returns the request to preempt: the lowest priority, then the highest rank of the policy. Requests at the pause
+    /// limit are last.
     pub(super) fn preemption_victim(&self, now: Nanos) -> Option<RequestId> {
+        let policy = self.manager.params().policy();
         let key = |(place, s): &(&u64, &Sequence)| {
-            (self.is_immune(now, s.id()), s.request.priority, core::cmp::Reverse(**place))
+            let candidate =
+                PreemptionCandidate { admission: **place, kv_blocks: self.manager.columns(s.id()) };
+            let rank = policy.preemption_rank(&candidate);
+            (self.is_immune(now, s.id()), s.request.priority, core::cmp::Reverse(rank))
         };
         self.running.iter().skip(1).min_by_key(key).map(|(_, s)| s.id())
     }

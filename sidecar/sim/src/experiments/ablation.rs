@@ -9,8 +9,8 @@
 
 use std::sync::Arc;
 
-use sluice_policy::params::PolicyName;
 use sluice_policy::peers::victim::VictimRule;
+use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 
 use super::runs::{self, Job};

@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
 use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::reclaim::PolicyName;
 
 use super::runs::{self, Job};
 use super::{

@@ -10,8 +10,8 @@ pub mod scenarios;
 
 use std::sync::Arc;
 
-use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 
 use super::runs::{self, Job};
 use super::{ComparisonRow, ExperimentContext, ExperimentReport, Figure, Series};

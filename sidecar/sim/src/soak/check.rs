@@ -8,8 +8,9 @@ use sluice_policy::chunk_table::Owner;
 use sluice_policy::digest::Digest;
 use sluice_policy::ids::{ChunkId, Nanos, RequestId};
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
 use sluice_policy::reason::Reason;
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Finish, Request, Sharing, journal};
 
 use super::options::VOCAB;

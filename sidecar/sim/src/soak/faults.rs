@@ -2,7 +2,8 @@
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::MemoryManager;
-use sluice_policy::params::{Bounds, Params, PolicyName};
+use sluice_policy::params::{Bounds, Params};
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Event, Sleep};
 
 use super::Options;

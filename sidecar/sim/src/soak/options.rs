@@ -5,10 +5,11 @@ use std::sync::Arc;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::RequestId;
 use sluice_policy::loan_negotiator::NegotiationPolicy;
-use sluice_policy::params::{Params, PolicyName, Slo};
+use sluice_policy::params::{Params, Slo};
 use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
 use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
+use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 

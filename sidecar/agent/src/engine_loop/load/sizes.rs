@@ -4,7 +4,8 @@ use sluice_link::message::EngineSetup;
 use sluice_link::slab::SlabLayout;
 use sluice_memory::RangeSizes;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
-use sluice_policy::params::{ForcedRemap, Params, PolicyName, Slo};
+use sluice_policy::params::{ForcedRemap, Params, Slo};
+use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Config, QueueOrder};
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 

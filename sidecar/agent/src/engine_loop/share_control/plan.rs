@@ -1,6 +1,7 @@
 //! What follows from what is wanted and what there is. Pure.
 
-use sluice_policy::params::{Bounds, PolicyName};
+use sluice_policy::params::Bounds;
+use sluice_policy::reclaim::PolicyName;
 
 use super::share_source::ShareTarget;
 

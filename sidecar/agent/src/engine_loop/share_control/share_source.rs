@@ -1,6 +1,6 @@
 //! What whoever places tenants lets this one have: as the directive in force says, else as the configuration does.
 
-use sluice_policy::params::PolicyName;
+use sluice_policy::reclaim::PolicyName;
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::directive::Directive;
 use tokio::sync::watch;

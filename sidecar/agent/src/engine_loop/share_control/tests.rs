@@ -3,7 +3,8 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sluice_policy::params::{Bounds, PolicyName};
+use sluice_policy::params::Bounds;
+use sluice_policy::reclaim::PolicyName;
 use sluice_wire::config::SidecarConfig;
 
 use super::plan::{ShareState, ShareStep, next_step, target_chunks};

@@ -1,7 +1,8 @@
 //! The commands `list`, `tunables` and `run`.
 
 use anyhow::{Result, anyhow};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::Params;
+use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::{TUNABLES, Tunable};
 use sluice_sim::experiments::unified;
 use sluice_sim::experiments::unified::scenarios::{self, Scenario};

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::peers::victim::VictimRule;
+use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 use sluice_sim::experiments::{Figure, Series};
 use sluice_sim::gpu::Sharing;

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::params::PolicyName;
 use sluice_policy::peers::time_slice::Quantum;
+use sluice_policy::reclaim::PolicyName;
 
 use crate::experiments::{ExperimentContext, ablation};
 use crate::gpu::Sharing;

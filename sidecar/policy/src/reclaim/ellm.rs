@@ -1,0 +1,25 @@
+//! `Ellm`: idle activation chunks become KV (eLLM, Algorithm 1). Prompts without space for their KV are computed all the
+//! same, and their KV goes to the host tier (eLLM 4.4.2).
+
+use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView};
+
+/// Inflates KV, then shrinks the batch.
+#[derive(Debug)]
+pub struct Ellm;
+
+impl ReclaimPolicy for Ellm {
+    fn next(&self, view: &ReclaimView) -> ReclaimStep {
+        match view.tried {
+            None => ReclaimStep::InflateKv,
+            Some(_) => ReclaimStep::ShrinkBatch,
+        }
+    }
+
+    fn reclaims_activations(&self) -> bool {
+        true
+    }
+
+    fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
+        KvPlacementMode::Prompts
+    }
+}

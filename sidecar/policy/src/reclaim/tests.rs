@@ -1,0 +1,79 @@
+use alloc::vec::Vec;
+
+use super::*;
+
+/// The steps that a policy proposes while none of them frees anything.
+fn steps(policy: PolicyName, view: ReclaimView) -> Vec<ReclaimStep> {
+    let mut view = view;
+    let mut steps = Vec::new();
+    while steps.last() != Some(&ReclaimStep::ShrinkBatch) {
+        assert!(steps.len() < 5, "{policy:?} ends: {steps:?}");
+        let step = policy.policy().next(&view);
+        steps.push(step);
+        view.tried = Some(step);
+    }
+    steps
+}
+
+const VIEW: ReclaimView = ReclaimView {
+    missing_blocks: 40,
+    tried: None,
+    in_backoff: false,
+    is_layout_forced: false,
+    settings: PolicySettings {
+        may_move_weights: true,
+        has_objectives: true,
+        reclaim_by_cost: true,
+        next_use_by_arrivals: true,
+    },
+};
+
+#[test]
+fn each_policy_tries_what_its_paper_names_and_shrinks_the_batch_last() {
+    use ReclaimStep::{EvictPaused, InflateKv, RemapWeights, ShrinkBatch};
+    for (policy, expected) in [
+        (PolicyName::Recompute, &[ShrinkBatch][..]),
+        (PolicyName::Oneiros, &[RemapWeights, ShrinkBatch]),
+        (PolicyName::Ellm, &[InflateKv, ShrinkBatch]),
+        (PolicyName::FlexGen, &[ShrinkBatch]),
+        (PolicyName::Pie, &[ShrinkBatch]),
+        (PolicyName::OrbitFlow, &[EvictPaused, ShrinkBatch]),
+        (PolicyName::Unified, &[InflateKv, EvictPaused, RemapWeights, ShrinkBatch]),
+    ] {
+        assert_eq!(steps(policy, VIEW), expected, "{policy:?}");
+    }
+}
+
+#[test]
+fn fixed_layout_is_not_remapped() {
+    let forced = ReclaimView { is_layout_forced: true, ..VIEW };
+    for policy in PolicyName::ALL {
+        assert!(!steps(policy, forced).contains(&ReclaimStep::RemapWeights), "{policy:?}");
+    }
+}
+
+#[test]
+fn paused_kv_stays_during_a_backoff() {
+    let failed = ReclaimView { in_backoff: true, ..VIEW };
+    for policy in PolicyName::ALL {
+        assert!(!steps(policy, failed).contains(&ReclaimStep::EvictPaused), "{policy:?}");
+    }
+}
+
+#[test]
+fn unified_moves_layers_or_places_kv() {
+    let unified = PolicyName::Unified.policy();
+    assert_eq!(unified.kv_placement(&VIEW.settings), KvPlacementMode::Device);
+    let fixed = PolicySettings { may_move_weights: false, has_objectives: false, ..VIEW.settings };
+    assert_eq!(unified.kv_placement(&fixed), KvPlacementMode::PerRequest);
+    assert!(unified.pauses(&fixed) && unified.pauses(&VIEW.settings));
+    let moving = PolicySettings { has_objectives: false, ..VIEW.settings };
+    assert!(!unified.pauses(&moving), "a plan's pauses delay the queue");
+}
+
+#[test]
+fn names_are_those_of_configurations_in_the_order_of_journals() {
+    let names = PolicyName::ALL.map(PolicyName::name);
+    assert_eq!(names, ["Recompute", "Oneiros", "Ellm", "FlexGen", "Pie", "OrbitFlow", "Unified"]);
+    assert_eq!(PolicyName::default(), PolicyName::Oneiros);
+}
