@@ -1,39 +1,39 @@
-//! Where each intermediate value of a step lies in the native engine's activation arena, and what that costs.
+//! Layout of a step's intermediate values in the native engine's activation arena, and its memory cost.
 //!
-//! The engine lays out its arena by it and states the cost in `Ready`; an inspection of a model that nobody has loaded yet
-//! asks for the same cost. An engine of another kind states another one.
+//! The engine lays out its arena with [`Layout::new`] and reports the cost in `Ready`. The inspection of a model that
+//! is not loaded uses the same function. Another kind of engine reports its own cost.
 //!
-//! One function lays it out; the cost is read off its layouts, and every row is padded to 64 bytes, so that the cost is
-//! exact. What one layer hands to the next is there for every token of the step, everything else for the tokens of one
-//! chunk. Values that never live at the same time share their place: Q, K, V and the attention's result with the MLP's.
+//! The cost is computed from layouts and every row is padded to 64 bytes, so the cost is exact. The residual stream and
+//! the rotary angles hold every token of the step, the other per-token values the tokens of one chunk. Values that are
+//! never needed at the same time share memory: Q, K, V and the attention output with the MLP's inner values.
 
 use sluice_policy::geometry::{ActivationCost, StepShape};
 
 use crate::model::ModelSpec;
 
-/// f32 words of a vector register: rows are whole vectors.
+/// f32 words of a vector register. Rows are padded to whole vectors.
 pub const LANES: usize = 16;
-/// Rows of weights that are widened together.
+/// Weight rows that are widened together.
 pub const PANEL_ROWS: usize = 32;
 
-/// Words of a row: whole vectors, so that every row is aligned.
+/// Returns the words of a row, padded to whole vectors so that every row is aligned.
 pub const fn padded(words: u32) -> usize {
     (words as usize).next_multiple_of(LANES)
 }
 
-/// f32 words of scratch that a product over `k` columns needs, for each thread.
+/// Returns the f32 words of scratch that a product over `k` columns needs per thread.
 pub const fn scratch_words(k: usize) -> usize {
     PANEL_ROWS * k.next_multiple_of(LANES)
 }
 
-/// f32 words from the arena's start, and words of a row, of each value of a step.
+/// Offset from the arena's start and row length of each value of a step, in f32 words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// One widened panel of weights for each thread; the second number is words of one.
+    /// One widened panel of weights per thread; the second number is the words of one panel.
     pub scratch: (usize, usize),
     /// Residual stream `[tokens]`.
     pub residual: (usize, usize),
-    /// What a norm leaves `[chunk]`.
+    /// Output of a norm `[chunk]`.
     pub normed: (usize, usize),
     /// Cosines and sines `[tokens]`.
     pub rope_angles: (usize, usize),
@@ -43,22 +43,22 @@ pub struct Layout {
     pub keys: (usize, usize),
     /// Values before rounding `[chunk]`.
     pub values: (usize, usize),
-    /// What attention leaves `[chunk]`.
+    /// Attention output `[chunk]`.
     pub attention_output: (usize, usize),
-    /// The MLP's inner values `[chunk]`; on the place of the four before.
+    /// The MLP's inner values `[chunk]`, in the memory of the four values before.
     pub ffn_hidden: (usize, usize),
-    /// What the final norm leaves `[logit rows]`.
+    /// Output of the final norm `[logit rows]`.
     pub last_hidden: (usize, usize),
     /// Logits `[logit rows]`, not padded.
     pub logits: (usize, usize),
-    /// Scratch of the sampling `[logit rows]`, not padded.
+    /// Sampling scratch `[logit rows]`, not padded.
     pub sampling: (usize, usize),
-    /// Words of it all.
+    /// Words of the whole arena.
     pub words: usize,
 }
 
 impl Layout {
-    /// A step of `shape` that goes through the layers in chunks of `chunk_tokens` at most.
+    /// Lays out a step of `shape` that passes through the layers in chunks of at most `chunk_tokens`.
     pub fn new(spec: &ModelSpec, threads: usize, chunk_tokens: u32, shape: StepShape) -> Layout {
         let mut words = 0;
         let mut take = |rows: usize, row: usize| {
@@ -77,7 +77,7 @@ impl Layout {
         let normed = take(chunk, hidden);
         let (queries, keys) = (take(chunk, head), take(chunk, kv));
         let (values, attended) = (take(chunk, kv), take(chunk, head));
-        // The MLP needs its rows when the four before are done with.
+        // The MLP reuses the four values before; this adds the words by which it is larger.
         take(chunk, inner.saturating_sub(2 * head + 2 * kv));
         let inner = (queries.0, inner);
         let last = take(rows, hidden);
@@ -100,16 +100,15 @@ impl Layout {
         Layout { words, ..layout }
     }
 
-    /// Bytes of it all.
+    /// Returns the bytes of the whole arena.
     pub fn bytes(&self) -> u64 {
         4 * self.words as u64
     }
 }
 
-/// What [`Layout::new`] takes, as a function of the shape: linear up to one chunk, and from there on less steep.
+/// Returns the bytes of [`Layout::new`] as a function of the step's shape: linear up to one chunk, less steep beyond.
 ///
-/// Activations by step shape of an engine of `threads` threads, whose steps go through each layer in chunks of at most
-/// `chunk_tokens` tokens.
+/// The engine has `threads` threads, and its steps pass through each layer in chunks of at most `chunk_tokens` tokens.
 pub fn cost(spec: &ModelSpec, threads: usize, chunk_tokens: u32) -> ActivationCost {
     let bytes = |chunk_tokens, tokens, logit_rows| {
         let shape = StepShape { tokens, sequences: 1, logit_rows };
@@ -122,7 +121,7 @@ pub fn cost(spec: &ModelSpec, threads: usize, chunk_tokens: u32) -> ActivationCo
         stream_per_token_bytes,
         chunk_per_token_bytes: bytes(1, 1, 0) - fixed_bytes - stream_per_token_bytes,
         chunk_tokens,
-        // Nothing is held for a sequence.
+        // No value has one row per sequence.
         per_sequence_bytes: 0,
         per_logit_row_bytes: bytes(1, 0, 1) - fixed_bytes,
     }

@@ -1,4 +1,4 @@
-//! The engine's end: connect, agree, then take orders.
+//! The engine's end of the link: connect, handshake, then receive commands.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -21,40 +21,40 @@ use crate::slab::reference_digest;
 use crate::socket::{self, Receiver, SEND_TIMEOUT, Sender};
 use crate::tables::{TableReader, TableShape};
 
-/// How long an engine looks out for its next order before it sleeps: between two steps the sidecar takes less, and to wake
-/// a halted core takes tens of microseconds. An engine without work looks once.
+/// How long an engine polls for its next command before it sleeps. The sidecar needs less time between two steps, and
+/// waking a halted core takes tens of microseconds.
 const BUSY_POLL_TIME: Duration = Duration::from_micros(100);
 
-/// What the sidecar handed over.
+/// Setup and shared memory that the sidecar sent.
 #[derive(Debug)]
 pub struct EngineWelcome {
-    /// The tenant.
+    /// Model and sizes of the tenant.
     pub setup: EngineSetup,
     /// The pool of chunks.
     pub pool: OwnedFd,
-    /// Generations of layers.
+    /// Generations of each layer's weights and KV.
     pub control: ControlPage,
-    /// Block tables and histories.
+    /// Block tables and token histories.
     pub tables: TableReader,
-    /// To be kept until the engine ends: what is locked on it, on a shared GPU, counts until both sides are gone.
+    /// Kept open until the engine exits: on a shared GPU, locks on it hold until both processes have exited.
     pub lifetime_lock: OwnedFd,
-    /// A pidfd of the sidecar: the engine's supervisor ends a sidecar that hangs.
+    /// A pidfd of the sidecar, with which the engine's supervisor ends a hung sidecar.
     pub sidecar: OwnedFd,
 }
 
-/// What an engine may be told.
+/// A command from the sidecar.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineRequest {
-    /// Change what backs some addresses, in this order.
+    /// Change the chunks behind some addresses, in this order.
     Reback {
-        /// Names the answer.
+        /// Identifies the reply.
         id: ActionId,
         /// Changes.
         ops: Vec<Reback>,
     },
     /// Run a step.
     Step(StepOrder),
-    /// End.
+    /// Exit.
     Bye,
 }
 
@@ -73,12 +73,12 @@ impl SidecarLink {
         Ok(SidecarLink { sender, receiver, supervisor: None })
     }
 
-    /// Names the process that starts this engine's successor. The sidecar ends it when it starts none.
+    /// Sets the process that starts this engine's successor. The sidecar ends that process if no successor starts.
     pub fn set_supervisor(&mut self, supervisor: Pid) {
         self.supervisor = Some(supervisor);
     }
 
-    /// Says who this is and takes the model and its memory.
+    /// Sends this engine's identity and receives the model and its memory.
     pub fn exchange_hello(&mut self, build: &str) -> Result<EngineWelcome, LinkError> {
         let pid = getpid().as_raw_nonzero().get().unsigned_abs();
         let hello = Hello { build: build.to_owned(), pid, layout_digest: reference_digest() };
@@ -89,7 +89,7 @@ impl SidecarLink {
         }
     }
 
-    /// Says that all ranges are reserved.
+    /// Reports that all ranges are reserved.
     pub fn send_ready(&self, slab_digest: u64, activation: ActivationCost) -> Result<(), LinkError> {
         let own = own_pidfd()?;
         let supervisor = self.supervisor.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
@@ -99,7 +99,7 @@ impl SidecarLink {
         self.sender.send(&ready, &[own.as_fd(), supervisor.as_fd()])
     }
 
-    /// The next order, whole: changes that come in several messages are one order. Blocks.
+    /// Returns the next complete command. A `Reback` that spans several messages is one command. Blocks.
     pub fn recv(&mut self) -> Result<EngineRequest, LinkError> {
         self.busy_poll()?;
         match self.receiver.recv()?.0 {
@@ -111,7 +111,7 @@ impl SidecarLink {
         }
     }
 
-    /// Looks out for an order without sleeping, for a moment.
+    /// Polls for a command without sleeping, for at most [`BUSY_POLL_TIME`].
     fn busy_poll(&self) -> Result<(), LinkError> {
         let begun = Instant::now();
         while begun.elapsed() < BUSY_POLL_TIME && !socket::wait_readable(self.sender.fd(), Duration::ZERO)? {
@@ -120,7 +120,7 @@ impl SidecarLink {
         Ok(())
     }
 
-    /// The rest of an order of changes, of which nothing is made before its end has come.
+    /// Receives the rest of a `Reback`. The engine applies none of it before the last message has arrived.
     fn recv_reback_parts(&mut self, id: ActionId, mut ops: Vec<Reback>) -> Result<EngineRequest, LinkError> {
         loop {
             match self.receiver.recv()?.0 {
@@ -138,7 +138,7 @@ impl SidecarLink {
         }
     }
 
-    /// As [`SidecarLink::recv`], for tests of what a peer does not say.
+    /// As [`SidecarLink::recv`], but fails after `limit`; for tests of a peer that sends nothing.
     pub fn recv_within(&mut self, limit: Duration) -> Result<EngineRequest, LinkError> {
         if !socket::wait_readable(self.sender.fd(), limit)? {
             return Err(LinkError::Timeout(limit));
@@ -146,39 +146,40 @@ impl SidecarLink {
         self.recv()
     }
 
-    /// All changes of an order are made.
+    /// Reports that all changes of a `Reback` are made.
     pub fn send_applied(&self, id: ActionId) -> Result<(), LinkError> {
         self.sender.send(&Message::Applied { id }, &[])
     }
 
-    /// An order was refused and nothing changed.
+    /// Reports that a `Reback` was refused and nothing changed.
     pub fn send_refused(&self, id: ActionId, message: String) -> Result<(), LinkError> {
         self.sender.send(&Message::Refused { id, message }, &[])
     }
 
-    /// A step has finished.
+    /// Reports that a step has finished.
     pub fn send_done(&self, done: StepDone) -> Result<(), LinkError> {
         self.sender.send(&Message::Done(done), &[])
     }
 
-    /// A step did not run to its end. Refused before its first layer, it has written nothing; refused because a layer's
-    /// slot was overwritten while it waited ([`Wait::Overtaken`](crate::control::Wait::Overtaken)), it has written KV of
-    /// the layers before, at the step's own positions, and said `done` for them. It has sampled nothing.
+    /// Reports that a step did not run to its end; it has sampled nothing. A step that is refused before its first
+    /// layer has written nothing. A step that is refused because a layer's slot was overwritten while it waited
+    /// ([`WaitResult::Overtaken`](crate::control::WaitResult::Overtaken)) has written KV of the earlier layers at its
+    /// own positions and published `done` for them.
     pub fn send_step_refused(&self, order: &StepOrder, message: String) -> Result<(), LinkError> {
         self.sender.send(&Message::StepRefused { id: order.id, attempt: order.attempt, message }, &[])
     }
 
-    /// A step was left where it was, since another turn is in force: it has sampled nothing.
+    /// Reports that a step stopped before its end because another time slice is in force. It has sampled nothing.
     pub fn send_turn_passed(&self, order: &StepOrder) -> Result<(), LinkError> {
         self.sender.send(&Message::TurnPassed { id: order.id, attempt: order.attempt }, &[])
     }
 
-    /// This engine ends by itself.
+    /// Reports that this engine exits by itself.
     pub fn send_bye(&self) -> Result<(), LinkError> {
         self.sender.send(&Message::Bye, &[])
     }
 
-    /// The socket, to be watched for the sidecar's end.
+    /// Returns the socket, which becomes readable when the sidecar exits.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.sender.fd()
     }

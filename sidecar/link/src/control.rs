@@ -1,6 +1,6 @@
-//! The control page: per layer, which generation is `ready` (the sidecar has copied it in) and which is `done` (the
-//! engine has read it for the last time), once for the layer's weights and once for its KV. Each word has its own cache
-//! line, beside the futex that wakes its waiters.
+//! The control page. Per layer it holds two generations for the weights and two for the KV: `ready` (the sidecar has
+//! copied it in) and `done` (the engine has read it for the last time). Each generation has its own cache line,
+//! together with the futex that wakes its waiters.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -14,22 +14,22 @@ use crate::region::{Region, RegionError};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
 const VERSION: u64 = 3;
-/// Word of the header that counts the rounds of the sidecar's scheduler.
+/// Header word that counts the iterations of the sidecar's scheduler.
 const HEARTBEATS: usize = 3;
-/// Word of the header that counts the layers that the engine has begun.
+/// Header word that counts the layers that the engine has begun.
 const LAYERS_BEGUN: usize = 4;
 /// Bytes of a cache line: the header has one, each layer [`LAYER_LINES`].
 const LINE_BYTES: usize = 64;
 const LINE_LONGS: usize = LINE_BYTES / 8;
 const LINE_WORDS: usize = LINE_BYTES / 4;
-/// Lines of a layer: one for each [`Side`].
+/// Cache lines of a layer: one for each [`Signal`].
 const LAYER_LINES: usize = 4;
-/// Looks at the word before going to sleep: a few microseconds.
+/// Reads of the generation before a waiter sleeps: a few microseconds.
 const SPIN_ITERATIONS: u32 = 400;
-/// Longest sleep without a look at the abort flag: a dead peer wakes nobody.
+/// Longest sleep before the abort flag is read again, since a peer that has exited wakes no waiter.
 const SLEEP_NS: i64 = 10_000_000;
 
-/// A page that cannot be used.
+/// A control page that cannot be used.
 #[derive(Debug, Error)]
 pub enum ControlError {
     /// Not a control page of this version.
@@ -48,37 +48,37 @@ pub enum ControlError {
         /// Layers of the model.
         needed: u16,
     },
-    /// A layer outside of the model.
+    /// A layer outside of the page.
     #[error("layer {layer} of a control page of {layers} layers")]
     OutOfRange {
-        /// Asked for.
+        /// The requested layer.
         layer: u16,
         /// Layers of the page.
         layers: u16,
     },
-    /// The shared memory itself.
+    /// The shared memory failed.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// How a wait ended.
+/// Result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitResult {
-    /// The generation is there.
+    /// The generation is published.
     Reached,
     /// The abort flag was raised first.
     Aborted,
-    /// The time was over first.
+    /// The time limit passed first.
     TimedOut,
-    /// A later generation is there. Generations only rise, so what was waited for is gone for good: its slot or buffer was
-    /// filled again before it was read.
+    /// A later generation is published. Generations only rise, so the expected one will not appear: its slot or buffer
+    /// was filled again before it was read.
     Overtaken,
 }
 
-/// When a wait is given up.
+/// Limits of a wait.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitLimit<'a> {
-    /// Raised by another thread of this process.
+    /// Ends the wait; set by another thread of this process.
     pub abort: &'a AtomicBool,
     /// Longest wait; `None` = until aborted.
     pub limit: Option<Duration>,
@@ -104,7 +104,7 @@ impl Signal {
     const ALL: [Signal; LAYER_LINES] = [Signal::Ready, Signal::Done, Signal::KvReady, Signal::KvDone];
 }
 
-/// One cache line: a generation, a counter of publications to sleep on, and how many sleep.
+/// One cache line: a generation, a publication counter that waiters sleep on, and the number of sleeping waiters.
 struct GenerationWord<'a> {
     value: &'a AtomicU64,
     published: &'a AtomicU32,
@@ -119,7 +119,7 @@ pub struct ControlPage {
 }
 
 impl ControlPage {
-    /// Makes a page for `layers` layers, all generations 0.
+    /// Creates a page for `layers` layers, with all generations 0.
     pub fn create(layers: u16) -> Result<ControlPage, ControlError> {
         let region = Region::create("sluice-control", bytes(layers))?;
         for (at, value) in [(0, MAGIC), (1, VERSION), (2, u64::from(layers))] {
@@ -128,7 +128,7 @@ impl ControlPage {
         Ok(ControlPage { region, layers })
     }
 
-    /// Maps the peer's page, of however many layers: to see whether the sidecar runs.
+    /// Maps the peer's page whatever its number of layers, to read the sidecar's heartbeats only.
     pub fn open_any_layers(fd: OwnedFd) -> Result<ControlPage, ControlError> {
         let region = Region::open(fd, bytes(0))?;
         let [magic, version] =
@@ -153,27 +153,27 @@ impl ControlPage {
         Ok(ControlPage { region, layers })
     }
 
-    /// The memfd, to be passed on.
+    /// Returns the memfd, to pass to the engine.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
     }
 
-    /// Sidecar: its scheduler's thread is running.
+    /// Sidecar: counts one iteration of the scheduler's thread.
     pub fn heartbeat(&self) {
         self.header(HEARTBEATS).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often the sidecar's scheduler has been round; 0 = it does not run yet.
+    /// Returns the iterations of the sidecar's scheduler; 0 = it has not started.
     pub fn heartbeats(&self) -> u64 {
         self.header(HEARTBEATS).load(Ordering::Relaxed)
     }
 
-    /// Engine: it begins a layer of a step.
+    /// Engine: counts a layer that it begins.
     pub fn begin_layer(&self) {
         self.header(LAYERS_BEGUN).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A number that changes whenever the engine begins a layer, or a layer becomes ready or was read for the last time.
+    /// Returns a number that changes whenever the engine begins a layer or a `ready` or `done` is published.
     pub fn progress(&self) -> u64 {
         let published = |side, layer| {
             let word = self.word(side, layer).expect("the layer is one of the page's");
@@ -189,28 +189,28 @@ impl ControlPage {
         self.region.long(at).expect("the header is in the page")
     }
 
-    /// Sidecar: `layer`'s slot now holds `generation`.
+    /// Sidecar: publishes that `layer`'s slot holds `generation`.
     pub fn publish_ready(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
         self.publish(Signal::Ready, layer, generation)
     }
 
-    /// Engine: `generation` of `layer` was read for the last time.
+    /// Engine: publishes that `generation` of `layer` was read for the last time.
     pub fn publish_done(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
         self.publish(Signal::Done, layer, generation)
     }
 
-    /// What `layer`'s slot holds.
+    /// Returns the generation in `layer`'s slot.
     pub fn ready(&self, layer: LayerId) -> Result<Generation, ControlError> {
         Ok(Generation(self.word(Signal::Ready, layer)?.value.load(Ordering::Acquire)))
     }
 
-    /// What the engine has read last.
+    /// Returns the last generation of `layer` that the engine has read.
     pub fn done(&self, layer: LayerId) -> Result<Generation, ControlError> {
         Ok(Generation(self.word(Signal::Done, layer)?.value.load(Ordering::Acquire)))
     }
 
-    /// Waits until `ready` is exactly `generation`: an earlier one is an older copy, and a later one ends the wait as
-    /// [`Wait::Overtaken`], since what stands in the slot is promised to another step.
+    /// Waits until `ready` is exactly `generation`. An earlier one is an older copy. A later one ends the wait as
+    /// [`WaitResult::Overtaken`], because the slot's contents belong to another step.
     pub fn wait_ready(
         &self,
         layer: LayerId,
@@ -220,7 +220,7 @@ impl ControlPage {
         self.wait_exactly(Signal::Ready, layer, generation, patience)
     }
 
-    /// Waits until `done` is `generation` or a later one.
+    /// Waits until `done` is at least `generation`.
     pub fn wait_done(
         &self,
         layer: LayerId,
@@ -230,22 +230,22 @@ impl ControlPage {
         Ok(wait(&self.word(Signal::Done, layer)?, |value| value >= generation.0, patience))
     }
 
-    /// Sidecar: the KV of `layer` that was away is in its buffer, as `generation`.
+    /// Sidecar: publishes that the offloaded KV of `layer` is in its buffer, as `generation`.
     pub fn publish_kv_ready(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
         self.publish(Signal::KvReady, layer, generation)
     }
 
-    /// Engine: `generation` of the KV of `layer` was read for the last time.
+    /// Engine: publishes that `generation` of `layer`'s KV was read for the last time.
     pub fn publish_kv_done(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
         self.publish(Signal::KvDone, layer, generation)
     }
 
-    /// What a buffer holds of `layer`'s KV.
+    /// Returns the generation of `layer`'s KV in its buffer.
     pub fn kv_ready(&self, layer: LayerId) -> Result<Generation, ControlError> {
         Ok(Generation(self.word(Signal::KvReady, layer)?.value.load(Ordering::Acquire)))
     }
 
-    /// What the engine has read last of `layer`'s KV.
+    /// Returns the last generation of `layer`'s KV that the engine has read.
     pub fn kv_done(&self, layer: LayerId) -> Result<Generation, ControlError> {
         Ok(Generation(self.word(Signal::KvDone, layer)?.value.load(Ordering::Acquire)))
     }
@@ -287,9 +287,10 @@ impl ControlPage {
         let word = self.word(side, layer)?;
         word.value.store(generation.0, Ordering::SeqCst);
         word.published.fetch_add(1, Ordering::SeqCst);
-        // A sleeper counts itself before its last look at the value, so either it sees this one or we see it.
+        // A waiter increments `waiters` before its last read of the value. So it reads this value, or it is counted
+        // here.
         if word.waiters.load(Ordering::SeqCst) != 0 {
-            // Nothing to do on failure: every sleeper wakes by its timeout anyway.
+            // A failure needs no handling: every waiter wakes at its timeout.
             let _ = futex::wake(word.published, futex::Flags::empty(), i32::MAX as u32);
         }
         Ok(())
@@ -338,7 +339,7 @@ fn sleep(word: &GenerationWord<'_>, reached: impl Fn(u64) -> bool, patience: Wai
             return WaitResult::TimedOut;
         }
         let timeout = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
-        // Woken, timed out, interrupted, or the counter moved on: look again in every case.
+        // Woken, timed out, interrupted, or the counter changed: read again in every case.
         let _ = futex::wait(word.published, futex::Flags::empty(), seen, Some(&timeout));
     }
 }

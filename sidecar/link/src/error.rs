@@ -1,4 +1,4 @@
-//! What can go wrong on a link.
+//! Errors of a link.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use crate::frame::ProtocolError;
 use crate::region::RegionError;
 use crate::tables::TableError;
 
-/// A link that failed. After any of these but a [`LinkError::Timeout`] of a receive the connection is of no further use.
+/// A failed link. After any error except a [`LinkError::Timeout`] of a receive, the connection is unusable.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// The peer said something that is not the protocol.
+    /// The peer violated the protocol.
     #[error(transparent)]
     Refused(#[from] ProtocolError),
     /// The peer has closed its end.
     #[error("the peer has closed the link")]
     Closed,
-    /// Nothing came, or nothing was taken, in time.
+    /// The peer sent or accepted nothing in time.
     #[error("no answer from the peer within {0:?}")]
     Timeout(Duration),
     /// The two builds lay out slabs differently.
@@ -40,18 +40,18 @@ pub enum LinkError {
         /// User of the peer.
         theirs: u32,
     },
-    /// A process that this one cannot see connected, so that its death could not be seen either.
+    /// A process connected that is not visible in this pid namespace, so its exit could not be observed.
     #[error(
         "the peer runs in a process namespace that this one does not see; its pod needs shareProcessNamespace"
     )]
     PeerPidUnknown,
-    /// The setup cannot be served.
+    /// No engine can serve the setup.
     #[error(transparent)]
     Setup(#[from] crate::message::SetupError),
-    /// The control page is not one.
+    /// The control page is not valid.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The tables are not those of the setup, or an update lies outside of them.
+    /// The tables do not match the setup, or an update is outside of them.
     #[error(transparent)]
     Table(#[from] TableError),
     /// Shared memory could not be made or mapped.
@@ -60,12 +60,12 @@ pub enum LinkError {
     /// The socket's path cannot be used.
     #[error("socket {path}: {source}")]
     Path {
-        /// Where.
+        /// The socket's path.
         path: PathBuf,
-        /// Why.
+        /// Its error.
         source: io::Error,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call}: {source}")]
     Kernel {
         /// System call.
@@ -75,7 +75,7 @@ pub enum LinkError {
     },
 }
 
-/// Names the system call of an error.
+/// Wraps the error of system call `call`.
 pub(crate) fn syscall_error(call: &'static str) -> impl FnOnce(Errno) -> LinkError {
     move |source| LinkError::Kernel { call, source }
 }

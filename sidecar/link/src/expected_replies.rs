@@ -1,7 +1,7 @@
-//! What an engine may answer, given what it was told.
+//! Checks the replies of an engine against the commands that it received.
 //!
-//! A frame can be sound and its contents still contradict the order that they answer. An engine that sends one is not
-//! believed in anything any more: its answer is refused like bytes that do not decode, and the link is of no further use.
+//! A well-formed message can still contradict its command. Such a reply is refused like bytes that do not decode, and
+//! the link is unusable afterwards.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use sluice_ports::compute::{Step, StepDone};
 use crate::frame::ProtocolError;
 use crate::message::{EngineSetup, Message};
 
-/// Orders that were sent and not answered, and the sizes that answers must keep to.
+/// Unanswered commands, and the sizes that replies must keep to.
 #[derive(Debug)]
 pub(crate) struct ExpectedReplies {
     vocab: u32,
@@ -24,7 +24,7 @@ pub(crate) struct ExpectedReplies {
 struct ExpectedStep {
     id: StepId,
     attempt: u32,
-    /// Its rows, each with whether it asks for a token.
+    /// Rows of the step, each with whether a token is sampled for it.
     rows: Vec<(RowId, bool)>,
 }
 
@@ -34,18 +34,18 @@ impl ExpectedReplies {
         ExpectedReplies { vocab: setup.spec.vocab, layers, rebacks: VecDeque::new(), step: None }
     }
 
-    /// An order of changes is about to be sent.
+    /// Records a `Reback`, before it is sent.
     pub(crate) fn expect_reback(&mut self, id: ActionId) {
         self.rebacks.push_back(id);
     }
 
-    /// A step is about to be sent.
+    /// Records a step, before it is sent.
     pub(crate) fn expect_step(&mut self, step: &Step) {
         let rows = step.sequences.iter().map(|sequence| (sequence.row, sequence.sample.is_some())).collect();
         self.step = Some(ExpectedStep { id: step.id, attempt: step.attempt, rows });
     }
 
-    /// Takes an answer: it must be to the oldest order of its sort, and fit it.
+    /// Accepts a reply if it answers the oldest command of its kind and fits it.
     pub(crate) fn check_reply(&mut self, message: &Message) -> Result<(), ProtocolError> {
         let problem = match message {
             Message::Applied { id } | Message::Refused { id, .. } => self.check_reback(*id),

@@ -1,35 +1,35 @@
-//! Frames: how a message travels in packets. Every packet carries a 16-byte header; a message larger than one packet
-//! is cut into parts of the same kind that follow each other without a gap.
+//! Frames: the packets of a message. Every packet carries a 16-byte header. A message larger than one packet is split
+//! into consecutive parts of the same kind.
 //!
-//! Nothing here trusts the peer: a packet that is short, long, of another version or out of order is a [`Refusal`],
-//! after which the connection is of no further use.
+//! The peer is not trusted: a packet that is short, long, of another version or out of order is a [`ProtocolError`],
+//! after which the connection is unusable.
 
 use thiserror::Error;
 
 /// First four bytes of every packet: `SLNK`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SLNK");
-/// Version of the protocol. Both ends must speak the same one.
+/// Version of the protocol. Both ends must use the same one.
 pub const LINK_VERSION: u16 = 6;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 16;
-/// Largest packet. The kernel takes about 200 KiB with its default buffers.
+/// Largest packet. The kernel accepts about 200 KiB with its default buffers.
 pub const MAX_PACKET_BYTES: usize = 128 * 1024;
 /// Largest payload of one part.
 pub const MAX_PART_BYTES: usize = MAX_PACKET_BYTES - HEADER_BYTES;
 /// Largest number of parts of one message.
 pub const MAX_PARTS: u16 = 32;
 
-/// What kind of message a packet belongs to.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum MessageKind {
-    /// Engine: who it is.
+    /// Engine: its identity.
     Hello = 1,
     /// Sidecar: the model and the shared memory.
     Model = 2,
-    /// Engine: it agrees.
+    /// Engine: it has reserved its ranges.
     Ready = 3,
-    /// Sidecar: change what backs some addresses.
+    /// Sidecar: change the chunks behind some addresses.
     Reback = 4,
     /// Engine: a `Reback` is complete.
     Applied = 5,
@@ -41,9 +41,9 @@ pub enum MessageKind {
     Done = 8,
     /// Engine: a step was refused.
     StepRefused = 9,
-    /// Either: the end, in good order.
+    /// Either end: an orderly end of the link.
     Bye = 10,
-    /// Engine: a step was left unfinished, since another turn is in force.
+    /// Engine: a step stopped before its end, because another time slice is in force.
     TurnPassed = 11,
 }
 
@@ -65,7 +65,7 @@ pub enum ProtocolError {
         /// Bytes received.
         got: usize,
     },
-    /// Not ours.
+    /// The magic is not the link's.
     #[error("packet begins with {got:#010x}, not with the link's magic")]
     Magic {
         /// First word.
@@ -77,7 +77,7 @@ pub enum ProtocolError {
         /// The peer's version.
         theirs: u16,
     },
-    /// No such kind.
+    /// The kind is unknown.
     #[error("unknown message kind {got}")]
     Kind {
         /// Kind received.
@@ -99,7 +99,7 @@ pub enum ProtocolError {
         /// Bytes allowed.
         limit: usize,
     },
-    /// Parts of a message that do not follow each other.
+    /// A part that does not follow the previous one.
     #[error("part {part} of {parts} of kind {kind} does not follow what came before")]
     Part {
         /// Kind of the packet.
@@ -114,7 +114,7 @@ pub enum ProtocolError {
     Payload {
         /// Kind.
         kind: MessageKind,
-        /// The decoder's words.
+        /// The decoder's error.
         reason: String,
     },
     /// Bytes are left after the payload.
@@ -125,20 +125,20 @@ pub enum ProtocolError {
         /// Bytes left.
         extra: usize,
     },
-    /// A valid message at the wrong moment.
+    /// A valid message at a moment when another kind is expected.
     #[error("{got:?} where {expected} was expected")]
     Unexpected {
         /// Kind received.
         got: MessageKind,
-        /// What would have been right.
+        /// The expected kind.
         expected: &'static str,
     },
-    /// A sound answer whose contents contradict the order.
+    /// A well-formed reply that contradicts its command.
     #[error("{kind:?} contradicts what was ordered: {reason}")]
     Contradiction {
         /// Kind received.
         kind: MessageKind,
-        /// What does not fit.
+        /// The contradiction.
         reason: String,
     },
     /// The wrong number of file descriptors.
@@ -146,9 +146,9 @@ pub enum ProtocolError {
     Descriptors {
         /// Kind.
         kind: MessageKind,
-        /// Received.
+        /// Descriptors received.
         got: usize,
-        /// Right number.
+        /// Descriptors that the kind carries.
         expected: usize,
     },
 }
@@ -156,7 +156,7 @@ pub enum ProtocolError {
 /// A packet's header, little-endian: magic u32, version u16, kind u16, part u16, parts u16, payload bytes u32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the message is.
+    /// Kind of the message.
     pub kind: MessageKind,
     /// Index of this part.
     pub part: u16,
@@ -167,7 +167,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header's bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -179,7 +179,7 @@ impl Header {
         bytes
     }
 
-    /// Reads and checks a packet: its header and its payload.
+    /// Splits a packet into its header and payload, and checks both.
     pub fn decode(packet: &[u8]) -> Result<(Header, &[u8]), ProtocolError> {
         if packet.len() > MAX_PACKET_BYTES {
             return Err(ProtocolError::Oversized { got: packet.len(), limit: MAX_PACKET_BYTES });
@@ -212,7 +212,7 @@ impl Header {
     }
 }
 
-/// Cuts a payload into headers and parts.
+/// Splits a payload into parts with their headers.
 pub fn split_payload(
     kind: MessageKind,
     payload: &[u8],
@@ -225,12 +225,12 @@ pub fn split_payload(
     Ok((0..parts).map(move |part| {
         let start = part * MAX_PART_BYTES;
         let slice = &payload[start..payload.len().min(start + MAX_PART_BYTES)];
-        // Both counts are at most MAX_PARTS and a part at most MAX_PART_BYTES, so nothing is cut off here.
+        // `parts` is at most MAX_PARTS and a part at most MAX_PART_BYTES, so no cast truncates.
         (Header { kind, part: part as u16, parts: parts as u16, length: slice.len() as u32 }, slice)
     }))
 }
 
-/// Puts the parts of messages back together.
+/// Joins the parts of messages.
 #[derive(Debug, Default)]
 pub struct Assembler {
     payload: Vec<u8>,
@@ -238,7 +238,7 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// Takes a packet. `Some` when it completes a message, whose payload [`Assembler::payload`] then holds.
+    /// Adds a packet. Returns `Some` when the packet completes a message, whose payload is [`Assembler::payload`].
     pub fn push(&mut self, packet: &[u8]) -> Result<Option<MessageKind>, ProtocolError> {
         let (header, payload) = Header::decode(packet)?;
         let follows = match self.open.take() {
@@ -263,7 +263,7 @@ impl Assembler {
         Ok(complete.then_some(header.kind))
     }
 
-    /// The payload of the message completed last.
+    /// Returns the payload of the last complete message.
     pub fn payload(&self) -> &[u8] {
         &self.payload
     }

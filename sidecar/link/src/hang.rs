@@ -1,8 +1,10 @@
-//! How long a process has made no progress through its own fault. Sidecar and supervisor watch each other by it.
+//! Measures how long a process has made no progress through its own fault. Sidecar and supervisor watch each other with
+//! it.
 //!
-//! Time counts in looks. A look counts no more than its own length at most, so that a watcher that was itself stopped blames
-//! no other process. Time in which the node was slow counts little: time that the process waited for a CPU, throttling, and
-//! pressure of memory and I/O (PSI). At least a quarter of the time counts, so that a hang on a slow node ends as well.
+//! Silent time is the sum of the checks' intervals. Each interval is capped, so a watcher that was itself stopped
+//! blames no other process. Time in which the node was slow is subtracted: the process's waits for a CPU, throttling,
+//! and memory and I/O pressure (PSI). At least a quarter of each interval counts, so that a hang on a slow node ends as
+//! well.
 
 mod node;
 
@@ -10,12 +12,12 @@ use std::time::{Duration, Instant};
 
 pub use node::{NodeStallTimes, WatchedProcess};
 
-/// From so much silence on a watcher asks the kernel how slow the node is. A step of every token ends before it.
+/// Silent time after which the watcher reads the node's stall times. A normal step makes progress sooner.
 const SAMPLE_AFTER: Duration = Duration::from_millis(200);
-/// Of each look at least this part counts, permille.
+/// Least part of each check's interval that counts, permille.
 const MIN_CHECK_PERMILLE: u32 = 250;
 
-/// Time without progress of one piece of work.
+/// Silent time of one process.
 #[derive(Debug)]
 pub struct HangDetector {
     progress: u64,
@@ -26,7 +28,7 @@ pub struct HangDetector {
 }
 
 impl HangDetector {
-    /// Begins at `now`. A look counts `longest_look` at most.
+    /// Starts at `now`. A check counts `longest_look` at most.
     pub fn new(now: Instant, progress: u64, longest_look: Duration) -> HangDetector {
         HangDetector {
             progress,
@@ -37,14 +39,15 @@ impl HangDetector {
         }
     }
 
-    /// Looks at the process: `progress` changes whenever it gets on. Returns the time that counts since it last did.
+    /// Checks the process: `progress` changes whenever the process advances. Returns the silent time since the last
+    /// progress.
     pub fn check(&mut self, now: Instant, progress: u64, process: &WatchedProcess) -> Duration {
         let ask = self.silent_time >= SAMPLE_AFTER;
         let times = ask.then(|| NodeStallTimes::read(process));
         self.account(now, progress, times)
     }
 
-    /// The part of a look that reads no file.
+    /// Updates the silent time from stall times that were already read.
     fn account(&mut self, now: Instant, progress: u64, times: Option<NodeStallTimes>) -> Duration {
         let look = now.saturating_duration_since(self.last_check).min(self.max_check_interval);
         self.last_check = now;
@@ -61,7 +64,7 @@ impl HangDetector {
         self.silent_time
     }
 
-    /// The time that counts, as of the last look.
+    /// Returns the silent time as of the last check.
     pub fn silent_time(&self) -> Duration {
         self.silent_time
     }
@@ -80,7 +83,7 @@ mod tests {
         })
     }
 
-    /// Looks every 100 ms, each with what the node has told by then. Returns what counts, milliseconds.
+    /// Checks every 100 ms, each time with the given progress and stall times. Returns the silent time, milliseconds.
     fn silent_time(looks: impl IntoIterator<Item = (u64, Option<NodeStallTimes>)>) -> u128 {
         let mut now = Instant::now();
         let mut silence = HangDetector::new(now, 0, CHECK);

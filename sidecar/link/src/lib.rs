@@ -1,9 +1,9 @@
-//! The link between sidecar and engine: both ends of it, and the few shapes both sides must agree on.
+//! The link between sidecar and engine: both ends and the formats that they share.
 //!
-//! A Unix seqpacket socket carries commands and file descriptors ([`frame`], [`message`], [`socket`]), a shared
-//! [`control`] page carries what is too fast for messages, and sealed shared memory carries block tables and token
-//! histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's. What both log looks alike
-//! ([`lines`]). [`hang`] and [`watch`] say when the process at the other end hangs.
+//! A Unix seqpacket socket carries commands and file descriptors ([`frame`], [`message`], [`socket`]). A shared
+//! [`control`] page carries signals that are too frequent for messages. Sealed shared memory carries block tables and
+//! token histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's. [`log_prefix`]
+//! gives the log lines of both one format. [`hang`] and [`watch`] detect a hung process at the other end.
 
 pub mod activation;
 pub mod client;
@@ -24,7 +24,7 @@ pub mod socket;
 pub mod tables;
 pub mod watch;
 
-/// The words of policy and ports that messages are made of, for an engine that may depend on neither crate.
+/// Types of the policy and the ports that messages contain, for an engine that depends on neither crate.
 pub mod vocabulary {
     pub use sluice_policy::action::{Address, Reback};
     pub use sluice_policy::geometry::{ActivationCost, BLOCK_TOKENS, StepShape};

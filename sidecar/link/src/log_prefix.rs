@@ -1,30 +1,30 @@
-//! Lines of logs that say whose they are: sidecars and engines of several tenants share one terminal.
+//! Log lines that begin with the tenant's name: sidecars and engines of several tenants share one terminal.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Standard error. Every write is a whole line, as a subscriber makes it, and begins with the same head.
+/// Writes to standard error. Each write is one whole line, as the log subscriber makes it, and gets the same prefix.
 #[derive(Clone, Debug)]
 pub struct LogPrefix {
     prefix: Arc<[u8]>,
-    /// What the head stands in place of: how lines begin that have it.
+    /// Start of a line that the prefix replaces. A line without it gets no prefix.
     replaced: &'static [u8],
 }
 
 impl LogPrefix {
-    /// Lines of text, after a name; `None` = as they are.
+    /// Prefixes lines of text with the tenant's name; `None` = no prefix.
     pub fn for_tenant(name: Option<&str>) -> LogPrefix {
         let head = name.map(|name| format!("{name} ")).unwrap_or_default();
         LogPrefix::with_prefix(&head, "")
     }
 
-    /// Lines that begin with `instead`, with `head` in its place. Others stay as they are.
+    /// Replaces the leading `instead` of a line with `head`. Other lines are unchanged.
     pub fn with_prefix(head: &str, instead: &'static str) -> LogPrefix {
         LogPrefix { prefix: head.as_bytes().into(), replaced: instead.as_bytes() }
     }
 
-    /// The line as it is written.
+    /// Returns the line with its prefix.
     pub fn prefixed<'l>(&self, line: &'l [u8]) -> Cow<'l, [u8]> {
         match line.strip_prefix(self.replaced) {
             Some(rest) if !self.prefix.is_empty() => [&*self.prefix, rest].concat().into(),
@@ -35,7 +35,7 @@ impl LogPrefix {
 
 impl Write for LogPrefix {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // In one piece, so that lines of others do not come between.
+        // One write, so that lines of other processes do not interleave.
         io::stderr().write_all(&self.prefixed(line)).map(|()| line.len())
     }
 

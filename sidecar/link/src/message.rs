@@ -1,4 +1,4 @@
-//! Messages: what the two ends say to each other, in the shared vocabulary, and their wire form.
+//! The messages of the link, in types of the policy and the ports, and their wire form.
 
 mod setup;
 mod wire;
@@ -12,32 +12,32 @@ use crate::frame::{MessageKind, ProtocolError};
 
 pub use setup::{EngineSetup, Faults, SetupError};
 
-/// The engine introduces itself.
+/// Identity of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Version and commit of the build, for people.
+    /// Version and commit of the build, for logs.
     pub build: String,
-    /// Process id, for people; death is known by pidfd only.
+    /// Process id, for logs; an exit is confirmed by pidfd only.
     pub pid: u32,
-    /// [`crate::slab::reference_digest`]: two builds that would lay out slabs differently refuse each other.
+    /// [`crate::slab::reference_digest`]: the ends refuse each other if their slab layouts differ.
     pub layout_digest: u64,
 }
 
 /// The engine has reserved its ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// Digest of the model's slab layout as this engine computes it.
+    /// Digest of the model's slab layout as the engine computes it.
     pub slab_digest: u64,
     /// Activation bytes by step shape.
     pub activation: ActivationCost,
 }
 
-/// One sequence of a step. Its tokens stand in the token history, at positions `start..start + count`.
+/// One sequence of a step. Its tokens are in the token history, at positions `start..start + count`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceOrder {
     /// Row of block table and token history.
     pub row: RowId,
-    /// Position of the first token; KV is written only from here on.
+    /// Position of the first token. The step writes no KV before it.
     pub start: u32,
     /// Tokens fed, at least 1.
     pub count: u32,
@@ -48,83 +48,83 @@ pub struct SequenceOrder {
 /// A step as the engine receives it: `ports::Step` without tokens and updates, which travel in shared memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOrder {
-    /// Which.
+    /// Step id.
     pub id: StepId,
-    /// Raised at every replay.
+    /// Incremented at every replay.
     pub attempt: u32,
-    /// Epoch of the turn.
+    /// Epoch of the time slice.
     pub epoch: u64,
     /// Half of the shared tables that holds this step's state: 0 or 1.
     pub parity: u8,
     /// Sequences.
     pub sequences: Vec<SequenceOrder>,
-    /// Generation that each moving layer must show before it is read.
+    /// Generation that each moving layer must have before it is read.
     pub generations: Vec<(LayerId, Generation)>,
-    /// Generation that the KV of each layer which is partly away must show before it is read.
+    /// Generation that the KV of each partly offloaded layer must have before it is read.
     pub kv_generations: Vec<(LayerId, Generation)>,
-    /// Bytes of the activation range that are backed.
+    /// Bytes of the activation range that have memory.
     pub activation_limit_bytes: u64,
 }
 
-/// Everything that is ever said on the link.
+/// A message of the link.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
-    /// Engine, first.
+    /// Engine: the first message.
     Hello(Hello),
-    /// Sidecar, in answer; carries the pool, the control page, the tables, the common life and a pidfd of the sidecar as
-    /// descriptors, in this order.
+    /// Sidecar: the reply to `Hello`. Carries as descriptors, in this order: the pool, the control page, the tables,
+    /// the lifetime lock and a pidfd of the sidecar.
     Model(Box<EngineSetup>),
-    /// Engine, in answer; carries a pidfd of itself and one of its supervisor, or of itself again where it has none.
+    /// Engine: the reply to `Model`. Carries a pidfd of itself and one of its supervisor (of itself again without one).
     Ready(Ready),
-    /// Sidecar: carry out these changes in order. The engine is between steps.
+    /// Sidecar: make these changes in order. The engine is between steps.
     Reback {
-        /// Names the answer.
+        /// Identifies the reply.
         id: ActionId,
         /// Changes.
         ops: Vec<Reback>,
-        /// The order goes on in the next message. The engine changes nothing before it has all of it.
+        /// Whether the command continues in the next message. The engine changes nothing before it has all of it.
         more: bool,
     },
-    /// Engine: all changes are made.
+    /// Engine: all changes of a `Reback` are made.
     Applied {
-        /// Of this order.
+        /// The `Reback`.
         id: ActionId,
     },
-    /// Engine: the order contradicts its table; nothing was changed.
+    /// Engine: the `Reback` contradicts the engine's mappings; nothing changed.
     Refused {
-        /// Of this order.
+        /// The `Reback`.
         id: ActionId,
-        /// Why.
+        /// The reason.
         message: String,
     },
     /// Sidecar: run a step.
     Step(StepOrder),
     /// Engine: a step has finished.
     Done(StepDone),
-    /// Engine: the step cannot run. Nothing was written but, when a slot or a buffer of KV was overwritten under it, KV at
-    /// the step's own positions.
+    /// Engine: the step cannot run. It wrote nothing, or KV at its own positions if a slot or a KV buffer was
+    /// overwritten while it ran.
     StepRefused {
-        /// Which.
+        /// The step.
         id: StepId,
-        /// Of this attempt.
+        /// Its attempt.
         attempt: u32,
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// Engine: the step was left unfinished, since another turn than the step's is in force on the GPU. No token was sampled;
-    /// KV is written at the step's own positions at most.
+    /// Engine: the step stopped before its end, because another time slice than the step's is in force on the GPU. It
+    /// sampled no token; it wrote KV at its own positions at most.
     TurnPassed {
-        /// Which.
+        /// The step.
         id: StepId,
-        /// Of this attempt.
+        /// Its attempt.
         attempt: u32,
     },
-    /// Either end: no more.
+    /// Either end: the link ends.
     Bye,
 }
 
 impl Message {
-    /// The kind of this message.
+    /// Returns the message's kind.
     pub fn kind(&self) -> MessageKind {
         match self {
             Message::Hello(_) => MessageKind::Hello,
@@ -141,7 +141,7 @@ impl Message {
         }
     }
 
-    /// File descriptors that travel with it.
+    /// Returns the number of file descriptors that a message of `kind` carries.
     pub fn descriptors(kind: MessageKind) -> usize {
         match kind {
             MessageKind::Model => 5,
@@ -150,12 +150,12 @@ impl Message {
         }
     }
 
-    /// The payload's bytes.
+    /// Encodes the payload.
     pub fn encode(&self) -> Vec<u8> {
         wire::encode(self)
     }
 
-    /// Reads a payload of `kind`. Refuses what does not decode, what follows the end, and values out of range.
+    /// Decodes a payload of `kind`. Refuses invalid bytes, trailing bytes and values out of range.
     pub fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, ProtocolError> {
         wire::decode(kind, payload)
     }

@@ -1,8 +1,8 @@
-//! What a link has carried.
+//! Counts the messages of a link.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Messages of one link since its handshake. What is cut into packets for its size is one message.
+/// Messages of one link since its handshake. A message in several packets counts once.
 #[derive(Debug, Default)]
 pub(crate) struct MessageCounters {
     sent: AtomicU64,
@@ -10,17 +10,17 @@ pub(crate) struct MessageCounters {
 }
 
 impl MessageCounters {
-    /// One more went to the engine.
+    /// Counts a message to the engine.
     pub(crate) fn on_sent(&self) {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One more came from it.
+    /// Counts a message from the engine.
     pub(crate) fn on_received(&self) {
         self.received.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Both ways together.
+    /// Returns the messages of both directions.
     pub(crate) fn total(&self) -> u64 {
         self.sent.load(Ordering::Relaxed) + self.received.load(Ordering::Relaxed)
     }

@@ -1,9 +1,9 @@
-//! What the engine must know about a model to compute it. The sidecar reads it from `config.json`; the engine opens
-//! no model file.
+//! The model's shape as the engine needs it to compute. The sidecar reads it from `config.json`; the engine opens no
+//! model file.
 
 use serde::{Deserialize, Serialize};
 
-/// Model family: which forward pass runs.
+/// Model family, which selects the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Family {
     /// RMSNorm, rotary positions, grouped-query attention, gated SiLU (Llama 1, 2, 3).
@@ -43,7 +43,7 @@ pub enum RopeScaling {
         /// Divisor.
         factor: f32,
     },
-    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, a smooth ramp between.
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a smooth ramp between.
     Llama3 {
         /// Divisor of low frequencies.
         factor: f32,
@@ -61,7 +61,7 @@ pub enum RopeScaling {
 pub struct ModelSpec {
     /// Forward pass.
     pub family: Family,
-    /// Weights and KV cache.
+    /// Number format of weights and KV cache.
     pub dtype: Dtype,
     /// Tokens in the vocabulary: rows of the embedding.
     pub vocab: u32,
@@ -77,7 +77,7 @@ pub struct ModelSpec {
     pub kv_heads: u32,
     /// Width of a head (even).
     pub head_dim: u32,
-    /// Longest sequence that the model was made for.
+    /// Longest sequence that the model supports.
     pub max_positions: u32,
     /// Epsilon of the norms.
     pub norm_eps: f32,
@@ -85,16 +85,16 @@ pub struct ModelSpec {
     pub rope_theta: f32,
     /// Scaling of the rotary frequencies (Llama).
     pub rope_scaling: RopeScaling,
-    /// The head is the transposed embedding.
+    /// Whether the head is the transposed embedding.
     pub tied_embeddings: bool,
-    /// Q, K, V and O have biases (always in OPT; `attention_bias` in Llama configs).
+    /// Whether Q, K, V and O have biases (always in OPT; `attention_bias` in Llama configs).
     pub attention_bias: bool,
-    /// The MLP's matrices have biases (always in OPT; `mlp_bias` in Llama configs).
+    /// Whether the MLP's matrices have biases (always in OPT; `mlp_bias` in Llama configs).
     pub mlp_bias: bool,
 }
 
 impl ModelSpec {
-    /// Bytes of one layer-block: 16 tokens of K and V in one layer.
+    /// Returns the bytes of one layer-block: K and V of 16 tokens in one layer.
     pub fn block_bytes(&self) -> u64 {
         2 * 16 * u64::from(self.kv_heads) * u64::from(self.head_dim) * self.dtype.bytes() as u64
     }

@@ -1,4 +1,4 @@
-//! Death of an engine, confirmed: only a pidfd tells, never a closed socket, never a process id.
+//! Confirms the exit of a process by pidfd. A closed socket or a process id confirms nothing.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -10,35 +10,35 @@ use thiserror::Error;
 use crate::error::{LinkError, syscall_error};
 use crate::socket::wait_readable;
 
-/// An engine that cannot be shown to be dead: its chunks must not be given to anybody.
+/// The engine's exit cannot be confirmed, so its chunks must not be given to another tenant.
 #[derive(Debug, Error)]
 pub enum ProcessExitError {
-    /// It still lives.
+    /// The engine still runs.
     #[error("the engine still lives {waited:?} after SIGKILL ({kill})")]
     StillAlive {
         /// Time waited after the signal.
         waited: Duration,
-        /// Whether the signal could be sent.
+        /// Whether the signal was sent.
         kill: String,
     },
-    /// The pidfd cannot be waited for.
+    /// The wait for the pidfd failed.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
 
-/// A pidfd of this process.
+/// Opens a pidfd of this process.
 pub(crate) fn own_pidfd() -> Result<OwnedFd, LinkError> {
     pidfd_open(getpid(), PidfdFlags::empty()).map_err(syscall_error("pidfd_open"))
 }
 
-/// The process at the other end of a link, or the supervisor of the one there.
+/// A process known by pidfd: the peer of a link, or the engine's supervisor.
 #[derive(Debug)]
 pub struct PeerProcess {
     pidfd: OwnedFd,
 }
 
 impl PeerProcess {
-    /// The process behind a pidfd that the engine opened for itself.
+    /// Wraps a pidfd that was received over a link.
     pub fn new(pidfd: OwnedFd) -> PeerProcess {
         PeerProcess { pidfd }
     }
@@ -46,7 +46,7 @@ impl PeerProcess {
     /// Sends SIGKILL, which ends a stopped process too.
     ///
     /// # Errors
-    /// The kernel refuses, as for a process in another pid namespace. A process that is dead already is no error.
+    /// The kernel refuses, for example for a process in another pid namespace. An exited process is no error.
     pub fn kill(&self) -> Result<(), LinkError> {
         match pidfd_send_signal(&self.pidfd, Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -54,18 +54,18 @@ impl PeerProcess {
         }
     }
 
-    /// The descriptor, to be passed on or looked up.
+    /// Returns the descriptor.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// Whether it is dead within `limit`.
+    /// Whether the process exits within `limit`.
     pub fn wait_exit(&self, limit: Duration) -> Result<bool, LinkError> {
         wait_readable(self.pidfd.as_fd(), limit)
     }
 
-    /// Returns once the engine is dead: gives it `grace` to die by itself, then kills it and waits for `after`. A
-    /// sidecar in another pid namespace may not kill it; its own watcher ends it then.
+    /// Returns once the process has exited: waits for `grace`, then kills it and waits for `after`. A sidecar in
+    /// another pid namespace cannot kill it; then the engine's own watcher ends it.
     pub fn kill_and_wait(&self, grace: Duration, after: Duration) -> Result<(), ProcessExitError> {
         if self.wait_exit(grace)? {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Sealed shared memory: a memfd that neither end can shrink, mapped whole, read and written through atomics only.
+//! Sealed shared memory: a memfd that neither end can shrink, mapped whole and accessed through atomics only.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
 
-/// Shared memory that cannot be made or trusted.
+/// Shared memory that cannot be created or trusted.
 #[derive(Debug, Error)]
 pub enum RegionError {
-    /// The kernel refused.
+    /// A system call failed.
     #[error("{call} of shared memory: {source}")]
     Kernel {
         /// System call.
@@ -20,10 +20,10 @@ pub enum RegionError {
         /// Its error.
         source: Errno,
     },
-    /// The peer could shrink it under us, and a read would end in SIGBUS.
+    /// The peer could shrink it, and a read beyond the new end would raise SIGBUS.
     #[error("shared memory is not sealed against shrinking")]
     Unsealed,
-    /// Too small for what it must hold.
+    /// It is smaller than needed.
     #[error("shared memory holds {got} bytes, {needed} are needed")]
     Small {
         /// Bytes it has.
@@ -37,8 +37,8 @@ fn syscall_error(call: &'static str) -> impl FnOnce(Errno) -> RegionError {
     move |source| RegionError::Kernel { call, source }
 }
 
-/// A mapped memfd. All access goes through atomics, so that a peer that writes at any moment causes wrong values at
-/// worst and never undefined behaviour.
+/// A mapped memfd. All access goes through atomics, so a peer that writes at any moment can cause wrong values but no
+/// undefined behaviour.
 #[derive(Debug)]
 pub struct Region {
     fd: OwnedFd,
@@ -52,7 +52,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Makes `bytes` of zeroed shared memory, sealed in its size. Untouched pages cost nothing.
+    /// Creates `bytes` of zeroed shared memory of fixed size. Untouched pages use no memory.
     pub fn create(name: &str, bytes: usize) -> Result<Region, RegionError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd_create(name, flags).map_err(syscall_error("memfd_create"))?;
@@ -62,7 +62,7 @@ impl Region {
         Region::map(fd, bytes)
     }
 
-    /// Maps shared memory that the peer made, at least `needed` bytes of it.
+    /// Maps the first `needed` bytes of shared memory from the peer.
     pub fn open(fd: OwnedFd, needed: usize) -> Result<Region, RegionError> {
         check_sealed(fd.as_fd(), needed as u64)?;
         Region::map(fd, needed)
@@ -77,23 +77,23 @@ impl Region {
         Ok(Region { fd, start, bytes })
     }
 
-    /// The memfd, to be passed on.
+    /// Returns the memfd, to pass to the peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Words `at .. at + count`, counted in u32. `None` outside of the region.
+    /// Returns the u32 words `at..at + count`. `None` outside of the region.
     pub fn words(&self, at: usize, count: usize) -> Option<&[AtomicU32]> {
         let end = at.checked_add(count)?;
         if end > self.bytes / 4 {
             return None;
         }
-        // SAFETY: the range lies inside the mapping, which lives as long as `self`; the mapping is page-aligned, so
+        // SAFETY: the range is inside the mapping, which is valid as long as `self`; the mapping is page-aligned, so
         // the words are aligned; atomics may be shared with writers in other processes.
         Some(unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<AtomicU32>().add(at), count) })
     }
 
-    /// The u64 at index `at`, counted in u64. `None` outside of the region.
+    /// Returns the u64 at index `at`, counted in u64. `None` outside of the region.
     pub fn long(&self, at: usize) -> Option<&AtomicU64> {
         if at >= self.bytes / 8 {
             return None;

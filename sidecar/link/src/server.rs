@@ -1,4 +1,4 @@
-//! The sidecar's end: a listener, the handshake, and the two halves of a link to one engine.
+//! The sidecar's end: the listener, the handshake, and both halves of the link to one engine.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -26,11 +26,11 @@ use crate::slab::reference_digest;
 use crate::socket::{self, Receiver, SEND_TIMEOUT, Sender, wait_readable};
 use crate::tables::TableWriter;
 
-/// Longest wait for each answer of the handshake.
+/// Longest wait for each reply of the handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Changes in one `Reback` message at most. A longer order is sent as several, which the engine puts together first.
+/// Most changes in one `Reback` message. A longer command is sent in several messages, which the engine joins first.
 pub const REBACK_OPS: usize = 8192;
-/// Changes of one order at most: some for every chunk of the largest pool.
+/// Most changes of one command: several per chunk of the largest pool.
 pub const MAX_REBACK_OPS: usize = 1 << 24;
 
 /// A socket that engines connect to. Its path is removed on drop.
@@ -41,7 +41,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, for this user only. A socket that nobody listens on any more is replaced.
+    /// Listens at `path`, for this user only. Replaces a socket file without a listener.
     pub fn bind(path: &Path) -> Result<Listener, LinkError> {
         let named = |source: io::Error| LinkError::Path { path: path.to_owned(), source };
         remove_stale(path).map_err(named)?;
@@ -54,7 +54,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next engine; `None` when none came within `limit`. Processes of other users are refused.
+    /// Returns the next engine; `None` if no engine connects within `limit`. Refuses processes of other users.
     pub fn accept(&self, limit: Duration) -> Result<Option<Connection>, LinkError> {
         if !wait_readable(self.socket.as_fd(), limit)? {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Listener {
         Ok(Some(Connection { sender, receiver }))
     }
 
-    /// Where it listens.
+    /// Returns the socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -85,17 +85,18 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Nobody can be told; a path left behind is replaced by the next listener.
+        // There is no caller to report an error to; the next listener replaces a leftover path.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Who connected. `rustix` has no place for the 0 that stands for a process of a namespace that is not seen from here.
+/// Returns the peer's credentials. `rustix` cannot represent the pid 0 of a process outside of this pid namespace.
 fn credentials(socket: &OwnedFd) -> Result<libc::ucred, LinkError> {
     let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     let (to, level, name) = ((&raw mut found).cast(), libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: `to` points to `bytes` writable bytes of a plain struct that outlives the call, and the kernel writes no more.
+    // SAFETY: `to` points to `bytes` writable bytes of a plain struct that outlives the call; the kernel writes at most
+    // these.
     let refused = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut bytes) } != 0;
     if refused {
         let errno = Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL);
@@ -109,7 +110,7 @@ fn seqpacket() -> Result<OwnedFd, LinkError> {
         .map_err(syscall_error("socket"))
 }
 
-/// Connects to `path`, as an engine does.
+/// Connects to `path` as an engine.
 pub(crate) fn connect(path: &Path) -> Result<OwnedFd, LinkError> {
     let named = |source: io::Error| LinkError::Path { path: path.to_owned(), source };
     let address = SocketAddrUnix::new(path).map_err(|error| named(error.into()))?;
@@ -133,44 +134,44 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A connected process that has not yet said who it is.
+/// A connected process that has not sent its `Hello`.
 #[derive(Debug)]
 pub struct Connection {
     sender: Sender,
     receiver: Receiver,
 }
 
-/// What the sidecar shares with an engine.
+/// Memory that the sidecar shares with an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedMemory<'a> {
-    /// The pool's memfd: chunk `c` at `c * chunk_bytes`.
+    /// The pool's memfd; chunk `c` is at `c * chunk_bytes`.
     pub pool: BorrowedFd<'a>,
-    /// Generations of layers.
+    /// Generations of each layer's weights and KV.
     pub control: &'a ControlPage,
-    /// Block tables and histories.
+    /// Block tables and token histories.
     pub tables: &'a TableWriter,
-    /// A description that the engine keeps as long as it lives: locks on it count until both sides are gone.
+    /// An open file that the engine keeps until it exits: locks on it hold until both processes have exited.
     pub lifetime_lock: BorrowedFd<'a>,
 }
 
 /// An engine that has reserved its ranges. Nothing is mapped yet: send the whole mapping, then steps.
 #[derive(Debug)]
 pub struct EngineLink {
-    /// What it said of itself.
+    /// Process id and activation cost, as the engine reports them.
     pub hello: EngineHello,
     /// Version of its build.
     pub build: String,
     /// Commands to it.
     pub sender: EngineSender,
-    /// Answers from it, for a thread of their own.
+    /// Replies from it, for a thread of their own.
     pub receiver: EngineReceiver,
-    /// Its death.
+    /// Its process, to confirm its exit.
     pub process: PeerProcess,
-    /// The process that starts its successor; the engine itself where there is none.
+    /// The process that starts its successor; the engine itself if it has none.
     pub supervisor: PeerProcess,
 }
 
-/// A process that has said who it is, and has been given nothing.
+/// A process that has sent its `Hello` and has received nothing.
 #[derive(Debug)]
 pub struct HandshakeHello {
     sender: Sender,
@@ -178,7 +179,7 @@ pub struct HandshakeHello {
     hello: Hello,
 }
 
-/// A process that has been given the model and its memory, and has not yet reserved its ranges.
+/// A process that has received the model and its memory and has not reserved its ranges.
 #[derive(Debug)]
 pub struct HandshakeSetup {
     sender: Sender,
@@ -187,7 +188,7 @@ pub struct HandshakeSetup {
 }
 
 impl Connection {
-    /// Learns who connected. May take [`HANDSHAKE_PATIENCE`].
+    /// Receives the engine's `Hello`. Takes up to [`HANDSHAKE_TIMEOUT`].
     pub fn recv_hello(mut self) -> Result<HandshakeHello, LinkError> {
         let hello = match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
             (Message::Hello(hello), _) => hello,
@@ -202,7 +203,7 @@ impl Connection {
 }
 
 impl HandshakeHello {
-    /// Hands over model and memory. Waits for nothing but room in the socket.
+    /// Sends model and memory. Waits only for space in the socket.
     pub fn send_setup(
         self,
         setup: &EngineSetup,
@@ -219,7 +220,7 @@ impl HandshakeHello {
 }
 
 impl HandshakeSetup {
-    /// Waits until the engine has reserved its ranges; `setup` is what it was offered. May take [`HANDSHAKE_PATIENCE`].
+    /// Waits until the engine has reserved its ranges for `setup`. Takes up to [`HANDSHAKE_TIMEOUT`].
     pub fn recv_ready(mut self, setup: &EngineSetup) -> Result<EngineLink, LinkError> {
         let (ready, mut descriptors) = match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
             (Message::Ready(ready), descriptors) => (ready, descriptors),
@@ -249,7 +250,7 @@ pub(crate) fn unexpected(got: &Message, expected: &'static str) -> LinkError {
     ProtocolError::Unexpected { got: got.kind(), expected }.into()
 }
 
-/// Commands to an engine. Clones send on the same socket; the owner keeps their order.
+/// Sends commands to an engine. Clones share the socket; the owner keeps the commands in order.
 #[derive(Clone, Debug)]
 pub struct EngineSender {
     sender: Sender,
@@ -258,14 +259,14 @@ pub struct EngineSender {
 }
 
 impl EngineSender {
-    /// Writes the step's state into the tables and orders the step. At most one step is in flight.
+    /// Writes the step's state into the tables and sends the step. At most one step is in flight.
     pub fn send_step(&self, step: &Step, tables: &mut TableWriter) -> Result<(), LinkError> {
         let parity = tables.write(step)?;
         self.expected().expect_step(step);
         self.send(&Message::Step(step_order(step, parity)))
     }
 
-    /// Orders changes of what backs addresses: one order however long, made whole or not at all, with one answer.
+    /// Sends changes of mappings: one command of any length, applied completely or not at all, with one reply.
     pub fn send_reback(&self, id: ActionId, ops: &[Reback]) -> Result<(), LinkError> {
         if ops.len() > MAX_REBACK_OPS {
             return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
@@ -289,7 +290,7 @@ impl EngineSender {
         Ok(())
     }
 
-    /// Messages that this link has carried since its handshake, orders and answers together.
+    /// Returns the messages of this link since its handshake, in both directions.
     pub fn messages(&self) -> u64 {
         self.counters.total()
     }
@@ -298,18 +299,18 @@ impl EngineSender {
         self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the engine to end for good.
+    /// Asks the engine to exit for good.
     pub fn send_bye(&self) -> Result<(), LinkError> {
         self.send(&Message::Bye)
     }
 
-    /// Cuts the link: the engine ends itself, the receiver's thread wakes with [`LinkError::Closed`].
+    /// Cuts the link: the engine exits, and the receiver's thread wakes with [`LinkError::Closed`].
     pub fn shutdown(&self) {
         self.sender.shutdown();
     }
 }
 
-/// The wire's view of a step: tokens and updates travel in the tables.
+/// Returns the wire form of a step; its tokens and updates are in the tables.
 pub fn step_order(step: &Step, parity: u8) -> StepOrder {
     let sequence = |sequence: &sluice_ports::compute::SequenceStep| SequenceOrder {
         row: sequence.row,
@@ -329,44 +330,44 @@ pub fn step_order(step: &Step, parity: u8) -> StepOrder {
     }
 }
 
-/// What an engine answers.
+/// A reply of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
-    /// An order of changes is complete.
+    /// All changes of a `Reback` are made.
     Applied {
-        /// Which.
+        /// The `Reback`.
         id: ActionId,
     },
-    /// An order of changes was refused; nothing was changed.
+    /// A `Reback` was refused; nothing changed.
     Refused {
-        /// Which.
+        /// The `Reback`.
         id: ActionId,
-        /// Why.
+        /// The reason.
         message: String,
     },
     /// A step has finished.
     Done(StepDone),
     /// A step was refused; see [`Message::StepRefused`].
     StepRefused {
-        /// Which.
+        /// The step.
         id: StepId,
-        /// Of this attempt.
+        /// Its attempt.
         attempt: u32,
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// A step was left unfinished, since another turn is in force; see [`Message::TurnPassed`].
+    /// A step stopped before its end, because another time slice is in force; see [`Message::TurnPassed`].
     TurnPassed {
-        /// Which.
+        /// The step.
         id: StepId,
-        /// Of this attempt.
+        /// Its attempt.
         attempt: u32,
     },
-    /// The engine ends by itself.
+    /// The engine exits by itself.
     Bye,
 }
 
-/// Answers from an engine.
+/// Receives replies from an engine.
 #[derive(Debug)]
 pub struct EngineReceiver {
     receiver: Receiver,
@@ -375,19 +376,19 @@ pub struct EngineReceiver {
 }
 
 impl EngineReceiver {
-    /// The next answer. Blocks. After any error the engine counts as lost: confirm its death before anything else.
+    /// Returns the next reply. Blocks. After any error the engine counts as lost: confirm its exit first.
     pub fn recv(&mut self) -> Result<EngineEvent, LinkError> {
         let (message, _) = self.receiver.recv()?;
         self.event(message)
     }
 
-    /// As [`EngineReceiver::recv`], but [`LinkError::Timeout`] when nothing comes within `limit`.
+    /// As [`EngineReceiver::recv`], but returns [`LinkError::Timeout`] if no message arrives within `limit`.
     pub fn recv_within(&mut self, limit: Duration) -> Result<EngineEvent, LinkError> {
         let (message, _) = self.receiver.recv_within(limit)?;
         self.event(message)
     }
 
-    /// Refuses what contradicts the orders given.
+    /// Refuses a reply that contradicts the commands sent.
     fn event(&self, message: Message) -> Result<EngineEvent, LinkError> {
         self.counters.on_received();
         self.expected.lock().unwrap_or_else(PoisonError::into_inner).check_reply(&message)?;

@@ -1,9 +1,9 @@
-//! Slab layout: where each tensor lies in the contiguous range of its layer. One function, used by both sides; its
-//! digest travels in `Hello`, so that two builds that disagree refuse each other.
+//! Slab layout: the offset of each tensor in the contiguous range of its layer. Both ends use the same function, and
+//! `Hello` carries its digest, so that two builds with different layouts refuse each other.
 
 use crate::model::{Family, ModelSpec};
 
-/// Every tensor starts at a multiple of this, so that SIMD loads and device copies are aligned.
+/// Alignment of every tensor, for SIMD loads and device copies.
 pub const TENSOR_ALIGN: u64 = 64;
 
 /// A tensor's role in the forward pass. Matrices are row-major `[outputs, inputs]`, as Hugging Face stores them.
@@ -61,29 +61,29 @@ pub enum Tensor {
 /// One tensor in a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorSpan {
-    /// Which.
+    /// Role of the tensor.
     pub tensor: Tensor,
     /// Rows (outputs); 1 for a vector.
     pub rows: u32,
     /// Columns (inputs).
     pub columns: u32,
-    /// Bytes from the slab's start.
+    /// Offset from the slab's start, bytes.
     pub offset_bytes: u64,
-    /// Bytes of the tensor.
+    /// Size of the tensor, bytes.
     pub bytes: u64,
 }
 
 /// A contiguous range of tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slab {
-    /// Tensors, by offset.
+    /// Tensors, sorted by offset.
     pub tensors: Vec<TensorSpan>,
-    /// Bytes of the range.
+    /// Size of the range, bytes.
     pub bytes: u64,
 }
 
 impl Slab {
-    /// The place of `tensor`, if this slab has it.
+    /// Returns the span of `tensor`, if this slab has it.
     pub fn span(&self, tensor: Tensor) -> Option<&TensorSpan> {
         self.tensors.iter().find(|place| place.tensor == tensor)
     }
@@ -102,16 +102,16 @@ impl Slab {
     }
 }
 
-/// Where every tensor of a model lies.
+/// Offset of every tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlabLayout {
     /// Embeddings, head and final norm.
     pub global: Slab,
-    /// One layer; all layers are alike.
+    /// One layer; all layers have the same layout.
     pub layer: Slab,
 }
 
-/// The layout of a model.
+/// Returns the layout of a model.
 pub fn slab_layout(spec: &ModelSpec) -> SlabLayout {
     SlabLayout { global: global_slab(spec), layer: layer_slab(spec) }
 }
@@ -154,7 +154,7 @@ fn layer_slab(spec: &ModelSpec) -> Slab {
 }
 
 impl SlabLayout {
-    /// FNV-1a over every place: equal digests mean that both sides read the same tensor at the same offset.
+    /// Returns FNV-1a over every span: equal digests mean that both ends read each tensor at the same offset.
     pub fn digest(&self) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut eat = |word: u64| {
@@ -174,8 +174,8 @@ impl SlabLayout {
     }
 }
 
-/// Digest of the layouts of two fixed models that together have every tensor. Travels in `Hello`, before the model is
-/// known: two builds with the same link version and different layouts refuse each other at once.
+/// Returns the digest of the layouts of two fixed models that together have every tensor. `Hello` carries it before the
+/// model is known, so that builds with the same link version and different layouts refuse each other at once.
 pub fn reference_digest() -> u64 {
     let llama = reference_spec(Family::Llama, false);
     let opt = reference_spec(Family::Opt, true);

@@ -1,4 +1,4 @@
-//! One end of the seqpacket socket: messages and descriptors in and out.
+//! One end of the seqpacket socket: sends and receives messages and descriptors.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,12 +17,12 @@ use crate::error::{LinkError, syscall_error};
 use crate::frame::{self, Assembler, MAX_PACKET_BYTES, MessageKind, ProtocolError};
 use crate::message::Message;
 
-/// A peer that takes no byte for this long is lost.
+/// A peer that accepts no byte for this long is lost.
 pub const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// Descriptors for which room is kept; more than any message carries, so that too many are seen and counted.
+/// Descriptors that one receive can hold: more than any message carries, so that a surplus is detected.
 const MAX_FDS: usize = 8;
 
-/// The sending half. May live in another thread than the receiving half.
+/// The sending half. Can be used in another thread than the receiving half.
 #[derive(Clone, Debug)]
 pub struct Sender {
     socket: Arc<OwnedFd>,
@@ -37,12 +37,12 @@ pub struct Receiver {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Splits a connected seqpacket socket. Sends that take longer than `patience` fail.
+/// Splits a connected seqpacket socket. A send that takes longer than `patience` fails.
 pub fn split(socket: OwnedFd, patience: Duration) -> Result<(Sender, Receiver), LinkError> {
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))
         .map_err(syscall_error("setsockopt(SO_SNDTIMEO)"))?;
     let socket = Arc::new(socket);
-    // One byte more than a packet may have, so that a larger one is seen as such.
+    // One byte more than the largest packet, so that a larger packet is detected.
     let packet = vec![0; MAX_PACKET_BYTES + 1].into_boxed_slice();
     let receiver = Receiver {
         socket: Arc::clone(&socket),
@@ -54,7 +54,7 @@ pub fn split(socket: OwnedFd, patience: Duration) -> Result<(Sender, Receiver), 
 }
 
 impl Sender {
-    /// Sends `message`, with `descriptors` beside its first packet.
+    /// Sends `message`, with `descriptors` on its first packet.
     pub fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let kind = message.kind();
         let expected = Message::descriptors(kind);
@@ -86,20 +86,20 @@ impl Sender {
         }
     }
 
-    /// Ends both directions: a receiver of this process wakes, the peer reads the end of the stream.
+    /// Closes both directions: a receiver of this process wakes, and the peer reads the end of the stream.
     pub fn shutdown(&self) {
-        // Fails only when the peer has already gone, which is what is wanted.
+        // Fails only if the peer has already closed, which is the wanted state.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// The socket, to be polled.
+    /// Returns the socket, to poll it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
 impl Receiver {
-    /// The next message and its descriptors. Blocks.
+    /// Returns the next message and its descriptors. Blocks.
     pub fn recv(&mut self) -> Result<(Message, Vec<OwnedFd>), LinkError> {
         loop {
             let got = self.recv_packet()?;
@@ -109,7 +109,7 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::recv`], but gives up after `limit` without a packet.
+    /// As [`Receiver::recv`], but fails if the message is not complete within `limit`.
     pub fn recv_within(&mut self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), LinkError> {
         let deadline = std::time::Instant::now() + limit;
         loop {
@@ -134,7 +134,7 @@ impl Receiver {
         Ok((message, descriptors))
     }
 
-    /// Reads one packet into the buffer and keeps its descriptors.
+    /// Reads one packet into the buffer and stores its descriptors.
     fn recv_packet(&mut self) -> Result<usize, LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -171,7 +171,7 @@ impl Receiver {
     }
 }
 
-/// Whether `fd` has something to read (or its peer is gone) within `limit`.
+/// Whether `fd` becomes readable (or its peer closes) within `limit`.
 pub fn wait_readable(fd: BorrowedFd<'_>, limit: Duration) -> Result<bool, LinkError> {
     let deadline = std::time::Instant::now() + limit;
     loop {

@@ -1,8 +1,8 @@
-//! Block tables and token histories in sealed shared memory, twice: a step reads one half while the sidecar prepares
-//! the next step in the other.
+//! Block tables and token histories in sealed shared memory, in two halves: a step reads one half while the sidecar
+//! prepares the next step in the other.
 //!
 //! A half is `[rows][layers][max_columns]` block ids, then `[rows][max_history]` tokens, all u32. A block id is stored
-//! plus one, so that untouched (zero) memory means "no block" and costs nothing.
+//! plus one, so that untouched (zero) memory means "no block" and uses no memory.
 
 mod writer;
 
@@ -31,7 +31,7 @@ pub struct TableShape {
 }
 
 impl TableShape {
-    /// The tables of a setup.
+    /// Returns the sizes of a setup's tables.
     pub fn of(setup: &EngineSetup) -> TableShape {
         TableShape {
             rows: setup.max_rows,
@@ -53,13 +53,13 @@ impl TableShape {
         2 * 4 * self.half_words()
     }
 
-    /// Word of the first block of (row, layer) in a half.
+    /// Returns the word index of the first block of (row, layer) in a half.
     fn blocks_at(&self, parity: u8, row: RowId, layer: usize) -> usize {
         let row = row.index() * self.row_blocks();
         usize::from(parity) * self.half_words() + row + layer * self.max_columns as usize
     }
 
-    /// Word of a row's first token in a half.
+    /// Returns the word index of a row's first token in a half.
     fn history_at(&self, parity: u8, row: RowId) -> usize {
         let tables = self.rows as usize * self.row_blocks();
         usize::from(parity) * self.half_words() + tables + row.index() * self.max_history as usize
@@ -85,14 +85,14 @@ fn check(what: &'static str, value: u64, limit: u64) -> Result<(), TableError> {
 /// An access outside of the tables.
 #[derive(Debug, Error)]
 pub enum TableError {
-    /// An index that the tables do not have.
+    /// An index outside of the tables.
     #[error("{what} {value} is not below {limit}")]
     OutOfRange {
-        /// Which index.
+        /// Name of the index.
         what: &'static str,
         /// Its value.
         value: u64,
-        /// First value too large.
+        /// First invalid value.
         limit: u64,
     },
     /// A column update with the wrong number of blocks.
@@ -103,7 +103,7 @@ pub enum TableError {
         /// Layers of the model.
         layers: u16,
     },
-    /// No block was ever put there.
+    /// The place holds no block.
     #[error("row {row} has no block in layer {layer}, column {column}")]
     NoBlock {
         /// Row.
@@ -113,12 +113,12 @@ pub enum TableError {
         /// Column.
         column: usize,
     },
-    /// The shared memory itself.
+    /// The shared memory failed.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// The engine's view.
+/// The engine's view of the tables.
 #[derive(Debug)]
 pub struct TableReader {
     region: Region,
@@ -131,7 +131,7 @@ impl TableReader {
         Ok(TableReader { region: Region::open(fd, shape.bytes())?, shape })
     }
 
-    /// Their sizes.
+    /// Returns the sizes of the tables.
     pub fn shape(&self) -> TableShape {
         self.shape
     }
@@ -153,11 +153,11 @@ impl TableReader {
         Ok(())
     }
 
-    /// Appends the row's blocks of columns `0..columns` to `out`, layer by layer (`[layers][columns]`). After an error
-    /// `out` may hold anything behind what it held before.
+    /// Appends the row's blocks of columns `0..columns` to `out`, layer by layer (`[layers][columns]`). After an error,
+    /// the appended part of `out` is undefined.
     ///
-    /// A step reads some ten thousands of words between its order and its first layer. So they are copied without a
-    /// branch for each, and only then looked through, in the copy, which goes through vector registers.
+    /// A step reads tens of thousands of words before its first layer. So the copy has no branch per word, and the
+    /// search for a missing block runs over the copy, in vector registers.
     pub fn blocks(&self, parity: u8, row: RowId, columns: u32, out: &mut Vec<u32>) -> Result<(), TableError> {
         check("parity", parity.into(), 2)?;
         self.shape.check_row(row)?;
@@ -174,7 +174,8 @@ impl TableReader {
         missing.map_or(Ok(()), |at| Err(place(at)))
     }
 
-    /// All block words of a row as they are stored (id plus one, 0 = none), `[layers][max_columns]`: for tools and tests.
+    /// Returns all block words of a row as stored (id plus one, 0 = none), `[layers][max_columns]`; for tools and
+    /// tests.
     pub fn raw_blocks(&self, parity: u8, row: RowId) -> Result<Vec<u32>, TableError> {
         check("parity", parity.into(), 2)?;
         self.shape.check_row(row)?;
@@ -183,16 +184,16 @@ impl TableReader {
     }
 
     fn words(&self, at: usize, count: usize) -> &[AtomicU32] {
-        // The command that names this half was received after the sidecar wrote it.
+        // Pairs with the writer's release fence: the command that names this half arrived after the sidecar wrote it.
         fence(Ordering::Acquire);
         self.region.words(at, count).expect("indices were checked against the shape, which the region holds")
     }
 }
 
-/// The first of `blocks` that was stored as "no block".
+/// Returns the index of the first block that was stored as "no block".
 fn first_missing(blocks: &[u32]) -> Option<usize> {
     const MISSING: u32 = 0u32.wrapping_sub(1);
-    // A search that may end early is made word by word; this is not.
+    // The compiler vectorizes a full scan but not a search with an early exit.
     let any = blocks.iter().fold(false, |any, block| any | (*block == MISSING));
     if any { blocks.iter().position(|block| *block == MISSING) } else { None }
 }

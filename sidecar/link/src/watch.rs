@@ -1,7 +1,7 @@
-//! How the supervisor of an engine watches the sidecar: the worker hands on the control page and a pidfd of the sidecar.
+//! The engine's supervisor watches the sidecar: the worker sends it the control page and a pidfd of the sidecar.
 //!
-//! A sidecar whose scheduler does not run keeps memory that its neighbours need and streams that its clients wait for. Its
-//! engine's supervisor ends it; its own supervisor starts it again.
+//! A sidecar whose scheduler hangs keeps memory that its peers need and streams that its clients wait for. The engine's
+//! supervisor ends it, and the sidecar's own supervisor restarts it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,19 +20,19 @@ use crate::frame::{MessageKind, ProtocolError};
 use crate::hang::{HangDetector, WatchedProcess};
 use crate::process_exit::PeerProcess;
 
-/// How often a supervisor looks at the sidecar.
+/// Interval between two checks of the sidecar.
 pub const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// A sidecar whose scheduler has not run for this long is hung. It runs once a second at least, and may wait 5 s for the tables
-/// and 5 s for an engine that takes no message.
+/// A sidecar whose scheduler has not run for this long is hung. The scheduler runs at least once a second, and may wait
+/// 5 s for the tables and 5 s for an engine that accepts no message.
 pub const SIDECAR_HANG_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The control page and a pidfd of the sidecar.
 const DESCRIPTORS: usize = 2;
 
-/// Worker: shows the sidecar to its supervisor, at the other end of `socket`.
+/// Worker: sends the sidecar's control page and pidfd to its supervisor, over `socket`.
 ///
 /// # Errors
-/// The supervisor is gone.
+/// The supervisor has exited.
 pub fn send_watch(
     socket: BorrowedFd<'_>,
     control: &ControlPage,
@@ -47,10 +47,10 @@ pub fn send_watch(
     sent.map(drop).map_err(syscall_error("sendmsg"))
 }
 
-/// Supervisor: what its worker has shown at the other end of `socket`, if it has.
+/// Supervisor: returns the watch that its worker has sent over `socket`, if any.
 ///
 /// # Errors
-/// Something else than a control page and a pidfd came.
+/// The message does not carry a control page and a pidfd.
 pub fn recv_watch(socket: BorrowedFd<'_>) -> Result<Option<SidecarWatch>, LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -74,18 +74,18 @@ pub fn recv_watch(socket: BorrowedFd<'_>) -> Result<Option<SidecarWatch>, LinkEr
     Ok(Some(SidecarWatch::new(ControlPage::open_any_layers(control)?, PeerProcess::new(sidecar))))
 }
 
-/// What a look at the sidecar found.
+/// Result of a check of the sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchStatus {
-    /// Its scheduler runs, or has not begun to.
+    /// The scheduler runs, or has not started.
     Running,
-    /// Its scheduler has not run for this long, as far as it counts, which is longer than [`SIDECAR_LIMIT`].
+    /// The scheduler has been silent for this long, at least [`SIDECAR_HANG_TIMEOUT`].
     Hung(Duration),
-    /// The process is dead.
+    /// The process has exited.
     Dead,
 }
 
-/// A sidecar, as its engine's supervisor sees it.
+/// A sidecar, as seen by its engine's supervisor.
 #[derive(Debug)]
 pub struct SidecarWatch {
     page: ControlPage,
@@ -101,10 +101,10 @@ impl SidecarWatch {
         SidecarWatch { page, process, watched_process: watched, hang_detector: silence }
     }
 
-    /// To be called every [`LOOK_EVERY`].
+    /// Checks the sidecar. Must be called every [`CHECK_INTERVAL`].
     ///
     /// # Errors
-    /// The pidfd cannot be asked.
+    /// The wait for the pidfd failed.
     pub fn check(&mut self, now: Instant) -> Result<WatchStatus, LinkError> {
         if self.process.wait_exit(Duration::ZERO)? {
             return Ok(WatchStatus::Dead);
@@ -118,7 +118,7 @@ impl SidecarWatch {
         })
     }
 
-    /// Ends the sidecar.
+    /// Kills the sidecar.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -128,7 +128,7 @@ impl SidecarWatch {
 }
 
 impl AsFd for SidecarWatch {
-    /// Readable once the sidecar is dead.
+    /// Readable once the sidecar has exited.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.process.pidfd()
     }
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that stands for a sidecar, its page, and the supervisor's view of both.
+    /// Starts a process in place of a sidecar; returns it, its page and the supervisor's watch.
     fn sidecar() -> (Child, ControlPage, SidecarWatch) {
         let child = Command::new("sleep").arg("30").spawn().unwrap();
         let page = ControlPage::create(2).unwrap();
@@ -157,7 +157,7 @@ mod tests {
         (child, page, watch)
     }
 
-    /// Looks twice a second, over seconds of a clock of the test's own.
+    /// Checks twice a second over `seconds` of a simulated clock.
     fn check_for(watch: &mut SidecarWatch, begun: Instant, seconds: std::ops::Range<u64>) -> WatchStatus {
         let moments =
             (2 * seconds.start + 1..=2 * seconds.end).map(|half| begun + half as u32 * CHECK_INTERVAL);

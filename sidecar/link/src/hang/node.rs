@@ -1,35 +1,35 @@
-//! What the kernel tells of a slow node: run-queue waits of a process, throttling of its group, pressure stalls.
+//! Stall times of a slow node, read from the kernel: run-queue waits, throttling of this control group, PSI.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// The process that is watched, as `/proc` names it.
+/// The watched process, by its id in `/proc`.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchedProcess {
     pid: Option<u32>,
 }
 
 impl WatchedProcess {
-    /// The process of a pidfd. One that is dead or of another pid namespace has no name here.
+    /// Finds the process of a pidfd. A process that has exited or is in another pid namespace has no id here.
     pub fn new(pidfd: BorrowedFd<'_>) -> WatchedProcess {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()));
         WatchedProcess { pid: info.ok().as_deref().and_then(pid_in) }
     }
 
-    /// Whether `/proc` knows it by this process id.
+    /// Whether `/proc` has the process under this id.
     pub fn has_pid(&self, pid: u32) -> bool {
         self.pid == Some(pid)
     }
 
-    /// How often its main thread was put on a CPU: unchanged while it sleeps or is stopped. `None` = the kernel does not tell.
+    /// Returns how often its main thread was put on a CPU: constant while it sleeps or is stopped. `None` = unknown.
     pub fn run_count(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/schedstat", self.pid?)).ok()?;
         text.split_whitespace().nth(2)?.parse().ok()
     }
 
-    /// Time that each of its threads waited for a CPU while it could run.
+    /// Returns how long each of its threads was runnable and waited for a CPU.
     fn cpu_waits(&self) -> Option<BTreeMap<u32, Duration>> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid?)).ok()?;
         let waits = threads.flatten().filter_map(|thread| {
@@ -46,22 +46,22 @@ fn pid_in(fdinfo: &str) -> Option<u32> {
     line.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
-/// Totals that only rise, at one moment.
+/// Monotonic totals at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeStallTimes {
-    /// Each thread of the process waited for a CPU; where the kernel does not tell that of a process, some process of the node
-    /// did, as thread 0.
+    /// CPU wait of each thread of the process. If the kernel does not report it: CPU pressure of the node ("some"), as
+    /// thread 0.
     pub cpu_waits: BTreeMap<u32, Duration>,
-    /// The own control group used up its CPU quota.
+    /// Time in which this process's own control group had used up its CPU quota.
     pub throttled: Duration,
-    /// Some process waited for memory.
+    /// Time in which some process waited for memory.
     pub memory: Duration,
-    /// All processes waited for I/O.
+    /// Time in which all processes waited for I/O.
     pub io: Duration,
 }
 
 impl NodeStallTimes {
-    /// What the kernel says now. What it does not tell is 0.
+    /// Reads the current totals. A total that the kernel does not report is 0.
     pub fn read(process: &WatchedProcess) -> NodeStallTimes {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let pressure = |what: &str, line| stall_total(&read(&format!("/proc/pressure/{what}")), line);
@@ -73,10 +73,10 @@ impl NodeStallTimes {
         }
     }
 
-    /// Time between two moments in which the node was slow. May be more than the time between them: causes add up.
+    /// Returns the stall time since `before`. It can exceed the elapsed time because causes add up.
     pub fn stalled_since(&self, before: &NodeStallTimes) -> Duration {
         let waited = |(thread, now): (&u32, &Duration)| {
-            // A thread that has just started waited for no more than its life.
+            // A new thread's total covers only the time since its start.
             now.saturating_sub(before.cpu_waits.get(thread).copied().unwrap_or_default())
         };
         let cpu = self.cpu_waits.iter().map(waited).max().unwrap_or_default();
@@ -86,7 +86,7 @@ impl NodeStallTimes {
     }
 }
 
-/// `total` of a line of a pressure file, microseconds there.
+/// Returns `total` of a line of a pressure file, which is in microseconds.
 fn stall_total(text: &str, line: &str) -> Duration {
     let fields =
         text.lines().find(|found| found.starts_with(line)).into_iter().flat_map(str::split_whitespace);

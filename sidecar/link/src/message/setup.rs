@@ -1,4 +1,4 @@
-//! What an engine must know to serve a tenant, and the limits within which it is believed.
+//! The sizes that an engine needs to serve a tenant, and the limits that they must keep.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -6,31 +6,31 @@ use thiserror::Error;
 use crate::model::{ModelSpec, RopeScaling};
 use crate::slab::{SlabLayout, slab_layout};
 
-/// Faults that tests inject into an engine. All off by default; a production sidecar never sets one.
+/// Faults that tests inject into an engine. All are off by default; a production sidecar sets none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Faults {
-    /// Negative control "one dropped wait": the n-th wait for a layer since the engine attached is not made.
+    /// Negative control "one dropped wait": the engine skips the n-th wait for a layer since it attached.
     pub dropped_wait: Option<u64>,
-    /// Sleep before each layer, so that a test can strike inside a step.
+    /// Sleep before each layer, so that a test can interrupt a step, nanoseconds.
     pub layer_delay_ns: u64,
-    /// Sleep before a change of mappings, so that a test can strike inside one.
+    /// Sleep before a change of mappings, so that a test can interrupt it, nanoseconds.
     pub reback_delay_ns: u64,
-    /// Fill the activation range with NaN before each step: nothing may depend on what it held.
+    /// Fill the activation range with NaN before each step, because no result may depend on its old contents.
     pub poison_activations: bool,
 }
 
-/// The tenant as the engine sees it: the model and the sizes of everything shared. Constant while a tenant is loaded.
+/// The engine's view of a tenant: the model and the sizes of all shared memory. Constant while the tenant is loaded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineSetup {
     /// The model's shape.
     pub spec: ModelSpec,
     /// Bytes of a chunk: a power of two, at least a page.
     pub chunk_bytes: u64,
-    /// Chunks in the pool; chunk `c` lies at `c * chunk_bytes` of the pool's memfd.
+    /// Chunks in the pool; chunk `c` is at `c * chunk_bytes` in the pool's memfd.
     pub capacity_chunks: u32,
-    /// Frames of the KV arena's virtual range.
+    /// Chunks of the KV arena's virtual range.
     pub kv_frames: u32,
-    /// Chunks of the activations' virtual range.
+    /// Chunks of the activation range.
     pub activation_chunks: u32,
     /// Chunks of the staging range.
     pub staging_chunks: u32,
@@ -40,35 +40,35 @@ pub struct EngineSetup {
     pub max_columns: u32,
     /// Tokens of a row's history.
     pub max_history: u32,
-    /// Tokens of a step that go through a layer together at most; a longer step goes through it chunk by chunk.
+    /// Most tokens that pass through a layer together; a longer step passes through it in chunks of this size.
     pub chunk_tokens: u32,
-    /// Threads that compute; 0 = as many as there are cores.
+    /// Compute threads; 0 = one per core.
     pub threads: u16,
-    /// Test-only.
+    /// Faults to inject, in tests only.
     pub faults: Faults,
 }
 
 /// A setup that no engine can serve.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SetupError {
-    /// A size is zero, not what it must divide, or beyond any model that exists.
+    /// A size is zero, violates a divisibility rule, or exceeds the limits.
     #[error("{field} is {value}, which must be {rule}")]
     Field {
-        /// Which.
+        /// Name of the size.
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What was expected.
+        /// The rule.
         rule: &'static str,
     },
-    /// A float is not a usable number.
+    /// A float is not positive and finite.
     #[error("{0} is not a positive finite number")]
     Float(&'static str),
 }
 
 /// Largest virtual space that a setup may reserve, in bytes (16 TiB).
 const MAX_RESERVED_BYTES: u64 = 1 << 44;
-/// Largest width of anything in a model; products of two such widths fit u64 with room.
+/// Largest width in a model; the product of two such widths is far below 2^64.
 const MAX_WIDTH: u32 = 1 << 22;
 
 impl EngineSetup {
@@ -79,22 +79,22 @@ impl EngineSetup {
         self.check_shared()
     }
 
-    /// Where every tensor lies. Only after [`EngineSetup::check`].
+    /// Returns the offset of every tensor. Valid only after [`EngineSetup::check`].
     pub fn layout(&self) -> SlabLayout {
         slab_layout(&self.spec)
     }
 
-    /// Chunks of the global range.
+    /// Returns the chunks of the global range.
     pub fn global_chunks(&self) -> u32 {
         self.layout().global.bytes.div_ceil(self.chunk_bytes) as u32
     }
 
-    /// Chunks of one layer's range.
+    /// Returns the chunks of one layer's range.
     pub fn layer_chunks(&self) -> u32 {
         self.layout().layer.bytes.div_ceil(self.chunk_bytes) as u32
     }
 
-    /// Layer-blocks in a chunk.
+    /// Returns the layer-blocks of a chunk.
     pub fn blocks_per_chunk(&self) -> u32 {
         (self.chunk_bytes / self.spec.block_bytes()) as u32
     }

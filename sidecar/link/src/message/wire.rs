@@ -1,4 +1,4 @@
-//! Wire form: own serde structs, so that the policy and the ports stay free of serde. Encoded with postcard.
+//! Wire form of the messages, encoded with postcard. Its own serde structs keep the policy and the ports free of serde.
 
 mod done;
 
@@ -101,10 +101,10 @@ struct WireStep {
     activation_limit_bytes: u64,
 }
 
-/// Room for the payload of a usual step or answer, so that it does not grow byte by byte.
+/// Initial buffer for a payload: holds a usual step or reply without growing.
 const INITIAL_CAPACITY: usize = 1024;
 
-/// The payload of a message.
+/// Encodes the payload of a message.
 pub(super) fn encode(message: &Message) -> Vec<u8> {
     match message {
         Message::Hello(hello) => bytes(&WireHello::from(hello)),
@@ -123,7 +123,7 @@ pub(super) fn encode(message: &Message) -> Vec<u8> {
     }
 }
 
-/// The message of a payload.
+/// Decodes the payload of a message.
 pub(super) fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, ProtocolError> {
     Ok(match kind {
         MessageKind::Hello => Message::Hello(read::<WireHello>(kind, payload)?.into()),
@@ -155,7 +155,7 @@ pub(super) fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, Proto
 }
 
 fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
-    // Postcard fails only on sequences of unknown length, which no wire struct has.
+    // Postcard fails only on sequences of unknown length, and no wire struct has one.
     postcard::to_extend(value, Vec::with_capacity(INITIAL_CAPACITY)).expect("a wire struct always encodes")
 }
 

@@ -1,4 +1,4 @@
-//! The sidecar's end of the tables: writes each step's changes into the half that no step is reading.
+//! The sidecar's end of the tables: writes each step's changes into the half that no running step reads.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -10,39 +10,39 @@ use sluice_ports::compute::{Step, TableUpdate};
 use super::{TableError, TableShape, check};
 use crate::region::Region;
 
-/// What the last step changed, which the other half lacks.
+/// A change of the last step that the other half lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Dirty {
     Columns(RowId, Range<u32>),
     History(RowId, Range<u32>),
 }
 
-/// The tables, as their only writer sees them.
+/// The only writer of the tables.
 #[derive(Debug)]
 pub struct TableWriter {
     region: Region,
     shape: TableShape,
-    /// Half of the step written last; the next one goes to the other.
+    /// Half of the last written step; the next step uses the other.
     parity: u8,
     dirty: Vec<Dirty>,
-    /// Columns of each row that may hold a block: what a reset must clear.
+    /// Columns of each row that may hold a block, which a reset must clear.
     columns_used: Vec<u32>,
 }
 
 impl TableWriter {
-    /// Makes empty tables.
+    /// Creates empty tables.
     pub fn create(shape: TableShape) -> Result<TableWriter, TableError> {
         let region = Region::create("sluice-tables", shape.bytes())?;
         let columns_used = vec![0; shape.rows as usize];
         Ok(TableWriter { region, shape, parity: 1, dirty: Vec::new(), columns_used })
     }
 
-    /// The memfd, to be passed on.
+    /// Returns the memfd, to pass to the engine.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
     }
 
-    /// Their sizes.
+    /// Returns the sizes of the tables.
     pub fn shape(&self) -> TableShape {
         self.shape
     }
@@ -141,7 +141,7 @@ impl TableWriter {
         }
     }
 
-    /// Brings a change of half `from` into the present one.
+    /// Copies a change from half `from` into the current half.
     fn copy(&self, from: u8, dirty: &Dirty) {
         match dirty {
             Dirty::History(row, range) => {

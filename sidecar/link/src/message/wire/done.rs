@@ -1,4 +1,4 @@
-//! Wire form of the answer to a step.
+//! Wire form of the reply to a step.
 
 use serde::{Deserialize, Serialize};
 use sluice_policy::ids::{RowId, StepId};
