@@ -1,10 +1,11 @@
-//! Round trip of one step over the link, between two processes: tables written, order sent, read and answered by an engine
-//! that computes nothing. `cargo run --release -p sluice-link --example link_latency`
+//! Measures the round trip of one step over the link, between two processes. The sidecar writes the tables and sends
+//! the step; an engine that computes nothing reads it and replies. `cargo run --release -p sluice-link --example
+//! link_latency`
 //!
-//! Prints the median and the 99th percentile for a small command (one sequence) and for a real step (16
-//! sequences that decode on a model of 32 layers, about 700 tokens each), and whether the median is within the budget of 50 us;
-//! with `-- --json` each verdict as one JSON object. Beside each value stands the floor of this machine: what a bare
-//! packet there and back takes of it, which no cheaper message can lower. The verdict is of the whole value.
+//! Prints the median and the 99th percentile for a small command (one sequence) and for a real step (16 sequences that
+//! decode on a model of 32 layers, about 700 tokens each), and whether the median is within the budget of 50 us. With
+//! `-- --json` it prints one JSON object per result. It also prints the floor of this machine: the round trip of a bare
+//! packet, which is included in the value. The budget applies to the whole value.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -28,7 +29,7 @@ const WARM_UP: usize = 2_000;
 const ROUNDS: usize = 20_000;
 const LAYERS: u16 = 32;
 const MAX_TOKENS: u32 = 8192;
-/// About what an engine takes to read 16 sequences: so long the sidecar sleeps at least.
+/// About the time in which an engine reads 16 sequences; the sidecar sleeps at least as long.
 const READING: Duration = Duration::from_micros(10);
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Attaches and answers each step at once, after reading what a real engine reads.
+/// Attaches and replies to each step at once, after reading the same data as a real engine.
 fn engine(path: &Path) -> Outcome<()> {
     let mut link = SidecarLink::connect(path)?;
     let welcome = link.exchange_hello("latency")?;
@@ -109,8 +110,8 @@ fn setup() -> EngineSetup {
         activation_chunks: 64,
         staging_chunks: 1,
         max_rows: 64,
-        // As the sidecar makes tables for a context of this many tokens: one column more than they fill. A power of two
-        // would put all layers of a row into the same few sets of the cache.
+        // As the sidecar sizes tables for a context of this many tokens: one column more than they fill. A power of two
+        // would map all layers of a row to the same few cache sets.
         max_columns: MAX_TOKENS / BLOCK_TOKENS + 1,
         max_history: MAX_TOKENS,
         chunk_tokens: 32,
@@ -127,7 +128,7 @@ fn pool() -> Outcome<OwnedFd> {
     Ok(fd)
 }
 
-/// Measures; `true` when both medians are within the limit.
+/// Runs the measurement. Returns `true` if both medians are within the limit.
 fn sidecar(json: bool) -> Outcome<bool> {
     let folder = std::env::temp_dir().join(format!("sluice-link-latency-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
@@ -150,7 +151,7 @@ fn sidecar(json: bool) -> Outcome<bool> {
     Ok(small && real)
 }
 
-/// Round trips of one kind of step.
+/// Round-trip times of one kind of step.
 struct LatencyResult {
     name: &'static str,
     command_bytes: usize,
@@ -159,7 +160,7 @@ struct LatencyResult {
 }
 
 impl LatencyResult {
-    /// Prints value, limit and verdict; `true` when the limit was kept.
+    /// Prints value, limit and result; returns `true` if the value is within the limit.
     fn print(&self, json: bool, floor_ns: u64) -> bool {
         let LatencyResult { name, command_bytes: bytes, .. } = self;
         let us = |ns: u64| ns as f64 / 1e3;
@@ -206,7 +207,7 @@ fn measure(
     Ok(LatencyResult { name, command_bytes, p50_ns, p99_ns })
 }
 
-/// Decodes of `rows` sequences at positions that begin a block every 16 rounds.
+/// Returns a step that decodes `rows` sequences, at positions that start a new block every 16 rounds.
 fn step(round: u32, rows: u32) -> Step {
     let start = 512 + round % 512;
     let sampling = Arc::new(Sampling::default());
@@ -234,9 +235,9 @@ fn step(round: u32, rows: u32) -> Step {
     }
 }
 
-/// The machine's own share: median time of a bare packet over the same kind of socket to a process that looks out for it,
-/// and back to one that sleeps. The answer is held back for `hold`, which is not counted: to wake a core costs the
-/// more, the longer it has slept.
+/// Returns the machine's own share: the median round trip of a bare packet over the same kind of socket, to a process
+/// that polls for it and back to a process that sleeps. The reply is delayed by `hold`, which is not counted: waking a
+/// core costs more the longer it has slept.
 fn floor_ns(hold: Duration) -> Outcome<u64> {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -257,10 +258,10 @@ fn floor_ns(hold: Duration) -> Outcome<u64> {
     Ok(times_ns[ROUNDS / 2])
 }
 
-/// How long the other end looks out for a packet, as the link's engine does.
+/// How long the other end polls for a packet, as the link's engine does.
 const SPIN_TIME: Duration = Duration::from_micros(100);
 
-/// The other end of [`floor_ns`], on standard input: answers each packet after as many nanoseconds as it says.
+/// The other end of [`floor_ns`], on standard input: replies to each packet after the nanoseconds that it contains.
 fn echo() -> Outcome<()> {
     use rustix::net::{RecvFlags, SendFlags, recv, send};
     let socket = std::io::stdin();

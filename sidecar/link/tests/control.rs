@@ -1,4 +1,4 @@
-//! The control page, from two threads and as two mappings.
+//! Tests of the control page, with two threads and two mappings.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,8 +102,8 @@ fn unsealed_memory_is_refused() {
     assert!(ftruncate(page.fd(), 0).is_err(), "our own pages cannot be shrunk");
 }
 
-/// A slot shared by two layers: the filler overwrites it only after `done`, the reader reads it only at `ready`. The
-/// slot's word is plain data guarded by the page alone, so a lost or early wake-up shows as a wrong value or a hang.
+/// Two layers share a slot: the filler overwrites it only after `done`, the reader reads it only at `ready`. Only the
+/// page guards the slot's plain data, so a lost or early wake-up shows as a wrong value or a hang.
 #[test]
 fn two_threads_hand_a_slot_back_and_forth_without_loss() {
     const ROUNDS: u64 = 20_000;
@@ -127,7 +127,7 @@ fn two_threads_hand_a_slot_back_and_forth_without_loss() {
         assert_eq!(slot.load(Ordering::Relaxed), round);
         reader.publish_done(layer, Generation(round)).unwrap();
         if round % 500 == 0 {
-            // Long enough for the other side to fall asleep on its futex.
+            // Long enough for the other side to sleep on its futex.
             std::thread::sleep(Duration::from_micros(300));
         }
     }

@@ -1,6 +1,7 @@
-//! Committed packets that a hostile or broken peer might send. `ok-*` must decode, `bad-*` must be refused, `any-*` (bits
-//! flipped at random) must do either without a panic. `wrong-*` decode, and contradict what the engine was told: the
-//! sidecar refuses them as answers to `orders()`; `right-*` fit, and `again-*` come after `right-done`. Regenerate: `cargo test -p sluice-link -- --ignored corpus`.
+//! Committed packets of a hostile or broken peer. `ok-*` must decode and `bad-*` must be refused; `any-*` (bits flipped
+//! at random) must do either without a panic. `wrong-*` decode but contradict `orders()`, so the sidecar refuses them
+//! as replies; `right-*` fit, and `again-*` follow `right-done`. Regenerate: `cargo test -p sluice-link -- --ignored
+//! corpus`.
 
 use std::path::PathBuf;
 
@@ -81,7 +82,7 @@ fn committed(prefixes: &[&str]) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// What the engine was told: changes 5, then attempt 2 of step 9, in which rows 1 and 3 sample and row 2 does not.
+/// Sends the engine a `Reback` with id 5, then attempt 2 of step 9, in which rows 1 and 3 sample and row 2 does not.
 fn orders(link: &EngineLink, sidecar: &mut Sidecar) {
     let part = |row, sample: bool| SequenceStep {
         row: RowId(row),
@@ -103,7 +104,7 @@ fn orders(link: &EngineLink, sidecar: &mut Sidecar) {
     link.sender.send_step(&step, &mut sidecar.tables).expect("sent");
 }
 
-/// The answer that fits `orders()`.
+/// Returns the reply that fits `orders()`.
 fn right() -> StepDone {
     let sampled = |row, token| Sampled { row: RowId(row), token, logprobs: None };
     StepDone {
@@ -218,7 +219,7 @@ fn corpus_is_regenerated() {
     }
 }
 
-/// Packets that aim at a particular check.
+/// Returns packets that each target one check.
 fn crafted() -> Vec<(&'static str, Vec<u8>)> {
     let framed = |kind, payload: &[u8]| {
         let header = Header { kind, part: 0, parts: 1, length: payload.len() as u32 };

@@ -1,4 +1,4 @@
-//! Both ends over real sockets, and peers that do not keep to the protocol.
+//! Tests of both ends over real sockets, and of peers that violate the protocol.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -74,7 +74,7 @@ fn engine(path: &std::path::Path, digest: Option<u64>) -> Result<(SidecarLink, E
     Ok((link, welcome))
 }
 
-/// Both ends, after the handshake.
+/// Returns both ends after the handshake.
 pub fn attached() -> (Sidecar, EngineLink, SidecarLink, EngineWelcome) {
     let sidecar = Sidecar::new();
     let path = sidecar.path.clone();
@@ -205,7 +205,7 @@ fn an_engine_with_another_slab_layout_is_refused() {
     drop(other.join().unwrap());
 }
 
-/// Sends raw packets with `fds` as an engine and returns what the sidecar makes of them.
+/// Sends raw packets with `fds` as an engine and returns the sidecar's error.
 fn raw(first: &[u8], fds: usize) -> LinkError {
     let sidecar = Sidecar::new();
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -246,7 +246,7 @@ fn protocol_violations_are_refused() {
     assert!(matches!(refusal(raw(&[1, 2, 3], 0)), ProtocolError::Short { got: 3 }));
     let early = packets(&Message::Bye).remove(0);
     assert!(matches!(refusal(raw(&early, 0)), ProtocolError::Unexpected { got: MessageKind::Bye, .. }));
-    // A valid Hello, and then the end instead of a Ready.
+    // A valid Hello, then the end of the stream instead of a Ready.
     assert!(matches!(raw(&hello(reference_digest()), 0), LinkError::Closed));
     let open = Header { kind: MessageKind::Hello, part: 0, parts: 2, length: 0 }.encode();
     assert!(matches!(raw(&open, 0), LinkError::Closed));
@@ -275,7 +275,7 @@ fn setup_without_descriptors_is_refused() {
         sendmsg(&socket, &[std::io::IoSlice::new(&packet)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
         let error = client.join().unwrap().expect_err("refused");
         match fds {
-            // The right number, but the pool is too small for the capacity.
+            // The right number of descriptors, but the pool is too small for the capacity.
             5 => assert!(matches!(error, LinkError::Region(_)), "{error:?}"),
             got => assert_eq!(
                 refusal(error),
@@ -294,7 +294,7 @@ fn socket_is_private_and_removed_on_drop() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(matches!(Listener::bind(&path), Err(LinkError::Path { .. })), "a live socket is not stolen");
     assert!(listener.accept(Duration::ZERO).unwrap().is_some(), "the probe connected and left");
-    // As after a kill: the file stays, nobody listens.
+    // As after a kill: the socket file exists without a listener.
     std::mem::forget(std::fs::hard_link(&path, folder.path().join("kept")));
     drop(listener);
     assert!(!path.exists());

@@ -1,4 +1,4 @@
-//! Messages as bytes: what is sent arrives, and what is not the protocol is refused.
+//! Tests of messages as bytes: a message survives its round trip, and bytes that violate the protocol are refused.
 
 use proptest::prelude::*;
 use sluice_link::frame::*;
@@ -7,14 +7,14 @@ use sluice_link::vocabulary::*;
 
 use crate::strategies::{message, small_setup};
 
-/// A message's packets.
+/// Returns a message's packets.
 pub fn packets(message: &Message) -> Vec<Vec<u8>> {
     let payload = message.encode();
     let parts = split_payload(message.kind(), &payload).expect("within the largest message");
     parts.map(|(header, part)| [header.encode().as_slice(), part].concat()).collect()
 }
 
-/// Feeds packets to a fresh assembler, as a receiver does; `None` when a message is still open at the end.
+/// Feeds packets to a new assembler, as a receiver does; `None` if a message is still incomplete at the end.
 pub fn receive(packets: &[Vec<u8>]) -> Result<Option<Message>, ProtocolError> {
     let mut assembler = Assembler::default();
     for packet in packets {
@@ -71,7 +71,7 @@ proptest! {
             packets[0][at] ^= 1 << bit;
         }
         if let Ok(Some(read)) = receive(&packets) {
-            // Whatever was accepted is a message of ours: it survives its own round trip (NaN is unequal to itself).
+            // An accepted message survives its own round trip. Compared as text, because NaN is unequal to itself.
             let again = Message::decode(read.kind(), &read.encode());
             prop_assert_eq!(format!("{again:?}"), format!("{:?}", Ok::<_, ProtocolError>(read)));
         }

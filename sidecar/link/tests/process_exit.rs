@@ -1,4 +1,4 @@
-//! Death by pidfd.
+//! Tests of the confirmation of an exit by pidfd.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

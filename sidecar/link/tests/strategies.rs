@@ -85,7 +85,7 @@ fn sequence() -> impl Strategy<Value = SequenceOrder> {
     })
 }
 
-/// Orders of any size and with any index.
+/// Generates steps of any size with any index.
 pub fn step_order() -> impl Strategy<Value = StepOrder> {
     let head = (any::<u64>(), any::<u32>(), any::<u64>(), 0..2u8, any::<u64>());
     let names = || {
@@ -131,7 +131,7 @@ fn done() -> impl Strategy<Value = StepDone> {
     )
 }
 
-/// A change of any address.
+/// Generates a change at any address.
 pub fn reback() -> impl Strategy<Value = Reback> {
     let address = prop_oneof![
         any::<u32>().prop_map(Address::Global),
@@ -159,7 +159,7 @@ fn setup() -> impl Strategy<Value = EngineSetup> {
     })
 }
 
-/// Any message.
+/// Generates any message.
 pub fn message() -> impl Strategy<Value = Message> {
     let ready = any::<([u64; 6], u32)>().prop_map(|(words, chunk_tokens)| Ready {
         slab_digest: words[0],

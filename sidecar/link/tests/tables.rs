@@ -1,4 +1,4 @@
-//! Block tables and histories against a naive model.
+//! Tests of block tables and histories against a naive model.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -48,7 +48,7 @@ fn sequence() -> impl Strategy<Value = SequenceStep> {
     })
 }
 
-/// The tables as plain arrays: one state, no halves.
+/// The tables as plain arrays, with a single state instead of two halves.
 #[derive(Clone, Debug, PartialEq)]
 struct NaiveTables {
     blocks: Vec<[[Option<u32>; 4]; 2]>,
@@ -76,7 +76,7 @@ impl NaiveTables {
         }
     }
 
-    /// What a reader sees in half `parity`.
+    /// Returns the tables as a reader sees half `parity`.
     fn observed(reader: &TableReader, parity: u8) -> NaiveTables {
         let mut naive = NaiveTables { blocks: vec![[[None; 4]; 2]; 3], history: vec![[0; 64]; 3] };
         for row in 0..3u32 {
