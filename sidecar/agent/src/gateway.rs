@@ -1,4 +1,4 @@
-//! The OpenAI-compatible API (`:8000`): routes, who may call them, and what a client may cost.
+//! The OpenAI-compatible API (`:8000`): routes, authorization, and limits per client.
 
 pub mod body;
 pub mod detok;
@@ -41,37 +41,37 @@ use crate::metrics::Metrics;
 use crate::model::text::Text;
 use crate::scheduler_handle::{SchedulerHandle, Status};
 
-/// What the gateway is made of.
+/// State of the gateway, shared by all requests.
 pub struct Gateway {
-    /// Tokens and texts.
+    /// Tokenizer and chat template of the model.
     pub text: Arc<Text>,
-    /// The scheduler.
+    /// Handle to the scheduler.
     pub service: SchedulerHandle,
-    /// Figures.
+    /// Metrics of this sidecar.
     pub metrics: Arc<Metrics>,
-    /// Names of the model; the first is reported.
+    /// Names of the model; responses report the first one.
     pub served_names: Vec<String>,
     /// Tokens of the vocabulary.
     pub vocab: u32,
-    /// Longest sequence.
+    /// Longest sequence, tokens.
     pub max_model_tokens: u32,
     /// Limits on clients.
     pub limits: LimitsConfig,
-    /// Pace of streams.
+    /// Pacing of streamed responses.
     pub stream_pacing: Pacing,
-    /// Keys.
+    /// Keys that authorize requests.
     pub api_keys: ApiKeys,
-    /// Requests open now.
+    /// Limiter of open requests and bodies.
     pub limiter: RequestLimiter,
     /// Unix time of the start, seconds.
     pub started: u64,
-    /// Number of the next answer, for its id. Begins at random: ids differ between tenants and between runs.
+    /// Number of the next response, for its id. Starts at random, so that ids differ between tenants and runs.
     pub next_response: AtomicU64,
 }
 
 impl std::fmt::Debug for Gateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Keys are not for logs.
+        // Omits the keys, which must not be logged.
         f.debug_struct("Gateway")
             .field("names", &self.served_names)
             .field("limits", &self.limits)
@@ -79,7 +79,7 @@ impl std::fmt::Debug for Gateway {
     }
 }
 
-/// Header prefix that routers in front of us set and clients must not.
+/// Prefix of headers that upstream routers set and clients must not set.
 const INTERNAL_HEADERS: &str = "x-llm-d-";
 
 impl BodyLimits for Gateway {
@@ -93,7 +93,7 @@ impl BodyLimits for Gateway {
 }
 
 impl Gateway {
-    /// Pace of an answer: only streams are paced.
+    /// Returns the pacing of a response: only streams are paced.
     pub fn pacing(&self, stream: bool) -> Pacing {
         if stream { self.stream_pacing } else { Pacing::Immediate }
     }
@@ -106,12 +106,12 @@ impl Gateway {
         format!("{prefix}-{:016x}", self.next_response.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Now, as OpenAI counts it.
+    /// Returns the current Unix time, seconds.
     pub fn unix_seconds() -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
     }
 
-    /// The routes of `:8000`.
+    /// Returns the routes of `:8000`.
     pub fn router(self: Arc<Self>) -> Router {
         let api = Router::new()
             .route("/v1/completions", post(endpoints::completions))
@@ -127,7 +127,7 @@ impl Gateway {
     }
 }
 
-/// The routes of `:8000`: `api` for who has a key, and what everybody may ask.
+/// Returns the routes of `:8000`: `api`, which needs a key, and the open routes.
 pub fn api_router(api: Router, keys: ApiKeys, scrape: MetricsScrape) -> Router {
     let open = Router::new()
         .route("/health", get(|| async { StatusCode::OK }))
@@ -155,19 +155,19 @@ async fn authorize(State(keys): State<ApiKeys>, request: Request, next: Next) ->
     ApiError::unauthorized().into_response()
 }
 
-/// The bearer token of a request. The scheme's name has any case, and blanks may follow it (RFC 9110, 11.4).
+/// Returns the bearer token of a request. The scheme is case-insensitive, and blanks may follow it (RFC 9110, 11.4).
 pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("Bearer").then(|| token.trim_matches(' '))
 }
 
-/// Compares without telling by its time how much was right.
+/// Compares in a time that does not depend on which bytes differ.
 pub fn constant_time_eq(a: &str, b: &str) -> bool {
     let differences = a.bytes().zip(b.bytes()).fold(0, |found, (x, y)| found | (x ^ y));
     a.len() == b.len() && std::hint::black_box(differences) == 0
 }
 
-/// Ready = can accept or hold a request and answer it in the end.
+/// Returns the readiness: whether the tenant accepts or holds a request and eventually answers it.
 pub fn readiness(service: &SchedulerHandle) -> (StatusCode, String) {
     match &*service.status().borrow() {
         Status::Serving | Status::EngineLost => (StatusCode::OK, "ready\n".into()),

@@ -1,4 +1,4 @@
-//! Bodies of requests: JSON, bounded in bytes and in time, and counted while they are held.
+//! Request bodies: JSON, limited in size and time, and counted while they are in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use futures_util::StreamExt;
 use super::error::ApiError;
 use super::limits::{BodyBudget, RequestLimiter};
 
-/// Time to send a body.
+/// Longest time to receive a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the rest of a refused body is read, so that its sender sees the answer and not a reset connection.
+/// How long the rest of a refused body is read, so that the client receives the response instead of a reset.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A body that was read whole. Its bytes count against the limit of all bodies until it is dropped.
+/// A complete body. Its bytes count against the limit of all bodies until it is dropped.
 #[derive(Debug, Default)]
 pub struct JsonBody {
     bytes: Vec<u8>,
@@ -24,23 +24,23 @@ pub struct JsonBody {
 }
 
 impl JsonBody {
-    /// The text.
+    /// Returns the bytes of the JSON text.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The text, and the room that it takes for as long as somebody keeps it.
+    /// Splits the body into its bytes and the budget that they occupy until it is dropped.
     pub fn into_parts(self) -> (Vec<u8>, BodyBudget) {
         (self.bytes, self.budget)
     }
 }
 
-/// Whoever takes bodies, within bounds.
+/// Limits of a handler that accepts bodies.
 pub trait BodyLimits {
-    /// Most bytes of one.
+    /// Largest body, bytes.
     fn max_body_bytes(&self) -> u64;
 
-    /// Where those that are held are counted.
+    /// Limiter that counts the bytes in memory.
     fn limiter(&self) -> &RequestLimiter;
 }
 
@@ -84,10 +84,10 @@ async fn read(
     Ok(body)
 }
 
-/// Whether a body is JSON as it comes.
+/// Checks that a body is plain JSON.
 ///
 /// # Errors
-/// 415: it is of another type, or is coded.
+/// 415: the body has another type or a content coding.
 pub(crate) fn check_json_headers(headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
     let codings = headers.get_all(header::CONTENT_ENCODING).iter().map(text);
@@ -109,7 +109,7 @@ pub(crate) fn declared_bytes(headers: &HeaderMap) -> Option<u64> {
 
 pub(crate) async fn discard(mut rest: BodyDataStream, headers: &HeaderMap) {
     if headers.contains_key(header::EXPECT) {
-        // It waits for a word from us before it sends anything; the refusal is that word.
+        // The client sends no body before it receives a response, and the error is that response.
         return;
     }
     let all = async { while let Some(Ok(_)) = rest.next().await {} };

@@ -1,21 +1,21 @@
-//! Tokens to text as they come: whole characters only, and never a part of a stop string.
+//! Incremental decoding of tokens to text: releases whole characters only and no part of a stop string.
 
 use std::sync::Arc;
 
 use crate::model::text::Text;
 
-/// A character has at most four bytes and so at most four tokens. Text that still looks incomplete after this many is
-/// no text, and is shown as the decoder gives it rather than decoded again and again.
+/// A character has at most four bytes and so at most four tokens. Text that is still incomplete after this many tokens
+/// is not valid text; it is released as decoded, which bounds the repeated decoding.
 const INCOMPLETE_TOKENS_MAX: usize = 16;
-/// What decoders put in the place of a broken character.
+/// Character with which decoders replace an invalid sequence.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// Which tokens of an answer are shown, and how.
+/// Which tokens of a response are shown, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Special tokens are not shown.
+    /// Hide special tokens.
     pub skip_special: bool,
-    /// An added token behind another has the space before it that the decoder puts there.
+    /// Keep the space that the decoder puts between two consecutive added tokens.
     pub spaces_between_special: bool,
 }
 
@@ -25,27 +25,27 @@ impl Default for DecodeOptions {
     }
 }
 
-/// Incremental decoding of one answer.
+/// Incremental decoding of one response.
 ///
-/// The text of a token may depend on the tokens before it, so the last tokens are decoded together with the newest; what
-/// that adds to their own text is new. It is held back while it ends in an incomplete character. The first token comes
-/// after those of the prompt: a decoder of SentencePiece models leaves out the first space of all that it decodes.
+/// The text of a token may depend on the tokens before it. So the last tokens are decoded together with the newest one,
+/// and the text beyond their own is new. Text that ends in an incomplete character is held back. Decoding starts with
+/// the last tokens of the prompt, because SentencePiece decoders drop the first space of what they decode.
 #[derive(Debug)]
 pub struct Detokenizer {
     text: Arc<Text>,
     options: DecodeOptions,
-    /// Tokens that are decoded with the next one.
+    /// Tokens to decode with the next one.
     ids: Vec<u32>,
-    /// Tokens of `ids` that have been shown, or are the prompt's.
+    /// Leading tokens of `ids` that were already shown or belong to the prompt.
     read_offset: usize,
-    /// Their text.
+    /// Text of these leading tokens.
     prefix: String,
-    /// The last token was an added one.
+    /// Whether the last token was an added one.
     after_added: bool,
 }
 
 impl Detokenizer {
-    /// An empty answer to `prompt`.
+    /// Starts an empty response to `prompt`.
     pub fn new(text: Arc<Text>, show: DecodeOptions, prompt: &[u32]) -> Self {
         let ids = prompt_tail(&text, show.skip_special, prompt);
         let mut detokenizer = Detokenizer {
@@ -56,22 +56,22 @@ impl Detokenizer {
             prefix: String::new(),
             after_added: false,
         };
-        // A character that begins in the prompt and ends in the answer is of the answer.
+        // A character that begins in the prompt and ends in the response belongs to the response.
         detokenizer.prefix = detokenizer.trim_incomplete(detokenizer.decode(), 0);
         detokenizer
     }
 
     fn decode(&self) -> String {
-        // Ids come from the engine, which bounds them by the vocabulary; one that the tokenizer does not know has no text.
+        // The engine bounds ids by the vocabulary. An id that the tokenizer does not have decodes to no text.
         self.text.tokenizer().decode(&self.ids, self.options.skip_special).unwrap_or_default()
     }
 
-    /// The exact bytes of the tokens from `from` on.
+    /// Returns the exact bytes of `ids[from..]`.
     fn exact_bytes(&self, from: usize) -> Vec<u8> {
         self.ids[from..].iter().filter_map(|id| self.text.bytes_of(*id)).flatten().collect()
     }
 
-    /// The text that this token completes; empty while a character is incomplete.
+    /// Returns the text that this token completes; empty while a character is incomplete.
     pub fn push(&mut self, id: u32) -> String {
         let added = self.text.added_token_text(id).map(str::to_owned);
         let behind_added = std::mem::replace(&mut self.after_added, added.is_some());
@@ -88,12 +88,12 @@ impl Detokenizer {
         self.ids.drain(..self.read_offset);
         self.read_offset = self.ids.len();
         self.prefix = self.decode();
-        // As in vLLM, which looks at all added tokens and not at special ones alone.
+        // As in vLLM, which considers all added tokens and not only special ones.
         let spaces = self.options.skip_special || self.options.spaces_between_special;
         added.filter(|_| behind_added && !spaces).unwrap_or(new)
     }
 
-    /// What is held back and is whole: of a character in which the answer ended, there is nothing.
+    /// Returns the held back text, without an incomplete character at its end.
     pub fn finish(&mut self) -> String {
         let rest = self.new_text(&self.decode());
         let rest = self.trim_incomplete(rest, self.read_offset);
@@ -102,16 +102,16 @@ impl Detokenizer {
         rest
     }
 
-    /// What `after`, the text of all of `ids`, has more than the text that was shown.
+    /// Returns the part of `after`, the text of all `ids`, beyond the text already shown.
     fn new_text(&self, after: &str) -> String {
         match after.strip_prefix(&self.prefix) {
             Some(new) => new.to_owned(),
-            // A decoder of single bytes breaks the whole characters before a broken one.
+            // A byte-level decoder also breaks whole characters before an invalid one, so decode the exact bytes.
             None => String::from_utf8_lossy(&self.exact_bytes(self.read_offset)).into_owned(),
         }
     }
 
-    /// Whether `text`, of which the tokens from `from` on are the end, ends in a broken character. U+FFFD itself is none.
+    /// Whether `text`, which ends with the tokens `ids[from..]`, ends in an invalid character. A real U+FFFD is valid.
     fn is_incomplete(&self, text: &str, from: usize) -> bool {
         let broken =
             || self.exact_bytes(from).utf8_chunks().last().is_some_and(|last| !last.invalid().is_empty());
@@ -126,8 +126,8 @@ impl Detokenizer {
     }
 }
 
-/// As much of the end of `prompt` as decides how the next token is decoded: back to a token that begins with a whole
-/// character. Hidden ones are none to the decoder.
+/// Returns the end of `prompt` that affects the decoding of the next token: back to a token that begins with a whole
+/// character. Hidden tokens are left out, because the decoder skips them.
 fn prompt_tail(text: &Text, skip_special: bool, prompt: &[u32]) -> Vec<u32> {
     let begins = |id: u32| {
         text.bytes_of(id).is_some_and(|bytes| bytes.first().is_some_and(|byte| byte & 0xc0 != 0x80))
@@ -143,31 +143,31 @@ fn prompt_tail(text: &Text, skip_special: bool, prompt: &[u32]) -> Vec<u32> {
     ids
 }
 
-/// Finds stop strings across pieces.
+/// Finds stop strings that may span several pieces of text.
 #[derive(Debug)]
 pub struct StopFilter {
     stops: Vec<String>,
     held: String,
-    /// Bytes of `held` that came too early: no stop string may end in them.
+    /// Leading bytes of `held` in which no stop string may end, because the response had not reached `min_tokens`.
     ineligible: usize,
 }
 
-/// What may be shown of a piece.
+/// The part of the text that can be shown.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FilteredText {
-    /// Text that no stop string can begin in any more.
+    /// Text that no stop string can include.
     pub text: String,
-    /// A stop string was found; nothing after it is shown.
+    /// Whether a stop string was found. Text after it is not shown.
     pub is_stopped: bool,
 }
 
 impl StopFilter {
-    /// Looks for any of `stops`, none empty.
+    /// Creates a filter for `stops`, none of which is empty.
     pub fn new(stops: Vec<String>) -> Self {
         StopFilter { stops, held: String::new(), ineligible: 0 }
     }
 
-    /// Takes a piece.
+    /// Adds a piece and returns the text to show.
     pub fn push(&mut self, piece: &str) -> FilteredText {
         self.held.push_str(piece);
         if let Some(at) = self.stops.iter().filter_map(|stop| self.find(stop)).min() {
@@ -177,22 +177,21 @@ impl StopFilter {
         FilteredText { text: self.take_releasable(), is_stopped: false }
     }
 
-    /// Takes a piece that came before the answer may end: a stop string may begin in it, and not end. Returns what may
-    /// be shown.
+    /// Adds a piece before the response may end: a stop string may begin in it but not end. Returns the text to show.
     pub fn push_without_stop(&mut self, piece: &str) -> String {
         self.held.push_str(piece);
         self.ineligible = self.held.len();
         self.take_releasable()
     }
 
-    /// Where `stop` first stands such that it ends behind what came too early.
+    /// Returns the first position of `stop` at which it ends after the ineligible bytes.
     fn find(&self, stop: &str) -> Option<usize> {
         let from = (self.ineligible + 1).saturating_sub(stop.len());
         let from = (from..=self.held.len()).find(|at| self.held.is_char_boundary(*at))?;
         self.held[from..].find(stop).map(|at| from + at)
     }
 
-    /// Everything but what may be the beginning of a stop string.
+    /// Returns the held text except an end that may begin a stop string.
     fn take_releasable(&mut self) -> String {
         let keep = self.stops.iter().map(|stop| partial_match_len(&self.held, stop)).max().unwrap_or(0);
         let released = self.held.len() - keep;
@@ -201,13 +200,13 @@ impl StopFilter {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// What is held back: the answer ended before the stop string was complete.
+    /// Returns the held text, because the response ended before a stop string was complete.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Bytes at the end of `text` that are a proper beginning of `stop`.
+/// Returns the length of the longest end of `text` that is a proper prefix of `stop`, bytes.
 fn partial_match_len(text: &str, stop: &str) -> usize {
     let beginnings = stop.char_indices().map(|(i, _)| i).skip(1);
     beginnings.filter(|i| text.ends_with(&stop[..*i])).max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! `/v1/completions` and `/v1/chat/completions`: from a body to answers under way.
+//! `/v1/completions` and `/v1/chat/completions`: parse and validate a body, then start its response.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use super::token_stream::{TokenStream, TokenStreamConfig};
 use crate::metrics::PendingToken;
 use crate::scheduler_handle::{Status, Submission};
 
-/// Most alternatives reported with a token.
+/// Most alternatives per token in log-probabilities.
 const TOP_LOGPROBS_MAX: u32 = 20;
 /// OpenAI's default for completions.
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
@@ -42,7 +42,7 @@ struct Chat {
     add_generation_prompt: Option<bool>,
 }
 
-/// What both endpoints come to.
+/// A parsed request of either endpoint.
 struct ParsedRequest {
     endpoint: Endpoint,
     params: CommonParams,
@@ -50,7 +50,7 @@ struct ParsedRequest {
     logprobs: Option<u8>,
 }
 
-/// An order found good.
+/// A request that passed all checks.
 struct ValidatedRequest {
     model: String,
     options: StreamOptions,
@@ -122,10 +122,10 @@ impl Gateway {
     }
 
     async fn respond(&self, order: ParsedRequest, arrived: Instant) -> Result<Response, ApiError> {
-        // All that can be refused is refused before it takes a place or waits for the tenant.
+        // Every check runs before the request takes a permit or waits for the tenant.
         let ValidatedRequest { model, options, stops, submissions } = self.validate(&order)?;
         let open = self.limiter.acquire(submissions.len() as u32)?;
-        // Awaited from here on: also while the tenant loads, or its engine is being replaced.
+        // Counts as waiting from here, also while the tenant loads or its engine restarts.
         let awaited: Vec<_> = submissions.iter().map(|_| self.metrics.track_first_token(arrived)).collect();
         if let Err(error) = self.wait_until_serving().await {
             awaited.into_iter().for_each(PendingToken::fail);
@@ -238,7 +238,8 @@ impl Gateway {
         Ok(submissions)
     }
 
-    /// Tokens to generate at most; what the context leaves, or OpenAI's 16 for completions, when the request names none.
+    /// Returns the most tokens to generate. Without a limit in the request: the rest of the context, or OpenAI's
+    /// default of 16 for completions.
     fn max_tokens(&self, order: &ParsedRequest, prompt: &Prompt) -> Result<u32, ApiError> {
         let (kind, prompt_tokens, context) = (order.endpoint, prompt.count(), self.max_model_tokens);
         let left = context.saturating_sub(prompt_tokens).max(1);

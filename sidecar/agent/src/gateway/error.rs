@@ -10,22 +10,22 @@ use sluice_scheduler::{RejectReason, UnavailableReason};
 
 use super::response::Endpoint;
 
-/// When to come back to a server that restarts or loads, seconds.
+/// `retry-after` while the server restarts or loads, seconds.
 pub const RETRY_SOON_SECONDS: u32 = 5;
-/// When to come back to a server that only a new start can help, seconds.
+/// `retry-after` when only a restart helps, seconds.
 pub const RETRY_LATER_SECONDS: u32 = 30;
 
-/// Tokens of a prompt, as far as they are known.
+/// Tokens of a prompt, exact or bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptTokens {
-    /// Counted.
+    /// Exact count.
     Exact(u64),
-    /// By its bytes, without reading it.
+    /// Lower bound by the prompt's bytes, without tokenizing it.
     AtLeast(u64),
 }
 
 impl PromptTokens {
-    /// Fewest.
+    /// Returns the lower bound.
     pub fn lower_bound(self) -> u64 {
         match self {
             PromptTokens::Exact(tokens) | PromptTokens::AtLeast(tokens) => tokens,
@@ -42,7 +42,7 @@ impl fmt::Display for PromptTokens {
     }
 }
 
-/// Something a client is told.
+/// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     status: StatusCode,
@@ -51,7 +51,7 @@ pub struct ApiError {
     param: Option<String>,
     message: String,
     retry_after_seconds: Option<u32>,
-    /// Bodies are taken without a coding only.
+    /// Whether the response states that bodies must have no content coding.
     is_identity_only: bool,
 }
 
@@ -69,37 +69,37 @@ impl ApiError {
         }
     }
 
-    /// 400 about one parameter.
+    /// Returns 400 for one parameter.
     pub fn invalid_param(param: &str, message: impl Into<String>) -> Self {
         let error = ApiError::bad_request(message);
         ApiError { param: Some(param.to_owned()), ..error }
     }
 
-    /// 400.
+    /// Returns 400.
     pub fn bad_request(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// 400 about a parameter that OpenAI's API has and this server does not serve.
+    /// Returns 400 for a parameter of OpenAI's API that this server does not support.
     pub fn unsupported(param: &str, message: impl Into<String>) -> Self {
         ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid_param(param, message) }
     }
 
-    /// 401.
+    /// Returns 401.
     pub fn unauthorized() -> Self {
         let error =
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid_request_error", "a valid API key is required");
         ApiError { code: Some("invalid_api_key"), ..error }
     }
 
-    /// 404 for a model that is not served here.
+    /// Returns 404 for a model that is not served.
     pub fn model_not_found(name: &str) -> Self {
         let message = format!("the model `{name}` does not exist");
         let error = ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
         ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error }
     }
 
-    /// 404 for a path.
+    /// Returns 404 for a path.
     pub fn route_not_found(path: &str) -> Self {
         let message = format!(
             "there is nothing at {path}: GET /v1/models lists the models, POST /v1/chat/completions and /v1/completions \
@@ -108,50 +108,51 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    /// 405.
+    /// Returns 405.
     pub fn method_not_allowed() -> Self {
         let message = "this path does not take that method";
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 
-    /// 408: the body did not come in time.
+    /// Returns 408: the body did not arrive in time.
     pub fn body_timeout() -> Self {
         let message = "the body did not arrive in time";
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
     }
 
-    /// 413.
+    /// Returns 413.
     pub fn body_too_large(limit_bytes: u64) -> Self {
         let message = format!("the body is larger than {limit_bytes} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
-    /// 415 about the coding of the body. The answer says by `accept-encoding` that none is taken (RFC 9110, 15.5.16).
+    /// Returns 415 for a content coding. The response's `accept-encoding` states that none is accepted (RFC 9110,
+    /// 15.5.16).
     pub fn unsupported_encoding(coding: &str) -> Self {
         let message = format!("content-encoding `{coding}` is not supported: send the body without one");
         let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message);
         ApiError { is_identity_only: true, ..error }
     }
 
-    /// 415.
+    /// Returns 415 for a body that is not JSON.
     pub fn not_json() -> Self {
         let message = "the body must be application/json";
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
     }
 
-    /// 429.
+    /// Returns 429.
     pub fn rate_limited(message: impl Into<String>) -> Self {
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         ApiError { code: Some("rate_limit_exceeded"), retry_after_seconds: Some(1), ..error }
     }
 
-    /// 503.
+    /// Returns 503.
     pub fn unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message);
         ApiError { retry_after_seconds: Some(retry_after_seconds), ..error }
     }
 
-    /// 503: nobody can run the request now. It is for the client to come back, not to change it.
+    /// Returns 503: the request cannot run now. The client should retry it unchanged.
     pub fn from_unavailable(outage: &UnavailableReason) -> Self {
         let retry_after_seconds = match outage {
             UnavailableReason::ShuttingDown
@@ -162,12 +163,12 @@ impl ApiError {
         ApiError::unavailable(outage.to_string(), retry_after_seconds)
     }
 
-    /// 502: the engine failed this request.
+    /// Returns 502: the engine failed this request.
     pub fn engine_failed(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_GATEWAY, "server_error", message)
     }
 
-    /// 400 in OpenAI's words, by which gateways and clients know it: no answer at all has room behind the prompt.
+    /// Returns 400 in OpenAI's wording, which clients match: the prompt leaves no capacity for an answer.
     pub fn prompt_too_long(kind: Endpoint, tokens: PromptTokens, context_tokens: u32) -> Self {
         let resulted = match kind {
             Endpoint::Completion => format!("your prompt has {tokens} tokens"),
@@ -185,7 +186,7 @@ impl ApiError {
         )
     }
 
-    /// 400 in OpenAI's words: the prompt leaves no room for as many tokens as `param` asks for.
+    /// Returns 400 in OpenAI's wording: the prompt leaves less capacity than the tokens that `param` requests.
     pub fn context_exceeded(
         kind: Endpoint,
         param: &str,
@@ -208,7 +209,7 @@ impl ApiError {
         ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid_param(param, message) }
     }
 
-    /// What the scheduler refused.
+    /// Returns the error for a rejection by the scheduler.
     pub fn from_refusal(kind: Endpoint, refusal: RejectReason) -> Self {
         match refusal {
             RejectReason::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens } => {
@@ -219,12 +220,12 @@ impl ApiError {
         }
     }
 
-    /// It is the server that failed the request, and not what was asked.
+    /// Whether the server failed, rather than the request being invalid.
     pub fn is_server_error(&self) -> bool {
         self.status.is_server_error()
     }
 
-    /// The body.
+    /// Returns the JSON body.
     pub fn body(&self) -> Value {
         let ApiError { kind, code, param, message, .. } = self;
         json!({"error": {"message": message, "type": kind, "param": param, "code": code}})

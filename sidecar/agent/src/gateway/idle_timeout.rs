@@ -1,4 +1,4 @@
-//! A connection that fails when its client keeps it waiting.
+//! Socket wrapper that fails when its client stalls.
 
 use std::io;
 use std::pin::Pin;
@@ -13,12 +13,12 @@ use tokio::time::Sleep;
 
 use super::serve::Timeouts;
 
-/// Requests of a connection: odd while one is answered, even while the next is awaited.
+/// Counter of a connection's requests: odd while one is answered, even while the next is awaited.
 #[derive(Clone, Debug, Default)]
 pub struct RequestCounter(Arc<AtomicU64>);
 
 impl RequestCounter {
-    /// The head of a request is there.
+    /// Records that the head of a request has arrived.
     pub fn begin(&self) -> ActiveRequest {
         self.0.fetch_add(1, Ordering::Relaxed);
         ActiveRequest(self.clone())
@@ -29,12 +29,12 @@ impl RequestCounter {
     }
 }
 
-/// A request that is being answered; dropped, it is no more.
+/// A request that is being answered; dropping it ends the request.
 #[derive(Debug)]
 pub struct ActiveRequest(RequestCounter);
 
 impl ActiveRequest {
-    /// Lasts until `body` has been sent, or never will be.
+    /// Keeps the request active until `body` is sent or dropped.
     pub fn until_body_ends(self, body: Body) -> Body {
         Body::new(TrackedBody { body, _request: self })
     }
@@ -73,25 +73,25 @@ impl HttpBody for TrackedBody {
 
 type Timer = Pin<Box<Sleep>>;
 
-/// A socket that fails once nothing could be written for too long, or a head takes too long to come.
+/// A socket that fails when no byte can be written for too long, or when a request's head takes too long.
 #[derive(Debug)]
 pub struct IdleTimeoutIo<S> {
     socket: S,
     timeouts: Timeouts,
     stall_timer: Option<Timer>,
     requests: RequestCounter,
-    /// Of the head that is coming, and the turn before it.
+    /// Timer of the incoming head, and the request count when it started.
     head_timer: Option<(Timer, u64)>,
 }
 
 impl<S> IdleTimeoutIo<S> {
-    /// A connection whose first head is awaited from now on.
+    /// Wraps a new connection and starts the timer of its first head.
     pub fn new(socket: S, patience: Timeouts, turns: RequestCounter) -> IdleTimeoutIo<S> {
         let head = Some((Box::pin(tokio::time::sleep(patience.head)), turns.count()));
         IdleTimeoutIo { socket, timeouts: patience, stall_timer: None, requests: turns, head_timer: head }
     }
 
-    /// Passes on what a write gave; starts, ends or reads the clock.
+    /// Passes a write's result on. Starts the stall timer while the write is pending, and fails when it expires.
     fn check_write_stall<T>(
         &mut self,
         written: Poll<io::Result<T>>,
@@ -107,11 +107,11 @@ impl<S> IdleTimeoutIo<S> {
         timed_out("the client reads nothing")
     }
 
-    /// Begins with the first byte of a head, ends with the request; true = it took too long.
+    /// Whether the head took too long. The timer starts with the first byte of a head and ends when the request begins.
     fn is_head_late(&mut self, bytes_came: bool, cx: &mut Context<'_>) -> bool {
         let now = self.requests.count();
         self.head_timer.take_if(|(_, turn)| *turn != now);
-        // What comes while a request is answered is its body, or a head that nobody looks at yet.
+        // Bytes that arrive while a request is answered are its body, or a head that is not read yet.
         if bytes_came && now.is_multiple_of(2) {
             let patience = self.timeouts.head;
             self.head_timer.get_or_insert_with(|| (Box::pin(tokio::time::sleep(patience)), now));

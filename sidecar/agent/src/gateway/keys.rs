@@ -1,4 +1,4 @@
-//! Keys that open the API: one a line in a file, which is read again when it changes.
+//! API keys: a file with one key per line, which is read again when it changes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,40 +7,40 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::constant_time_eq;
 use crate::credential_reload::ReloadableCredentials;
 
-/// Editors of some systems begin a file with it.
+/// Some editors put it at the start of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// What opens the API; by default it is open. Clones share the keys.
+/// Keys that authorize requests; without a key file every request is authorized. Clones share the keys.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Option<Arc<KeyFile>>);
 
-/// The keys of a file, as they were read last.
+/// The keys of a file, as of its last valid read.
 pub struct KeyFile {
     path: PathBuf,
     keys: RwLock<Vec<String>>,
 }
 
-/// Why a file of keys cannot be used. A line is named by its number: it may hold a secret.
+/// Why a key file cannot be used. Errors name a line by its number only, because it may contain a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiKeysError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: {error}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         error: io::Error,
     },
-    /// It holds no key.
+    /// The file contains no key.
     #[error("{}: holds no key", .0.display())]
     None(PathBuf),
-    /// A line is no key.
+    /// A line is not a valid key.
     #[error("{}: line {line} is no key: a key is made of visible ASCII characters, without blanks", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// The line number, from 1.
         line: usize,
     },
 }
@@ -61,28 +61,28 @@ impl std::fmt::Debug for KeyFile {
 }
 
 impl ApiKeys {
-    /// Those of a file.
+    /// Loads the keys of a file.
     ///
     /// # Errors
-    /// It cannot be read, holds no key, or a line of it is neither a key nor a comment.
+    /// The file cannot be read, contains no key, or has a line that is neither a key nor a comment.
     pub fn load(path: &Path) -> Result<ApiKeys, ApiKeysError> {
         let keys = RwLock::new(read(path)?);
         Ok(ApiKeys(Some(Arc::new(KeyFile { path: path.to_owned(), keys }))))
     }
 
-    /// The file, if there is one: to be kept fresh.
+    /// Returns the key file, if any, so that it can be reloaded.
     pub fn file(&self) -> Option<Arc<KeyFile>> {
         self.0.clone()
     }
 
-    /// Whether a request that shows `key` may come in.
+    /// Whether a request with `key` is authorized.
     pub fn is_authorized(&self, key: Option<&str>) -> bool {
         self.0.as_ref().is_none_or(|file| key.is_some_and(|key| file.contains(key)))
     }
 }
 
 impl KeyFile {
-    /// Compares with every key, so that the time does not tell which was nearly right.
+    /// Compares with every key, so that the time does not reveal a partial match.
     fn contains(&self, key: &str) -> bool {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.iter().fold(false, |known, one| known | constant_time_eq(one, key))
@@ -93,7 +93,7 @@ impl ReloadableCredentials for KeyFile {
     type Error = ApiKeysError;
     const NAME: &'static str = "api_keys";
 
-    /// Requests under way go on; the next one with a key that is gone is refused.
+    /// Replaces the keys. Running requests continue; the next request with a removed key is refused.
     fn reload(&self) -> Result<bool, ApiKeysError> {
         let now = read(&self.path)?;
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +109,7 @@ fn read(path: &Path) -> Result<Vec<String>, ApiKeysError> {
     parse(&text, path)
 }
 
-/// One key a line. Blanks around it, empty lines and lines that begin with `#` do not count.
+/// Parses one key per line. Ignores surrounding blanks, empty lines and lines that begin with `#`.
 fn parse(text: &str, path: &Path) -> Result<Vec<String>, ApiKeysError> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let mut keys = Vec::new();
@@ -118,7 +118,7 @@ fn parse(text: &str, path: &Path) -> Result<Vec<String>, ApiKeysError> {
         if key.is_empty() || key.starts_with('#') {
             continue;
         }
-        // No header could show it: it would be a key that never opens anything.
+        // A header cannot contain it, so it would be a key that authorizes no request.
         if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(ApiKeysError::Line { path: path.to_owned(), line: index + 1 });
         }

@@ -1,5 +1,5 @@
-//! What clients may cost at one time: open requests, bytes of bodies, processors busy with large bodies. Each is bounded,
-//! and given back when its holder is gone, however it went.
+//! Limits on concurrent work of clients: open requests, bytes of bodies, threads that parse large bodies. Each permit
+//! is released when its holder is dropped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -9,21 +9,21 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::error::ApiError;
 use crate::metrics::Metrics;
 
-/// Bodies being read or parsed, all together.
+/// Total size of all bodies in memory, KiB.
 const BODIES_KIB: usize = 256 << 10;
-/// Bodies above this are parsed aside, so that no stream waits for them.
+/// Bodies above this size are parsed outside of the async tasks, so that they delay no stream.
 const LARGE_BYTES: usize = 8 << 10;
-/// A thread of its own reads a body above this, and yields to everything else that the process does.
+/// Bodies above this size are parsed on a thread of their own with low priority.
 const HUGE_BYTES: usize = 64 << 10;
-/// Large bodies that are parsed at the same time, by size: the largest size in bytes, and their number. A body waits for those of its
-/// own size alone, which take up to eight times as long as it does: a huge prompt takes seconds to tokenise.
+/// Size classes of large bodies: largest size in bytes, and how many are parsed at the same time. A body waits only for
+/// bodies of its own class; parsing a huge prompt takes seconds.
 const PARSERS: [(usize, usize); 3] = [(HUGE_BYTES, 2), (512 << 10, 1), (usize::MAX, 1)];
-/// How much nicer the thread of a huge body is: it has about a tenth of what any other has that wants the same processor.
+/// Niceness increment of the thread of a huge body, which gives it about a tenth of a contended processor.
 const NICENESS_INCREMENT: i32 = 10;
-/// The nicest that there is.
+/// Largest niceness of Linux.
 const NICENESS_MAX: i32 = 19;
 
-/// How much may be open.
+/// Limiter of the work that clients cause.
 #[derive(Clone, Debug)]
 pub struct RequestLimiter {
     permits: Arc<Semaphore>,
@@ -33,19 +33,19 @@ pub struct RequestLimiter {
     metrics: Arc<Metrics>,
 }
 
-/// Places among the open requests.
+/// Permits for open requests.
 #[derive(Debug)]
 pub struct RequestPermit {
     permits: OwnedSemaphorePermit,
     metrics: Arc<Metrics>,
 }
 
-/// Room for the bytes of one body.
+/// Memory reserved for the bytes of one body.
 #[derive(Debug, Default)]
 pub struct BodyBudget(Option<OwnedSemaphorePermit>);
 
 impl RequestLimiter {
-    /// At most `limit` requests; every choice of an answer counts as one.
+    /// Allows at most `limit` open requests; each choice of a response counts as one.
     pub fn new(limit: u32, metrics: Arc<Metrics>) -> Self {
         let places = Arc::new(Semaphore::new(limit as usize));
         let bodies_kib = Arc::new(Semaphore::new(BODIES_KIB));
@@ -53,10 +53,10 @@ impl RequestLimiter {
         RequestLimiter { permits: places, bodies_kib, parsers, limit, metrics }
     }
 
-    /// Takes places.
+    /// Acquires `count` permits.
     ///
     /// # Errors
-    /// 429 when too few are left, 400 when there never are so many.
+    /// 429 if too few permits are free, 400 if `count` exceeds the limit.
     pub fn acquire(&self, count: u32) -> Result<RequestPermit, ApiError> {
         if count > self.limit {
             let message = format!("{count} answers were asked for, at most {} can be open", self.limit);
@@ -70,15 +70,15 @@ impl RequestLimiter {
         Ok(RequestPermit { permits: places, metrics: self.metrics.clone() })
     }
 
-    /// Requests open now.
+    /// Returns the number of open requests.
     pub fn open_count(&self) -> u32 {
         self.limit - u32::try_from(self.permits.available_permits()).unwrap_or(self.limit)
     }
 
-    /// Makes `room` large enough for a body that has grown to `bytes`.
+    /// Grows `room` for a body that has reached `bytes`.
     ///
     /// # Errors
-    /// 429 when bodies take too much memory already.
+    /// 429 if all bodies together would exceed their limit.
     pub fn reserve_body(&self, room: &mut BodyBudget, bytes: usize) -> Result<(), ApiError> {
         let have = room.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = u32::try_from(bytes.div_ceil(1024).saturating_sub(have)).unwrap_or(u32::MAX);
@@ -94,14 +94,12 @@ impl RequestLimiter {
         Ok(())
     }
 
-    /// Runs what parses a body of `bytes`: a large one aside, a huge one on a thread that yields to all others, and few of
-    /// either at a time. Needs a runtime of many threads.
+    /// Runs `work`, which parses a body of `bytes`. Large bodies run outside of the async tasks and huge ones on a
+    /// thread of low priority, a limited number of each at a time. Needs a multi-threaded runtime.
     ///
-    /// # Errors
-    /// Those of `work`; 429 where the machine has no room for another thread.
+    /// # Errors Those of `work`; 429 if no thread can be started.
     ///
-    /// # Panics
-    /// When `work` does. Broken invariant: a size has no parsers.
+    /// # Panics When `work` does. Broken invariant: no size class fits `bytes`.
     pub async fn parse<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -120,7 +118,7 @@ impl RequestLimiter {
     }
 }
 
-/// Runs `work` on a thread of low priority. It keeps its `turn` until it ends, also when the client has left.
+/// Runs `work` on a thread of low priority. The thread keeps its permit until it ends, even if the client disconnects.
 async fn run_at_low_priority<T: Send + 'static>(
     turn: OwnedSemaphorePermit,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -130,7 +128,7 @@ async fn run_at_low_priority<T: Send + 'static>(
         lower_thread_priority();
         let result = catch_unwind(AssertUnwindSafe(work));
         drop(turn);
-        // The client may be gone.
+        // Fails if the client has disconnected.
         let _ = done.send(result);
     };
     let thread = std::thread::Builder::new().name("huge-body".into()).spawn(run);
@@ -143,7 +141,7 @@ async fn run_at_low_priority<T: Send + 'static>(
     }
 }
 
-/// Makes this thread nicer; on Linux a thread has a niceness of its own.
+/// Raises the niceness of this thread; on Linux each thread has its own.
 fn lower_thread_priority() {
     let now = rustix::process::getpriority_process(None).unwrap_or(0);
     if let Err(error) =

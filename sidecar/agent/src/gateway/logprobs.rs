@@ -1,4 +1,4 @@
-//! Log-probabilities in OpenAI's two shapes.
+//! Log-probabilities in the shapes of OpenAI's two endpoints.
 
 use serde_json::{Map, Value, json};
 use sluice_ports::sampling::TokenLogprobs;
@@ -6,8 +6,8 @@ use sluice_ports::sampling::TokenLogprobs;
 use super::token_stream::TokenText;
 use crate::model::text::Text;
 
-/// A token's exact bytes as text, and the bytes that are no text escaped, as OpenAI has it (`\xf0\x9f`). A token that the
-/// tokenizer does not know has a name all the same, which is vLLM's.
+/// Returns a token's exact bytes as text, with invalid bytes escaped as OpenAI does (`\xf0\x9f`). A token that the
+/// tokenizer does not have gets vLLM's name.
 fn token_name(token: u32, bytes: Option<&[u8]>) -> String {
     match bytes {
         Some(bytes) => bytes.utf8_chunks().map(|part| escaped(part.valid(), part.invalid())).collect(),
@@ -23,7 +23,7 @@ fn id_name(token: u32) -> String {
     format!("token_id:{token}")
 }
 
-/// In the legacy shape, OpenAI marks tokens that are no text.
+/// Returns a token's name in the legacy shape, where OpenAI marks tokens that are not valid text.
 fn legacy_name(text: &Text, token: u32) -> String {
     let bytes = text.bytes_of(token);
     let is_text = bytes.as_ref().is_none_or(|bytes| str::from_utf8(bytes).is_ok());
@@ -31,7 +31,7 @@ fn legacy_name(text: &Text, token: u32) -> String {
     if is_text { name } else { format!("bytes:{name}") }
 }
 
-/// The legacy shape: parallel lists.
+/// Returns the legacy shape: parallel lists.
 pub fn completion(text: &Text, pieces: &[TokenText]) -> Value {
     let with = || pieces.iter().filter_map(|p| p.logprobs.as_ref().map(|l| (p, l)));
     let tokens: Vec<_> = with().map(|(p, _)| legacy_name(text, p.token)).collect();
@@ -41,8 +41,8 @@ pub fn completion(text: &Text, pieces: &[TokenText]) -> Value {
     json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets})
 }
 
-/// The chosen token and the most likely ones. Of two tokens with the same text (a model of SentencePiece has `a` and the
-/// byte 0x61) the first has it as its name, the other its id.
+/// Returns the chosen token and the most likely ones. If two tokens have the same text (SentencePiece models have `a`
+/// and the byte 0x61), the first is named by its text and the second by its id.
 fn top_logprobs(text: &Text, token: u32, logprobs: &TokenLogprobs) -> Map<String, Value> {
     let others = logprobs.top.iter().filter(|(other, _)| *other != token);
     let mut named = Map::new();
@@ -54,7 +54,7 @@ fn top_logprobs(text: &Text, token: u32, logprobs: &TokenLogprobs) -> Map<String
     named
 }
 
-/// The chat shape: a list of tokens.
+/// Returns the chat shape: a list of tokens.
 pub fn chat(text: &Text, pieces: &[TokenText]) -> Value {
     let entry = |token: u32, logprob: f32| {
         let bytes = text.bytes_of(token);

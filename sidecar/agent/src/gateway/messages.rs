@@ -1,4 +1,4 @@
-//! Messages of a chat: checked, and made what chat templates read.
+//! Validates the messages of a chat and converts them for the chat template.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use super::error::ApiError;
 use super::values;
 use crate::model::text::Message;
 
-/// The messages in `body`, which were read before, with their fields in the order of the body.
+/// Returns the messages of `body`, with their fields in the order of the body. `messages` are the same messages,
+/// parsed.
 ///
-/// # Errors
-/// 400, naming the message and what is wrong with it.
+/// # Errors 400 that names the message and its fault.
 pub fn parse_messages(body: &[u8], messages: &[Map<String, Value>]) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid_param("messages", "at least one message is needed"));
@@ -27,7 +27,7 @@ pub fn parse_messages(body: &[u8], messages: &[Map<String, Value>]) -> Result<Ve
     .collect()
 }
 
-/// JSON as `serde_json` keeps it has lost the order of fields.
+/// Parses the messages again, because `serde_json` maps do not keep the order of fields.
 fn ordered_messages(body: &[u8]) -> Result<Vec<Message>, serde_json::Error> {
     let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body)?;
     fields.get("messages").map_or(Ok(Vec::new()), |messages| serde_json::from_str(messages.get()))
@@ -41,19 +41,19 @@ fn validate_message(message: &Map<String, Value>, in_order: Message) -> Result<M
     match message.get("content") {
         Some(Value::String(_)) => Ok(in_order),
         Some(Value::Array(parts)) => Ok(in_order.with_content(&join_text_parts(parts)?)),
-        // OpenAI's reference: the content is optional where there are calls. A template sees it as it came.
+        // OpenAI's reference: the content is optional with tool calls. The template receives it unchanged.
         None | Some(Value::Null) if calls => Ok(in_order),
         _ => Err("`content` must be a string or an array of text parts".into()),
     }
 }
 
-/// Whether the assistant calls tools in `message`, and the message as templates read it.
+/// Returns the message as templates read it, and whether the assistant calls tools in it.
 fn tool_calls(message: &Map<String, Value>, in_order: Message) -> Result<(Message, bool), String> {
     let assistant = message.get("role").is_some_and(|role| role == "assistant");
     let function_call = message.get("function_call").is_some_and(Value::is_object);
     match message.get("tool_calls") {
         None => Ok((in_order, assistant && function_call)),
-        // Clients that write all fields of their types write those.
+        // Some clients serialize every field of their types, absent ones as null.
         Some(Value::Null) => Ok((in_order.without_tool_calls(), assistant && function_call)),
         Some(Value::Array(calls)) if calls.is_empty() => {
             Ok((in_order.without_tool_calls(), assistant && function_call))
@@ -65,7 +65,7 @@ fn tool_calls(message: &Map<String, Value>, in_order: Message) -> Result<(Messag
     }
 }
 
-/// Parts of text become one text, a line each as in vLLM; other parts are refused.
+/// Joins text parts with line breaks, as vLLM does; refuses other parts.
 fn join_text_parts(parts: &[Value]) -> Result<String, String> {
     let texts = parts.iter().enumerate().map(|(place, part)| match part["type"].as_str() {
         _ if !part.is_object() => Err(format!(

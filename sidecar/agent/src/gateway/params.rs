@@ -1,4 +1,4 @@
-//! The parameters of a request. What is not supported is refused with its name; nothing is ignored.
+//! Parameters of a request. An unsupported parameter is refused by name; none is ignored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,25 +14,25 @@ use super::error::ApiError;
 use super::values;
 use crate::model::text::Text;
 
-/// Parameters that both endpoints share.
+/// Parameters of both endpoints.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct CommonParams {
     /// Model name.
     pub model: Option<String>,
-    /// Server-sent events.
+    /// Whether to send the response as server-sent events.
     #[serde(default)]
     pub stream: bool,
     /// Options of the stream.
     pub stream_options: Option<StreamOptions>,
-    /// Tokens to generate at most.
+    /// Most tokens to generate.
     pub max_tokens: Option<u32>,
-    /// Its newer name.
+    /// Newer name of `max_tokens`.
     pub max_completion_tokens: Option<u32>,
-    /// Answers to one prompt.
+    /// Number of choices per prompt.
     pub n: Option<u32>,
-    /// Texts that end an answer.
+    /// Strings that end the response.
     pub stop: Option<OneOrMany>,
-    /// Token ids that end an answer.
+    /// Token ids that end the response.
     #[serde(default)]
     pub stop_token_ids: Vec<u32>,
     temperature: Option<f32>,
@@ -51,12 +51,12 @@ pub struct CommonParams {
     ignore_eos: bool,
     skip_special_tokens: Option<bool>,
     spaces_between_special_tokens: Option<bool>,
-    /// Higher runs first.
+    /// Priority; a higher one runs first.
     #[serde(default)]
     pub priority: i32,
-    /// Prefix cache scope.
+    /// Scope of the prefix cache.
     pub cache_salt: Option<String>,
-    /// For the client's own books; not used.
+    /// Accepted for compatibility and unused.
     #[serde(rename = "user")]
     _user: Option<String>,
 }
@@ -65,15 +65,15 @@ pub struct CommonParams {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamOptions {
-    /// A last chunk with the usage.
+    /// Send a last chunk with the usage.
     #[serde(default)]
     pub include_usage: bool,
-    /// The usage so far in every chunk.
+    /// Send the usage so far in every chunk.
     #[serde(default)]
     pub continuous_usage_stats: bool,
 }
 
-/// A string or several.
+/// A string or an array of strings.
 #[derive(Clone, Debug)]
 pub struct OneOrMany(Vec<String>);
 
@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for OneOrMany {
     }
 }
 
-/// Names of [`Common`].
+/// Names of the fields of [`CommonParams`].
 const COMMON: &[&str] = &[
     "model",
     "stream",
@@ -133,7 +133,7 @@ const COMMON: &[&str] = &[
     "user",
 ];
 
-/// Parameters of OpenAI's or vLLM's API that are not served, with the values under which they ask for nothing.
+/// Whether `value` has no effect, for unsupported parameters of OpenAI's or vLLM's API; `None` = unknown parameter.
 fn is_noop_value(name: &str, value: &Value) -> Option<bool> {
     let allowed: &[Value] = match name {
         "best_of" => &[json!(1)],
@@ -168,16 +168,16 @@ fn is_noop_value(name: &str, value: &Value) -> Option<bool> {
     Some(allowed.iter().any(|one| values::json_eq(one, value)))
 }
 
-/// Parses a body of known parameters. `own` names the ones beside [`COMMON`].
+/// Parses a body of known parameters. `own` names those that are not in [`COMMON`].
 ///
 /// # Errors
-/// 400, naming the parameter, or line and column of what is no JSON.
+/// 400 that names the parameter, or the line and column of invalid JSON.
 pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(CommonParams, T), ApiError> {
     let map: Map<String, Value> =
         serde_json::from_slice(body).map_err(|error| not_an_object(body, &error))?;
     let mut known = Map::new();
     for (name, value) in map {
-        // An explicit null means absent, as in OpenAI's own clients.
+        // OpenAI's own clients send null for absent.
         if value.is_null() {
             continue;
         }
@@ -203,7 +203,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(CommonPa
     Ok((values::read(Value::Object(common))?, values::read(Value::Object(rest))?))
 }
 
-/// Why a body is no JSON object, in JSON's words.
+/// Returns the error for a body that is not a JSON object.
 pub fn not_an_object(body: &[u8], error: &serde_json::Error) -> ApiError {
     let (line, column) = (error.line(), error.column());
     if !error.is_data() {
@@ -223,7 +223,7 @@ fn check_range(name: &str, value: f32, low: f32, high: f32) -> Result<f32, ApiEr
     Err(ApiError::invalid_param(name, format!("`{name}` must be a number from {low} to {high}, not {value}")))
 }
 
-/// Above 0.
+/// Checks that `value` is above 0 and at most `high`.
 fn check_positive(name: &str, value: f32, high: f32) -> Result<f32, ApiError> {
     if value > 0.0 && value <= high {
         return Ok(value);
@@ -235,7 +235,7 @@ fn check_positive(name: &str, value: f32, high: f32) -> Result<f32, ApiError> {
 }
 
 impl CommonParams {
-    /// Tokens asked for, under either name.
+    /// Returns the token limit, under either name.
     pub fn token_limit(&self) -> Result<Option<u32>, ApiError> {
         match (self.max_tokens, self.max_completion_tokens) {
             (Some(old), Some(new)) if old != new => {
@@ -252,12 +252,12 @@ impl CommonParams {
         }
     }
 
-    /// The parameter that names the tokens to generate.
+    /// Returns the name under which the request set the token limit.
     pub fn limit_param(&self) -> &'static str {
         if self.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" }
     }
 
-    /// Which tokens are shown, and how.
+    /// Returns how tokens are decoded.
     pub fn decode_options(&self) -> DecodeOptions {
         DecodeOptions {
             skip_special: self.skip_special_tokens.unwrap_or(true),
@@ -265,12 +265,12 @@ impl CommonParams {
         }
     }
 
-    /// Tokens before a stop token may end the answer.
+    /// Returns the fewest tokens before a stop token can end the response.
     pub fn min_tokens(&self) -> u32 {
         self.min_tokens
     }
 
-    /// Answers to one prompt.
+    /// Returns the number of choices per prompt.
     pub fn choice_count(&self) -> Result<u32, ApiError> {
         match self.n.unwrap_or(1) {
             n @ 1..=8 => Ok(n),
@@ -278,7 +278,7 @@ impl CommonParams {
         }
     }
 
-    /// Stop strings: at most 16, none empty.
+    /// Returns the stop strings: at most 16, none empty.
     pub fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
         let stop = self.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone());
         if stop.len() > 16 || stop.iter().any(String::is_empty) {
@@ -290,7 +290,7 @@ impl CommonParams {
         Ok(stop)
     }
 
-    /// How tokens are chosen. What the request does not say, the model's `generation_config.json` does, as in vLLM.
+    /// Returns the sampling parameters. As in vLLM, the model's `generation_config.json` has the defaults.
     pub fn sampling(&self, text: &Text, vocab: u32, logprobs: Option<u8>) -> Result<Sampling, ApiError> {
         let defaults = text.generation_config();
         let (stop_tokens, ignore_stop) = self.stop_tokens(text);
@@ -335,10 +335,12 @@ impl CommonParams {
         })
     }
 
-    /// Tokens that end the answer but are not chosen before `min_tokens`, and whether they only are not chosen.
+    /// Returns the tokens that end the response and cannot be sampled before `min_tokens`, and whether they have only
+    /// the second effect.
     ///
-    /// `ignore_eos` is about the model's own ends; the request's are wanted in any case. As in vLLM, `min_tokens` bars
-    /// the model's ends even where they are ignored. Not so beside ends of the request's own: one list cannot say both.
+    /// `ignore_eos` ignores only the model's own stop tokens; the request's stop tokens always apply. As in vLLM,
+    /// `min_tokens` prevents the model's stop tokens from being sampled even if `ignore_eos` is set, but not if the
+    /// request has stop tokens of its own, because one list cannot have both effects.
     fn stop_tokens(&self, text: &Text) -> (Vec<u32>, bool) {
         let only_barred = self.ignore_eos && self.min_tokens > 0 && self.stop_token_ids.is_empty();
         let models = if self.ignore_eos && !only_barred { &[] } else { text.stop_tokens() };
@@ -365,7 +367,7 @@ impl CommonParams {
         self.logit_bias.iter().map(one).collect()
     }
 
-    /// The prefix cache scope as a number.
+    /// Returns a hash of the prefix cache scope.
     pub fn cache_salt_hash(&self) -> u64 {
         let bytes = self.cache_salt.as_deref().unwrap_or_default().bytes();
         bytes
@@ -373,7 +375,7 @@ impl CommonParams {
     }
 }
 
-/// A request without a seed gets one that nobody can repeat by accident.
+/// Returns a seed that differs for every request.
 fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
 }

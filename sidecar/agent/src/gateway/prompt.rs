@@ -1,4 +1,4 @@
-//! Prompts: how they come in a request, and the one place where each becomes tokens that the model is given.
+//! Prompts: their forms in a request, and the single place that turns each into tokens for the model.
 
 use std::fmt;
 
@@ -8,26 +8,26 @@ use super::error::{ApiError, PromptTokens};
 use super::response::Endpoint;
 use crate::model::text::Text;
 
-/// Prompts in one completion request.
+/// Most prompts of one completion request.
 pub const PROMPTS_MAX: usize = 64;
 
-/// A prompt or several, as text or as token ids.
+/// One or several prompts, as text or as token ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompts {
-    /// A text.
+    /// One text.
     Text(String),
-    /// Token ids.
+    /// One list of token ids.
     Ids(Vec<u32>),
-    /// Texts.
+    /// Several texts.
     Texts(Vec<String>),
-    /// Token ids of each.
+    /// Several lists of token ids.
     IdLists(Vec<Vec<u32>>),
 }
 
 const EXPECTED_FORMS: &str =
     "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
 
-/// What an array of prompts holds.
+/// One element of an array of prompts.
 enum PromptItem {
     Text(String),
     Id(u32),
@@ -126,7 +126,7 @@ impl<'de> Deserialize<'de> for Prompts {
 }
 
 impl Prompts {
-    /// How many there are.
+    /// Returns the number of prompts.
     pub fn count(&self) -> usize {
         match self {
             Prompts::Text(_) | Prompts::Ids(_) => 1,
@@ -136,43 +136,43 @@ impl Prompts {
     }
 }
 
-/// A prompt that the model takes: some tokens, each of the vocabulary, within the limits, with room for an answer. Made by
-/// [`PromptRules`] alone.
+/// A valid prompt: not empty, each token in the vocabulary, within the limits, with capacity for an answer. Only
+/// [`PromptEncoder`] creates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt(Vec<u32>);
 
 impl Prompt {
-    /// Its tokens.
+    /// Returns the tokens.
     pub fn tokens(&self) -> &[u32] {
         &self.0
     }
 
-    /// How many.
+    /// Returns the number of tokens.
     pub fn count(&self) -> u32 {
         self.0.len() as u32
     }
 }
 
-/// What the model takes. Every prompt of every endpoint passes here.
+/// Encodes and checks the prompts of every endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptEncoder<'a> {
     /// The tokenizer.
     pub text: &'a Text,
-    /// Which endpoint asks: errors name its parameter.
+    /// Endpoint of the request, whose parameter errors name.
     pub endpoint: Endpoint,
     /// Tokens of the vocabulary.
     pub vocab: u32,
-    /// Longest sequence.
+    /// Longest sequence, tokens.
     pub context_tokens: u32,
-    /// Longest prompt that clients may send.
+    /// Longest prompt that clients may send, tokens.
     pub limit_tokens: Option<u32>,
 }
 
 impl PromptEncoder<'_> {
-    /// The prompts of a completion.
+    /// Encodes the prompts of a completion.
     ///
     /// # Errors
-    /// 400: one of them the model cannot take, or there are none or too many.
+    /// 400: the model cannot accept one of them, or there are none or too many.
     pub fn encode_prompts(&self, prompts: Prompts) -> Result<Vec<Prompt>, ApiError> {
         if !(1..=PROMPTS_MAX).contains(&prompts.count()) {
             let message = format!("1 to {PROMPTS_MAX} prompts may be asked for, not {}", prompts.count());
@@ -186,20 +186,21 @@ impl PromptEncoder<'_> {
         }
     }
 
-    /// A plain text, with the special tokens that the tokenizer puts around it.
+    /// Encodes a plain text, with the special tokens that the tokenizer adds.
     fn encode_text(&self, text: &str) -> Result<Prompt, ApiError> {
         self.tokenize(text, Text::encode)
     }
 
-    /// A chat as its template wrote it.
+    /// Encodes a chat that its template has rendered.
     ///
     /// # Errors
-    /// 400: the model cannot take it.
+    /// 400: the model cannot accept it.
     pub fn encode_chat(&self, chat: &str) -> Result<Prompt, ApiError> {
         self.tokenize(chat, Text::encode_rendered)
     }
 
-    /// A text that certainly has too many tokens is refused before it is tokenised, which may take seconds.
+    /// Tokenizes a text. Refuses a text that certainly has too many tokens first, because tokenizing it may take
+    /// seconds.
     fn tokenize(
         &self,
         text: &str,
@@ -211,7 +212,7 @@ impl PromptEncoder<'_> {
         self.check_tokens(encode(self.text, text).map_err(|message| self.param_error(message))?)
     }
 
-    /// Tokens, wherever they come from.
+    /// Checks tokens from any source.
     fn check_tokens(&self, tokens: Vec<u32>) -> Result<Prompt, ApiError> {
         self.check_length(PromptTokens::Exact(tokens.len() as u64))?;
         if tokens.is_empty() {
@@ -227,7 +228,7 @@ impl PromptEncoder<'_> {
     }
 
     fn unknown_token_message(&self, id: u32) -> String {
-        // A tokenizer may know more tokens than the model was trained with.
+        // A tokenizer may have more tokens than the model.
         let name =
             self.text.tokenizer().id_to_token(id).map_or_else(String::new, |name| format!(" (`{name}`)"));
         format!("the vocabulary has no token {id}{name}")

@@ -1,4 +1,4 @@
-//! Answers on the wire: server-sent events or one JSON object, for both endpoints.
+//! Responses of both endpoints: server-sent events or one JSON object.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -22,10 +22,10 @@ use super::logprobs;
 use super::token_stream::{FinishReason, StreamItem, TokenStream, TokenText};
 use crate::model::text::Text;
 
-/// Room for an event of one token without log-probabilities, so that it is written without growing.
+/// Initial buffer for an event: fits one token without log-probabilities.
 const EVENT_BYTES: usize = 320;
 
-/// Which endpoint is answered.
+/// Endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/completions`
@@ -35,7 +35,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The parameter that holds the prompt.
+    /// Returns the parameter that holds the prompt.
     pub fn prompt_param(self) -> &'static str {
         match self {
             Endpoint::Completion => "prompt",
@@ -44,37 +44,37 @@ impl Endpoint {
     }
 }
 
-/// What all chunks of an answer share.
+/// Data that all chunks of a response share.
 #[derive(Debug)]
 pub struct ResponseMeta {
     /// Endpoint.
     pub endpoint: Endpoint,
-    /// Identity of the answer.
+    /// Id of the response.
     pub id: String,
-    /// Unix time, seconds.
+    /// Creation time, Unix seconds.
     pub created: u64,
-    /// Model as reported.
+    /// Reported model name.
     pub model: String,
-    /// Log-probabilities were asked for.
+    /// Whether log-probabilities were requested.
     pub logprobs: bool,
-    /// To name tokens in log-probabilities.
+    /// Tokenizer, to name tokens in log-probabilities.
     pub text: Arc<Text>,
-    /// Tokens of all prompts. As with OpenAI and vLLM, a prompt counts once however many choices are made of it.
+    /// Tokens of all prompts. As with OpenAI and vLLM, a prompt counts once for any number of choices.
     pub prompt_tokens: u32,
-    /// Usage in a last chunk.
+    /// Whether a last chunk reports the usage.
     pub include_usage: bool,
-    /// Usage so far in every chunk.
+    /// Whether every chunk reports the usage so far.
     pub continuous_usage: bool,
-    /// Holds the request's place among the open ones.
+    /// Permit of the open request.
     pub permit: RequestPermit,
 }
 
-/// `usage`.
+/// Returns the `usage` object.
 fn usage_json(prompt: u32, completion: u32) -> Value {
     json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
 }
 
-/// Generated tokens of all choices that have ended.
+/// Generated tokens of all finished choices.
 #[derive(Debug, Default)]
 struct GeneratedTokens(AtomicU32);
 
@@ -122,13 +122,13 @@ impl ResponseMeta {
         let object = self.object(chunk);
         let mut envelope = json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices});
         if chunk && self.include_usage {
-            // OpenAI: every chunk has the field once a last one with the usage was asked for.
+            // As OpenAI: every chunk has the field if a last chunk with the usage was requested.
             envelope["usage"] = Value::Null;
         }
         envelope
     }
 
-    /// A chunk, written without an intermediate [`Value`]: this runs once for every token.
+    /// Encodes a chunk without an intermediate [`Value`], because this runs for every token.
     fn chunk(
         &self,
         index: usize,
@@ -158,14 +158,14 @@ impl ResponseMeta {
         }
     }
 
-    /// Chat streams open with the role.
+    /// Returns the first chunk of a chat stream, which carries the role.
     fn role_chunk(&self, index: usize) -> Option<Bytes> {
         let delta = json!({"role": "assistant", "content": ""});
         let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
         (self.endpoint == Endpoint::Chat).then(|| event(&self.envelope(true, vec![choice])))
     }
 
-    /// What follows when all choices have ended.
+    /// Returns the chunks after the end of all choices.
     fn final_chunks(&self, generated: &GeneratedTokens) -> Bytes {
         let done = Bytes::from_static(b"data: [DONE]\n\n");
         if !self.include_usage {
@@ -194,7 +194,7 @@ impl ResponseMeta {
     }
 }
 
-/// One JSON object with all choices, once all have ended.
+/// Returns one JSON object with all choices, after all have finished.
 ///
 /// # Errors
 /// The first failure among the choices; the others are cancelled.
@@ -231,11 +231,11 @@ async fn collect_choice(
     }
 }
 
-/// Server-sent events, choices interleaved as they come. The answer begins with the first event of any choice, so that a
-/// refusal or an early failure is a status and not a broken stream.
+/// Returns server-sent events with the choices interleaved. The response begins with the first event of any choice, so
+/// that a refusal or an early failure becomes a status instead of a broken stream.
 ///
 /// # Errors
-/// A choice that was refused or failed before any had a token.
+/// A choice was refused or failed before any choice had a token.
 pub async fn stream_response(
     frame: ResponseMeta,
     mut generations: Vec<TokenStream>,
@@ -255,7 +255,7 @@ pub async fn stream_response(
         }
     });
     let choices: Vec<_> = choices.collect();
-    // Nearly every answer has one choice; it does without what watches many.
+    // Nearly every response has one choice, which needs no `select_all`.
     let choices = match <[ChoiceStream; 1]>::try_from(choices) {
         Ok([choice]) => Either::Left(choice),
         Err(choices) => Either::Right(stream::select_all(choices)),
@@ -265,7 +265,7 @@ pub async fn stream_response(
     Ok((headers, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response())
 }
 
-/// One server-sent event as bytes on the wire. JSON has no line breaks outside its texts and escapes those inside.
+/// Encodes one server-sent event. JSON has no line breaks outside of strings and escapes those inside.
 fn event(data: &impl Serialize) -> Bytes {
     let mut event = Vec::with_capacity(EVENT_BYTES);
     event.extend_from_slice(b"data: ");
@@ -274,10 +274,10 @@ fn event(data: &impl Serialize) -> Bytes {
     event.into()
 }
 
-/// Waits until one choice has something to write; `None` for those that have nothing yet.
+/// Waits until one choice has an item; `None` for each choice without one.
 async fn first_events(generations: &mut [TokenStream]) -> Result<Vec<Option<StreamItem>>, ApiError> {
     std::future::poll_fn(|cx| {
-        // All are asked, so that an error of any is seen before a token of another begins the answer.
+        // All choices are polled, so that an error of one is seen before a token of another begins the response.
         let mut asked = generations.iter_mut().map(|generation| match generation.poll_next(cx) {
             Poll::Ready(Ok(emission)) => Ok(Some(emission)),
             Poll::Ready(Err(error)) => Err(error),
@@ -291,7 +291,7 @@ async fn first_events(generations: &mut [TokenStream]) -> Result<Vec<Option<Stre
     .await
 }
 
-/// One choice of a stream.
+/// One choice of a streamed response.
 struct ChoiceStream {
     meta: Arc<ResponseMeta>,
     generated: Arc<GeneratedTokens>,

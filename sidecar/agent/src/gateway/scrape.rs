@@ -1,4 +1,4 @@
-//! The metrics as they are read: fresh, and with those of an engine that has its own.
+//! Serves `/metrics`: updates the gauges from the scheduler's state and adds the metrics of a proxied engine.
 
 use std::sync::Arc;
 
@@ -9,28 +9,28 @@ use crate::metrics::Metrics;
 use crate::proxied_engine::engine_metrics::EngineMetrics;
 use crate::scheduler_handle::SchedulerHandle;
 
-/// Whoever has the state and the figures.
+/// Sources of the metrics.
 #[derive(Clone, Debug)]
 pub struct MetricsScrape {
-    /// Has the state.
+    /// Handle to the scheduler, for its state.
     pub service: SchedulerHandle,
-    /// The figures.
+    /// Metrics of this sidecar.
     pub metrics: Arc<Metrics>,
     engine: Option<EngineMetrics>,
 }
 
 impl MetricsScrape {
-    /// All figures are our own.
+    /// Creates a scrape of the sidecar's own metrics only.
     pub fn native(service: SchedulerHandle, metrics: Arc<Metrics>) -> MetricsScrape {
         MetricsScrape { service, metrics, engine: None }
     }
 
-    /// The engine has figures too.
+    /// Creates a scrape that includes the metrics of a proxied engine.
     pub fn proxied(service: SchedulerHandle, metrics: Arc<Metrics>, engine: EngineMetrics) -> MetricsScrape {
         MetricsScrape { service, metrics, engine: Some(engine) }
     }
 
-    /// The metrics, fresh.
+    /// Returns the current metrics.
     pub async fn respond(&self) -> Response {
         if let Some(state) = self.service.state().await {
             self.metrics.set_state(&state);

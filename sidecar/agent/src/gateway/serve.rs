@@ -1,4 +1,4 @@
-//! Connections: accepted up to a limit, cut when they stall, drained at the end.
+//! Connections: accepts them up to a limit, closes stalled ones, and drains them at the end.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -21,37 +21,37 @@ use tower::ServiceExt;
 
 use super::idle_timeout::{IdleTimeoutIo, RequestCounter};
 
-/// Bytes of a request's head, and of an answer that may wait in user space for a slow reader.
+/// Size of the connection's buffer, bytes: limits a request's head, and the response data that waits for a slow reader.
 const BUFFER_BYTES: usize = 32 << 10;
-/// Pause after an accept that failed: descriptors or memory are short, and trying at once does not make more.
+/// Pause after a failed accept: an immediate retry would fail again while descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// For answers that were told to end to say why.
+/// Time in which responses that were ended at shutdown can still send their reason.
 pub const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// Limits of one socket.
+/// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenerLimits {
-    /// Connections open at once; one more is told 503 and closed.
+    /// Most open connections; a further one receives 503 and is closed.
     pub max_connections: usize,
-    /// Time for open answers at the end.
+    /// Time for open responses to finish at shutdown.
     pub drain_timeout: Duration,
 }
 
-/// How long a connection may stall.
+/// Time limits of a stalled connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// For the head of a request, from its first byte; for the first one, from the beginning of the connection.
+    /// Time for a request's head, from its first byte; for the first request from the start of the connection.
     pub head: Duration,
-    /// Between the end of an answer and the next request; at least as long as for a head.
+    /// Time between the end of a response and the next request; at least `head`.
     pub idle: Duration,
-    /// While not one byte of an answer can be written.
+    /// Time without a written byte of a response.
     pub write: Duration,
 }
 
 impl Timeouts {
-    /// For tenants' clients. Load balancers keep idle connections for up to 600 s; if we were the first to close, a POST could
-    /// meet the end of its connection, and nobody may send it again.
+    /// Timeouts for tenants' clients. Load balancers keep idle connections for up to 600 s. If this side closed first,
+    /// a POST could arrive at a closed connection, and a POST must not be resent.
     pub fn for_clients() -> Timeouts {
         Timeouts { idle: Duration::from_secs(620), ..Timeouts::default() }
     }
@@ -64,8 +64,8 @@ impl Default for Timeouts {
     }
 }
 
-/// Serves until `stop` says true (or its sender is gone), then finishes open answers within `limits.drain` and cuts the
-/// rest.
+/// Serves until `stop` is true (or its sender is dropped), then finishes open responses within `limits.drain_timeout`
+/// and closes the rest.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -75,8 +75,8 @@ pub async fn serve(
     serve_with_timeouts(listener, router, limits, Timeouts::default(), stop).await;
 }
 
-/// Waits for the end of `serving`, which was told to stop. Answers still open after `drain` are ended by `cut`, which also
-/// runs when none is; whoever is served with a drain of [`LAST_WORD`] more hears why.
+/// Waits for `serving`, which was already stopped, for at most `drain`, then calls `cut` to end open responses. A
+/// listener whose own drain time is longer by [`CLOSE_GRACE`] lets them send the reason.
 pub async fn drain(mut serving: JoinHandle<()>, drain: Duration, cut: impl FnOnce()) {
     let late = tokio::time::timeout(drain, &mut serving).await.is_err();
     if late {
@@ -84,12 +84,12 @@ pub async fn drain(mut serving: JoinHandle<()>, drain: Duration, cut: impl FnOnc
     }
     cut();
     if late {
-        // A task that panicked serves nobody any more.
+        // A task that panicked serves no connection any more.
         let _ = serving.await;
     }
 }
 
-/// [`serve`] with another patience.
+/// [`serve`] with other timeouts.
 pub async fn serve_with_timeouts(
     listener: TcpListener,
     router: Router,
@@ -104,7 +104,7 @@ pub async fn serve_with_timeouts(
     .await;
 }
 
-/// [`serve`] with a future of one's own for each connection, which ends by itself after `stop`.
+/// [`serve`] with a custom future per connection, which must end by itself after `stop`.
 pub(crate) async fn serve_connections<C, F>(
     listener: TcpListener,
     limits: ListenerLimits,
@@ -124,7 +124,7 @@ pub(crate) async fn serve_connections<C, F>(
         };
         match accepted.map(|(socket, _)| (socket, places.clone().try_acquire_owned())) {
             Ok((socket, Ok(place))) => {
-                // It only delays: the connection works without.
+                // Failure only adds latency.
                 let _ = socket.set_nodelay(true);
                 let connection = connect(socket);
                 connections.spawn(async move {
@@ -148,11 +148,11 @@ pub(crate) async fn serve_connections<C, F>(
 }
 
 pub(crate) async fn wait_for_stop(mut stop: watch::Receiver<bool>) {
-    // A sender that has gone cannot say it any more: stop.
+    // A dropped sender also means stop.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Answers on one connection until it ends, or until `stop` and the answer under way.
+/// Serves one connection until it ends; after `stop`, until the current response ends.
 pub(crate) async fn serve_connection<S>(
     socket: S,
     router: Router,
@@ -189,7 +189,7 @@ async fn respond(router: Router, request: Request<Incoming>) -> axum::response::
     }
 }
 
-/// Says 503 without waiting: the socket is new, so its send buffer has room; a client that is not served is owed no more.
+/// Sends 503 without waiting. The socket is new, so its send buffer has space, and a refused client needs no more.
 fn reject_connection(socket: &TcpStream) {
     let error = json!({"error": {"message": "too many connections", "type": "service_unavailable",
         "param": null, "code": null}});

@@ -1,4 +1,4 @@
-//! One answer: tokens from the scheduler become pieces of text, written at the pace of the tenant's SLO.
+//! One choice of a response: turns tokens from the scheduler into text, released at the pace of the tenant's SLO.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,33 +18,33 @@ use super::response::Endpoint;
 use crate::metrics::{Metrics, PendingToken};
 use crate::scheduler_handle::{RequestHandle, RequestUpdate};
 
-/// Updates taken at one time, so that a fast engine never keeps an answer from being written.
+/// Most updates taken at once, so that a fast engine cannot delay writing.
 const BURST_MAX: usize = 64;
 
-/// A token as it is shown.
+/// A token with its text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenText {
-    /// Text that it completes; may be empty.
+    /// Text that the token completes; may be empty.
     pub text: String,
-    /// Characters of the answer before it.
+    /// Characters of the response before it.
     pub offset: u32,
     /// Token id.
     pub token: u32,
-    /// When asked for.
+    /// Log-probabilities, if requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Why an answer ended, in OpenAI's words.
+/// Why a response ended, in OpenAI's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop token or a stop string.
+    /// A stop token or a stop string was generated.
     Stop,
-    /// The token limit.
+    /// The token limit was reached.
     Length,
 }
 
 impl FinishReason {
-    /// `finish_reason`.
+    /// Returns the value of `finish_reason`.
     pub const fn label(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",
@@ -53,72 +53,72 @@ impl FinishReason {
     }
 }
 
-/// What comes next.
+/// Next item of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StreamItem {
     /// Tokens to write now.
     Tokens(Vec<TokenText>),
-    /// The end.
+    /// The end of the stream.
     End(FinishReason),
 }
 
-/// An answer under way. Dropping it frees its memory within one step.
+/// A running response. Dropping it frees its memory within one step.
 #[derive(Debug)]
 pub struct TokenStream {
     endpoint: Endpoint,
     handle: Option<RequestHandle>,
     detokenizer: Detokenizer,
     stops: StopFilter,
-    /// Tokens that end the answer and are not shown.
+    /// Tokens that end the response and are not shown.
     stop_tokens: Vec<u32>,
     min_tokens: u32,
     deposit: TokenDeposit,
     pending: VecDeque<TokenText>,
-    /// Rings when the deposit has something due; made when an answer waits for the first time.
+    /// Timer for the next due token of the deposit; created at the first wait.
     timer: Option<Pin<Box<Sleep>>>,
-    /// How it ended; said once everything in the deposit is written.
+    /// Final result; returned after the deposit is empty.
     outcome: Option<Result<FinishReason, ApiError>>,
     prompt_tokens: u32,
     completion_tokens: u32,
     characters: u32,
     started: Instant,
     last_token: Option<Instant>,
-    /// `None` = it has ended.
+    /// Pending token for the metrics; `None` after the end.
     awaited: Option<PendingToken>,
-    /// How it ended has been counted.
+    /// Whether the end is recorded in the metrics.
     is_recorded: bool,
     metrics: Arc<Metrics>,
 }
 
-/// What an answer is made of.
+/// Parts of a token stream.
 #[derive(Debug)]
 pub struct TokenStreamConfig {
-    /// Which endpoint answers.
+    /// Endpoint of the request.
     pub endpoint: Endpoint,
-    /// The request.
+    /// Handle to the request in the scheduler.
     pub handle: RequestHandle,
-    /// Text.
+    /// Decoder of the tokens.
     pub detokenizer: Detokenizer,
     /// Stop strings.
     pub stops: StopFilter,
-    /// Tokens that end the answer and are not shown.
+    /// Tokens that end the response and are not shown.
     pub stop_tokens: Vec<u32>,
-    /// Tokens before a stop string may end the answer; the scheduler holds back stop tokens so long.
+    /// Fewest tokens before a stop string can end the response. The scheduler applies the same limit to stop tokens.
     pub min_tokens: u32,
-    /// Pace.
+    /// Pacing of the stream.
     pub pacing: Pacing,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// When the request arrived.
+    /// Arrival of the request.
     pub arrived: Instant,
-    /// Its first token, awaited since then.
+    /// Its pending first token, counted since the arrival.
     pub awaited: PendingToken,
-    /// Where figures go.
+    /// Metrics to record to.
     pub metrics: Arc<Metrics>,
 }
 
 impl TokenStream {
-    /// An answer of which nothing has come yet.
+    /// Creates a stream without tokens.
     pub fn new(setup: TokenStreamConfig) -> Self {
         TokenStream {
             endpoint: setup.endpoint,
@@ -142,26 +142,26 @@ impl TokenStream {
         }
     }
 
-    /// Tokens of the prompt and of the answer so far.
+    /// Returns the tokens of the prompt and of the response so far.
     pub fn usage(&self) -> (u32, u32) {
         (self.prompt_tokens, self.completion_tokens)
     }
 
-    /// Waits for the next thing to write.
+    /// Waits for the next item.
     ///
     /// # Errors
-    /// As [`Generation::poll_next`].
+    /// As [`TokenStream::poll_next`].
     pub async fn next(&mut self) -> Result<StreamItem, ApiError> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// The next thing to write, or word to `cx` when there is one.
+    /// Returns the next item, or registers `cx` to be woken when there is one.
     ///
     /// # Errors
-    /// The request was refused or failed; every token that came before has been given out, and nothing follows.
+    /// The request was refused or failed. All earlier tokens have been returned, and no item follows.
     ///
     /// # Panics
-    /// Broken invariant: the request is gone and the answer has not ended.
+    /// Broken invariant: the request's handle is gone before the stream has ended.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<StreamItem, ApiError>> {
         loop {
             if let Some(pieces) = self.take_due() {
@@ -186,8 +186,8 @@ impl TokenStream {
         }
     }
 
-    /// Waits until the deposit has something due. One timer serves the whole answer: it is not touched when a token only
-    /// joins the deposit, which is what most tokens of a paced stream do.
+    /// Waits until a token of the deposit is due. One timer serves the whole response and is reset only if the due time
+    /// changes; most tokens of a paced stream do not change it.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(due) = self.deposit.next_due() else { return Poll::Pending };
         let due = tokio::time::Instant::from(self.started + Duration::from_nanos(due.0));
@@ -198,7 +198,7 @@ impl TokenStream {
         alarm.as_mut().poll(cx)
     }
 
-    /// Whatever else has come meanwhile.
+    /// Takes the further updates that are already available.
     fn drain_updates(&mut self) {
         for _ in 0..BURST_MAX {
             let Some(update) = self.handle.as_mut().and_then(RequestHandle::try_next) else { break };
@@ -225,7 +225,7 @@ impl TokenStream {
         Some(self.pending.drain(..count as usize).collect())
     }
 
-    /// Whatever ended it, nothing follows; what the server has failed to make is a miss.
+    /// Ends the pending token; a failure of the server counts as a miss.
     fn stop_awaiting(&mut self, outcome: &Result<FinishReason, ApiError>) {
         let Some(awaited) = self.awaited.take() else { return };
         if outcome.as_ref().is_err_and(ApiError::is_server_error) {
@@ -244,7 +244,7 @@ impl TokenStream {
             Some(RequestUpdate::Finished(Finish::Unavailable(outage))) => {
                 self.on_end(Err(ApiError::from_unavailable(&outage)))
             }
-            // Nobody but a server that ends cancels what its client still waits for.
+            // Only a server that shuts down cancels a request whose client still waits.
             Some(RequestUpdate::Finished(Finish::Cancelled)) | None => {
                 self.on_end(Err(ApiError::from_unavailable(&UnavailableReason::ShuttingDown)));
             }
@@ -284,12 +284,12 @@ impl TokenStream {
         self.enqueue(shown.text, token, logprobs);
         if shown.is_stopped {
             self.outcome = Some(Ok(FinishReason::Stop));
-            // Nobody wants the rest: its memory is freed within one step.
+            // Dropping the handle cancels the request and frees its memory within one step.
             self.handle = None;
         }
     }
 
-    /// As in vLLM, stop strings count in what follows the first `min_tokens` tokens.
+    /// Filters stop strings. As in vLLM, they can end only after the first `min_tokens` tokens.
     fn filter_stops(&mut self, text: &str) -> FilteredText {
         if self.completion_tokens > self.min_tokens {
             return self.stops.push(text);
@@ -305,7 +305,7 @@ impl TokenStream {
         self.metrics.deposits.add(1);
     }
 
-    /// What is held back of the text goes with the last token that waits, however the answer ended.
+    /// Records the end. Held back text is appended to the last pending token.
     fn on_end(&mut self, outcome: Result<FinishReason, ApiError>) {
         if self.outcome.is_some() {
             return;
@@ -316,7 +316,7 @@ impl TokenStream {
         let rest = last.text + &self.stops.finish();
         match self.pending.back_mut() {
             Some(piece) => piece.text.push_str(&rest),
-            // The last token is written already; what was held back of its text goes with no token of its own.
+            // The last token is already written, so the held back text gets an entry without a token of its own.
             None if !rest.is_empty() => self.enqueue(rest, 0, None),
             None => {}
         }

@@ -1,6 +1,6 @@
-//! Reads the values of a request, and says what is wrong with one in JSON's words: string, number, integer, array, object.
+//! Deserializes the values of a request, with errors in terms of JSON: string, number, integer, array, object.
 //!
-//! Any type that serde reads can be read. A number without a fraction is an integer, however it is written: 2.0 is 2.
+//! Works for every serde type. A number without a fraction is an integer in any notation: 2.0 is 2.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use serde_json::{Number, Value};
 
 use super::error::ApiError;
 
-/// Characters of a wrong string that an error shows.
+/// Most characters of an invalid string that an error shows.
 const SHOWN_CHARACTERS: usize = 40;
-/// Beyond these a float has no exact neighbours, and no integer is asked for that is as large.
+/// Above this, a float does not represent every integer exactly. No parameter needs a larger integer.
 const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// Reads a value.
+/// Deserializes a value.
 ///
 /// # Errors
-/// 400 that names the parameter, where in it the fault is, what is wanted there and what was found.
+/// 400 that names the parameter, the position of the fault in it, the expected type and the value found.
 pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
     let mut track = serde_path_to_error::Track::new();
     T::deserialize(serde_path_to_error::Deserializer::new(ValueDeserializer(value), &mut track)).map_err(
@@ -48,7 +48,7 @@ pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
     )
 }
 
-/// Reads one parameter; null means that it is absent.
+/// Deserializes one parameter; null means absent.
 ///
 /// # Errors
 /// As [`read`].
@@ -65,7 +65,7 @@ pub fn read_field<T: DeserializeOwned>(name: &str, value: Value) -> Result<Optio
     })
 }
 
-/// A value as an error names it.
+/// Formats a value for an error.
 pub fn display_value(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -83,13 +83,13 @@ fn display_text(text: &str) -> String {
     format!("the string {short:?}{rest}")
 }
 
-/// The integer that a number is.
+/// Returns the integer that equals `number`.
 pub fn as_integer(number: &Number) -> Option<i64> {
     let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() <= EXACT_INTEGER_MAX);
     number.as_i64().or_else(|| float.map(|float| float as i64))
 }
 
-/// Whether two values are the same, numbers by what they are and not by how they are written.
+/// Whether two values are equal; numbers compare by value, not by notation.
 pub fn json_eq(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => {
@@ -99,18 +99,18 @@ pub fn json_eq(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Why a value cannot be read.
+/// Why a value cannot be deserialized.
 #[derive(Debug)]
 enum ValueError {
-    /// What is wrong with it, to follow its name.
+    /// The fault, as text that follows the parameter's name.
     Value(String),
-    /// A field is not there.
+    /// A required field is missing.
     Missing(&'static str),
-    /// A field that is none.
+    /// A field is unknown.
     Unknown {
         /// Its name.
         field: String,
-        /// Those that there are.
+        /// The known fields.
         known: String,
     },
 }
@@ -154,7 +154,7 @@ impl de::Error for ValueError {
     }
 }
 
-/// What serde's and this server's types want, in JSON's words.
+/// Returns an expected type in terms of JSON.
 fn json_type_name(wanted: &str) -> String {
     let integer =
         |low: &dyn fmt::Display, high: &dyn fmt::Display| format!("an integer from {low} to {high}");
@@ -188,7 +188,7 @@ fn describe_unexpected(found: Unexpected<'_>) -> String {
     }
 }
 
-/// A value being read.
+/// A value to deserialize.
 struct ValueDeserializer(Value);
 
 impl<'de> IntoDeserializer<'de, ValueError> for ValueDeserializer {
@@ -200,7 +200,7 @@ impl<'de> IntoDeserializer<'de, ValueError> for ValueDeserializer {
 }
 
 impl ValueDeserializer {
-    /// For who wants an integer.
+    /// Deserializes for a visitor that expects an integer.
     fn integer<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         match &self.0 {
             Value::Number(number) if !number.is_u64() => match as_integer(number) {
