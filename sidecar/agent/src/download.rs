@@ -1,8 +1,8 @@
-//! `sluice-sidecar fetch`: the model comes into a folder before the sidecar starts.
+//! `sluice-sidecar fetch`: downloads a model into a folder before the sidecar starts.
 //!
-//! Whatever is in the folder already, whole or in part, is used; every file is held to the size and the digest that its
-//! source told before it gets its name. A part ends in `.part`. A folder that is whole is left as it is, and nobody is asked.
-//! Of several that download into one folder, one does.
+//! Files that the folder already contains, whole or partial, are reused. Every file is checked against the size and the
+//! digest from its source before it gets its final name; a partial file ends in `.part`. A complete folder is left
+//! unchanged without a request to its source. Of several downloads into one folder, only one runs.
 
 pub mod bucket;
 mod completion_marker;
@@ -36,11 +36,11 @@ pub use self::retry::{RetryArgs, RetryPolicy};
 pub use self::source::{ModelFile, Source};
 use crate::run::Failure;
 
-/// Files that come at the same time: one connection seldom fills a link.
+/// Concurrent downloads, because one connection seldom fills a link.
 const CONCURRENT_DOWNLOADS: usize = 4;
-/// A connection has to stand within this time, the search for the address of its host included.
+/// Longest time to connect, including the name lookup.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes have to come within this time.
+/// Longest time without a received byte.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where the model comes from, and where it goes, on the command line.
@@ -55,7 +55,8 @@ pub enum SourceArgs {
         #[arg(long, value_name = "FOLDER")]
         to: PathBuf,
     },
-    /// Objects of a bucket. The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY hold credentials, if they are needed.
+    /// Objects of a bucket. The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY hold credentials, if they are
+    /// needed.
     S3 {
         /// The objects.
         #[command(flatten)]
@@ -81,10 +82,10 @@ pub struct HubArgs {
 }
 
 impl HubArgs {
-    /// The repository, with the token of this process's environment.
+    /// Returns the repository, with the token from the environment.
     ///
     /// # Errors
-    /// The endpoint is no address.
+    /// The endpoint is not a valid URL.
     pub fn source(&self) -> Result<Source, DownloadError> {
         let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
         Ok(Source::Hub(Hub::new(&self.endpoint, &self.repo, &self.revision, token)?))
@@ -109,10 +110,10 @@ pub struct BucketArgs {
 }
 
 impl BucketArgs {
-    /// The objects, with the credentials of this process's environment.
+    /// Returns the objects, with the credentials from the environment.
     ///
     /// # Errors
-    /// The endpoint is no address, or the bucket's name none of a bucket.
+    /// The endpoint is not a valid URL, or the bucket's name is invalid.
     pub fn source(&self) -> Result<Source, DownloadError> {
         let credentials = rusty_s3::Credentials::from_env();
         let endpoint = self.endpoint.as_deref();
@@ -130,10 +131,10 @@ impl SourceArgs {
     }
 }
 
-/// The subcommand: until all is there, or cannot be had.
+/// Runs the subcommand until all files are present or the download fails.
 ///
 /// # Errors
-/// What could not be had; as a configuration that no restart can help, where trying again cannot.
+/// The download failed; [`Failure::Config`] if a retry cannot help.
 pub fn run(from: &SourceArgs, progress: bool, retry: &RetryArgs) -> Result<(), Failure> {
     let report = ProgressOutput::new(progress);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -142,7 +143,7 @@ pub fn run(from: &SourceArgs, progress: bool, retry: &RetryArgs) -> Result<(), F
         tracing::info!(%source, to = %to.display(), "fetching a model");
         runtime.block_on(download_model(&source, to, retry.policy(), report))
     });
-    // A search for an address may still run, and its end is not waited for.
+    // Does not wait for a name lookup that may still run.
     runtime.shutdown_background();
     fetched.map_err(|error| match error.is_final() {
         true => Failure::Config(error.into()),
@@ -150,18 +151,18 @@ pub fn run(from: &SourceArgs, progress: bool, retry: &RetryArgs) -> Result<(), F
     })
 }
 
-/// Brings all files of `source` into `to`. Where they came before and are as they were then, nobody is asked: a branch that has
-/// moved since changes nothing.
+/// Downloads all files of `source` into `to`. A complete and unchanged folder needs no request, even if the branch has
+/// moved since.
 ///
 /// # Errors
-/// The first file that could not be had, or why nobody can say what the files are.
+/// The first file that failed, or why the list of files is unknown.
 pub async fn download_model(
     source: &Source,
     to: &Path,
     policy: RetryPolicy,
     report: ProgressOutput,
 ) -> Result<(), DownloadError> {
-    // First without the lock: those who find it whole need not check it one after another.
+    // First without the lock, so that processes which find a complete folder check it concurrently.
     if is_present(source, to)? {
         return Ok(());
     }
@@ -203,7 +204,7 @@ fn is_present(source: &Source, to: &Path) -> Result<bool, DownloadError> {
 }
 
 pub(crate) fn build_client() -> Result<Client, DownloadError> {
-    // Fails only when there is one already, which is as good.
+    // Fails only if a provider is already installed, which works as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let agent = concat!("sluice/", env!("CARGO_PKG_VERSION"));
     let client =
@@ -211,7 +212,7 @@ pub(crate) fn build_client() -> Result<Client, DownloadError> {
     client.build().map_err(DownloadError::Client)
 }
 
-/// A model without weights or configuration is a mistake in the source's name, told before anything is downloaded.
+/// Fails before any download if the source has no weights or no configuration, because then its name is a mistake.
 pub(crate) fn check_model_files(source: &Source, items: &[ModelFile]) -> Result<(), DownloadError> {
     let has = |wanted: &dyn Fn(&str) -> bool| items.iter().any(|item| wanted(&item.name));
     let lacks = if !has(&|name| name == "config.json") {
@@ -224,7 +225,7 @@ pub(crate) fn check_model_files(source: &Source, items: &[ModelFile]) -> Result<
     Err(DownloadError::NotAModel { place: source.to_string(), lacks })
 }
 
-/// One file on its way.
+/// Download of one file.
 struct FileDownload<'a> {
     client: &'a Client,
     source: &'a Source,
@@ -259,14 +260,14 @@ impl FileDownload<'_> {
         part.commit()
     }
 
-    /// Whether the file is there under its name, and is what it should be. One that is not is downloaded anew.
+    /// Whether the file is present under its final name and valid. An invalid file is downloaded again.
     fn is_present(&self) -> Result<bool, DownloadError> {
         let found = PartialFile::digest_file(&self.path)?;
         Ok(found.is_some_and(|digest| digest.check(self.file).is_ok()))
     }
 
-    /// Asks for what is missing and takes what comes; then the whole has to be right. Of a digest that is wrong the rest of an
-    /// earlier start may be the reason, so it is asked for once more from the beginning; then it is the source's.
+    /// Downloads the missing bytes and checks the file. A wrong digest of a resumed file may come from the earlier
+    /// part, so the file is downloaded once more from the start; after that the source is at fault.
     async fn attempt(&self, part: &mut PartialFile) -> Result<(), DownloadError> {
         let resumed = part.bytes() > 0;
         match self.download_and_check(part).await {
@@ -281,7 +282,7 @@ impl FileDownload<'_> {
         }
         let checked = part.digest().check(self.file);
         if checked.is_err() && part.bytes() >= self.file.bytes {
-            // What is wrong stays wrong.
+            // Wrong bytes are of no use for a retry.
             self.discard_partial(part)?;
         }
         checked
@@ -300,17 +301,17 @@ impl FileDownload<'_> {
         let mut response = request.send().await.map_err(DownloadError::http(&url))?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT => {}
-            // A server that knows no ranges sends all of it.
+            // A server without range support sends the whole file.
             StatusCode::OK => self.discard_partial(part)?,
-            // What is here is longer than the file.
+            // The partial file is longer than the source's.
             StatusCode::RANGE_NOT_SATISFIABLE => return self.discard_partial(part),
             status => return Err(DownloadError::status(&url, status)),
         }
         while let Some(bytes) = response.chunk().await.map_err(DownloadError::http(&url))? {
-            // Blocks this thread, which has nothing else to do.
+            // Blocks this thread, which has no other work.
             part.write(&bytes)?;
             self.progress.add(bytes.len() as u64);
-            // More than was promised is wrong already, and may have no end.
+            // More bytes than announced are wrong, and the response may have no end.
             if part.bytes() > self.file.bytes {
                 break;
             }

@@ -1,17 +1,14 @@
-//! A tenant whose engine is a server of its own kind (`engine: {kind: Vllm, url}`): the sidecar stands in front of it, owns no
-//! device memory and drives nothing.
+//! A tenant whose engine is a separate server (`engine: {kind: Vllm, url}`). The sidecar proxies its requests and owns
+//! no device memory.
 //!
-//! ```text
-//!            :8000                                              loopback
-//! client ---------> gateway -- Lobby: held until awake --> Engine ---------> vLLM
-//!                      |          ^ nudge       | phase
-//!                    Paced        |             v
-//! admin  ---------> Desk -- orders --> Keeper: health, sleep, wake
+//! ```text :8000                                                      loopback client ---------> gateway --
+//! RequestGate: held until awake --> Engine ---------> vLLM |          ^ wake-up      | phase PacedStream     |
+//! v admin  ---------> AdminHandler -- commands --> EngineMonitor: health, sleep, wake
 //! ```
 //!
-//! The [`Keeper`] alone says what the engine is doing; requests wait for it in the [`Lobby`]. The
-//! [`Desk`] takes the messages that go to a scheduler's thread elsewhere, so that admin port and probes are the same for both
-//! kinds of engine.
+//! Only the [`EngineMonitor`] decides the engine's phase; requests wait for it in the [`RequestGate`]. The
+//! [`AdminHandler`] receives the messages that the native engine's scheduler thread would receive, so that the admin
+//! port and the probes are the same for both kinds of engine.
 
 pub mod admin_handler;
 pub mod engine;
@@ -47,16 +44,16 @@ use crate::run::{
 };
 use crate::scheduler_handle::{MessageSender, SchedulerHandle, Status};
 
-/// Runs until told to stop.
+/// Runs until a signal stops it.
 ///
 /// # Errors
-/// Why it could not go on.
+/// The configuration is invalid or a part failed.
 pub fn run(config: SidecarConfig) -> Result<(), Failure> {
     let engine = engine(&config)?;
     runtime()?.block_on(serve(&config, engine))
 }
 
-/// The engine of a configuration, which says nothing that a proxied one cannot follow.
+/// Returns the configured engine. Refuses options that a proxied engine does not support.
 fn engine(config: &SidecarConfig) -> Result<EngineClient, Failure> {
     let refused = |field, why| Err(Failure::Field(field, anyhow!("{why}")));
     if config.engine.spawn.is_some() {
@@ -93,16 +90,16 @@ async fn serve(config: &SidecarConfig, engine: EngineClient) -> Result<(), Failu
         shutdown: told,
     };
     let router = Arc::new(gateway).router(keys.clone(), scrape.clone());
-    // No thread of its own schedules: a heartbeat that never begins is never overdue.
+    // There is no scheduler thread: a heartbeat that never starts is never overdue.
     let behind = ServeContext { router, scrape, open_requests: open, keys, heartbeat: Heartbeat::default() };
     let serving = doors.serve(config, behind);
     let ended = wait_for_signal().await;
-    // Answers that are still open are receivers.
+    // Open responses hold receivers of `cut`.
     serving.drain(|| cut.send_modify(|cut| *cut = true)).await;
     ended
 }
 
-/// Starts the keeper of the engine and the desk, and gives the door to the desk.
+/// Starts the engine's monitor and the admin handler; returns the handle to the handler.
 fn start_monitor(
     config: &SidecarConfig,
     engine: &EngineClient,

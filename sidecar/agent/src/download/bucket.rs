@@ -1,4 +1,4 @@
-//! Objects of a bucket, over the protocol of S3.
+//! Objects of a bucket, over the S3 protocol.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rusty_s3::{Credentials, S3Action, UrlStyle};
 use super::source::{fetch_text, is_model_file};
 use super::{DownloadError, ExpectedDigest, ModelFile};
 
-/// A signature is good for so long: it is made anew for each request.
+/// Lifetime of a signature; each request gets a new one.
 const SIGNATURE_LIFETIME: Duration = Duration::from_secs(3600);
 
 /// The objects of a bucket under a prefix.
@@ -22,11 +22,11 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Objects under `prefix`. Without an endpoint the service is AWS in that region; without credentials it is asked
-    /// anonymously.
+    /// Creates a source for the objects under `prefix`. Without an endpoint the service is AWS in the region; without
+    /// credentials requests are anonymous.
     ///
     /// # Errors
-    /// The endpoint is no address, or the bucket's name none of a bucket.
+    /// The endpoint is not a valid URL, or the bucket's name is invalid.
     pub fn new(
         endpoint: Option<&str>,
         region: &str,
@@ -35,7 +35,7 @@ impl Bucket {
         credentials: Option<Credentials>,
     ) -> Result<Bucket, DownloadError> {
         let aws = format!("https://s3.{region}.amazonaws.com");
-        // Who runs a service of their own seldom has a name for each bucket.
+        // Custom services seldom have a DNS name per bucket.
         let style = if endpoint.is_some() { UrlStyle::Path } else { UrlStyle::VirtualHost };
         let endpoint = endpoint.unwrap_or(&aws);
         let refuse = |problem: String| DownloadError::Endpoint { endpoint: endpoint.to_owned(), problem };
@@ -75,7 +75,7 @@ impl Bucket {
         read.map_err(|error| DownloadError::InvalidResponse { url, problem: error.to_string() })
     }
 
-    /// An object that a sidecar reads. S3 tells no digest of it in a list, but a tag that changes with it.
+    /// Returns the file of an object that a sidecar reads. S3 lists no digest, only a tag that changes with the object.
     fn model_file(&self, key: &str, size: Option<u64>, tag: Option<String>) -> Option<ModelFile> {
         let name = key.strip_prefix(&self.prefix)?.to_owned();
         let bytes = size?;
@@ -86,7 +86,7 @@ impl Bucket {
         let key = format!("{}{}", self.prefix, item.name);
         let url = self.bucket.get_object(self.credentials.as_ref(), &key).sign(SIGNATURE_LIFETIME);
         let request = client.get(url);
-        // Parts of two versions never become one file.
+        // Prevents a file that mixes two versions of the object.
         let request = match &item.tag {
             Some(tag) => request.header(header::IF_MATCH, tag),
             None => request,
@@ -96,7 +96,7 @@ impl Bucket {
 }
 
 impl Bucket {
-    /// Two services may have a bucket of one name.
+    /// Returns an identity that includes the service, because two services may have buckets of the same name.
     pub(super) fn identity(&self) -> String {
         format!("{self} of {}", self.bucket.base_url())
     }
@@ -110,7 +110,7 @@ impl fmt::Display for Bucket {
 
 impl fmt::Debug for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the credentials.
+        // Omits the credentials.
         write!(f, "Bucket({self})")
     }
 }

@@ -1,6 +1,6 @@
-//! What a complete folder says of itself, so that nobody need ask its source about it again.
+//! Marker of a complete folder, with which later starts need no request to the source.
 //!
-//! A pod's init containers run anew after a reboot of its node, and by then the pod may reach nobody outside any more.
+//! A pod's init containers run again after a reboot of its node, when the pod may have no network access to the source.
 
 use std::path::Path;
 
@@ -10,21 +10,21 @@ use sluice_wire::download;
 use super::partial_file::PartialFile;
 use super::{DownloadError, ModelFile, Source};
 
-/// Name of the file; the sidecar reads no file that begins with a dot.
+/// Name of the marker; the sidecar reads no file that begins with a dot.
 const FILE_NAME: &str = download::CompletionMarker::FILE;
-/// Of the file's layout.
+/// Version of the marker's format.
 const VERSION: u32 = download::CompletionMarker::VERSION;
 
-/// What came, and from where. [`fetched::Receipt`] is the part of it that other programs read.
+/// The downloaded files and their source. Other programs read the [`fetched::Receipt`] subset.
 #[derive(Debug, Serialize, Deserialize)]
 struct CompletionMarker {
     version: u32,
-    /// The source as it was asked for: a branch, not the commit that it was at the time.
+    /// The source as requested: a branch, not the commit that it named.
     source: String,
     items: Vec<ModelFile>,
 }
 
-/// Notes that all `items` of `source` are in `folder`.
+/// Records that all `items` of `source` are in `folder`.
 pub fn write(folder: &Path, source: &Source, items: &[ModelFile]) -> Result<(), DownloadError> {
     let receipt = CompletionMarker { version: VERSION, source: source.identity(), items: items.to_vec() };
     let text = serde_json::to_vec_pretty(&receipt).expect("a receipt serialises");
@@ -34,7 +34,7 @@ pub fn write(folder: &Path, source: &Source, items: &[ModelFile]) -> Result<(), 
     part.commit()
 }
 
-/// Whether all that came from `source` is still in `folder`, byte by byte as its source told it then.
+/// Whether all files of `source` are in `folder` and match their recorded digests.
 pub fn is_complete(folder: &Path, source: &Source) -> Result<bool, DownloadError> {
     let Some(receipt) = read(folder)?.filter(|receipt| receipt.source == source.identity()) else {
         return Ok(false);
@@ -48,7 +48,7 @@ pub fn is_complete(folder: &Path, source: &Source) -> Result<bool, DownloadError
     Ok(true)
 }
 
-/// One that cannot be read, or is of another version, says nothing.
+/// Reads the marker; `None` if it is missing, unreadable or of another version.
 fn read(folder: &Path) -> Result<Option<CompletionMarker>, DownloadError> {
     let path = folder.join(FILE_NAME);
     let text = match std::fs::read(&path) {

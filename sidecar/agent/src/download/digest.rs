@@ -1,32 +1,32 @@
-//! What a file's bytes have to be.
+//! Expected and actual digests of a file.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use serde::{Deserialize, Serialize};
 
 use super::{DownloadError, ModelFile};
 
-/// What a source tells of a file's bytes, in hexadecimal digits.
+/// Digest that a source gives for a file, in hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExpectedDigest {
-    /// SHA-256 of them.
+    /// SHA-256 of the bytes.
     Sha256(String),
-    /// Their id as a blob of git: SHA-1 of "blob", the length, a zero byte, and them.
+    /// Git blob id: SHA-1 of "blob", the length, a zero byte, and the bytes.
     GitBlob(String),
-    /// Nothing but the length.
+    /// No digest, only the length.
     Length,
 }
 
-/// Digests of the bytes of one file, as they come.
+/// Running digest of the bytes of one file.
 #[derive(Clone)]
 pub struct Digest {
     bytes: u64,
     sha256: Context,
-    /// A blob's id begins with the length, which is known only when the file has ended; small files, which alone have such
-    /// ids, are kept.
+    /// Bytes of a small file. A blob id starts with the length, which is known only at the end, so the bytes are kept.
     small: Option<Vec<u8>>,
 }
 
-/// Files above this are not kept. What a hub keeps in git itself is configuration and tokenizers; weights have SHA-256.
+/// Largest file whose bytes are kept. A hub stores only configuration and tokenizers in git itself; weights have
+/// SHA-256.
 const SMALL_BYTES: usize = 64 << 20;
 
 impl Digest {
@@ -49,7 +49,7 @@ impl Digest {
         }
     }
 
-    /// Holds what came to what was told.
+    /// Compares the bytes with the expected length and digest.
     pub fn check(&self, item: &ModelFile) -> Result<(), DownloadError> {
         let file = || item.name.clone();
         if self.bytes != item.bytes {
@@ -89,7 +89,7 @@ mod tests {
         digest.check(&ModelFile { name: "f".into(), bytes: 6, expected, tag: None })
     }
 
-    /// By `sha256sum` and `git hash-object` on the bytes `sluice`.
+    /// Output of `sha256sum` and `git hash-object` for the bytes `sluice`.
     const SHA256_OF_SLUICE: &str = "0f5aec3c8edf964bb5260e4ae806d31feaab06f39a65ddba9d86e499bfae8476";
     const BLOB_OF_SLUICE: &str = "3a962d64ad3703d4d7bdb64f2d444fa5ee75d18b";
 

@@ -1,73 +1,74 @@
-//! Why a model could not be had.
+//! Errors of a download.
 
 use std::path::{Path, PathBuf};
 
 use reqwest::{StatusCode, Url};
 
-/// Why a model could not be had.
+/// Why a download failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// No client could be made.
+    /// The HTTP client cannot be created.
     #[error("no HTTP client: {0}")]
     Client(#[source] reqwest::Error),
-    /// The address of the service is none.
+    /// The service's address is not a valid URL.
     #[error("`{endpoint}` is no address of a service: {problem}")]
     Endpoint {
-        /// As written.
+        /// The address as given.
         endpoint: String,
-        /// What is wrong with it.
+        /// Its fault.
         problem: String,
     },
-    /// There is no connection to the service: its host has no address, refuses, is silent, or has no valid certificate.
+    /// No connection to the service: its name does not resolve, or it refuses, does not respond, or has no valid
+    /// certificate.
     #[error("{host} cannot be reached: {problem}")]
     Unreachable {
-        /// Its host, and its port where that is not the usual one.
+        /// Host, with the port if it is not the default.
         host: String,
-        /// What failed.
+        /// The cause.
         problem: String,
     },
     /// The connection broke.
     #[error("{url}: {error}")]
     Http {
-        /// What was asked for, without signatures.
+        /// The requested URL, without a signature.
         url: String,
-        /// What failed.
+        /// The cause.
         #[source]
         error: reqwest::Error,
     },
-    /// The service wants other credentials.
+    /// The service needs other credentials.
     #[error("{url}: {status}: the credential is missing, wrong, or not allowed to read this")]
     Refused {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What it answered.
+        /// The response's status.
         status: StatusCode,
     },
-    /// There is no such thing.
+    /// The resource does not exist.
     #[error("{url}: {status}: no such model, revision, bucket or file")]
     NotFound {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What it answered.
+        /// The response's status.
         status: StatusCode,
     },
-    /// Any other answer that is no success.
+    /// The response has another error status.
     #[error("{url}: {status}")]
     Status {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What it answered.
+        /// The response's status.
         status: StatusCode,
     },
-    /// An answer that cannot be read.
+    /// The response cannot be parsed.
     #[error("{url}: the answer cannot be read: {problem}")]
     InvalidResponse {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What is wrong with it.
+        /// Its fault.
         problem: String,
     },
-    /// The source has no model.
+    /// The source contains no model.
     #[error("{place} holds no model: it lacks {lacks}")]
     NotAModel {
         /// The source.
@@ -75,48 +76,48 @@ pub enum DownloadError {
         /// What is missing.
         lacks: &'static str,
     },
-    /// A file is not as long as its source said.
+    /// A file's length differs from the source's.
     #[error("{file}: {bytes} bytes came of {expected}")]
     Size {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// What came.
+        /// Bytes received.
         bytes: u64,
-        /// What was told.
+        /// Bytes expected.
         expected: u64,
     },
-    /// A file's bytes are not those that its source told.
+    /// A file's digest differs from the source's.
     #[error("{file}: its digest is {digest}, and {expected} was told")]
     Digest {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// Of what came.
+        /// Digest of the received bytes.
         digest: String,
-        /// As told.
+        /// Expected digest.
         expected: String,
     },
-    /// Of those who download into a folder one does, and nobody can say who.
+    /// The folder cannot be locked, so that concurrent downloads cannot be excluded.
     #[error("{}: its file system has no locks (flock), which a folder for several downloads needs: {error}", .path.display())]
     LockFailed {
-        /// The file that would be locked.
+        /// The lock file.
         path: PathBuf,
-        /// What failed.
+        /// The cause.
         #[source]
         error: std::io::Error,
     },
-    /// A file on this machine.
+    /// A local file operation failed.
     #[error("{}: {error}", .path.display())]
     File {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// What failed.
+        /// The cause.
         #[source]
         error: std::io::Error,
     },
 }
 
-/// What an error says and what its causes add to it. A client's own words for a host without a name, or one that refuses the
-/// connection, are the same; the causes are not.
+/// Joins an error and its causes. The HTTP client's own message is the same for an unknown host and a refused
+/// connection; the causes differ.
 pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let causes = std::iter::successors(error.source(), |cause| cause.source());
@@ -129,7 +130,7 @@ pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 impl DownloadError {
-    /// Whether trying again cannot help before somebody changes something.
+    /// Whether a retry cannot succeed.
     pub fn is_final(&self) -> bool {
         match self {
             DownloadError::Unreachable { .. } | DownloadError::Http { .. } | DownloadError::Size { .. } => {
@@ -146,19 +147,19 @@ impl DownloadError {
     pub(crate) fn http(url: &str) -> impl FnOnce(reqwest::Error) -> DownloadError + '_ {
         move |error| match error.is_connect() {
             true => DownloadError::unreachable(url, &error),
-            // Without the address that was asked: it may carry a signature.
+            // Removes the URL, because it may carry a signature.
             false => DownloadError::Http { url: url.to_owned(), error: error.without_url() },
         }
     }
 
     fn unreachable(url: &str, error: &reqwest::Error) -> DownloadError {
-        // The service may have sent the client on to another host.
+        // A redirect may have led to another host.
         let asked = error.url().cloned().or_else(|| Url::parse(url).ok());
         let host = asked.as_ref().and_then(|url| {
             let host = url.host_str()?;
             Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
         });
-        // The last cause says what failed, the others that something did.
+        // Only the last cause is specific.
         let causes = std::iter::successors(Some(error as &dyn std::error::Error), |cause| cause.source());
         let problem = causes.last().map(ToString::to_string).unwrap_or_default();
         DownloadError::Unreachable { host: host.unwrap_or_else(|| url.to_owned()), problem }

@@ -17,7 +17,7 @@ pub struct Hub {
     token: Option<String>,
 }
 
-/// What a hub tells of a revision. Fields: <https://huggingface.co/docs/hub/api>.
+/// A hub's response about a revision. Fields: <https://huggingface.co/docs/hub/api>.
 #[derive(Debug, Deserialize)]
 struct Revision {
     sha: Option<String>,
@@ -41,10 +41,10 @@ struct Lfs {
 }
 
 impl Hub {
-    /// Repository `repo` (OWNER/NAME) at a branch, tag or commit. `token` is shown to the hub, and to nobody whom it names.
+    /// Creates a source for repository `repo` (OWNER/NAME) at a branch, tag or commit. `token` is sent to the hub only,
+    /// not to hosts that it redirects to.
     ///
-    /// # Errors
-    /// The endpoint is no address.
+    /// # Errors The endpoint is not a valid URL.
     pub fn new(
         endpoint: &str,
         repo: &str,
@@ -59,7 +59,7 @@ impl Hub {
         Ok(Hub { endpoint: url, repo: repo.into(), revision: revision.into(), token })
     }
 
-    /// The same at the commit that the revision names now.
+    /// Returns the repository at the commit that the revision names now.
     pub(super) async fn pin_revision(&self, client: &Client) -> Result<Hub, DownloadError> {
         let commit = self.fetch_revision(client).await?.sha;
         Ok(Hub { revision: commit.unwrap_or_else(|| self.revision.clone()), ..self.clone() })
@@ -95,7 +95,7 @@ impl Hub {
         (url.to_string(), self.with_token(client.get(url)))
     }
 
-    /// A redirection to another host loses the token: reqwest sees to it.
+    /// Adds the token. reqwest removes it on a redirect to another host.
     fn with_token(&self, request: RequestBuilder) -> RequestBuilder {
         match &self.token {
             Some(token) => request.bearer_auth(token),
@@ -109,7 +109,7 @@ impl Hub {
         url
     }
 
-    /// `PATH/REVISION/FILE` under the endpoint. A revision may have slashes, which are no part of the path.
+    /// Returns `PATH/REVISION/FILE` under the endpoint. Slashes of a revision are escaped.
     fn revision_url(&self, path: &[&str], file: &str) -> Url {
         let mut url = self.endpoint.clone();
         let path = path.concat();
@@ -131,7 +131,7 @@ impl fmt::Display for Hub {
 
 impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the token.
+        // Omits the token.
         write!(f, "Hub({self})")
     }
 }

@@ -1,4 +1,4 @@
-//! One download into a folder at a time: pods of several tenants may have the same one on a shared volume.
+//! Lock of a folder: pods of several tenants may download into the same folder on a shared volume.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
@@ -9,25 +9,25 @@ use rustix::io::Errno;
 
 use super::DownloadError;
 
-/// Name of the file that is locked; the sidecar reads no file that begins with a dot.
+/// Name of the lock file; the sidecar reads no file that begins with a dot.
 const LOCK_FILE: &str = ".sluice-lock";
-/// How often a lock that somebody else has is asked for.
+/// Interval between attempts to take the lock.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After how many of these it is said again.
+/// Attempts between two log lines.
 const LOG_EVERY_ATTEMPTS: u64 = 60;
 
-/// A folder that nobody else downloads into. Ends with the process, however that ends.
+/// Exclusive lock of a folder. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub struct FolderLock {
     _file: File,
 }
 
 impl FolderLock {
-    /// Waits until nobody else downloads into `folder`.
+    /// Waits until no other process downloads into `folder`.
     ///
     /// # Errors
-    /// The file, and why it cannot be made or locked.
+    /// The lock file cannot be created or locked.
     pub async fn acquire(folder: &Path) -> Result<FolderLock, DownloadError> {
         let path = folder.join(LOCK_FILE);
         let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);

@@ -1,4 +1,4 @@
-//! A file that is coming, under a name that says so.
+//! A file during its download, under a temporary name.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -10,7 +10,7 @@ use super::digest::Digest;
 /// Bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// What has come of a file.
+/// The downloaded part of a file.
 pub struct PartialFile {
     path: PathBuf,
     part_path: PathBuf,
@@ -19,7 +19,7 @@ pub struct PartialFile {
 }
 
 impl PartialFile {
-    /// What an earlier start left of the file at `path`, or nothing.
+    /// Opens the partial file for `path`, with the bytes of an earlier start if there are any.
     pub fn open(path: &Path) -> Result<PartialFile, DownloadError> {
         let part = partial_path(path);
         let opened = OpenOptions::new().read(true).append(true).create(true).open(&part);
@@ -28,7 +28,7 @@ impl PartialFile {
         Ok(PartialFile { path: path.to_owned(), part_path: part, file, digest })
     }
 
-    /// Digest of the file at `path`; `None` = there is none.
+    /// Returns the digest of the file at `path`; `None` = there is no file.
     pub fn digest_file(path: &Path) -> Result<Option<Digest>, DownloadError> {
         match File::open(path) {
             Ok(mut file) => digest_of(&mut file).map(Some).map_err(DownloadError::file(path)),
@@ -37,31 +37,31 @@ impl PartialFile {
         }
     }
 
-    /// What has come.
+    /// Returns the number of downloaded bytes.
     pub fn bytes(&self) -> u64 {
         self.digest.bytes()
     }
 
-    /// Its digest.
+    /// Returns the digest of the downloaded bytes.
     pub fn digest(&self) -> &Digest {
         &self.digest
     }
 
-    /// Takes more of it.
+    /// Appends bytes.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), DownloadError> {
         self.file.write_all(bytes).map_err(DownloadError::file(&self.part_path))?;
         self.digest.update(bytes);
         Ok(())
     }
 
-    /// Begins anew.
+    /// Discards all bytes.
     pub fn restart(&mut self) -> Result<(), DownloadError> {
         self.file.set_len(0).map_err(DownloadError::file(&self.part_path))?;
         self.digest = Digest::new();
         Ok(())
     }
 
-    /// Gives it its name, once it is on the disk.
+    /// Syncs the file to disk, then gives it its final name.
     pub fn commit(self) -> Result<(), DownloadError> {
         self.file.sync_all().map_err(DownloadError::file(&self.part_path))?;
         std::fs::rename(&self.part_path, &self.path).map_err(DownloadError::file(&self.path))

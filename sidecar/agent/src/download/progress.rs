@@ -1,4 +1,4 @@
-//! How far a download is: a line of the log for people, or JSON for the program that started the download.
+//! Progress of a download: log lines for people, or JSON for the program that started the download.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use sluice_wire::download::{self, DownloadReport};
 
-/// Time between two lines of the log.
+/// Interval between two log lines.
 const LOG_EVERY: Duration = Duration::from_secs(5);
-/// Time between two lines of JSON: a bar that moves smoothly.
+/// Interval between two JSON lines, short enough for a smooth progress bar.
 const JSON_EVERY: Duration = Duration::from_millis(200);
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// How progress is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressOutput {
-    /// In the log.
+    /// Log lines.
     Log,
-    /// On standard output, one [`Report`] a line.
+    /// Standard output, one [`Report`] per line.
     Json,
 }
 
 impl ProgressOutput {
-    /// On standard output, or in the log.
+    /// Returns the output: standard output, or the log.
     pub fn new(on_stdout: bool) -> ProgressOutput {
         if on_stdout { ProgressOutput::Json } else { ProgressOutput::Log }
     }
@@ -30,12 +30,12 @@ impl ProgressOutput {
     /// Writes a line to standard output.
     pub(super) fn write(report: &DownloadReport) {
         let line = serde_json::to_string(report).expect("a report serialises");
-        // The download matters more than its reader.
+        // A failed write must not stop the download.
         let _ = writeln!(std::io::stdout(), "{line}");
     }
 }
 
-/// Bytes that are there, of how many.
+/// Downloaded and total bytes.
 #[derive(Debug)]
 pub struct Progress {
     present_bytes: AtomicU64,
@@ -55,7 +55,7 @@ impl Progress {
         self.present_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Reports now and then, for ever.
+    /// Reports at a fixed interval, without end.
     pub async fn report(&self, report: ProgressOutput) {
         let every = match report {
             ProgressOutput::Log => LOG_EVERY,
@@ -72,7 +72,7 @@ impl Progress {
         }
     }
 
-    /// Reports that all is there.
+    /// Reports the final progress.
     pub fn report_finished(&self, report: ProgressOutput) {
         if report == ProgressOutput::Json {
             self.write_json();

@@ -1,4 +1,4 @@
-//! How often a failed request is tried again, and the report of each failure.
+//! Retries of failed requests, and the report of each failure.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use sluice_wire::download::{DownloadReport, Retry};
 
 use super::{DownloadError, ProgressOutput, error_chain};
 
-/// How often, and how fast, a failure is tried again.
+/// Number and timing of retries.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// Tries without a byte in between.
+    /// Tries without a received byte in between.
     pub max_tries: u32,
-    /// Tries while the source cannot be reached, before a download begins. Failures of other kinds do not count.
+    /// Tries to reach the source before a download begins. Failures of other kinds do not count.
     pub connect_tries: u32,
-    /// Wait before the second try; doubled before each further one.
+    /// Wait before the second try; doubled before each further try.
     pub initial_backoff: Duration,
     /// Longest wait.
     pub max_backoff: Duration,
@@ -38,13 +38,13 @@ pub struct RetryArgs {
 }
 
 impl RetryArgs {
-    /// The defaults with these.
+    /// Returns the default policy with these arguments.
     pub fn policy(&self) -> RetryPolicy {
         RetryPolicy { connect_tries: self.connect_tries, ..RetryPolicy::default() }
     }
 }
 
-/// Tries again what may succeed later.
+/// Runs `attempt` until it succeeds, fails finally, or the tries are used up.
 pub(crate) async fn with_retries<T>(
     policy: RetryPolicy,
     report: ProgressOutput,
@@ -76,18 +76,18 @@ impl RetryState {
         RetryState { policy, report, failures: 0, connect_failures: 0, backoff: policy.initial_backoff }
     }
 
-    /// Forgets the failures: bytes have come since.
+    /// Resets the failures, because bytes have arrived since.
     pub(super) fn reset(&mut self) {
         *self = RetryState::new(self.policy, self.report);
     }
 
-    /// Reports a failure and waits, or gives up with it.
+    /// Reports a failure and waits, or returns the failure if the tries are used up.
     pub(super) async fn wait_after(&mut self, error: DownloadError) -> Result<(), DownloadError> {
         self.failures += 1;
         self.wait_or_fail(self.failures < self.policy.max_tries, error).await
     }
 
-    /// As [`Retries::after`], for a source that could not be reached before a download.
+    /// As [`RetryState::wait_after`], for a source that could not be reached before a download.
     async fn wait_after_unreachable(&mut self, error: DownloadError) -> Result<(), DownloadError> {
         self.connect_failures += 1;
         self.wait_or_fail(self.connect_failures < self.policy.connect_tries, error).await
@@ -138,7 +138,7 @@ mod tests {
         Err(DownloadError::Unreachable { host: "hub".into(), problem: "connection refused".into() })
     }
 
-    /// How a request ends whose tries have these outcomes, and how many of them are left.
+    /// Returns the result of a request whose tries have these outcomes, and how many outcomes are left.
     async fn run_attempts(
         outcomes: impl IntoIterator<Item = Result<u32, DownloadError>>,
     ) -> (Result<u32, DownloadError>, usize) {

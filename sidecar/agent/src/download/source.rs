@@ -1,4 +1,4 @@
-//! Where models come from.
+//! Sources of models.
 
 use reqwest::{Client, RequestBuilder};
 use serde::{Deserialize, Serialize};
@@ -8,17 +8,17 @@ use super::{Bucket, DownloadError, ExpectedDigest, Hub};
 /// A file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelFile {
-    /// Its name in the model's folder.
+    /// Name in the model's folder.
     pub name: String,
-    /// Its length.
+    /// Length, bytes.
     pub bytes: u64,
-    /// Its bytes.
+    /// Expected digest.
     pub expected: ExpectedDigest,
-    /// Names these very bytes among all that the source ever had under this name.
+    /// Tag of this version of the object.
     pub tag: Option<String>,
 }
 
-/// Where a model comes from.
+/// Source of a model.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A repository of a Hugging Face hub.
@@ -37,7 +37,7 @@ impl std::fmt::Display for Source {
 }
 
 impl Source {
-    /// Names the source among all others, without its credentials.
+    /// Returns a string that identifies the source, without its credentials.
     pub(crate) fn identity(&self) -> String {
         match self {
             Source::Hub(hub) => hub.to_string(),
@@ -45,7 +45,7 @@ impl Source {
         }
     }
 
-    /// The source as it is now: a later change of a branch changes nothing.
+    /// Returns the source pinned to its current revision, so that a later change of a branch has no effect.
     pub(crate) async fn pin_revision(&self, client: &Client) -> Result<Source, DownloadError> {
         match self {
             Source::Hub(hub) => hub.pin_revision(client).await.map(Source::Hub),
@@ -53,7 +53,7 @@ impl Source {
         }
     }
 
-    /// The files that a sidecar reads.
+    /// Lists the files that a sidecar reads.
     pub(crate) async fn list(&self, client: &Client) -> Result<Vec<ModelFile>, DownloadError> {
         match self {
             Source::Hub(hub) => hub.list(client).await,
@@ -61,7 +61,7 @@ impl Source {
         }
     }
 
-    /// A request for a file, and its address for people.
+    /// Returns a request for a file, and its URL for messages.
     pub(crate) fn get_request(&self, client: &Client, item: &ModelFile) -> (String, RequestBuilder) {
         match self {
             Source::Hub(hub) => hub.get_request(client, item),
@@ -70,15 +70,15 @@ impl Source {
     }
 }
 
-/// Whether a sidecar reads a file of this name. Weights in other formats, and copies of them (`consolidated`), are left
-/// where they are, and so is everything in folders.
+/// Whether a sidecar reads a file of this name. Excludes weights in other formats, their copies (`consolidated`), and
+/// everything in subfolders.
 pub(super) fn is_model_file(name: &str) -> bool {
     let weights = name.ends_with(".safetensors") && !name.starts_with("consolidated");
     let rest = name.ends_with(".json") || name.ends_with(".jinja") || name == "tokenizer.model";
     !name.contains(['/', '\\']) && !name.starts_with('.') && (weights || rest)
 }
 
-/// An answer's text, if it was a success.
+/// Returns the text of a successful response.
 pub(super) async fn fetch_text(request: RequestBuilder, url: &str) -> Result<String, DownloadError> {
     let response = request.send().await.map_err(DownloadError::http(url))?;
     if !response.status().is_success() {

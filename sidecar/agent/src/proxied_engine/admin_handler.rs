@@ -1,4 +1,4 @@
-//! What a scheduler's thread answers where there is one: the state, and the orders of the admin port.
+//! Handles the messages of probes and admin port for a proxied engine: the state, and sleep and wake commands.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -17,30 +17,30 @@ use crate::metrics::Metrics;
 use crate::peers::admin_call::{AdminCall, CallRejected, reject_grant};
 use crate::scheduler_handle::Message;
 
-/// Answers what is asked about a tenant whose engine is proxied.
+/// Replies to messages for a tenant with a proxied engine.
 #[derive(Debug)]
 pub struct AdminHandler {
-    /// Who this is.
+    /// Identity of the tenant.
     pub tenant: Tenant,
-    /// Named policy of the pool. No memory is moved by it.
+    /// Named policy of the pool. It moves no memory here.
     pub policy: String,
     /// The engine.
     pub engine: EngineClient,
-    /// Its keeper.
+    /// Commands to the engine's monitor.
     pub commands: mpsc::UnboundedSender<EngineCommand>,
-    /// Requests.
+    /// Gate with the counts of requests.
     pub gate: RequestGate,
-    /// Engines so far.
+    /// History of the engine.
     pub history: watch::Receiver<EngineHistory>,
-    /// The directive in force.
+    /// Store of the active directive.
     pub directives: Arc<DirectiveStore>,
-    /// Figures.
+    /// Metrics of this sidecar.
     pub metrics: Arc<Metrics>,
-    /// What was told last, and since when it is so.
+    /// Last reported phase, and its start.
     pub reported: (Told, SystemTime),
 }
 
-/// Passes messages on from their queue, which blocks, to one that does not, until [`Message::Stop`].
+/// Forwards messages from a blocking channel to an async one, until [`Message::Stop`].
 pub fn forward(messages: Receiver<Message>) -> std::io::Result<mpsc::UnboundedReceiver<Message>> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::Builder::new().name("desk".into()).spawn(move || {
@@ -54,10 +54,10 @@ pub fn forward(messages: Receiver<Message>) -> std::io::Result<mpsc::UnboundedRe
 }
 
 impl AdminHandler {
-    /// Answers until nobody asks any more.
+    /// Handles messages until all senders are dropped.
     pub async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
         loop {
-            // Twice a second also unasked, so that the state knows since when it is what it is.
+            // Also updates the phase twice a second, so that its start is accurate.
             let message = tokio::time::timeout(Duration::from_millis(500), messages.recv()).await;
             self.update_phase(SystemTime::now());
             match message {
@@ -70,12 +70,12 @@ impl AdminHandler {
 
     fn on_message(&mut self, message: Message) {
         match message {
-            // Whoever asked may have gone.
+            // Fails if the caller has disconnected.
             Message::State(answer) => drop(answer.send(Box::new(self.state()))),
             Message::Admin(call) => self.on_call(call),
-            // A directive has come.
+            // A directive has arrived.
             Message::Wake => self.gate.monitor_wakeup.notify_one(),
-            // Of requests, engines and neighbours that this tenant does not have.
+            // A proxied tenant has no native requests, engine link or peers.
             Message::Submit(..)
             | Message::Cancel(_)
             | Message::Engine(_)
@@ -86,14 +86,14 @@ impl AdminHandler {
 
     fn on_call(&self, call: AdminCall) {
         let order = match call {
-            // Its memory is the engine's: there is nothing to lend, and no way to use a loan.
+            // The engine owns its memory: there is none to lend, and a loan cannot be used.
             AdminCall::Grant(_, answer) => return reject_grant(answer),
             AdminCall::IsSleeping(answer) => {
                 let engine = self.engine.clone();
                 tokio::spawn(async move {
                     let told =
                         engine.is_sleeping().await.map_err(|trouble| CallRejected(trouble.to_string()));
-                    // One without a sleep mode is awake.
+                    // An engine without sleep mode is awake.
                     answer.send(told.map(|sleeping| sleeping.unwrap_or(false)))
                 });
                 return;
@@ -101,7 +101,7 @@ impl AdminHandler {
             AdminCall::Sleep(level, answer) => EngineCommand::Sleep(level, answer),
             AdminCall::WakeUp(answer) => EngineCommand::WakeUp(answer),
         };
-        // A keeper that has gone takes the answer with it, and whoever asked sees that.
+        // If the monitor is gone, the reply's sender is dropped and the caller gets an error.
         let _ = self.commands.send(order);
     }
 
@@ -126,13 +126,13 @@ impl AdminHandler {
         }
     }
 
-    /// Without a request for so long the tenant counts as idle; at once where no directive says.
+    /// Returns the time without requests after which the tenant counts as idle; zero without a directive.
     fn idle_after(&self) -> Duration {
         let told = self.directives.active().map(|in_force| in_force.directive.tenant.idle_after_seconds);
         Duration::from_secs(told.unwrap_or(0).into())
     }
 
-    /// The state. Of its memory nothing is known here, and nothing is told: sizes are 0, and there are no layers.
+    /// Builds the state. The sidecar does not know the engine's memory: sizes are 0 and there are no layers.
     fn state(&self) -> State {
         let (counts, lives) = (self.gate.counts(), *self.history.borrow());
         let (phase, since) = self.reported;

@@ -1,4 +1,4 @@
-//! The engine as it is seen from here: a server on this host that is asked and never driven.
+//! HTTP client of the engine, a server on this host.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,35 +11,35 @@ use serde::Deserialize;
 use super::engine_metrics::MAX_BYTES;
 use crate::admin::tls::client_without_roots;
 
-/// Longest wait for a connection: the engine is on this host.
+/// Longest wait for a connection; the engine is on this host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest wait for the answer to a small question. A busy server may take a while.
+/// Longest wait for the response to a probe. A busy server may be slow.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an idle connection is kept: less than the 5 s after which uvicorn closes it.
+/// Longest time an idle connection is kept; uvicorn closes it after 5 s.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-/// Most bytes of a small answer.
+/// Largest small response, bytes.
 const MAX_SMALL_BYTES: usize = 1 << 20;
 
-/// The URL of an engine that cannot be used.
+/// The URL cannot be used for an engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{url}` is not of the form http://ADDRESS:PORT with an address of this host's loopback")]
 pub struct NotLoopback {
     url: String,
 }
 
-/// Why there is no answer.
+/// Why the engine gave no usable response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// Nobody listens: nothing was sent.
+    /// No process listens; no request was sent.
     #[error("the engine cannot be reached: {0}")]
     Unreachable(String),
     /// The connection broke.
     #[error("the connection to the engine broke: {0}")]
     Broken(String),
-    /// No answer in time.
+    /// No response in time.
     #[error("the engine did not answer in time")]
     Timeout,
-    /// It says no.
+    /// The response has an error status.
     #[error("the engine answered {0}")]
     Status(u16),
 }
@@ -56,7 +56,7 @@ impl From<reqwest::Error> for EngineError {
     }
 }
 
-/// The innermost cause: the outer ones say no more than that a request was sent.
+/// Returns the innermost cause, because the outer ones only name the request.
 fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {
@@ -65,7 +65,7 @@ fn root_cause(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-/// The way to the engine. Cheap to clone.
+/// Client of the engine. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct EngineClient {
     base: String,
@@ -83,14 +83,13 @@ struct TokenizeResponse {
 }
 
 impl EngineClient {
-    /// An engine at `url`. Whoever reached it from elsewhere would reach all that it serves, with no key: it must be on
-    /// this host.
+    /// Creates a client for the engine at `url`. The engine must be on this host, because its API needs no key.
     ///
     /// # Errors
-    /// It is elsewhere, or the URL has more than address and port.
+    /// The address is not a loopback address, or the URL has more than address and port.
     ///
     /// # Panics
-    /// Broken invariant: a client of fixed settings cannot be built.
+    /// Broken invariant: a client with fixed settings cannot be built.
     pub fn new(url: &str) -> Result<EngineClient, NotLoopback> {
         let not_local = || NotLoopback { url: url.to_owned() };
         let address = url.strip_prefix("http://").ok_or_else(not_local)?.trim_end_matches('/');
@@ -112,37 +111,37 @@ impl EngineClient {
         Ok(EngineClient { base: format!("http://{address}"), client })
     }
 
-    /// Asks for an answer; it may take as long as it takes.
+    /// Sends a request without a time limit.
     ///
     /// # Errors
-    /// There was no head of an answer.
+    /// No response head was received.
     pub async fn post(&self, path: &str, headers: HeaderMap, body: Bytes) -> Result<Response, EngineError> {
         Ok(self.client.post(format!("{}{path}", self.base)).headers(headers).body(body).send().await?)
     }
 
-    /// A small answer.
+    /// Returns a small response.
     ///
     /// # Errors
-    /// There was none in time.
+    /// There was no response in time.
     pub async fn get(&self, path: &str) -> Result<(StatusCode, HeaderMap, Vec<u8>), EngineError> {
         let response = self.client.get(format!("{}{path}", self.base)).timeout(PROBE_TIMEOUT).send().await?;
         let (status, headers) = (response.status(), response.headers().clone());
         Ok((status, headers, read(response, MAX_BYTES).await?))
     }
 
-    /// Whether it could answer.
+    /// Checks that the engine is healthy.
     ///
     /// # Errors
-    /// It could not.
+    /// It is not, or did not respond.
     pub async fn health(&self) -> Result<(), EngineError> {
         let (status, ..) = self.get("/health").await?;
         if status.is_success() { Ok(()) } else { Err(EngineError::Status(status.as_u16())) }
     }
 
-    /// Its metrics, in Prometheus' text.
+    /// Returns the engine's metrics in Prometheus text format.
     ///
     /// # Errors
-    /// They cannot be had.
+    /// The engine did not return them.
     pub async fn metrics(&self) -> Result<String, EngineError> {
         match self.get("/metrics").await? {
             (StatusCode::OK, _, text) => Ok(String::from_utf8_lossy(&text).into_owned()),
@@ -150,10 +149,10 @@ impl EngineClient {
         }
     }
 
-    /// Whether it sleeps; `None` = it has no sleep mode, or does not serve it.
+    /// Whether the engine sleeps; `None` = it has no sleep mode or does not expose it.
     ///
     /// # Errors
-    /// It did not answer.
+    /// The engine did not respond.
     pub async fn is_sleeping(&self) -> Result<Option<bool>, EngineError> {
         let (status, _, text) = self.get("/is_sleeping").await?;
         let told =
@@ -161,18 +160,18 @@ impl EngineClient {
         Ok(told.map(|told| told.is_sleeping))
     }
 
-    /// Has it give up its device memory; weights stay in host memory.
+    /// Puts the engine to sleep: it releases its device memory and keeps the weights in host memory.
     ///
     /// # Errors
-    /// It did not.
+    /// The engine did not do so.
     pub async fn sleep(&self, patience: Duration) -> Result<(), EngineError> {
         self.post_command("/sleep?level=1", patience).await
     }
 
-    /// Has it take its device memory again.
+    /// Wakes the engine: it allocates its device memory again.
     ///
     /// # Errors
-    /// It did not.
+    /// The engine did not do so.
     pub async fn wake_up(&self, patience: Duration) -> Result<(), EngineError> {
         self.post_command("/wake_up", patience).await
     }
@@ -183,10 +182,10 @@ impl EngineClient {
         if status.is_success() { Ok(()) } else { Err(EngineError::Status(status.as_u16())) }
     }
 
-    /// Tokens of a prompt, as the engine counts them; `None` = it does not say.
+    /// Returns the tokens of a prompt as the engine counts them; `None` = the engine does not count.
     ///
     /// # Errors
-    /// It did not answer.
+    /// The engine did not respond.
     pub async fn count_tokens(&self, prompt: Vec<u8>) -> Result<Option<u32>, EngineError> {
         let json = axum::http::HeaderValue::from_static("application/json");
         let headers = HeaderMap::from_iter([(axum::http::header::CONTENT_TYPE, json)]);
@@ -194,13 +193,13 @@ impl EngineClient {
         if response.status() != StatusCode::OK {
             return Ok(None);
         }
-        // The ids come too.
+        // The response includes the token ids.
         let text = read(response, MAX_BYTES + MAX_SMALL_BYTES).await?;
         Ok(serde_json::from_slice::<TokenizeResponse>(&text).ok().map(|counted| counted.count))
     }
 }
 
-/// At most `limit` bytes of an answer.
+/// Reads at most `limit` bytes of a response.
 async fn read(mut response: Response, limit: usize) -> Result<Vec<u8>, EngineError> {
     let mut text = Vec::new();
     while let Some(piece) = response.chunk().await? {

@@ -1,11 +1,10 @@
-//! The engine's own metrics beside ours. Its names are passed on as they are: what stands under `vllm:` was measured by
-//! vLLM.
+//! Merges the engine's metrics with the sidecar's. Names are passed through: vLLM itself measured all under `vllm:`.
 
 use std::fmt::Write;
 
 use super::engine::EngineClient;
 
-/// Most bytes of an engine's metrics.
+/// Largest metrics response of an engine, bytes.
 pub(super) const MAX_BYTES: usize = 4 << 20;
 
 /// Reads the engine's metrics.
@@ -13,8 +12,8 @@ pub(super) const MAX_BYTES: usize = 4 << 20;
 pub struct EngineMetrics(pub(super) EngineClient);
 
 impl EngineMetrics {
-    /// Our metrics, which are in the words of OpenMetrics, and the engine's, in Prometheus' older text, which every engine
-    /// writes. One that does not answer has none.
+    /// Returns the sidecar's metrics, converted from OpenMetrics, followed by the engine's, which every engine writes
+    /// in the older Prometheus text. An engine that does not respond adds none.
     pub async fn merge_with(&self, own: &str) -> String {
         let mut text = to_prometheus_text(own);
         match self.0.metrics().await {
@@ -25,7 +24,7 @@ impl EngineMetrics {
     }
 }
 
-/// OpenMetrics as Prometheus' text 0.0.4: a counter is declared by its full name, and nothing marks the end.
+/// Converts OpenMetrics to Prometheus text 0.0.4, which declares a counter by its full name and has no end marker.
 fn to_prometheus_text(open_metrics: &str) -> String {
     let lines: Vec<_> = open_metrics.lines().collect();
     let counters: Vec<&str> = lines.iter().filter_map(|line| counter_name(line)).collect();
@@ -47,8 +46,8 @@ fn counter_name(line: &str) -> Option<&str> {
     line.strip_prefix("# TYPE ")?.strip_suffix(" counter")
 }
 
-/// Those of an engine's lines whose names have its prefix, such as `vllm:` or `sglang:`. Others (of its Python, its process)
-/// would be taken for ours.
+/// Appends the engine's lines whose name has a prefix such as `vllm:` or `sglang:`. Others (Python, process) would be
+/// mistaken for the sidecar's.
 fn append_engine_lines(engine: &str, text: &mut String) {
     for line in engine.lines().filter(|line| metric_name(line).is_some_and(has_prefix)) {
         text.push_str(line);
@@ -60,13 +59,13 @@ fn has_prefix(name: &str) -> bool {
     name.split_once(':').is_some_and(|(prefix, _)| prefix != "sluice")
 }
 
-/// The name that a line is about.
+/// Returns the metric name of a line.
 fn metric_name(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("# HELP ").or_else(|| line.strip_prefix("# TYPE ")).unwrap_or(line);
     rest.split(['{', ' ']).next().filter(|name| !name.starts_with('#'))
 }
 
-/// The sum of a gauge's samples in an engine's metrics; `None` = it has none.
+/// Returns the sum of a gauge's samples; `None` = there are none.
 pub(super) fn gauge(engine: &str, wanted: &str) -> Option<u64> {
     let samples = engine.lines().filter(|line| !line.starts_with('#') && metric_name(line) == Some(wanted));
     let values: Vec<f64> = samples.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();

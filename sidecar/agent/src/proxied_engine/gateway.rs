@@ -1,4 +1,4 @@
-//! The OpenAI API of a tenant whose engine is proxied: who may ask, what is held, what is sent again.
+//! The OpenAI API of a tenant with a proxied engine: authorizes, holds and resends requests.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -31,29 +31,29 @@ use crate::gateway::limits::RequestLimiter;
 use crate::gateway::scrape::MetricsScrape;
 use crate::metrics::Metrics;
 
-/// How often a request is sent at most: one that ends its engine every time must not do so for ever.
+/// Most sends of a request, because a request that crashes the engine each time must not be repeated forever.
 const ATTEMPTS_MAX: u32 = 3;
-/// Most bytes of an answer that is not streamed.
+/// Largest response that is not streamed, bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// What the gateway is made of.
+/// State of the gateway, shared by all requests.
 #[derive(Debug)]
 pub struct ProxyGateway {
     /// The engine.
     pub engine: EngineClient,
-    /// Where requests wait for it.
+    /// Gate in which requests wait for the engine.
     pub gate: RequestGate,
-    /// Figures.
+    /// Metrics of this sidecar.
     pub metrics: Arc<Metrics>,
     /// Names of the model.
     pub served_names: Vec<String>,
     /// Limits on clients.
     pub limits: LimitsConfig,
-    /// Pace of streams.
+    /// Pacing of streams.
     pub stream_pacing: Pacing,
-    /// Requests open now.
+    /// Limiter of open requests and bodies.
     pub limiter: RequestLimiter,
-    /// Says true when whatever is still open is to end.
+    /// True when all open responses must end.
     pub shutdown: watch::Receiver<bool>,
 }
 
@@ -72,7 +72,7 @@ const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
 
 impl ProxyGateway {
-    /// The routes of `:8000`.
+    /// Returns the routes of `:8000`.
     pub fn router(self: Arc<Self>, keys: ApiKeys, scrape: MetricsScrape) -> Router {
         let api = Router::new()
             .route(COMPLETIONS, post(completions))
@@ -114,26 +114,26 @@ async fn model(State(gateway): GatewayState, Path(id): Path<String>) -> Result<J
     found.cloned().map(Json).ok_or_else(|| ApiError::model_not_found(&id))
 }
 
-/// What is sent.
+/// A request as it is sent to the engine.
 struct UpstreamRequest<'a> {
     path: &'a str,
     headers: HeaderMap,
     body: Bytes,
-    /// The event that brings the usage is for us alone.
+    /// Whether the usage event is removed from the response, because only the sidecar requested it.
     should_strip_usage: bool,
 }
 
-/// A request without an answer.
+/// A request without a response.
 struct FailedAttempt {
     accounting: Box<RequestAccounting>,
     error: AttemptError,
 }
 
-/// Why a request has no answer.
+/// Why a request has no response.
 enum AttemptError {
-    /// Nothing of one has come: it may be sent again.
+    /// No part of a response was received, so the request can be sent again.
     Retry(EngineError),
-    /// Its client is told.
+    /// The error is returned to the client.
     Fatal(ApiError),
 }
 
@@ -152,7 +152,7 @@ impl ProxyGateway {
         Duration::from_secs(u64::from(self.limits.hold_seconds))
     }
 
-    /// The models, as the engine lists them. It need not be awake for that, and is not woken.
+    /// Returns the engine's list of models. A sleeping engine can list them and is not woken.
     async fn list_models(&self) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
         self.gate.wait_reachable(self.hold_timeout()).await?;
         self.engine.get(MODELS).await.map_err(|trouble| ApiError::engine_failed(trouble.to_string()))
@@ -165,7 +165,7 @@ impl ProxyGateway {
         body: JsonBody,
     ) -> Result<Response, ApiError> {
         let arrived = Instant::now();
-        // All that can be refused is refused before it takes a place or wakes the engine.
+        // Every check runs before the request takes a permit or wakes the engine.
         let (bytes, gateway) = (body.bytes().len(), self.clone());
         let read = move || {
             let asked = ForwardedRequest::read(body.bytes(), &gateway.served_names)?;
@@ -177,7 +177,7 @@ impl ProxyGateway {
         let place = self.gate.admit(self.limits.max_queued_requests, self.hold_timeout())?;
         let account =
             Box::new(RequestAccounting::new(place, open, arrived, self.metrics.clone(), asked.stream));
-        // The body may have to be sent again: its bytes count until the answer has begun.
+        // The body may be sent again, so its bytes count until the response has started.
         let (body, _room) = body.into_parts();
         let body = asked.upstream_body(body);
         let sent = UpstreamRequest {
@@ -189,12 +189,12 @@ impl ProxyGateway {
         let mut cut = self.shutdown.clone();
         tokio::select! {
             answer = self.send_with_retries(&sent, questions, account) => answer,
-            // A sender that has gone cannot say it any more.
+            // A dropped sender also means shutdown.
             _ = cut.wait_for(|cut| *cut) => Err(ApiError::from_unavailable(&UnavailableReason::ShuttingDown)),
         }
     }
 
-    /// Sends a request until it has an answer, or its time or its turns are over.
+    /// Sends a request until it has a response or its attempts or hold time are used up.
     async fn send_with_retries(
         &self,
         sent: &UpstreamRequest<'_>,
@@ -249,7 +249,7 @@ impl ProxyGateway {
         };
         let status = response.status();
         if status.is_server_error() && self.engine.health().await.is_err() {
-            // It is the engine that is broken, not the request.
+            // The engine is unhealthy, so the request is not at fault.
             return Err(FailedAttempt::retry(account, EngineError::Status(status.as_u16())));
         }
         if status.is_success() && is_stream(response.headers()) {
@@ -280,7 +280,7 @@ impl ProxyGateway {
         }
     }
 
-    /// What must be asked of the engine to know how long the prompts in `body` are.
+    /// Returns the `/tokenize` requests that are needed to know the lengths of the prompts in `body`.
     fn tokenize_requests(&self, body: &[u8]) -> Result<Vec<Vec<u8>>, ApiError> {
         let Some(limit) = self.limits.max_prompt_tokens else { return Ok(Vec::new()) };
         let TokenCounts { known_tokens: known, tokenize_requests: to_ask } =
@@ -298,7 +298,7 @@ impl ProxyGateway {
         }
     }
 
-    /// Has the engine count what only it can count. One that does not count sets no limit.
+    /// Checks the prompts that only the engine can count. Prompts that the engine does not count are not limited.
     async fn check_prompt_length(
         &self,
         path: &str,
@@ -319,7 +319,7 @@ fn is_stream(headers: &HeaderMap) -> bool {
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream")
 }
 
-/// What is read of an answer that is not streamed.
+/// Fields that are read of a response without stream.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct FullResponse {
@@ -333,7 +333,7 @@ struct FinishedChoice {
     finish_reason: Option<String>,
 }
 
-/// An answer in one piece. It is passed on when all of it has come, so that one that breaks off can be asked for again.
+/// Returns a complete response. It is passed on only when complete, so that a broken one can be requested again.
 async fn full_response(
     mut response: reqwest::Response,
     mut account: Box<RequestAccounting>,

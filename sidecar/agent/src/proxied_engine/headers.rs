@@ -1,9 +1,9 @@
-//! Headers that pass and headers that stay.
+//! Selects the headers that pass between client and engine.
 
 use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, HeaderValue};
 
-/// Between two neighbours of a connection only (RFC 9110, 7.6.1).
+/// Hop-by-hop headers (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -15,8 +15,8 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// Of a request: what opens us is not for the engine, and what describes the body is written anew. Without
-/// `accept-encoding` the engine answers in the clear, which pacing must read.
+/// Removed from requests: credentials for the sidecar, and headers that are written again for the body. Without
+/// `accept-encoding` the engine does not compress, and pacing must read the response.
 const STRIPPED_FROM_REQUEST: [HeaderName; 6] = [
     header::AUTHORIZATION,
     header::COOKIE,
@@ -26,16 +26,16 @@ const STRIPPED_FROM_REQUEST: [HeaderName; 6] = [
     header::ACCEPT_ENCODING,
 ];
 
-/// Of an answer: whoever serves it writes these.
+/// Removed from responses: the sidecar's server writes its own.
 const STRIPPED_FROM_RESPONSE: [HeaderName; 4] =
     [header::CONTENT_LENGTH, header::DATE, header::SERVER, header::SET_COOKIE];
 
-/// What of a request's headers the engine gets. Those of the router in front of us are gone already.
+/// Returns the headers of a request to the engine. The upstream router's headers are already removed.
 pub fn request_headers(headers: &HeaderMap) -> HeaderMap {
     strip_headers(headers, &STRIPPED_FROM_REQUEST)
 }
 
-/// What of an answer's headers the client gets.
+/// Returns the headers of a response to the client.
 pub fn response_headers(headers: &HeaderMap) -> HeaderMap {
     strip_headers(headers, &STRIPPED_FROM_RESPONSE)
 }
@@ -49,7 +49,7 @@ fn strip_headers(headers: &HeaderMap, ours: &[HeaderName]) -> HeaderMap {
     passing.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// Headers that `connection` makes hop-by-hop.
+/// Returns the headers that `connection` makes hop-by-hop.
 fn connection_header_names(headers: &HeaderMap) -> Vec<String> {
     let values =
         headers.get_all(header::CONNECTION).into_iter().filter_map(|v: &HeaderValue| v.to_str().ok());

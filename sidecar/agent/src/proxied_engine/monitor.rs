@@ -1,6 +1,6 @@
-//! The keeper of the engine: looks whether it is there, puts it to sleep when nobody needs it, wakes it when somebody does.
+//! Monitors the engine: probes it, puts an idle one to sleep and wakes it when a request waits.
 //!
-//! The one place that says what the engine is doing. Requests wait for it in the [`Lobby`] and nudge it.
+//! It is the only owner of the engine's phase. Requests wait in the [`RequestGate`] and wake it up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,79 +17,79 @@ use crate::metrics::Metrics;
 use crate::peers::admin_call::{CallRejected, SleepLevel};
 use crate::scheduler_handle::Status;
 
-/// How often a calm engine is looked at.
+/// Interval between probes of a healthy engine.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often one that is not there, or that will not wake, is looked at.
+/// Interval between probes of an engine that does not respond or does not wake.
 const PROBE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
-/// Silent looks in a row after which an engine counts as lost: a busy one may be late.
+/// Consecutive missed probes after which an engine is lost; a busy engine may miss some.
 const MISSED_PROBES_MAX: u32 = 5;
-/// How long falling asleep and waking may take: all weights pass the link.
+/// Longest time to sleep or wake, in which all weights are copied over the link.
 const SLEEP_WAKE_TIMEOUT: Duration = Duration::from_secs(300);
-/// What a vLLM that has no sleep mode lacks.
+/// Error for a vLLM without sleep mode.
 const NO_SLEEP_MODE: &str =
     "the engine has no sleep mode (vLLM: --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1)";
 
-/// Something to do, and where it is said how it went.
+/// A command, and the channel for its result.
 #[derive(Debug)]
 pub enum EngineCommand {
-    /// Give up all device memory.
+    /// Release all device memory.
     Sleep(SleepLevel, oneshot::Sender<Result<(), CallRejected>>),
-    /// Take it back.
+    /// Allocate the device memory again.
     WakeUp(oneshot::Sender<Result<(), CallRejected>>),
 }
 
-/// What is told of the engine's lives.
+/// History of the engine, for the state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EngineHistory {
-    /// Engines that were found.
+    /// Number of engines found.
     pub engines_found: u64,
-    /// Engines that were lost.
+    /// Number of engines lost.
     pub engines_lost: u64,
-    /// When the last one was lost.
+    /// When the last engine was lost.
     pub lost_at: Option<SystemTime>,
-    /// Since when the present one is there.
+    /// When the present engine was found.
     pub up_since: Option<SystemTime>,
-    /// Since when it is awake, or when it was last.
+    /// When the engine was last found or woken.
     pub awake_since: Option<SystemTime>,
 }
 
-/// What a keeper is made of.
+/// Monitor of one engine.
 #[derive(Debug)]
 pub struct EngineMonitor {
     /// The engine.
     pub engine: EngineClient,
-    /// Where requests wait.
+    /// Gate in which requests wait.
     pub gate: RequestGate,
-    /// What the admin port wants.
+    /// Commands from the admin port.
     pub commands: mpsc::UnboundedReceiver<EngineCommand>,
-    /// What probes are told.
+    /// Status for the probes.
     pub status: watch::Sender<Status>,
-    /// What the state is told.
+    /// History for the state.
     pub history: watch::Sender<EngineHistory>,
-    /// The directive in force.
+    /// Store of the active directive.
     pub directives: Arc<DirectiveStore>,
-    /// Without a request for so long the engine sleeps, where no directive says; `None` = never.
+    /// Time without requests after which the engine sleeps, if no directive sets it; `None` = never.
     pub hibernate_after: Option<Duration>,
-    /// Figures.
+    /// Metrics of this sidecar.
     pub metrics: Arc<Metrics>,
-    /// How it went so far.
+    /// State of the present engine.
     pub state: MonitorState,
 }
 
-/// What a keeper remembers of the present engine.
+/// What the monitor knows about the present engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MonitorState {
-    /// It serves a sleep mode.
+    /// Whether the engine has a sleep mode.
     has_sleep_mode: bool,
-    /// It would not fall asleep: not asked again by itself.
+    /// Whether sleeping failed; then it is not retried automatically.
     has_refused_sleep: bool,
     missed_probes: u32,
-    /// The last attempt to wake it failed.
+    /// Whether the last attempt to wake the engine failed.
     has_wake_failed: bool,
 }
 
 impl EngineMonitor {
-    /// Keeps until the process ends.
+    /// Runs until the process exits.
     pub async fn run(mut self) {
         loop {
             self.probe().await;
@@ -113,7 +113,7 @@ impl EngineMonitor {
     async fn probe(&mut self) {
         match self.engine.health().await {
             Ok(()) => self.on_answer().await,
-            // A process that listens and is busy, or that came back: the next look tells.
+            // The process is busy or has restarted: the next probe decides.
             Err(EngineError::Timeout | EngineError::Broken(_))
                 if self.state.missed_probes < MISSED_PROBES_MAX =>
             {
@@ -129,7 +129,7 @@ impl EngineMonitor {
         let phase = self.gate.phase();
         let new = matches!(phase, EnginePhase::Starting | EnginePhase::Lost);
         if new || self.state.has_sleep_mode {
-            // Also of one that is known: whoever reaches its port may have put it to sleep or woken it.
+            // Also asks a known engine, because any client of its port can put it to sleep or wake it.
             match self.engine.is_sleeping().await {
                 Ok(told) => return self.on_sleep_state(new, told).await,
                 Err(trouble) => tracing::debug!(%trouble, "it does not say whether it sleeps"),
@@ -139,7 +139,7 @@ impl EngineMonitor {
         self.gate.on_probe(phase, waiting);
     }
 
-    /// It answered: `sleeping` says whether it sleeps, `None` = it has no sleep mode.
+    /// Handles the sleep state of an engine that responded; `None` = it has no sleep mode.
     async fn on_sleep_state(&mut self, new: bool, sleeping: Option<bool>) {
         if new {
             self.on_engine_found(sleeping.is_some());
@@ -182,7 +182,7 @@ impl EngineMonitor {
         self.gate.on_probe(EnginePhase::Lost, Some(0));
     }
 
-    /// Sleeps when it is time, wakes when a request waits.
+    /// Puts an idle engine to sleep, or wakes a sleeping one for a waiting request.
     async fn sleep_or_wake(&mut self) {
         let wanted = self.gate.counts().open > 0;
         let result = match self.gate.phase() {
@@ -194,12 +194,12 @@ impl EngineMonitor {
             tracing::warn!(%unable, "sleeping or waking failed");
         }
         if self.gate.phase() == EnginePhase::Asleep && self.gate.counts().open > 0 {
-            // Somebody came while it fell asleep.
+            // A request arrived while the engine went to sleep.
             self.gate.monitor_wakeup.notify_one();
         }
     }
 
-    /// In how long it will have been idle long enough to sleep; `None` = it will not.
+    /// Returns the time until the engine has been idle long enough to sleep; `None` = it will not sleep.
     fn time_until_sleep(&self) -> Option<Duration> {
         let counts = self.gate.counts();
         let may = self.state.has_sleep_mode
@@ -215,7 +215,7 @@ impl EngineMonitor {
     }
 
     async fn on_command(&mut self, order: EngineCommand) {
-        // Whoever asked may have gone; what was done stays done, and a request undoes a sleep.
+        // The caller may have disconnected. The command keeps its effect, and a request undoes a sleep.
         match order {
             EngineCommand::Sleep(level, answer) => drop(answer.send(self.on_sleep_command(level).await)),
             EngineCommand::WakeUp(answer) => drop(answer.send(self.on_wake_command().await)),
@@ -258,7 +258,7 @@ impl EngineMonitor {
                 Ok(())
             }
             Err(trouble) => {
-                // Nobody knows how far it came: the look that follows asks.
+                // The engine's state is unknown, so probe it.
                 self.state.has_refused_sleep = true;
                 self.probe().await;
                 Err(CallRejected(trouble.to_string()))

@@ -1,7 +1,7 @@
-//! A stream of the engine on its way to a client: its events, unchanged and in order, at the pace of the tenant's SLO.
+//! Forwards a stream of the engine to a client: its events, unchanged and in order, at the pace of the tenant's SLO.
 //!
-//! The rule is that of every other stream ([`TokenDeposit`]); a chunk that brings text counts as a token. Choices of one answer
-//! are paced apart and stay in the engine's order.
+//! The pacing rule is that of native streams ([`TokenDeposit`]); each chunk with text counts as one token. Choices of
+//! one response are paced separately and keep the engine's order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -23,36 +23,36 @@ use crate::gateway::error::ApiError;
 use crate::gateway::limits::RequestPermit;
 use crate::metrics::{Metrics, PendingToken};
 
-/// Bytes of a stream that wait here; while there are more, the engine is not read.
+/// Most buffered bytes of a stream; above this the engine is not read.
 const BUFFERED_BYTES_MAX: usize = 256 << 10;
 
-/// What every answer keeps until it has ended: its place, and its account.
+/// Permits and metrics of a request until it has ended.
 #[derive(Debug)]
 pub struct RequestAccounting {
-    /// Among the requests of the engine.
+    /// Guard of the engine's request gate.
     pub guard: RequestGuard,
-    /// Among the open ones.
+    /// Permit of the open request.
     pub permit: RequestPermit,
-    /// When the request arrived.
+    /// Arrival of the request.
     pub arrived: Instant,
-    /// Figures.
+    /// Metrics to record to.
     pub metrics: Arc<Metrics>,
-    /// The first token of a stream, until it has been written.
+    /// Pending first token of a stream, until it is written.
     pub awaited: Option<PendingToken>,
-    /// How it ended; `None` = it has not.
+    /// Finish reason; `None` = not finished.
     pub finish_reason: Option<&'static str>,
-    /// The server fails it: its first token, if that is still awaited, never comes.
+    /// Whether the server failed the request; then a pending first token never arrives.
     pub is_failed: bool,
-    /// As the engine counted.
+    /// Usage as counted by the engine.
     pub usage: Option<Usage>,
-    /// Chunks with text.
+    /// Received chunks with text.
     pub chunks: u32,
-    /// Of these, those that have not been written.
+    /// Chunks with text that are not written yet.
     pub pending: u32,
 }
 
 impl RequestAccounting {
-    /// Of a request that has just been let in. Only streams have tokens that are measured.
+    /// Accounting of a request that was admitted. Only streams have measured tokens.
     pub fn new(
         place: RequestGuard,
         open: RequestPermit,
@@ -76,23 +76,23 @@ impl RequestAccounting {
         }
     }
 
-    /// It ends with an error that its client is told.
+    /// Records that the request ends with an error response.
     pub fn on_error(&mut self, error: &ApiError) {
         (self.finish_reason, self.is_failed) = (Some("error"), error.is_server_error());
     }
 
-    /// Nothing has come after all: the request is sent again.
+    /// Resets the results, because the request is sent again.
     pub fn reset(&mut self) {
         (self.finish_reason, self.is_failed, self.usage, self.chunks) = (None, false, None, 0);
     }
 
-    /// A choice has ended, in the engine's words.
+    /// Records the end of a choice, with the engine's finish reason.
     pub fn on_choice_end(&mut self, reason: &str) {
         self.finish_reason = Some(match reason {
             "length" => "length",
             "abort" => "abort",
             "error" => "error",
-            // Tool calls, content filters: the model's own end.
+            // Tool calls and content filters count as the model's own stop.
             _ => "stop",
         });
     }
@@ -112,26 +112,26 @@ impl Drop for RequestAccounting {
     }
 }
 
-/// An event that waits.
+/// A buffered event.
 #[derive(Debug)]
 struct Event {
     bytes: Bytes,
     lane: Option<u32>,
 }
 
-/// Pace of one choice.
+/// Pacing of one choice.
 #[derive(Debug)]
 struct Lane {
     deposit: TokenDeposit,
-    /// Tokens that the deposit has let go and that have not been written: others stand before them.
+    /// Tokens that the deposit has released and that wait behind earlier events.
     released: u32,
     is_finished: bool,
-    /// The server failed it: the token after those that wait never comes.
+    /// Whether the server failed the choice; then the token after the buffered ones never arrives.
     is_failed: bool,
     last_arrived: Option<Instant>,
-    /// Tokens that came and have not been written.
+    /// Received tokens that are not written yet.
     pending: u32,
-    /// The next token, once one has been written and until nothing more comes.
+    /// Pending next token, from the first write until the end.
     awaited: Option<PendingToken>,
 }
 
@@ -156,14 +156,14 @@ impl Lane {
         self.stop_awaiting();
     }
 
-    /// Once all has come and is written.
+    /// Ends the pending token, once all tokens have arrived and are written.
     fn stop_awaiting(&mut self) {
         if self.is_finished && self.pending == 0 {
             self.awaited.take().filter(|_| self.is_failed).into_iter().for_each(PendingToken::fail);
         }
     }
 
-    /// A token is written. `first` is the request's first one, while that is awaited.
+    /// Records a written token. `first` is the request's first token, if it is still pending.
     fn on_written(&mut self, first: Option<PendingToken>, metrics: &Arc<Metrics>) {
         self.pending -= 1;
         match self.awaited.as_mut() {
@@ -178,28 +178,28 @@ impl Lane {
     }
 }
 
-/// How a stream is written.
+/// How a stream is forwarded.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamMode {
-    /// Its pace.
+    /// Pacing of the stream.
     pub pacing: Pacing,
-    /// The event that brings the usage is for us alone.
+    /// Whether the usage event is removed, because only the sidecar requested it.
     pub should_strip_usage: bool,
 }
 
-/// A stream under way. Dropping it ends the engine's work on it.
+/// A running stream. Dropping it cancels the request in the engine.
 pub struct PacedStream {
     upstream: BoxStream<'static, Result<Bytes, EngineError>>,
-    /// Rings when streams that are still open are to end.
+    /// Completes when open streams must end.
     shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
     decoder: SseDecoder,
     queue: VecDeque<Event>,
     queued_bytes: usize,
     lanes: BTreeMap<u32, Lane>,
     mode: StreamMode,
-    /// Nothing more comes from the engine; an error is told after everything that came.
+    /// Result of the engine's stream; an error is sent after all received events.
     outcome: Option<Result<(), ApiError>>,
-    /// The engine has said that nothing follows.
+    /// Whether the engine has sent `[DONE]`.
     is_done: bool,
     timer: Option<Pin<Box<Sleep>>>,
     accounting: Box<RequestAccounting>,
@@ -212,7 +212,7 @@ impl std::fmt::Debug for PacedStream {
 }
 
 impl PacedStream {
-    /// A stream of which nothing has come yet.
+    /// Creates a stream without events.
     pub fn new(
         upstream: BoxStream<'static, Result<Bytes, EngineError>>,
         cut: impl Future<Output = ()> + Send + 'static,
@@ -234,7 +234,8 @@ impl PacedStream {
         }
     }
 
-    /// Waits for the first event. `Err` = there is none: the request can be sent again, by its account.
+    /// Waits for the first event. `Err` = there is none, and the request can be sent again with the returned
+    /// accounting.
     pub async fn wait_first_event(mut self) -> Result<PacedStream, Box<RequestAccounting>> {
         std::future::poll_fn(|cx| self.poll_first_event(cx)).await;
         if self.queue.is_empty() { Err(self.accounting) } else { Ok(self) }
@@ -253,7 +254,7 @@ impl PacedStream {
         Nanos(u64::try_from(self.accounting.arrived.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Takes what the engine has, unless enough waits already.
+    /// Reads from the engine, unless the buffer is full.
     fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.outcome.is_some() {
             return Poll::Pending;
@@ -309,7 +310,7 @@ impl PacedStream {
         }
     }
 
-    /// A token of a choice has come. False = that choice had ended: what follows is not paced.
+    /// Records a token of a choice. Returns `false` if the choice had already ended; then the event is not paced.
     fn on_token(&mut self, lane: u32) -> bool {
         let pacing = self.mode.pacing;
         let lane = self.lanes.entry(lane).or_insert_with(|| Lane::new(pacing));
@@ -345,17 +346,17 @@ impl PacedStream {
             self.accounting.finish_reason = Some("stop");
         }
         self.outcome = Some(how);
-        // The engine need not go on.
+        // Cancels the request in the engine.
         self.upstream = futures_util::stream::empty().boxed();
     }
 
-    /// The server fails the stream: of its choices, those that have not ended.
+    /// Marks the stream and its unfinished choices as failed by the server.
     fn mark_failed(&mut self) {
         (self.accounting.finish_reason, self.accounting.is_failed) = (Some("error"), true);
         self.lanes.values_mut().filter(|lane| !lane.is_finished).for_each(|lane| lane.is_failed = true);
     }
 
-    /// The front event, if it may go.
+    /// Returns the front event, if it is due.
     fn take_due(&mut self) -> Option<Bytes> {
         let now = self.now();
         if let Some(index) = self.queue.front()?.lane {
@@ -377,13 +378,13 @@ impl PacedStream {
         Some(event.bytes)
     }
 
-    /// All that may be written is written, and the client waits.
+    /// Records that all due events are written and the client waits.
     fn on_client_waiting(&mut self) {
         let open = self.lanes.values_mut().filter(|lane| !lane.is_finished);
         open.filter_map(|lane| lane.awaited.as_mut()).for_each(PendingToken::on_buffer_empty);
     }
 
-    /// Waits until the front event may go.
+    /// Waits until the front event is due.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let front = self.queue.front().and_then(|event| event.lane);
         let due = front.and_then(|lane| self.lanes.get(&lane)?.deposit.next_due());
@@ -396,7 +397,7 @@ impl PacedStream {
         alarm.as_mut().poll(cx)
     }
 
-    /// What is said after everything that came; `None` = nothing any more.
+    /// Returns the error event that follows all received events; `None` if there is none or it was sent.
     fn final_error_event(&mut self) -> Option<Bytes> {
         let error = std::mem::replace(self.outcome.as_mut()?, Ok(())).err()?;
         Some(format!("data: {}\n\ndata: [DONE]\n\n", error.body()).into())
@@ -409,7 +410,7 @@ impl Stream for PacedStream {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let paced = self.get_mut();
         loop {
-            // The engine is read first: what it has may end the answer, and then nothing waits any longer.
+            // Reads the engine first, because its data may end the response, and then no token waits any longer.
             let engine = paced.poll_upstream(cx);
             if let Some(bytes) = paced.take_due() {
                 return Poll::Ready(Some(bytes));

@@ -1,4 +1,4 @@
-//! A request for the engine: read as far as limits, pace and figures need it; the engine judges the rest.
+//! Reads the fields of a request that limits, pacing and metrics need; the engine validates the rest.
 
 use axum::body::Bytes;
 use serde::Deserialize;
@@ -11,10 +11,10 @@ use crate::gateway::params::not_an_object;
 use crate::gateway::prompt::{PROMPTS_MAX, Prompts};
 use crate::gateway::values;
 
-/// What is written into a request for a stream that says nothing about usage.
+/// Field that is inserted into a streamed request without `stream_options`.
 const INCLUDE_USAGE: &[u8] = br#""stream_options":{"include_usage":true},"#;
 
-/// What is read of a body. A field that comes twice is refused: the engine might read the other one.
+/// The fields that are read. A duplicate field is refused, because the engine might use the other value.
 #[derive(Deserialize)]
 struct RequestBody<'a> {
     #[serde(borrow)]
@@ -31,22 +31,22 @@ struct RequestBody<'a> {
     messages: Option<&'a RawValue>,
 }
 
-/// A request that may be sent.
+/// A request that can be forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardedRequest {
-    /// The answer is a stream.
+    /// Whether the response is a stream.
     pub stream: bool,
-    /// The usage was asked for here and not by the client: it is taken out of the answer.
+    /// Whether the sidecar requested the usage and the client did not; then it is removed from the response.
     pub is_usage_injected: bool,
-    /// Choices of all prompts: places among the open requests.
+    /// Choices of all prompts, which each need a permit.
     pub choices: u32,
 }
 
 impl ForwardedRequest {
-    /// Reads a body for a tenant that answers to `names`.
+    /// Reads a body for a tenant that serves `names`.
     ///
     /// # Errors
-    /// No JSON object, a field of another type, a model of somebody else.
+    /// The body is not a JSON object, a field has the wrong type, or the model is not served.
     pub fn read(body: &[u8], names: &[String]) -> Result<ForwardedRequest, ApiError> {
         let read = RequestBody::read(body)?;
         let model: Option<String> = field("model", read.model)?;
@@ -63,18 +63,18 @@ impl ForwardedRequest {
 }
 
 impl ForwardedRequest {
-    /// What is sent for `body`, of which this was read.
+    /// Returns the body to send for `body`, from which this request was read.
     pub fn upstream_body(&self, body: Vec<u8>) -> Bytes {
         if self.is_usage_injected { with_usage(&body).into() } else { body.into() }
     }
 }
 
-/// Whether `stream_options` is there as `null`: an engine that reads a field twice may take either.
+/// Whether `stream_options` is present, also as `null`: an engine may use either value of a duplicate field.
 fn has_stream_options(body: &[u8]) -> bool {
     serde_json::from_slice::<Map<String, Value>>(body).is_ok_and(|body| body.contains_key("stream_options"))
 }
 
-/// The same object with one more field, at its front; all else byte by byte as it was.
+/// Inserts one field at the front of the object and leaves all other bytes unchanged.
 fn with_usage(body: &[u8]) -> Vec<u8> {
     let open = body.iter().position(|byte| *byte == b'{').expect("an object with a field has a brace");
     let (front, rest) = body.split_at(open + 1);
@@ -90,13 +90,13 @@ impl RequestBody<'_> {
     }
 }
 
-/// The field that comes twice, in serde's words.
+/// Returns the duplicate field that serde's error names.
 fn duplicate_field(error: &serde_json::Error) -> Option<String> {
     let message = error.to_string();
     Some(message.strip_prefix("duplicate field `")?.split('`').next()?.to_owned())
 }
 
-/// One field, read as the native engine's requests are.
+/// Deserializes one field as the native engine's requests do.
 fn field<T: DeserializeOwned>(name: &str, value: Option<&RawValue>) -> Result<Option<T>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     let value = serde_json::from_str(value.get())
@@ -112,16 +112,16 @@ fn prompts(prompt: &RawValue) -> Result<Prompts, ApiError> {
     Ok(read)
 }
 
-/// The prompts of a request, as far as their length is known.
+/// Known prompt lengths of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenCounts {
-    /// Tokens of the longest prompt that came as token ids.
+    /// Tokens of the longest prompt given as token ids.
     pub known_tokens: usize,
-    /// Questions for the engine (`POST /tokenize`), one a prompt that came as text.
+    /// Requests to the engine (`POST /tokenize`), one per prompt given as text.
     pub tokenize_requests: Vec<Vec<u8>>,
 }
 
-/// Fields of a request that shape its prompt.
+/// Fields of a request that affect its prompt.
 const PROMPT_FIELDS: [&str; 9] = [
     "model",
     "messages",
@@ -135,8 +135,8 @@ const PROMPT_FIELDS: [&str; 9] = [
 ];
 
 impl TokenCounts {
-    /// How long the prompts in `body` are, which was read before. Those that cannot have more than `limit` tokens are not
-    /// asked about: a token of text has at least one byte, but for those that a template or the model adds.
+    /// Returns the lengths of the prompts in `body`, which is valid. A text shorter than `limit` bytes is not counted:
+    /// each of its tokens has at least one byte, except those that a template or the model adds.
     pub fn from_body(body: &[u8], limit: u32) -> Result<TokenCounts, ApiError> {
         let read = RequestBody::read(body)?;
         let mut lengths = TokenCounts { known_tokens: 0, tokenize_requests: Vec::new() };
@@ -162,7 +162,7 @@ impl TokenCounts {
     }
 }
 
-/// The question how many tokens a prompt has.
+/// Returns a `/tokenize` request for a prompt.
 fn tokenize_request(body: &[u8], prompt: Option<String>) -> Vec<u8> {
     let all: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
     let mut asked: Map<String, Value> =

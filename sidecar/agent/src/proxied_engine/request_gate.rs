@@ -1,4 +1,4 @@
-//! Where requests wait for the engine, and what everybody knows about it.
+//! Gate in which requests wait for the engine, and the shared view of the engine.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,44 +9,44 @@ use tokio::sync::{Notify, watch};
 use crate::gateway::error::{ApiError, RETRY_SOON_SECONDS};
 use crate::metrics::Metrics;
 
-/// What the engine is doing.
+/// Phase of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnginePhase {
-    /// It has not answered yet.
+    /// It has not responded yet.
     Starting,
-    /// It answers.
+    /// It responds and does not sleep.
     Awake,
-    /// It was told to sleep.
+    /// It is going to sleep.
     Suspending,
-    /// It has given up its device memory.
+    /// It sleeps, without device memory.
     Asleep,
-    /// It was told to wake.
+    /// It is waking.
     Waking,
-    /// It answered once and does so no more.
+    /// It responded earlier and does not respond now.
     Lost,
 }
 
-/// What was seen of the engine.
+/// The last known state of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineView {
-    /// What it is doing.
+    /// Phase of the engine.
     pub phase: EnginePhase,
-    /// Looks at it so far.
+    /// Number of probes so far.
     pub probes: u64,
 }
 
-/// Requests, counted.
+/// Counts of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestCounts {
-    /// That came and have not ended.
+    /// Requests that have arrived and not ended.
     pub open: u32,
-    /// Of these, those that wait here.
+    /// Open requests that wait in the gate.
     pub held: u32,
-    /// That wait in the engine, as it said when it was looked at last.
+    /// Requests that wait in the engine, as of the last probe.
     pub waiting_in_engine: u32,
-    /// When the last one came or ended, or the engine was found or woken.
+    /// When the last request arrived or ended, or the engine was found or woken.
     pub changed_at: (Instant, SystemTime),
-    /// When the last one came or ended; `None` = none has come.
+    /// When the last request arrived or ended; `None` = there was no request.
     pub last_used_at: Option<SystemTime>,
 }
 
@@ -57,26 +57,26 @@ impl RequestCounts {
     }
 }
 
-/// Shared by the requests, the keeper of the engine and whoever tells the state. Cheap to clone.
+/// Gate shared by the requests, the engine's monitor and the admin handler. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RequestGate {
     counts: Arc<Mutex<RequestCounts>>,
     view: watch::Sender<EngineView>,
-    /// For the keeper: something is wanted, or something is wrong.
+    /// Wakes the monitor: a request needs the engine, or the engine failed one.
     pub monitor_wakeup: Arc<Notify>,
     metrics: Arc<Metrics>,
 }
 
-/// The place of a request that has not ended.
+/// Guard of a request that has not ended.
 #[derive(Debug)]
 pub struct RequestGuard {
     gate: RequestGate,
-    /// How long it may still be held.
+    /// Remaining time that the request may be held.
     budget: Duration,
 }
 
 impl RequestGate {
-    /// Nobody has come, and the engine has not been seen.
+    /// Creates a gate without requests and with an engine that has not responded.
     pub fn new(metrics: Arc<Metrics>) -> RequestGate {
         let changed = (Instant::now(), SystemTime::now());
         let counts =
@@ -86,26 +86,26 @@ impl RequestGate {
     }
 
     fn lock(&self) -> MutexGuard<'_, RequestCounts> {
-        // Plain counters: a panic elsewhere leaves nothing half done in them.
+        // The counters are valid even if another thread panicked while it held the lock.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests now.
+    /// Returns the current counts.
     pub fn counts(&self) -> RequestCounts {
         *self.lock()
     }
 
-    /// What the engine is doing.
+    /// Returns the engine's phase.
     pub fn phase(&self) -> EnginePhase {
         self.view.borrow().phase
     }
 
-    /// The engine, now and whenever something about it changes.
+    /// Returns a receiver of the engine's state and its changes.
     pub fn watch(&self) -> watch::Receiver<EngineView> {
         self.view.subscribe()
     }
 
-    /// A look at the engine has ended; so many requests wait in it.
+    /// Records a probe of the engine, and how many requests wait in it if that is known.
     pub fn on_probe(&self, phase: EnginePhase, waiting_there: Option<u64>) {
         if let Some(waiting) = waiting_there {
             self.lock().waiting_in_engine = u32::try_from(waiting).unwrap_or(u32::MAX);
@@ -113,15 +113,15 @@ impl RequestGate {
         self.view.send_modify(|view| *view = EngineView { phase, probes: view.probes + 1 });
     }
 
-    /// The engine does something else now.
+    /// Sets the engine's phase.
     pub fn set_phase(&self, phase: EnginePhase) {
         self.view.send_modify(|view| view.phase = phase);
     }
 
-    /// The engine is about to sleep, unless a request is open: who comes later finds it asleep.
+    /// Marks the engine as going to sleep, unless a request is open. Later requests find it asleep.
     ///
     /// # Errors
-    /// How many are open.
+    /// The number of open requests.
     pub fn begin_suspend(&self) -> Result<(), u32> {
         let counts = self.lock();
         if counts.open > 0 {
@@ -131,15 +131,15 @@ impl RequestGate {
         Ok(())
     }
 
-    /// Whoever is idle is so from now on: it has just been woken.
+    /// Restarts the idle time, because the engine was just found or woken.
     pub fn reset_idle(&self) {
         self.lock().changed_at = (Instant::now(), SystemTime::now());
     }
 
-    /// A place for a request that may be held for `budget`.
+    /// Admits a request that may be held for `budget`.
     ///
     /// # Errors
-    /// 429: `queue` requests wait already, here or in the engine.
+    /// 429: `queue` requests already wait, in the gate or in the engine.
     pub fn admit(&self, queue: u32, budget: Duration) -> Result<RequestGuard, ApiError> {
         let mut counts = self.lock();
         let waiting = counts.held.saturating_add(counts.waiting_in_engine);
@@ -154,19 +154,19 @@ impl RequestGate {
 }
 
 impl RequestGuard {
-    /// Waits until the engine answers requests, if need be until it has been woken.
+    /// Waits until the engine is awake.
     ///
     /// # Errors
-    /// 503: the budget is over.
+    /// 503: the budget is used up.
     pub async fn wait_awake(&mut self) -> Result<(), ApiError> {
         let RequestGuard { gate: lobby, budget } = self;
         lobby.wait_until(budget, |view| view.phase == EnginePhase::Awake).await
     }
 
-    /// Something went wrong with the engine: waits until it has been looked at again.
+    /// Waits for the next probe, after the engine has failed the request.
     ///
     /// # Errors
-    /// 503: the budget is over.
+    /// 503: the budget is used up.
     pub async fn wait_probed(&mut self) -> Result<(), ApiError> {
         let RequestGuard { gate: lobby, budget } = self;
         let looks = lobby.view.borrow().probes;
@@ -175,10 +175,10 @@ impl RequestGuard {
 }
 
 impl RequestGate {
-    /// Waits until the engine's process answers, awake or not. Keeps nobody from sleeping, and wakes nobody.
+    /// Waits until the engine's process responds, awake or not. Does not keep the engine from sleeping and does not
+    /// wake it.
     ///
-    /// # Errors
-    /// 503: it took longer than `budget`.
+    /// # Errors 503: it took longer than `budget`.
     pub async fn wait_reachable(&self, mut budget: Duration) -> Result<(), ApiError> {
         self.wait_until(&mut budget, |view| !matches!(view.phase, EnginePhase::Starting | EnginePhase::Lost))
             .await
@@ -227,7 +227,7 @@ impl Drop for RequestGuard {
     }
 }
 
-/// A request that waits here.
+/// A request that waits in the gate.
 struct HeldRequest<'a>(&'a RequestGate);
 
 impl HeldRequest<'_> {

@@ -1,5 +1,5 @@
-//! Server-sent events of an engine: cut out of its bytes, read as far as pace and figures need it, and passed on as they
-//! are.
+//! Splits an engine's stream into server-sent events and reads what pacing and metrics need; events are passed on
+//! unchanged.
 
 use std::borrow::Cow;
 
@@ -7,37 +7,37 @@ use axum::body::Bytes;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// Longest event, bytes: log-probabilities of a long prompt fit.
+/// Largest event, bytes; fits the log-probabilities of a long prompt.
 const MAX_EVENT_BYTES: usize = 16 << 20;
-/// Choices of one answer that are paced apart; those above share a lane.
+/// Choices of one response that are paced separately; higher indices share the last lane.
 const MAX_LANES: u32 = 128;
 
-/// Cuts bytes into events.
+/// Splits bytes into events.
 #[derive(Debug, Default)]
 pub struct SseDecoder {
     bytes: Vec<u8>,
-    /// Bytes that were looked at already.
+    /// Bytes already searched.
     scanned: usize,
-    /// Where the line under way begins.
+    /// Start of the current line.
     line_start: usize,
 }
 
-/// An event longer than any can be.
+/// An event exceeds the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event of the engine has more than {MAX_EVENT_BYTES} bytes")]
 pub struct EventTooLong;
 
 impl SseDecoder {
-    /// More bytes have come.
+    /// Adds bytes.
     ///
     /// # Errors
-    /// They belong to an event that does not end.
+    /// The current event exceeds the limit.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), EventTooLong> {
         self.bytes.extend_from_slice(bytes);
         if self.bytes.len() > MAX_EVENT_BYTES + bytes.len() { Err(EventTooLong) } else { Ok(()) }
     }
 
-    /// The next whole event with the empty line that ends it.
+    /// Returns the next complete event, including its final empty line.
     pub fn next_event(&mut self) -> Option<Bytes> {
         while let Some(&byte) = self.bytes.get(self.scanned) {
             self.scanned += 1;
@@ -54,7 +54,7 @@ impl SseDecoder {
         None
     }
 
-    /// What is left when no more bytes come: an event whose empty line is missing, or nothing.
+    /// Returns the rest at the end of the stream: an event without its empty line, or nothing.
     pub fn take_remainder(&mut self) -> Option<Bytes> {
         self.scanned = self.bytes.len();
         (!self.bytes.is_empty()).then(|| self.take_event())
@@ -67,20 +67,20 @@ impl SseDecoder {
     }
 }
 
-/// What an event says about pace and figures.
+/// Information of an event for pacing and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SseInfo {
-    /// Index of the choice that has more text by it; `None` = none has.
+    /// Lane of the choice that gets text from this event; `None` = no choice does.
     pub lane: Option<u32>,
-    /// Choices that end with it, and how.
+    /// Choices that end with this event, and their finish reasons.
     pub finish_reasons: Vec<(u32, String)>,
-    /// Tokens of the prompt and of the answer.
+    /// Tokens of the prompt and of the response.
     pub usage: Option<Usage>,
-    /// It brings nothing but the usage.
+    /// Whether the event carries only the usage.
     pub is_usage_only: bool,
-    /// Nothing follows.
+    /// Whether this is the last event.
     pub is_done: bool,
-    /// The engine failed the request.
+    /// Whether the engine failed the request.
     pub is_failed: bool,
 }
 
@@ -88,9 +88,9 @@ pub struct SseInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Usage {
-    /// Of its prompts.
+    /// Tokens of all prompts.
     pub prompt_tokens: u32,
-    /// Generated, of all choices.
+    /// Generated tokens of all choices.
     pub completion_tokens: u32,
 }
 
@@ -144,7 +144,7 @@ impl Choice<'_> {
 }
 
 impl SseInfo {
-    /// Reads an event. One that is not understood says nothing, and is passed on like any other.
+    /// Reads an event. An event that does not parse has no information and is passed on as well.
     pub fn parse(event: &[u8]) -> SseInfo {
         let data = data(event);
         if data.as_ref() == b"[DONE]" {
@@ -169,7 +169,7 @@ impl SseInfo {
     }
 }
 
-/// The data of an event: its lines that say so, one below the other. Nearly every event has one, which is read where it lies.
+/// Returns the data of an event: its data lines, joined. The usual single line is borrowed without a copy.
 fn data(event: &[u8]) -> Cow<'_, [u8]> {
     let mut lines = event.split(|byte| *byte == b'\n').filter_map(data_line);
     let first = lines.next().unwrap_or_default();
