@@ -1,7 +1,7 @@
-//! A sidecar that breaks one promise to its neighbours or to its requests, for tests which show that they would notice; or
-//! one whose loans are short, for tests that have no time.
+//! A sidecar with one injected fault towards its peers or requests, for tests that must detect it, or with short loans,
+//! for fast tests.
 //!
-//! `sluice-sidecar` itself has no faults and no way to switch one on.
+//! `sluice-sidecar` itself contains no faults and no option to enable one.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use clap::Parser;
 use sluice_agent::args::Args;
 use sluice_agent::engine_loop::InjectedFaults;
 
-/// How long a lender keeps what it has lent already: long enough to be met from outside.
+/// How long a lender keeps chunks that it has already lent: long enough to be observed from outside.
 const EARLY: Duration = Duration::from_millis(300);
 
-/// Which block is spoilt: one of the first that come.
+/// Index of the corrupted block, among the first that are loaded.
 const CORRUPTED_BLOCK: u64 = 20;
 
 /// The arguments of `sluice-sidecar`, and what goes wrong.
@@ -25,7 +25,8 @@ struct Faulty {
     /// seconds it must do within these.
     #[arg(long)]
     loan_ms: Option<u64>,
-    /// The engine sleeps so long before each layer, milliseconds. No fault: steps are long enough to be met from outside.
+    /// The engine sleeps so long before each layer, milliseconds. No fault: steps are long enough to be met from
+    /// outside.
     #[arg(long, default_value_t = 0)]
     layer_delay_ms: u64,
     /// The engine sleeps so long before each change of its mappings, milliseconds. No fault either.

@@ -1,14 +1,15 @@
-//! What a sidecar adds to a token: from the moment the engine's `Done` is handed to the room's thread to the moment the token
-//! is written to the client's socket, and, beside it, to the moment a client that shares the processors has read it.
+//! Measures the latency that a sidecar adds to a token: from the moment the engine's `Done` is given to the engine
+//! loop's thread until the token is written to the client's socket, and until a client on the same processors has read
+//! it.
 //!
-//! Inside: waking the room's thread, retiring the step, the decisions for the next one and its order to the engine, the
-//! announcement, the hand-over to the async world, the text of the token, the event, the write. Room, scheduler, memory, door
-//! and gateway are the product's; a stand-in for the engine is attached over the real link. Not inside: the link itself, which
-//! `link_latency` measures: the stand-in puts its `Done` where the door's thread puts one that it has read.
+//! Included: waking the thread, retiring the step, deciding and sending the next one, publishing, passing updates to
+//! the async runtime, the token's text, the event and the write. Engine loop, scheduler, memory, link reader and
+//! gateway are the product's; a stand-in for the engine is attached over the real link. Not included: the link itself,
+//! which `link_latency` measures, because the stand-in sends its `Done` to the channel of the link's reader thread.
 //!
-//! 2,000 tokens a second in steps, as an engine makes them: every stream of a batch has its token at the same moment. Pacing is
-//! `Immediate`, so every token is written when produced: one that joins a deposit waits by design. The same again with a
-//! bare server, whose tokens take the same way over a thread in the room's place, shows how much of it is the machine's.
+//! The engine makes 2,000 tokens per second in steps: every stream of a batch gets its token at the same moment. Pacing
+//! is `Immediate`, so every token is written when it is produced; a token in a deposit waits by design. A run with a
+//! bare server, whose tokens also pass through a thread, shows the machine's share.
 //!
 //! `cargo run --release -p sluice-agent --example gateway_latency -- [STREAMS] [SECONDS]`
 
@@ -42,9 +43,9 @@ use self::tenant::Tenant;
 
 const TOKENS_PER_SECOND: u32 = 2000;
 const LIMIT_US: f64 = 200.0;
-/// Steps before anything is counted.
+/// Steps before the measurement starts.
 const WARM_UP: usize = 100;
-/// Longest silence.
+/// Longest time without a token.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -66,13 +67,13 @@ struct LatencyResult {
     read: f64,
 }
 
-/// What is asked of both.
+/// Load on both servers.
 #[derive(Clone, Copy)]
 struct Load {
     streams: u32,
-    /// Steps, and tokens of each stream.
+    /// Number of steps, and of tokens per stream.
     steps: u32,
-    /// From step to step.
+    /// Time from step to step.
     period: Duration,
 }
 
@@ -94,20 +95,20 @@ impl Load {
         let client = self.client(host.address);
         let next = |_| opened.recv_timeout(TIMEOUT).context("a client did not come");
         let clients: Vec<_> = (0..self.streams).map(next).collect::<anyhow::Result<_>>()?;
-        // Its streams stay open until their client has read everything.
+        // The streams stay open until their client has read everything.
         let (sent, _clients) = self.produce(clients);
         let arrived = client.join().expect("the client does not panic")?;
         self.latency_result("bare server", &arrived, &vec![sent; self.streams as usize])
     }
 
-    /// Steps without an engine, handed to a thread that does nothing but pass their tokens on. Returns when each was done,
-    /// and the senders.
+    /// Makes steps without an engine; a thread only forwards their tokens. Returns when each step was done, and the
+    /// senders.
     fn produce(self, clients: Vec<Updates>) -> (Vec<Moment>, Vec<Updates>) {
         let (done, steps) = channel();
         let room = std::thread::spawn(move || {
             for at in steps {
                 for updates in &clients {
-                    // A reader that has gone shows as tokens that never arrive.
+                    // A disconnected reader shows as tokens that never arrive.
                     let _ = updates.send(RequestUpdate::Token { token: u32::from(b'a'), logprobs: None, at });
                 }
             }
@@ -117,7 +118,7 @@ impl Load {
         let step = |_| {
             begun = engine::wait(begun, self.period);
             let at = engine::moment();
-            // Its thread lives until this sender goes.
+            // The thread runs until this sender is dropped.
             let _ = done.send(at.0);
             at
         };
@@ -126,7 +127,7 @@ impl Load {
         (sent, room.join().expect("it does not panic"))
     }
 
-    /// A client of all streams.
+    /// Starts a client of all streams.
     fn client(self, address: SocketAddr) -> JoinHandle<anyhow::Result<Vec<Vec<Arrival>>>> {
         std::thread::spawn(move || read(address, self.streams as usize, self.steps))
     }
@@ -154,7 +155,7 @@ fn write_latency((_, sent): &Moment, at: &Arrival) -> anyhow::Result<Duration> {
     written.duration_since(*sent).context("written before it was sent: somebody set the clock")
 }
 
-/// Of all tokens but the first, nanoseconds in rising order.
+/// Returns the latencies of all tokens after the warm-up, nanoseconds in rising order.
 fn latencies(
     arrived: &[Vec<Arrival>],
     sent: &Sent,
@@ -175,7 +176,7 @@ fn print_percentiles(name: &str, nanos: Vec<u64>) -> f64 {
     p99
 }
 
-/// When the tokens of each stream came, in the order in which they were made.
+/// Returns when the tokens of each stream arrived, in the order in which they were made.
 fn read(address: SocketAddr, streams: usize, steps: u32) -> anyhow::Result<Vec<Vec<Arrival>>> {
     let mut reader = Reader::new()?;
     let mut arrived = vec![Vec::with_capacity(steps as usize); streams];

@@ -1,8 +1,9 @@
-//! Ten thousand paced streams (one token a second each) through one gateway; the client is a separate process.
+//! Measures ten thousand paced streams (one token per second each) through one gateway; the client is a separate
+//! process.
 //!
-//! Lateness is what the client sees: the gap between two tokens of a stream beyond the interval. Streams begin at an even
-//! rate, so that their tokens are due at all times of the second. The same again with a bare server shows how much of it
-//! is the machine's.
+//! Lateness is measured at the client: the gap between two tokens of a stream beyond the interval. Streams start at an
+//! even rate, so that their tokens are due at all times of a second. A run with a bare server shows the machine's
+//! share.
 //!
 //! `cargo run --release -p sluice-agent --example gateway_streams -- [STREAMS] [SECONDS]`
 
@@ -32,9 +33,9 @@ use self::reader::Reader;
 const INTERVAL: Duration = Duration::from_secs(1);
 const LATENESS_LIMIT_MS: f64 = 20.0;
 const STREAM_LIMIT_KIB: f64 = 32.0;
-/// New streams a second.
+/// New streams per second.
 const ARRIVALS_PER_SECOND: u32 = 500;
-/// Longest time for all streams to have their first token.
+/// Longest time until all streams have their first token.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -58,7 +59,7 @@ fn raise_descriptors(wanted: u64) -> anyhow::Result<()> {
     setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).context("RLIMIT_NOFILE")
 }
 
-/// Resident memory of this process, KiB.
+/// Returns the resident memory of this process, KiB.
 fn resident_kib() -> anyhow::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
@@ -74,7 +75,7 @@ fn measure(streams: u32, seconds: u64) -> anyhow::Result<ExitCode> {
     Ok(if late && small { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What was found.
+/// Result of a measurement.
 struct StreamResult {
     p99_ms: f64,
     kib: f64,
@@ -110,18 +111,19 @@ fn measure_server(server: Server, streams: u32, seconds: u64) -> anyhow::Result<
     Ok(StreamResult { p99_ms, kib })
 }
 
-/// Time that this process has spent on processors, seconds.
+/// Returns the processor time of this process, seconds.
 fn processor_seconds() -> anyhow::Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // The name of the program is in brackets and may hold anything; user and system time are the 12th and 13th after it.
+    // The program's name is in brackets and may contain any character; user and system time are the 12th and 13th field
+    // after it.
     let (_, fields) = stat.rsplit_once(')').context("no name")?;
     let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
     let ticks: u64 = ticks.sum::<Result<_, _>>()?;
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Gives every stream three tokens at once and then one every nine tenths of an interval, so that its deposit is never
-/// empty and pacing alone decides. Ends with the server.
+/// Sends each stream three tokens at once and then one per nine tenths of an interval, so that its deposit is never
+/// empty and only pacing decides. Ends with the server.
 fn produce(opened: &Receiver<Updates>) {
     const PARTS: usize = 90;
     let mut wheel: Vec<Vec<Updates>> = vec![Vec::new(); PARTS];
@@ -133,7 +135,7 @@ fn produce(opened: &Receiver<Updates>) {
         loop {
             match opened.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(updates) => {
-                    // A client that has gone is dropped from the wheel with the next token.
+                    // A stream whose client has disconnected is removed from the wheel at the next token.
                     (0..3).for_each(|_| drop(updates.send(token())));
                     wheel[part].push(updates);
                 }
@@ -144,7 +146,7 @@ fn produce(opened: &Receiver<Updates>) {
     }
 }
 
-/// The client: opens its streams at an even rate and times their tokens.
+/// Runs the client: opens its streams at an even rate and times their tokens.
 fn read_streams(address: SocketAddr, streams: u32, time: Duration) -> anyhow::Result<ExitCode> {
     let (mut reader, mut tally) = (Reader::new()?, LatenessStats::new(streams));
     let began = Instant::now();
@@ -169,10 +171,10 @@ fn read_streams(address: SocketAddr, streams: u32, time: Duration) -> anyhow::Re
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the client has seen.
+/// The client's statistics.
 struct LatenessStats {
     is_counting: bool,
-    /// When a stream's last token was read.
+    /// When each stream's last token was read.
     last: Vec<Option<Instant>>,
     late_us: Vec<u64>,
 }

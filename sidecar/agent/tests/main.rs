@@ -1,4 +1,4 @@
-//! The gateway and the admin port over real sockets. Their scheduler is the test.
+//! Tests of the gateway and the admin port over real sockets. The tests take the scheduler's place.
 
 mod admin {
     mod certificates;

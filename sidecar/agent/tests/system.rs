@@ -1,7 +1,7 @@
-//! The whole data plane with real processes: model folder, host memory, link, engine, policy, scheduler.
+//! Tests of the whole data plane with real processes: model folder, host memory, link, engine, policy, scheduler.
 //!
-//! Tokens never depend on memory decisions: most tests here run the same requests twice, once with nothing going on
-//! and once with everything, and compare every bit.
+//! Tokens never depend on memory decisions. Most tests run the same requests with and without such decisions and
+//! compare every bit.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap in a test's helper fails the test")]
 
 #[path = "system/bits.rs"]

@@ -1,7 +1,8 @@
-//! In the engine's place: attaches over the link, takes every step as an engine does, and computes nothing.
+//! A stand-in for the engine: it attaches over the link and accepts every step, but computes nothing.
 //!
-//! What it answers goes straight to the inbox of the room's thread, which is where the door's thread puts what it has read
-//! off the link: a measurement that begins there has all of the sidecar's own work inside, and nothing of the link's.
+//! It sends its replies directly to the message channel of the engine loop, to which the link's reader thread sends the
+//! replies that it has read. A measurement that begins there includes all of the sidecar's own work and no work of the
+//! link.
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -21,37 +22,37 @@ use sluice_ports::compute::{Sampled, StepDone};
 
 use super::tenant::{PROMPT_TOKENS, stream_of};
 
-/// One moment by both clocks: the kernel's stamps are of the second.
+/// One moment by both clocks, because the kernel's timestamps use the second one.
 pub type Moment = (Instant, SystemTime);
 
-/// For each stream, when the step that made each of its tokens was done.
+/// Per stream, when the step of each of its tokens was done.
 pub type Sent = Vec<Vec<Moment>>;
 
-/// The moment now.
+/// Returns the current moment.
 pub fn moment() -> Moment {
     (Instant::now(), SystemTime::now())
 }
 
-/// Waits until a step is due that takes `period`, and returns when the next one may begin. One that is late does not make
-/// the next ones hurry.
+/// Waits until a step of `period` is due, and returns the start of the next one. A late step does not shorten the next
+/// ones.
 pub fn wait(begun: Instant, period: Duration) -> Instant {
     let due = (begun + period).max(Instant::now());
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
     due
 }
 
-/// An engine that is attached.
+/// An attached engine.
 struct FakeEngine {
-    /// Never dropped: the door confirms the death of an engine whose link has ended, and this is its own process.
+    /// Never dropped: when a link ends, the sidecar confirms the exit of the engine, which is its own process here.
     link: ManuallyDrop<SidecarLink>,
     welcome: EngineWelcome,
     inbox: MessageSender,
-    /// Which stream a row of the tables belongs to.
+    /// Stream of each row of the tables.
     rows: HashMap<RowId, usize>,
     sent: Sent,
 }
 
-/// Attaches to the sidecar at `socket`, and ends with it.
+/// Attaches to the sidecar at `socket` and ends with it.
 pub fn attach(
     socket: &Path,
     inbox: MessageSender,
@@ -84,7 +85,7 @@ impl FakeEngine {
         }
     }
 
-    /// What a step has to say.
+    /// Returns the result of a step.
     fn run(&mut self, order: &StepOrder, period: Duration) -> anyhow::Result<StepDone> {
         for sequence in order.sequences.iter().filter(|sequence| sequence.start == 0) {
             let mut prompt = Vec::new();

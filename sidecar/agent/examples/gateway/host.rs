@@ -1,5 +1,5 @@
-//! Servers to measure, in this process: a gateway with a tenant or with nothing behind it, and what remains when all of a
-//! gateway's work is left out, which is the floor of the machine.
+//! Servers to measure in this process: a gateway with or without a tenant, and a bare server without the gateway's
+//! work, which gives the floor of the machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,35 +22,35 @@ use tokio::sync::{mpsc, watch};
 
 use crate::tiny;
 
-/// Where the tokens of one stream go.
+/// Sender of the tokens of one stream.
 pub type Updates = mpsc::UnboundedSender<RequestUpdate>;
 
-/// What is measured.
+/// Kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// The gateway.
     #[allow(dead_code, reason = "one of the two examples has its gateway from a tenant")]
     Gateway,
-    /// The control: no HTTP, no text, no figures; a task per stream writes ready bytes, as many as an event has.
+    /// The control without HTTP, text and metrics: one task per stream writes constant bytes of an event's size.
     Bare,
 }
 
-/// What a stream of the control writes for a token: an event of the gateway, with the size of its chunk before it.
+/// Bytes that the control writes per token: an event of the gateway in an HTTP chunk.
 const EVENT: &[u8] = b"dc\r\ndata: {\"id\":\"cmpl-69206b1e-2710\",\"object\":\"text_completion\",\
 \"created\":1763740000,\"model\":\"tiny\",\"choices\":[{\"index\":0,\"text\":\"a\",\"logprobs\":null,\
 \"finish_reason\":null}]}\n\n\r\n";
 
-/// A server that serves while this lives.
+/// A server that runs until it is dropped.
 pub struct Host {
     pub address: SocketAddr,
     pub metrics: Arc<Metrics>,
     stop: watch::Sender<bool>,
     runtime: Runtime,
-    /// Of a scheduler that is not there.
+    /// Status of the absent scheduler.
     _status: Option<watch::Sender<Status>>,
 }
 
-/// Starts a server with nothing behind it. The second value has a sender for every stream that clients ask for.
+/// Starts a server without a tenant. The second value receives the sender of every stream that clients open.
 pub fn start(server: Server, streams: u32, pacing: Pacing) -> anyhow::Result<(Host, Receiver<Updates>)> {
     let (opened, streams_opened) = channel();
     match server {
@@ -72,7 +72,7 @@ pub fn start(server: Server, streams: u32, pacing: Pacing) -> anyhow::Result<(Ho
 }
 
 impl Host {
-    /// On as many threads as a sidecar has, with a listener for what is to be served.
+    /// Creates a runtime with as many threads as a sidecar, and a listener.
     fn new(metrics: Arc<Metrics>) -> anyhow::Result<(Host, TcpListener)> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
@@ -87,7 +87,7 @@ impl Host {
         Ok(())
     }
 
-    /// A gateway whose requests go to `service`.
+    /// Starts a gateway that sends its requests to `service`.
     pub fn serve(
         text: Arc<Text>,
         service: SchedulerHandle,
@@ -119,13 +119,13 @@ impl Host {
     }
 }
 
-/// In the scheduler's place: passes on who waits for tokens, and has no part in the tokens themselves.
+/// Starts a stand-in for the scheduler that forwards the senders of streams and makes no tokens.
 fn scheduler(opened: Sender<Updates>) -> MessageSender {
     let (inbox, messages) = MessageSender::new();
     std::thread::spawn(move || {
         for message in messages {
             if let Message::Submit(_, updates) = message {
-                // Nobody measures any more when this fails.
+                // Fails after the end of the measurement.
                 let _ = opened.send(updates);
             }
         }
@@ -141,7 +141,7 @@ async fn accept(listener: TcpListener, pacing: Pacing, opened: Sender<Updates>) 
     }
 }
 
-/// One stream of the control: every token as it comes, or an interval after the last one.
+/// Writes one stream of the control: every token immediately, or an interval after the last one.
 async fn write(mut socket: TcpStream, mut tokens: mpsc::UnboundedReceiver<RequestUpdate>, pacing: Pacing) {
     let mut request = [0; 1024];
     if socket.set_nodelay(true).is_err() || socket.read(&mut request).await.is_err() {
@@ -154,19 +154,19 @@ async fn write(mut socket: TcpStream, mut tokens: mpsc::UnboundedReceiver<Reques
     }
 }
 
-/// A request for a stream of `max_tokens` tokens, as bytes on the wire.
+/// Returns the bytes of a request for a stream of `max_tokens` tokens.
 pub fn request(prompt: &str, max_tokens: u32) -> Vec<u8> {
     let body = format!(r#"{{"prompt":"{prompt}","stream":true,"max_tokens":{max_tokens}}}"#);
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     format!("{head}content-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// The value of rank `permille` in `sorted`.
+/// Returns the value of rank `permille` in `sorted`.
 pub fn rank(sorted: &[u64], permille: usize) -> u64 {
     sorted[(sorted.len() * permille).div_ceil(1000).clamp(1, sorted.len()) - 1]
 }
 
-/// One line of a verdict; `floor` is the same figure of [`Server::Bare`].
+/// Prints one result; `floor` is the same value for [`Server::Bare`].
 pub fn print_check(name: &str, value: f64, limit: f64, unit: &str, floor: Option<f64>) -> bool {
     let passed = value <= limit;
     let floor = floor.map_or(String::new(), |floor| format!("  (the bare server: {floor:.2} {unit})"));

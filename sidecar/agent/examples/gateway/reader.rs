@@ -1,5 +1,5 @@
-//! A client that costs little, since it shares the processors with what it measures: one thread, one epoll, one buffer, and
-//! no more parsing than it takes to find the events.
+//! A cheap client, because it shares the processors with the measured server: one thread, one epoll, one buffer, and
+//! only the parsing that finds the events.
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,20 +12,20 @@ use rustix::event::epoll;
 
 use crate::stamped;
 
-/// Sockets taken at one time.
+/// Most sockets per poll.
 const READY_MAX: usize = 256;
 
-/// When tokens came.
+/// Arrival times of tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// When the server wrote them, by the kernel; the last ones of a read with several.
+    /// When the server wrote them, by the kernel's timestamp of the last ones of the read.
     #[allow(dead_code, reason = "each of the two examples looks at one of them")]
     pub written: Option<SystemTime>,
     /// When they were read.
     pub read: Instant,
 }
 
-/// Streams being read.
+/// The streams of a client.
 pub struct Reader {
     epoll: OwnedFd,
     sockets: Vec<TcpStream>,
@@ -34,13 +34,13 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// No streams.
+    /// Creates a reader without streams.
     pub fn new() -> anyhow::Result<Reader> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Reader { epoll, sockets: Vec::new(), ready: Vec::new(), buffer: vec![0; 64 << 10] })
     }
 
-    /// Asks for one more stream by `request`; its number is how many there were.
+    /// Opens a stream with `request`. Streams are numbered in the order of opening.
     pub fn open(&mut self, address: SocketAddr, request: &[u8]) -> anyhow::Result<()> {
         let mut socket = TcpStream::connect(address).context("cannot connect")?;
         socket.write_all(request)?;
@@ -52,7 +52,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits up to `time` for bytes, and calls `seen` with stream, tokens and times for each socket that has some.
+    /// Waits up to `time` for bytes, and calls `seen` with stream, tokens and times of each readable socket.
     pub fn wait(
         &mut self,
         time: Duration,
@@ -81,7 +81,7 @@ impl Reader {
     }
 }
 
-/// Tokens in a part of a stream, whose only token is `a`. An event may hold several.
+/// Counts the tokens in a part of a stream, in which each token is `a`. An event may contain several.
 fn tokens(bytes: &[u8]) -> usize {
     const BEFORE: &[u8] = b"\"text\":\"";
     let mut rest = bytes;

@@ -1,5 +1,5 @@
-//! Reads that tell when the bytes were written: over the loopback device the kernel stamps what a socket receives within
-//! the sender's own call of write, so a reader that is woken late makes no difference.
+//! Reads with write times: on the loopback device the kernel timestamps received bytes within the sender's write call,
+//! so a reader that wakes late has no effect on the times.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -9,7 +9,7 @@ use std::ptr;
 use std::time::{Duration, SystemTime};
 
 const SOL_SOCKET: c_int = 1;
-/// The option's name, and the kind of the message that it brings.
+/// Name of the option, and type of its control message.
 const SO_TIMESTAMPNS: c_int = 35;
 
 #[repr(C)]
@@ -30,7 +30,7 @@ struct MessageHeader {
     flags: c_int,
 }
 
-/// `struct cmsghdr` with a `struct timespec` behind it: the only message that these sockets ask for.
+/// `struct cmsghdr` followed by a `struct timespec`, the only control message that these sockets request.
 #[repr(C)]
 #[derive(Default)]
 struct TimestampMessage {
@@ -46,7 +46,7 @@ unsafe extern "C" {
     fn recvmsg(socket: c_int, header: *mut MessageHeader, flags: c_int) -> isize;
 }
 
-/// Asks for stamps. The kernel may take a moment to begin.
+/// Enables timestamps. The kernel may start them with a short delay.
 pub fn enable_timestamps(socket: &TcpStream) -> io::Result<()> {
     let on: c_int = 1;
     // SAFETY: the descriptor is open as long as `socket` is borrowed, and the value is an int that outlives the call.
@@ -57,7 +57,7 @@ pub fn enable_timestamps(socket: &TcpStream) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads into `buffer`: how many bytes, and when the last of them were written. `None` = the kernel did not say.
+/// Reads into `buffer`. Returns the number of bytes, and when the last of them were written; `None` = no timestamp.
 pub fn read(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<(usize, Option<SystemTime>)> {
     let mut part = IoVec { bytes: buffer.as_mut_ptr().cast(), length: buffer.len() };
     let mut stamp = TimestampMessage::default();
@@ -70,8 +70,8 @@ pub fn read(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<(usize, Option<
         control_length: size_of::<TimestampMessage>(),
         flags: 0,
     };
-    // SAFETY: the header points to one part, which is `buffer`, and to a control area of the length that it names; all
-    // are borrowed by nobody else and outlive the call.
+    // SAFETY: the header points to one part, which is `buffer`, and to a control area of the length that it states;
+    // both are exclusively borrowed and outlive the call.
     let length = unsafe { recvmsg(socket.as_raw_fd(), &mut header, 0) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     let told = header.control_length >= size_of::<TimestampMessage>();

@@ -1,4 +1,4 @@
-//! A tenant as a sidecar serves one: room, scheduler, memory and gateway are the product's own, and only the engine is not.
+//! A tenant with the product's engine loop, scheduler, memory and gateway; only the engine is a stand-in.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,37 +22,37 @@ use super::engine::{self, Sent};
 use super::host::Host;
 use super::tiny;
 
-/// Layers as in a model of 8 billion weights; only their number makes work for a sidecar.
+/// Number of layers of a model with 8 billion weights; only this number affects the sidecar's work.
 const LAYERS: u64 = 32;
 const HIDDEN: usize = 32;
 const KV_WIDTH: usize = 16;
 const INTERMEDIATE: usize = 64;
 const CHUNK_BYTES: u64 = 2 << 20;
-/// Of every prompt: a number as text, a token for each byte.
+/// Tokens of every prompt: a number as text, one token per byte.
 pub const PROMPT_TOKENS: u32 = 5;
 
-/// A tenant that serves.
+/// A serving tenant.
 pub struct Tenant {
-    /// Where, and its figures.
+    /// Its server, with address and metrics.
     pub host: Host,
     inbox: MessageSender,
     engine: JoinHandle<anyhow::Result<Sent>>,
     _folder: tempfile::TempDir,
 }
 
-/// The prompt of a stream, by which the engine knows whose a row is.
+/// Returns the prompt of a stream, by which the engine identifies the stream of a row.
 pub fn prompt_of(stream: usize) -> String {
     format!("{stream:0width$}", width = PROMPT_TOKENS as usize)
 }
 
-/// The stream of a prompt.
+/// Returns the stream of a prompt.
 pub fn stream_of(prompt: &[u32]) -> anyhow::Result<usize> {
     let text = prompt.iter().map(|token| char::from_u32(*token)).collect::<Option<String>>();
     text.context("tokens that are no text")?.parse().context("a prompt that names no stream")
 }
 
 impl Tenant {
-    /// Starts one for `streams` streams of `tokens` tokens and waits until it serves. A step takes `period`.
+    /// Starts a tenant for `streams` streams of `tokens` tokens and waits until it serves. A step takes `period`.
     pub fn start(streams: u32, tokens: u32, period: Duration) -> anyhow::Result<Tenant> {
         let folder = tempfile::tempdir()?;
         let context = PROMPT_TOKENS + tokens;
@@ -82,7 +82,7 @@ impl Tenant {
         Ok(Tenant { host, inbox, engine, _folder: folder })
     }
 
-    /// Ends it; returns what its engine did.
+    /// Stops the tenant and returns the times of its engine's steps.
     pub fn shutdown(self) -> anyhow::Result<Sent> {
         let text = self.host.metrics.encode();
         let preempted = text.lines().filter(|line| line.starts_with("vllm:num_preemptions_total"));
@@ -99,7 +99,7 @@ fn run_engine_loop(loading: TenantLoader) {
     }
 }
 
-/// Enough memory for all streams at their full length.
+/// Returns a configuration with enough memory for all streams at full length.
 fn config(folder: &Path, streams: u32, context: u32) -> anyhow::Result<SidecarConfig> {
     let limits = LimitsConfig {
         max_queued_requests: streams,
@@ -119,7 +119,7 @@ fn config(folder: &Path, streams: u32, context: u32) -> anyhow::Result<SidecarCo
     Ok(serde_json::from_value(config)?)
 }
 
-/// A model of zeros: nobody computes with it.
+/// Writes a model of zeros; no weights are used.
 fn write_model(folder: &Path, context: u32) -> anyhow::Result<()> {
     tiny::text(folder);
     let config = json!({
@@ -138,7 +138,7 @@ fn write_model(folder: &Path, context: u32) -> anyhow::Result<()> {
     Ok(serialize_to_file(tensors, None, &folder.join("model.safetensors"))?)
 }
 
-/// Names and shapes in Hugging Face layout.
+/// Returns names and shapes in Hugging Face layout.
 fn tensors() -> Vec<(String, Vec<usize>)> {
     let of_a_layer = [
         ("input_layernorm", vec![HIDDEN]),

@@ -1,4 +1,4 @@
-//! An authority and its certificates, made for one test.
+//! A certificate authority and its certificates, created per test.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use sluice_wire::config::AdminTls;
 
-/// The claim of the GPU in these tests.
+/// Claim of the GPU in these tests.
 pub const CLAIM: &str = "p-chat-0-e1.c9a646d3-9c61-4cb7-bfcd-ee2522c8f633";
 
-/// An authority.
+/// A certificate authority.
 pub struct CertificateAuthority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, PEM.
@@ -37,12 +37,12 @@ impl CertificateAuthority {
         self.0.pem()
     }
 
-    /// A certificate for the sidecar of `name`, with these URIs, until `year`.
+    /// Issues a certificate for the sidecar of `name` with these URIs, valid until `year`.
     pub fn issue(&self, name: &str, uris: &[&str], year: i32) -> Identity {
         self.issue_for(vec![format!("{name}.default.sidecar.sluice")], uris, year)
     }
 
-    /// A certificate with these DNS names.
+    /// Issues a certificate with these DNS names.
     pub fn issue_for(&self, names: Vec<String>, uris: &[&str], year: i32) -> Identity {
         let mut params = CertificateParams::new(names).expect("DNS names");
         let uris = uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("ASCII")));
@@ -60,7 +60,7 @@ impl CertificateAuthority {
         self.issue("peer", &[&format!("spiffe://sluice/role/{role}")], 2100)
     }
 
-    /// The files of a sidecar called `name`, and the part of its configuration that names them.
+    /// Writes the files of a sidecar called `name`, and returns the configuration that names them.
     pub fn sidecar(&self, folder: &Path, name: &str) -> AdminTls {
         let role = format!("spiffe://sluice/role/neighbour/{CLAIM}");
         let tls = files(folder);
@@ -68,7 +68,7 @@ impl CertificateAuthority {
         tls
     }
 
-    /// What a client needs that shows `identity`, or nothing, and trusts this authority.
+    /// Returns the configuration of a client that presents `identity`, if any, and trusts this authority.
     pub fn client(&self, identity: Option<&Identity>) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.pem().as_bytes()).expect("PEM")).expect("a root");
@@ -87,7 +87,7 @@ impl CertificateAuthority {
     }
 }
 
-/// Where the files of a sidecar are.
+/// Returns the paths of a sidecar's files.
 pub fn files(folder: &Path) -> AdminTls {
     AdminTls {
         cert: folder.join("tls.crt"),

@@ -1,4 +1,4 @@
-//! `/v1/directive` over a socket.
+//! Tests of `/v1/directive` over a socket.
 
 use serde_json::{Value, json};
 use sluice_wire::directive::Fence;

@@ -1,4 +1,4 @@
-//! `GET /v1/state?scope=gpu`, and the client that asks neighbours.
+//! Tests of `GET /v1/state?scope=gpu` and of the client that queries peers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub fn neighbour(name: &str, admin: SocketAddr) -> PeerInfo {
     }
 }
 
-/// Answers every request with these bytes and closes its connection.
+/// Sends these bytes to every request and closes the connection.
 async fn raw_server(text: String) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -46,7 +46,7 @@ async fn raw_server(text: String) -> SocketAddr {
             while !request.ends_with(b"\r\n\r\n") && !request.ends_with(b"}") {
                 assert!(socket.read_buf(&mut request).await.expect("a request") > 0, "a whole request");
             }
-            // Whoever asked may have heard enough.
+            // Fails if the client has disconnected.
             let _ = socket.write_all(text.as_bytes()).await;
         }
     });
@@ -71,7 +71,7 @@ async fn gpu_state_lists_tenants_and_unreachable_reasons() {
     let code = AdminPort::start_idle(folders[1].path(), "code").await;
     let mistaken = AdminPort::start_idle(folders[2].path(), "other").await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    // Bound and not listening: it refuses, and no other test gets its port.
+    // Bound but not listening: connections are refused, and no other test gets the port.
     let gone = TcpSocket::new_v4().unwrap();
     gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let newer = raw_server(http("200 OK", "{\"version\": 2}")).await;
@@ -135,7 +135,7 @@ async fn unchanged_states_are_304() {
             "{again}"
         );
     }
-    // A directive with a neighbour changes who is told of.
+    // A directive with one more peer changes which peers are reported.
     let code = AdminPort::start_idle(folders[1].path(), "code").await;
     assert_eq!(peer.put(&directive(1, 1, &[("code", code.address)])).await.head.status, 200);
     peer.send("GET", path, &[("if-none-match", &tag)], b"").await;
@@ -187,7 +187,7 @@ async fn peers_authenticate_with_certificates_and_check_name() {
         "{mistaken:?}"
     );
 
-    // A new certificate of its own is shown from the next connection on.
+    // New connections present the new certificate.
     let foreign = CertificateAuthority::new();
     foreign.sidecar(folders[1].path(), "story");
     assert!(own.reload().unwrap());
@@ -204,7 +204,7 @@ async fn exchange(client: &PeerClient, port: &AdminPort) {
     assert_eq!(answer, GrantAnswer::refused(RefusalReason::NotTraded));
 }
 
-/// A tenant renews hundreds of loans in the same moment.
+/// A tenant may renew hundreds of loans at the same moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn grant_calls_share_connections() {
     const CALLS: u64 = 200;

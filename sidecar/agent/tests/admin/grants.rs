@@ -1,4 +1,4 @@
-//! `POST /v1/grants`: what reaches the scheduler, and what becomes of its answer.
+//! Tests of `POST /v1/grants`: the scheduler's message and its reply.
 
 use std::sync::mpsc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! An admin port on a socket and the test in the scheduler's place.
+//! An admin port on a socket, with the test in the scheduler's place.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,18 +25,18 @@ use tokio_rustls::TlsConnector;
 
 use crate::gateway::client::{Answer, Client};
 
-/// Chunk of the GPU.
+/// Chunk size of the GPU, bytes.
 pub const CHUNK: u64 = 65_536;
-/// Token that neighbours share.
+/// Token shared by the peers.
 pub const NEIGHBOUR_TOKEN: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-/// What every body says of itself.
+/// Header of every body.
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Plain or TLS.
+/// A plain or TLS connection.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-/// A connection to the port, and what it shows with each request.
+/// A connection to the port, with the token that it sends with each request.
 pub struct AdminClient {
     pub client: Client<Box<dyn Stream>>,
     token: Option<String>,
@@ -51,12 +51,12 @@ pub struct AdminPort {
     pub serving: JoinHandle<()>,
 }
 
-/// As directives of the tests say.
+/// Returns the time-slice settings of the tests' directives.
 pub fn turns() -> Value {
     json!({"Temporal": {"order": "RoundRobin", "min_quantum_ms": 5, "max_quantum_ms": 50}})
 }
 
-/// The configuration of a sidecar called `name` on a shared GPU, whose files are in `folder`.
+/// Returns the configuration of a sidecar called `name` on a shared GPU, with its files in `folder`.
 pub fn config(folder: &Path, name: &str) -> SidecarConfig {
     let any = "127.0.0.1:0";
     let text = json!({
@@ -70,11 +70,11 @@ pub fn config(folder: &Path, name: &str) -> SidecarConfig {
     serde_json::from_value(text).expect("a configuration")
 }
 
-/// A scheduler that tells its state and trades nothing.
+/// Returns a scheduler that reports its state and makes no loans.
 pub fn start_idle(name: &str) -> impl FnMut(Message) + Send + 'static {
     let tenant = Tenant { namespace: "default".into(), name: name.into(), ..Tenant::default() };
     move |message| match message {
-        // Whoever asked may have gone.
+        // Fails if the caller has disconnected.
         Message::State(reply) => {
             let state = State { tenant: tenant.clone(), ..State::default() };
             drop(reply.send(Box::new(state)));
@@ -88,7 +88,7 @@ pub fn start_idle(name: &str) -> impl FnMut(Message) + Send + 'static {
     }
 }
 
-/// A directive for `story` with these neighbours.
+/// Returns a directive for `story` with these peers.
 pub fn directive(epoch: u64, sequence: u64, neighbours: &[(&str, SocketAddr)]) -> Value {
     let neighbour = |(name, admin): &(&str, SocketAddr)| {
         json!({"namespace": "default", "name": name, "pod_uid": null, "claim_uid": null, "admin": admin,
@@ -108,7 +108,7 @@ impl AdminPort {
         AdminPort::start_with(config, room, None).await
     }
 
-    /// With `tls` the test reloads the certificates itself.
+    /// Starts a port. With `tls`, the test reloads the certificates itself.
     pub async fn start_with(
         config: &SidecarConfig,
         mut room: impl FnMut(Message) + Send + 'static,
@@ -135,7 +135,7 @@ impl AdminPort {
         AdminPort { address, token, directive, stop, serving }
     }
 
-    /// The port of `name` with tokens.
+    /// Starts the port of `name`, with tokens.
     pub async fn start_idle(folder: &Path, name: &str) -> AdminPort {
         AdminPort::start(&config(folder, name), start_idle(name)).await
     }
@@ -149,7 +149,7 @@ impl AdminPort {
         self.with_token(Some(&self.token)).await
     }
 
-    /// A connection with TLS to the sidecar of `name`. With TLS 1.3 it may turn out only later that it was refused.
+    /// Connects with TLS to the sidecar of `name`. With TLS 1.3 a refusal may become visible only later.
     pub async fn with_tls(&self, tls: Arc<ClientConfig>, name: &str) -> std::io::Result<AdminClient> {
         let socket = TcpStream::connect(self.address).await?;
         let name = format!("{name}.default.sidecar.sluice").try_into().expect("a name");

@@ -1,4 +1,4 @@
-//! Who speaks for whom: what names its sender is heard only from that tenant.
+//! Tests that a message which names its sender is accepted only from that tenant.
 
 use std::sync::mpsc;
 
@@ -12,7 +12,7 @@ use super::gpu::neighbour;
 use super::harness::{AdminClient, AdminPort, CHUNK, assert_refused, config};
 use crate::gateway::client::TIMEOUT;
 
-/// Everything that can be said in the name of `tenant`, in namespace `default`.
+/// Returns every request in the name of `tenant`, in namespace `default`.
 fn all_of(tenant: &str) -> [GrantRequest; 4] {
     let who = || Participant { namespace: "default".into(), name: tenant.into(), index: 1, instance: 5 };
     [
@@ -23,7 +23,7 @@ fn all_of(tenant: &str) -> [GrantRequest; 4] {
     ]
 }
 
-/// A scheduler that declines everything, and what has reached it.
+/// Returns a scheduler that rejects every request, and the requests that it received.
 fn listener() -> (impl FnMut(Message) + Send + 'static, mpsc::Receiver<GrantRequest>) {
     let (sender, heard) = mpsc::channel();
     let room = move |message| {
@@ -42,7 +42,7 @@ async fn assert_accepted(peer: &mut AdminClient, heard: &mpsc::Receiver<GrantReq
     }
 }
 
-/// With all of `words` in the refusal.
+/// Asserts that every request is refused with all of `words` in the error, and that none reaches the scheduler.
 async fn assert_forbidden(
     peer: &mut AdminClient,
     heard: &mpsc::Receiver<GrantRequest>,

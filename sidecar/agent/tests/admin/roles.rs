@@ -1,4 +1,4 @@
-//! Who may do what, with tokens and with certificates.
+//! Tests of the permissions of each role, with tokens and with certificates.
 
 use super::certificates::{CLAIM, CertificateAuthority};
 use super::harness::{
@@ -8,7 +8,7 @@ use super::harness::{
 const ASK: &[u8] = br#"{"version": 1, "request": {"Cancel": {"nonce": 3,
     "borrower": {"namespace": "default", "name": "peer", "index": 1, "instance": 2}}}}"#;
 
-/// Every path with the statuses for operator, neighbour and reader.
+/// Returns every path with its statuses for operator, peer and reader.
 async fn matrix() -> Vec<(&'static str, &'static str, Vec<u8>, [u16; 3])> {
     let directive = directive(1, 1, &[]).to_string().into_bytes();
     vec![

@@ -1,4 +1,4 @@
-//! vLLM's verbs.
+//! Tests of vLLM's sleep endpoints.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,12 +8,12 @@ use sluice_agent::scheduler_handle::Message;
 
 use super::harness::{AdminPort, assert_refused, config};
 
-/// A room as the real one answers: orders are carried out, again and again, as soon as the tenant has loaded.
+/// A scheduler that, like the real one, executes commands, also repeated ones, once the tenant has loaded.
 #[derive(Default)]
 struct FakeScheduler {
     is_loaded: bool,
     is_asleep: bool,
-    /// Orders to sleep that it was given.
+    /// Received sleep commands.
     levels: Vec<SleepLevel>,
 }
 
@@ -57,7 +57,7 @@ async fn sleep_verbs_reach_scheduler_and_answer_like_vllm() {
         assert_refused(&peer.ask("POST", verb, b"").await, 409, None, Some("not_now"));
     }
     room.lock().unwrap().is_loaded = true;
-    // Whoever sleeps, or is awake, is told so again: an answer may have been lost.
+    // Repeated commands succeed, because an earlier response may have been lost.
     for path in ["/sleep?level=2", "/sleep?level=1", "/sleep", "/wake_up", "/wake_up"] {
         let answer = peer.ask("POST", path, b"").await;
         assert_eq!((answer.head.status, answer.body.as_str()), (200, ""), "{path}");

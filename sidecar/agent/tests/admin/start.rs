@@ -1,4 +1,4 @@
-//! What the configuration makes of the admin port, and tokens.
+//! Tests of the start of the admin port from its configuration, and of tokens.
 
 use std::os::unix::fs::PermissionsExt;
 

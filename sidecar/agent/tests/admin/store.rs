@@ -1,4 +1,4 @@
-//! The keeper of the directive: what is on the disk after every way to fail.
+//! Tests of the directive store: the file's contents after every kind of failure.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

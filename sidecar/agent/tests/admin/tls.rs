@@ -1,4 +1,4 @@
-//! Mutual TLS: who is let in, and certificates that change.
+//! Tests of mutual TLS: which clients are accepted, and reloaded certificates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::certificates::{CLAIM, CertificateAuthority, files, write};
 use super::harness::{AdminPort, config, start_idle};
 use crate::gateway::client::{Client, TIMEOUT};
 
-/// Whether a request over this connection gets an answer.
+/// Whether a request over this connection gets a response.
 async fn can_connect(port: &AdminPort, tls: Arc<ClientConfig>) -> bool {
     let Ok(mut peer) = port.with_tls(tls, "story").await else { return false };
     let request = b"GET /v1/state HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
@@ -92,7 +92,7 @@ async fn mismatched_files_are_refused_and_old_ones_stay() {
         let good = std::fs::read(path).unwrap();
         std::fs::write(path, text).unwrap();
         let error = tls.reload().unwrap_err();
-        // A pair that does not belong together is told by its certificate.
+        // For a key that does not match, the error may name the certificate.
         let named = error.to_string();
         let names = [path.display().to_string(), config.cert.display().to_string()];
         assert!(names.iter().any(|name| named.starts_with(name)), "{named}");
@@ -119,7 +119,7 @@ async fn changed_files_are_reloaded() {
         stopping,
         metrics,
     ));
-    // Half of a pair, as somebody may find it who looks between two writes.
+    // One new file of a pair, as a reader may see it between two writes.
     let next = authority.issue("story", &[&format!("spiffe://sluice/role/neighbour/{CLAIM}")], 2100);
     std::fs::write(&config.key, &next.key).unwrap();
     std::fs::write(&config.cert, &next.cert).unwrap();
@@ -138,7 +138,7 @@ fn claim_that_alters_role_parsing_is_refused() {
     }
 }
 
-/// A port whose certificates the test reloads itself.
+/// Starts a port whose certificates the test reloads itself.
 async fn serve(folder: &std::path::Path, tls: Arc<Tls>) -> AdminPort {
     let mut config = config(folder, "story");
     config.listen.admin_tls = Some(files(folder));

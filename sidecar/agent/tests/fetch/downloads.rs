@@ -1,5 +1,5 @@
-//! Downloads of models, from small servers that speak the real protocols.
-// Helpers outside test functions unwrap too.
+//! Tests of model downloads, from small servers with the real protocols.
+// Helpers outside of test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use sluice_agent::download::{
 
 use super::server::{COMMIT, Server, ServerBehavior, model};
 
-/// Impatient: tests wait for nobody.
+/// Short waits, so that tests are fast.
 const POLICY: RetryPolicy = RetryPolicy {
     max_tries: 3,
     connect_tries: 3,
@@ -39,7 +39,7 @@ async fn run_download(source: &Source, to: &Path) -> Result<(), DownloadError> {
     download_model(source, to, POLICY, ProgressOutput::Log).await
 }
 
-/// The folder holds what a sidecar reads of the model, and nothing else, receipt and lock aside.
+/// Asserts that the folder holds exactly the files that a sidecar reads, besides marker and lock.
 fn assert_whole(folder: &Path) {
     let mut names: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
@@ -83,7 +83,7 @@ async fn branch_is_pinned_to_commit() {
     let folder = tempfile::tempdir().unwrap();
     run_download(&hub(&server, None), folder.path()).await.unwrap();
     let seen = server.behaviour.lock().unwrap().requests.clone();
-    // A slash in a branch's name is not one of the path.
+    // A slash in a branch's name is escaped in the path.
     assert_eq!(seen[0].0, "/api/models/org/tiny/revision/feature%2Fx");
     assert_eq!(seen[1].0, format!("/api/models/org/tiny/revision/{COMMIT}"));
 }
@@ -230,13 +230,13 @@ async fn unavailable_service_is_retried_up_to_limit() {
 
 #[tokio::test]
 async fn unreachable_service_fails_after_connect_tries() {
-    // Bound and not listening: it refuses, and no other program has its port.
+    // Bound but not listening: connections are refused, and no other program gets the port.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = socket.local_addr().unwrap();
     let source = Source::Hub(Hub::new(&format!("http://{address}"), "org/tiny", "main", None).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    // With the tries of a download it would be asked for years.
+    // With `max_tries` and these waits the download would retry for weeks.
     let policy = RetryPolicy { max_tries: 1000, max_backoff: Duration::from_secs(3600), ..POLICY };
     let asked = download_model(&source, folder.path(), policy, ProgressOutput::Log);
     let gave_up = tokio::time::timeout(Duration::from_secs(20), asked).await.expect("few tries").unwrap_err();

@@ -1,5 +1,5 @@
-//! A small server with a model in it, which speaks both protocols and can be told to misbehave.
-// Helpers outside test functions unwrap too.
+//! A small server with a model, which supports both protocols and injects faults.
+// Helpers outside of test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -16,26 +16,26 @@ use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// What the server does, and what it saw.
+/// Behaviour of the server, and the requests that it received.
 #[derive(Debug, Default)]
 pub struct ServerBehavior {
     /// Files, by name.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Digests that are told in place of the true ones.
+    /// Digests that are reported instead of the real ones.
     pub false_digests: BTreeMap<String, String>,
-    /// So many answers break off half way.
+    /// Number of responses that break off half way.
     pub truncated_responses: u32,
-    /// So many requests are answered 503 first.
+    /// Number of requests that first get status 503.
     pub unavailable: u32,
-    /// Ranges are ignored.
+    /// Whether ranges are ignored.
     pub ignores_ranges: bool,
-    /// Only with this token, or this access key.
+    /// Token or access key that requests must have.
     pub required_credential: Option<String>,
-    /// Objects of one page of a list.
+    /// Objects per page of a list.
     pub page: Option<usize>,
-    /// Answers with a file go on behind its end for ever.
+    /// Whether a file's response continues without end.
     pub is_endless: bool,
-    /// Every request: its path and its range.
+    /// Path and range of every request.
     pub requests: Vec<(String, Option<String>)>,
 }
 
@@ -46,13 +46,13 @@ pub struct Server {
     pub behaviour: SharedBehavior,
 }
 
-/// By `sha256sum` on what [`model`] holds as weights.
+/// Output of `sha256sum` for the weights of [`model`].
 pub const WEIGHTS_SHA256: &str = "cd2df694e424bc7968cc37f47751019e5ca0cd1bdf2e479ea537c3a1c32ee1aa";
-/// By `git hash-object` on the `config.json` of [`model`].
+/// Output of `git hash-object` for the `config.json` of [`model`].
 pub const CONFIG_BLOB: &str = "56ba9283acfa5b9d205a78bef5e1cc2b1b00c022";
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// 100,000 bytes of weights, a configuration, and what no sidecar reads.
+/// Returns 100,000 bytes of weights, a configuration, and files that no sidecar reads.
 pub fn model() -> BTreeMap<String, Vec<u8>> {
     let weights: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
     let files: [(&str, &[u8]); 6] = [
@@ -80,7 +80,7 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// Ranges that were asked of the weights, in order.
+    /// Returns the requested ranges of the weights, in order.
     pub fn ranges(&self) -> Vec<Option<String>> {
         let behaviour = self.behaviour.lock().unwrap();
         let weights = behaviour.requests.iter().filter(|(path, _)| path.ends_with(".safetensors"));
@@ -137,7 +137,7 @@ fn revision(behaviour: &ServerBehavior) -> Value {
     json!({"sha": COMMIT, "siblings": behaviour.files.iter().map(file).collect::<Vec<_>>()})
 }
 
-/// A page of the list of objects, as S3 answers it.
+/// Returns a page of the list of objects in S3's format.
 fn list(behaviour: &ServerBehavior, query: &str) -> String {
     let from: usize = query
         .split('&')
@@ -186,7 +186,7 @@ fn send(behaviour: &mut ServerBehavior, file: Vec<u8>, range: Option<&str>, head
     if behaviour.truncated_responses > 0 && rest.len() > 1000 {
         behaviour.truncated_responses -= 1;
         let half = rest[..rest.len() / 2].to_vec();
-        // The half is on its way before the line is cut: a body that waits is flushed.
+        // The delay lets the first half reach the client before the connection breaks.
         let cut = async {
             tokio::time::sleep(Duration::from_millis(20)).await;
             Err(std::io::Error::other("the line is cut"))
@@ -201,7 +201,7 @@ fn send(behaviour: &mut ServerBehavior, file: Vec<u8>, range: Option<&str>, head
     (status, length, rest).into_response()
 }
 
-/// First byte and the one behind the last of `bytes=A-` or `bytes=A-B`.
+/// Returns the first byte of `bytes=A-` or `bytes=A-B` and the byte after the last one.
 fn bounds(range: &str) -> (usize, usize) {
     let (from, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
     (from.parse().unwrap(), last.parse().map_or(usize::MAX, |last: usize| last + 1))

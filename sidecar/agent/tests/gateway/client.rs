@@ -1,4 +1,4 @@
-//! A client that hides nothing: raw HTTP/1.1 on a socket.
+//! A client with raw HTTP/1.1 on a socket, so that tests see every byte.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Longest wait for anything in a test.
+/// Longest wait in a test.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection.
@@ -18,14 +18,14 @@ pub struct Client<S = TcpStream> {
     text: String,
 }
 
-/// Head of an answer.
+/// Head of a response.
 #[derive(Debug)]
 pub struct Head {
     pub status: u16,
     pub headers: Vec<(String, String)>,
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Debug)]
 pub struct Answer {
     pub head: Head,
@@ -43,7 +43,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("no JSON ({e}): {self:?}"))
     }
 
-    /// Checks that this is an error in OpenAI's shape with these values, and returns its message.
+    /// Asserts that this is an error in OpenAI's shape with these values, and returns its message.
     #[track_caller]
     pub fn error(&self, status: u16, kind: &str, param: Option<&str>, code: Option<&str>) -> String {
         assert_eq!(self.head.status, status, "{self:?}");
@@ -64,7 +64,7 @@ impl Client {
         Client::new(TcpStream::connect(address).await.expect("somebody listens"))
     }
 
-    /// A connection of a client that has next to no room for what it does not read.
+    /// Connects with a very small receive buffer.
     pub async fn connect_small_buffer(address: SocketAddr) -> Client {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4096).expect("a small buffer");
@@ -86,7 +86,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             format!("{method} {path} HTTP/1.1\r\nhost: sluice\r\ncontent-length: {}\r\n", body.len());
         headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
         let whole = [head.as_bytes(), b"\r\n", body].concat();
-        // A server that refuses early may close before it has read all.
+        // A server that refuses early may close before it has read the whole body.
         let _ = self.raw(&whole).await;
     }
 
@@ -115,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         head
     }
 
-    /// The next bytes of the body; `None` at its end. An error = cut.
+    /// Returns the next bytes of the body; `None` at its end. Fails if the connection breaks.
     pub async fn chunk(&mut self) -> std::io::Result<Option<String>> {
         let size = if self.chunked {
             let mut line = String::new();
@@ -143,7 +143,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         Answer { head, body }
     }
 
-    /// The data of the next event; `None` at the end of the body. An error = cut.
+    /// Returns the data of the next event; `None` at the end of the body. Fails if the connection breaks.
     pub async fn event(&mut self) -> std::io::Result<Option<String>> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -159,12 +159,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         }
     }
 
-    /// The data of the next event, which must come.
+    /// Returns the data of the next event, which must exist.
     pub async fn next_event(&mut self) -> String {
         self.event().await.expect("not cut").expect("not the end")
     }
 
-    /// All events that follow, and when each was read.
+    /// Returns all remaining events, with the time at which each was read.
     pub async fn events(&mut self) -> Vec<(Instant, String)> {
         let mut events = Vec::new();
         while let Some(event) = self.event().await.expect("a whole stream") {
@@ -173,10 +173,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         events
     }
 
-    /// Everything until the connection ends, however it ends.
+    /// Returns all bytes until the connection ends in any way.
     pub async fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
-        // A connection that is cut has said what it had to say.
+        // A broken connection also ends the data.
         let _ = tokio::time::timeout(TIMEOUT, self.socket.read_to_end(&mut rest)).await.expect("an end");
         rest
     }

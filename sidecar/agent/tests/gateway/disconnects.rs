@@ -1,4 +1,4 @@
-//! Clients that go away, and a server that does.
+//! Tests of clients that disconnect and of a server that shuts down.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ async fn disconnect_mid_stream_cancels_request() {
         if stream {
             client.head().await;
             client.next_event().await;
-            // The first may be written before the others have come.
+            // The first token may be written before the others have arrived.
             world.wait_for_deposit(2).await;
         }
         assert_eq!(world.scheduler.cancelled(Duration::from_millis(100)).await, None, "it is still there");
@@ -114,7 +114,7 @@ async fn stream_cut_after_drain_reports_reason() {
     drain(world.serving, limit, || {
         assert!(told.elapsed() >= limit);
         streamed.finish(Finish::Cancelled);
-        // A scheduler that has gone says nothing.
+        // A scheduler that has exited sends nothing.
         drop(collected);
     })
     .await;

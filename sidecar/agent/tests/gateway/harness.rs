@@ -1,4 +1,4 @@
-//! A gateway on a socket and the test in the scheduler's place.
+//! A gateway on a socket, with the test in the scheduler's place.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use super::client::{Answer, Client, TIMEOUT};
 use super::tiny;
 
-/// What may differ between tests.
+/// Settings that differ between tests.
 pub struct HarnessConfig {
     pub limits: LimitsConfig,
     pub pacing: Pacing,
@@ -37,7 +37,7 @@ pub struct HarnessConfig {
     pub connections: usize,
     pub drain: Duration,
     pub timeouts: Timeouts,
-    /// The model, and how many tokens it has.
+    /// Writes the model; returns its text parts and its vocabulary size.
     pub model: fn(&std::path::Path) -> (Text, u32),
 }
 
@@ -58,7 +58,7 @@ impl Default for HarnessConfig {
     }
 }
 
-/// A file of keys, where there are some.
+/// Returns the keys of a file, if there are any.
 fn keys(folder: &Path, keys: &[String]) -> ApiKeys {
     if keys.is_empty() {
         return ApiKeys::default();
@@ -81,10 +81,10 @@ pub struct Harness {
     _folder: tempfile::TempDir,
 }
 
-/// The scheduler's end of the inbox.
+/// The scheduler's end of the message channel.
 pub struct FakeScheduler(Receiver<Message>);
 
-/// A request as the scheduler sees it.
+/// A request as the scheduler receives it.
 pub struct ReceivedRequest {
     pub request: Request,
     updates: mpsc::UnboundedSender<RequestUpdate>,
@@ -132,7 +132,7 @@ impl Harness {
         }
     }
 
-    /// What answers `/metrics`.
+    /// Returns the handler of `/metrics`.
     pub fn scrape(&self) -> MetricsScrape {
         MetricsScrape::native(self.service.clone(), self.metrics.clone())
     }
@@ -141,14 +141,14 @@ impl Harness {
         Client::connect(self.address).await
     }
 
-    /// Sends a body; its answer is still to come.
+    /// Sends a body; the caller reads the response.
     pub async fn start_post(&self, path: &str, body: &Value) -> Client {
         let mut client = self.client().await;
         client.post(path, body).await;
         client
     }
 
-    /// Sends a body and returns the answer. For what never reaches the scheduler.
+    /// Sends a body and returns the response, for requests that do not reach the scheduler.
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
         self.start_post(path, body).await.answer().await
     }
@@ -159,7 +159,7 @@ impl Harness {
         client.answer().await
     }
 
-    /// Waits until so many tokens are generated and not yet written.
+    /// Waits until exactly `tokens` tokens are generated and not yet written.
     pub async fn wait_for_deposit(&self, tokens: u64) {
         let until = Instant::now() + TIMEOUT;
         while self.metrics.streams().deposit_tokens != tokens {
@@ -168,7 +168,7 @@ impl Harness {
         }
     }
 
-    /// Answers every request at once with `text`, in a thread of its own that ends with the gateway.
+    /// Answers every request at once with `text`, on a thread that ends with the gateway.
     pub fn answer_all(&mut self, text: &'static str) {
         let (_, nothing) = std::sync::mpsc::channel();
         let FakeScheduler(messages) = std::mem::replace(&mut self.scheduler, FakeScheduler(nothing));
@@ -189,7 +189,7 @@ impl Harness {
 }
 
 impl FakeScheduler {
-    /// The next message, if one comes in time.
+    /// Returns the next message, if one arrives in time.
     pub async fn next(&self, patience: Duration) -> Option<Message> {
         let until = Instant::now() + patience;
         loop {
@@ -202,7 +202,7 @@ impl FakeScheduler {
         }
     }
 
-    /// The next request. Cancellations of requests that have ended are passed over.
+    /// Returns the next request. Skips cancellations of finished requests.
     pub async fn recv_request(&self) -> ReceivedRequest {
         loop {
             match self.next(TIMEOUT).await.expect("a request") {
@@ -213,7 +213,7 @@ impl FakeScheduler {
         }
     }
 
-    /// The next cancellation.
+    /// Returns the next cancellation.
     pub async fn cancelled(&self, patience: Duration) -> Option<RequestId> {
         match self.next(patience).await {
             Some(Message::Cancel(id)) => Some(id),
@@ -225,7 +225,7 @@ impl FakeScheduler {
 
 impl ReceivedRequest {
     pub fn update(&self, update: RequestUpdate) {
-        // A client that has gone is no error here.
+        // A disconnected client is not an error here.
         let _ = self.updates.send(update);
     }
 
@@ -233,7 +233,7 @@ impl ReceivedRequest {
         self.update(RequestUpdate::Token { token, logprobs: None, at: Instant::now() });
     }
 
-    /// One token for each byte.
+    /// Sends one token per byte.
     pub fn send_text(&self, text: &str) {
         text.bytes().for_each(|byte| self.token(u32::from(byte)));
     }

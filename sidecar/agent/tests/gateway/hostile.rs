@@ -1,4 +1,4 @@
-//! Clients that mean harm: bounded, told so, and no stream but their own notices.
+//! Tests of malicious clients: their use is bounded, they get an error, and no other stream is affected.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ async fn huge_body_is_413_with_or_without_content_length() {
     client.raw(b"0\r\n\r\n").await.unwrap();
     client.answer().await.error(413, INVALID, None, None);
 
-    // Promised and never sent: answered without waiting for it.
+    // A declared body that is never sent: the response does not wait for it.
     let mut client = world.client().await;
     let head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
         content-length: 99999999999\r\nexpect: 100-continue\r\n\r\n";
@@ -100,7 +100,7 @@ async fn invalid_http_is_refused_and_closed() {
 async fn slow_header_is_cut() {
     let timeouts = Timeouts { head: Duration::from_millis(300), ..Timeouts::default() };
     let world = Harness::start(HarnessConfig { timeouts, ..HarnessConfig::default() }).await;
-    // The server's patience begins with the connection, which may be a while before the client goes on.
+    // The server's timeout starts with the connection, possibly before this client continues.
     let began = Instant::now();
     let mut client = world.client().await;
     client.raw(b"GET /health HT").await.unwrap();
@@ -162,7 +162,7 @@ async fn connection_limit_is_503_and_slots_are_freed() {
     }
 }
 
-/// A stream whose client has next to no room and reads nothing.
+/// Starts a stream whose client has a very small buffer and reads nothing.
 async fn start_unread_stream(world: &Harness) -> (Client, ReceivedRequest) {
     let mut client = Client::connect_small_buffer(world.address).await;
     let body = json!({"prompt": "p", "stream": true, "max_tokens": 9_000_000, "logprobs": 20});
@@ -170,7 +170,7 @@ async fn start_unread_stream(world: &Harness) -> (Client, ReceivedRequest) {
     (client, world.scheduler.recv_request().await)
 }
 
-/// Fifty tokens whose events are large.
+/// Sends fifty tokens with large events.
 fn send_large_text(taken: &ReceivedRequest) {
     for _ in 0..50 {
         let logprobs = Some(TokenLogprobs { chosen: -0.5, top: (0..20).map(|i| (97 + i, -0.5)).collect() });
@@ -197,7 +197,7 @@ async fn slow_reader_is_cut() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_reader_does_not_delay_other_streams() {
-    // Nobody is cut while this runs: a token that waited for the slow reader would never come.
+    // No connection is cut during this test. A token that waited for the slow reader would never arrive.
     let timeouts = Timeouts { write: TIMEOUT * 100, ..Timeouts::default() };
     let world =
         Harness::start(HarnessConfig { timeouts, context: 10_000_000, ..HarnessConfig::default() }).await;
@@ -207,7 +207,7 @@ async fn slow_reader_does_not_delay_other_streams() {
     quick_taken.send_text("a");
     assert_eq!(quick.head().await.status, 200);
     quick.next_event().await;
-    // Far more than the kernel's buffers hold.
+    // Far more than the kernel buffers.
     for _ in 0..600 {
         send_large_text(&slow_taken);
         quick_taken.send_text("b");
@@ -244,7 +244,7 @@ async fn large_prompt_does_not_delay_streams() {
     }
 }
 
-/// A body whose parsing never ends by itself: it waits for what the runtime's only worker does next.
+/// Parsing of the body ends only after the runtime's single worker has run another task.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn large_body_does_not_block_runtime() {
     let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));

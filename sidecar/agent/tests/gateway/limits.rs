@@ -1,4 +1,4 @@
-//! Who may come in, how many, and what waits.
+//! Tests of authorization, request limits, and requests that wait.
 
 use std::time::{Duration, Instant};
 
@@ -90,7 +90,7 @@ async fn unavailable_engine_is_503_with_retry_after() {
         ),
         (Some(Finish::Unavailable(device)), "no memory", "30"),
         (Some(Finish::Cancelled), "the server is shutting down", "5"),
-        // The scheduler has gone.
+        // The scheduler has exited.
         (None, "the server is shutting down", "5"),
     ];
     let world = Harness::start(HarnessConfig::default()).await;
@@ -148,7 +148,7 @@ async fn every_choice_counts_against_open_request_limit() {
     both.iter().for_each(|taken| taken.finish(Finish::Length));
     assert_eq!(client.answer().await.head.status, 200);
     let _client = world.start_post("/v1/completions", &json!({"prompt": "p", "n": 3})).await;
-    // Held: a request whose scheduler has gone would end, and give its places back.
+    // Kept alive, because a request whose scheduler has exited would end and release its permits.
     let _all = [
         world.scheduler.recv_request().await,
         world.scheduler.recv_request().await,

@@ -1,4 +1,4 @@
-//! The socket of the probes.
+//! Tests of the listener for probes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ async fn stalled_scheduler_fails_liveness() {
     assert!(words.starts_with("the scheduler's thread has stood still for "), "{words}");
 }
 
-/// A hook that is satisfied as soon as nothing is open.
+/// Returns a drain hook that completes as soon as no request is open.
 fn hook(world: &Harness, limit: Duration) -> Option<DrainHook> {
     Some(DrainHook::new(world.open.clone(), limit, Duration::ZERO, None))
 }
@@ -101,7 +101,7 @@ async fn drain_ends_readiness_and_waits_for_requests() {
     while get(address, "/ready").await.head.status == 200 {
         assert!(Instant::now() < until, "it is still ready");
     }
-    // Whoever did not know yet is served.
+    // A client that has not noticed the drain yet is still served.
     let mut late = world.start_post("/v1/completions", &json!({"prompt": "b", "max_tokens": 1})).await;
     let also_open = world.scheduler.recv_request().await;
     also_open.finish(Finish::Length);
@@ -137,7 +137,7 @@ async fn drain_requires_hook_key() {
     assert_eq!(get(address, "/ready").await.head.status, 503);
 }
 
-/// The kubelet runs it where it starts an engine anew, too.
+/// The kubelet also runs the hook when it restarts an engine's container.
 #[tokio::test(flavor = "multi_thread")]
 async fn engine_hook_waits_for_drain() {
     let world = Harness::start(HarnessConfig::default()).await;

@@ -1,4 +1,4 @@
-//! What the gateway counts.
+//! Tests of the gateway's metrics.
 
 use std::time::{Duration, Instant};
 
@@ -46,13 +46,13 @@ async fn request_is_counted_in_vllm_and_sluice_metrics() {
     assert!(answer.body.ends_with("# EOF\n"));
 }
 
-/// A gateway whose objectives are missed at once.
+/// Starts a gateway whose objectives are missed immediately.
 async fn strict(status: Status) -> Harness {
     let slo = SloConfig { ttft_milliseconds: 0, tbt_milliseconds: 0, ..SloConfig::default() };
     Harness::start(HarnessConfig { slo, status, ..HarnessConfig::default() }).await
 }
 
-/// Share, overdue tokens, all tokens and missed ones of an objective, as Prometheus reads them.
+/// Returns attainment, overdue tokens, all tokens and missed tokens of an objective, parsed from the exposition.
 fn attainment(world: &Harness, objective: &str) -> [Option<f64>; 4] {
     let text = world.metrics.encode();
     let value = |name: &str| {

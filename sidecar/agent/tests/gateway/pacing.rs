@@ -1,4 +1,4 @@
-//! Token-Deposit on real time: never early, nothing lost, in order, the rest at once.
+//! Tests of Token-Deposit in real time: no token is early or lost, order is kept, and the rest is written at the end.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::client::Client;
 use super::harness::{Harness, HarnessConfig};
 
 const INTERVAL: Duration = Duration::from_millis(40);
-/// No test lasts so long.
+/// Longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 
 async fn paced() -> Harness {
@@ -43,7 +43,7 @@ async fn burst_is_paced_in_order() {
     let shown: String = got.iter().map(|(_, text)| text.as_str()).collect();
     assert_eq!(shown, "abcde");
     assert!(got[0].0 - sent < INTERVAL * 10, "the first is written at once");
-    // The client reads after the server wrote, so only sums of intervals have an exact lower bound.
+    // The client reads after the server has written, so only sums of intervals have an exact lower bound.
     for (index, (at, _)) in got.iter().enumerate() {
         assert!(*at - sent >= INTERVAL * index as u32, "token {index} was early: {:?}", *at - sent);
         assert!(*at - sent <= INTERVAL * (index as u32 + 1) * 10, "token {index} was late: {:?}", *at - sent);
@@ -88,7 +88,7 @@ async fn failed_stream_flushes_deposit_before_error() {
             "no engine came back within 7 s",
         ),
         (Some(Finish::Cancelled), shutting_down),
-        // The scheduler has gone.
+        // The scheduler has exited.
         (None, shutting_down),
     ];
     for (finish, message) in ends {
@@ -97,7 +97,7 @@ async fn failed_stream_flushes_deposit_before_error() {
             json!({"prompt": "p", "stream": true, "stop": "</s>", "stream_options": {"include_usage": true}});
         let mut client = world.start_post("/v1/completions", &body).await;
         let taken = world.scheduler.recv_request().await;
-        // The last two may become a stop string: their text is held back until it is clear that they do not.
+        // The last two may begin a stop string, so their text is held back until that is decided.
         taken.send_text("abcd</");
         assert_eq!(client.head().await.status, 200);
         assert_eq!(text(&mut client).await.1, "a");
@@ -139,7 +139,7 @@ async fn completion_flushes_deposit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn late_token_is_immediate_and_early_token_waits() {
-    // Long enough that a busy machine's delays are no interval.
+    // Long enough that delays of a busy machine stay below one interval.
     let interval = INTERVAL * 15;
     let world = paced_by(interval).await;
     let mut client = world.start_post("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
@@ -151,7 +151,7 @@ async fn late_token_is_immediate_and_early_token_waits() {
     let produced = Instant::now();
     taken.send_text("b");
     let (late, _) = text(&mut client).await;
-    // An interval counted from the moment of production would show here.
+    // Fails if the interval is counted from the moment of production.
     assert!(late - produced < interval, "written when produced: {:?}", late - produced);
     taken.send_text("c");
     let (waited, _) = text(&mut client).await;

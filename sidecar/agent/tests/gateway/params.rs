@@ -1,4 +1,4 @@
-//! Parameters: what is refused, by which name, and what is taken.
+//! Tests of parameters: which are accepted, which are refused, and the name in the error.
 
 use serde_json::{Value, json};
 use sluice_scheduler::Finish;
@@ -66,7 +66,7 @@ async fn unsupported_params_are_refused_by_name() {
     }
     let both = json!({"prompt": "p", "max_tokens": 3, "max_completion_tokens": 4});
     world.post("/v1/completions", &both).await.error(400, INVALID, Some("max_tokens"), None);
-    // Nothing opens a turn in a completion.
+    // A completion has no generation prompt.
     for value in [true, false] {
         let body = completion("add_generation_prompt", &json!(value));
         world.post("/v1/completions", &body).await.error(400, INVALID, Some("add_generation_prompt"), None);

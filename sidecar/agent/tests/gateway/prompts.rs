@@ -1,5 +1,5 @@
-//! Prompts: every one is checked against the vocabulary and the context, one that cannot fit is not tokenised, and a huge one
-//! does not hold up a small one.
+//! Tests of prompts: each is checked against vocabulary and context, one that cannot fit is not tokenized, and a huge
+//! one does not delay a small one.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn chat(content: &str) -> Value {
     json!({"messages": [{"role": "user", "content": content}]})
 }
 
-/// The tiny model, whose tokenizer knows a token that it has no embedding for.
+/// Returns the tiny model with a tokenizer that has one token more than the model.
 fn model_with_extra_token(folder: &Path) -> (Text, u32) {
     drop(tiny::text(folder));
     let path = folder.join("tokenizer.json");
@@ -63,12 +63,12 @@ async fn out_of_vocabulary_token_is_400() {
     assert!(world.scheduler.next(Duration::ZERO).await.is_none(), "nothing reached the scheduler");
 }
 
-/// OpenAI's words, which gateways look for: litellm's `context_window_fallbacks` go by "model's maximum context length is",
-/// langchain by the code.
+/// The error has OpenAI's wording, which gateways match: litellm's `context_window_fallbacks` match "model's maximum
+/// context length is", langchain matches the code.
 #[tokio::test(flavor = "multi_thread")]
 async fn context_overflow_uses_openai_error() {
     let world = Harness::start(HarnessConfig { context: 20, ..HarnessConfig::default() }).await;
-    // The template adds "user: ", a line's end and "assistant:".
+    // The template adds "user: ", a line break and "assistant:".
     let added = "user: \nassistant:".len();
     let long = "x".repeat(40);
     for (path, body, param, message) in [
@@ -108,7 +108,7 @@ async fn context_overflow_uses_openai_error() {
             "/v1/chat/completions",
             chat(&long),
             "messages",
-            // By its bytes: each of the tiny model's tokens is one byte but for the end's five.
+            // The lower bound by bytes: each token of the tiny model has one byte, except the end token with five.
             format!("your messages resulted in at least {} tokens. Please reduce the length of the messages.", (added + 40).div_ceil(5)),
         ),
     ] {
@@ -131,7 +131,7 @@ async fn context_overflow_uses_openai_error() {
     }
 }
 
-/// The tokens that a text has are counted by the tokenizer itself.
+/// Compares the lower bound with the tokenizer's own count.
 #[test]
 fn token_lower_bound_holds_for_any_text() {
     let mut runner = TestRunner::new(ProptestConfig {
@@ -140,7 +140,7 @@ fn token_lower_bound_holds_for_any_text() {
         ..ProptestConfig::default()
     });
     let (bounded, tight) = (Cell::new(0_u32), Cell::new(0_u32));
-    // What many bounds do not know: steps that drop text, models that do not know all of it.
+    // Parts for which many bounds are weak: steps that drop text, models that do not know all of it.
     let kinds = [
         "Strip\"",
         "Precompiled",
@@ -193,7 +193,7 @@ fn token_lower_bound_holds_for_any_text() {
     assert!(by_kind.iter().all(|(_, texts)| texts.get() > 0), "and of each kind: {by_kind:?}");
 }
 
-/// 800 times "x ", of which each character is a token, with some part of the tokenizer changed.
+/// Uses 800 times "x ", in which each character is a token, with one part of the tokenizer changed.
 #[test]
 fn dropped_bytes_do_not_count_in_lower_bound() {
     let folder = tempfile::tempdir().unwrap();
@@ -231,14 +231,14 @@ fn dropped_bytes_do_not_count_in_lower_bound() {
         ("normalizer", json!({"type": "Replace", "pattern": {"String": "x "}, "content": ""}), 0),
         ("normalizer", json!({"type": "Replace", "pattern": {"Regex": "x+"}, "content": ""}), 0),
         ("pre_tokenizer", json!({"type": "WhitespaceSplit"}), 800),
-        // Blanks have no token by their own name.
+        // Blanks have no token of their own name.
         ("pre_tokenizer", Value::Null, 800),
         (
             "truncation",
             json!({"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}),
             0,
         ),
-        // Words.
+        // The model has words instead of characters.
         ("model", json!({"type": "WordLevel", "unk_token": "x", "vocab": {"x": 0}}), 0),
     ] {
         assert_eq!(least(&|t| t[part] = value.clone()), tokens, "{part}: {value}");
@@ -249,7 +249,8 @@ fn dropped_bytes_do_not_count_in_lower_bound() {
             "max_input_chars_per_word": 100, "vocab": {"x": 0}});
     };
     assert_eq!(least(&words), 800);
-    // What is not plain counts by its bytes: two of them are composed into one of two bytes, which is two tokens.
+    // Non-ASCII characters count by their bytes: two characters are composed into one of two bytes, which is two
+    // tokens.
     let composed = Tokenizer::from_bytes({
         let mut tokenizer = tiny.clone();
         tokenizer["normalizer"] = json!({"type": "NFC"});
@@ -258,7 +259,7 @@ fn dropped_bytes_do_not_count_in_lower_bound() {
     assert_eq!(TokenBound::of(&composed.unwrap()).min_tokens(&"e\u{301}".repeat(400), u64::MAX), 1200 / 40);
 }
 
-/// Six huge bodies, of which none is ever read to its end, and smaller ones of every size.
+/// Parses six huge bodies that never finish, and smaller bodies of every size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_bodies_do_not_delay_small_ones() {
     let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
@@ -273,7 +274,7 @@ async fn huge_bodies_do_not_delay_small_ones() {
                 let (open, ended, begun) = (open.clone(), ended.clone(), begun.clone());
                 let work = move || {
                     begun.send(()).expect("the test waits");
-                    // Until the test has dropped the other end.
+                    // Runs until the test has dropped the other end.
                     let _ = ended.lock().expect("nobody panics").recv_timeout(TIMEOUT);
                     Ok(())
                 };
@@ -295,7 +296,7 @@ async fn huge_bodies_do_not_delay_small_ones() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_body_thread_is_low_priority_and_panic_stays_local() {
     let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
-    // Of this thread: Linux keeps a niceness for each.
+    // Of this thread: Linux has a niceness per thread.
     let niceness = || rustix::process::getpriority_process(None).expect("every thread has one");
     let here = niceness();
     for (bytes, nicer) in [(1, 0), (60 << 10, 0), (100 << 10, 10), (4 << 20, 10)] {
@@ -308,7 +309,8 @@ async fn huge_body_thread_is_low_priority_and_panic_stays_local() {
     assert_eq!(open.parse(4 << 20, || Ok(7)).await.unwrap(), 7, "its turn is over");
 }
 
-/// Whoever leaves while a thread reads its body keeps the turn until that ends; whoever leaves the queue is gone at once.
+/// A client that disconnects while its body is parsed keeps the permit until parsing ends; a client that disconnects in
+/// the queue leaves it at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_client_holds_no_parser_permit() {
     let open = RequestLimiter::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));

@@ -1,4 +1,4 @@
-//! What answers look like.
+//! Tests of the shape of responses.
 
 use serde_json::{Value, json};
 use sluice_agent::scheduler_handle::RequestUpdate;
@@ -9,7 +9,7 @@ use super::client::Answer;
 use super::harness::{Harness, HarnessConfig};
 use super::tiny::END;
 
-/// Removes what differs from run to run, after checking it.
+/// Checks and removes the fields that differ between runs.
 fn chunk(event: &str, object: &str, prefix: &str) -> Value {
     let mut chunk: Value = serde_json::from_str(event).unwrap_or_else(|e| panic!("{e}: {event}"));
     let map = chunk.as_object_mut().expect("an object");
@@ -20,7 +20,7 @@ fn chunk(event: &str, object: &str, prefix: &str) -> Value {
     chunk
 }
 
-/// All text of a completion of one choice, and why it ended.
+/// Returns the text and the finish reason of a completion with one choice.
 fn shown(answer: &Answer, stream: bool) -> (String, Value) {
     let bodies: Vec<Value> = match stream {
         true => events(&answer.body),
@@ -180,7 +180,7 @@ async fn characters_are_written_whole() {
     let mut client = world.start_post("/v1/completions", &body).await;
     let taken = world.scheduler.recv_request().await;
     taken.send_text("é€");
-    // An answer may end inside a character, of which nothing is shown.
+    // The response ends inside a character, which is not shown.
     taken.token(0xf0);
     taken.finish(Finish::Length);
     assert_eq!(client.head().await.status, 200);
@@ -192,7 +192,7 @@ async fn characters_are_written_whole() {
     assert!(events[events.len() - 2].1.contains("\"completion_tokens\":6"), "{events:?}");
 }
 
-/// The JSON of each event of a stream.
+/// Returns the JSON of each event of a stream.
 fn events(body: &str) -> Vec<Value> {
     let event = |text: &str| serde_json::from_str(text.strip_prefix("data: ")?).ok();
     body.split("\n\n").filter_map(event).collect()
@@ -206,7 +206,7 @@ async fn stop_string_across_tokens_is_hidden_and_ends_request() {
         let mut client = world.start_post("/v1/completions", &body).await;
         let taken = world.scheduler.recv_request().await;
         taken.send_text("ab<c</");
-        // Nothing is cancelled while the stop string is not complete.
+        // The request is not cancelled before the stop string is complete.
         assert_eq!(world.scheduler.cancelled(std::time::Duration::from_millis(50)).await, None);
         taken.send_text("s>more");
         assert_eq!(world.scheduler.cancelled(super::client::TIMEOUT).await, Some(taken.request.id));
@@ -279,7 +279,7 @@ async fn logprobs_match_endpoint_shape() {
     assert_eq!(taken.request.sampling.logprobs, Some(2));
     say(&taken);
     let found = client.answer().await.json()["choices"][0]["logprobs"].clone();
-    // OpenAI's reference: the chosen token is there, be it one of the most likely or not.
+    // OpenAI's reference: the chosen token is always included, even if it is not one of the most likely.
     let top = [json!({"a": -0.5, "b": -2.0}), json!({"bytes:\\xc3": -0.5, "a": -0.5, "b": -2.0})];
     assert_eq!(
         found,

@@ -1,4 +1,4 @@
-//! Prompts and answers as texts: what a client sends and reads of a model with SentencePiece's tokenizer.
+//! Tests of prompts and responses as text, with a SentencePiece tokenizer.
 
 use std::path::Path;
 use std::time::Instant;
@@ -27,14 +27,14 @@ async fn world() -> Harness {
     Harness::start(HarnessConfig { model, ..HarnessConfig::default() }).await
 }
 
-/// Ids of [`Kind::Pieces`].
+/// Token ids of [`DecoderKind::Pieces`].
 const UPON: u32 = 274;
 const A: u32 = 276;
 const fn byte(byte: u8) -> u32 {
     3 + byte as u32
 }
 
-/// Says tokens, each with the same alternatives.
+/// Sends tokens, each with the same alternatives.
 fn send_tokens(taken: &ReceivedRequest, tokens: &[u32], top: &[(u32, f32)]) {
     for token in tokens {
         let chosen = top.iter().find(|(id, _)| id == token).map_or(-9.0, |(_, logprob)| *logprob);
@@ -79,7 +79,7 @@ async fn equal_token_texts_keep_all_alternatives() {
     let world = world().await;
     let mut client = world.start_post("/v1/completions", &json!({"prompt": "Once", "logprobs": 5})).await;
     let comma = world_comma();
-    // A word and the same without its space, a character and its byte, a token that the tokenizer does not know.
+    // A word with and without its space, a character and its byte, and a token that the tokenizer does not have.
     let top = [(comma, -0.25), (byte(b','), -0.5), (A, -1.0), (byte(b'a'), -2.0), (4000, -3.0)];
     send_tokens(&world.scheduler.recv_request().await, &[comma, byte(0xf0)], &top);
     let found = client.answer().await.json()["choices"][0].clone();
@@ -90,7 +90,7 @@ async fn equal_token_texts_keep_all_alternatives() {
     assert_eq!((&found["text"], &found["logprobs"]["tokens"]), (&json!(","), &json!([",", "bytes:\\xf0"])));
 }
 
-/// The id of `,` as a word of its own.
+/// Returns the id of `,` as a word of its own.
 const fn world_comma() -> u32 {
     286
 }
@@ -113,14 +113,14 @@ async fn logprob_bytes_join_to_multibyte_text() {
         (String::from_utf8(bytes).unwrap().as_str(), &choice["message"]["content"]),
         (" a🎉", &json!(" a🎉"))
     );
-    // OpenAI's names of parts of characters.
+    // OpenAI's names of partial characters.
     let names: Vec<_> = content.iter().map(|token| token["token"].as_str().expect("a name")).collect();
     assert_eq!(names, [" a", "\\xf0", "\\x9f", "\\x8e", "\\x89"]);
     let unknown = json!({"token": "token_id:4000", "logprob": -0.5, "bytes": null});
     assert_eq!(content[0]["top_logprobs"], json!([unknown]));
 }
 
-/// A tokenizer without a decoder, which has a blank before each token, and with one more added token.
+/// Returns a tokenizer without a decoder, which puts a blank before each token, with one more added token.
 fn blanks(folder: &Path) -> (Text, u32) {
     let mut file = tokenizer(DecoderKind::None);
     let x = added(&file, "<x>");
@@ -134,7 +134,7 @@ fn blanks(folder: &Path) -> (Text, u32) {
 #[tokio::test(flavor = "multi_thread")]
 async fn spaces_between_special_tokens_can_be_disabled() {
     let world = Harness::start(HarnessConfig { model: blanks, ..HarnessConfig::default() }).await;
-    // The last one of the vocabulary.
+    // The last token of the vocabulary.
     let x = blanks(tempfile::tempdir().expect("a folder").path()).1 - 1;
     let a = byte(b'a');
     for (asked, text) in [
@@ -150,7 +150,7 @@ async fn spaces_between_special_tokens_can_be_disabled() {
     }
 }
 
-/// The prompt of a chat.
+/// Returns the prompt of a chat as text.
 async fn prompt(world: &Harness, body: Value) -> String {
     let mut client = world.start_post("/v1/chat/completions", &body).await;
     let taken = world.scheduler.recv_request().await;
@@ -175,7 +175,7 @@ async fn generation_prompt_can_be_disabled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tool_call_without_content_reaches_template() {
     let world = world().await;
-    // Written by hand: the order of fields counts.
+    // Literal JSON, because the order of fields matters.
     let call = r#"[{"id":"c","function":{"name":"f","arguments":"{\"z\":\"<é>\",\"a\":[1]}"}}]"#;
     let read = r#"[{"id": "c", "function": {"name": "f", "arguments": {"z": "<é>", "a": [1]}}}]"#;
     for (fields, wanted) in [

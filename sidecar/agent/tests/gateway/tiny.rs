@@ -1,4 +1,4 @@
-//! A model folder with nothing but text: one token per byte, id = byte, and an end token. Shared with the examples.
+//! A text-only model folder: one token per byte (id = byte), and an end token. Shared with the examples.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use sluice_agent::model::text::Text;
 
 /// The token that ends a sequence.
 pub const END: u32 = 256;
-/// Tokens of the vocabulary.
+/// Size of the vocabulary.
 pub const VOCAB: u32 = 257;
 
-/// GPT-2's names of bytes: printable ones name themselves, the others follow from 256 on.
+/// Returns GPT-2's name of a byte: a printable byte is its own name, the others are numbered from 256.
 pub fn name_of(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

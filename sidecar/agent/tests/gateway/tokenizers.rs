@@ -1,4 +1,4 @@
-//! Random tokenizers and chat templates, as model folders hold them.
+//! Generators of random tokenizers and chat templates, in the format of model folders.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Writes it beside whatever is in `folder`.
+    /// Writes the files into `folder`.
     pub fn write(&self, folder: &Path) {
         let write = |name: &str, value: &Value| {
             std::fs::write(folder.join(name), value.to_string()).expect("the folder can be written");
@@ -31,28 +31,29 @@ impl ModelFolder {
     }
 }
 
-/// How the model sees a text.
+/// How the model splits a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ModelKind {
-    /// Bytes by GPT-2's names.
+    /// Bytes, by GPT-2's names.
     Bytes,
-    /// Characters, and bytes of those that have no token.
+    /// Characters; characters without a token become bytes.
     Fallback,
-    /// Characters; a run of others is one unknown token.
+    /// Characters; a run of other characters is one unknown token.
     Unknown,
-    /// Words; others are unknown.
+    /// Words; other words are unknown.
     Words,
-    /// Beginnings and ends of words; a word with anything else is unknown.
+    /// Beginnings and ends of words; a word with other parts is unknown.
     WordPieces,
-    /// Bytes by GPT-2's names, but for some that have no token and are dropped.
+    /// Bytes, by GPT-2's names; some bytes have no token and are dropped.
     SomeBytes,
-    /// Characters, written in four ways by their place in a word.
+    /// Characters, in four forms by their position in a word.
     Affixed,
-    /// The likeliest pieces; others are unknown, or bytes.
+    /// The likeliest pieces; other characters are unknown or become bytes.
     Unigram { fallback: bool },
 }
 
-/// Bytes without a token in [`Sort::SomeBytes`]: as in SmolLM2, some of controls and of beginnings of characters, and a letter.
+/// Bytes without a token in [`ModelKind::SomeBytes`]: as in SmolLM2, some control bytes and some first bytes of
+/// characters, and a letter.
 const DROPPED: [u8; 6] = [0x04, 0x13, 0xc0, 0xc3, 0xf0, b'7'];
 
 fn base(sort: ModelKind) -> Vec<String> {
@@ -78,7 +79,7 @@ fn base(sort: ModelKind) -> Vec<String> {
         }
         ModelKind::Affixed => {
             let ways = |c: &str| [c.to_owned(), format!("##{c}"), format!("{c}</w>"), format!("##{c}</w>")];
-            // "b" is known in some places alone.
+            // "b" has a token in some positions only.
             ["<unk>", "b", "##b", "ab", "ab##", "abb</w>", "##b</w>"]
                 .map(str::to_owned)
                 .into_iter()
@@ -90,7 +91,7 @@ fn base(sort: ModelKind) -> Vec<String> {
     }
 }
 
-/// A model of `sort` with up to `vocab` tokens: merges take pairs of tokens that are there already.
+/// Returns a model of `sort` with up to `vocab` tokens. Each merge joins two existing tokens.
 fn model(sort: ModelKind, picks: &[(u16, u16)], fuse: bool, vocab: usize) -> Value {
     let mut tokens = base(sort);
     let (mut merges, joins) = (Vec::new(), tokens.len());
@@ -114,7 +115,7 @@ fn model(sort: ModelKind, picks: &[(u16, u16)], fuse: bool, vocab: usize) -> Val
         }
     }
     if let ModelKind::Unigram { fallback } = sort {
-        // Longer ones are likelier.
+        // Longer tokens are likelier.
         let score = |token: &String| -8.0 + (token.chars().count() as f64) / 4.0;
         let pieces: Vec<_> = tokens.iter().map(|token| json!([token, score(token)])).collect();
         return json!({"type": "Unigram", "unk_id": 0, "byte_fallback": fallback, "vocab": pieces});
@@ -165,7 +166,7 @@ fn normalizer() -> impl Strategy<Value = Vec<Value>> {
     vec(one, 0..3)
 }
 
-/// SentencePiece's normaliser: what is written in place of what.
+/// Generates SentencePiece's normalizer, from pairs of text and replacement.
 fn precompiled() -> impl Strategy<Value = Value> {
     let entries = [
         ("a", "b"),
@@ -189,10 +190,11 @@ fn precompiled() -> impl Strategy<Value = Value> {
     )
 }
 
-/// A double array (darts-clone) whose nodes have 256 units each, and the texts that its values point to.
+/// Returns a double array (darts-clone) whose nodes have 256 units each, followed by the texts that its values refer
+/// to.
 fn charsmap(entries: &[(&str, &str)]) -> Vec<u8> {
     let (mut units, mut texts) = (vec![0_u32; 512], Vec::new());
-    // The root is the unit 0, and its children are in the second block.
+    // The root is unit 0, and its children are in the second block.
     units[0] = 256 << 10;
     for (from, to) in entries {
         let (mut node, mut block) = (0, 256);
@@ -249,7 +251,7 @@ fn splits() -> impl Strategy<Value = Vec<Value>> {
     vec(one, 0..2)
 }
 
-/// Added tokens: names, and ids of which some lie beyond `vocab`.
+/// Generates added tokens: names, and ids of which some are beyond `vocab`.
 fn added(vocab: u32) -> impl Strategy<Value = Vec<Value>> {
     let names =
         proptest::sample::subsequence(vec!["<s>", "<|im_start|>", "<end>", "Ab", "<tool call>"], 0..5);
@@ -270,11 +272,11 @@ const TEMPLATES: [&str; 6] = [
     "{% for m in messages %}{{ m.content | trim }}{{ m.content }} {% endfor %}a",
     "{% for m in messages %}{% if 'b' in m.content %}{{ raise_exception('no b') }}{% endif %}{{ m.content }}{% endfor %}",
     "{% for m in messages %}{% endfor %}",
-    // Cannot be read.
+    // Does not parse.
     "{% for m in messages %}{{ m.content }}",
 ];
 
-/// Folders for a model with `vocab` tokens.
+/// Generates folders for a model with `vocab` tokens.
 pub fn folders(vocab: u32) -> impl Strategy<Value = ModelFolder> {
     let sort = prop_oneof![
         3 => Just(ModelKind::Bytes),
@@ -294,12 +296,12 @@ pub fn folders(vocab: u32) -> impl Strategy<Value = ModelFolder> {
     let added = prop_oneof![1 => Just(Vec::new()), 2 => added(vocab)];
     (sort, (picks, any::<bool>()), normalizer(), splits(), metaspace, added, template).prop_map(
         move |(sort, (picks, fuse), mut normalizers, mut splits, metaspace, added, template)| {
-            // Added tokens take the last ids.
+            // Added tokens have the last ids.
             let model = model(sort, &picks, fuse, vocab as usize - 5);
             match sort {
                 ModelKind::Bytes | ModelKind::SomeBytes => splits.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
                     "use_regex": false})),
-                // Without a split at blanks a text is one word.
+                // Without a split at blanks, the whole text is one word.
                 ModelKind::Words | ModelKind::WordPieces if fuse => splits.push(json!({"type": "WhitespaceSplit"})),
                 _ => match metaspace {
                     Some(metaspace) => splits.push(metaspace),
@@ -321,7 +323,7 @@ pub fn folders(vocab: u32) -> impl Strategy<Value = ModelFolder> {
     )
 }
 
-/// Texts of pieces that such tokenizers join, drop, change or do not know, each repeated.
+/// Generates texts of repeated pieces that such tokenizers join, drop, change or do not know.
 pub fn texts(added: Vec<String>) -> impl Strategy<Value = String> {
     let known = [
         "a",
@@ -354,12 +356,12 @@ pub fn texts(added: Vec<String>) -> impl Strategy<Value = String> {
     let pieces: Vec<String> = known.iter().map(|piece| (*piece).to_owned()).chain(added.clone()).collect();
     let run = (proptest::sample::select(pieces), prop_oneof![4 => 1..4_usize, 1 => 1..200_usize])
         .prop_map(|(piece, times)| piece.repeat(times));
-    // Nothing but what a normal form makes shorter.
+    // Only pieces that a normal form shortens.
     let shrinking =
         ["\u{1d400}", "\u{212a}", "e\u{301}", "\u{1100}\u{1161}\u{11a8}", "bbbb"].map(str::to_owned).to_vec();
     let shrinking =
         (proptest::sample::select(shrinking), 1..300_usize).prop_map(|(piece, times)| piece.repeat(times));
-    // A token that may cover the blanks beside it.
+    // A token that may absorb the blanks around it.
     let names = if added.is_empty() { vec!["Ab".to_owned()] } else { added };
     let blanks =
         (proptest::sample::select(names), 1..300_usize).prop_map(|(name, times)| name + &" ".repeat(times));

@@ -1,4 +1,4 @@
-//! Errors as clients read them: in JSON's words, never in those of the library that read the body.
+//! Tests that errors describe values in terms of JSON, not of the parser's library.
 
 use serde_json::{Value, json};
 use sluice_scheduler::Finish;
@@ -6,7 +6,7 @@ use sluice_scheduler::Finish;
 use super::harness::{Harness, HarnessConfig};
 
 const INVALID: &str = "invalid_request_error";
-/// Words of serde and of Rust's types, none of which a client knows.
+/// Terms of serde and Rust that clients do not know.
 const RUST_TERMS: [&str; 15] = [
     "untagged",
     "enum",
@@ -107,7 +107,7 @@ async fn value_errors_use_json_types() {
     assert_eq!(missing, "`messages` is missing");
 }
 
-/// Every parameter with a value of every kind: whatever is refused is refused in words that a client knows.
+/// Sends every parameter with a value of every kind; each error must be free of Rust terms.
 #[tokio::test(flavor = "multi_thread")]
 async fn value_errors_contain_no_rust_terms() {
     let world = Harness::start(HarnessConfig::default()).await;
@@ -164,7 +164,7 @@ async fn value_errors_contain_no_rust_terms() {
     for path in [COMPLETIONS, CHAT] {
         for (name, value) in names.iter().flat_map(|name| values.iter().map(move |value| (*name, value))) {
             let mut client = world.start_post(path, &with(path, name, value)).await;
-            // One that is taken is not answered here.
+            // An accepted request is not answered here.
             let answer = tokio::select! {
                 answer = client.answer() => answer,
                 taken = world.scheduler.recv_request() => {

@@ -1,5 +1,5 @@
-//! Sizes of a model, from a folder and from small servers that speak the real protocols.
-// Helpers outside test functions unwrap too.
+//! Tests of the inspection of a model, from a folder and from small servers with the real protocols.
+// Helpers outside of test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,7 +15,7 @@ use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, Geometry
 
 use crate::fetch::server::{Server, ServerBehavior};
 
-/// Impatient: tests wait for nobody.
+/// Short waits, so that tests are fast.
 const POLICY: RetryPolicy = RetryPolicy {
     max_tries: 2,
     connect_tries: 2,
@@ -25,7 +25,7 @@ const POLICY: RetryPolicy = RetryPolicy {
 const CONFIG: &str = r#"{"model_type":"llama","hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,
     "num_attention_heads":2,"num_key_value_heads":1,"vocab_size":32,"max_position_embeddings":128,"torch_dtype":"bfloat16"}"#;
 
-/// Worked out by hand: two bytes a weight, every tensor at a multiple of 64 bytes.
+/// Expected sizes: two bytes per weight, every tensor at a multiple of 64 bytes.
 const GLOBAL: u64 = 512 + 64 + 512;
 const LAYER: u64 = 64 + 128 + 64 + 64 + 128 + 64 + 256 + 256 + 256;
 
@@ -64,7 +64,7 @@ fn weights(shapes: &[(String, Vec<usize>)], dtype: Dtype) -> Vec<u8> {
     safetensors::serialize(views, None).unwrap()
 }
 
-/// The model in two files and an index.
+/// Returns the model in two files with an index.
 fn sharded() -> BTreeMap<String, Vec<u8>> {
     let all = shapes();
     let (first, second) = all.split_at(9);
@@ -88,7 +88,7 @@ fn single() -> BTreeMap<String, Vec<u8>> {
         .into()
 }
 
-/// [`single`] with a configuration that names no format.
+/// Returns [`single`] with a configuration that names no dtype.
 fn unnamed(stored: Dtype) -> BTreeMap<String, Vec<u8>> {
     let config = CONFIG.replace(r#","torch_dtype":"bfloat16""#, "");
     assert_ne!(config, CONFIG);
@@ -118,7 +118,7 @@ async fn sizes(source: Source) -> Result<Geometry, InspectError> {
 
 #[tokio::test]
 async fn missing_dtype_is_taken_from_weights() {
-    // By hand: four bytes a weight, every tensor at a multiple of 64 bytes.
+    // Expected size: four bytes per weight, every tensor at a multiple of 64 bytes.
     const LAYER_F32: u64 = 64 + 256 + 128 + 128 + 256 + 64 + 512 + 512 + 512;
     for (stored, layer, kv) in [(Dtype::BF16, LAYER, 32), (Dtype::F32, LAYER_F32, 64)] {
         let server = Server::start(behaviour(unnamed(stored))).await;
@@ -178,7 +178,7 @@ async fn folder_reports_same_sizes_and_dtype_changes_them() {
     );
 }
 
-/// Runs the program against a server with the files, and checks that both its outputs say the same.
+/// Runs the program against a server with the files, and checks that its two outputs agree.
 async fn program(behaviour: ServerBehavior) -> (Output, Result<Geometry, GeometryError>) {
     let server = Server::start(behaviour).await;
     let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
-//! The scheduler's clock counts the time that a machine sleeps.
+//! Tests that the scheduler's clock includes the time in which the machine is suspended.
 
 use std::process::Command;
 use std::time::Duration;
 
 use sluice_memory::since_boot;
 
-/// A day that only the clock since boot has seen, as if the machine had been suspended for it.
+/// Seconds of simulated suspension: one day that only the clock since boot includes.
 const SUSPENDED: &str = "86400";
 const SLEPT_VAR: &str = "SLUICE_TEST_SLEPT";
 

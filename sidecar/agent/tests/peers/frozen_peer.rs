@@ -1,4 +1,4 @@
-//! A neighbour that is stopped while it holds the ledger's guard: nothing that this tenant's clients see waits for it.
+//! Tests that a peer which is stopped while it holds the ledger's guard delays nothing that this tenant's clients see.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -21,11 +21,11 @@ use super::pending_replies::{CHUNK, identity, join, participant};
 use crate::gateway::client::TIMEOUT;
 use crate::gateway::harness::{Harness, HarnessConfig};
 
-/// Where the ledger is that [`neighbour`] joins.
+/// Folder of the ledger that [`peer`] joins.
 const FOLDER_VAR: &str = "SLUICE_TEST_LEDGER";
-/// What it says within the guard.
+/// Line that the peer prints when it holds the guard.
 const WITHIN: &str = "@within";
-/// As many tasks as these would stop a runtime with as many threads as the sidecar's.
+/// Number of tasks that would block a runtime with the sidecar's number of threads.
 const COMMANDS: u64 = 4;
 const TOKENS: usize = 100;
 
@@ -51,7 +51,7 @@ fn peer() {
     seat.reserve(CHUNK).unwrap();
 }
 
-/// A process that has the guard and is stopped. Killed when it is dropped.
+/// A stopped process that holds the guard. Killed on drop.
 struct FrozenPeer(Child);
 
 impl FrozenPeer {
@@ -67,7 +67,8 @@ impl FrozenPeer {
         FrozenPeer(child)
     }
 
-    /// Lets everybody go on after a while, so that a test which waits fails instead. True when it did.
+    /// Kills the peer at the end of the test or after a timeout, so that a test which waits for it fails instead of
+    /// hanging. The thread returns true if the timeout passed.
     fn thaw_later(mut self) -> (Sender<()>, std::thread::JoinHandle<bool>) {
         let (ended, end) = channel();
         let thread = std::thread::spawn(move || {
@@ -108,7 +109,7 @@ async fn frozen_peer_does_not_block_tokens_or_peers() {
     for _ in 1..TOKENS {
         taken.token(u32::from(b'a'));
         client.next_event().await;
-        // The scheduler's thread looks who asks.
+        // The scheduler's thread looks up which tenant asks.
         let (answer, _heard) = tokio::sync::oneshot::channel();
         let borrower = participant("code", code);
         let ask = GrantRequest::Ask { borrower, nonce: 1, bytes: CHUNK, ttl_ms: 900 };

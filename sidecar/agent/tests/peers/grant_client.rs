@@ -1,4 +1,4 @@
-//! What a survey finds.
+//! Tests of the survey of peers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::pending_replies::{CHUNK, participants};
 use crate::admin::harness::directive;
 use crate::gateway::client::TIMEOUT;
 
-/// Tells its state as long as it is open, and then answers nobody.
+/// Responds with its state while `open` is set, and afterwards does not respond.
 async fn serve_state(state: State, open: Arc<AtomicBool>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -41,14 +41,14 @@ async fn serve_state(state: State, open: Arc<AtomicBool>) -> SocketAddr {
             while !request.ends_with(b"\r\n\r\n") {
                 assert!(socket.read_buf(&mut request).await.expect("a request") > 0, "a whole request");
             }
-            // Whoever asked may have waited long enough.
+            // Fails if the client has disconnected.
             let _ = socket.write_all(text.as_bytes()).await;
         }
     });
     address
 }
 
-/// The next survey that is told.
+/// Returns the next survey sent to the scheduler.
 fn peer_views(messages: &Receiver<Message>) -> Vec<PeerView> {
     let begun = Instant::now();
     loop {
@@ -70,7 +70,7 @@ fn state(name: &str, lendable_chunks: u64) -> State {
     state
 }
 
-/// An office at work.
+/// A running grant client.
 struct Borrower {
     commands: UnboundedSender<PeerCommand>,
     messages: Option<Receiver<Message>>,
@@ -83,7 +83,7 @@ impl Borrower {
         Borrower { commands: letters, messages: Some(messages) }
     }
 
-    /// What the next survey finds.
+    /// Runs a survey and returns its result.
     async fn survey(&mut self) -> Vec<PeerView> {
         self.commands.send(PeerCommand::Survey).expect("the office works");
         let messages = self.messages.take().expect("one survey at a time");
@@ -93,7 +93,7 @@ impl Borrower {
         found
     }
 
-    /// The first survey in which all tell.
+    /// Returns the first survey in which all peers respond.
     async fn survey_until_complete(&mut self) -> Vec<PeerView> {
         let begun = Instant::now();
         loop {

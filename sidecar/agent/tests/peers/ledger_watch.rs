@@ -1,4 +1,4 @@
-//! What a look at the ledger tells the scheduler.
+//! Tests of the messages that the ledger watch sends to the scheduler.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -37,7 +37,7 @@ pub fn grant_client(folder: &TempDir, seat: &Arc<ParticipantHandle>) -> (GrantCl
     (office, messages)
 }
 
-/// Returns when the death of `peer` is told.
+/// Returns when the exit of `peer` is reported.
 fn assert_peer_exited(peer: Peer, messages: &Receiver<Message>) {
     let begun = Instant::now();
     loop {
@@ -55,13 +55,13 @@ async fn exit_of_unseen_peer_is_reported() {
     let (office, messages) = grant_client(&folder, &seat);
     let desk = office.replies.clone();
     let watching = tokio::spawn(watch_ledger(office));
-    // It comes, says something and goes between two looks.
+    // It starts, sends a message and exits between two checks.
     let brief = join(&folder, "code");
     let peer = brief.peer();
     drop(brief);
     desk.track(peer);
     tokio::task::spawn_blocking(move || assert_peer_exited(peer, &messages)).await.unwrap();
-    // Told once, and then forgotten.
+    // It is reported once and then removed.
     let begun = Instant::now();
     while desk.tracked().contains(&peer) {
         assert!(begun.elapsed() < TIMEOUT);
@@ -70,7 +70,7 @@ async fn exit_of_unseen_peer_is_reported() {
     watching.abort();
 }
 
-/// Neighbours in the order given; the fallback order is the other way round.
+/// Returns a directive with peers in the given order; the fallback order is the reverse.
 fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
     let neighbour = |(at, name): (usize, &&str)| PeerInfo {
         namespace: "default".into(),
@@ -105,7 +105,7 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
     serde_json::to_vec(&directive).expect("a directive is JSON")
 }
 
-/// Returns when terms with this order are told, with the priorities that they name.
+/// Returns when a state with this order is reported, with its priorities.
 fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)> {
     let begun = Instant::now();
     let mut last = None;
@@ -124,7 +124,8 @@ fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)>
     }
 }
 
-/// A new life of `name` once the former one is gone: a child that another test starts has its description for a moment.
+/// Joins a new instance of `name` once the former one is released. A child process of another test may hold the former
+/// one's open file for a moment.
 fn restart(folder: &TempDir, name: &str) -> ParticipantHandle {
     let ledger = GpuLedger::open(folder.path(), &identity()).expect("a ledger");
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Requests of neighbours become news, and the scheduler's letters answers.
+//! Tests that requests of peers become scheduler events, and scheduler messages become replies.
 
 use std::sync::Arc;
 
@@ -14,26 +14,26 @@ use tokio::sync::oneshot::{Receiver, channel};
 
 pub const CHUNK: u64 = 4096;
 
-/// `names` on one GPU, in namespace `default`.
+/// Joins `names` to one GPU, in namespace `default`.
 pub fn participants<const N: usize>(names: [&str; N]) -> (TempDir, [Arc<ParticipantHandle>; N]) {
     let folder = TempDir::new().expect("a folder");
     let seats = names.map(|name| Arc::new(join(&folder, name)));
     (folder, seats)
 }
 
-/// A new life of `name`.
+/// Joins a new instance of `name`.
 pub fn join(folder: &TempDir, name: &str) -> ParticipantHandle {
     let ledger = GpuLedger::open(folder.path(), &identity()).expect("a ledger");
     ledger.join(&format!("default/{name}"), 0, 30 * CHUNK).expect("a place")
 }
 
-/// What the GPU is.
+/// Returns the GPU's identity.
 pub fn identity() -> LedgerIdentity {
     let boot_id = current_boot_id().expect("the id of this boot");
     LedgerIdentity { boot_id, claim_id: "c".into(), capacity_bytes: 100 * CHUNK, chunk_bytes: CHUNK }
 }
 
-/// How messages name it.
+/// Returns the form in which messages name it.
 pub fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
     Participant { namespace: "default".into(), name: name.into(), index, instance }
 }

@@ -1,4 +1,4 @@
-//! The ledger file behind the pool of chunks.
+//! Tests of the pool's quota in the ledger file.
 
 use sluice_agent::peers::quota::LedgerQuota;
 use sluice_memory::gpu_ledger::TRANSFERS;

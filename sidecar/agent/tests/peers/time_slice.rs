@@ -1,4 +1,4 @@
-//! The thread that waits for the turn.
+//! Tests of the thread that waits for the time slice.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn directives(folder: &Path) -> Arc<DirectiveStore> {
     Arc::new(DirectiveStore::open(folder.join("directive"), Box::new(|_| Ok(()))))
 }
 
-/// A tenant that waits for its turn with the priority of its configuration.
+/// Starts a tenant that waits for its time slice with the priority of its configuration.
 fn start_waiter(
     seat: &Arc<ParticipantHandle>,
     priority: i32,
@@ -38,7 +38,7 @@ fn start_waiter(
     let standing = SliceConfig { order: ORDER, priority, directives: directives.clone() };
     let wishes = spawn(seat.clone(), standing, ends).expect("a thread");
     wishes.send(()).expect("it listens");
-    // It ends with the test's process: a wish that was dropped is none.
+    // Leaked until the test's process exits, because dropping the sender withdraws the request.
     std::mem::forget(wishes);
     messages
 }

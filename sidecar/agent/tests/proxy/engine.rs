@@ -1,5 +1,5 @@
-//! An OpenAI server of one file, in a process of its own: the engine of these tests. Its text is made up; it streams, sleeps
-//! and dies as it is told by fields of the requests, and writes down what happens to it.
+//! The engine of these tests: a small OpenAI server in a process of its own. Its text is synthetic. Fields of the
+//! requests make it hold, sleep or crash, and it logs its events.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -18,9 +18,9 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Address of the engine; without it there is nothing to do.
+/// Address of the engine; without it the test does nothing.
 pub const ADDRESS: &str = "SLUICE_TEST_ENGINE";
-/// Folder of its diary and of what steers it.
+/// Folder of its log and of the files that control it.
 pub const FOLDER: &str = "SLUICE_TEST_ENGINE_FOLDER";
 /// Whether it has a sleep mode.
 pub const SLEEPS: &str = "SLUICE_TEST_ENGINE_SLEEPS";
@@ -31,7 +31,7 @@ pub const METRICS: &str = "# HELP vllm:num_requests_waiting Number of requests w
     # TYPE vllm:generation_tokens_total counter\n\
     vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 17.0\n";
 
-/// What a request asks of this engine, beside what it asks of every other one.
+/// Fields of a request, including those that control this engine.
 #[derive(Clone, Debug, Deserialize)]
 struct EngineRequest {
     #[serde(default = "three")]
@@ -44,9 +44,9 @@ struct EngineRequest {
     n: u32,
     #[serde(default)]
     messages: Option<Value>,
-    /// After so many tokens it waits for the file `release`.
+    /// Number of tokens after which it waits for the file `release`.
     hold_after: Option<u32>,
-    /// It dies before this token, once; before its answer begins if that is 0.
+    /// Token before which it crashes once; 0 = before its response begins.
     die_before: Option<u32>,
 }
 
@@ -70,7 +70,7 @@ struct FakeEngine {
     asleep: Arc<AtomicBool>,
 }
 
-/// The process. Run by the tests of this folder; alone it has nothing to do.
+/// Runs the engine, if the other tests have started this process for it.
 #[test]
 #[ignore = "the engine of the other tests"]
 fn process() {
@@ -107,7 +107,7 @@ impl FakeEngine {
         writeln!(diary.expect("a diary"), "{what}").expect("a line");
     }
 
-    /// Dies by SIGKILL, unless an engine has done so before.
+    /// Exits by SIGKILL, unless an engine has done so before.
     fn crash_once(&self) {
         if std::fs::File::create_new(self.folder.join("died")).is_ok() {
             self.record("dies");
@@ -140,7 +140,7 @@ async fn is_sleeping(State(engine): State<FakeEngine>) -> Json<Value> {
     Json(json!({"is_sleeping": engine.asleep.load(Ordering::SeqCst)}))
 }
 
-/// A token a byte.
+/// Counts one token per byte.
 async fn tokenize(Json(asked): Json<Value>) -> Json<Value> {
     let text = asked["prompt"].as_str().map_or_else(|| asked["messages"].to_string(), str::to_owned);
     Json(json!({"count": text.len(), "max_model_len": 4096, "tokens": []}))
@@ -186,11 +186,11 @@ fn usage(wanted: &EngineRequest) -> Value {
     json!({"prompt_tokens": 5, "completion_tokens": completion, "total_tokens": 5 + completion})
 }
 
-/// Writes a stream; ends when nobody reads it any more.
+/// Writes a stream until its reader disconnects.
 async fn stream_events(engine: FakeEngine, wanted: EngineRequest, sender: tokio::sync::mpsc::Sender<String>) {
     for event in events(&wanted) {
         if event.token.is_some() && event.token == wanted.die_before {
-            // What was written before must have left.
+            // Lets the earlier events reach the client.
             tokio::time::sleep(Duration::from_millis(100)).await;
             engine.crash_once();
         }
@@ -212,7 +212,7 @@ struct Event {
     held: bool,
 }
 
-/// A stream as vLLM writes it.
+/// Returns the events of a stream as vLLM sends them.
 fn events(wanted: &EngineRequest) -> Vec<Event> {
     let mut events = Vec::new();
     let plain = |value: Value, token, held| Event { text: format!("data: {value}\n\n"), token, held };

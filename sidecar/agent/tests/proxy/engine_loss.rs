@@ -1,4 +1,4 @@
-//! The engine dies by SIGKILL, or the sidecar is told to end.
+//! Tests of an engine that exits by SIGKILL and of a sidecar that is stopped.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ async fn request_without_first_byte_is_resent_to_new_engine() {
     world.engine.wait_exit().await;
     world.wait_for_phase("EngineLost").await;
     assert_eq!(world.probe("/ready").await, 200);
-    // Whoever comes while nobody is there is held as well.
+    // A request that arrives while there is no engine is held as well.
     let plain = world.start_post(&json!({"prompt": "b"})).await;
     wait_until("both are held", async || world.state().await["queue"]["waiting"] == 2).await;
     world.engine.start();
@@ -36,7 +36,7 @@ async fn cut_stream_reports_error_and_next_request_succeeds() {
         world.start_post(&json!({"prompt": "a", "stream": true, "tokens": 9, "die_before": 4})).await;
     assert_eq!(client.head().await.status, 200);
     let events: Vec<String> = client.events().await.into_iter().map(|(_, event)| event).collect();
-    // All that came, why no more does, and the end that clients wait for.
+    // All received events, the error, and the end marker that clients wait for.
     assert_eq!(events.len(), 6, "{events:?}");
     let error: Value = serde_json::from_str(&events[4]).unwrap();
     assert_eq!(error["error"]["type"], "server_error", "{error}");
@@ -59,7 +59,7 @@ async fn token_lost_with_engine_counts_as_missed() {
     let slo = json!({"ttft_milliseconds": 600_000, "tbt_milliseconds": 600_000});
     let world = Harness::start(json!({"limits": {"hold_seconds": 60}, "slo": slo})).await;
     world.post(&json!({"prompt": "a", "stream": true, "tokens": 3, "n": 2})).await;
-    // Of two choices, the first token is the request's.
+    // Of two choices, the first written token counts as the request's first.
     wait_until("a whole stream is in time", async || {
         [world.objective("ttft").await, world.objective("tbt").await] == [Some((1, 0)), Some((4, 0))]
     })
@@ -122,7 +122,7 @@ async fn drain_hook_waits_for_open_streams() {
     let mut hook = crate::gateway::client::Client::connect(world.probes).await;
     hook.send("GET", "/drain", &[], b"").await;
     wait_until("not ready", async || world.probe("/ready").await == 503).await;
-    // Who does not know yet is served.
+    // A client that has not noticed the drain yet is still served.
     assert_eq!(world.post(&json!({"prompt": "a"})).await.head.status, 200);
     world.engine.release();
     client.events().await;

@@ -1,4 +1,4 @@
-//! A real sidecar before an engine that is a process of its own.
+//! A real sidecar in front of an engine in a process of its own.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::engine;
 use crate::gateway::client::{Answer, Client};
 
-/// Longest wait for anything: ten times what the slowest step takes on a busy machine.
+/// Longest wait: ten times the slowest step on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub const COMPLETIONS: &str = "/v1/completions";
@@ -38,7 +38,7 @@ pub struct Harness {
     folder: TempDir,
 }
 
-/// The engine's process and where it writes and reads.
+/// The engine's process and its files.
 pub struct EngineProcess {
     pub address: SocketAddr,
     process: Arc<Mutex<Option<Child>>>,
@@ -63,7 +63,7 @@ impl EngineProcess {
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         if let Some(mut child) = self.process.lock().unwrap_or_else(PoisonError::into_inner).take() {
             child.kill().expect("it can be killed");
@@ -71,14 +71,14 @@ impl EngineProcess {
         }
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has exited by itself.
     pub async fn wait_exit(&self) {
         let mut process =
             self.process.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it runs");
         wait_until("the engine dies", async || process.try_wait().expect("its end").is_some()).await;
     }
 
-    /// What has happened to it.
+    /// Returns the engine's log.
     pub fn log_lines(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.folder.join("diary")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -92,14 +92,14 @@ impl EngineProcess {
         wait_until(&format!("{times} x `{beginning}`"), async || self.count(beginning) >= times).await;
     }
 
-    /// Lets go what it holds back.
+    /// Releases held responses.
     pub fn release(&self) {
         std::fs::write(self.folder.join("release"), "").expect("a file");
     }
 }
 
 impl Harness {
-    /// A world whose engine sleeps, with `more` in the configuration, when both answer.
+    /// Starts a sidecar with `more` in its configuration and an engine with sleep mode, and waits until both respond.
     pub async fn start(more: Value) -> Harness {
         let world = Harness::without_engine(more, true);
         world.engine.start();
@@ -135,7 +135,7 @@ impl Harness {
         client.answer().await
     }
 
-    /// Sends a body; its answer is still to come.
+    /// Sends a body; the caller reads the response.
     pub async fn start_post(&self, body: &Value) -> Client {
         let mut client = Client::connect(self.serve).await;
         client.post(COMPLETIONS, body).await;
@@ -146,7 +146,7 @@ impl Harness {
         self.start_post(body).await.answer().await
     }
 
-    /// What the engine itself answers.
+    /// Returns the engine's own response.
     pub async fn post_to_engine(&self, path: &str, body: &Value) -> Answer {
         let mut client = Client::connect(self.engine.address).await;
         client.post(path, body).await;
@@ -165,7 +165,7 @@ impl Harness {
         self.admin("GET", "/v1/state", &Value::Null).await.json()
     }
 
-    /// Tokens and missed tokens of an objective, as Prometheus reads them.
+    /// Returns tokens and missed tokens of an objective, parsed from the exposition.
     pub async fn objective(&self, objective: &str) -> Option<(u32, u32)> {
         let text = self.get("/metrics").await.body;
         let value = |name: &str| {
@@ -179,7 +179,7 @@ impl Harness {
         wait_until(phase, async || self.state().await["phase"] == phase).await;
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM.
     pub fn terminate(&self) {
         let pid = rustix::process::Pid::from_child(&self.sidecar);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a signal");
@@ -193,7 +193,7 @@ impl Harness {
 
 impl Drop for Harness {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The sidecar may have exited already.
         let _ = self.sidecar.kill();
         let _ = self.sidecar.wait();
         self.engine.kill();

@@ -1,4 +1,4 @@
-//! API keys that change while the sidecar serves, as a kubelet changes the files of a Secret.
+//! Tests of API keys that change while the sidecar serves, as a kubelet updates the files of a Secret.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use serde_json::json;
 use super::harness::{COMPLETIONS, Harness, wait_until};
 use crate::gateway::client::Client;
 
-/// A revoked key is refused within this time from when its file has changed.
+/// Longest time from a change of the file until a revoked key is refused.
 const REVOKED_WITHIN: Duration = Duration::from_secs(60);
 
-/// A volume of a Secret with one key: `keys` is a link to `..data/keys`, and `..data` one to a folder of its own for
-/// every version (`AtomicWriter` of Kubernetes).
+/// Volume of a Secret with one key: `keys` is a link to `..data/keys`, and `..data` is a link to one folder per version
+/// (`AtomicWriter` of Kubernetes).
 struct Volume {
     folder: tempfile::TempDir,
     versions: u32,
@@ -60,7 +60,7 @@ async fn status(world: &Harness, key: &str) -> u16 {
     send(world, key, false).await.answer().await.head.status
 }
 
-/// Whether the last look at the file of keys has found a good one.
+/// Whether the last reload of the key file succeeded.
 async fn is_authorized(world: &Harness) -> bool {
     let text = world.get("/metrics").await.body;
     let start = "sluice_credentials_last_reload_successful{model_name=\"m\",credentials=\"api_keys\"} ";

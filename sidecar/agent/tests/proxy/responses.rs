@@ -1,4 +1,4 @@
-//! Answers are the engine's, byte by byte, at our pace and within our limits.
+//! Tests that responses are the engine's byte for byte, at the sidecar's pace and within its limits.
 
 use std::time::{Duration, Instant};
 
@@ -33,12 +33,12 @@ async fn responses_are_byte_identical_to_engine() {
             assert_eq!(ours.head.status, 200);
         }
     }
-    // Of every stream the usage is known, whether or not its client asked.
+    // The usage of every stream is known, whether or not its client requested it.
     wait_until("all are counted", async || world.state().await["figures"]["decode_tokens_total"] != 0).await;
     let counted = world.state().await["figures"].clone();
     let tokens = 2 * (7 + 7 + 3 * 7 + 7 + 7);
     assert_eq!(counted["decode_tokens_total"], tokens);
-    // One said that it wants none: of that one only tokens are known.
+    // One client declined the usage, so only the generated tokens of its request are known.
     assert_eq!(counted["prefill_tokens_total"], 2 * 4 * 5);
     let models = world.get("/v1/models").await;
     assert_eq!(models.body, r#"{"data":[{"id":"m"}],"object":"list"}"#);
@@ -51,7 +51,7 @@ async fn responses_are_byte_identical_to_engine() {
     );
 }
 
-/// Tokens of a stream that are told by `event`.
+/// Whether `event` carries text of a stream.
 fn token(event: &str) -> bool {
     serde_json::from_str::<Value>(event)
         .is_ok_and(|event| event["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()))
@@ -72,7 +72,7 @@ async fn early_tokens_are_paced_to_objective() {
     }
     let waiting = world.state().await["streams"]["deposit_tokens"].as_u64().unwrap();
     assert!((1..=95).contains(&waiting), "{waiting} of 100 tokens wait");
-    // The engine ends: there is no reason to wait any longer.
+    // The engine finishes, so pacing ends.
     world.engine.release();
     let rest = client.events().await;
     assert_eq!(rest.iter().filter(|(_, event)| token(event)).count(), 95);
@@ -108,7 +108,7 @@ async fn disconnect_aborts_engine_request() {
     drop(client);
     world.engine.wait_for_log("gone", 1).await;
     wait_until("its place is free", async || world.state().await["queue"]["running"] == 0).await;
-    // One that waits for its first byte leaves as well.
+    // A client that waits for its first byte can disconnect as well.
     let client = world.start_post(&json!({"prompt": "a", "tokens": 1, "hold_after": 0})).await;
     world.engine.wait_for_log("request", 2).await;
     drop(client);
@@ -131,7 +131,7 @@ async fn over_limit_request_does_not_reach_engine() {
     );
     world.post(&json!({"prompt": "a".repeat(3000)})).await.error(413, kind, None, None);
     world.post(&json!({"prompt": vec![1; 41]})).await.error(400, kind, Some("prompt"), None);
-    // A text is counted by the engine.
+    // The engine counts the tokens of a text.
     let message = world.post(&json!({"prompt": "b".repeat(50)})).await.error(400, kind, Some("prompt"), None);
     assert_eq!(message, "the prompt has 50 tokens, the limit is 40");
     world.post(&json!({"prompt": "a", "n": 3})).await.error(400, kind, Some("n"), None);

@@ -1,4 +1,4 @@
-//! Sleep: who may bring it about, who is held meanwhile, what wakes.
+//! Tests of sleep: which callers can start it, which requests are held, and what wakes the engine.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn first_request_wakes_sleeping_engine() {
     assert_eq!((&state["phase"], &state["queue"]["waiting"]), (&json!("Hibernated"), &json!(0)));
     assert_eq!(state["activity"]["resident_since_unix_ms"], Value::Null);
     assert_eq!((world.probe("/ready").await, world.probe("/live").await), (200, 200));
-    // Models are listed by an engine that sleeps.
+    // A sleeping engine can list its models.
     assert_eq!(world.get("/v1/models").await.head.status, 200);
     assert_eq!(world.engine.count("wake_up"), 0);
     let asked = [json!({"prompt": "a"}), json!({"prompt": "b"})];
@@ -42,7 +42,7 @@ async fn engine_stays_awake_while_request_is_open() {
     assert!(refused.body.contains("1 requests are open"), "{}", refused.body);
     let level = world.admin("POST", "/sleep?level=2", &Value::Null).await;
     assert_eq!(level.head.status, 409, "{level:?}");
-    // Longer than it would take an idle one.
+    // Longer than an idle engine needs to fall asleep.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(world.engine.count("sleep"), 0);
     world.engine.release();
@@ -67,7 +67,7 @@ async fn directive_sets_sleep_timeout_and_loans_are_declined() {
     });
     let taken = world.admin("PUT", "/v1/directive", &directive).await;
     assert_eq!(taken.json(), json!({"current": {"epoch": 3, "sequence": 1}}));
-    // Nothing of its memory is ours: any cap and any share will do.
+    // The sidecar owns none of the memory, so any cap and any share are accepted.
     let mut other = directive.clone();
     other["sequence"] = json!(2);
     (other["tenant"]["max_remapped_percent"], other["tenant"]["share_bytes"]) = (json!(5), json!(1 << 20));
@@ -96,7 +96,7 @@ async fn engine_without_sleep_mode_never_sleeps() {
     assert_eq!(world.post(&json!({"prompt": "a"})).await.head.status, 200);
 }
 
-/// Whoever is on the pod's loopback can put the engine to sleep too.
+/// Other processes on the pod's loopback can put the engine to sleep too.
 #[tokio::test(flavor = "multi_thread")]
 async fn external_sleep_is_detected() {
     let world = Harness::start(json!({})).await;

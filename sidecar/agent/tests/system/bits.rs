@@ -1,4 +1,4 @@
-//! Log-probabilities are equal bit by bit, whatever else runs: batches, chunkings, threads, cache, recomputed requests.
+//! Tests that log-probabilities are bit-identical under any batches, chunks, threads, cache and recomputation.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::{
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 700 };
 
-/// Greedy, seeded, penalised and biased requests; some begin with the same words.
+/// Returns greedy, seeded, penalized and biased requests; some share a prefix.
 fn requests() -> Vec<TestRequest> {
     let mut rng = Rng(5);
     let common = rng.prompt(50, 700);
@@ -47,7 +47,7 @@ fn base(model: &Path, step_tokens: u32, threads: u32) -> SidecarConfig {
     config
 }
 
-/// Submits in a random order, at random moments, so that batches are never the same.
+/// Submits in random order at random times, so that batches always differ.
 fn serve_staggered(tenant: &Tenant, wanted: &[TestRequest], rng: &mut Rng) -> Vec<Answer> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     (1..order.len()).for_each(|last| order.swap(last, rng.within(0..last as u64 + 1) as usize));
@@ -73,7 +73,7 @@ fn log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_
             let what = format!("{step_tokens} tokens a step, {threads} threads");
             let tenant = Tenant::start(base(model.path(), step_tokens, threads));
             assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &what);
-            // Once more, now that the cache is warm.
+            // Once more with a warm cache.
             assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &format!("{what}, again"));
             tenant.assert_nothing_leaks(&what);
         }
@@ -97,13 +97,13 @@ fn log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle() {
     }
 }
 
-/// A tenant whose KV is short, with a host tier that is not.
+/// Returns a tenant with little KV memory and a large host tier.
 fn config_with_placement(model: &Path, policy: &str) -> SidecarConfig {
     let mut config = base(model, 64, 2);
     config.policy = policy.to_owned();
     config.memory.host_kv_bytes = 16 << 20;
     if policy == "Unified" {
-        // It places KV only where no own layer may move.
+        // Unified offloads KV only if no layer of its own may move.
         config.memory.max_remapped_percent = 0;
     }
     config_fitting_kv(&config, SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + 2 * CHUNK)
@@ -122,8 +122,8 @@ fn log_probabilities_do_not_depend_on_kv_placement() {
     }
 }
 
-/// Pie begins with nothing away, and no layer moves before two may: after two trials of 16 steps that only decode while KV is
-/// short. So answers are long, and the same are asked for again until a layer has moved.
+/// Pie starts with all layers resident and moves two layers only after two trials of 16 decode-only steps while KV is
+/// short. So answers are long, and the same requests repeat until a layer has moved.
 #[test]
 fn log_probabilities_are_equal_while_pie_moves_layers() {
     let (model, mut rng) = (generate(&SHAPE), Rng(43));
@@ -143,8 +143,8 @@ fn log_probabilities_are_equal_while_pie_moves_layers() {
     assert!(fetches.is_some(), "no layer moved in twenty rounds: {state:#?}");
 }
 
-/// Tenants of which one must move layers. On a machine that was busy while its first copies were timed, it rightly declines; the
-/// next one times its own.
+/// Most tenants to start until one moves layers. A tenant whose first copies were timed on a busy machine correctly
+/// declines; the next one measures again.
 const MAX_TENANTS: u32 = 8;
 
 #[test]
@@ -176,7 +176,7 @@ fn objectives_decide_if_requests_can_pause() {
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     let mut paused_in = |seconds: u32, rounds: u32| {
         let mut config = config_with_placement(model.path(), "OrbitFlow");
-        // What does not leave the device makes requests one too many.
+        // KV that cannot be written back in time leaves too little memory for all requests.
         config.gpu.link_to_host_bytes_per_second = Some(1 << 20);
         config.slo.max_pause_seconds = seconds;
         let tenant = Tenant::start(config);
@@ -189,9 +189,9 @@ fn objectives_decide_if_requests_can_pause() {
         };
         (1..=rounds).find(once)
     };
-    // On a busy machine the link keeps up with slow steps, and for a while nobody is one too many.
+    // On a busy machine the link keeps up with slow steps, and for some rounds no request is paused.
     let paused = paused_in(10, 20).expect("somebody is one too many in twenty rounds");
-    // Then only those are let in for whom nobody's KV has to leave.
+    // Without pauses, a request is admitted only if no KV must leave the device for it.
     assert_eq!(paused_in(0, paused + 2), None, "nobody may be paused");
 }
 

@@ -1,4 +1,4 @@
-//! Negative controls: each safety mechanism, switched off, is noticed by the comparison that all other tests make.
+//! Negative controls: with one safety mechanism switched off, the comparison of the other tests must fail.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn requests() -> Vec<TestRequest> {
     (0..3).map(|_| TestRequest::greedy(&rng.prompt(40, 512), 24)).collect()
 }
 
-/// Two layers free, one slot for three; a slab takes 10 ms on the link, so that a copy is seldom over by luck.
+/// Two free layers and one slot for three. A layer's copy takes 10 ms, so that it seldom completes in time by chance.
 fn serve_with_faults(model: &Path, faults: InjectedFaults) -> (Vec<Answer>, Vec<Answer>) {
     let mut config = config(model, 64 << 20, "Oneiros");
     config.max_model_len = Some(128);
@@ -30,10 +30,10 @@ fn serve_with_faults(model: &Path, faults: InjectedFaults) -> (Vec<Answer>, Vec<
     (answers, calm)
 }
 
-/// Times that a fault is tried: on a busy machine a copy may be over by luck.
+/// Most attempts per fault, because on a busy machine a copy may complete in time by chance.
 const TRIES: u32 = 5;
 
-/// What a fault must do: change tokens of at least one request.
+/// Asserts that a fault changes the tokens of at least one request.
 fn assert_noticed(faults: InjectedFaults, what: &str) {
     let model = generate(&SHAPE);
     let changes = |_| {
@@ -60,7 +60,7 @@ fn a_flipped_byte_in_every_filled_slot_changes_tokens() {
 #[test]
 fn one_dropped_wait_changes_tokens() {
     let mut faults = poisoned();
-    // The first wait is for the layer that loading left in the slot; the second is for one that is on its way.
+    // The first wait is for the layer that is in the slot after loading, the second for a layer that is being copied.
     faults.engine.dropped_wait = Some(1);
     assert_noticed(faults, "a dropped wait");
 }
@@ -69,7 +69,7 @@ fn one_dropped_wait_changes_tokens() {
 fn a_slot_reused_before_its_reader_is_done_changes_tokens() {
     let mut faults = poisoned();
     faults.memory.skip_after_wait = true;
-    // The reader is late; the next layer's copy no longer waits for it.
+    // The reader is slow; the next layer's copy does not wait for it.
     faults.engine.layer_delay_ns = Duration::from_millis(3).as_nanos() as u64;
     assert_noticed(faults, "a slot reused early");
 }

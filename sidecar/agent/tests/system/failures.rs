@@ -1,4 +1,4 @@
-//! A device that gives no memory, copies that fail: the remedies go on, nothing leaks, no token changes.
+//! Tests of a device that grants no memory and of failing copies: reclaim continues, nothing leaks, no token changes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{Tenant, config, event_count, poisoned};
 fn partial_allocation_failure_still_serves() {
     let Some(folder) = reference() else { return };
     let mut faults = poisoned();
-    // All at once, half, a quarter: refused; what follows is given.
+    // All at once, a half and a quarter are refused; later requests succeed.
     faults.memory.fail_creates = 3;
     let tenant = Tenant::start_with(config(&folder, 16 << 20, "Oneiros"), faults);
     check(&tenant.serve_concurrently(&requests(&folder)), &folder, "some refused");

@@ -1,4 +1,4 @@
-//! Greedy tokens of the reference model, computed by an independent implementation, under every memory decision.
+//! Tests that greedy tokens equal those of an independent implementation, under every memory decision.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,12 +21,12 @@ struct Golden {
     greedy_ids: Vec<u32>,
 }
 
-/// The reference model's folder.
+/// Returns the reference model's folder.
 pub fn reference() -> Option<PathBuf> {
     shared("models/stories260k")
 }
 
-/// Its golden requests.
+/// Returns its golden requests.
 pub fn requests(folder: &Path) -> Vec<TestRequest> {
     let wanted = |golden: Golden| TestRequest::greedy(&golden.prompt_ids, golden.greedy_ids.len() as u32);
     read(folder).into_iter().map(wanted).collect()
@@ -36,7 +36,7 @@ fn read(folder: &Path) -> Vec<Golden> {
     serde_json::from_slice(&std::fs::read(folder.join("golden.json")).unwrap()).unwrap()
 }
 
-/// Tokens that are not the golden ones fail.
+/// Asserts that all tokens are the golden ones.
 pub fn check(answers: &[crate::support::Answer], folder: &Path, what: &str) {
     for (request, (answer, golden)) in answers.iter().zip(read(folder)).enumerate() {
         assert_eq!(answer.tokens, golden.greedy_ids, "{what}: request {request}");
@@ -54,13 +54,13 @@ fn prompt_and_answer_joined_are_the_text_of_the_reference() {
     }
 }
 
-/// All golden requests at once; panics on the first token that differs.
+/// Serves all golden requests at once; panics on the first token that differs.
 fn check_together(tenant: &Tenant, folder: &Path, what: &str) {
     check(&tenant.serve_concurrently(&requests(folder)), folder, what);
     tenant.assert_nothing_leaks(what);
 }
 
-/// KV for two of the six golden requests, and an activation space large enough to lend from.
+/// Returns a tenant with KV for two of the six golden requests and a large activation range that can lend memory.
 pub fn short(folder: &Path, policy: &str) -> SidecarConfig {
     let mut config = config(folder, 0, policy);
     config.max_model_len = Some(192);
@@ -68,7 +68,7 @@ pub fn short(folder: &Path, policy: &str) -> SidecarConfig {
     config_fitting_kv(&config, 8 * CHUNK)
 }
 
-/// The same tenant under `policy`, with host memory for all KV; of its layers so many percent may become KV.
+/// Returns the same tenant under `policy`, with host memory for all KV and this limit on remapped layers.
 pub fn tiered(short: &SidecarConfig, policy: &str, most_remapped_percent: u32) -> SidecarConfig {
     let mut config = short.clone();
     config.policy = policy.into();
@@ -100,7 +100,7 @@ fn greedy_tokens_equal_the_reference_under_every_policy_with_every_layout_of_mov
             check_together(&tenant, &folder, &what);
             let copied = tenant.state().figures.copied_bytes_total - before.figures.copied_bytes_total;
             let steps = tenant.state().figures.steps_total;
-            // Each step copies every moving layer, except one that has one of two slots to itself.
+            // Each step copies every moving layer, except a layer that has one of two slots to itself.
             let least = steps * u64::from(alpha + beta - beta / 2) * (CHUNK * 2);
             assert!(copied >= least, "{what}: {copied} bytes copied in {steps} steps, at least {least}");
         }
@@ -118,11 +118,11 @@ fn every_layout_is_forced_or_refused() {
     }
 }
 
-/// Tenants, one after the other, of which one must remap.
+/// Most tenants to start until one remaps.
 const MAX_TENANTS: u32 = 8;
 
-/// A tenant that has remapped layers by itself. On a machine that was busy while its first copies were timed, it rightly
-/// declines; the next one times its own.
+/// Returns a tenant that has remapped layers on its own. A tenant whose first copies were timed on a busy machine
+/// correctly declines; the next one measures again.
 fn remapped(folder: &Path) -> Tenant {
     for _ in 0..MAX_TENANTS {
         let tenant = Tenant::start(short(folder, "Oneiros"));
@@ -157,7 +157,7 @@ fn ellm_lends_activations_when_kv_is_short() {
     let after = tenant.state();
     assert!(event_count(&after, "inflate") > 0, "{:#?}", after.figures);
     assert!(after.memory.owners.activation_bytes < before.activation_bytes, "lent until asked for");
-    // A prompt as long as a step asks for them.
+    // A prompt as long as a step needs the activations again.
     let long = TestRequest::greedy(&[7; 150], 8);
     tenant.serve_concurrently(&vec![long; 6]);
     assert!(event_count(&tenant.state(), "deflate") > 0, "{:#?}", tenant.state().figures);

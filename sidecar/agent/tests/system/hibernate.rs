@@ -1,4 +1,4 @@
-//! A tenant that gives up all device memory, with a real engine: its conversations go on.
+//! Tests of a tenant that releases all device memory, with a real engine: its conversations continue.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::support::{Tenant, TestRequest, assert_same, config, config_fitting_kv
 
 const HOST_KV: u64 = 4 << 20;
 
-/// As large as the reference model; answers are compared with those of a tenant that never sleeps.
+/// As large as the reference model; answers are compared with those of a tenant that does not sleep.
 const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 5, hidden: 64, vocab: 512 };
 
-/// A model, and a tenant of it with room for KV in host memory.
+/// Returns a model, and a tenant with host memory for its KV.
 fn hibernating_config() -> (TempDir, SidecarConfig) {
     let model = generate(&SHAPE);
     let mut config = config(model.path(), 16 << 20, "Oneiros");
@@ -33,7 +33,7 @@ fn is_asleep(state: &State) -> bool {
     state.phase == Phase::Hibernated
 }
 
-/// It holds nothing, and its books say so.
+/// Asserts that it holds no device memory and that its accounting agrees.
 fn assert_nothing_mapped(state: &State) {
     let owners = &state.memory.owners;
     assert_eq!(owners.free_bytes, state.memory.capacity_bytes, "{owners:?}");
@@ -46,7 +46,7 @@ fn sleep(tenant: &Tenant, level: SleepLevel) -> State {
     let state = tenant.state();
     assert!(tenant.call(AdminCall::IsSleeping).unwrap());
     assert_nothing_mapped(&state);
-    // Again is no error: an answer may have been lost.
+    // Repeated commands succeed, because an earlier reply may have been lost.
     tenant.call(|answer| AdminCall::Sleep(level, answer)).unwrap();
     state
 }

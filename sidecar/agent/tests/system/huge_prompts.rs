@@ -1,4 +1,4 @@
-//! Huge prompts beside a small one: through a socket, the real gateway and a real engine.
+//! Tests that huge prompts do not delay a small one, with sockets, the real gateway and a real engine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,22 +12,22 @@ use crate::models::generate;
 use crate::support::Tenant;
 use crate::tokenizers::ModelFolder;
 
-/// Huge prompts at one time.
+/// Number of concurrent huge prompts.
 const HUGE: usize = 6;
-/// Bytes of a prompt that no context of this test takes.
+/// Size of a prompt that exceeds every context of this test, bytes.
 const HUGE_BYTES: usize = 700_000;
-/// Times that a small prompt is sent alone, and beside huge ones, in each round.
+/// How often a small prompt is sent alone and with huge ones, per round.
 const TIMES: usize = 12;
 const ROUNDS: usize = 4;
-/// Tries, of which one has to do: a machine that runs many tests is busy with others meanwhile.
+/// Attempts, of which one must succeed, because other tests may keep the machine busy.
 const TRIES: usize = 3;
-/// What the clock and the scheduler of the machine may be wrong by.
+/// Tolerance for the machine's clock and scheduler.
 const NOISE: Duration = Duration::from_millis(1);
 
-/// No small request waits for a huge one that is read whole, which takes seconds.
+/// Tolerance below the time to tokenize a huge prompt, which is seconds: no small request may wait for one.
 const QUEUED: Duration = Duration::from_millis(200);
 
-/// Bytes by GPT-2's names behind `normalizers`.
+/// Returns a tokenizer with one token per byte (GPT-2's names) after `normalizers`.
 fn tokenizer(normalizers: &[Value]) -> Value {
     const { assert!(crate::tiny::VOCAB <= VOCAB, "the model has an embedding for each token") };
     let folder = tempfile::tempdir().unwrap();
@@ -38,7 +38,7 @@ fn tokenizer(normalizers: &[Value]) -> Value {
     tokenizer
 }
 
-/// The bytes of a request for one token after `prompt`.
+/// Returns the bytes of a request for one token after `prompt`.
 fn request(prompt: &str) -> Vec<u8> {
     let body = json!({"prompt": prompt, "max_tokens": 1}).to_string();
     let length = body.len();
@@ -47,7 +47,7 @@ fn request(prompt: &str) -> Vec<u8> {
     format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
 }
 
-/// Sends a request, and reads until the first line of its answer.
+/// Sends a request and reads up to the first line of its response.
 fn ask(address: SocketAddr, request: &[u8]) -> (u16, BufReader<TcpStream>) {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -59,7 +59,7 @@ fn ask(address: SocketAddr, request: &[u8]) -> (u16, BufReader<TcpStream>) {
     (status, answer)
 }
 
-/// How long a request takes to its first token.
+/// Returns the time of a request to its first token.
 fn first_token(address: SocketAddr, request: &[u8]) -> Duration {
     let begun = Instant::now();
     let (status, mut answer) = ask(address, request);
@@ -82,15 +82,15 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Times to the first token, of each small request.
+/// Times to first token, per small request.
 struct Times {
     alone: Vec<Vec<Duration>>,
     concurrent: Vec<Vec<Duration>>,
-    /// The huge ones ended before the small ones had been sent.
+    /// Whether the huge requests ended before the small ones were sent.
     ended_early: bool,
 }
 
-/// Sends each of `small` alone and beside six of `huge`, in turns. Huge ones come again while `again`.
+/// Sends each of `small` alone and with six of `huge`, alternately. Huge requests are repeated if `again`.
 fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> Times {
     let none = || vec![Vec::new(); small.len()];
     let mut found = Times { alone: none(), concurrent: none(), ended_early: false };
@@ -120,7 +120,7 @@ fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> 
     found
 }
 
-/// What the times are, in words; an error where a small request is held up.
+/// Formats the times; fails if a small request is delayed.
 fn check_delay(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
     let (mut words, mut late) = (String::new(), times.ended_early);
     for ((alone, beside), request) in times.alone.iter().zip(&times.concurrent).zip(small) {
@@ -133,7 +133,7 @@ fn check_delay(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
     if late { Err(words) } else { Ok(words) }
 }
 
-/// The first token of a small request beside six of `huge` comes at most twice as late as alone.
+/// Asserts that the first token of a small request takes at most twice as long with six of `huge` as alone.
 fn assert_not_delayed(normalizers: &[Value], huge: &str, again: bool) {
     let model = generate(&SHAPE);
     let tenant = Tenant::start(tenant_config(model.path()));
@@ -154,7 +154,7 @@ fn assert_not_delayed(normalizers: &[Value], huge: &str, again: bool) {
     assert!(tries.iter().any(Result::is_ok), "held up in every try: {tries:#?}");
 }
 
-/// The second is a large body, for one of the lanes: blanks around it are stripped.
+/// Returns two small prompts. The body of the second one is large, for a parser permit; its blanks are stripped.
 fn small() -> [String; 2] {
     ["The sky is blue.".into(), format!("{}The sky is blue.", " ".repeat(12 << 10))]
 }
@@ -165,7 +165,7 @@ fn strip() -> Value {
 
 #[test]
 fn six_huge_prompts_do_not_delay_small_prompt() {
-    // Nothing is known of a text before this one, so that it has to be read whole.
+    // The lower bound ignores a text before this normalizer, so that the text must be tokenized.
     let unknown = json!({"type": "Replace", "pattern": {"Regex": "x(?=y)"}, "content": ""});
     assert_not_delayed(&[strip(), unknown], &"word ".repeat(HUGE_BYTES / 5), false);
 }

@@ -1,4 +1,4 @@
-//! No request changes another's answer or status: a real engine behind a real gateway.
+//! Tests that no request changes another's response or status, with a real engine behind a real gateway.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -32,9 +32,9 @@ use crate::tokenizers::{ModelFolder, folders, texts};
 pub const VOCAB: u32 = 512;
 const CONTEXT: u32 = 192;
 pub const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 3, hidden: 64, vocab: VOCAB };
-/// Longest wait for anything.
+/// Longest wait.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest text of the random requests.
+/// Longest text of the random requests, bytes.
 const HUGE_BYTES: usize = 500_000;
 
 pub fn tenant_config(model: &Path) -> SidecarConfig {
@@ -43,7 +43,7 @@ pub fn tenant_config(model: &Path) -> SidecarConfig {
     config
 }
 
-/// The API over `tenant`, with the texts of `folder`.
+/// Returns the API of `tenant`, with the text files of `folder`.
 fn router(tenant: &Tenant, folder: &Path) -> Router {
     let metrics = Arc::new(Metrics::new("tenant", &SloConfig::default()));
     let limits = LimitsConfig::default();
@@ -73,7 +73,7 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// Serves `tenant` with the texts of `folder`.
+    /// Serves `tenant` with the text files of `folder`.
     pub fn start(tenant: &Tenant, folder: &Path) -> TestServer {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
@@ -84,7 +84,7 @@ impl TestServer {
         TestServer { address, runtime, stop, serving }
     }
 
-    /// Finishes what is open.
+    /// Finishes open requests and stops.
     pub fn shutdown(self) {
         self.stop.send(true).unwrap();
         self.runtime.block_on(self.serving).unwrap();
@@ -96,11 +96,11 @@ impl TestServer {
 struct ClientRequest {
     path: &'static str,
     body: Value,
-    /// Goes away after the first bytes of the answer.
+    /// Whether the client disconnects after the first bytes of the response.
     disconnects: bool,
 }
 
-/// Status and body, without the answer's own name and time.
+/// Returns status and body, without the response's id and time.
 async fn ask(address: SocketAddr, asked: ClientRequest) -> (u16, Value) {
     let client = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
     let sent = client.post(format!("http://{address}{}", asked.path)).json(&asked.body).timeout(TIMEOUT);
@@ -122,7 +122,7 @@ fn without_ids(mut body: Value) -> Value {
     body
 }
 
-/// What a stream said: texts and ends of its answers, and everything else. How many tokens an event has is chance.
+/// Joins a stream's events: texts and finish reasons of its choices, and the rest. The tokens per event vary.
 fn joined(stream: &str) -> Value {
     let events = stream.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
     let (mut texts, mut rest) = (BTreeMap::<String, String>::new(), Vec::new());
@@ -142,7 +142,7 @@ fn joined(stream: &str) -> Value {
     json!({"texts": texts, "rest": rest, "ended": stream.ends_with("data: [DONE]\n\n")})
 }
 
-/// What decides an answer, good or bad.
+/// Generates valid and invalid parameters.
 fn parameters() -> impl Strategy<Value = Value> {
     let good = (1..16_u32, 0..3_u32, any::<i32>(), 1..3_u32, any::<bool>()).prop_map(
         |(max_tokens, temperature, seed, n, stream)| {
@@ -167,7 +167,7 @@ fn prompt(added: Vec<String>) -> impl Strategy<Value = (&'static str, &'static s
     let ids = vec(prop_oneof![300 => 0..VOCAB, 1 => VOCAB..VOCAB + 9, 1 => Just(u32::MAX)], 1..100)
         .prop_map(|ids| (COMPLETIONS.0, COMPLETIONS.1, json!(ids)));
     let huge = (texts(added.clone()), 1_000..3_000_usize).prop_map(|(text, times)| {
-        // No more than a body may have.
+        // Below the largest body.
         let times = times.min(HUGE_BYTES / text.len().max(1));
         (COMPLETIONS.0, COMPLETIONS.1, json!(text.repeat(times)))
     });
@@ -178,7 +178,7 @@ fn prompt(added: Vec<String>) -> impl Strategy<Value = (&'static str, &'static s
     prop_oneof![4 => text, 3 => ids, 1 => huge, 4 => chat]
 }
 
-/// Requests, and those of clients that leave in the middle of a long answer.
+/// Generates requests, including those of clients that disconnect during a long response.
 fn requests(added: Vec<String>) -> impl Strategy<Value = Vec<ClientRequest>> {
     let staying = (prompt(added), parameters()).prop_map(|((path, param, prompt), mut body)| {
         body[param] = prompt;
@@ -189,7 +189,7 @@ fn requests(added: Vec<String>) -> impl Strategy<Value = Vec<ClientRequest>> {
         ClientRequest { path: "/v1/completions", body, disconnects: true }
     });
     (vec(staying, 6..14), vec(leaving, 1..4)).prop_map(|(mut all, leaving)| {
-        // They come between the others.
+        // Placed between the others.
         for (place, one) in leaving.into_iter().enumerate() {
             all.insert(2 * place + 1, one);
         }
@@ -197,10 +197,10 @@ fn requests(added: Vec<String>) -> impl Strategy<Value = Vec<ClientRequest>> {
     })
 }
 
-/// The answers to requests that come alone, and to the same ones when all are there at once.
+/// Returns the responses to the requests sent one by one, and sent all at once.
 fn answers(tenant: &Tenant, folder: &Path, asked: &[ClientRequest]) -> [Vec<(u16, Value)>; 2] {
     let served = TestServer::start(tenant, folder);
-    // The client's library wants one, for connections that it does not make here.
+    // The client library needs a provider, even without TLS connections.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let clients = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let answers = clients.block_on(async {
@@ -220,7 +220,7 @@ fn answers(tenant: &Tenant, folder: &Path, asked: &[ClientRequest]) -> [Vec<(u16
     answers
 }
 
-/// The beginning of a request: prompts have megabytes.
+/// Returns the start of a request, because prompts may have megabytes.
 fn shown(asked: &ClientRequest) -> String {
     format!("{asked:?}").chars().take(400).collect()
 }
@@ -233,7 +233,7 @@ fn requests_do_not_affect_each_other() {
         let requests = requests(folder.added.clone());
         (Just(folder), requests)
     });
-    // Answers, streams among them, refusals, and templates that cannot be read.
+    // Counts responses, streams, refusals and invalid templates.
     let counts = std::cell::Cell::new([0_u32; 4]);
     let config = ProptestConfig {
         cases: 24,
@@ -249,7 +249,7 @@ fn requests_do_not_affect_each_other() {
             written.write(folder.path());
             let [alone, together] = answers(&tenant, folder.path(), &asked);
             for ((alone, together), asked) in alone.iter().zip(&together).zip(&asked) {
-                // Some bodies are larger than a body may be.
+                // Some bodies exceed the limit.
                 prop_assert!([200, 400, 413].contains(&alone.0), "{} alone: {alone:?}", shown(asked));
                 prop_assert_eq!(together, alone, "{}", shown(asked));
                 let (good, stream) = (alone.0 == 200, alone.1["texts"].is_object());
@@ -266,7 +266,7 @@ fn requests_do_not_affect_each_other() {
             Ok(())
         })
         .unwrap_or_else(|failure| {
-            // The failing input is part of its words.
+            // The message contains the whole failing input.
             panic!("{}", failure.to_string().chars().take(4000).collect::<String>())
         });
     let counts = counts.get();
@@ -279,7 +279,7 @@ fn requests_do_not_affect_each_other() {
     tenant.assert_nothing_leaks("random requests");
 }
 
-/// The gateway lets no such prompt through. What a neighbour gets must not rest on that.
+/// The gateway lets no such prompt through, but the isolation of other requests must not depend on that.
 #[test]
 fn unknown_token_fails_only_its_request() {
     let model = generate(&SHAPE);

@@ -1,4 +1,4 @@
-//! A journal of a real run replays to the same digests, whatever moved meanwhile.
+//! Tests that the journal of a real run replays to the same digests, whatever memory moved.
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ use crate::models::generate;
 use crate::random::{DEEP, first_come_case};
 use crate::support::{Answer, Tenant, TestRequest, assert_same, event_count, slowed};
 
-/// A tenant whose copies and steps were timed on a busy machine may rightly decline: so many are tried.
+/// Most tenants to start, because one whose copies were timed on a busy machine may correctly decline.
 const MAX_TENANTS: usize = 4;
-/// And each of them with so many loads.
+/// Most loads per tenant.
 const MAX_LOADS: u64 = 6;
-/// So many at least, so that what the first has left in the cache is replayed too.
+/// Fewest loads, so that the replay includes cached blocks of the first one.
 const MIN_LOADS: u64 = 2;
-/// Steps of a load after which a request leaves.
+/// Steps of a load after which a request is cancelled.
 const CANCEL_AFTER: u64 = 20;
-/// Steps after which the engine dies: by then KV is short, and what moves is on its way.
+/// Steps after which the engine is killed: by then KV is short and copies are running.
 const KILL_AFTER: u64 = 100;
 
-/// What a replay has to repeat, by what the sidecar counts.
+/// A mechanism that the recorded run must use, detected by the sidecar's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mechanism {
-    /// Requests are computed again.
+    /// Requests are recomputed.
     Preempts,
-    /// Own layers become KV.
+    /// Layers of the tenant become KV.
     MovesLayers,
     /// Idle activations become KV.
     LendsActivations,
     /// KV is written back, and fetched for the steps that read it.
     MovesKv,
-    /// The planner's thread answers, and what it says is done: also where it finds no plan for all.
+    /// The planner's thread returns results, which are applied, also without a plan for all requests.
     Plans,
-    /// Prompts are computed with their KV in the host tier, and spilled there.
+    /// Prompts are computed with their KV in the host tier.
     OffloadsPrompts,
-    /// Requests come, or go on, with part of their KV in the host tier.
+    /// Requests start or continue with part of their KV in the host tier.
     Joins,
 }
 use Mechanism::{Joins, LendsActivations, MovesKv, MovesLayers, OffloadsPrompts, Plans, Preempts};
@@ -59,10 +59,10 @@ impl Mechanism {
     }
 }
 
-/// A policy, the share of layers that may be remapped, percent, and what it must do.
+/// A policy, its limit on remapped layers in percent, and the mechanisms that it must use.
 type Case = (&'static str, u32, &'static [Mechanism]);
 
-/// 60 is what a manifest says by default.
+/// The cases; 60 is the default of a manifest.
 const CASES: [Case; 8] = [
     ("Recompute", 60, &[Preempts]),
     ("Oneiros", 60, &[MovesLayers]),
@@ -71,11 +71,11 @@ const CASES: [Case; 8] = [
     ("Pie", 60, &[MovesKv]),
     ("OrbitFlow", 60, &[MovesKv, Plans]),
     ("Unified", 60, &[LendsActivations, MovesLayers]),
-    // Where no layer may move, KV does.
+    // If no layer may move, KV does.
     ("Unified", 0, &[LendsActivations, MovesKv, Plans]),
 ];
 
-/// Answers to `wanted`, all at once, while one more leaves and the engine dies.
+/// Serves `wanted` concurrently, while one more request is cancelled and the engine is killed.
 fn serve(tenant: &Tenant, wanted: &[TestRequest]) -> Vec<Answer> {
     let begun = tenant.state().figures.steps_total;
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
@@ -90,7 +90,7 @@ fn serve(tenant: &Tenant, wanted: &[TestRequest]) -> Vec<Answer> {
     tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect()
 }
 
-/// Serves `wanted` again and again until the tenant has done all that it must, and returns the journal; `None` if it has not.
+/// Serves `wanted` repeatedly until the tenant has used all mechanisms. Returns the journal; `None` if it has not.
 fn record(
     mut config: SidecarConfig,
     wanted: &[TestRequest],
@@ -111,7 +111,7 @@ fn record(
     done.map(|_| std::fs::read_to_string(path).unwrap())
 }
 
-/// The journal of a tenant that has done all that it must.
+/// Returns the journal of a tenant that has used all mechanisms.
 fn recorded(
     config: &SidecarConfig,
     wanted: &[TestRequest],
@@ -122,7 +122,7 @@ fn recorded(
     journal.unwrap_or_else(|| panic!("{}: {MAX_TENANTS} tenants did not do {must:?}", config.policy))
 }
 
-/// It replays, and holds what there was to be recorded.
+/// Asserts that the journal replays and contains the expected events.
 fn assert_replays(journal: &str, must: &[Mechanism], what: &str) {
     let report = replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{what}: {error}"));
     let events = |name: &str| journal.lines().filter(|line| line.contains(name)).count();

@@ -1,4 +1,4 @@
-//! Engines killed with SIGKILL while they generate: the same streams go on with the same tokens.
+//! Tests of engines killed with SIGKILL during generation: the streams continue with the same tokens.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::models::{Shape, generate};
 use crate::random::expected;
 use crate::support::{Answer, Rng, Tenant, TestRequest, assert_same, config, event_count, slowed};
 
-/// Kills the engine `kills` times at random moments while `wanted` are served.
+/// Kills the engine `kills` times at random times while `wanted` are served.
 fn serve_with_kills(tenant: &Tenant, wanted: &[TestRequest], kills: u64, rng: &mut Rng) -> Vec<Answer> {
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     let mut killed = Vec::new();
@@ -30,11 +30,12 @@ fn serve_with_kills(tenant: &Tenant, wanted: &[TestRequest], kills: u64, rng: &m
     answers
 }
 
-/// Loads of a tenant until KV has moved under an engine: `Pie` tries for some steps whether it pays, and rests for hundreds.
+/// Most loads of a tenant until KV has moved. `Pie` tries for some steps whether offloading pays and then pauses for
+/// hundreds of steps.
 const MAX_LOADS: u32 = 12;
 
-/// Kills the engine while `wanted` are served, at most `kills` times: each some steps after the last, when KV was fetched since.
-/// Returns how often.
+/// Kills the engine at most `kills` times while `wanted` are served: each time some steps after the last, once KV was
+/// fetched since. Also returns the number of kills.
 fn serve_while_kv_moves(
     tenant: &Tenant,
     wanted: &[TestRequest],
@@ -56,7 +57,7 @@ fn serve_while_kv_moves(
         if over(&state) {
             break;
         }
-        // At any moment of a step.
+        // At a random time of a step.
         std::thread::sleep(Duration::from_micros(rng.within(0..3_000)));
         let pid = state.engine.pid.unwrap();
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
@@ -76,7 +77,7 @@ fn streams_survive_repeated_kills_in_every_layout() {
     for (alpha, beta) in [(1, 1), (3, 1), (2, 2)] {
         let mut config = config(&folder, 16 << 20, "Oneiros");
         config.debug.force_remap = Some((alpha, beta));
-        // A slab takes 2 ms, so that copies are under way at any moment.
+        // A layer's copy takes 2 ms, so that copies are running at any time.
         config.gpu.link_bytes_per_second = Some(90 << 20);
         let tenant = Tenant::start_with(config, slowed(Duration::from_micros(500)));
         let answers = serve_with_kills(&tenant, &wanted, 3, &mut rng);
@@ -97,12 +98,12 @@ fn streams_survive_an_engine_killed_while_memory_moves_under_every_policy_that_k
     }
 }
 
-/// Fetches for the step that a dead engine leaves, and write-backs beside it, are ordered or under way when it dies.
+/// When the engine is killed, fetches for its step and write-backs are queued or running.
 #[test]
 fn streams_survive_an_engine_killed_while_kv_moves_under_every_policy_that_moves_it() {
     let Some(folder) = reference() else { return };
     let (short, wanted, mut rng) = (short(&folder, "Recompute"), requests(&folder), Rng(47));
-    // Unified moves KV where no layer may move.
+    // Unified moves KV if no layer may move.
     for (policy, percent) in [("FlexGen", 60), ("Pie", 60), ("OrbitFlow", 60), ("Unified", 0)] {
         let config = tiered(&short, policy, percent);
         let tenant = Tenant::start_with(config, slowed(Duration::from_micros(400)));
@@ -134,7 +135,7 @@ fn sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_
     assert_same(&serve_with_kills(&tenant, &wanted, 4, &mut rng), &calm, "killed");
 }
 
-/// The supervisor's back-off (50 ms, doubled up to 5 s) takes about 22 s of this.
+/// The supervisor's back-off (50 ms, doubled up to 5 s) takes about 22 s of the minute.
 #[test]
 fn ten_kills_in_a_minute_are_survived() {
     let Some(folder) = reference() else { return };

@@ -1,4 +1,4 @@
-//! A client that leaves frees its memory within one step.
+//! Tests that a client which disconnects frees its memory within one step.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::support::{Tenant, TestRequest, config, slowed};
 
 /// Layers of the reference model.
 const LAYERS: u64 = 5;
-/// A step takes half a second: a test that is kept waiting for a moment does not miss one.
+/// Delay per layer: a step takes half a second, so that a short delay of the test does not miss one.
 const LAYER_DELAY: Duration = Duration::from_millis(100);
 
 #[test]

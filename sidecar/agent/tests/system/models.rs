@@ -1,10 +1,10 @@
-//! Models made for a test by the workspace's generator.
+//! Models of the workspace's generator, created per test.
 
 use std::process::Command;
 
 use crate::support::binary;
 
-/// What is asked of the generator.
+/// Arguments of the generator.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// `llama` or `opt`.
@@ -12,7 +12,7 @@ pub struct Shape {
     /// `f32`, `f16` or `bf16`.
     pub dtype: &'static str,
     pub layers: u16,
-    /// Width; four heads, two of them with keys and values of their own where the family allows it.
+    /// Width; four query heads, and two key-value heads if the family allows it.
     pub hidden: u32,
     pub vocab: u32,
 }
@@ -22,7 +22,7 @@ impl Shape {
         if self.family == "opt" { 4 } else { 2 }
     }
 
-    /// KV of one sequence, bytes.
+    /// Returns the KV of one sequence, bytes.
     pub fn kv_bytes(&self, tokens: u64) -> u64 {
         let value_bytes = if self.dtype == "f32" { 4 } else { 2 };
         let width = u64::from(self.kv_heads() * self.hidden / 4);
@@ -30,7 +30,7 @@ impl Shape {
     }
 }
 
-/// A folder with the model; it goes with the value.
+/// Generates the model into a temporary folder.
 pub fn generate(shape: &Shape) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let Shape { family, dtype, layers, hidden, vocab } = shape;

@@ -1,4 +1,4 @@
-//! The engine's process from outside: what it maps, what it has open, how much memory is its own.
+//! Tests of the engine's process from outside: its mappings, open files and private memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,9 +9,9 @@ use crate::models::{Shape, generate};
 use crate::support::{CHUNK, Rng, Tenant, TestRequest, config};
 
 const MIB: u64 = 1 << 20;
-/// Memory that an engine may have of its own, whatever the model.
+/// Most private memory of an engine, for any model.
 const PRIVATE_LIMIT_BYTES: u64 = 64 * MIB;
-/// By how much models may differ in that.
+/// Largest difference of private memory between models.
 const PRIVATE_SLACK_BYTES: u64 = 4 * MIB;
 
 /// One entry of `/proc/PID/smaps`.
@@ -31,7 +31,7 @@ impl MappedRange {
         self.path.contains("memfd:sluice-chunks")
     }
 
-    /// Reserved and empty.
+    /// Whether the range is reserved without memory.
     fn is_unbacked(&self) -> bool {
         self.permissions == "---p" && self.path.is_empty()
     }
@@ -68,7 +68,7 @@ fn mapped_ranges(pid: u32) -> Vec<MappedRange> {
     areas
 }
 
-/// Chunks of the pool that are mapped somewhere, each counted once however often it is mapped.
+/// Returns the mapped chunks of the pool, each with the number of its mappings.
 fn mapped_chunks(areas: &[MappedRange]) -> BTreeMap<u64, u64> {
     let mut chunks = BTreeMap::new();
     for area in areas.iter().filter(|area| area.is_pool()) {
@@ -79,7 +79,7 @@ fn mapped_chunks(areas: &[MappedRange]) -> BTreeMap<u64, u64> {
     chunks
 }
 
-/// All ranges lie in one reservation: between the first and the last backed address is nothing else.
+/// Asserts that all ranges are in one reservation without other mappings or holes.
 fn assert_ranges_are_backed_by_the_pool_or_nothing(areas: &[MappedRange]) {
     let first = areas.iter().position(MappedRange::is_pool).expect("something is mapped");
     let last = areas.iter().rposition(MappedRange::is_pool).unwrap();
@@ -97,7 +97,7 @@ fn assert_no_model_file(pid: u32, areas: &[MappedRange], model: &Path) {
     let mapped = areas.iter().find(|area| area.path.starts_with(folder) || area.path.contains("safetensors"));
     assert!(mapped.is_none(), "{mapped:#?}");
     for descriptor in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
-        // One that was closed since it was listed is not open.
+        // A descriptor that was closed since the listing is not open.
         let Ok(target) = std::fs::read_link(descriptor.unwrap().path()) else { continue };
         assert!(!target.starts_with(model), "{} is open", target.display());
     }
@@ -108,7 +108,7 @@ fn requests() -> Vec<TestRequest> {
     (0..4).map(|_| TestRequest::greedy(&rng.prompt(100, 512), 20)).collect()
 }
 
-/// Serves, looks at the engine while layers move, and returns its private bytes beside the pool.
+/// Serves, inspects the engine while layers move, and returns its private bytes outside of the pool.
 fn inspect(shape: &Shape, memory_bytes: u64) -> u64 {
     let model = generate(shape);
     let mut config = config(model.path(), memory_bytes, "Oneiros");

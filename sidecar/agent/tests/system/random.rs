@@ -1,4 +1,4 @@
-//! Models with random weights: more layers than the reference model, both families, every precision.
+//! Tests of models with random weights: more layers than the reference model, both families, every precision.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use crate::support::{
 };
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 9, hidden: 64, vocab: 512 };
-/// Layers enough for plans to have a choice of which are away.
+/// Enough layers that plans can choose between them.
 pub const DEEP: Shape = Shape { layers: 16, ..SHAPE };
 const PRECISIONS: [(&str, &str); 6] =
     [("llama", "f32"), ("llama", "f16"), ("llama", "bf16"), ("opt", "f32"), ("opt", "f16"), ("opt", "bf16")];
 
-/// On a busy machine plans come late: so many loads are tried.
+/// Most loads, because plans are late on a busy machine.
 const MAX_LOADS: usize = 10;
 
 fn requests() -> Vec<TestRequest> {
@@ -34,7 +34,7 @@ fn base(model: &Path, policy: &str) -> SidecarConfig {
     config
 }
 
-/// One request at a time, one thread, no cache, memory in plenty: nothing that could go wrong.
+/// Returns the answers without interference: one request at a time, one thread, no cache, ample memory.
 pub fn expected(config: &SidecarConfig, wanted: &[TestRequest]) -> Vec<Answer> {
     let mut calm = config.clone();
     calm.policy = "Recompute".into();
@@ -79,8 +79,8 @@ fn random_models_answer_alike_with_every_layout_of_moving_layers() {
     }
 }
 
-/// A tenant of [`DEEP`] with room for two requests, whose plans let in whoever comes first wherever all fit, part of somebody's KV
-/// away if need be; what it is asked, and what it answers where nothing is short.
+/// Returns a tenant of [`DEEP`] with memory for two requests, whose plans admit requests first-come-first-served if all
+/// fit with part of the KV offloaded; its requests; and their answers with ample memory.
 pub fn first_come_case(model: &Path) -> (SidecarConfig, Vec<TestRequest>, Vec<Answer>) {
     let mut rng = Rng(7);
     let mut wanted = || {
@@ -138,7 +138,7 @@ fn both_families_answer_alike_in_every_precision_with_moving_layers_and_with_sho
             let state = check(config, &wanted, &calm, &format!("{family} {dtype}, {policy}"));
             let applied = match reason {
                 "preempt" => state.figures.preemptions_total,
-                // Where copies were timed on a busy machine, remapping is rightly declined.
+                // If copies were timed on a busy machine, remapping is correctly declined.
                 "remap_own" => event_count(&state, reason) + event_count(&state, "declined_stall"),
                 _ => event_count(&state, reason),
             };

@@ -1,4 +1,4 @@
-//! Too little memory is a refusal that says how little.
+//! Tests that too little memory is refused with the needed size.
 
 use sluice_agent::engine_loop::{LoadError, load};
 use sluice_agent::scheduler_handle::RequestUpdate;
@@ -73,7 +73,7 @@ fn weights_beyond_host_memory_are_refused_with_sizes() {
         config.gpu.host_memory_bytes = Some(given_bytes);
         load(config).map(drop).map_err(|error| error.to_string())
     };
-    // 260 thousand parameters of 4 bytes, in slabs whose tensors are aligned.
+    // 260 thousand parameters of 4 bytes, in slabs with aligned tensors.
     let words = refused(1 << 19).unwrap_err();
     let needed = words.split_whitespace().find_map(|word| word.parse::<u64>().ok()).unwrap();
     assert!((260_000 * 4..260_000 * 5).contains(&needed), "{words}");

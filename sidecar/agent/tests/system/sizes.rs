@@ -1,4 +1,4 @@
-//! What an inspection says of a model is what a sidecar with a real engine says that it needs.
+//! Tests that the inspection of a model reports the sizes that a sidecar with a real engine needs.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn inspected(model: &Path, dtype: Option<&str>) -> Geometry {
     runtime.block_on(inspect(&ModelFiles::folder(model), dtype)).unwrap()
 }
 
-/// The floor that a sidecar names when it refuses a GPU that is too small. The engine has told it what activations cost.
+/// Returns the floor in a sidecar's error for a GPU that is too small; it includes the activation cost from the engine.
 fn refused(config: SidecarConfig) -> u64 {
     let config = SidecarConfig {
         gpu: sluice_wire::config::GpuConfig { memory_bytes: CHUNK * 4, ..config.gpu },
@@ -43,7 +43,7 @@ fn floor(model: &Geometry, activations: u64, tokens: u32) -> u64 {
 
 fn assert_equal(model: &Path, dtype: Option<&str>) {
     let told = inspected(model, dtype);
-    // Whole layers, the smallest step's activations; whole layers, the largest step's.
+    // All layers with the activations of the smallest step, and of the largest step.
     for (policy, activations) in [("Ellm", told.activation_bytes), ("Recompute", told.step_activation_bytes)]
     {
         let mut config = config(model, 0, policy);

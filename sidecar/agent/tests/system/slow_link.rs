@@ -1,4 +1,4 @@
-//! The real engine over a link at full speed and over a slow one, with memory that runs short; and what the link carries.
+//! Tests of the real engine over a fast and a slow link with little memory, and of the number of link messages.
 
 use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
@@ -9,7 +9,7 @@ use crate::support::{
     Answer, CHUNK, Rng, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count,
 };
 
-/// Two of 48 layers share a slot 24 apart, which hides a copy on a fast link.
+/// Layers 24 apart share a slot, which hides a copy on a fast link.
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 48, hidden: 96, vocab: 512 };
 
 /// Time of a layer's copy over the slow link, ns.
@@ -20,13 +20,14 @@ fn requests() -> Vec<TestRequest> {
     (0..6).map(|_| TestRequest::greedy(&rng.prompt(10, 512), 60)).collect()
 }
 
-/// A layer's slab: 2 matrices for queries and outputs, 2 of half their size, 3 of the MLP, 2 norms.
+/// Returns the bytes of a layer's weights: 2 matrices for queries and outputs, 2 of half their size, 3 of the MLP, 2
+/// norms.
 fn slab_bytes() -> u64 {
     let hidden = u64::from(SHAPE.hidden);
     2 * (3 * hidden * hidden + 3 * hidden * 4 * hidden + 2 * hidden)
 }
 
-/// The state at the end of a run over such a link.
+/// Returns the state at the end of a run over such a link.
 fn run(
     config: &SidecarConfig,
     bytes_per_second: Option<u64>,
@@ -43,8 +44,8 @@ fn run(
     tenant.assert_nothing_leaks(&what)
 }
 
-/// Which way it is decided depends on how fast this machine computes, so that is tested in virtual time
-/// (`sidecar/sim`). Over any link, memory runs short, something is decided, and the tokens are the same.
+/// The kind of decision depends on this machine's speed and is tested in virtual time (`sidecar/sim`). Over any link,
+/// memory is short, some decision is made, and the tokens are the same.
 #[test]
 fn slow_link_is_measured_and_changes_no_token() {
     let (model, wanted) = (generate(&SHAPE), requests());
@@ -64,7 +65,7 @@ fn slow_link_is_measured_and_changes_no_token() {
     }
 }
 
-/// Messages and steps that one request costs a tenant with memory for everybody.
+/// Returns the messages and steps of one request of a tenant with ample memory.
 fn cost(config: &SidecarConfig, policy: &str, wanted: &TestRequest) -> (u64, u64) {
     let mut config = config.clone();
     config.policy = policy.into();

@@ -1,4 +1,4 @@
-//! Starts a tenant: this process is the sidecar, the engine is a real one.
+//! Starts a tenant for tests: this process is the sidecar, and the engine is a real process.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,19 +23,19 @@ use sluice_wire::config::{
     DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig, SidecarConfig, SloConfig,
 };
 
-/// Longest wait for anything.
+/// Longest wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Unit of memory in these tests.
+/// Chunk size in these tests, bytes.
 pub const CHUNK: u64 = 64 << 10;
 
-/// Reference models and data; `None` (said on stderr) when absent.
+/// Returns the path of a reference model or data set; `None` (reported on stderr) if it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
     let root = std::env::var_os("SLUICE_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"), PathBuf::from);
     let path = root.join(path);
     if !path.exists() {
-        // Not by `eprintln!`: the test harness would swallow it.
+        // Not `eprintln!`, which the test harness captures.
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
         let mut stderr = std::io::stderr();
         writeln!(stderr, "SKIPPED {test}: {} is absent; set SLUICE_SHARED", path.display()).unwrap();
@@ -44,7 +44,7 @@ pub fn shared(path: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// A binary of the workspace.
+/// Returns the path of a binary of the workspace.
 pub fn binary(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let built = std::env::var_os("SLUICE_BIN_DIR").map(PathBuf::from);
@@ -54,7 +54,7 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// A tenant over `model` with `memory_bytes` of device memory. Everything handed over is poisoned.
+/// Returns a tenant of `model` with `memory_bytes` of device memory. All memory that it receives is poisoned.
 pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
     let free = ([127, 0, 0, 1], 0).into();
     SidecarConfig {
@@ -104,21 +104,21 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
     }
 }
 
-/// No fault, except that activations are poisoned before every step: nothing may depend on what they held.
+/// Returns faults that only poison the activations before every step, because no result may depend on their contents.
 pub fn poisoned() -> InjectedFaults {
     let mut faults = InjectedFaults::default();
     faults.engine.poison_activations = true;
     faults
 }
 
-/// [`poisoned`], and every layer takes this much longer, so that a test can strike inside a step.
+/// Returns [`poisoned`] with a delay per layer, so that a test can interrupt a step.
 pub fn slowed(layer_delay: Duration) -> InjectedFaults {
     let mut faults = poisoned();
     faults.engine.layer_delay_ns = layer_delay.as_nanos() as u64;
     faults
 }
 
-/// What a client asks for.
+/// A request of a test.
 #[derive(Clone, Debug)]
 pub struct TestRequest {
     pub prompt: Vec<u32>,
@@ -127,18 +127,18 @@ pub struct TestRequest {
 }
 
 impl TestRequest {
-    /// Exactly `max_tokens` greedy tokens, with log-probabilities.
+    /// Requests exactly `max_tokens` greedy tokens, with log-probabilities.
     pub fn greedy(prompt: &[u32], max_tokens: u32) -> TestRequest {
         let sampling = Sampling { ignore_stop: true, logprobs: Some(5), ..Sampling::default() };
         TestRequest { prompt: prompt.to_vec(), max_tokens, sampling }
     }
 }
 
-/// What a client got: every bit of it.
+/// The answer to a request, with every bit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub tokens: Vec<u32>,
-    /// For each token the bits of its log-probability, then the alternatives with theirs.
+    /// Per token the bits of its log-probability, then the alternatives with theirs.
     pub bits: Vec<Vec<u32>>,
 }
 
@@ -151,7 +151,7 @@ impl Answer {
     }
 }
 
-/// Says where two sets of answers part, instead of printing them.
+/// Asserts that two sets of answers are equal, and reports the first difference instead of both sets.
 pub fn assert_same(found: &[Answer], expected: &[Answer], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}: answers");
     for (request, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -164,7 +164,7 @@ pub fn assert_same(found: &[Answer], expected: &[Answer], what: &str) {
     }
 }
 
-/// A running tenant; it ends when dropped.
+/// A running tenant; it stops on drop.
 pub struct Tenant {
     pub service: SchedulerHandle,
     metrics: Arc<Metrics>,
@@ -178,19 +178,19 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Starts it and waits until it serves.
+    /// Starts a tenant and waits until it serves.
     pub fn start(config: SidecarConfig) -> Tenant {
         Tenant::start_with(config, poisoned())
     }
 
-    /// The same, with faults.
+    /// As [`Tenant::start`], with faults.
     pub fn start_with(config: SidecarConfig, faults: InjectedFaults) -> Tenant {
         let tenant = Tenant::begin(config, faults).unwrap_or_else(|error| panic!("{error}"));
         tenant.wait_for(&Status::Serving);
         tenant
     }
 
-    /// Starts it up to the point where the weights are on their way.
+    /// Starts a tenant up to the point where its weights are being copied.
     pub fn begin(mut config: SidecarConfig, faults: InjectedFaults) -> Result<Tenant, LoadError> {
         let folder = tempfile::tempdir().unwrap();
         config.runtime_dir = folder.path().to_owned();
@@ -250,7 +250,7 @@ impl Tenant {
         self.wait_until(|status| status == wanted);
     }
 
-    /// Waits for a status that fulfils `reached`.
+    /// Waits for a status for which `reached` is true.
     pub fn wait_until(&self, reached: impl FnMut(&Status) -> bool) -> Status {
         let mut status = self.service.status();
         let reached = async {
@@ -261,7 +261,7 @@ impl Tenant {
             .unwrap_or_else(|_| panic!("stays {:?}", self.service.status().borrow()))
     }
 
-    /// Waits until its thread has been at the top of its loop once more.
+    /// Waits until its scheduler's thread has completed one more iteration.
     pub fn wait_for_heartbeat(&self) {
         let (until, mut before) = (Instant::now() + TIMEOUT, None);
         loop {
@@ -275,19 +275,19 @@ impl Tenant {
         }
     }
 
-    /// Why the device has failed for good. Nothing else can be asked after this.
+    /// Returns the permanent failure of the device. The tenant cannot be used afterwards.
     pub fn failure(&mut self) -> DeviceFailed {
         let ended = self.engine_loop.take().unwrap().join();
         ended.expect("no invariant broke").expect_err("the device has failed")
     }
 
-    /// Hands a request in.
+    /// Submits a request.
     pub fn submit(&self, wanted: &TestRequest) -> RequestHandle {
         let TestRequest { prompt, max_tokens, sampling } = wanted.clone();
         self.service.submit(Submission { prompt, max_tokens, sampling, priority: 0, salt: 0, paced: false })
     }
 
-    /// The next update of a request.
+    /// Returns the next update of a request.
     pub fn next(&self, ticket: &mut RequestHandle) -> RequestUpdate {
         let next = async { tokio::time::timeout(TIMEOUT, ticket.next()).await };
         self.runtime.block_on(next).expect("an update in time").expect("an update before the room has gone")
@@ -299,7 +299,7 @@ impl Tenant {
         assert!(matches!(update, RequestUpdate::Token { .. }), "{update:?}");
     }
 
-    /// The whole answer to a request, and how it ended.
+    /// Returns the whole answer to a request, and its end.
     pub fn finish(&self, mut ticket: RequestHandle) -> (Answer, Finish) {
         let mut answer = Answer::default();
         loop {
@@ -311,36 +311,36 @@ impl Tenant {
         }
     }
 
-    /// The whole answer to a request that ends well.
+    /// Returns the whole answer to a request that must succeed.
     pub fn collect(&self, ticket: RequestHandle) -> Answer {
         let (answer, finish) = self.finish(ticket);
         assert!(matches!(finish, Finish::Length | Finish::Stop), "{finish:?}");
         answer
     }
 
-    /// Answers to requests that run at once.
+    /// Serves requests concurrently.
     pub fn serve_concurrently(&self, wanted: &[TestRequest]) -> Vec<Answer> {
         let tickets: Vec<_> = wanted.iter().map(|wanted| self.submit(wanted)).collect();
         tickets.into_iter().map(|ticket| self.collect(ticket)).collect()
     }
 
-    /// Answers to requests that run one after the other.
+    /// Serves requests one after the other.
     pub fn serve_in_order(&self, wanted: &[TestRequest]) -> Vec<Answer> {
         wanted.iter().map(|wanted| self.collect(self.submit(wanted))).collect()
     }
 
-    /// Asks what the admin port would ask.
+    /// Sends a call as the admin port does.
     pub fn call<T>(&self, question: impl FnOnce(tokio::sync::oneshot::Sender<T>) -> AdminCall) -> T {
         let asked = self.service.query(TIMEOUT, |answer| Message::Admin(question(answer)));
         self.runtime.block_on(asked).expect("the room answers")
     }
 
-    /// Everything that the sidecar knows. In debug builds the room audits its backend for it.
+    /// Returns the sidecar's state. In debug builds the engine loop audits its backend for it.
     pub fn state(&self) -> State {
         self.runtime.block_on(self.service.state()).expect("the room is there")
     }
 
-    /// A figure as Prometheus reads it, over all its series: the state does not tell every one.
+    /// Returns the sum of all series of a metric, for metrics that the state does not include.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.metrics.encode();
         let value = |line: &str| {
@@ -350,7 +350,7 @@ impl Tenant {
         text.lines().filter_map(value).sum()
     }
 
-    /// Polls the state until it is as wanted.
+    /// Polls the state until `reached` is true.
     pub fn state_when(&self, what: &str, reached: impl Fn(&State) -> bool) -> State {
         let begun = Instant::now();
         loop {
@@ -363,10 +363,10 @@ impl Tenant {
         }
     }
 
-    /// With no request left, nothing is held but the cache, and the books balance.
+    /// Asserts that without requests no block is used except by the cache, and that the accounting balances.
     pub fn assert_nothing_leaks(&self, what: &str) -> State {
         self.state_when("all requests have ended", |s| s.queue.running + s.queue.waiting == 0);
-        // What was fetched early for a step that never comes is given back when it has arrived.
+        // Blocks that were prefetched for a step that does not run are freed once the copy is complete.
         let state = self.state_when("no block is in use", |state| state.kv.blocks_used == 0);
         assert!(state.memory.balances(), "{what}: {:?}", state.memory);
         let kv = &state.kv;
@@ -379,7 +379,7 @@ impl Drop for Tenant {
     fn drop(&mut self) {
         let engine = self.engine.take();
         if let Some(engine) = &engine {
-            // Its end is no death.
+            // A normal exit is not an engine failure.
             engine.ending().store(true, Ordering::Relaxed);
         }
         self.closed.store(true, Ordering::Relaxed);
@@ -395,12 +395,12 @@ impl Drop for Tenant {
     }
 }
 
-/// How often a reason applied.
+/// Returns how often a reason applied.
 pub fn event_count(state: &State, reason: &str) -> u64 {
     state.figures.remap_events_total.iter().find(|r| r.reason == reason).map_or(0, |r| r.count)
 }
 
-/// Device memory in which the tenant of `config` has all layers resident and just `kv_bytes` of KV.
+/// Returns the device memory with which the tenant of `config` has all layers resident and exactly `kv_bytes` of KV.
 pub fn config_fitting_kv(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
     let mut roomy = config.clone();
     roomy.gpu.memory_bytes = 256 << 20;
@@ -414,7 +414,7 @@ pub fn config_fitting_kv(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig
     config
 }
 
-/// Numbers that look random (SplitMix64, Steele et al. 2014).
+/// Pseudo-random numbers (SplitMix64, Steele et al. 2014).
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
 
@@ -426,12 +426,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From `range`.
+    /// Returns a number in `range`.
     pub fn within(&mut self, range: std::ops::Range<u64>) -> u64 {
         range.start + self.next() % (range.end - range.start)
     }
 
-    /// A prompt of `tokens` tokens below `vocab`; the first few ids are left to special tokens.
+    /// Returns a prompt of `tokens` tokens below `vocab`; the first ids are reserved for special tokens.
     pub fn prompt(&mut self, tokens: u64, vocab: u64) -> Vec<u32> {
         (0..tokens).map(|_| self.within(3..vocab) as u32).collect()
     }

@@ -1,4 +1,4 @@
-//! Detokenising: an answer is what the whole sequence has more than its prompt.
+//! Tests of detokenization: a response is the text of the whole sequence without that of its prompt.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use sluice_agent::model::text::Text;
 
 use super::folders::{DecoderKind, added, open, tokenizer};
 
-/// The text of `answer` to `prompt`, token by token.
+/// Returns the text of `answer` to `prompt`, token by token.
 fn pieces(text: &Arc<Text>, show: DecodeOptions, prompt: &[u32], answer: &[u32]) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(text.clone(), show, prompt);
     let mut pieces: Vec<_> = answer.iter().map(|id| detokenizer.push(*id)).collect();
@@ -26,7 +26,7 @@ fn text(kind: DecoderKind) -> Arc<Text> {
     Arc::new(folder.text)
 }
 
-/// Ids of whole words and characters, special tokens among them: no token is a part of a character.
+/// Returns the ids of whole words and characters, including special tokens; no token is part of a character.
 fn whole_tokens(text: &Text) -> Vec<u32> {
     (0..text.tokenizer().get_vocab_size(true) as u32)
         .filter(|id| text.bytes_of(*id).is_some_and(|bytes| str::from_utf8(&bytes).is_ok()))
@@ -35,18 +35,18 @@ fn whole_tokens(text: &Text) -> Vec<u32> {
 
 #[test]
 fn first_space_is_kept_after_prompt_text() {
-    // Llama 2's way. Expected: what transformers decodes of prompt and answer, less what it decodes of the prompt.
+    // Llama 2's decoder. Expected: transformers' text of prompt and response, less its text of the prompt.
     let text = text(DecoderKind::Pieces);
     let ids = |words: &str| text.encode(words).expect("tokens");
     let upon = ids("upon a")[1..].to_vec();
     assert_eq!(answer(&text, &ids("Once"), &upon), " upon a");
     assert_eq!(answer(&text, &ids("Once upon a time, a é🎉"), &upon), " upon a");
-    // Special tokens are no text before it: the sequence begins with the answer.
+    // Special tokens have no text, so the sequence begins with the response.
     assert_eq!(answer(&text, &[1], &upon), "upon a");
     assert_eq!(answer(&text, &[], &upon), "upon a");
     let seen = DecodeOptions { skip_special: false, ..DecodeOptions::default() };
     assert_eq!(pieces(&text, seen, &[1], &upon).concat(), " upon a");
-    // However far back the text is.
+    // At any distance from the last text.
     let far = [ids("Once"), vec![2; 100]].concat();
     assert_eq!(answer(&text, &far, &upon), " upon a");
 }
@@ -64,7 +64,7 @@ fn character_split_across_prompt_belongs_to_answer() {
         for cut in 1..4 {
             let begun = [party, party, &party[..cut]].concat();
             assert_eq!(answer(&text, &bytes(b"a"), &bytes(&begun)), "🎉🎉", "{kind:?} {cut}");
-            // One that is broken in the middle is the replacement character, as Rust and Python have it.
+            // A character that is invalid in the middle becomes the replacement character, as in Rust and Python.
             let broken = [&begun[..], b"z"].concat();
             assert_eq!(answer(&text, &bytes(b"a"), &bytes(&broken)), "🎉🎉\u{fffd}z", "{kind:?} {cut}");
         }
@@ -83,7 +83,7 @@ fn complete_characters_of_cut_token_are_shown() {
 
 #[test]
 fn added_tokens_are_spaced_unless_disabled() {
-    // vLLM's rule: behind an added token, an added token is its text alone, unless special tokens are skipped.
+    // vLLM's rule: an added token after an added token has no space before it, unless special tokens are skipped.
     let mut file = tokenizer(DecoderKind::None);
     let (x, a) = (added(&file, "<x>"), 3 + 97);
     file["added_tokens"].as_array_mut().expect("a list").push(x);

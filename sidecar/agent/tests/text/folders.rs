@@ -1,4 +1,4 @@
-//! Model folders with nothing but text. Every tokenizer has a token for each byte and a few words.
+//! Text-only model folders. Every tokenizer has a token for each byte and a few words.
 
 use std::path::Path;
 
@@ -6,21 +6,21 @@ use serde_json::{Map, Value, json};
 use sluice_agent::model::text::Text;
 use tempfile::TempDir;
 
-/// Words of the tokenizers, as SentencePiece writes them.
+/// Words of the tokenizers, in SentencePiece's spelling.
 pub const WORDS: [&str; 8] = ["▁Once", "▁upon", "▁a", "▁time", "▁é", ",", "<", ">"];
 
-/// A folder and what was read of it.
+/// A folder and its opened text parts.
 pub struct ModelFolder {
     pub text: Text,
     _folder: TempDir,
 }
 
-/// How the texts of tokens are put together.
+/// How the texts of tokens are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecoderKind {
-    /// As Llama 2: `▁` is a space, `<0xNN>` a byte, the first space is left out.
+    /// As Llama 2: `▁` is a space, `<0xNN>` a byte, and the first space is dropped.
     Pieces,
-    /// `▁` is a space but for the first one, by the library's decoder of that name.
+    /// The library's decoder of this name: `▁` is a space, except the first one.
     Metaspace,
     /// As GPT-2: each character of a token is a byte.
     ByteLevel,
@@ -48,7 +48,7 @@ impl DecoderKind {
     }
 }
 
-/// GPT-2's names of bytes, which it has in this order.
+/// Returns GPT-2's names of bytes, in byte order.
 fn names_of_bytes() -> Vec<char> {
     let printable = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut others = 0x100..;
@@ -56,7 +56,7 @@ fn names_of_bytes() -> Vec<char> {
     (0..=0xff).map(name).collect::<Option<_>>().expect("all are characters")
 }
 
-/// `word` in the characters of `kind`.
+/// Returns `word` in the characters of `kind`.
 fn spelled(kind: DecoderKind, word: &str) -> String {
     match kind {
         DecoderKind::ByteLevel => {
@@ -67,7 +67,7 @@ fn spelled(kind: DecoderKind, word: &str) -> String {
     }
 }
 
-/// Every beginning of every word, and the merges that make the word of its characters.
+/// Returns every prefix of every word, and the merges that build the word from its characters.
 fn words(kind: DecoderKind) -> (Vec<String>, Vec<[String; 2]>) {
     let (mut pieces, mut merges) = (Vec::new(), Vec::new());
     for word in WORDS.map(|word| spelled(kind, word)) {
@@ -84,7 +84,7 @@ fn words(kind: DecoderKind) -> (Vec<String>, Vec<[String; 2]>) {
     (pieces, merges)
 }
 
-/// `tokenizer.json`: `<unk>`, `<s>` and `</s>`, then the bytes, then the words.
+/// Returns `tokenizer.json`: `<unk>`, `<s>` and `</s>`, then the bytes, then the words.
 pub fn tokenizer(kind: DecoderKind) -> Value {
     let bytes = names_of_bytes();
     let byte = |byte: usize| match kind {
@@ -118,7 +118,7 @@ pub fn tokenizer(kind: DecoderKind) -> Value {
             "vocab": vocab, "merges": merges}})
 }
 
-/// An added token that is not special.
+/// Returns an added token that is not special.
 pub fn added(tokenizer: &Value, content: &str) -> Value {
     let id = tokenizer["model"]["vocab"].as_object().expect("a vocabulary").len();
     json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
@@ -130,7 +130,7 @@ pub fn open(tokenizer: &Value, settings: &Value) -> ModelFolder {
     open_with(tokenizer, settings, &[])
 }
 
-/// The same with more files: names and contents.
+/// As [`open`], with more files: names and contents.
 pub fn open_with(tokenizer: &Value, settings: &Value, files: &[(&str, &Value)]) -> ModelFolder {
     let folder = tempfile::tempdir().expect("a folder");
     write(folder.path(), tokenizer, settings);
@@ -140,7 +140,7 @@ pub fn open_with(tokenizer: &Value, settings: &Value, files: &[(&str, &Value)]) 
     ModelFolder { text: Text::open(folder.path()).expect("the folder is complete"), _folder: folder }
 }
 
-/// Writes what [`Text::open`] reads.
+/// Writes the files that [`Text::open`] reads.
 pub fn write(folder: &Path, tokenizer: &Value, settings: &Value) {
     let write = |name: &str, value: &Value| {
         std::fs::write(folder.join(name), value.to_string()).expect("the folder can be written");

@@ -1,5 +1,5 @@
-//! `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`: which of them counts. Expected ids, texts and
-//! prompts are those of transformers 5.24.
+//! Tests of the precedence of `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`. Expected ids,
+//! texts and prompts are those of transformers 5.24.
 
 use serde_json::{Value, json};
 use sluice_agent::model::text::Message;
@@ -7,16 +7,16 @@ use sluice_agent::model::text::Message;
 use super::folders::open_with;
 use super::tokens::{PROMPT, shown, with, with_x};
 
-/// Some of the named tokens, as a template sees them.
+/// Renders some of the named tokens.
 const TEMPLATE: &str = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ image_token }}";
 
-/// What one folder makes of [`PROMPT`]: its tokens, their text without special ones, and [`TEMPLATE`].
+/// Result of one folder for [`PROMPT`]: its tokens, their text without special ones, and [`TEMPLATE`].
 type Observed = (Vec<u32>, String, String);
 
 #[derive(Clone)]
 struct Case {
     name: &'static str,
-    /// `tokenizer.json` has `<x>` as an added token that is not special.
+    /// Whether `tokenizer.json` has `<x>` as an added token that is not special.
     x: bool,
     config: Value,
     /// `special_tokens_map.json`.
@@ -42,7 +42,7 @@ fn found(case: &Case) -> Observed {
 
 /// `<x>` is a token.
 const ADDED: &[u32] = &[1, 267, 274, 276, 283, 259, 289, 259, 286, 276, 285, 243, 162, 145, 140];
-/// `<x>` is a token of which the normal form is looked for.
+/// `<x>` is a token that matches normalized text.
 const NORMAL: &[u32] = &[1, 267, 274, 276, 283, 289, 286, 276, 285, 243, 162, 145, 140];
 /// `,` is a special token.
 const COMMA: &[u32] = &[1, 267, 274, 276, 283, 259, 287, 123, 288, 286, 259, 276, 285, 243, 162, 145, 140];
@@ -70,7 +70,7 @@ fn case(
     Case { name, x, config, map, added, found }
 }
 
-/// Which file names a token.
+/// Returns cases of which file names a token.
 fn names() -> Vec<Case> {
     vec![
         case(
@@ -108,7 +108,7 @@ fn names() -> Vec<Case> {
     ]
 }
 
-/// Tokens that are special where nothing else adds them.
+/// Returns cases of special tokens that no other file adds.
 fn extra() -> Vec<Case> {
     vec![
         case(
@@ -182,7 +182,7 @@ fn extra() -> Vec<Case> {
     ]
 }
 
-/// Tokens of `added_tokens.json`.
+/// Returns cases of tokens in `added_tokens.json`.
 fn listed() -> Vec<Case> {
     let listed = || Some(json!({"<x>": 289}));
     vec![

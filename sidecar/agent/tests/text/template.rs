@@ -1,4 +1,4 @@
-//! Chat templates: rendered as transformers renders them, and a model whose template cannot be read.
+//! Tests of chat templates: rendered as by transformers, and a model whose template does not parse.
 
 use serde::Deserialize;
 use serde_json::json;
@@ -7,7 +7,7 @@ use sluice_agent::model::text::Message;
 
 use super::folders::{DecoderKind, ModelFolder, open, tokenizer, write};
 
-/// A template, and what transformers 5.24 makes of it; `None` = an error.
+/// A template and the result of transformers 5.24; `None` = an error.
 #[derive(Deserialize)]
 struct Case<'a> {
     name: String,
@@ -48,7 +48,7 @@ fn generation_prompt_is_added_on_request() {
 
 #[test]
 fn string_concatenating_template_accepts_missing_content() {
-    // SmolLM2's way; transformers fails, vLLM has an empty text.
+    // SmolLM2's template; transformers fails, vLLM uses an empty text.
     let folder =
         with_template("{% for m in messages %}{{ m['role'] + '=' + m['content'] + ';' }}{% endfor %}");
     let call = r#""tool_calls": [{"function": {"name": "f", "arguments": {}}}]"#;
@@ -57,7 +57,7 @@ fn string_concatenating_template_accepts_missing_content() {
             format!(r#"[{{"role": "assistant", {content} {call}}}, {{"role": "user", "content": "x"}}]"#);
         assert_eq!(folder.text.render(&messages(&said), true).as_deref(), Ok("assistant=;user=x;"), "{said}");
     }
-    // Where a template has a case for it, it sees none.
+    // A template that tests for missing content gets none.
     let folder = with_template("{{ 'call' if messages[0].content is none else 'text' }}");
     let said = messages(&format!(r#"[{{"role": "assistant", "content": null, {call}}}]"#));
     assert_eq!(folder.text.render(&said, true).as_deref(), Ok("call"));

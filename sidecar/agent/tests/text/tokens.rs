@@ -1,5 +1,5 @@
-//! Tokenizers: what a file's settings of a training run may not change, and the exact bytes of tokens. Expected ids and
-//! texts are those of transformers 5.24.
+//! Tests of tokenizers: training settings in the file that must have no effect, and the exact bytes of tokens. Expected
+//! ids and texts are those of transformers 5.24.
 
 use serde_json::{Value, json};
 use sluice_agent::model::text::Text;
@@ -7,9 +7,9 @@ use sluice_agent::model::text::Text;
 use super::folders::{DecoderKind, ModelFolder, added, open, tokenizer};
 
 pub const PROMPT: &str = "Once upon a time <x>, a é🎉";
-/// [`PROMPT`] in [`Kind::Pieces`].
+/// Tokens of [`PROMPT`] in [`DecoderKind::Pieces`].
 const IDS: [u32; 16] = [1, 267, 274, 276, 283, 259, 287, 123, 288, 286, 276, 285, 243, 162, 145, 140];
-/// The same where `<x>` is a token.
+/// Tokens of [`PROMPT`] if `<x>` is a token.
 const WITH_X: [u32; 15] = [1, 267, 274, 276, 283, 259, 289, 259, 286, 276, 285, 243, 162, 145, 140];
 
 pub fn with(change: impl FnOnce(&mut Value)) -> Value {
@@ -18,7 +18,7 @@ pub fn with(change: impl FnOnce(&mut Value)) -> Value {
     tokenizer
 }
 
-/// The tokenizer with `<x>` as an added token, special or not.
+/// Returns the tokenizer with `<x>` as an added token, special or not.
 pub fn with_x(special: bool) -> Value {
     with(|file| {
         let mut x = added(file, "<x>");
