@@ -128,7 +128,7 @@ impl ControlPage {
         Ok(ControlPage { region, layers })
     }
 
-    /// Maps the peer's page whatever its number of layers, to read the sidecar's heartbeats only.
+    /// Maps the peer's page for any number of layers, to read the sidecar's heartbeats only.
     pub fn open_any_layers(fd: OwnedFd) -> Result<ControlPage, ControlError> {
         let region = Region::open(fd, bytes(0))?;
         let [magic, version] =

@@ -73,7 +73,7 @@ pub enum DownloadError {
     NotAModel {
         /// The source.
         place: String,
-        /// What is missing.
+        /// The missing file.
         lacks: &'static str,
     },
     /// A file's length differs from the source's.

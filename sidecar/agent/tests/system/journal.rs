@@ -1,4 +1,4 @@
-//! Tests that the journal of a real run replays to the same digests, whatever memory moved.
+//! Tests that the journal of a real run replays to the same digests for any movement of memory.
 
 use std::time::Duration;
 
