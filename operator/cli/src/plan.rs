@@ -29,7 +29,7 @@ pub struct PlanArgs {
     /// YAML file with GpuPools and ModelTenants; may be given more than once.
     #[arg(short, long = "file", required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The files as they are now: tells whose pods the change replaces. May be given more than once.
+    /// The files as they are now: shows whose pods the change replaces. May be given more than once.
     #[arg(long, value_name = "FILE")]
     pub before: Vec<PathBuf>,
     /// Folder with the model of a tenant, from which its sizes are read, as they are from `File` sources. May be given more

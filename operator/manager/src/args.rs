@@ -43,8 +43,8 @@ pub struct Args {
     /// Image of `sluice-engine`.
     #[arg(long, env = "SLUICE_ENGINE_IMAGE")]
     pub engine_image: String,
-    /// Names of Secrets with which all pods of tenants pull their images, beside a tenant's own, separated by commas. A namespace
-    /// may lack them.
+    /// Names of Secrets with which all pods of tenants pull their images, in addition to a tenant's own, separated by
+    /// commas. A namespace may lack them.
     #[arg(long, env = "SLUICE_IMAGE_PULL_SECRETS", value_delimiter = ',')]
     pub image_pull_secrets: Vec<String>,
     /// Name of the Lease that makes one replica the leader.
