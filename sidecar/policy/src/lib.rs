@@ -11,6 +11,7 @@
 extern crate alloc;
 
 pub mod action;
+mod change;
 pub mod chunk_table;
 pub mod closed_form;
 pub mod config_error;

@@ -45,6 +45,7 @@ pub use stats::Residency;
 pub use step_api::{Failed, Prepared, StepLease, StepNeed, TableChange};
 
 use crate::action::{Action, Work};
+use crate::change::ChangeState;
 use crate::chunk_table::{ChunkTable, Ownership};
 use crate::config_error::ConfigError;
 use crate::event::Completion;
@@ -61,16 +62,15 @@ use crate::weights::Weights;
 
 use loan_state::LoanState;
 use sizes::Sizes;
-use transition::Transition;
 
 /// Fixed decision constants by name, which a report of a run records.
 pub const CONSTANTS: [(&str, u64); 13] = [
     ("most_stall_permille", stalling::MOST_STALL_PERMILLE),
-    ("decline_memory_steps", reclaim::DECLINE_MEMORY_STEPS),
+    ("decline_memory_steps", crate::change::DECLINE_MEMORY_STEPS),
     ("write_piece_ns", kv_offload::WRITE_PIECE_NS),
     ("most_piece_bytes", kv_offload::MOST_PIECE_BYTES),
     ("most_wait_ns", kv_offload::MOST_WAIT_NS),
-    ("retry_boundaries", revert::RETRY_BOUNDARIES),
+    ("retry_boundaries", crate::change::RETRY_BOUNDARIES),
     ("regrow_boundaries", recreate_chunks::REGROW_BOUNDARIES),
     ("regrow_piece_bytes", recreate_chunks::REGROW_PIECE_BYTES),
     ("idle_boundaries", borrow::IDLE_BOUNDARIES as u64),
@@ -95,8 +95,7 @@ pub struct MemoryManager {
     generations: Generations,
     pending: PendingActions,
     step_stats: StepStats,
-    hysteresis: Hysteresis,
-    transition: Option<Transition>,
+    change: ChangeState,
     loan_state: LoanState,
     sleep: SleepState,
     /// KV is not kept while the tenant sleeps.
@@ -126,16 +125,6 @@ pub struct MemoryManager {
     create_piece: u32,
     create_tries: u32,
     map_tries: u32,
-    /// Changes that the backend failed in a row.
-    failed_changes: u32,
-    /// No change that can wait is tried before this boundary.
-    retry_at: u64,
-    /// Remappings that hide and were declined, and those that stall.
-    declined: reclaim::DeclineCache,
-    declined_stalling: reclaim::DeclineCache,
-    moved_at_step: Option<u64>,
-    /// Steps that had ended when own layers were last taken for KV.
-    remapped_at_step: Option<u64>,
     boundaries: u64,
     steps: u64,
     counters: [u64; Reason::ALL.len()],
@@ -163,8 +152,10 @@ impl MemoryManager {
             generations: Generations::default(),
             pending: PendingActions::default(),
             step_stats: StepStats::new(&params, &geometry.slab_bytes),
-            hysteresis: Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
-            transition: None,
+            change: ChangeState::new(Hysteresis::new(
+                params.revert_patience_steps,
+                params.revert_reserve_permille,
+            )),
             loan_state: LoanState::new(
                 sizes.share,
                 Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
@@ -186,12 +177,6 @@ impl MemoryManager {
             create_piece: u32::MAX,
             create_tries: 0,
             map_tries: 0,
-            failed_changes: 0,
-            retry_at: 0,
-            declined: reclaim::DeclineCache::default(),
-            declined_stalling: reclaim::DeclineCache::default(),
-            moved_at_step: None,
-            remapped_at_step: None,
             boundaries: 0,
             steps: 0,
             counters: [0; Reason::ALL.len()],
@@ -237,7 +222,7 @@ impl MemoryManager {
 
     /// No copy is under way: a change of layout that waited for it goes on, else what is due is ordered again.
     fn dropped(&mut self, out: &mut Vec<Action>) {
-        let waiting = self.transition.as_ref().is_some_and(|goal| goal.target.moves_weights());
+        let waiting = self.change.transition().is_some_and(|goal| goal.target.moves_weights());
         if waiting && !self.in_step && !self.step_interrupted && !self.pending.blocking() {
             self.advance_transition(out);
         }
@@ -383,7 +368,7 @@ impl MemoryManager {
             sizes::refuse_forced(forced, self.sizes.layers)?;
         }
         self.forced = forced;
-        self.retry_at = self.boundaries;
+        self.change.retry_now(self.boundaries);
         Ok(())
     }
 

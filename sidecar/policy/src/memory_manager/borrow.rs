@@ -100,7 +100,7 @@ impl MemoryManager {
             return left;
         }
         let away = self.weights.layout().alpha() > self.base.alpha();
-        if left == 0 || away || self.transition.is_some() || self.borrow_request().is_some() {
+        if left == 0 || away || self.change.transition().is_some() || self.borrow_request().is_some() {
             self.loan_state.borrow_hysteresis.reset();
             return 0;
         }

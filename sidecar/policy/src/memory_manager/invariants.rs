@@ -90,7 +90,7 @@ impl MemoryManager {
             assert_eq!(self.chunk_table.state(*chunk), expected, "{frame:?} drains in both tables");
         }
         assert!(
-            self.transition.is_some() || self.kv.frames().draining().is_empty(),
+            self.change.transition().is_some() || self.kv.frames().draining().is_empty(),
             "frames drain for a goal"
         );
     }
@@ -125,28 +125,29 @@ impl MemoryManager {
             self.in_step,
             self.step_interrupted,
             self.weights.is_settled(),
-            self.transition.is_some(),
+            self.change.transition().is_some(),
             self.failure.is_some(),
             self.waited_for_weights,
         ];
         digest.word(flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag)));
+        let [retry_at, failures, moved_at_step, remapped_at_step] = self.change.digest_words();
         for word in [
             self.pending.ordered(),
             self.pending.iter().count() as u64,
             self.generations.used(),
             self.steps,
             self.boundaries,
-            self.retry_at,
+            retry_at,
             self.weights.retries(),
             self.step_stats.link_bytes_per_second(),
             self.step_stats.prefill_token_ns(),
             self.step_stats.column_ns(),
-            u64::from(self.failed_changes),
+            failures,
             u64::from(self.swap_failures) << 8 | u64::from(self.discards_kv) << 2 | self.sleep as u64,
             self.loan_state.digest_word(),
             self.offload.plans.digest_word(),
-            self.moved_at_step.map_or(u64::MAX, |step| step),
-            self.remapped_at_step.map_or(u64::MAX, |step| step),
+            moved_at_step,
+            remapped_at_step,
         ] {
             digest.word(word);
         }

@@ -7,9 +7,9 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::loan_state::{OutgoingTransfer, TransferKind, TransferResult};
-use super::transition::Transition;
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Earmark, Work};
+use crate::change::Transition;
 use crate::chunk_table::Owner;
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
@@ -221,7 +221,9 @@ impl MemoryManager {
             return self.order_lend(parting, out);
         }
         match self.capacity_for(parting.chunks - vacant, parting.claim) {
-            Some(target) => self.transition = Some(Transition { target, reason: parting.claim.reason() }),
+            Some(target) => {
+                self.change.decide(Some(Transition { target, reason: parting.claim.reason() }));
+            }
             None => self.refuse_loan(),
         }
     }
@@ -263,7 +265,7 @@ impl MemoryManager {
                 TransferKind::Return => self.loan_state.borrowed -= chunks,
             }
             self.count_moved(claim.reason(), chunks);
-            self.failed_changes = 0;
+            self.change.succeeded();
             self.loan_state.transfer_results.push(TransferResult::Granted { earmark, chunks, claim });
             return;
         }
@@ -329,8 +331,7 @@ impl MemoryManager {
 
     /// No change is tried for some boundaries.
     fn retry_later(&mut self) {
-        self.failed_changes += 1;
-        self.retry_at = self.boundaries + self.backoff();
+        self.change.failed(self.boundaries);
     }
 
     /// The first transfer has no room. A loan is refused; for a debt, a request must go.

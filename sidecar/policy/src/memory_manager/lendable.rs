@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 
 use super::loan_state::TransferKind;
-use super::transition::TransitionTarget;
 use super::{MemoryManager, SleepState};
+use crate::change::TransitionTarget;
 use crate::chunk_table::Owner;
 use crate::ids::LayerId;
 use crate::peers::loan_denied::LoanDenied;

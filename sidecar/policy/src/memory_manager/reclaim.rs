@@ -4,33 +4,16 @@
 
 use alloc::vec::Vec;
 
-use super::transition::{Transition, TransitionProgress, TransitionTarget};
+use super::transition::TransitionProgress;
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
+use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::chunk_table::Owner;
 use crate::ellm::{Balloon, balloon};
 use crate::reason::Reason;
 use crate::reclaim::{ReclaimStep, ReclaimView};
 use crate::remap::Choice;
 use crate::step_model::Layout;
-
-/// Steps for which a declined remapping is not thought through again.
-pub(super) const DECLINE_MEMORY_STEPS: u64 = 16;
-
-/// The last remapping that was declined: at which step, and how many chunks it was to give.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct DeclineCache(Option<(u64, u32)>);
-
-impl DeclineCache {
-    pub fn record(&mut self, step: u64, chunks: u32) {
-        self.0 = Some((step, chunks));
-    }
-
-    /// Whether as much or less was declined a moment ago.
-    pub fn covers(self, step: u64, chunks: u32) -> bool {
-        self.0.is_some_and(|(at, least)| step < at + DECLINE_MEMORY_STEPS && chunks >= least)
-    }
-}
 
 /// A step's need in the ledger's units.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +44,7 @@ impl MemoryManager {
         if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
             return self.allocate(need, out);
         }
-        if self.transition.is_some() {
+        if self.change.transition().is_some() {
             self.abort_transition();
         }
         if demand.blocks > self.kv.frames().free_blocks() && self.kv.slot_counts().1 > 0 {
@@ -202,7 +185,7 @@ impl MemoryManager {
         missing: u32,
         out: &mut Vec<Action>,
     ) -> Prepared {
-        self.transition = Some(Transition { target, reason });
+        self.change.decide(Some(Transition { target, reason }));
         match self.advance_transition(out) {
             TransitionProgress::Ordered => Prepared::Wait,
             TransitionProgress::Aborted => self.shortfall(missing),
@@ -256,7 +239,7 @@ impl MemoryManager {
 
     /// Oneiros: as many layers as cover what is missing, if the step model allows them.
     fn remap_own(&mut self, missing: u32, out: &mut Vec<Action>) -> Prepared {
-        let declined = |chunks: &u32| self.declined.covers(self.steps, *chunks);
+        let declined = |chunks: &u32| self.change.is_declined(RemapKind::Hidden, self.steps, *chunks);
         let Some(chunks) = self.chunks_of_layers(missing).filter(|chunks| !declined(chunks)) else {
             return self.shortfall(missing);
         };
@@ -298,33 +281,14 @@ impl MemoryManager {
         }
     }
 
-    /// Memory or shares have changed: what was declined is thought through again.
-    pub(super) fn forget_declined(&mut self) {
-        (self.declined, self.declined_stalling) = Default::default();
-    }
-
     fn decline(&mut self, reason: Reason, chunks: u32, missing: u32) -> Prepared {
         self.count(reason);
-        self.declined.record(self.steps, chunks);
+        self.change.decline(RemapKind::Hidden, self.steps, chunks);
         self.shortfall(missing)
     }
 
     /// The layout that moves `wanted_alpha` layers with the least stall, within the cap.
     pub(super) fn choose(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
         self.cost().choose(current, wanted_alpha, self.sizes.cap_m, allowance_ns)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn declined_demand_is_cached_for_some_steps() {
-        let mut declined = DeclineCache::default();
-        assert!(!declined.covers(7, 3), "nothing was");
-        declined.record(7, 3);
-        assert_eq!([2, 3, 4].map(|chunks| declined.covers(7, chunks)), [false, true, true], "less may do");
-        assert_eq!([22, 23].map(|step| declined.covers(step, 3)), [true, false]);
     }
 }

@@ -61,7 +61,7 @@ impl MemoryManager {
             self.loan_state.chunks_to_recreate -= chunks.len() as u32;
             self.loan_state.is_recreate_refused &= self.loan_state.chunks_to_recreate > 0;
             chunks.iter().for_each(|chunk| self.chunk_table.create(*chunk));
-            self.failed_changes = 0;
+            self.change.succeeded();
         } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
             self.recreate_later(chunks.len() as u32);
         } else {

@@ -1,8 +1,8 @@
 //! Coming back after weight layers were lent: all of them if there is room, else moving through slots. What neighbours still
 //! have may leave no more than the floor: then idle activation space makes room, for the floor counts on the least of it.
 
-use super::transition::{Transition, TransitionTarget};
 use super::{MemoryManager, SleepState};
+use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::Owner;
 use crate::reason::Reason;
 use crate::step_model::Layout;
@@ -36,7 +36,7 @@ impl MemoryManager {
         let home = self.weights_held() + self.chunk_table.count(Owner::Free);
         let cheapest = self.cheapest_restore_layout(home).map(TransitionTarget::Layout);
         match cheapest.or_else(|| self.last_restore_layout(home)) {
-            Some(target) => self.transition = Some(Transition { target, reason: Reason::Wake }),
+            Some(target) => self.change.decide(Some(Transition { target, reason: Reason::Wake })),
             None => self.loan_state.is_blocked = true,
         }
     }

@@ -2,16 +2,13 @@
 
 use alloc::vec::Vec;
 
-use super::transition::{Transition, TransitionTarget};
 use super::{MemoryManager, SleepState};
 use crate::action::Action;
+use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::Owner;
 use crate::reason::Reason;
 use crate::revert::Pressure;
 use crate::step_model::Layout;
-
-/// Boundaries after which a change that did not work out is tried again; doubled for each failure of the backend.
-pub(super) const RETRY_BOUNDARIES: u64 = 16;
 
 impl MemoryManager {
     /// Decides what shall change at this boundary and takes it one action further.
@@ -24,29 +21,25 @@ impl MemoryManager {
         }
         self.grow();
         self.place_kv(out);
-        let must = self.transition.as_ref().is_some_and(|goal| goal.reason.must_happen());
-        if self.transition.is_some() && !must && (self.has_debt() || self.wake_layout()) {
+        let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
+        if can_wait && (self.has_debt() || self.wake_layout()) {
             // It may wait for the next step, which waits for what must happen first.
             self.abort_transition();
         }
-        if self.transition.is_none() && !self.weights_loading() {
-            self.transition = self.shrink_activations();
+        if self.change.transition().is_none() && !self.weights_loading() {
+            self.change.decide(self.shrink_activations());
         }
-        if self.transition.is_none() {
+        if self.change.transition().is_none() {
             self.settle_trade(out);
         }
         if self.is_blocked() {
             return;
         }
-        if self.transition.is_none() && !self.trading() {
-            self.transition = self.next_transition();
+        if self.change.transition().is_none() && !self.trading() {
+            let next = self.next_transition();
+            self.change.decide(next);
         }
-        // Compaction's budget is per step: while requests run, the next moves wait for the next step.
-        let moved = self.moved_at_step == Some(self.steps) && self.kv.open_requests() > 0;
-        let urgent = self.transition.as_ref().is_some_and(|goal| {
-            matches!(goal.target, TransitionTarget::Activation(_)) || goal.reason.must_happen()
-        });
-        if self.transition.is_some() && (!moved || urgent) {
+        if self.change.is_due(self.steps, self.kv.open_requests() > 0) {
             self.advance_transition(out);
         }
         self.unmap_deferred(out);
@@ -55,7 +48,7 @@ impl MemoryManager {
     fn next_transition(&mut self) -> Option<Transition> {
         if let Some(forced) = self.forced {
             let layout = self.sizes.forced_layout(forced);
-            let differs = layout != *self.weights.layout() && self.boundaries >= self.retry_at;
+            let differs = layout != *self.weights.layout() && self.change.may_retry(self.boundaries);
             return differs
                 .then_some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Forced });
         }
@@ -71,7 +64,7 @@ impl MemoryManager {
     /// What eLLM lent of the activations comes back when it is no longer the policy.
     fn activations_to_return(&self) -> Option<Transition> {
         let few = (self.ownership.activation.len() as u32) < self.sizes.activation_min;
-        let due = few && self.loaded && self.boundaries >= self.retry_at;
+        let due = few && self.loaded && self.change.may_retry(self.boundaries);
         due.then_some(Transition {
             target: TransitionTarget::Activation(self.sizes.activation_min),
             reason: Reason::Deflate,
@@ -82,7 +75,8 @@ impl MemoryManager {
     fn reversion(&mut self) -> Option<Layout> {
         let current = self.weights.layout();
         let alpha = current.alpha();
-        if alpha <= self.base.alpha() || !self.weights.is_settled() || self.boundaries < self.retry_at {
+        if alpha <= self.base.alpha() || !self.weights.is_settled() || !self.change.may_retry(self.boundaries)
+        {
             return None;
         }
         if self.is_remapped_this_step() {
@@ -90,7 +84,7 @@ impl MemoryManager {
         }
         let pressure = self.pressure(alpha - self.base.alpha());
         let patience = self.patience();
-        let layers = self.hysteresis.observe_within(patience, &pressure);
+        let layers = self.change.layers_to_revert(patience, &pressure);
         if layers == 0 {
             return None;
         }
@@ -121,7 +115,7 @@ impl MemoryManager {
     /// Memory that was taken for a step is not given back before one has run: until its columns are allocated it looks
     /// spare, and a short patience would have reversion and remapping take turns at one boundary for ever.
     fn is_remapped_this_step(&self) -> bool {
-        self.remapped_at_step == Some(self.steps) && self.kv.open_requests() > 0
+        self.change.is_remapped(self.steps) && self.kv.open_requests() > 0
     }
 
     /// `alpha` layers are lent beyond those that never come back.
@@ -141,14 +135,9 @@ impl MemoryManager {
         }
     }
 
-    /// Boundaries to wait after a change did not work out.
-    pub(super) fn backoff(&self) -> u64 {
-        RETRY_BOUNDARIES << self.failed_changes.min(6)
-    }
-
     /// The backend failed a change a moment ago: no other one is tried now, the remedies that need none go on.
     pub(super) fn in_backoff(&self) -> bool {
-        self.failed_changes > 0 && self.boundaries < self.retry_at
+        self.change.in_backoff(self.boundaries)
     }
 
     /// Nothing would change at the coming boundaries if no request came.
@@ -168,7 +157,7 @@ impl MemoryManager {
             && self.excess_activations() == 0
             && self.releasing_chunks() == 0
             && !self.loan_state.is_share_growing
-            && self.transition.is_none()
+            && self.change.transition().is_none()
             && !self.trading()
             && self.is_offload_idle()
             && !self.pending.blocking()

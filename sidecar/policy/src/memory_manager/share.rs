@@ -17,9 +17,9 @@ use alloc::vec::Vec;
 
 use super::loan_state::{OutgoingTransfer, TransferKind, TransferResult};
 use super::sizes::Sizes;
-use super::transition::{Transition, TransitionTarget};
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Work};
+use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::Owner;
 use crate::config_error::ConfigError;
 use crate::event::Outcome;
@@ -60,7 +60,7 @@ impl MemoryManager {
         (self.params, self.sizes) = (params, sizes);
         self.loan_state.is_share_growing |= self.sizes.share > self.loan_state.share;
         self.loan_state.share = self.loan_state.share.max(self.sizes.share);
-        self.forget_declined();
+        self.change.forget_declined();
         if self.loaded && self.forced.is_none() {
             self.base = self.start_layout(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
         }
@@ -133,7 +133,7 @@ impl MemoryManager {
             );
         }
         let target = self.releasable_chunks(self.share_to_release());
-        self.transition = target.map(|target| Transition { target, reason: Reason::Cede });
+        self.change.decide(target.map(|target| Transition { target, reason: Reason::Cede }));
     }
 
     pub(super) fn on_share_released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
@@ -144,7 +144,7 @@ impl MemoryManager {
             // The share may have risen meanwhile: what went is created again.
             self.loan_state.is_share_growing |= left < self.sizes.share;
             self.loan_state.share = left.max(self.sizes.share);
-            self.failed_changes = 0;
+            self.change.succeeded();
         } else {
             self.on_transfer_failed();
         }
@@ -226,7 +226,7 @@ impl MemoryManager {
     /// More layers move than may: the layout that has no more, if there is room for it that costs no request anything.
     pub(super) fn layout_below_cap(&self) -> Option<Layout> {
         let moving = self.weights.layout().moving.len();
-        if moving <= usize::from(self.sizes.cap_m) || self.boundaries < self.retry_at {
+        if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.boundaries) {
             return None;
         }
         let most = self.sizes.cap_m.saturating_sub(1);

@@ -110,7 +110,7 @@ impl MemoryManager {
         if self.in_backoff() {
             return;
         }
-        if self.transition.is_some() {
+        if self.change.transition().is_some() {
             self.abort_transition();
         }
         if self.kv.has_pending_spills() || self.kv.has_loading_swaps() {

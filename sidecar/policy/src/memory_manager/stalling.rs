@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 
-use super::transition::TransitionTarget;
 use super::{MemoryManager, Prepared};
 use crate::action::Action;
+use crate::change::{RemapKind, TransitionTarget};
 use crate::cost::price::{Clients, LateTokens, ReclaimCost};
 use crate::cost::{CostContext, CostModel};
 use crate::geometry::BLOCK_TOKENS;
@@ -49,12 +49,13 @@ impl MemoryManager {
             && self.forced.is_none()
             && self.step_stats.compute_known();
         let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
-        let chunks = self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.transition.is_none())?;
-        if self.declined_stalling.covers(self.steps, chunks) {
+        let chunks =
+            self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.change.transition().is_none())?;
+        if self.change.is_declined(RemapKind::Stalling, self.steps, chunks) {
             return None;
         }
         let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(MOST_STALL_PERMILLE)) else {
-            self.declined_stalling.record(self.steps, chunks);
+            self.change.decline(RemapKind::Stalling, self.steps, chunks);
             return None;
         };
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));

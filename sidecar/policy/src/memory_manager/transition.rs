@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use super::MemoryManager;
 use crate::action::{Action, BlockMove, FillTarget, Work};
+use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::{Owner, Ownership, State};
 use crate::event::Outcome;
 use crate::ids::{ChunkId, FrameId, Generation, LayerId, SlotId};
@@ -17,33 +18,6 @@ use crate::pending::{Change, Pending};
 use crate::reason::Reason;
 use crate::step_model::{Layout, MAX_BETA};
 use crate::weights::Placement;
-
-/// What shall be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum TransitionTarget {
-    /// This layout of moving layers; what it frees becomes KV.
-    Layout(Layout),
-    /// This many activation chunks; KV gives or takes the difference.
-    Activation(u32),
-    /// This many free chunks more for KV.
-    Frames(u32),
-    /// This many frames of KV, and the last so many layers, without chunks.
-    Vacate { frames: u32, layers: u16 },
-}
-
-impl TransitionTarget {
-    /// Weights lose chunks or gain them: no copy may be under way.
-    pub fn moves_weights(&self) -> bool {
-        matches!(self, TransitionTarget::Layout(_) | TransitionTarget::Vacate { layers: 1.., .. })
-    }
-}
-
-/// A change that was decided and has not happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Transition {
-    pub target: TransitionTarget,
-    pub reason: Reason,
-}
 
 /// How a goal came on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +31,7 @@ pub(super) enum TransitionProgress {
 impl MemoryManager {
     /// Takes the goal one action further.
     pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
-        let goal = self.transition.clone().expect("a goal is pursued");
+        let goal = self.change.transition().cloned().expect("a goal is pursued");
         let from_kv = self.transition_shortfall(&goal.target);
         if from_kv + self.sizes.kv_guaranteed > self.kv.frames().backed() && from_kv > 0 {
             return self.abort_transition();
@@ -107,10 +81,8 @@ impl MemoryManager {
 
     /// Gives the goal up; every frame takes blocks again.
     pub(super) fn abort_transition(&mut self) -> TransitionProgress {
-        self.transition = None;
+        self.change.give_up(self.boundaries);
         self.drain(0);
-        self.hysteresis.reset();
-        self.retry_at = self.boundaries + self.backoff();
         TransitionProgress::Aborted
     }
 
@@ -135,7 +107,7 @@ impl MemoryManager {
             .into_iter()
             .map(|(from, to)| BlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
             .collect();
-        self.moved_at_step = Some(self.steps);
+        self.change.moves_blocks(self.steps);
         self.order(Work::MoveBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
         TransitionProgress::Ordered
     }
@@ -145,7 +117,7 @@ impl MemoryManager {
         self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
         if !done {
             self.count(Reason::BackendFailed);
-            self.failed_changes += 1;
+            self.change.failed(self.boundaries);
             self.abort_transition();
         }
     }
@@ -296,7 +268,6 @@ impl MemoryManager {
     /// A transaction has ended.
     pub(super) fn on_remapped(&mut self, change: Change, outcome: Outcome, out: &mut Vec<Action>) {
         if matches!(outcome, Outcome::Done { .. }) {
-            self.failed_changes = 0;
             self.apply(change);
         } else {
             self.count(Reason::BackendFailed);
@@ -304,7 +275,7 @@ impl MemoryManager {
                 self.first_mapping_failed(out);
                 return;
             }
-            self.failed_changes += 1;
+            self.change.failed(self.boundaries);
             self.abort_transition();
         }
         self.order_fills(out);
@@ -328,15 +299,12 @@ impl MemoryManager {
         }
         let preserved = self.preserved_layers(&next);
         self.ownership = next;
+        self.change.applied(layout.is_some().then_some(reason), self.steps);
         if let Some(layout) = layout {
             self.place_weights(layout, preserved, reason);
-            self.remapped_at_step = reason.takes_layers().then_some(self.steps);
         }
         self.on_awake();
-        self.transition = None;
         self.drain(0);
-        self.hysteresis.reset();
-        self.forget_declined();
     }
 
     /// Puts a layout in force: layers and slots that lost their contents are filled.

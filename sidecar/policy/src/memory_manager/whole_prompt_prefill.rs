@@ -8,9 +8,9 @@
 use alloc::vec::Vec;
 
 use super::reclaim::StepDemand;
-use super::transition::{Transition, TransitionTarget};
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
+use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::Owner;
 use crate::reason::Reason;
 
