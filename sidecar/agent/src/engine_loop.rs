@@ -1,7 +1,7 @@
-//! The room where the scheduler works: one thread that owns scheduler, memory and the link to the engine.
+//! The engine loop: one thread that owns the scheduler, device memory and the link to the engine.
 //!
-//! It sleeps until its inbox has something, handles it, lets the driver handle everything that follows from it, and hands
-//! tokens to whoever asked for them. Nothing else touches device memory.
+//! The thread sleeps until its inbox has a message, handles it, runs the driver and sends tokens to their streams. Only
+//! this thread manages device memory.
 
 mod backend;
 pub mod engine_acceptor;
@@ -49,10 +49,11 @@ use state_recorder::StateRecorder;
 /// Longest sleep when nothing is due.
 const MAX_IDLE_WAIT: Duration = Duration::from_secs(1);
 
-/// The deadline of a turn, from each round of this thread on, while the engine gets on: it goes round once a second at least.
+/// Extension of the time slice's deadline in each round while the engine makes progress. A round takes at most one
+/// second.
 const SLICE_EXTENSION: Duration = Duration::from_millis(1500);
 
-/// The device did not give what the tenant needs; only a new start can help.
+/// The device failed. Only a restart can help.
 #[derive(Debug, thiserror::Error)]
 #[error("the device failed: {0}")]
 pub struct DeviceFailed(String);
@@ -66,30 +67,30 @@ pub struct EngineLoop {
     metrics: Arc<Metrics>,
     recorder: StateRecorder,
     clock: Clock,
-    /// How long streams are held while no engine is attached.
+    /// Longest time that streams are held while no engine is attached.
     hold_limit: Duration,
     engine_lost_at: Option<Instant>,
     engine_watch: EngineWatch,
-    /// Counts the rounds of this thread, for the engine's supervisor.
+    /// Counts the rounds of this thread for the engine's supervisor.
     control_page: Arc<ControlPage>,
-    /// Where neighbours' questions go; none on a GPU of one's own.
+    /// Handles requests of peers. `None` if the GPU is not shared.
     replies: Option<Arc<PendingReplies>>,
     membership: Option<LedgerMembership>,
-    /// Turns that neighbours took from this tenant, as they were counted.
+    /// Time slices that peers took over, as already counted in the metrics.
     overtaken_slices: u64,
-    /// Its policy, share and cap.
+    /// Policy, share and remap cap.
     share_control: ShareController,
     idle_sleep: IdleSleep,
     heartbeat: Heartbeat,
-    /// Sidecars of this tenant that hung and were killed before this one.
+    /// Earlier sidecars of this tenant that hung and were killed.
     sidecar_hangs: Option<SidecarHangs>,
 }
 
 impl EngineLoop {
-    /// Works until told to stop.
+    /// Runs until [`Message::Stop`].
     ///
     /// # Errors
-    /// The device has failed for good; open streams have been told.
+    /// The device failed. Open streams have received the failure.
     pub fn run(mut self) -> Result<(), DeviceFailed> {
         let mut due = Some(self.now());
         loop {
@@ -145,7 +146,7 @@ impl EngineLoop {
                 self.driver.push(Event::Submit(request));
             }
             Message::Cancel(id) => {
-                // Every ticket says this when it goes; only one whose answer has not ended means it.
+                // Every handle sends this when it is dropped. It cancels a request only if the response has not ended.
                 if self.streams.remove(&id).is_some() {
                     self.driver.push(Event::Cancel(id));
                 }
@@ -156,7 +157,7 @@ impl EngineLoop {
             Message::Peer(event) => self.driver.push(Event::Peer(*event)),
             Message::State(reply) => {
                 let state = self.state();
-                // Whoever asked may have gone.
+                // The receiver may be dropped.
                 let _ = reply.send(Box::new(state));
             }
             Message::Stop => unreachable!("handled by the loop"),
@@ -173,7 +174,7 @@ impl EngineLoop {
 
     fn on_engine_event(&mut self, news: EngineConnEvent) {
         match news {
-            // The ledger was laid out for what the first engine said that activations cost.
+            // The chunk layout depends on the activation costs that the first engine reported.
             EngineConnEvent::Attached(link)
                 if link.hello.activation != self.driver.scheduler().manager().geometry().activation =>
             {
@@ -199,7 +200,7 @@ impl EngineLoop {
         }
     }
 
-    /// Extends the deadline of the turn while the engine gets on. A holder whose engine hangs extends nothing.
+    /// Extends the deadline of the time slice while the engine makes progress, but not while the engine hangs.
     fn extend_slice(&mut self) {
         let (Some(place), Some(epoch)) = (&self.membership, self.driver.scheduler().held_epoch()) else {
             return;
@@ -211,7 +212,7 @@ impl EngineLoop {
             None => Ok(()),
         };
         match promised {
-            // Released a moment ago, or the next turn is on its way to the scheduler.
+            // The time slice was just released, or the scheduler has not received the next one yet.
             Ok(()) | Err(LedgerError::SliceNotHeld) => {}
             Err(LedgerError::SliceTakenOver) => {
                 tracing::error!(epoch, "a neighbour took the turn, since this tenant was past its deadline");
@@ -222,7 +223,7 @@ impl EngineLoop {
         }
     }
 
-    /// Kills an engine that makes no progress within its deadline.
+    /// Kills an engine that makes no progress before its deadline.
     fn watch_engine(&mut self) {
         let compute = self.driver.compute();
         let (ordered, steps, rebacks) =
@@ -235,7 +236,7 @@ impl EngineLoop {
         (before..self.engine_watch.hangs()).for_each(|_| self.metrics.on_engine_hung());
     }
 
-    /// Counts the turns that neighbours took from this tenant.
+    /// Counts the time slices that peers took over from this tenant.
     fn count_overtaken_slices(&mut self) {
         let Some(place) = &self.membership else { return };
         let total = place.ledger.slice_queue().takeovers_total();
@@ -243,7 +244,7 @@ impl EngineLoop {
         (before..total).for_each(|_| self.metrics.on_turn_overtaken());
     }
 
-    /// Hands out what the scheduler has to say.
+    /// Sends the scheduler's outputs to streams and metrics.
     fn publish(&mut self) {
         let at = Instant::now();
         for notice in self.driver.take_outputs() {
@@ -292,7 +293,7 @@ impl EngineLoop {
 
     fn send(&self, request: RequestId, update: RequestUpdate) {
         if let Some(stream) = self.streams.get(&request) {
-            // A client that has gone sends its own cancellation.
+            // A client that disconnected cancels its request itself.
             let _ = stream.send(update);
         }
     }
@@ -302,7 +303,7 @@ impl EngineLoop {
         self.streams.remove(&request);
     }
 
-    /// Ends what was held for an engine that does not come back within the budget.
+    /// Ends the held streams if no engine attaches within the hold limit.
     fn expire_streams(&mut self) {
         if self.engine_lost_at.is_none_or(|left| left.elapsed() < self.hold_limit) || self.streams.is_empty()
         {
@@ -312,7 +313,7 @@ impl EngineLoop {
         self.end_streams(&UnavailableReason::NoEngine { held_seconds: self.hold_limit.as_secs() });
     }
 
-    /// The tenant was idle for long enough, or holds requests in its sleep for too long.
+    /// Puts the tenant to sleep after its idle time, and ends requests that were held too long during sleep.
     fn maybe_sleep(&mut self) {
         if self.idle_sleep.should_sleep(self.driver.scheduler()) {
             self.driver.push(Event::Sleep(Sleep::Idle));
@@ -327,13 +328,13 @@ impl EngineLoop {
         late.into_iter().for_each(|request| self.end_stream(request, &outage));
     }
 
-    /// Policy, share and cap of the directive are in force, as far as neighbours leave room.
+    /// Applies policy, share and cap of the directive as far as peers leave capacity.
     fn apply_directive(&mut self) {
         let events = self.share_control.reconcile(self.driver.scheduler().manager(), Instant::now());
         events.into_iter().for_each(|event| self.driver.push(event));
     }
 
-    /// How long the share can be left alone.
+    /// Returns the time until the share must be checked again.
     fn next_share_check(&self) -> Duration {
         self.share_control.next_check(self.driver.scheduler().manager(), Instant::now())
     }
@@ -345,7 +346,7 @@ impl EngineLoop {
 
     fn end_stream(&mut self, request: RequestId, outage: &UnavailableReason) {
         let Some(stream) = self.streams.remove(&request) else { return };
-        // A client that has gone needs no telling.
+        // The client may have disconnected.
         let _ = stream.send(RequestUpdate::Finished(Finish::Unavailable(outage.clone())));
         self.driver.push(Event::Cancel(request));
     }
@@ -392,7 +393,8 @@ impl EngineLoop {
         state
     }
 
-    /// The backend backs every address exactly as the ledger says. While a transaction is pending it may be one ahead.
+    /// Checks that the backend backs every address as the chunk table says. Skips the check while an action is pending,
+    /// because the backend may be ahead by that action.
     fn audit(&mut self) {
         if self.driver.scheduler().manager().is_blocked() {
             return;
@@ -403,14 +405,14 @@ impl EngineLoop {
         self.driver.scheduler().check();
     }
 
-    /// Cuts what still runs and says good-bye to the engine.
+    /// Ends all streams and sends the engine a goodbye.
     fn stop(mut self) {
         self.driver.compute().send_bye();
         drop(self.streams);
     }
 }
 
-/// A moment of the clock since boot, nanoseconds.
+/// Converts a time since boot to nanoseconds.
 fn boot_ns(moment: Duration) -> u64 {
     u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! The other sidecars of the GPU: asking them, and what they ask.
+//! Communication with the other sidecars of the GPU.
 
 pub mod admin_call;
 pub mod client;
@@ -13,12 +13,12 @@ pub mod state_cache;
 pub mod takeovers;
 pub mod time_slice_thread;
 
-/// Milliseconds of a message as nanoseconds of the scheduler.
+/// Converts milliseconds of a message to nanoseconds of the scheduler.
 pub(crate) fn ns(ms: impl Into<u64>) -> u64 {
     ms.into().saturating_mul(1_000_000)
 }
 
-/// Nanoseconds of the scheduler as whole milliseconds of a message.
+/// Converts nanoseconds of the scheduler to whole milliseconds of a message.
 pub(crate) fn ms(ns: u64) -> u64 {
     ns / 1_000_000
 }

@@ -1,4 +1,4 @@
-//! Host memory and the engine behind the link, as the scheduler's two ports.
+//! Ports of the scheduler: host memory, and the engine behind the link.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -21,14 +21,14 @@ use sluice_scheduler::Driver;
 use super::engine_acceptor::Attached;
 use super::engine_watch::PendingWork;
 
-/// Names the transfer of the whole mapping to a new engine; the policy's own ids begin at 1 and never come this far.
+/// Id of the transfer of the whole mapping to a new engine. The policy's own ids count up from 1 and never reach it.
 const SNAPSHOT_ACTION: ActionId = ActionId(u64::MAX);
 
-/// The control page as transfers see it.
+/// Layer progress for transfers, read from the control page.
 #[derive(Clone, Debug)]
 pub struct ControlPageGate(pub Arc<ControlPage>);
 
-/// Waits of transfers have a limit and no other end.
+/// Waits of transfers end only by their time limit.
 static NEVER_ABORT: AtomicBool = AtomicBool::new(false);
 
 impl LayerGate for ControlPageGate {
@@ -42,7 +42,7 @@ impl LayerGate for ControlPageGate {
     }
 
     fn publish_ready(&self, layer: Option<LayerId>, generation: Generation) {
-        // The global slab never moves: nobody waits for it.
+        // The global slab never moves, so nothing waits for it.
         let Some(layer) = layer else { return };
         self.0.publish_ready(layer, generation).expect("the ledger names only layers of the model");
     }
@@ -61,16 +61,16 @@ impl LayerGate for ControlPageGate {
     }
 }
 
-/// The attached engine, if there is one, as memory sees it.
+/// Handle of the attached engine, if any, for the memory backend.
 #[derive(Clone, Debug, Default)]
 pub struct EngineHandle(Arc<Mutex<EngineHandleState>>);
 
 #[derive(Debug, Default)]
 struct EngineHandleState {
     engine: Option<EngineSender>,
-    /// The order that is awaited, the addresses that it changes, and when it was sent.
+    /// Reback that the engine has not answered: its id, its number of addresses, and the time it was sent.
     pending: Option<(ActionId, u32, Instant)>,
-    /// Addresses and times of the orders that were carried out.
+    /// Numbers of addresses and durations of completed rebacks.
     reback_times: Vec<(u32, Duration)>,
 }
 
@@ -83,7 +83,7 @@ impl EngineHandle {
         *self.state() = EngineHandleState { engine, ..EngineHandleState::default() };
     }
 
-    /// `id` was carried out; false if it is not the awaited one: answers to anything else are stray.
+    /// Records that `id` was completed. Returns false if `id` is not pending, because then the answer is stray.
     fn complete(&self, id: ActionId) -> bool {
         let answered = self.close(id);
         if answered.is_none() {
@@ -93,8 +93,8 @@ impl EngineHandle {
         answered.is_some()
     }
 
-    /// The engine has nothing more to do for `id`: the addresses of that order and the time since it was sent, if it is the
-    /// awaited one.
+    /// Removes the pending reback `id`. Returns its number of addresses and the time since it was sent, or `None` if it
+    /// is not pending.
     fn close(&self, id: ActionId) -> Option<(u32, Duration)> {
         let (_, addresses, sent) = self.state().pending.take_if(|(awaited, ..)| *awaited == id)?;
         Some((addresses, sent.elapsed()))
@@ -110,7 +110,7 @@ impl EngineConnection for EngineHandle {
                 let addresses = u32::try_from(ops.len()).unwrap_or(u32::MAX);
                 state.pending = Some((id, addresses, Instant::now()));
             }
-            // Cut off, so that the receiver's thread reports the loss, which completes the order.
+            // Shutting down the link makes the receiver thread report the loss, which completes the order.
             Err(error) => {
                 tracing::warn!(%error, "an order to the engine was not sent");
                 engine.shutdown();
@@ -120,10 +120,10 @@ impl EngineConnection for EngineHandle {
     }
 }
 
-/// A step that the engine has not answered.
+/// Step that the engine has not answered.
 struct PendingStep {
     id: StepId,
-    /// Tokens of each sequence.
+    /// Tokens per row.
     tokens: Vec<(RowId, u32)>,
     sent: Instant,
 }
@@ -135,32 +135,32 @@ impl PendingStep {
         PendingStep { id: step.id, tokens, sent: Instant::now() }
     }
 
-    /// Its tokens but for those of some rows.
+    /// Returns the step's tokens without those of `rows`.
     fn tokens_without(&self, rows: &[RowId]) -> u32 {
         self.tokens.iter().filter(|(row, _)| !rows.contains(row)).map(|(_, tokens)| tokens).sum()
     }
 }
 
-/// The engine as the scheduler sees it.
+/// The engine as the scheduler's [`Compute`] port.
 pub struct EngineCompute {
     tables: Arc<Mutex<TableWriter>>,
     engine_handle: EngineHandle,
     engine: Option<EngineSender>,
-    /// Messages of the engines before.
+    /// Messages exchanged with earlier engines.
     past_messages: u64,
-    /// An engine that maps its memory, and what it said of itself.
+    /// Hello of an engine that has not mapped its memory yet.
     mapping_hello: Option<EngineHello>,
-    /// The step that is in flight.
+    /// Step in flight.
     step: Option<PendingStep>,
-    /// Tokens and times of the steps that have finished.
+    /// Tokens and durations of finished steps.
     step_times: Vec<(u32, Duration)>,
-    /// Orders that the engine was given: each has a number.
+    /// Orders sent to engines. Each order has a number.
     commands_sent: u64,
     events: VecDeque<ComputeEvent>,
 }
 
 impl EngineCompute {
-    /// No engine yet.
+    /// Creates the port without an engine.
     pub fn new(tables: Arc<Mutex<TableWriter>>, peer: EngineHandle) -> Self {
         EngineCompute {
             tables,
@@ -175,21 +175,22 @@ impl EngineCompute {
         }
     }
 
-    /// Tells the engine to end.
+    /// Tells the engine to exit.
     pub fn send_bye(&mut self) {
         if let Some(engine) = self.engine.take() {
-            // An engine that is gone already needs no telling.
+            // The engine may have exited already.
             let _ = engine.send_bye();
             self.past_messages += engine.messages();
         }
     }
 
-    /// Messages to and from engines, handshakes apart.
+    /// Returns the number of messages exchanged with engines, without handshakes.
     pub fn messages(&self) -> u64 {
         self.past_messages + self.engine.as_ref().map_or(0, EngineSender::messages)
     }
 
-    /// What the engine was ordered to do and has not answered. At most one order is open: nothing is re-backed in a step.
+    /// Returns the work that the engine was ordered to do and has not answered. At most one order is pending: no reback
+    /// happens during a step.
     pub fn pending_work(&self) -> Option<PendingWork> {
         if self.mapping_hello.is_some() {
             return Some(PendingWork { number: self.commands_sent, work: Work::Attach });
@@ -201,18 +202,18 @@ impl EngineCompute {
         awaited.map(|(id, addresses, _)| PendingWork { number: id.0, work: Work::Reback { addresses } })
     }
 
-    /// Tokens and times of the steps that have finished since the last call.
+    /// Returns tokens and durations of the steps that finished since the last call.
     pub fn take_step_times(&mut self) -> Vec<(u32, Duration)> {
         std::mem::take(&mut self.step_times)
     }
 
-    /// Addresses and times of the changes of mappings since the last call.
+    /// Returns numbers of addresses and durations of the rebacks that finished since the last call.
     pub fn take_reback_times(&mut self) -> Vec<(u32, Duration)> {
         std::mem::take(&mut self.engine_handle.state().reback_times)
     }
 
-    /// The step in flight went to its end. Time in which this process was stopped is no time of the step; sequences that the
-    /// engine refused did not run, and where none ran there is no time.
+    /// Records the duration of the finished step. Excludes time in which this process was stopped. Tokens of refused
+    /// sequences do not count because they did not run; if no sequence ran, no time is recorded.
     fn on_step_done(&mut self, done: &StepDone) {
         let Some(step) = self.complete(done.id) else { return };
         let refused = |one: &&FailedSequence| matches!(one.failure, SequenceFailure::Refused(_));
@@ -221,7 +222,7 @@ impl EngineCompute {
         self.step_times.extend(Some((step.tokens_without(&refused), took)).filter(|(tokens, _)| *tokens > 0));
     }
 
-    /// The step in flight was answered.
+    /// Removes the step in flight if it has this id.
     fn complete(&mut self, id: StepId) -> Option<PendingStep> {
         self.step.take_if(|step| step.id == id)
     }
@@ -234,19 +235,19 @@ impl EngineCompute {
 impl Compute for EngineCompute {
     fn submit(&mut self, _now: Nanos, step: Step) {
         let Some(engine) = &self.engine else { return };
-        // The door holds the tables for a send to a successor at most.
+        // The acceptor holds this lock only while it sends the tables to a new engine.
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         match engine.send_step(&step, &mut tables) {
             Ok(()) => {
                 (self.step, self.commands_sent) = (Some(PendingStep::of(&step)), self.commands_sent + 1);
             }
-            // No engine could run it.
+            // No engine could run this step.
             Err(error @ LinkError::Table(_)) => {
                 tracing::error!(%error, step = step.id.0, "a step does not fit the tables");
                 let (id, attempt, message) = (step.id, step.attempt, error.to_string());
                 self.events.push_back(ComputeEvent::Refused { id, attempt, message });
             }
-            // Cut off, so that the receiver's thread reports the loss, and the step is replayed.
+            // Shutting down the link makes the receiver thread report the loss, and the step is replayed.
             Err(error) => {
                 tracing::warn!(%error, step = step.id.0, "a step was not sent");
                 engine.shutdown();
@@ -261,7 +262,7 @@ impl Compute for EngineCompute {
 
 type EngineDriver = Driver<HostMemory, EngineCompute>;
 
-/// A new engine: it is sent everything that is mapped; it counts as attached when it has mapped it.
+/// Sends a new engine the whole mapping. The engine counts as attached when it has applied the mapping.
 pub fn on_attached(driver: &mut EngineDriver, link: Attached) {
     let snapshot = driver.memory().snapshot();
     let sent = link.sender.send_reback(SNAPSHOT_ACTION, &snapshot);
@@ -271,7 +272,7 @@ pub fn on_attached(driver: &mut EngineDriver, link: Attached) {
         Ok(()) => {
             (compute.mapping_hello, compute.commands_sent) = (Some(link.hello), compute.commands_sent + 1)
         }
-        // Cut off, so that the receiver's thread reports the loss.
+        // Shutting down the link makes the receiver thread report the loss.
         Err(error) => {
             tracing::warn!(%error, "the mapping was not sent to a new engine");
             link.sender.shutdown();
@@ -280,7 +281,7 @@ pub fn on_attached(driver: &mut EngineDriver, link: Attached) {
     compute.engine = Some(link.sender);
 }
 
-/// The engine has answered.
+/// Handles an answer of the engine.
 pub fn on_event(driver: &mut EngineDriver, event: EngineEvent) {
     match event {
         EngineEvent::Applied { id: SNAPSHOT_ACTION } => driver.compute().on_mapped(),
@@ -292,7 +293,7 @@ pub fn on_event(driver: &mut EngineDriver, event: EngineEvent) {
         EngineEvent::Refused { id, message } => {
             tracing::error!(action = id.0, message, "the engine refused a change of its mappings");
             match id {
-                // Its table is not ours: nothing that it computes could be trusted.
+                // Without the mapping, the engine's results cannot be trusted.
                 SNAPSHOT_ACTION => driver.compute().engine.iter().for_each(EngineSender::shutdown),
                 id => {
                     driver.compute().engine_handle.close(id);
@@ -316,7 +317,7 @@ pub fn on_event(driver: &mut EngineDriver, event: EngineEvent) {
     }
 }
 
-/// The engine is dead.
+/// Handles the confirmed exit of the engine.
 pub fn on_lost(driver: &mut EngineDriver) {
     driver.compute().engine_handle.set(None);
     driver.memory().on_engine_lost();
@@ -347,7 +348,7 @@ mod tests {
         assert_eq!((compute.pending_work(), compute.take_reback_times().len()), (None, 0));
     }
 
-    /// Otherwise a few steps that ran nothing would shorten the limit of those that do.
+    /// Otherwise steps that ran nothing would shorten the limit of real steps.
     #[test]
     fn refused_sequences_do_not_count_in_step_time() {
         let shape = TableShape { rows: 1, max_columns: 1, max_history: 1, layers: 1 };
@@ -359,7 +360,7 @@ mod tests {
             (vec![], Some(47)),
             (vec![refused(1)], Some(7)),
             (vec![refused(1), refused(2)], None),
-            // Those ran, and no token could be chosen.
+            // This sequence ran, but no token could be sampled.
             (vec![failure(1, SequenceFailure::NoCandidate), refused(2)], Some(40)),
         ] {
             let sent = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();

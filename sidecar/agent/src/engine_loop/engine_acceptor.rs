@@ -1,5 +1,5 @@
-//! The door through which engines come: greeted side by side, let in one at a time, each confirmed dead before the
-//! next is given memory.
+//! Accepts engines: handshakes run in parallel, one engine is attached at a time, and a new engine receives memory only
+//! after its predecessor's exit is confirmed.
 
 mod engine_lease;
 
@@ -22,68 +22,68 @@ use sluice_ports::EngineHello;
 use crate::scheduler_handle::{Message, MessageSender};
 pub use engine_lease::EngineLease;
 
-/// How often the door looks whether it is to be closed.
+/// Interval at which the acceptor checks whether it is closed.
 const ACCEPT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Peers at the door at most, the attached engine among them.
+/// Maximum number of connections, including the attached engine.
 const PEERS_MAX: usize = 16;
-/// An engine whose link ended has this long to end by itself before it is killed, and then this long to be gone.
+/// An engine whose link ended gets `EXIT_GRACE` to exit, then is killed and gets `EXIT_LIMIT` to be gone.
 const EXIT_GRACE: Duration = Duration::from_millis(200);
 const EXIT_LIMIT: Duration = Duration::from_secs(5);
-/// An engine that was started again waits this long for its predecessor's death: longer than that takes, and no longer,
-/// or those who wait would fill the places at the door and each be tried before an engine that works. One that is sent
-/// away is started again by its supervisor.
+/// How long a restarted engine waits for its predecessor's exit. This is longer than the exit takes. If it were much
+/// longer, waiting connections would fill all slots and be tried before an engine that works. A supervisor restarts an
+/// engine that was refused.
 pub const LEASE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What the door tells the room.
+/// Event that the acceptor sends to the engine loop.
 #[derive(Debug)]
 pub enum EngineConnEvent {
-    /// An engine has reserved its ranges; nothing is mapped in it yet.
+    /// An engine has reserved its address ranges. Nothing is mapped in it yet.
     Attached(Attached),
-    /// It answered.
+    /// The engine answered.
     Event(EngineEvent),
-    /// It is dead, and why the link ended.
+    /// The engine exited. Holds the reason why the link ended.
     Lost(String),
 }
 
-/// The sending half of an attached engine.
+/// Sending half of an attached engine's link.
 #[derive(Debug)]
 pub struct Attached {
-    /// What it said of itself.
+    /// Hello of the engine.
     pub hello: EngineHello,
-    /// Version of its build.
+    /// Version of the engine's build.
     pub build: String,
-    /// Commands to it.
+    /// Sends commands to the engine.
     pub sender: EngineSender,
-    /// Its process.
+    /// Process of the engine.
     pub process: Arc<PeerProcess>,
-    /// The process that starts its successor.
+    /// Supervisor process that starts the next engine.
     pub supervisor: Arc<PeerProcess>,
 }
 
-/// Everything that is shared with an engine.
+/// Accepts engines and holds everything shared with them.
 pub struct EngineAcceptor {
-    /// Where engines connect.
+    /// Socket that engines connect to.
     pub listener: Listener,
-    /// The tenant, as engines see it.
+    /// Description of the tenant for engines.
     pub setup: EngineSetup,
-    /// The pool's memfd.
+    /// Memory file of the pool.
     pub pool: OwnedFd,
-    /// Generations.
+    /// Control page with the generations.
     pub control: Arc<ControlPage>,
     /// Block tables and histories.
     pub tables: Arc<Mutex<TableWriter>>,
-    /// A description that engines keep as long as they live; on a shared GPU it holds the tenant's locks.
+    /// File description that engines keep open until they exit. On a shared GPU it holds the tenant's locks.
     pub liveness: OwnedFd,
-    /// Where news goes.
+    /// Receives the events.
     pub inbox: MessageSender,
-    /// Raised when no more engines are wanted.
+    /// Set to stop accepting engines.
     pub closed: Arc<AtomicBool>,
-    /// Held from the hand-over of memory to a confirmed death: one engine at a time.
+    /// Held from the hand-over of memory until the engine's exit is confirmed, so that one engine runs at a time.
     pub lease: EngineLease,
 }
 
 impl EngineAcceptor {
-    /// Lets engines in until closed.
+    /// Accepts engines until closed.
     pub fn run(self) {
         let door = Arc::new(self);
         let mut peers = Vec::new();
@@ -96,7 +96,7 @@ impl EngineAcceptor {
         }
     }
 
-    /// Greets on a thread of its own: a peer that is slow to say who it is keeps nobody out.
+    /// Runs the handshake on its own thread, so that a slow peer does not block others.
     fn spawn_handshake(self: Arc<Self>, connection: Connection, peers: &mut Vec<JoinHandle<()>>) {
         peers.retain(|peer| !peer.is_finished());
         if peers.len() >= PEERS_MAX {
@@ -117,7 +117,7 @@ impl EngineAcceptor {
         }
     }
 
-    /// Waits until no other engine can write, then lets this one work for as long as it lives.
+    /// Waits until no other engine can write memory, then serves this one until it exits.
     fn serve(&self, peer: HandshakeHello) {
         let Some(_seat) = self.lease.acquire() else {
             tracing::warn!("an engine was refused: another one is attached and lives");
@@ -140,7 +140,7 @@ impl EngineAcceptor {
 
     fn share_memory(&self, peer: HandshakeHello) -> Result<(Attached, EngineReceiver), LinkError> {
         let offered = {
-            // For the send alone: nobody waits for a peer while holding the tables.
+            // The lock is held only for the send, never while waiting for a peer.
             let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
             let shared = SharedMemory {
                 pool: self.pool.as_fd(),
@@ -156,7 +156,7 @@ impl EngineAcceptor {
         Ok((Attached { hello, build, sender, process, supervisor }, link.receiver))
     }
 
-    /// Passes answers on until the link ends; says why it did.
+    /// Forwards events until the link ends. Returns the reason why it ended.
     fn receive_events(&self, mut receiver: EngineReceiver) -> String {
         loop {
             match receiver.recv() {
@@ -172,7 +172,8 @@ impl EngineAcceptor {
     }
 }
 
-/// End of file alone is not death: a successor may map the same memory only when its predecessor can no longer write.
+/// Waits until the engine process has exited. The end of the link does not suffice: a new engine may map the memory
+/// only when its predecessor can no longer write to it.
 fn confirm_exit(process: &PeerProcess) {
     while let Err(error) = process.kill_and_wait(EXIT_GRACE, EXIT_LIMIT) {
         tracing::error!(%error, "an engine whose link has ended still lives; no successor is let in before it is gone");

@@ -1,5 +1,5 @@
-//! Watches the engine: one that makes no progress with its work is killed at its deadline, and so is a supervisor that starts
-//! no successor. The door confirms the death and lets the successor in.
+//! Watches the engine. Kills an engine that makes no progress before its deadline, and a supervisor that starts no new
+//! engine. The acceptor confirms the exit and accepts the next engine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,32 +12,33 @@ use sluice_wire::state::{EngineHang, EngineWork};
 
 use crate::clock::{unix_ms, whole_ms};
 
-/// How often an engine that has work is looked at.
+/// Interval at which an engine with work is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// A supervisor that has not run for this long while it has no worker is hung: it starts one after 5 s at most.
+/// A supervisor that has no engine and has not run for this long is hung. It normally starts an engine after at most 5
+/// s.
 const SUPERVISOR_LIMIT: Duration = Duration::from_secs(15);
 
-/// One piece of work that the engine was ordered to do and has not answered.
+/// Work that the engine was ordered to do and has not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingWork {
     /// Rises with every order.
     pub number: u64,
-    /// What it is.
+    /// Kind and size of the work.
     pub work: Work,
 }
 
-/// The work that is watched.
+/// Pending work with its deadlines.
 #[derive(Debug)]
 struct WatchedWork {
     pending: PendingWork,
     silence: HangDetector,
     limit: Duration,
-    /// Without progress for longer than this it extends no turn.
+    /// Time without progress after which the time slice is no longer extended.
     slice_limit: Duration,
     is_killed: bool,
 }
 
-/// An engine that is attached.
+/// Attached engine.
 #[derive(Debug)]
 struct AttachedEngine {
     process: Arc<PeerProcess>,
@@ -45,7 +46,7 @@ struct AttachedEngine {
     watched: WatchedProcess,
 }
 
-/// A supervisor whose engine is dead.
+/// Supervisor whose engine has exited.
 #[derive(Debug)]
 struct LostEngine {
     supervisor: Arc<PeerProcess>,
@@ -53,7 +54,7 @@ struct LostEngine {
     silence: HangDetector,
 }
 
-/// The engine's deadlines, and what became of engines that exceeded them.
+/// Deadlines of the engine's work, and the hangs found so far.
 #[derive(Debug)]
 pub struct EngineWatch {
     page: Arc<ControlPage>,
@@ -66,8 +67,8 @@ pub struct EngineWatch {
 }
 
 impl EngineWatch {
-    /// Without an engine so far. `page` shows how far the engine's layers are.
-    /// No limit is shorter than `floor`.
+    /// Creates a watch without an engine. `page` shows the progress of the engine's layers. No limit is shorter than
+    /// `floor`.
     pub fn new(page: Arc<ControlPage>, floor: Duration) -> EngineWatch {
         EngineWatch {
             page,
@@ -80,17 +81,17 @@ impl EngineWatch {
         }
     }
 
-    /// An engine has come, which `supervisor` started.
+    /// Starts to watch an engine that `supervisor` started.
     pub fn on_attached(&mut self, process: Arc<PeerProcess>, supervisor: Arc<PeerProcess>) {
         let watched = WatchedProcess::new(process.pidfd());
         self.limits.attached();
         (self.engine, self.lost) = (Some(AttachedEngine { process, supervisor, watched }), None);
     }
 
-    /// Its death is confirmed.
+    /// Handles the confirmed exit of the engine.
     pub fn on_lost(&mut self) {
         self.current = None;
-        // One that was refused was never watched: its predecessor's supervisor still is.
+        // A refused engine was never watched. Its predecessor's supervisor still is.
         let Some(engine) = self.engine.take() else { return };
         let watched = WatchedProcess::new(engine.supervisor.pidfd());
         let silence =
@@ -98,18 +99,18 @@ impl EngineWatch {
         self.lost = Some(LostEngine { supervisor: engine.supervisor, watched, silence });
     }
 
-    /// A change of this many addresses took this long.
+    /// Records that a reback of `addresses` took `took`.
     pub fn on_rebacked(&mut self, addresses: u32, took: Duration) {
         self.limits.rebacked(addresses, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// A step of this many tokens took this long.
+    /// Records that a step of `tokens` took `took`.
     pub fn on_step_done(&mut self, tokens: u32, took: Duration) {
         self.limits.step_done(tokens, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Looks at the engine, which has `ordered` to do; `carried` are bytes that copies have moved so far. Returns true when it
-    /// was found to be hung by this look.
+    /// Checks the progress of the engine on its work `ordered`. `carried` is the number of bytes that copies have moved
+    /// so far. Returns true if this check found the engine hung.
     pub fn poll(&mut self, now: Instant, ordered: Option<PendingWork>, carried: u64) -> bool {
         self.poll_supervisor(now);
         let (Some(ordered), Some(engine)) = (ordered, &self.engine) else {
@@ -179,26 +180,26 @@ impl EngineWatch {
         self.record_hang("supervisor", silent, SUPERVISOR_LIMIT);
     }
 
-    /// How long the room may sleep.
+    /// Returns how long the engine loop may sleep.
     pub fn poll_interval(&self) -> Duration {
         if self.current.is_some() { POLL_INTERVAL } else { Duration::MAX }
     }
 
-    /// How far from now the holder may set the deadline of its turn, at most `most`: no further than the engine's own limit
-    /// reaches. `None` where it may not extend it, since the engine does not get on.
+    /// Returns how far from now the holder may set the deadline of its time slice: at most `most`, and no later than
+    /// the engine's own limit. `None` if the engine makes no progress, so the deadline must not be extended.
     pub fn slice_extension(&self, most: Duration) -> Option<Duration> {
         let Some(watching) = &self.current else { return Some(most) };
         let left = watching.slice_limit.checked_sub(watching.silence.silent_time())?;
-        // A look later it is extended again, if the engine has got on by then.
+        // The next poll extends the deadline again if the engine has made progress by then.
         (!watching.is_killed && !left.is_zero()).then(|| most.min(left + 2 * POLL_INTERVAL))
     }
 
-    /// A neighbour took the turn.
+    /// Records that a peer took over the time slice.
     pub fn on_overtaken(&mut self) {
         self.limits.overtaken();
     }
 
-    /// What the engine is doing, as of the last look.
+    /// Returns the engine's current work, as of the last check.
     pub fn work(&self) -> Option<EngineWork> {
         let watching = self.current.as_ref()?;
         let during = watching.pending.work.label().to_owned();
@@ -206,12 +207,12 @@ impl EngineWatch {
         Some(EngineWork { during, waited_ms, limit_ms })
     }
 
-    /// Engines that were found to be hung.
+    /// Returns how many hangs were found, of engines and supervisors.
     pub fn hangs(&self) -> u64 {
         self.hangs
     }
 
-    /// The last of them.
+    /// Returns the last hang. It counts as alive until the exit of the killed engine is confirmed.
     pub fn last_hang(&self) -> Option<EngineHang> {
         let alive = self.current.as_ref().is_some_and(|watching| watching.is_killed);
         self.last_hang.clone().map(|last| EngineHang { alive, ..last })

@@ -1,4 +1,5 @@
-//! When the tenant sleeps: after a time without requests, or when told to; and who is told that it does.
+//! Decides when the tenant sleeps: after a time without requests, or on command. Replies to the callers that wait for
+//! it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,21 +18,22 @@ use crate::peers::admin_call::{AdminCall, CallRejected, SleepLevel};
 
 type SleepReply = oneshot::Sender<Result<(), CallRejected>>;
 
-/// What the room remembers of sleep.
+/// State of idle sleep.
 pub struct IdleSleep {
     default_after: Option<Duration>,
-    /// Says when, if it says anything.
+    /// Directives, which may set the idle times.
     directives: Option<Arc<DirectiveStore>>,
     idle_since: Option<Instant>,
-    /// Since when requests are held.
+    /// Time since when each request is held.
     held_since: BTreeMap<RequestId, Instant>,
-    /// Who waits until it sleeps, and who until it is awake.
+    /// Callers that wait until the tenant sleeps.
     sleep_waiters: Vec<SleepReply>,
     wake_waiters: Vec<SleepReply>,
 }
 
 impl IdleSleep {
-    /// A tenant that sleeps after so many seconds without requests, unless a directive says otherwise.
+    /// Creates the state of a tenant that sleeps after `after_seconds` without requests, unless a directive sets
+    /// another time.
     pub fn new(after_seconds: Option<u32>, directives: Option<Arc<DirectiveStore>>) -> IdleSleep {
         let after = after_seconds.map(|seconds| Duration::from_secs(u64::from(seconds)));
         IdleSleep {
@@ -52,14 +54,14 @@ impl IdleSleep {
         })
     }
 
-    /// Without a request for so long the tenant counts as idle; at once where no directive says.
+    /// Returns the time without requests after which the tenant counts as idle. Zero if no directive is in force.
     pub fn idle_after(&self) -> Duration {
         let in_force = self.directives.as_ref().and_then(|directives| directives.active());
         let told = in_force.map(|in_force| in_force.directive.tenant.idle_after_seconds);
         Duration::from_secs(told.unwrap_or(0).into())
     }
 
-    /// It is time to sleep.
+    /// Whether the tenant has been idle for its sleep time.
     pub fn should_sleep(&mut self, core: &Scheduler) -> bool {
         if !core.is_idle() {
             self.idle_since = None;
@@ -69,7 +71,7 @@ impl IdleSleep {
         self.sleep_after().is_some_and(|after| since.elapsed() >= after)
     }
 
-    /// Requests of those that are open which have been held for so long because the tenant holds no memory.
+    /// Returns the open requests that have been held for at least `hold` because the tenant is not awake.
     pub fn expired_requests(
         &mut self,
         rest: SleepState,
@@ -87,13 +89,13 @@ impl IdleSleep {
         late.map(|(id, _)| *id).collect()
     }
 
-    /// Takes what is about sleep, and hands on what is about memory.
+    /// Handles calls about sleep. Returns grant requests to the caller.
     pub fn on_call(
         &mut self,
         call: AdminCall,
         driver: &mut Driver<HostMemory, EngineCompute>,
     ) -> Option<(GrantRequest, oneshot::Sender<GrantAnswer>)> {
-        // Whoever asked may have gone, here as below.
+        // Receivers of replies may be dropped, here and below.
         match call {
             AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer)
                 if !driver.scheduler().manager().is_loaded() =>
@@ -119,7 +121,7 @@ impl IdleSleep {
         None
     }
 
-    /// Tells those who wait for what has happened.
+    /// Replies to the callers whose sleep or wake-up has completed.
     pub fn notify_waiters(&mut self, rest: SleepState) {
         let happened = match rest {
             SleepState::Asleep => &mut self.sleep_waiters,

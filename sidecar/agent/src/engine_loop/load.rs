@@ -1,4 +1,4 @@
-//! From a configuration to a tenant that is ready to be scheduled: model, memory, link, limits.
+//! Loads a tenant from its configuration: model, memory, link, limits.
 
 mod error;
 mod join_ledger;
@@ -61,42 +61,42 @@ use crate::peers::membership::LedgerMembership;
 use crate::peers::quota::LedgerQuota;
 use crate::scheduler_handle::{Message, MessageSender, Status};
 
-/// Faults that tests inject to show that they would notice. A production sidecar has none: no configuration names them.
+/// Faults that tests inject to prove that they detect them. A production sidecar has none: no configuration names them.
 #[derive(Clone, Debug, Default)]
 pub struct InjectedFaults {
-    /// Of memory: copies, allocations.
+    /// Faults of memory: copies, allocations.
     pub memory: sluice_memory::Faults,
-    /// Of the ledger that it shares with its neighbours.
+    /// Faults of the ledger shared with peers.
     pub ledger: LedgerFaults,
-    /// Of the engine.
+    /// Faults of the engine.
     pub engine: Faults,
-    /// How long loans last unless they are renewed, where it is not the usual time.
+    /// Time to live of loans without renewal, if it is not the default.
     pub loan: Option<Duration>,
 }
 
-/// What is known once the model folder has been read, before any weight is loaded.
+/// Everything known after the model folder is read, before any weight is loaded.
 #[derive(Debug)]
 pub struct LoadedTenant {
     /// The configuration.
     pub config: SidecarConfig,
     /// The model's shape.
     pub spec: ModelSpec,
-    /// Text handling.
+    /// Text handling of the model.
     pub text: Arc<Text>,
     /// Longest sequence, tokens.
     pub max_model_tokens: u32,
-    /// Numbers of the policy that are not its defaults.
+    /// Policy constants that differ from the defaults.
     pub tuned: Tuned,
-    /// None, unless a test says otherwise.
+    /// Injected faults. None outside tests.
     pub faults: InjectedFaults,
-    /// Sidecars of this tenant that hung and were killed before this one.
+    /// Earlier sidecars of this tenant that hung and were killed.
     pub sidecar_hangs: Option<SidecarHangs>,
 }
 
-/// Reads the model folder. Fast: no weights.
+/// Reads the model folder, but not the weights.
 ///
 /// # Errors
-/// What is wrong with the folder or the configuration.
+/// The folder or the configuration is invalid.
 pub fn load(config: SidecarConfig) -> Result<LoadedTenant, LoadError> {
     let tuned = parse_tunables(&config)?;
     let spec = read_spec(&config.model_path, config.dtype.as_deref())?;
@@ -145,35 +145,35 @@ fn check_host_memory(loaded: &LoadedTenant) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// What the room's thread needs to come to life.
+/// Inputs for the load of a tenant. [`TenantLoader::finish`] builds the engine loop from them.
 pub struct TenantLoader {
-    /// What was read.
+    /// The tenant as read from its model folder.
     pub loaded: Arc<LoadedTenant>,
-    /// Messages.
+    /// Sender of messages to the engine loop.
     pub inbox: MessageSender,
-    /// Their reading end.
+    /// Receiver of those messages.
     pub messages: Receiver<Message>,
-    /// The way to neighbours; `None` = the GPU is the tenant's own.
+    /// Access to peers. `None` if the GPU is not shared.
     pub peers: Option<PeerContext>,
-    /// What may change by order: policy, cap and share, when it sleeps. `None` = nothing.
+    /// Directives, which may change policy, cap, share and idle times. `None` if nothing may change.
     pub directives: Option<Arc<DirectiveStore>>,
-    /// Where the status is shown.
+    /// Receives the status.
     pub status: watch::Sender<Status>,
-    /// Figures.
+    /// Receives the metrics.
     pub metrics: Arc<Metrics>,
-    /// Where engines connect.
+    /// Socket that engines connect to.
     pub listener: Listener,
-    /// Raised when no more engines are wanted.
+    /// Set to stop accepting engines.
     pub closed: Arc<AtomicBool>,
-    /// Shows that the room's thread goes round.
+    /// Shows that the engine loop's thread makes progress.
     pub heartbeat: Heartbeat,
 }
 
 impl TenantLoader {
-    /// Loads the weights, waits for the first engine and for room for the floor, and opens the room.
+    /// Loads the weights, waits for the first engine and for the floor, and builds the engine loop.
     ///
     /// # Errors
-    /// What makes it impossible to serve the tenant.
+    /// The tenant cannot be served, or was stopped.
     pub fn finish(self) -> Result<EngineLoop, LoadError> {
         let loaded = self.loaded.clone();
         let (config, spec) = (&loaded.config, &loaded.spec);
@@ -259,7 +259,7 @@ impl TenantLoader {
     }
 }
 
-/// What is known of a tenant before its weights are loaded.
+/// Returns the state of a tenant before its weights are loaded.
 fn first_state(loaded: &LoadedTenant) -> State {
     State {
         tenant: tenant(&loaded.config),
@@ -269,15 +269,15 @@ fn first_state(loaded: &LoadedTenant) -> State {
     }
 }
 
-/// Without progress for less than this, no engine counts as hung.
+/// Returns the time without progress below which no engine counts as hung.
 fn min_hang_timeout(config: &SidecarConfig) -> Duration {
     let set = config.engine.hang_timeout_seconds.map(|seconds| Duration::from_secs(seconds.into()));
     set.unwrap_or(Duration::from_nanos(sluice_policy::hang::FLOOR_NS))
 }
 
-/// The thread that makes plans and wakes the room after each.
+/// Starts the planner thread, which wakes the engine loop after each plan.
 fn start_planner(inbox: MessageSender) -> Result<PlannerThread, LoadError> {
-    // A room that has ended needs no plan.
+    // If the engine loop has ended, the wake-up is lost, which is harmless.
     let planner = PlannerThread::start(move || inbox.send(Message::Wake));
     planner.map_err(|source| LoadError::Io { path: "the planner's thread".into(), source })
 }
@@ -289,7 +289,7 @@ fn host_options(
     quota: Arc<dyn Quota>,
 ) -> HostOptions {
     HostOptions {
-        // Memory never asks what activations cost; the engine has not said it yet.
+        // Memory never reads activation costs, and the engine has not reported them yet.
         geometry: geometry(loaded, layout, ActivationCost::default()),
         ranges: ranges(setup),
         poison: loaded.config.debug.poison,
@@ -301,13 +301,13 @@ fn host_options(
     }
 }
 
-/// What the tenant may hold.
+/// Returns the grant in the ledger, or of the whole GPU if it is not shared.
 fn share_grant(config: &SidecarConfig, place: Option<&LedgerMembership>) -> ShareGrant {
     let seat = place.map(|place| place.ledger.clone());
     ShareGrant::new(seat, sizes::capacity_chunks(config), config.gpu.chunk_bytes)
 }
 
-/// Who counts the tenant's bytes.
+/// Returns the counter of the tenant's bytes.
 fn quota(place: Option<&LedgerMembership>) -> Arc<dyn Quota> {
     match place {
         Some(place) => Arc::new(LedgerQuota(place.ledger.clone())),

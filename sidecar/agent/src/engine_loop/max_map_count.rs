@@ -1,46 +1,48 @@
-//! Whether the kernel lets an engine have as many mappings as its memory may fall into.
+//! Checks that the kernel allows as many mappings as the engine may need.
 //!
-//! Each chunk is mapped by itself. Neighbours merge only while their chunks are neighbours too, which ends as memory
-//! moves; then every position counts against `vm.max_map_count`, and one more is refused in the middle of a run.
+//! Each chunk is mapped by itself. The kernel merges adjacent mappings only while their chunks are adjacent too, which
+//! ends as memory moves. Then every position counts against `vm.max_map_count`, and a further mapping fails during
+//! serving.
 
 use sluice_link::message::EngineSetup;
 
 use super::LoadError;
 
 const LIMIT_FILE: &str = "/proc/sys/vm/max_map_count";
-/// What a process has besides: its binary, libraries, stacks, heaps, the tables.
+/// Other mappings of a process: its binary, libraries, stacks, heaps, the tables.
 const BASE_MAPPINGS: u64 = 1024;
 
-/// Mappings of the engine.
+/// Numbers of mappings that the engine may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingDemand {
-    /// With every backed position a mapping of its own.
+    /// Mappings if every backed position is a mapping of its own.
     pub backed: u64,
-    /// With every position one of its own, or a hole: what moves is behind its old and its new address for a while.
+    /// Mappings if every position is a mapping of its own or a hole: memory that moves is mapped at its old and its new
+    /// address for a while.
     pub worst: u64,
 }
 
-/// What an engine of `setup` may need.
+/// Returns the mappings that an engine with `setup` may need.
 pub fn mapping_demand(setup: &EngineSetup) -> MappingDemand {
     let layers = u64::from(setup.layer_chunks()) * u64::from(setup.spec.layers);
     let ranges = [setup.global_chunks(), setup.kv_frames, setup.activation_chunks, setup.staging_chunks];
-    // A range ends with a guard, which is a hole.
+    // Each range ends with a guard, which is a hole.
     let guards = ranges.len() as u64 + u64::from(setup.spec.layers);
     let positions = layers + ranges.iter().map(|chunks| u64::from(*chunks)).sum::<u64>();
-    // One chunk backs one position, but those of a slot back one in each layer that shares it.
+    // A chunk backs one position, but a chunk of a slot backs one in each layer that shares the slot.
     let backed = positions.min(u64::from(setup.capacity_chunks) + layers);
     MappingDemand { backed: backed + BASE_MAPPINGS, worst: positions + guards + BASE_MAPPINGS }
 }
 
-/// The kernel's limit; `None` where it does not say.
+/// Returns the kernel's limit. `None` if it cannot be read.
 pub fn kernel_limit() -> Option<u64> {
     std::fs::read_to_string(LIMIT_FILE).ok()?.trim().parse().ok()
 }
 
-/// Refuses what cannot work once memory has moved. What only the worst of holes would break is a warning, returned.
+/// Rejects a demand that fails once memory has moved. Returns a warning if only the worst case exceeds the limit.
 ///
 /// # Errors
-/// The remedies: larger chunks, or the command that raises the limit.
+/// The message names the fixes: larger chunks, or the command that raises the limit.
 pub fn check(need: MappingDemand, limit: Option<u64>) -> Result<Option<String>, LoadError> {
     let Some(limit) = limit else { return Ok(None) };
     let worst = need.worst;
@@ -70,7 +72,7 @@ mod tests {
 
     #[test]
     fn demand_counts_chunks_once_and_slots_per_layer() {
-        // 4 positions of weights, as many of KV and of activations as there are chunks, and a guard behind each of 7 ranges.
+        // 4 positions of weights, one KV and one activation position per chunk, and a guard behind each of 7 ranges.
         assert_eq!(demand_for(16), MappingDemand { backed: 19 + 1024, worst: 43 + 1024 });
         assert_eq!(demand_for(60_000), MappingDemand { backed: 60_003 + 1024, worst: 120_011 + 1024 });
     }

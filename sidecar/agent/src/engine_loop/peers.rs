@@ -1,4 +1,4 @@
-//! A tenant's place among its neighbours: what is opened for it at load, and what the state says of it.
+//! Connects the engine loop to the tenant's peers: opens its port at load and fills the peer part of the state.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,21 +29,22 @@ use crate::peers::time_slice_thread::SliceConfig;
 use crate::peers::{ledger_watch, ms, time_slice_thread};
 use crate::scheduler_handle::MessageSender;
 
-/// The way to neighbours, for a tenant that has some.
+/// Access to peers for a tenant on a shared GPU.
 #[derive(Clone, Debug)]
 pub struct PeerContext {
-    /// Who they are, and by which rule.
+    /// Directives, which name the peers and the rules between them.
     pub directives: Arc<DirectiveStore>,
-    /// Calls to them.
+    /// Client for calls to peers.
     pub client: Arc<PeerClient>,
-    /// Where calls are made.
+    /// Runtime of the calls.
     pub runtime: Handle,
-    /// Where the times of turns go.
+    /// Receives the times of time slices.
     pub metrics: Arc<Metrics>,
 }
 
 impl PeerContext {
-    /// Opens the scheduler's port to its neighbours: the office, the watch, the thread of turns.
+    /// Opens the scheduler's port to peers. Starts the grant client, the ledger watch and the time-slice thread if
+    /// needed.
     pub(super) fn open(
         &self,
         place: &LedgerMembership,
@@ -85,7 +86,7 @@ impl PeerContext {
     }
 }
 
-/// The port of a tenant: to its neighbours, or to nobody.
+/// Returns the port to peers, or a port without peers.
 pub(super) fn peer_port(
     among: Option<&PeerContext>,
     place: Option<(&LedgerMembership, &Arc<PendingReplies>)>,
@@ -98,7 +99,7 @@ pub(super) fn peer_port(
     }
 }
 
-/// What engines keep as long as they live: the description with the tenant's locks, where there are any.
+/// Returns the description that engines keep open until they exit: the one with the tenant's locks, if there are any.
 pub(super) fn liveness_fd(place: Option<&LedgerMembership>) -> Result<OwnedFd, LoadError> {
     let io = |source| LoadError::Io { path: "/dev/null".into(), source };
     match place {
@@ -107,14 +108,14 @@ pub(super) fn liveness_fd(place: Option<&LedgerMembership>) -> Result<OwnedFd, L
     }
 }
 
-/// What holds where a directive says nothing. `loan`: a test's.
+/// Returns the loan terms where a directive sets none. `loan` overrides the time to live in tests.
 pub(super) fn loan_terms(loan: Option<Duration>) -> NegotiationPolicy {
     let usual = NegotiationPolicy::default();
     let ttl_ns = loan.map_or(usual.ttl_ns, |loan| u64::try_from(loan.as_nanos()).unwrap_or(u64::MAX));
     NegotiationPolicy { ttl_ns, ..usual }
 }
 
-/// The scheduler's limits, with the tenant's place among its neighbours.
+/// Returns the scheduler's limits with the tenant's membership added.
 pub(super) fn with_membership(
     limits: Config,
     place: Option<&LedgerMembership>,
@@ -126,19 +127,19 @@ pub(super) fn with_membership(
     Config { sharing: place.sharing(), membership: neighbours, ..limits }
 }
 
-/// All that a state says of neighbours is read from here.
+/// Sources of the peer part of a state.
 pub(super) struct PeerStateView<'a> {
     pub core: &'a Scheduler,
     pub recorder: &'a StateRecorder,
     pub metrics: &'a Metrics,
-    /// What becomes of its share.
+    /// Controller of the tenant's share.
     pub share_control: &'a ShareController,
-    /// On the scheduler's clock.
+    /// Time on the scheduler's clock.
     pub now: Nanos,
 }
 
 impl PeerStateView<'_> {
-    /// Adds to a state what concerns neighbours.
+    /// Adds the peer part to `state`.
     pub fn fill(&self, state: &mut State, place: &LedgerMembership) {
         state.neighbourhood = Some(self.peer_state(place));
         state.activity = Activity {
@@ -158,7 +159,7 @@ impl PeerStateView<'_> {
             wanted_share_bytes: self.bytes(self.share_control.target_chunks()),
             floor_bytes: self.bytes(manager.floor_chunks()),
             budget_bytes: self.bytes(manager.budget_chunks()),
-            // Nobody is lent anything where nothing is traded.
+            // Without loans, nothing can be lent.
             lendable_bytes: core.negotiator().map_or(0, |_| self.bytes(manager.lendable_chunks())),
             held_bytes: place.ledger.held_bytes(),
             in_transit_bytes: self.bytes(manager.moving_chunks()),
@@ -189,7 +190,7 @@ impl PeerStateView<'_> {
             return Some(format!("{missing} bytes of its share, which neighbours hold"));
         }
         let missing = self.bytes(self.share_control.missing_chunks());
-        // Who still loads has its floor, and does not wait for this.
+        // A tenant that still loads has its floor and does not wait for this.
         (missing > 0 && manager.is_loaded())
             .then(|| format!("{missing} bytes of its share, which are in the shares of its neighbours"))
     }
@@ -223,7 +224,7 @@ impl PeerStateView<'_> {
     fn slice_state(&self, place: &LedgerMembership) -> TurnState {
         let counters = self.core.snapshot().counters;
         let line = place.ledger.slice_queue();
-        // A line that cannot be read has no holder that could be named.
+        // If the queue cannot be read, no holder can be named.
         let holder = line.holder().ok().flatten();
         let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
         self.metrics.set_turn_holder_overdue(overdue.as_secs_f64());

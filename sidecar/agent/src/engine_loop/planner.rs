@@ -1,4 +1,4 @@
-//! Plans are made on a thread of their own: no step waits for one.
+//! Computes plans on a separate thread, so that no step waits for one.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,7 +8,7 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_ports::Planner;
 
-/// The planner's thread as its room sees it. The thread ends with the room.
+/// Handle of the planner thread. The thread ends when the handle is dropped.
 #[derive(Debug)]
 pub struct PlannerThread {
     requests: Sender<PlanRequest>,
@@ -16,10 +16,10 @@ pub struct PlannerThread {
 }
 
 impl PlannerThread {
-    /// Starts it; `wake` is called after each answer.
+    /// Starts the thread. Calls `wake` after each answer.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// The thread cannot be started.
     pub fn start(wake: impl Fn() + Send + 'static) -> io::Result<PlannerThread> {
         let (questions, asked) = channel::<PlanRequest>();
         let (answer, answers) = channel();

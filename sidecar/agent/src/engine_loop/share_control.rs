@@ -1,16 +1,16 @@
-//! The share and the cap of a tenant that runs follow the directive, as far as its neighbours leave room.
+//! Makes share and cap of a running tenant follow the directive, as far as its peers leave capacity.
 //!
-//! Three hold a share: what is wanted, what the ledger grants, and what the memory manager counts. At any instant
+//! A share has three values: the target, the ledger's grant, and the memory manager's count. At any instant
 //!
 //! ```text
 //! the memory manager counts  <=  the ledger grants,   and grants of all tenants sum to at most the GPU
 //! ```
 //!
-//! so a share rises in the ledger first and then in the memory manager. It falls in the memory manager, chunk by chunk as memory
-//! really goes, before it falls in the ledger. All of it happens on the room's thread between two looks at its inbox: the memory
-//! manager takes or refuses the bounds of one round before the next. This thread never waits for the ledger's guard: it asks for
-//! what it did not get again after [`SHORTEST`] to [`LONGEST`], and at once when a directive comes. On a GPU of its own a
-//! tenant is granted all of it, and follows its directive at once.
+//! so a share rises first in the ledger and then in the memory manager. It falls first in the memory manager, chunk by
+//! chunk as memory is released, and then in the ledger. All of this happens on the engine loop's thread: the memory
+//! manager accepts or refuses the bounds of one round before the next round. The thread never waits for the ledger's
+//! guard. It retries a failed request after [`RETRY_MIN`] to [`RETRY_MAX`], and at once when a directive arrives. On a
+//! GPU that is not shared, the tenant is granted everything and follows its directive at once.
 
 mod plan;
 mod share_source;
@@ -30,11 +30,11 @@ use sluice_scheduler::Event;
 use plan::{ShareState, ShareStep};
 pub use share_source::{ShareSource, ShareTarget};
 
-/// What neighbours have not left yet is asked for again after so long, twice as long each time it is in vain.
+/// Delay before the next request for chunks that peers still hold. It doubles after each failed request.
 pub(super) const RETRY_MIN: Duration = Duration::from_millis(100);
 pub(super) const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// What a tenant may hold of its GPU, in chunks: as its record in the ledger says, or all where there are no neighbours.
+/// Chunks that a tenant may hold: its share in the ledger, or the whole GPU if it is not shared.
 #[derive(Debug)]
 pub(super) struct ShareGrant {
     ledger: Option<Arc<ParticipantHandle>>,
@@ -44,32 +44,33 @@ pub(super) struct ShareGrant {
 }
 
 impl ShareGrant {
-    /// Of a GPU of `whole` chunks. `seat`: the record there; `None` = the GPU is the tenant's own.
+    /// Creates the grant. `seat` is the record in the ledger; `None` grants all `whole` chunks of the GPU.
     pub fn new(seat: Option<Arc<ParticipantHandle>>, whole: u32, chunk_bytes: u64) -> ShareGrant {
         ShareGrant { ledger: seat, gpu_chunks: whole, chunk_bytes: chunk_bytes.max(1), last_error: None }
     }
 
-    /// What is granted.
+    /// Returns the granted chunks.
     pub fn chunks(&self) -> u32 {
         let Some(seat) = &self.ledger else { return self.gpu_chunks };
         u32::try_from(seat.share_bytes() / self.chunk_bytes).unwrap_or(u32::MAX)
     }
 
-    /// Has it rise to `want` chunks, as far as others leave room. False if it could not be asked for.
+    /// Raises the grant to `want` chunks, or as far as peers leave capacity. Returns false if the ledger could not be
+    /// asked.
     pub fn grow(&mut self, want: u32) -> bool {
         let (more, bytes) = (want > self.chunks(), self.bytes(want));
         let asked = self.ledger.as_ref().filter(|_| more).map(|seat| seat.raise_share(bytes).map(drop));
         self.log_error_once(asked.unwrap_or(Ok(())))
     }
 
-    /// Leaves others all but `keep` chunks. False if that could not be written.
+    /// Lowers the grant to `keep` chunks. Returns false if the ledger could not be written.
     pub fn shrink(&mut self, keep: u32) -> bool {
         let (less, bytes) = (keep < self.chunks(), self.bytes(keep));
         let ceded = self.ledger.as_ref().filter(|_| less).map(|seat| seat.release_share(bytes).map(drop));
         self.log_error_once(ceded.unwrap_or(Ok(())))
     }
 
-    /// Tells the floor, which is within what is granted. False if that could not be written.
+    /// Writes the floor, which is within the grant. Returns false if the ledger could not be written.
     pub fn declare_floor(&mut self, floor: u32) -> bool {
         let bytes = self.bytes(floor);
         let declared = self.ledger.as_ref().map(|seat| seat.set_floor(bytes));
@@ -80,7 +81,7 @@ impl ShareGrant {
         u64::from(chunks) * self.chunk_bytes
     }
 
-    /// Says what is wrong once while it lasts. That the guard is not free at a moment is nothing.
+    /// Logs an error once while it lasts, except a busy guard. Returns whether the result is `Ok`.
     fn log_error_once(&mut self, result: Result<(), LedgerError>) -> bool {
         let trouble = result.err();
         if let Some(error) = trouble.as_ref().filter(|error| self.last_error.as_ref() != Some(error))
@@ -94,27 +95,27 @@ impl ShareGrant {
     }
 }
 
-/// Keeps share, cap and policy as the directive has them.
+/// Makes share, cap and policy follow the directive.
 #[derive(Debug)]
 pub struct ShareController {
     source: ShareSource,
     grant: ShareGrant,
     target_chunks: u32,
-    /// As the ledger has it.
+    /// Floor as written to the ledger.
     floor: Option<u32>,
-    /// What there was when nothing was left to do but to wait.
+    /// State after the last round. While it is unchanged, the controller only waits.
     last_state: Option<ShareState>,
-    /// Then something is tried again.
+    /// Time of the next retry.
     retry_at: Option<Instant>,
     retry_delay: Duration,
-    /// Is not told again before something changes.
+    /// Step that was rejected, and the state at that time. It is not emitted again before either changes.
     rejected: Option<(ShareState, ShareStep)>,
     last_step: Option<ShareStep>,
     is_waiting: bool,
 }
 
 impl ShareController {
-    /// Of a memory manager that begins with all that is granted, on these terms.
+    /// Creates the controller of a memory manager that starts with the whole grant.
     pub(super) fn new(rule: ShareSource, grant: ShareGrant) -> ShareController {
         let want = rule.target().share_chunks;
         ShareController {
@@ -131,17 +132,17 @@ impl ShareController {
         }
     }
 
-    /// What the tenant was dealt, or needs at least.
+    /// Returns the tenant's assigned chunks, or its floor if that is larger.
     pub fn target_chunks(&self) -> u32 {
         self.target_chunks
     }
 
-    /// Chunks that it was dealt and that neighbours have not left yet.
+    /// Returns the assigned chunks that peers have not released yet.
     pub fn missing_chunks(&self) -> u32 {
         self.target_chunks.saturating_sub(self.grant.chunks())
     }
 
-    /// How long nothing has to be done here unless something happens; not at all when it has.
+    /// Returns the time until the next round, which is zero if the state has changed.
     pub fn next_check(&self, manager: &MemoryManager, now: Instant) -> Duration {
         if self.last_state != Some(self.current_state(manager)) {
             return Duration::ZERO;
@@ -149,12 +150,12 @@ impl ShareController {
         self.retry_at.map_or(Duration::MAX, |again| again.saturating_duration_since(now))
     }
 
-    /// The memory manager refused the last policy or bounds.
+    /// Records that the memory manager refused the last policy or bounds.
     pub fn on_rejected(&mut self) {
         self.rejected = self.last_state.zip(self.last_step);
     }
 
-    /// One round: what the memory manager is to be told. It handles that before the next round.
+    /// Runs one round. Returns the events for the memory manager, which must handle them before the next round.
     pub fn reconcile(&mut self, manager: &MemoryManager, now: Instant) -> Vec<Event> {
         let changed = self.source.refresh();
         let due = self.retry_at.is_some_and(|again| now >= again);
@@ -199,7 +200,7 @@ impl ShareController {
         self.floor.is_some()
     }
 
-    /// When to come back by itself.
+    /// Schedules a retry if chunks are missing or the ledger could not be accessed.
     fn schedule_retry(&mut self, well: bool, before: u32, due: bool, now: Instant) {
         let waits = self.missing_chunks() > 0;
         if waits && !self.is_waiting {
@@ -231,7 +232,7 @@ impl ShareController {
         policy.into_iter().chain(step.bounds.map(Event::Bounds)).collect()
     }
 
-    /// Says what of the new terms can never be.
+    /// Logs an error if the new terms do not fit the GPU.
     fn log_if_unsatisfiable(&self, manager: &MemoryManager) {
         let terms = self.source.target();
         if let Err(refused) = try_floor(manager, terms.policy, terms.remap_cap_permille) {
@@ -244,7 +245,7 @@ fn floor(manager: &MemoryManager, policy: PolicyName, remap_cap_permille: u32) -
     try_floor(manager, policy, remap_cap_permille).ok()
 }
 
-/// What the tenant would not lend then.
+/// Returns the floor with this policy and cap.
 fn try_floor(
     manager: &MemoryManager,
     policy: PolicyName,

@@ -1,4 +1,4 @@
-//! The state message, and the diary of moves that it ends with.
+//! Builds the state message and records the memory moves that it lists.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ use super::backend::EngineCompute;
 use crate::clock::unix_ms;
 use crate::metrics::Metrics;
 
-/// What the room remembers for people: since when, how often, and the last moves.
+/// History for the state message: times, counters and the last memory moves.
 #[derive(Debug)]
 pub struct StateRecorder {
     tenant: Tenant,
@@ -28,9 +28,9 @@ pub struct StateRecorder {
     phase: Phase,
     phase_since: SystemTime,
     idle_since: Option<SystemTime>,
-    /// An order put it to sleep, and it has not woken.
+    /// Set while the tenant sleeps because of a command.
     is_sleep_ordered: bool,
-    /// Without a request for so long the tenant counts as idle.
+    /// Time without requests after which the tenant counts as idle.
     idle_after: Duration,
     engine_since: Option<SystemTime>,
     engine_lost_at: Option<SystemTime>,
@@ -40,17 +40,17 @@ pub struct StateRecorder {
     steps: u64,
     engine_restarts: u64,
     moving: Vec<LayerId>,
-    /// By reason: how often it had applied at the last look, and bytes that had moved for it.
+    /// Per reason: how often it had applied at the last observation, and the bytes moved for it.
     seen_counts: Vec<u64>,
     seen_bytes: Vec<u64>,
     moves: VecDeque<Move>,
-    /// How often the last move's reason has applied in a row; 0 when its entry stands alone.
+    /// How often the last move's reason has applied in a row. 0 if its entry takes no repeats.
     repeats: u64,
 }
 
-/// The phase of a tenant that could serve and has had no request since `idle_since`.
+/// Returns the phase of a tenant that can serve and has had no request since `idle_since`.
 fn idle_phase(idle_since: Option<SystemTime>, now: SystemTime, idle_after: Duration) -> Phase {
-    // A wall clock that was set back: it has just become idle.
+    // If the wall clock was set back, the tenant counts as just idle.
     let idle_for = |since| now.duration_since(since).unwrap_or_default();
     let idle = idle_since.is_some_and(|since| idle_for(since) >= idle_after);
     if idle { Phase::Idle } else { Phase::Active }
@@ -60,18 +60,18 @@ fn is_thought(label: &str) -> bool {
     Reason::ALL.iter().any(|reason| reason.is_thought() && reason.label() == label)
 }
 
-/// A decision about nothing but which layers move: each has an entry of its own, which says what it led to.
+/// Whether a reason decides only which layers move. Each such decision has its own entry, which states its result.
 const fn is_layout_reason(reason: Reason) -> bool {
     matches!(reason, Reason::RemapOwn | Reason::RemapStalls | Reason::Revert | Reason::Forced)
 }
 
-/// By how much a counter has risen since it was `known`.
+/// Sets `known` to `now` and returns the increase.
 const fn delta(known: &mut u64, now: u64) -> u64 {
     now - std::mem::replace(known, now)
 }
 
 impl StateRecorder {
-    /// An empty diary.
+    /// Creates a recorder without moves.
     pub fn new(tenant: Tenant, policy: String) -> Self {
         StateRecorder {
             tenant,
@@ -96,17 +96,17 @@ impl StateRecorder {
         }
     }
 
-    /// Since when nothing of this tenant runs, milliseconds since the Unix epoch.
+    /// Returns since when the tenant has been inactive, in milliseconds since the Unix epoch.
     pub fn inactive_since_unix_ms(&self) -> Option<u64> {
         self.inactive_since.map(unix_ms)
     }
 
-    /// When it last ran a step.
+    /// Returns the time of the last step, in milliseconds since the Unix epoch.
     pub fn last_used_unix_ms(&self) -> Option<u64> {
         self.last_used.map(unix_ms)
     }
 
-    /// Since when all its layers have memory.
+    /// Returns since when all layers have memory, in milliseconds since the Unix epoch.
     pub fn resident_since_unix_ms(&self) -> Option<u64> {
         self.resident_since.map(unix_ms)
     }
@@ -122,28 +122,28 @@ impl StateRecorder {
         self.resident_since = if whole { self.resident_since.or(Some(now)) } else { None };
     }
 
-    /// An engine has come.
+    /// Records that an engine attached.
     pub fn on_engine_attached(&mut self, at: SystemTime) {
         self.engine_since = Some(at);
     }
 
-    /// It has gone.
+    /// Records that the engine was lost.
     pub fn on_engine_lost(&mut self, at: SystemTime) {
         (self.engine_since, self.engine_lost_at) = (None, Some(at));
         self.engine_restarts += 1;
     }
 
-    /// From now on the tenant counts as idle after so long without a request.
+    /// Sets the time without requests after which the tenant counts as idle.
     pub fn set_idle_after(&mut self, idle_after: Duration) {
         self.idle_after = idle_after;
     }
 
-    /// Writes down what has changed since the last look.
+    /// Records the changes since the last call.
     pub fn observe(&mut self, core: &Scheduler, metrics: &Metrics) {
         let snapshot = core.snapshot();
         self.observe_phase(&snapshot, core.manager());
         self.observe_activity(core, &snapshot);
-        // A directive may have named another one.
+        // A directive may have changed the policy.
         let policy = core.manager().params().policy.name();
         if self.policy != policy {
             policy.clone_into(&mut self.policy);
@@ -172,7 +172,8 @@ impl StateRecorder {
         }
     }
 
-    /// Every reason that has applied since the last look, and all memory that has moved since.
+    /// Records every reason that has applied since the last call, except [`Reason::Stream`], and all memory moved for
+    /// it.
     fn observe_moves(&mut self, manager: &MemoryManager, metrics: &Metrics) {
         for (index, reason) in Reason::ALL.iter().enumerate() {
             let times = delta(&mut self.seen_counts[index], manager.counted(*reason));
@@ -188,8 +189,8 @@ impl StateRecorder {
         }
     }
 
-    /// Notes that `reason` has applied `times` times since the last look, and that `bytes` have changed their owner for it. Where
-    /// `times` is 0, the bytes belong to a decision of an earlier look.
+    /// Records that `reason` has applied `times` times since the last call, and that `bytes` changed their owner for
+    /// it. If `times` is 0, the bytes belong to an earlier decision.
     fn record_move(&mut self, reason: Reason, (times, bytes): (u64, u64), layout: &Layout) {
         if times == 0 {
             self.last_move_of(reason).into_iter().for_each(|decided| decided.bytes += bytes);
@@ -204,7 +205,8 @@ impl StateRecorder {
         self.moves.iter_mut().rfind(|moved| moved.reason == reason.label())
     }
 
-    /// Another layout is in force: the move that led to it says which layers move, and how many gave up their memory.
+    /// Records a new layout: the move that led to it gets the moving layers, and the layout if the reason is a layout
+    /// reason.
     fn on_relayout(&mut self, reason: Reason, layout: &Layout) {
         self.moving.clone_from(&layout.moving);
         let Some(moved) = self.last_move_of(reason) else { return };
@@ -215,7 +217,8 @@ impl StateRecorder {
         tracing::info!(reason = moved.reason, detail = moved.detail, bytes = moved.bytes, "memory moved");
     }
 
-    /// The same reason again is the same entry, so that a run of evictions does not push everything else out.
+    /// Adds a move. A repeated reason extends the last entry, so that a run of evictions does not displace all other
+    /// moves.
     fn push_move(&mut self, reason: Reason, times: u64, layout: &Layout, bytes: u64) {
         tracing::debug!(reason = reason.label(), times, bytes, "memory decision");
         let at_unix_ms = unix_ms(SystemTime::now());
@@ -229,7 +232,7 @@ impl StateRecorder {
             return;
         }
         if self.moves.len() == MAX_MOVES {
-            // What was only thought of is told as long as there is room.
+            // Decisions that moved no memory are dropped first.
             let thought = self.moves.iter().position(|event| is_thought(&event.reason));
             self.moves.remove(thought.unwrap_or(0));
         }
@@ -244,7 +247,7 @@ fn format_times(times: u64) -> String {
     if times == 1 { "once".into() } else { format!("{times} times") }
 }
 
-/// Everything that is known at this moment.
+/// Builds the current state message.
 pub fn build_state(
     driver: &mut Driver<HostMemory, EngineCompute>,
     diary: &StateRecorder,
@@ -295,8 +298,8 @@ fn layers(manager: &MemoryManager) -> Vec<Residency> {
     manager.residency().into_iter().map(one).collect()
 }
 
-/// By owner, as the ledger has it. What is free is told by the device: it balances only if both count the same chunks, but
-/// for those on their way.
+/// Returns the memory by owner from the chunk table. The free bytes come from the device, so the sum balances only if
+/// both count the same chunks, except those in transit.
 fn memory(manager: &MemoryManager, used_bytes: u64) -> MemoryState {
     let (ledger, chunk_bytes) = (manager.ledger(), manager.geometry().chunk_bytes);
     let mut owners = OwnerBytes::default();
@@ -313,7 +316,7 @@ fn memory(manager: &MemoryManager, used_bytes: u64) -> MemoryState {
             Owner::Earmarked(_) => &mut owners.earmarked_bytes,
         } += bytes;
     }
-    // On a shared GPU the tenant's capacity is what it may hold now.
+    // On a shared GPU, the capacity is the tenant's current budget.
     let capacity_bytes = u64::from(manager.budget_chunks().min(ledger.capacity())) * chunk_bytes;
     owners.free_bytes += capacity_bytes.saturating_sub(used_bytes);
     // Host memory has no driver and no context.
@@ -331,7 +334,7 @@ fn kv(manager: &MemoryManager) -> KvState {
         blocks_total: total,
         blocks_used: used,
         blocks_cached: cached,
-        // Also those of frames that drain, which nobody may take any more.
+        // Includes blocks of draining chunks, which cannot be allocated any more.
         blocks_free: total - held,
         block_bytes: geometry.block_bytes,
         draining_frames: counts.draining_frames,
@@ -391,7 +394,7 @@ mod tests {
         Layout { moving: moving.iter().map(|layer| LayerId(*layer)).collect(), beta: 1 }
     }
 
-    /// Reason, detail, layers and bytes of each move.
+    /// Returns reason, detail, layers and bytes of each move.
     fn moves_of(diary: &StateRecorder) -> Vec<(&str, &str, &[u16], u64)> {
         let all = diary.moves.iter();
         all.map(|one| (&*one.reason, &*one.detail, &*one.layers, one.bytes)).collect()

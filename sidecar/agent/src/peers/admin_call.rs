@@ -1,38 +1,38 @@
-//! What comes in by the admin port for the scheduler's thread to decide.
+//! Calls from the admin port that the scheduler's thread decides.
 
 use sluice_wire::grants::{GrantAnswer, GrantRequest, RefusalReason};
 use tokio::sync::oneshot;
 
-/// Something to decide, and where the answer goes. An answer that nobody takes any more (the sender's `send` gives it
-/// back) was not heard: what it promised must be undone.
+/// A call and the sender of its reply. If the sender's `send` returns the reply, the caller did not receive it, and its
+/// effects must be undone.
 #[derive(Debug)]
 pub enum AdminCall {
-    /// A neighbour's request about memory.
+    /// Request of a peer about memory.
     Grant(GrantRequest, oneshot::Sender<GrantAnswer>),
-    /// Give up all device memory (`POST /sleep`).
+    /// Release all device memory (`POST /sleep`).
     Sleep(SleepLevel, oneshot::Sender<Result<(), CallRejected>>),
-    /// Take it back (`POST /wake_up`).
+    /// Take device memory again (`POST /wake_up`).
     WakeUp(oneshot::Sender<Result<(), CallRejected>>),
-    /// Whether it is given up (`GET /is_sleeping`).
+    /// Whether the tenant sleeps (`GET /is_sleeping`).
     IsSleeping(oneshot::Sender<Result<bool, CallRejected>>),
 }
 
-/// How deep a tenant sleeps, in vLLM's words.
+/// Sleep level, as in vLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepLevel {
-    /// Weights stay in host memory.
+    /// Weights and KV of requests stay in host memory.
     One,
-    /// Nothing stays but the host's master copy of the weights.
+    /// Only the host's master copy of the weights stays.
     Two,
 }
 
-/// Why an order was not carried out.
+/// Reason why a call was rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CallRejected(pub String);
 
-/// The answer of a sidecar that trades nothing.
+/// Rejects a grant request if the sidecar trades no memory.
 pub fn reject_grant(answer: oneshot::Sender<GrantAnswer>) {
-    // Whoever asked may have gone.
+    // The receiver may be dropped.
     let _ = answer.send(GrantAnswer::refused(RefusalReason::NotTraded));
 }

@@ -1,4 +1,4 @@
-//! Calling the admin ports of neighbours.
+//! HTTP client for the admin ports of peers.
 
 mod call_limiter;
 mod static_resolver;
@@ -20,23 +20,23 @@ use self::call_limiter::CallLimiter;
 use self::static_resolver::StaticResolver;
 use crate::admin::tls::{Tls, TlsConfigs, client_without_roots};
 
-/// Most bytes of a state.
+/// Maximum size of a state in bytes.
 const MAX_STATE_BYTES: usize = 4 << 20;
-/// Most bytes of any other answer.
+/// Maximum size of any other answer in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
-/// Longest wait for a connection, whatever the patience for the answer.
+/// Timeout for a connection, independent of the timeout for the answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long an idle connection is kept: less than the other end keeps it.
+/// Idle time after which a connection is closed. It is shorter than the server's, so that the client closes first.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What is shown to neighbours.
+/// Credential for calls to peers.
 #[derive(Clone)]
 pub enum PeerCredential {
-    /// Nothing: they will refuse.
+    /// No credential. Peers refuse the calls.
     Nothing,
-    /// A token that the neighbours of the GPU know, over plain HTTP.
+    /// Token that the peers of the GPU know, sent over plain HTTP.
     Token(String),
-    /// The certificate of this sidecar.
+    /// Certificate of this sidecar.
     Certificate(Arc<Tls>),
 }
 
@@ -50,71 +50,71 @@ impl std::fmt::Debug for PeerCredential {
     }
 }
 
-/// Why a neighbour gave no answer that can be used.
+/// Reason why a call gave no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The token is for this machine only: nothing was sent.
+    /// The token may be sent only within this machine, so nothing was sent.
     #[error("{address} is not on this machine, and neighbours elsewhere need certificates")]
     NotLocal {
-        /// Where.
+        /// Address of the peer.
         address: SocketAddr,
     },
-    /// It did not answer in time.
+    /// The peer did not answer in time.
     #[error("no answer from {address} within {} ms", patience.as_millis())]
     Timeout {
-        /// Where.
+        /// Address of the peer.
         address: SocketAddr,
-        /// How long was waited.
+        /// Timeout of the call.
         patience: Duration,
     },
-    /// No connection, or it broke.
+    /// The connection failed.
     #[error("{address}: {problem}")]
     Transport {
-        /// Where.
+        /// Address of the peer.
         address: SocketAddr,
-        /// What happened.
+        /// Cause.
         problem: String,
     },
-    /// It answered with an error.
+    /// The peer answered with an error status.
     #[error("{address} answered {status}: {text}")]
     Status {
-        /// Where.
+        /// Address of the peer.
         address: SocketAddr,
-        /// The status.
+        /// HTTP status.
         status: u16,
-        /// Beginning of its words.
+        /// Beginning of the response text.
         text: String,
     },
-    /// Its answer is longer than any can be.
+    /// The response exceeds the size limit.
     #[error("{address} answered more than {limit_bytes} bytes")]
     TooLong {
-        /// Where.
+        /// Address of the peer.
         address: SocketAddr,
-        /// The bound.
+        /// Size limit in bytes.
         limit_bytes: usize,
     },
-    /// Its answer is not what it must be.
+    /// The response is invalid.
     #[error("{address}: {error}")]
     Read {
-        /// Where.
+        /// Address of the peer.
         address: SocketAddr,
-        /// What is wrong.
+        /// Problem with the response.
         #[source]
         error: ReadError,
     },
-    /// Another tenant answers there.
+    /// Another tenant answered at this address.
     #[error("at {address} is {found}, not {wanted}")]
     WrongTenant {
-        /// Where.
+        /// Address of the call.
         address: SocketAddr,
-        /// Who was meant, `namespace/name`.
+        /// Expected tenant, `namespace/name`.
         wanted: String,
-        /// Who answered.
+        /// Tenant that answered.
         found: String,
     },
 }
 
-/// The way to neighbours. Keeps connections between calls.
+/// Client for calls to peers. It keeps connections between calls.
 pub struct PeerClient {
     credential: PeerCredential,
     resolver: StaticResolver,
@@ -122,7 +122,7 @@ pub struct PeerClient {
     http: Mutex<HttpClient>,
 }
 
-/// A client and the end of TLS that it was made with.
+/// HTTP client, and the TLS configuration that it was built with.
 struct HttpClient {
     tls: Option<Arc<ClientConfig>>,
     client: reqwest::Client,
@@ -135,7 +135,7 @@ impl std::fmt::Debug for PeerClient {
 }
 
 impl PeerClient {
-    /// A client that shows `credential`.
+    /// Creates a client that authenticates with `credential`.
     pub fn new(credential: PeerCredential) -> Self {
         let (names, tls) = (StaticResolver::default(), current_tls(&credential));
         let http = HttpClient { client: build_http(tls.as_deref(), &names), tls };
@@ -147,10 +147,10 @@ impl PeerClient {
         }
     }
 
-    /// The state of `neighbour`.
+    /// Returns the state of `neighbour`.
     ///
     /// # Errors
-    /// It cannot be had within `patience`.
+    /// No valid state arrives within `patience`.
     pub async fn state(&self, neighbour: &PeerInfo, patience: Duration) -> Result<State, CallError> {
         let request = self.http().get(self.url(neighbour, "/v1/state"));
         let address = neighbour.admin;
@@ -161,11 +161,11 @@ impl PeerClient {
         Ok(state)
     }
 
-    /// What `neighbour` says to `request`. An error after which nobody knows whether it was granted must be followed by
-    /// `Cancel`.
+    /// Sends `request` and returns the answer of `neighbour`. After an error it may be unknown whether the loan was
+    /// granted. Then the caller must send `Cancel`.
     ///
     /// # Errors
-    /// No answer within `patience`, or none that belongs to `request`.
+    /// No answer within `patience`, or none that matches `request`.
     pub async fn grant(
         &self,
         neighbour: &PeerInfo,
@@ -180,7 +180,7 @@ impl PeerClient {
             let _lane = self.call_limiter.acquire(address).await;
             self.call(neighbour, http, MAX_ANSWER_BYTES).await
         };
-        // The wait for other calls counts.
+        // The timeout includes the wait for other calls.
         let text = with_timeout(address, patience, call).await?;
         let answer = GrantAnswer::from_json(&text, request, chunk_bytes)
             .map_err(|error| CallError::Read { address, error })?;
@@ -207,7 +207,7 @@ impl PeerClient {
         send_request(request, address, limit_bytes).await
     }
 
-    /// By address over plain HTTP; by name over TLS, so that the certificate must be that neighbour's.
+    /// Returns the URL: by address for plain HTTP, and by name for TLS, so that the certificate must be that peer's.
     fn url(&self, neighbour: &PeerInfo, path: &str) -> String {
         let address = neighbour.admin;
         if !matches!(self.credential, PeerCredential::Certificate(_)) {
@@ -218,7 +218,7 @@ impl PeerClient {
         format!("https://{host}:{}{path}", address.port())
     }
 
-    /// The client for a new call: a new one when the certificate has changed.
+    /// Returns the HTTP client for a call. Builds a new one if the certificate has changed.
     fn http(&self) -> reqwest::Client {
         let tls = current_tls(&self.credential);
         let mut http = self.http.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +253,7 @@ fn build_http(tls: Option<&ClientConfig>, names: &StaticResolver) -> reqwest::Cl
         .expect("a client of fixed settings and checked TLS is built")
 }
 
-/// What `call` to `address` gives within `patience`.
+/// Runs `call` with the timeout `patience`.
 async fn with_timeout<T>(
     address: SocketAddr,
     patience: Duration,
@@ -280,7 +280,7 @@ async fn send_request(
     Err(CallError::Status { address, status: status.as_u16(), text })
 }
 
-/// `None` = longer than it may be.
+/// Reads the response. `None` if it is longer than `limit_bytes`.
 async fn read_bounded(mut response: Response, limit_bytes: usize) -> reqwest::Result<Option<Vec<u8>>> {
     let mut text = Vec::new();
     while let Some(piece) = response.chunk().await? {
@@ -292,7 +292,7 @@ async fn read_bounded(mut response: Response, limit_bytes: usize) -> reqwest::Re
     Ok(Some(text))
 }
 
-/// The innermost cause: the outer ones say no more than that a request was sent.
+/// Returns the innermost cause. The outer ones add no detail.
 fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

@@ -1,4 +1,4 @@
-//! Where letters become calls to neighbours' admin ports, and their answers news for the scheduler.
+//! Sends the scheduler's commands as calls to peers' admin ports, and returns the answers as events.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,36 +25,36 @@ use crate::clock::Clock;
 use crate::directive::DirectiveStore;
 use crate::scheduler_handle::{Message, MessageSender};
 
-/// A state is waited for this long: a survey is worth less than the time it takes.
+/// Timeout of a state query in a survey. A later answer is not worth the delay.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(15);
-/// An answer to anything else; the scheduler gives up an ask by itself, long before.
+/// Timeout of any other call. The scheduler gives up an ask long before.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Everything that a letter needs.
+/// Executes the scheduler's commands to peers.
 #[derive(Clone, Debug)]
 pub struct GrantClient {
-    /// The record in the ledger.
+    /// This tenant's record in the ledger.
     pub ledger: Arc<ParticipantHandle>,
-    /// Who this is.
+    /// This tenant's identity, and the replies that its peers wait for.
     pub replies: Arc<PendingReplies>,
-    /// Who the neighbours are.
+    /// Directives, which name the peers.
     pub directives: Arc<DirectiveStore>,
-    /// The way to them.
+    /// Client for calls to peers.
     pub client: Arc<PeerClient>,
-    /// Where news goes.
+    /// Receives the events.
     pub inbox: MessageSender,
-    /// The scheduler's clock.
+    /// Clock of the scheduler.
     pub clock: Clock,
-    /// What holds where a directive says nothing.
+    /// Loan terms where a directive sets none.
     pub terms: NegotiationPolicy,
-    /// The order of turns, where they are taken.
+    /// Order of time slices, if the GPU is time-sliced.
     pub slice_order: Option<TurnOrder>,
-    /// What neighbours said of themselves last.
+    /// Last known states of peers.
     pub state_cache: Arc<PeerStateCache>,
 }
 
 impl GrantClient {
-    /// Works until nobody can write any more.
+    /// Executes commands until all senders are dropped.
     pub async fn run(self, mut letters: UnboundedReceiver<PeerCommand>) {
         while let Some(letter) = letters.recv().await {
             let office = self.clone();
@@ -62,7 +62,7 @@ impl GrantClient {
         }
     }
 
-    /// Tells the scheduler.
+    /// Sends an event to the scheduler.
     pub fn notify(&self, news: PeerEvent) {
         self.inbox.send(Message::Peer(Box::new(PeerPortEvent::Peer(news))));
     }
@@ -97,8 +97,8 @@ impl GrantClient {
         join_all(looks).await
     }
 
-    /// Who lives can be asked. One that is slow to tell is seen as it was when it told last, and, where that was too long
-    /// ago, in the directive's order.
+    /// Queries the state of a live peer. If the peer answers late, its cached state counts. If that is too old, the
+    /// peer has no state, and the directive's order applies.
     async fn query_state(
         &self,
         participant: &Participant,
@@ -127,7 +127,7 @@ impl GrantClient {
         })
     }
 
-    /// A moment of the wall clock on the scheduler's clock; what was before its start is its start.
+    /// Converts a wall-clock time to the scheduler's clock. Times before the clock's start become its start.
     fn scheduler_time(&self, unix_ms: u64) -> Nanos {
         let unix_now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let ago = unix_now.saturating_sub(Duration::from_millis(unix_ms));
@@ -135,7 +135,7 @@ impl GrantClient {
         Nanos(self.clock.now().0.saturating_sub(ago_ns))
     }
 
-    /// The directive's neighbours that the ledger knows as living.
+    /// Returns the directive's peers that are live in the ledger, and tracks them.
     fn live_peers(&self) -> Vec<(Participant, PeerInfo)> {
         let Some(in_force) = self.directives.active() else { return Vec::new() };
         let living = self.ledger.survey().unwrap_or_default();
@@ -170,7 +170,7 @@ impl GrantClient {
                 self.notify(PeerEvent::Refused { peer, nonce, why: loan_denied::from_answer(&answer) });
             }
             None => {
-                // Nobody knows whether it was granted.
+                // The loan may have been granted.
                 self.notify(PeerEvent::Refused { peer, nonce, why: None });
                 self.cancel_ask(peer, nonce).await;
             }
@@ -179,7 +179,7 @@ impl GrantClient {
 
     async fn cancel_ask(&self, peer: Peer, nonce: Nonce) {
         let request = GrantRequest::Cancel { borrower: self.replies.own_participant(), nonce: nonce.0 };
-        // A lender that does not hear it takes the earmark back at the end of its time to live.
+        // If the lender does not receive this, it takes the earmark back when its time to live ends.
         let _ = self.call(peer, &request).await;
     }
 
@@ -193,18 +193,18 @@ impl GrantClient {
             }
             // A loan that the borrower does not know was never accepted.
             Some(GrantAnswer::Refused { .. }) => self.reclaim_earmark(peer, nonce).await,
-            // Where the answer was lost, the watch sees the earmark.
+            // If the answer was lost, the ledger watch finds the earmark.
             Some(_) | None => {}
         }
     }
 
-    /// Every neighbour is told that a new life of this tenant lacks so much of its share. The claim has the life's name:
-    /// the loans are a former one's, whose names are not known any more.
+    /// Notifies every peer that this restarted tenant lacks `chunks` of its share. The nonce is the number of this
+    /// instance, because the nonces of the earlier instance's loans are not known.
     async fn claim_share(&self, chunks: u32) {
         let (lender, bytes) = (self.replies.own_participant(), self.replies.bytes(chunks));
         let (nonce, why) = (lender.instance, RevokeReason::FloorNeeded);
         let request = GrantRequest::Revoke { lender, nonce, bytes, why };
-        // What comes of it the ledger shows.
+        // The ledger shows the result.
         join_all(self.live_peers().into_iter().map(|(to, _)| self.call(to.peer, &request))).await;
     }
 
@@ -218,20 +218,21 @@ impl GrantClient {
         }
     }
 
-    /// The bytes of an earmark that its borrower has not accepted are the device's again.
+    /// Cancels an earmark that its borrower has not accepted, so that its bytes become free.
     async fn reclaim_earmark(&self, peer: Peer, nonce: Nonce) {
         let seat = self.ledger.clone();
-        // The guard may have to be waited for, which no thread of this runtime may. In vain: the scheduler writes again.
+        // The guard may have to be waited for, which would block a thread of this runtime. After a failure, the
+        // scheduler sends the command again.
         match tokio::task::spawn_blocking(move || seat.cancel_earmark(nonce.0)).await {
             Ok(Ok(_)) => self.notify(PeerEvent::TookBack { nonce }),
             Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
-            // This runtime is at its end.
+            // The runtime is shutting down.
             Err(_) => {}
         }
     }
 }
 
-/// Where turns are taken, the ledger says who has it and who waits in which place, at this moment.
+/// Adds the holder of the time slice and the queue position from the ledger, if the GPU is time-sliced.
 fn with_queue_place(live: PeerState, participant: &Participant, line: Option<&[Peer]>) -> PeerState {
     let Some(line) = line else { return live };
     let place = line.iter().position(|peer| *peer == participant.peer);

@@ -1,4 +1,5 @@
-//! A look at the ledger now and then: who has died, what has come back without a word, which terms are in force.
+//! Polls the ledger for peers that exited and for returned loans whose message was lost, and forwards the directive's
+//! terms.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,10 +15,10 @@ use super::grant_client::GrantClient;
 use super::membership::full_name;
 use super::ns;
 
-/// How often the ledger is looked at. Answers come sooner; this is for those that were lost.
+/// Poll interval. Answers arrive sooner; the poll covers lost ones.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Watches until the task is dropped.
+/// Polls until the task is cancelled or the directive store is dropped.
 pub async fn watch_ledger(office: GrantClient) {
     let (mut known, mut trouble) = (BTreeSet::new(), None);
     let mut directive = office.directives.watch();
@@ -26,7 +27,8 @@ pub async fn watch_ledger(office: GrantClient) {
             &office,
             directive.borrow_and_update().as_ref().map(|in_force| in_force.directive.as_ref()),
         );
-        // A directive may name a neighbour before its record is there: its order is told again with every look that changed.
+        // A directive may name a peer before its record exists, so send the terms again when the set of live peers
+        // changes.
         loop {
             let changed = tokio::time::timeout(POLL_INTERVAL, directive.changed()).await;
             let before = known.clone();
@@ -50,7 +52,8 @@ fn log_error_once(last: &mut Option<LedgerError>, now: Option<LedgerError>) {
 }
 
 async fn poll_ledger(office: &GrantClient, known: &mut BTreeSet<Peer>) -> Result<(), LedgerError> {
-    // Before the ledger is read: whoever was met and is not in it then has died, also if no look has ever seen it.
+    // Take the tracked peers before reading the ledger: a tracked peer that is not live then has exited, even if no
+    // poll has seen it live.
     known.append(&mut office.replies.tracked());
     let participants = office.ledger.survey()?;
     let living: BTreeSet<Peer> = participants.iter().filter(|p| p.is_live).map(|p| p.peer).collect();
@@ -63,11 +66,12 @@ async fn poll_ledger(office: &GrantClient, known: &mut BTreeSet<Peer>) -> Result
     *known = living;
     participants.iter().filter(|p| p.is_live).for_each(|p| notify_earmarks(office, p));
     let seat = office.ledger.clone();
-    // The guard may have to be waited for, which no thread of this runtime may. At its end nothing has to be cleared.
+    // The guard may have to be waited for, which would block a thread of this runtime. When the runtime ends, nothing
+    // has to be cleared.
     tokio::task::spawn_blocking(move || seat.clear_settled().map(drop)).await.unwrap_or(Ok(()))
 }
 
-/// Earmarks for this tenant that nobody has told it of: what is a loan that came back, the scheduler knows.
+/// Reports the earmarks that wait for this tenant. The scheduler knows which of them are returned loans.
 fn notify_earmarks(office: &GrantClient, lender: &Participant) {
     let me = office.ledger.instance();
     let waiting = lender.earmarks.iter().filter(|e| e.to == me && e.state == EarmarkState::Waiting);
@@ -91,8 +95,7 @@ fn notify_terms(office: &GrantClient, directive: Option<&Directive>) {
     office.notify(PeerEvent::Terms(terms));
 }
 
-/// A fixed order is as the neighbours stand; every other rule needs live state, and without it the order that is written
-/// for that.
+/// Returns the victim order without live state: the directive's peers for `FixedOrder`, else its fallback order.
 fn victim_order(directive: &Directive) -> Vec<&String> {
     match directive.victim {
         VictimRule::FixedOrder => directive.neighbours.iter().map(|neighbour| &neighbour.name).collect(),
@@ -102,14 +105,14 @@ fn victim_order(directive: &Directive) -> Vec<&String> {
     }
 }
 
-/// The directive lists names; the ledger has `namespace/name`.
+/// Whether `name` names the participant. The directive lists names, and the ledger has `namespace/name`.
 fn matches_name(directive: &Directive, participant: &Participant, name: &str) -> bool {
     let full = |n: &sluice_wire::directive::PeerInfo| full_name(&n.namespace, &n.name);
     participant.name == name
         || directive.neighbours.iter().any(|n| n.name == name && full(n) == participant.name)
 }
 
-/// What a directive says about trading; `usual` is what it does not say.
+/// Returns the loan terms of a directive. `usual` provides those that it does not set.
 pub fn loan_terms(
     usual: &NegotiationPolicy,
     directive: &Directive,

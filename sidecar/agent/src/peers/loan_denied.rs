@@ -1,17 +1,17 @@
-//! Why a neighbour lends nothing: the policy's word as the wire's, and back.
+//! Converts reasons for a denied loan between policy and wire.
 
 use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_wire::grants::{GrantAnswer, MAX_TTL_MS, RefusalReason};
 
 use super::{ms, ns};
 
-/// The answer of a lender that gives nothing.
+/// Returns the answer of a lender that lends nothing.
 pub fn to_answer(why: LoanDenied) -> GrantAnswer {
     match why {
         LoanDenied::Active => GrantAnswer::refused(RefusalReason::Active),
         LoanDenied::MinResidence { left_ns } => GrantAnswer::Refused {
             reason: RefusalReason::MinResidence,
-            // A rest of less than a millisecond is none on the wire.
+            // The conversion rounds down, so add a millisecond.
             after_ms: Some(ms(left_ns).saturating_add(1).min(MAX_TTL_MS)),
         },
         LoanDenied::AtCap => GrantAnswer::refused(RefusalReason::AtCap),
@@ -22,13 +22,13 @@ pub fn to_answer(why: LoanDenied) -> GrantAnswer {
     }
 }
 
-/// What an answer to an ask says of why nothing is lent; none for one that says nothing of that: whoever takes the asker for
-/// a stranger answers as if it were silent.
+/// Returns why an answer to an ask denies the loan. `None` if it states no such reason: a lender that does not know the
+/// borrower counts as one that did not answer.
 pub fn from_answer(answer: &GrantAnswer) -> Option<LoanDenied> {
     let GrantAnswer::Refused { reason, after_ms } = answer else { return None };
     match reason {
         RefusalReason::Active => Some(LoanDenied::Active),
-        // Whoever does not say for how long means all of the directive's time, which bounds it.
+        // Without a time, the maximum applies. The directive's minimum residence bounds it.
         RefusalReason::MinResidence => {
             Some(LoanDenied::MinResidence { left_ns: after_ms.map_or(u64::MAX, ns) })
         }

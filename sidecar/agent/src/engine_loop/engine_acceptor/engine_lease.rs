@@ -1,9 +1,9 @@
-//! The one seat at the link: held from the hand-over of memory to a confirmed death.
+//! The lease that allows one engine at the link, from the hand-over of memory to the confirmed exit.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The seat, and who waits for it.
+/// The lease and its waiters.
 #[derive(Debug)]
 pub struct EngineLease {
     timeout: Duration,
@@ -14,7 +14,7 @@ pub struct EngineLease {
 #[derive(Debug, Default)]
 struct LeaseState {
     is_held: bool,
-    /// Numbers of those who wait, the newest last.
+    /// Numbers of the waiters, newest last.
     waiting: Vec<u64>,
     next: u64,
 }
@@ -26,13 +26,13 @@ impl LeaseState {
 }
 
 impl EngineLease {
-    /// A free seat for which nobody waits longer than `patience`.
+    /// Creates a free lease for which each waiter waits at most `patience`.
     pub fn new(patience: Duration) -> Self {
         EngineLease { timeout: patience, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Waits for the seat, not without limit. The newest goes first: an engine that was just started again is worth
-    /// more than a peer that has waited since long before.
+    /// Waits for the lease until the timeout. The newest waiter gets it first: an engine that just restarted is more
+    /// likely to work than a peer that has waited for long.
     pub fn acquire(&self) -> Option<LeaseGuard<'_>> {
         let mut line = self.state();
         let number = line.next;
@@ -43,9 +43,9 @@ impl EngineLease {
         let turn = line.is_next(number);
         line.waiting.retain(|other| *other != number);
         line.is_held |= turn;
-        // Who waits behind one that left may be next.
+        // Another waiter may be next now.
         self.changed.notify_all();
-        // Lazily: one made in vain would free the seat of another.
+        // Create the guard lazily: dropping an unneeded guard would free the lease of another waiter.
         turn.then(|| LeaseGuard(self))
     }
 
@@ -54,7 +54,7 @@ impl EngineLease {
     }
 }
 
-/// The seat, free again when dropped.
+/// Holds the lease and frees it when dropped.
 #[derive(Debug)]
 pub struct LeaseGuard<'a>(&'a EngineLease);
 
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// So many wait, or waited a moment ago.
+    /// Waits until `waiting` threads wait for the lease.
     fn wait_for_waiters(seat: &EngineLease, waiting: usize) {
         while seat.state().waiting.len() != waiting {
             std::thread::yield_now();

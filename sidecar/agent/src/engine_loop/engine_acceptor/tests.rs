@@ -1,4 +1,4 @@
-//! Peers at the door, over real sockets.
+//! Tests of the acceptor with real sockets.
 
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use sluice_policy::geometry::ActivationCost;
 
 use super::*;
 
-/// Longest wait for anything; shorter than what a silent peer is given.
+/// Longest wait in these tests. It is shorter than the handshake timeout of a silent peer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A small tenant.
+/// Returns the setup of a small tenant.
 pub fn setup() -> EngineSetup {
     let spec = ModelSpec {
         family: Family::Llama,
@@ -52,7 +52,7 @@ pub fn setup() -> EngineSetup {
     }
 }
 
-/// A door in a thread of its own; closed when dropped.
+/// Acceptor on its own thread, closed when dropped.
 struct TestAcceptor {
     socket: PathBuf,
     tables: Arc<Mutex<TableWriter>>,
@@ -88,7 +88,8 @@ impl TestAcceptor {
         TestAcceptor { socket, tables, messages, closed, _folder: folder }
     }
 
-    /// An engine that stays until this process ends: the door kills the process of one that leaves, which is this one.
+    /// Connects an engine that is never dropped: when an engine disconnects, the acceptor kills its process, which here
+    /// is the test process.
     fn connect_engine(&self) -> ManuallyDrop<SidecarLink> {
         ManuallyDrop::new(SidecarLink::connect(&self.socket).unwrap())
     }
@@ -107,7 +108,7 @@ impl Drop for TestAcceptor {
     }
 }
 
-/// Connects and says nothing.
+/// Connects and sends nothing.
 fn connect_silent(path: &Path) -> OwnedFd {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -115,7 +116,7 @@ fn connect_silent(path: &Path) -> OwnedFd {
     socket
 }
 
-/// Whether the door still listens to a peer to which it has said nothing.
+/// Whether the acceptor has not closed the connection of a silent peer.
 fn is_connected(peer: &OwnedFd) -> bool {
     recv(peer, &mut [0; 1], RecvFlags::DONTWAIT).err() == Some(rustix::io::Errno::AGAIN)
 }
@@ -140,7 +141,7 @@ fn slow_engine_does_not_hold_table_lock() {
     let house = TestAcceptor::open();
     let mut engine = house.connect_engine();
     drop(engine.exchange_hello("test").unwrap());
-    // It has been handed everything and has not answered: only the hand-over itself may hold the tables.
+    // The engine has received everything and has not answered. The lock must be free now.
     let begun = std::time::Instant::now();
     while house.tables.try_lock().is_err() {
         assert!(begun.elapsed() < TIMEOUT, "the tables are held for a peer");

@@ -1,4 +1,4 @@
-//! An engine that the test plays: a process that sleeps, and a control page. Time is the test's own.
+//! Tests with a sleeping process as engine, a control page, and simulated time.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
@@ -21,7 +21,7 @@ struct FakeEngine {
     now: Instant,
 }
 
-/// It ends by itself, so that a test that expects its death does not wait for ever.
+/// Starts a process that exits by itself, so that a test never waits forever for its exit.
 fn sleeper() -> Child {
     Command::new("sleep").arg("30").spawn().unwrap()
 }
@@ -39,7 +39,7 @@ impl FakeEngine {
         FakeEngine { engine, supervisor, page, watch, now: Instant::now() }
     }
 
-    /// Looks for this long at an engine with `work`. Whether a look found that it hangs.
+    /// Polls for `time` an engine that has `work`. Returns whether a poll found it hung.
     fn poll_for(&mut self, time: Duration, number: u64, work: Work) -> bool {
         let until = self.now + time;
         let mut hung = false;
@@ -54,7 +54,7 @@ impl FakeEngine {
 impl Drop for FakeEngine {
     fn drop(&mut self) {
         for child in [&mut self.engine, &mut self.supervisor] {
-            // It may be dead already.
+            // It may have exited already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -128,9 +128,9 @@ fn stopped_supervisor_is_killed_after_other_engine_is_refused() {
     let pid = Pid::from_child(&played.supervisor);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     played.watch.on_lost();
-    // An engine that was refused was never attached; its end is told as well.
+    // A refused engine was never attached, but its loss is reported as well.
     played.watch.on_lost();
-    // A quarter of the time counts at least, however slow the node is meanwhile.
+    // At least a quarter of the time counts, however slow the node is.
     let until = played.now + 4 * SUPERVISOR_LIMIT + 10 * SECOND;
     while played.now < until {
         played.now += SECOND;

@@ -1,4 +1,4 @@
-//! Why a tenant cannot be served, in terms of its configuration.
+//! Reasons why a tenant cannot be served, in terms of its configuration.
 
 use std::path::PathBuf;
 
@@ -11,52 +11,52 @@ use sluice_wire::config_rejection::ConfigRejection;
 use crate::model::ModelError;
 use crate::peers::membership::MembershipError;
 
-/// Why a tenant cannot be served. Trying again does not help.
+/// Reason why a tenant cannot be served. A retry does not help.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The model folder.
+    /// The model folder is invalid.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The configuration.
+    /// The configuration is invalid.
     #[error("{field}: {problem}")]
     Config {
-        /// Field.
+        /// Name of the field.
         field: &'static str,
-        /// What is wrong.
+        /// Problem with the field.
         problem: String,
     },
-    /// The device is too small, or the layout impossible.
+    /// The device is too small, or the layout is impossible.
     #[error("{fields}: {0}", fields = fields(.0))]
     Unsatisfiable(ConfigError),
-    /// Host memory for the weights.
+    /// Host memory for the weights is not available.
     #[error(transparent)]
     HostWeights(#[from] HostWeightsError),
-    /// Memory that stands for the device's.
+    /// The memory backend failed to start.
     #[error(transparent)]
     Memory(#[from] HostError),
-    /// The link.
+    /// The link failed.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The GPU that it shares.
+    /// The tenant cannot join its shared GPU.
     #[error("the neighbourhood: {0}")]
     Membership(#[from] MembershipError),
-    /// The ledger of that GPU, which grants nothing any more.
+    /// The ledger of the shared GPU is damaged and grants nothing any more.
     #[error("the neighbourhood: {0}")]
     Ledger(LedgerError),
-    /// A file.
+    /// A file or a thread is not available.
     #[error("{}: {source}", path.display())]
     Io {
-        /// File.
+        /// File, or a name of the resource.
         path: PathBuf,
-        /// The system's words.
+        /// Cause.
         source: std::io::Error,
     },
-    /// Told to stop before the first engine came.
+    /// Stopped before loading completed.
     #[error("stopped while loading")]
     Stopped,
 }
 
-/// The fields of the configuration to look at: the policy knows sizes and not where they come from.
+/// Returns the configuration fields to check. The policy knows sizes but not which fields set them.
 const fn fields(refused: &ConfigError) -> &'static str {
     match refused {
         ConfigError::FloorExceedsCapacity { .. } => ConfigRejection::OF_FLOOR,
@@ -72,8 +72,8 @@ const fn fields(refused: &ConfigError) -> &'static str {
 }
 
 impl LoadError {
-    /// Fields of the configuration to look at, separated by commas, and what is wrong with them; `None` where the
-    /// configuration is not the reason.
+    /// Returns the configuration fields to check, separated by commas, and the problem. `None` if the configuration is
+    /// not the reason.
     pub fn field_and_problem(&self) -> Option<(&'static str, String)> {
         match self {
             LoadError::Model(error) => Some(("model_path", error.to_string())),

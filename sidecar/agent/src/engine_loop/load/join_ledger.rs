@@ -1,7 +1,7 @@
-//! A tenant's way in: its record in the ledger, its first engine, and its floor among shares that neighbours still have.
+//! Lets a tenant join its GPU: its record in the ledger, its first engine, and its floor.
 //!
-//! Whoever comes to a GPU that is dealt out takes what is left and asks for the rest; neighbours leave it as they are told. No
-//! chunk is created before the floor is granted.
+//! On a fully assigned GPU the tenant takes the free chunks and waits for the rest, which peers release as their
+//! directives change. No chunk is created before the floor is granted.
 
 use sluice_link::slab::SlabLayout;
 use sluice_policy::geometry::Geometry;
@@ -15,7 +15,7 @@ use super::{LoadError, LoadedTenant};
 use crate::engine_loop::share_control::{RETRY_MAX, RETRY_MIN, ShareGrant, ShareSource};
 use crate::peers::membership::{JoinBackoff, LedgerMembership};
 
-/// Who comes in.
+/// Join in progress.
 pub(super) struct LedgerJoin<'a> {
     pub loaded: &'a LoadedTenant,
     pub source: &'a mut ShareSource,
@@ -23,7 +23,7 @@ pub(super) struct LedgerJoin<'a> {
     pub status: JoinStatus,
 }
 
-/// What was said already of the terms of now.
+/// Conditions already logged for the current terms.
 #[derive(Debug, Default)]
 pub(super) struct JoinStatus {
     is_waiting: bool,
@@ -31,10 +31,10 @@ pub(super) struct JoinStatus {
 }
 
 impl LedgerJoin<'_> {
-    /// Takes the tenant's record on the GPU that it shares, if it shares one.
+    /// Joins the ledger if the GPU is shared.
     ///
     /// # Errors
-    /// It cannot be had, or the tenant was told to stop.
+    /// The tenant cannot join, or was stopped.
     pub fn join(&mut self) -> Result<Option<LedgerMembership>, LoadError> {
         let loaded = self.loaded;
         let (config, faults) = (&loaded.config, &loaded.faults.ledger);
@@ -60,11 +60,11 @@ impl LedgerJoin<'_> {
         }
     }
 
-    /// Waits for the first engine, which alone can say what activations cost, and for the floor that follows from it. The memory manager
-    /// begins with what is granted.
+    /// Waits for the first engine, which reports the activation costs, and for the floor that follows from them. The
+    /// memory manager starts with the granted chunks.
     ///
     /// # Errors
-    /// The tenant cannot be served, or was told to stop.
+    /// The tenant cannot be served, or was stopped.
     pub fn manager(
         &mut self,
         layout: &SlabLayout,
@@ -89,20 +89,20 @@ impl LedgerJoin<'_> {
         }
     }
 
-    /// `None` = not yet.
+    /// Builds the memory manager. `None` if the engine or the floor is still missing.
     fn try_build(
         &mut self,
         layout: &SlabLayout,
         place: Option<(&LedgerMembership, &mut ShareGrant)>,
     ) -> Result<Option<MemoryManager>, LoadError> {
         if let Some(trouble) = place.as_ref().and_then(|(place, _)| place.ledger.damage()) {
-            // Nothing is granted by it any more; another start makes a new one.
+            // A damaged ledger grants nothing any more. The next start creates a new one.
             return Err(LoadError::Ledger(trouble));
         }
         let share = self.source.target().share_chunks;
         let Some(activation) = self.startup_inbox.engine().map(|engine| engine.activation) else {
             if let Some((place, grant)) = place {
-                // Its share may have been dealt out anew meanwhile.
+                // The assigned share may have fallen since.
                 grant.shrink(share);
                 self.startup_inbox.set_peer_state(self.granted_state(place, grant.chunks(), share));
             }
@@ -120,7 +120,8 @@ impl LedgerJoin<'_> {
         if granted < floor {
             let waiting = self.waiting_state(place, granted, want, floor);
             if !std::mem::replace(&mut self.status.is_waiting, true) {
-                // More than it was dealt nobody may ever leave: then only another deal helps.
+                // Peers never release more than the share assigned to this tenant. A larger floor needs another
+                // assignment.
                 let dealt = self.bytes(share);
                 tracing::warn!(
                     dealt,
@@ -135,8 +136,8 @@ impl LedgerJoin<'_> {
         manager(Params { share_chunks: granted, ..params }, geometry)
     }
 
-    /// Parameters on the terms of the directive, or on those of the configuration where the whole GPU would not do for the
-    /// former; and their floor.
+    /// Returns the parameters and their floor: for the terms of the directive, or for those of the configuration if the
+    /// directive's do not fit on the whole GPU.
     fn feasible_params(&mut self, geometry: &Geometry) -> Result<(Params, u32), LoadError> {
         let terms = self.source.target();
         let told = params(self.loaded, terms);

@@ -1,4 +1,4 @@
-//! Where a tenant's journal is written: one file per life, so that a restart never destroys the evidence of a crash.
+//! Journal files of a tenant: one per instance, so that a restart never destroys the evidence of a crash.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sluice_scheduler::journal::Recorder;
 
-/// Records to a new file at `path`. What an earlier life has left there is kept beside it, as `path.1`, `path.2` and so
-/// on, the oldest first.
+/// Records to a new file at `path`. Renames an earlier file to `path.1`, `path.2` and so on, oldest first.
 pub fn open_recorder(path: &Path) -> io::Result<Recorder> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -35,7 +34,7 @@ fn numbered_path(path: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
-/// Says once in the log that the recording has ended: the tenant is served all the same, and nobody else would tell.
+/// Logs the first write error: the recording ends while the tenant is served, and nothing else reports it.
 struct LogFirstError<W> {
     out: W,
     path: PathBuf,
@@ -88,7 +87,7 @@ mod tests {
         );
     }
 
-    /// Collects what is logged.
+    /// Collects log output.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 

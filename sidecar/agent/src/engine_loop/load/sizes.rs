@@ -1,4 +1,4 @@
-//! What the configuration and the model's shape come to: ranges, geometry, limits.
+//! Derives ranges, geometry and limits from the configuration and the model's shape.
 
 use sluice_link::message::EngineSetup;
 use sluice_link::slab::SlabLayout;
@@ -13,10 +13,10 @@ use super::error::config_error;
 use super::{LoadError, LoadedTenant};
 use crate::engine_loop::share_control::ShareTarget;
 
-/// Sequences whose decode step is always possible.
+/// Number of sequences whose decode step must always fit.
 const MIN_STEP_TOKENS: u32 = 16;
 
-/// Bytes of the master copy.
+/// Returns the bytes of all weights in host memory.
 pub(super) fn host_weight_bytes(loaded: &LoadedTenant, layout: &SlabLayout) -> u64 {
     layout.global.bytes + layout.layer.bytes * u64::from(loaded.spec.layers)
 }
@@ -28,7 +28,7 @@ pub(super) fn engine_setup(loaded: &LoadedTenant) -> EngineSetup {
         spec: spec.clone(),
         chunk_bytes: config.gpu.chunk_bytes,
         capacity_chunks,
-        // Ranges are virtual: each is as long as the GPU, so that any share of it may stand behind any of them.
+        // Ranges are virtual. Each is as long as the GPU, so that any share of it can back any of them.
         kv_frames: capacity_chunks,
         activation_chunks: capacity_chunks,
         staging_chunks: 0,
@@ -68,7 +68,7 @@ pub(super) fn geometry(loaded: &LoadedTenant, layout: &SlabLayout, activation: A
     }
 }
 
-/// Of a tenant on these terms.
+/// Returns the policy parameters of a tenant on these terms.
 pub(super) fn params(loaded: &LoadedTenant, terms: ShareTarget) -> Params {
     let config = &loaded.config;
     let limits = &config.limits;
@@ -100,7 +100,7 @@ pub(super) fn params(loaded: &LoadedTenant, terms: ShareTarget) -> Params {
     })
 }
 
-/// The smallest step that is always possible, and the largest.
+/// Returns the smallest step that must always fit, and the largest step.
 pub fn step_limits(limits: &LimitsConfig) -> (StepShape, StepShape) {
     let sequences = limits.max_sequences.min(limits.max_step_tokens).max(1);
     let least = MIN_STEP_TOKENS.min(sequences);
@@ -108,15 +108,15 @@ pub fn step_limits(limits: &LimitsConfig) -> (StepShape, StepShape) {
     (smallest, StepShape { tokens: limits.max_step_tokens, sequences, logit_rows: sequences })
 }
 
-/// Tokens that the engine takes through a layer together at most.
+/// Returns the maximum number of tokens that the engine processes in one pass through a layer.
 pub fn chunk_tokens(limits: &LimitsConfig) -> u32 {
     limits.max_step_tokens.max(1)
 }
 
-/// The policy of that name.
+/// Returns the policy named `name`.
 ///
 /// # Errors
-/// [`LoadError::Config`]: it is not built.
+/// [`LoadError::Config`]: there is no such policy.
 pub fn parse_policy(name: &str) -> Result<PolicyName, LoadError> {
     let known = PolicyName::ALL.into_iter().find(|policy| policy.name() == name);
     known.ok_or_else(|| {
@@ -125,7 +125,7 @@ pub fn parse_policy(name: &str) -> Result<PolicyName, LoadError> {
     })
 }
 
-/// KV of one sequence of the longest kind, in whole chunks.
+/// Returns the KV bytes of one sequence of maximum length, rounded up to whole chunks.
 fn one_sequence_bytes(loaded: &LoadedTenant) -> u64 {
     let (block, chunk) = (loaded.spec.block_bytes(), loaded.config.gpu.chunk_bytes);
     let blocks = u64::from(Geometry::columns_for(loaded.max_model_tokens)) * u64::from(loaded.spec.layers);

@@ -1,5 +1,5 @@
-//! Where a tenant waits before its room opens: for its record in the ledger, for its first engine, for its floor. Whoever asks
-//! meanwhile is told that, requests are kept, and whatever may end the wait ends it at once.
+//! Inbox of a tenant that waits during its start: for its record in the ledger, its first engine or its floor. It
+//! answers queries and buffers requests. Any event that may end the wait returns at once.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
@@ -17,7 +17,7 @@ use crate::engine_loop::engine_acceptor::{Attached, EngineConnEvent};
 use crate::peers::admin_call::{AdminCall, CallRejected};
 use crate::scheduler_handle::{Message, RequestUpdate};
 
-/// The reading end of the inbox until the room has it.
+/// Receiver of messages until the engine loop takes it over.
 pub(super) struct StartupInbox {
     messages: Receiver<Message>,
     engine: Option<Attached>,
@@ -25,33 +25,33 @@ pub(super) struct StartupInbox {
     state: State,
 }
 
-/// What the room takes over.
+/// Handed over to the engine loop.
 pub(super) struct Handoff {
     pub messages: Receiver<Message>,
-    /// Those that came early.
+    /// Requests received during the wait.
     pub buffered: Vec<Message>,
 }
 
 impl StartupInbox {
-    /// `state` is what is known of the tenant so far.
+    /// Creates the inbox. `state` is the tenant's state so far.
     pub fn new(messages: Receiver<Message>, state: State) -> StartupInbox {
         let state = State { phase: Phase::Loading, phase_since_unix_ms: unix_ms(SystemTime::now()), ..state };
         StartupInbox { messages, engine: None, requests: Vec::new(), state }
     }
 
-    /// What the engine that has come said of itself.
+    /// Returns the hello of the attached engine.
     pub fn engine(&self) -> Option<&EngineHello> {
         self.engine.as_ref().map(|engine| &engine.hello)
     }
 
-    /// What is told of the tenant's place among its neighbours from now on.
+    /// Sets the peer state that is reported from now on.
     pub fn set_peer_state(&mut self, place: SharingState) {
         let memory = &mut self.state.memory;
         (memory.capacity_bytes, memory.owners.free_bytes) = (place.budget_bytes, place.budget_bytes);
         self.state.neighbourhood = Some(place);
     }
 
-    /// Takes what comes, until an engine comes or goes, somebody wakes the tenant, or `limit` is over.
+    /// Handles messages until an engine attaches or is lost, a wake-up arrives, or `limit` has passed.
     ///
     /// # Errors
     /// [`LoadError::Stopped`].
@@ -70,30 +70,30 @@ impl StartupInbox {
         }
     }
 
-    /// Opens the door to the room: with the engine, if there is one.
+    /// Hands over the attached engine, if any, the inbox and the buffered requests.
     pub fn into_handoff(self) -> (Option<Attached>, Handoff) {
         let early = self.requests.into_iter().map(|(request, updates)| Message::Submit(request, updates));
         (self.engine, Handoff { messages: self.messages, buffered: early.collect() })
     }
 
-    /// An engine that nobody needs is told, or whoever ends it would have to kill it.
+    /// Sends the attached engine a goodbye, so that its supervisor need not kill it.
     pub fn shutdown_engine(&self) {
         if let Some(engine) = &self.engine {
             drop(engine.sender.send_bye());
         }
     }
 
-    /// True when it may be what was waited for.
+    /// Returns true if the wait may be over.
     fn on_message(&mut self, message: Message) -> bool {
         match message {
             Message::Submit(request, updates) => self.requests.push((request, updates)),
             Message::Cancel(id) => self.requests.retain(|(request, _)| request.id != id),
             Message::Engine(news) => return self.on_engine_event(*news),
             Message::Wake => return true,
-            // Whoever asked may have gone.
+            // The receiver may be dropped.
             Message::State(reply) => drop(reply.send(Box::new(self.state()))),
             Message::Admin(call) => reply_not_loaded(call),
-            // Of the office, which opens with the room, and of the loop above.
+            // Peer events begin with the engine loop. `wait` handles `Stop`.
             Message::Peer(_) | Message::Stop => {}
         }
         false
@@ -107,7 +107,7 @@ impl StartupInbox {
                 self.engine = None;
                 self.state.engine.restarts += 1;
             }
-            // Of an engine that was told nothing.
+            // The engine has received no order, so it has nothing to answer.
             EngineConnEvent::Event(_) => return false,
         }
         true
@@ -120,9 +120,9 @@ impl StartupInbox {
     }
 }
 
-/// The answer of a tenant that holds nothing yet.
+/// Replies to a call while the tenant holds no memory.
 fn reply_not_loaded(call: AdminCall) {
-    // Whoever asked may have gone, here as below.
+    // Receivers of replies may be dropped, here and below.
     match call {
         AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer) => {
             drop(answer.send(Err(CallRejected("the tenant has not loaded".into()))));
@@ -136,7 +136,7 @@ fn grant_answer(request: &GrantRequest) -> GrantAnswer {
     match request {
         GrantRequest::Ask { .. } => GrantAnswer::refused(RefusalReason::Busy),
         GrantRequest::Cancel { nonce, .. } => GrantAnswer::Cancelled { nonce: *nonce },
-        // What a former life had went with it.
+        // Loans of an earlier instance ended with it.
         GrantRequest::Renew { .. } | GrantRequest::Revoke { .. } => {
             GrantAnswer::refused(RefusalReason::UnknownGrant)
         }

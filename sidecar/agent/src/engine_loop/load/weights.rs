@@ -1,4 +1,4 @@
-//! From the model's files into host memory.
+//! Loads weights from the model's files into host memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -31,7 +31,7 @@ pub(super) fn read_weights(
     Ok(master.freeze()?)
 }
 
-/// Reads layer after layer; a large model takes minutes, and whoever ends the tenant does not wait for the rest.
+/// Reads the layers one by one. A large model takes minutes, so a stop takes effect before the next layer.
 fn for_each_layer(
     layers: u16,
     closed: &AtomicBool,

@@ -1,36 +1,36 @@
-//! What follows from what is wanted and what there is. Pure.
+//! Computes the target and the next step of a share. These functions are pure.
 
 use sluice_policy::params::Bounds;
 use sluice_policy::reclaim::PolicyName;
 
 use super::share_source::ShareTarget;
 
-/// What is in force.
+/// Policy, bounds and share in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareState {
-    /// Of the memory manager.
+    /// Policy of the memory manager.
     pub policy: PolicyName,
-    /// The last bounds that the memory manager took.
+    /// Last bounds that the memory manager accepted.
     pub bounds: Bounds,
-    /// What the memory manager still counts: more than its bounds say while memory is on its way out.
+    /// Chunks that the memory manager counts: more than its bounds while it releases memory.
     pub share: u32,
-    /// What the ledger grants.
+    /// Chunks granted by the ledger.
     pub granted: u32,
 }
 
-/// What is to be done.
+/// Changes to make in this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareStep {
-    /// The policy that the memory manager gets.
+    /// New policy of the memory manager.
     pub policy: Option<PolicyName>,
-    /// And then these bounds.
+    /// New bounds, applied after the policy.
     pub bounds: Option<Bounds>,
-    /// Others may have what is granted beyond this.
+    /// Granted chunks to keep. Peers may take the rest.
     pub keep_chunks: u32,
 }
 
-/// Chunks to ask the ledger for: what was dealt, and at least the floor with which the terms can be met, or with which as much
-/// of them can as ever can. `floor`: of a policy and a cap; `None` = it cannot be, not even with the whole GPU.
+/// Returns the chunks to request from the ledger: the assigned share, and at least the floor of the terms, or of as
+/// many of them as fit. `floor` maps a policy and a cap to their floor; `None` if they do not fit on the whole GPU.
 pub fn target_chunks(
     terms: ShareTarget,
     has: ShareState,
@@ -43,8 +43,8 @@ pub fn target_chunks(
     terms.share_chunks.max(least.unwrap_or(0)).min(capacity)
 }
 
-/// The policy changes once it fits what is in force, then share and cap as far as they fit what is granted. A cap whose floor
-/// does not fit yet waits, and the share changes without it.
+/// Returns the changes of this round. The policy changes once it fits the bounds in force. Share and cap then follow as
+/// far as they fit the grant. If the floor of the new cap does not fit yet, the share changes without it.
 pub fn next_step(
     terms: ShareTarget,
     has: ShareState,
@@ -55,8 +55,8 @@ pub fn next_step(
     let Bounds { share_chunks, remap_cap_permille } = has.bounds;
     let other = terms.policy != has.policy && fits(terms.policy, remap_cap_permille, share_chunks);
     let policy = if other { terms.policy } else { has.policy };
-    // Judged by all that is granted: the share falls afterwards, and to no less than the floor that is in force then. A cap
-    // that waited for a policy which waits for the cap would wait for ever.
+    // Compare with the whole grant: the share falls later, and never below the floor in force then. Otherwise the cap
+    // could wait for a policy that waits for the cap.
     let follows = fits(policy, terms.remap_cap_permille, has.granted);
     let cap = if follows { terms.remap_cap_permille } else { remap_cap_permille };
     let share = want.max(floor(policy, cap).unwrap_or(0)).min(has.granted);

@@ -1,4 +1,4 @@
-//! What whoever places tenants lets this one have: as the directive in force says, else as the configuration does.
+//! The terms of a tenant's share: from the directive in force, else from the configuration.
 
 use sluice_policy::reclaim::PolicyName;
 use sluice_wire::config::SidecarConfig;
@@ -8,18 +8,18 @@ use tokio::sync::watch;
 use crate::directive::{ActiveDirective, DirectiveStore};
 use crate::engine_loop::load::{LoadError, parse_policy};
 
-/// What a tenant is to be served with.
+/// Terms on which a tenant is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareTarget {
-    /// Named policy.
+    /// Name of the policy.
     pub policy: PolicyName,
-    /// What it may hold without asking anybody.
+    /// Chunks that the tenant may hold without a loan.
     pub share_chunks: u32,
-    /// Share of its layers that may be remapped, permille.
+    /// Part of its layers that may be remapped, permille.
     pub remap_cap_permille: u32,
 }
 
-/// Says on which terms.
+/// Reads the terms from the directive and the configuration.
 #[derive(Debug)]
 pub struct ShareSource {
     directives: Option<watch::Receiver<Option<ActiveDirective>>>,
@@ -29,7 +29,7 @@ pub struct ShareSource {
 }
 
 impl ShareSource {
-    /// That of the tenant in `config`, and of what its runtime folder has as its last directive.
+    /// Creates the source from `config` and the last directive in the runtime folder.
     ///
     /// # Errors
     /// [`LoadError::Config`]: there is no such policy.
@@ -50,17 +50,17 @@ impl ShareSource {
         Ok(rule)
     }
 
-    /// Those of the last look.
+    /// Returns the terms as of the last refresh.
     pub fn target(&self) -> ShareTarget {
         self.target
     }
 
-    /// Those of the configuration.
+    /// Returns the terms of the configuration.
     pub fn configured(&self) -> ShareTarget {
         self.configured
     }
 
-    /// Looks whether there is another directive; true if it says something else. Cheap when there is none.
+    /// Reads a changed directive. Returns true if the terms have changed. Cheap if no directive has arrived.
     pub fn refresh(&mut self) -> bool {
         let new = self.directives.as_ref().is_some_and(|watch| watch.has_changed().unwrap_or(false));
         let before = self.target;
@@ -79,11 +79,11 @@ impl ShareSource {
     }
 }
 
-/// The terms of a directive. Where it names no share, that of before stays.
+/// Returns the terms of a directive. If it names no share, the previous share stays.
 fn target_of(before: ShareTarget, directive: &Directive, chunk_bytes: u64) -> ShareTarget {
     let rule = &directive.tenant;
     ShareTarget {
-        // A directive that names no policy was refused.
+        // The validator rejects directives with an unknown policy.
         policy: parse_policy(&directive.policy).unwrap_or(before.policy),
         share_chunks: rule.share_bytes.map_or(before.share_chunks, |bytes| chunks(bytes, chunk_bytes)),
         remap_cap_permille: permille(rule.max_remapped_percent),

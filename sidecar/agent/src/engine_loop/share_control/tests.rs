@@ -1,5 +1,6 @@
-//! Several tenants on one GPU follow what they are dealt. Their memory managers and their ledger are small models here: a
-//! memory manager refuses what does not fit its floor and gives up what is too much bit by bit, a ledger grants what is left.
+//! Tests with several tenants on one GPU that follow their directives. Memory managers and the ledger are small models:
+//! a memory manager refuses bounds below its floor and releases excess chunks bit by bit, and the ledger grants free
+//! chunks.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -16,11 +17,11 @@ const LAYERS: u32 = 10;
 const MIN_LAYERS: u32 = 4;
 const REMAPS: PolicyName = PolicyName::Oneiros;
 const FIXED: PolicyName = PolicyName::Recompute;
-/// Whose small activations cost less than the layers that it keeps.
+/// Policy whose floor is the same under every cap.
 const SMALL_FLOOR: PolicyName = PolicyName::Ellm;
 
-/// Ten layers of a chunk, of which the cap keeps some at home under one policy and all under the others. No GPU is large
-/// enough for an eighth of the caps.
+/// Returns the floor: `MIN_LAYERS` chunks and one for each layer that the policy cannot remap under the cap. For an
+/// eighth of the caps no GPU is large enough.
 fn floor(policy: PolicyName, cap: u32) -> Option<u32> {
     let moving = match policy {
         REMAPS => LAYERS * cap / 1000,
@@ -39,7 +40,7 @@ struct Tenant {
 }
 
 impl Tenant {
-    /// As it loads: with what is granted, if its floor is.
+    /// Loads a tenant with its grant. `None` if the grant is below the floor.
     fn load(terms: ShareTarget, left: u32) -> Option<Tenant> {
         let least = floor(terms.policy, terms.remap_cap_permille)?;
         let granted = terms.share_chunks.max(least).min(left);
@@ -69,7 +70,7 @@ impl Tenant {
         step
     }
 
-    /// As a memory manager does.
+    /// Applies policy and bounds as a memory manager does. Counts a refusal if they do not fit.
     fn apply(&mut self, policy: PolicyName, bounds: Bounds) {
         match floor(policy, bounds.remap_cap_permille) {
             Some(floor) if floor <= bounds.share_chunks => {
@@ -80,7 +81,7 @@ impl Tenant {
         }
     }
 
-    /// Memory goes.
+    /// Releases up to `chunks` chunks above the bounds.
     fn release(&mut self, chunks: u32) {
         let over = self.state.share - self.state.bounds.share_chunks;
         self.state.share -= over.min(chunks);
@@ -93,7 +94,7 @@ impl Tenant {
         assert_eq!(self.refusals, 0, "it is told what it can take: {self:?}");
     }
 
-    /// What it is to come to.
+    /// Whether the tenant has reached its target.
     fn is_settled(&self) -> bool {
         let ShareState { policy, bounds, share, granted } = self.state;
         let terms =
@@ -120,7 +121,8 @@ fn target_strategy() -> impl Strategy<Value = (PolicyName, u32, u32)> {
     (prop_oneof![Just(REMAPS), Just(FIXED), Just(SMALL_FLOOR)], 0..=1000_u32, 0..60_u32)
 }
 
-/// Deals of a GPU: whoever has less than its floor has its floor, and what then is too much goes off the largest.
+/// Returns targets that fit the GPU: no target is below its floor, and the largest excess over a floor shrinks until
+/// the sum fits.
 fn targets_of(drawn: &[(PolicyName, u32, u32)]) -> Vec<ShareTarget> {
     let one = |&(policy, cap, more): &(PolicyName, u32, u32)| {
         let remap_cap_permille = if cap % 8 == 1 { cap - 1 } else { cap };
@@ -138,7 +140,7 @@ fn targets_of(drawn: &[(PolicyName, u32, u32)]) -> Vec<ShareTarget> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Told one after another, in any state of what they were told before, all come to what the last deal says.
+    /// Tenants that receive targets one after another, in any state of earlier changes, all reach the last targets.
     #[test]
     fn shares_converge_and_never_exceed_gpu(
         deals in prop::collection::vec(prop::collection::vec(target_strategy(), 4), 1..8),
@@ -156,7 +158,7 @@ proptest! {
                 run_rounds(&mut tenants, *count, *cede);
             }
         }
-        // The last directives have come to everybody.
+        // All tenants receive the last targets.
         for (at, terms) in targets_of(&deals[deals.len() - 1]).into_iter().enumerate() {
             tenants[at].target = terms;
         }
@@ -164,7 +166,7 @@ proptest! {
         prop_assert!(tenants.iter().all(Tenant::is_settled), "{tenants:#?}");
     }
 
-    /// Terms that no GPU can meet, and shares that sum to more than there is, break nothing.
+    /// Targets that no GPU can meet, and shares that exceed the GPU, break no invariant.
     #[test]
     fn unsatisfiable_targets_are_never_sent(
         drawn in prop::collection::vec((0..3_usize, target_strategy(), 0..9_u32), 1..60),
@@ -212,7 +214,7 @@ fn share_grows_as_granted() {
 
 #[test]
 fn lower_cap_waits_for_floor_but_share_does_not() {
-    // Under a cap of 0 ten layers stay: 14 chunks; under 60 % four do: 8.
+    // Under a cap of 0 the floor is 14 chunks, under 60 % it is 8.
     assert_eq!(
         target_chunks(target(9, 0), share_state(8, 8), floor, CAPACITY),
         14,
@@ -242,7 +244,7 @@ fn larger_floor_policy_waits_and_smaller_one_applies_before_shrink() {
 
 #[test]
 fn policy_and_cap_changes_do_not_deadlock() {
-    // 11 chunks under the one, 14 and then 8 under the other.
+    // The floor is 11 chunks under `SMALL_FLOOR`, and 14, then 8, under `REMAPS`.
     let bounds = Bounds { share_chunks: 12, remap_cap_permille: 0 };
     let has = ShareState { policy: SMALL_FLOOR, bounds, share: 12, granted: 12 };
     assert_eq!(target_chunks(target(9, 600), has, floor, CAPACITY), 9);
@@ -254,7 +256,7 @@ fn policy_and_cap_changes_do_not_deadlock() {
     assert_eq!(then.bounds, Some(Bounds { share_chunks: 9, remap_cap_permille: 600 }));
 }
 
-/// A directive of this sequence.
+/// Returns a directive with this sequence number.
 fn directive(sequence: u64, share_bytes: Option<u64>, percent: u32, policy: &str) -> Vec<u8> {
     let golden = include_str!("../../../../../crds/wire/tests/golden/directive-v1.json");
     let mut directive: Value = serde_json::from_str(golden).unwrap();

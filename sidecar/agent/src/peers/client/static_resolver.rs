@@ -1,4 +1,4 @@
-//! Names of neighbours and where they are: never asked of a DNS server.
+//! Resolves names of peers to known addresses without DNS.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,12 +6,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// The names that were set.
+/// Addresses by host name.
 #[derive(Clone, Debug, Default)]
 pub struct StaticResolver(Arc<RwLock<HashMap<String, IpAddr>>>);
 
 impl StaticResolver {
-    /// From now on `host` is at `address`.
+    /// Sets the address of `host`.
     pub fn set(&self, host: &str, address: IpAddr) {
         let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
         names.insert(host.to_ascii_lowercase(), address);
@@ -24,7 +24,7 @@ impl Resolve for StaticResolver {
         let found = names.get(&name.as_str().to_ascii_lowercase()).copied();
         Box::pin(async move {
             let address = found.ok_or("nobody has said where this neighbour is")?;
-            // The port is that of the URL.
+            // The URL sets the port.
             Ok(Box::new(std::iter::once(SocketAddr::new(address, 0))) as Addrs)
         })
     }
