@@ -1,12 +1,12 @@
-//! Admin (`:8001`): state, directive, grants, sleep, each for the roles that may.
+//! Admin port (`:8001`): state, directive, grants and sleep, each for certain roles.
 //!
 //! | path | answer |
 //! |---|---|
-//! | `GET /v1/state` | the tenant's state; with `?scope=gpu` those of all tenants of the GPU |
-//! | `GET /v1/directive` | the directive in force, as it was received; 404 = none |
-//! | `PUT /v1/directive` | 200 with the pair in force; 409 with it when not newer; 422 names the field |
-//! | `POST /v1/grants` | the answer of the scheduler, also when it refuses |
-//! | `POST /sleep`, `POST /wake_up`, `GET /is_sleeping` | as vLLM |
+//! | `GET /v1/state` | the tenant's state; with `?scope=gpu` the states of all tenants of the GPU |
+//! | `GET /v1/directive` | the directive in force, as received; 404 if there is none |
+//! | `PUT /v1/directive` | 200 with the pair in force; 409 with it if not newer; 422 names the field |
+//! | `POST /v1/grants` | the scheduler's answer, also if it is a refusal |
+//! | `POST /sleep`, `POST /wake_up`, `GET /is_sleeping` | as in vLLM |
 
 pub mod auth;
 mod body;
@@ -37,27 +37,27 @@ use crate::gateway::error::ApiError;
 use crate::peers::client::PeerClient;
 use crate::scheduler_handle::SchedulerHandle;
 
-/// What `:8001` is made of.
+/// Everything that the admin port serves.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// The scheduler.
+    /// Handle of the scheduler.
     pub service: SchedulerHandle,
-    /// Who may come in, as what.
+    /// Callers that are admitted, and their roles.
     pub access: Access,
-    /// The directive in force.
+    /// Store of the directive in force.
     pub directives: Arc<DirectiveStore>,
-    /// The way to the neighbours.
+    /// Client for calls to peers.
     pub peers: Arc<PeerClient>,
     /// Namespace of the tenant.
     pub namespace: String,
     /// Name of the tenant.
     pub name: String,
-    /// Chunk of the GPU, bytes: the unit of grants.
+    /// Chunk size of the GPU in bytes: the unit of grants.
     pub chunk_bytes: u64,
 }
 
 impl Admin {
-    /// The routes of `:8001`. Who is not known gets 401 for every path, who may not 403.
+    /// Returns the routes of `:8001`. An unknown caller gets 401 for every path, and a caller without permission 403.
     pub fn router(self) -> Router {
         Router::new()
             .route("/v1/state", with_permission(Permission::State, get(state)))
@@ -110,7 +110,8 @@ mod tests {
 
     const PAGE: &str = include_str!("../../../docs/admin.md");
 
-    /// Names of the fields in `value` that hold no object, and below; of what is for neighbours, only that it is.
+    /// Collects the names of all fields in `value` that hold no object, recursively. Of `neighbourhood`, collects only
+    /// the field itself.
     fn collect_field_names(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(fields) => fields.iter().for_each(|(name, value)| {

@@ -1,7 +1,7 @@
-//! Credentials in files that change while the sidecar runs: looked at every few seconds, by content.
+//! Reloads credentials whose files change while the sidecar runs. Polls their contents every few seconds.
 //!
-//! A kubelet swaps the files of a Secret by a symbolic link (`..data`), so a path is opened anew at every look. Watching
-//! for events would have to follow those links, and is silent on some file systems.
+//! A kubelet replaces the files of a Secret through a symbolic link (`..data`), so each poll opens the paths again.
+//! File events would require following those links, and some file systems report none.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use tokio::sync::watch;
 use crate::gateway::serve::wait_for_stop;
 use crate::metrics::Metrics;
 
-/// How often files are looked at.
+/// Poll interval.
 pub const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is read again.
+/// Credentials that can be reloaded.
 pub trait ReloadableCredentials: Send + Sync + 'static {
-    /// Why files cannot be used.
+    /// Reason why the files cannot be used.
     type Error: Display + Send;
-    /// In metrics and logs.
+    /// Name in metrics and logs.
     const NAME: &'static str;
 
-    /// Reads the files again; true = they have changed and are in force.
+    /// Reads the files again. Returns true if they have changed and are in force.
     ///
     /// # Errors
-    /// They cannot be used; then everything stays as it was.
+    /// The files cannot be used. Then the old credentials stay in force.
     fn reload(&self) -> Result<bool, Self::Error>;
 }
 
-/// Reads `credentials` again every so often until `stop`. Files that cannot be used are logged once, and shown by the
-/// metrics as long as they stay so.
+/// Reloads `credentials` at each interval `every` until `stop`. Logs an unusable file once, and reports it in the
+/// metrics while it lasts.
 pub async fn reload_until_stopped<C: ReloadableCredentials>(
     credentials: Arc<C>,
     every: Duration,

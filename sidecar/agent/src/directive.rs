@@ -1,7 +1,9 @@
-//! The directive in force: taken only if newer, stored before anybody acts on it, read again at start.
+//! Stores the directive in force: accepts it only if newer, writes it to disk before it takes effect, and reads it at
+//! start.
 //!
-//! The file holds the directive as it was received, so that a later version of the sidecar reads in it what this one
-//! does not know; a share that it does not name is that of the one before. Whoever acts watches [`Directives::watch`].
+//! The file holds the directive as received, so that a later version of the sidecar can read fields that this one does
+//! not know. If the directive names no share, the share of the previous one is added. [`DirectiveStore::watch`] reports
+//! changes.
 
 mod atomic_write;
 
@@ -14,27 +16,27 @@ use sluice_wire::directive::{Directive, Fence};
 use sluice_wire::message::{Invalid, ReadError};
 use tokio::sync::watch;
 
-/// Looks at what only the tenant itself can judge, such as the name of the policy.
+/// Checks what only the tenant itself can check, such as the name of the policy.
 pub type Validator = Box<dyn Fn(&Directive) -> Result<(), Invalid> + Send + Sync>;
 
-/// Sees every step of a write, and may fail it: how tests break a write at any point.
+/// Runs after each step of a write, and may fail it. Tests use it to interrupt a write at any point.
 pub type WriteHook = Box<dyn Fn(WriteStep) -> std::io::Result<()> + Send + Sync>;
 
-/// A directive and the text that it was read from.
+/// A directive and its text.
 #[derive(Clone, Debug)]
 pub struct ActiveDirective {
-    /// What it says.
+    /// Parsed directive.
     pub directive: Arc<Directive>,
-    /// As it was received, with the share that was kept where it named none.
+    /// Text as received, plus the previous share if it names none.
     pub text: Arc<[u8]>,
 }
 
-/// Keeper of the directive.
+/// Store of the directive in force.
 pub struct DirectiveStore {
     path: PathBuf,
     validator: Validator,
     write_hook: WriteHook,
-    /// Held from the look at what is in force to its replacement. Who only looks does not wait for the disk.
+    /// Held from the comparison with the directive in force until its replacement. Readers do not wait for the disk.
     write_lock: Mutex<()>,
     active: watch::Sender<Option<ActiveDirective>>,
 }
@@ -45,48 +47,48 @@ impl std::fmt::Debug for DirectiveStore {
     }
 }
 
-/// What became of a directive.
+/// Result of an accepted directive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptedDirective {
-    /// It is in force now.
+    /// The directive is in force now.
     New(Fence),
-    /// It was in force already.
+    /// The directive was in force already.
     Unchanged(Fence),
 }
 
-/// Why a directive was not taken. Nothing has changed.
+/// Reason why a directive was rejected. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RejectedDirective {
-    /// It is not as it must be.
+    /// The directive is invalid.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The one in force is newer, or has the same pair and says something else.
+    /// The directive in force is newer, or has the same pair and different content.
     #[error("the directive {offered} is not newer than the one in force, {current}")]
     NotNewer {
-        /// Pair of the one that was refused.
+        /// Pair of the rejected directive.
         offered: Fence,
-        /// Pair of the one in force.
+        /// Pair of the directive in force.
         current: Fence,
     },
-    /// It could not be stored, so nobody acts on it. After a restart it may be in force.
+    /// The directive could not be stored, so it has no effect. After a restart it may be in force.
     #[error("{}: {error}", path.display())]
     Store {
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         error: std::io::Error,
     },
 }
 
 impl DirectiveStore {
-    /// Reads what `path` holds. A file that cannot be read is an error in the log, and the sidecar starts with its
-    /// configuration alone: a start that failed would only fail again.
+    /// Opens the store at `path`. Logs an error if the file cannot be read, and starts with the configuration alone,
+    /// because a failed start would only fail again.
     pub fn open(path: PathBuf, judge: Validator) -> Self {
         DirectiveStore::open_with_hook(path, judge, Box::new(|_| Ok(())))
     }
 
-    /// [`open`](Directives::open), with somebody to see every step of a write.
+    /// Like [`open`](DirectiveStore::open), with a hook that runs after every step of a write.
     pub fn open_with_hook(path: PathBuf, judge: Validator, witness: WriteHook) -> Self {
         let in_force = match read_stored(&path, &judge) {
             Ok(in_force) => in_force,
@@ -107,25 +109,25 @@ impl DirectiveStore {
         }
     }
 
-    /// The directive in force, now and whenever it changes; `None` = there has been none.
+    /// Returns a watch on the directive in force. `None` while there has been none.
     pub fn watch(&self) -> watch::Receiver<Option<ActiveDirective>> {
         self.active.subscribe()
     }
 
-    /// The directive in force.
+    /// Returns the directive in force.
     pub fn active(&self) -> Option<ActiveDirective> {
         self.active.borrow().clone()
     }
 
-    /// Takes a directive if it is newer than the one in force: checks it whole, stores it, and only then publishes it.
+    /// Accepts a directive if it is newer than the one in force: validates it, stores it, and only then publishes it.
     /// Blocks on the disk.
     ///
     /// # Errors
-    /// It is malformed, not newer, or could not be stored.
+    /// The directive is malformed, not newer, or could not be stored.
     pub fn put(&self, text: &[u8]) -> Result<AcceptedDirective, RejectedDirective> {
         let directive = Directive::from_json(text)?;
         (self.validator)(&directive).map_err(ReadError::from)?;
-        // A writer that panicked has changed nothing that is seen.
+        // A writer that panicked has changed no visible state.
         let _writing = self.write_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.active();
         let (directive, text) = with_previous_share(before.as_ref(), directive, text);
@@ -141,7 +143,8 @@ impl DirectiveStore {
     }
 }
 
-/// With the share of the directive before, where it names none: after a restart the tenant would go back to that of its start.
+/// Adds the previous share to a directive that names none. Otherwise a restart would return the tenant to its
+/// configured share.
 fn with_previous_share(
     before: Option<&ActiveDirective>,
     mut directive: Directive,
@@ -155,7 +158,7 @@ fn with_previous_share(
     (directive, value.to_string().into_bytes().into())
 }
 
-/// The same directive again is no error: its sender did not hear the first answer.
+/// Accepts a repeated directive: its sender may not have received the first answer.
 fn check_repeat(old: &Directive, offered: &Directive) -> Result<AcceptedDirective, RejectedDirective> {
     if old == offered {
         return Ok(AcceptedDirective::Unchanged(old.fence()));

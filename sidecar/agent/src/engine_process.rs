@@ -1,4 +1,4 @@
-//! The engine's process where no other container starts it: started, restarted with back-off, ended.
+//! Starts, restarts with back-off, and ends the engine process if no other container starts it.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use sluice_wire::restart::BackOff;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// After the good-bye on the link, before the process is killed.
+/// Time between SIGTERM and the kill.
 const END_GRACE: Duration = Duration::from_secs(2);
 
-/// Keeps one engine alive until dropped.
+/// Keeps one engine running until dropped.
 #[derive(Debug)]
 pub struct SpawnedEngine {
     ending: Arc<AtomicBool>,
@@ -26,18 +26,19 @@ impl SpawnedEngine {
     /// Starts `binary`, which connects to `socket`.
     ///
     /// # Errors
-    /// The first start; later ones are tried again.
+    /// The first start failed. Later starts are retried.
     pub fn start(binary: &Path, socket: &Path) -> std::io::Result<Self> {
         let keeper = EngineSpawner { binary: binary.to_owned(), socket: socket.to_owned() };
         let ending = Arc::new(AtomicBool::new(false));
         let seen = ending.clone();
         let (started, first) = std::sync::mpsc::channel();
-        // The death signal of a child fires when the *thread* that started it ends: so one thread starts them all.
+        // The parent-death signal of a child fires when the *thread* that started it ends, so one thread starts all
+        // children.
         let keeper = std::thread::Builder::new().name("engine-keeper".into()).spawn(move || {
             let spawned = keeper.spawn();
             let child = spawned.map_err(|error| started.send(Err(error)));
             if let Ok(child) = child {
-                // The receiver waits for exactly this.
+                // The receiver waits for this message.
                 let _ = started.send(Ok(()));
                 keeper.run(child, &seen);
             }
@@ -48,7 +49,7 @@ impl SpawnedEngine {
 }
 
 impl SpawnedEngine {
-    /// Raised before the engine is told good-bye, so that its end is not taken for a death.
+    /// Returns a flag to set before the engine receives its goodbye, so that its exit does not count as a crash.
     pub fn ending(&self) -> Arc<AtomicBool> {
         self.ending.clone()
     }
@@ -58,7 +59,7 @@ impl Drop for SpawnedEngine {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
         if let Some(keeper) = self.thread.take() {
-            // A keeper that panicked has said so on stderr.
+            // A panic was already reported on stderr.
             let _ = keeper.join();
         }
     }
@@ -74,13 +75,13 @@ impl EngineSpawner {
         let mut command = Command::new(&self.binary);
         command.arg("--socket").arg(&self.socket).process_group(0);
         let parent = rustix::process::getpid();
-        // SAFETY: between fork and exec only async-signal-safe system calls are made.
+        // SAFETY: the closure makes only async-signal-safe system calls between fork and exec.
         unsafe {
             command.pre_exec(move || {
-                // KILL: one that is stopped heeds no other signal. The kernel continues an orphaned process group, but not
-                // one that a subreaper of its session adopts. It takes its worker along.
+                // KILL, because a stopped process handles no other signal. The kernel continues an orphaned process
+                // group, but not one that a subreaper of its session adopts. The kill ends the worker as well.
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                // A parent that ended before the signal was set would never send it.
+                // If the parent ended before the signal was set, the signal is never sent.
                 let orphan = rustix::process::getppid() != Some(parent);
                 if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
             });
@@ -99,7 +100,7 @@ impl EngineSpawner {
                 }
                 continue;
             };
-            // Raised while we slept: it was told to end, and has.
+            // The flag was set while this thread slept, and the engine exited as ordered.
             if matches!(running.try_wait(), Ok(None)) || ending.load(Ordering::Relaxed) {
                 continue;
             }
@@ -126,10 +127,10 @@ fn wait_unless_ending(limit: Duration, ending: &AtomicBool) {
     }
 }
 
-/// Asks, waits, kills.
+/// Sends SIGTERM, waits, and then kills the child.
 fn terminate(mut child: Child) {
     if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
-        // A child that has ended already is only waited for.
+        // A child that has exited only needs the wait.
         let _ = kill_process(pid, Signal::TERM);
     }
     let begun = Instant::now();

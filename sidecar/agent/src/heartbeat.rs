@@ -1,4 +1,4 @@
-//! Whether the scheduler's thread still goes round: what `/live` answers by.
+//! Heartbeat of the scheduler's thread, reported by `/live`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use sluice_memory::since_boot;
 
-/// When the scheduler's thread was last at the top of its loop. Clones show the same.
+/// Time of the last loop iteration of the scheduler's thread. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
-    /// Nanoseconds since the machine started; 0 = it has not begun.
+    /// Nanoseconds since boot. 0 if the thread has not started.
     last: Arc<AtomicU64>,
     limit: Duration,
 }
@@ -21,16 +21,16 @@ impl Default for Heartbeat {
 }
 
 impl Heartbeat {
-    /// A thread that has not been round for so long hangs. Without work it goes round once a second, and one step of a
-    /// policy takes milliseconds; copies of memory run on threads of their own.
+    /// A thread without a beat for this long hangs. An idle thread beats once a second, a step of a policy takes
+    /// milliseconds, and copies of memory run on other threads.
     pub const LIMIT: Duration = Duration::from_secs(20);
 
-    /// One that has not begun: the tenant loads.
+    /// Creates a heartbeat of a thread that has not started, because the tenant loads.
     pub fn new(limit: Duration) -> Heartbeat {
         Heartbeat { last: Arc::default(), limit }
     }
 
-    /// The thread is at the top of its loop.
+    /// Records an iteration of the thread's loop.
     pub fn beat(&self) {
         self.beat_at(since_boot());
     }
@@ -40,7 +40,7 @@ impl Heartbeat {
         self.last.store(now.max(1), Ordering::Relaxed);
     }
 
-    /// Time since the last beat; `None` = it has not begun.
+    /// Returns the time since the last beat. `None` if the thread has not started.
     pub fn age(&self) -> Option<Duration> {
         self.age_at(since_boot())
     }
@@ -50,7 +50,8 @@ impl Heartbeat {
         (last > 0).then(|| now.saturating_sub(Duration::from_nanos(last)))
     }
 
-    /// The age, where it is beyond the limit; `None` = the thread goes round, or has not begun.
+    /// Returns the age of the last beat if it exceeds the limit. `None` if the thread makes progress or has not
+    /// started.
     pub fn overdue(&self) -> Option<Duration> {
         self.overdue_at(since_boot())
     }

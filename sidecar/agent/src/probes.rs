@@ -1,4 +1,5 @@
-//! Probes (`:8002`): whether to start the engine, to route, to restart, and a copy of the metrics. Nothing secret, nothing else.
+//! Probes (`:8002`): whether to start the engine, to route requests, and to restart, and a copy of the metrics. Nothing
+//! secret is served here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,13 +20,13 @@ use crate::scheduler_handle::{SchedulerHandle, Status};
 
 type Shared = State<MetricsScrape>;
 
-/// How often a drain looks whether requests are open.
+/// Interval at which a drain checks for open requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the hook of an engine waits for the one of its sidecar. Both come at once where a pod ends.
+/// How long the hook of an engine waits for the hook of its sidecar. Both run at once when a pod ends.
 const DRAIN_START_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a pod is drained: it is no longer ready, still serves whoever comes before that is known everywhere, and has
-/// finished when nobody has come for a while.
+/// Drains a pod: it becomes not ready, still serves requests until that is known everywhere, and is drained when no
+/// request has been open for a while.
 #[derive(Clone, Debug)]
 pub struct DrainHook {
     open: RequestLimiter,
@@ -36,21 +37,22 @@ pub struct DrainHook {
     waiters: watch::Sender<HookWaiters>,
 }
 
-/// Hooks that ask.
+/// State of the hooks that wait for the drain.
 #[derive(Clone, Copy, Debug, Default)]
 struct HookWaiters {
-    /// Those that wait.
+    /// Number of waiting hooks.
     waiting: usize,
-    /// Whether one has been answered.
+    /// Whether a hook has been answered.
     has_answered: bool,
 }
 
 impl DrainHook {
-    /// Requests that no longer come: a Service takes about so long to know that a pod is not ready.
+    /// Time without open requests that completes a drain. A Service takes about this long to learn that a pod is not
+    /// ready.
     pub const SETTLE: Duration = Duration::from_secs(2);
 
-    /// Waits for `open` requests to end, at most `limit`, and until none has been open for `settle`. Only whoever shows `key`
-    /// may ask, if there is one.
+    /// Creates a hook that waits until no request has been `open` for `settle`, at most `limit`. If there is a `key`,
+    /// callers must present it.
     pub fn new(open: RequestLimiter, limit: Duration, settle: Duration, key: Option<String>) -> Self {
         let (key, asking) = (key.map(Arc::from), watch::Sender::default());
         DrainHook { open, limit, settle, key, draining: Arc::default(), waiters: asking }
@@ -60,21 +62,22 @@ impl DrainHook {
         self.key.as_ref().is_none_or(|key| headers.get(DRAIN_HEADER).is_some_and(|shown| shown == &**key))
     }
 
-    /// Waits until hooks have asked and all of them were answered: nobody needs this process any more. An engine ends once
-    /// its sidecar has said good-bye, and the kubelet ends the sidecar only after the engine, so neither can wait for it.
+    /// Waits until hooks have called and all of them are answered: then this process is not needed any more. An engine
+    /// exits after its sidecar's goodbye, and the kubelet ends the sidecar only after the engine, so neither can wait
+    /// for the other.
     pub async fn wait_drained(&self) {
         let over = |asking: &HookWaiters| asking.has_answered && asking.waiting == 0;
-        // This holds the sender.
+        // `self` holds the sender, so the wait cannot fail.
         let _ = self.waiters.subscribe().wait_for(over).await;
     }
 
-    /// Whether the time for open requests has been given already.
+    /// Whether a hook has already waited for open requests.
     pub fn answered(&self) -> bool {
         self.waiters.borrow().has_answered
     }
 }
 
-/// The routes of `:8002`. `hook` adds `/drain` and `/drained`; `heartbeat` is that of the scheduler's thread.
+/// Returns the routes of `:8002`. `hook` adds `/drain` and `/drained`. `heartbeat` is that of the scheduler's thread.
 pub fn router(scrape: MetricsScrape, hook: Option<DrainHook>, heartbeat: Heartbeat) -> Router {
     let draining = hook.as_ref().map(|hook| hook.draining.clone()).unwrap_or_default();
     let hooks = match hook {
@@ -92,7 +95,7 @@ pub fn router(scrape: MetricsScrape, hook: Option<DrainHook>, heartbeat: Heartbe
         .merge(hooks)
 }
 
-/// Ready = can take or hold requests, and is not about to end.
+/// Ready: the sidecar can serve or hold requests, and does not drain.
 fn ready(service: &SchedulerHandle, draining: &AtomicBool) -> (StatusCode, String) {
     if draining.load(Ordering::Relaxed) {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".into());
@@ -100,7 +103,7 @@ fn ready(service: &SchedulerHandle, draining: &AtomicBool) -> (StatusCode, Strin
     readiness(service)
 }
 
-/// Alive = the process answers, and its scheduler goes round or has not begun.
+/// Alive: the process answers, and its scheduler makes progress or has not started.
 fn live(heartbeat: &Heartbeat) -> (StatusCode, String) {
     match heartbeat.overdue() {
         None => (StatusCode::OK, "live\n".into()),
@@ -111,8 +114,8 @@ fn live(heartbeat: &Heartbeat) -> (StatusCode, String) {
     }
 }
 
-/// Whoever asks waits until no request is open. The preStop hooks of all containers of a pod ask, before any of them is
-/// told to end: an engine that the kubelet ended first would cut every stream.
+/// Waits until no request is open. The preStop hooks of all containers of a pod call this before any container is
+/// stopped. If the kubelet ended the engine first, all streams would break.
 async fn drain(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCode, String) {
     if !hook.is_authorised(&headers) {
         return forbidden();
@@ -123,8 +126,9 @@ async fn drain(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCode
     (StatusCode::OK, answered(&hook).await)
 }
 
-/// As [`drain`] once another hook has asked for that; without one nothing changes. A native engine's hook asks this: the kubelet
-/// runs it as well where it starts an engine anew whose supervisor does not answer, and its sidecar goes on.
+/// Like [`drain`] once another hook has called that. Otherwise it changes nothing. A native engine's hook calls this,
+/// because the kubelet also runs the hook when it restarts an engine whose supervisor does not answer, while the
+/// sidecar continues.
 async fn drained(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCode, String) {
     if !hook.is_authorised(&headers) {
         return forbidden();
@@ -167,8 +171,8 @@ async fn wait_idle(hook: &DrainHook) -> String {
     format!("{} requests are still open\n", hook.open.open_count())
 }
 
-/// Started = engines may connect: their socket listens before this one does. Not whether one has come: a pod starts its
-/// engine only after this says yes. A tenant that has failed is not started.
+/// Started: engines may connect, because their socket listens before this one does. It does not depend on an attached
+/// engine, because a pod starts its engine only after this probe succeeds. A failed tenant is not started.
 async fn startup(State(scrape): Shared) -> (StatusCode, String) {
     match &*scrape.service.status().borrow() {
         Status::Loading | Status::Serving | Status::EngineLost => (StatusCode::OK, "started\n".into()),

@@ -1,4 +1,4 @@
-//! The life of a sidecar: read, listen, load, serve, drain.
+//! Runs a sidecar: reads the configuration, listens, loads, serves and drains.
 
 mod failure;
 mod listeners;
@@ -40,18 +40,18 @@ fn other_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Other(error.into())
 }
 
-/// Runs until told to stop.
+/// Runs until a signal or a failure.
 ///
 /// # Errors
-/// Why it could not go on.
+/// The reason why the sidecar cannot run any more.
 pub fn run(args: &Args) -> Result<(), Failure> {
     run_with(args, InjectedFaults::default())
 }
 
-/// As [`run`], with faults: for programs of tests.
+/// Like [`run`], with injected faults for test programs.
 ///
 /// # Errors
-/// Why it could not go on.
+/// The reason why the sidecar cannot run any more.
 pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     match &args.task {
         Some(Task::Fetch { progress, retry, from }) => return download::run(from, *progress, retry),
@@ -102,7 +102,7 @@ fn run_native(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> R
     ended
 }
 
-/// Sidecars of this tenant that hung and were killed. Without a readable file there is nothing to report.
+/// Returns the earlier sidecars of this tenant that hung and were killed. `None` without a readable file.
 fn sidecar_hangs(folder: &Path) -> Option<SidecarHangs> {
     SidecarHangs::read(folder).unwrap_or_else(|error| {
         let path = folder.join(SidecarHangs::FILE);
@@ -111,7 +111,7 @@ fn sidecar_hangs(folder: &Path) -> Option<SidecarHangs> {
     })
 }
 
-/// What HTTP is served on.
+/// Returns the runtime that serves HTTP.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(other_error)
 }
@@ -145,8 +145,8 @@ fn read_config(path: &Path) -> anyhow::Result<SidecarConfig> {
     serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }
 
-/// Who has keys shares a user, and in a pod the list of processes, with an engine that may be anybody's image: without this its
-/// files and its memory would be open to it through `/proc`.
+/// Protects a process with keys. It shares a user, and in a pod the list of processes, with an engine that may run any
+/// image. Without this, the engine could read its files and memory through `/proc`.
 fn disable_core_dumps(config: &SidecarConfig) -> anyhow::Result<()> {
     if config.listen.admin_tls.is_none() && config.api_keys_file.is_none() {
         return Ok(());
@@ -162,7 +162,7 @@ fn create_private_dir(folder: &Path) -> anyhow::Result<()> {
 
 fn remove_runtime_files(folder: &Path) {
     for name in [SidecarRecord::FILE, "token"] {
-        // Absent when the start did not come that far.
+        // A file is absent if the start failed earlier.
         let _ = std::fs::remove_file(folder.join(name));
     }
 }
@@ -212,7 +212,7 @@ async fn serve_native(
     let cut = || {
         closed.store(true, Ordering::Relaxed);
         ending.store(true, Ordering::Relaxed);
-        // Every request that still runs is told so, and its client by its answer.
+        // Every running request ends, and its client receives the reason.
         inbox.send(Message::Stop);
     };
     serving.drain(cut).await;
@@ -228,18 +228,18 @@ async fn serve_native(
 type EngineLoopThread = std::thread::JoinHandle<()>;
 type EngineLoopResult = tokio::sync::oneshot::Receiver<Result<(), Failure>>;
 
-/// Loads and works on a thread of its own. The second value resolves when that thread ends by itself.
+/// Loads and runs the engine loop on its own thread. The second value resolves when that thread ends by itself.
 fn spawn_engine_loop(loading: TenantLoader) -> std::io::Result<(EngineLoopThread, EngineLoopResult)> {
     let (tell, failed) = tokio::sync::oneshot::channel();
     let thread = std::thread::Builder::new().name("scheduler".into()).spawn(move || {
         let result = loading.finish().map_err(load_failure).and_then(|room| room.run().map_err(other_error));
-        // Nobody listens any more when the end was asked for.
+        // After a requested shutdown, the receiver is dropped.
         let _ = tell.send(result);
     })?;
     Ok((thread, failed))
 }
 
-/// Only what a restart cannot help counts as configuration.
+/// Converts a load error. Only errors that a restart cannot fix count as configuration errors.
 fn load_failure(error: LoadError) -> Failure {
     match error {
         LoadError::Model(_) | LoadError::Config { .. } | LoadError::Unsatisfiable { .. } => {
@@ -249,7 +249,7 @@ fn load_failure(error: LoadError) -> Failure {
     }
 }
 
-/// Waits for a signal, or for the scheduler's end.
+/// Waits for a signal or for the end of the scheduler's thread.
 async fn wait_for_shutdown(failed: EngineLoopResult) -> Result<(), Failure> {
     tokio::select! {
         told = wait_for_signal() => told,
@@ -260,7 +260,7 @@ async fn wait_for_shutdown(failed: EngineLoopResult) -> Result<(), Failure> {
     }
 }
 
-/// Waits for a signal.
+/// Waits for SIGTERM or SIGINT.
 pub(crate) async fn wait_for_signal() -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate()).map_err(other_error)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(other_error)?;

@@ -1,7 +1,7 @@
-//! The door between the async world and the scheduler's thread: requests in, tokens out.
+//! Connects async code with the scheduler's thread: requests in one direction, tokens in the other.
 //!
-//! One thread owns the scheduler and its body; everything else holds a [`Service`]. What the gateway knows of a
-//! request is its [`Ticket`]; dropping it cancels the request.
+//! One thread owns the scheduler and its backend, and all other code holds a [`SchedulerHandle`]. The gateway holds a
+//! [`RequestHandle`] per request. Dropping it cancels the request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,42 +13,42 @@ use sluice_ports::sampling::{Sampling, TokenLogprobs};
 use sluice_scheduler::{Finish, RejectReason, Request};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// What a client asks for, in token ids.
+/// Request of a client, in token ids.
 #[derive(Clone, Debug)]
 pub struct Submission {
     /// Prompt, at least one token.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most.
+    /// Maximum number of tokens to generate.
     pub max_tokens: u32,
-    /// How to choose them.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Higher runs first.
+    /// Priority. Higher runs first.
     pub priority: i32,
     /// Prefix cache scope.
     pub salt: u64,
-    /// Tokens that are made early wait until they are due.
+    /// Whether tokens that are generated early wait until they are due.
     pub paced: bool,
 }
 
-/// What happens to a request.
+/// Update of a request.
 #[derive(Clone, Debug)]
 pub enum RequestUpdate {
     /// A token was generated.
     Token {
         /// Token id.
         token: u32,
-        /// When asked for.
+        /// Log probabilities, if requested.
         logprobs: Option<TokenLogprobs>,
-        /// When the engine's answer was read.
+        /// Time at which the engine's answer was read.
         at: Instant,
     },
-    /// It was not taken. Nothing follows.
+    /// The request was refused. No update follows.
     Refused(RejectReason),
-    /// It has ended. Nothing follows.
+    /// The request has ended. No update follows.
     Finished(Finish),
 }
 
-/// A request under way. Dropping it cancels the request and frees its memory within one step.
+/// A running request. Dropping it cancels the request and frees its memory within one step.
 #[derive(Debug)]
 pub struct RequestHandle {
     id: RequestId,
@@ -57,22 +57,22 @@ pub struct RequestHandle {
 }
 
 impl RequestHandle {
-    /// Its name.
+    /// Returns the id of the request.
     pub fn id(&self) -> RequestId {
         self.id
     }
 
-    /// The next update. `None` = the scheduler has gone.
+    /// Returns the next update. `None` if the scheduler has ended.
     pub async fn next(&mut self) -> Option<RequestUpdate> {
         self.updates.recv().await
     }
 
-    /// The next update, or word to `cx` when it comes. `None` = the scheduler has gone.
+    /// Polls for the next update. `None` if the scheduler has ended.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<RequestUpdate>> {
         self.updates.poll_recv(cx)
     }
 
-    /// The next update if it is there already.
+    /// Returns the next update if it has already arrived.
     pub fn try_next(&mut self) -> Option<RequestUpdate> {
         self.updates.try_recv().ok()
     }
@@ -84,39 +84,41 @@ impl Drop for RequestHandle {
     }
 }
 
-/// What the scheduler's thread is told.
+/// Message to the scheduler's thread.
 #[derive(Debug)]
 pub enum Message {
-    /// A request and where its updates go.
+    /// A request, and the sender of its updates.
     Submit(Request, mpsc::UnboundedSender<RequestUpdate>),
-    /// Its client has gone.
+    /// The client has disconnected.
     Cancel(RequestId),
-    /// A port has something to say: poll it.
+    /// A port has events to poll.
     Wake,
-    /// Something about the engine.
+    /// Event of the engine.
     Engine(Box<crate::engine_loop::engine_acceptor::EngineConnEvent>),
-    /// A neighbour, or whoever places tenants, wants something.
+    /// Call of a peer or the operator.
     Admin(crate::peers::admin_call::AdminCall),
-    /// A neighbour has something to say, or the turn has come.
+    /// Event of a peer or of the time slice.
     Peer(Box<sluice_ports::peers::PeerPortEvent>),
-    /// The state, please.
+    /// Query of the state.
     State(oneshot::Sender<Box<sluice_wire::State>>),
-    /// End: running requests are cut.
+    /// Stop. Running requests are cut.
     Stop,
 }
 
-/// The sending end. Unbounded: its length is bounded by the limits on open requests, checked before anything is sent.
+/// Sender of messages. It is unbounded, because the limits on open requests, checked before each send, bound its
+/// length.
 #[derive(Clone, Debug)]
 pub struct MessageSender(std::sync::mpsc::Sender<Message>);
 
 impl MessageSender {
-    /// A new inbox and its reading end.
+    /// Creates an inbox and its receiver.
     pub fn new() -> (MessageSender, std::sync::mpsc::Receiver<Message>) {
         let (sender, receiver) = std::sync::mpsc::channel();
         (MessageSender(sender), receiver)
     }
 
-    /// Sends. A scheduler that has gone hears nothing, and whoever waits for its answer sees the channel close.
+    /// Sends a message. If the scheduler has ended, the message is dropped, and a caller that waits for its answer sees
+    /// the channel close.
     pub fn send(&self, message: Message) {
         let _ = self.0.send(message);
     }
@@ -125,17 +127,17 @@ impl MessageSender {
 /// Whether requests can be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Weights are being loaded, or the first engine has not come yet.
+    /// Weights are being loaded, or no engine has attached yet.
     Loading,
     /// Requests run.
     Serving,
-    /// The engine died and its successor has not attached yet; requests are held.
+    /// The engine exited and its successor has not attached yet. Requests are held.
     EngineLost,
-    /// Cannot serve, and why.
+    /// The tenant cannot serve, for this reason.
     Failed(String),
 }
 
-/// How long a question about the state waits for the scheduler.
+/// Timeout of a state query.
 const STATE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A handle to the scheduler. Cheap to clone.
@@ -147,12 +149,12 @@ pub struct SchedulerHandle {
 }
 
 impl SchedulerHandle {
-    /// A service whose requests go to `inbox`.
+    /// Creates a handle whose requests go to `inbox`.
     pub fn new(inbox: MessageSender, status: watch::Receiver<Status>) -> Self {
         SchedulerHandle { inbox, next_id: Arc::new(AtomicU64::new(1)), status }
     }
 
-    /// Hands a request to the scheduler.
+    /// Submits a request to the scheduler.
     pub fn submit(&self, submission: Submission) -> RequestHandle {
         let Submission { prompt, max_tokens, sampling, priority, salt, paced } = submission;
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
@@ -163,13 +165,13 @@ impl SchedulerHandle {
         RequestHandle { id, updates, inbox: self.inbox.clone() }
     }
 
-    /// The state. `None` = the scheduler has gone, or is busy loading weights.
+    /// Returns the state. `None` if the scheduler has ended, or loads weights.
     pub async fn state(&self) -> Option<sluice_wire::State> {
         self.query(STATE_TIMEOUT, Message::State).await.map(|state| *state)
     }
 
-    /// Sends a question and waits for its answer so long. `None` = the scheduler has gone, or did not answer in time;
-    /// then it sees that nobody waits any more.
+    /// Sends a query and waits at most `patience` for its answer. `None` if the scheduler has ended or did not answer
+    /// in time. Then its send fails.
     pub async fn query<T>(
         &self,
         patience: Duration,
@@ -180,12 +182,12 @@ impl SchedulerHandle {
         tokio::time::timeout(patience, receiver).await.ok()?.ok()
     }
 
-    /// Lets the scheduler look at what it watches.
+    /// Makes the scheduler check everything that it watches.
     pub fn wake(&self) {
         self.inbox.send(Message::Wake);
     }
 
-    /// Whether requests can be served, now and when it changes.
+    /// Returns a watch on whether requests can be served.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }

@@ -1,7 +1,7 @@
-//! Who comes in by the admin port, and what each may do.
+//! Authenticates callers of the admin port and checks their permissions.
 //!
-//! The role is known by a token, or with mutual TLS by the certificate; [`Right`] says what it opens, and [`Voice`] in
-//! whose name it may speak.
+//! A token or, with mutual TLS, a certificate determines the role. [`Permission`] lists the operations that a role may
+//! use, and [`Identity`] the tenants in whose name a caller may send messages.
 
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -14,32 +14,32 @@ use super::token::PeerToken;
 use crate::gateway::error::ApiError;
 use crate::gateway::{bearer_token, constant_time_eq};
 
-/// What somebody is to this sidecar.
+/// Role of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Places tenants and gives directives.
+    /// Places tenants and sends directives.
     Operator,
-    /// The sidecar of another tenant of this GPU.
+    /// Sidecar of another tenant of this GPU.
     Neighbour,
-    /// Looks.
+    /// Reads the state only.
     Reader,
 }
 
-/// What may be done.
+/// Operation of the admin port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
     /// Read the state.
     State,
     /// Read and replace the directive.
     Directive,
-    /// Ask for memory, and for memory back.
+    /// Ask for memory, and revoke loans.
     Grants,
-    /// Have the device memory given up and taken back.
+    /// Put the tenant to sleep, and wake it.
     Sleep,
 }
 
 impl Role {
-    /// Whether this role has that right.
+    /// Whether this role has the permission `right`.
     pub fn has_permission(self, right: Permission) -> bool {
         match self {
             Role::Operator => true,
@@ -49,36 +49,36 @@ impl Role {
     }
 }
 
-/// In whose name somebody may speak, where a message names its sender.
+/// Tenants in whose name a caller may send messages that name their sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Any tenant's: the operator, and a token that is bound to nobody.
+    /// Any tenant: for the operator, and for a token that is not bound to a tenant.
     Any,
-    /// That tenant's, `NAMESPACE/NAME`.
+    /// Only this tenant, `NAMESPACE/NAME`.
     Tenant(String),
-    /// Nobody's.
+    /// No tenant.
     None,
 }
 
-/// Somebody who has come in.
+/// Authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// What it is to this sidecar.
+    /// Role of the caller.
     pub role: Role,
-    /// In whose name it may speak.
+    /// Tenants in whose name it may send messages.
     pub identity: Identity,
 }
 
 impl Caller {
-    /// Places tenants and gives directives.
+    /// The operator.
     pub const OPERATOR: Caller = Caller { role: Role::Operator, identity: Identity::Any };
 
-    /// A neighbour that speaks as `tenant`, `None` = as anybody.
+    /// Returns a peer that may send messages as `tenant`, or as any tenant for `None`.
     pub fn peer(tenant: Option<String>) -> Caller {
         Caller { role: Role::Neighbour, identity: tenant.map_or(Identity::Any, Identity::Tenant) }
     }
 
-    /// Refuses to hear it in the name of `tenant`, `NAMESPACE/NAME`, unless that is its own.
+    /// Refuses a message in the name of `tenant`, `NAMESPACE/NAME`, unless the caller may use that name.
     ///
     /// # Errors
     /// 403 with both names.
@@ -95,21 +95,21 @@ impl Caller {
     }
 }
 
-/// Who is at the other end of a connection, by the certificate that was shown; `None` = it names no role here.
+/// Caller named by the certificate of a connection. `None` if it names no role here.
 #[derive(Clone, Debug)]
 pub struct Presented(pub Option<Caller>);
 
-/// How a role is known.
+/// Method that determines a caller's role.
 #[derive(Clone)]
 pub enum Access {
-    /// By the token in the header `authorization`.
+    /// The token in the header `authorization`.
     Tokens {
-        /// Of the operator; opens everything.
+        /// Token of the operator, which permits everything.
         operator: String,
-        /// Of the neighbours, if they have any.
+        /// Tokens of peers, if there are any.
         neighbours: Vec<PeerToken>,
     },
-    /// By the certificate of the connection, which the listener has put into each request as [`Shown`].
+    /// The certificate of the connection, which the listener adds to each request as [`Presented`].
     Certificates,
 }
 
@@ -138,7 +138,7 @@ impl Access {
     }
 }
 
-/// Compares with all, so that the time does not tell which was nearly right.
+/// Compares with all tokens, so that the time does not reveal which one almost matches.
 fn caller_by_token(headers: &HeaderMap, operator: &str, neighbours: &[PeerToken]) -> Option<Caller> {
     let token = bearer_token(headers)?;
     let known = |found: Option<Caller>, one: &PeerToken| {
@@ -149,7 +149,7 @@ fn caller_by_token(headers: &HeaderMap, operator: &str, neighbours: &[PeerToken]
     constant_time_eq(token, operator).then_some(Caller::OPERATOR).or(neighbour)
 }
 
-/// Finds out who it is, or refuses.
+/// Determines the caller, or refuses the request.
 pub async fn authenticate(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     match access.caller(&request) {
         Ok(caller) => {
@@ -160,7 +160,7 @@ pub async fn authenticate(State(access): State<Access>, mut request: Request, ne
     }
 }
 
-/// Lets through who has `right`.
+/// Passes on requests of callers with the permission `right`.
 pub async fn require_permission(
     State(right): State<Permission>,
     Extension(Caller { role, .. }): Extension<Caller>,

@@ -1,4 +1,4 @@
-//! Bodies of requests, bounded in bytes and in time.
+//! Request bodies, bounded in bytes and in time.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use crate::gateway::body::{check_json_headers, declared_bytes, discard};
 use crate::gateway::error::ApiError;
 
-/// Time to send a body.
+/// Time limit for a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A JSON body of at most `LIMIT` bytes.

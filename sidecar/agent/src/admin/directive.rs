@@ -11,23 +11,23 @@ use super::body::Body;
 use super::error::AdminError;
 use crate::directive::{AcceptedDirective, RejectedDirective};
 
-/// Most bytes of a directive.
+/// Maximum size of a directive in bytes.
 pub const MAX_BYTES: usize = 256 << 10;
 
-/// The directive in force.
+/// Returns the directive in force.
 pub async fn get(State(admin): State<Admin>) -> Result<Response, AdminError> {
     let none = || AdminError::new(StatusCode::NOT_FOUND, "no_directive", "no directive has been given yet");
     let in_force = admin.directives.active().ok_or_else(none)?;
     Ok(([(header::CONTENT_TYPE, "application/json")], in_force.text.to_vec()).into_response())
 }
 
-/// A new one.
+/// Accepts a new directive.
 pub async fn put(
     State(admin): State<Admin>,
     Body(text): Body<MAX_BYTES>,
 ) -> Result<Json<CurrentFence>, AdminError> {
     let directives = admin.directives.clone();
-    // Goes on to its end also when whoever asked has gone: a directive is in force or not, never in between.
+    // The task completes even if the caller disconnects, so that a directive is never half applied.
     let put = tokio::task::spawn_blocking(move || directives.put(&text)).await;
     match put.expect("storing a directive does not panic")? {
         AcceptedDirective::New(current) => {

@@ -1,4 +1,4 @@
-//! What the admin port says when it does not do what was asked: the shape of the gateway's errors, with more statuses.
+//! Errors of the admin port: the format of the gateway's errors, with more statuses.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -9,22 +9,22 @@ use sluice_wire::message::ReadError;
 
 use crate::gateway::error::ApiError;
 
-/// Something that was refused.
+/// Error answer of the admin port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminError {
-    /// As at the gateway.
+    /// An error as at the gateway.
     Api(ApiError),
-    /// Only here.
+    /// An error that only the admin port has.
     Own {
-        /// Status.
+        /// HTTP status.
         status: StatusCode,
-        /// For programs.
+        /// Code for programs.
         code: &'static str,
-        /// Path of the field at fault.
+        /// Path of the invalid field.
         field: Option<String>,
-        /// For people.
+        /// Text for people.
         message: String,
-        /// The directive in force, where it is the reason.
+        /// Directive in force, if it is the reason.
         current: Option<Fence>,
     },
 }
@@ -36,7 +36,7 @@ impl From<ApiError> for AdminError {
 }
 
 impl From<ReadError> for AdminError {
-    /// 400 for what is no JSON, 422 with the field for what is JSON and not the message.
+    /// Converts to 400 for text that is not JSON, and to 422 with the field for JSON that is not a valid message.
     fn from(error: ReadError) -> Self {
         let (status, code) = match &error {
             ReadError::Malformed(_) => (StatusCode::BAD_REQUEST, "malformed_json"),
@@ -54,7 +54,7 @@ impl From<ReadError> for AdminError {
 }
 
 impl AdminError {
-    /// Anything without a field.
+    /// Creates an error without a field.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         AdminError::Own { status, code, field: None, message: message.into(), current: None }
     }

@@ -1,4 +1,4 @@
-//! `GET /v1/state?scope=gpu`: all tenants of the GPU, asked at once.
+//! `GET /v1/state?scope=gpu`: queries all tenants of the GPU at once.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use sluice_wire::state::{GpuState, TenantReport};
 
 use super::Admin;
 
-/// How long each is waited for; all are waited for at once.
+/// Timeout of each query. All queries run at once.
 pub const STATE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// This tenant's state and its neighbours', or why there is none.
+/// Returns the states of this tenant and its peers, or the reason why one is missing.
 pub async fn collect_states(admin: &Admin) -> GpuState {
     let in_force = admin.directives.active();
     let neighbours = in_force.as_ref().map_or(&[][..], |in_force| &in_force.directive.neighbours);
@@ -27,7 +27,8 @@ pub async fn collect_states(admin: &Admin) -> GpuState {
     GpuState { tenants, ..GpuState::default() }
 }
 
-/// The states, or 304 where `headers` show that whoever asks has them. The tag is of all but the clocks: an idle GPU keeps it.
+/// Returns the states, or 304 if `headers` show that the caller already has them. The tag ignores clock fields, so that
+/// it stays the same on an idle GPU.
 pub fn states_response(gpu: &GpuState, headers: &HeaderMap) -> Response {
     let tag = etag(gpu);
     let known = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
@@ -47,7 +48,7 @@ fn etag(gpu: &GpuState) -> String {
     let text = serde_json::to_vec(&still).expect("a state serialises");
     let digest = ring::digest::digest(&ring::digest::SHA256, &text);
     let half: String = digest.as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    // Weak: what it stands for is the same, its bytes are not.
+    // The tag is weak, because equal content may have different bytes.
     format!("W/\"{half}\"")
 }
 

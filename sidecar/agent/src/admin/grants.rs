@@ -1,4 +1,4 @@
-//! `POST /v1/grants`: a neighbour's request, decided by the scheduler.
+//! `POST /v1/grants`: a peer's request, decided by the scheduler.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::peers::admin_call::AdminCall;
 use crate::peers::membership::full_name;
 use crate::scheduler_handle::Message;
 
-/// Most bytes of a request.
+/// Maximum size of a request in bytes.
 pub const MAX_BYTES: usize = 64 << 10;
-/// How long the scheduler may take. Whoever asks waits much less, and cancels.
+/// Time limit for the scheduler's decision. The caller's timeout is much shorter, and then it cancels.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Hands a request to the scheduler, if it is said in the caller's own name. No answer in time is 503, not a refusal:
-/// nobody knows what has happened.
+/// Passes a request to the scheduler if the caller sends it in its own name. Without an answer in time, the status is
+/// 503 and not a refusal, because the outcome is unknown.
 pub async fn post(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,

@@ -1,5 +1,5 @@
-//! `/sleep`, `/wake_up`, `/is_sleeping`: verbs and answers of vLLM's sleep mode. What it has and this has not (`tags`,
-//! `mode`) is refused, never ignored.
+//! `/sleep`, `/wake_up`, `/is_sleeping`: requests and answers of vLLM's sleep mode. Parameters of vLLM that are not
+//! supported (`tags`, `mode`) are refused, never ignored.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use crate::gateway::error::ApiError;
 use crate::peers::admin_call::{AdminCall, CallRejected, SleepLevel};
 use crate::scheduler_handle::Message;
 
-/// How long falling asleep and waking may take.
+/// Time limit for sleep and for wake-up.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the question may take.
+/// Time limit for the query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
@@ -31,7 +31,7 @@ pub struct SleepQuery {
 #[serde(deny_unknown_fields)]
 pub struct WakeUpQuery {}
 
-/// Gives up all device memory. `?level=1` (default) or 2.
+/// Releases all device memory. `?level=1` (default) or 2.
 pub async fn sleep(
     State(admin): State<Admin>,
     query: Result<Query<SleepQuery>, QueryRejection>,
@@ -49,7 +49,7 @@ pub async fn sleep(
     .map(|()| StatusCode::OK)
 }
 
-/// Takes it back.
+/// Takes the device memory again.
 pub async fn wake_up(
     State(admin): State<Admin>,
     query: Result<Query<WakeUpQuery>, QueryRejection>,
@@ -59,7 +59,7 @@ pub async fn wake_up(
         .map(|()| StatusCode::OK)
 }
 
-/// Whether it is given up.
+/// Whether the tenant sleeps.
 pub async fn is_sleeping(State(admin): State<Admin>) -> Result<Json<Value>, AdminError> {
     let sleeping = into_result(
         admin.service.query(QUERY_TIMEOUT, |answer| Message::Admin(AdminCall::IsSleeping(answer))).await,

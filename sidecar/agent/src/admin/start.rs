@@ -1,4 +1,4 @@
-//! From the configuration to an admin port that serves.
+//! Opens the admin port from the configuration.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,39 +22,39 @@ use crate::peers::client::{PeerClient, PeerCredential};
 use crate::peers::membership::full_name;
 use crate::scheduler_handle::SchedulerHandle;
 
-/// The stored directive, in the runtime folder.
+/// File of the stored directive in the runtime folder.
 const DIRECTIVE_FILE: &str = "directive.json";
 
-/// Why the admin port cannot be opened as configured. No restart helps but for [`StartError::Token`].
+/// Reason why the admin port cannot be opened as configured. A restart helps only for [`StartError::Token`].
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Tokens over plain HTTP are for this machine only.
+    /// Tokens over plain HTTP are allowed only on loopback addresses.
     #[error("listen.admin: {0} is not a loopback address, and there is no listen.admin_tls")]
     NotLoopback(std::net::SocketAddr),
-    /// Certificates.
+    /// The certificates cannot be used.
     #[error("listen.admin_tls: {0}")]
     Tls(#[from] TlsError),
-    /// The neighbours' tokens.
+    /// The file with the peers' tokens cannot be used.
     #[error("listen.neighbour_token_file: {}: {error}", path.display())]
     PeerToken {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         error: std::io::Error,
     },
-    /// The token file cannot be written.
+    /// The operator's token file cannot be written.
     #[error("{}: {error}", path.display())]
     Token {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         error: std::io::Error,
     },
 }
 
-/// Who may come in, and what neighbours are shown.
+/// Accepted credentials, and the credential for calls to peers.
 #[derive(Debug)]
 pub struct AdminCredentials {
     access: Access,
@@ -66,7 +66,7 @@ impl AdminCredentials {
     /// Reads certificates or tokens, and writes a new token for the operator to `token_file`.
     ///
     /// # Errors
-    /// What the configuration names cannot be used.
+    /// A configured file or address cannot be used.
     pub fn load(config: &SidecarConfig, token_file: &Path) -> Result<AdminCredentials, StartError> {
         let listen = &config.listen;
         let operator = make_token(token_file)
@@ -87,12 +87,12 @@ impl AdminCredentials {
         Ok(AdminCredentials { access: Access::Tokens { operator, neighbours }, tls: None, presented: shown })
     }
 
-    /// The way to the neighbours.
+    /// Creates the client for calls to peers.
     pub fn client(&self) -> Arc<PeerClient> {
         Arc::new(PeerClient::new(self.presented.clone()))
     }
 
-    /// Serves until `stop`.
+    /// Serves the admin port until `stop`.
     pub async fn serve(
         self,
         listener: TcpListener,
@@ -110,7 +110,8 @@ impl AdminCredentials {
     }
 }
 
-/// The tokens in the file at `path`, and what `own` shows of them: its own one, else one that is bound to nobody.
+/// Returns the tokens in the file at `path`, and the credential of `own`: its own token, else one that is bound to no
+/// tenant.
 fn peer_tokens(path: &Path, own: &str) -> std::io::Result<(Vec<PeerToken>, PeerCredential)> {
     let tokens = read_tokens(path)?;
     let bound = tokens.iter().find(|token| token.tenant.as_deref() == Some(own));
@@ -121,7 +122,7 @@ fn peer_tokens(path: &Path, own: &str) -> std::io::Result<(Vec<PeerToken>, PeerC
 }
 
 impl Admin {
-    /// The admin port of the tenant in `config`.
+    /// Creates the admin port of the tenant in `config`.
     pub fn new(
         config: &SidecarConfig,
         service: SchedulerHandle,
@@ -140,15 +141,15 @@ impl Admin {
     }
 }
 
-/// The directive of the tenant in `config`, as its runtime folder has it.
+/// Opens the directive store in the runtime folder of the tenant in `config`.
 pub fn open_directives(config: &SidecarConfig) -> Arc<DirectiveStore> {
     let own = config.clone();
     let judge = move |directive: &Directive| validate(&own, directive);
     Arc::new(DirectiveStore::open(config.runtime_dir.join(DIRECTIVE_FILE), Box::new(judge)))
 }
 
-/// Whether the tenant of `config` can follow `directive` as it runs. Terms of trade, share and cap it follows, as far as they
-/// can be had; how the GPU's time is shared was fixed when it started.
+/// Checks that the running tenant of `config` can follow `directive`. Loan terms, share and cap may change; the way to
+/// share the GPU's time is fixed at start.
 fn validate(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
     match parse_policy(&directive.policy) {
         Ok(_) => {}
@@ -171,7 +172,8 @@ fn validate(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid
     Err(Invalid::new("sharing", problem))
 }
 
-/// A tenant with an engine of ours on a GPU of its own follows policy, cap and share; nobody comes to it.
+/// Checks a tenant on a GPU that is not shared. With a native engine, it follows policy, cap and share, but accepts no
+/// peers.
 fn validate_exclusive(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
     if config.engine.kind != EngineKind::Native || directive.neighbours.is_empty() {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Mutual TLS on the admin port: certificates from files, read again when they change, and who one names.
+//! Mutual TLS on the admin port: reads certificates from files, reloads them when they change, and maps them to
+//! callers.
 
 mod files;
 mod role;
@@ -19,19 +20,19 @@ use super::auth::Presented;
 use crate::credential_reload::ReloadableCredentials;
 use crate::gateway::serve::{ListenerLimits, Timeouts, serve_connection, serve_connections, wait_for_stop};
 
-/// Time for a handshake.
+/// Time limit for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Both ends of TLS, made of the same files.
+/// Server and client configuration, built from the same files.
 #[derive(Clone, Debug)]
 pub struct TlsConfigs {
-    /// For who connects to us.
+    /// For incoming connections.
     pub server: Arc<ServerConfig>,
-    /// For connecting to neighbours.
+    /// For connections to peers.
     pub client: Arc<ClientConfig>,
 }
 
-/// The certificates of this sidecar.
+/// Certificates of this sidecar.
 #[derive(Debug)]
 pub struct Tls {
     config: AdminTls,
@@ -43,7 +44,7 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// A file cannot be read or does not hold what it must; the error names it.
+    /// A file cannot be read or has invalid content. The error names the file.
     pub fn load(config: AdminTls) -> Result<Tls, TlsError> {
         role::check_claim(&config.claim)?;
         let contents = TlsFiles::read(&config)?;
@@ -54,7 +55,7 @@ impl Tls {
         Ok(Tls { config, contents: std::sync::Mutex::new(contents), configs: watch::Sender::new(ends) })
     }
 
-    /// What new connections are made with, now and when it changes.
+    /// Returns the configurations for new connections, updated when they change.
     pub fn configs(&self) -> watch::Receiver<TlsConfigs> {
         self.configs.subscribe()
     }
@@ -64,7 +65,7 @@ impl ReloadableCredentials for Tls {
     type Error = TlsError;
     const NAME: &'static str = "admin_tls";
 
-    /// New connections use what has changed. Connections that are open stay.
+    /// Reloads the files for new connections. Open connections stay.
     fn reload(&self) -> Result<bool, TlsError> {
         let contents = TlsFiles::read(&self.config)?;
         let mut read = self.contents.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -81,7 +82,7 @@ impl ReloadableCredentials for Tls {
     }
 }
 
-/// Serves `router` over TLS. Each request carries who its connection's certificate names, as [`Shown`].
+/// Serves `router` over TLS. Adds the caller named by the connection's certificate to each request as [`Presented`].
 pub async fn serve(
     listener: TcpListener,
     router: Router,

@@ -1,4 +1,4 @@
-//! Files that hold tokens.
+//! Files with tokens.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
-/// Fewest characters of a token that somebody else has made.
+/// Minimum length of a token that was created elsewhere.
 const MIN_TOKEN_CHARS: usize = 32;
 
-/// Makes a new token and writes it to `path`, readable by this user only. A token of an earlier run is replaced.
+/// Creates a new token and writes it to `path`, readable only by this user. Replaces a token of an earlier run.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -21,18 +21,18 @@ pub fn make_token(path: &Path) -> io::Result<String> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // `create_new`: never write a secret into a file that somebody else has put there.
+    // `create_new`: never write a secret into a file created by another process.
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(token.as_bytes())?;
     Ok(token)
 }
 
-/// A token of neighbours.
+/// Token of a peer.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PeerToken {
-    /// The secret.
+    /// Secret text.
     pub secret: String,
-    /// The tenant that alone may use it, `NAMESPACE/NAME`; `None` = the neighbours share it.
+    /// Only tenant that may use the token, `NAMESPACE/NAME`. `None` if all peers share it.
     pub tenant: Option<String>,
 }
 
@@ -42,10 +42,10 @@ impl std::fmt::Debug for PeerToken {
     }
 }
 
-/// Reads tokens that somebody else has made: a line for each, `TOKEN` or `TOKEN NAMESPACE/NAME`.
+/// Reads tokens that were created elsewhere, one per line: `TOKEN` or `TOKEN NAMESPACE/NAME`.
 ///
 /// # Errors
-/// The file cannot be read, or a line of it is no token, can be guessed, or repeats another one's secret.
+/// The file cannot be read, or a line is not a token, is too short, or repeats another line's secret.
 pub fn read_tokens(path: &Path) -> io::Result<Vec<PeerToken>> {
     let text = std::fs::read_to_string(path)?;
     let mut tokens: Vec<PeerToken> = Vec::new();
@@ -60,7 +60,7 @@ pub fn read_tokens(path: &Path) -> io::Result<Vec<PeerToken>> {
     if tokens.is_empty() { Err(invalid("holds no token".into())) } else { Ok(tokens) }
 }
 
-/// What is wrong is told without the line: it may hold a secret.
+/// Parses a line. The error does not contain the line, which may hold a secret.
 fn parse_line(line: &str) -> Result<PeerToken, String> {
     let mut words = line.split_whitespace();
     let secret = words.next().unwrap_or_default().to_owned();

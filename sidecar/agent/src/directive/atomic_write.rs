@@ -1,4 +1,4 @@
-//! Replacing a file so that after a crash at any point it is the old one or the new one, whole.
+//! Replaces a file atomically: after a crash at any point it has the complete old or the complete new content.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -7,20 +7,20 @@ use std::path::Path;
 
 use super::WriteHook;
 
-/// A step of a write that is done.
+/// Completed step of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteStep {
-    /// The new text lies beside the old file, perhaps only in the page cache.
+    /// The new text is in a temporary file, perhaps only in the page cache.
     Written,
-    /// And on the disk.
+    /// The temporary file is on the disk.
     Synced,
-    /// It has the name; after a crash of the machine it may still have the other one.
+    /// The temporary file is renamed. After a crash of the machine, the old file may be back.
     Renamed,
-    /// Whatever happens, it has the name.
+    /// The rename is on the disk.
     DirSynced,
 }
 
-/// Replaces `path` by `text`.
+/// Replaces the content of `path` by `text`.
 pub fn replace(path: &Path, text: &[u8], witness: &WriteHook) -> io::Result<()> {
     let part = path.with_extension("json.part");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part)?;

@@ -18,58 +18,59 @@ use super::ns;
 use super::pending_replies::PendingReplies;
 use super::takeovers::Takeovers;
 
-/// What passes by itself is waited for this long; what somebody else has to end for as long as that takes.
+/// Time limit for conditions that pass by themselves. Conditions that other pods must end have no limit.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is looked for at first, and once that has taken long.
+/// Delay between tries at first, and after `JOIN_TIMEOUT`.
 const JOIN_RETRY_MIN: Duration = Duration::from_millis(20);
 const JOIN_RETRY_MAX: Duration = Duration::from_millis(500);
-/// Hand-overs after which who waits goes before higher priorities, for each participant: one full round.
+/// Number of hand-overs after which a waiting participant precedes higher priorities: one full round of the ledger's
+/// records.
 const AGING_TURNS: u64 = 64;
 
-/// Why a tenant has no place on its GPU.
+/// Reason why a tenant cannot join its GPU.
 #[derive(Debug, thiserror::Error)]
 pub enum MembershipError {
-    /// The ledger.
+    /// The ledger cannot be opened.
     #[error("{}: {source}", folder.display())]
     Open {
-        /// The neighbourhood's folder.
+        /// Folder of the ledger.
         folder: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: OpenError,
     },
-    /// The record.
+    /// The record cannot be taken.
     #[error("{}: {source}", folder.display())]
     Join {
-        /// The neighbourhood's folder.
+        /// Folder of the ledger.
         folder: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         source: JoinError,
     },
-    /// The machine does not say which boot this is.
+    /// The machine reports no id of this boot.
     #[error("the id of this boot: {0}")]
     Boot(#[from] std::io::Error),
 }
 
-/// A tenant's place among its neighbours.
+/// Membership of a tenant in the ledger of its GPU.
 #[derive(Clone, Debug)]
 pub struct LedgerMembership {
-    /// Its record.
+    /// Record of the tenant.
     pub ledger: Arc<ParticipantHandle>,
-    /// What the configuration says of it.
+    /// Configuration of the shared GPU.
     pub config: LedgerConfig,
-    /// Turns that it took from holders that were past their deadline.
+    /// Time slices that this tenant took over from holders past their deadline.
     pub takeovers: Arc<Takeovers>,
 }
 
-/// `namespace/name`: how the ledger names a tenant.
+/// Returns `namespace/name`, the name of a tenant in the ledger.
 pub fn full_name(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
 impl MembershipError {
-    /// A ledger that is made anew, a guard that is held.
+    /// Whether the error passes by itself: the ledger is being replaced, or its guard is held.
     fn is_transient(&self) -> bool {
         match self {
             MembershipError::Open { source, .. } => matches!(source, OpenError::Busy { .. }),
@@ -80,10 +81,11 @@ impl MembershipError {
         }
     }
 
-    /// What somebody else has to end, in words. Who ended over it would only be started again, and later each time.
+    /// Returns what other pods must end before the join can succeed. Exiting instead would only cause restarts, with
+    /// growing delays.
     fn blocked_by(&self) -> Option<&'static str> {
         match self {
-            // It still finishes its streams, and takes as long as it is given.
+            // The last pod still finishes its streams, for as long as its grace period lasts.
             MembershipError::Join { source: JoinError::NameInUse { .. }, .. } => {
                 Some("the end of the tenant's last pod")
             }
@@ -106,25 +108,25 @@ impl MembershipError {
     }
 }
 
-/// How a tenant waits for its record.
+/// Retry schedule of a tenant that joins the ledger.
 #[derive(Debug)]
 pub struct JoinBackoff {
-    /// Since when what passes by itself has not.
+    /// Start of the retries of transient errors.
     retrying_since: Instant,
-    /// What it waits for, and since when.
+    /// What blocks the join, and since when.
     waiting_for: Option<(&'static str, Instant)>,
 }
 
 impl JoinBackoff {
-    /// From now on.
+    /// Starts the schedule now.
     pub fn new() -> JoinBackoff {
         JoinBackoff { retrying_since: Instant::now(), waiting_for: None }
     }
 
-    /// When to try again after this.
+    /// Returns the delay before the next try after `error`.
     ///
     /// # Errors
-    /// The same: it does not pass, or should have passed by now.
+    /// Returns `error` if it is permanent, or transient for longer than the limit.
     pub fn next_retry(&mut self, error: MembershipError) -> Result<Duration, MembershipError> {
         let Some(what) = error.blocked_by() else {
             let passes = error.is_transient() && self.retrying_since.elapsed() < JOIN_TIMEOUT;
@@ -140,7 +142,7 @@ impl JoinBackoff {
         Ok(if long { JOIN_RETRY_MAX } else { JOIN_RETRY_MIN })
     }
 
-    /// What it waits for, in words.
+    /// Returns a description of what blocks the join.
     pub fn waiting_for(&self) -> Option<&'static str> {
         self.waiting_for.map(|(what, _)| what)
     }
@@ -153,11 +155,12 @@ impl Default for JoinBackoff {
 }
 
 impl LedgerMembership {
-    /// Takes the tenant's record, with as much of `share_bytes` as others leave; all of it or none where nothing is traded.
-    /// Tries once. `faults` are a test's.
+    /// Takes the tenant's record with as much of `share_bytes` as others leave, or with all or nothing if the GPU is
+    /// isolated. Tries once. Tests inject `faults`.
     ///
     /// # Errors
-    /// The ledger is unfit or full, a predecessor lives, or the share cannot be had: [`Patience`] tells what to do.
+    /// The ledger is unfit or full, a predecessor is live, or the share is not available. [`JoinBackoff`] decides
+    /// whether to retry.
     pub fn join_ledger(
         config: &SidecarConfig,
         place: &LedgerConfig,
@@ -174,7 +177,7 @@ impl LedgerMembership {
         let folder = || place.folder.clone();
         let ledger = GpuLedger::open_with(&place.folder, &identity, faults.clone());
         let ledger = ledger.map_err(|source| MembershipError::Open { folder: folder(), source })?;
-        // The floor is known when the first engine has said what activations cost.
+        // The floor is unknown until the first engine reports its activation costs.
         let least_bytes = if place.sharing == SharingRule::Isolated { share_bytes } else { 0 };
         let seat =
             ledger.join_with(&name, ShareRequest { floor_bytes: 0, share_bytes, min_bytes: least_bytes });
@@ -182,17 +185,17 @@ impl LedgerMembership {
         Ok(LedgerMembership { ledger: Arc::new(seat), config: place.clone(), takeovers: Arc::default() })
     }
 
-    /// Where the tenant's neighbours are answered.
+    /// Returns the store of replies for this tenant's peers.
     pub fn pending_replies(&self, config: &SidecarConfig) -> PendingReplies {
         PendingReplies::new(self.ledger.clone(), &config.namespace, &config.name, config.gpu.chunk_bytes)
     }
 
-    /// Who this is.
+    /// Returns the identity of this tenant in the ledger.
     pub fn peer(&self) -> Peer {
         self.ledger.peer()
     }
 
-    /// How the scheduler shares time here.
+    /// Returns how the scheduler shares time on this GPU.
     pub fn sharing(&self) -> Sharing {
         match self.config.sharing {
             SharingRule::Isolated => Sharing::Exclusive,
@@ -204,12 +207,12 @@ impl LedgerMembership {
         }
     }
 
-    /// Whether memory changes hands here.
+    /// Whether tenants lend memory on this GPU.
     pub fn is_trading(&self) -> bool {
         self.config.sharing != SharingRule::Isolated
     }
 
-    /// The order of turns, if turns are taken.
+    /// Returns the order of time slices, if the GPU is time-sliced.
     pub fn slice_order(&self) -> Option<LedgerOrder> {
         match self.config.sharing {
             SharingRule::Temporal { order: TurnOrder::RoundRobin, .. } => Some(LedgerOrder::RoundRobin),
@@ -238,7 +241,7 @@ mod tests {
         let busy = || join_error(JoinError::Busy(LedgerError::Busy { holder: String::new(), waited_ms: 1 }));
         assert_eq!(patience.next_retry(named()).unwrap(), JOIN_RETRY_MIN);
         assert_eq!(patience.waiting_for(), Some("the end of the tenant's last pod"));
-        // Its streams took long.
+        // The streams of the last pod took long.
         let long = JOIN_TIMEOUT + JOIN_RETRY_MIN;
         patience.waiting_for =
             patience.waiting_for.map(|(what, since)| (what, since.checked_sub(long).unwrap()));

@@ -1,4 +1,5 @@
-//! The neighbourhood as the scheduler's port: letters go to the office, turns to their thread, answers to whoever asked.
+//! The scheduler's port to peers: forwards commands to the grant client, slice requests to their thread, and answers to
+//! the callers.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -11,16 +12,16 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::pending_replies::PendingReplies;
 
-/// The scheduler's end of everything that concerns neighbours. What comes in goes through the room's inbox.
+/// The scheduler's sending side to peers. Incoming events arrive through the engine loop's inbox.
 #[derive(Debug)]
 pub struct SidecarPeerPort {
-    /// The record in the ledger.
+    /// This tenant's record in the ledger.
     pub ledger: Arc<ParticipantHandle>,
-    /// Those who wait for an answer.
+    /// Calls that wait for an answer.
     pub replies: Arc<PendingReplies>,
-    /// Where letters are sent.
+    /// Sender of commands to the grant client.
     pub commands: UnboundedSender<PeerCommand>,
-    /// Wishes for the turn; none where no turns are taken.
+    /// Sender of requests for the time slice. `None` if the GPU is not time-sliced.
     pub slice_requests: Option<Sender<()>>,
 }
 
@@ -45,7 +46,7 @@ impl PeerPort for SidecarPeerPort {
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
         match (call, &self.slice_requests) {
             (SliceCommand::Request, Some(turns)) => {
-                // A thread that has gone has said why; the tenant then waits, as for a turn that does not come.
+                // A thread that has ended has logged why. The tenant then waits as if no time slice were granted.
                 let _ = turns.send(());
             }
             (SliceCommand::Release, _) => match self.ledger.slice_queue().release() {
@@ -62,7 +63,7 @@ impl PeerPort for SidecarPeerPort {
 
 impl SidecarPeerPort {
     fn forward(&self, letter: PeerCommand) {
-        // The office ends after the scheduler.
+        // The grant client outlives the scheduler.
         let _ = self.commands.send(letter);
     }
 }

@@ -1,4 +1,4 @@
-//! Questions of neighbours that wait for the scheduler's answer.
+//! Requests of peers that wait for the scheduler's answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use super::{loan_denied, ms, ns};
 
 type PendingMap = BTreeMap<(Peer, Nonce), oneshot::Sender<GrantAnswer>>;
 
-/// Turns requests into news, and the scheduler's letters into answers.
+/// Converts requests to events, and the scheduler's commands to answers.
 #[derive(Debug)]
 pub struct PendingReplies {
     ledger: Arc<ParticipantHandle>,
@@ -29,7 +29,7 @@ pub struct PendingReplies {
     tracked: Mutex<BTreeSet<Peer>>,
 }
 
-/// A `Renew` whose grants the scheduler has not all answered yet.
+/// A `Renew` request for which the scheduler has not answered all grants yet.
 #[derive(Debug)]
 struct PendingRenewal {
     borrower: Peer,
@@ -43,20 +43,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps a question until it is answered. Those that nobody waits for any more go.
+/// Stores a request until it is answered. Removes requests whose caller no longer waits.
 fn insert_pending(questions: &Mutex<PendingMap>, name: (Peer, Nonce), answer: oneshot::Sender<GrantAnswer>) {
     let mut questions = lock(questions);
     questions.retain(|_, answer| !answer.is_closed());
     questions.insert(name, answer);
 }
 
-/// A participant of the ledger, as messages name it.
+/// Returns the ledger identity of a participant in a message.
 pub fn peer_of(participant: &Participant) -> Peer {
     Peer { index: participant.index, instance: participant.instance }
 }
 
 impl PendingReplies {
-    /// The desk of the tenant `namespace/name`.
+    /// Creates the store of the tenant `namespace/name`.
     pub fn new(
         seat: Arc<ParticipantHandle>,
         namespace: &str,
@@ -76,7 +76,7 @@ impl PendingReplies {
         }
     }
 
-    /// Who this tenant is, in messages.
+    /// Returns this tenant's identity for messages.
     pub fn own_participant(&self) -> Participant {
         Participant {
             namespace: self.namespace.clone(),
@@ -86,17 +86,17 @@ impl PendingReplies {
         }
     }
 
-    /// Chunks of so many bytes.
+    /// Converts bytes to chunks.
     pub fn chunks(&self, bytes: u64) -> u32 {
         u32::try_from(bytes / self.chunk_bytes).unwrap_or(u32::MAX)
     }
 
-    /// Bytes of so many chunks.
+    /// Converts chunks to bytes.
     pub fn bytes(&self, chunks: u32) -> u64 {
         u64::from(chunks) * self.chunk_bytes
     }
 
-    /// What the scheduler has to hear of a request; nothing when it is answered already.
+    /// Returns the events of a request for the scheduler. Empty if the request is already answered.
     pub fn on_request(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<PeerEvent> {
         let from = request.sender();
         if !self.is_live_peer(from) {
@@ -115,13 +115,13 @@ impl PendingReplies {
             GrantRequest::Revoke { nonce, bytes, why, .. } => {
                 let (nonce, chunks) = (Nonce(nonce), self.chunks(bytes));
                 insert_pending(&self.revocations, (peer, nonce), answer);
-                // A new life names itself: it does not know the loans of its former ones.
+                // A restarted tenant names its instance, because it does not know the loans of its earlier instances.
                 let claims = why == RevokeReason::FloorNeeded && nonce.0 == peer.instance;
                 let revoked = PeerEvent::Revoked { peer, nonce, chunks };
                 vec![if claims { PeerEvent::Claimed { peer, nonce, chunks } } else { revoked }]
             }
             GrantRequest::Cancel { nonce, .. } => {
-                // Nobody waits any more for what was asked, whatever becomes of it.
+                // The caller no longer waits for an answer to the ask, whatever the answer is.
                 lock(&self.asks).remove(&(peer, Nonce(nonce)));
                 let _ = answer.send(GrantAnswer::Cancelled { nonce });
                 vec![PeerEvent::Withdrawn { peer, nonce: Nonce(nonce) }]
@@ -145,8 +145,8 @@ impl PendingReplies {
         news
     }
 
-    /// The lender's word on one grant of a `Renew`: for how long it lives on, 0 = it does not. The borrower hears of all that
-    /// it named together, with the shortest time.
+    /// Records the lender's answer to one grant of a `Renew`: its time to live, or 0 if it is not renewed. The borrower
+    /// receives one answer for all its grants, with the shortest time.
     pub fn reply_renewal(&self, peer: Peer, nonce: Nonce, ttl_ns: u64) {
         let mut renewals = lock(&self.renewals);
         let asked = |r: &PendingRenewal| r.borrower == peer && r.pending.contains(&nonce);
@@ -157,7 +157,7 @@ impl PendingReplies {
         }
     }
 
-    /// A neighbour that claims its share hears how much of it is here and goes back.
+    /// Replies to a peer that claims its share with the number of its chunks that this tenant holds and returns.
     pub fn reply_debt(&self, peer: Peer, nonce: Nonce, chunks: u32, within_ns: u64) {
         let Some(waiting) = lock(&self.revocations).remove(&(peer, nonce)) else { return };
         let answer = if chunks == 0 {
@@ -166,31 +166,31 @@ impl PendingReplies {
             let within_ms = ms(within_ns).max(1);
             GrantAnswer::Returning { nonce: nonce.0, bytes: self.bytes(chunks), within_ms }
         };
-        // The ledger shows it anyway.
+        // The ledger also shows the result.
         let _ = waiting.send(answer);
     }
 
-    /// A neighbour that has spoken to this tenant, or was spoken to: its death must be noticed.
+    /// Records a peer that has exchanged messages with this tenant, so that its exit is noticed.
     pub fn track(&self, peer: Peer) {
         lock(&self.tracked).insert(peer);
     }
 
-    /// Those that were met and not forgotten.
+    /// Returns the tracked peers.
     pub fn tracked(&self) -> BTreeSet<Peer> {
         lock(&self.tracked).clone()
     }
 
-    /// Questions that wait for the scheduler.
+    /// Returns the number of requests that wait for the scheduler.
     pub fn pending_count(&self) -> usize {
         lock(&self.asks).len() + lock(&self.revocations).len() + lock(&self.renewals).len()
     }
 
-    /// They are dead, and the scheduler knows.
+    /// Removes peers that have exited, after the scheduler was notified.
     pub fn untrack(&self, dead: &BTreeSet<Peer>) {
         lock(&self.tracked).retain(|peer| !dead.contains(peer));
     }
 
-    /// Another tenant of the ledger, which lives and is who it says. Nobody trades with itself.
+    /// Whether `who` is another tenant that is live in the ledger under this name. A tenant does not trade with itself.
     fn is_live_peer(&self, who: &Participant) -> bool {
         let own = peer_of(who).index == self.ledger.index();
         let name = full_name(&who.namespace, &who.name);
@@ -198,7 +198,8 @@ impl PendingReplies {
         !own && survey.iter().any(|p| p.is_live && p.name == name && p.peer == peer_of(who))
     }
 
-    /// The answer to an `Ask` that gets something. False when nobody waits for it any more: what it promised must be taken back.
+    /// Replies to an `Ask` with a grant. Returns false if the caller no longer waits. Then the grant must be taken
+    /// back.
     pub fn reply_granted(&self, peer: Peer, nonce: Nonce, chunks: u32, ttl_ns: u64) -> bool {
         let Some(waiting) = lock(&self.asks).remove(&(peer, nonce)) else { return false };
         let bytes = self.bytes(chunks);
@@ -206,15 +207,15 @@ impl PendingReplies {
         waiting.send(GrantAnswer::Granted { nonce: nonce.0, bytes, ttl_ms, lender }).is_ok()
     }
 
-    /// The answer to an `Ask` that gets nothing.
+    /// Replies to an `Ask` with a refusal.
     pub fn reply_refused(&self, peer: Peer, nonce: Nonce, why: LoanDenied) {
         if let Some(waiting) = lock(&self.asks).remove(&(peer, nonce)) {
-            // Whoever asked may have gone.
+            // The receiver may be dropped.
             let _ = waiting.send(loan_denied::to_answer(why));
         }
     }
 
-    /// So many chunks of a loan are earmarked for its lender, who may wait to hear it.
+    /// Replies to a revocation: `chunks` chunks of the loan are earmarked for its lender, which may wait for the reply.
     pub fn reply_returned(&self, peer: Peer, nonce: Nonce, chunks: u32) {
         let Some(waiting) = lock(&self.revocations).remove(&(peer, nonce)) else { return };
         let answer = if chunks == 0 {
@@ -222,7 +223,7 @@ impl PendingReplies {
         } else {
             GrantAnswer::Returned { nonce: nonce.0, bytes: self.bytes(chunks) }
         };
-        // The ledger shows it anyway.
+        // The ledger also shows the result.
         let _ = waiting.send(answer);
     }
 }
@@ -240,10 +241,10 @@ impl PendingRenewal {
         let answer = if self.renewed.is_empty() {
             GrantAnswer::refused(RefusalReason::UnknownGrant)
         } else {
-            // A time to live of less than a millisecond is none on the wire.
+            // A time to live below one millisecond would be 0 on the wire.
             GrantAnswer::Renewed { nonces: self.renewed, ttl_ms: ms(self.ttl_ns).max(1) }
         };
-        // Whoever asked may have gone.
+        // The receiver may be dropped.
         let _ = self.answer.send(answer);
     }
 }

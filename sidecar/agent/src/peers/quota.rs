@@ -1,4 +1,4 @@
-//! The ledger file as the pool of chunks sees it.
+//! The ledger file as the quota of the chunk pool.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use sluice_memory::gpu_ledger::{LedgerError, ParticipantHandle};
 use sluice_memory::{Quota, QuotaError};
 use sluice_policy::action::Earmark;
 
-/// Every byte of a chunk is reserved in the ledger before the chunk exists and given back after it has gone.
+/// Reserves the bytes of a chunk in the ledger before the chunk exists, and releases them after it is freed.
 #[derive(Clone, Debug)]
 pub struct LedgerQuota(pub Arc<ParticipantHandle>);
 
 fn quota_error(error: LedgerError) -> QuotaError {
     match error {
-        // What cannot be had now is tried again, as what others hold.
+        // Both conditions may pass, so the request is retried as when other tenants hold the memory.
         LedgerError::OutOfMemory { .. } | LedgerError::Busy { .. } => {
             QuotaError::OutOfMemory(error.to_string())
         }
@@ -31,15 +31,15 @@ impl Quota for LedgerQuota {
     }
 
     fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError> {
-        // Of another size it stays as it was: its lender voids it.
+        // An earmark of another size stays unaccepted, and its lender cancels it.
         self.0.accept(&earmark.peer, earmark.nonce.0, bytes).map_err(quota_error)
     }
 
     fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError> {
         match self.0.earmark(&earmark.peer, bytes, spare_bytes, earmark.nonce.0) {
             Ok(()) => Ok(()),
-            // Who is dead needs no promise: the bytes are free for the next life, which may have those that were never
-            // reserved already.
+            // A peer that exited needs no earmark: the bytes are free for its next instance. The spare bytes were never
+            // reserved, and the next instance may hold them already.
             Err(LedgerError::PeerDead { .. }) => {
                 self.0.release(bytes);
                 Ok(())

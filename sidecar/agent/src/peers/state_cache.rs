@@ -1,4 +1,4 @@
-//! What neighbours said of themselves last, for the moment at which one does not tell in time.
+//! Last known states of peers, used when a peer does not answer in time.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::victim::PeerState;
 
-/// What is older says nothing.
+/// Age after which a state is not used any more.
 const MAX_AGE: Duration = Duration::from_secs(10);
 
-/// The last words of each neighbour. Whoever is asked decides again from its own state, so old ones do no harm.
+/// Last state of each peer. An old state does no harm, because a peer that is asked decides by its own state.
 #[derive(Debug, Default)]
 pub struct PeerStateCache(Mutex<BTreeMap<Peer, (Instant, PeerState)>>);
 
 impl PeerStateCache {
-    /// It says this now. What is too old to be used is forgotten, whoever said it.
+    /// Stores the current state of `peer`, and removes states of all peers that are too old.
     pub fn record(&self, peer: Peer, live: PeerState) -> PeerState {
         let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         heard.retain(|_, (at, _)| at.elapsed() < MAX_AGE);
@@ -23,7 +23,7 @@ impl PeerStateCache {
         live
     }
 
-    /// What it said, if that was not too long ago.
+    /// Returns the last state of `peer`, if it is not too old.
     pub fn get(&self, peer: Peer) -> Option<PeerState> {
         let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         heard.get(&peer).filter(|(at, _)| at.elapsed() < MAX_AGE).map(|(_, live)| *live)

@@ -1,4 +1,5 @@
-//! Turns that this tenant took from holders that were past their deadline, and tenants that it skipped in the queue for the turn.
+//! Counts time slices that this tenant took over from holders past their deadline, and tenants that it skipped in the
+//! queue.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
@@ -8,7 +9,7 @@ use sluice_wire::state::{Skip, Takeover, TurnState};
 
 use crate::clock::{unix_ms, whole_ms};
 
-/// How many of each, and the last one of each.
+/// Takeovers and skips: the number and the last of each.
 #[derive(Debug, Default)]
 pub struct Takeovers(Mutex<TakeoverCounts>);
 
@@ -21,7 +22,7 @@ struct TakeoverCounts {
 }
 
 impl Takeovers {
-    /// A turn was taken over.
+    /// Records a takeover of the time slice.
     pub fn record_takeover(&self, taken: SliceTakeover) {
         let (at_unix_ms, overdue_ms) = (unix_ms(SystemTime::now()), whole_ms(taken.overdue));
         tracing::warn!(from = taken.from, overdue_ms, "the turn was taken from a holder past its deadline");
@@ -30,7 +31,7 @@ impl Takeovers {
         counted.last_takeover = Some(Takeover { from: taken.from, at_unix_ms, overdue_ms });
     }
 
-    /// The tenant `of`, `namespace/name`, was first in the queue, did not take the turn, and was skipped.
+    /// Records a skip: the tenant `of`, `namespace/name`, was first in the queue and did not take the time slice.
     pub fn record_skip(&self, of: String) {
         tracing::warn!(
             of,
@@ -41,7 +42,7 @@ impl Takeovers {
         counted.last_skip = Some(Skip { of, at_unix_ms: unix_ms(SystemTime::now()) });
     }
 
-    /// Adds what was counted since the start to `turn`.
+    /// Adds the counts since the start to `turn`.
     pub fn fill(&self, turn: TurnState) -> TurnState {
         let TakeoverCounts { takeovers, last_takeover, skips, last_skip } = self.lock_counts().clone();
         TurnState { takeovers_total: takeovers, last_takeover, skips_total: skips, last_skip, ..turn }

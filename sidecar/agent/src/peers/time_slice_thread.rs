@@ -1,4 +1,4 @@
-//! The thread that waits for the turn, so that the scheduler never does.
+//! The thread that waits for the time slice, so that the scheduler never does.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -12,32 +12,32 @@ use crate::directive::DirectiveStore;
 use crate::metrics::Metrics;
 use crate::scheduler_handle::{Message, MessageSender};
 
-/// How long one wait lasts before the thread looks whether anybody still listens, and which priority it has.
+/// Longest wait before the thread checks whether it must end and which priority applies.
 const WAIT_TIMEOUT: Duration = Duration::from_millis(500);
-/// After an error of the kernel or the ledger; twice as long after each that follows.
+/// Delay after an error of the kernel or the ledger. It doubles after each further error.
 const RETRY_MIN: Duration = Duration::from_millis(50);
-/// At most.
+/// Longest delay.
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// Where a turn that has come is told.
+/// Receivers of the thread's events.
 #[derive(Debug)]
 pub struct Channels {
-    /// To the scheduler.
+    /// Inbox of the scheduler.
     pub inbox: MessageSender,
-    /// How long the hand-over took.
+    /// Receives the duration of hand-overs.
     pub metrics: Arc<Metrics>,
-    /// Those that were taken from a holder past its deadline, and tenants that were skipped.
+    /// Receives takeovers and skips.
     pub takeovers: Arc<Takeovers>,
 }
 
-/// How a tenant stands in the line.
+/// Position of a tenant in the wait queue.
 #[derive(Debug)]
 pub struct SliceConfig {
-    /// Who is next.
+    /// Order of the wait queue.
     pub order: TurnOrder,
-    /// Of the configuration: where no directive says another.
+    /// Configured priority, used while no directive is in force.
     pub priority: i32,
-    /// They may change it at any time.
+    /// Directives, which may change the priority at any time.
     pub directives: Arc<DirectiveStore>,
 }
 
@@ -47,10 +47,10 @@ impl SliceConfig {
     }
 }
 
-/// Starts the thread. Each message is one wish for the turn; dropping the sender ends the thread after its wait.
+/// Starts the thread. Each message requests one time slice. Dropping the sender ends the thread after its current wait.
 ///
 /// # Errors
-/// The machine has no room for a thread.
+/// The thread cannot be started.
 pub fn spawn(
     seat: Arc<ParticipantHandle>,
     standing: SliceConfig,
@@ -79,8 +79,8 @@ fn run(seat: &ParticipantHandle, standing: &SliceConfig, wishes: &Receiver<()>, 
     }
 }
 
-/// Waits until the turn comes; none when nobody wants it any more. Each wait begins with a ticket: who has one keeps it,
-/// under the priority of now, and who has lost it draws another.
+/// Waits until the time slice is granted. `None` if the sender was dropped. Each wait requests a ticket: an existing
+/// ticket is kept with the current priority, and a lost one is replaced.
 fn acquire_slice(
     seat: &ParticipantHandle,
     standing: &SliceConfig,
@@ -104,15 +104,15 @@ fn acquire_slice(
                 pause = (2 * pause).min(RETRY_MAX);
             }
         }
-        // A second wish before the first is fulfilled is the same wish.
+        // A second request before the first is granted is the same request.
         if wishes.try_recv() == Err(TryRecvError::Disconnected) {
             return None;
         }
     }
 }
 
-/// Returns when the turn is given up, or after the scheduler was told that somebody waits for it. True when the next turn was
-/// wished for meanwhile.
+/// Waits until the time slice is released, or until the scheduler is notified that another tenant waits for it. Returns
+/// true if the next time slice was requested.
 fn notify_when_contended(
     line: &SliceQueue<'_>,
     epoch: Epoch,

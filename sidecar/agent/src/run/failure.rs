@@ -1,4 +1,4 @@
-//! Why a sidecar ended, and how its supervisor is told.
+//! Reasons why a sidecar ended, and how it reports them to its supervisor.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,24 +7,24 @@ use sluice_wire::config_rejection::ConfigRejection;
 
 use crate::engine_loop::LoadError;
 
-/// Exit status of a configuration that no restart can help (`EX_CONFIG` of sysexits.h).
+/// Exit status for a configuration that no restart can fix (`EX_CONFIG` of sysexits.h).
 const EXIT_CONFIG: u8 = 78;
 
-/// Why a sidecar ended.
+/// Reason why a sidecar ended.
 #[derive(Debug)]
 pub enum Failure {
-    /// Its configuration or its model folder is wrong.
+    /// The configuration or the model folder is invalid.
     Config(anyhow::Error),
-    /// The same about one field of the configuration that the error does not name.
+    /// Like `Config`, about one field of the configuration that the error does not name.
     Field(&'static str, anyhow::Error),
-    /// Anything else.
+    /// Any other reason.
     Other(anyhow::Error),
-    /// A configuration that cannot be used. The runtime folder has the reason, and the supervisor prints it.
+    /// The configuration cannot be used. The runtime folder holds the reason, and the supervisor prints it.
     Reported,
 }
 
 impl Failure {
-    /// What the supervisor is told.
+    /// Returns the exit status for the supervisor.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Config(_) | Failure::Field(..) | Failure::Reported => ExitCode::from(EXIT_CONFIG),
@@ -32,7 +32,7 @@ impl Failure {
         }
     }
 
-    /// Writes into the runtime folder why another start cannot help, where that is so. Says whether the reason is there now.
+    /// Writes the reason into the runtime folder if a restart cannot help. Returns whether it was written.
     pub(super) fn write_refusal(&self, folder: &Path) -> bool {
         let Some(refusal) = self.refusal() else { return false };
         let file = folder.join(ConfigRejection::FILE);
@@ -57,11 +57,11 @@ impl Failure {
     }
 }
 
-/// An error and its causes.
+/// Returns the error and its causes.
 fn error_chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
-        // Many an error ends with its cause already.
+        // Many errors already end with their cause.
         if !text.ends_with(&cause) {
             text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
         }

@@ -1,5 +1,5 @@
-//! What every sidecar opens, whatever engine it has: its sockets, who may come in at the admin port, how it is found, and
-//! the end of all that.
+//! Opens and closes what every sidecar has with any engine: its sockets, the credentials of the admin port, and its
+//! record.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::heartbeat::Heartbeat;
 use crate::peers::client::PeerClient;
 use crate::probes::{self, DrainHook};
 
-/// The sockets of one sidecar.
+/// Listening sockets of a sidecar.
 struct Sockets {
     serve: TcpListener,
     admin: TcpListener,
@@ -48,7 +48,7 @@ impl Sockets {
         })
     }
 
-    /// Says where it listens: how others find this sidecar.
+    /// Writes the addresses, through which other processes find this sidecar.
     fn write_record(&self, config: &SidecarConfig, token_file: &Path) -> anyhow::Result<()> {
         let record = SidecarRecord {
             namespace: config.namespace.clone(),
@@ -68,30 +68,30 @@ impl Sockets {
     }
 }
 
-/// Sockets that listen, and what the admin port needs.
+/// Listening sockets, and the state of the admin port.
 pub(crate) struct Listeners {
     sockets: Sockets,
     credentials: AdminCredentials,
-    /// The directive in force.
+    /// Store of the directive in force.
     pub directives: Arc<DirectiveStore>,
 }
 
-/// What is behind the doors.
+/// Everything that the listeners serve.
 pub(crate) struct ServeContext {
-    /// The routes of `:8000`.
+    /// Routes of `:8000`.
     pub router: Router,
-    /// Whoever has the state and the figures.
+    /// Source of the state and the metrics.
     pub scrape: MetricsScrape,
-    /// Requests open now.
+    /// Limiter of open requests.
     pub open_requests: RequestLimiter,
-    /// Of the scheduler's thread.
+    /// Heartbeat of the scheduler's thread.
     pub heartbeat: Heartbeat,
-    /// What opens the API.
+    /// Keys of the API.
     pub keys: ApiKeys,
 }
 
 impl Listeners {
-    /// Listens, and says where.
+    /// Binds the sockets and writes their addresses.
     pub async fn open(config: &SidecarConfig) -> Result<Listeners, Failure> {
         let sockets = Sockets::bind(config).await?;
         let token_file: PathBuf = config.runtime_dir.join("token");
@@ -101,12 +101,12 @@ impl Listeners {
         Ok(Listeners { sockets, credentials, directives })
     }
 
-    /// The way to the neighbours.
+    /// Creates the client for calls to peers.
     pub fn client(&self) -> Arc<PeerClient> {
         self.credentials.client()
     }
 
-    /// Lets everybody in.
+    /// Serves all ports.
     pub fn serve(self, config: &SidecarConfig, behind: ServeContext) -> ServerTasks {
         let Listeners { sockets, credentials, directives } = self;
         let ServeContext { router, scrape, open_requests: open, keys, heartbeat } = behind;
@@ -144,12 +144,13 @@ impl Listeners {
     }
 }
 
-/// Connections of clients that may be open at once: also of some that are told that there are too many requests.
+/// Returns the maximum number of client connections. It leaves some for clients that are refused because there are too
+/// many requests.
 pub fn connections(max_streams: u32) -> usize {
     max_streams as usize + 1024
 }
 
-/// Doors that are open.
+/// Servers that run.
 pub(crate) struct ServerTasks {
     gateway: JoinHandle<()>,
     admin: JoinHandle<()>,
@@ -160,7 +161,7 @@ pub(crate) struct ServerTasks {
 }
 
 impl ServerTasks {
-    /// Waits until a pod's hooks have drained it; for ever where there are none.
+    /// Waits until the hooks of a pod have drained it. Never returns if there are no hooks.
     pub async fn wait_drained(&self) {
         match &self.hook {
             Some(hook) => hook.wait_drained().await,
@@ -168,11 +169,11 @@ impl ServerTasks {
         }
     }
 
-    /// Takes nobody in any more and waits for answers under way, unless hooks have waited for them; those that take too long
-    /// are ended by `cut`, which also runs when none does.
+    /// Stops accepting connections and waits for running responses, unless hooks have already waited for them. Then
+    /// `cut` ends the remaining ones. `cut` also runs if none remain.
     pub async fn drain(self, cut: impl FnOnce()) {
         tracing::info!("draining");
-        // The receivers are the tasks below; they are still there.
+        // The receivers are the tasks below, which still run.
         let _ = self.stop.send(true);
         let waited = self.hook.is_some_and(|hook| hook.answered());
         let patience = if waited { Duration::ZERO } else { self.drain };
@@ -187,12 +188,12 @@ fn admin_failure(error: StartError) -> Failure {
     }
 }
 
-/// Names under which clients ask for the model; the first is reported.
+/// Returns the names under which clients request the model. The first one is reported.
 pub(crate) fn model_names(config: &SidecarConfig) -> Vec<String> {
     if config.served_names.is_empty() { vec![config.name.clone()] } else { config.served_names.clone() }
 }
 
-/// The pace of streams.
+/// Returns the pacing of streams.
 pub(crate) fn stream_pacing(config: &SidecarConfig) -> Result<Pacing, Failure> {
     let interval_ns = u64::from(config.slo.tbt_milliseconds) * 1_000_000;
     match config.pacing.as_str() {
@@ -205,7 +206,7 @@ pub(crate) fn stream_pacing(config: &SidecarConfig) -> Result<Pacing, Failure> {
     }
 }
 
-/// What opens the API.
+/// Returns the keys of the API.
 pub(crate) fn api_keys(config: &SidecarConfig) -> Result<ApiKeys, Failure> {
     let keys = config.api_keys_file.as_deref().map_or(Ok(ApiKeys::default()), ApiKeys::load);
     keys.map_err(|error| Failure::Field("api_keys_file", error.into()))

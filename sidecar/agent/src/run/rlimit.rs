@@ -1,15 +1,15 @@
-//! Open files: a session or a container runtime lets a process have 1,024 of them until it asks for more (systemd's default, and
-//! containerd's since 2.1), and a connection is one.
+//! Raises the limit of open files. A session or a container runtime allows a process 1,024 until it asks for more
+//! (systemd's default, and containerd's since 2.1), and every connection is an open file.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sluice_wire::config::{EngineKind, SidecarConfig};
 
 use super::listeners::connections;
 
-/// What is open beside the connections of clients: admin port, probes, neighbours, the engine, files.
+/// Open files besides client connections: admin port, probes, peers, the engine, files.
 const RESERVED_FILES: u64 = 512;
 
-/// Asks for as many as the system allows, and warns where that is less than the tenant's limits promise.
+/// Raises the limit to the system's maximum, and warns if that is less than the tenant's limits require.
 pub fn raise_nofile(config: &SidecarConfig) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -26,7 +26,8 @@ pub fn raise_nofile(config: &SidecarConfig) {
     }
 }
 
-/// As many as a tenant may need. Behind each client of a proxied engine is a connection to that engine.
+/// Returns the number of open files that a tenant may need. Each client of a proxied engine also needs a connection to
+/// that engine.
 fn required_files(max_streams: u32, kind: EngineKind) -> u64 {
     let behind = match kind {
         EngineKind::Native => 0,

@@ -1,4 +1,4 @@
-//! From PEM files to both ends of TLS 1.3, by ring.
+//! Builds the server and client configurations of TLS 1.3 from PEM files, with ring.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use sluice_wire::config::AdminTls;
 
-/// Why certificates cannot be used.
+/// Reason why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("{}: {error}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         error: std::io::Error,
     },
-    /// A file does not hold what it must.
+    /// A file has invalid content.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem with the content.
         problem: String,
     },
     /// `listen.admin_tls.claim` cannot be part of a URI.
@@ -36,7 +36,7 @@ pub enum TlsError {
     Claim(String),
 }
 
-/// What the three files hold.
+/// Contents of the three files.
 #[derive(PartialEq, Eq)]
 pub struct TlsFiles {
     cert: Vec<u8>,
@@ -51,7 +51,7 @@ impl std::fmt::Debug for TlsFiles {
 }
 
 impl TlsFiles {
-    /// Reads all three.
+    /// Reads the three files.
     pub fn read(config: &AdminTls) -> Result<Self, TlsError> {
         let read = |path: &Path| {
             std::fs::read(path).map_err(|error| TlsError::Read { path: path.to_owned(), error })
@@ -72,8 +72,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// For who connects to us: a certificate of a known authority is required. No session is resumed, so that every
-/// connection is judged by the files of its day.
+/// Returns the configuration for incoming connections, which requires a client certificate of a known authority.
+/// Sessions are not resumed, so that every connection is checked with the current files.
 pub fn server_config(config: &AdminTls, contents: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     let verifier = WebPkiClientVerifier::builder_with_provider(roots(config, contents)?.into(), provider());
     let verifier = verifier.build().map_err(|error| content_error(&config.client_ca, error))?;
@@ -89,7 +89,8 @@ pub fn server_config(config: &AdminTls, contents: &TlsFiles) -> Result<Arc<Serve
     Ok(Arc::new(server))
 }
 
-/// For connecting to neighbours, which must show a certificate of a known authority with their name.
+/// Returns the configuration for connections to peers, which must present a certificate of a known authority with their
+/// name.
 pub fn client_config(config: &AdminTls, contents: &TlsFiles) -> Result<Arc<ClientConfig>, TlsError> {
     let (chain, key) = cert_chain_and_key(config, contents)?;
     let client = ClientConfig::builder_with_provider(provider())
@@ -101,7 +102,7 @@ pub fn client_config(config: &AdminTls, contents: &TlsFiles) -> Result<Arc<Clien
     Ok(Arc::new(client))
 }
 
-/// A client that trusts nobody, for plain HTTP: the library wants one all the same.
+/// Returns a configuration that trusts no authority. Plain HTTP does not use it, but the library requires one.
 pub fn client_without_roots() -> ClientConfig {
     ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])

@@ -1,10 +1,11 @@
-//! Whom a certificate names.
+//! Maps a certificate to a caller.
 //!
-//! The role is a URI among its alternative names, exactly one that begins with [`PREFIX`]: `…/operator`, `…/reader`, or
-//! `…/neighbour/CLAIM` where CLAIM is the claim of this GPU. None, two, or a neighbour of another GPU: no role.
+//! The role is a URI among the alternative names. Exactly one must begin with [`PREFIX`]: `…/operator`, `…/reader`, or
+//! `…/neighbour/CLAIM` where CLAIM is the claim of this GPU. With none, two, or the claim of another GPU, the caller
+//! has no role.
 //!
-//! A neighbour speaks as the tenant whose admin host is among its DNS names, exactly one: none, or two, and it speaks for
-//! nobody.
+//! A peer may send messages as the tenant whose admin host is among the DNS names. Without exactly one such name, it
+//! may send them for no tenant.
 
 use rustls::pki_types::CertificateDer;
 use sluice_wire::config::tenant_of_host;
@@ -14,10 +15,10 @@ use super::TlsError;
 use crate::admin::auth::{Caller, Identity, Role};
 use crate::peers::membership::full_name;
 
-/// Beginning of a role's URI.
+/// Prefix of a role's URI.
 const PREFIX: &str = "spiffe://sluice/role/";
 
-/// Who has shown this verified certificate, on the GPU of `claim`; `None` = nobody with a role here.
+/// Returns the caller with this verified certificate on the GPU of `claim`. `None` if it has no role here.
 pub fn caller_of(certificate: &CertificateDer<'_>, claim: &str) -> Option<Caller> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     let mut roles = certificate.valid_uri_names().filter_map(|uri| uri.strip_prefix(PREFIX));
@@ -33,7 +34,7 @@ pub fn caller_of(certificate: &CertificateDer<'_>, claim: &str) -> Option<Caller
     }
 }
 
-/// A name with a wildcard is that of no tenant.
+/// Returns the tenant named by the certificate. A name with a wildcard names no tenant.
 fn identity_of(certificate: &EndEntityCert<'_>) -> Identity {
     let mut tenants = certificate.valid_dns_names().filter_map(tenant_of_host);
     match (tenants.next(), tenants.next()) {
@@ -42,7 +43,7 @@ fn identity_of(certificate: &EndEntityCert<'_>) -> Identity {
     }
 }
 
-/// A claim ends up in a URI: it must not change how that reads.
+/// Checks that the claim cannot change the meaning of a URI that contains it.
 pub fn check_claim(claim: &str) -> Result<(), TlsError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if !claim.is_empty() && claim.bytes().all(plain) { Ok(()) } else { Err(TlsError::Claim(claim.into())) }
