@@ -19,12 +19,13 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 
 /// Serves one tenant slot: owns its device memory, schedules its requests, speaks HTTP.
 ///
-/// Exit status: 0 after a clean end, 78 when the configuration or the model folder is wrong (trying again will not help),
-/// 1 otherwise.
+/// Exit status: 0 after a clean end, 78 when the configuration or the model folder is wrong (trying again will not
+/// help), 1 otherwise.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "sluice-sidecar", version = VERSION.as_str(), subcommand_negates_reqs = true)]
 pub struct Args {
-    /// Configuration, a file of JSON that `sluice up` and the operator write. Required unless --replay or a command is given.
+    /// Configuration, a file of JSON that `sluice up` and the operator write. Required unless --replay or a command is
+    /// given.
     #[arg(long, value_name = "FILE", required_unless_present = "replay")]
     pub config: Option<PathBuf>,
     /// Replay a journal without a device and compare every digest, in place of serving.
@@ -39,8 +40,8 @@ pub struct Args {
     /// Text at the start of each log line, or in JSON its field `tenant`. `sluice up` sets the tenant's name.
     #[arg(long, value_name = "NAME", env = "SLUICE_LOG_NAME", global = true)]
     pub log_name: Option<String>,
-    /// Print nothing about a configuration that cannot be used where `refusal.json` in the runtime folder has the reason. `sluice up`
-    /// sets it, and prints what that file says.
+    /// Print nothing about a configuration that cannot be used where `refusal.json` in the runtime folder has the
+    /// reason. `sluice up` sets it, and prints what that file says.
     #[arg(long, requires = "config")]
     pub refusal_in_file: bool,
     /// A task in place of serving.
@@ -53,11 +54,11 @@ pub struct Args {
 pub enum Task {
     /// Download a model, as a pod does before its sidecar starts.
     ///
-    /// Files that are there already are used, parts of files too. Every file is checked by the length and the digest that its
-    /// source states.
+    /// Files that are there already are used, parts of files too. Every file is checked by the length and the digest
+    /// that its source states.
     Fetch {
-        /// Report progress on standard output instead of in the log, one JSON object a line: `present_bytes`, `total_bytes`; and
-        /// failures that are tried again: `problem`, `retry_in_ms`.
+        /// Report progress on standard output instead of in the log, one JSON object a line: `present_bytes`,
+        /// `total_bytes`; and failures that are tried again: `problem`, `retry_in_ms`.
         #[arg(long, global = true)]
         progress: bool,
         /// Tries while the source cannot be reached.
@@ -67,7 +68,8 @@ pub enum Task {
         #[command(subcommand)]
         from: SourceArgs,
     },
-    /// Print the sizes of a model, which the operator needs to place it, from its config.json and the headers of its weights.
+    /// Print the sizes of a model, which the operator needs to place it, from its config.json and the headers of its
+    /// weights.
     ///
     /// Standard output gets one line of JSON: the sizes, or the reason why there are none.
     Inspect(InspectArgs),
@@ -82,12 +84,12 @@ pub enum LogFormat {
     Json,
 }
 
-/// Logs go to stderr; stdout stays silent.
+/// Starts logging to stderr. Stdout stays silent.
 pub fn init_logging(args: &Args) {
     let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = line_prefix(args.log_format, args.log_name.as_deref());
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || lines.clone());
-    // A reader of the log that is gone ends no request: by default a line that cannot be written is a panic of its thread.
+    // A log reader that has exited must not end requests. By default, a line that cannot be written panics its thread.
     let builder = builder.log_internal_errors(false);
     match args.log_format {
         LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),

@@ -1,8 +1,8 @@
-//! `sluice-sidecar inspect`: sizes of a model that nobody has loaded, from `config.json` and the headers of its weights.
+//! `sluice-sidecar inspect`: sizes of a model without loading it, from `config.json` and the headers of its weights.
 //!
-//! What it says is what a sidecar would take: it reads the configuration by the same rules, lays the slabs out by the same
-//! function and holds every tensor to the same shapes and formats. Activations are those of the native engine; an engine of
-//! another kind states its own when it attaches.
+//! It uses the sidecar's own rules: the same parsing of the configuration, the same slab layout, and the same checks of
+//! every tensor's shape and format. Activations are those of the native engine; an engine of another kind reports its
+//! own when it attaches.
 
 mod headers;
 mod model_files;
@@ -26,7 +26,7 @@ use crate::model::config::parse_config;
 use crate::model::weights::check_headers;
 use crate::run::Failure;
 
-/// Longest file of JSON that is read whole, bytes.
+/// Maximum size of a JSON file that is read whole, in bytes.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// What is inspected, and who is told.
@@ -38,8 +38,8 @@ pub struct InspectArgs {
     /// File that gets the line as well, such as a container's termination message.
     #[arg(long, value_name = "FILE", global = true)]
     report: Option<PathBuf>,
-    /// Report failures that are tried again on standard output instead of in the log, one JSON object a line before that of the
-    /// sizes: `problem`, `retry_in_ms`.
+    /// Report failures that are tried again on standard output instead of in the log, one JSON object a line before
+    /// that of the sizes: `problem`, `retry_in_ms`.
     #[arg(long, global = true)]
     progress: bool,
     /// Tries while the source cannot be reached.
@@ -64,7 +64,8 @@ enum ModelLocation {
         #[command(flatten)]
         hub: HubArgs,
     },
-    /// Objects of a bucket. The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY hold credentials, if they are needed.
+    /// Objects of a bucket. The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY hold credentials, if they are
+    /// needed.
     S3 {
         /// The objects.
         #[command(flatten)]
@@ -72,23 +73,23 @@ enum ModelLocation {
     },
 }
 
-/// Why a model has no geometry.
+/// Reason why a model has no geometry.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// Its files cannot be had.
+    /// The files cannot be fetched.
     #[error(transparent)]
     Fetch(#[from] DownloadError),
-    /// They are no model that is served.
+    /// The files are not a supported model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A file that is read whole is too long for it.
+    /// A file that must be read whole is too long.
     #[error("{file}: {bytes} bytes are more than the {most} that are read of it")]
     TooLong {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// Its length.
+        /// Length of the file in bytes.
         bytes: u64,
-        /// Most of it.
+        /// Maximum length in bytes.
         most: u64,
     },
 }
@@ -108,10 +109,10 @@ impl InspectError {
     }
 }
 
-/// The subcommand: tells the sizes, or the reason why there are none.
+/// Runs the subcommand: reports the sizes, or the reason why there are none.
 ///
 /// # Errors
-/// That reason; as a configuration that no restart can help, where trying again cannot.
+/// That reason, as a configuration error if a retry cannot help.
 pub fn run(asked: &InspectArgs) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
@@ -119,7 +120,7 @@ pub fn run(asked: &InspectArgs) -> Result<(), Failure> {
         let files = asked.files().await?;
         inspect(&files, Some(asked.dtype.as_str())).await
     });
-    // A search for an address may still run, and its end is not waited for.
+    // A name lookup may still run. Do not wait for it.
     runtime.shutdown_background();
     let report = GeometryReport::new(found.as_ref().copied().map_err(InspectError::geometry_error));
     write_report(&report.to_json(), asked.report.as_deref()).map_err(|error| Failure::Other(error.into()))?;
@@ -148,10 +149,10 @@ impl InspectArgs {
     }
 }
 
-/// Sizes of the model in `files`, in memory as `dtype` (`Auto`, or none, as stored).
+/// Returns the sizes of the model in `files`, with `dtype` as the format in memory (`Auto` or none: as stored).
 ///
 /// # Errors
-/// Its files cannot be had, or are no model that is served.
+/// The files cannot be fetched, or are not a supported model.
 pub async fn inspect(files: &ModelFiles, dtype: Option<&str>) -> Result<Geometry, InspectError> {
     let config = files.path("config.json");
     let map = files.json("config.json", MAX_JSON_BYTES).await?;
@@ -162,7 +163,7 @@ pub async fn inspect(files: &ModelFiles, dtype: Option<&str>) -> Result<Geometry
     Ok(Geometry { download_bytes: files.download_bytes(), ..geometry(&spec) })
 }
 
-/// Sizes of a model under the limits that every tenant of a cluster has.
+/// Returns the sizes of a model under the default limits that every tenant of a cluster has.
 fn geometry(spec: &ModelSpec) -> Geometry {
     let layout = slab_layout(spec);
     let limits = LimitsConfig::default();
@@ -177,7 +178,7 @@ fn geometry(spec: &ModelSpec) -> Geometry {
         activation_bytes: cost(0).bytes(smallest),
         step_activation_bytes: cost(0).bytes(largest),
         thread_bytes: cost(1).fixed_bytes - cost(0).fixed_bytes,
-        // The sidecar copies from its master copy, which is staging enough.
+        // The sidecar copies from its master copy and needs no other staging.
         staging_bytes: 0,
         download_bytes: None,
     }

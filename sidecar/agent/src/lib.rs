@@ -1,4 +1,4 @@
-//! The async shell around a tenant: HTTP, model files, text, the engine's process, configuration.
+//! The sidecar: HTTP, model files, text, engine process, configuration and the engine loop around a tenant's scheduler.
 
 pub mod admin;
 pub mod args;

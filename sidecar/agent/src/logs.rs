@@ -1,10 +1,11 @@
-//! Whose a line of the logs is: the sidecars of `sluice up` share one terminal.
+//! Prefix that names the tenant in log lines: the sidecars of `sluice up` share one terminal.
 
 use sluice_link::log_prefix::LogPrefix;
 
 use crate::args::LogFormat;
 
-/// Lines with a name before text, in JSON in the field `tenant`; `None` = nobody needs to be told.
+/// Returns the prefix that adds the tenant's name to each line: before the text, or in the JSON field `tenant`. `None`
+/// adds nothing.
 pub fn line_prefix(format: LogFormat, name: Option<&str>) -> LogPrefix {
     match (format, name) {
         (LogFormat::Json, Some(name)) => {

@@ -1,7 +1,7 @@
-//! Figures of one sidecar, in the words of OpenMetrics.
+//! Metrics of one sidecar in OpenMetrics format.
 //!
-//! Names under `vllm:` are those of vLLM's own metrics and mean what they mean there; everything else is `sluice_*`.
-//! The engine's time between tokens and the client's are two metrics, because pacing makes them differ.
+//! Names under `vllm:` are those of vLLM's own metrics and have the same meaning. All others are `sluice_*`. The time
+//! between tokens has one metric for the engine and one for the client, because pacing makes them differ.
 
 mod by_wait_kind;
 mod families;
@@ -41,11 +41,11 @@ pub use self::pending_token::PendingToken;
 use self::sliding_percentiles::SlidingPercentiles;
 pub use self::updown_gauge::UpDownGauge;
 
-/// How a request can end, in vLLM's words. Any other word is counted as `error`.
+/// Finish reasons of requests, as in vLLM. Any other reason counts as `error`.
 const FINISH_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
-/// Distinct reasons of memory events that get a label of their own; the policy knows fewer.
+/// Maximum number of reasons of memory events with their own label. The policy has fewer.
 const MOVE_REASONS_MAX: usize = 48;
-/// Everything that is counted. Cheap to update from any thread.
+/// All metrics of a sidecar. Updates are cheap from any thread.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -53,17 +53,17 @@ pub struct Metrics {
     recent: Mutex<RecentStats>,
     /// Tokens generated and not yet written, over all streams.
     pub deposits: UpDownGauge,
-    /// Requests open now, streamed or not.
+    /// Open requests, streamed or not.
     pub open_requests: UpDownGauge,
-    /// Of these, those that are held for a proxied engine.
+    /// Open requests that are held for a proxied engine.
     pub held_requests: UpDownGauge,
     vllm: VllmMetrics,
     own: OwnMetrics,
-    /// Says which GPU it is.
+    /// Provides the UUID of the GPU.
     directive: Option<watch::Receiver<Option<ActiveDirective>>>,
 }
 
-/// What the state message tells of recent times.
+/// Recent statistics for the state message.
 #[derive(Debug)]
 struct RecentStats {
     engine_tbt: SlidingPercentiles,
@@ -71,12 +71,12 @@ struct RecentStats {
     ttft: SlidingPercentiles,
     objectives: Objectives,
     move_reasons: BTreeSet<String>,
-    /// What neighbours cost, since the start.
+    /// Waits for peers, since the start.
     waits: ByWaitKind<SlidingPercentiles>,
 }
 
 impl Metrics {
-    /// Nothing counted yet; `slo` says what counts as in time and over how long.
+    /// Creates empty metrics. `slo` sets the objectives and their window.
     pub fn new(model_name: &str, slo: &SloConfig) -> Self {
         Metrics::registered(model_name, slo, |metrics, names| {
             metrics.vllm.register(names);
@@ -84,8 +84,8 @@ impl Metrics {
         })
     }
 
-    /// Those of a tenant whose engine is proxied: what the engine measures it exposes itself, and nothing is added under
-    /// `vllm:`.
+    /// Creates the metrics of a tenant whose engine is proxied. The engine exposes its own metrics, so this adds none
+    /// under `vllm:`.
     pub fn proxied(model_name: &str, slo: &SloConfig) -> Self {
         Metrics::registered(model_name, slo, |metrics, names| {
             metrics.vllm.register_as_own(names);
@@ -94,7 +94,7 @@ impl Metrics {
         })
     }
 
-    /// The same, with the GPU's UUID as directives tell it.
+    /// Adds the source of the GPU's UUID: the directives.
     #[must_use]
     pub fn with_directives(self, directives: &DirectiveStore) -> Metrics {
         Metrics { directive: Some(directives.watch()), ..self }
@@ -129,21 +129,21 @@ impl Metrics {
     }
 
     fn recent(&self) -> std::sync::MutexGuard<'_, RecentStats> {
-        // Plain counters: a panic elsewhere leaves nothing half done in them.
+        // A panic elsewhere leaves plain counters consistent.
         self.recent.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A request that arrived at `arrived` awaits the first token of an answer.
+    /// Tracks the first token of a response whose request arrived at `arrived`.
     pub fn track_first_token(self: &Arc<Self>, arrived: Instant) -> PendingToken {
         PendingToken::new(self.clone(), self.recent().objectives.track_first(arrived))
     }
 
-    /// An answer whose first token is not measured has just been written, and awaits its next one.
+    /// Tracks the next token of a response that was just written and whose first token is not measured.
     pub fn track_next_token(self: &Arc<Self>) -> PendingToken {
         PendingToken::new(self.clone(), self.recent().objectives.track_next(Instant::now()))
     }
 
-    /// `count` tokens of an answer were written together: the first waited, the rest did not.
+    /// Records `count` tokens of a response that were written together: the first one waited, the others did not.
     fn on_written(&self, key: usize, now: Instant, count: u32) {
         let mut recent = self.recent();
         match recent.objectives.on_written(key, now, count) {
@@ -161,13 +161,13 @@ impl Metrics {
         }
     }
 
-    /// A request's prompt was looked up and computed; its first token is here.
+    /// Records the prompt of a request whose first token has arrived.
     pub fn record_prompt(&self, tokens: u32) {
         self.vllm.prompt_tokens.inc_by(u64::from(tokens));
         self.vllm.prefix_queries.inc_by(u64::from(tokens));
     }
 
-    /// A token of a request came, `gap` after its last one (`None` = it is the first).
+    /// Records a token of a request, `gap` after its last one. `None` for the first token.
     pub fn record_generated_token(&self, gap: Option<Duration>) {
         self.vllm.generation_tokens.inc();
         if let Some(gap) = gap {
@@ -175,19 +175,19 @@ impl Metrics {
         }
     }
 
-    /// A token that was waiting was written so long after it was due.
+    /// Records how long after its due time a held token was written.
     pub fn record_write_lateness(&self, ns: u64) {
         self.own.write_lateness.record(Duration::from_nanos(ns), 1);
     }
 
-    /// A request ended: `stop`, `length`, `abort` (its client left) or `error`.
+    /// Records the end of a request: `stop`, `length`, `abort` (its client disconnected) or `error`.
     pub fn on_request_ended(&self, reason: &str, after: Duration) {
         let finished_reason = FINISH_REASONS.into_iter().find(|end| *end == reason).unwrap_or("error");
         self.vllm.success.get_or_create(&ByFinish { finished_reason }).inc();
         self.vllm.e2e.record(after, 1);
     }
 
-    /// A step of the engine ended.
+    /// Records a finished step of the engine.
     pub fn on_step(&self, step: &StepOutput) {
         self.own.steps.inc();
         self.own.prefill_tokens.inc_by(u64::from(step.prefill_tokens));
@@ -199,99 +199,100 @@ impl Metrics {
         self.recent().engine_tbt.record(Instant::now(), elapsed, decodes);
     }
 
-    /// A request looked for its prefix and runs. `queued_ns` is `None` when it ran before; then its second look is not
-    /// counted, as in vLLM.
+    /// Records an admitted request. `queued_ns` is `None` if the request ran before. Then its second prefix lookup does
+    /// not count, as in vLLM.
     pub fn on_admitted(&self, queued_ns: Option<u64>, cached_tokens: u32) {
         let Some(queued_ns) = queued_ns else { return };
         self.vllm.queue_time.record(Duration::from_nanos(queued_ns), 1);
         self.vllm.prefix_hits.inc_by(u64::from(cached_tokens));
     }
 
-    /// A request lost its memory. What that costs is counted when it is recomputed ([`Metrics::step`]).
+    /// Records a preemption. Its cost counts when the request is recomputed ([`Metrics::on_step`]).
     pub fn on_preempted(&self, _dropped_tokens: u32) {
         self.vllm.preemptions.inc();
     }
 
-    /// A plan has come, with its proven gap.
+    /// Records a plan with its proven gap.
     pub fn on_planned(&self, gap_permille: u32) {
         self.own.plan_gap.0.observe(f64::from(gap_permille) / 1000.0);
     }
 
-    /// Something of neighbours was waited for.
+    /// Records a wait for peers.
     pub fn record_wait(&self, span: &WaitSpan) {
         let time = Duration::from_nanos(span.ns());
         self.own.waits[span.kind].record(time, 1);
         self.recent().waits[span.kind].record(Instant::now(), time, 1);
     }
 
-    /// The turn came from another tenant in so long.
+    /// Records the duration of a hand-over of the time slice from another tenant.
     pub fn record_handover(&self, time: Duration) {
         self.own.waits.handover.record(time, 1);
         self.recent().waits.handover.record(Instant::now(), time, 1);
     }
 
-    /// How long such waits took, since the start.
+    /// Returns the durations of these waits since the start.
     pub fn wait_percentiles(&self, awaited: WaitKind) -> Percentiles {
         self.recent().waits[awaited].percentiles(Instant::now())
     }
 
-    /// How long hand-overs of the turn took, since the start.
+    /// Returns the durations of time-slice hand-overs since the start.
     pub fn handover_percentiles(&self) -> Percentiles {
         self.recent().waits.handover.percentiles(Instant::now())
     }
 
-    /// A request was held so long for a proxied engine.
+    /// Records how long a request was held for a proxied engine.
     pub fn record_hold(&self, time: Duration) {
         self.own.held.record(time, 1);
     }
 
-    /// A request was sent to a proxied engine again.
+    /// Records a request that was sent to a proxied engine again.
     pub fn on_resent(&self) {
         self.own.resent.inc();
     }
 
-    /// A token of a proxied engine came, so long after the one before it of the same sequence.
+    /// Records a token of a proxied engine, `gap` after the previous token of the same sequence.
     pub fn record_token_gap(&self, gap: Duration) {
         self.own.engine_tbt.record(gap, 1);
         self.recent().engine_tbt.record(Instant::now(), gap, 1);
     }
 
-    /// A request to a proxied engine had so many tokens of prompts and of answers.
+    /// Records the prompt and completion tokens of a request to a proxied engine.
     pub fn record_token_usage(&self, prompt_tokens: u32, tokens: u32) {
         self.vllm.prompt_tokens.inc_by(u64::from(prompt_tokens));
         self.vllm.generation_tokens.inc_by(u64::from(tokens));
     }
 
-    /// Tokens of prompts and of answers so far.
+    /// Returns the prompt and completion tokens so far.
     pub fn tokens(&self) -> (u64, u64) {
         (self.vllm.prompt_tokens.get(), self.vllm.generation_tokens.get())
     }
 
-    /// Whether the files of these credentials can be used as they are now.
+    /// Sets whether the current files of these credentials can be used.
     pub fn set_credentials_valid(&self, credentials: &'static str, good: bool) {
         self.own.credentials.get_or_create(&ByCredentials { credentials }).set(i64::from(good));
     }
 
-    /// An engine died.
+    /// Records a lost engine.
     pub fn on_engine_lost(&self) {
         self.own.engine_losses.inc();
     }
 
-    /// Memory changed hands `times` times for one reason, `bytes` in all.
+    /// Records that memory changed its owner `times` times for one reason, `bytes` in all.
     pub fn record_moves(&self, reason: &str, times: u64, bytes: u64) {
         let reason = self.bounded_reason(reason);
         self.own.moves.get_or_create(&reason).inc_by(times);
         self.own.moved_bytes.get_or_create(&reason).inc_by(bytes);
     }
 
-    /// So much KV has passed the links beside steps since the start.
+    /// Sets the KV bytes copied concurrently with steps since the start.
     pub fn set_kv_copied(&self, total: KvCopyStats) {
         let grow = |counter: &Counter, total| counter.inner().fetch_max(total, Ordering::Relaxed);
         grow(&self.own.kv_fetched_bytes, total.fetched_bytes);
         grow(&self.own.kv_written_back_bytes, total.written_back_bytes);
     }
 
-    /// So many requests had their prompts computed with their KV in the host tier, since the start, and so much of it they may use.
+    /// Sets the number of requests whose prompts were computed with their KV in the host tier since the start, and the
+    /// host-tier bytes that prompts may use.
     pub fn set_offloaded_prompts(&self, total: u64, buffer_bytes: u64) {
         self.own.offloaded_prompts.inner().fetch_max(total, Ordering::Relaxed);
         self.own.prompt_buffer_bytes.set(buffer_bytes.min(i64::MAX as u64) as i64);
@@ -307,30 +308,31 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// Time between a sequence's tokens as the engine made them, recent.
+    /// Returns the recent times between a sequence's tokens as the engine generated them.
     pub fn engine_tbt(&self) -> Percentiles {
         self.recent().engine_tbt.percentiles(Instant::now())
     }
 
-    /// Time between a stream's tokens as they were written, recent.
+    /// Returns the recent times between a stream's tokens as they were written.
     pub fn delivered_tbt(&self) -> Percentiles {
         self.recent().delivered_tbt.percentiles(Instant::now())
     }
 
-    /// Time to the first token, recent.
+    /// Returns the recent times to the first token.
     pub fn ttft(&self) -> Percentiles {
         self.recent().ttft.percentiles(Instant::now())
     }
 
-    /// Streams as the state message tells them. Levels are read one after the other, so they are never negative here.
+    /// Returns the streams for the state message. The gauges are read one after the other, so negative values are
+    /// clamped.
     pub fn streams(&self) -> Streams {
         let open = u32::try_from(self.open_requests.get().max(0)).unwrap_or(u32::MAX);
         let deposit_tokens = u64::try_from(self.deposits.get()).unwrap_or(0);
         Streams { open, deposit_tokens }
     }
 
-    /// Objectives and the share of tokens of the window that met them, those that are overdue now among the others. A
-    /// later token is in time within 110 % of its objective.
+    /// Returns the objectives and the share of the window's tokens that met them. Tokens that are overdue now count as
+    /// missed. A token after the first is in time within 110 % of its objective.
     pub fn slo(&self) -> SloState {
         let ns = |milliseconds: u32| u64::from(milliseconds) * 1_000_000;
         let (ttft, tbt) = self.attainments();
@@ -348,7 +350,7 @@ impl Metrics {
         }
     }
 
-    /// Whether the tenant sleeps by order: tokens that are late during the sleep are counted as `asleep`.
+    /// Sets whether the tenant sleeps by command. Tokens that are late during the sleep count as `asleep`.
     pub fn set_asleep(&self, asleep: bool) {
         self.recent().objectives.set_asleep(asleep);
     }
@@ -357,7 +359,7 @@ impl Metrics {
         self.recent().objectives.attainments(Instant::now())
     }
 
-    /// Takes over what the state knows better. Counters only grow: a state older than the last one changes nothing.
+    /// Copies values from the state. Counters only grow: a state older than the last one changes none.
     pub fn set_state(&self, state: &State) {
         let level = |gauge: &Gauge, value: u64| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         level(&self.vllm.running, u64::from(state.queue.running));
@@ -375,20 +377,20 @@ impl Metrics {
         let (namespace, gpu, uuid) = (tenant.namespace.clone(), tenant.gpu.clone(), self.gpu_uuid());
         let labels = TenantLabels { namespace, tenant: tenant.name.clone(), gpu, uuid };
         if self.own.tenant.get(&labels).is_none() {
-            // Whoever joins by it wants one only.
+            // A join by this metric needs exactly one series.
             self.own.tenant.clear();
         }
         self.own.tenant.get_or_create(&labels).set(1);
     }
 
-    /// Empty until a directive tells it.
+    /// Returns the GPU's UUID. Empty until a directive provides it.
     fn gpu_uuid(&self) -> String {
         let told =
             self.directive.as_ref().and_then(|told| told.borrow().as_ref()?.directive.gpu_uuid.clone());
         told.unwrap_or_default()
     }
 
-    /// The text that Prometheus reads (OpenMetrics 1.0).
+    /// Returns the metrics as text for Prometheus (OpenMetrics 1.0).
     pub fn encode(&self) -> String {
         let (ttft, tbt) = self.attainments();
         self.own.slo.update("ttft", &ttft);

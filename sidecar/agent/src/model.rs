@@ -1,6 +1,6 @@
-//! A model folder in Hugging Face layout: what it is made of and how it is read.
+//! Reads a model folder in Hugging Face layout.
 //!
-//! The sidecar alone reads it. The engine gets a [`ModelSpec`](sluice_link::model::ModelSpec) and memory.
+//! Only the sidecar reads it. The engine receives a [`ModelSpec`](sluice_link::model::ModelSpec) and memory.
 
 pub mod config;
 pub mod error;

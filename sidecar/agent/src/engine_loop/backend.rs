@@ -175,7 +175,7 @@ impl EngineCompute {
         }
     }
 
-    /// Tells the engine to exit.
+    /// Sends the engine a goodbye.
     pub fn send_bye(&mut self) {
         if let Some(engine) = self.engine.take() {
             // The engine may have exited already.

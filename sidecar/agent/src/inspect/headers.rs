@@ -1,4 +1,4 @@
-//! Headers of weight files: what each tensor is called, its shape and its format.
+//! Reads the headers of weight files: name, shape and format of each tensor.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,14 +10,14 @@ use super::{InspectError, ModelFiles};
 use crate::model::ModelError;
 use crate::model::weights::{INDEX_FILE, SINGLE_FILE, ShardIndex, TensorHeader};
 
-/// Bytes before a header: its length.
+/// Bytes before a header that hold its length.
 const LENGTH_BYTES: u64 = 8;
-/// Longest header, as the library that reads whole files has it.
+/// Maximum size of a header, as in the library that reads whole files.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Headers that are read at the same time.
+/// Maximum number of concurrent header reads.
 const MAX_CONCURRENT_READS: usize = 4;
 
-/// Every tensor of the weights, by name. An index is read up to `most_json` bytes.
+/// Returns every tensor of the weights by name. Reads an index of at most `most_json` bytes.
 pub async fn headers(
     files: &ModelFiles,
     most_json: u64,
@@ -51,7 +51,7 @@ async fn header(files: &ModelFiles, name: &str) -> Result<Vec<(String, TensorHea
     Ok(tensors(&path, &text, whole - LENGTH_BYTES - told)?)
 }
 
-/// What a header says; the `data` bytes behind it must be those that it tells of.
+/// Parses a header. The file must have exactly the `data` bytes after it that the header describes.
 fn tensors(path: &Path, text: &[u8], data: u64) -> Result<Vec<(String, TensorHeader)>, ModelError> {
     let read = serde_json::from_slice::<Metadata>(text);
     let metadata = read.map_err(|error| damaged(path, format!("its header cannot be read: {error}")))?;

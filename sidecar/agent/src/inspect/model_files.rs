@@ -1,4 +1,4 @@
-//! Files of a model, in a folder or behind a network, of which only beginnings are read.
+//! Files of a model, local or remote, of which only parts are read.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,13 +17,13 @@ use crate::model::ModelError;
 /// Files of a model.
 #[derive(Debug)]
 pub enum ModelFiles {
-    /// In a folder.
+    /// Files in a local folder.
     Folder(PathBuf),
-    /// Behind a network.
+    /// Files of a remote source.
     Remote(Box<RemoteFiles>),
 }
 
-/// Files of a source, as they were when they were listed.
+/// Files of a source, as of the time they were listed.
 #[derive(Debug)]
 pub struct RemoteFiles {
     client: Client,
@@ -35,15 +35,15 @@ pub struct RemoteFiles {
 }
 
 impl ModelFiles {
-    /// Those of a folder.
+    /// Returns the files of a local folder.
     pub fn folder(path: &Path) -> ModelFiles {
         ModelFiles::Folder(path.to_owned())
     }
 
-    /// Those of a source.
+    /// Lists the files of a source.
     ///
     /// # Errors
-    /// Nobody can say what the files are, or they are no model.
+    /// The files cannot be listed, or are not a model.
     pub async fn remote(
         source: Source,
         policy: RetryPolicy,
@@ -64,7 +64,7 @@ impl ModelFiles {
         })))
     }
 
-    /// All of them together, for people.
+    /// Returns the location of all files, for messages.
     pub fn location(&self) -> &Path {
         match self {
             ModelFiles::Folder(folder) => folder,
@@ -72,16 +72,16 @@ impl ModelFiles {
         }
     }
 
-    /// One of them, for people.
+    /// Returns the path of one file, for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         match self {
             ModelFiles::Folder(folder) => folder.join(name),
-            // The source may be long, and is no folder.
+            // The source may be long and is not a folder.
             ModelFiles::Remote(_) => name.into(),
         }
     }
 
-    /// Whether there is one of this name.
+    /// Whether there is a file of this name.
     pub fn contains(&self, name: &str) -> bool {
         match self {
             ModelFiles::Folder(folder) => folder.join(name).exists(),
@@ -89,10 +89,10 @@ impl ModelFiles {
         }
     }
 
-    /// Its length, bytes.
+    /// Returns the length of a file in bytes.
     ///
     /// # Errors
-    /// It is not there.
+    /// The file does not exist.
     pub fn bytes(&self, name: &str) -> Result<u64, InspectError> {
         match self {
             ModelFiles::Folder(folder) => {
@@ -104,7 +104,7 @@ impl ModelFiles {
         }
     }
 
-    /// Length of all that a download of them brings, bytes; `None` = they are here.
+    /// Returns the total bytes of a download of all files. `None` if they are local.
     pub fn download_bytes(&self) -> Option<u64> {
         match self {
             ModelFiles::Folder(_) => None,
@@ -114,10 +114,10 @@ impl ModelFiles {
         }
     }
 
-    /// `count` bytes of a file from `from` on. They must be there.
+    /// Reads `count` bytes of a file, starting at `from`. The file must have them.
     ///
     /// # Errors
-    /// They cannot be had.
+    /// The bytes cannot be read.
     pub async fn range(&self, name: &str, from: u64, count: u64) -> Result<Vec<u8>, InspectError> {
         match self {
             ModelFiles::Folder(folder) => Ok(read_range(&folder.join(name), from, count)?),
@@ -129,10 +129,10 @@ impl ModelFiles {
         }
     }
 
-    /// A whole file of JSON.
+    /// Reads a whole JSON file.
     ///
     /// # Errors
-    /// It cannot be had, is longer than `most` bytes, or no such JSON.
+    /// The file cannot be read, is longer than `most` bytes, or is not valid JSON of this type.
     pub async fn json<T: DeserializeOwned>(&self, name: &str, most: u64) -> Result<T, InspectError> {
         let bytes = self.bytes(name)?;
         if bytes > most {
@@ -173,7 +173,8 @@ impl RemoteFiles {
         let mut response = request.send().await.map_err(DownloadError::http(&url))?;
         let skipped = match response.status() {
             StatusCode::PARTIAL_CONTENT => 0,
-            // A server that knows no ranges sends all of it, and is left once there is enough.
+            // A server without range support sends the whole file. The connection is dropped once there are enough
+            // bytes.
             StatusCode::OK => from,
             status => return Err(DownloadError::status(&url, status)),
         };

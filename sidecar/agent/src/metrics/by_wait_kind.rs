@@ -1,22 +1,22 @@
-//! One of something for each kind of wait that neighbours cause.
+//! One value for each kind of wait for peers.
 
 use std::ops::{Index, IndexMut};
 
 use sluice_policy::peers::wait_time::WaitKind;
 
-/// As many as [`WaitKind`] has kinds.
+/// Number of kinds of [`WaitKind`].
 const KINDS: usize = 4;
 
-/// What is kept of waits.
+/// Values by kind of wait.
 #[derive(Clone, Debug, Default)]
 pub struct ByWaitKind<T> {
-    /// Of hand-overs of the turn, which are no part of a wait of the scheduler's.
+    /// Value of time-slice hand-overs, which are no wait of the scheduler.
     pub handover: T,
     kinds: [T; KINDS],
 }
 
 impl<T> ByWaitKind<T> {
-    /// All made alike.
+    /// Creates each value with `make`.
     pub fn from_fn(make: impl Fn() -> T) -> Self {
         ByWaitKind { handover: make(), kinds: std::array::from_fn(|_| make()) }
     }

@@ -1,4 +1,4 @@
-//! What Prometheus reads: every metric with its name and its labels.
+//! Metrics exposed to Prometheus, with their names and labels.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use super::by_wait_kind::ByWaitKind;
 use super::histogram::DurationHistogram;
 use super::objectives::Attainment;
 
-/// A gauge of a share or a rate.
+/// Gauge of a ratio or a rate.
 pub(super) type RatioGauge = Gauge<f64, AtomicU64>;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -50,10 +50,10 @@ pub(super) struct TenantLabels {
     pub uuid: String,
 }
 
-/// Upper bounds of the proven gap of a plan, shares of its time: those that are proven to be the best have their own.
+/// Upper bounds of a plan's proven gap, as ratios of its time. Plans that are proven optimal have their own bucket.
 const GAP_BUCKETS: [f64; 9] = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0];
 
-/// A histogram of proven gaps.
+/// Histogram of proven gaps.
 #[derive(Clone, Debug)]
 pub(super) struct GapHistogram(pub Histogram);
 
@@ -63,7 +63,7 @@ impl Default for GapHistogram {
     }
 }
 
-/// Under vLLM's names.
+/// Metrics under vLLM's names.
 #[derive(Debug, Default)]
 pub(super) struct VllmMetrics {
     pub running: Gauge,
@@ -81,7 +81,7 @@ pub(super) struct VllmMetrics {
     pub prefix_hits: Counter,
 }
 
-/// Under names of our own.
+/// Metrics under Sluice's own names.
 #[derive(Debug, Default)]
 pub(super) struct OwnMetrics {
     pub tenant: Family<TenantLabels, Gauge>,
@@ -120,7 +120,7 @@ pub(super) struct OwnMetrics {
     pub credentials: Family<ByCredentials, Gauge>,
 }
 
-/// How objectives are met, by objective.
+/// Attainment metrics by objective.
 #[derive(Debug, Default)]
 pub(super) struct SloMetrics {
     ratio: Family<ByObjective, RatioGauge>,
@@ -130,7 +130,7 @@ pub(super) struct SloMetrics {
 }
 
 impl SloMetrics {
-    /// Takes over what is known at this moment. Counters only grow, whichever of two scrapes comes first.
+    /// Copies the current attainment. Counters only grow, in any order of concurrent scrapes.
     pub(super) fn update(&self, objective: &'static str, now: &Attainment) {
         let label = ByObjective { objective };
         match now.permille {
@@ -161,7 +161,7 @@ impl SloMetrics {
     }
 }
 
-/// Registers under shared labels.
+/// Registers metrics under shared labels.
 pub(super) struct MetricRegistrar(pub Registry);
 
 impl MetricRegistrar {
@@ -198,7 +198,7 @@ impl VllmMetrics {
 }
 
 impl VllmMetrics {
-    /// What is counted here of a proxied engine's requests, under names of our own: the engine has its.
+    /// Registers the metrics of a proxied engine's requests under Sluice's names, because the engine uses vLLM's.
     pub(super) fn register_as_own(&self, names: &mut MetricRegistrar) {
         names.add("sluice_ttft_seconds", "Arrival to first token written, streams", self.ttft.clone());
         names.add("sluice_request_seconds", "Arrival to end", self.e2e.clone());
@@ -209,7 +209,7 @@ impl VllmMetrics {
 }
 
 impl OwnMetrics {
-    /// What there is without device memory of our own.
+    /// Registers the metrics that exist without device memory managed by Sluice.
     pub(super) fn register_proxied(&self, names: &mut MetricRegistrar) {
         names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
         names.add("sluice_engine_tbt_seconds", "Between tokens as they come", self.engine_tbt.clone());

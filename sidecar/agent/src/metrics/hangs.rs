@@ -1,34 +1,35 @@
-//! Figures of hangs: engines that exceeded a deadline, and turns that a tenant held past its own.
+//! Metrics of hangs: engines that exceeded a deadline, and time slices held past theirs.
 
 use super::Metrics;
 
 impl Metrics {
-    /// An engine exceeded its deadline.
+    /// Records an engine that exceeded its deadline.
     pub fn on_engine_hung(&self) {
         self.own.engine_hangs.inc();
     }
 
-    /// This tenant took the turn from a holder that was past its deadline.
+    /// Records that this tenant took over the time slice from a holder past its deadline.
     pub fn on_turn_taken_over(&self) {
         self.own.turn_takeovers.inc();
     }
 
-    /// This tenant skipped another in the queue for the turn.
+    /// Records that this tenant skipped another in the queue for the time slice.
     pub fn on_turn_skipped(&self) {
         self.own.turn_skips.inc();
     }
 
-    /// `total` sidecars of this tenant hung and were killed before this one started.
+    /// Adds `total` earlier sidecars of this tenant that hung and were killed.
     pub fn add_sidecar_hangs(&self, total: u64) {
         self.own.sidecar_hangs.inc_by(total);
     }
 
-    /// Another tenant took the turn from this one, which was past its deadline.
+    /// Records that another tenant took over the time slice from this one, which was past its deadline.
     pub fn on_turn_overtaken(&self) {
         self.own.turns_overtaken.inc();
     }
 
-    /// The holder of the turn is past its deadline by `seconds`; 0 = it is not, or the turn is free.
+    /// Sets how many seconds the holder of the time slice is past its deadline. 0 if it is not, or if the time slice is
+    /// free.
     pub fn set_turn_holder_overdue(&self, seconds: f64) {
         self.own.turn_holder_overdue.set(seconds);
     }

@@ -1,4 +1,4 @@
-//! A histogram of durations for Prometheus that takes many equal samples at once and no lock.
+//! Histogram of durations for Prometheus. It records many equal samples at once and needs no lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,25 +7,25 @@ use std::time::Duration;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-/// Upper bounds, seconds: three per decade from 100 us to 500 s.
+/// Upper bounds in seconds: three per decade from 100 us to 500 s.
 const BUCKET_BOUNDS: [f64; 21] = [
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0,
     50.0, 100.0, 200.0, 500.0,
 ];
 
-/// A histogram of durations. Clones share their samples.
+/// Histogram of durations. Clones share their samples.
 #[derive(Clone, Debug, Default)]
 pub struct DurationHistogram(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// One per bound, and one for what is above all.
+    /// One count per bound, and one for samples above all bounds.
     counts: [AtomicU64; BUCKET_BOUNDS.len() + 1],
     sum_ns: AtomicU64,
 }
 
 impl DurationHistogram {
-    /// `count` samples of `value`.
+    /// Records `count` samples of `value`.
     pub fn record(&self, value: Duration, count: u64) {
         let seconds = value.as_secs_f64();
         let bucket = BUCKET_BOUNDS.partition_point(|bound| *bound < seconds);

@@ -1,8 +1,8 @@
-//! How the tenant's objectives are met: shares of tokens in time, with those that are overdue at this moment.
+//! Attainment of the tenant's objectives: the share of tokens in time, including those that are overdue now.
 //!
-//! Every open answer awaits one token at a time, its first or its next. A token that is later than its objective counts
-//! as missed from that moment on. When it comes, or when its answer ends without it, the miss is recorded and the token
-//! is awaited no more: it counts once, and no share jumps.
+//! Every open response awaits one token at a time, its first or its next. A token that exceeds its objective counts as
+//! missed from that moment on. When the token arrives, or its response ends without it, the miss is recorded and the
+//! token is no longer awaited. So it counts once, and no share jumps.
 
 use std::time::{Duration, Instant};
 
@@ -12,36 +12,37 @@ use sluice_wire::state::{TBT_TOLERANCE_PERCENT, TokenCounts};
 
 use super::window::{Tokens, Window};
 
-/// How one objective is met.
+/// Attainment of one objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attainment {
-    /// Share of tokens of the window that were in time, permille, rounded down; `None` = there was none.
+    /// Share of the window's tokens that were in time, permille, rounded down. `None` if there were no tokens.
     pub permille: Option<u32>,
     /// Tokens that are overdue now. They count as missed in every other figure.
     pub overdue: u32,
-    /// Tokens since the start; never falls.
+    /// Tokens since the start. Never falls.
     pub tokens: u64,
-    /// Of these, those that were not in time; never falls.
+    /// Tokens since the start that were not in time. Never falls.
     pub missed: u64,
-    /// Tokens of the window, those that are overdue now among them.
+    /// Tokens of the window, including those that are overdue now.
     pub window: TokenCounts,
 }
 
-/// How long a written token took.
+/// Latency of a written token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenLatency {
-    /// From the arrival of its request.
+    /// Time since the arrival of its request.
     First(Duration),
-    /// From the write before it.
+    /// Time since the previous write.
     Next(Duration),
 }
 
-/// How an answer ends.
+/// End of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// It is complete, or its client left. What is overdue then stays a miss: the end came late too.
+    /// The response is complete, or its client disconnected. A token that is overdue then stays a miss, because the end
+    /// is late too.
     Closed,
-    /// The server failed it: the token never comes, a miss.
+    /// The server failed the response. The token never arrives and is a miss.
     Failed,
 }
 
@@ -64,7 +65,7 @@ impl Objective {
         self.missed += tokens.counts.tokens - tokens.in_time;
     }
 
-    /// With the tokens that are `overdue` now.
+    /// Returns the attainment including the tokens that are `overdue` now.
     fn attainment(&mut self, now: Instant, overdue: Tokens) -> Attainment {
         let mut recent = self.recent.sum(now);
         recent += overdue;
@@ -79,29 +80,29 @@ impl Objective {
     }
 }
 
-/// The token that an answer awaits.
+/// Token that a response awaits.
 #[derive(Clone, Copy, Debug)]
 struct PendingState {
     since: Instant,
     is_first: bool,
-    /// Nothing is there to be written. Otherwise it is the client that does not read, and no token is overdue.
+    /// No token is ready to be written. Otherwise the client does not read, and no token is overdue.
     is_buffer_empty: bool,
-    /// The tenant sleeps by order, or did so while this was awaited.
+    /// The tenant sleeps by command, or did so while this token was awaited.
     asleep: bool,
 }
 
-/// Both objectives of a tenant, and the tokens that are awaited.
+/// Both objectives of a tenant, and the awaited tokens.
 #[derive(Debug)]
 pub struct Objectives {
     ttft: Objective,
     tbt: Objective,
     pending: Slab<PendingState>,
-    /// The tenant sleeps by order.
+    /// The tenant sleeps by command.
     asleep: bool,
 }
 
 impl Objectives {
-    /// Nothing recorded, nothing awaited.
+    /// Creates objectives without tokens.
     pub fn new(now: Instant, slo: &SloConfig) -> Self {
         let window = Duration::from_secs(u64::from(slo.window_seconds));
         let milliseconds = |ms: u32| Duration::from_millis(u64::from(ms));
@@ -114,7 +115,7 @@ impl Objectives {
         }
     }
 
-    /// Whether the tenant sleeps by order: tokens that are late during the sleep are counted as `asleep`.
+    /// Sets whether the tenant sleeps by command. Tokens that are late during the sleep count as `asleep`.
     pub fn set_asleep(&mut self, asleep: bool) {
         if asleep && !self.asleep {
             self.pending.iter_mut().for_each(|(_, awaited)| awaited.asleep = true);
@@ -122,7 +123,7 @@ impl Objectives {
         self.asleep = asleep;
     }
 
-    /// An answer awaits its first token; its request arrived at `since`. Returns its key.
+    /// Tracks a response that awaits its first token, whose request arrived at `since`. Returns its key.
     pub fn track_first(&mut self, since: Instant) -> usize {
         self.pending.insert(PendingState {
             since,
@@ -132,7 +133,8 @@ impl Objectives {
         })
     }
 
-    /// An answer whose first token is not measured was written at `since`, and awaits its next one. Returns its key.
+    /// Tracks a response that was written at `since` and awaits its next token, and whose first token is not measured.
+    /// Returns its key.
     pub fn track_next(&mut self, since: Instant) -> usize {
         self.pending.insert(PendingState {
             since,
@@ -142,12 +144,13 @@ impl Objectives {
         })
     }
 
-    /// All that has come is written: from now on it is the token that keeps its client waiting.
+    /// Records that all tokens are written: from now on, the client waits for the awaited token.
     pub fn on_buffer_empty(&mut self, key: usize) {
         self.pending[key].is_buffer_empty = true;
     }
 
-    /// `count` tokens were written together: the first was awaited, the rest did not wait. The next one is awaited.
+    /// Records `count` tokens written together: the first one was awaited, the others did not wait. The next token is
+    /// awaited.
     pub fn on_written(&mut self, key: usize, now: Instant, count: u32) -> TokenLatency {
         let next = PendingState { since: now, is_first: false, is_buffer_empty: false, asleep: self.asleep };
         let was = std::mem::replace(&mut self.pending[key], next);
@@ -160,7 +163,7 @@ impl Objectives {
         if was.is_first { TokenLatency::First(took) } else { TokenLatency::Next(took) }
     }
 
-    /// An answer ends; nothing of it is awaited any more.
+    /// Ends a response. Its token is no longer awaited.
     pub fn end(&mut self, key: usize, now: Instant, end: StreamEnd) {
         let was = self.pending.remove(key);
         if end == StreamEnd::Failed || self.is_overdue(&was, now) {
@@ -168,7 +171,7 @@ impl Objectives {
         }
     }
 
-    /// How the objectives for first tokens and for later ones are met.
+    /// Returns the attainment of first tokens and of later ones.
     pub fn attainments(&mut self, now: Instant) -> (Attainment, Attainment) {
         let count = |first: bool| {
             let late =

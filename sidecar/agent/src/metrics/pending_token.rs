@@ -1,4 +1,4 @@
-//! The token that an open answer awaits: what tells [`Metrics`] of writes, and of tokens that do not come.
+//! The token that an open response awaits. Reports writes and missing tokens to [`Metrics`].
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,13 +6,13 @@ use std::time::Instant;
 use super::Metrics;
 use super::objectives::StreamEnd;
 
-/// Held by an answer from the arrival of its request until it ends. Dropped, nothing is awaited any more; a token that is
-/// overdue then stays a miss.
+/// Held by a response from the arrival of its request until its end. When it is dropped, no token is awaited any more,
+/// and a token that is overdue then stays a miss.
 #[derive(Debug)]
 pub struct PendingToken {
     metrics: Arc<Metrics>,
     key: usize,
-    /// What was said last: everything that had come is written.
+    /// Whether the last report was that all tokens are written.
     is_buffer_empty: bool,
     end: StreamEnd,
 }
@@ -22,20 +22,20 @@ impl PendingToken {
         PendingToken { metrics, key, is_buffer_empty: false, end: StreamEnd::Closed }
     }
 
-    /// `count` tokens are written together, now.
+    /// Records `count` tokens that are written together now.
     pub fn on_written(&mut self, count: u32) {
         self.is_buffer_empty = false;
         self.metrics.on_written(self.key, Instant::now(), count);
     }
 
-    /// The client would read, and nothing is there to be written. Cheap to say again.
+    /// Records that the client waits and no token is ready. Repeated calls are cheap.
     pub fn on_buffer_empty(&mut self) {
         if !std::mem::replace(&mut self.is_buffer_empty, true) {
             self.metrics.recent().objectives.on_buffer_empty(self.key);
         }
     }
 
-    /// The server fails the answer: the token never comes.
+    /// Records that the server fails the response, so the token never arrives.
     pub fn fail(mut self) {
         self.end = StreamEnd::Failed;
     }

@@ -1,4 +1,4 @@
-//! Percentiles of recent durations: a logarithmic histogram over the last minute.
+//! Percentiles of recent durations from a logarithmic histogram over the last minute.
 
 use std::time::{Duration, Instant};
 
@@ -6,26 +6,26 @@ use sluice_wire::state::Percentiles;
 
 /// Buckets per factor of two: a percentile is at most 1/16 too high.
 const PER_OCTAVE: u64 = 16;
-/// 2^40 ns is 18 minutes; what is longer counts as that.
+/// 2^40 ns is 18 minutes. Longer durations count as that.
 const OCTAVES: u64 = 40;
 const BUCKETS: usize = (PER_OCTAVE * OCTAVES) as usize;
-/// The oldest part is forgotten at once, so between 50 and 60 seconds are remembered.
+/// Number of slots. A whole slot expires at once, so the histogram covers the last 50 to 60 seconds.
 const SLOTS: usize = 6;
 const SLOT_WIDTH: Duration = Duration::from_secs(10);
 
-/// A histogram that forgets.
+/// Histogram whose samples expire.
 #[derive(Debug)]
 pub struct SlidingPercentiles {
     slots: Vec<[u32; BUCKETS]>,
-    /// Parts begun since `origin`.
+    /// Slots begun since `origin`.
     slot_index: u64,
     origin: Instant,
-    /// Nothing is forgotten.
+    /// Samples never expire.
     is_cumulative: bool,
 }
 
 impl SlidingPercentiles {
-    /// Empty.
+    /// Creates an empty histogram.
     pub fn new(now: Instant) -> Self {
         SlidingPercentiles {
             slots: vec![[0; BUCKETS]; SLOTS],
@@ -35,12 +35,12 @@ impl SlidingPercentiles {
         }
     }
 
-    /// Empty, and nothing will be forgotten: for what is rare.
+    /// Creates an empty histogram whose samples never expire, for rare events.
     pub fn cumulative(now: Instant) -> Self {
         SlidingPercentiles { slots: vec![[0; BUCKETS]], slot_index: 0, origin: now, is_cumulative: true }
     }
 
-    /// `count` samples of `value`.
+    /// Records `count` samples of `value`.
     pub fn record(&mut self, now: Instant, value: Duration, count: u64) {
         self.expire(now);
         let part = (self.slot_index % self.slots.len() as u64) as usize;
@@ -48,7 +48,7 @@ impl SlidingPercentiles {
         *counter = counter.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    /// Percentiles of what is remembered; each is the upper end of its bucket.
+    /// Returns the percentiles of the samples. Each is the upper end of its bucket.
     pub fn percentiles(&mut self, now: Instant) -> Percentiles {
         self.expire(now);
         let counts: Vec<u64> =
@@ -83,7 +83,7 @@ impl SlidingPercentiles {
     }
 }
 
-/// Values below 16 have a bucket each; above, 16 to every factor of two.
+/// Returns the bucket of a value. Values below 16 have one bucket each; above, there are 16 for every factor of two.
 fn bucket(ns: u64) -> usize {
     let ns = ns.min((1 << OCTAVES) - 1);
     if ns < PER_OCTAVE {
@@ -93,7 +93,7 @@ fn bucket(ns: u64) -> usize {
     (octave * PER_OCTAVE + (ns >> (octave - 1)) - PER_OCTAVE) as usize
 }
 
-/// Largest value of a bucket, ns.
+/// Returns the largest value of a bucket, ns.
 fn upper_end(bucket: usize) -> u64 {
     let (octave, step) = (bucket as u64 / PER_OCTAVE, bucket as u64 % PER_OCTAVE);
     match octave {

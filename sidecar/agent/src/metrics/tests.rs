@@ -1,4 +1,4 @@
-//! What is exposed, and that it can be read.
+//! Tests of the exposed metrics and their format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use sluice_policy::reason::Reason;
 use super::objectives::StreamEnd;
 use super::*;
 
-/// Reads OpenMetrics strictly enough to notice a broken line: samples by family.
+/// Parses OpenMetrics strictly enough to reject a broken line. Returns the families and the samples.
 fn parse(text: &str) -> (BTreeMap<String, String>, Vec<(String, f64)>) {
     let mut families = BTreeMap::new();
     let mut samples = Vec::new();
@@ -26,7 +26,7 @@ fn parse(text: &str) -> (BTreeMap<String, String>, Vec<(String, f64)>) {
     (families, samples)
 }
 
-/// An answer whose tokens took so long, in milliseconds, and came so many at a time.
+/// Records a response. Each entry is the milliseconds before a write, and the tokens written together.
 fn record_answer(metrics: &Metrics, tokens: &[(u64, u32)]) {
     let mut now = Instant::now();
     let answer = metrics.recent().objectives.track_first(now);
@@ -37,7 +37,7 @@ fn record_answer(metrics: &Metrics, tokens: &[(u64, u32)]) {
     metrics.recent().objectives.end(answer, now, StreamEnd::Closed);
 }
 
-/// That long ago.
+/// Returns the time `seconds` ago.
 fn ago(seconds: u64) -> Instant {
     Instant::now().checked_sub(Duration::from_secs(seconds)).expect("this machine is up for longer")
 }
@@ -150,7 +150,7 @@ const OWN: [(&str, &str); 41] = [
     ("sluice_plan_gap_ratio", "histogram"),
 ];
 
-/// Of a tenant whose engine is proxied, beside what the engine exposes itself.
+/// Metrics of a tenant whose engine is proxied, besides those that the engine exposes itself.
 const PROXIED: [(&str, &str); 21] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_engine_tbt_seconds", "histogram"),
@@ -284,7 +284,7 @@ fn next_token_has_ten_percent_tolerance() {
     assert_eq!((metrics.slo().ttft_attained_permille, metrics.slo().tbt_attained_permille), (Some(0), None));
 }
 
-/// The lines of the metrics about one objective.
+/// Returns the lines of the metrics of one objective.
 fn slo_lines(metrics: &Metrics, objective: &str) -> Vec<String> {
     let label = format!("model_name=\"tiny\",objective=\"{objective}\"");
     let (_, samples) = parse(&metrics.encode());

@@ -1,23 +1,23 @@
-//! A gauge that goes up and down by what came and went.
+//! Gauge that changes by increments.
 
 use prometheus_client::metrics::gauge::Gauge;
 
-/// A level.
+/// A gauge.
 #[derive(Clone, Debug, Default)]
 pub struct UpDownGauge(Gauge);
 
 impl UpDownGauge {
-    /// Raises it, or lowers it when negative.
+    /// Adds `by`, which may be negative.
     pub fn add(&self, by: i64) {
         self.0.inc_by(by);
     }
 
-    /// Now.
+    /// Returns the current value.
     pub fn get(&self) -> i64 {
         self.0.get()
     }
 
-    /// The metric to register; shares its value.
+    /// Returns the metric to register, which shares the value.
     pub(super) fn gauge(&self) -> Gauge {
         self.0.clone()
     }

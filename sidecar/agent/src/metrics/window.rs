@@ -1,35 +1,36 @@
-//! Counts over a sliding window: how many of the tokens of the last minute were in time.
+//! Token counts over a sliding window, such as the tokens of the last minute that were in time.
 
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 use sluice_wire::state::TokenCounts;
 
-/// The window slides in this many steps.
+/// Number of steps in which the window slides.
 const SLOTS: usize = 60;
 
 /// Tokens of an objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// Those in time.
+    /// Tokens in time.
     pub in_time: u64,
-    /// All, and why some were missed.
+    /// All tokens, and the causes of misses.
     pub counts: TokenCounts,
 }
 
 impl Tokens {
-    /// `count` tokens that came in time.
+    /// Returns `count` tokens in time.
     pub fn in_time(count: u64) -> Tokens {
         Tokens { in_time: count, counts: TokenCounts { tokens: count, ..TokenCounts::default() } }
     }
 
-    /// One that was missed: it was never written, and its client waited while the tenant slept by order.
+    /// Returns one missed token. `given_up`: it was never written. `asleep`: its client waited while the tenant slept
+    /// by command.
     pub fn missed(given_up: bool, asleep: bool) -> Tokens {
         let counts = TokenCounts { tokens: 1, given_up: given_up.into(), asleep: asleep.into() };
         Tokens { in_time: 0, counts }
     }
 
-    /// The share in time, permille, rounded down; `None` = there was none.
+    /// Returns the share in time, permille, rounded down. `None` if there are no tokens.
     pub fn permille(&self) -> Option<u32> {
         (self.in_time * 1000).checked_div(self.counts.tokens).and_then(|share| u32::try_from(share).ok())
     }
@@ -44,7 +45,7 @@ impl AddAssign for Tokens {
     }
 }
 
-/// Counts that are forgotten once they leave the window.
+/// Counts that expire when they leave the window.
 #[derive(Debug)]
 pub struct Window {
     slots: [Tokens; SLOTS],
@@ -54,19 +55,19 @@ pub struct Window {
 }
 
 impl Window {
-    /// Empty, over `length`, at least a second.
+    /// Creates an empty window of `length`, at least one second.
     pub fn new(now: Instant, length: Duration) -> Self {
         let part = length.max(Duration::from_secs(1)) / SLOTS as u32;
         Window { slots: [Tokens::default(); SLOTS], slot_index: 0, origin: now, slot_width: part }
     }
 
-    /// These were.
+    /// Records tokens.
     pub fn record(&mut self, now: Instant, tokens: Tokens) {
         self.slide(now);
         self.slots[(self.slot_index % SLOTS as u128) as usize] += tokens;
     }
 
-    /// All of the window.
+    /// Returns the sum of the window.
     pub fn sum(&mut self, now: Instant) -> Tokens {
         self.slide(now);
         let mut sum = Tokens::default();

@@ -1,4 +1,4 @@
-//! `config.json` to [`ModelSpec`]. What a model asks for and we do not compute is refused by name, never ignored.
+//! Converts `config.json` to [`ModelSpec`]. Features that are not supported are refused by name, never ignored.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -11,20 +11,20 @@ use sluice_policy::layer_set::MOST_LAYERS;
 use super::error::{ModelError, read_json};
 use super::weights::{TensorHeader, read_headers, stored_dtype};
 
-/// Layers of a model: memory is dealt by layers, so one is too few.
+/// Allowed numbers of layers. Memory moves by layers, so a model needs at least two.
 const LAYER_RANGE: RangeInclusive<u16> = 2..=MOST_LAYERS;
 
-/// A `config.json` being read.
+/// Parser of a `config.json`.
 struct ConfigReader<'a> {
     path: &'a Path,
     map: Map<String, Value>,
 }
 
-/// Reads `config.json` of `folder`. `dtype` overrides the stored number format (`Float32`, `Float16`, `BFloat16`), which
-/// is that of the weights where the file names none.
+/// Reads `config.json` of `folder`. `dtype` overrides the number format (`Float32`, `Float16`, `BFloat16`). If the file
+/// names none, the format of the weights applies.
 ///
 /// # Errors
-/// The file, the field and what is wrong with it.
+/// Names the file, the field and the problem.
 pub fn read_spec(folder: &Path, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
     if let Some(absent) = ModelError::find_absent(folder) {
         return Err(absent);
@@ -37,7 +37,7 @@ pub fn read_spec(folder: &Path, dtype: Option<&str>) -> Result<ModelSpec, ModelE
     }
 }
 
-/// What a `config.json` says of a model.
+/// Content of a `config.json`.
 #[derive(Clone, Debug)]
 pub struct ParsedConfig {
     spec: ModelSpec,
@@ -45,8 +45,8 @@ pub struct ParsedConfig {
 }
 
 impl ParsedConfig {
-    /// The model, in the number format that was named, or that of its weights, of which the headers tell. Float32, if they
-    /// tell of none.
+    /// Returns the model in the configured number format, or in that of its weights according to `headers`. Float32 if
+    /// the headers name none.
     pub fn into_spec(self, headers: &BTreeMap<String, TensorHeader>) -> ModelSpec {
         let dtype = match self.has_dtype {
             true => self.spec.dtype,
@@ -56,10 +56,10 @@ impl ParsedConfig {
     }
 }
 
-/// What the `config.json` called `path` holds. `dtype` as in [`read_spec`].
+/// Parses the content of the `config.json` at `path`. `dtype` as in [`read_spec`].
 ///
 /// # Errors
-/// The field and what is wrong with it.
+/// Names the field and the problem.
 pub fn parse_config(
     path: &Path,
     map: Map<String, Value>,
@@ -67,7 +67,7 @@ pub fn parse_config(
 ) -> Result<ParsedConfig, ModelError> {
     let fields = ConfigReader { path, map };
     let named = fields.dtype(dtype)?;
-    // Until the weights are looked at.
+    // Used until the format of the weights is read.
     let provisional = named.unwrap_or(Dtype::F32);
     let spec = match fields.text("model_type")?.unwrap_or_default() {
         "llama" => fields.llama(provisional)?,
@@ -117,7 +117,7 @@ impl ConfigReader<'_> {
         value.as_bool().ok_or_else(|| self.field_error(field, format!("`{value}` is neither true nor false")))
     }
 
-    /// The value must be the only one that is computed.
+    /// Checks that the value is one of `supported`.
     fn require_one_of(&self, field: &str, supported: &[&str]) -> Result<(), ModelError> {
         match self.text(field)? {
             Some(found) if !supported.contains(&found) => {
@@ -127,7 +127,7 @@ impl ConfigReader<'_> {
         }
     }
 
-    /// The number format, if one is named.
+    /// Returns the configured number format, if any.
     fn dtype(&self, wanted: Option<&str>) -> Result<Option<Dtype>, ModelError> {
         let stored = self.text("torch_dtype")?.or(self.text("dtype")?);
         match wanted.filter(|w| *w != "Auto").or(stored) {
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((spec.dtype, spec.tied_embeddings), (Dtype::Bf16, false));
     }
 
-    /// A folder of two layers, whose weights have the formats that `format` says of their names.
+    /// Returns a folder with a model of two layers. `format` maps the names of its weights to their formats.
     fn folder(config: &str, format: impl Fn(&str) -> safetensors::Dtype) -> tempfile::TempDir {
         let layer = [
             "input_layernorm",
@@ -310,7 +310,7 @@ mod tests {
         let null = unnamed.replace(":512", r#":512,"torch_dtype":null,"dtype":"auto""#);
         let named = LLAMA.replace("EXTRA", "");
         let all = |format: Stored| move |_: &str| format;
-        // A table of an old checkpoint is no weight.
+        // A table in an old checkpoint is not a weight.
         let table = |name: &str| if name.contains("inv_freq") { Stored::F32 } else { Stored::F16 };
         let mixed = |name: &str| if name.contains("norm") { Stored::F32 } else { Stored::BF16 };
         let halves = |name: &str| if name.contains("norm") { Stored::F16 } else { Stored::BF16 };

@@ -1,16 +1,16 @@
-//! What can be wrong with a model folder. Every message names the file, and the field or tensor.
+//! Errors of a model folder. Every message names the file, and the field or tensor.
 
 use std::path::{Path, PathBuf};
 
-/// A model folder that cannot be served.
+/// Reason why a model folder cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// There is no model.
     #[error("{}: {what}; expected is a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors", folder.display())]
     Absent {
-        /// Where it should be.
+        /// Expected folder.
         folder: PathBuf,
-        /// What is not there.
+        /// Missing part.
         what: &'static str,
     },
     /// A file is absent or unreadable.
@@ -18,7 +18,7 @@ pub enum ModelError {
     Io {
         /// File.
         path: PathBuf,
-        /// The system's words.
+        /// Cause.
         source: std::io::Error,
     },
     /// A JSON file is malformed.
@@ -26,17 +26,17 @@ pub enum ModelError {
     Json {
         /// File.
         path: PathBuf,
-        /// Line, column and what was expected there.
+        /// Line, column and the problem there.
         source: serde_json::Error,
     },
-    /// A field is missing, has an impossible value, or asks for what is not built.
+    /// A field is missing, has an impossible value, or requests an unsupported feature.
     #[error("{}: {field}: {problem}", path.display())]
     Field {
         /// File.
         path: PathBuf,
         /// Field.
         field: String,
-        /// What is wrong with it.
+        /// Problem with the field.
         problem: String,
     },
     /// A weights file is malformed.
@@ -44,17 +44,17 @@ pub enum ModelError {
     Safetensors {
         /// File.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with the file.
         problem: String,
     },
-    /// A tensor is missing or has another shape or format than the configuration says.
+    /// A tensor is missing or has a shape or format that differs from the configuration.
     #[error("{}: tensor {tensor}: {problem}", path.display())]
     Tensor {
-        /// File, or the folder when no file holds the tensor.
+        /// File, or the folder if no file has the tensor.
         path: PathBuf,
         /// Name in the file.
         tensor: String,
-        /// What is wrong with it.
+        /// Problem with the tensor.
         problem: String,
     },
     /// The tokenizer or the chat template cannot be used.
@@ -62,23 +62,23 @@ pub enum ModelError {
     Text {
         /// File.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with the file.
         problem: String,
     },
 }
 
 impl ModelError {
-    /// A field of `path`.
+    /// Creates an error of a field of `path`.
     pub fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Self {
         ModelError::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
     }
 
-    /// A tensor of `path`.
+    /// Creates an error of a tensor of `path`.
     pub fn tensor(path: &Path, tensor: &str, problem: impl Into<String>) -> Self {
         ModelError::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), problem: problem.into() }
     }
 
-    /// There is no model in `folder`; `None` = there is one, or nobody can tell.
+    /// Returns an error if there is no model in `folder`. `None` if there is one, or if that cannot be determined.
     pub fn find_absent(folder: &Path) -> Option<Self> {
         let missing = |path: &Path| {
             std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
@@ -92,7 +92,7 @@ impl ModelError {
         Some(ModelError::Absent { folder: folder.to_owned(), what })
     }
 
-    /// Text handling of `path`.
+    /// Creates an error of text handling of `path`.
     pub fn text(path: &Path, problem: impl ToString) -> Self {
         ModelError::Text { path: path.to_owned(), problem: problem.to_string() }
     }
@@ -108,7 +108,7 @@ pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Model
     serde_json::from_slice(&read(path)?).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
-/// Like [`read_json`]; `None` when the file is absent.
+/// Like [`read_json`]. `None` if the file is absent.
 pub fn read_optional_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, ModelError> {
     if path.exists() { read_json(path).map(Some) } else { Ok(None) }
 }

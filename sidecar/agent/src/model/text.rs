@@ -1,4 +1,4 @@
-//! Text to tokens and back: tokenizer, chat template, and what the model says ends a sequence.
+//! Converts text to tokens and back: tokenizer, chat template and stop tokens.
 
 mod chat_template;
 mod json;
@@ -19,43 +19,43 @@ use self::tokenizer_config::TokenizerConfig;
 use super::error::{ModelError, read_json, read_optional_json};
 use super::token_bound::TokenBound;
 
-/// Everything about text that a model folder holds.
+/// Text handling of a model folder.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
     token_bound: TokenBound,
     bytes: ByteEncoding,
     template: ChatTemplate,
-    /// Texts of tokens that have names, such as `bos_token`.
+    /// Texts of named tokens, such as `bos_token`.
     named_tokens: BTreeMap<String, String>,
     stop_tokens: Vec<u32>,
     generation_config: GenerationConfig,
 }
 
-/// Sampling that the model's author recommends (`generation_config.json`).
+/// Sampling defaults of the model's author (`generation_config.json`).
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct GenerationConfig {
-    /// False = greedy unless asked otherwise.
+    /// False: greedy, unless the request sets otherwise.
     #[serde(default)]
     pub do_sample: bool,
     /// Temperature.
     pub temperature: Option<f32>,
-    /// Nucleus.
+    /// Nucleus sampling probability.
     pub top_p: Option<f32>,
-    /// Most likely tokens kept.
+    /// Number of most likely tokens kept.
     pub top_k: Option<u32>,
     /// Repetition penalty.
     pub repetition_penalty: Option<f32>,
-    /// One id or several.
+    /// One id or a list of ids.
     eos_token_id: Option<serde_json::Value>,
 }
 
 impl Text {
-    /// Reads `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `config.json` of `folder`, and what older
-    /// files say of its tokens.
+    /// Reads `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `config.json` of `folder`, and the
+    /// token settings of older files.
     ///
     /// # Errors
-    /// The file, and what is wrong with it.
+    /// Names the file and the problem.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
         let settings = TokenizerConfig::open(folder)?;
         let tokenizer = tokenizer::open(&folder.join("tokenizer.json"), &settings)?;
@@ -81,44 +81,45 @@ impl Text {
         })
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// How few tokens a text can have.
+    /// Returns the lower bound on the tokens of a text.
     pub fn token_bound(&self) -> &TokenBound {
         &self.token_bound
     }
 
-    /// The bytes that token `id` adds to a text that goes on, a part of a character included; `None` = the tokenizer has no
-    /// such token.
+    /// Returns the bytes that token `id` adds to a text, which may be part of a character. `None` if there is no such
+    /// token.
     pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
         bytes_of(&self.tokenizer, self.bytes, id)
     }
 
-    /// The text of token `id` if it was added to the vocabulary.
+    /// Returns the text of token `id` if it was added to the vocabulary.
     pub fn added_token_text(&self, id: u32) -> Option<&str> {
         let added = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         added.get(&id).map(|token| token.content.as_str())
     }
 
-    /// Whether token `id` never shows: the tokenizer does not know it, or it is special and `skip_special`.
+    /// Whether token `id` has no visible text: the tokenizer does not know it, or it is special and `skip_special` is
+    /// set.
     pub fn is_hidden(&self, id: u32, skip_special: bool) -> bool {
         let special = |token: String| self.tokenizer.get_added_vocabulary().is_special_token(&token);
         self.tokenizer.id_to_token(id).is_none_or(|token| skip_special && special(token))
     }
 
-    /// Tokens that end a sequence.
+    /// Returns the tokens that end a sequence.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
     }
 
-    /// Refuses a folder of which a file names an end or a beginning that the model has no embedding for: no engine could
-    /// take it, and no answer would ever end there.
+    /// Checks that the model has an embedding for each end and start token that the folder's files name. Otherwise no
+    /// engine could accept such a token, and no response would end with it.
     ///
     /// # Errors
-    /// The file, the field and the id.
+    /// Names the file, the field and the id.
     pub fn check_ids(&self, folder: &Path, vocab: u32) -> Result<(), ModelError> {
         for file in ["config.json", "generation_config.json"] {
             let path = folder.join(file);
@@ -127,7 +128,7 @@ impl Text {
                 check_id_field(&path, field, &json[field], vocab)?;
             }
         }
-        // What is left comes from the tokenizer, which may know more tokens than the model.
+        // The remaining ids are from the tokenizer, which may have more tokens than the model.
         match self.stop_tokens.iter().find(|id| **id >= vocab) {
             Some(id) => {
                 let path = folder.join("tokenizer_config.json");
@@ -137,15 +138,15 @@ impl Text {
         }
     }
 
-    /// Sampling that the author recommends.
+    /// Returns the sampling defaults of the model's author.
     pub fn generation_config(&self) -> &GenerationConfig {
         &self.generation_config
     }
 
-    /// Token ids of a plain prompt, with the special tokens that the tokenizer puts around it.
+    /// Returns the token ids of a plain prompt, with the special tokens that the tokenizer adds.
     ///
     /// # Errors
-    /// The tokenizer's words.
+    /// The tokenizer's message.
     pub fn encode(&self, prompt: &str) -> Result<Vec<u32>, String> {
         self.encode_with(prompt, true)
     }
@@ -154,25 +155,25 @@ impl Text {
         Ok(self.tokenizer.encode_fast(text, special).map_err(|e| e.to_string())?.get_ids().to_vec())
     }
 
-    /// Token ids of a chat as [`Text::render`] writes it: the text already holds its special tokens.
+    /// Returns the token ids of a chat rendered by [`Text::render`], whose text already holds its special tokens.
     ///
     /// # Errors
-    /// The tokenizer's words.
+    /// The tokenizer's message.
     pub fn encode_rendered(&self, chat: &str) -> Result<Vec<u32>, String> {
         self.encode_with(chat, false)
     }
 
-    /// The prompt that the chat template makes of `messages`.
+    /// Renders the prompt of `messages` with the chat template.
     ///
     /// # Errors
-    /// The template's own words (a message it refuses), or why there is none that can be used.
+    /// The template's own message for an input that it refuses, or the reason why there is no usable template.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, String> {
         let given = RenderOptions { add_generation_prompt, tokens: &self.named_tokens };
         self.template.render(messages, given)
     }
 }
 
-/// Every id that any of the files calls an end of sequence.
+/// Returns every id that one of the files names as an end of sequence.
 fn stop_tokens(
     folder: &Path,
     defaults: &GenerationConfig,
@@ -194,7 +195,7 @@ fn beyond_vocab(id: &str, vocab: u32) -> String {
     format!("{id} is no token of a vocabulary of {vocab}")
 }
 
-/// `ids` is null, an id, or a list of ids.
+/// Checks `ids`, which is null, an id, or a list of ids.
 fn check_id_field(path: &Path, field: &str, ids: &serde_json::Value, vocab: u32) -> Result<(), ModelError> {
     let within = |id: &&serde_json::Value| id.as_u64().is_some_and(|id| id < u64::from(vocab));
     let wrong = match ids {

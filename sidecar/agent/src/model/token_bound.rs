@@ -1,6 +1,6 @@
-//! How few tokens a text can have, known without tokenising it: a text that cannot fit need not be tokenised to be refused.
+//! Lower bound on the tokens of a text without tokenizing it, so that a text that cannot fit is refused cheaply.
 //!
-//! There are two bounds, and the better one counts. Neither refuses what would fit.
+//! There are two bounds, and the better one counts. Neither refuses a text that would fit.
 
 mod byte_bound;
 mod char_bound;
@@ -11,7 +11,7 @@ use tokenizers::Tokenizer;
 
 use self::char_bound::CharBound;
 
-/// Fewest tokens of a text; without a bound, none.
+/// Lower bounds on the tokens of a text. Without a bound, zero.
 #[derive(Debug, Default)]
 pub struct TokenBound {
     bytes: Option<byte_bound::ByteBound>,
@@ -19,7 +19,7 @@ pub struct TokenBound {
 }
 
 impl TokenBound {
-    /// The bounds of a tokenizer.
+    /// Returns the bounds of a tokenizer.
     pub fn of(tokenizer: &Tokenizer) -> TokenBound {
         match tokenizer.get_truncation() {
             Some(_) => TokenBound::default(),
@@ -29,7 +29,7 @@ impl TokenBound {
         }
     }
 
-    /// The tokens that `text` has at least. It may stop counting at `enough`.
+    /// Returns the minimum number of tokens of `text`. It may stop counting at `enough`.
     pub fn min_tokens(&self, text: &str, enough: u64) -> u64 {
         let bytes = self.bytes.map_or(0, |bound| bound.min_tokens(text));
         let characters = self.characters.as_ref().filter(|_| bytes < enough);

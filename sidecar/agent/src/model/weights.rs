@@ -1,4 +1,5 @@
-//! Safetensors to slabs: each tensor is found by its Hugging Face name and copied to its place in the master copy.
+//! Copies safetensors to slabs: finds each tensor by its Hugging Face name and writes it to its place in the master
+//! copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -12,7 +13,7 @@ use sluice_link::slab::{Slab, SlabLayout, Tensor, TensorSpan, slab_layout};
 
 use super::error::{ModelError, read_json};
 
-/// The weight files of a folder, mapped.
+/// Mapped weight files of a folder.
 #[derive(Debug)]
 pub struct Weights {
     folder: PathBuf,
@@ -25,7 +26,7 @@ impl Weights {
     /// Maps `model.safetensors`, or every shard that `model.safetensors.index.json` names.
     ///
     /// # Errors
-    /// The file that is absent or malformed.
+    /// Names the file that is absent or malformed.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
         let mut weights = Weights { folder: folder.to_owned(), files: Vec::new(), index: BTreeMap::new() };
         for path in shard_paths(folder)? {
@@ -37,8 +38,8 @@ impl Weights {
     fn add(&mut self, path: PathBuf) -> Result<(), ModelError> {
         let io = |source| ModelError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
-        // SAFETY: the map is read-only and lives as long as `self`. A file that shrinks under us would raise SIGBUS; the
-        // folder is a model whose files nobody writes in place (a download gives them their names when they are whole), and
+        // SAFETY: the map is read-only and lives as long as `self`. A mapped file that shrinks would raise SIGBUS. No
+        // process writes a model folder's files in place (a download renames each file when it is complete), and
         // `Weights` is dropped once the slabs are filled.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let names = parse(&path, &map)?.names().into_iter().map(str::to_owned).collect::<Vec<_>>();
@@ -51,7 +52,7 @@ impl Weights {
     /// Copies the slab of embeddings, head and final norm to `out`.
     ///
     /// # Errors
-    /// The tensor that is missing or has another shape.
+    /// Names the tensor that is missing or has another shape.
     pub fn fill_global(
         &self,
         spec: &ModelSpec,
@@ -64,7 +65,7 @@ impl Weights {
     /// Copies the slab of `layer` to `out`.
     ///
     /// # Errors
-    /// The tensor that is missing or has another shape.
+    /// Names the tensor that is missing or has another shape.
     pub fn fill_layer(
         &self,
         spec: &ModelSpec,
@@ -116,7 +117,7 @@ impl Weights {
     }
 }
 
-/// The first of `names` that `of` knows, and what it knows.
+/// Returns the first of `names` for which `of` has a value, and the value.
 fn find_first<T>(
     folder: &Path,
     names: Vec<String>,
@@ -126,7 +127,7 @@ fn find_first<T>(
     found.ok_or_else(|| ModelError::tensor(folder, &names[0], "is in none of the weight files"))
 }
 
-/// Whether a stored tensor is what the configuration says, in a format that is read.
+/// Checks that a stored tensor has the configured shape, in a supported format.
 fn check_tensor(place: &TensorSpan, shape: &[usize], dtype: Stored) -> Result<(), String> {
     let wanted: &[usize] = &match place.rows {
         1 => vec![place.columns as usize],
@@ -143,21 +144,21 @@ fn unsupported(dtype: Stored) -> String {
     format!("format {dtype:?} is not supported (F32, F16, BF16)")
 }
 
-/// A tensor as the header of a weights file tells it.
+/// A tensor as described by the header of its file.
 #[derive(Clone, Debug)]
 pub struct TensorHeader {
-    /// The file.
+    /// File of the tensor.
     pub path: PathBuf,
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<usize>,
-    /// Its format.
+    /// Format of the tensor.
     pub dtype: Stored,
 }
 
-/// Every tensor of the weights in `folder`, by name.
+/// Returns every tensor of the weights in `folder` by name.
 ///
 /// # Errors
-/// The file that is absent or malformed.
+/// Names the file that is absent or malformed.
 pub fn read_headers(folder: &Path) -> Result<BTreeMap<String, TensorHeader>, ModelError> {
     let weights = Weights::open(folder)?;
     let mut headers = BTreeMap::new();
@@ -170,9 +171,8 @@ pub fn read_headers(folder: &Path) -> Result<BTreeMap<String, TensorHeader>, Mod
     Ok(headers)
 }
 
-/// The number format of the weights of `spec`: the narrowest that holds them all, as in vLLM. What
-/// else is in the files, such as tables of old checkpoints, does not count. `None` = there is no weight in a format that
-/// is read.
+/// Returns the number format of the weights of `spec`: the narrowest that holds them all, as in vLLM. Other tensors in
+/// the files, such as tables of old checkpoints, do not count. `None` if no weight has a supported format.
 pub fn stored_dtype(spec: &ModelSpec, headers: &BTreeMap<String, TensorHeader>) -> Option<Dtype> {
     let stored = tensor_spans(spec).filter_map(|(layer, place)| {
         let names = tensor_names(spec.family, place.tensor, layer);
@@ -186,7 +186,7 @@ pub fn stored_dtype(spec: &ModelSpec, headers: &BTreeMap<String, TensorHeader>) 
     stored.reduce(|one, other| if one == other { one } else { Dtype::F32 })
 }
 
-/// Every tensor of a model, and the layer that it is of.
+/// Returns every tensor of a model with its layer.
 fn tensor_spans(spec: &ModelSpec) -> impl Iterator<Item = (Option<u16>, TensorSpan)> + use<> {
     let (layout, layers) = (slab_layout(spec), spec.layers);
     let of_layers = (0..layers).flat_map(move |layer| {
@@ -195,11 +195,11 @@ fn tensor_spans(spec: &ModelSpec) -> impl Iterator<Item = (Option<u16>, TensorSp
     layout.global.tensors.into_iter().map(|place| (None, place)).chain(of_layers)
 }
 
-/// Whether the weights of which the headers tell are those of `spec`, without a look at one of them. `folder` names them all
-/// together.
+/// Checks the headers against the weights of `spec` without reading the weights. `folder` names the location of all
+/// files.
 ///
 /// # Errors
-/// The tensor that is missing or has another shape or format.
+/// Names the tensor that is missing or has another shape or format.
 pub fn check_headers(
     folder: &Path,
     spec: &ModelSpec,
@@ -214,22 +214,22 @@ pub fn check_headers(
     Ok(())
 }
 
-/// Name of the file that says which weights are in which file.
+/// Name of the file that maps weights to files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
-/// Name of the weights where there is no [`INDEX`].
+/// Name of the weights file if there is no [`INDEX_FILE`].
 pub const SINGLE_FILE: &str = "model.safetensors";
 
-/// What [`INDEX`] holds.
+/// Content of [`INDEX_FILE`].
 #[derive(Debug, serde::Deserialize)]
 pub struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
 impl ShardIndex {
-    /// Names of the files, each once. `path` is that of the index.
+    /// Returns the names of the files, each once. `path` is that of the index.
     ///
     /// # Errors
-    /// A file that is not in the model's folder.
+    /// Names a file outside the model's folder.
     pub fn shards(self, path: &Path) -> Result<BTreeSet<String>, ModelError> {
         let names: BTreeSet<_> = self.weight_map.into_values().collect();
         match names.iter().find(|name| name.contains('/') || name.as_str() == "..") {
@@ -239,7 +239,7 @@ impl ShardIndex {
     }
 }
 
-/// [`SINGLE`], or the shards of the index.
+/// Returns the path of [`SINGLE_FILE`], or of the shards in the index.
 fn shard_paths(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let index = folder.join(INDEX_FILE);
     if !index.exists() {
@@ -254,7 +254,7 @@ fn parse<'a>(path: &Path, map: &'a Mmap) -> Result<SafeTensors<'a>, ModelError> 
         .map_err(|e| ModelError::Safetensors { path: path.to_owned(), problem: e.to_string() })
 }
 
-/// Names under which a tensor may stand, the usual one first.
+/// Returns the possible names of a tensor, the usual one first.
 fn tensor_names(family: Family, tensor: Tensor, layer: Option<u16>) -> Vec<String> {
     if tensor == Tensor::Head {
         return vec!["lm_head.weight".into()];
@@ -319,7 +319,8 @@ fn opt_name(tensor: Tensor) -> &'static str {
     }
 }
 
-/// Copies, widening or rounding to the format in memory (to nearest, ties to even). `None` = a format we do not read.
+/// Copies values, widened or rounded to the format in memory (to nearest, ties to even). `None` for an unsupported
+/// format.
 fn convert(from: Stored, to: Dtype, data: &[u8], out: &mut [u8]) -> Option<()> {
     match (from, to) {
         (Stored::F32, Dtype::F32) | (Stored::F16, Dtype::F16) | (Stored::BF16, Dtype::Bf16) => {

@@ -1,4 +1,4 @@
-//! By an explicit clock: a first token has 2 s, a later one 50 ms and a tenth.
+//! Tests with an explicit clock. The objectives are 2 s for a first token, and 50 ms plus 10 % for a later one.
 
 use super::*;
 
@@ -28,7 +28,7 @@ impl TestClock {
         self.objectives.track_first(at)
     }
 
-    /// A token is written, and everything that has come is written with it.
+    /// Writes a token and with it everything that is ready.
     fn write(&mut self, key: usize, ms: u64) {
         let at = self.at(ms);
         self.objectives.on_written(key, at, 1);
@@ -40,7 +40,7 @@ impl TestClock {
         self.objectives.end(key, at, end);
     }
 
-    /// Share, overdue, all and missed: of first tokens, and of later ones.
+    /// Returns share, overdue, all and missed, for first tokens and for later ones.
     fn attainment_tuples(&mut self, ms: u64) -> [(Option<u32>, u32, u64, u64); 2] {
         let at = self.at(ms);
         let (ttft, tbt) = self.objectives.attainments(at);
@@ -157,7 +157,8 @@ fn tokens_written_together_count_one_wait() {
     assert_eq!(run.attainment_tuples(110), [(Some(1000), 0, 1, 0), (Some(750), 0, 4, 1)]);
 }
 
-/// Tokens of the window, those that never came, and those that were missed asleep: of first tokens, and of later ones.
+/// Returns the tokens of the window, those that never arrived, and those that were missed asleep, for first tokens and
+/// for later ones.
 fn counts(run: &mut TestClock, ms: u64) -> [(u64, u64, u64); 2] {
     let at = run.at(ms);
     let (ttft, tbt) = run.objectives.attainments(at);
@@ -206,7 +207,7 @@ fn miss_during_ordered_sleep_is_attributed_to_sleep() {
 fn counters_never_fall() {
     let mut run = TestClock::new();
     let (mut before, mut keys) = ([(0, 0); 2], Vec::new());
-    // A fixed walk through arrivals, writes and ends, looked at every 37 ms.
+    // A fixed sequence of arrivals, writes and ends, checked every 37 ms.
     for step in 0..2_000_u64 {
         let ms = step * 37;
         match step % 7 {

@@ -1,4 +1,4 @@
-//! The chat template: where it is found, and how it is rendered as transformers would.
+//! Finds the chat template, and renders it like transformers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,28 +11,28 @@ use super::json::tojson;
 use super::tokenizer_config::TokenizerConfig;
 use crate::model::error::read;
 
-/// The chat template of a model folder.
+/// Chat template of a model folder.
 #[derive(Debug)]
 pub enum ChatTemplate {
-    /// The model has none.
+    /// The model has no template.
     Absent,
-    /// There is one that cannot be read: in which file, and why.
+    /// The template cannot be read. Holds the file and the problem.
     Unreadable(String),
-    /// One that is rendered.
+    /// The template is ready.
     Ready(Box<Environment<'static>>),
 }
 
-/// What a template is given beside the messages.
+/// Inputs of a template besides the messages.
 #[derive(Clone, Copy, Debug)]
 pub struct RenderOptions<'a> {
-    /// Ends with the beginning of the assistant's turn.
+    /// Whether the prompt ends with the start of the assistant's message.
     pub add_generation_prompt: bool,
     /// Texts of tokens by their names.
     pub tokens: &'a BTreeMap<String, String>,
 }
 
 impl ChatTemplate {
-    /// `chat_template.jinja`, or the field of `tokenizer_config.json` (one text, or a list with a `default`).
+    /// Opens `chat_template.jinja`, or the field of `tokenizer_config.json` (one text, or a list with a `default`).
     pub fn open(folder: &Path, settings: &TokenizerConfig) -> ChatTemplate {
         let name = "chat_template.jinja";
         let file = folder.join(name);
@@ -51,10 +51,11 @@ impl ChatTemplate {
         }
     }
 
-    /// The prompt that the template makes of `messages`.
+    /// Renders the prompt of `messages`.
     ///
     /// # Errors
-    /// The template's own words (a message it refuses), why it cannot be read, or that there is none.
+    /// The template's own message for an input that it refuses, the reason why it cannot be read, or that there is
+    /// none.
     pub fn render(&self, messages: &[Message], given: RenderOptions<'_>) -> Result<String, String> {
         let environment = match self {
             ChatTemplate::Ready(environment) => environment,
@@ -64,7 +65,8 @@ impl ChatTemplate {
             }
         };
         let rendered = match render(environment, messages.iter().map(Message::value), given) {
-            // Many templates add texts together, and have no case for a call without one. As in vLLM it is empty then.
+            // Many templates concatenate texts and do not handle a message without content. As in vLLM, the content is
+            // empty then.
             Err(_) if messages.iter().any(Message::lacks_content) => {
                 render(environment, messages.iter().map(Message::with_some_content), given)
             }
@@ -80,7 +82,7 @@ fn render(
     given: RenderOptions<'_>,
 ) -> Result<String, Error> {
     let tokens = given.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
-    // Many templates begin with the one and end with the other, whether or not the model has it.
+    // Many templates use both tokens even if the model does not have them.
     let ends = ["bos_token", "eos_token"].map(|name| (name, Value::from("")));
     let rest = [
         ("messages", Value::from(messages.collect::<Vec<_>>())),
@@ -120,15 +122,15 @@ fn compile(source: String) -> Result<Environment<'static>, Error> {
     Ok(environment)
 }
 
-/// `{% generation %}` marks what an assistant said, for training. Here it is a block with names of its own, which is what
-/// transformers makes of it.
+/// Replaces `{% generation %}`, which marks an assistant's text for training, by a block with its own scope, as
+/// transformers does.
 fn strip_generation_tags(source: &str) -> String {
     let mut tags = source.split("{%");
     let before = tags.next().unwrap_or_default().to_owned();
     tags.fold(before, |before, tag| before + "{%" + &rename_tag(tag))
 }
 
-/// A template from a tag on, without its brace.
+/// Renames a tag at the start of `tag`, which begins after the tag's brace.
 fn rename_tag(tag: &str) -> String {
     let (space, sign) = (char::is_whitespace, |c: char| matches!(c, '-' | '+'));
     let is_begun = |head: &str| head.trim_start_matches(sign).trim_matches(space).is_empty();
@@ -141,7 +143,7 @@ fn rename_tag(tag: &str) -> String {
     renamed.unwrap_or_else(|| tag.to_owned())
 }
 
-/// The few date forms that published templates use.
+/// Formats the current date in the few forms that published templates use.
 fn strftime_now(format: &str) -> String {
     const MONTHS: [&str; 12] = [
         "January",
@@ -165,7 +167,7 @@ fn strftime_now(format: &str) -> String {
     text.replace("%d", &format!("{day:02}")).replace("%B", name).replace("%b", &name[..3])
 }
 
-/// Days since 1970-01-01 to year, month, day (Howard Hinnant, `civil_from_days`).
+/// Converts days since 1970-01-01 to year, month, day (Howard Hinnant, `civil_from_days`).
 fn civil_from_days(days: u64) -> (u64, u64, u64) {
     let z = days + 719_468;
     let (era, doe) = (z / 146_097, z % 146_097);

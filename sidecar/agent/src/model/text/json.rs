@@ -1,4 +1,4 @@
-//! `tojson` of chat templates: Python's `json.dumps(ensure_ascii=False)`, which is what transformers gives them.
+//! `tojson` of chat templates: Python's `json.dumps(ensure_ascii=False)`, as in transformers.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::Formatter;
 
-/// The filter, with the arguments that transformers' has.
+/// The filter, with the arguments of transformers' version.
 pub fn tojson(value: &Value, ensure_ascii: Option<bool>, args: Kwargs) -> Result<String, Error> {
     let ensure_ascii = ensure_ascii.or(args.get("ensure_ascii")?).unwrap_or(false);
     let indent: Option<usize> = args.get("indent")?;
@@ -18,7 +18,7 @@ pub fn tojson(value: &Value, ensure_ascii: Option<bool>, args: Kwargs) -> Result
     if value.is_undefined() {
         return Err(tojson_error("an undefined value is not JSON"));
     }
-    // Python leaves out the space at the end of a line.
+    // Python omits the space at the end of a line.
     let item = if indent.is_some() { "," } else { ", " };
     let (item, key) = separators.unwrap_or_else(|| (item.into(), ": ".into()));
     let style = Style { ensure_ascii, indent, item, key, depth: 0, filled: false };
@@ -44,7 +44,7 @@ fn dumps(value: &Value, style: Style) -> Result<String, Error> {
     String::from_utf8(out).map_err(|error| tojson_error(error.to_string()))
 }
 
-/// The same value, keys in order at every depth.
+/// Returns the same value with sorted keys at every depth.
 fn sorted(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Map => {
@@ -60,15 +60,15 @@ fn sorted(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// How Python lays JSON out.
+/// JSON layout of Python.
 struct Style {
     ensure_ascii: bool,
-    /// Spaces of one depth; `None` = all in one line.
+    /// Spaces per depth. `None` writes everything in one line.
     indent: Option<usize>,
     item: String,
     key: String,
     depth: usize,
-    /// The innermost list or object has an entry.
+    /// Whether the innermost list or object has an entry.
     filled: bool,
 }
 
@@ -159,7 +159,7 @@ impl Formatter for Style {
     }
 }
 
-/// As Python's `repr`: the shortest digits, with an exponent of two digits below 0.0001 and from 1e16 on.
+/// Formats like Python's `repr`: the shortest digits, with an exponent of two digits below 0.0001 and from 1e16 on.
 fn python_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').expect("`{:e}` writes an exponent");

@@ -1,10 +1,10 @@
-//! A message of a chat, as a template reads it.
+//! A chat message, as a template reads it.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::{Deserialize, Deserializer, de};
 
-/// One message of a chat: its fields in the order in which they came.
+/// A chat message, with its fields in their original order.
 #[derive(Clone, Debug)]
 pub struct Message(Value);
 
@@ -19,7 +19,7 @@ impl<'de> Deserialize<'de> for Message {
 }
 
 impl Message {
-    /// What a template is given.
+    /// Returns the value for a template.
     pub(super) fn value(&self) -> Value {
         self.0.clone()
     }
@@ -29,28 +29,28 @@ impl Message {
         self.0.get_attr("content").is_ok_and(|content| content.is_none() || content.is_undefined())
     }
 
-    /// As [`Message::value`], with an empty text in the place of none.
+    /// Like [`Message::value`], with an empty text if there is no content.
     pub(super) fn with_some_content(&self) -> Value {
         if self.lacks_content() { self.with_content("").value() } else { self.value() }
     }
 
-    /// The same message with another text as `content`.
+    /// Returns the message with `text` as `content`.
     #[must_use]
     pub fn with_content(&self, text: &str) -> Message {
         Message(with(&self.0, "content", Some(text.into())))
     }
 
-    /// The same message without `tool_calls`.
+    /// Returns the message without `tool_calls`.
     #[must_use]
     pub fn without_tool_calls(&self) -> Message {
         Message(with(&self.0, "tool_calls", None))
     }
 
-    /// The same message with the arguments of its tool calls read: OpenAI's API has them as a text of JSON, chat templates
-    /// as what that text holds. No text at all is an empty object.
+    /// Returns the message with the parsed arguments of its tool calls. OpenAI's API sends them as a JSON text, and
+    /// chat templates read the parsed value. An empty or absent text is an empty object.
     ///
     /// # Errors
-    /// Which call has arguments that are no JSON.
+    /// Names the call whose arguments are not JSON.
     pub fn with_arguments_read(&self) -> Result<Message, String> {
         let calls = items(&self.0, "tool_calls");
         let read = calls.iter().enumerate().map(|(index, call)| {
@@ -79,7 +79,7 @@ fn read_arguments(call: &Value) -> Result<Value, serde_json::Error> {
     Ok(with(call, "function", Some(with(&function, "arguments", Some(read)))))
 }
 
-/// The same map with another value at `key`, behind the others if it is new; without it if that is none.
+/// Returns the map with `value` at `key`, appended if the key is new, or without the key for `None`.
 fn with(map: &Value, key: &str, value: Option<Value>) -> Value {
     let keys: Vec<Value> = map.try_iter().map(Iterator::collect).unwrap_or_default();
     let is_new = value.is_some() && keys.iter().all(|known| known.as_str() != Some(key));

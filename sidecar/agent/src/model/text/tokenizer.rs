@@ -1,4 +1,4 @@
-//! The tokenizer as a server needs it, and what each of its tokens adds to a text.
+//! Opens the tokenizer for serving, and determines the bytes of each token.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
 use super::tokenizer_config::TokenizerConfig;
 use crate::model::error::{ModelError, read};
 
-/// Reads `tokenizer.json`, and resets what transformers resets when it loads that file.
+/// Reads `tokenizer.json`, and resets the settings that transformers resets when it loads that file.
 ///
 /// # Errors
-/// The file, and what is wrong with it.
+/// Names the file and the problem.
 pub fn open(path: &Path, settings: &TokenizerConfig) -> Result<Tokenizer, ModelError> {
     let mut tokenizer = Tokenizer::from_bytes(read(path)?).map_err(|e| ModelError::text(path, e))?;
     reset(&mut tokenizer).map_err(|e| ModelError::text(path, e))?;
@@ -20,8 +20,8 @@ pub fn open(path: &Path, settings: &TokenizerConfig) -> Result<Tokenizer, ModelE
     Ok(tokenizer)
 }
 
-/// Settings of a training run, which `tokenizer.json` keeps: a prompt is neither cut nor filled up, and the same text is
-/// the same tokens each time.
+/// Resets settings of a training run that `tokenizer.json` keeps: prompts are neither truncated nor padded, and equal
+/// texts have equal tokens.
 fn reset(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
     tokenizer.with_truncation(None)?;
     tokenizer.with_padding(None);
@@ -35,8 +35,8 @@ fn reset(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
     Ok(())
 }
 
-/// As in transformers, added tokens have the attributes that the settings give them, and a token that is named (`eos_token`
-/// and so on) is special. Here a token never gets another id than the files say: the model would not know it.
+/// Adds tokens as transformers does: they have the attributes of the settings, and named tokens (`eos_token` and so on)
+/// are special. Unlike there, a token never gets another id than in the files, because the model would not know it.
 fn add(tokenizer: &mut Tokenizer, settings: &TokenizerConfig) -> tokenizers::Result<()> {
     let mut next = u32::try_from(tokenizer.get_vocab_size(true)).unwrap_or(u32::MAX);
     let is_added = |id: u32, content: &str| {
@@ -63,26 +63,26 @@ fn add(tokenizer: &mut Tokenizer, settings: &TokenizerConfig) -> tokenizers::Res
     Ok(())
 }
 
-/// `token` made special, if there is one of its content: as it was added, else as it is.
+/// Returns `token` as a special token, if the vocabulary has its content. An added token keeps its attributes.
 fn as_special(tokenizer: &Tokenizer, token: AddedToken) -> Option<AddedToken> {
     let id = tokenizer.token_to_id(&token.content)?;
     let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&id).cloned();
     Some(added.unwrap_or(token).special(true))
 }
 
-/// How the decoder writes bytes that are no text of their own.
+/// How the decoder represents bytes that are no text of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteEncoding {
     /// Each character of a token is a byte, by GPT-2's names.
     ByteLevel,
     /// A token `<0xNN>` is a byte.
     Fallback,
-    /// Not at all.
+    /// The decoder does not represent them.
     None,
 }
 
 impl ByteEncoding {
-    /// What the decoder of `tokenizer` does.
+    /// Returns the encoding of `tokenizer`'s decoder.
     pub fn of(tokenizer: &Tokenizer) -> ByteEncoding {
         tokenizer.get_decoder().map_or(ByteEncoding::None, ByteEncoding::of_decoder)
     }
@@ -100,7 +100,7 @@ impl ByteEncoding {
     }
 }
 
-/// The bytes that token `id` adds to a text that goes on; `None` = there is no such token.
+/// Returns the bytes that token `id` adds to a text. `None` if there is no such token.
 pub fn bytes_of(tokenizer: &Tokenizer, bytes: ByteEncoding, id: u32) -> Option<Vec<u8>> {
     let token = tokenizer.id_to_token(id)?;
     let exact = match bytes {
@@ -111,21 +111,22 @@ pub fn bytes_of(tokenizer: &Tokenizer, bytes: ByteEncoding, id: u32) -> Option<V
     Some(exact.unwrap_or_else(|| decoded_suffix(tokenizer, id).into_bytes()))
 }
 
-/// What a token adds to its own text. A decoder may leave out the space before the first token of a text, so one alone
-/// does not tell.
+/// Returns the text that a token adds after its own text. A decoder may drop the space before the first token of a
+/// text, so decoding one token alone does not suffice.
 fn decoded_suffix(tokenizer: &Tokenizer, id: u32) -> String {
     let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap_or_default();
     let (once, twice) = (decode(&[id]), decode(&[id, id]));
     twice.strip_prefix(&once).map_or(once.clone(), str::to_owned)
 }
 
-/// The library's rule: a token with a character that names no byte is text.
+/// Follows the library: a token with a character that names no byte is text.
 fn byte_level(token: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> = token.chars().map(named_byte).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
-/// GPT-2's names of bytes: printable ones of Latin-1 name themselves, the others follow in order from U+0100 on.
+/// Returns the byte that GPT-2 names `name`: printable ones of Latin-1 name themselves, the others follow in order from
+/// U+0100 on.
 fn named_byte(name: char) -> Option<u8> {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(name).checked_sub(0x100) {

@@ -1,4 +1,5 @@
-//! `tokenizer_config.json`, and the two older files that transformers reads where it does not list the added tokens itself.
+//! `tokenizer_config.json`, and the two older files that transformers reads if it does not list the added tokens
+//! itself.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,26 +13,26 @@ use crate::model::error::{ModelError, read_optional_json};
 /// Names of tokens that every tokenizer may have. Their tokens are special.
 const NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-/// Lists of tokens that are special where nothing else adds them; the second is the older name of the first.
+/// Lists of tokens that are special if they are not added otherwise. The second is the older name of the first.
 const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
-/// What a folder says about its tokenizer beside `tokenizer.json`.
+/// Tokenizer settings of a folder besides `tokenizer.json`.
 #[derive(Debug, Default, Deserialize)]
 pub struct TokenizerConfig {
-    /// One text, or a list of named ones.
+    /// One text, or a list of named texts.
     pub chat_template: Option<Value>,
     /// Added tokens by id, as text.
     added_tokens_decoder: Option<BTreeMap<u32, AddedTokenConfig>>,
-    /// Whether special tokens in a text are read as text.
+    /// Whether special tokens in a text are tokenized as plain text.
     pub split_special_tokens: Option<bool>,
     #[serde(flatten)]
     rest: Map<String, Value>,
-    /// `added_tokens.json`: ids by content.
+    /// Ids by content, from `added_tokens.json`.
     #[serde(skip)]
     listed_tokens: BTreeMap<String, u32>,
 }
 
-/// An added token as the files describe it. Fields that are absent have the library's defaults.
+/// An added token as the files describe it. Absent fields have the library's defaults.
 #[derive(Debug, Deserialize)]
 struct AddedTokenConfig {
     content: String,
@@ -56,7 +57,7 @@ impl AddedTokenConfig {
     }
 }
 
-/// A special token is written as text or as `{"content": …}`.
+/// Parses a special token, written as text or as `{"content": …}`.
 fn special(value: &Value) -> Option<AddedToken> {
     match value {
         Value::String(content) => Some(AddedToken::from(content.as_str(), true)),
@@ -68,7 +69,7 @@ impl TokenizerConfig {
     /// Reads the files of `folder`.
     ///
     /// # Errors
-    /// The file, and what is wrong with it.
+    /// Names the file and the problem.
     pub fn open(folder: &Path) -> Result<TokenizerConfig, ModelError> {
         let path = folder.join("tokenizer_config.json");
         let mut fields: Map<String, Value> = read_optional_json(&path)?.unwrap_or_default();
@@ -85,19 +86,19 @@ impl TokenizerConfig {
             .map_err(|source| ModelError::Json { path, source })
     }
 
-    /// Tokens by their names: the usual ones, and those of the model.
+    /// Returns the tokens by their names: the usual ones, and those of the model.
     pub fn named_tokens(&self) -> impl Iterator<Item = (&str, AddedToken)> {
         let tokens = self.rest.iter().filter(|(name, _)| name.ends_with("_token"));
         let dictionary = self.extra_tokens().and_then(Value::as_object).into_iter().flatten();
         tokens.chain(dictionary).filter_map(|(name, token)| Some((name.as_str(), special(token)?)))
     }
 
-    /// Tokens that are special, whoever adds them.
+    /// Returns the tokens that are always special.
     pub fn special(&self) -> impl Iterator<Item = AddedToken> {
         self.named_tokens().filter(|(name, _)| NAMES.contains(name)).map(|(_, token)| token)
     }
 
-    /// Tokens that are special where nothing else adds them.
+    /// Returns the tokens that are special if they are not added otherwise.
     pub fn special_if_new(&self) -> impl Iterator<Item = AddedToken> {
         let of_the_model =
             self.named_tokens().filter(|(name, _)| !NAMES.contains(name)).map(|(_, token)| token);
@@ -109,8 +110,8 @@ impl TokenizerConfig {
         EXTRA.iter().find_map(|name| self.rest.get(*name))
     }
 
-    /// Tokens that the files add, by their ids. `is_added` = `tokenizer.json` describes this one itself, which counts where
-    /// `tokenizer_config.json` lists none.
+    /// Returns the tokens that the files add, by id. `is_added` returns whether `tokenizer.json` describes a token
+    /// itself, which takes precedence over `added_tokens.json`.
     pub fn added_tokens(&self, is_added: impl Fn(u32, &str) -> bool) -> Vec<(u32, AddedToken)> {
         let described = self.added_tokens_decoder.iter().flatten();
         let mut added: Vec<_> = described.map(|(id, added)| (*id, added.token(added.special))).collect();
@@ -124,8 +125,8 @@ impl TokenizerConfig {
     }
 }
 
-/// A field of `special_tokens_map.json`, which counts before that of `tokenizer_config.json`; lists of the newer name are
-/// joined.
+/// Sets a field from `special_tokens_map.json`, which overrides that of `tokenizer_config.json`. Lists of the newer
+/// name are joined.
 fn override_field(fields: &mut Map<String, Value>, name: String, value: Value) {
     match (fields.get_mut(&name), value) {
         (Some(Value::Array(known)), Value::Array(more)) if name == EXTRA[0] => {

@@ -1,32 +1,32 @@
-//! Bytes of a text by the bytes of the longest token.
+//! Bound by the bytes of a text and the bytes of the longest token.
 //!
-//! The bound counts how many bytes of a text one token covers at most, and is there only for tokenizers of which it is known
-//! that every byte of a text ends up in a token: those of bytes (GPT-2's alphabet), and those that fall back to bytes, behind
-//! steps that drop nothing.
+//! The bound is the maximum number of bytes of a text that one token covers. It exists only for tokenizers that map
+//! every byte of a text to a token: those of bytes (GPT-2's alphabet), and those with byte fallback, behind steps that
+//! drop nothing.
 
 use serde_json::Value;
 use tokenizers::normalizer::NormalizedString;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{Model, ModelWrapper, Normalizer, Tokenizer};
 
-/// Bytes of a text that one byte of its Unicode normal form stands for at most. Nothing disappears: each character becomes at
-/// least one, has at most 4 bytes, and at most 4 characters are composed into one; what is composed of 3 or 4 has at least
-/// 2 bytes (UAX 15).
+/// Maximum bytes of a text per byte of its Unicode normal form. Each character becomes at least one character and has
+/// at most 4 bytes, and at most 4 characters are composed into one. A composition of 3 or 4 has at least 2 bytes (UAX
+/// 15).
 const NORMAL_FORM_SHRINKS: u64 = 8;
 /// The same for lower case: each character of at most 4 bytes becomes at least one of at least one byte.
 const LOWERCASE_SHRINKS: u64 = 4;
 
-/// The bound.
+/// The byte bound of a tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteBound {
-    /// Bytes of a text that a token covers at most.
+    /// Maximum bytes of a text that a token covers.
     bytes_per_token: u64,
-    /// Some tokens also cover all white space beside them, which therefore does not count.
+    /// Some tokens also cover all adjacent white space, which therefore does not count.
     strips_whitespace: bool,
 }
 
 impl ByteBound {
-    /// The tokens that `text` has at least.
+    /// Returns the minimum number of tokens of `text`.
     pub fn min_tokens(&self, text: &str) -> u64 {
         let blank = |c: &char| c.is_whitespace() || c.is_control();
         let bytes = match self.strips_whitespace {
@@ -37,7 +37,7 @@ impl ByteBound {
     }
 }
 
-/// The bound of a tokenizer; none where some text may disappear.
+/// Returns the bound of a tokenizer. `None` if some text may disappear.
 pub fn byte_bound(tokenizer: &Tokenizer) -> Option<ByteBound> {
     let (normalizer, pre_tokenizer) = (tokenizer.get_normalizer(), tokenizer.get_pre_tokenizer());
     let normalizer_json = normalizer.map_or(Value::Null, json);
@@ -54,7 +54,7 @@ pub fn byte_bound(tokenizer: &Tokenizer) -> Option<ByteBound> {
         strips |= token.lstrip || token.rstrip;
         if let Some(normalizer) = normalizer.filter(|_| token.normalized) {
             if token.lstrip || token.rstrip {
-                // White space of the normal form may be anything in the text.
+                // White space of the normal form may be any text before normalization.
                 return None;
             }
             let mut content = NormalizedString::from(token.content.as_str());
@@ -68,18 +68,19 @@ pub fn byte_bound(tokenizer: &Tokenizer) -> Option<ByteBound> {
     })
 }
 
-/// A part of a tokenizer as its file has it.
+/// Returns a part of a tokenizer as JSON, as in its file.
 pub fn json(part: &impl serde::Serialize) -> Value {
     serde_json::to_value(part).unwrap_or_else(|_| Value::String("unreadable".into()))
 }
 
-/// Bytes that one byte of the normal form stands for at most; none where something may disappear, or where it is not known.
+/// Returns the maximum bytes of text per byte of the normal form. `None` if text may disappear or the step is not
+/// known.
 fn max_shrink(normalizer: &Value) -> Option<u64> {
     match normalizer["type"].as_str() {
         None if normalizer.is_null() => Some(1),
         Some("Sequence") => {
             let all = normalizer["normalizers"].as_array()?;
-            // What follows bytes would change them.
+            // Steps after the byte names would change them.
             let bytes_last = all.iter().rev().skip(1).all(|one| !outputs_bytes(one));
             all.iter()
                 .filter(|_| bytes_last)
@@ -97,7 +98,7 @@ fn max_shrink(normalizer: &Value) -> Option<u64> {
     }
 }
 
-/// Whether every character goes on to the model.
+/// Whether every character reaches the model.
 fn is_lossless(pre_tokenizer: &Value) -> bool {
     match pre_tokenizer["type"].as_str() {
         None => pre_tokenizer.is_null(),
@@ -113,7 +114,7 @@ fn is_lossless(pre_tokenizer: &Value) -> bool {
     }
 }
 
-/// Whether what comes out are GPT-2's names of bytes.
+/// Whether the output consists of GPT-2's names of bytes.
 fn outputs_bytes(step: &Value) -> bool {
     let last = ["normalizers", "pretokenizers"].into_iter().find_map(|all| step[all].as_array());
     match (step["type"].as_str(), last) {
@@ -123,8 +124,8 @@ fn outputs_bytes(step: &Value) -> bool {
     }
 }
 
-/// Bytes of the longest token of a model that has a token for every byte; none for one that may drop some, or take many for
-/// one that it does not know.
+/// Returns the bytes of the longest token of a model that has a token for every byte. `None` for a model that may drop
+/// bytes, or merge several unknown ones into one token.
 fn longest_token(model: &ModelWrapper, bytes: bool) -> Option<usize> {
     let vocab = model.get_vocab();
     let falls_back = || (0..=255_u8).all(|byte| vocab.contains_key(&format!("<0x{byte:02X}>")));
@@ -138,7 +139,7 @@ fn longest_token(model: &ModelWrapper, bytes: bool) -> Option<usize> {
         ModelWrapper::Unigram(unigram) => unigram.byte_fallback() && falls_back(),
         _ => false,
     };
-    // A name of a byte is one character.
+    // A byte's name is one character.
     let length = |token: &String| if bytes { token.chars().count() } else { token.len() };
     vocab.keys().map(length).max().filter(|_| whole)
 }

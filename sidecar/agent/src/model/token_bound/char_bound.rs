@@ -1,4 +1,4 @@
-//! What the characters of a text are of tokens at least.
+//! Bound by the characters of a text: the minimum part of a token that each takes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,23 +9,24 @@ use tokenizers::{Normalizer, Tokenizer};
 use super::normalised_char::{NormalisedChar, TextPipeline, is_plain};
 use super::vocab_bound::{TOKEN, VocabBound};
 
-/// Characters after which it is looked whether there are enough.
+/// Characters between checks for `enough` tokens.
 const STRIDE: usize = 1024;
 
-/// The bound: a text has no fewer tokens than its characters together, and than its words where a word may be one token.
+/// The character bound: a text has at least as many tokens as the weights of its characters sum to, or, if a word may
+/// be one token, as its words require.
 #[derive(Debug)]
 pub struct CharBound {
     steps: TextPipeline,
     pieces: VocabBound,
     ascii: Vec<CharInfo>,
-    /// The most words that an added token covers.
+    /// Maximum number of words that an added token covers.
     words_per_token: u64,
 }
 
-/// What is known of a character.
+/// Weight and role of a character.
 #[derive(Clone, Copy, Debug)]
 struct CharInfo {
-    /// Of [`TOKEN`].
+    /// Minimum part of a token, in units of 1/[`TOKEN`].
     weight: u64,
     role: CharRole,
 }
@@ -47,12 +48,12 @@ impl CharRole {
     }
 }
 
-/// Counts characters in their order.
+/// Accumulates characters in their order.
 #[derive(Default)]
 struct TokenCounter {
     weight: u64,
     words: u64,
-    /// What comes belongs to the last word.
+    /// Whether the next character belongs to the last word.
     in_word: bool,
 }
 
@@ -71,7 +72,7 @@ impl TokenCounter {
 }
 
 impl CharBound {
-    /// The bound of `tokenizer`; none where it says nothing of any text.
+    /// Returns the bound of `tokenizer`. `None` if it bounds no text.
     pub fn of(tokenizer: &Tokenizer) -> Option<CharBound> {
         let (steps, pieces) = (TextPipeline::of(tokenizer)?, VocabBound::of(tokenizer.get_model()));
         let mut bound = CharBound { steps, pieces, ascii: Vec::new(), words_per_token: 1 };
@@ -89,7 +90,7 @@ impl CharBound {
         bound.ascii.iter().any(counts).then_some(bound)
     }
 
-    /// One token covers all of these.
+    /// Includes an added token that covers all of `images`.
     fn include_added_token(&mut self, images: Vec<NormalisedChar>) {
         let mut counting = TokenCounter::default();
         let mut whole = String::new();
@@ -114,7 +115,7 @@ impl CharBound {
         CharInfo { weight, role: place }
     }
 
-    /// The tokens that `text` has at least, or at least `enough`.
+    /// Returns the minimum number of tokens of `text`, or at least `enough`.
     pub fn min_tokens(&self, text: &str, enough: u64) -> u64 {
         let mut others = HashMap::new();
         let mut counting = TokenCounter::default();

@@ -1,7 +1,7 @@
-//! What the steps before the model make of one character, whatever stands beside it.
+//! Determines what the steps before the model make of one character, independent of its context.
 //!
-//! Most steps look at each character alone. Composing normal forms and SentencePiece's table look at what follows, too: there
-//! only plain characters between plain ones are told ([`is_plain`]).
+//! Most steps process each character alone. Composing normal forms and SentencePiece's table also depend on the
+//! following characters. With those, only plain characters between plain ones are certain ([`is_plain`]).
 
 use serde_json::Value;
 use tokenizers::normalizer::NormalizedString;
@@ -13,32 +13,32 @@ use tokenizers::{
 
 use super::byte_bound::json;
 
-/// What is left of a character.
+/// Result of the steps for one character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NormalisedChar {
     /// These characters reach the model.
     Kept(String),
-    /// Nothing; but what stands before it is another word than what stands behind it.
+    /// No character, but the text is split into two words here.
     Separator,
-    /// Nothing that is certain.
+    /// Nothing is certain.
     Uncertain,
 }
 
 /// A step before the model.
 enum PipelineStep {
-    /// Works on each character alone, or on plain ones; a character that it drops may join its neighbours.
+    /// Processes each character alone, or plain ones. If it drops a character, the adjacent ones may join.
     Normalise(NormalizerWrapper),
     /// Splits at each character that it drops.
     Split(PreTokenizerWrapper),
-    /// The same, but need not split there.
+    /// Drops characters without necessarily splitting there.
     Drop(PreTokenizerWrapper),
     /// Drops white space at the ends.
     Strip,
-    /// May change or drop anything made of these characters.
+    /// May change or drop any text of these characters.
     Without(String),
     /// May change or drop white space.
     WithoutBlanks,
-    /// Puts one character in the place of blanks.
+    /// Replaces blanks by one character.
     Mark(char),
 }
 
@@ -46,9 +46,9 @@ enum PipelineStep {
 pub struct TextPipeline {
     normalise: Vec<PipelineStep>,
     split: Vec<PipelineStep>,
-    /// Only plain characters between plain ones are told.
+    /// Only plain characters between plain ones are certain.
     is_plain_only: bool,
-    /// Some added tokens cover the white space beside them.
+    /// Some added tokens cover the adjacent white space.
     strips: bool,
 }
 
@@ -58,15 +58,15 @@ impl std::fmt::Debug for TextPipeline {
     }
 }
 
-/// Characters that no normal form joins with what stands beside them if that is plain, too: each begins and ends a grapheme
-/// and a composition (UAX 15 and 29).
+/// Whether no normal form joins the character with adjacent plain characters: each plain character begins and ends a
+/// grapheme and a composition (UAX 15 and 29).
 pub fn is_plain(c: char) -> bool {
     matches!(c, '\t' | '\n' | ' '..='~' | 'À'..='Ö' | 'Ø'..='ö' | 'ø'..='ÿ' | 'Α'..='Ρ' | 'Σ'..='Ω' | 'α'..='ω' | 'А'..='я'
         | 'ぁ'..='ゖ' | 'ァ'..='ヺ' | '㐀'..='䶿' | '一'..='\u{9fff}' | '가'..='힣')
 }
 
 impl TextPipeline {
-    /// The steps of `tokenizer`; none where one is not understood.
+    /// Returns the steps of `tokenizer`. `None` if a step is not supported.
     pub fn of(tokenizer: &Tokenizer) -> Option<TextPipeline> {
         let strips = tokenizer.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip);
         let mut steps =
@@ -76,7 +76,7 @@ impl TextPipeline {
         Some(steps)
     }
 
-    /// Only plain characters between plain ones are told.
+    /// Whether only plain characters between plain ones are certain.
     pub fn is_plain_only(&self) -> bool {
         self.is_plain_only
     }
@@ -92,7 +92,7 @@ impl TextPipeline {
         };
         let step = match kind {
             "NFC" | "NFKC" | "Precompiled" => {
-                // What took the place of other text may join with anything.
+                // Characters that replaced other text may join with any character.
                 let others = |step: &PipelineStep| match step {
                     PipelineStep::Without(_) | PipelineStep::WithoutBlanks => true,
                     PipelineStep::Normalise(normaliser) => {
@@ -109,7 +109,7 @@ impl TextPipeline {
             "NFD" | "NFKD" | "Lowercase" | "StripAccents" | "BertNormalizer" | "Nmt" | "ByteLevel" => {
                 PipelineStep::Normalise(read(normaliser)?)
             }
-            // It only adds.
+            // This step only adds text.
             "Prepend" => {
                 let added = normaliser["prepend"].as_str()?;
                 return added.chars().all(|c| is_plain(c) || c == '▁').then_some(());
@@ -135,9 +135,9 @@ impl TextPipeline {
             Some(
                 "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit" | "CharDelimiterSplit" | "Punctuation",
             ) => PipelineStep::Split(read(split)?),
-            // It drops what belongs to no script at the beginning.
+            // This step drops characters that belong to no script at the beginning.
             Some("UnicodeScripts") => PipelineStep::Drop(read(split)?),
-            // The names of bytes alone.
+            // Only the mapping to names of bytes.
             Some("ByteLevel") => {
                 PipelineStep::Drop(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, false)))
             }
@@ -148,19 +148,19 @@ impl TextPipeline {
         Some(())
     }
 
-    /// What is left of `c`.
+    /// Returns the result for the character `c` of a text.
     pub fn normalise_char(&self, c: char) -> NormalisedChar {
         let blank = c.is_whitespace() || c.is_control();
         self.apply_steps(c.to_string(), &self.normalise, self.strips && blank)
             .unwrap_or(NormalisedChar::Uncertain)
     }
 
-    /// What is left of a character of the normal form.
+    /// Returns the result for a character of the normal form.
     pub fn split_normal_char(&self, c: char) -> NormalisedChar {
         self.apply_steps(c.to_string(), &[], false).unwrap_or(NormalisedChar::Uncertain)
     }
 
-    /// `maybe` = it may be dropped as a whole.
+    /// Applies `normalise` and the split steps to `image`. `maybe` means that the whole image may be dropped.
     fn apply_steps(
         &self,
         mut image: String,
@@ -190,7 +190,8 @@ impl TextPipeline {
     }
 }
 
-/// Drops white space from what is not white space alone; of that it says that it may be dropped.
+/// Drops white space unless the image is only white space. Returns whether it is, because then it may be dropped as a
+/// whole.
 fn strip(image: &mut String) -> bool {
     let all = image.chars().all(char::is_whitespace);
     if !all {
@@ -199,7 +200,7 @@ fn strip(image: &mut String) -> bool {
     all
 }
 
-/// What a step makes of an image; none where that is not certain.
+/// Applies a step to an image. `None` if the result is not certain.
 fn apply(step: &PipelineStep, image: &mut String) -> Option<()> {
     match step {
         PipelineStep::Normalise(normaliser) => {
@@ -234,7 +235,7 @@ fn replace(normaliser: &Value) -> Option<PipelineStep> {
     }
 }
 
-/// A split that removes what it finds.
+/// Returns the step of a split that removes its matches.
 fn removing_split(split: &Value) -> Option<PipelineStep> {
     let one = |text: &str| text.chars().count() == 1;
     match split["pattern"]["String"].as_str() {
@@ -244,7 +245,7 @@ fn removing_split(split: &Value) -> Option<PipelineStep> {
     }
 }
 
-/// Whether a regular expression certainly matches nothing but white space.
+/// Whether a regular expression certainly matches only white space.
 fn matches_only_blanks(regex: &str) -> bool {
     let mut rest = regex;
     while !rest.is_empty() {

@@ -1,4 +1,4 @@
-//! How much of a token each character that reaches the model takes at least.
+//! The minimum part of a token that each character of the model's input takes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,41 +6,41 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::models::unigram::Unigram;
 use tokenizers::{Model, ModelWrapper};
 
-/// One token.
+/// One token, as the unit of weights.
 pub const TOKEN: u64 = 1 << 32;
 
-/// What a model makes of its characters.
+/// How a model maps characters to tokens.
 #[derive(Debug)]
 pub enum VocabBound {
-    /// A word that it does not know is one token, however long.
+    /// An unknown word is one token of any length.
     Words,
-    /// Every known character is in a token.
+    /// Every known character is part of a token.
     Characters(Box<VocabChars>),
 }
 
-/// The vocabulary by its characters.
+/// Vocabulary by characters.
 #[derive(Debug)]
 pub struct VocabChars {
-    /// Characters of the longest token that holds this one.
+    /// Length of the longest token with this character, in characters.
     longest: HashMap<char, u64>,
-    /// Those that are tokens themselves wherever they stand: they are never unknown.
+    /// Characters that are tokens themselves in every position, so they are never unknown.
     known: HashSet<char>,
-    /// What one that is not known takes at least.
+    /// Minimum part of a token that an unknown character takes.
     unknown: Unknown,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Unknown {
-    /// Nothing: many may be one token, or none.
+    /// Nothing: many unknown characters may be one token, or none.
     Nothing,
-    /// For each of its bytes.
+    /// This weight for each byte of the character.
     Byte(u64),
-    /// A token.
+    /// A whole token.
     Token,
 }
 
 impl VocabBound {
-    /// What `model` makes of characters.
+    /// Returns how `model` maps characters to tokens.
     pub fn of(model: &ModelWrapper) -> VocabBound {
         let vocab = Vocab(model.get_vocab());
         let (known, unknown) = match model {
@@ -53,7 +53,7 @@ impl VocabBound {
 }
 
 impl VocabBound {
-    /// Counts a text that is one token among the tokens.
+    /// Includes a text that is one token.
     pub fn include_token(&mut self, token: &str) {
         if let VocabBound::Characters(characters) = self {
             include_token(&mut characters.longest, token);
@@ -70,8 +70,8 @@ fn include_token(longest: &mut HashMap<char, u64>, token: &str) {
 }
 
 impl VocabChars {
-    /// The part of a token, of [`TOKEN`], that `c` takes at least. A token takes no more than [`TOKEN`] by all of its
-    /// characters: each counts as one of the longest token that it is in.
+    /// Returns the minimum part of a token, in units of 1/[`TOKEN`], that `c` takes. Each character counts as one of
+    /// the longest token that has it, so all characters of a token sum to at most [`TOKEN`].
     pub fn weight(&self, c: char) -> u64 {
         let part = self.longest.get(&c).map(|longest| TOKEN / longest);
         if self.known.contains(&c) {
@@ -82,7 +82,7 @@ impl VocabChars {
             Unknown::Byte(weight) => weight * c.len_utf8() as u64,
             Unknown::Token => TOKEN,
         };
-        // It may be in a longer token all the same.
+        // An unknown character may still be part of a longer token.
         part.map_or(alone, |part| part.min(alone))
     }
 }
@@ -107,12 +107,12 @@ impl Vocab {
         })
     }
 
-    /// What a byte takes where the vocabulary has a token for each.
+    /// Returns the weight of a byte if the vocabulary has a token for each.
     fn bytes(&self) -> Option<Unknown> {
         let name = |byte: u8| format!("<0x{byte:02X}>");
         let names: Vec<String> = (0..=u8::MAX).map(name).collect();
         let whole = names.iter().all(|name| self.contains(name));
-        // Merges of bytes would be longer tokens with their names.
+        // Merges of bytes would be longer tokens that contain their names.
         let is_merge = |token: &&String| token.len() > 6 && token.contains("<0x");
         let longest = self.0.keys().filter(is_merge).map(|token| token.chars().count() as u64).max();
         whole.then_some(Unknown::Byte(longest.map_or(TOKEN, |longest| TOKEN * 6 / longest)))
@@ -140,7 +140,7 @@ fn bpe_characters(vocab: &Vocab, bpe: &BPE) -> (HashSet<char>, Unknown) {
 
 fn unigram_characters(vocab: &Vocab, unigram: &Unigram) -> (HashSet<char>, Unknown) {
     let bytes = unigram.byte_fallback().then(|| vocab.bytes()).flatten();
-    // The name of the unknown token in a text is that token, and joined to unknown characters beside it.
+    // The name of the unknown token in a text is that token, and joins with adjacent unknown characters.
     let name = unknown_name(unigram);
     let known = vocab.single_characters().filter(|c| !name.contains(*c)).collect();
     (known, bytes.unwrap_or(Unknown::Nothing))
