@@ -202,7 +202,7 @@ pub const SOURCE: OneOf = OneOf {
 };
 
 impl OneOf {
-    /// For the CRD: generated from the same table that [`Union::holds`] reads.
+    /// For the CRD: generated from the same table that [`OneOf::holds`] reads.
     pub fn rule(&self) -> Rule {
         let terms: Vec<String> = self.members.iter().map(|member| self.term(member)).collect();
         Rule::new(terms.join(" && ")).message(self.message)

@@ -1,7 +1,7 @@
 //! What a download reports while it runs, and the record that it leaves in a folder that is whole.
 //!
-//! `sluice-sidecar fetch --progress` writes [`Report`]s to standard output, one JSON object a line. `sluice run` shows them, and
-//! `sluice models` reads the [`Receipt`].
+//! `sluice-sidecar fetch --progress` writes [`DownloadReport`]s to standard output, one JSON object a line. `sluice run` shows them, and
+//! `sluice models` reads the [`CompletionMarker`].
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ pub enum DownloadReport {
 /// A folder that holds all files of its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletionMarker {
-    /// [`Receipt::VERSION`] of the build that wrote it.
+    /// [`CompletionMarker::VERSION`] of the build that wrote it.
     pub version: u32,
     /// Source as the user named it: a branch, not the commit of that day.
     pub source: String,
@@ -44,7 +44,7 @@ pub struct CompletionMarker {
     pub items: Vec<CompletedFile>,
 }
 
-/// A file of a [`Receipt`].
+/// A file of a [`CompletionMarker`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletedFile {
     /// Name in the folder.

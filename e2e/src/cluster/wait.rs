@@ -7,7 +7,7 @@ pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits until `get` has something, at most for [`PATIENCE`].
+/// Waits until `get` has something, at most for [`WAIT_LIMIT`].
 ///
 /// # Panics
 /// If it has nothing in time.

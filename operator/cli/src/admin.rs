@@ -64,7 +64,7 @@ impl AdminClient {
     /// `PUT /v1/directive`.
     ///
     /// # Errors
-    /// As [`NotTaken`] says.
+    /// As [`DirectiveRejected`] says.
     pub async fn put_directive(
         &self,
         record: &SidecarRecord,

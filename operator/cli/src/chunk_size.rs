@@ -8,7 +8,7 @@ const CHUNK_SIZES: [u64; 6] = [2 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10
 /// Least number of chunks of a layer, where chunks can be that small: little of the last one is wasted.
 const MIN_CHUNKS_PER_LAYER: u64 = 16;
 
-/// The largest chunk that cuts every model's layer into [`CHUNKS_OF_LAYER`], but one that holds every model's block of KV, bytes.
+/// The largest chunk that cuts every model's layer into [`MIN_CHUNKS_PER_LAYER`], but one that holds every model's block of KV, bytes.
 pub fn chunk_bytes<'a>(models: impl IntoIterator<Item = &'a Geometry> + Clone) -> u64 {
     let all = |fits: &dyn Fn(&Geometry) -> bool| models.clone().into_iter().all(fits);
     let fine = |chunk: &u64| all(&|model| chunk * MIN_CHUNKS_PER_LAYER <= model.layer_bytes);

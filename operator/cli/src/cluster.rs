@@ -1,7 +1,7 @@
 //! The tenants of a cluster: which cluster, what its API server says of a tenant, and what the operator's leader knows.
 //!
 //! The leader's read API listens on the loopback address of its pod alone. It is reached by forwarding a port there, as
-//! `kubectl port-forward` does, so the right to do that is the right to read ([`Leader`]).
+//! `kubectl port-forward` does, so the right to do that is the right to read ([`LeaderClient`]).
 
 #[cfg(feature = "cluster")]
 mod client;

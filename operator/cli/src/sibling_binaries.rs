@@ -9,7 +9,7 @@ pub const BIN_DIR: &str = "SLUICE_BIN_DIR";
 
 /// Builds the binaries that `sluice` starts, all but the GPU probe.
 const BUILD_COMMAND: &str = "cargo build --profile dist -p sluice-cli -p sluice-agent -p sluice-kernels";
-/// The binary that [`BUILD`] does not build, and the end of the command that does.
+/// The binary that [`BUILD_COMMAND`] does not build, and the end of the command that does.
 const GPU_PROBE: (&str, &str) = ("sluice-gpu-probe", " -p sluice-probe");
 
 /// The path of the binary `name`.

@@ -10,7 +10,7 @@ use crate::config::{self, ConfigError};
 use crate::devices::{DeviceKind, Offer};
 use crate::proto;
 
-/// Version of [`Granted`] on disk. Fields that a reader does not know it ignores, so that an older driver can read what a
+/// Version of [`PreparedClaim`] on disk. Fields that a reader does not know it ignores, so that an older driver can read what a
 /// newer one wrote; another version means that it cannot.
 pub const RECORD_VERSION: u32 = 1;
 

@@ -181,7 +181,7 @@ impl PluginClient {
     /// `NodeUnprepareResources`.
     ///
     /// # Errors
-    /// As for [`Caller::prepare`].
+    /// As for [`PluginClient::prepare`].
     pub async fn unprepare(&self, claims: Claims) -> Result<NodeUnprepareResourcesResponse, Status> {
         self.call(DRA_SERVICE, "NodeUnprepareResources", claims).await
     }

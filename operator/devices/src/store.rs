@@ -172,7 +172,7 @@ impl Store {
     }
 
     /// Takes back what was prepared for a claim; does nothing where that is gone already. The folder is in the rubbish
-    /// then, see [`Store::rubbish`].
+    /// then, see [`Store::stale_files`].
     ///
     /// # Errors
     /// A file cannot be removed.

@@ -24,7 +24,7 @@ use crate::reconcile::Reconciler;
 
 /// Between the beginnings of two looks at a Secret, unless there are very many.
 const POLL_INTERVAL: Duration = Duration::from_secs(15);
-/// So many Secrets are asked for at a time, and again after [`PAUSE`]: 5,000 take 25 s.
+/// So many Secrets are asked for at a time, and again after [`BATCH_PAUSE`]: 5,000 take 25 s.
 const BATCH_SIZE: usize = 20;
 const BATCH_PAUSE: Duration = Duration::from_millis(100);
 

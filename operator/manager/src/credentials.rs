@@ -4,12 +4,12 @@
 //! | piece | what it is |
 //! |---|---|
 //! | [`issue`] | certificates made and read |
-//! | [`authorities`] | the authority that signs, its successor and its predecessor: when each takes over |
+//! | [`ca`] | the authority that signs, its successor and its predecessor: when each takes over |
 //! | [`due`] | whether a slot's Secret is as it must be |
-//! | [`Keeper`] | the only piece that talks to the API server: Secrets by name, never lists of them |
+//! | [`CertificateManager`] | the only piece that talks to the API server: Secrets by name, never lists of them |
 //!
 //! **Rotation.** A successor of the authority is announced: every Secret gets it into its bundle while the old one still signs.
-//! After [`authorities::OVERLAP`] it signs, and every certificate is made anew; after another one the old authority leaves the
+//! After [`ca::ROTATION_OVERLAP_SECONDS`] it signs, and every certificate is made anew; after another one the old authority leaves the
 //! bundles. A sidecar reads its files every ten seconds and a kubelet brings them within two minutes, so at any time two
 //! neighbours have an authority in common, whichever of them is late.
 

@@ -2,16 +2,16 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`abilities`] | what the cluster can do |
+//! | [`capabilities`] | what the cluster can do |
 //! | [`api`] | the way to the API server |
 //! | [`world`] | mirrors what is watched, pruned to what decisions need |
 //! | [`queue`] | which pools are to be looked at, and when |
 //! | [`reconcile`] | one pool with its tenants, in five steps: dereference, validate, build, apply, status |
 //! | [`credentials`] | certificates of sidecars and of the operator, kept in Secrets |
 //! | [`sidecars`] | directives go out, states come in |
-//! | [`lease`] | one of the replicas leads |
+//! | [`leader_election`] | one of the replicas leads |
 //! | [`server`] | health, metrics, the read API |
-//! | [`page`] | the live page beside it |
+//! | [`dashboard`] | the live dashboard beside it |
 //! | [`telemetry`] | log lines and traces |
 //!
 //! All decisions are in `sluice-plan`; here is what talks to the API server.

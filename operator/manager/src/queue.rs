@@ -11,7 +11,7 @@ use crate::cache::PoolKey;
 
 /// What comes in shortly after each other is looked at together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// First delay after a failure, doubled with every further one up to [`LONGEST`].
+/// First delay after a failure, doubled with every further one up to [`MAX_BACKOFF`].
 const BASE_BACKOFF: Duration = Duration::from_millis(500);
 /// Longest delay, after failures and after a look that took long: most of that time it may have waited for the API server.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);

@@ -64,12 +64,12 @@ pub struct Reconciler {
     pub reconcile_cache: ReconcileCache,
 }
 
-/// See [`Operator::memory`].
+/// See [`Reconciler::reconcile_cache`].
 #[derive(Debug, Default)]
 pub struct ReconcileCache {
     /// When each object's status was written last.
     status_written_at: Mutex<HashMap<(OwnKind, NamespacedName), Instant>>,
-    /// What was rendered last, of tenants and of GPUs (under [`Kind2::Pool`]).
+    /// What was rendered last, of tenants and of GPUs (under [`OwnKind::Pool`]).
     rendered: Mutex<HashMap<(OwnKind, NamespacedName), render_cache::RenderedObjects>>,
     /// What each sidecar was told last.
     directive_states: Mutex<HashMap<DirectiveKey, sluice_plan::directives::DirectiveState>>,
@@ -137,7 +137,7 @@ impl Reconciler {
         lock(&self.sidecars).for_each_gpu(see);
     }
 
-    /// Each of `units` is to be looked at once: [`Operator::all_seen`] waits for that.
+    /// Each of `units` is to be looked at once: [`Reconciler::all_seen`] waits for that.
     pub fn expect_initial(&self, units: impl IntoIterator<Item = PoolKey>) {
         lock(&self.reconcile_cache.pending_initial).extend(units);
     }

@@ -1,7 +1,7 @@
 //! Directives: what each slot of a GPU is told about the others.
 //!
 //! A directive follows from the specs, the placement and the addresses of pods. Only [`Directive::fallback_order`] follows from
-//! what sidecars report, and it may change no more often than every [`ORDER_SECONDS`]: [`settled`] sees to that.
+//! what sidecars report, and it may change no more often than every [`MIN_REORDER_SECONDS`]: [`next_directive`] sees to that.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -163,7 +163,7 @@ pub struct DirectiveState {
     pub order_changed_at: i64,
 }
 
-/// What is to be told now, given what was: `None` = nothing new. Another order alone waits until [`ORDER_SECONDS`] have passed.
+/// What is to be told now, given what was: `None` = nothing new. Another order alone waits until [`MIN_REORDER_SECONDS`] have passed.
 pub fn next_directive(
     before: Option<&DirectiveState>,
     wanted: Directive,

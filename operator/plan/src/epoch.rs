@@ -89,7 +89,7 @@ const fn new_epoch(number: u32) -> Epoch {
 struct NodeState {
     /// It is of no use any more.
     is_lost: bool,
-    /// See [`Epoch::held`].
+    /// See [`Epoch::is_held`].
     is_held: bool,
     /// Seconds after which to look again.
     requeue_after_seconds: Option<i64>,

@@ -1,7 +1,7 @@
 //! Objects in, objects out: what the operator decides, without a cluster.
 //!
-//! [`demand`] tells what a slot takes of a GPU and of its host, [`seat`] which slots a tenant has, [`place`] which GPU each
-//! of them gets, [`objects`] what is applied for it, [`accept`] and [`status`] what is told. All of it is pure: the same
+//! [`resource_demand`] tells what a slot takes of a GPU and of its host, [`seat`] which slots a tenant has, [`placement`] which GPU each
+//! of them gets, [`objects`] what is applied for it, [`validate`] and [`status`] what is told. All of it is pure: the same
 //! objects give the same plan, in whatever order they come.
 //!
 //! What it does not do: read from an API server, write to one, or look at a clock.

@@ -60,7 +60,7 @@ pub const CLAIM_NAME: &str = "sluice.dev/claim";
 pub const CLAIM_DIGEST: &str = "sluice.dev/claim-digest";
 /// Annotation of a claim: how its GPU is shared.
 pub const SHARING_MODE: &str = "sluice.dev/sharing-mode";
-/// Annotation of a claim: what it and its pods are made of ([`crate::settings`]).
+/// Annotation of a claim: what it and its pods are made of ([`crate::gpu_settings`]).
 pub const SETTINGS: &str = "sluice.dev/settings";
 /// Annotation of every object of ours: digest of what was applied.
 pub const DIGEST: &str = "sluice.dev/digest";

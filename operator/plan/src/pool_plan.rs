@@ -96,7 +96,7 @@ pub struct TenantPlan<'a> {
 pub struct SlotPlan {
     /// Its index in the tenant.
     pub index: u32,
-    /// Its GPU as an index into [`Plan::gpus`], or why it has none.
+    /// Its GPU as an index into [`PoolPlan::gpus`], or why it has none.
     pub gpu_index: Result<usize, UnplacedReason>,
     /// What it takes.
     pub demand: Demand,

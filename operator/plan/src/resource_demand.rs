@@ -211,7 +211,7 @@ pub enum DemandError {
 /// Whether the KV of a tenant's longest sequence can be held at all. A proxied engine's is not ours.
 ///
 /// # Errors
-/// [`Unfit`].
+/// [`DemandError`].
 pub fn check_kv_fits(
     spec: &ModelTenantSpec,
     model: &Geometry,

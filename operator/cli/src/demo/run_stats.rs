@@ -89,7 +89,7 @@ impl RunStats {
     /// Of these rounds under `promise`. `states` are those of all tenants at the end; `None` = a tenant did not answer.
     ///
     /// # Errors
-    /// As [`Figures::of`].
+    /// As [`Figures::from_bursts`].
     pub fn new(
         rounds: &[Round],
         promise: LatencySlo,

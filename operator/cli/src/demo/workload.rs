@@ -27,7 +27,7 @@ const TIMEOUT_S: u64 = 120;
 /// How long a day is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkloadLength {
-    /// No round begins after this time, but [`FEWEST_ROUNDS`] do.
+    /// No round begins after this time, but [`MIN_ROUNDS`] do.
     Time(Duration),
     /// This number of rounds.
     Rounds(usize),

@@ -104,7 +104,7 @@ pub enum MemoryPlanError {
 /// The largest plan within `available_bytes` of host memory.
 ///
 /// # Errors
-/// [`TooLittle`].
+/// [`MemoryPlanError`].
 pub fn plan(
     models: &[ModelSize],
     wishes: &MemoryOptions,

@@ -27,7 +27,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Claims the folders of all tenants of `objects`. `quiet` is that of [`Tenant`].
+    /// Claims the folders of all tenants of `objects`. `quiet` is that of [`TenantProcess`].
     ///
     /// # Errors
     /// A sibling binary is missing, an object asks for what is not built, nothing is to run, or a tenant runs already.

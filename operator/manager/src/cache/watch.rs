@@ -155,7 +155,7 @@ impl NamespaceWatches<'_> {
 
     /// Events of pods, or of what makes them, by name. One may be told before its pod is, or with it in two lists: it is kept,
     /// under no pool, and whoever looks at the pod finds it by its name. Every pod of the cluster may have such events, so of
-    /// those that are nobody's only [`STRANGERS`] are kept; whoever told them says the others again.
+    /// those that are nobody's only [`UNKNOWN_POD_EVENTS_MAX`] are kept; whoever told them says the others again.
     fn watch_warning_events(
         &mut self,
         fields: &str,

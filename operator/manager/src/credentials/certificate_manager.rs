@@ -256,7 +256,7 @@ impl CertificateManager {
         Ok(valid_until(held.as_ref(), &names, authorities, now))
     }
 
-    /// Forgets slots that are gone. Their Secrets go with their owner, or by [`Keeper::delete`].
+    /// Forgets slots that are gone. Their Secrets go with their owner, or by [`CertificateManager::delete`].
     pub fn retain(&self, is_there: impl Fn(&str, &str) -> bool) {
         self.with_cache(|memory| memory.slots.retain(|(namespace, secret), _| is_there(namespace, secret)));
     }

@@ -3,7 +3,7 @@
 //! Sidecars keep the epoch that they follow, and the Lease does not know of it where it was deleted and made anew, or where
 //! another installation led before. So whoever holds the Lease nevertheless goes on, with an epoch beyond that one. A sidecar
 //! that tells of ever higher epochs gets so far once in a while, and is without its directive in between: its word alone ends
-//! no leader. Nor do many get far: epochs count leaders, and no words move this one's by more than [`STEP`] in that time, so it takes weeks
+//! no leader. Nor do many get far: epochs count leaders, and no words move this one's by more than [`MAX_RAISE_STEP`] in that time, so it takes weeks
 //! of lies until a Lease can count no further.
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub const MAX_RAISE_STEP: u64 = 1 << 16;
 pub enum ConflictAction {
     /// This leader's epoch is beyond the one that the sidecar follows.
     Raised,
-    /// It is a [`STEP`] nearer to that.
+    /// It is a [`MAX_RAISE_STEP`] nearer to that.
     PartlyRaised,
     /// The same sidecar was outdone only just: it is not believed.
     RateLimited,

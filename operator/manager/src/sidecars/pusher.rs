@@ -8,7 +8,7 @@ use sluice_wire::directive::{CurrentFence, Directive, Fence};
 
 use super::http_client::{SidecarAddress, Transport};
 
-/// First wait after a failure; doubled up to [`LONGEST_WAIT`].
+/// First wait after a failure; doubled up to [`MAX_BACKOFF`].
 const BASE_BACKOFF: Duration = Duration::from_millis(500);
 /// No leader can have a higher epoch: a Lease counts no further. A sidecar that tells of one is not believed.
 pub const MAX_EPOCH: u64 = i32::MAX as u64;

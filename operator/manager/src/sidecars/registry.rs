@@ -253,7 +253,7 @@ impl SidecarRegistry {
 
     /// Whether all that a GPU's sidecars can tell has been heard. A leader that has just begun deals out memory by what they have
     /// found, as the one before it did, so it asks first. It waits for the word of each of them, or until none has answered, and
-    /// no longer than [`LISTENS`].
+    /// no longer than [`INITIAL_READ_TIMEOUT`].
     pub fn is_fully_read(&self, gpu: &GpuKey) -> bool {
         let Some(followed) = self.gpus.get(gpu) else {
             return self.poll_interval.is_none()

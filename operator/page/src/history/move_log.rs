@@ -36,7 +36,7 @@ pub struct LoggedMove {
 #[derive(Clone, Debug)]
 struct MergedMove {
     moved: Move,
-    /// Number of the [`Moved`] that counts it.
+    /// Number of the [`LoggedMove`] that counts it.
     number: u64,
 }
 

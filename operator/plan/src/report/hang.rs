@@ -14,7 +14,7 @@ use crate::observed::SidecarReport;
 
 /// A turn that is taken within this time of the end of an engine, milliseconds, is taken because of it.
 const ENGINE_TAKEOVER_WINDOW_MS: i64 = 60_000;
-/// As [`SAME_MS`], after the end of a sidecar: the kernel frees its turn, so a later takeover is of another hang.
+/// As [`ENGINE_TAKEOVER_WINDOW_MS`], after the end of a sidecar: the kernel frees its turn, so a later takeover is of another hang.
 const SIDECAR_TAKEOVER_WINDOW_MS: i64 = 2_000;
 /// A tenant that was skipped and does not answer is reported for this long, milliseconds: until the kubelet has ended it.
 const SKIP_REPORTED_MS: i64 = 180_000;
@@ -224,7 +224,7 @@ impl<'a> KilledProcess<'a> {
 /// Whether the message of a condition is about another hang than the message before it.
 ///
 /// A tenant's own report has an exact moment and says how long the hang had lasted. What a neighbour saw of the same hang comes
-/// after its beginning, or, where that is not known, up to [`SAME_STORY_SECONDS`] before the report.
+/// after its beginning, or, where that is not known, up to [`SAME_HANG_SECONDS`] before the report.
 pub fn is_another_hang(before: &str, after: &str) -> bool {
     let (Some(before), Some(after)) = (HangMoment::of(before), HangMoment::of(after)) else { return false };
     match (before.own, after.own) {

@@ -126,7 +126,7 @@ impl MemoryManager {
         core::mem::take(&mut self.loan_state.transfer_results)
     }
 
-    /// Chunks are to go to a neighbour. How it ended is told by [`MemoryManager::take_traded`].
+    /// Chunks are to go to a neighbour. How it ended is told by [`MemoryManager::take_transfer_results`].
     ///
     /// # Panics
     /// If a loan would take the tenant below its floor, or a debt is more than was borrowed: whoever orders it has looked.

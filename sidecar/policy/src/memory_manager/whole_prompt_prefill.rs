@@ -72,7 +72,7 @@ impl MemoryManager {
         (self.ownership.activation.len() as u32).saturating_sub(self.sizes.activation_max)
     }
 
-    /// The way back of what [`MemoryManager::widen`] took.
+    /// The way back of what [`MemoryManager::grow_activations`] took.
     pub(super) fn shrink_activations(&self) -> Option<Transition> {
         let due = self.excess_activations() > 0 && !self.in_backoff();
         let target = TransitionTarget::Activation(self.sizes.activation_max);

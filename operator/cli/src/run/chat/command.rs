@@ -89,7 +89,7 @@ pub enum ChatCommand<'a> {
 }
 
 impl ChatCommand<'_> {
-    /// Reads a line, or what [`Assembler`] made of several.
+    /// Reads a line, or what [`LineAssembler`] made of several.
     ///
     /// # Errors
     /// A command that is none, for people.

@@ -191,7 +191,7 @@ impl TopModel {
         [60_000, 120_000, 300_000].into_iter().find(|span| known <= *span).unwrap_or(SPAN_MS)
     }
 
-    /// The time that [`Board::span_ms`] covers, milliseconds since the Unix epoch.
+    /// The time that [`TopModel::span_ms`] covers, milliseconds since the Unix epoch.
     pub fn time_range(&self) -> (u64, u64) {
         (self.now_unix_ms.saturating_sub(self.span_ms()), self.now_unix_ms)
     }
