@@ -13,6 +13,7 @@ extern crate alloc;
 pub mod action;
 mod change;
 pub mod chunk_table;
+mod chunks;
 pub mod closed_form;
 pub mod config_error;
 pub mod copy_priority;

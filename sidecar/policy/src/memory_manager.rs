@@ -46,7 +46,7 @@ pub use step_api::{Failed, Prepared, StepLease, StepNeed, TableChange};
 
 use crate::action::{Action, Work};
 use crate::change::ChangeState;
-use crate::chunk_table::{ChunkTable, Ownership};
+use crate::chunks::Chunks;
 use crate::config_error::ConfigError;
 use crate::event::Completion;
 use crate::geometry::Geometry;
@@ -88,8 +88,7 @@ pub struct MemoryManager {
     sizes: Sizes,
     /// The layout that the configuration orders.
     forced: Option<ForcedRemap>,
-    chunk_table: ChunkTable,
-    ownership: Ownership,
+    chunks: Chunks,
     kv: Kv,
     weights: Weights,
     generations: Generations,
@@ -110,8 +109,6 @@ pub struct MemoryManager {
     resumed_requests: Vec<RequestId>,
     /// Some ran when this boundary came.
     had_running: bool,
-    /// Layers without memory, counted when the holdings of layers change: every step asks.
-    absent_layer_count: u16,
     /// The layout without load: all resident, or what the tenant needs to fit at all.
     base: Layout,
     loaded: bool,
@@ -122,9 +119,6 @@ pub struct MemoryManager {
     /// A step lost its engine and will be begun again: nothing that it names may move meanwhile.
     step_interrupted: bool,
     failure: Option<Failed>,
-    create_piece: u32,
-    create_tries: u32,
-    map_tries: u32,
     boundaries: u64,
     steps: u64,
     counters: [u64; Reason::ALL.len()],
@@ -138,8 +132,7 @@ impl MemoryManager {
         let sizes = Sizes::new(&params, &geometry)?;
         Ok(MemoryManager {
             forced: params.forced,
-            chunk_table: ChunkTable::new(geometry.capacity_chunks, geometry.chunk_bytes),
-            ownership: Ownership::new(&geometry, sizes.kv_limit),
+            chunks: Chunks::new(&geometry, sizes.kv_limit),
             kv: Kv::new(
                 sizes.layers,
                 sizes.kv_limit,
@@ -148,7 +141,6 @@ impl MemoryManager {
                 params.prefix_caching,
             ),
             weights: Weights::new(sizes.layers),
-            absent_layer_count: sizes.layers,
             generations: Generations::default(),
             pending: PendingActions::default(),
             step_stats: StepStats::new(&params, &geometry.slab_bytes),
@@ -174,9 +166,6 @@ impl MemoryManager {
             waited_for_weights: false,
             step_interrupted: false,
             failure: None,
-            create_piece: u32::MAX,
-            create_tries: 0,
-            map_tries: 0,
             boundaries: 0,
             steps: 0,
             counters: [0; Reason::ALL.len()],
@@ -305,7 +294,7 @@ impl MemoryManager {
         }
         let generations = self.weights.lease();
         // Stale addresses lie behind them: the engine does not touch what a lease does not reach.
-        let chunks = self.ownership.activation.len() as u64;
+        let chunks = u64::from(self.activation_chunks());
         StepLease {
             generations,
             kv_generations: self.kv.fetch_lease(),

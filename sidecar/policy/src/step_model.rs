@@ -86,6 +86,13 @@ impl Layout {
         SlotId((index % usize::from(self.beta)) as u8)
     }
 
+    /// Returns the chunks of a slot: those of the largest slab that uses it. `slabs` has the chunks of each layer, front
+    /// first.
+    pub fn slot_chunks(&self, slabs: &[u32], slot: SlotId) -> u32 {
+        let users = self.moving.iter().skip(slot.index()).step_by(usize::from(self.beta));
+        users.map(|layer| slabs[layer.index()]).max().unwrap_or(0)
+    }
+
     /// Returns the constant slot of `layer`; `None` if it is resident.
     pub fn slot_of(&self, layer: LayerId) -> Option<SlotId> {
         self.moving.binary_search(&layer).ok().map(|index| self.slot(index))

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use super::Owner;
 use crate::action::{Address, Reback, Transaction};
 use crate::geometry::Geometry;
-use crate::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
+use crate::ids::{BlockId, ChunkId, FrameId, Generation, LayerId, SlotId};
 
 /// Before and after, of a chunk that nobody holds.
 const UNOWNED: (Owner, Owner) = (Owner::Free, Owner::Free);
@@ -52,18 +52,32 @@ pub struct Ownership {
 impl Ownership {
     /// Nothing is held; the arena has `frames` positions.
     pub fn new(geometry: &Geometry, frames: u32) -> Ownership {
-        let layers = usize::from(geometry.layers());
+        let slab_chunks = (0..usize::from(geometry.layers())).map(|l| geometry.slab_chunks(l)).collect();
+        Ownership::empty(slab_chunks, frames as usize)
+    }
+
+    fn empty(slab_chunks: Vec<u32>, frames: usize) -> Ownership {
         Ownership {
             global: Vec::new(),
-            layers: vec![Vec::new(); layers],
+            layers: vec![Vec::new(); slab_chunks.len()],
             slots: Vec::new(),
-            slot_of: vec![None; layers],
-            frames: vec![None; frames as usize],
+            slot_of: vec![None; slab_chunks.len()],
+            frames: vec![None; frames],
             activation: Vec::new(),
             staging: Vec::new(),
             stale: Vec::new(),
-            slab_chunks: (0..layers).map(|l| geometry.slab_chunks(l)).collect(),
+            slab_chunks,
         }
+    }
+
+    /// Returns the ownership of the same tenant without any chunk.
+    pub fn unmapped(&self) -> Ownership {
+        Ownership::empty(self.slab_chunks.clone(), self.frames.len())
+    }
+
+    /// Returns the chunks of each layer's slab, front first.
+    pub fn slab_chunks(&self) -> &[u32] {
+        &self.slab_chunks
     }
 
     /// The chunk behind a block of KV, of which each chunk holds `blocks_per_chunk`.
@@ -83,6 +97,14 @@ impl Ownership {
                 &chunks[..chunks.len().min(self.slab_chunks[layer.index()] as usize)]
             }
         }
+    }
+
+    /// Returns the layers whose contents stay readable at their addresses across a change to `next`, with the generation
+    /// of each. `complete` has, for each layer, the generation of its complete copy, if there is one.
+    pub fn preserved(&self, next: &Ownership, complete: &[Option<Generation>]) -> Vec<(LayerId, Generation)> {
+        let whole = complete.iter().enumerate();
+        let whole = whole.filter_map(|(l, generation)| Some((LayerId(l as u16), (*generation)?)));
+        whole.filter(|(layer, _)| self.layer_chunks(*layer) == next.layer_chunks(*layer)).collect()
     }
 
     /// Neither own chunks nor a slot: its memory was given away, and no step can run before it is back.
@@ -138,6 +160,12 @@ impl Ownership {
     pub fn unbacked_frames(&self, count: u32) -> Vec<FrameId> {
         let frames = self.frames.iter().enumerate().filter(|(_, chunk)| chunk.is_none());
         frames.map(|(f, _)| FrameId(f as u32)).take(count as usize).collect()
+    }
+
+    /// Backs the first frames that nothing backs with these chunks. Chunks beyond the last frame are left out.
+    pub fn back_frames(&mut self, chunks: impl IntoIterator<Item = ChunkId>) {
+        let unbacked = self.frames.iter_mut().filter(|chunk| chunk.is_none());
+        unbacked.zip(chunks).for_each(|(frame, chunk)| *frame = Some(chunk));
     }
 
     /// Chunks that went from activations to KV since `before` stay behind their old addresses, as those that do already.

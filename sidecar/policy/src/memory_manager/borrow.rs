@@ -4,7 +4,6 @@ use alloc::vec::Vec;
 
 use super::{MemoryManager, Prepared, SleepState, StepNeed, TransferKind};
 use crate::action::Earmark;
-use crate::chunk_table::Owner;
 use crate::peers::Peer;
 use crate::peers::loans::Nonce;
 use crate::reason::Reason;
@@ -113,7 +112,7 @@ impl MemoryManager {
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
         let used = self.kv.frames().used_blocks().saturating_sub(self.kv.evictable_blocks());
         let pressure = Pressure {
-            spare_bytes: bytes(self.chunk_table.count(Owner::Free) + self.idle_frames()),
+            spare_bytes: bytes(self.chunks.free_count() + self.idle_frames()),
             used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
             layer_bytes: self.geometry.chunk_bytes,
             alpha: left.min(u32::from(u16::MAX)) as u16,

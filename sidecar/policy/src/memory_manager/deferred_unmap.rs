@@ -6,7 +6,6 @@ use alloc::vec::Vec;
 use super::MemoryManager;
 use super::reclaim::StepDemand;
 use crate::action::Action;
-use crate::chunk_table::Ownership;
 use crate::ellm::premap_chunks;
 use crate::pending::Change;
 use crate::reason::Reason;
@@ -20,34 +19,25 @@ impl MemoryManager {
         let had = self.kv.frames().free_blocks() + self.kv.evictable_blocks() + chunks * per;
         let next: u32 = self.kv.running_requests().map(|request| self.kv.column_blocks(request)).sum();
         let wanted = (demand.blocks + next).saturating_sub(had.max(demand.blocks)).div_ceil(per);
-        let idle = (self.ownership.activation.len() as u32).saturating_sub(activation + chunks);
+        let idle = self.activation_chunks().saturating_sub(activation + chunks);
         let room = (self.sizes.kv_limit - self.kv.frames().backed()).saturating_sub(chunks);
         premap_chunks(wanted, self.params.premap_bytes, self.geometry.chunk_bytes).min(idle).min(room)
     }
 
-    /// Which old mappings stay behind a change. An inflation keeps those of before and its own, and so has nothing to unmap. Every
-    /// other change removes all: a chunk has one address of one owner before that changes again, is free, or goes to a neighbour
-    /// (DESIGN 4, rule c).
-    pub(super) fn carry_deferred(&self, next: &mut Ownership, reason: Reason) {
-        if reason == Reason::Inflate && self.params.defers_unmap {
-            next.mark_stale(&self.ownership);
-        } else {
-            next.stale.clear();
-        }
-    }
-
     /// Addresses that back a chunk of another owner until the next transaction.
     pub fn stale_addresses(&self) -> u32 {
-        self.ownership.stale.len() as u32
+        self.chunks.ownership().stale.len() as u32
     }
 
     /// At a boundary with nothing else to do, and no request that waits for it, they go.
     pub(super) fn unmap_deferred(&mut self, out: &mut Vec<Action>) {
         let idle = !self.loan_state.busy && self.kv.open_requests() == 0;
-        if self.ownership.stale.is_empty() || !idle || !self.is_at_base_layout() || self.in_backoff() {
+        if self.chunks.ownership().stale.is_empty() || !idle || !self.is_at_base_layout() || self.in_backoff()
+        {
             return;
         }
-        let change = Change { next: self.ownership.clone(), layout: None, reason: Reason::UnmapLater };
+        let change =
+            Change { next: self.chunks.ownership().clone(), layout: None, reason: Reason::UnmapLater };
         self.order_change(change, &[], out);
     }
 }

@@ -55,7 +55,7 @@ impl MemoryManager {
 
     /// What a step reads from a buffer, and what it writes there, in the order in which the buffer is used.
     fn order_fetches(&mut self, due: Vec<DueCopy>, out: &mut Vec<Action>) {
-        let (holdings, per) = (&self.ownership, self.sizes.blocks_per_chunk);
+        let (holdings, per) = (self.chunks.ownership(), self.sizes.blocks_per_chunk);
         let mut spills =
             self.kv.take_due_spills(|block| holdings.chunk_of(block, per)).into_iter().peekable();
         if due.is_empty() && spills.len() == 0 {
@@ -88,7 +88,7 @@ impl MemoryManager {
     }
 
     fn order_fetch(&mut self, due: DueCopy, timetable: &CopyDeadlines, out: &mut Vec<Action>) {
-        let (holdings, per) = (&self.ownership, self.sizes.blocks_per_chunk);
+        let (holdings, per) = (self.chunks.ownership(), self.sizes.blocks_per_chunk);
         let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
         let DueCopy { instance, after, early } = due;
         let (layer, generation) = (instance.layer, instance.generation);

@@ -10,7 +10,6 @@ use super::loan_state::{OutgoingTransfer, TransferKind, TransferResult};
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Earmark, Work};
 use crate::change::Transition;
-use crate::chunk_table::Owner;
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
 use crate::pending::Pending;
@@ -66,7 +65,7 @@ impl MemoryManager {
 
     /// Layers without memory: lent, and not back.
     pub fn absent_layers(&self) -> u16 {
-        self.absent_layer_count
+        self.chunks.absent_layers()
     }
 
     /// No step can run before [`MemoryManager::boundary`] has brought lent layers back, or, after hibernation, the embeddings and
@@ -191,7 +190,7 @@ impl MemoryManager {
     pub(super) fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
         let taken: BTreeSet<_> =
             self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
-        let fresh = self.chunk_table.uncreated().filter(|chunk| !taken.contains(chunk));
+        let fresh = self.chunks.table().uncreated().filter(|chunk| !taken.contains(chunk));
         fresh.take(count as usize).collect()
     }
 
@@ -242,10 +241,7 @@ impl MemoryManager {
         let OutgoingTransfer { earmark, chunks, claim } = parting;
         // What was never made goes first: nothing else would make it.
         let spare_chunks = self.spare_chunks().min(chunks);
-        let going: Vec<_> = self.chunk_table.free().take((chunks - spare_chunks) as usize).collect();
-        for chunk in &going {
-            self.chunk_table.hand_over(*chunk, Owner::Free, Owner::Earmarked(earmark.peer));
-        }
+        let going = self.chunks.earmark(chunks - spare_chunks, earmark.peer);
         let work = Work::Lend { chunks: going.clone(), spare_chunks, earmark };
         self.order(work, claim.reason(), Pending::Lend(going, spare_chunks, earmark, claim), out);
     }
@@ -259,7 +255,7 @@ impl MemoryManager {
     ) {
         let chunks = going.len() as u32 + spare;
         if let Outcome::Done { .. } = outcome {
-            going.iter().for_each(|chunk| self.chunk_table.release(*chunk));
+            self.chunks.release(going);
             match claim {
                 TransferKind::Lend => self.loan_state.lent += chunks,
                 TransferKind::Return => self.loan_state.borrowed -= chunks,
@@ -269,9 +265,7 @@ impl MemoryManager {
             self.loan_state.transfer_results.push(TransferResult::Granted { earmark, chunks, claim });
             return;
         }
-        for chunk in going {
-            self.chunk_table.hand_over(*chunk, Owner::Earmarked(earmark.peer), Owner::Free);
-        }
+        self.chunks.take_back(going, earmark.peer);
         match (outcome, claim) {
             // The loan is refused, and its borrower asks again later.
             (Outcome::Failed(Failure::Busy), TransferKind::Lend) => {}
@@ -295,7 +289,7 @@ impl MemoryManager {
                     TransferKind::Lend => self.borrowed(chunks),
                     TransferKind::Return => self.loan_state.lent -= chunks,
                 }
-                arrived.iter().for_each(|chunk| self.chunk_table.create(*chunk));
+                self.chunks.create(arrived);
                 self.clear_borrow_request();
                 TransferResult::Accepted { earmark, chunks }
             }

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use super::loan_state::TransferKind;
 use super::{MemoryManager, SleepState};
 use crate::change::TransitionTarget;
-use crate::chunk_table::Owner;
 use crate::ids::LayerId;
 use crate::peers::loan_denied::LoanDenied;
 
@@ -47,13 +46,13 @@ impl MemoryManager {
 
     /// Free chunks, and those that may be created and were not.
     pub(super) fn free_after_eviction(&self) -> u32 {
-        self.chunk_table.count(Owner::Free) + self.spare_chunks()
+        self.chunks.free_count() + self.spare_chunks()
     }
 
     pub(super) fn spare_chunks(&self) -> u32 {
         self.loan_state
             .budget()
-            .saturating_sub(self.chunk_table.created() + self.loan_state.chunks_to_recreate)
+            .saturating_sub(self.chunks.table().created() + self.loan_state.chunks_to_recreate)
     }
 
     /// Frames of KV that could be emptied without dropping a block that a request uses.
@@ -93,17 +92,12 @@ impl MemoryManager {
             0
         };
         let layers = (0..self.sizes.layers).rev().map(LayerId);
-        layers.filter(|layer| !self.ownership.layers[layer.index()].is_empty()).take(left)
+        layers.filter(|layer| !self.chunks.ownership().layers[layer.index()].is_empty()).take(left)
     }
 
     /// Layers without memory of their own.
     fn absent_lendable_layers(&self) -> usize {
         self.weights.layout().moving.len() + usize::from(self.absent_layers())
-    }
-
-    /// Chunks of all layers and slots now.
-    pub(super) fn weights_held(&self) -> u32 {
-        self.ownership.layers.iter().chain(&self.ownership.slots).map(Vec::len).sum::<usize>() as u32
     }
 
     /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last

@@ -91,7 +91,7 @@ impl MemoryManager {
             StepShape { tokens: tokens.clamp(1, self.params.max_step.tokens), ..self.params.max_step };
         let needed =
             self.geometry.chunks_for(self.geometry.activation.bytes(shape)).max(self.sizes.activation_min);
-        let idle = (self.ownership.activation.len() as u32).saturating_sub(needed);
+        let idle = self.activation_chunks().saturating_sub(needed);
         let room = self.sizes.kv_limit.saturating_sub(self.kv.frames().backed() + self.free_frames());
         idle.min(room) * self.sizes.blocks_per_chunk
     }

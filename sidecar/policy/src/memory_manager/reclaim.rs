@@ -8,7 +8,6 @@ use super::transition::TransitionProgress;
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
 use crate::change::{RemapKind, Transition, TransitionTarget};
-use crate::chunk_table::Owner;
 use crate::ellm::{Balloon, balloon};
 use crate::reason::Reason;
 use crate::reclaim::{ReclaimStep, ReclaimView};
@@ -40,7 +39,7 @@ impl MemoryManager {
         {
             return Prepared::Wait;
         }
-        let held = self.ownership.activation.len() as u32;
+        let held = self.activation_chunks();
         if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
             return self.allocate(need, out);
         }
@@ -71,7 +70,7 @@ impl MemoryManager {
         {
             return self.start_transition(target, reason, missing, out);
         }
-        if demand.activation > self.ownership.activation.len() as u32 {
+        if demand.activation > self.activation_chunks() {
             return self.balloon(demand, missing, out);
         }
         if demand.blocks > free && gainable > 0 && missing <= gainable && !self.in_backoff() {
@@ -164,7 +163,7 @@ impl MemoryManager {
 
     /// Free chunks that KV may take.
     pub(super) fn free_frames(&self) -> u32 {
-        self.chunk_table.count(Owner::Free).min(self.sizes.kv_limit - self.kv.frames().backed())
+        self.chunks.free_count().min(self.sizes.kv_limit - self.kv.frames().backed())
     }
 
     fn evict_until(&mut self, blocks: u32) {
@@ -195,7 +194,7 @@ impl MemoryManager {
     /// eLLM: chunks change between activations and KV, as Algorithm 1's balloon says.
     fn balloon(&mut self, demand: StepDemand, missing: u32, out: &mut Vec<Action>) -> Prepared {
         let per = self.sizes.blocks_per_chunk;
-        let held = self.ownership.activation.len() as u32;
+        let held = self.activation_chunks();
         let short_activation = demand.activation > held;
         let short = Prepared::Short {
             missing_columns: missing.div_ceil(self.kv.layers()),
@@ -205,7 +204,7 @@ impl MemoryManager {
             return short;
         }
         // A deflation takes free chunks first; an inflation counts those that KV may still take.
-        let free = if short_activation { self.chunk_table.count(Owner::Free) } else { self.free_frames() };
+        let free = if short_activation { self.chunks.free_count() } else { self.free_frames() };
         let free_kv = (self.kv.frames().free_blocks() + self.kv.evictable_blocks()) / per + free;
         let activation = demand.activation.max(self.sizes.activation_min);
         match balloon(free_kv, held, demand.blocks.div_ceil(per), activation) {

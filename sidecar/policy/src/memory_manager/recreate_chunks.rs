@@ -60,7 +60,7 @@ impl MemoryManager {
         if let Outcome::Done { .. } = outcome {
             self.loan_state.chunks_to_recreate -= chunks.len() as u32;
             self.loan_state.is_recreate_refused &= self.loan_state.chunks_to_recreate > 0;
-            chunks.iter().for_each(|chunk| self.chunk_table.create(*chunk));
+            self.chunks.create(chunks);
             self.change.succeeded();
         } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
             self.recreate_later(chunks.len() as u32);

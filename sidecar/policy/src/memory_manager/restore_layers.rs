@@ -3,14 +3,13 @@
 
 use super::{MemoryManager, SleepState};
 use crate::change::{Transition, TransitionTarget};
-use crate::chunk_table::Owner;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
 impl MemoryManager {
     /// A layout with more moving layers that takes so many chunks fewer, whatever its stall.
     pub(super) fn smaller_layout(&self, chunks: u32) -> Option<Layout> {
-        let limit = self.weights_held().checked_sub(chunks)?;
+        let limit = self.chunks.weights_held().checked_sub(chunks)?;
         let fits = |layout: &Layout| self.sizes.weights(layout) <= limit;
         self.larger_remaps().find(fits).or_else(|| self.min_layout().filter(fits))
     }
@@ -33,7 +32,7 @@ impl MemoryManager {
         if !self.wake_layout() || self.loan_state.awaits_loans {
             return;
         }
-        let home = self.weights_held() + self.chunk_table.count(Owner::Free);
+        let home = self.chunks.weights_held() + self.chunks.free_count();
         let cheapest = self.cheapest_restore_layout(home).map(TransitionTarget::Layout);
         match cheapest.or_else(|| self.last_restore_layout(home)) {
             Some(target) => self.change.decide(Some(Transition { target, reason: Reason::Wake })),

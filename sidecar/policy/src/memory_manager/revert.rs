@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use super::{MemoryManager, SleepState};
 use crate::action::Action;
 use crate::change::{Transition, TransitionTarget};
-use crate::chunk_table::Owner;
 use crate::reason::Reason;
 use crate::revert::Pressure;
 use crate::step_model::Layout;
@@ -63,7 +62,7 @@ impl MemoryManager {
 
     /// What eLLM lent of the activations comes back when it is no longer the policy.
     fn activations_to_return(&self) -> Option<Transition> {
-        let few = (self.ownership.activation.len() as u32) < self.sizes.activation_min;
+        let few = self.activation_chunks() < self.sizes.activation_min;
         let due = few && self.loaded && self.change.may_retry(self.boundaries);
         due.then_some(Transition {
             target: TransitionTarget::Activation(self.sizes.activation_min),
@@ -122,7 +121,7 @@ impl MemoryManager {
     fn pressure(&self, alpha: u16) -> Pressure {
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
         let idle = self.kv.evictable_blocks();
-        let free = self.chunk_table.count(Owner::Free);
+        let free = self.chunks.free_count();
         let empty = (self.kv.frames().free_blocks() + idle) / self.sizes.blocks_per_chunk;
         let above_guarantee = self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed);
         let used = self.kv.frames().used_blocks().saturating_sub(idle);
@@ -142,7 +141,7 @@ impl MemoryManager {
 
     /// Nothing would change at the coming boundaries if no request came.
     pub(super) fn is_steady(&self) -> bool {
-        self.is_at_base_layout() && self.ownership.stale.is_empty()
+        self.is_at_base_layout() && self.chunks.ownership().stale.is_empty()
     }
 
     /// The same of who holds what, whatever addresses are left behind.

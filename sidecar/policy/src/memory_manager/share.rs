@@ -20,7 +20,6 @@ use super::sizes::Sizes;
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Work};
 use crate::change::{Transition, TransitionTarget};
-use crate::chunk_table::Owner;
 use crate::config_error::ConfigError;
 use crate::event::Outcome;
 use crate::geometry::Geometry;
@@ -122,9 +121,9 @@ impl MemoryManager {
 
     /// Takes a share that fell one action further.
     pub(super) fn release_share(&mut self, out: &mut Vec<Action>) {
-        let free = self.chunk_table.count(Owner::Free).min(self.share_to_release());
+        let free = self.chunks.free_count().min(self.share_to_release());
         if free > 0 {
-            let chunks: Vec<_> = self.chunk_table.free().take(free as usize).collect();
+            let chunks: Vec<_> = self.chunks.table().free().take(free as usize).collect();
             return self.order(
                 Work::Release(chunks.clone()),
                 Reason::Cede,
@@ -138,7 +137,7 @@ impl MemoryManager {
 
     pub(super) fn on_share_released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
-            chunks.iter().for_each(|chunk| self.chunk_table.release(*chunk));
+            self.chunks.release(chunks);
             self.count_moved(Reason::Cede, chunks.len() as u32);
             let left = self.loan_state.share - chunks.len() as u32;
             // The share may have risen meanwhile: what went is created again.
@@ -179,7 +178,7 @@ impl MemoryManager {
 
     /// Fewer activations, as many as are missing.
     pub(super) fn idle_activations(&self, missing: u32) -> Option<TransitionTarget> {
-        let held = self.ownership.activation.len() as u32;
+        let held = self.activation_chunks();
         let least = self.least_activations().max(held.saturating_sub(missing));
         // What the address range of KV has no room for becomes free.
         (least < held).then_some(TransitionTarget::Activation(least))
@@ -188,7 +187,7 @@ impl MemoryManager {
     /// A layout that takes fewer chunks than now: the first that frees so many, else the last that is allowed. Those that the
     /// share demands in any case are, those whose stall the policy allows, and, at any cost, all.
     fn narrower_by(&self, missing: u32, at_any_cost: bool) -> Option<Layout> {
-        let held = self.weights_held();
+        let held = self.chunks.weights_held();
         let known = self.step_stats.compute_known();
         let allowance_ns = self.cost().allowance_ns();
         let hides = |layout: &Layout| known && self.cost().stall_ns(layout) <= allowance_ns;
@@ -210,14 +209,14 @@ impl MemoryManager {
     pub(super) fn min_layout(&self) -> Option<Layout> {
         let layers = self.sizes.cap_m;
         let layout = self.sizes.evenly(layers);
-        let narrower = || self.sizes.weights(&layout) < self.weights_held();
+        let narrower = || self.sizes.weights(&layout) < self.chunks.weights_held();
         (self.params.policy().reclaims_weights() && layers >= 2 && narrower()).then_some(layout)
     }
 
     /// More of a share is created as a step needs it, as what a dead borrower had is.
     pub(super) fn grow(&mut self) {
         if core::mem::take(&mut self.loan_state.is_share_growing) && self.sleep == SleepState::Awake {
-            let existing = self.chunk_table.created() + self.loan_state.chunks_to_recreate;
+            let existing = self.chunks.table().created() + self.loan_state.chunks_to_recreate;
             self.loan_state.chunks_to_recreate +=
                 self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
         }
@@ -231,7 +230,7 @@ impl MemoryManager {
         }
         let most = self.sizes.cap_m.saturating_sub(1);
         let layout = self.choose(&Layout::resident(), most, u64::MAX).layout;
-        let room = self.weights_held() + self.chunk_table.count(Owner::Free) + self.idle_frames();
+        let room = self.chunks.weights_held() + self.chunks.free_count() + self.idle_frames();
         (self.sizes.weights(&layout) <= room).then_some(layout)
     }
 }

@@ -123,17 +123,11 @@ impl Sizes {
         Layout { moving: uniform(self.layers, forced.alpha + u16::from(forced.beta)), beta: forced.beta }
     }
 
-    /// Chunks of a slot: the largest slab that uses it.
-    pub fn slot(&self, layout: &Layout, slot: SlotId) -> u32 {
-        let users = layout.moving.iter().skip(slot.index()).step_by(usize::from(layout.beta));
-        users.map(|layer| self.slabs[layer.index()]).max().unwrap_or(0)
-    }
-
     /// Chunks of all layers, resident ones and slots.
     pub fn weights(&self, layout: &Layout) -> u32 {
         let own: u32 = self.slabs.iter().sum();
         let moving: u32 = layout.moving.iter().map(|layer| self.slabs[layer.index()]).sum();
-        let slots: u32 = (0..layout.beta).map(|s| self.slot(layout, SlotId(s))).sum();
+        let slots: u32 = (0..layout.beta).map(|s| layout.slot_chunks(&self.slabs, SlotId(s))).sum();
         own - moving + slots
     }
 

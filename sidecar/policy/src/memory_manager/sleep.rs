@@ -13,7 +13,6 @@ use alloc::vec::Vec;
 
 use super::{MemoryManager, Prepared, TransferKind};
 use crate::action::{Action, BlockSwap, Work};
-use crate::chunk_table::Ownership;
 use crate::event::Outcome;
 use crate::ids::{BlockId, Nanos, RequestId};
 use crate::kv::Swap;
@@ -70,7 +69,7 @@ impl MemoryManager {
     pub fn wake(&mut self) {
         if self.sleep != SleepState::Awake {
             // One that has not fallen asleep is awake at once: this very boundary may be the last one for long.
-            let fell = self.sleep == SleepState::Asleep || self.nothing_mapped() || self.is_blocked();
+            let fell = self.sleep == SleepState::Asleep || self.chunks.is_unmapped() || self.is_blocked();
             self.sleep = if fell { SleepState::Waking } else { SleepState::Awake };
             // What was lent is revoked before anything is mapped.
             self.loan_state.awaits_loans |= self.loan_state.lent > 0;
@@ -124,11 +123,14 @@ impl MemoryManager {
             self.order_swap_out(out);
         } else if self.pending.fills() > 0 {
             self.drop_fills(Reason::Hibernate, out);
-        } else if !self.nothing_mapped() {
-            let next = Ownership::new(&self.geometry, self.sizes.kv_limit);
-            let change = Change { next, layout: Some(Layout::resident()), reason: Reason::Hibernate };
+        } else if !self.chunks.is_unmapped() {
+            let change = Change {
+                next: self.chunks.ownership().unmapped(),
+                layout: Some(Layout::resident()),
+                reason: Reason::Hibernate,
+            };
             self.order_change(change, &[], out);
-        } else if self.chunk_table.created() > 0 {
+        } else if self.chunks.table().created() > 0 {
             self.order_release(Reason::Hibernate, out);
         } else {
             self.sleep = SleepState::Asleep;
@@ -142,7 +144,7 @@ impl MemoryManager {
         self.release_uncreated_share();
         if !self.loan_state.outgoing_transfers.is_empty() {
             self.settle_trade(out);
-        } else if self.chunk_table.created() > 0 && !self.in_backoff() {
+        } else if self.chunks.table().created() > 0 && !self.in_backoff() {
             self.order_release(Reason::Hibernate, out);
         }
     }
@@ -229,13 +231,13 @@ impl MemoryManager {
     }
 
     pub(super) fn chunk_of(&self, block: BlockId) -> crate::ids::ChunkId {
-        self.ownership.chunk_of(block, self.sizes.blocks_per_chunk)
+        self.chunks.ownership().chunk_of(block, self.sizes.blocks_per_chunk)
     }
 
     /// Takes waking one action further.
     pub(super) fn wake_step(&mut self, out: &mut Vec<Action>) {
         self.loan_state.is_blocked = false;
-        if !self.nothing_mapped() {
+        if !self.chunks.is_unmapped() {
             // It had not fallen asleep yet.
             self.sleep = SleepState::Awake;
             return;
@@ -251,14 +253,14 @@ impl MemoryManager {
         }
         self.release_uncreated_share();
         self.loan_state.is_share_growing = false;
-        let existing = self.chunk_table.created() + self.loan_state.chunks_to_recreate;
+        let existing = self.chunks.table().created() + self.loan_state.chunks_to_recreate;
         let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
         self.loan_state.chunks_to_recreate += spare;
-        let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.chunk_table.created());
+        let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.chunks.table().created());
         if first > 0 && self.is_recreating() {
             return self.order_recreation(first, out);
         }
-        let layout = self.start_layout(self.chunk_table.created());
+        let layout = self.start_layout(self.chunks.table().created());
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
         if let Some(layout) = layout.filter(|_| whole || !self.loan_state.awaits_loans) {
             let next = self.initial_ownership(&layout);
@@ -268,7 +270,7 @@ impl MemoryManager {
 
     /// Everything is mapped again, if it is.
     pub(super) fn on_awake(&mut self) {
-        if self.sleep == SleepState::Waking && !self.nothing_mapped() {
+        if self.sleep == SleepState::Waking && !self.chunks.is_unmapped() {
             self.sleep = SleepState::Awake;
         }
     }

@@ -36,12 +36,12 @@ impl MemoryManager {
 
     /// Who holds what.
     pub fn ledger(&self) -> &ChunkTable {
-        &self.chunk_table
+        self.chunks.table()
     }
 
     /// The address table, for the backend's audit. While a Reback is pending the backend may be one transaction ahead.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
-        self.ownership.addresses()
+        self.chunks.ownership().addresses()
     }
 
     /// The action was ordered and has not ended: only its completion may be passed on.
@@ -76,10 +76,10 @@ impl MemoryManager {
     }
 
     fn residency_of(&self, layer: LayerId) -> Residency {
-        let slot = self.ownership.slot_of[layer.index()];
+        let slot = self.chunks.ownership().slot_of[layer.index()];
         let holder = slot.map_or(Owner::WeightsLayer(layer), Owner::Slot);
         let shown = slot.and_then(|s| self.weights.slots().contents()[s.index()]);
-        let state = self.chunk_table.contents(holder);
+        let state = self.chunks.table().contents(holder);
         let present = match slot {
             Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Committed(g)),
             None => matches!(state, State::Committed(_)),
@@ -120,6 +120,6 @@ impl MemoryManager {
 
     /// Chunks of the activation range that are backed.
     pub fn activation_chunks(&self) -> u32 {
-        self.ownership.activation.len() as u32
+        self.chunks.ownership().activation.len() as u32
     }
 }

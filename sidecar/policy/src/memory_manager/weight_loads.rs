@@ -63,9 +63,9 @@ impl MemoryManager {
         out: &mut Vec<Action>,
     ) {
         let chunks = match target {
-            FillTarget::Global => self.ownership.global.clone(),
+            FillTarget::Global => self.chunks.ownership().global.clone(),
             FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => {
-                self.ownership.layer_chunks(layer).to_vec()
+                self.chunks.ownership().layer_chunks(layer).to_vec()
             }
         };
         self.weights.on_ordered(target);
@@ -76,7 +76,7 @@ impl MemoryManager {
 
     /// Records in the chunk table what a holder contains.
     pub(super) fn record_contents(&mut self, target: FillTarget) {
-        self.chunk_table.set_contents(owner_of(target), self.weights.state(target));
+        self.chunks.set_contents(owner_of(target), self.weights.state(target));
     }
 
     /// A copy has ended.

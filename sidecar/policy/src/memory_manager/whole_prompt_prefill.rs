@@ -11,7 +11,6 @@ use super::reclaim::StepDemand;
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
 use crate::change::{Transition, TransitionTarget};
-use crate::chunk_table::Owner;
 use crate::reason::Reason;
 
 impl MemoryManager {
@@ -40,17 +39,17 @@ impl MemoryManager {
 
     /// Activation chunks that a step which takes so many blocks could have.
     fn max_activation_chunks(&self, blocks: u32) -> u32 {
-        let held = self.ownership.activation.len() as u32;
+        let held = self.activation_chunks();
         let Some(left) = self.kv.frames().free_blocks().checked_sub(blocks) else { return held };
         let unused = self.kv.frames().empty().min(left / self.sizes.blocks_per_chunk);
-        held + self.chunk_table.count(Owner::Free) + unused.min(self.frames_above_guarantee())
+        held + self.chunks.free_count() + unused.min(self.frames_above_guarantee())
     }
 
     /// A step of more than the usual activations that are not all there. It has them, or it is not run: what it could have
     /// gained is not worth anybody's memory.
     pub(super) fn grow_activations(&mut self, demand: StepDemand, out: &mut Vec<Action>) -> Prepared {
         let short = Prepared::Short { missing_columns: 0, activation: true };
-        let held = self.ownership.activation.len() as u32;
+        let held = self.activation_chunks();
         let gains =
             demand.activation > held && demand.activation <= self.max_activation_chunks(demand.blocks);
         if !self.weights_loading() || self.in_backoff() || !gains {
@@ -69,7 +68,7 @@ impl MemoryManager {
 
     /// Activation chunks beyond those of the largest usual step.
     pub(super) fn excess_activations(&self) -> u32 {
-        (self.ownership.activation.len() as u32).saturating_sub(self.sizes.activation_max)
+        self.activation_chunks().saturating_sub(self.sizes.activation_max)
     }
 
     /// The way back of what [`MemoryManager::grow_activations`] took.
