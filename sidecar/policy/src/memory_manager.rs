@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 mod admission;
 mod borrow;
 mod copy_deadlines;
+mod counters;
 mod deferred_unmap;
 mod invariants;
 mod kv_offload;
@@ -30,6 +31,7 @@ mod sleep;
 mod stalling;
 mod stats;
 mod step_api;
+mod step_state;
 mod transition;
 mod weight_loads;
 mod whole_prompt_prefill;
@@ -60,8 +62,10 @@ use crate::slots::Generations;
 use crate::step_model::Layout;
 use crate::weights::Weights;
 
+use counters::Counters;
 use loan_state::LoanState;
 use sizes::Sizes;
+use step_state::StepState;
 
 /// Fixed decision constants by name, which a report of a run records.
 pub const CONSTANTS: [(&str, u64); 13] = [
@@ -112,18 +116,9 @@ pub struct MemoryManager {
     /// The layout without load: all resident, or what the tenant needs to fit at all.
     base: Layout,
     loaded: bool,
-    in_step: bool,
-    clock: copy_deadlines::StepClock,
-    /// The step under way, or the last one, began while weights were on their way.
-    waited_for_weights: bool,
-    /// A step lost its engine and will be begun again: nothing that it names may move meanwhile.
-    step_interrupted: bool,
+    step: StepState,
     failure: Option<Failed>,
-    boundaries: u64,
-    steps: u64,
-    counters: [u64; Reason::ALL.len()],
-    /// Chunks that changed their owner, by reason.
-    moved_chunks: [u64; Reason::ALL.len()],
+    counters: Counters,
 }
 
 impl MemoryManager {
@@ -161,15 +156,9 @@ impl MemoryManager {
             had_running: false,
             base: Layout::resident(),
             loaded: false,
-            in_step: false,
-            clock: copy_deadlines::StepClock::default(),
-            waited_for_weights: false,
-            step_interrupted: false,
+            step: StepState::default(),
             failure: None,
-            boundaries: 0,
-            steps: 0,
-            counters: [0; Reason::ALL.len()],
-            moved_chunks: [0; Reason::ALL.len()],
+            counters: Counters::new(),
             params,
             geometry,
             sizes,
@@ -178,14 +167,14 @@ impl MemoryManager {
 
     /// Orders everything that serving needs: chunks, mappings, slabs.
     pub fn start(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.clock.now = now;
+        self.step.set_now(now);
         assert_eq!(self.pending.ordered(), 0, "a tenant starts once");
         self.create_next(out);
     }
 
     /// An ordered action has ended.
     pub fn complete(&mut self, now: Nanos, done: &Completion, out: &mut Vec<Action>) {
-        self.clock.now = now;
+        self.step.set_now(now);
         match self.pending.take(done.id) {
             Pending::Create(chunks) => self.created(&chunks, done.outcome, out),
             Pending::Release(chunks) => self.released(&chunks, done.outcome),
@@ -212,7 +201,7 @@ impl MemoryManager {
     /// No copy is under way: a change of layout that waited for it goes on, else what is due is ordered again.
     fn dropped(&mut self, out: &mut Vec<Action>) {
         let waiting = self.change.transition().is_some_and(|goal| goal.target.moves_weights());
-        if waiting && !self.in_step && !self.step_interrupted && !self.pending.blocking() {
+        if waiting && !self.step.holds_lease() && !self.pending.blocking() {
             self.advance_transition(out);
         }
         self.order_fills(out);
@@ -264,8 +253,8 @@ impl MemoryManager {
 
     /// Asks for a step's memory, all or nothing. Only at a step boundary.
     pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        self.clock.now = now;
-        if self.in_step || self.is_blocked() || !self.is_loaded() {
+        self.step.set_now(now);
+        if self.step.is_running() || self.is_blocked() || !self.is_loaded() {
             return Prepared::Wait;
         }
         self.prepare_step(need, out)
@@ -277,17 +266,15 @@ impl MemoryManager {
     /// # Panics
     /// If the memory manager is blocked or not loaded.
     pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
-        self.clock.now = now;
+        self.step.set_now(now);
         assert!(!self.lacks_weights(), "a step begins when every layer has memory");
         assert_eq!(self.kv.missing_block_count(), 0, "a step begins when its KV is on the device");
         assert!(
-            self.is_loaded() && (self.in_step || !self.is_blocked()),
+            self.is_loaded() && (self.step.is_running() || !self.is_blocked()),
             "a step begins when nothing is pending"
         );
-        if !self.in_step {
-            (self.in_step, self.step_interrupted) = (true, false);
-            self.clock.began = now;
-            self.waited_for_weights = !self.weights.is_settled();
+        if !self.step.is_running() {
+            self.step.begin(!self.weights.is_settled());
             self.weights.begin_step(&mut self.generations);
             self.order_slot_fills(out);
             self.begin_fetches(out);
@@ -304,30 +291,29 @@ impl MemoryManager {
 
     /// The step is done.
     pub fn finish(&mut self, _now: Nanos, times: &StepTimes, _out: &mut Vec<Action>) {
-        assert!(self.in_step, "a step that ends has begun");
-        self.in_step = false;
-        self.steps += 1;
+        self.step.finish();
+        self.counters.on_step_finished();
         if self.weights.finish_step() {
             self.record_slots();
         }
         self.observe_step(times);
         self.kv.end_fetches();
-        if !self.waited_for_weights {
+        if !self.step.waited_for_weights() {
             self.step_stats.on_step(times);
         }
     }
 
     /// A step boundary, also an idle one: reversion, compaction, draining.
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.clock.now = now;
-        self.boundaries += 1;
+        self.step.set_now(now);
+        self.counters.on_boundary();
         self.resumed_requests.clear();
         self.had_running = self.kv.running_requests().next().is_some();
         // A boundary means that no step is waiting to be replayed.
-        self.step_interrupted = false;
+        self.step.on_boundary();
         self.forget_step();
         self.loan_state.is_borrow_denied = false;
-        if !self.in_step && !self.is_blocked() && self.is_loaded() {
+        if !self.step.is_running() && !self.is_blocked() && self.is_loaded() {
             self.at_boundary(out);
         }
     }
@@ -335,9 +321,8 @@ impl MemoryManager {
     /// The engine is dead. Committed KV stays; slots are filled again under new generations; the lease of an unfinished
     /// step is void and [`MemoryManager::begin`] is called again.
     pub fn engine_lost(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.clock.now = now;
-        self.step_interrupted |= self.in_step;
-        self.in_step = false;
+        self.step.set_now(now);
+        self.step.on_engine_lost();
         self.count(Reason::Rebuild);
         self.weights.on_engine_lost();
         self.record_slots();
@@ -357,13 +342,13 @@ impl MemoryManager {
             sizes::refuse_forced(forced, self.sizes.layers)?;
         }
         self.forced = forced;
-        self.change.retry_now(self.boundaries);
+        self.change.retry_now(self.counters.boundaries());
         Ok(())
     }
 
     /// Orders what a step, or a change between two, waits for.
     fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
-        self.submit_with_deadline(Some(self.clock.now), work, reason, effect, out);
+        self.submit_with_deadline(Some(self.step.now()), work, reason, effect, out);
     }
 
     fn count(&mut self, reason: Reason) {
@@ -371,10 +356,10 @@ impl MemoryManager {
     }
 
     fn count_many(&mut self, reason: Reason, times: u32) {
-        self.counters[reason as usize] += u64::from(times);
+        self.counters.add(reason, times);
     }
 
     fn count_moved(&mut self, reason: Reason, chunks: u32) {
-        self.moved_chunks[reason as usize] += u64::from(chunks);
+        self.counters.add_moved(reason, chunks);
     }
 }

@@ -214,7 +214,7 @@ impl MemoryManager {
         }
         let columns = self.kv.running_requests().map(|request| u64::from(self.kv.columns(request))).sum();
         self.step_stats.read(columns);
-        if self.steps.is_multiple_of(LOOK_EVERY) {
+        if self.counters.steps().is_multiple_of(LOOK_EVERY) {
             self.step_stats.observe_kv_read(columns, times);
         }
     }

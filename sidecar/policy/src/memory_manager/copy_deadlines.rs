@@ -16,15 +16,6 @@ use crate::ids::Nanos;
 use crate::pending::Pending;
 use crate::reason::Reason;
 
-/// Moments that deadlines follow from.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StepClock {
-    /// Of the event that is being answered.
-    pub now: Nanos,
-    /// The step under way, or the last one, began.
-    pub began: Nanos,
-}
-
 impl MemoryManager {
     /// Orders something that is needed at `due`, if anybody waits for it.
     pub(super) fn submit_with_deadline(
@@ -43,7 +34,10 @@ impl MemoryManager {
 
     /// When the step under way comes to each layer; between two, when the next one does, if it begins now.
     pub(super) fn timetable(&self) -> CopyDeadlines {
-        let begins = if self.in_step { self.clock.began } else { self.clock.now };
-        CopyDeadlines::new(begins, &self.step_stats.compute_ns(), self.step_stats.overhead_ns())
+        CopyDeadlines::new(
+            self.step.timed_from(),
+            &self.step_stats.compute_ns(),
+            self.step_stats.overhead_ns(),
+        )
     }
 }

@@ -91,12 +91,12 @@ impl MemoryManager {
         }
         let flags = [
             self.loaded,
-            self.in_step,
-            self.step_interrupted,
+            self.step.is_running(),
+            self.step.is_interrupted(),
             self.weights.is_settled(),
             self.change.transition().is_some(),
             self.failure.is_some(),
-            self.waited_for_weights,
+            self.step.waited_for_weights(),
         ];
         digest.word(flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag)));
         let [retry_at, failures, moved_at_step, remapped_at_step] = self.change.digest_words();
@@ -104,8 +104,8 @@ impl MemoryManager {
             self.pending.ordered(),
             self.pending.iter().count() as u64,
             self.generations.used(),
-            self.steps,
-            self.boundaries,
+            self.counters.steps(),
+            self.counters.boundaries(),
             retry_at,
             self.weights.retries(),
             self.step_stats.link_bytes_per_second(),
@@ -120,7 +120,7 @@ impl MemoryManager {
         ] {
             digest.word(word);
         }
-        self.counters.iter().for_each(|count| digest.word(*count));
+        self.counters.decisions().iter().for_each(|count| digest.word(*count));
         self.weights.leased().iter().for_each(|generation| digest.word(generation.0));
         self.chunks.ownership().stale.iter().for_each(|(_, chunk)| digest.word(u64::from(chunk.0)));
         self.step_stats.compute_ns().into_iter().for_each(|ns| digest.word(ns));

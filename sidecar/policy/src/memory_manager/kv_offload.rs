@@ -178,7 +178,7 @@ impl MemoryManager {
 
     /// The next piece goes to the host tier, by `due` where somebody waits for its blocks.
     fn write_back(&mut self, due: Option<Nanos>, out: &mut Vec<Action>) {
-        if self.kv.is_writing_back() || self.boundaries < self.offload.write_at {
+        if self.kv.is_writing_back() || self.counters.boundaries() < self.offload.write_at {
             return;
         }
         let piece = self.write_piece();
@@ -213,7 +213,7 @@ impl MemoryManager {
 
     /// No copy to the host has failed a moment ago.
     pub(super) fn write_back_is_healthy(&self) -> bool {
-        self.boundaries >= self.offload.write_at
+        self.counters.boundaries() >= self.offload.write_at
     }
 
     /// So many blocks leave the device before steps have waited for long, as far as is known.
@@ -246,7 +246,7 @@ impl MemoryManager {
         if !self.can_write_back_in_time(missing) {
             return None;
         }
-        self.write_back(Some(self.clock.now), out);
+        self.write_back(Some(self.step.now()), out);
         if !self.kv.is_writing_back() {
             self.offload.block_out_ns.value()?;
             let room = self.kv.host_room().saturating_sub(self.kv.columns_to_spill());
@@ -271,7 +271,7 @@ impl MemoryManager {
         if shed > 0 {
             return Some(shed);
         }
-        self.write_back(Some(self.clock.now), out);
+        self.write_back(Some(self.step.now()), out);
         self.kv.is_writing_back().then_some(0)
     }
 
@@ -325,7 +325,7 @@ impl MemoryManager {
 
     /// A spill has ended.
     pub(super) fn spilled(&mut self, name: Generation, outcome: Outcome) {
-        let repeated = self.in_step || self.step_interrupted;
+        let repeated = self.step.holds_lease();
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
                 self.on_written(bytes / self.geometry.block_bytes.max(1), duration_ns);
@@ -366,6 +366,6 @@ impl MemoryManager {
     fn pause_writes(&mut self) {
         self.offload.write_failures += 1;
         let pause = 1 << self.offload.write_failures.min(10);
-        self.offload.write_at = self.boundaries + pause;
+        self.offload.write_at = self.counters.boundaries() + pause;
     }
 }

@@ -117,7 +117,7 @@ impl MemoryManager {
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
         };
-        self.kv.fetched(place, generation, end, self.in_step, &mut self.generations);
+        self.kv.fetched(place, generation, end, self.step.is_running(), &mut self.generations);
         let Err(clean) = end else { return };
         if self.pending.dropping() && clean {
             return;

@@ -325,7 +325,7 @@ impl MemoryManager {
 
     /// No change is tried for some boundaries.
     fn retry_later(&mut self) {
-        self.change.failed(self.boundaries);
+        self.change.failed(self.counters.boundaries());
     }
 
     /// The first transfer has no room. A loan is refused; for a debt, a request must go.

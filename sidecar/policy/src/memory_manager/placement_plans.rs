@@ -155,7 +155,7 @@ impl MemoryManager {
         // A plan costs a change of placement: not at every boundary, whatever comes and goes. It is steps that count, not
         // boundaries: what a placement wants on the device comes in pieces, and the next plan would send it back before any
         // step was made.
-        plans.next_plan_step = self.steps + u64::from(self.params.replan.least_steps);
+        plans.next_plan_step = self.counters.steps() + u64::from(self.params.replan.least_steps);
         plans.planned_head = plans.blocked_head;
         plans.in_flight =
             Some(PlanInFlight { id: request.id, running: crowd.runners(), waiting: crowd.waiters() });
@@ -219,7 +219,7 @@ impl MemoryManager {
         }
         self.remove_admitted();
         let plans = &self.offload.plans;
-        let waiting = plans.in_flight.is_some() || plans.next_plan_step > self.steps;
+        let waiting = plans.in_flight.is_some() || plans.next_plan_step > self.counters.steps();
         // Also where nothing is away by it: KV of who was paused stays on the device until somebody needs the blocks.
         let holds = !plans.is_stale && plans.is_for(self.kv.running_requests(), next);
         self.offload.plans.is_plan_due = !waiting && !holds;

@@ -101,9 +101,9 @@ impl MemoryManager {
     fn can_spill_in_time(&mut self, columns: u32) -> bool {
         let known = self.block_out_ns().is_some();
         let soon = self.can_write_back_in_time(columns * self.kv.layers());
-        if !(known && soon) && self.boundaries >= self.offload.probe_at {
+        if !(known && soon) && self.counters.boundaries() >= self.offload.probe_at {
             self.offload.probe = true;
-            self.offload.probe_at = self.boundaries + PROBE_BOUNDARIES;
+            self.offload.probe_at = self.counters.boundaries() + PROBE_BOUNDARIES;
         }
         known && soon
     }
@@ -206,7 +206,7 @@ impl MemoryManager {
 
     /// The step that a lost engine left will not be repeated: what it should have written is lost.
     pub fn forget_step(&mut self) {
-        if !self.in_step && self.kv.writes_to_buffers() {
+        if !self.step.is_running() && self.kv.writes_to_buffers() {
             let lost = self.kv.abandon_spills();
             self.drop_kv(lost);
         }

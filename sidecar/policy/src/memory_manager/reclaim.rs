@@ -238,7 +238,8 @@ impl MemoryManager {
 
     /// Oneiros: as many layers as cover what is missing, if the step model allows them.
     fn remap_own(&mut self, missing: u32, out: &mut Vec<Action>) -> Prepared {
-        let declined = |chunks: &u32| self.change.is_declined(RemapKind::Hidden, self.steps, *chunks);
+        let declined =
+            |chunks: &u32| self.change.is_declined(RemapKind::Hidden, self.counters.steps(), *chunks);
         let Some(chunks) = self.chunks_of_layers(missing).filter(|chunks| !declined(chunks)) else {
             return self.shortfall(missing);
         };
@@ -282,7 +283,7 @@ impl MemoryManager {
 
     fn decline(&mut self, reason: Reason, chunks: u32, missing: u32) -> Prepared {
         self.count(reason);
-        self.change.decline(RemapKind::Hidden, self.steps, chunks);
+        self.change.decline(RemapKind::Hidden, self.counters.steps(), chunks);
         self.shortfall(missing)
     }
 

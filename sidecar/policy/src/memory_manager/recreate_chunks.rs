@@ -28,7 +28,7 @@ impl MemoryManager {
 
     /// Chunks are to be created, and may be now.
     pub(super) fn is_recreating(&self) -> bool {
-        self.loan_state.chunks_to_recreate > 0 && self.boundaries >= self.loan_state.recreate_at
+        self.loan_state.chunks_to_recreate > 0 && self.counters.boundaries() >= self.loan_state.recreate_at
     }
 
     /// They are not left for a step that needs them.
@@ -75,7 +75,7 @@ impl MemoryManager {
         self.loan_state.recreate_piece = refused / 2;
         if refused <= 1 {
             self.loan_state.recreate_piece = u32::MAX;
-            self.loan_state.recreate_at = self.boundaries + REGROW_BOUNDARIES;
+            self.loan_state.recreate_at = self.counters.boundaries() + REGROW_BOUNDARIES;
         }
     }
 }

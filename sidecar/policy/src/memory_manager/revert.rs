@@ -38,7 +38,7 @@ impl MemoryManager {
             let next = self.next_transition();
             self.change.decide(next);
         }
-        if self.change.is_due(self.steps, self.kv.open_requests() > 0) {
+        if self.change.is_due(self.counters.steps(), self.kv.open_requests() > 0) {
             self.advance_transition(out);
         }
         self.unmap_deferred(out);
@@ -47,7 +47,8 @@ impl MemoryManager {
     fn next_transition(&mut self) -> Option<Transition> {
         if let Some(forced) = self.forced {
             let layout = self.sizes.forced_layout(forced);
-            let differs = layout != *self.weights.layout() && self.change.may_retry(self.boundaries);
+            let differs =
+                layout != *self.weights.layout() && self.change.may_retry(self.counters.boundaries());
             return differs
                 .then_some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Forced });
         }
@@ -63,7 +64,7 @@ impl MemoryManager {
     /// What eLLM lent of the activations comes back when it is no longer the policy.
     fn activations_to_return(&self) -> Option<Transition> {
         let few = self.activation_chunks() < self.sizes.activation_min;
-        let due = few && self.loaded && self.change.may_retry(self.boundaries);
+        let due = few && self.loaded && self.change.may_retry(self.counters.boundaries());
         due.then_some(Transition {
             target: TransitionTarget::Activation(self.sizes.activation_min),
             reason: Reason::Deflate,
@@ -74,7 +75,9 @@ impl MemoryManager {
     fn reversion(&mut self) -> Option<Layout> {
         let current = self.weights.layout();
         let alpha = current.alpha();
-        if alpha <= self.base.alpha() || !self.weights.is_settled() || !self.change.may_retry(self.boundaries)
+        if alpha <= self.base.alpha()
+            || !self.weights.is_settled()
+            || !self.change.may_retry(self.counters.boundaries())
         {
             return None;
         }
@@ -114,7 +117,7 @@ impl MemoryManager {
     /// Memory that was taken for a step is not given back before one has run: until its columns are allocated it looks
     /// spare, and a short patience would have reversion and remapping take turns at one boundary for ever.
     fn is_remapped_this_step(&self) -> bool {
-        self.change.is_remapped(self.steps) && self.kv.open_requests() > 0
+        self.change.is_remapped(self.counters.steps()) && self.kv.open_requests() > 0
     }
 
     /// `alpha` layers are lent beyond those that never come back.
@@ -136,7 +139,7 @@ impl MemoryManager {
 
     /// The backend failed a change a moment ago: no other one is tried now, the remedies that need none go on.
     pub(super) fn in_backoff(&self) -> bool {
-        self.change.in_backoff(self.boundaries)
+        self.change.in_backoff(self.counters.boundaries())
     }
 
     /// Nothing would change at the coming boundaries if no request came.

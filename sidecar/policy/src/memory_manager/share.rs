@@ -225,7 +225,7 @@ impl MemoryManager {
     /// More layers move than may: the layout that has no more, if there is room for it that costs no request anything.
     pub(super) fn layout_below_cap(&self) -> Option<Layout> {
         let moving = self.weights.layout().moving.len();
-        if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.boundaries) {
+        if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.counters.boundaries()) {
             return None;
         }
         let most = self.sizes.cap_m.saturating_sub(1);

@@ -200,7 +200,7 @@ impl MemoryManager {
     pub(super) fn swap_in_missing(&mut self, out: &mut Vec<Action>) -> Prepared {
         if !self.kv.missing_only_for(&self.resumed_requests) {
             let swaps = self.kv.plan_swap_in(self.swap_piece());
-            self.order_swaps_in(Some(self.clock.now), swaps, Pending::SwapIn, out);
+            self.order_swaps_in(Some(self.step.now()), swaps, Pending::SwapIn, out);
             return Prepared::Wait;
         }
         while self.kv.missing_block_count() > 0 {

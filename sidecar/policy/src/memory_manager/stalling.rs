@@ -51,11 +51,11 @@ impl MemoryManager {
         let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
         let chunks =
             self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.change.transition().is_none())?;
-        if self.change.is_declined(RemapKind::Stalling, self.steps, chunks) {
+        if self.change.is_declined(RemapKind::Stalling, self.counters.steps(), chunks) {
             return None;
         }
         let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(MOST_STALL_PERMILLE)) else {
-            self.change.decline(RemapKind::Stalling, self.steps, chunks);
+            self.change.decline(RemapKind::Stalling, self.counters.steps(), chunks);
             return None;
         };
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));

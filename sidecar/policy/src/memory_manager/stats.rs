@@ -89,13 +89,13 @@ impl MemoryManager {
 
     /// How often each reason applied: actions ordered, columns evicted, remappings declined, failures met.
     pub fn counted(&self, reason: Reason) -> u64 {
-        self.counters[reason as usize]
+        self.counters.decisions()[reason as usize]
     }
 
     /// Bytes that changed their owner for each reason, counted when they have changed it: weights, KV and activations alike.
     /// Of a trade with another tenant, the bytes that passed between the two.
     pub fn moved_bytes(&self, reason: Reason) -> u64 {
-        self.moved_chunks[reason as usize].saturating_mul(self.geometry.chunk_bytes)
+        self.counters.moved_chunks(reason).saturating_mul(self.geometry.chunk_bytes)
     }
 
     /// Why the layout of moving layers that is in force was taken.

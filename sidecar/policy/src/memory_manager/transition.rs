@@ -82,7 +82,7 @@ impl MemoryManager {
 
     /// Gives the goal up; every frame takes blocks again.
     pub(super) fn abort_transition(&mut self) -> TransitionProgress {
-        self.change.give_up(self.boundaries);
+        self.change.give_up(self.counters.boundaries());
         self.drain(0);
         TransitionProgress::Aborted
     }
@@ -107,7 +107,7 @@ impl MemoryManager {
             .into_iter()
             .map(|(from, to)| BlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
             .collect();
-        self.change.moves_blocks(self.steps);
+        self.change.moves_blocks(self.counters.steps());
         self.order(Work::MoveBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
         TransitionProgress::Ordered
     }
@@ -117,7 +117,7 @@ impl MemoryManager {
         self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
         if !done {
             self.count(Reason::BackendFailed);
-            self.change.failed(self.boundaries);
+            self.change.failed(self.counters.boundaries());
             self.abort_transition();
         }
     }
@@ -172,7 +172,7 @@ impl MemoryManager {
                 self.first_mapping_failed(out);
                 return;
             }
-            self.change.failed(self.boundaries);
+            self.change.failed(self.counters.boundaries());
             self.abort_transition();
         }
         self.order_fills(out);
@@ -188,7 +188,7 @@ impl MemoryManager {
         for (frame, backed) in frames {
             if backed { self.kv.frames_mut().back(frame) } else { self.kv.frames_mut().unback(frame) }
         }
-        self.change.applied(layout.is_some().then_some(reason), self.steps);
+        self.change.applied(layout.is_some().then_some(reason), self.counters.steps());
         if let Some(layout) = layout {
             self.place_weights(layout, preserved, reason);
         }

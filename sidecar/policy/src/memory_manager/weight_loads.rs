@@ -108,7 +108,12 @@ impl MemoryManager {
         out: &mut Vec<Action>,
     ) {
         let clean = failure == Failure::Dropped;
-        self.weights.on_incomplete(target, generation, (clean, self.in_step), &mut self.generations);
+        self.weights.on_incomplete(
+            target,
+            generation,
+            (clean, self.step.is_running()),
+            &mut self.generations,
+        );
         self.record_contents(target);
         if self.pending.dropping() && clean {
             // The memory manager dropped it: what is due is ordered again when the drop has ended.

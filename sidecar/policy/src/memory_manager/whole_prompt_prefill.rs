@@ -22,7 +22,7 @@ impl MemoryManager {
     /// The step under way, or the last one, began while weights were on their way: its waits are no stalls, and its times say
     /// nothing of other steps.
     pub fn step_waited_for_weights(&self) -> bool {
-        self.waited_for_weights
+        self.step.waited_for_weights()
     }
 
     /// Tokens that a step of this need may have while weights arrive, whatever the largest usual step is: as many as free
