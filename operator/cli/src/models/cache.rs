@@ -69,7 +69,11 @@ impl ModelCache {
         let folder = self.folder(model);
         let file = folder.join(USE_FILE);
         loop {
-            std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+            match std::fs::create_dir_all(&folder) {
+                // Another process created it and removed it again.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && !folder.is_file() => continue,
+                created => created.with_context(|| folder.display().to_string())?,
+            }
             let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
             let lock = match opened {
                 // Removed since it was created.
