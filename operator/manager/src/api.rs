@@ -175,7 +175,7 @@ mod tests {
         let client = client(config, Duration::from_millis(100), &Metrics::default()).unwrap();
         let answer =
             tokio::time::timeout(Duration::from_secs(20), patch_secret(client)).await.expect("not for ever");
-        assert!(format!("{:?}", answer.unwrap_err()).contains("Silent"));
+        assert!(format!("{:?}", answer.unwrap_err()).contains("RequestTimedOut"));
         server.abort();
     }
 
