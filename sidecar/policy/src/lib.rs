@@ -29,6 +29,7 @@ pub mod kv;
 pub mod layer_set;
 pub mod linear_fit;
 pub mod loan_negotiator;
+mod loans;
 pub mod memory_manager;
 pub mod params;
 pub mod peers;

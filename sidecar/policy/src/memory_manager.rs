@@ -18,7 +18,6 @@ mod kv_prefetch;
 mod lend;
 mod lendable;
 mod load;
-mod loan_state;
 mod placement_plans;
 mod prefill_offload;
 mod reclaim;
@@ -37,9 +36,9 @@ mod weight_loads;
 mod whole_prompt_prefill;
 
 pub use crate::cost::{StepStats, StepTimes};
+pub use crate::loans::{TransferKind, TransferResult};
 pub use crate::weights::FILL_RETRIES;
 pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
-pub use loan_state::{TransferKind, TransferResult};
 pub use share::{fits, floor};
 pub use sleep::SleepState;
 pub use stalling::StallingRemap;
@@ -54,6 +53,7 @@ use crate::event::Completion;
 use crate::geometry::Geometry;
 use crate::ids::{Nanos, RequestId};
 use crate::kv::Kv;
+use crate::loans::Loans;
 use crate::params::{ForcedRemap, Params};
 use crate::pending::{Pending, PendingActions};
 use crate::reason::Reason;
@@ -63,7 +63,6 @@ use crate::step_model::Layout;
 use crate::weights::Weights;
 
 use counters::Counters;
-use loan_state::LoanState;
 use sizes::Sizes;
 use step_state::StepState;
 
@@ -75,9 +74,9 @@ pub const CONSTANTS: [(&str, u64); 13] = [
     ("most_piece_bytes", kv_offload::MOST_PIECE_BYTES),
     ("most_wait_ns", kv_offload::MOST_WAIT_NS),
     ("retry_boundaries", crate::change::RETRY_BOUNDARIES),
-    ("regrow_boundaries", recreate_chunks::REGROW_BOUNDARIES),
+    ("regrow_boundaries", crate::loans::REGROW_BOUNDARIES),
     ("regrow_piece_bytes", recreate_chunks::REGROW_PIECE_BYTES),
-    ("idle_boundaries", borrow::IDLE_BOUNDARIES as u64),
+    ("idle_boundaries", crate::loans::IDLE_BOUNDARIES as u64),
     ("waited_permille", crate::cost::WAITED_PERMILLE),
     ("least_moving", kv_placement::MIN_MOVING_LAYERS as u64),
     ("swap_piece_bytes", sleep::SWAP_PIECE_BYTES),
@@ -99,7 +98,7 @@ pub struct MemoryManager {
     pending: PendingActions,
     step_stats: StepStats,
     change: ChangeState,
-    loan_state: LoanState,
+    loans: Loans,
     sleep: SleepState,
     /// KV is not kept while the tenant sleeps.
     discards_kv: bool,
@@ -143,7 +142,7 @@ impl MemoryManager {
                 params.revert_patience_steps,
                 params.revert_reserve_permille,
             )),
-            loan_state: LoanState::new(
+            loans: Loans::new(
                 sizes.share,
                 Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
             ),
@@ -312,7 +311,7 @@ impl MemoryManager {
         // A boundary means that no step is waiting to be replayed.
         self.step.on_boundary();
         self.forget_step();
-        self.loan_state.is_borrow_denied = false;
+        self.loans.demand.on_boundary();
         if !self.step.is_running() && !self.is_blocked() && self.is_loaded() {
             self.at_boundary(out);
         }

@@ -9,27 +9,23 @@ use crate::peers::loans::Nonce;
 use crate::reason::Reason;
 use crate::revert::Pressure;
 
-/// Boundaries in a row without a request after which a borrower gives back all that it has, cache or not.
-pub(super) const IDLE_BOUNDARIES: u32 = 8;
-
 impl MemoryManager {
     /// Neighbours can be asked from now on, or no longer.
     pub fn set_can_borrow(&mut self, traded: bool) {
-        self.loan_state.can_borrow = traded;
+        self.loans.demand.set_enabled(traded);
     }
 
     /// Chunks that the next step lacks and neighbours may have. The step waits until they come or [`MemoryManager::on_borrow_denied`] is
     /// called.
     pub fn borrow_request(&self) -> Option<u32> {
-        self.loan_state.borrow_sizes.last().copied()
+        self.loans.demand.wanted()
     }
 
     /// How much of a loan serves where `most` chunks are all that can be had: as many of the step's requests as that and the
     /// tenant's own layers have room for, less what whole own layers have to give all the same. 0 where it would be in vain.
     pub fn useful_loan_size(&self, most: u32) -> u32 {
         let own = self.own_chunks();
-        let reached = |rung: &&u32| **rung <= most.saturating_add(own);
-        let Some(rung) = self.loan_state.borrow_sizes.iter().rev().find(reached).copied() else { return 0 };
+        let Some(rung) = self.loans.demand.largest_within(most.saturating_add(own)) else { return 0 };
         let slab = self.sizes.largest_slab();
         let layers = rung.saturating_sub(most).div_ceil(slab);
         rung.saturating_sub(own.min(layers.saturating_mul(slab)))
@@ -38,20 +34,19 @@ impl MemoryManager {
     /// Requests wait or run that an engine could serve, or there are none: then nobody needs memory any more. Those that wait
     /// hold no KV, so that the memory manager sees nothing of them.
     pub fn set_busy(&mut self, busy: bool) {
-        self.loan_state.busy = busy;
+        self.loans.set_busy(busy);
         if !busy {
             self.clear_borrow_request();
         }
     }
 
     pub(super) fn clear_borrow_request(&mut self) {
-        self.loan_state.borrow_sizes.clear();
+        self.loans.demand.clear();
     }
 
     /// Neighbours have nothing: the next remedy is taken, until the next boundary.
     pub fn on_borrow_denied(&mut self) {
-        self.clear_borrow_request();
-        self.loan_state.is_borrow_denied = true;
+        self.loans.demand.on_denied();
     }
 
     /// So it was decided about a neighbour: it counts.
@@ -66,11 +61,7 @@ impl MemoryManager {
 
     /// Chunks of a debt of this name that are to go, or are going.
     pub fn debt_shortfall(&self, earmark: Earmark) -> u32 {
-        let same = |p: &&super::loan_state::OutgoingTransfer| {
-            p.earmark == earmark && p.claim == TransferKind::Return
-        };
-        let waiting: u32 =
-            self.loan_state.outgoing_transfers.iter().filter(same).map(|parting| parting.chunks).sum();
+        let waiting = self.loans.outgoing.return_chunks(earmark);
         waiting + self.outgoing_chunks(|going, claim| going == earmark && claim == TransferKind::Return)
     }
 
@@ -82,11 +73,7 @@ impl MemoryManager {
     /// Loans to a neighbour that is dead are not vacated any further. Returns the chunks of all that were not made yet,
     /// those included whose making has no end yet.
     pub fn forget_loans(&mut self, peer: Peer) -> u32 {
-        let dead =
-            |p: &super::loan_state::OutgoingTransfer| p.earmark.peer == peer && p.claim == TransferKind::Lend;
-        let waiting: u32 =
-            self.loan_state.outgoing_transfers.iter().filter(|p| dead(p)).map(|parting| parting.chunks).sum();
-        self.loan_state.outgoing_transfers.retain(|parting| !dead(parting));
+        let waiting = self.loans.outgoing.forget_loans_to(peer);
         let made = self.outgoing_chunks(|earmark, claim| earmark.peer == peer && claim == TransferKind::Lend);
         waiting + made
     }
@@ -94,19 +81,18 @@ impl MemoryManager {
     /// Borrowed chunks that were not needed for a while, own layers come back first. Without requests that is all of them:
     /// what a neighbour lent is not for a cache that nobody asks for.
     pub fn return_unused_loan(&mut self) -> u32 {
-        let left = self.loan_state.borrowed.saturating_sub(self.earmarked_chunks(TransferKind::Return));
+        let left = self.loans.balance.borrowed().saturating_sub(self.earmarked_chunks(TransferKind::Return));
         if self.sleep == SleepState::Asleep {
             return left;
         }
         let away = self.weights.layout().alpha() > self.base.alpha();
         if left == 0 || away || self.change.transition().is_some() || self.borrow_request().is_some() {
-            self.loan_state.borrow_hysteresis.reset();
+            self.loans.demand.on_used();
             return 0;
         }
         // What came for a request is not spare before its first step has been planned.
-        let idle = !self.loan_state.busy && self.kv.open_requests() == 0;
-        self.loan_state.idle_boundaries = if idle { self.loan_state.idle_boundaries + 1 } else { 0 };
-        if self.loan_state.idle_boundaries >= IDLE_BOUNDARIES {
+        let idle = !self.loans.is_busy() && self.kv.open_requests() == 0;
+        if self.loans.demand.count_idle(idle) {
             return left;
         }
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
@@ -117,21 +103,22 @@ impl MemoryManager {
             layer_bytes: self.geometry.chunk_bytes,
             alpha: left.min(u32::from(u16::MAX)) as u16,
         };
-        u32::from(self.loan_state.borrow_hysteresis.observe(&pressure))
+        self.loans.demand.surplus(&pressure)
     }
 
     /// Memory changes hands: there are neighbours, and weights may become KV (`Recompute` keeps to its share).
     pub(super) fn trades(&self) -> bool {
-        self.loan_state.can_borrow && self.params.policy().reclaims_weights()
+        self.loans.demand.is_enabled() && self.params.policy().reclaims_weights()
     }
 
     /// Asks for what a step lacks beyond `had_blocks`, those of free chunks included, once for each boundary.
     pub(super) fn request_loan(&mut self, need: &StepNeed, had_blocks: u32) -> Option<Prepared> {
         self.clear_borrow_request();
-        if !self.trades() || self.loan_state.is_borrow_denied || self.in_backoff() {
+        if !self.trades() || self.loans.demand.is_denied() || self.in_backoff() {
             return None;
         }
-        self.loan_state.borrow_sizes = self.shortfall_steps(need, had_blocks);
+        let sizes = self.shortfall_steps(need, had_blocks);
+        self.loans.demand.ask(sizes);
         self.borrow_request().map(|_| Prepared::Wait)
     }
 

@@ -31,7 +31,7 @@ impl MemoryManager {
 
     /// At a boundary with nothing else to do, and no request that waits for it, they go.
     pub(super) fn unmap_deferred(&mut self, out: &mut Vec<Action>) {
-        let idle = !self.loan_state.busy && self.kv.open_requests() == 0;
+        let idle = !self.loans.is_busy() && self.kv.open_requests() == 0;
         if self.chunks.ownership().stale.is_empty() || !idle || !self.is_at_base_layout() || self.in_backoff()
         {
             return;

@@ -6,35 +6,35 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use super::loan_state::{OutgoingTransfer, TransferKind, TransferResult};
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Earmark, Work};
 use crate::change::Transition;
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
+use crate::loans::{OutgoingTransfer, TransferKind, TransferResult};
 use crate::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
     /// Chunks that may exist now: the share, and what was borrowed, without what was lent.
     pub fn budget_chunks(&self) -> u32 {
-        self.loan_state.budget()
+        self.loans.balance.budget()
     }
 
     /// Chunks that the tenant may hold without asking a neighbour. While a share that fell is being given up, more than it is to
     /// be: [`MemoryManager::releasing_chunks`].
     pub fn share_chunks(&self) -> u32 {
-        self.loan_state.share
+        self.loans.balance.share()
     }
 
     /// Chunks that belong to neighbours and are here.
     pub fn borrowed_chunks(&self) -> u32 {
-        self.loan_state.borrowed
+        self.loans.balance.borrowed()
     }
 
     /// Chunks of the share that neighbours have.
     pub fn lent_chunks(&self) -> u32 {
-        self.loan_state.lent
+        self.loans.balance.lent()
     }
 
     /// Chunks that come to exist or go at this moment: the backend may be ahead of the memory manager by as many.
@@ -49,7 +49,7 @@ impl MemoryManager {
 
     /// Chunks of the share that are wanted here and that neighbours still hold.
     pub fn expected_chunks(&self) -> u32 {
-        let regrow = if self.loan_state.is_recreate_refused { self.loan_state.chunks_to_recreate } else { 0 };
+        let regrow = self.loans.recreation.held_by_peers();
         self.missing_floor_chunks().unwrap_or(0) + regrow
     }
 
@@ -82,33 +82,32 @@ impl MemoryManager {
     ///
     /// What was lent is to be revoked first: until [`MemoryManager::set_awaits_loans`] says how that goes, layers wait for it.
     pub fn set_active(&mut self, active: bool) {
-        self.loan_state.awaits_loans |= active && !self.loan_state.active && self.loan_state.lent > 0;
-        self.loan_state.active = active;
+        self.loans.set_active(active);
     }
 
     /// What [`MemoryManager::set_active`] said last.
     pub fn active(&self) -> bool {
-        self.loan_state.active
+        self.loans.is_active()
     }
 
     /// Layers that were lent wait (`true`) while the loans are being revoked, and come back into what there is (`false`).
     pub fn set_awaits_loans(&mut self, patient: bool) {
-        self.loan_state.awaits_loans = patient;
+        self.loans.set_awaits_loans(patient);
     }
 
     /// Layers that were lent wait for their loans.
     pub fn awaits_loans(&self) -> bool {
-        self.loan_state.awaits_loans
+        self.loans.awaits_loans()
     }
 
     /// What must go has no room at a boundary: the scheduler pauses or preempts a request and comes to the boundary again.
     pub fn debt_is_blocked(&self) -> bool {
-        self.loan_state.is_blocked
+        self.loans.is_blocked()
     }
 
     /// It is stuck, and nobody is left to make room.
     pub fn force_reclaim(&mut self) {
-        self.loan_state.forces_reclaim = true;
+        self.loans.set_forces_reclaim(true);
     }
 
     /// A debt has not been paid: no step begins before it is, unless the backend keeps failing.
@@ -117,12 +116,12 @@ impl MemoryManager {
     }
 
     fn owes_peers(&self) -> bool {
-        self.loan_state.outgoing_transfers.iter().any(|parting| parting.claim == TransferKind::Return)
+        self.loans.outgoing.has_return()
     }
 
     /// Transfers that have ended since the last call.
     pub fn take_transfer_results(&mut self) -> Vec<TransferResult> {
-        core::mem::take(&mut self.loan_state.transfer_results)
+        self.loans.outgoing.take_results()
     }
 
     /// Chunks are to go to a neighbour. How it ended is told by [`MemoryManager::take_transfer_results`].
@@ -133,25 +132,20 @@ impl MemoryManager {
         let promised = self.earmarked_chunks(claim) + chunks;
         match claim {
             TransferKind::Lend => {
-                let left = (self.loan_state.share - self.loan_state.lent).checked_sub(promised);
+                let left = (self.loans.balance.share() - self.loans.balance.lent()).checked_sub(promised);
                 assert!(
                     left.is_some_and(|left| left >= self.unlent_floor_chunks()),
                     "a tenant keeps its floor"
                 );
             }
-            TransferKind::Return => assert!(promised <= self.loan_state.borrowed, "a debt was borrowed"),
+            TransferKind::Return => assert!(promised <= self.loans.balance.borrowed(), "a debt was borrowed"),
         }
-        // Steps wait for a debt, and a loan may have to wait for steps: a debt never stands behind a loan.
-        let partings = &mut self.loan_state.outgoing_transfers;
-        let loans = partings
-            .iter()
-            .position(|parting| parting.claim == TransferKind::Lend && claim == TransferKind::Return);
-        partings.insert(loans.unwrap_or(partings.len()), OutgoingTransfer { earmark, chunks, claim });
+        self.loans.outgoing.push(OutgoingTransfer { earmark, chunks, claim });
     }
 
     /// Chunks that are to go under this claim, or are going.
     pub(super) fn earmarked_chunks(&self, claim: TransferKind) -> u32 {
-        self.loan_state.promised(claim) + self.outgoing_chunks(|_, of| of == claim)
+        self.loans.outgoing.chunks_of(claim) + self.outgoing_chunks(|_, of| of == claim)
     }
 
     /// Chunks that are going.
@@ -167,11 +161,7 @@ impl MemoryManager {
 
     /// Whoever asked for this loan no longer waits for it. False if it is no longer to be stopped: its end will be told.
     pub fn cancel_transfer(&mut self, earmark: Earmark) -> bool {
-        let before = self.loan_state.outgoing_transfers.len();
-        self.loan_state
-            .outgoing_transfers
-            .retain(|parting| parting.earmark != earmark || parting.claim == TransferKind::Return);
-        self.loan_state.outgoing_transfers.len() < before
+        self.loans.outgoing.cancel_loan(earmark)
     }
 
     /// A neighbour has earmarked chunks for this tenant, as a loan or to pay a debt: they come to exist here.
@@ -179,7 +169,10 @@ impl MemoryManager {
     /// # Panics
     /// If a debt is paid that nobody has.
     pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
-        assert!(claim == TransferKind::Lend || chunks <= self.loan_state.lent, "what comes back was lent");
+        assert!(
+            claim == TransferKind::Lend || chunks <= self.loans.balance.lent(),
+            "what comes back was lent"
+        );
         let chunks = self.fresh_chunks(chunks);
         let work = Work::Accept { chunks: chunks.clone(), earmark };
         let reason = if claim == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };
@@ -196,7 +189,7 @@ impl MemoryManager {
 
     /// Takes what is to go, or what is to come back, one action further.
     pub(super) fn settle_trade(&mut self, out: &mut Vec<Action>) {
-        self.loan_state.is_blocked = false;
+        self.loans.set_blocked(false);
         if self.in_backoff() {
             return;
         }
@@ -211,12 +204,12 @@ impl MemoryManager {
         if self.wake_layout() {
             self.refuse_loans_beyond(vacant);
         }
-        let Some(parting) = self.loan_state.outgoing_transfers.front().copied() else {
-            self.loan_state.forces_reclaim = false;
+        let Some(parting) = self.loans.outgoing.first() else {
+            self.loans.set_forces_reclaim(false);
             return self.restore();
         };
         if vacant >= parting.chunks {
-            self.loan_state.outgoing_transfers.pop_front();
+            self.loans.outgoing.take_first();
             return self.order_lend(parting, out);
         }
         match self.capacity_for(parting.chunks - vacant, parting.claim) {
@@ -231,8 +224,8 @@ impl MemoryManager {
     /// waits for the layers.
     fn refuse_loans_beyond(&mut self, vacant: u32) {
         let waits =
-            |parting: &OutgoingTransfer| parting.claim == TransferKind::Lend && parting.chunks > vacant;
-        while self.loan_state.outgoing_transfers.front().is_some_and(waits) {
+            |parting: OutgoingTransfer| parting.claim == TransferKind::Lend && parting.chunks > vacant;
+        while self.loans.outgoing.first().is_some_and(waits) {
             self.refuse_loan();
         }
     }
@@ -257,12 +250,12 @@ impl MemoryManager {
         if let Outcome::Done { .. } = outcome {
             self.chunks.release(going);
             match claim {
-                TransferKind::Lend => self.loan_state.lent += chunks,
-                TransferKind::Return => self.loan_state.borrowed -= chunks,
+                TransferKind::Lend => self.loans.balance.on_lent(chunks),
+                TransferKind::Return => self.loans.balance.on_repaid(chunks),
             }
             self.count_moved(claim.reason(), chunks);
             self.change.succeeded();
-            self.loan_state.transfer_results.push(TransferResult::Granted { earmark, chunks, claim });
+            self.loans.outgoing.report(TransferResult::Granted { earmark, chunks, claim });
             return;
         }
         self.chunks.take_back(going, earmark.peer);
@@ -272,7 +265,7 @@ impl MemoryManager {
             (Outcome::Failed(Failure::Busy), TransferKind::Return) => self.retry_later(),
             _ => self.on_transfer_failed(),
         }
-        self.loan_state.transfer_results.push(TransferResult::Refused { earmark, chunks, claim });
+        self.loans.outgoing.report(TransferResult::Refused { earmark, chunks, claim });
     }
 
     pub(super) fn accepted(
@@ -287,7 +280,7 @@ impl MemoryManager {
             Outcome::Done { .. } => {
                 match claim {
                     TransferKind::Lend => self.borrowed(chunks),
-                    TransferKind::Return => self.loan_state.lent -= chunks,
+                    TransferKind::Return => self.loans.balance.on_lent_returned(chunks),
                 }
                 self.chunks.create(arrived);
                 self.clear_borrow_request();
@@ -301,20 +294,17 @@ impl MemoryManager {
                     (Failure::OutOfMemory, TransferKind::Lend) => self.borrowed(chunks),
                     (Failure::OutOfMemory, TransferKind::Return) => self.recover_share(chunks),
                     _ => {
-                        return self
-                            .loan_state
-                            .transfer_results
-                            .push(TransferResult::NotAccepted { earmark });
+                        return self.loans.outgoing.report(TransferResult::NotAccepted { earmark });
                     }
                 }
                 TransferResult::NotBacked { earmark, chunks }
             }
         };
-        self.loan_state.transfer_results.push(ended);
+        self.loans.outgoing.report(ended);
     }
 
     fn borrowed(&mut self, chunks: u32) {
-        self.loan_state.borrowed += chunks;
+        self.loans.balance.on_borrowed(chunks);
         self.count_moved(Reason::Borrow, chunks);
     }
 
@@ -330,19 +320,14 @@ impl MemoryManager {
 
     /// The first transfer has no room. A loan is refused; for a debt, a request must go.
     pub(super) fn refuse_loan(&mut self) {
-        match self.loan_state.outgoing_transfers.front().copied() {
-            Some(OutgoingTransfer { claim: claim @ TransferKind::Lend, earmark, chunks }) => {
-                self.loan_state.transfer_results.push(TransferResult::Refused { earmark, chunks, claim });
-                self.loan_state.outgoing_transfers.pop_front();
-            }
-            Some(_) => self.loan_state.is_blocked = true,
-            None => {}
+        if !self.loans.outgoing.refuse_first_loan() && !self.loans.outgoing.is_empty() {
+            self.loans.set_blocked(true);
         }
     }
 
     /// A change found no room: a request makes it if it must happen, a loan is refused.
     pub(super) fn has_no_room(&mut self, reason: Reason) {
-        self.loan_state.is_blocked |= reason.must_happen();
+        self.loans.set_blocked(self.loans.is_blocked() || reason.must_happen());
         if reason == Reason::Lend {
             self.refuse_loan();
         }
@@ -350,7 +335,7 @@ impl MemoryManager {
 
     /// Something is on its way to or from neighbours, or has to come back.
     pub(super) fn trading(&self) -> bool {
-        !self.loan_state.outgoing_transfers.is_empty()
+        !self.loans.outgoing.is_empty()
             || self.share_to_release() > 0
             || self.recreates_at_once()
             || self.wake_layout()

@@ -2,10 +2,10 @@
 
 use alloc::vec::Vec;
 
-use super::loan_state::TransferKind;
 use super::{MemoryManager, SleepState};
 use crate::change::TransitionTarget;
 use crate::ids::LayerId;
+use crate::loans::TransferKind;
 use crate::peers::loan_denied::LoanDenied;
 
 impl MemoryManager {
@@ -28,16 +28,16 @@ impl MemoryManager {
         if !self.is_loaded() || !still || self.wake_layout() || self.releasing_chunks() > 0 {
             return Err(LoanDenied::Busy);
         }
-        if self.loan_state.active && self.borrow_request().is_some() {
+        if self.loans.is_active() && self.borrow_request().is_some() {
             return Err(LoanDenied::Active);
         }
         let promised = self.earmarked_chunks(TransferKind::Lend);
-        let unlent = self.loan_state.share.saturating_sub(self.loan_state.lent);
+        let unlent = self.loans.balance.share().saturating_sub(self.loans.balance.lent());
         let above = unlent.saturating_sub(self.unlent_floor_chunks());
         let idle = self.free_after_eviction() + self.idle_frames() + self.lendable_weights();
         match idle.min(above).saturating_sub(promised) {
             0 if above <= promised => Err(LoanDenied::AtFloor),
-            0 if self.loan_state.active => Err(LoanDenied::Active),
+            0 if self.loans.is_active() => Err(LoanDenied::Active),
             0 if self.absent_lendable_layers() >= usize::from(self.sizes.cap_m) => Err(LoanDenied::AtCap),
             0 => Err(LoanDenied::Nothing),
             chunks => Ok(chunks),
@@ -50,9 +50,10 @@ impl MemoryManager {
     }
 
     pub(super) fn spare_chunks(&self) -> u32 {
-        self.loan_state
+        self.loans
+            .balance
             .budget()
-            .saturating_sub(self.chunks.table().created() + self.loan_state.chunks_to_recreate)
+            .saturating_sub(self.chunks.table().created() + self.loans.recreation.chunks())
     }
 
     /// Frames of KV that could be emptied without dropping a block that a request uses.
@@ -74,7 +75,7 @@ impl MemoryManager {
     /// away already: who has work and waits for its turn needs them in that turn. All, where nobody waits for them.
     fn layers_that_hide(&self) -> usize {
         let compute_ns = self.step_stats.token_compute_ns();
-        if !self.loan_state.busy || compute_ns == 0 {
+        if !self.loans.is_busy() || compute_ns == 0 {
             return usize::MAX;
         }
         let transfer_ns = self.step_stats.transfer_ns().into_iter().max().unwrap_or(0);
@@ -85,7 +86,7 @@ impl MemoryManager {
     /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
     /// that are away already no more than the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
-        let idle = !self.loan_state.active && self.loaded && self.params.policy().reclaims_weights();
+        let idle = !self.loans.is_active() && self.loaded && self.params.policy().reclaims_weights();
         let left = if idle {
             usize::from(self.sizes.cap_m).saturating_sub(self.absent_lendable_layers())
         } else {
@@ -105,7 +106,7 @@ impl MemoryManager {
     pub(super) fn capacity_for(&self, missing: u32, claim: TransferKind) -> Option<TransitionTarget> {
         let idle = self.idle_frames().min(missing);
         let cheap =
-            |layers: &u16| self.loan_state.forces_reclaim || usize::from(*layers) <= self.layers_that_hide();
+            |layers: &u16| self.loans.forces_reclaim() || usize::from(*layers) <= self.layers_that_hide();
         if let Some(layers) = self.layers_for(missing - idle).filter(cheap) {
             return Some(TransitionTarget::Vacate { frames: idle, layers });
         }

@@ -18,8 +18,8 @@ impl MemoryManager {
         if let Some(chunks) = self.chunks.next_piece(self.sizes.useful()) {
             return self.create(chunks, out);
         }
-        self.loan_state.awaits_floor = self.loan_state.can_borrow && self.missing_floor() > 0;
-        if !self.loan_state.awaits_floor {
+        self.loans.set_awaits_floor(self.loans.demand.is_enabled() && self.missing_floor() > 0);
+        if !self.loans.awaits_floor() {
             self.lay_out(out);
         }
     }
@@ -32,14 +32,14 @@ impl MemoryManager {
         match outcome {
             Outcome::Done { .. } => self.chunks.end_piece(chunks, true),
             // The ledger refuses: neighbours still have it.
-            Outcome::Failed(Failure::OutOfMemory) if self.loan_state.awaits_floor => return,
+            Outcome::Failed(Failure::OutOfMemory) if self.loans.awaits_floor() => return,
             Outcome::Failed(_) => {
                 self.count(Reason::BackendFailed);
                 self.chunks.end_piece(chunks, false);
             }
         }
-        if self.loan_state.awaits_floor && self.missing_floor() == 0 {
-            self.loan_state.awaits_floor = false;
+        if self.loans.awaits_floor() && self.missing_floor() == 0 {
+            self.loans.set_awaits_floor(false);
             return self.lay_out(out);
         }
         self.create_next(out);
@@ -48,12 +48,12 @@ impl MemoryManager {
     /// Chunks without which the tenant cannot start, and which neighbours hold: their former lives, or another's. None once
     /// it has them.
     pub fn missing_floor_chunks(&self) -> Option<u32> {
-        self.loan_state.awaits_floor.then(|| self.missing_floor())
+        self.loans.awaits_floor().then(|| self.missing_floor())
     }
 
     /// Asks the device for the floor once more.
     pub fn claim_floor(&mut self, out: &mut Vec<Action>) {
-        if self.loan_state.awaits_floor && !self.is_blocked() {
+        if self.loans.awaits_floor() && !self.is_blocked() {
             let missing = self.missing_floor() as usize;
             let chunks = self.chunks.table().uncreated().take(missing).collect();
             self.create(chunks, out);
@@ -72,11 +72,11 @@ impl MemoryManager {
             return;
         };
         // What neighbours still have comes later, and with it the layout that it allows.
-        self.loan_state.chunks_to_recreate =
-            if self.loan_state.can_borrow { self.sizes.useful().saturating_sub(created) } else { 0 };
-        self.loan_state.is_recreate_refused = self.loan_state.chunks_to_recreate > 0;
+        let held =
+            if self.loans.demand.is_enabled() { self.sizes.useful().saturating_sub(created) } else { 0 };
+        self.loans.recreation.start(held);
         let base =
-            self.start_layout(created + self.loan_state.chunks_to_recreate).unwrap_or_else(|| layout.clone());
+            self.start_layout(created + self.loans.recreation.chunks()).unwrap_or_else(|| layout.clone());
         self.base = if self.forced.is_some() { Layout::resident() } else { base };
         let next = self.initial_ownership(&layout);
         self.order_change(Change { next, layout: Some(layout), reason: Reason::Load }, &[], out);

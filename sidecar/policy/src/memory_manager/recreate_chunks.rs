@@ -10,9 +10,6 @@ use crate::ids::ChunkId;
 use crate::pending::Pending;
 use crate::reason::Reason;
 
-/// Boundaries after which chunks that neighbours still had are tried again.
-pub(super) const REGROW_BOUNDARIES: u64 = 16;
-
 /// Bytes that are created at least when a step needs some.
 pub(super) const REGROW_PIECE_BYTES: u64 = 16 << 20;
 
@@ -22,27 +19,25 @@ impl MemoryManager {
     /// # Panics
     /// If fewer were lent.
     pub fn recover_share(&mut self, chunks: u32) {
-        self.loan_state.lent -= chunks;
-        self.loan_state.chunks_to_recreate += chunks;
+        self.loans.balance.on_lent_returned(chunks);
+        self.loans.recreation.add(chunks);
     }
 
     /// Chunks are to be created, and may be now.
     pub(super) fn is_recreating(&self) -> bool {
-        self.loan_state.chunks_to_recreate > 0 && self.counters.boundaries() >= self.loan_state.recreate_at
+        self.loans.recreation.is_due(self.counters.boundaries())
     }
 
     /// They are not left for a step that needs them.
     pub(super) fn recreates_at_once(&self) -> bool {
         let away = self.absent_layers() > 0 || self.weights.layout().alpha() > self.base.alpha();
-        let idle = !self.loan_state.active && self.kv.open_requests() == 0;
-        self.loan_state.chunks_to_recreate > 0
-            && (away || idle || !self.loan_state.outgoing_transfers.is_empty())
+        let idle = !self.loans.is_active() && self.kv.open_requests() == 0;
+        self.loans.recreation.chunks() > 0 && (away || idle || !self.loans.outgoing.is_empty())
     }
 
     /// Creates at most so many of them, as many as the ledger is likely to give.
     pub(super) fn order_recreation(&mut self, most: u32, out: &mut Vec<Action>) {
-        let chunks = self
-            .fresh_chunks(self.loan_state.chunks_to_recreate.min(self.loan_state.recreate_piece).min(most));
+        let chunks = self.fresh_chunks(self.loans.recreation.next_piece(most));
         self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
     }
 
@@ -58,8 +53,7 @@ impl MemoryManager {
 
     pub(super) fn on_recreated(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
-            self.loan_state.chunks_to_recreate -= chunks.len() as u32;
-            self.loan_state.is_recreate_refused &= self.loan_state.chunks_to_recreate > 0;
+            self.loans.recreation.remove(chunks.len() as u32);
             self.chunks.create(chunks);
             self.change.succeeded();
         } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
@@ -71,11 +65,6 @@ impl MemoryManager {
 
     /// Neighbours still have what is to be created: half as much is tried, and after the last chunk all of it a while later.
     fn recreate_later(&mut self, refused: u32) {
-        self.loan_state.is_recreate_refused = true;
-        self.loan_state.recreate_piece = refused / 2;
-        if refused <= 1 {
-            self.loan_state.recreate_piece = u32::MAX;
-            self.loan_state.recreate_at = self.counters.boundaries() + REGROW_BOUNDARIES;
-        }
+        self.loans.recreation.on_refused(refused, self.counters.boundaries());
     }
 }

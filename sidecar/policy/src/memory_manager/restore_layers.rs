@@ -18,7 +18,7 @@ impl MemoryManager {
     pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
         let current = self.weights.layout();
         // Whoever has lent under another policy comes back as one that lends.
-        let lends = self.params.policy().reclaims_weights() || self.loan_state.lent > 0;
+        let lends = self.params.policy().reclaims_weights() || self.loans.balance.lent() > 0;
         let most = if lends { self.sizes.cap_m } else { 0 };
         let wanted = current.alpha() + 1..most;
         wanted
@@ -29,14 +29,14 @@ impl MemoryManager {
 
     /// The tenant has work and some of its layers are away: they come back, all if there is room, else moving through slots.
     pub(super) fn restore(&mut self) {
-        if !self.wake_layout() || self.loan_state.awaits_loans {
+        if !self.wake_layout() || self.loans.awaits_loans() {
             return;
         }
         let home = self.chunks.weights_held() + self.chunks.free_count();
         let cheapest = self.cheapest_restore_layout(home).map(TransitionTarget::Layout);
         match cheapest.or_else(|| self.last_restore_layout(home)) {
             Some(target) => self.change.decide(Some(Transition { target, reason: Reason::Wake })),
-            None => self.loan_state.is_blocked = true,
+            None => self.loans.set_blocked(true),
         }
     }
 
@@ -46,7 +46,7 @@ impl MemoryManager {
     fn last_restore_layout(&self, home: u32) -> Option<TransitionTarget> {
         let room = home + self.frames_above_guarantee();
         let idle = self.activation_chunks().saturating_sub(self.least_activations());
-        let most = if self.loan_state.lent > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
+        let most = if self.loans.balance.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
         let mut layouts = (2..=most).map(|moving| self.sizes.evenly(moving));
         let layout = layouts.find(|layout| self.sizes.weights(layout) <= room + idle)?;
         let missing = self.sizes.weights(&layout).saturating_sub(room);
@@ -80,7 +80,7 @@ impl MemoryManager {
 
     /// Layers that were lent come back: what there is of their memory is here.
     pub fn can_restore(&self) -> bool {
-        self.wants_layers() && !self.loan_state.awaits_loans
+        self.wants_layers() && !self.loans.awaits_loans()
     }
 
     /// Every layer has memory, and what it holds is complete.
@@ -96,10 +96,10 @@ impl MemoryManager {
             SleepState::Awake => {}
         }
         let leaving = self.outgoing_chunks(|_, _| true) > 0;
-        let home = self.loan_state.lent == 0
-            && self.loan_state.outgoing_transfers.is_empty()
-            && self.loan_state.chunks_to_recreate == 0
+        let home = self.loans.balance.lent() == 0
+            && self.loans.outgoing.is_empty()
+            && self.loans.recreation.chunks() == 0
             && !leaving;
-        (self.loan_state.active || home) && self.absent_layers() > 0
+        (self.loans.is_active() || home) && self.absent_layers() > 0
     }
 }

@@ -158,7 +158,7 @@ impl MemoryManager {
         home && rests
             && self.excess_activations() == 0
             && self.releasing_chunks() == 0
-            && !self.loan_state.is_share_growing
+            && !self.loans.balance.is_growing()
             && self.change.transition().is_none()
             && !self.trading()
             && self.is_offload_idle()

@@ -15,7 +15,6 @@
 
 use alloc::vec::Vec;
 
-use super::loan_state::{OutgoingTransfer, TransferKind, TransferResult};
 use super::sizes::Sizes;
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Work};
@@ -24,6 +23,7 @@ use crate::config_error::ConfigError;
 use crate::event::Outcome;
 use crate::geometry::Geometry;
 use crate::ids::ChunkId;
+use crate::loans::TransferKind;
 use crate::params::{Bounds, Params};
 use crate::pending::Pending;
 use crate::reason::Reason;
@@ -57,8 +57,7 @@ impl MemoryManager {
         let params = Params { share_chunks, remap_cap_permille, ..self.params.clone() };
         let sizes = Sizes::new(&params, &self.geometry)?;
         (self.params, self.sizes) = (params, sizes);
-        self.loan_state.is_share_growing |= self.sizes.share > self.loan_state.share;
-        self.loan_state.share = self.loan_state.share.max(self.sizes.share);
+        self.loans.balance.assign(self.sizes.share);
         self.change.forget_declined();
         if self.loaded && self.forced.is_none() {
             self.base = self.start_layout(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
@@ -74,12 +73,12 @@ impl MemoryManager {
 
     /// Chunks of the share that are still to go.
     pub fn releasing_chunks(&self) -> u32 {
-        self.loan_state.share - self.sizes.share
+        self.loans.balance.excess(self.sizes.share)
     }
 
     /// Chunks that neighbours have and that would be missing for the floor within the share that was named last.
     pub fn over_lent_chunks(&self) -> u32 {
-        if self.loan_state.lent == 0 { 0 } else { self.over_lent().min(self.loan_state.lent) }
+        if self.loans.balance.lent() == 0 { 0 } else { self.over_lent().min(self.loans.balance.lent()) }
     }
 
     fn over_lent(&self) -> u32 {
@@ -88,7 +87,7 @@ impl MemoryManager {
 
     /// Of the share: what neighbours have or were promised, and what the tenant does not lend.
     fn retained_chunks(&self) -> u32 {
-        self.loan_state.lent + self.earmarked_chunks(TransferKind::Lend) + self.unlent_floor_chunks()
+        self.loans.balance.lent() + self.earmarked_chunks(TransferKind::Lend) + self.unlent_floor_chunks()
     }
 
     /// Chunks of the share that can go now.
@@ -96,7 +95,7 @@ impl MemoryManager {
         // Every step asks: what is kept is counted only where something is to go.
         match self.releasing_chunks() {
             0 => 0,
-            due => due.min(self.loan_state.share.saturating_sub(self.retained_chunks())),
+            due => due.min(self.loans.balance.share().saturating_sub(self.retained_chunks())),
         }
     }
 
@@ -105,18 +104,11 @@ impl MemoryManager {
         if self.releasing_chunks() == 0 {
             return;
         }
-        while self.over_lent() > 0
-            && let Some(OutgoingTransfer { earmark, chunks, claim: claim @ TransferKind::Lend }) =
-                self.loan_state.outgoing_transfers.back().copied()
-        {
-            self.loan_state.outgoing_transfers.pop_back();
-            self.loan_state.transfer_results.push(TransferResult::Refused { earmark, chunks, claim });
-        }
+        while self.over_lent() > 0 && self.loans.outgoing.refuse_last_loan() {}
         let spare = self.spare_chunks();
-        let going = self.share_to_release().min(spare + self.loan_state.chunks_to_recreate);
-        self.loan_state.chunks_to_recreate -= going.saturating_sub(spare);
-        self.loan_state.is_recreate_refused &= self.loan_state.chunks_to_recreate > 0;
-        self.loan_state.share -= going;
+        let going = self.share_to_release().min(spare + self.loans.recreation.chunks());
+        self.loans.recreation.remove(going.saturating_sub(spare));
+        self.loans.balance.release_uncreated(going);
     }
 
     /// Takes a share that fell one action further.
@@ -139,10 +131,7 @@ impl MemoryManager {
         if let Outcome::Done { .. } = outcome {
             self.chunks.release(chunks);
             self.count_moved(Reason::Cede, chunks.len() as u32);
-            let left = self.loan_state.share - chunks.len() as u32;
-            // The share may have risen meanwhile: what went is created again.
-            self.loan_state.is_share_growing |= left < self.sizes.share;
-            self.loan_state.share = left.max(self.sizes.share);
+            self.loans.balance.on_released(chunks.len() as u32, self.sizes.share);
             self.change.succeeded();
         } else {
             self.on_transfer_failed();
@@ -159,7 +148,7 @@ impl MemoryManager {
         if let Some(target) = self.idle_activations(missing).filter(|_| inflates) {
             return Some(target);
         }
-        if let Some(layout) = self.narrower_by(missing, self.loan_state.forces_reclaim) {
+        if let Some(layout) = self.narrower_by(missing, self.loans.forces_reclaim()) {
             return Some(TransitionTarget::Layout(layout));
         }
         let frames = self.frames_above_guarantee().min(missing);
@@ -173,7 +162,7 @@ impl MemoryManager {
     /// Chunks of activations that are kept in any case: those that the floor counts on. While something is lent they are those of
     /// the smallest step, for it may have been lent under a policy whose floor counts on these.
     pub(super) fn least_activations(&self) -> u32 {
-        if self.loan_state.lent > 0 { self.sizes.activation_least } else { self.sizes.activation_min }
+        if self.loans.balance.lent() > 0 { self.sizes.activation_least } else { self.sizes.activation_min }
     }
 
     /// Fewer activations, as many as are missing.
@@ -192,7 +181,7 @@ impl MemoryManager {
         let allowance_ns = self.cost().allowance_ns();
         let hides = |layout: &Layout| known && self.cost().stall_ns(layout) <= allowance_ns;
         let allowed = |layout: &Layout| {
-            at_any_cost || !self.loan_state.active || layout.alpha() <= self.base.alpha() || hides(layout)
+            at_any_cost || !self.loans.is_active() || layout.alpha() <= self.base.alpha() || hides(layout)
         };
         let mut found = None;
         for layout in self.larger_remaps().take_while(allowed) {
@@ -215,10 +204,9 @@ impl MemoryManager {
 
     /// More of a share is created as a step needs it, as what a dead borrower had is.
     pub(super) fn grow(&mut self) {
-        if core::mem::take(&mut self.loan_state.is_share_growing) && self.sleep == SleepState::Awake {
-            let existing = self.chunks.table().created() + self.loan_state.chunks_to_recreate;
-            self.loan_state.chunks_to_recreate +=
-                self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
+        if self.loans.balance.take_growth() && self.sleep == SleepState::Awake {
+            let existing = self.chunks.table().created() + self.loans.recreation.chunks();
+            self.loans.recreation.add(self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing));
         }
     }
 

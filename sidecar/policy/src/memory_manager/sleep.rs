@@ -52,7 +52,7 @@ impl MemoryManager {
         self.discards_kv = !keep_kv;
         if self.is_loaded() && !matches!(self.sleep, SleepState::Suspending | SleepState::Asleep) {
             self.sleep = SleepState::Suspending;
-            self.loan_state.is_blocked = false;
+            self.loans.set_blocked(false);
             self.clear_borrow_request();
         }
         if self.discards_kv && self.sleep == SleepState::Asleep {
@@ -72,7 +72,7 @@ impl MemoryManager {
             let fell = self.sleep == SleepState::Asleep || self.chunks.is_unmapped() || self.is_blocked();
             self.sleep = if fell { SleepState::Waking } else { SleepState::Awake };
             // What was lent is revoked before anything is mapped.
-            self.loan_state.awaits_loans |= self.loan_state.lent > 0;
+            self.loans.await_loans();
         }
     }
 
@@ -105,7 +105,7 @@ impl MemoryManager {
 
     /// Takes falling asleep one action further.
     pub(super) fn suspend_step(&mut self, out: &mut Vec<Action>) {
-        self.loan_state.is_blocked = false;
+        self.loans.set_blocked(false);
         if self.in_backoff() {
             return;
         }
@@ -140,9 +140,9 @@ impl MemoryManager {
     /// What neighbours want is lent, and what they give back is the device's again.
     pub(super) fn asleep_tick(&mut self, out: &mut Vec<Action>) {
         // What a dead borrower held need not be created before it is needed.
-        (self.loan_state.chunks_to_recreate, self.loan_state.is_recreate_refused) = (0, false);
+        self.loans.recreation.clear();
         self.release_uncreated_share();
-        if !self.loan_state.outgoing_transfers.is_empty() {
+        if !self.loans.outgoing.is_empty() {
             self.settle_trade(out);
         } else if self.chunks.table().created() > 0 && !self.in_backoff() {
             self.order_release(Reason::Hibernate, out);
@@ -152,12 +152,12 @@ impl MemoryManager {
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
         if self.discards_kv || self.swap_failures >= SWAP_TRIES {
             self.give_up_cache();
-            self.loan_state.is_blocked = self.kv.has_device_only_blocks();
+            self.loans.set_blocked(self.kv.has_device_only_blocks());
             return;
         }
         let (evicted, too_many) = self.kv.make_host_room();
         self.count_many(Reason::PrefixEvicted, evicted);
-        self.loan_state.is_blocked = too_many > 0;
+        self.loans.set_blocked(too_many > 0);
         if too_many > 0 || !self.kv.has_device_only_blocks() {
             return;
         }
@@ -236,7 +236,7 @@ impl MemoryManager {
 
     /// Takes waking one action further.
     pub(super) fn wake_step(&mut self, out: &mut Vec<Action>) {
-        self.loan_state.is_blocked = false;
+        self.loans.set_blocked(false);
         if !self.chunks.is_unmapped() {
             // It had not fallen asleep yet.
             self.sleep = SleepState::Awake;
@@ -245,24 +245,24 @@ impl MemoryManager {
         if self.in_backoff() {
             return;
         }
-        if let Some(parting) = self.loan_state.outgoing_transfers.front().copied() {
+        if let Some(parting) = self.loans.outgoing.first() {
             return match parting.claim {
                 TransferKind::Lend => self.refuse_loan(),
                 TransferKind::Return => self.settle_trade(out),
             };
         }
         self.release_uncreated_share();
-        self.loan_state.is_share_growing = false;
-        let existing = self.chunks.table().created() + self.loan_state.chunks_to_recreate;
+        self.loans.balance.take_growth();
+        let existing = self.chunks.table().created() + self.loans.recreation.chunks();
         let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
-        self.loan_state.chunks_to_recreate += spare;
+        self.loans.recreation.add(spare);
         let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.chunks.table().created());
         if first > 0 && self.is_recreating() {
             return self.order_recreation(first, out);
         }
         let layout = self.start_layout(self.chunks.table().created());
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
-        if let Some(layout) = layout.filter(|_| whole || !self.loan_state.awaits_loans) {
+        if let Some(layout) = layout.filter(|_| whole || !self.loans.awaits_loans()) {
             let next = self.initial_ownership(&layout);
             self.order_change(Change { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
         }
