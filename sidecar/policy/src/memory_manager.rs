@@ -1,8 +1,10 @@
-//! The decisions: what is where, what moves, and when.
+//! The memory manager: every decision about one tenant's memory on one GPU.
 //!
-//! Oneiros (when, how many and which own layers become KV, and when they come back), eLLM (activations lent to KV) and
-//! the plain remedies, over one ledger. At most one change of holdings is under way at a time, and only between steps;
-//! copies run beside steps, ordered by generations.
+//! It owns components that know nothing of each other: `chunks` (which chunk backs what), `weights`
+//! (copies of layers), `kv` (blocks, prefix cache, host tier), `loans` (share and loans) and
+//! `change` (the change under way). A method here that needs two of them names its steps. What a policy
+//! reclaims, and in which order, is in [`crate::reclaim`]. At most one change of ownership is under way at a time, and
+//! only between two steps; copies run during steps, ordered by generations.
 
 use alloc::vec::Vec;
 
@@ -66,7 +68,7 @@ use counters::Counters;
 use sizes::Sizes;
 use step_state::StepState;
 
-/// Fixed decision constants by name, which a report of a run records.
+/// Fixed constants of decisions by name, recorded with each run.
 pub const CONSTANTS: [(&str, u64); 13] = [
     ("most_stall_permille", stalling::MOST_STALL_PERMILLE),
     ("decline_memory_steps", crate::change::DECLINE_MEMORY_STEPS),
@@ -83,13 +85,13 @@ pub const CONSTANTS: [(&str, u64); 13] = [
     ("patience_ns", crate::copy_priority::BACKGROUND_DEADLINE_NS),
 ];
 
-/// Every decision about one tenant's memory on one GPU.
+/// The memory of one tenant on one GPU.
 #[derive(Clone, Debug)]
 pub struct MemoryManager {
     params: Params,
     geometry: Geometry,
     sizes: Sizes,
-    /// The layout that the configuration orders.
+    /// The layout that the configuration fixes.
     forced: Option<ForcedRemap>,
     chunks: Chunks,
     kv: Kv,
@@ -100,19 +102,19 @@ pub struct MemoryManager {
     change: ChangeState,
     loans: Loans,
     sleep: SleepState,
-    /// KV is not kept while the tenant sleeps.
+    /// KV is dropped while the tenant sleeps.
     discards_kv: bool,
     /// Copies to the host tier that failed in a row.
     swap_failures: u32,
-    /// What is away while its requests run.
+    /// KV that is offloaded while its requests run.
     offload: kv_offload::Offload,
-    /// Requests whose KV was lost on its way.
+    /// Requests whose KV was lost in a failed copy.
     lost_requests: Vec<RequestId>,
-    /// Requests that were admitted again at this boundary, with the KV that they have.
+    /// Requests that were admitted again at this boundary, with their KV.
     resumed_requests: Vec<RequestId>,
-    /// Some ran when this boundary came.
+    /// Requests ran when this boundary began.
     had_running: bool,
-    /// The layout without load: all resident, or what the tenant needs to fit at all.
+    /// The layout without load: all layers resident, or as many as fit.
     base: Layout,
     loaded: bool,
     step: StepState,
@@ -164,14 +166,14 @@ impl MemoryManager {
         })
     }
 
-    /// Orders everything that serving needs: chunks, mappings, slabs.
+    /// Orders everything that serving needs: chunks, mappings, copies of weights.
     pub fn start(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.step.set_now(now);
         assert_eq!(self.pending.ordered(), 0, "a tenant starts once");
         self.create_next(out);
     }
 
-    /// An ordered action has ended.
+    /// Handles the end of an ordered action.
     pub fn complete(&mut self, now: Nanos, done: &Completion, out: &mut Vec<Action>) {
         self.step.set_now(now);
         match self.pending.take(done.id) {
@@ -197,7 +199,8 @@ impl MemoryManager {
         }
     }
 
-    /// No copy is under way: a change of layout that waited for it goes on, else what is due is ordered again.
+    /// No copy is under way any more. A change of layout that waited for this continues; else due copies are ordered
+    /// again.
     fn dropped(&mut self, out: &mut Vec<Action>) {
         let waiting = self.change.transition().is_some_and(|goal| goal.target.moves_weights());
         if waiting && !self.step.holds_lease() && !self.pending.blocking() {
@@ -207,22 +210,22 @@ impl MemoryManager {
         self.reorder_fetches(out);
     }
 
-    /// Every slab was committed once (moving layers: the first instance of each slot).
+    /// Every layer was loaded once: resident layers, and the first layer of each slot.
     pub fn is_loaded(&self) -> bool {
         self.loaded && self.failure.is_none()
     }
 
-    /// An action is pending beside which no step may begin: anything but a fill.
+    /// An action is pending that no step may run with: any but a copy of weights.
     pub fn is_blocked(&self) -> bool {
         self.pending.blocking()
     }
 
-    /// Nothing would change at the coming boundaries if no request came: everything borrowed is back.
+    /// Without new requests the coming boundaries change nothing: everything borrowed has been returned.
     pub fn is_idle(&self) -> bool {
         self.is_steady()
     }
 
-    /// Begins a request's KV and references the cached full columns of its prefix. Returns the tokens cached: a
+    /// Begins the KV of a request and references the cached full blocks of its prefix. Returns the cached tokens: a
     /// multiple of 16, less than `tokens.len()`.
     pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
         let cached = self.kv.open(request, salt, tokens);
@@ -230,27 +233,27 @@ impl MemoryManager {
         cached
     }
 
-    /// The KV of these tokens, which follow those committed before, is written: full columns become shareable.
+    /// The KV of these tokens is written. They follow the tokens committed before; full blocks become shareable.
     pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
         self.kv.commit(request, tokens);
     }
 
-    /// Ends a request's KV: shareable columns stay as cache, the rest is freed. Unknown requests are ignored.
+    /// Ends the KV of a request. Shareable blocks stay as cache, others are freed. Unknown requests are ignored.
     pub fn close(&mut self, request: RequestId) {
         self.kv.close(request);
     }
 
-    /// Columns that the request holds.
+    /// KV blocks that the request holds.
     pub fn columns(&self, request: RequestId) -> u32 {
         self.kv.columns(request)
     }
 
-    /// Every column of an open request whose blocks are new or moved since last taken.
+    /// The KV blocks of open requests that are new or moved since the last call.
     pub fn take_table_changes(&mut self) -> Vec<TableChange> {
         self.kv.take_table_changes()
     }
 
-    /// Asks for a step's memory, all or nothing. Only at a step boundary.
+    /// Asks for the memory of a step, all or nothing. Only at a step boundary.
     pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         self.step.set_now(now);
         if self.step.is_running() || self.is_blocked() || !self.is_loaded() {
@@ -259,8 +262,8 @@ impl MemoryManager {
         self.prepare_step(need, out)
     }
 
-    /// The step starts. Orders its fills and the early ones of the next. Called again within a step it returns the same
-    /// lease.
+    /// Begins the step. Orders its copies and the early ones of the next step. Called again within a step it returns
+    /// the same lease.
     ///
     /// # Panics
     /// If the memory manager is blocked or not loaded.
@@ -279,7 +282,7 @@ impl MemoryManager {
             self.begin_fetches(out);
         }
         let generations = self.weights.lease();
-        // Stale addresses lie behind them: the engine does not touch what a lease does not reach.
+        // Stale addresses are behind the limit: the engine does not access what its lease does not reach.
         let chunks = u64::from(self.activation_chunks());
         StepLease {
             generations,
@@ -288,7 +291,7 @@ impl MemoryManager {
         }
     }
 
-    /// The step is done.
+    /// The step has finished.
     pub fn finish(&mut self, _now: Nanos, times: &StepTimes, _out: &mut Vec<Action>) {
         self.step.finish();
         self.counters.on_step_finished();
@@ -302,13 +305,12 @@ impl MemoryManager {
         }
     }
 
-    /// A step boundary, also an idle one: reversion, compaction, draining.
+    /// Handles a step boundary, also an idle one: reversion, compaction, draining.
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.step.set_now(now);
         self.counters.on_boundary();
         self.resumed_requests.clear();
         self.had_running = self.kv.running_requests().next().is_some();
-        // A boundary means that no step is waiting to be replayed.
         self.step.on_boundary();
         self.forget_step();
         self.loans.demand.on_boundary();
@@ -317,8 +319,8 @@ impl MemoryManager {
         }
     }
 
-    /// The engine is dead. Committed KV stays; slots are filled again under new generations; the lease of an unfinished
-    /// step is void and [`MemoryManager::begin`] is called again.
+    /// The engine is lost. Committed KV stays; slots are filled again under new generations. The lease of an unfinished
+    /// step is void, and [`MemoryManager::begin`] is called again.
     pub fn engine_lost(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.step.set_now(now);
         self.step.on_engine_lost();
@@ -333,8 +335,8 @@ impl MemoryManager {
         }
     }
 
-    /// Sets or lifts the fixed layout. It is taken at the next boundary at which it is feasible. For tests only: it passes
-    /// no queue of events, so a journal would not repeat it.
+    /// Fixes the layout or frees it again, at the next boundary at which that is feasible. For tests only: it passes no
+    /// event, so a journal does not repeat it.
     #[cfg(feature = "testing")]
     pub fn force_layout(&mut self, forced: Option<ForcedRemap>) -> Result<(), ConfigError> {
         if let Some(forced) = forced {
@@ -345,7 +347,7 @@ impl MemoryManager {
         Ok(())
     }
 
-    /// Orders what a step, or a change between two, waits for.
+    /// Orders an action that a step, or a change between two steps, waits for.
     fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
         self.submit_with_deadline(Some(self.step.now()), work, reason, effect, out);
     }

@@ -1,7 +1,8 @@
-//! Who is there to plan for, and what a plan says of them: who is paused and who is admitted (OrbitFlow 4.2, 4.3).
+//! The requests of a plan, and what the plan decides about them: which are paused and which admitted (OrbitFlow 4.2,
+//! 4.3).
 //!
-//! The memory manager knows whose KV lies where; who is next in line, who may be paused and what clients have in store only the
-//! scheduler knows, and says it when a plan is asked for.
+//! The memory manager knows where KV resides. The scheduler knows the queue, which requests may be paused and how many
+//! tokens clients have buffered; it passes them when a plan is requested.
 
 use alloc::vec::Vec;
 
@@ -10,41 +11,41 @@ use crate::ids::{LayerId, RequestId};
 use crate::planner::request::RequestState;
 use crate::reclaim::KvPlacementMode;
 
-/// Decode steps between two looks at what KV adds to one.
+/// Decode steps between two measurements of what KV adds to a step.
 const LOOK_EVERY: u64 = 4;
 
-/// A request that runs.
+/// A running request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningRequest {
-    /// Which one.
+    /// The request.
     pub request: RequestId,
-    /// Columns that it will hold when the next step begins.
+    /// KV blocks that it holds when the next step begins.
     pub columns: u32,
-    /// Tokens made and not delivered yet.
+    /// Tokens that were generated and not delivered yet.
     pub deposit: u32,
     /// It may not be paused.
     pub immune: bool,
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingRequest {
-    /// Which one.
+    /// The request.
     pub request: RequestId,
-    /// Columns that it will hold once admitted.
+    /// KV blocks that it holds once admitted.
     pub columns: u32,
-    /// Tokens made and not delivered yet.
+    /// Tokens that were generated and not delivered yet.
     pub deposit: u32,
-    /// It was not paused: where plans are told to, they let it in late or not.
+    /// It was not paused: plans that admit first-come-first-served admit it even if it makes others late.
     pub fresh: bool,
 }
 
-/// Everybody that a plan is made for.
+/// All requests of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerView {
-    /// In the order in which they would be paused; who may not be comes last.
+    /// In the order of pauses; requests that may not be paused are last.
     pub running: Vec<RunningRequest>,
-    /// In the order in which they would be admitted.
+    /// In the order of admissions.
     pub waiting: Vec<WaitingRequest>,
 }
 
@@ -59,7 +60,7 @@ impl SchedulerView {
 }
 
 impl MemoryManager {
-    /// Plans say who is admitted while KV is short: who comes may make all others late.
+    /// While KV is short, admission follows the plan, because a new request can delay every running one.
     pub fn plans_batches(&self) -> bool {
         self.params.kv_placement() == KvPlacementMode::PerRequest
             && !self.params.serves_by_deadline()
@@ -67,8 +68,8 @@ impl MemoryManager {
             && self.params.slo.tbt_ns > 0
     }
 
-    /// Whether a request that waits may come, after others that take `coming_blocks`: a plan says so, and what the plan takes off
-    /// the device has left; or all of its KV and everybody's fits the device.
+    /// Whether a waiting request may be admitted, after others that take `coming_blocks`: a plan admits it and the
+    /// device has space for what the plan keeps there, or all of its KV and the next tokens of all requests fit.
     pub fn can_admit(&mut self, waiter: &WaitingRequest, coming_blocks: u32) -> bool {
         if self.offload.due.is_some() {
             return false;
@@ -85,8 +86,8 @@ impl MemoryManager {
         self.kv.placement().layout.moving.is_empty() && self.has_room(waiter, coming_blocks)
     }
 
-    /// Whether a plan may let a request in, after others that take `coming_blocks`. Where nobody is paused that cannot be taken
-    /// back, however long all of them grow: no other's KV leaves the device for it.
+    /// Whether a plan may admit a request, after others that take `coming_blocks`. Without pauses an admission cannot
+    /// be undone, however long all requests grow, so no running request's KV is offloaded for it.
     pub fn may_plan_admission(&self, waiter: &WaitingRequest, coming_blocks: u32) -> bool {
         let may_be_paused = self.params.pause_bound_ns > 0 && self.can_pause_help();
         may_be_paused || self.must_admit(waiter) || self.has_room(waiter, coming_blocks)
@@ -97,7 +98,7 @@ impl MemoryManager {
         needed + self.target_spare_blocks() <= self.spare_blocks()
     }
 
-    /// Blocks that a request takes on the device when it comes: for all of its KV, but for what a plan has away.
+    /// Layer blocks that an admitted request takes on the device: all of its KV but the layers that a plan offloads.
     pub fn blocks_needed(&self, waiter: &WaitingRequest) -> u32 {
         let set = self.planned_layers(waiter.request);
         match self.kv.columns(waiter.request) {
@@ -107,13 +108,13 @@ impl MemoryManager {
         }
     }
 
-    /// The layers that a plan has away of a request that it lets in.
+    /// The layers that a plan offloads of a request that it admits.
     fn planned_layers(&self, request: RequestId) -> &[LayerId] {
         self.offload.plans.admitted.get(&request).map_or(&[], Vec::as_slice)
     }
 
-    /// The plan lets the request in with some of its KV away, and there is no room for all of it: its prompt is computed with
-    /// its KV in the host tier (`prefill_offload`), from where it comes as it is planned.
+    /// The plan admits the request with some of its KV offloaded, and all of it does not fit: its prompt is computed
+    /// with its KV in the host tier (`prefill_offload`), and loaded from there as planned.
     pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest) -> bool {
         let planned = !self.planned_layers(waiter.request).is_empty() && self.kv.columns(waiter.request) == 0;
         planned
@@ -122,13 +123,13 @@ impl MemoryManager {
             && self.can_offload_prefills(waiter.columns)
     }
 
-    /// Whether plans are to let it in late or not.
+    /// Whether plans admit it even if it makes others late.
     fn must_admit(&self, waiter: &WaitingRequest) -> bool {
         self.params.plan_first_come && waiter.fresh
     }
 
-    /// A request that a plan lets in is admitted: its KV lies as the plan says from now on. What is not on the device and need
-    /// not be gets a seat.
+    /// Admits a request of the plan: its KV is placed as planned from now on. Offloaded KV that is not on the device
+    /// gets a staging slot.
     pub(super) fn apply_plan(&mut self, request: RequestId) {
         let Some(set) = self.offload.plans.admitted.get(&request) else { return };
         let layout = &self.kv.placement().layout;
@@ -139,25 +140,24 @@ impl MemoryManager {
         }
     }
 
-    /// This request is the next in line and does not come yet: a plan is to look at it. `None` = there is nobody, for all that is
-    /// known.
+    /// Marks the queue head that admission skipped, so that the next plan includes it. `None` = the queue is empty.
     pub fn set_blocked_head(&mut self, request: Option<RequestId>) {
         self.offload.plans.blocked_head = request;
         self.offload.plans.skips_early_fetches &= request.is_some();
     }
 
-    /// This request waits no longer.
+    /// The request waits no longer.
     pub fn on_cancel(&mut self, request: RequestId) {
         self.offload.plans.drop_waiter(request);
     }
 
-    /// Those whom the plan that was adopted last pauses.
+    /// Requests that the plan adopted last pauses.
     pub fn take_pauses(&mut self) -> Vec<RequestId> {
         core::mem::take(&mut self.offload.plans.pauses)
     }
 
-    /// Running requests as the planner sees them, `growth` columns later. What the host tier has no place for stays on the device;
-    /// places go to those first who would be paused first.
+    /// Running requests as the planner sees them, `growth` blocks later. KV without a host block stays on the device;
+    /// the first candidates for a pause get host blocks first.
     pub(super) fn planner_requests(&self, running: &[RunningRequest], growth: u32) -> Vec<RequestState> {
         let mut places = self.kv.host_places();
         let standing = |runner: &RunningRequest| {
@@ -166,7 +166,7 @@ impl MemoryManager {
             let leaving = one.full.min(placed + places);
             places -= leaving.saturating_sub(placed);
             let staying = one.full - leaving;
-            // Pausing it would free what leaves only.
+            // A pause frees only what leaves the device.
             RequestState {
                 full: leaving,
                 tails: one.tails + staying,
@@ -181,7 +181,7 @@ impl MemoryManager {
         let (held, full) = (self.kv.columns(runner.request), self.kv.full_columns(runner.request));
         let tails = held.saturating_sub(full).max(1);
         RequestState {
-            // Of who was admitted a moment ago nothing is there yet.
+            // A request that was admitted a moment ago has no KV yet.
             full: (held.max(runner.columns) + growth).saturating_sub(tails),
             tails,
             deposit: runner.deposit,
@@ -205,7 +205,7 @@ impl MemoryManager {
         }
     }
 
-    /// Learns what KV adds to a decode step.
+    /// Measures what KV adds to a decode step.
     pub(super) fn record_kv_read(&mut self, times: &StepTimes) {
         let planned =
             self.params.kv_placement() == KvPlacementMode::PerRequest && self.sizes.host_columns > 0;

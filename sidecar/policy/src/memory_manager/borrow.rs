@@ -1,4 +1,4 @@
-//! Memory of neighbours as a remedy: when to ask for it, and when to give it back unasked.
+//! Loans from peers: when the tenant asks for one, and when it returns one unasked.
 
 use alloc::vec::Vec;
 
@@ -10,19 +10,19 @@ use crate::reason::Reason;
 use crate::revert::Pressure;
 
 impl MemoryManager {
-    /// Neighbours can be asked from now on, or no longer.
+    /// Sets whether peers can be asked.
     pub fn set_can_borrow(&mut self, traded: bool) {
         self.loans.demand.set_enabled(traded);
     }
 
-    /// Chunks that the next step lacks and neighbours may have. The step waits until they come or [`MemoryManager::on_borrow_denied`] is
-    /// called.
+    /// Chunks that the next step lacks and peers may have. The step waits until they arrive or
+    /// [`MemoryManager::on_borrow_denied`].
     pub fn borrow_request(&self) -> Option<u32> {
         self.loans.demand.wanted()
     }
 
-    /// How much of a loan serves where `most` chunks are all that can be had: as many of the step's requests as that and the
-    /// tenant's own layers have room for, less what whole own layers have to give all the same. 0 where it would be in vain.
+    /// The useful size of a loan where at most `most` chunks can be had: enough for as many requests of the step as the
+    /// loan and the tenant's own layers cover, less what whole own layers give in any case. 0 if it would not help.
     pub fn useful_loan_size(&self, most: u32) -> u32 {
         let own = self.own_chunks();
         let Some(rung) = self.loans.demand.largest_within(most.saturating_add(own)) else { return 0 };
@@ -31,8 +31,8 @@ impl MemoryManager {
         rung.saturating_sub(own.min(layers.saturating_mul(slab)))
     }
 
-    /// Requests wait or run that an engine could serve, or there are none: then nobody needs memory any more. Those that wait
-    /// hold no KV, so that the memory manager sees nothing of them.
+    /// Sets whether requests wait or run that an engine could serve. Waiting requests hold no KV, so the memory manager
+    /// does not see them. Without requests there is no demand.
     pub fn set_busy(&mut self, busy: bool) {
         self.loans.set_busy(busy);
         if !busy {
@@ -44,42 +44,41 @@ impl MemoryManager {
         self.loans.demand.clear();
     }
 
-    /// Neighbours have nothing: the next remedy is taken, until the next boundary.
+    /// Peers have nothing: the policy's next step is tried, until the next boundary.
     pub fn on_borrow_denied(&mut self) {
         self.loans.demand.on_denied();
     }
 
-    /// So it was decided about a neighbour: it counts.
+    /// Counts a decision about a peer.
     pub(crate) fn record_shortfall(&mut self, reason: Reason) {
         self.count(reason);
     }
 
-    /// The tenant has work and lent layers are away.
+    /// The tenant has work and lent layers are absent.
     pub fn wants_layers(&self) -> bool {
         self.is_loaded() && self.wake_layout()
     }
 
-    /// Chunks of a debt of this name that are to go, or are going.
+    /// Chunks of this return that are queued or under way.
     pub fn debt_shortfall(&self, earmark: Earmark) -> u32 {
         let waiting = self.loans.outgoing.return_chunks(earmark);
         waiting + self.outgoing_chunks(|going, claim| going == earmark && claim == TransferKind::Return)
     }
 
-    /// A loan of this name is being made, and the backend has not said how that ended.
+    /// The loan of this name is under way.
     pub fn lending(&self, nonce: Nonce) -> bool {
         self.outgoing_chunks(|earmark, claim| earmark.nonce == nonce && claim == TransferKind::Lend) > 0
     }
 
-    /// Loans to a neighbour that is dead are not vacated any further. Returns the chunks of all that were not made yet,
-    /// those included whose making has no end yet.
+    /// Stops loans to a peer that has exited. Returns the chunks of all that were not made, with those under way.
     pub fn forget_loans(&mut self, peer: Peer) -> u32 {
         let waiting = self.loans.outgoing.forget_loans_to(peer);
         let made = self.outgoing_chunks(|earmark, claim| earmark.peer == peer && claim == TransferKind::Lend);
         waiting + made
     }
 
-    /// Borrowed chunks that were not needed for a while, own layers come back first. Without requests that is all of them:
-    /// what a neighbour lent is not for a cache that nobody asks for.
+    /// Borrowed chunks that were not needed for a while, after own layers were restored. Without requests that is all
+    /// of them: a loan does not serve an unused cache.
     pub fn return_unused_loan(&mut self) -> u32 {
         let left = self.loans.balance.borrowed().saturating_sub(self.earmarked_chunks(TransferKind::Return));
         if self.sleep == SleepState::Asleep {
@@ -90,7 +89,7 @@ impl MemoryManager {
             self.loans.demand.on_used();
             return 0;
         }
-        // What came for a request is not spare before its first step has been planned.
+        // A loan for a request is in use before its first step is planned.
         let idle = !self.loans.is_busy() && self.kv.open_requests() == 0;
         if self.loans.demand.count_idle(idle) {
             return left;
@@ -106,12 +105,12 @@ impl MemoryManager {
         self.loans.demand.surplus(&pressure)
     }
 
-    /// Memory changes hands: there are neighbours, and weights may become KV (`Recompute` keeps to its share).
+    /// The tenant trades: there are peers, and the policy may reclaim weights (`Recompute` keeps to its share).
     pub(super) fn trades(&self) -> bool {
         self.loans.demand.is_enabled() && self.params.policy().reclaims_weights()
     }
 
-    /// Asks for what a step lacks beyond `had_blocks`, those of free chunks included, once for each boundary.
+    /// Asks for what a step lacks beyond `had_blocks`, free chunks included, once per boundary.
     pub(super) fn request_loan(&mut self, need: &StepNeed, had_blocks: u32) -> Option<Prepared> {
         self.clear_borrow_request();
         if !self.trades() || self.loans.demand.is_denied() || self.in_backoff() {
@@ -122,8 +121,8 @@ impl MemoryManager {
         self.borrow_request().map(|_| Prepared::Wait)
     }
 
-    /// Chunks that each request of the step lacks together with those before it, as far as KV may grow. What comes back from
-    /// the host tier comes back first.
+    /// Chunks that each request of the step lacks together with those before it, as far as KV may grow. KV from the
+    /// host tier comes first.
     fn shortfall_steps(&mut self, need: &StepNeed, had_blocks: u32) -> Vec<u32> {
         let per = self.sizes.blocks_per_chunk;
         let room = self.sizes.kv_limit - self.kv.frames().backed() - self.free_frames();

@@ -1,10 +1,10 @@
-//! By when what is ordered is needed: the deadlines of copies, from the moment, the measured compute and the step under way.
+//! Deadlines of copies, from the time, the measured compute and the step under way.
 //!
 //! | copy | deadline |
 //! |---|---|
-//! | slab of a layer, KV that is fetched | when its step comes to the layer; of a first copy for the next step, a step later |
-//! | KV that is spilled out of a buffer | when the step comes to the next layer of the buffer |
-//! | write-back, KV that comes home beside steps | none, unless steps wait for it |
+//! | weights of a layer, fetched KV | when its step reaches the layer; an early copy for the next step, a step later |
+//! | KV that is spilled from a buffer | when the step reaches the next layer of the buffer |
+//! | write-back, KV loaded during steps | none, unless steps wait for it |
 //! | everything between two steps | at once |
 
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use crate::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
-    /// Orders something that is needed at `due`, if anybody waits for it.
+    /// Orders an action that is needed at `due`; `None` = no step waits for it.
     pub(super) fn submit_with_deadline(
         &mut self,
         due: Option<Nanos>,
@@ -27,12 +27,12 @@ impl MemoryManager {
         out: &mut Vec<Action>,
     ) {
         self.count(reason);
-        // Without deadlines all go in the order in which they come to the link.
+        // Without deadlines copies use the link in the order of their submission.
         let due = due.filter(|_| self.params.link_by_deadline);
         self.pending.order(work, (reason, due), effect, out);
     }
 
-    /// When the step under way comes to each layer; between two, when the next one does, if it begins now.
+    /// When the step under way reaches each layer; between two steps, when the next one does if it begins now.
     pub(super) fn timetable(&self) -> CopyDeadlines {
         CopyDeadlines::new(
             self.step.timed_from(),

@@ -1,5 +1,5 @@
-//! What eLLM keeps off the path of a step that waits for memory (5.1): an inflation takes what the next tokens will need too, and
-//! only maps; old addresses are unmapped later.
+//! What eLLM keeps off the path of a step that waits for memory (5.1): an inflation also takes what the next tokens
+//! need, and only maps; old addresses are unmapped later.
 
 use alloc::vec::Vec;
 
@@ -11,9 +11,9 @@ use crate::pending::Change;
 use crate::reason::Reason;
 
 impl MemoryManager {
-    /// Idle activation chunks that an inflation of `chunks` takes besides, beside `activation` that the step needs: everybody who
-    /// runs is assumed to make one more token, which begins a column at worst. Only what is idle and what KV has addresses for,
-    /// so that no inflation fails for it.
+    /// Idle activation chunks that an inflation of `chunks` takes in addition, with `activation` chunks for the step:
+    /// every running request is assumed to make one more token, which begins a block at worst. Only idle chunks with
+    /// addresses in KV, so that no inflation fails for them.
     pub(super) fn lookahead_chunks(&self, demand: StepDemand, activation: u32, chunks: u32) -> u32 {
         let per = self.sizes.blocks_per_chunk;
         let had = self.kv.frames().free_blocks() + self.kv.evictable_blocks() + chunks * per;
@@ -29,7 +29,7 @@ impl MemoryManager {
         self.chunks.ownership().stale.len() as u32
     }
 
-    /// At a boundary with nothing else to do, and no request that waits for it, they go.
+    /// Unmaps them at a boundary with nothing else to do and no waiting request.
     pub(super) fn unmap_deferred(&mut self, out: &mut Vec<Action>) {
         let idle = !self.loans.is_busy() && self.kv.open_requests() == 0;
         if self.chunks.ownership().stale.is_empty() || !idle || !self.is_at_base_layout() || self.in_backoff()

@@ -7,7 +7,8 @@ use crate::digest::Digest;
 use crate::ids::{FrameId, LayerId, SlotId};
 use crate::slots::Progress;
 
-/// Completions that may be outstanding besides a copy of weights, a fetch and a spill for each layer, and one copy for each slot.
+/// Completions that may be outstanding besides a copy of weights, a fetch and a spill for each layer, and one copy for
+/// each slot.
 const OTHER_PENDING: usize = 4;
 
 impl MemoryManager {
@@ -25,7 +26,7 @@ impl MemoryManager {
         assert!(self.pending.iter().count() <= most, "pending actions are bounded");
     }
 
-    /// Every part lies within its bounds, once anything is mapped.
+    /// Every part is within its bounds, once anything is mapped.
     fn check_sizes(&self) {
         assert!(self.chunks.table().created() <= self.budget_chunks(), "created chunks fit the budget");
         if self.chunks.ownership().owners().next().is_none() {
@@ -64,7 +65,7 @@ impl MemoryManager {
         );
     }
 
-    /// States in the ledger follow from the copies.
+    /// States in the chunk table follow from the copies.
     fn check_contents(&self) {
         for layer in (0..self.sizes.layers).map(LayerId) {
             if !self.weights.is_resident(layer) {
@@ -81,7 +82,7 @@ impl MemoryManager {
         }
     }
 
-    /// A fingerprint of everything that decides: equal runs have equal digests.
+    /// A digest of everything that decides: equal runs have equal digests.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::new(self.chunks.table().digest());
         digest.word(self.kv.digest());

@@ -1,5 +1,4 @@
-//! KV that is away while its requests run: carrying out a placement. What the placement should be is decided in
-//! [`super::kv_placement`].
+//! Offloads KV while its requests run: carries out the placement that [`super::kv_placement`] decides.
 
 use alloc::vec::Vec;
 
@@ -20,36 +19,38 @@ use crate::planner::replan::ReplanWatch;
 use crate::reason::Reason;
 use crate::reclaim::KvPlacementMode;
 
-/// Time that one order of write-backs takes, by the measured link, nanoseconds: who needs its blocks waits no longer.
+/// Time that one write-back takes at most, by the measured link, nanoseconds: a step that needs its blocks waits no
+/// longer.
 pub(super) const WRITE_PIECE_NS: u64 = 20_000_000;
 
-/// Blocks of the first write-back, before the link to the host was measured: it may be of any slowness.
+/// Blocks of the first write-back, before the link to the host was measured: it may be slow.
 const FIRST_PIECE_BLOCKS: u32 = 1;
 
-/// Bytes of one write-back at most: smaller copies do not reach a link's bandwidth, and who waits for a larger one waits long
-/// if the link slows down meanwhile.
+/// Bytes of one write-back at most. Smaller copies do not reach the link's bandwidth; larger ones delay a waiting step
+/// if the link slows down.
 pub(super) const MOST_PIECE_BYTES: u64 = 16 << 20;
 
-/// Steps wait no longer for KV of paused requests to leave the device, nanoseconds: what takes longer is computed again.
+/// The longest wait of steps for KV of paused requests to leave the device, nanoseconds: beyond it, requests are
+/// recomputed.
 pub(super) const MOST_WAIT_NS: u64 = 200_000_000;
 
-/// State of the carrying out.
+/// State of the offload.
 #[derive(Clone, Debug)]
 pub(super) struct Offload {
-    /// Another placement waits until nothing is fetched: the next step orders nothing for its successor.
+    /// Another placement waits until no fetch is under way: the next step orders no early fetches.
     pub due: Option<Placement>,
-    /// How many layers may be away (`Pie`).
+    /// Layers that may be offloaded (`Pie`).
     pub expansion: Expansion,
-    /// Watches the plan in force (`OrbitFlow`).
+    /// The plan in force and its replan triggers (`OrbitFlow`).
     pub watch: Option<ReplanWatch>,
     pub plans: PlacementPlans,
     /// The link to the host is to be measured.
     pub probe: bool,
-    /// Not again before this boundary.
+    /// No measurement before this boundary.
     pub probe_at: u64,
     /// Sizes the part of the host tier for prompts (eLLM).
     pub prompts: BufferController,
-    /// Nanoseconds for a block to the host.
+    /// Time of one block to the host, nanoseconds.
     block_out_ns: Ewma,
     pub fetch_failures: FetchFailures,
     write_failures: u32,
@@ -91,12 +92,12 @@ impl MemoryManager {
         self.kv.placement()
     }
 
-    /// A request that runs is to wait; its KV is kept.
+    /// Counts that a running request must wait with its KV.
     pub fn suspend_request(&mut self, request: RequestId) {
         self.kv.suspend(request);
     }
 
-    /// A request was paused.
+    /// Counts a pause.
     pub fn record_pause(&mut self) {
         self.count(Reason::Pause);
     }
@@ -121,7 +122,7 @@ impl MemoryManager {
         self.write_back(None, out);
     }
 
-    /// What is due is in force from now on, if nothing is on its way into a buffer.
+    /// Puts the due placement in force, if no copy into a buffer is under way.
     fn take_placement(&mut self) {
         if self.kv.fetches() > 0 {
             return;
@@ -132,7 +133,7 @@ impl MemoryManager {
         }
     }
 
-    /// Nothing is away any more: what the device lacks is wanted there, or goes to the host tier whole.
+    /// Nothing is offloaded any more: KV that the device lacks is loaded, or stays in the host tier as a whole.
     pub(super) fn restore_all(&mut self) {
         self.offload.due = None;
         self.offload.plans.forget();
@@ -142,14 +143,14 @@ impl MemoryManager {
         self.kv.drop_host_copies();
     }
 
-    /// Nothing is on its way, and no buffer stands for nobody.
+    /// No copy is under way, and every buffer is in use.
     pub(super) fn is_offload_idle(&self) -> bool {
         self.kv.open_requests() > 0
             || (self.kv.buffer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.is_writing_back())
     }
 
-    /// Buffers keep blocks for seats that nobody has: those are free again, at the price of the fetches that are early. Not while
-    /// something is fetched.
+    /// Compacts the staging slots: buffers keep blocks for slots without a request, and freeing them costs the early
+    /// fetches. Not during a fetch.
     pub(super) fn compact_staging(&mut self) -> bool {
         let quiet = self.kv.fetches() == 0;
         if quiet {
@@ -159,7 +160,7 @@ impl MemoryManager {
         quiet
     }
 
-    /// Buffers leave the frames that drain. `None` = they have; else whether that goes on.
+    /// Moves buffers out of draining chunks. `None` = they are out; else whether the change can continue.
     pub(super) fn free_buffers(&mut self) -> Option<bool> {
         if !self.kv.drains_buffers() {
             return None;
@@ -176,7 +177,7 @@ impl MemoryManager {
         None
     }
 
-    /// The next piece goes to the host tier, by `due` where somebody waits for its blocks.
+    /// Writes the next piece back to the host tier, by `due` if a step waits for its blocks.
     fn write_back(&mut self, due: Option<Nanos>, out: &mut Vec<Action>) {
         if self.kv.is_writing_back() || self.counters.boundaries() < self.offload.write_at {
             return;
@@ -200,43 +201,43 @@ impl MemoryManager {
         );
     }
 
-    /// Nanoseconds for a block to the host; none before one was measured.
+    /// Time of one block to the host, nanoseconds; none before one was measured.
     pub(super) fn block_out_ns(&self) -> Option<u64> {
         self.offload.block_out_ns.value()
     }
 
-    /// What decides about writing to the host, for a fingerprint.
+    /// The state of write-backs, for the digest.
     pub(super) fn write_digest(&self) -> u64 {
         let Offload { write_at, write_failures, probe, probe_at, .. } = &self.offload;
         write_at ^ u64::from(*write_failures) << 32 ^ u64::from(*probe) << 63 ^ probe_at << 16
     }
 
-    /// No copy to the host has failed a moment ago.
+    /// No write-back failed a moment ago.
     pub(super) fn write_back_is_healthy(&self) -> bool {
         self.counters.boundaries() >= self.offload.write_at
     }
 
-    /// So many blocks leave the device before steps have waited for long, as far as is known.
+    /// `blocks` can leave the device before steps have waited for long, as far as is known.
     pub(super) fn can_write_back_in_time(&self, blocks: u32) -> bool {
         let block_ns = self.offload.block_out_ns.value().unwrap_or(0);
         u64::from(blocks).saturating_mul(block_ns) <= MOST_WAIT_NS
     }
 
-    /// Pausing a request frees memory soon enough for those who go on.
+    /// A pause frees memory soon enough for the requests that continue.
     pub fn can_pause_help(&self) -> bool {
         self.params.pauses() && self.can_write_back_in_time(self.kv.layers())
     }
 
-    /// KV of paused requests leaves the device: what the host tier has as well at once, the rest when it has been written
-    /// there. `None` = there is nothing, or it would take too long.
+    /// Evicts KV of paused requests: blocks that the host tier has at once, others when they are written back. `None` =
+    /// there is none, or it would take too long.
     pub(super) fn evict_paused(
         &mut self,
         need: &StepNeed,
         missing: u32,
         out: &mut Vec<Action>,
     ) -> Option<Prepared> {
-        // Who comes while nobody runs waits for KV that is on its way. Else what is there of it would leave for them, and come
-        // again when the rest is there, for which theirs would leave, and so on without a step.
+        // A request that is admitted while none runs waits for its loading KV. Else that KV would be evicted for it and
+        // loaded again, and so on without a step.
         if self.kv.has_loading_swaps() && !self.had_running {
             return Some(Prepared::Wait);
         }
@@ -260,8 +261,8 @@ impl MemoryManager {
         Some(Prepared::Wait)
     }
 
-    /// KV of paused requests leaves for what must happen, under a policy that compares what remedies lose: what the host tier has as
-    /// well at once, so many blocks, the rest when it has been written there (0). `None` = nothing does, or it would take too long.
+    /// Evicts KV of paused requests for a change that must happen, under a policy that compares costs. Returns the
+    /// evicted blocks, 0 while they are being written back. `None` = there is none, or it would take too long.
     pub(super) fn evict_paused_for(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
         let missing = self.kv.overfull_blocks();
         if !(reason.must_happen() && self.can_evict_paused() && self.can_write_back_in_time(missing)) {
@@ -279,27 +280,27 @@ impl MemoryManager {
         self.params.compares_costs() && self.params.pauses()
     }
 
-    /// A paused request could go on: all of its KV would be on the device, and everybody's next tokens.
+    /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
     pub fn resume_fits(&self, request: RequestId) -> bool {
         self.fits_with_running(self.kv.absent_blocks(request))
     }
 
-    /// So many blocks more fit the device as it is, beside everybody's next tokens.
+    /// `blocks` more fit the device as it is, with the next tokens of all requests.
     pub fn fits_with_running(&self, blocks: u32) -> bool {
         blocks + self.next_blocks() <= self.spare_blocks()
     }
 
-    /// Places in the host tier for columns of requests that are paused next.
+    /// Host blocks for requests that are paused next.
     pub fn host_capacity_blocks(&self) -> u32 {
         self.kv.host_places().saturating_sub(self.kv.unplaced_paused())
     }
 
-    /// Columns that would leave the device if this request were paused.
+    /// KV blocks that would leave the device if this request were paused.
     pub fn exclusive_columns(&self, request: RequestId) -> u32 {
         self.kv.exclusive_columns(request)
     }
 
-    /// So many columns of requests that are paused leave the device soon enough for whoever waits for them.
+    /// `columns` blocks of paused requests can leave the device soon enough for the requests that wait for them.
     pub fn blocks_freed_by_pause(&self, columns: u32) -> bool {
         let blocks = columns.saturating_mul(self.kv.layers());
         self.can_pause_help() && !self.in_backoff() && self.can_write_back_in_time(blocks)
@@ -323,7 +324,7 @@ impl MemoryManager {
         }
     }
 
-    /// A spill has ended.
+    /// Handles the end of a spill.
     pub(super) fn spilled(&mut self, name: Generation, outcome: Outcome) {
         let repeated = self.step.holds_lease();
         let end = match outcome {
@@ -344,7 +345,7 @@ impl MemoryManager {
         self.drop_kv(lost);
     }
 
-    /// Their KV is gone: once for each, however many copies failed.
+    /// Records that the KV of these requests is lost, once for each however many copies failed.
     pub(super) fn drop_kv(&mut self, requests: Vec<RequestId>) {
         for request in requests {
             if !self.lost_requests.contains(&request) {
@@ -354,7 +355,7 @@ impl MemoryManager {
         }
     }
 
-    /// So many blocks have come to the host in so long.
+    /// Measures the link to the host.
     fn on_written(&mut self, blocks: u64, duration_ns: u64) {
         if let Some(block_ns) = duration_ns.checked_div(blocks) {
             self.offload.block_out_ns.observe(block_ns);
@@ -362,7 +363,7 @@ impl MemoryManager {
         }
     }
 
-    /// Nothing is written to the host for a while.
+    /// Stops write-backs for a while.
     fn pause_writes(&mut self) {
         self.offload.write_failures += 1;
         let pause = 1 << self.offload.write_failures.min(10);

@@ -1,15 +1,14 @@
-//! Which layers of whose KV are away while their requests run.
+//! Decides which layers of which requests' KV are offloaded while they run.
 //!
-//! | policy | set | when |
+//! | policy | offloaded | when |
 //! |---|---|---|
-//! | `Ellm` | all layers, of prompts that were admitted without room ([`super::prefill_offload`]) | while they are computed |
+//! | `Ellm` | all layers, of prompts admitted without space ([`super::prefill_offload`]) | during their prefill |
 //! | `FlexGen` | a fixed share of the layers, of every request | always |
 //! | `Pie` | the same layers of every request, as many as hide and help ([`crate::pie::expansion`]) | KV is short |
-//! | `OrbitFlow`, `Unified` without leave to move own layers | for each request its own, by the planner | KV is short |
+//! | `OrbitFlow`, `Unified` if own layers may not move | planned layers of each request | KV is short |
 //!
-//! Positions are fixed while a placement holds, as those of moving weight layers are: a queue of F layers that pass through
-//! two buffers frees F - 2, as Pie's does, and since full blocks never change nothing is written at a swap that was written
-//! before.
+//! Positions are fixed while a placement holds, as those of moving weight layers are: F layers that pass through two
+//! buffers free F - 2 (Pie). Full blocks never change, so a swap writes nothing that was written before.
 
 use alloc::vec::Vec;
 
@@ -25,15 +24,15 @@ use crate::planner::steps::StepTime;
 use crate::reclaim::{KvPlacementMode, PolicyName};
 use crate::step_model::{Layout, MAX_BETA};
 
-/// Fewest layers that can be away: two that share a buffer.
+/// The fewest layers that can be offloaded: two that share a buffer.
 pub(super) const MIN_MOVING_LAYERS: u16 = 2;
 
 impl MemoryManager {
-    /// Another named policy is in force from the next boundary on. What the former one moved goes back as it would without
-    /// load; requests that it paused go on as before.
+    /// Puts another named policy in force from the next boundary on. Memory that the former one moved is reverted as
+    /// without load; its paused requests resume as before.
     ///
     /// # Errors
-    /// When what the tenant may never lend under it does not fit: nothing has changed then.
+    /// If the floor under the policy does not fit: nothing has changed then.
     pub fn set_policy(&mut self, policy: PolicyName) -> Result<(), ConfigError> {
         let params = Params { policy, ..self.params.clone() };
         let sizes = Sizes::new(&params, &self.geometry)?;
@@ -45,7 +44,7 @@ impl MemoryManager {
         Ok(())
     }
 
-    /// Decides about the placement at this boundary; what differs from the one in force is due.
+    /// Decides the placement at this boundary.
     pub(super) fn choose_placement(&mut self) {
         if self.sizes.host_columns == 0 || self.sizes.layers <= MIN_MOVING_LAYERS {
             return;
@@ -82,7 +81,7 @@ impl MemoryManager {
         moving_layout(self.sizes.layers, away.min(layers - 1) as u16)
     }
 
-    /// Pie: the controller says how many may be away, need says how many have to be.
+    /// Pie: the controller limits the offloaded layers, need demands them.
     fn uniform_layout(&mut self) -> Layout {
         let queue = self.offload.expansion.queue();
         let current = &self.kv.placement().layout;
@@ -98,12 +97,12 @@ impl MemoryManager {
         frames.free_blocks() + self.kv.evictable_blocks() + self.free_frames() * self.sizes.blocks_per_chunk
     }
 
-    /// Blocks that should be free: what the running requests need next, and the reserve.
+    /// Blocks that should be free: the next tokens of the running requests, and the reserve.
     pub(super) fn target_spare_blocks(&self) -> u32 {
         self.kv.running_requests().count() as u32 * self.kv.layers() + self.reserve_blocks()
     }
 
-    /// Blocks that should be free beyond what the next steps need.
+    /// Blocks that should be free beyond the next tokens.
     pub(super) fn reserve_blocks(&self) -> u32 {
         let total = u64::from(self.kv.frames().total_blocks());
         (total * u64::from(self.params.offload_reserve_permille) / 1000) as u32
@@ -113,15 +112,15 @@ impl MemoryManager {
         self.spare_blocks() < self.target_spare_blocks()
     }
 
-    /// Everything that is away would fit the device, and leave twice of what should be free.
+    /// All offloaded KV would fit the device and leave twice the blocks that should be free.
     pub(super) fn all_kv_fits(&self) -> bool {
         let away = self.kv.offloaded_blocks();
         let home = away.saturating_sub(self.kv.buffer_blocks());
         self.spare_blocks() >= home.saturating_add(2 * self.target_spare_blocks())
     }
 
-    /// What a step took, for the controllers. `Pie` grows while the link has time to spare: as many of its swaps count as
-    /// early as it has time left for.
+    /// Feeds the duration of a step to the controllers. `Pie` grows while the link has spare time: the swaps that fit
+    /// the spare time count as early.
     pub(super) fn observe_step(&mut self, times: &StepTimes) {
         let busy_ns = core::mem::take(&mut self.offload.fetched_ns).min(times.total_ns);
         if !times.decode_only {
@@ -149,7 +148,8 @@ impl MemoryManager {
     }
 }
 
-/// So many layers away, spread over the model, in as many buffers as each serves two of them; none if there are too few.
+/// A layout with `away` layers offloaded, spread over the model, in buffers that serve at least two each; resident if
+/// there are too few.
 pub(super) fn moving_layout(layers: u16, away: u16) -> Layout {
     if away < MIN_MOVING_LAYERS {
         return Layout::resident();
@@ -159,7 +159,7 @@ pub(super) fn moving_layout(layers: u16, away: u16) -> Layout {
     Layout { moving, beta }
 }
 
-/// Buffers that so many layers share: as many as there may be, each for two of them at least.
+/// Buffers that these layers share: as many as allowed, each for at least two.
 pub(super) fn buffers(layers: usize) -> u8 {
     (layers / 2).min(usize::from(MAX_BETA)) as u8
 }

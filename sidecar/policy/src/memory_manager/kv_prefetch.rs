@@ -1,4 +1,4 @@
-//! Fetches of KV for each step: their orders, and what becomes of those that fail.
+//! Fetches of KV for each step, and what follows if they fail.
 
 use alloc::vec::Vec;
 
@@ -15,12 +15,11 @@ use crate::step_model::Layout;
 
 /// Fetches in a row that may fail before their KV is given up.
 const FETCH_RETRIES: u32 = super::FILL_RETRIES;
-/// Those that may fail before the tenant counts as failed.
+/// Fetches in a row that may fail before the tenant counts as failed.
 pub(super) const FETCH_FAILURES: u32 = 2 * (FETCH_RETRIES + 1);
 
-/// Fetches that failed in a row. Those that copy nothing, because nobody whom they cover has the layer away or what is away was
-/// given up, are counted by themselves: that they succeed does not show that others would, and where they fail nobody's KV is
-/// lost.
+/// Fetches that failed in a row. Empty fetches, which copy nothing because no request has the layer offloaded, are
+/// counted separately: their success does not show that others would succeed, and their failure loses no KV.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FetchFailures {
     copies: u32,
@@ -28,16 +27,16 @@ pub(super) struct FetchFailures {
 }
 
 impl FetchFailures {
-    /// Of fetches that copy something, or of those that do not.
+    /// The count of fetches that copy blocks, or of empty ones.
     fn of(&mut self, copies: bool) -> &mut u32 {
         if copies { &mut self.copies } else { &mut self.empty }
     }
 }
 
 impl MemoryManager {
-    /// A step begins: its fetches are ordered.
+    /// A step begins: orders its fetches.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
-        // A prompt's last step would bring in for nobody what its next one reads.
+        // The last step of a prompt would fetch early for no reader.
         let prompts = self.params.kv_placement() == KvPlacementMode::Prompts || self.kv.places_prefills();
         let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches;
         let early = self.offload.due.is_none() && !self.kv.is_fetching_disabled() && !still;
@@ -45,7 +44,7 @@ impl MemoryManager {
         self.order_fetches(due, out);
     }
 
-    /// Fetches that were dropped or failed are ordered again.
+    /// Orders fetches again that were dropped or failed.
     pub(super) fn reorder_fetches(&mut self, out: &mut Vec<Action>) {
         if !self.pending.dropping() && self.failure.is_none() {
             let due = self.kv.due_fetches();
@@ -53,7 +52,7 @@ impl MemoryManager {
         }
     }
 
-    /// What a step reads from a buffer, and what it writes there, in the order in which the buffer is used.
+    /// Orders the reads and writes of a buffer in the order in which the step uses it.
     fn order_fetches(&mut self, due: Vec<DueCopy>, out: &mut Vec<Action>) {
         let (holdings, per) = (self.chunks.ownership(), self.sizes.blocks_per_chunk);
         let mut spills =
@@ -99,7 +98,7 @@ impl MemoryManager {
         self.submit_with_deadline(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);
     }
 
-    /// A fetch has ended.
+    /// Handles the end of a fetch.
     pub(super) fn fetched(
         &mut self,
         place: (LayerId, SlotId),
@@ -138,8 +137,8 @@ impl MemoryManager {
         }
     }
 
-    /// The step under way goes on without what cannot be fetched, which its requests do not survive; afterwards nothing is
-    /// away.
+    /// The step under way continues without the KV that cannot be fetched; its requests are lost, and nothing is
+    /// offloaded afterwards.
     fn abort_fetches(&mut self) {
         let lost = self.kv.abort_fetches();
         self.count_many(Reason::SwapLost, lost.len() as u32);

@@ -1,7 +1,8 @@
-//! Memory that goes to neighbours and comes from them, and coming back after weight layers were lent (DESIGN 8).
+//! Transfers of chunks to and from peers, and layers that are restored after their memory was lent.
 //!
-//! Nobody is promised a chunk before it is free: what is to be given is vacated first, between two steps, then released
-//! and earmarked in one action. A loan is refused when there is no room for it. A debt is not: requests make room.
+//! Chunks are promised to a peer only when they are free: they are vacated first, between two steps, then released and
+//! earmarked in one action. A loan is refused if it does not fit. A return is never refused: requests make space for
+//! it.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -16,28 +17,28 @@ use crate::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
-    /// Chunks that may exist now: the share, and what was borrowed, without what was lent.
+    /// Chunks that may exist now: the share, plus borrowed and minus lent ones.
     pub fn budget_chunks(&self) -> u32 {
         self.loans.balance.budget()
     }
 
-    /// Chunks that the tenant may hold without asking a neighbour. While a share that fell is being given up, more than it is to
-    /// be: [`MemoryManager::releasing_chunks`].
+    /// Chunks that the tenant may hold without a loan. While a share that fell is being released, this is more than the
+    /// assigned share ([`MemoryManager::releasing_chunks`]).
     pub fn share_chunks(&self) -> u32 {
         self.loans.balance.share()
     }
 
-    /// Chunks that belong to neighbours and are here.
+    /// Chunks of peers that are here.
     pub fn borrowed_chunks(&self) -> u32 {
         self.loans.balance.borrowed()
     }
 
-    /// Chunks of the share that neighbours have.
+    /// Chunks of the share that peers have.
     pub fn lent_chunks(&self) -> u32 {
         self.loans.balance.lent()
     }
 
-    /// Chunks that come to exist or go at this moment: the backend may be ahead of the memory manager by as many.
+    /// Chunks that are being created or released: the backend can be ahead of the memory manager by this number.
     pub fn moving_chunks(&self) -> u32 {
         let arriving = self.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
         let released = self.pending.iter().map(|(_, effect)| match effect {
@@ -47,13 +48,13 @@ impl MemoryManager {
         arriving + released.sum::<u32>() + self.outgoing_chunks(|_, _| true)
     }
 
-    /// Chunks of the share that are wanted here and that neighbours still hold.
+    /// Chunks of the share that the tenant wants and peers still hold.
     pub fn expected_chunks(&self) -> u32 {
         let regrow = self.loans.recreation.held_by_peers();
         self.missing_floor_chunks().unwrap_or(0) + regrow
     }
 
-    /// Chunks that the tenant can never lend while it is not hibernated.
+    /// Chunks that the tenant never lends, except while it sleeps.
     pub fn floor_chunks(&self) -> u32 {
         self.sizes.floor(&self.params)
     }
@@ -63,13 +64,12 @@ impl MemoryManager {
         if self.sleep == SleepState::Asleep { 0 } else { self.floor_chunks() }
     }
 
-    /// Layers without memory: lent, and not back.
+    /// Layers without memory: lent, and not restored yet.
     pub fn absent_layers(&self) -> u16 {
         self.chunks.absent_layers()
     }
 
-    /// No step can run before [`MemoryManager::boundary`] has brought lent layers back, or, after hibernation, the embeddings and
-    /// the head are there again.
+    /// No step can run: lent layers are not restored, or the tenant sleeps, or its embeddings and head are not loaded.
     pub fn lacks_weights(&self) -> bool {
         self.loaded
             && (self.sleep != SleepState::Awake
@@ -77,40 +77,39 @@ impl MemoryManager {
                 || !self.weights.is_global_loaded())
     }
 
-    /// The tenant holds the turn, or has work where there are no turns. While it is not active it may lend weight layers;
-    /// while it is, layers that were lent come back.
-    ///
-    /// What was lent is to be revoked first: until [`MemoryManager::set_awaits_loans`] says how that goes, layers wait for it.
+    /// The tenant becomes active, with the time slice or with work where there are no slices, or inactive. An inactive
+    /// tenant may lend weight layers; an active one restores them. Its loans are revoked first: layers wait until
+    /// [`MemoryManager::set_awaits_loans`].
     pub fn set_active(&mut self, active: bool) {
         self.loans.set_active(active);
     }
 
-    /// What [`MemoryManager::set_active`] said last.
+    /// Whether the tenant is active.
     pub fn active(&self) -> bool {
         self.loans.is_active()
     }
 
-    /// Layers that were lent wait (`true`) while the loans are being revoked, and come back into what there is (`false`).
+    /// Lent layers wait while the loans are being revoked (`true`), or are restored into the memory at hand (`false`).
     pub fn set_awaits_loans(&mut self, patient: bool) {
         self.loans.set_awaits_loans(patient);
     }
 
-    /// Layers that were lent wait for their loans.
+    /// Lent layers wait for their loans.
     pub fn awaits_loans(&self) -> bool {
         self.loans.awaits_loans()
     }
 
-    /// What must go has no room at a boundary: the scheduler pauses or preempts a request and comes to the boundary again.
+    /// A return does not fit at a boundary: the scheduler pauses or preempts a request and calls the boundary again.
     pub fn debt_is_blocked(&self) -> bool {
         self.loans.is_blocked()
     }
 
-    /// It is stuck, and nobody is left to make room.
+    /// The return still does not fit and no request is left to preempt: layers go for it.
     pub fn force_reclaim(&mut self) {
         self.loans.set_forces_reclaim(true);
     }
 
-    /// A debt has not been paid: no step begins before it is, unless the backend keeps failing.
+    /// A return or a release of share is due: no step begins before it is made, unless the backend keeps failing.
     pub fn has_debt(&self) -> bool {
         self.share_to_release() > 0 || self.owes_peers()
     }
@@ -119,15 +118,16 @@ impl MemoryManager {
         self.loans.outgoing.has_return()
     }
 
-    /// Transfers that have ended since the last call.
+    /// Results of transfers since the last call.
     pub fn take_transfer_results(&mut self) -> Vec<TransferResult> {
         self.loans.outgoing.take_results()
     }
 
-    /// Chunks are to go to a neighbour. How it ended is told by [`MemoryManager::take_transfer_results`].
+    /// Queues a transfer to a peer. Its result comes by [`MemoryManager::take_transfer_results`].
     ///
     /// # Panics
-    /// If a loan would take the tenant below its floor, or a debt is more than was borrowed: whoever orders it has looked.
+    /// If a loan would take the tenant below its floor, or a return is larger than what was borrowed: the caller has
+    /// checked.
     pub fn queue_transfer(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind) {
         let promised = self.earmarked_chunks(claim) + chunks;
         match claim {
@@ -143,12 +143,12 @@ impl MemoryManager {
         self.loans.outgoing.push(OutgoingTransfer { earmark, chunks, claim });
     }
 
-    /// Chunks that are to go under this claim, or are going.
+    /// Chunks of transfers of this kind, queued or under way.
     pub(super) fn earmarked_chunks(&self, claim: TransferKind) -> u32 {
         self.loans.outgoing.chunks_of(claim) + self.outgoing_chunks(|_, of| of == claim)
     }
 
-    /// Chunks that are going.
+    /// Chunks of transfers under way.
     pub(super) fn outgoing_chunks(&self, which: impl Fn(Earmark, TransferKind) -> bool) -> u32 {
         let chunks = |effect: &Pending| match effect {
             Pending::Lend(chunks, spare, earmark, claim) if which(*earmark, *claim) => {
@@ -159,15 +159,16 @@ impl MemoryManager {
         self.pending.iter().map(|(_, effect)| chunks(effect)).sum()
     }
 
-    /// Whoever asked for this loan no longer waits for it. False if it is no longer to be stopped: its end will be told.
+    /// The borrower no longer waits for this loan. Returns false if the loan can no longer be cancelled: its result
+    /// comes.
     pub fn cancel_transfer(&mut self, earmark: Earmark) -> bool {
         self.loans.outgoing.cancel_loan(earmark)
     }
 
-    /// A neighbour has earmarked chunks for this tenant, as a loan or to pay a debt: they come to exist here.
+    /// A peer has earmarked chunks for this tenant, as a loan or as a return: they are created here.
     ///
     /// # Panics
-    /// If a debt is paid that nobody has.
+    /// If more is returned than was lent.
     pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
         assert!(
             claim == TransferKind::Lend || chunks <= self.loans.balance.lent(),
@@ -179,7 +180,7 @@ impl MemoryManager {
         self.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
     }
 
-    /// Chunks that neither exist nor are about to.
+    /// Chunks that neither exist nor are being created.
     pub(super) fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
         let taken: BTreeSet<_> =
             self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
@@ -187,7 +188,7 @@ impl MemoryManager {
         fresh.take(count as usize).collect()
     }
 
-    /// Takes what is to go, or what is to come back, one action further.
+    /// Takes transfers, releases of share and restorations one action further.
     pub(super) fn settle_trade(&mut self, out: &mut Vec<Action>) {
         self.loans.set_blocked(false);
         if self.in_backoff() {
@@ -220,8 +221,8 @@ impl MemoryManager {
         }
     }
 
-    /// Layers that come back do not wait for a loan that has to be vacated first: that could take until a step has run, which
-    /// waits for the layers.
+    /// Restored layers do not wait for a loan that must be vacated first: that can take until a step has run, and the
+    /// step waits for the layers.
     fn refuse_loans_beyond(&mut self, vacant: u32) {
         let waits =
             |parting: OutgoingTransfer| parting.claim == TransferKind::Lend && parting.chunks > vacant;
@@ -232,7 +233,7 @@ impl MemoryManager {
 
     fn order_lend(&mut self, parting: OutgoingTransfer, out: &mut Vec<Action>) {
         let OutgoingTransfer { earmark, chunks, claim } = parting;
-        // What was never made goes first: nothing else would make it.
+        // Chunks that were never created go first: no other method creates them.
         let spare_chunks = self.spare_chunks().min(chunks);
         let going = self.chunks.earmark(chunks - spare_chunks, earmark.peer);
         let work = Work::Lend { chunks: going.clone(), spare_chunks, earmark };
@@ -260,7 +261,7 @@ impl MemoryManager {
         }
         self.chunks.take_back(going, earmark.peer);
         match (outcome, claim) {
-            // The loan is refused, and its borrower asks again later.
+            // The loan is refused; its borrower asks again later.
             (Outcome::Failed(Failure::Busy), TransferKind::Lend) => {}
             (Outcome::Failed(Failure::Busy), TransferKind::Return) => self.retry_later(),
             _ => self.on_transfer_failed(),
@@ -318,14 +319,14 @@ impl MemoryManager {
         self.change.failed(self.counters.boundaries());
     }
 
-    /// The first transfer has no room. A loan is refused; for a debt, a request must go.
+    /// The first transfer does not fit. A loan is refused; for a return, a request must go.
     pub(super) fn refuse_loan(&mut self) {
         if !self.loans.outgoing.refuse_first_loan() && !self.loans.outgoing.is_empty() {
             self.loans.set_blocked(true);
         }
     }
 
-    /// A change found no room: a request makes it if it must happen, a loan is refused.
+    /// A change does not fit: a request makes space if the change must happen; a loan is refused.
     pub(super) fn has_no_room(&mut self, reason: Reason) {
         self.loans.set_blocked(self.loans.is_blocked() || reason.must_happen());
         if reason == Reason::Lend {
@@ -333,7 +334,7 @@ impl MemoryManager {
         }
     }
 
-    /// Something is on its way to or from neighbours, or has to come back.
+    /// A transfer, a release of share or a recreation is due.
     pub(super) fn trading(&self) -> bool {
         !self.loans.outgoing.is_empty()
             || self.share_to_release() > 0

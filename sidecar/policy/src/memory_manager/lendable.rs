@@ -1,4 +1,4 @@
-//! What could go to a neighbour, and what has to change first.
+//! What could be lent to a peer, and what must change first.
 
 use alloc::vec::Vec;
 
@@ -9,9 +9,9 @@ use crate::loans::TransferKind;
 use crate::peers::loan_denied::LoanDenied;
 
 impl MemoryManager {
-    /// Chunks that could be lent without hurting a request: what is free, cache that nobody uses, and, while the tenant is
-    /// not active, its last weight layers. Never below the floor, and never what was borrowed: that goes back instead.
-    /// Where weights never become KV (`Recompute`) partitions are fixed and nothing is.
+    /// Chunks that could be lent without hurting a request: free chunks, unused cache, and, while the tenant is
+    /// inactive, its last weight layers. Never below the floor, and never borrowed chunks: these are returned instead.
+    /// Under a policy that does not reclaim weights partitions are fixed and nothing is lent.
     pub fn lendable_chunks(&self) -> u32 {
         self.lendable().unwrap_or(0)
     }
@@ -56,7 +56,7 @@ impl MemoryManager {
             .saturating_sub(self.chunks.table().created() + self.loans.recreation.chunks())
     }
 
-    /// Frames of KV that could be emptied without dropping a block that a request uses.
+    /// KV chunks that could be emptied without dropping a block in use.
     pub(super) fn idle_frames(&self) -> u32 {
         let idle = self.kv.frames().free_blocks() + self.kv.evictable_blocks();
         (idle / self.sizes.blocks_per_chunk).min(self.frames_above_guarantee())
@@ -71,8 +71,8 @@ impl MemoryManager {
         layers.map(|layer| self.sizes.slabs[layer.index()]).sum()
     }
 
-    /// Layers that a tenant can lend and have back at the price of a step or less, T_T * N <= T_compute with those that are
-    /// away already: who has work and waits for its turn needs them in that turn. All, where nobody waits for them.
+    /// Layers that a tenant can lend and restore at the cost of at most one step, T_T * N <= T_compute, absent ones
+    /// included: a tenant that waits for its time slice needs them in that slice. All layers, if no request waits.
     fn layers_that_hide(&self) -> usize {
         let compute_ns = self.step_stats.token_compute_ns();
         if !self.loans.is_busy() || compute_ns == 0 {
@@ -83,8 +83,8 @@ impl MemoryManager {
         (hidden.min(u128::from(u16::MAX)) as usize).saturating_sub(usize::from(self.absent_layers()))
     }
 
-    /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
-    /// that are away already no more than the cap.
+    /// Layers that an inactive tenant can lend, last one first, since it wakes front first. With moving and absent
+    /// layers at most the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
         let idle = !self.loans.is_active() && self.loaded && self.params.policy().reclaims_weights();
         let left = if idle {
@@ -101,8 +101,8 @@ impl MemoryManager {
         self.weights.layout().moving.len() + usize::from(self.absent_layers())
     }
 
-    /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last
-    /// layers; for a debt also KV in use, own layers that move, and at last idle activation space.
+    /// The change that frees `missing` more chunks: unused cache first, then the last layers of an inactive tenant; for
+    /// a return also KV in use, moving layers, and last idle activation space.
     pub(super) fn capacity_for(&self, missing: u32, claim: TransferKind) -> Option<TransitionTarget> {
         let idle = self.idle_frames().min(missing);
         let cheap =
@@ -121,7 +121,7 @@ impl MemoryManager {
             .or_else(|| self.idle_activations(missing - frames))
     }
 
-    /// The fewest last layers that hold so many chunks.
+    /// The fewest last layers that hold these chunks.
     fn layers_for(&self, chunks: u32) -> Option<u16> {
         let mut missing = chunks;
         let mut count = 0;

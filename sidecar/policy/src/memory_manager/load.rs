@@ -1,4 +1,4 @@
-//! Loading a tenant: chunks, the first mapping, every slab.
+//! Loads a tenant: chunks, the first mapping, every layer.
 
 use alloc::vec::Vec;
 
@@ -31,7 +31,7 @@ impl MemoryManager {
     pub(super) fn created(&mut self, chunks: &[ChunkId], outcome: Outcome, out: &mut Vec<Action>) {
         match outcome {
             Outcome::Done { .. } => self.chunks.end_piece(chunks, true),
-            // The ledger refuses: neighbours still have it.
+            // The ledger refuses: peers still hold them.
             Outcome::Failed(Failure::OutOfMemory) if self.loans.awaits_floor() => return,
             Outcome::Failed(_) => {
                 self.count(Reason::BackendFailed);
@@ -45,8 +45,8 @@ impl MemoryManager {
         self.create_next(out);
     }
 
-    /// Chunks without which the tenant cannot start, and which neighbours hold: their former lives, or another's. None once
-    /// it has them.
+    /// Chunks without which the tenant cannot start and which peers hold, such as its former instances. None once it
+    /// has them.
     pub fn missing_floor_chunks(&self) -> Option<u32> {
         self.loans.awaits_floor().then(|| self.missing_floor())
     }
@@ -64,14 +64,14 @@ impl MemoryManager {
         self.sizes.floor(&self.params).saturating_sub(self.chunks.table().created())
     }
 
-    /// Decides who gets what of the chunks that exist, and maps it.
+    /// Decides the layout for the chunks that exist, and maps it.
     fn lay_out(&mut self, out: &mut Vec<Action>) {
         let created = self.chunks.table().created();
         let Some(layout) = self.start_layout(created) else {
             self.give_up(out);
             return;
         };
-        // What neighbours still have comes later, and with it the layout that it allows.
+        // Chunks that peers still hold come later, and with them the layout that they allow.
         let held =
             if self.loans.demand.is_enabled() { self.sizes.useful().saturating_sub(created) } else { 0 };
         self.loans.recreation.start(held);
@@ -82,7 +82,7 @@ impl MemoryManager {
         self.order_change(Change { next, layout: Some(layout), reason: Reason::Load }, &[], out);
     }
 
-    /// Not even the floor exists: everything is given back.
+    /// Not even the floor exists: everything is released.
     fn give_up(&mut self, out: &mut Vec<Action>) {
         let chunk_bytes = self.geometry.chunk_bytes;
         let floor_bytes = u64::from(self.sizes.floor(&self.params)) * chunk_bytes;
@@ -93,7 +93,7 @@ impl MemoryManager {
         }
     }
 
-    /// Everything that nobody holds goes back to the device.
+    /// Releases all free chunks to the device.
     pub(super) fn order_release(&mut self, reason: Reason, out: &mut Vec<Action>) {
         let chunks: Vec<_> = self.chunks.table().free().collect();
         self.order(Work::Release(chunks.clone()), reason, Pending::Release(chunks), out);
@@ -107,7 +107,7 @@ impl MemoryManager {
         }
     }
 
-    /// The layout to start with: as ordered, else all resident, else (Oneiros) the fewest moving layers that fit.
+    /// The layout to start with: the forced one, else all resident, else (Oneiros) the fewest moving layers that fit.
     pub(super) fn start_layout(&self, created: u32) -> Option<Layout> {
         let room = created.checked_sub(self.sizes.kv_guaranteed)?;
         let fits = |layout: &Layout| self.sizes.fixed_chunks(layout) <= room;
@@ -130,7 +130,7 @@ impl MemoryManager {
         self.chunks.initial(layout, fixed)
     }
 
-    /// The first mapping failed: once more, up to a bound.
+    /// The first mapping failed: tries again, up to a bound.
     pub(super) fn first_mapping_failed(&mut self, out: &mut Vec<Action>) {
         if self.chunks.retries_mapping() {
             return self.lay_out(out);

@@ -1,8 +1,9 @@
-//! A plan for each request's KV (OrbitFlow 4.1 to 4.3): made when KV is short, and anew when the batch has changed, when steps
-//! take other times than predicted, and when its window is over.
+//! Plans the KV of each request (OrbitFlow 4.1 to 4.3): when KV is short, and again when the batch has changed, when
+//! steps take other times than predicted, and when the window of the plan ends.
 //!
-//! No step waits for a plan. At a boundary it is due ([`MemoryManager::wants_plan`]); whoever drives the memory manager asks
-//! the question ([`MemoryManager::ask_plan`]), answers it in its own time and says so ([`MemoryManager::planned`]). The next
+//! No step waits for a plan. At a boundary a plan is due ([`MemoryManager::wants_plan`]); the driver takes the request
+//! ([`MemoryManager::ask_plan`]), solves it in its own time and answers ([`MemoryManager::planned`]). The next boundary
+//! carries it out.
 //! boundary carries it out.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,7 @@ use crate::planner::steps::StepTime;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
-/// A plan that is awaited, and who it is for.
+/// A requested plan, and the requests that it is for.
 #[derive(Clone, Debug)]
 struct PlanInFlight {
     id: u64,
@@ -30,7 +31,7 @@ struct PlanInFlight {
 }
 
 impl PlanInFlight {
-    /// Those who run by what was found, in the order in which it places them.
+    /// The running requests of the plan, in the order in which it places them.
     fn requests(&self, found: &PlanResult) -> Vec<RequestId> {
         let (paused, admitted) = (usize::from(found.paused), usize::from(found.admitted));
         self.running[paused..].iter().chain(&self.waiting[..admitted]).copied().collect()
@@ -45,32 +46,32 @@ impl PlanInFlight {
     }
 }
 
-/// Questions about plans, and what became of them.
+/// Requests for plans, and their answers.
 #[derive(Clone, Debug)]
 pub(super) struct PlacementPlans {
-    /// Sets of layers to choose from.
+    /// The sets of layers to choose from.
     options: Vec<Vec<u16>>,
-    /// Plans that were asked for so far: the name of the last one.
+    /// Plans requested so far: the id of the last one.
     last_plan_id: u64,
-    /// One is due, and nobody has asked for it yet.
+    /// A plan is due and was not requested yet.
     is_plan_due: bool,
     in_flight: Option<PlanInFlight>,
     answer: Option<PlanAnswer>,
-    /// Requests that run by the plan in force, and those of them that it admitted, each with the layers of which its KV is away.
+    /// Requests that run by the plan, and those that it admitted, each with its offloaded layers.
     planned_requests: BTreeSet<RequestId>,
     pub admitted: BTreeMap<RequestId, Vec<LayerId>>,
-    /// Those whom it pauses, until the scheduler knows.
+    /// Requests that the plan pauses, until the scheduler takes them.
     pub pauses: Vec<RequestId>,
-    /// The next in line, who does not come yet, and who it was when the plan in force was asked for.
+    /// The queue head that is not admitted yet, and the head for which the plan was requested.
     pub blocked_head: Option<RequestId>,
     planned_head: Option<RequestId>,
-    /// Whoever is let in waits for nothing but the end of fetches: none is early at the next step.
+    /// An admitted request waits only for the end of fetches: the next step fetches nothing early.
     pub skips_early_fetches: bool,
-    /// Those of `admitted` who have come with part of their KV away, until they are struck.
+    /// Admitted requests that joined with offloaded KV, until they are removed from `admitted`.
     pub joined_requests: BTreeSet<RequestId>,
     /// The plan no longer holds.
     is_stale: bool,
-    /// No plan is asked for before so many steps have been made.
+    /// No plan is requested before this step.
     next_plan_step: u64,
 }
 
@@ -94,7 +95,7 @@ impl PlacementPlans {
         }
     }
 
-    /// There is no plan any more, and an answer that comes is for nothing.
+    /// Forgets the plan; a late answer is ignored.
     pub fn forget(&mut self) {
         (self.is_plan_due, self.in_flight, self.answer, self.planned_head) = (false, None, None, None);
         self.planned_requests.clear();
@@ -109,7 +110,7 @@ impl PlacementPlans {
         self.options[usize::from(option)].iter().copied().map(LayerId).collect()
     }
 
-    /// This request is not let in any more.
+    /// The plan no longer admits this request.
     pub fn drop_waiter(&mut self, request: RequestId) {
         self.blocked_head = self.blocked_head.filter(|held| *held != request);
         self.admitted.remove(&request);
@@ -117,7 +118,7 @@ impl PlacementPlans {
         self.joined_requests.remove(&request);
     }
 
-    /// A number that differs when another plan is awaited, or in force.
+    /// A number that changes with the requested plan or the plan in force.
     pub fn digest_word(&self) -> u64 {
         let flags = [self.is_plan_due, self.in_flight.is_some(), self.answer.is_some()];
         let flags = flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag));
@@ -125,7 +126,7 @@ impl PlacementPlans {
         named.fold(self.last_plan_id << 3 | flags, |word, request| mix(word ^ request.0))
     }
 
-    /// Whether the plan in force was made for those who run now, and for who is next in line.
+    /// Whether the plan was made for the running requests and the queue head.
     fn is_for(&self, mut runners: impl Iterator<Item = RequestId>, next: Option<RequestId>) -> bool {
         // Both ascend: a set, and the keys of a map.
         let (mut made_for, mut known) = (self.planned_requests.iter(), 0);
@@ -133,28 +134,28 @@ impl PlacementPlans {
             known += 1;
             made_for.any(|one| *one == request)
         });
-        // Those whom it admitted may still be on their way.
+        // Requests that it admitted may still be waiting.
         all && self.planned_requests.len() - known <= self.admitted.len()
             && (next.is_none() || next == self.planned_head)
     }
 }
 
 impl MemoryManager {
-    /// A plan is due: whoever drives the memory manager asks for it. Not where all fits and whoever waited for a plan has come without.
+    /// A plan is due: the driver asks for it. Not if everything fits and the waiting request was admitted without one.
     pub fn wants_plan(&self) -> bool {
         let (placed, next) = (!self.kv.placement().layout.moving.is_empty(), self.offload.plans.blocked_head);
         self.offload.plans.is_plan_due && (placed || next.is_some() || self.kv_is_short())
     }
 
-    /// What is to be planned for these; whoever asks answers with [`MemoryManager::planned`], however long that takes.
+    /// The request for a plan of these requests. The driver answers with [`MemoryManager::planned`], however long it
+    /// takes.
     pub fn ask_plan(&mut self, crowd: &SchedulerView) -> PlanRequest {
         let request = self.plan_request(crowd);
         let plans = &mut self.offload.plans;
         plans.last_plan_id = request.id;
         (plans.is_plan_due, plans.is_stale) = (false, false);
-        // A plan costs a change of placement: not at every boundary, whatever comes and goes. It is steps that count, not
-        // boundaries: what a placement wants on the device comes in pieces, and the next plan would send it back before any
-        // step was made.
+        // A plan costs a change of placement, so not at every boundary. Steps count, not boundaries: KV is loaded in
+        // pieces, and a new plan would offload it again before any step ran.
         plans.next_plan_step = self.counters.steps() + u64::from(self.params.replan.least_steps);
         plans.planned_head = plans.blocked_head;
         plans.in_flight =
@@ -162,7 +163,7 @@ impl MemoryManager {
         request
     }
 
-    /// The same for those who run, none of whom may be paused, if a plan is due.
+    /// The same for running requests alone, none of which may be paused, if a plan is due.
     pub fn take_plan_request(&mut self) -> Option<PlanRequest> {
         let columns = |request| self.kv.columns(request);
         let runner =
@@ -172,7 +173,7 @@ impl MemoryManager {
         self.wants_plan().then(|| self.ask_plan(&crowd))
     }
 
-    /// Whether this answers something that was asked.
+    /// Whether this answers the requested plan.
     pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
         let plans = &self.offload.plans;
         let asked = plans.in_flight.as_ref().filter(|asked| asked.id == answer.id);
@@ -182,7 +183,7 @@ impl MemoryManager {
         (1..=plans.last_plan_id).contains(&answer.id) && fits
     }
 
-    /// A plan has come. The next boundary carries it out, unless something else is due by then.
+    /// Handles an answer. The next boundary carries the plan out, unless something else is due by then.
     pub fn planned(&mut self, answer: PlanAnswer) {
         let plans = &mut self.offload.plans;
         if plans.in_flight.as_ref().is_some_and(|asked| asked.id == answer.id) {
@@ -190,14 +191,14 @@ impl MemoryManager {
         }
     }
 
-    /// A plan is due when KV is short or somebody waits for it, and the one in force no longer holds; or when everything fits
-    /// the device again.
+    /// A plan is due if KV is short or a request waits for one, and the plan in force no longer holds; or if everything
+    /// fits the device again.
     pub(super) fn request_plan(&mut self) {
         let placed = !self.kv.placement().layout.moving.is_empty();
         let (next, short) = (self.offload.plans.blocked_head, self.kv_is_short());
         if self.kv.spilling_requests().next().is_some() {
-            // Their prompts first: no other placement has their buffers. Nobody else is let in meanwhile, so that they are no more
-            // than one plan lets in.
+            // Offloaded prompts first: no other placement has their buffers. No other request is admitted until then,
+            // so they are no more than one plan admits.
             return;
         }
         if !placed && !short && next.is_none() {
@@ -220,12 +221,12 @@ impl MemoryManager {
         self.remove_admitted();
         let plans = &self.offload.plans;
         let waiting = plans.in_flight.is_some() || plans.next_plan_step > self.counters.steps();
-        // Also where nothing is away by it: KV of who was paused stays on the device until somebody needs the blocks.
+        // Also if it offloads nothing: KV of a paused request stays on the device until a step needs the blocks.
         let holds = !plans.is_stale && plans.is_for(self.kv.running_requests(), next);
         self.offload.plans.is_plan_due = !waiting && !holds;
     }
 
-    /// Who was let in and runs now is one of those for whom the plan was made: it holds until one of them is gone.
+    /// An admitted request that runs now belongs to the plan, which holds until one of its requests ends.
     fn remove_admitted(&mut self) {
         if !self.offload.plans.admitted.is_empty() {
             let runners: BTreeSet<_> = self.kv.running_requests().collect();
@@ -238,10 +239,10 @@ impl MemoryManager {
     }
 
     fn plan_request(&self, crowd: &SchedulerView) -> PlanRequest {
-        // As long as they will be when the plan's window is over.
+        // Their lengths at the end of the plan's window.
         let growth = u32::from(self.params.replan.window).div_ceil(BLOCK_TOKENS);
         let column_ns = self.step_stats.column_ns() / u64::from(self.sizes.layers);
-        // Compute is an average over steps of this batch and of those before it: what they read is taken off, not what is read now.
+        // Measured compute is an average over past batches: subtract what they read, not what is read now.
         let read_ns = column_ns * self.step_stats.read_columns().unwrap_or(0);
         let mut compute_ns = self.step_stats.compute_ns();
         compute_ns.iter_mut().for_each(|ns| *ns = ns.saturating_sub(read_ns));
@@ -268,14 +269,14 @@ impl MemoryManager {
         }
     }
 
-    /// The plan is due, for those who still run.
+    /// Makes the plan due, for its requests that still run.
     fn adopt(&mut self, answer: &PlanAnswer) {
         let Some(asked) = self.offload.plans.in_flight.take() else { return };
         if self.params.serves_by_deadline() && !self.is_worthwhile(&asked, answer.result.as_ref()) {
             return self.place_nothing(&asked);
         }
-        // Where none was found somebody is one too many, which shows when a step does not fit. Until then as much is away as
-        // may be.
+        // Without a solution one request is too many, which shows when a step does not fit. Until then as much is
+        // offloaded as possible.
         let most = self.offload.plans.options.len() as u16 - 1;
         let nobody = || PlanResult {
             paused: 0,
@@ -300,8 +301,8 @@ impl MemoryManager {
         self.offload.due = (!placement.is_equivalent(self.kv.placement())).then_some(placement);
     }
 
-    /// All that run make more tokens per second by this plan than those of them would for whose KV there is room. Where none was
-    /// found, as much is fetched in each step as there is no room for.
+    /// The plan makes more tokens per second than running only the requests whose KV fits the device. Without a
+    /// solution, each step fetches what does not fit.
     fn is_worthwhile(&self, asked: &PlanInFlight, found: Option<&PlanResult>) -> bool {
         let columns: u64 = asked.running.iter().map(|request| u64::from(self.kv.columns(*request))).sum();
         let needed_bytes = columns * u64::from(self.kv.layers()) * self.geometry.block_bytes;
@@ -313,7 +314,7 @@ impl MemoryManager {
             <= (alone_ns + u128::from(self.cost().allowance_ns())) * u128::from(needed_bytes)
     }
 
-    /// Requests that fall due later make room at no loss, so no placement is taken that has one.
+    /// Requests with later deadlines make space at no cost, so a placement with a cost is not taken.
     fn place_nothing(&mut self, asked: &PlanInFlight) {
         self.count(Reason::DeclinedStall);
         self.offload.watch = Some(ReplanWatch::in_vain(self.params.replan));
@@ -322,7 +323,7 @@ impl MemoryManager {
         self.offload.due = placed.then(Placement::default);
     }
 
-    /// What KV may take: all of its blocks but those of the reserve.
+    /// All blocks of KV but those of the reserve.
     fn plan_capacity_bytes(&self) -> u64 {
         let free = u64::from(self.free_frames()) * u64::from(self.sizes.blocks_per_chunk);
         let total = u64::from(self.kv.frames().total_blocks()) + free;
@@ -333,7 +334,8 @@ impl MemoryManager {
         Link::fluid(self.step_stats.link_bytes_per_second().max(1))
     }
 
-    /// The sets that were chosen as a placement; all that move share buffers. Who is admitted takes its set when it comes.
+    /// The chosen sets as a placement; all offloaded layers share buffers. An admitted request takes its set when it
+    /// joins.
     fn placement_of(&self, going: &[RequestId], chosen: &[u16]) -> Placement {
         let options = &self.offload.plans.options;
         let mut away: Vec<u16> =
@@ -343,7 +345,7 @@ impl MemoryManager {
         if away.is_empty() {
             return Placement::default();
         }
-        // Each request's set serves each buffer twice, so that a seat never takes more blocks than it frees.
+        // Each set uses each buffer at least twice, so a staging slot never takes more blocks than it frees.
         let least = chosen.iter().filter(|at| **at > 0).map(|at| options[usize::from(*at)].len()).min();
         let Layout { beta, .. } = moving_layout(self.sizes.layers, least.map_or(0, |least| least as u16));
         let layout = Layout { moving: away.into_iter().map(LayerId).collect(), beta };
@@ -363,7 +365,7 @@ impl MemoryManager {
         Placement { layout, sets, of }
     }
 
-    /// A step ended: whether the plan still tells its time.
+    /// Compares the duration of a step with the plan's prediction.
     pub(super) fn check_plan(&mut self, seen: StepTime) {
         let due = self.offload.watch.as_mut().and_then(|watch| watch.step(seen));
         self.offload.plans.is_stale |= due.is_some();

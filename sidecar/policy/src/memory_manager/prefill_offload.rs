@@ -1,5 +1,5 @@
-//! Prompts that are computed without room for their KV: it goes to the host tier layer by layer, and comes back when the request is
-//! to go on (eLLM 4.4.2). How much of the tier they may use Algorithm 2 says.
+//! Computes prompts without space for their KV: it goes to the host tier layer by layer, and returns when the request
+//! continues (eLLM 4.4.2). Algorithm 2 sizes the part of the tier that prompts may use.
 
 use super::MemoryManager;
 use super::kv_placement::{MIN_MOVING_LAYERS, buffers};
@@ -11,25 +11,25 @@ use crate::reason::Reason;
 use crate::reclaim::KvPlacementMode;
 use crate::step_model::Layout;
 
-/// Boundaries between two measurements of a link that is too slow for prompts, or was.
+/// Boundaries between two measurements of a link that is, or was, too slow for prompts.
 const PROBE_BOUNDARIES: u64 = 1024;
 
 impl MemoryManager {
-    /// Prompts for which there is no room may go to the host tier.
+    /// Prompts without space may be offloaded.
     pub fn offloads_prefills(&self) -> bool {
         let layers = self.sizes.layers;
         let placed = self.params.kv_placement() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
         placed && self.sizes.host_columns > 0
     }
 
-    /// All columns that the request gets from now on go to the host tier.
+    /// All later KV blocks of the request go to the host tier.
     pub fn is_prefill_offloaded(&self, request: RequestId) -> bool {
         self.kv.is_spilling_prefill(request)
     }
 
-    /// The KV of a prompt of so many columns may go to the host tier, as Algorithm 1 says: the buffer has room for it, and what each
-    /// step of it takes on the device leaves room for everybody's next token. Not while the link to the host is unknown, or so slow
-    /// that a step of `step_columns` would wait for long.
+    /// The KV of a prompt with this size may go to the host tier (Algorithm 1): the buffer has space, and its steps
+    /// leave space on the device for the next token of every request. Not while the link to the host is unknown or so
+    /// slow that a step of `step_columns` would wait for long.
     pub fn can_offload_prefill(&mut self, columns: u32, step_columns: u32) -> bool {
         let ready = self.offloads_prefills()
             && self.are_buffers_idle()
@@ -53,13 +53,13 @@ impl MemoryManager {
         batch.takes_by_offload(supply, need)
     }
 
-    /// What the next tokens of those who run and of one more take.
+    /// Blocks of the next tokens of the running requests and of one more.
     pub(super) fn next_blocks(&self) -> u32 {
         (self.kv.running_requests().count() as u32 + 1) * self.kv.layers()
     }
 
-    /// First tokens have been late, and prompts may use the buffer: who comes with its KV on the device leaves room for `step_columns`
-    /// of them (theta). With room for one column in the buffer, as at the start, all memory is for those who run.
+    /// After TTFT misses, on-device admissions must leave `step_columns` free for offloaded prefills (eLLM's theta).
+    /// With a buffer of one block, as at the start, all memory is for running requests.
     pub fn reserves_prefill_buffer(&self, step_columns: u32) -> bool {
         self.offloads_prefills()
             && self.offload.prompts.logical() > 1
@@ -67,22 +67,22 @@ impl MemoryManager {
             && self.can_write_back_in_time(step_columns * self.kv.layers())
     }
 
-    /// A request that takes so many blocks, and `tokens` of it the next step, may come: the rest is theta at least, of which seats are
-    /// an eighth of KV at most.
+    /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
+    /// free. Staging slots count up to an eighth of KV in theta.
     pub fn can_reserve_prefill_buffer(&self, blocks: u32, tokens: u32, step_columns: u32) -> bool {
         let seats = step_columns * self.staging_slot_blocks();
         let theta = self.next_blocks() + seats.min(self.kv.frames().total_blocks() / 8);
         blocks + theta <= self.spare_blocks() + self.inflatable_blocks(tokens)
     }
 
-    /// A request whose prompt went out may go on, after others that take `coming_blocks` and beside a step of so many tokens: all of its
-    /// KV would be on the device, and everybody's next tokens.
+    /// An offloaded prompt may continue, after others that take `coming_blocks` and with a step of `tokens`: all of its
+    /// KV and the next tokens of all requests fit the device.
     pub fn can_onload(&self, request: RequestId, coming_blocks: u32, tokens: u32) -> bool {
         let blocks = self.kv.absent_blocks(request) + coming_blocks;
         blocks + self.next_blocks() <= self.spare_blocks() + self.inflatable_blocks(tokens.saturating_add(1))
     }
 
-    /// Blocks in idle activation chunks, beside a step of so many tokens (eLLM's inflation).
+    /// Blocks in activation chunks that a step of `tokens` leaves idle (eLLM's inflation).
     fn inflatable_blocks(&self, tokens: u32) -> u32 {
         if !self.params.policy().reclaims_activations() || self.in_backoff() {
             return 0;
@@ -96,8 +96,8 @@ impl MemoryManager {
         idle.min(room) * self.sizes.blocks_per_chunk
     }
 
-    /// Of a prompt so many columns leave the device in time, by the link that was measured; else it is measured, again from time to
-    /// time.
+    /// `columns` blocks of a prompt leave the device in time, by the measured link; else the link is measured, again
+    /// from time to time.
     fn can_spill_in_time(&mut self, columns: u32) -> bool {
         let known = self.block_out_ns().is_some();
         let soon = self.can_write_back_in_time(columns * self.kv.layers());
@@ -108,7 +108,7 @@ impl MemoryManager {
         known && soon
     }
 
-    /// So many columns have places in the host tier, if need be those of its cache. `false` = it has not so many, or not yet.
+    /// Reserves `columns` host blocks, evicting host cache if needed. `false` if there are too few, or not yet.
     pub(super) fn reserve_host_places(&mut self, columns: u32) -> bool {
         while self.kv.host_room() < columns {
             let room = self.kv.host_room();
@@ -123,28 +123,28 @@ impl MemoryManager {
         true
     }
 
-    /// The step that is to begin has no part of prompts that go out, or has one: without, nothing comes into the buffers.
+    /// Sets whether the next step has parts of offloaded prompts: without them nothing is written into the buffers.
     pub fn exclude_offloaded_prefills(&mut self, out: bool) {
         self.kv.set_buffers_idle(out && self.kv.stages_prefills_only());
     }
 
-    /// What a step wrote is still on its way to the host tier: no step begins.
+    /// The writes of a step are still on their way to the host tier: no step begins.
     pub fn is_spilling(&self) -> bool {
         self.kv.has_pending_spills()
     }
 
-    /// What decides about prompts that go out, for a fingerprint.
+    /// The state of offloaded prompts, for the digest.
     pub fn prefill_digest(&self) -> u64 {
         self.offload.prompts.word()
             ^ self.write_digest().rotate_left(7)
             ^ self.block_out_ns().unwrap_or(0) << 20
     }
 
-    /// The KV of this request, which was opened at this boundary and has `columns` in all, goes to the host tier.
+    /// Sends the KV of this request to the host tier. It was opened at this boundary and has `columns` blocks in all.
     ///
     /// # Panics
-    /// If something is on its way into a buffer: [`MemoryManager::can_offload_prefill`] or
-    /// [`MemoryManager::admits_by_prefill_offload`] is asked before.
+    /// If a copy into a buffer is under way: the caller asks [`MemoryManager::can_offload_prefill`] or
+    /// [`MemoryManager::admits_by_prefill_offload`] before.
     pub fn start_prefill_offload(&mut self, request: RequestId, columns: u32) {
         if !self.kv.places_prefills() {
             self.kv.place(self.kv.placement_with_prefills(self.prefill_layout()));
@@ -152,59 +152,59 @@ impl MemoryManager {
         self.kv.start_prefill_spill(request, columns);
     }
 
-    /// A prompt of so many columns that a plan lets in may be computed with its KV in the host tier: there is a place for all
-    /// of it, and the link is known to carry a step's part of it soon.
+    /// A prompt that a plan admits may be computed with its KV in the host tier: the tier has a block for all of it,
+    /// and the link is known to carry a step's part soon.
     pub(super) fn can_offload_prefills(&self, columns: u32) -> bool {
         let step = columns.min(Geometry::columns_for(self.params.max_step.tokens));
         let soon = self.block_out_ns().is_some() && self.can_write_back_in_time(step * self.kv.layers());
         soon && self.write_back_is_healthy() && !self.in_backoff() && self.unreserved_host_places() >= columns
     }
 
-    /// Another placement may be in force at once: nothing is on its way into a buffer, nor is another one due.
+    /// Another placement may take effect at once: no copy into a buffer is under way, and none is due.
     pub(super) fn are_buffers_idle(&self) -> bool {
         self.offload.due.is_none() && self.kv.fetches() == 0 && !self.kv.is_fetching_disabled()
     }
 
-    /// All layers, in as many buffers as there may be: none of a prompt's KV stays.
+    /// All layers, in as many buffers as allowed: no KV of a prompt stays.
     fn prefill_layout(&self) -> Layout {
         let moving = (0..self.sizes.layers).map(LayerId).collect();
         Layout { moving, beta: buffers(usize::from(self.sizes.layers)) }
     }
 
-    /// Places in the host tier that neither prompts on their way there nor paused requests will take.
+    /// Host blocks that neither offloaded prompts nor paused requests will take.
     fn unreserved_host_places(&self) -> u32 {
         self.host_capacity_blocks().saturating_sub(self.kv.columns_to_spill())
     }
 
-    /// Blocks that a column of a prompt takes on the device: one in each buffer.
+    /// Layer blocks that a KV block of a prompt takes on the device: one in each buffer.
     pub(super) fn staging_slot_blocks(&self) -> u32 {
         buffers(usize::from(self.sizes.layers)).into()
     }
 
-    /// Nothing is placed while no prompt goes out.
+    /// Nothing is placed while no prompt is offloaded.
     pub(super) fn request_prefill_placement(&mut self) {
         let layout = &self.kv.placement().layout;
         let idle = self.kv.spilling_requests().next().is_none() || !self.kv.places_prefills();
         self.offload.due = (idle && !layout.moving.is_empty()).then(Placement::default);
     }
 
-    /// Algorithm 2: what a scheduling iteration saw of the objectives.
+    /// Algorithm 2: the objectives that a scheduling iteration observed.
     pub fn record_slo_violations(&mut self, seen: Violations) {
         self.offload.prompts.iteration(seen);
     }
 
-    /// Columns of the host tier that prompts may use now.
+    /// Blocks of the host tier that prompts may use now.
     pub fn prefill_buffer_columns(&self) -> u64 {
         self.offload.prompts.logical()
     }
 
-    /// The same in bytes; 0 under a policy that sends none there.
+    /// The same in bytes; 0 under a policy that offloads no prompts.
     pub fn prefill_buffer_bytes(&self) -> u64 {
         let columns = if self.offloads_prefills() { self.prefill_buffer_columns() } else { 0 };
         columns.saturating_mul(self.geometry.column_bytes())
     }
 
-    /// The step that a lost engine left will not be repeated: what it should have written is lost.
+    /// The step of a lost engine is not repeated: the KV that it should have written is lost.
     pub fn forget_step(&mut self) {
         if !self.step.is_running() && self.kv.writes_to_buffers() {
             let lost = self.kv.abandon_spills();

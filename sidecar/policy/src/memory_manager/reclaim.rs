@@ -1,6 +1,6 @@
-//! Where a step's memory comes from. In this order: free blocks, free chunks, own chunks that do not exist yet, cached
-//! columns nobody uses; then what the named policy adds: idle activation chunks (eLLM) or own weight layers (Oneiros). All or
-//! nothing: no remedy is applied that does not cover what is missing.
+//! Finds the memory of a step, in this order: free blocks, free chunks, chunks of the share that do not exist yet,
+//! unused prefix blocks, loans; then what the named policy proposes ([`crate::reclaim`]). All or nothing: no step is
+//! taken that does not cover what is missing.
 
 use alloc::vec::Vec;
 
@@ -14,7 +14,7 @@ use crate::reclaim::{ReclaimStep, ReclaimView};
 use crate::remap::Choice;
 use crate::step_model::Layout;
 
-/// A step's need in the ledger's units.
+/// The need of a step in layer blocks and chunks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepDemand {
     pub blocks: u32,
@@ -52,7 +52,7 @@ impl MemoryManager {
         self.reclaim(need, demand, out)
     }
 
-    /// Blocks that the step adds, and those that come back for it.
+    /// Layer blocks that the step adds, and those that are loaded for it.
     pub(super) fn blocks_of(&mut self, need: &StepNeed) -> u32 {
         let added = need.columns.iter().map(|(request, count)| count * self.kv.column_blocks(*request));
         added.sum::<u32>() + self.kv.missing_block_count()
@@ -89,7 +89,7 @@ impl MemoryManager {
             return asked;
         }
         match self.reclaim_by_policy(need, demand, missing, out) {
-            // What nobody uses any more is free when it has been written back; how soon that is the first write-back tells.
+            // Unused KV is free once it is written back; the first write-back shows how long that takes.
             Prepared::Short { activation: false, .. }
                 if self.kv.blocks_freed_by_write_back() >= missing && self.block_out_ns().is_some() =>
             {
@@ -99,7 +99,7 @@ impl MemoryManager {
         }
     }
 
-    /// Takes the steps that the named policy proposes until one frees memory or is under way.
+    /// Takes the steps that the named policy proposes until one is under way.
     fn reclaim_by_policy(
         &mut self,
         need: &StepNeed,
@@ -136,21 +136,21 @@ impl MemoryManager {
         }
     }
 
-    /// There are enough free blocks: what lies in the host tier comes back first.
+    /// There are enough free blocks: loads KV from the host tier first.
     fn allocate(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         if self.kv.missing_block_count() > 0 {
             return self.swap_in_missing(out);
         }
         let out = need.columns.iter().filter(|(request, _)| self.kv.is_spilling_prefill(*request));
         if !self.reserve_host_places(out.map(|(_, count)| *count).sum()) {
-            // A place that a fetch may still read is free when that has ended.
+            // A host block that a fetch may still read is free when the fetch has ended.
             return if self.kv.fetches() > 0 { Prepared::Wait } else { self.shortfall(self.kv.layers()) };
         }
         self.kv.allocate(&need.columns, &mut self.generations);
         Prepared::Ready
     }
 
-    /// Chunks that own layers would give at most, by what the step model allows now.
+    /// Chunks that own layers would give at most, by the cost model.
     pub(super) fn own_chunks(&self) -> u32 {
         let remaps = self.params.policy().reclaims_weights() && self.forced.is_none();
         if !remaps || self.in_backoff() || !self.step_stats.compute_known() {
@@ -176,7 +176,7 @@ impl MemoryManager {
         Prepared::Short { missing_columns: missing_blocks.div_ceil(self.kv.layers()), activation: false }
     }
 
-    /// Sets the goal and orders its first action.
+    /// Decides a change and orders its first action.
     pub(super) fn start_transition(
         &mut self,
         target: TransitionTarget,
@@ -191,7 +191,7 @@ impl MemoryManager {
         }
     }
 
-    /// eLLM: chunks change between activations and KV, as Algorithm 1's balloon says.
+    /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1.
     fn balloon(&mut self, demand: StepDemand, missing: u32, out: &mut Vec<Action>) -> Prepared {
         let per = self.sizes.blocks_per_chunk;
         let held = self.activation_chunks();
@@ -236,7 +236,7 @@ impl MemoryManager {
         }
     }
 
-    /// Oneiros: as many layers as cover what is missing, if the step model allows them.
+    /// Oneiros: remaps as many layers as cover what is missing, if their copies hide.
     fn remap_own(&mut self, missing: u32, out: &mut Vec<Action>) -> Prepared {
         let declined =
             |chunks: &u32| self.change.is_declined(RemapKind::Hidden, self.counters.steps(), *chunks);
@@ -244,7 +244,7 @@ impl MemoryManager {
             return self.shortfall(missing);
         };
         if !self.step_stats.compute_known() {
-            // Not remembered: the next step may measure it.
+            // Not cached: the next step may measure it.
             self.count(Reason::DeclinedUnmeasured);
             return self.shortfall(missing);
         }
@@ -256,7 +256,7 @@ impl MemoryManager {
         }
     }
 
-    /// Chunks that own layers have to give where so many blocks are missing; none when KV may not grow by them, or not now.
+    /// Chunks that own layers must give for `missing` layer blocks; none if KV may not grow by them, or not now.
     pub(super) fn chunks_of_layers(&self, missing: u32) -> Option<u32> {
         let (per, usable_free) = (self.sizes.blocks_per_chunk, self.free_frames());
         let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
@@ -264,7 +264,7 @@ impl MemoryManager {
         (!self.in_backoff() && chunks + usable_free <= room).then_some(chunks)
     }
 
-    /// The layout with the fewest moving layers that gives so many chunks and stalls no longer than that; else why there is none.
+    /// The layout with the fewest moving layers that gives these chunks within the stall; else why there is none.
     pub(super) fn layout_for(&self, chunks: u32, allowance_ns: u64) -> Result<Layout, Reason> {
         let current = self.weights.layout();
         let weights = self.sizes.weights(current);

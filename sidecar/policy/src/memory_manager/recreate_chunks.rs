@@ -1,5 +1,5 @@
-//! Chunks of the share that no neighbour has any more are created anew: at once where layers wait for them or nobody waits at
-//! all, else when a step needs them, so that a tenant that wakes computes before all of its share exists.
+//! Creates chunks of the share again that no peer holds any more: at once if layers wait for them or the tenant is
+//! idle, else when a step needs them, so that a waking tenant computes before all of its share exists.
 
 use alloc::vec::Vec;
 
@@ -14,7 +14,7 @@ use crate::reason::Reason;
 pub(super) const REGROW_PIECE_BYTES: u64 = 16 << 20;
 
 impl MemoryManager {
-    /// A borrower is dead, and what it held is the device's: chunks that were lent may be created again.
+    /// A borrower exited, and its chunks are the device's: they may be created again.
     ///
     /// # Panics
     /// If fewer were lent.
@@ -28,20 +28,20 @@ impl MemoryManager {
         self.loans.recreation.is_due(self.counters.boundaries())
     }
 
-    /// They are not left for a step that needs them.
+    /// They are created now, not when a step needs them.
     pub(super) fn recreates_at_once(&self) -> bool {
         let away = self.absent_layers() > 0 || self.weights.layout().alpha() > self.base.alpha();
         let idle = !self.loans.is_active() && self.kv.open_requests() == 0;
         self.loans.recreation.chunks() > 0 && (away || idle || !self.loans.outgoing.is_empty())
     }
 
-    /// Creates at most so many of them, as many as the ledger is likely to give.
+    /// Creates at most `most` of them, as many as the ledger is likely to grant.
     pub(super) fn order_recreation(&mut self, most: u32, out: &mut Vec<Action>) {
         let chunks = self.fresh_chunks(self.loans.recreation.next_piece(most));
         self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
     }
 
-    /// Creates what a step lacks, if it can be created.
+    /// Creates what a step lacks, if it can be created. Returns whether it does.
     pub(super) fn recreate_for(&mut self, missing_blocks: u32, out: &mut Vec<Action>) -> bool {
         if missing_blocks == 0 || !self.is_recreating() || self.in_backoff() {
             return false;
@@ -63,7 +63,7 @@ impl MemoryManager {
         }
     }
 
-    /// Neighbours still have what is to be created: half as much is tried, and after the last chunk all of it a while later.
+    /// Peers still hold the chunks.
     fn recreate_later(&mut self, refused: u32) {
         self.loans.recreation.on_refused(refused, self.counters.boundaries());
     }

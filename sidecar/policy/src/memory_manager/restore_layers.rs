@@ -1,5 +1,5 @@
-//! Coming back after weight layers were lent: all of them if there is room, else moving through slots. What neighbours still
-//! have may leave no more than the floor: then idle activation space makes room, for the floor counts on the least of it.
+//! Restores layers after their memory was lent: all of them if they fit, else as moving layers. If peers still hold so
+//! much that only the floor is left, idle activation space is freed: the floor counts on its minimum.
 
 use super::{MemoryManager, SleepState};
 use crate::change::{Transition, TransitionTarget};
@@ -7,7 +7,7 @@ use crate::reason::Reason;
 use crate::step_model::Layout;
 
 impl MemoryManager {
-    /// A layout with more moving layers that takes so many chunks fewer, whatever its stall.
+    /// A layout with more moving layers that takes `chunks` fewer, whatever its stall.
     pub(super) fn smaller_layout(&self, chunks: u32) -> Option<Layout> {
         let limit = self.chunks.weights_held().checked_sub(chunks)?;
         let fits = |layout: &Layout| self.sizes.weights(layout) <= limit;
@@ -17,7 +17,7 @@ impl MemoryManager {
     /// Layouts that free more and more layers, beginning with one more than now.
     pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
         let current = self.weights.layout();
-        // Whoever has lent under another policy comes back as one that lends.
+        // A tenant that lent under another policy restores as one that lends.
         let lends = self.params.policy().reclaims_weights() || self.loans.balance.lent() > 0;
         let most = if lends { self.sizes.cap_m } else { 0 };
         let wanted = current.alpha() + 1..most;
@@ -27,7 +27,7 @@ impl MemoryManager {
             .map(|choice| choice.layout)
     }
 
-    /// The tenant has work and some of its layers are away: they come back, all if there is room, else moving through slots.
+    /// The tenant has work and absent layers: restores all if they fit, else lets them move through slots.
     pub(super) fn restore(&mut self) {
         if !self.wake_layout() || self.loans.awaits_loans() {
             return;
@@ -40,9 +40,9 @@ impl MemoryManager {
         }
     }
 
-    /// Where no layout fits that is chosen for its stall: the evenly spaced one with the fewest moving layers that fits when all
-    /// idle activation space has made room. Whoever waits for a loan that does not come has no other way, whatever policy and
-    /// cap are in force by now.
+    /// If no layout chosen by its stall fits: the evenly spaced one with the fewest moving layers that fits after all
+    /// idle activation space is freed. A tenant whose loan does not come back has no other way, whatever policy and cap
+    /// are in force.
     fn last_restore_layout(&self, home: u32) -> Option<TransitionTarget> {
         let room = home + self.frames_above_guarantee();
         let idle = self.activation_chunks().saturating_sub(self.least_activations());
@@ -53,9 +53,9 @@ impl MemoryManager {
         Some(self.idle_activations(missing).unwrap_or(TransitionTarget::Layout(layout)))
     }
 
-    /// Of the layouts that fit what is here: the one whose stall, together with the KV that has to go for it, loses least. As
-    /// long as layers hide they move before KV goes. Oneiros has no more of them move (T_T * N <= T_compute), unless nothing
-    /// else fits; a policy that weighs losses takes a stall where requests would lose more.
+    /// Of the layouts that fit: the one with the lowest cost of its stall and of the KV that must go for it. Layers
+    /// that hide move before KV goes. Oneiros moves no more of them (T_T * N <= T_compute), unless nothing else fits; a
+    /// policy that compares costs takes a stall if requests would lose more.
     fn cheapest_restore_layout(&self, home: u32) -> Option<Layout> {
         let (idle, most) = (self.idle_frames(), self.frames_above_guarantee());
         let (outlook, weighs) = (self.cost_context(), self.params.policy().restores_by_cost());
@@ -78,17 +78,17 @@ impl MemoryManager {
         best.map(|(_, layout)| layout)
     }
 
-    /// Layers that were lent come back: what there is of their memory is here.
+    /// Lent layers are being restored: their memory is here.
     pub fn can_restore(&self) -> bool {
         self.wants_layers() && !self.loans.awaits_loans()
     }
 
-    /// Every layer has memory, and what it holds is complete.
+    /// Every layer has memory, and its contents are complete.
     pub fn is_whole(&self) -> bool {
         self.is_loaded() && self.absent_layers() == 0 && self.weights.is_settled()
     }
 
-    /// Some layers are away, and the tenant has work, or nobody has their memory any more.
+    /// Layers are absent, and the tenant has work or no peer has their memory any more.
     pub(super) fn wake_layout(&self) -> bool {
         match self.sleep {
             SleepState::Suspending | SleepState::Asleep => return false,

@@ -1,4 +1,4 @@
-//! Giving memory back: Dynamic Reversion, layouts that the configuration orders, draining from boundary to boundary.
+//! Reverts changes: Dynamic Reversion (Oneiros), forced layouts, and draining across boundaries.
 
 use alloc::vec::Vec;
 
@@ -10,7 +10,7 @@ use crate::revert::Pressure;
 use crate::step_model::Layout;
 
 impl MemoryManager {
-    /// Decides what shall change at this boundary and takes it one action further.
+    /// Decides the next change at this boundary and takes it one action further.
     pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
         match self.sleep {
             SleepState::Suspending => return self.suspend_step(out),
@@ -61,7 +61,7 @@ impl MemoryManager {
         reversion.or_else(|| self.activations_to_return())
     }
 
-    /// What eLLM lent of the activations comes back when it is no longer the policy.
+    /// Activations that eLLM converted to KV are restored under another policy.
     fn activations_to_return(&self) -> Option<Transition> {
         let few = self.activation_chunks() < self.sizes.activation_min;
         let due = few && self.loaded && self.change.may_retry(self.counters.boundaries());
@@ -71,7 +71,7 @@ impl MemoryManager {
         })
     }
 
-    /// The layout to go back to, when KV has been calm for long enough.
+    /// The layout to revert to, after KV has been below its limit for long enough.
     fn reversion(&mut self) -> Option<Layout> {
         let current = self.weights.layout();
         let alpha = current.alpha();
@@ -94,14 +94,14 @@ impl MemoryManager {
         if wanted == self.base.alpha() || !self.params.policy().reclaims_weights() {
             return Some(self.base.clone());
         }
-        // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.
+        // Fewer layers move than now, whatever the stall: the allowance limits remaps, not reversions.
         let layout = self.choose(&self.weights.layout().clone(), wanted, u64::MAX).layout;
         (layout.alpha() < alpha).then_some(layout)
     }
 
-    /// Boundaries for which KV has to be calm. Where moving layers stall, no more than what the stall of so many steps takes
-    /// to pay for the copies: whoever waits longer loses more than a layer that is taken again would cost. An eighth of the
-    /// patience at least, since what KV gives up and wants back at once costs more than copies.
+    /// Boundaries for which KV must be below its limit. If moving layers stall, no more than the steps whose stalls pay
+    /// for the copies: a longer wait costs more than remapping a layer again would. At least an eighth of the patience,
+    /// since KV that is given up and wanted back at once costs more than copies.
     fn patience(&self) -> u32 {
         let stall_ns = self.cost().stall_ns(self.weights.layout());
         let copies_ns: u64 = self.step_stats.transfer_ns().iter().max().copied().unwrap_or(0);
@@ -114,13 +114,13 @@ impl MemoryManager {
         }
     }
 
-    /// Memory that was taken for a step is not given back before one has run: until its columns are allocated it looks
-    /// spare, and a short patience would have reversion and remapping take turns at one boundary for ever.
+    /// Memory that was taken for a step is not reverted before a step has run: until its blocks are allocated it looks
+    /// spare, and with a short patience reversion and remapping would alternate at one boundary for ever.
     fn is_remapped_this_step(&self) -> bool {
         self.change.is_remapped(self.counters.steps()) && self.kv.open_requests() > 0
     }
 
-    /// `alpha` layers are lent beyond those that never come back.
+    /// `alpha` layers move beyond those of the base layout.
     fn pressure(&self, alpha: u16) -> Pressure {
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
         let idle = self.kv.evictable_blocks();
@@ -137,17 +137,17 @@ impl MemoryManager {
         }
     }
 
-    /// The backend failed a change a moment ago: no other one is tried now, the remedies that need none go on.
+    /// The backend failed a change a moment ago: no other change is tried now; steps without a change continue.
     pub(super) fn in_backoff(&self) -> bool {
         self.change.in_backoff(self.counters.boundaries())
     }
 
-    /// Nothing would change at the coming boundaries if no request came.
+    /// Without new requests the coming boundaries change nothing.
     pub(super) fn is_steady(&self) -> bool {
         self.is_at_base_layout() && self.chunks.ownership().stale.is_empty()
     }
 
-    /// The same of who holds what, whatever addresses are left behind.
+    /// The same ownership, whatever stale addresses are left.
     pub(super) fn is_at_base_layout(&self) -> bool {
         let layout = self.weights.layout();
         let home = match self.forced {

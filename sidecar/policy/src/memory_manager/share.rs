@@ -1,17 +1,17 @@
-//! The share changes while the tenant runs, and with it how much may be remapped: its GPU was dealt out anew.
+//! The share and the remap cap change while the tenant runs.
 //!
-//! More of a share counts at once. Less of it is a debt to nobody in particular: steps wait for it, and what is too much goes
-//! back to the device piece by piece, cheapest first. The tenant keeps its floor; where neighbours have what it would need
-//! for that, they are told to give it back first.
+//! A larger share counts at once. A smaller one is a debt to the GPU: steps wait for it, and the excess goes back to
+//! the device in pieces, cheapest first. The tenant keeps its floor; if peers hold chunks that it needs for the floor,
+//! these loans are revoked first.
 //!
-//! | what goes, in this order | whom it costs |
+//! | released, in this order | cost |
 //! |---|---|
-//! | what was never made, what is free | nobody |
-//! | KV that nobody uses | whoever would have found it in the cache |
-//! | idle activation space (eLLM) | nobody |
-//! | own layers: as many as the smaller share takes in any case, more as long as their way back hides | streams, the stall that the policy allows |
-//! | KV in use | the youngest requests: they are computed again; by loss, who loses least, perhaps paused |
-//! | own layers, whatever their way back costs | streams |
+//! | chunks that were never created, free chunks | none |
+//! | unused cache | later requests that would have hit it |
+//! | idle activation space (eLLM) | none |
+//! | own layers: those that the smaller share takes in any case, and more while their copies hide | the allowed stall |
+//! | KV in use | the youngest requests are recomputed, or the cheapest ones paused |
+//! | own layers, whatever their stall | a longer step |
 
 use alloc::vec::Vec;
 
@@ -32,7 +32,7 @@ use crate::step_model::Layout;
 /// Whether a tenant with these parameters can be served.
 ///
 /// # Errors
-/// Why not.
+/// The parameter that does not fit.
 pub fn fits(params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
     Sizes::new(params, geometry).map(drop)
 }
@@ -40,18 +40,18 @@ pub fn fits(params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
 /// Chunks that a tenant with these parameters never lends, whatever its share.
 ///
 /// # Errors
-/// Why it cannot be served even with the whole GPU.
+/// The parameter that does not fit even the whole GPU.
 pub fn floor(params: &Params, geometry: &Geometry) -> Result<u32, ConfigError> {
     let params = Params { share_chunks: u32::MAX, ..params.clone() };
     Ok(Sizes::new(&params, geometry)?.floor(&params))
 }
 
 impl MemoryManager {
-    /// Another share and another cap are in force. A larger share may be held at once, a smaller one is reached as memory goes
-    /// ([`MemoryManager::share_chunks`]). Layers that are away beyond a lower cap come back as memory allows.
+    /// Sets the share and the remap cap. A larger share holds at once; a smaller one is reached as memory is released
+    /// ([`MemoryManager::share_chunks`]). Layers beyond a lower cap are restored as memory allows.
     ///
     /// # Errors
-    /// When what the tenant may never lend does not fit: nothing has changed then.
+    /// If the floor does not fit: nothing has changed then.
     pub fn set_bounds(&mut self, bounds: Bounds) -> Result<(), ConfigError> {
         let Bounds { share_chunks, remap_cap_permille } = bounds;
         let params = Params { share_chunks, remap_cap_permille, ..self.params.clone() };
@@ -65,18 +65,18 @@ impl MemoryManager {
         Ok(())
     }
 
-    /// The share and the cap that were named last.
+    /// The share and the cap that were set last.
     pub fn bounds(&self) -> Bounds {
         let Params { share_chunks, remap_cap_permille, .. } = self.params;
         Bounds { share_chunks, remap_cap_permille }
     }
 
-    /// Chunks of the share that are still to go.
+    /// Chunks of the share that are still to be released.
     pub fn releasing_chunks(&self) -> u32 {
         self.loans.balance.excess(self.sizes.share)
     }
 
-    /// Chunks that neighbours have and that would be missing for the floor within the share that was named last.
+    /// Chunks that peers hold and that the floor would lack within the assigned share.
     pub fn over_lent_chunks(&self) -> u32 {
         if self.loans.balance.lent() == 0 { 0 } else { self.over_lent().min(self.loans.balance.lent()) }
     }
@@ -85,21 +85,21 @@ impl MemoryManager {
         self.retained_chunks().saturating_sub(self.sizes.share)
     }
 
-    /// Of the share: what neighbours have or were promised, and what the tenant does not lend.
+    /// Chunks of the share that are lent or promised, and the floor.
     fn retained_chunks(&self) -> u32 {
         self.loans.balance.lent() + self.earmarked_chunks(TransferKind::Lend) + self.unlent_floor_chunks()
     }
 
-    /// Chunks of the share that can go now.
+    /// Chunks of the share that can be released now.
     pub(super) fn share_to_release(&self) -> u32 {
-        // Every step asks: what is kept is counted only where something is to go.
+        // Every step asks: count what is retained only if something is due.
         match self.releasing_chunks() {
             0 => 0,
             due => due.min(self.loans.balance.share().saturating_sub(self.retained_chunks())),
         }
     }
 
-    /// What costs nothing of a share that fell: loans that were not made are refused, and chunks that were not made are not.
+    /// Releases what costs nothing: refuses loans that were not made, and drops chunks that were never created.
     pub(super) fn release_uncreated_share(&mut self) {
         if self.releasing_chunks() == 0 {
             return;
@@ -111,7 +111,7 @@ impl MemoryManager {
         self.loans.balance.release_uncreated(going);
     }
 
-    /// Takes a share that fell one action further.
+    /// Takes the release of a share one action further.
     pub(super) fn release_share(&mut self, out: &mut Vec<Action>) {
         let free = self.chunks.free_count().min(self.share_to_release());
         if free > 0 {
@@ -138,7 +138,7 @@ impl MemoryManager {
         }
     }
 
-    /// What has to change so that some of `missing` chunks become free, the cheapest first.
+    /// The cheapest change that frees some of `missing` chunks.
     fn releasable_chunks(&self, missing: u32) -> Option<TransitionTarget> {
         let idle = self.idle_frames().min(missing);
         if idle > 0 {
@@ -159,8 +159,8 @@ impl MemoryManager {
         layout.map(TransitionTarget::Layout).or_else(|| self.idle_activations(missing))
     }
 
-    /// Chunks of activations that are kept in any case: those that the floor counts on. While something is lent they are those of
-    /// the smallest step, for it may have been lent under a policy whose floor counts on these.
+    /// Activation chunks that are kept in any case: those that the floor counts on. While chunks are lent, those of the
+    /// smallest step: they may have been lent under a policy whose floor counts on these.
     pub(super) fn least_activations(&self) -> u32 {
         if self.loans.balance.lent() > 0 { self.sizes.activation_least } else { self.sizes.activation_min }
     }
@@ -169,12 +169,12 @@ impl MemoryManager {
     pub(super) fn idle_activations(&self, missing: u32) -> Option<TransitionTarget> {
         let held = self.activation_chunks();
         let least = self.least_activations().max(held.saturating_sub(missing));
-        // What the address range of KV has no room for becomes free.
+        // Chunks beyond the address range of KV become free.
         (least < held).then_some(TransitionTarget::Activation(least))
     }
 
-    /// A layout that takes fewer chunks than now: the first that frees so many, else the last that is allowed. Those that the
-    /// share demands in any case are, those whose stall the policy allows, and, at any cost, all.
+    /// A layout that takes fewer chunks than now: the first that frees `missing`, else the last that is allowed.
+    /// Allowed are layouts that the share demands in any case, those within the policy's stall, and, at any cost, all.
     fn narrower_by(&self, missing: u32, at_any_cost: bool) -> Option<Layout> {
         let held = self.chunks.weights_held();
         let known = self.step_stats.compute_known();
@@ -202,7 +202,7 @@ impl MemoryManager {
         (self.params.policy().reclaims_weights() && layers >= 2 && narrower()).then_some(layout)
     }
 
-    /// More of a share is created as a step needs it, as what a dead borrower had is.
+    /// The chunks of a larger share are created as steps need them, like those of an exited borrower.
     pub(super) fn grow(&mut self) {
         if self.loans.balance.take_growth() && self.sleep == SleepState::Awake {
             let existing = self.chunks.table().created() + self.loans.recreation.chunks();
@@ -210,7 +210,7 @@ impl MemoryManager {
         }
     }
 
-    /// More layers move than may: the layout that has no more, if there is room for it that costs no request anything.
+    /// If more layers move than the cap allows: the layout within the cap, if it fits without cost to a request.
     pub(super) fn layout_below_cap(&self) -> Option<Layout> {
         let moving = self.weights.layout().moving.len();
         if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.counters.boundaries()) {

@@ -10,28 +10,28 @@ use crate::params::{ForcedRemap, Params};
 use crate::remap::uniform;
 use crate::step_model::Layout;
 
-/// What everything takes, in chunks.
+/// The sizes of one tenant, in chunks.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub layers: u16,
-    /// What the tenant may hold without asking a neighbour.
+    /// Chunks that the tenant may hold without a loan.
     pub share: u32,
     pub global: u32,
     pub slabs: Vec<u32>,
     pub staging: u32,
-    /// Of the largest step.
+    /// Activations of the largest step.
     pub activation_max: u32,
-    /// Of a whole context in one step: the most that a step has while weights arrive.
+    /// Activations of a whole context in one step: the most while weights load.
     pub activation_wake: u32,
-    /// Never lent: of the smallest step under eLLM, else of the largest.
+    /// Activations that are never lent: of the smallest step under eLLM, else of the largest.
     pub activation_min: u32,
-    /// Never lent under any policy.
+    /// Activations that are never lent under any policy.
     pub activation_least: u32,
     /// KV that the tenant always holds.
     pub kv_guaranteed: u32,
     pub kv_limit: u32,
     pub blocks_per_chunk: u32,
-    /// Room of the host tier, in columns.
+    /// Size of the host tier in KV blocks.
     pub host_columns: u32,
     /// Most moving layers.
     pub cap_m: u16,
@@ -73,7 +73,7 @@ impl Sizes {
             host_columns: host_columns(params, geometry),
             cap_m: (share as u16).min(layers - 1),
         };
-        // The floor first: a device that is too small for it cannot hold a context either, and this tells the size that can.
+        // The floor first: a device below it cannot hold a context either, and this error names the size that suffices.
         sizes.refuse_floor(params, geometry)?;
         sizes.refuse_context(params, geometry, context)?;
         Ok(sizes)
@@ -101,7 +101,7 @@ impl Sizes {
         Ok(())
     }
 
-    /// What the tenant can never lend.
+    /// Chunks that the tenant never lends.
     pub fn floor(&self, params: &Params) -> u32 {
         let least = match params.forced {
             Some(forced) => self.weights(&self.forced_layout(forced)),
@@ -113,12 +113,12 @@ impl Sizes {
         self.global + least + self.activation_min + self.staging + self.kv_guaranteed
     }
 
-    /// So many layers move, evenly spaced, through one slot.
+    /// A layout with `layers` moving layers, evenly spaced, through one slot.
     pub fn evenly(&self, moving: u16) -> Layout {
         Layout { moving: uniform(self.layers, moving), beta: 1 }
     }
 
-    /// The evenly spaced layout that a configuration orders.
+    /// The evenly spaced layout that a configuration fixes.
     pub fn forced_layout(&self, forced: ForcedRemap) -> Layout {
         Layout { moving: uniform(self.layers, forced.alpha + u16::from(forced.beta)), beta: forced.beta }
     }
@@ -136,7 +136,7 @@ impl Sizes {
         self.global + self.weights(layout) + self.staging + self.activation_min
     }
 
-    /// Chunks with which a tenant with this layout can take any step and any one request.
+    /// Chunks with which a tenant with this layout can run any step and any one request.
     pub fn initial_chunks(&self, layout: &Layout) -> u32 {
         self.fixed_at_most(layout) + self.kv_guaranteed
     }
@@ -146,18 +146,18 @@ impl Sizes {
         self.fixed_chunks(layout) - self.activation_min + self.activation_max
     }
 
-    /// Chunks of the largest slab.
+    /// Chunks of the largest layer.
     pub fn largest_slab(&self) -> u32 {
         self.slabs.iter().copied().max().unwrap_or(0)
     }
 
-    /// Chunks worth creating: what all layers, the largest step and the limit of KV take.
+    /// Chunks worth creating: all layers, the largest step and the limit of KV.
     pub fn useful(&self) -> u32 {
         self.fixed_at_most(&Layout::resident()).saturating_add(self.kv_limit).min(self.share)
     }
 }
 
-/// Whole columns only, as many as their blocks can be counted.
+/// Whole KV blocks only, as many as their layer blocks can be numbered.
 fn host_columns(params: &Params, geometry: &Geometry) -> u32 {
     let columns = params.host_kv_bytes / geometry.column_bytes();
     columns.min(u64::from(u32::MAX / u32::from(geometry.layers()))) as u32
@@ -191,7 +191,7 @@ fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), ConfigE
     }
 }
 
-/// A fixed layout frees at least one layer, has one or two slots and leaves at least one layer resident.
+/// A forced layout frees at least one layer, has one or two slots and leaves at least one layer resident.
 pub(super) fn refuse_forced(forced: ForcedRemap, layers: u16) -> Result<(), ConfigError> {
     let ForcedRemap { alpha, beta } = forced;
     let moving = u32::from(alpha) + u32::from(beta);

@@ -1,13 +1,12 @@
-//! Hibernation: a tenant that nobody asks gives up every chunk. Its KV lies in the host tier meanwhile, and its weights in
-//! the host's master copy. It comes back with all its layers if there is room, else with moving ones, and
-//! its layers stream in behind the first prefill (DESIGN 6, ours; DESIGN 8 for its floor).
+//! Hibernation: an unused tenant gives up every chunk. Its KV goes to the host tier; its weights stay in host memory.
+//! It wakes with all layers if they fit, else with moving ones, and its layers load during the first prefill.
 //!
-//! | falling | rising |
+//! | suspending | waking |
 //! |---|---|
-//! | KV goes to the host tier, cache that has no room there is given up | chunks for weights, activations and guaranteed KV are created |
-//! | copies under way are dropped | loans are revoked: the trader does that |
+//! | KV goes to the host tier; cache without space there is dropped | chunks for weights, activations and guaranteed KV are created |
+//! | copies under way are dropped | loans are revoked by the negotiator |
 //! | everything is unmapped in one transaction | everything is mapped in one transaction |
-//! | the chunks are released | slabs are ordered, embeddings first |
+//! | the chunks are released | weights are loaded, embeddings first |
 
 use alloc::vec::Vec;
 
@@ -20,7 +19,7 @@ use crate::pending::{Change, Pending};
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
-/// Copies to the host tier that may fail in a row before the KV is given up instead.
+/// Copies to the host tier that may fail in a row before the KV is dropped instead.
 const SWAP_TRIES: u32 = 3;
 
 /// Bytes of KV that one order copies to or from the host tier.
@@ -29,14 +28,14 @@ pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
 /// Whether a tenant holds memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SleepState {
-    /// It does.
+    /// It holds memory.
     #[default]
     Awake,
-    /// It gives it up.
+    /// It gives its memory up.
     Suspending,
-    /// It holds none: hibernated.
+    /// It holds no memory.
     Asleep,
-    /// It takes it back.
+    /// It takes its memory back.
     Waking,
 }
 
@@ -46,8 +45,9 @@ impl MemoryManager {
         self.sleep
     }
 
-    /// All memory is to be given up. No step may begin before [`MemoryManager::wake`]. With `keep_kv`, cache and the KV of open
-    /// requests are kept as far as the host tier has room, else nothing is. Without effect before the tenant has loaded.
+    /// Suspends the tenant: it gives up all memory, and no step may begin before [`MemoryManager::wake`]. With
+    /// `keep_kv`, cache and KV of open requests are kept as far as the host tier has space; else they are dropped. No
+    /// effect before the tenant has loaded.
     pub fn hibernate(&mut self, keep_kv: bool) {
         self.discards_kv = !keep_kv;
         if self.is_loaded() && !matches!(self.sleep, SleepState::Suspending | SleepState::Asleep) {
@@ -65,25 +65,25 @@ impl MemoryManager {
         self.count_many(Reason::PrefixEvicted, given_up);
     }
 
-    /// Memory is needed again.
+    /// Wakes the tenant.
     pub fn wake(&mut self) {
         if self.sleep != SleepState::Awake {
-            // One that has not fallen asleep is awake at once: this very boundary may be the last one for long.
+            // A tenant that is not asleep yet is awake at once: this boundary may be the last one for long.
             let fell = self.sleep == SleepState::Asleep || self.chunks.is_unmapped() || self.is_blocked();
             self.sleep = if fell { SleepState::Waking } else { SleepState::Awake };
-            // What was lent is revoked before anything is mapped.
+            // Loans are revoked before anything is mapped.
             self.loans.await_loans();
         }
     }
 
-    /// A request that was open when the tenant fell asleep, or was sent back, is admitted again with the KV that it has.
+    /// Admits a request again with its KV after the tenant slept, or after it was requeued.
     pub fn resume(&mut self, request: RequestId) {
         self.resumed_requests.push(request);
         self.kv.resume(request);
         self.apply_plan(request);
     }
 
-    /// KV of this request is on its way from the host tier beside steps: it may be admitted again when it is there.
+    /// KV of this request is loading during steps: it may be admitted again when it is there.
     pub fn is_loading(&self, request: RequestId) -> bool {
         self.kv.is_loading(request)
     }
@@ -93,17 +93,17 @@ impl MemoryManager {
         self.kv.holds_blocks(request)
     }
 
-    /// The KV of this request was lost on its way, and nobody has taken notice yet.
+    /// The KV of this request was lost, and the scheduler has not been notified yet.
     pub fn is_kv_lost(&self, request: RequestId) -> bool {
         self.lost_requests.contains(&request)
     }
 
-    /// Requests whose KV was lost on its way: they have to be closed, and computed again.
+    /// Requests whose KV was lost: they must be closed and recomputed.
     pub fn take_lost_requests(&mut self) -> Vec<RequestId> {
         core::mem::take(&mut self.lost_requests)
     }
 
-    /// Takes falling asleep one action further.
+    /// Takes suspending one action further.
     pub(super) fn suspend_step(&mut self, out: &mut Vec<Action>) {
         self.loans.set_blocked(false);
         if self.in_backoff() {
@@ -137,9 +137,9 @@ impl MemoryManager {
         }
     }
 
-    /// What neighbours want is lent, and what they give back is the device's again.
+    /// Lends what peers ask for, and releases what they return.
     pub(super) fn asleep_tick(&mut self, out: &mut Vec<Action>) {
-        // What a dead borrower held need not be created before it is needed.
+        // Chunks that an exited borrower held are created when they are needed.
         self.loans.recreation.clear();
         self.release_uncreated_share();
         if !self.loans.outgoing.is_empty() {
@@ -180,7 +180,7 @@ impl MemoryManager {
         blocks
     }
 
-    /// Columns that one order copies: whoever needs the tenant meanwhile waits no longer than for these.
+    /// KV blocks that one order copies: a request that arrives waits no longer than for these.
     pub(super) fn swap_piece(&self) -> u32 {
         (SWAP_PIECE_BYTES / self.geometry.column_bytes()).clamp(1, u64::from(u32::MAX)) as u32
     }
@@ -196,7 +196,7 @@ impl MemoryManager {
         }
     }
 
-    /// What is wanted on the device comes: beside steps where nobody needs it who was there before, else between two.
+    /// Loads missing KV: during steps if no running request needs it, else between two steps.
     pub(super) fn swap_in_missing(&mut self, out: &mut Vec<Action>) -> Prepared {
         if !self.kv.missing_only_for(&self.resumed_requests) {
             let swaps = self.kv.plan_swap_in(self.swap_piece());
@@ -238,7 +238,7 @@ impl MemoryManager {
     pub(super) fn wake_step(&mut self, out: &mut Vec<Action>) {
         self.loans.set_blocked(false);
         if !self.chunks.is_unmapped() {
-            // It had not fallen asleep yet.
+            // It was not asleep yet.
             self.sleep = SleepState::Awake;
             return;
         }

@@ -1,4 +1,4 @@
-//! Predicted losses of what could be done now ([`crate::cost`]).
+//! Predicted costs of what could be reclaimed now ([`crate::cost`]).
 
 use alloc::vec::Vec;
 
@@ -12,16 +12,16 @@ use crate::ids::RequestId;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
-/// The longest stall that losses are compared for, permille of a token's compute. A layout stays for as long as KV is short, and
-/// whoever comes meanwhile waits for it too: what nobody misses now may be missed then.
+/// The longest stall that costs are compared for, permille of a token's compute. A layout stays while KV is short, and
+/// later requests wait for it too.
 pub(super) const MOST_STALL_PERMILLE: u64 = 1000;
 
-/// Own layers that would give what is missing, although tokens wait for them longer than the allowance.
+/// A remap that covers a shortfall, although tokens wait for the moving layers longer than the allowance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StallingRemap {
     layout: Layout,
     missing_blocks: u32,
-    /// What tokens wait for the layers that move now, and for those that would, nanoseconds.
+    /// Wait of a token for the layers that move now, and for those that would, nanoseconds.
     stall_ns: [u64; 2],
     freed_bytes: u64,
 }
@@ -42,8 +42,8 @@ impl MemoryManager {
         self.cost().window_ns()
     }
 
-    /// The layout with the fewest moving layers that covers what a step was refused, although it stalls; none where own layers do
-    /// not become KV, or not now, or steps would take more than twice as long.
+    /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own
+    /// layers do not become KV, or not now, or steps would take more than twice as long.
     pub fn stalling_remap(&mut self, missing_columns: u32) -> Option<StallingRemap> {
         let remaps = self.params.policy().reclaims_weights()
             && self.forced.is_none()
@@ -64,7 +64,7 @@ impl MemoryManager {
         Some(StallingRemap { layout, missing_blocks, stall_ns, freed_bytes })
     }
 
-    /// What these layers cost beyond those that move now.
+    /// The cost of these layers beyond those that move now.
     pub fn price_of_layers(&self, stalling: &StallingRemap, clients: &Clients<'_>) -> ReclaimCost {
         let outlook = self.cost_context();
         let [now, then] = stalling.stall_ns.map(|ns| {
@@ -76,7 +76,7 @@ impl MemoryManager {
         ReclaimCost { loss, freed_bytes: stalling.freed_bytes }
     }
 
-    /// What a pause of this request costs, which has so many tokens in store.
+    /// The cost of pausing this request, whose client has `in_store` tokens buffered.
     pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> ReclaimCost {
         let unwritten = u64::from(self.kv.exclusive_unwritten_blocks(request));
         let leaving_ns = unwritten.saturating_mul(self.block_out_ns().unwrap_or(0));
@@ -86,7 +86,7 @@ impl MemoryManager {
         }
     }
 
-    /// What it costs to compute so many tokens of this request again.
+    /// The cost of computing `tokens` of this request again.
     pub fn price_of_preemption(
         &self,
         request: RequestId,
@@ -100,19 +100,19 @@ impl MemoryManager {
         }
     }
 
-    /// What leaves the device with the request: KV that nobody else uses, as far as it is there.
+    /// Bytes that leave the device with the request: KV that no other request uses.
     fn own_bytes(&self, request: RequestId) -> u64 {
         u64::from(self.kv.exclusive_blocks(request)) * self.geometry.block_bytes
     }
 
-    /// These layers move from now on: their chunks are KV's. `false` = they do not.
+    /// Lets these layers move: their chunks become KV. `false` = they do not.
     pub fn apply_stalling_remap(&mut self, stalling: StallingRemap, out: &mut Vec<Action>) -> bool {
         let StallingRemap { layout, missing_blocks, .. } = stalling;
         self.start_transition(TransitionTarget::Layout(layout), Reason::RemapStalls, missing_blocks, out)
             == Prepared::Wait
     }
 
-    /// The loss when requests lose so many chunks of KV that they use and compute it again.
+    /// The cost if requests lose these chunks of KV and compute it again.
     pub(super) fn dropping(&self, outlook: &CostContext, chunks: u32) -> u64 {
         let blocks = u64::from(chunks) * u64::from(self.sizes.blocks_per_chunk);
         if blocks == 0 {

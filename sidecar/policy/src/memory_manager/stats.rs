@@ -1,4 +1,4 @@
-//! The memory manager, to look at: everything that ends in a metric, a log field or a memory map.
+//! Read access to the memory manager, for metrics, log fields and the memory map.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::params::Params;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
-/// Where a layer's weights are.
+/// Where the weights of a layer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residency {
     /// The slot it shares; none for a resident layer.
@@ -24,7 +24,7 @@ pub struct Residency {
 }
 
 impl MemoryManager {
-    /// Sizes.
+    /// Sizes of the tenant.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -34,12 +34,12 @@ impl MemoryManager {
         &self.params
     }
 
-    /// Who holds what.
+    /// The owners of all chunks.
     pub fn ledger(&self) -> &ChunkTable {
         self.chunks.table()
     }
 
-    /// The address table, for the backend's audit. While a Reback is pending the backend may be one transaction ahead.
+    /// The address table, for the backend's audit. While a Reback is pending the backend can be one transaction ahead.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
         self.chunks.ownership().addresses()
     }
@@ -59,13 +59,13 @@ impl MemoryManager {
         self.weights.layout()
     }
 
-    /// How long a step takes that decodes, with its waits for moving layers, by what was measured, nanoseconds; 0 while none
-    /// moves. Prompts that are computed meanwhile cost nothing.
+    /// Duration of a decode step with its waits for moving layers, by measured times, nanoseconds; 0 while none moves.
+    /// Without prompts.
     pub fn streaming_ns(&self) -> u64 {
         self.cost().streaming_ns(self.layout())
     }
 
-    /// Layers that remapping may give away at most. The slot that their slabs stream through counts against the cap as well.
+    /// Layers that remapping may take at most. The slot that they pass through counts against the cap as well.
     pub fn cap_layers(&self) -> u16 {
         self.sizes.cap_m.saturating_sub(1)
     }
@@ -87,18 +87,18 @@ impl MemoryManager {
         Residency { slot, state, present }
     }
 
-    /// How often each reason applied: actions ordered, columns evicted, remappings declined, failures met.
+    /// How often each reason applied: actions ordered, blocks evicted, remaps declined, failures.
     pub fn counted(&self, reason: Reason) -> u64 {
         self.counters.decisions()[reason as usize]
     }
 
-    /// Bytes that changed their owner for each reason, counted when they have changed it: weights, KV and activations alike.
-    /// Of a trade with another tenant, the bytes that passed between the two.
+    /// Bytes that changed their owner for each reason: weights, KV and activations alike. For loans, the bytes that
+    /// passed between the two tenants.
     pub fn moved_bytes(&self, reason: Reason) -> u64 {
         self.counters.moved_chunks(reason).saturating_mul(self.geometry.chunk_bytes)
     }
 
-    /// Why the layout of moving layers that is in force was taken.
+    /// Why the layout in force was chosen.
     pub fn layout_reason(&self) -> Reason {
         self.weights.load_reason()
     }

@@ -1,4 +1,4 @@
-//! What passes between the scheduler and the memory manager, as plain data.
+//! Plain data that passes between the scheduler and the memory manager.
 
 use alloc::vec::Vec;
 
@@ -8,31 +8,31 @@ use crate::geometry::StepShape;
 use crate::ids::{BlockId, Generation, LayerId, RequestId};
 use crate::weights::FILL_RETRIES;
 
-/// What a step asks of memory.
+/// The memory that a step needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepNeed {
-    /// New columns per request.
+    /// New KV blocks per request.
     pub columns: Vec<(RequestId, u32)>,
-    /// What the step asks of the activation space.
+    /// The activation space of the step.
     pub shape: StepShape,
 }
 
-/// Answer of [`super::MemoryManager::prepare`].
+/// The answer of [`super::MemoryManager::prepare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prepared {
-    /// All columns are allocated and the activation space is there: [`super::MemoryManager::begin`] may follow.
+    /// All KV blocks are allocated and the activation space is there: [`super::MemoryManager::begin`] may follow.
     Ready,
     /// Actions were ordered, or are under way, and must complete first; ask again.
     Wait,
-    /// KV of requests that were admitted again at this boundary is on its way, beside steps ([`MemoryManager::is_loading`]):
-    /// the others need not wait for them. The scheduler suspends those and asks again, for more of the others if it likes:
-    /// what it asked for them is there.
+    /// KV of requests that were admitted again at this boundary is loading during steps
+    /// ([`MemoryManager::is_loading`]): other requests need not wait for them. The scheduler suspends those and asks
+    /// again, for more of the others if it likes; their blocks are there.
     ///
     /// [`MemoryManager::is_loading`]: super::MemoryManager::is_loading
     Loading,
     /// Nothing more can be freed: the scheduler makes the batch smaller or preempts.
     Short {
-        /// Columns that are missing.
+        /// KV blocks that are missing.
         missing_columns: u32,
         /// The activation space is what is missing.
         activation: bool,
@@ -44,44 +44,44 @@ pub enum Prepared {
 pub struct StepLease {
     /// Generation that each moving layer must show before it is read, in layer order; others are resident.
     pub generations: Vec<(LayerId, Generation)>,
-    /// Generation that the KV of each layer which lies partly in the host tier must show before it is read, in layer
-    /// order; the KV of others is on the device.
+    /// Generation that the KV of each layer with offloaded blocks must show before it is read, in layer order; the KV
+    /// of other layers is on the device.
     pub kv_generations: Vec<(LayerId, Generation)>,
     /// Bytes of the activation range that are backed.
     pub activation_limit_bytes: u64,
 }
 
-/// The blocks behind a column of an open request are new or have moved.
+/// The layer blocks of a KV block of an open request are new or have moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableChange {
     /// The request.
     pub request: RequestId,
-    /// Index of the column within the request.
+    /// Index of the KV block within the request.
     pub column: u32,
-    /// Block of each layer, front first.
+    /// Layer block of each layer, front first.
     pub blocks: Vec<BlockId>,
 }
 
-/// Why a tenant cannot be served although it fits: the backend failed for good.
+/// Why a tenant that fits cannot be served: the backend failed for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
-    /// The device did not give what the tenant can never lend.
+    /// The device did not give the floor.
     Create {
         /// Bytes that it gave.
         created_bytes: u64,
         /// Bytes of the floor.
         floor_bytes: u64,
     },
-    /// The first mapping was refused again and again.
+    /// The first mapping was refused every time.
     Map,
-    /// Copies failed again and again.
+    /// Copies of weights failed every time.
     Fill {
         /// The last one.
         target: FillTarget,
     },
-    /// Fetches of KV failed again and again.
+    /// Fetches of KV failed every time.
     Fetch {
-        /// Of the last one.
+        /// Layer of the last one.
         layer: LayerId,
     },
 }

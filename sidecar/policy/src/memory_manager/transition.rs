@@ -1,8 +1,9 @@
-//! Changing who holds what while the tenant serves.
+//! Changes the ownership of chunks while the tenant serves.
 //!
 //! Every change is one transaction between two steps. Chunks that KV gives up are drained first, copies into slots have
-//! ended before, and nothing new is created: what arrives somewhere has left somewhere else in the same transaction, so it
-//! is feasible with zero spare chunks. Nothing is written down before the backend has said that it happened.
+//! ended before, and nothing new is created: a chunk that arrives at an owner leaves another in the same transaction,
+//! so a change is feasible with zero spare chunks. Nothing is recorded before the backend has reported that it
+//! happened.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -20,17 +21,17 @@ use crate::reason::Reason;
 use crate::step_model::{Layout, MAX_BETA};
 use crate::weights::Placement;
 
-/// How a goal came on.
+/// The outcome of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransitionProgress {
     /// An action was ordered.
     Ordered,
-    /// There is no room for it; it was given up.
+    /// It does not fit; it was given up.
     Aborted,
 }
 
 impl MemoryManager {
-    /// Takes the goal one action further.
+    /// Takes the change one action further.
     pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
         let goal = self.change.transition().cloned().expect("a goal is pursued");
         let from_kv = self.transition_shortfall(&goal.target);
@@ -41,7 +42,7 @@ impl MemoryManager {
         match self.free_buffers() {
             Some(true) => return TransitionProgress::Ordered,
             Some(false) => {
-                // What is fetched into them ends by itself; for want of room a request has to go.
+                // A fetch into the buffers ends by itself; for lack of space a request must go.
                 if self.kv.fetches() == 0 {
                     self.has_no_room(goal.reason);
                 }
@@ -80,22 +81,22 @@ impl MemoryManager {
         after.saturating_sub(before + self.chunks.free_count())
     }
 
-    /// Gives the goal up; every frame takes blocks again.
+    /// Gives the change up; every KV chunk takes blocks again.
     pub(super) fn abort_transition(&mut self) -> TransitionProgress {
         self.change.give_up(self.counters.boundaries());
         self.drain(0);
         TransitionProgress::Aborted
     }
 
-    /// Makes `count` frames drain, in KV's table and in the ledger.
+    /// Lets `count` KV chunks drain, in the tables of KV and of chunks.
     fn drain(&mut self, count: u32) {
         for frame in self.kv.drain(count) {
             self.chunks.set_draining(frame, self.kv.frames().draining().contains(&frame));
         }
     }
 
-    /// Blocks move out of draining frames. Where only such are left that are being written to the host tier, the change is for
-    /// another time.
+    /// Moves blocks out of draining chunks. If only blocks are left that are being written to the host tier, the change
+    /// is given up for now.
     fn order_moves(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
         let limit = (self.params.compact_budget_bytes / self.geometry.block_bytes).clamp(1, 1 << 20) as u32;
         let planned = self.kv.plan_moves(limit);
@@ -157,12 +158,12 @@ impl MemoryManager {
         ownership.preserved(next, &complete.collect::<Vec<_>>())
     }
 
-    /// Chunks that carry a layer's contents to a new owner: they must not be overwritten on the way.
+    /// Chunks that carry a layer's contents to a new owner: they must not be overwritten.
     fn preserved_chunks(&self, next: &Ownership) -> Vec<ChunkId> {
         self.preserved_layers(next).iter().flat_map(|(layer, _)| next.layer_chunks(*layer).to_vec()).collect()
     }
 
-    /// A transaction has ended.
+    /// Handles the end of a transaction.
     pub(super) fn on_remapped(&mut self, change: Change, outcome: Outcome, out: &mut Vec<Action>) {
         if matches!(outcome, Outcome::Done { .. }) {
             self.apply(change);
@@ -196,7 +197,7 @@ impl MemoryManager {
         self.drain(0);
     }
 
-    /// Puts a layout in force: layers and slots that lost their contents are filled.
+    /// Puts a layout in force: layers and slots that lost their contents are loaded.
     fn place_weights(&mut self, layout: Layout, preserved: Vec<(LayerId, Generation)>, reason: Reason) {
         let placement = Placement {
             layout,
@@ -217,7 +218,7 @@ impl MemoryManager {
         self.record_slots();
     }
 
-    /// Writes what the slots contain into the ledger.
+    /// Records in the chunk table what the slots contain.
     pub(super) fn record_slots(&mut self) {
         for slot in (0..MAX_BETA).map(SlotId) {
             if slot.0 < self.weights.layout().beta {

@@ -11,7 +11,7 @@ use crate::pending::Pending;
 use crate::reason::Reason;
 use crate::slots::DueCopy;
 
-/// Who holds what a copy writes.
+/// The owner of the chunks that a copy writes.
 pub(super) fn owner_of(target: FillTarget) -> Owner {
     match target {
         FillTarget::Global => Owner::WeightsGlobal,
@@ -21,7 +21,7 @@ pub(super) fn owner_of(target: FillTarget) -> Owner {
 }
 
 impl MemoryManager {
-    /// Orders every copy that is due, own chunks first, front layers first.
+    /// Orders every due copy: own chunks first, front layers first.
     pub(super) fn order_fills(&mut self, out: &mut Vec<Action>) {
         if self.pending.fills_blocked() || self.failure.is_some() {
             return;
@@ -79,7 +79,7 @@ impl MemoryManager {
         self.chunks.set_contents(owner_of(target), self.weights.state(target));
     }
 
-    /// A copy has ended.
+    /// Handles the end of a copy.
     pub(super) fn filled(
         &mut self,
         target: FillTarget,
