@@ -1,4 +1,4 @@
-//! The GPUs of a pool as they are in force, each with the claim that it has or would have.
+//! The GPUs of a pool with the settings in force, each with the claim that it has or would have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +12,15 @@ use crate::objects::{claim_digest, name, parse_claim_name};
 use crate::observed::{ObservedClaim, ObservedGpu, ObservedIndex, ObservedPool};
 use crate::pool_plan::PlanContext;
 
-/// A GPU, and the epoch of its claim.
+/// A GPU and the epoch of its claim.
 pub(crate) struct CurrentClaim {
-    /// As it is in force: while a change waits, its claim says of what.
+    /// The GPU with the settings in force: those of its claim while an update is pending.
     pub gpu: Gpu,
-    /// Of the claim that it has, or would have with a slot.
+    /// Epoch of the claim that it has, or would have with a slot.
     pub epoch: Epoch,
 }
 
-/// All GPUs of `pool`, in the order of its groups, and those that it has no more and whose slots are not to be disturbed.
+/// Returns all GPUs of `pool` in the order of its groups, then the removed GPUs whose slots must not be disturbed.
 pub(crate) fn current_claims(
     pool: &GpuPool,
     index: &ObservedIndex<'_>,
@@ -65,8 +65,9 @@ pub(crate) fn current_claims(
     all
 }
 
-/// One that the pool has no more. It is made of what its claim was made of, whatever the pool says, and is there for as long as
-/// that claim holds: it is made nowhere anew, so whoever is on it goes elsewhere once its node is lost or drained.
+/// Returns the claim of a GPU that the pool no longer has. The GPU keeps the settings of its claim, whatever the pool
+/// specifies, and stays only while that claim is valid. The claim is never recreated: the slots on it move to other
+/// GPUs once its node is lost or drained.
 fn draining_claim(
     gpu: Gpu,
     own: &ObservedGpu<'_>,
@@ -84,20 +85,22 @@ fn draining_claim(
         .then_some(CurrentClaim { epoch: Epoch { is_update_pending: true, ..epoch }, gpu })
 }
 
-/// Device memory of GPUs as the pool's status tells it. Of another spec it tells nothing: that one may name other devices.
+/// Returns the device memory of GPUs from the pool's status. A status of another generation is ignored: that spec may
+/// name other devices.
 fn last_known_bytes(pool: &GpuPool) -> BTreeMap<&str, u64> {
     let of_spec = |status: &&GpuPoolStatus| status.observed_generation == pool.metadata.generation;
     let gpus = pool.status.as_ref().filter(of_spec).into_iter().flat_map(|status| &status.gpus);
     gpus.filter_map(|gpu| Some((gpu.name.as_str(), gpu.capacity.as_ref()?.bytes()))).collect()
 }
 
-/// What a claim was made of. One from before claims kept it tells the mode alone.
+/// Returns the settings that a claim was created with. Older claims have no settings annotation and record only the
+/// mode.
 fn settings_in_force(claim: &ObservedClaim, written: &GpuSettings) -> GpuSettings {
     let mode = || claim.mode.map_or_else(|| written.clone(), |mode| written.clone().with_mode(mode));
     claim.settings.clone().unwrap_or_else(mode)
 }
 
-/// What its claim tells of a GPU.
+/// Returns the sizes of a GPU that its claim reveals.
 fn known_sizes(index: &ObservedIndex<'_>, seen: &ObservedPool, gpu: &str) -> GpuSizes {
     let Some(own) = index.gpu(gpu) else { return GpuSizes::default() };
     let Some(claim) = own.claim() else { return GpuSizes::default() };

@@ -1,21 +1,20 @@
-//! What is told of a tenant or a pool: one finding for each condition, the summary, and conditions that change only when they do.
+//! Conditions of a tenant or a pool: one finding for each condition, the `Ready` summary, and transition times that
+//! change only when the status does.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sluice_types::conditions::{ConditionType, Reason};
 
-/// Longest message that the API server takes, bytes.
+/// Longest message that the API server accepts, bytes.
 const MAX_MESSAGE_BYTES: usize = 32_768;
 
-/// Whether something holds.
+/// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {
-    /// It does.
     True,
-    /// It does not.
     False,
-    /// Nobody knows yet.
+    /// Not known yet.
     Unknown,
 }
 
@@ -29,45 +28,45 @@ impl ConditionStatus {
     }
 }
 
-/// What was found about one condition.
+/// The result of checking one condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConditionResult {
-    /// Whether it holds.
+    /// Whether the condition holds.
     pub status: ConditionStatus,
-    /// Why, for programs.
+    /// Machine-readable reason.
     pub reason: Reason,
-    /// Why, for people.
+    /// Human-readable reason.
     pub message: String,
 }
 
 impl ConditionResult {
-    /// It holds, or, of `Degraded`, it does not: nothing is wrong.
+    /// Returns a result with reason `AsExpected`. For `Degraded` the expected status is `False`.
     pub fn as_expected(truth: ConditionStatus) -> ConditionResult {
         ConditionResult { status: truth, reason: Reason::AsExpected, message: String::new() }
     }
 
-    /// It does not hold.
+    /// Returns `False` with a reason.
     pub fn not_met(reason: Reason, message: impl Into<String>) -> ConditionResult {
         ConditionResult { status: ConditionStatus::False, reason, message: message.into() }
     }
 
-    /// It holds unless something speaks against it: then for the first of these reasons, and the message names all.
+    /// Returns `True` if `causes` is empty, else `False` with the first reason and all messages.
     pub fn met_unless(causes: &[ConditionResult]) -> ConditionResult {
         let Some(first) = causes.first() else { return ConditionResult::as_expected(ConditionStatus::True) };
         let messages: Vec<&str> = causes.iter().map(|cause| cause.message.as_str()).collect();
         ConditionResult::not_met(first.reason, messages.join("; "))
     }
 
-    /// Nobody knows yet.
+    /// Returns `Unknown` with a reason.
     pub fn unknown(reason: Reason, message: impl Into<String>) -> ConditionResult {
         ConditionResult { status: ConditionStatus::Unknown, reason, message: message.into() }
     }
 }
 
-/// Findings about a tenant, by condition. Those that are missing are not known.
+/// Results for a tenant or a pool, by condition. Missing ones are `Unknown`.
 pub type ConditionResults = BTreeMap<ConditionType, ConditionResult>;
 
-/// What has to hold for a tenant to be ready, in the order in which it comes about.
+/// Conditions that must hold for `Ready`, in the order in which they are reached.
 const STEPS: [ConditionType; 5] = [
     ConditionType::Accepted,
     ConditionType::Placed,
@@ -76,7 +75,8 @@ const STEPS: [ConditionType; 5] = [
     ConditionType::Serving,
 ];
 
-/// The summary of an object that has the conditions `kinds`: ready, or the first step that does not hold, with its reason.
+/// Returns the `Ready` summary for an object with the conditions `kinds`: ready, or the first step that does not
+/// hold, with its reason.
 pub fn summary(kinds: &[ConditionType], findings: &ConditionResults) -> ConditionResult {
     for step in STEPS.into_iter().filter(|step| kinds.contains(step)) {
         let found = result_for(findings, step);
@@ -96,8 +96,8 @@ fn result_for(findings: &ConditionResults, kind: ConditionType) -> ConditionResu
     findings.get(&kind).cloned().unwrap_or_else(nothing)
 }
 
-/// The conditions `kinds` of an object of `generation`, the summary among them. `before` are those that it has: one whose
-/// truth stays keeps the time at which it last changed.
+/// Returns the conditions `kinds`, including the summary, of an object of `generation`. `before` are its current
+/// conditions: one with an unchanged status keeps its transition time.
 pub fn conditions(
     kinds: &[ConditionType],
     before: &[Condition],

@@ -1,7 +1,8 @@
-//! Directives: what each slot of a GPU is told about the others.
+//! Directives: what the sidecar of each slot on a GPU receives about its peers.
 //!
-//! A directive follows from the specs, the placement and the addresses of pods. Only [`Directive::fallback_order`] follows from
-//! what sidecars report, and it may change no more often than every [`MIN_REORDER_SECONDS`]: [`next_directive`] sees to that.
+//! A directive follows from the specs, the placement and the pod addresses. Only [`Directive::fallback_order`]
+//! follows from sidecar reports. [`next_directive`] limits changes of the order alone to one every
+//! [`MIN_REORDER_SECONDS`].
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -15,25 +16,22 @@ use sluice_wire::state::Activity;
 use crate::objects::{ADMIN_PORT, name};
 use crate::spec_convert::to_u32;
 
-/// Least time between two changes of the order alone, seconds.
+/// Minimum time between two changes of the order alone, seconds.
 pub const MIN_REORDER_SECONDS: i64 = 30;
 
 /// A slot of a GPU.
 #[derive(Clone, Debug)]
 pub struct SlotPeer<'a> {
-    /// Its tenant.
     pub tenant: &'a ModelTenant,
-    /// What it may hold without asking anybody, bytes.
+    /// Memory that it may hold without borrowing, bytes.
     pub share_bytes: u64,
-    /// Whether that was dealt out, or only stands for what nobody can know yet.
+    /// Whether the share is assigned. `false` = a placeholder because sizes are not known yet.
     pub is_share_assigned: bool,
-    /// What it can never lend while it is awake, bytes.
+    /// Memory that it cannot lend while it is awake, bytes.
     pub floor_bytes: u64,
-    /// Uid of its pod.
     pub pod_uid: String,
-    /// Address of its pod.
     pub address: IpAddr,
-    /// When it was last of use, as it reported; `None` = it has not.
+    /// When it was last used, as it reported; `None` = no report yet.
     pub activity: Option<Activity>,
 }
 
@@ -43,12 +41,12 @@ impl SlotPeer<'_> {
     }
 
     fn tenant_rule(&self) -> TenantRule {
-        // The memory of a proxied engine is its own.
+        // A proxied engine manages its own memory.
         let native = self.tenant.spec.engine.kind == EngineKind::Native;
         tenant_rule(self.tenant, Some(self.share_bytes).filter(|_| self.is_share_assigned && native))
     }
 
-    /// Where its sidecar is told, and asked.
+    /// Returns the address of the sidecar's admin API.
     pub fn admin_address(&self) -> SocketAddr {
         (self.address, ADMIN_PORT.unsigned_abs() as u16).into()
     }
@@ -57,24 +55,22 @@ impl SlotPeer<'_> {
 /// A GPU and those of its slots that have a pod with an address.
 #[derive(Clone, Debug)]
 pub struct GpuPeers<'a> {
-    /// Its pool.
     pub pool: &'a GpuPool,
-    /// How it is shared now.
+    /// The sharing settings in force.
     pub sharing: Sharing,
-    /// Uid of its claim, once it is there.
+    /// Uid of its claim, once the claim exists.
     pub claim_uid: Option<&'a str>,
-    /// Its UUID, where its driver publishes one.
+    /// Its UUID, if its driver publishes one.
     pub gpu_uuid: Option<&'a str>,
-    /// Its slots.
     pub peers: Vec<SlotPeer<'a>>,
 }
 
 impl GpuPeers<'_> {
-    /// What `self.members[member]` is told. Epoch and sequence are 0: whoever sends it gives it both.
+    /// Returns the directive for `self.peers[member]`. Epoch and sequence are 0: the sender sets both.
     pub fn directive(&self, member: usize) -> Directive {
         let others = self.peers.iter().enumerate().filter(|(index, _)| *index != member);
         let mut others: Vec<&SlotPeer<'_>> = others.map(|(_, other)| other).collect();
-        // By name: the order that `FixedOrder` promises.
+        // Sorted by name, as `FixedOrder` requires.
         others.sort_by_key(|other| name(other.tenant));
         others.truncate(MAX_PEERS);
         let neighbours = others.iter().map(|other| self.peer_info(other)).collect();
@@ -106,13 +102,14 @@ impl GpuPeers<'_> {
             admin: other.admin_address(),
             priority: other.tenant.spec.priority,
             share_bytes: other.share_bytes,
-            // A floor above the share is refused; a sidecar that cannot have it says so itself.
+            // Directives with a floor above the share are invalid. A sidecar whose floor does not fit reports that
+            // itself.
             floor_bytes: other.floor_bytes.min(other.share_bytes),
         }
     }
 }
 
-/// What a tenant's own directive says of it. `share_bytes`: `None` = nobody knows yet.
+/// Returns the tenant's own part of its directive. `share_bytes`: `None` = not known yet.
 pub fn tenant_rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule {
     let spec = &tenant.spec;
     TenantRule {
@@ -124,7 +121,7 @@ pub fn tenant_rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule
     }
 }
 
-/// Whom to ask for memory first, as a pool says it.
+/// Converts a pool's victim rule to the rule in directives.
 pub fn victim_rule(written: Written) -> VictimRule {
     match written {
         Written::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
@@ -139,8 +136,8 @@ fn sort_victims(others: &mut [&SlotPeer<'_>], victim: VictimRule) {
     }
 }
 
-/// Place of a tenant among those that are asked for memory, first ones first: inactive ones, then low priorities, then as the
-/// rule says. Who has reported nothing comes last among its equals.
+/// Returns the sort key of a tenant as a lender, first victims first: inactive tenants, then low priorities, then by
+/// `victim`. A tenant without a report sorts last among equals.
 pub(crate) fn victim_rank(
     activity: Option<&Activity>,
     priority: i32,
@@ -154,16 +151,17 @@ pub(crate) fn victim_rank(
     (activity.is_none_or(|activity| activity.inactive_since_unix_ms.is_none()), priority, recency)
 }
 
-/// What was told last, and when its order changed last.
+/// The directive that was sent last, and when its order last changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectiveState {
-    /// The directive, with epoch and sequence 0; shared with whoever sends it, since there are thousands.
+    /// The directive, with epoch and sequence 0; shared with the sender, because there are thousands.
     pub directive: Arc<Directive>,
     /// Seconds since 1970.
     pub order_changed_at: i64,
 }
 
-/// What is to be told now, given what was: `None` = nothing new. Another order alone waits until [`MIN_REORDER_SECONDS`] have passed.
+/// Returns the directive to send now, given the last one; `None` = nothing new. A change of the order alone waits
+/// until [`MIN_REORDER_SECONDS`] have passed.
 pub fn next_directive(
     before: Option<&DirectiveState>,
     wanted: Directive,

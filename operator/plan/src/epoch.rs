@@ -1,8 +1,8 @@
-//! Which claim a GPU has: its epoch, and when another one is due.
+//! The epoch of a GPU's claim, and when a new claim is due.
 //!
-//! A claim's spec is immutable, and it stays on its node until its last pod is gone. So a node that is lost or drained, or a
-//! claim whose pool says something else about it or about its pods, means another epoch: all slots of the GPU are repointed
-//! together, and the old claim is deleted.
+//! A claim's spec is immutable, and it stays on its node until its last pod is gone. A lost or drained node, or a
+//! changed pool spec, therefore needs a new epoch: all slots of the GPU move to the new claim together, and the old
+//! claim is deleted.
 
 use sluice_types::pool::UpdatePolicy;
 
@@ -10,49 +10,49 @@ use crate::gpu_settings::GpuSettings;
 use crate::observed::{ObservedClaim, ObservedGpu, ObservedNode, ObservedPod, ObservedPool};
 use crate::zone_disruption::ZoneDisruption;
 
-/// What a GPU's claim is to be.
+/// The desired epoch of a GPU's claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
     /// Its number, from 1.
     pub number: u32,
-    /// The claim that is there is made of something else, and stays until no tenant is on the GPU.
+    /// The existing claim has other settings, and stays until the GPU has no tenant.
     pub is_update_pending: bool,
-    /// Its node is not ready, and too many others are not at once: it stays.
+    /// Its node is not ready, but the claim stays because too many nodes are not ready at once.
     pub is_held: bool,
-    /// Seconds after which to look again, because a node has not been lost for long enough.
+    /// Seconds until the next check, because a node has not been lost for long enough.
     pub requeue_after_seconds: Option<i64>,
 }
 
-/// By which rule claims are replaced.
+/// The rule for replacing claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplacePolicy {
-    /// When a change that stops pods is carried out.
+    /// When a change that stops pods is applied.
     pub update_policy: UpdatePolicy,
-    /// A node that is not ready for so long is lost, seconds.
+    /// A node that has not been ready for this long is lost, seconds.
     pub grace_seconds: i64,
-    /// Whether too many are not ready at once.
+    /// Whether too many nodes are not ready at once.
     pub disruption: ZoneDisruption,
     /// Seconds since 1970.
     pub now: i64,
 }
 
-/// What a claim is to ask for, and what its pods are to be made of.
+/// What a claim should request, and the settings of its pods.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DesiredClaim<'a> {
-    /// Digest of what it asks for.
+    /// Digest of the request.
     pub digest: &'a str,
-    /// What its pods are made of.
+    /// Settings of its pods.
     pub settings: &'a GpuSettings,
 }
 
 impl DesiredClaim<'_> {
-    /// A claim that does not say what its pods are made of has theirs as they are now.
+    /// Whether the claim differs from the desired one. A claim without recorded settings has the current ones.
     fn differs_from(&self, from: &ObservedClaim) -> bool {
         from.digest != self.digest || from.settings.as_ref().is_some_and(|made| made != self.settings)
     }
 }
 
-/// The epoch of the GPU of which `own` is seen, and whose claim is to be as `wanted`.
+/// Returns the epoch of the GPU observed as `own`, whose claim should be as `wanted`.
 pub(crate) fn epoch(
     own: Option<&ObservedGpu<'_>>,
     wanted: DesiredClaim<'_>,
@@ -63,7 +63,7 @@ pub(crate) fn epoch(
     let all = own.claims.iter().map(|(epoch, _)| *epoch).chain(own.slots.iter().copied());
     let Some(highest) = all.max() else { return new_epoch(1) };
     let Some((_, current)) = own.claims.iter().find(|(epoch, _)| *epoch == highest) else {
-        // Somebody deleted it, and its last pod is gone: the same name is free again.
+        // The claim was deleted and its last pod is gone: its name is free again.
         return new_epoch(highest);
     };
     let node = node_state(current, seen, rule);
@@ -84,14 +84,14 @@ const fn new_epoch(number: u32) -> Epoch {
     Epoch { number, is_update_pending: false, is_held: false, requeue_after_seconds: None }
 }
 
-/// How a claim's node stands.
+/// State of a claim's node.
 #[derive(Clone, Copy, Debug, Default)]
 struct NodeState {
-    /// It is of no use any more.
+    /// Whether the node counts as lost or drained.
     is_lost: bool,
     /// See [`Epoch::is_held`].
     is_held: bool,
-    /// Seconds after which to look again.
+    /// Seconds until the next check.
     requeue_after_seconds: Option<i64>,
 }
 
@@ -107,17 +107,17 @@ fn node_state(claim: &ObservedClaim, seen: &ObservedPool, rule: ReplacePolicy) -
             let held = node.lost_since.is_some() && rule.disruption.is_active();
             NodeState { is_lost: lost, is_held: held, requeue_after_seconds: left.filter(|_| !lost) }
         }
-        // Somebody has deleted it, which is no outage.
+        // The node object was deleted, which is not an outage.
         (None, Some(since)) => {
             let left = left(*since);
             NodeState { is_lost: left <= 0, is_held: false, requeue_after_seconds: Some(left) }
         }
-        // Nobody knows: its watch will tell.
+        // The node watch has not reported this node yet.
         (None, None) => NodeState { requeue_after_seconds: Some(rule.grace_seconds), ..NodeState::default() },
     }
 }
 
-/// Whether the claim keeps a pod from another node: a cordon alone takes nobody away.
+/// Whether the claim keeps a pod from another node. A cordon alone evicts no pod.
 fn is_drained(claim: &ObservedClaim, node: &ObservedNode, pods: &[ObservedPod]) -> bool {
     let stuck = |pod: &ObservedPod| {
         pod.claim == claim.name

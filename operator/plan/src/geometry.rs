@@ -1,4 +1,4 @@
-//! Sizes of a model: as its inspection tells them, as the tenant's status keeps them, as demand is computed from them.
+//! Sizes of a model: as its inspection reports them, as the tenant's status keeps them, and as the input of demand.
 
 use sluice_types::shared::Resources;
 use sluice_types::tenant::{EngineKind, ModelStatus, ModelTenantSpec};
@@ -7,15 +7,15 @@ use sluice_wire::geometry::Geometry as Told;
 /// Sizes of a model on an engine with a known number of threads. Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Weights that belong to no layer: embeddings, head, norms.
+    /// Weights outside of layers: embeddings, head, norms.
     pub global_bytes: u64,
     /// Weights of the largest layer.
     pub layer_bytes: u64,
-    /// Layers; at least 1.
+    /// Number of layers; at least 1.
     pub layers: u32,
     /// KV of one token over all layers.
     pub kv_bytes_per_token: u64,
-    /// Tokens that the model was made for.
+    /// Maximum context length of the model, tokens.
     pub max_model_len: u32,
     /// Activations of the smallest step.
     pub activation_bytes: u64,
@@ -23,13 +23,13 @@ pub struct Geometry {
     pub step_activation_bytes: u64,
     /// Staging buffers.
     pub staging_bytes: u64,
-    /// Files that a download brings, as they are stored; `None` = nobody has looked.
+    /// Files of a download, as they are stored; `None` = not inspected.
     pub download_bytes: Option<u64>,
 }
 
 impl Geometry {
-    /// What a tenant's status keeps, on an engine with so many threads; `None` = it was written by an operator that knew less,
-    /// and the model has to be inspected anew.
+    /// Returns the sizes from a tenant's status, for an engine with `threads` threads; `None` = an older operator
+    /// wrote the status with fewer fields, and the model must be inspected again.
     pub fn from_status(model: &ModelStatus, threads: u32) -> Option<Geometry> {
         let bytes = |kept: i64| u64::try_from(kept).ok();
         let count = |kept: i32| u32::try_from(kept).ok().filter(|count| *count > 0);
@@ -47,8 +47,8 @@ impl Geometry {
         })
     }
 
-    /// What is planned with where only a proxied engine knows its model: nothing is lent, nobody shares the GPU, and the
-    /// memory of its container is stated. `None` = the model has to be inspected.
+    /// Returns placeholder sizes for a proxied engine whose container memory is declared: it lends no memory and
+    /// shares no GPU. `None` = the model must be inspected.
     pub fn without_inspection(spec: &ModelTenantSpec) -> Option<Geometry> {
         let proxied = spec.engine.kind == EngineKind::Vllm;
         (proxied && declared_bytes(spec.engine.resources.as_ref()).is_some()).then_some(Geometry {
@@ -64,13 +64,13 @@ impl Geometry {
         })
     }
 
-    /// All weights: the master copy on the host.
+    /// Returns the size of all weights, which is the size of the master copy on the host.
     pub fn weights_bytes(&self) -> u64 {
         self.global_bytes + self.layer_bytes * u64::from(self.layers)
     }
 }
 
-/// What a tenant's status keeps of an inspection.
+/// Converts an inspection's result for the tenant's status.
 pub fn to_status(told: &Told) -> ModelStatus {
     let bytes = |told: u64| i64::try_from(told).unwrap_or(i64::MAX);
     let count = |told: u32| i32::try_from(told).unwrap_or(i32::MAX);
@@ -90,15 +90,15 @@ pub fn to_status(told: &Told) -> ModelStatus {
     }
 }
 
-/// Memory that somebody states for a container, bytes: its limit, else its request.
+/// Returns the memory that the spec declares for a container, bytes: its limit, else its request.
 pub(crate) fn declared_bytes(written: Option<&Resources>) -> Option<u64> {
     let written = written?;
     let lists = [written.limits.as_ref(), written.requests.as_ref()];
     lists.into_iter().flatten().find_map(|list| list.memory.as_ref()).map(|memory| memory.bytes())
 }
 
-/// Threads of a tenant's engine: the whole CPUs that it may use, else those that it asks for, else one. The engine is told, and
-/// what each of them needs is known before its node is.
+/// Returns the threads of a tenant's engine: the whole CPUs of its limit, else of its request, else one. The engine's
+/// memory depends on its threads, and must be known before its node is.
 pub fn engine_threads(spec: &ModelTenantSpec) -> u32 {
     let resources = spec.engine.resources.as_ref();
     let cpu = |list: Option<&sluice_types::shared::ResourceList>| list?.cpu.as_ref().map(|cpu| cpu.millis());

@@ -1,4 +1,4 @@
-//! The GPUs of a pool, and what each offers to slots.
+//! The GPUs of a pool, and the capacity that each offers to slots.
 
 use sluice_types::GpuPool;
 use sluice_types::pool::{GpuGroup, Sharing, SharingMode};
@@ -6,35 +6,35 @@ use sluice_types::pool::{GpuGroup, Sharing, SharingMode};
 use crate::gpu_settings::GpuSettings;
 use crate::objects::fnv1a;
 
-/// Most slots that share a GPU by turns: each has one record in the neighbourhood's ledger.
+/// Maximum slots on a time-sliced GPU: each has one record in the GPU ledger.
 const MAX_TEMPORAL_SLOTS: usize = 64;
-/// Most clients of an MPS daemon that a pool makes, two processes for each slot (DESIGN-kubernetes 2).
+/// Maximum slots on a GPU under MPS: the daemon limits clients, and each slot has two processes (DESIGN-kubernetes
+/// 2).
 const MAX_SPATIAL_SLOTS: usize = 20;
 
-/// A GPU of a pool; of an `Isolated` group, one hardware instance.
+/// A GPU of a pool; in an `Isolated` group, one hardware instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
     /// Its name: pool, group and index.
     pub name: String,
-    /// Its group.
     pub group: String,
-    /// What its pods are made of: as the pool says, or as before for as long as a change waits.
+    /// Settings of its pods: those of the pool, or those of its claim while an update is pending.
     pub settings: GpuSettings,
     /// Device memory, bytes; `None` = not known before a claim is allocated.
     pub capacity_bytes: Option<u64>,
-    /// Device memory when it last had a claim, bytes: what does not fit there is not tried again. `None` = it had none under
-    /// this spec of its pool: nothing is refused for its size.
+    /// Device memory when it last had a claim, bytes. Slots that exceed it are not tried again. `None` = it had no
+    /// claim under this spec of its pool, and no slot is rejected for its size.
     pub last_known_bytes: Option<u64>,
-    /// Host memory for its slots, as the pool says, bytes.
+    /// Host memory for its slots from the pool's spec, bytes.
     pub host_bytes: u64,
     /// Memory of its node for its slots' pods, bytes; `None` = it has no node yet.
     pub node_bytes: Option<u64>,
-    /// The pool has it no more: it stays for the slots that are on it, and takes nobody else.
+    /// The pool no longer has it: it keeps its current slots and accepts no new ones.
     pub is_draining: bool,
 }
 
 impl Gpu {
-    /// Most slots that it takes.
+    /// Returns the maximum number of slots.
     pub fn max_slots(&self) -> usize {
         match self.settings.sharing.mode {
             SharingMode::Temporal => MAX_TEMPORAL_SLOTS,
@@ -43,29 +43,29 @@ impl Gpu {
         }
     }
 
-    /// Device memory that slots are placed by, bytes.
+    /// Returns the device memory that placement uses, bytes.
     pub fn expected_bytes(&self) -> Option<u64> {
         self.capacity_bytes.or(self.last_known_bytes)
     }
 
-    /// The same GPU, of which other settings are in force.
+    /// Returns the same GPU with other settings in force.
     pub(crate) fn with_settings(self, settings: GpuSettings, known: GpuSizes) -> Gpu {
         Gpu { capacity_bytes: settings.device_bytes().or(known.capacity_bytes), settings, ..self }
     }
 }
 
-/// What is known of a GPU from the cluster.
+/// Sizes of a GPU that the cluster reveals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuSizes {
-    /// Device memory as its ResourceSlice or its sidecars tell it, bytes.
+    /// Device memory from its ResourceSlice or its sidecars, bytes.
     pub capacity_bytes: Option<u64>,
-    /// The same when it last had a claim, as the status of its pool keeps it, bytes.
+    /// Device memory when it last had a claim, from the pool's status, bytes.
     pub last_known_bytes: Option<u64>,
-    /// Memory of its node that pods may take and other pods did not, bytes.
+    /// Allocatable memory of its node that other pods have not requested, bytes.
     pub node_bytes: Option<u64>,
 }
 
-/// The group of the GPU `gpu` of `pool`, by their names; `None` = it is of another pool.
+/// Returns the group in the name of GPU `gpu`; `None` = the GPU belongs to another pool than `pool`.
 pub(crate) fn group_of<'n>(pool: &str, gpu: &'n str) -> Option<&'n str> {
     let rest = gpu.strip_prefix(pool)?.strip_prefix('-')?;
     let group = |text: &'n str| {
@@ -75,7 +75,7 @@ pub(crate) fn group_of<'n>(pool: &str, gpu: &'n str) -> Option<&'n str> {
     group(rest).or_else(|| group(rest.rsplit_once('-')?.0))
 }
 
-/// A GPU that `pool` has no more, in what was its group.
+/// Returns a GPU that `pool` no longer has, in its former group.
 pub(crate) fn draining_gpu(pool: &GpuPool, group: &str, known: GpuSizes, name: &str) -> Gpu {
     let named = pool.spec.gpus.iter().find(|known| known.name == group).cloned();
     let group =
@@ -83,7 +83,8 @@ pub(crate) fn draining_gpu(pool: &GpuPool, group: &str, known: GpuSizes, name: &
     Gpu { is_draining: true, ..build_gpu(pool, &group, known, name.to_owned()) }
 }
 
-/// All GPUs of `pool` as it says them, in the order of its groups. `known` tells what the cluster says of one, by its name.
+/// Returns all GPUs of `pool` as its spec defines them, in the order of its groups. `known` returns the observed
+/// sizes by GPU name.
 pub fn gpus(pool: &GpuPool, known: &dyn Fn(&str) -> GpuSizes) -> Vec<Gpu> {
     let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
     let indices = pool.spec.gpus.iter().flat_map(|group| (0..group.count).map(move |index| (group, index)));
@@ -91,8 +92,8 @@ pub fn gpus(pool: &GpuPool, known: &dyn Fn(&str) -> GpuSizes) -> Vec<Gpu> {
     groups.map(|(group, name)| build_gpu(pool, group, known(&name), name)).collect()
 }
 
-/// Pool, group and index. With a dash in the group's name nobody could tell where the pool's name ends, and two pools would
-/// share a GPU's claim: a digest tells them apart, longer than an index.
+/// Returns pool, group and index joined by dashes. With a dash in the group's name the end of the pool's name is
+/// ambiguous, and two pools could share a claim: a digest, which is longer than an index, makes the name unique.
 fn gpu_name(pool: &str, group: &str, index: i32) -> String {
     let plain = format!("{pool}-{group}-{index}");
     if !group.contains('-') {

@@ -1,6 +1,7 @@
-//! What the claim of a GPU and the pods on it are made of, as their pool says it.
+//! Pool settings that a GPU's claim and the pods on it are built from.
 //!
-//! A claim keeps what it was made of, in an annotation: while a change of the pool waits, its pods are made of the same.
+//! A claim records its settings in an annotation: while an update of the pool is pending, new pods use the recorded
+//! settings.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +12,27 @@ use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, Quantity};
 
 use crate::resource_demand::DemandParams;
 
-/// Device memory of the contexts of a slot's two processes on a CUDA device, bytes, where the pool does not say it.
+/// Default device memory for the contexts of a slot's two processes on a CUDA device, bytes.
 const CUDA_CONTEXT_BYTES: u64 = 1 << 30;
-/// Unit in which memory of a CUDA device changes hands, bytes.
+/// Unit in which memory of a CUDA device changes owners, bytes.
 const CUDA_CHUNK_BYTES: u64 = 2 << 20;
 
-/// What a GPU's claim and pods take from their pool and group. What a directive changes in a running sidecar is not part of it.
+/// The settings that a GPU's claim and pods take from their pool and group. Settings that a directive changes in a
+/// running sidecar are excluded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuSettings {
     /// DRA device class of the GPU.
     pub device_class_name: String,
-    /// What a host-backed GPU is made of.
+    /// Parameters of a host-backed GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostDevice>,
     /// How its slots share it.
     pub sharing: Sharing,
-    /// Labels that a node must have.
+    /// Required node labels.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, Label>,
-    /// Taints that its pods accept.
+    /// Tolerations of its pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
     /// RuntimeClass of its pods.
@@ -39,7 +41,7 @@ pub struct GpuSettings {
 }
 
 impl GpuSettings {
-    /// What the pool and one of its groups say.
+    /// Returns the settings of a pool and one of its groups.
     pub fn from_group(pool: &GpuPoolSpec, group: &GpuGroup) -> GpuSettings {
         GpuSettings {
             device_class_name: pool.device_class_name.clone(),
@@ -51,17 +53,17 @@ impl GpuSettings {
         }
     }
 
-    /// As a claim's annotation keeps them.
+    /// Serialises the settings for a claim's annotation.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("settings serialise")
     }
 
-    /// What a claim's annotation keeps; `None` = it was written by an operator that kept less, or more.
+    /// Parses a claim's annotation; `None` = an operator of another version wrote it, with other fields.
     pub fn from_json(text: &str) -> Option<GpuSettings> {
         serde_json::from_str(text).ok()
     }
 
-    /// The same in another mode, of which nothing but its name is known.
+    /// Returns the settings in another mode, for which only the name of the mode is known.
     pub(crate) fn with_mode(self, mode: SharingMode) -> GpuSettings {
         match mode == self.sharing.mode {
             true => self,
@@ -74,17 +76,18 @@ impl GpuSettings {
         self.device_class_name == HOST_DEVICE_CLASS
     }
 
-    /// Unit in which device memory changes hands, bytes.
+    /// Unit in which device memory changes owners, bytes.
     pub fn chunk_bytes(&self) -> u64 {
         self.host.as_ref().map_or(CUDA_CHUNK_BYTES, |host| host.chunk_bytes.bytes().max(1))
     }
 
-    /// Device memory as it is declared; `None` = a driver tells it.
+    /// Returns the declared device memory; `None` = a driver reports it.
     pub fn device_bytes(&self) -> Option<u64> {
         self.host.as_ref().map(|host| host.memory.bytes())
     }
 
-    /// What every slot of the GPU pays. What the pool says of contexts is a measurement, and holds at once.
+    /// Returns the per-slot parameters of demand. The pool's context reserve is a measurement and takes effect at
+    /// once.
     pub fn demand_params(&self, pool: &GpuPoolSpec) -> DemandParams {
         let told = pool.device.as_ref().and_then(|device| device.context_reserve.as_ref());
         let context_bytes =
@@ -98,7 +101,7 @@ impl GpuSettings {
     }
 }
 
-/// With what is left out: a default that somebody writes out is no change.
+/// Fills in defaults, so that an explicit default is not a change.
 fn with_defaults(sharing: &Sharing) -> Sharing {
     let of = |mode| sharing.mode == mode;
     Sharing {

@@ -1,10 +1,10 @@
-//! Objects in, objects out: what the operator decides, without a cluster.
+//! The operator's decisions as pure functions from objects to objects, without a cluster.
 //!
-//! [`resource_demand`] tells what a slot takes of a GPU and of its host, [`seat`] which slots a tenant has, [`placement`] which GPU each
-//! of them gets, [`objects`] what is applied for it, [`validate`] and [`status`] what is told. All of it is pure: the same
-//! objects give the same plan, in whatever order they come.
+//! [`resource_demand`] computes what a slot takes of a GPU and of its host, [`slots`] selects the slots of a tenant,
+//! [`placement`] selects the GPU of each slot, [`objects`] renders what is applied for it, and [`validate`] and
+//! [`report`] compute conditions and statuses. The same objects give the same plan, in any order.
 //!
-//! What it does not do: read from an API server, write to one, or look at a clock.
+//! This crate does not read from or write to an API server, and reads no clock.
 #![forbid(unsafe_code)]
 
 mod claims_in_force;

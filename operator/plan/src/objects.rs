@@ -1,4 +1,4 @@
-//! What is applied to the cluster for a pool and its tenants.
+//! The objects that the operator applies for a pool and its tenants.
 //!
 //! | for each | objects |
 //! |---|---|
@@ -6,8 +6,7 @@
 //! | tenant | a Service, a PodDisruptionBudget, a NetworkPolicy for its clients, a Job that inspects its model |
 //! | placed slot | a ConfigMap with its sidecar's configuration, a Deployment of exactly one pod |
 //!
-//! Each object is complete: it is sent by server-side apply, and a field that is left out is one that the operator does not
-//! own.
+//! Each object is complete: it is sent by server-side apply, and the operator does not own fields that are left out.
 
 mod child;
 mod claim;
@@ -38,57 +37,57 @@ use crate::geometry::Geometry;
 use crate::gpu::Gpu;
 use crate::resource_demand::Demand;
 
-/// Label of everything that belongs to a tenant: its name.
+/// Label of every object of a tenant: the tenant's name.
 pub const TENANT: &str = "sluice.dev/tenant";
-/// Label of a tenant's pods: whether it is a slot or an inspection.
+/// Label of a tenant's pods: slot or inspection.
 pub const COMPONENT: &str = "app.kubernetes.io/component";
 /// Label of an inspection's objects: the tenant's uid.
 pub const TENANT_UID: &str = "sluice.dev/tenant-uid";
 /// Label of a slot's objects: its index.
 pub const SLOT: &str = "sluice.dev/slot";
-/// Label of everything of a pool and of its tenants: the pool's name.
+/// Label of every object of a pool and of its tenants: the pool's name.
 pub const POOL: &str = "sluice.dev/pool";
 /// Label of pods on one GPU: its name, shortened by [`label`].
 pub const GPU: &str = "sluice.dev/gpu";
-/// Label of pods that download their model, until they have it.
+/// Label of pods that download their model, until the download is complete.
 pub const FETCHING: &str = "sluice.dev/fetching";
-/// Annotation of a pod: the version of the Secret with its API keys, which makes its kubelet look at the Secret.
+/// Annotation of a pod: the version of the Secret with its API keys. A change makes the kubelet refresh the Secret.
 pub const KEYS_VERSION: &str = "sluice.dev/keys-version";
-/// Annotation of a Deployment: the claim, and so the GPU and its epoch, that its slot is placed on.
+/// Annotation of a Deployment: the claim, and so the GPU and epoch, of its slot.
 pub const CLAIM_NAME: &str = "sluice.dev/claim";
-/// Annotation of a claim: digest of what it asks for.
+/// Annotation of a claim: digest of its request.
 pub const CLAIM_DIGEST: &str = "sluice.dev/claim-digest";
 /// Annotation of a claim: how its GPU is shared.
 pub const SHARING_MODE: &str = "sluice.dev/sharing-mode";
-/// Annotation of a claim: what it and its pods are made of ([`crate::gpu_settings`]).
+/// Annotation of a claim: the settings of the claim and its pods ([`crate::gpu_settings`]).
 pub const SETTINGS: &str = "sluice.dev/settings";
-/// Annotation of every object of ours: digest of what was applied.
+/// Annotation of every applied object: digest of the applied content.
 pub const DIGEST: &str = "sluice.dev/digest";
-/// Label of every object of ours.
+/// Label of every applied object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`], and the field manager.
 pub const MANAGER: &str = "sluice-operator";
 
-/// OpenAI API.
+/// Port of the OpenAI API.
 pub const SERVE_PORT: i32 = 8000;
-/// Admin.
+/// Port of the admin API.
 pub const ADMIN_PORT: i32 = 8001;
-/// Probes, hooks and a copy of the metrics.
+/// Port of probes, hooks and a copy of the metrics.
 pub const PROBE_PORT: i32 = 8002;
-/// Where the supervisor of a native engine answers the kubelet.
+/// Port where the supervisor of a native engine answers the kubelet's probes.
 pub const ENGINE_PORT: i32 = 8004;
 
-/// What the operator is told at its start and puts into every pod.
+/// Settings of the installed release, from the operator's arguments, which it puts into every pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
     /// Image of `sluice-sidecar`.
     pub sidecar_image: String,
     /// Image of `sluice-engine`.
     pub engine_image: String,
-    /// Secrets with which every pod pulls its images, beside those that its tenant names. Where a namespace has none of such a
-    /// name, the kubelet does without.
+    /// Secrets for image pulls of every pod, in addition to those of its tenant. The kubelet ignores a Secret that
+    /// its namespace lacks.
     pub pull_secrets: Vec<String>,
-    /// Labels of the operator's own pods, and the namespace that they run in: who may reach every admin port.
+    /// Labels of the operator's own pods, which may reach every admin port.
     pub operator: BTreeMap<String, String>,
     /// Namespace of the operator.
     pub operator_namespace: String,
@@ -97,46 +96,43 @@ pub struct Release {
 /// A slot that has a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacedSlot<'a> {
-    /// Its pool.
     pub pool: &'a GpuPool,
-    /// Its tenant.
     pub tenant: &'a ModelTenant,
     /// Its index in the tenant.
     pub index: u32,
-    /// Its GPU.
     pub gpu: &'a Gpu,
     /// Epoch of the GPU's claim.
     pub epoch: u32,
-    /// Sizes of its model.
     pub model: Geometry,
-    /// What it takes.
+    /// Resources that it takes.
     pub demand: Demand,
-    /// What it may hold of the GPU without asking anybody, bytes.
+    /// Device memory that it may hold without borrowing, bytes.
     pub share_bytes: u64,
 }
 
 impl PlacedSlot<'_> {
-    /// Name of its Deployment and its ConfigMap: tenant and index.
+    /// Returns the name of its Deployment and its ConfigMap: tenant and index.
     pub fn name(&self) -> String {
         format!("{}-{}", name(self.tenant), self.index)
     }
 
-    /// Name of the Secret with its certificate. An admission policy keeps the operator to Secrets of such names.
+    /// Returns the name of the Secret with its certificate. An admission policy restricts the operator to Secrets
+    /// with such names.
     pub fn secret_name(&self) -> String {
         format!("sluice-{}", self.name())
     }
 
-    /// Who takes its objects along.
+    /// Returns the owner reference; its objects are deleted with the tenant.
     pub fn owner(&self) -> OwnerReference {
         owner_reference(self.tenant)
     }
 
-    /// Title of its claim, as its sidecar's configuration and its certificate have it.
+    /// Returns the title of its claim, which its sidecar's configuration and its certificate contain.
     pub fn title(&self) -> String {
         claim::title(self.pool, self.gpu, self.epoch)
     }
 
-    /// Labels of its objects.
+    /// Returns the labels of its objects.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = tenant_labels(self.tenant);
         labels.insert(SLOT.into(), self.index.to_string());
@@ -144,7 +140,7 @@ impl PlacedSlot<'_> {
     }
 }
 
-/// Labels of everything of a tenant.
+/// Returns the labels of every object of a tenant.
 fn tenant_labels(tenant: &ModelTenant) -> BTreeMap<String, String> {
     let (pool, tenant) = (tenant.spec.pool_ref.name.as_str(), name(tenant));
     let pairs = [
@@ -157,14 +153,14 @@ fn tenant_labels(tenant: &ModelTenant) -> BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// Labels of everything of a GPU.
+/// Returns the labels of every object of a GPU.
 fn gpu_labels(pool: &GpuPool, gpu: &Gpu) -> BTreeMap<String, String> {
     let (pool, gpu) = (name(pool), label(&gpu.name));
     let pairs = [("app.kubernetes.io/name", "sluice"), (MANAGED_BY, MANAGER), (POOL, pool), (GPU, &gpu)];
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// One of our kinds: what others belong to.
+/// A custom resource of Sluice that owns other objects.
 pub(crate) trait Owner {
     const KIND: &'static str;
 
@@ -187,12 +183,12 @@ impl Owner for ModelTenant {
     }
 }
 
-/// The name of an object that the API server has.
+/// Returns the name of an object from the API server.
 pub(crate) fn name<K: Owner>(object: &K) -> &str {
     object.metadata().name.as_deref().unwrap_or_default()
 }
 
-/// An object `name` beside `owner`, which takes it along when it goes.
+/// Returns metadata of an object `name` in the namespace of `owner`, which is deleted with `owner`.
 fn object_meta<K: Owner>(owner: &K, name: String, labels: BTreeMap<String, String>) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),
@@ -214,12 +210,12 @@ fn owner_reference<K: Owner>(owner: &K) -> OwnerReference {
     }
 }
 
-/// Bytes as Kubernetes writes them.
+/// Formats bytes as a Kubernetes quantity.
 fn quantity(bytes: u64) -> Quantity {
     Quantity(sluice_types::Quantity::from_bytes(bytes).to_string())
 }
 
-/// `text` as the value of a label: itself, or its beginning and a digest of all of it where it is longer than 63 characters.
+/// Returns `text` as a label value. A text of more than 63 characters is cut and a digest of all of it is appended.
 pub fn label(text: &str) -> String {
     const LONGEST: usize = 63;
     if text.len() <= LONGEST {
@@ -230,7 +226,7 @@ pub fn label(text: &str) -> String {
     format!("{head}-{digest}")
 }
 
-/// FNV-1a of 64 bits: the same in every release, which the standard library's hash is not.
+/// Returns the 64-bit FNV-1a hash. Unlike the standard library's hash it is the same in every release.
 pub fn fnv1a(text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)

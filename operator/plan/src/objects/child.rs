@@ -1,4 +1,4 @@
-//! Objects as they are sent: which kind, which name, and a digest that tells whether they changed.
+//! Applied objects: kind, name, and a digest that shows whether they changed.
 
 use std::collections::BTreeMap;
 
@@ -17,22 +17,21 @@ use crate::gpu::Gpu;
 pub enum ChildKind {
     /// A sidecar's configuration.
     ConfigMap,
-    /// A slot.
+    /// The pod of a slot.
     Deployment,
     /// An inspection of a model.
     Job,
-    /// Who may connect to whom.
+    /// Allowed connections.
     NetworkPolicy,
-    /// How many pods of a tenant may be taken down at once.
+    /// How many pods of a tenant may be evicted at once.
     PodDisruptionBudget,
-    /// A GPU.
+    /// The claim of a GPU.
     ResourceClaim,
-    /// How a tenant is reached.
+    /// The endpoint of a tenant.
     Service,
 }
 
 impl ChildKind {
-    /// All of them.
     pub const ALL: [ChildKind; 7] = [
         ChildKind::ConfigMap,
         ChildKind::Deployment,
@@ -43,7 +42,7 @@ impl ChildKind {
         ChildKind::Service,
     ];
 
-    /// Its name in Kubernetes.
+    /// Returns the kind's name in Kubernetes.
     pub const fn as_str(self) -> &'static str {
         match self {
             ChildKind::ConfigMap => "ConfigMap",
@@ -57,21 +56,20 @@ impl ChildKind {
     }
 }
 
-/// An object that is to be there.
+/// An object that should exist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Child {
-    /// Its kind.
     pub kind: ChildKind,
     /// Its name, in the namespace of its owner.
     pub name: String,
-    /// Digest of all of it, as its annotation [`DIGEST`] has it.
+    /// Digest of the whole object, as in its annotation [`DIGEST`].
     pub digest: u64,
-    /// All of it, with that annotation.
+    /// The whole object, including that annotation.
     pub body: Value,
 }
 
 impl Child {
-    /// `object`, which has a name and serialises with its kind.
+    /// Serialises `object`, which must have a name and a kind.
     pub fn new(kind: ChildKind, object: &impl Serialize) -> Child {
         let mut body = serde_json::to_value(object).expect("an object serialises");
         let digest = fnv1a(&body.to_string());
@@ -82,19 +80,20 @@ impl Child {
     }
 }
 
-/// The digest that an object's annotations keep.
+/// Returns the digest in an object's annotations.
 pub fn read_digest(annotations: &BTreeMap<String, String>) -> Option<u64> {
     u64::from_str_radix(annotations.get(DIGEST)?, 16).ok()
 }
 
-/// What is applied for a GPU with a slot. An object's claim is immutable: while a change waits, the one that is there stays.
+/// Returns the objects of a GPU with a slot. A claim is immutable: while an update is pending, the existing claim
+/// stays.
 pub fn gpu_children(pool: &GpuPool, gpu: &Gpu, epoch: u32, waits: bool, release: &Release) -> Vec<Child> {
     let policy = Child::new(ChildKind::NetworkPolicy, &peers_policy(pool, gpu, release));
     let claim = (!waits).then(|| Child::new(ChildKind::ResourceClaim, &claim(pool, gpu, epoch)));
     claim.into_iter().chain([policy]).collect()
 }
 
-/// What is applied for a tenant, whether or not it has slots.
+/// Returns the objects of a tenant, with or without slots.
 pub fn tenant_children(tenant: &ModelTenant) -> Vec<Child> {
     let policies =
         clients_policy(tenant).into_iter().map(|policy| Child::new(ChildKind::NetworkPolicy, &policy));
@@ -103,7 +102,7 @@ pub fn tenant_children(tenant: &ModelTenant) -> Vec<Child> {
     [service, budget].into_iter().chain(policies).collect()
 }
 
-/// What is applied for a placed slot, in this order.
+/// Returns the objects of a placed slot, in the order in which they are applied.
 pub fn slot_children(placed: &PlacedSlot<'_>, release: &Release) -> [Child; 2] {
     let config = Child::new(ChildKind::ConfigMap, &config_map(placed));
     [config, Child::new(ChildKind::Deployment, &deployment(placed, release))]

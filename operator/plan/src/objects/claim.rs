@@ -1,4 +1,4 @@
-//! The claim by which all slots of a GPU have it.
+//! The ResourceClaim that all slots of a GPU share.
 
 use k8s_openapi::api::resource::v1::{
     CELDeviceSelector, DeviceClaim, DeviceClaimConfiguration, DeviceRequest, DeviceSelector,
@@ -14,29 +14,29 @@ use crate::gpu::Gpu;
 
 /// Name of the request for the GPU.
 pub const GPU_REQUEST: &str = "gpu";
-/// Name of the request for the folder that the GPU's tenants share, and its device class.
+/// Name of the request for the ledger folder that the GPU's tenants share, and its device class.
 const LEDGER_REQUEST: &str = "neighbourhood";
 const LEDGER_CLASS: &str = "neighbourhood.sluice.dev";
-/// Class of instances of one GPU.
+/// Device class of MIG instances.
 const MIG_CLASS: &str = "mig.nvidia.com";
-/// Who reads the configuration of host-backed GPUs and neighbourhoods, and that of NVIDIA's.
+/// The drivers that read the configuration of host-backed GPUs and ledger folders, and of NVIDIA GPUs.
 const OUR_DRIVER: &str = "sluice.dev";
 const NVIDIA_DRIVER: &str = "gpu.nvidia.com";
 const NVIDIA_CONFIG: &str = "resource.nvidia.com/v1beta1";
 
-/// Name of the claim of a GPU in one epoch. A claim's spec is immutable and stays pinned to its node, so a lost node or another
-/// mode means another epoch.
+/// Returns the name of a GPU's claim in one epoch. A claim's spec is immutable and pinned to its node, so a lost node
+/// or another mode needs a new epoch.
 pub fn claim_name(gpu: &Gpu, epoch: u32) -> String {
     format!("{}-e{epoch}", gpu.name)
 }
 
-/// The GPU and the epoch that a claim of ours is named after.
+/// Parses the GPU and the epoch from a claim's name.
 pub fn parse_claim_name(name: &str) -> Option<(&str, u32)> {
     let (gpu, epoch) = name.rsplit_once("-e")?;
     Some((gpu, epoch.parse().ok()?))
 }
 
-/// The claim of `gpu` in `epoch`.
+/// Renders the claim of `gpu` in `epoch`.
 pub fn claim(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> ResourceClaim {
     let spec = claim_spec(pool, gpu);
     let mut metadata = object_meta(pool, claim_name(gpu, epoch), gpu_labels(pool, gpu));
@@ -46,7 +46,7 @@ pub fn claim(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> ResourceClaim {
     ResourceClaim { metadata, spec, status: None }
 }
 
-/// Digest of what the claim of `gpu` asks for: another one needs another claim.
+/// Returns the digest of what the claim of `gpu` requests. Another digest needs another claim.
 pub fn claim_digest(pool: &GpuPool, gpu: &Gpu) -> String {
     digest_of(&claim_spec(pool, gpu))
 }
@@ -74,7 +74,7 @@ fn gpu_request(pool: &GpuPool, gpu: &Gpu) -> DeviceRequest {
     request(GPU_REQUEST, class, Some(selectors).filter(|selectors| !selectors.is_empty()))
 }
 
-/// The MIG profile of an instance; a host-backed one is a whole GPU.
+/// Returns the MIG profile of an instance. A host-backed GPU has none.
 fn profile(gpu: &Gpu) -> Option<&str> {
     if gpu.settings.is_host_backed() {
         return None;
@@ -92,7 +92,7 @@ fn request(name: &str, class: &str, selectors: Option<Vec<DeviceSelector>>) -> D
     DeviceRequest { name: name.into(), exactly: Some(exactly), first_available: None }
 }
 
-/// What drivers are told: what a host-backed GPU is made of, and that MPS runs on one that all use at once.
+/// Returns the driver configuration: the parameters of a host-backed GPU, or MPS for a GPU in mode `Spatial`.
 fn configs(gpu: &Gpu) -> Vec<DeviceClaimConfiguration> {
     let host = gpu.settings.host.as_ref();
     let ours = host.map(|host| opaque(OUR_DRIVER, host_config(host)));
@@ -114,7 +114,7 @@ fn host_config(host: &HostDevice) -> Value {
     config
 }
 
-/// The share of a tenant is set in its engine's environment, so that tenants may have different ones.
+/// The share of a tenant is set in its engine's environment, so that tenants may have different shares.
 fn mps_config() -> Value {
     json!({
         "apiVersion": NVIDIA_CONFIG,
@@ -128,17 +128,17 @@ fn opaque(driver: &str, parameters: Value) -> DeviceClaimConfiguration {
     DeviceClaimConfiguration { opaque: Some(opaque), requests: Some(vec![GPU_REQUEST.into()]) }
 }
 
-/// What the slots of a GPU call the ledger in its folder, which is of their claim alone. It stays as it was in releases before:
-/// pods of both share the folder while one takes the other's place.
+/// Returns the name of the ledger in the claim's folder. It is the same as in earlier releases: pods of both releases
+/// share the folder during an upgrade.
 pub(super) fn ledger_name(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
     format!("{}.{}", claim_name(gpu, epoch), super::name(pool))
 }
 
-/// What the slots of a GPU call its claim among themselves: a role of their certificates. The pool's uid is in it, so that it is
-/// that of no other pool, be it of the same name in another namespace, or made anew. Epochs are counted from 1 again once a GPU
-/// has had no slot: then it is as in an older life, among tenants of the same pool.
+/// Returns the claim's title, which is a role in the certificates of its sidecars. It contains the pool's uid, so
+/// that no other pool has the same title, even with the same name in another namespace or after recreation. Epochs
+/// restart at 1 once a GPU has had no slot: a title may then repeat, but only among tenants of the same pool.
 pub(super) fn title(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
     let uid = pool.metadata.uid.as_deref().unwrap_or_default();
-    // Within 128 characters, as names of claims among sidecars are.
+    // At most 128 characters, the limit for claim names among sidecars.
     format!("{}.{uid}", label(&claim_name(gpu, epoch)))
 }

@@ -1,4 +1,4 @@
-//! What a slot's sidecar is told at its start.
+//! The start configuration of a slot's sidecar.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,10 +16,10 @@ use super::{ADMIN_PORT, PROBE_PORT, PlacedSlot, SERVE_PORT, claim, name, object_
 use crate::geometry::engine_threads;
 use crate::spec_convert::{limits, memory, sharing, slo, to_u32};
 
-/// Key of the configuration in its ConfigMap, and its file's name in the pod.
+/// Key of the configuration in its ConfigMap, and its file name in the pod.
 pub const FILE: &str = "sidecar.json";
 
-/// The ConfigMap of a slot.
+/// Renders the ConfigMap of a slot.
 pub fn config_map(placed: &PlacedSlot<'_>) -> ConfigMap {
     let config = sidecar_config(placed);
     let text = serde_json::to_string_pretty(&config).expect("a configuration serialises");
@@ -30,7 +30,7 @@ pub fn config_map(placed: &PlacedSlot<'_>) -> ConfigMap {
     }
 }
 
-/// The configuration of a slot's sidecar.
+/// Returns the configuration of a slot's sidecar.
 pub fn sidecar_config(placed: &PlacedSlot<'_>) -> SidecarConfig {
     let (spec, pool) = (&placed.tenant.spec, placed.pool);
     SidecarConfig {
@@ -41,7 +41,7 @@ pub fn sidecar_config(placed: &PlacedSlot<'_>) -> SidecarConfig {
         dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
         max_model_len: spec.model.max_model_len.map(to_u32),
         gpu: gpu_config(placed),
-        // The memory of a proxied engine is its own: there is nothing to lend.
+        // A proxied engine manages its own memory and cannot lend it.
         neighbourhood: (spec.engine.kind == Kind::Native).then(|| ledger_config(placed)),
         policy: pool.spec.policy.as_str().to_owned(),
         memory: memory(spec),
@@ -91,7 +91,8 @@ fn gpu_config(placed: &PlacedSlot<'_>) -> GpuConfig {
     }
 }
 
-/// What its container was given beside the GPU: a limit that it meets before the kernel kills it.
+/// Returns the sidecar container's memory without the GPU's chunks. The sidecar reaches this limit before the kernel
+/// kills it.
 fn host_memory_bytes(placed: &PlacedSlot<'_>) -> u64 {
     let native = placed.tenant.spec.engine.kind == Kind::Native;
     let chunks = placed.gpu.settings.device_bytes().filter(|_| native).unwrap_or(0);
@@ -108,7 +109,8 @@ fn ledger_config(placed: &PlacedSlot<'_>) -> LedgerConfig {
     }
 }
 
-/// What a pod's hooks show: nobody who only reaches the pod can guess it, and it stays as long as the tenant does.
+/// Returns the key that a pod's hooks present: it cannot be guessed by a client that only reaches the pod, and stays
+/// the same as long as the tenant exists.
 pub(super) fn drain_key(placed: &PlacedSlot<'_>) -> Option<String> {
     placed.tenant.metadata.uid.clone()
 }
@@ -132,7 +134,7 @@ fn listen(placed: &PlacedSlot<'_>) -> ListenConfig {
     }
 }
 
-/// Folder of the configuration in the pod.
+/// Returns the path of the configuration in the pod.
 pub(super) fn config_path() -> String {
     format!("{CONFIG}/{FILE}")
 }

@@ -22,25 +22,25 @@ use crate::resource_demand::container_bytes;
 
 /// Name of the pod's claim on its GPU.
 pub const CLAIM: &str = "gpu";
-/// Seconds that a probe waits for an answer.
+/// Timeout of a probe, seconds.
 const PROBE_SECONDS: i32 = 2;
-/// Seconds between two looks whether a sidecar lives, and seconds that each waits: a slow node alone is not six times slower
-/// than that.
+/// Period and timeout of a sidecar's liveness probe, seconds. A slow node alone does not delay six probes by that
+/// much.
 const LIVENESS_SECONDS: i32 = 5;
-/// Seconds from the SIGTERM to the SIGKILL of a sidecar that hangs.
+/// Seconds from SIGTERM to SIGKILL for a sidecar that hangs.
 const HUNG_GRACE_SECONDS: i64 = 3;
-/// Environment of a native engine: where its supervisor answers liveness probes.
+/// Environment variable of a native engine: the address where its supervisor answers liveness probes.
 const ENGINE_LIVENESS_ENV: &str = "SLUICE_ENGINE_LIVE";
-/// Seconds between two looks whether an engine's supervisor lives, and seconds that each waits. It answers from one loop, for
-/// which microseconds of a CPU are enough; six looks in a row without an answer are no slow node.
+/// Period and timeout of the liveness probe of an engine's supervisor, seconds. The supervisor answers from one loop
+/// that needs microseconds of CPU; six failures in a row do not come from a slow node.
 const ENGINE_LIVENESS_SECONDS: (i32, i32) = (10, 5);
-/// Seconds that a sidecar may take until its socket listens: it listens before it loads.
+/// Maximum time until a sidecar's socket listens, seconds. It listens before it loads weights.
 const START_SECONDS: i32 = 60;
 
-/// What a container of ours prints before it ends badly becomes its status, and so the tenant's condition.
+/// The last output of a container that fails becomes its status, and so the tenant's condition.
 pub(super) const TERMINATION_MESSAGE_POLICY: &str = "FallbackToLogsOnError";
 
-/// The sidecar: a native one, so it starts before the engine and ends after it.
+/// Renders the sidecar, as a native sidecar container: it starts before the engine and ends after it.
 pub fn sidecar(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     let ports = [("serve", SERVE_PORT), ("admin", ADMIN_PORT), ("probes", PROBE_PORT)];
     let port = |(name, number): (&str, i32)| ContainerPort {
@@ -71,16 +71,16 @@ pub fn sidecar(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     }
 }
 
-/// What a container uses of the pod's claim. A container names a claim once, so it is one request or all of them.
+/// The part of the pod's claim that a container uses. A container names a claim once, so it uses one request or all.
 #[derive(Clone, Copy)]
 pub(super) enum ClaimUse {
-    /// The GPU and the folder that its tenants share.
+    /// The GPU and the ledger folder that its tenants share.
     AllRequests,
     /// The GPU alone.
     Gpu,
 }
 
-/// Before a proxied engine it touches no device and has no neighbours.
+/// The sidecar of a proxied engine uses no device and has no peers.
 fn sidecar_claim_use(placed: &PlacedSlot<'_>) -> Option<ClaimUse> {
     match placed.tenant.spec.engine.kind {
         EngineKind::Native => Some(ClaimUse::AllRequests),
@@ -88,7 +88,7 @@ fn sidecar_claim_use(placed: &PlacedSlot<'_>) -> Option<ClaimUse> {
     }
 }
 
-/// The engine. It has no readiness probe: what it lacks the sidecar holds.
+/// Renders the engine. It has no readiness probe, because the sidecar holds requests until the engine is ready.
 pub fn engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     match placed.tenant.spec.engine.kind {
         EngineKind::Native => native_engine(placed, release),
@@ -100,13 +100,13 @@ fn native_engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     let engine = &placed.tenant.spec.engine;
     let own = ["--socket".to_owned(), format!("{RUN}/engine.sock")];
     let written = engine.env.iter().map(|env| env_var(&env.name, &env.value));
-    // A variable that the tenant names is the tenant's; a list has each name once.
+    // A variable that the tenant sets takes precedence; a list must contain each name once.
     let named = |name: &str| engine.env.iter().any(|env| env.name == name);
     let share = mps_thread_percentage(placed).filter(|share| !named(&share.name));
     let live = env_var(ENGINE_LIVENESS_ENV, &format!("0.0.0.0:{ENGINE_PORT}"));
-    // Another image may be of a release that answers no probe; without a supervisor no process answers.
+    // A custom image may be of a release without the probe; without a supervisor no process answers it.
     let alone = engine.args.iter().any(|arg| arg == "--no-supervisor");
-    // The argument says the same as the variable, and goes before it.
+    // The argument has the same meaning as the variable and takes precedence.
     let elsewhere = engine.args.iter().any(|arg| arg == "--live" || arg.starts_with("--live="));
     let probed = engine.image.is_none() && !named(ENGINE_LIVENESS_ENV) && !elsewhere && !alone;
     let env: Vec<EnvVar> = share.into_iter().chain(probed.then_some(live)).chain(written).collect();
@@ -129,7 +129,7 @@ fn native_engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     }
 }
 
-/// A tenant's share of a GPU that all use at once, as MPS takes it.
+/// Returns a tenant's share of a GPU in mode `Spatial`, as the variable that MPS reads.
 pub fn mps_thread_percentage(placed: &PlacedSlot<'_>) -> Option<EnvVar> {
     let sharing = &placed.gpu.settings.sharing;
     let percent = sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
@@ -137,7 +137,7 @@ pub fn mps_thread_percentage(placed: &PlacedSlot<'_>) -> Option<EnvVar> {
     shared.then(|| env_var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent.to_string()))
 }
 
-/// The download, where the model comes over the network: the only container that sees a credential for it.
+/// Renders the download of a network model: the only container of a slot that receives a credential for it.
 pub fn fetch(placed: &PlacedSlot<'_>, release: &Release) -> Option<Container> {
     let (from, env) = source_args(&placed.tenant.spec.model.source)?;
     let to = fetch_folder(&placed.tenant.spec).display().to_string();
@@ -155,7 +155,7 @@ pub fn fetch(placed: &PlacedSlot<'_>, release: &Release) -> Option<Container> {
     })
 }
 
-/// Where a model comes from over the network, as arguments, and the credential for it; `None` = it lies on a volume.
+/// Returns a network model's source as arguments, with its credential; `None` = the model is on a volume.
 pub(super) fn source_args(source: &Source) -> Option<(Vec<String>, Vec<EnvVar>)> {
     match (&source.hugging_face, &source.s3) {
         (Some(hub), _) => Some(hugging_face(hub)),
@@ -193,9 +193,9 @@ fn secret_env_var(name: &str, secret: &str, key: &str) -> EnvVar {
     EnvVar { name: name.into(), value: None, value_from: Some(value_from) }
 }
 
-/// Runs for all containers of a pod at once and before any of them is told to end; the kubelet would end the engine first.
-/// `/drain` begins to drain. `/drained` waits for that and begins nothing: the kubelet runs it as well where it kills a
-/// native engine by its liveness probe, whose sidecar goes on.
+/// Returns a hook that runs for all containers of a pod at once, before any of them receives SIGTERM; otherwise the
+/// kubelet would end the engine first. `/drain` starts a drain. `/drained` waits for the drain and starts none: the
+/// kubelet also runs it when it kills a native engine by its liveness probe, while the sidecar continues.
 pub(super) fn pre_stop_hook(placed: &PlacedSlot<'_>, path: &str) -> Lifecycle {
     let key = config::drain_key(placed).map(|value| HTTPHeader { name: DRAIN_HEADER.into(), value });
     let get = HTTPGetAction { http_headers: key.map(|key| vec![key]), ..http_get(path) };
@@ -217,9 +217,9 @@ fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
     }
 }
 
-/// When the kubelet starts the sidecar anew. One before a native engine is given up after 30 s, and killed soon after: a
-/// process that was stopped never handles SIGTERM, and one whose scheduler stands still never ends its open streams, so
-/// neither gets the time that a drain gets. Before a proxied engine it schedules nothing.
+/// Returns the sidecar's liveness probe. A sidecar of a native engine fails after 30 s without an answer and is
+/// killed soon after: a stopped process never handles SIGTERM, and a blocked scheduler never ends its open streams,
+/// so neither gets the drain time. The sidecar of a proxied engine schedules nothing.
 fn liveness(engine: EngineKind) -> Probe {
     match engine {
         EngineKind::Native => Probe {
@@ -231,9 +231,10 @@ fn liveness(engine: EngineKind) -> Probe {
     }
 }
 
-/// When the kubelet starts a native engine anew, with its supervisor: where that answers nothing for a minute. Its sidecar ends
-/// a worker that hangs, and the supervisor a sidecar. If every process of a pod is stopped, only this probe ends it.
-/// The supervisor answers before it starts the first worker, so nothing else is needed for the start.
+/// Returns a native engine's liveness probe: the kubelet restarts engine and supervisor after a minute without an
+/// answer. The sidecar ends a worker that hangs, and the supervisor ends a sidecar that hangs; if every process of a
+/// pod is stopped, only this probe ends it. The supervisor answers before it starts the first worker, so no startup
+/// probe is needed.
 fn engine_liveness() -> Probe {
     let (period, timeout) = ENGINE_LIVENESS_SECONDS;
     let get = HTTPGetAction { port: IntOrString::Int(ENGINE_PORT), ..http_get("/") };
@@ -245,7 +246,8 @@ fn engine_liveness() -> Probe {
     }
 }
 
-/// What a tenant asks for, else what was computed. Memory that may be used is memory that is set aside: request and limit are one.
+/// Returns the tenant's resources, with computed values where it sets none. The memory request equals the limit, so
+/// that all usable memory is reserved.
 pub(super) fn resources(
     written: Option<&Resources>,
     computed: (&str, u64),
@@ -256,7 +258,7 @@ pub(super) fn resources(
     let limits = written.and_then(|written| written.limits.as_ref());
     let cpu_of = |list: Option<&ResourceList>| list.and_then(|list| list.cpu.clone());
     let (most, usual) = (cpu_of(limits), cpu.parse::<CpuQuantity>().expect("ours is a quantity"));
-    // No pod may ask for more than it may use.
+    // A request must not exceed the limit.
     let asked = cpu_of(requests)
         .unwrap_or_else(|| most.clone().filter(|most| most.millis() < usual.millis()).unwrap_or(usual));
     let list = |cpu: Option<String>| {
@@ -277,7 +279,7 @@ pub(super) fn resources(
     }
 }
 
-/// Pod Security's level `restricted`, and a root that nobody writes to.
+/// Pod Security level `restricted`, with a read-only root file system.
 pub(super) fn restricted_security_context() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),

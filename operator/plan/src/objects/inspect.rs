@@ -1,7 +1,7 @@
-//! The Job that tells a tenant's sizes before it is placed, and what its pods said.
+//! The Job that determines a tenant's sizes before placement, and the parser of its report.
 //!
-//! Its pod has the volumes of a slot's pod where the model lies on one, and the download's credential where it comes over a
-//! network, of which it reads headers only. It never sees a GPU.
+//! Its pod mounts the slot's model volume if the model is on one. For a network model it has the download's
+//! credential and reads only headers. It has no GPU.
 
 use std::collections::BTreeMap;
 
@@ -23,28 +23,29 @@ use crate::sizes::SMALL_PROCESS_BYTES;
 
 /// Name of the only container.
 const CONTAINER: &str = "inspect";
-/// Where the kubelet reads what a container leaves behind.
+/// Path where the kubelet reads a container's termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
-/// Exit status of a sidecar that no other try can help.
+/// Exit status of a sidecar for errors that a retry cannot fix.
 const EXIT_CONFIG: i32 = 78;
-/// Pods that may fail before the Job does.
+/// Pods that may fail before the Job fails.
 const MAX_TRIES: i32 = 4;
-/// Seconds that all of them may take.
+/// Maximum time of the whole Job, seconds.
 const DEADLINE_SECONDS: i64 = 600;
-/// Seconds after which the Job goes when it has ended: time for its report to be read, and no longer.
+/// Time until an ended Job is deleted, seconds: enough for the operator to read its report.
 const TTL_SECONDS: i32 = 600;
 
-/// Name of the Job of a tenant. Names of tenants have 40 characters at most.
+/// Returns the name of a tenant's Job. Tenant names have at most 40 characters.
 pub fn job_name(tenant: &ModelTenant) -> String {
     format!("{}-inspect", name(tenant))
 }
 
-/// The Job that inspects the model of `tenant`, on nodes of its pool: who mounts the model there can mount it in a slot.
+/// Renders the Job that inspects the model of `tenant`. It runs on nodes of the tenant's pool, so that a volume that
+/// it can mount can also be mounted in a slot.
 pub fn job(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) -> Job {
     let mut labels = tenant_labels(tenant);
     // Another tenant of the same name may have another model.
     labels.insert(TENANT_UID.into(), tenant.metadata.uid.clone().unwrap_or_default());
-    // Clients' traffic and the budget are for slots.
+    // Excludes the pod from the Service and the disruption budget, which are for slots.
     labels.insert(COMPONENT.into(), "inspect".into());
     Job {
         metadata: object_meta(tenant, job_name(tenant), labels.clone()),
@@ -66,7 +67,7 @@ pub fn job(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release
     }
 }
 
-/// The labels of a Job, and the one that lets a download out.
+/// Returns the labels of a Job, plus the one that permits downloads.
 fn pod_labels(tenant: &ModelTenant, mut labels: BTreeMap<String, String>) -> BTreeMap<String, String> {
     if fetches(&tenant.spec) {
         labels.insert(FETCHING.into(), "true".into());
@@ -124,7 +125,7 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
         env,
         resources: Some(resources(None, ("50m", SMALL_PROCESS_BYTES), None)),
         termination_message_path: Some(TERMINATION_LOG.into()),
-        // Without a report the kubelet says why the container ended.
+        // Without a report the kubelet records why the container ended.
         termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
         volume_mounts: (!fetches(spec)).then(|| vec![model_mount(true)]),
         security_context: Some(restricted_security_context()),
@@ -132,7 +133,7 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
     }
 }
 
-/// What a Job's pod cannot begin for, as a word that is not the last: it is told until the pod has said something itself.
+/// Returns the error for an inspection pod that cannot start. It is temporary, and replaced by the pod's own report.
 pub fn startup_failure(message: String) -> GeometryError {
     GeometryError {
         reason: GeometryErrorKind::Unavailable,
@@ -140,7 +141,7 @@ pub fn startup_failure(message: String) -> GeometryError {
     }
 }
 
-/// What a Job's pod said, once its container has ended; `None` = it has not.
+/// Returns the report of an inspection pod; `None` = its container has not ended.
 pub fn report(pod: &Pod) -> Option<Result<Geometry, GeometryError>> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     let ended =
@@ -149,7 +150,8 @@ pub fn report(pod: &Pod) -> Option<Result<Geometry, GeometryError>> {
     Some(parse_termination(message, ended.exit_code, ended.reason.as_deref().unwrap_or_default()))
 }
 
-/// What a termination message says; one that is no report (the kernel took its memory, another image) is no last word.
+/// Parses a termination message. A message that is no report (the kernel killed the process, another image) is a
+/// temporary error.
 fn parse_termination(message: &str, exit_code: i32, reason: &str) -> Result<Geometry, GeometryError> {
     GeometryReport::from_json(message.trim().as_bytes()).unwrap_or_else(|error| {
         let message = match message.trim() {
@@ -160,8 +162,7 @@ fn parse_termination(message: &str, exit_code: i32, reason: &str) -> Result<Geom
     })
 }
 
-/// What a refusal means to the tenant: whether it is to be accepted (`None` = that stays as it is), and whether it is
-/// placed.
+/// Returns the conditions `Accepted` (`None` = unchanged) and `Placed` for an inspection error.
 pub fn inspection_conditions(refusal: &GeometryError) -> (Option<ConditionResult>, ConditionResult) {
     let message = &refusal.message;
     let last_word = |reason| {
