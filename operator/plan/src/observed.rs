@@ -1,4 +1,4 @@
-//! What is seen of a cluster, as little of it as decisions need.
+//! The observed cluster state that decisions need.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,7 +11,7 @@ use sluice_wire::state::{Activity, EngineHang, SidecarHangs, Skip, Takeover};
 use crate::gpu_settings::GpuSettings;
 use crate::objects::parse_claim_name;
 
-/// All that is seen of a pool and of its tenants, but for these objects themselves.
+/// Observed state of a pool and of its tenants, without these objects themselves.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObservedPool {
     /// Claims of the pool, in any order.
@@ -20,52 +20,54 @@ pub struct ObservedPool {
     pub slots: Vec<ObservedSlot>,
     /// Pods of its slots.
     pub pods: Vec<ObservedPod>,
-    /// Nodes, by name: at least those that a claim is on.
+    /// Nodes by name, at least those of the claims.
     pub nodes: BTreeMap<String, ObservedNode>,
-    /// Nodes that a claim is on and that are not there, by name: since when that is known, seconds since 1970. Of one that is in
-    /// neither map nothing was heard yet.
+    /// Deleted nodes of claims by name: when the deletion was seen, seconds since 1970. A node in neither map has not
+    /// been observed yet.
     pub missing_nodes: BTreeMap<String, i64>,
-    /// What slots' sidecars told last, by tenant and GPU.
+    /// Last reports of slots' sidecars, by tenant and GPU.
     pub reports: BTreeMap<(String, String), SidecarReport>,
-    /// What each slot's sidecar has found to be its floor, bytes, by tenant and GPU: what it told last, even if it is silent now.
+    /// Reported floor of each slot, bytes, by tenant and GPU: the last value, even if the sidecar does not answer
+    /// now.
     pub floors: BTreeMap<(String, String), u64>,
-    /// Device memory that each slot's tenant owns, bytes, by tenant and GPU: what it told last, even if it is silent now.
+    /// Device memory that each slot's tenant owns, bytes, by tenant and GPU: the last value, even if the sidecar does
+    /// not answer now.
     pub owned: BTreeMap<(String, String), u64>,
-    /// Sidecars that have not taken their directive for a while, by tenant and GPU: why not.
+    /// Sidecars that have not accepted their directive for a while, by tenant and GPU: the reason.
     pub directive_errors: BTreeMap<(String, String), String>,
-    /// GPUs whose sidecars a leader that has just begun has not asked yet: their floors may be larger than foreseen.
+    /// GPUs whose sidecars a new leader has not polled yet: their floors may exceed the plan.
     pub unpolled_gpus: BTreeSet<String>,
-    /// Why no pod of a slot can be made, by tenant and slot, as was said last. It counts while there is none.
+    /// Why the pod of a slot cannot be created, by tenant and slot: the last reason. Valid only while the slot has no
+    /// pod.
     pub pod_creation_errors: BTreeMap<(String, u32), String>,
-    /// What pods that inspected a model have said, by tenant.
+    /// Results of inspection pods, by tenant.
     pub inspections: BTreeMap<String, Result<Geometry, GeometryError>>,
 }
 
 /// A claim.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObservedClaim {
-    /// Its name: its GPU and its epoch.
+    /// Its name: GPU and epoch.
     pub name: String,
-    /// Its uid.
     pub uid: String,
-    /// Digest of what it asks for.
+    /// Digest of its request.
     pub digest: String,
     /// How its GPU is shared.
     pub mode: Option<SharingMode>,
-    /// What it was made of; `None` = it does not say.
+    /// Settings that it was created with; `None` = not recorded.
     pub settings: Option<GpuSettings>,
-    /// It goes once nobody uses it any more.
+    /// Deletion is requested; the claim exists until its last pod is gone.
     pub is_deleting: bool,
-    /// What it got.
+    /// The allocated device.
     pub device: Option<ObservedDevice>,
 }
 
-/// A device that a claim got.
+/// A device allocated to a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedDevice {
-    /// Node that it is on; `None` = reachable from everywhere.
+    /// Its node; `None` = reachable from every node.
     pub node: Option<String>,
-    /// Its name in its driver's pool of devices.
+    /// Its name in its driver's device pool.
     pub name: String,
     /// Its memory, bytes.
     pub capacity_bytes: Option<u64>,
@@ -76,9 +78,8 @@ pub struct ObservedDevice {
 /// A slot that has a Deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedSlot {
-    /// Its tenant.
     pub tenant: String,
-    /// Its index.
+    /// Its index in the tenant.
     pub index: u32,
     /// Claim that its Deployment names.
     pub claim: String,
@@ -87,57 +88,52 @@ pub struct ObservedSlot {
 /// A pod of a slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedPod {
-    /// Its name.
     pub name: String,
-    /// Its uid.
     pub uid: String,
-    /// Its tenant.
     pub tenant: String,
     /// Index of its slot.
     pub index: u32,
     /// Claim that it names.
     pub claim: String,
-    /// Node that it is on.
     pub node: Option<String>,
-    /// Its address.
     pub ip: Option<String>,
-    /// It is on its way out.
+    /// Deletion is requested.
     pub is_deleting: bool,
-    /// It has ended for good, evicted for one, and why. Its controller leaves it there and makes another one.
+    /// It has ended permanently (for example by eviction), and why. Its controller keeps it and creates another pod.
     pub ended: Option<EndedPod>,
     /// It is ready: requests are answered or held.
     pub is_ready: bool,
-    /// Memory that it asks its node for, bytes.
+    /// Memory request, bytes.
     pub memory_bytes: u64,
-    /// Why no node takes it.
+    /// Why it cannot be scheduled.
     pub unschedulable_reason: Option<String>,
     /// Why its claim could not be prepared.
     pub prepare_error: Option<String>,
-    /// Why a container does not start, or ends again and again.
+    /// Why a container does not start, or exits repeatedly.
     pub failure_reason: Option<String>,
-    /// How a container that starts again ended the last time, where that was an error.
+    /// Last exit of a restarting container, if that was an error.
     pub last_restart_reason: Option<String>,
-    /// Why an earlier one of its slot has ended, if that is still there.
+    /// Why an earlier pod of its slot ended, if that pod still exists.
     pub predecessor_failure: Option<String>,
-    /// Its download is over, and its label still says that it is not.
+    /// Its download is complete, but its label has not been removed.
     pub is_fetched: bool,
-    /// When it was made, seconds since 1970.
+    /// Creation time, seconds since 1970.
     pub created_at: i64,
-    /// The version of the Secret with its API keys in its annotation.
+    /// Version of the Secret with its API keys, from its annotation.
     pub keys_version: Option<String>,
 }
 
-/// A pod that is over.
+/// A pod that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EndedPod {
-    /// When it was made, seconds since 1970: of several the last one tells.
+    /// Creation time, seconds since 1970: the newest of several is reported.
     pub created_at: i64,
     /// Why it has ended.
     pub reason: String,
 }
 
 impl ObservedPod {
-    /// Whether it is the one that has its slot's place: neither on its way out nor over.
+    /// Whether it is the current pod of its slot: not being deleted and not ended.
     pub fn is_current(&self) -> bool {
         !self.is_deleting && self.ended.is_none()
     }
@@ -146,29 +142,30 @@ impl ObservedPod {
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedNode {
-    /// Since when it is not ready, seconds since 1970.
+    /// Since when it has not been ready, seconds since 1970.
     pub lost_since: Option<i64>,
-    /// No new pod is placed on it.
+    /// No new pods are scheduled on it.
     pub is_cordoned: bool,
-    /// Memory that pods may take, bytes.
+    /// Memory for pods, bytes.
     pub allocatable_bytes: u64,
-    /// What its pods ask for, ours among them, bytes. Those that are on their way out do not count.
+    /// Memory requests of its pods, including Sluice's, bytes, without pods that are being deleted.
     pub requested_bytes: u64,
 }
 
 impl ObservedNode {
-    /// Memory for pods that ask for `own_bytes` now: what no other pod has asked for, bytes.
+    /// Returns the memory available to pods that request `own_bytes` now: the memory that no other pod has requested,
+    /// bytes.
     pub(crate) const fn free_bytes(&self, own_bytes: u64) -> u64 {
         self.allocatable_bytes.saturating_sub(self.requested_bytes.saturating_sub(own_bytes))
     }
 }
 
-/// What a slot's sidecar told.
+/// Report of a slot's sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SidecarReport {
-    /// What the slot does.
+    /// State of the slot.
     pub state: SlotState,
-    /// Why its weights are not in memory; `None` = they are, or are on their way.
+    /// Why its weights are not in memory; `None` = they are resident or loading.
     pub wait_reason: Option<String>,
     /// Why it cannot serve.
     pub failure: Option<String>,
@@ -176,25 +173,24 @@ pub struct SidecarReport {
     pub engine_lost_ms: Option<i64>,
     /// The last engine of its own that exceeded a deadline.
     pub engine_hang: Option<EngineHang>,
-    /// Sidecars before this one that hung and were killed.
+    /// Earlier sidecars that hung and were killed.
     pub sidecar_hangs: Option<SidecarHangs>,
-    /// Who holds the turn of its GPU past its deadline.
+    /// Tenant that holds the GPU's time slice past its deadline.
     pub late_holder: Option<LateHolder>,
-    /// The last turn that it took from such a holder.
+    /// The last time slice that it took from such a holder.
     pub takeover: Option<Takeover>,
-    /// The last tenant that it skipped in the queue for the turn.
+    /// The last tenant that it skipped in the time-slice queue.
     pub skip: Option<Skip>,
-    /// Since when no request has come, seconds since 1970.
+    /// Since when it has had no request, seconds since 1970.
     pub idle_since: Option<i64>,
-    /// When layers were last remapped or came back, seconds since 1970.
+    /// When layers were last remapped or restored, seconds since 1970.
     pub last_remap: Option<i64>,
-    /// Whether it is of use, and when it last was.
+    /// Whether it is active, and when it was last used.
     pub activity: Activity,
-    /// Memory.
     pub memory: TenantMemoryStatus,
 }
 
-/// A tenant that holds the turn past its deadline.
+/// A tenant that holds the time slice past its deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LateHolder {
     /// `namespace/name`.
@@ -203,37 +199,37 @@ pub struct LateHolder {
     pub since_ms: i64,
 }
 
-/// What went wrong when a tenant's objects were applied.
+/// Errors from applying a tenant's objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApplyFailure {
-    /// An object that is not ours has the name.
+    /// A foreign object has the name.
     pub is_name_taken: bool,
-    /// That object is a Service: whoever asks for the tenant reaches somebody else.
+    /// That object is a Service: clients of the tenant would reach another backend.
     pub is_service_name_taken: bool,
-    /// Kind, name and what the API server said.
+    /// Kind, name and the API server's message.
     pub message: String,
 }
 
-/// What is seen, by GPU and by tenant.
+/// Index of the observed state by GPU and by tenant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObservedIndex<'a> {
     gpus: BTreeMap<&'a str, ObservedGpu<'a>>,
     tenants: BTreeMap<&'a str, Vec<(u32, &'a str)>>,
     claims: HashMap<&'a str, &'a ObservedClaim>,
-    /// Pods that are to stay, by tenant, slot and claim.
+    /// Current pods, by tenant, slot and claim.
     pods: HashMap<(&'a str, u32, &'a str), &'a ObservedPod>,
-    /// Tenants that tell something of a holder of the turn, and what they told, by GPU.
+    /// Tenants that report on a holder of the time slice, with their reports, by GPU.
     peer_reports: HashMap<&'a str, Vec<(&'a str, &'a SidecarReport)>>,
 }
 
-/// What is seen of a GPU.
+/// Observed state of a GPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ObservedGpu<'a> {
     /// Its claims.
     pub claims: Vec<(u32, &'a ObservedClaim)>,
-    /// Epochs that Deployments on it name.
+    /// Epochs in the Deployments of its slots.
     pub slots: Vec<u32>,
-    /// Pods of its slots, whichever claim they name, that are to stay.
+    /// Current pods of its slots, with any of its claims.
     pods: Vec<&'a ObservedPod>,
 }
 
@@ -278,7 +274,7 @@ impl<'a> ObservedIndex<'a> {
         self.peer_reports.get(gpu).map_or(&[], Vec::as_slice)
     }
 
-    /// GPUs that slots are on, by name.
+    /// Returns GPUs with slots, by name.
     pub fn occupied_gpus(&self) -> impl Iterator<Item = (&'a str, &ObservedGpu<'a>)> {
         self.gpus.iter().filter(|(_, own)| !own.slots.is_empty()).map(|(name, own)| (*name, own))
     }
@@ -287,20 +283,20 @@ impl<'a> ObservedIndex<'a> {
         self.gpus.get(name)
     }
 
-    /// Indices and GPUs of a tenant's slots that have a Deployment.
+    /// Returns index and GPU of each slot of the tenant that has a Deployment.
     pub fn slots(&self, tenant: &str) -> &[(u32, &'a str)] {
         self.tenants.get(tenant).map_or(&[], Vec::as_slice)
     }
 }
 
 impl<'a> ObservedGpu<'a> {
-    /// The newest claim that is to stay.
+    /// Returns the newest claim that is not being deleted.
     pub fn claim(&self) -> Option<&'a ObservedClaim> {
         let staying = self.claims.iter().filter(|(_, claim)| !claim.is_deleting);
         staying.max_by_key(|(epoch, _)| epoch).map(|(_, claim)| *claim)
     }
 
-    /// What its pods ask of the node that it is on, bytes.
+    /// Returns the memory requests of its pods on the device's node, bytes.
     pub fn requested_bytes(&self, device: Option<&ObservedDevice>) -> u64 {
         let on = device.and_then(|device| device.node.as_ref());
         self.pods.iter().filter(|pod| pod.node.as_ref() == on).map(|pod| pod.memory_bytes).sum()

@@ -1,10 +1,10 @@
-//! Which GPU each slot gets.
+//! Placement: the GPU of each slot.
 //!
-//! A slot that has a GPU keeps it for as long as it fits there: nothing is ever moved to make room or for balance. One that
-//! serves there fits for as long as the GPU alone is large enough for it: floors of slots that fitted together may grow, and
-//! nobody loses its GPU because another has grown. Slots without one are placed in the order of priority, then of age; each
-//! takes the GPU that has the most memory left above all floors, so that there is much to lend. Nobody takes room that a slot
-//! before it could have used. Whoever comes finds the floors that sidecars have told, where these are larger than foreseen.
+//! A slot keeps its GPU while it fits there: no slot is moved to free memory or to balance load. A slot that serves
+//! fits while the GPU alone is large enough for it, because floors may grow after placement, and growth of one slot
+//! must not evict another. Slots without a GPU are placed by priority, then by age. Each takes the GPU with the most
+//! memory above all floors, so that much can be lent. No slot takes capacity that an earlier slot could have used. A
+//! new slot is checked against reported floors where they exceed the planned ones.
 
 mod gpu_capacity;
 
@@ -22,34 +22,34 @@ pub struct Slot {
     pub tenant: String,
     /// Its index in the tenant.
     pub index: u32,
-    /// The group that the tenant names; `None` = any of the pool.
+    /// The group that the tenant names; `None` = any group of the pool.
     pub group: Option<String>,
     /// Priority of the tenant: higher is placed first.
     pub priority: i32,
-    /// When the tenant was made, seconds since 1970: among equals the oldest is placed first.
+    /// Creation time of the tenant, seconds since 1970: among equals the oldest is placed first.
     pub created: i64,
-    /// What it takes; `None` = the model has not been inspected.
+    /// Resources that it takes; `None` = the model has not been inspected.
     pub demand: Option<Demand>,
-    /// What it takes of GPUs that are made of something else, by name, while a change waits there; `None` = it cannot run on it.
+    /// Resources that it takes of GPUs with other settings in force, by name, while an update is pending; `None` = it
+    /// cannot run there.
     pub demand_by_gpu: BTreeMap<String, Option<Demand>>,
-    /// Its engine's memory is not ours (a proxied engine): nobody shares a GPU with it.
+    /// It has a proxied engine, whose memory Sluice does not manage: it shares its GPU with no slot.
     pub is_exclusive: bool,
-    /// The GPU that it has.
     pub current_gpu: Option<String>,
-    /// What its sidecar there has found to be its floor, bytes; 0 = it has told nothing. It stays by what is foreseen, which is
-    /// the same wherever it would go; others come by this, where it is more.
+    /// Floor that its sidecar reports there, bytes; 0 = no report. The slot itself stays by its planned floor, which
+    /// is the same on every GPU; new slots are checked against the reported one where it is larger.
     pub reported_floor_bytes: u64,
-    /// A leader that has just begun has not asked its sidecar there yet: nobody joins it meanwhile.
+    /// A new leader has not polled its sidecar yet: no slot is added to the GPU until it has.
     pub is_floor_unknown: bool,
-    /// Its pod is on that GPU's node, which took it with all that it asks for: what others ask for since turns it away no more,
-    /// nor does less host memory for the GPU.
+    /// Its pod is scheduled on that GPU's node with all its requests: neither later requests of other pods nor less
+    /// host memory for the GPU evict it.
     pub is_admitted: bool,
-    /// Its pod is ready there: it has its floor, and goes only if the GPU is another one or too small for it alone.
+    /// Its pod is ready: it has its floor, and moves only if the GPU changes or is too small for this slot alone.
     pub is_serving: bool,
 }
 
 impl Slot {
-    /// What it takes of `gpu`; `None` = it cannot run on it.
+    /// Returns the resources that it takes of `gpu`; `None` = it cannot run there.
     pub fn demand_on(&self, gpu: &Gpu) -> Option<Demand> {
         match self.demand_by_gpu.get(&gpu.name) {
             Some(other) if self.demand.is_some() => *other,
@@ -61,15 +61,15 @@ impl Slot {
 /// Why a slot has no GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnplacedReason {
-    /// Nobody knows yet how large its model is.
+    /// The size of its model is not known yet.
     #[error("the model has not been inspected yet")]
     ModelNotInspected,
     /// The pool has no such group.
     #[error("the pool has no group `{group}` ({known})")]
     GroupNotFound {
-        /// What the tenant names.
+        /// The group that the tenant names.
         group: String,
-        /// What there is.
+        /// The groups of the pool.
         known: String,
     },
     /// Its floor exceeds every GPU that it may use.
@@ -90,32 +90,32 @@ pub enum UnplacedReason {
         tried: usize,
         /// The one that lacks least.
         gpu: String,
-        /// What that one lacks.
+        /// What that GPU lacks.
         misfit: UnfitReason,
     },
 }
 
-/// What a GPU lacks for a slot. Later ones are nearer to a fit.
+/// What a GPU lacks for a slot, from farthest to nearest to a fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum UnfitReason {
     /// Another slot of the tenant is there.
     #[error("it has another slot of the same tenant, and two slots of a tenant never share a GPU")]
     SameTenant,
-    /// What it is made of until a change is carried out does not do for the slot.
+    /// The settings in force until an update is applied do not fit the slot.
     #[error(
         "a change waits there (spec.updatePolicy), and what it is made of until then has too small chunks"
     )]
     UpdatePending,
-    /// A proxied engine has or needs it for itself.
+    /// A proxied engine has the GPU or needs it exclusively.
     #[error("a proxied engine's memory cannot be shared")]
     Exclusive,
-    /// Nobody knows what one of its slots takes.
+    /// The demand of one of its slots is not known.
     #[error("a tenant on it has not been inspected")]
     Uninspected,
-    /// What its sidecars have found to be their floors is not known yet.
+    /// The floors that its sidecars have determined are not known yet.
     #[error("the operator has just started, and has not heard yet which floors are in force there")]
     FloorUnknown,
-    /// It has as many slots as it takes.
+    /// It has its maximum number of slots.
     #[error("it has as many tenants as it takes")]
     Full,
     /// The floors of its slots leave too little.
@@ -129,19 +129,19 @@ pub enum UnfitReason {
 /// The GPU of every slot, or why it has none, by tenant and index.
 pub type Placement = BTreeMap<(String, u32), Result<String, UnplacedReason>>;
 
-/// Places every one of `slots` on one of `gpus`. Neither order matters.
+/// Places every one of `slots` on one of `gpus`. The order of both does not matter.
 pub fn place<'a>(gpus: &'a [Gpu], slots: &'a [Slot]) -> Placement {
     let mut rooms: Vec<GpuCapacity<'a>> = gpus.iter().map(GpuCapacity::new).collect();
     rooms.sort_by_key(|room| &room.gpu.name);
     let mut order: Vec<&Slot> = slots.iter().collect();
     order.sort_by_key(|slot| (Reverse(slot.priority), slot.created, &slot.tenant, slot.index));
     let mut placement = Placement::new();
-    // Who serves comes first, since its floor is taken; who comes anew finds what all others have left.
+    // Serving slots first, because their floors are in use; new slots last, on the remaining capacity.
     place_each(&mut order, &mut placement, |slot| {
         if slot.is_serving { keep_current_gpu(&mut rooms, slot) } else { None }
     });
     place_each(&mut order, &mut placement, |slot| keep_current_gpu(&mut rooms, slot));
-    // Nobody makes way for one who is to make way as well: until then each has its room where it is.
+    // All displaced slots count where they are until each is moved, so that none gives way to another displaced slot.
     let outgrown: Vec<&Slot> = order.iter().copied().filter(|slot| is_displaced(&mut rooms, slot)).collect();
     outgrown.iter().for_each(|slot| drop(current_gpu(&mut rooms, slot).map(|room| room.allocate(slot))));
     let makes_way = |slot: &'a Slot| outgrown.contains(&slot).then(|| relocate(&mut rooms, slot))?;
@@ -154,7 +154,7 @@ fn slot_key(slot: &Slot) -> (String, u32) {
     (slot.tenant.clone(), slot.index)
 }
 
-/// Takes those out of `order` to whom `step` gives a GPU.
+/// Removes the slots from `order` that `step` places.
 fn place_each<'a>(
     order: &mut Vec<&'a Slot>,
     placement: &mut Placement,
@@ -168,29 +168,30 @@ fn place_each<'a>(
     });
 }
 
-/// The GPU that the slot has, if it may use it.
+/// Returns the GPU that the slot has, if it may use it.
 fn current_gpu<'r, 'a>(rooms: &'r mut [GpuCapacity<'a>], slot: &Slot) -> Option<&'r mut GpuCapacity<'a>> {
     rooms.iter_mut().find(|room| room.is_gpu_of(slot) && room.can_use(slot))
 }
 
-/// Leaves a slot where it is, if it fits there.
+/// Keeps a slot on its GPU, if it fits there.
 fn keep_current_gpu<'a>(rooms: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Option<String> {
     let room = current_gpu(rooms, slot).filter(|room| room.unfit_reason(slot).is_none())?;
     Some(room.allocate(slot))
 }
 
-/// Whether others have outgrown a slot on the GPU that it has.
+/// Whether the floors of others displace a slot from its GPU.
 fn is_displaced(rooms: &mut [GpuCapacity<'_>], slot: &Slot) -> bool {
     current_gpu(rooms, slot).is_some_and(|room| room.is_displaced(slot))
 }
 
-/// Gives a slot that others have outgrown another GPU. If none has room it stays, and waits for its memory: they may shrink or go.
+/// Moves a displaced slot to another GPU. If none has capacity, the slot stays and waits for memory: other slots may
+/// shrink or be removed.
 fn relocate<'a>(rooms: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Option<String> {
     current_gpu(rooms, slot)?.release(slot);
     find_gpu(rooms, slot).ok().or_else(|| Some(current_gpu(rooms, slot)?.allocate(slot)))
 }
 
-/// Gives a slot the GPU with the most memory left, the first by name among equals.
+/// Places a slot on the GPU with the most free memory, the first by name among equals.
 fn find_gpu<'a>(rooms: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Result<String, UnplacedReason> {
     let demand = slot.demand.ok_or(UnplacedReason::ModelNotInspected)?;
     check_group_exists(rooms, slot)?;
@@ -219,7 +220,7 @@ fn check_floor_fits(rooms: &[GpuCapacity<'_>], slot: &Slot, demand: Demand) -> R
         |room: &GpuCapacity<'_>| slot.demand_on(room.gpu).is_some_and(|own| own.floor_bytes <= bytes(room));
     let usable = || rooms.iter().filter(|room| room.can_use(slot));
     let largest = usable().map(bytes).max().unwrap_or(0);
-    // One that it cannot run on for another reason may hold it once a change is carried out.
+    // A GPU with an unsuitable pending setting may hold the slot once the update is applied.
     if demand.floor_bytes <= largest || usable().any(holds) {
         return Ok(());
     }

@@ -1,7 +1,7 @@
-//! A pool with its tenants: what is to be, given what is.
+//! The plan of a pool with its tenants: desired state from observed state.
 //!
-//! Nothing is remembered between two plans but what the cluster itself keeps: a Deployment says which claim its slot is on,
-//! and a claim's name says its GPU and its epoch.
+//! The only state between two plans is in the cluster: a Deployment names the claim of its slot, and a claim's name
+//! contains its GPU and its epoch.
 
 mod admission;
 mod desired_slots;
@@ -28,21 +28,21 @@ use crate::resource_demand::{Demand, Geometry};
 use crate::validate::ClusterFeatures;
 use crate::zone_disruption::ZoneDisruption;
 
-/// While a slot lacks host memory, which pods of others give back without a word, its pool is looked at so often, seconds.
+/// Interval of plans while a slot lacks host memory, seconds: no event reports that other pods freed some.
 const CAPACITY_RECHECK_SECONDS: i64 = 60;
 
-/// What is there.
+/// Input of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanContext<'a> {
-    /// The pool; `None` = there is none of that name.
+    /// The pool; `None` = no pool of that name exists.
     pub pool: Option<&'a GpuPool>,
-    /// The tenants that refer to it, those that are being deleted aside.
+    /// The tenants that refer to it, without those that are being deleted.
     pub tenants: &'a [&'a ModelTenant],
-    /// What is seen of them.
+    /// Their observed state.
     pub observed: &'a ObservedPool,
-    /// What the cluster can do.
+    /// Features of the cluster.
     pub cluster: ClusterFeatures,
-    /// A node that is not ready for so long is lost, seconds.
+    /// A node that has not been ready for this long is lost, seconds.
     pub grace_seconds: i64,
     /// Whether too many nodes are not ready at once.
     pub disruption: ZoneDisruption,
@@ -50,13 +50,13 @@ pub struct PlanContext<'a> {
     pub now: i64,
 }
 
-/// What went wrong when a plan was carried out, by tenant.
+/// Errors from applying a plan, by tenant.
 pub type ApplyErrors = BTreeMap<String, ApplyFailure>;
 
-/// What is to be.
+/// The desired state.
 #[derive(Clone, Debug, Default)]
 pub struct PoolPlan<'a> {
-    /// GPUs of the pool, those without a slot among them.
+    /// GPUs of the pool, including those without a slot.
     pub gpus: Vec<GpuPlan>,
     /// Its tenants, in the order given.
     pub tenants: Vec<TenantPlan<'a>>,
@@ -68,26 +68,23 @@ pub struct PoolPlan<'a> {
 /// A GPU.
 #[derive(Clone, Debug)]
 pub struct GpuPlan {
-    /// What it is.
     pub gpu: Gpu,
-    /// The claim that it has or is to have; `None` = it has no slot, and so no claim.
+    /// The epoch of its claim; `None` = it has no slot, and so no claim.
     pub epoch: Option<Epoch>,
 }
 
 /// A tenant.
 #[derive(Clone, Debug)]
 pub struct TenantPlan<'a> {
-    /// What was asked.
     pub tenant: &'a ModelTenant,
     /// Every reason why it cannot be served at all; empty = it is accepted.
     pub rejections: Vec<ConditionResult>,
     /// Sizes of its model; `None` = not known.
     pub model: Option<Geometry>,
-    /// What its status keeps of an inspection.
+    /// Inspection result for its status.
     pub inspected: Option<ModelStatus>,
-    /// Why it has no sizes, if somebody has looked.
+    /// Why an inspection determined no sizes.
     pub inspection_error: Option<GeometryError>,
-    /// Its slots.
     pub slots: Vec<SlotPlan>,
 }
 
@@ -98,13 +95,13 @@ pub struct SlotPlan {
     pub index: u32,
     /// Its GPU as an index into [`PoolPlan::gpus`], or why it has none.
     pub gpu_index: Result<usize, UnplacedReason>,
-    /// What it takes.
+    /// Resources that it takes.
     pub demand: Demand,
-    /// What it can never lend while it is awake, bytes: as its sidecar there has told, where that is more than was foreseen.
+    /// Memory that it cannot lend while it is awake, bytes: the reported value where that exceeds the planned one.
     pub floor_bytes: u64,
-    /// What it may hold without asking anybody, bytes.
+    /// Memory that it may hold without borrowing, bytes.
     pub share_bytes: u64,
-    /// Whether that was dealt out: the sizes of its GPU and of its model are known.
+    /// Whether the share is assigned: the sizes of its GPU and of its model are known.
     pub is_share_assigned: bool,
 }
 
@@ -114,12 +111,12 @@ impl TenantPlan<'_> {
         self.rejections.is_empty()
     }
 
-    /// The condition `Accepted`.
+    /// Returns the condition `Accepted`.
     pub fn accepted(&self) -> ConditionResult {
         ConditionResult::met_unless(&self.rejections)
     }
 
-    /// Whether its model is to be inspected, be it anew: what could not be read then may be readable now.
+    /// Whether its model needs an inspection, or another one: an unreadable model may be readable now.
     pub fn should_inspect(&self) -> bool {
         let reasons = [Reason::ModelUnreadable, Reason::ModelUnsupported];
         self.model.is_none() && self.rejections.iter().all(|refusal| reasons.contains(&refusal.reason))
@@ -127,7 +124,7 @@ impl TenantPlan<'_> {
 }
 
 impl<'a> PoolPlan<'a> {
-    /// What `slot` of `tenant` is rendered from; `None` = it has no GPU, or nobody knows its model.
+    /// Returns the input for rendering `slot` of `tenant`; `None` = it has no GPU, or its model is not known.
     pub fn placed_slot(
         &'a self,
         pool: &'a GpuPool,
@@ -147,7 +144,7 @@ impl<'a> PoolPlan<'a> {
         })
     }
 
-    /// Slots on a GPU, with their tenants.
+    /// Returns the slots on a GPU, with their tenants.
     pub fn slots_on(&self, gpu: usize) -> impl Iterator<Item = (&TenantPlan<'a>, &SlotPlan)> {
         let of = |&(tenant, slot): &(usize, usize)| {
             let tenant = &self.tenants[tenant];
@@ -156,22 +153,22 @@ impl<'a> PoolPlan<'a> {
         self.slots.get(gpu).into_iter().flatten().map(of)
     }
 
-    /// What was seen of the claim `name`.
+    /// Returns the observed claim `name`.
     pub fn claim(&self, name: &str) -> Option<&'a ObservedClaim> {
         self.index.claim(name)
     }
 
-    /// The pod of a slot on that claim which is to stay.
+    /// Returns the current pod of a slot on that claim.
     pub fn pod(&self, tenant: &str, slot: u32, claim: &str) -> Option<&'a ObservedPod> {
         self.index.pod(tenant, slot, claim)
     }
 
-    /// Tenants of a GPU that tell something of a holder of the turn, and what they told.
+    /// Returns the tenants of a GPU that report on a holder of the time slice, with their reports.
     pub(crate) fn peer_reports(&self, gpu: &str) -> &[(&'a str, &'a SidecarReport)] {
         self.index.peer_reports(gpu)
     }
 
-    /// Seconds after which to plan again though nothing may have happened.
+    /// Returns the seconds until the next plan without an event.
     pub fn requeue_after_seconds(&self) -> Option<i64> {
         let slots = self.tenants.iter().flat_map(|tenant| &tenant.slots);
         let lacks_host = |slot: &SlotPlan| {
@@ -183,7 +180,7 @@ impl<'a> PoolPlan<'a> {
     }
 }
 
-/// Plans a pool and its tenants. Without a pool nothing is placed, and nothing of what is there is to go.
+/// Plans a pool and its tenants. Without a pool nothing is placed, and nothing that exists is removed.
 pub fn plan<'a>(given: &PlanContext<'a>) -> PoolPlan<'a> {
     let Some(pool) = given.pool else {
         let tenants = given.tenants.iter().map(|tenant| validate_tenant(given, tenant, false)).collect();
@@ -260,7 +257,7 @@ fn all_slots<'p>(plan: &'p PoolPlan<'_>) -> impl Iterator<Item = (&'p TenantPlan
     plan.tenants.iter().flat_map(|tenant| tenant.slots.iter().map(move |slot| (tenant, slot)))
 }
 
-/// Gives every GPU with a slot its epoch.
+/// Sets the epoch of every GPU with a slot.
 fn assign_epochs(plan: &mut PoolPlan<'_>, epochs: &[Epoch]) {
     let taken: BTreeSet<usize> =
         all_slots(plan).filter_map(|(_, slot)| slot.gpu_index.as_ref().ok().copied()).collect();
@@ -269,7 +266,7 @@ fn assign_epochs(plan: &mut PoolPlan<'_>, epochs: &[Epoch]) {
     }
 }
 
-/// Names of the claims that are to be there.
+/// Returns the names of the claims that should exist.
 pub fn claim_names(plan: &PoolPlan<'_>) -> BTreeSet<String> {
     plan.gpus.iter().filter_map(|planned| Some(claim_name(&planned.gpu, planned.epoch?.number))).collect()
 }

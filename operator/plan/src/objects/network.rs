@@ -1,4 +1,4 @@
-//! Who may connect to whom.
+//! NetworkPolicies of a GPU and of a tenant.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,8 @@ use crate::gpu::Gpu;
 const NAMESPACE: &str = "kubernetes.io/metadata.name";
 const DNS: i32 = 53;
 
-/// Neighbours of one GPU and the operator reach the admin ports on it, nobody else does; the pods themselves reach only
-/// neighbours and DNS.
+/// Renders the policy for the pods of a GPU. Only peers on the GPU and the operator reach the admin ports; the pods
+/// themselves reach only peers and DNS.
 pub fn peers_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> NetworkPolicy {
     let here = BTreeMap::from([(GPU.to_owned(), label(&gpu.name))]);
     let neighbours = policy_peer(None, Some(here.clone()));
@@ -54,7 +54,8 @@ pub fn peers_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> NetworkPoli
     }
 }
 
-/// A tenant's clients reach it; while it downloads its model it reaches wherever that comes from.
+/// Renders the policies of a tenant: its clients reach it, and its pods reach any address while they download the
+/// model.
 pub fn clients_policy(tenant: &ModelTenant) -> Vec<NetworkPolicy> {
     let clients = NetworkPolicySpec {
         pod_selector: Some(label_selector(selector(tenant))),
@@ -65,7 +66,7 @@ pub fn clients_policy(tenant: &ModelTenant) -> Vec<NetworkPolicy> {
         }]),
         egress: None,
     };
-    // A slot that downloads, and an inspection.
+    // Selects slots that download, and inspections.
     let fetching =
         [(TENANT, name(tenant)), (FETCHING, "true")].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let downloads = NetworkPolicySpec {
@@ -81,14 +82,14 @@ pub fn clients_policy(tenant: &ModelTenant) -> Vec<NetworkPolicy> {
     vec![policy("clients", clients), policy("downloads", downloads)]
 }
 
-/// Who is listed; everybody where nobody is.
+/// Returns the listed peers; `None`, which admits all, if the list is empty.
 fn access_peers(peers: &[AccessPeer]) -> Option<Vec<NetworkPolicyPeer>> {
     let written = |labels: &Written| {
         labels.match_labels.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect()
     };
     let one = |listed: &AccessPeer| {
         let namespace = listed.namespace_selector.as_ref().map(written);
-        // A peer that selects nothing at all is refused: all pods of the tenant's own namespace.
+        // The API server rejects a peer without selectors. It means all pods of the tenant's own namespace.
         let pods =
             listed.pod_selector.as_ref().map(written).or_else(|| namespace.is_none().then(BTreeMap::new));
         policy_peer(namespace, pods)

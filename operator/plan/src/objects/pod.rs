@@ -21,18 +21,18 @@ use super::{
     service, sidecar_config,
 };
 
-/// Annotation of a pod: digest of the part of its configuration that only a new pod takes up.
+/// Annotation of a pod: digest of the configuration that needs a new pod to take effect.
 const DIGEST: &str = "sluice.dev/config-digest";
-/// A pod's grace beyond the time that its open streams get, seconds.
+/// Termination grace period of a pod beyond the drain time of its open streams, seconds.
 const GRACE_SECONDS: i64 = 15;
-/// User and group of every process of ours.
+/// User and group of every process of the pod.
 const USER: i64 = 65_532;
 
-/// The Deployment of a placed slot.
+/// Renders the Deployment of a placed slot.
 pub fn deployment(placed: &PlacedSlot<'_>, release: &Release) -> Deployment {
     let mut selector = service::selector(placed.tenant);
     selector.insert(SLOT.into(), placed.index.to_string());
-    // A GPU has memory for one life of a slot, not for two.
+    // The GPU has memory for one instance of a slot only.
     let one_life = RollingUpdateDeployment {
         max_surge: Some(IntOrString::Int(0)),
         max_unavailable: Some(IntOrString::Int(1)),
@@ -44,7 +44,7 @@ pub fn deployment(placed: &PlacedSlot<'_>, release: &Release) -> Deployment {
         metadata,
         spec: Some(DeploymentSpec {
             replicas: Some(1),
-            // A ReplicaSet for each template of before is of no use: what a slot was made of follows from the specs.
+            // Old ReplicaSets are not needed: the template follows from the specs.
             revision_history_limit: Some(1),
             selector: LabelSelector { match_labels: Some(selector), match_expressions: None },
             strategy: Some(DeploymentStrategy {
@@ -60,7 +60,8 @@ pub fn deployment(placed: &PlacedSlot<'_>, release: &Release) -> Deployment {
 
 fn template(placed: &PlacedSlot<'_>, release: &Release) -> PodTemplateSpec {
     let spec = &placed.tenant.spec;
-    // Policies and the Service select by ours. A tenant from before the CRD refused such keys may have some.
+    // Policies and the Service select by Sluice's labels. A tenant older than the CRD's validation may have such
+    // keys.
     let written = spec.pod_labels.iter().filter(|(key, _)| !is_own_label(key));
     let written = written.map(|(key, value)| (key.clone(), value.0.clone()));
     let labels: BTreeMap<_, _> = written.chain(pod_labels(placed)).collect();
@@ -82,7 +83,7 @@ fn pod_labels(placed: &PlacedSlot<'_>) -> BTreeMap<String, String> {
     labels.insert(GPU.into(), label(&placed.gpu.name));
     labels.insert(COMPONENT.into(), service::SLOT_COMPONENT.into());
     if fetches(&placed.tenant.spec) {
-        // Taken off once the model is there.
+        // Removed once the model is downloaded.
         labels.insert(FETCHING.into(), "true".into());
     }
     labels
@@ -103,8 +104,9 @@ fn pod(placed: &PlacedSlot<'_>, release: &Release) -> PodSpec {
         security_context: Some(non_root_security_context()),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
-        // The sidecar ends an engine that does not answer, and sees its end, by a pidfd: the kernel takes a signal by one
-        // only within its own process namespace. An engine of somebody else has no link and stays apart.
+        // The sidecar kills an engine that does not answer, and waits for its exit, through a pidfd: the kernel
+        // delivers a signal through one only within the sender's process namespace. A proxied engine has no link and
+        // keeps its own namespace.
         share_process_namespace: (spec.engine.kind == EngineKind::Native).then_some(true),
         termination_grace_period_seconds: Some(i64::from(spec.drain_seconds) + GRACE_SECONDS),
         service_account_name: spec.service_account_name.clone(),
@@ -128,7 +130,7 @@ pub(super) fn non_root_security_context() -> PodSecurityContext {
     }
 }
 
-/// Those of the tenant, then those of the release: each once, or the API server refuses the list.
+/// Returns the pull secrets of the tenant, then those of the release, each once: the API server rejects duplicates.
 pub(super) fn pull_secrets(spec: &ModelTenantSpec, release: &Release) -> Option<Vec<LocalObjectReference>> {
     let mut names: Vec<&String> = spec.image_pull_secrets.iter().map(|secret| &secret.name).collect();
     for name in &release.pull_secrets {
@@ -160,12 +162,12 @@ fn toleration(written: &Written) -> Toleration {
     }
 }
 
-/// What a directive changes in a running sidecar does not count: a neighbour that comes or goes, another priority, policy,
-/// share or cap restarts nobody. How the GPU is shared follows from the start: a sidecar refuses a directive that says
-/// otherwise.
+/// Returns the digest of the configuration without the values that a directive changes in a running sidecar: a new or
+/// removed peer, or another priority, policy, share or cap, restarts no pod. The sharing settings are included: a
+/// sidecar rejects a directive with other ones.
 fn config_digest(mut config: SidecarConfig) -> String {
     config.policy = String::new();
-    // Known only once the claim has a device, and never the reason for another pod.
+    // Known only once the claim has a device, and never a reason for a new pod.
     config.gpu.memory_bytes = 0;
     config.hibernate_after_seconds = None;
     config.memory.max_remapped_percent = 0;

@@ -1,4 +1,4 @@
-//! How a tenant is reached, and how many of its pods may be taken down at once.
+//! The Service and the disruption budget of a tenant.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,23 @@ use sluice_types::ModelTenant;
 
 use super::{COMPONENT, SERVE_PORT, TENANT, name, object_meta, tenant_labels};
 
-/// What every slot's pod of any tenant is.
+/// Component label of every slot's pod.
 pub(super) const SLOT_COMPONENT: &str = "slot";
 
-/// What every slot's pod of a tenant has and no other.
+/// Returns the labels that select exactly the slot pods of a tenant.
 pub(super) fn selector(tenant: &ModelTenant) -> BTreeMap<String, String> {
     let component = (COMPONENT.to_owned(), SLOT_COMPONENT.to_owned());
     BTreeMap::from([(TENANT.to_owned(), name(tenant).to_owned()), component])
 }
 
-/// The same as text, as the scale subresource tells it: whoever scales on the pods' metrics counts slots alone.
+/// Returns the same selector as text for the scale subresource, so that an autoscaler on pod metrics counts slots
+/// only.
 pub fn selector_text(tenant: &ModelTenant) -> String {
     let pairs: Vec<_> = selector(tenant).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
     pairs.join(",")
 }
 
-/// The Service of a tenant. A hibernated pod is ready: it holds requests while it wakes.
+/// Renders the Service of a tenant. A hibernated pod is ready: it holds requests while it wakes.
 pub fn service(tenant: &ModelTenant) -> Service {
     let port = ServicePort {
         name: Some("http".into()),
@@ -46,7 +47,7 @@ pub fn service(tenant: &ModelTenant) -> Service {
     }
 }
 
-/// One pod of a tenant at a time, and never in the way of a drain for being unready.
+/// Renders a budget that permits the eviction of one pod at a time. An unready pod never blocks a drain.
 pub fn budget(tenant: &ModelTenant) -> PodDisruptionBudget {
     PodDisruptionBudget {
         metadata: object_meta(tenant, name(tenant).to_owned(), tenant_labels(tenant)),

@@ -1,4 +1,4 @@
-//! The container of a proxied engine: vLLM on the pod's loopback, where nobody but its sidecar reaches it.
+//! The container of a proxied engine: vLLM on the pod's loopback interface, which only its sidecar reaches.
 
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 use sluice_types::tenant::{ModelTenant, WeightType};
@@ -10,23 +10,23 @@ use super::containers::{
 use super::volumes::{SCRATCH, model_folder, proxied_mounts};
 use super::{PlacedSlot, name};
 
-/// Its port. Not in the API: nobody else asks there.
+/// Port of vLLM. Not in the API, because only the sidecar connects to it.
 const PORT: u16 = 8010;
 
-/// Where the sidecar finds it.
+/// Returns the URL for the sidecar.
 pub fn url() -> String {
     format!("http://127.0.0.1:{PORT}")
 }
 
-/// The engine. Its program is named, so that the image's own entry point does not matter. What is only a default stands
-/// before the tenant's arguments, of which vLLM takes the last; where it listens stands after them.
+/// Renders the engine. The command is set, so that the image's entry point does not matter. Defaults precede the
+/// tenant's arguments, because vLLM uses the last value; the listen address follows them.
 pub fn engine(placed: &PlacedSlot<'_>) -> Container {
     let engine = &placed.tenant.spec.engine;
     let local = ["--host".to_owned(), "127.0.0.1".into(), "--port".into(), PORT.to_string()];
     let args = default_args(placed.tenant).into_iter().chain(engine.args.iter().cloned()).chain(local);
     Container {
         name: "engine".into(),
-        // A tenant without an image is not accepted.
+        // A proxied tenant without an image is rejected.
         image: engine.image.clone(),
         command: Some(vec!["vllm".into(), "serve".into()]),
         args: Some(args.collect()),
@@ -44,7 +44,7 @@ pub fn engine(placed: &PlacedSlot<'_>) -> Container {
     }
 }
 
-/// The model, the names by which clients ask for it, and a sleep mode.
+/// Returns the model, its served names, and the sleep mode option.
 fn default_args(tenant: &ModelTenant) -> Vec<String> {
     let model = &tenant.spec.model;
     let own = vec![name(tenant).to_owned()];
@@ -64,15 +64,15 @@ fn default_args(tenant: &ModelTenant) -> Vec<String> {
     args
 }
 
-/// The sleep verbs, the share of a GPU that others use as well, and folders to write to under a root that nobody writes to; a variable that the tenant names is the
-/// tenant's.
+/// Returns the variables for the sleep API, the share of a GPU in mode `Spatial`, and writable folders, because the
+/// root file system is read-only. A variable that the tenant sets takes precedence.
 fn env(placed: &PlacedSlot<'_>) -> Vec<EnvVar> {
     let written = &placed.tenant.spec.engine.env;
     let ours = [
         ("VLLM_SERVER_DEV_MODE", "1"),
         ("VLLM_NO_USAGE_STATS", "1"),
         ("HF_HUB_OFFLINE", "1"),
-        // Nobody with this id is in the image's /etc/passwd.
+        // The image's /etc/passwd has no user with this id.
         ("USER", "sluice"),
         ("HOME", SCRATCH),
         ("TMPDIR", SCRATCH),

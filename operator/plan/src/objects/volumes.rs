@@ -1,4 +1,4 @@
-//! Folders of a pod: where they are, and what is behind them.
+//! Folders of a pod and the volumes behind them.
 
 use std::path::{Path, PathBuf};
 
@@ -22,10 +22,10 @@ pub const KEYS: &str = "/etc/sluice-keys";
 pub const RUN: &str = "/run/sluice";
 /// The model.
 pub const MODEL: &str = "/model";
-/// What the tenants of the GPU share; `sluice-devices` mounts it.
+/// The ledger folder that the tenants of the GPU share; `sluice-devices` mounts it.
 pub const LEDGER_FOLDER: &str = "/run/sluice-neighbourhood";
 
-/// What a proxied engine writes to: compiled kernels, sockets.
+/// Writable folder of a proxied engine: compiled kernels, sockets.
 pub const SCRATCH: &str = "/tmp";
 
 /// Names of the volumes.
@@ -33,12 +33,12 @@ const MODEL_VOLUME: &str = "model";
 const RUN_VOLUME: &str = "run";
 const SCRATCH_VOLUME: &str = "scratch";
 
-/// Whether the model is downloaded when the pod starts.
+/// Whether the pod downloads the model at its start.
 pub fn fetches(spec: &ModelTenantSpec) -> bool {
     matches!(spec.model.source.kind, SourceType::HuggingFace | SourceType::S3)
 }
 
-/// Folder of the model in the pod.
+/// Returns the model's folder in the pod.
 pub fn model_folder(spec: &ModelTenantSpec) -> PathBuf {
     let source = &spec.model.source;
     let claim = source.persistent_volume_claim.as_ref().and_then(|claim| claim.path.as_deref());
@@ -48,7 +48,7 @@ pub fn model_folder(spec: &ModelTenantSpec) -> PathBuf {
     if inside.is_empty() { MODEL.into() } else { Path::new(MODEL).join(inside) }
 }
 
-/// Folder of the model in the volume of a cache: for people its name, then a digest of all that tells it from others.
+/// Returns the model's folder in a cache volume: a readable name, then a digest of endpoint, repository and revision.
 fn cache_folder(spec: &ModelTenantSpec) -> Option<String> {
     let hub = spec.model.source.hugging_face.as_ref().filter(|_| spec.cache.is_some())?;
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' };
@@ -57,15 +57,15 @@ fn cache_folder(spec: &ModelTenantSpec) -> Option<String> {
     Some(format!("{}-{:016x}", name.trim_start_matches('.'), fnv1a(&all)))
 }
 
-/// Characters of a model's name in a cache: file systems take 255.
+/// Maximum characters of a model's name in a cache: file systems limit a name to 255.
 const MAX_CACHED_NAME_CHARS: usize = 200;
 
-/// Where the download puts the model, of all of its volume that it sees.
+/// Returns the download's target folder in its view of the volume.
 pub fn fetch_folder(spec: &ModelTenantSpec) -> PathBuf {
     cache_folder(spec).map_or(MODEL.into(), |folder| Path::new(MODEL).join(folder))
 }
 
-/// All volumes of a slot's pod.
+/// Returns all volumes of a slot's pod.
 pub fn volumes(placed: &PlacedSlot<'_>) -> Vec<Volume> {
     let spec = &placed.tenant.spec;
     let config = ConfigMapVolumeSource { name: placed.name(), ..ConfigMapVolumeSource::default() };
@@ -89,9 +89,9 @@ pub fn volumes(placed: &PlacedSlot<'_>) -> Vec<Volume> {
     all.into_iter().chain(keys).chain(scratch).collect()
 }
 
-/// Room for what a proxied engine compiles, bytes.
+/// Size limit for files that a proxied engine compiles, bytes.
 const SCRATCH_BYTES: u64 = 8 << 30;
-/// Room for a socket, a record and a journal of directives, bytes.
+/// Size limit for a socket, a record and a journal of directives, bytes.
 const RUN_BYTES: u64 = 16 << 20;
 
 fn secret(name: &str) -> SecretVolumeSource {
@@ -106,7 +106,7 @@ fn scratch(bytes: u64) -> EmptyDirVolumeSource {
     EmptyDirVolumeSource { medium: None, size_limit: Some(quantity(bytes)) }
 }
 
-/// The volume with the model, or for it; room for the download of one whose sizes are known, where no cache takes it.
+/// Returns the model's volume. Without a cache, a download of known size gets a volume of matching size limit.
 pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Volume {
     let source = &spec.model.source;
     let there = source.persistent_volume_claim.as_ref().map(|claim| (&claim.claim_name, true));
@@ -130,10 +130,10 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
     }
 }
 
-/// Room for the files, a partial download beside them, tokenizer and configuration; of a model whose sizes nobody knows, as
-/// much as the node has.
+/// Returns a volume for the files, a simultaneous partial download, tokenizer and configuration. A model of unknown
+/// size gets no limit.
 fn download_volume(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource {
-    // What an inspection before this one did not tell: stored in twice as many bits at the most.
+    // Older inspections did not report the download size: the files have at most twice the bits.
     let widest = match dtype {
         WeightType::Float16 | WeightType::BFloat16 => 2,
         WeightType::Auto | WeightType::Float32 => 1,
@@ -144,7 +144,7 @@ fn download_volume(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource 
     }
 }
 
-/// What the sidecar sees; the model only if it loads it.
+/// Returns the sidecar's mounts; the model only if the sidecar loads it.
 pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     let keys = spec.access.api_keys_secret_ref.as_ref().map(|_| mount("keys", KEYS, true));
     let model = (spec.engine.kind == EngineKind::Native).then(|| loaded_model_mount(spec));
@@ -152,28 +152,28 @@ pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     all.into_iter().chain(model).chain(keys).collect()
 }
 
-/// What the engine sees: the socket, and no model.
+/// Returns the engine's mounts: the socket, but not the model.
 pub fn engine_mounts() -> Vec<VolumeMount> {
     vec![run_mount()]
 }
 
-/// What a proxied engine sees: the model, and a folder of its own.
+/// Returns a proxied engine's mounts: the model and a scratch folder.
 pub fn proxied_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     vec![loaded_model_mount(spec), mount(SCRATCH_VOLUME, SCRATCH, false)]
 }
 
-/// What loads the model sees; of a cache its own folder alone, for others may be models that this tenant's credential does not
-/// open.
+/// Returns the read-only mount of the model. Of a cache it exposes only the model's own folder, because this tenant's
+/// credential may not permit the others.
 fn loaded_model_mount(spec: &ModelTenantSpec) -> VolumeMount {
     VolumeMount { sub_path: cache_folder(spec), ..model_mount(true) }
 }
 
-/// What the download sees: the model's folder, and nothing secret.
+/// Returns the download's mounts: the model's folder, and no Secret.
 pub fn fetch_mounts() -> Vec<VolumeMount> {
     vec![model_mount(false)]
 }
 
-/// The model's folder.
+/// Returns the mount of the model's folder.
 pub fn model_mount(read_only: bool) -> VolumeMount {
     mount(MODEL_VOLUME, MODEL, read_only)
 }

@@ -1,4 +1,4 @@
-//! What is left of one GPU while slots are placed.
+//! The remaining capacity of one GPU during placement.
 
 use std::cmp::Reverse;
 
@@ -6,22 +6,22 @@ use super::{Slot, UnfitReason};
 use crate::gpu::Gpu;
 use crate::resource_demand::Demand;
 
-/// A GPU, and what its slots have taken.
+/// A GPU, and the resources that its slots have taken.
 #[derive(Debug)]
 pub struct GpuCapacity<'a> {
     pub gpu: &'a Gpu,
     tenants: Vec<&'a str>,
-    /// One of them shares with nobody.
+    /// One of its slots has it exclusively.
     is_exclusive: bool,
-    /// Nobody knows what one of them takes, so nobody joins it.
+    /// The demand of one of its slots is not known, so no slot is added.
     has_uninspected: bool,
-    /// Nobody knows yet what one of them has found to be its floor, so nobody joins it.
+    /// The reported floor of one of its slots is not known yet, so no slot is added.
     has_unknown_floor: bool,
-    /// One of them serves.
+    /// One of its slots serves.
     has_serving: bool,
-    /// As foreseen.
+    /// Sum of planned floors.
     floors_bytes: u64,
-    /// What slots have told beyond that.
+    /// Reported floors beyond the planned ones.
     reported_excess_bytes: u64,
     host_bytes: u64,
     pods_bytes: u64,
@@ -48,7 +48,7 @@ impl<'a> GpuCapacity<'a> {
         slot.current_gpu.as_ref() == Some(&self.gpu.name)
     }
 
-    /// Whether the GPU is of the group that the tenant names, and takes it.
+    /// Whether the GPU is in the group that the tenant names, and accepts the slot.
     pub fn can_use(&self, slot: &Slot) -> bool {
         let takes = !self.gpu.is_draining || self.is_gpu_of(slot);
         takes && slot.group.as_ref().is_none_or(|group| *group == self.gpu.group)
@@ -59,12 +59,12 @@ impl<'a> GpuCapacity<'a> {
         self.planned_free_bytes().saturating_sub(self.reported_excess_bytes)
     }
 
-    /// Device memory above all floors as they were foreseen, bytes.
+    /// Device memory above all planned floors, bytes.
     fn planned_free_bytes(&self) -> u64 {
         self.gpu.expected_bytes().unwrap_or(u64::MAX).saturating_sub(self.floors_bytes)
     }
 
-    /// What is missing for the slot here; `None` = it fits.
+    /// Returns what the slot lacks here; `None` = it fits.
     pub fn unfit_reason(&self, slot: &Slot) -> Option<UnfitReason> {
         let Some(demand) = slot.demand_on(self.gpu) else { return Some(UnfitReason::UpdatePending) };
         let missing =
@@ -103,15 +103,15 @@ impl<'a> GpuCapacity<'a> {
         lacking.into_iter().flatten().min().map(UnfitReason::HostMemory)
     }
 
-    /// Whether the slot, which is here, would fit but for the floors of others, of whom somebody serves. Where nobody does the GPU
-    /// has turned out too small for those who came to it.
+    /// Whether the slot, which is here, would fit without the floors of others, at least one of which serves. If none
+    /// serves, the GPU is too small for the slots that were placed on it.
     pub fn is_displaced(&self, slot: &Slot) -> bool {
         let own = slot.demand_on(self.gpu).map_or(u64::MAX, |demand| demand.floor_bytes);
         let alone = self.gpu.expected_bytes().is_none_or(|all| own <= all);
         self.has_serving && alone && matches!(self.unfit_reason(slot), Some(UnfitReason::DeviceMemory(_)))
     }
 
-    /// Takes back the room of a slot that others have outgrown: it shares, was inspected and does not serve.
+    /// Releases the capacity of a displaced slot, which shares the GPU, was inspected and does not serve.
     pub fn release(&mut self, slot: &Slot) {
         let demand = slot.demand_on(self.gpu).unwrap_or_default();
         self.tenants.retain(|tenant| *tenant != slot.tenant);
@@ -122,7 +122,7 @@ impl<'a> GpuCapacity<'a> {
         self.pods_bytes = self.pods_bytes.saturating_sub(demand.pod.bytes());
     }
 
-    /// Gives the slot room here. Answers the GPU's name.
+    /// Allocates capacity for the slot. Returns the GPU's name.
     pub fn allocate(&mut self, slot: &'a Slot) -> String {
         let demand = slot.demand_on(self.gpu).unwrap_or_default();
         self.tenants.push(&slot.tenant);
@@ -141,7 +141,7 @@ impl<'a> GpuCapacity<'a> {
     }
 }
 
-/// What a slot has told beyond what was foreseen, bytes.
+/// Returns the reported floor beyond the planned one, bytes.
 fn reported_excess(slot: &Slot, demand: &Demand) -> u64 {
     slot.reported_floor_bytes.saturating_sub(demand.chunks_bytes())
 }

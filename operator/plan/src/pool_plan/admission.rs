@@ -15,13 +15,13 @@ use crate::observed::ObservedIndex;
 use crate::resource_demand::{DemandError, check_kv_fits};
 use crate::validate::rejections;
 
-/// Whether the tenant is on a GPU of the group that it names, which the pool may have no more.
+/// Whether the tenant is on a GPU of the group that it names, and the pool may no longer have that group.
 pub fn is_in_removed_group(tenant: &ModelTenant, gpus: &[Gpu], index: &ObservedIndex<'_>) -> bool {
     let on = |gpu: &Gpu| index.slots(name(tenant)).iter().any(|(_, there)| *there == gpu.name);
     gpus.iter().any(|gpu| gpu.is_draining && Some(&gpu.group) == tenant.spec.gpu_group.as_ref() && on(gpu))
 }
 
-/// Whether it can be served at all, and by what sizes. `keeps_group`: it stays where its group was.
+/// Determines whether the tenant can be served at all, and its sizes. `keeps_group`: it stays in its removed group.
 pub fn validate_tenant<'a>(
     given: &PlanContext<'a>,
     tenant: &'a ModelTenant,
@@ -50,7 +50,8 @@ pub fn validate_tenant<'a>(
     }
 }
 
-/// Refuses a tenant whose KV could be held nowhere. One that serves on a GPU where a change waits is judged by what is in force.
+/// Rejects a tenant whose KV fits on no GPU. A tenant on a GPU with a pending update is checked with the settings in
+/// force.
 pub fn reject_oversized_kv(
     planned: &mut TenantPlan<'_>,
     terms: &PoolDemandParams<'_>,
@@ -65,17 +66,18 @@ pub fn reject_oversized_kv(
     }
 }
 
-/// A pool that goes takes nobody who has no slot on it: it waits for its tenants to go.
+/// Rejects tenants without a slot on a pool that is being deleted: the pool waits for its tenants to be removed.
 pub fn reject_if_terminating(planned: &mut TenantPlan<'_>, pool: &GpuPool, index: &ObservedIndex<'_>) {
     let goes = pool.metadata.deletion_timestamp.is_some();
     if goes && index.slots(name(planned.tenant)).is_empty() {
         let message = format!("spec.poolRef: GpuPool `{}` is being deleted", name(pool));
-        // Before a verdict on the model, whose message is taken over from the condition while its reason comes first.
+        // Before a result about the model: its message comes from the condition, whose reason is that of the first
+        // rejection.
         planned.rejections.insert(0, ConditionResult::not_met(Reason::PoolTerminating, message));
     }
 }
 
-/// The condition `Accepted` of a tenant whose KV could be held nowhere.
+/// Returns the condition `Accepted` of a tenant whose KV fits on no GPU.
 fn kv_rejection(unfit: &DemandError) -> ConditionResult {
     let reason = match unfit {
         DemandError::Block { .. } => Reason::ChunkTooSmall,
@@ -84,7 +86,8 @@ fn kv_rejection(unfit: &DemandError) -> ConditionResult {
     ConditionResult::not_met(reason, unfit.to_string())
 }
 
-/// What the last inspection found wrong stays true until another one says otherwise: its pods are gone after a while.
+/// Returns the last inspection's rejection from the status: it is valid until another inspection, but its pods are
+/// deleted after a while.
 fn last_inspection_result(tenant: &ModelTenant) -> Option<ConditionResult> {
     let conditions = &tenant.status.as_ref()?.conditions;
     let accepted = conditions.iter().find(|one| one.type_ == ConditionType::Accepted.as_str())?;

@@ -1,4 +1,4 @@
-//! The slots that a tenant is to have.
+//! The desired slots of a tenant.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use crate::placement::Slot;
 use crate::resource_demand::{Demand, DemandParams, check_kv_fits, demand};
 use crate::slots::{ExistingSlot, slot_indices};
 
-/// What every slot pays, as the pool says it, and on GPUs that are made of something else.
+/// Per-slot parameters of demand from the pool's spec, and of GPUs with other settings in force.
 pub struct PoolDemandParams<'a> {
-    /// As the pool says it.
+    /// From the pool's spec.
     pub configured: DemandParams,
     /// By the names of those GPUs.
     pub by_gpu: BTreeMap<&'a str, DemandParams>,
 }
 
 impl<'a> PoolDemandParams<'a> {
-    /// Those of a pool and its GPUs.
+    /// Returns the parameters of a pool and its GPUs.
     pub fn new(pool: &GpuPool, gpus: &'a [Gpu]) -> Self {
-        // Terms are the same in all groups.
+        // The parameters are the same in all groups.
         let written = GpuSettings::from_group(&pool.spec, &pool.spec.gpus[0]).demand_params(&pool.spec);
         let others = gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.settings.demand_params(&pool.spec)));
         PoolDemandParams {
@@ -35,10 +35,10 @@ impl<'a> PoolDemandParams<'a> {
     }
 }
 
-/// Names of the claims that GPUs have or would have, by the GPUs' names.
+/// Names of the claims that GPUs have or would have, by GPU name.
 pub type ClaimNames<'a> = BTreeMap<&'a str, String>;
 
-/// The slots that a tenant is to have: as many as it asks for, the ones that exist first.
+/// Returns the desired slots of a tenant: as many as its replicas, existing ones first.
 pub fn desired_slots(
     terms: &PoolDemandParams<'_>,
     planned: &TenantPlan<'_>,
@@ -64,11 +64,12 @@ pub fn desired_slots(
     let gpu_of = |at: u32| seated.iter().find(|(index, _)| *index == at).map(|(_, gpu)| *gpu);
     let admitted =
         |at: u32| Some(index.pod(tenant, at, &index.gpu(gpu_of(at)?)?.claim()?.name)?.node.is_some());
-    // A pod on a claim that is to go makes room for another.
+    // A pod on an obsolete claim gives way to another.
     let serves = |at: u32| {
         let pod = index.pod(tenant, at, claims.get(gpu_of(at)?)?)?;
         let node = pod.node.as_ref().and_then(|node| seen.nodes.get(node));
-        // Who is on a node that says nothing is called not ready, and may serve on: until it counts as lost it stays.
+        // Kubernetes sets pods of an unreachable node to not ready, but they may still serve: they stay until the
+        // node is lost.
         Some(pod.is_ready || node.is_some_and(|node| node.lost_since.is_some()))
     };
     let slot = |at: u32| Slot {
@@ -90,7 +91,7 @@ pub fn desired_slots(
     slot_indices(&seats_now, replicas).into_iter().map(slot).collect()
 }
 
-/// The earlier a slot fell idle the larger; only the order counts.
+/// Returns a larger number the earlier a slot became idle; only the order matters.
 fn idle_seconds(tenant: &str, gpu: &str, seen: &ObservedPool) -> u64 {
     let since = report_of(tenant, gpu, seen).and_then(|report| report.idle_since);
     since.map_or(0, |since| u64::try_from(i64::MAX.saturating_sub(since)).unwrap_or(0))
@@ -100,7 +101,7 @@ fn report_of<'s>(tenant: &str, gpu: &str, seen: &'s ObservedPool) -> Option<&'s 
     seen.reports.get(&(tenant.to_owned(), gpu.to_owned()))
 }
 
-/// What a tenant's sidecar on that GPU has found to be its floor, bytes; 0 = it has told nothing.
+/// Returns the floor that a tenant's sidecar on that GPU reports, bytes; 0 = no report.
 pub fn reported_floor(tenant: &str, gpu: &str, seen: &ObservedPool) -> u64 {
     seen.floors.get(&(tenant.to_owned(), gpu.to_owned())).copied().unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! Memory of each GPU, dealt out among its slots.
+//! Assigns the memory of each GPU to its slots.
 
 use super::desired_slots::reported_floor;
 use super::{PoolPlan, SlotPlan, TenantPlan};
@@ -6,12 +6,12 @@ use crate::objects::name;
 use crate::observed::ObservedPool;
 use crate::shares::{ShareInput, shares};
 
-/// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor.
+/// Assigns the shares of each GPU. On a GPU of unknown size each slot gets its floor.
 pub fn assign_shares(plan: &mut PoolPlan<'_>, seen: &ObservedPool) {
     for gpu in 0..plan.gpus.len() {
         let on = &plan.gpus[gpu].gpu;
         let demands = plan.slots_on(gpu).map(|(_, slot)| slot.demand);
-        // The driver's: nobody holds a chunk of it.
+        // Contexts belong to the driver: no chunk is made of that memory.
         let contexts: u64 = demands.map(|demand| demand.context_bytes).sum();
         let capacity = on.capacity_bytes.map(|capacity| capacity.saturating_sub(contexts));
         let parts = share_inputs(plan, gpu, capacity.unwrap_or(u64::MAX), seen);
@@ -26,9 +26,9 @@ pub fn assign_shares(plan: &mut PoolPlan<'_>, seen: &ObservedPool) {
     }
 }
 
-/// What each slot of a GPU of `capacity` bytes brings. What its sidecar has found to be its floor counts where that is more than
-/// was foreseen: nobody else would ever leave it the rest. It counts as far as all others keep what was foreseen of theirs,
-/// whatever is told.
+/// Returns the share input of each slot of a GPU of `capacity` bytes. A reported floor counts where it exceeds the
+/// planned one, because otherwise no peer would ever release the rest. It counts only as far as all other slots keep
+/// their planned floors, whatever is reported.
 fn share_inputs(plan: &PoolPlan<'_>, gpu: usize, capacity: u64, seen: &ObservedPool) -> Vec<ShareInput> {
     let on = &plan.gpus[gpu].gpu;
     let chunk = on.settings.chunk_bytes().max(1);
@@ -50,7 +50,7 @@ fn share_inputs(plan: &PoolPlan<'_>, gpu: usize, capacity: u64, seen: &ObservedP
     plan.slots_on(gpu).enumerate().map(part).collect()
 }
 
-/// As many of `wanted` as there is room for: all, or parts in proportion, rounded down.
+/// Returns `wanted` if it fits into `room`, else proportional parts, rounded down.
 fn scale_to_fit(room: u64, wanted: &[u64]) -> Vec<u64> {
     let all: u128 = wanted.iter().map(|one| u128::from(*one)).sum();
     let part = |one: &u64| match u64::try_from(all) {
