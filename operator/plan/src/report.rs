@@ -1,4 +1,4 @@
-//! What is told of a tenant: which of its conditions hold, and where its slots are.
+//! The status of a tenant: its conditions, and where its slots are.
 
 mod degraded;
 mod hang;
@@ -25,24 +25,25 @@ use crate::observed::{ApplyFailure, ObservedClaim, ObservedPod, SidecarReport};
 use crate::pool_plan::{PlanContext, PoolPlan, SlotPlan, TenantPlan};
 use crate::validate::placement_conditions;
 
-/// A slot that has a GPU, and all that is seen of it.
+/// A slot that has a GPU, with its observed state.
 struct SlotView<'a> {
     name: String,
     gpu: &'a str,
     claim: Option<&'a ObservedClaim>,
     pod: Option<&'a ObservedPod>,
     report: Option<&'a SidecarReport>,
-    /// What is told of hangs to it.
+    /// Hangs that concern it.
     hangs: Hangs,
-    /// What ended the engines of all on its GPU.
+    /// The fault that ended all engines on its GPU.
     fault: Option<String>,
-    /// Why its sidecar does not take its directive.
+    /// Why its sidecar does not accept its directive.
     directive_error: Option<&'a String>,
-    /// Why it has no pod, where that is known.
+    /// Why it has no pod, if known.
     no_pod_condition: Option<ConditionResult>,
 }
 
-/// The status of one of the plan's tenants. `trouble` is what went wrong when its objects were applied. What only sidecars tell stays as it was while they have told nothing.
+/// Returns the status of one of the plan's tenants. `trouble` is the error from applying its objects. Values that
+/// only sidecars report keep their previous value until a sidecar reports.
 pub fn tenant_status(
     given: &PlanContext<'_>,
     plan: &PoolPlan<'_>,
@@ -120,7 +121,7 @@ fn slot_view<'a>(
     })
 }
 
-/// Why a slot has no pod: what was to make it could not be applied, or cannot make it.
+/// Returns why a slot has no pod: its parent object could not be applied, or cannot create it.
 fn no_pod_condition(trouble: Option<&ApplyFailure>, unmade: Option<&String>) -> Option<ConditionResult> {
     let refused = trouble
         .map(|trouble| ConditionResult::not_met(apply_error_reason(trouble), trouble.message.as_str()));
@@ -144,7 +145,7 @@ fn slot_status(
     let pod = view.and_then(|view| view.pod);
     let report = view.and_then(|view| view.report);
     let before = before.slots.iter().find(|known| known.name == own);
-    // What a sidecar said of the same pod holds until it says something else.
+    // The last report of the same pod is valid until its sidecar reports again.
     let before = before.filter(|before| before.pod.as_deref() == pod.map(|pod| pod.name.as_str()));
     let loading = pod.filter(|pod| !pod.is_ready).map(|_| SlotState::Loading);
     SlotStatus {
@@ -157,7 +158,7 @@ fn slot_status(
     }
 }
 
-/// A proxied engine gives up all of its memory, by sleeping, or nothing.
+/// A proxied engine releases all of its memory, by sleeping, or none.
 fn elasticity(tenant: &ModelTenant) -> Elasticity {
     match tenant.spec.engine.kind {
         EngineKind::Native => Elasticity::Layers,
@@ -199,7 +200,7 @@ fn condition_results(
     all
 }
 
-/// What is told of a tenant on a GPU that the floors of its slots exceed: some have grown since all of them were placed there.
+/// Returns the message for a tenant on a GPU whose floors exceed its memory: some have grown since placement.
 fn overcommit_message(plan: &PoolPlan<'_>, planned: &TenantPlan<'_>) -> Option<String> {
     let own = planned.slots.iter().filter_map(|slot| slot.gpu_index.as_ref().ok());
     let beyond = |gpu: &usize| {
@@ -215,7 +216,7 @@ fn overcommit_message(plan: &PoolPlan<'_>, planned: &TenantPlan<'_>) -> Option<S
     ))
 }
 
-/// What is worst among the slots: something that does not hold, then what nobody knows.
+/// Returns the worst finding of the slots: first `False`, then `Unknown`.
 fn worst(views: &[SlotView<'_>], find: impl Fn(&SlotView<'_>) -> ConditionResult) -> ConditionResult {
     let rank = |finding: &ConditionResult| match finding.status {
         ConditionStatus::False => 0,
@@ -258,7 +259,7 @@ fn weights_condition(view: &SlotView<'_>) -> ConditionResult {
     }
 }
 
-/// Of a sidecar that does not answer, and of which neighbours say that it hangs.
+/// Returns the finding for a sidecar that does not answer and that peers report as hung.
 fn hang_condition(view: &SlotView<'_>, truth: ConditionStatus) -> Option<ConditionResult> {
     let own = view.hangs.own.as_ref().filter(|_| view.hangs.is_unresponsive)?;
     Some(ConditionResult { status: truth, ..own.finding.clone() })
@@ -332,18 +333,18 @@ fn idle_since(told: &[&SidecarReport]) -> Option<Time> {
     all?.into_iter().max().map(time)
 }
 
-/// How much a status that is to be written differs from the one that is there.
+/// How much a new status differs from the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StatusChange {
-    /// Not at all.
+    /// No difference.
     None,
-    /// In figures and wording, which may wait.
+    /// Only numbers and messages, which may be written later.
     Figures,
-    /// In what holds, and where slots are.
+    /// Conditions or slot placement.
     Conditions,
 }
 
-/// How `after` differs from `before`.
+/// Compares `after` with `before`.
 pub fn status_change(before: Option<&ModelTenantStatus>, after: &ModelTenantStatus) -> StatusChange {
     let Some(before) = before else { return StatusChange::Conditions };
     if before == after {

@@ -1,4 +1,4 @@
-//! What a slot takes of a GPU and of its host, before anybody has started it.
+//! The resources that a slot takes of a GPU and of its host, computed before it starts.
 
 use sluice_types::ModelTenantSpec;
 use sluice_types::pool::Policy;
@@ -10,84 +10,83 @@ use crate::geometry::declared_bytes;
 use crate::objects::fetches;
 use crate::sizes::{SMALL_PROCESS_BYTES, block_bytes, block_chunks, sequence_blocks};
 
-/// Host memory of a sidecar beside weights and KV, bytes (DESIGN 12).
+/// Host memory of a sidecar in addition to weights and KV, bytes (DESIGN 12).
 const SIDECAR_BYTES: u64 = 64 << 20;
 /// Host memory of one open stream, bytes (DESIGN 12).
 const STREAM_BYTES: u64 = 32 << 10;
 
-/// Host memory of a sidecar for bodies and early tokens that wait before a proxied engine, bytes.
+/// Host memory of a sidecar for request bodies and early tokens that it buffers for a proxied engine, bytes.
 const BUFFERED_BYTES: u64 = 512 << 20;
-/// Host memory of a proxied engine beside its weights, bytes.
+/// Host memory of a proxied engine in addition to its weights, bytes.
 const PROXIED_ENGINE_BYTES: u64 = 8 << 30;
 /// Host memory of an engine with a CUDA context and its libraries, bytes.
 const CUDA_ENGINE_BYTES: u64 = 4 << 30;
 
-/// What every slot of a GPU pays beside its tenant's own sizes.
+/// Per-slot parameters of demand that do not depend on the tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DemandParams {
-    /// Unit in which device memory is handed out, bytes; at least 1.
+    /// Allocation unit of device memory, bytes; at least 1.
     pub chunk_bytes: u64,
-    /// Device memory of the contexts of its two processes, bytes, as the GPU probe measures it; 0 on host-backed GPUs.
+    /// Device memory of the contexts of its two processes, bytes, as the GPU probe measures it; 0 on host-backed
+    /// GPUs.
     pub context_bytes: u64,
     /// Memory of a host-backed GPU, bytes; `None` = it is a CUDA device.
     pub host_gpu_bytes: Option<u64>,
-    /// Policy of its pool: what can be lent depends on it.
+    /// Policy of its pool, which determines what can be lent.
     pub policy: Policy,
 }
 
-/// What a slot takes.
+/// The resources that a slot takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Device memory that it can never lend while it is awake, bytes.
+    /// Device memory that it cannot lend while it is awake, bytes.
     pub floor_bytes: u64,
-    /// The part of it that is its contexts', bytes: no chunk of the GPU is made of that.
+    /// The part of the floor for contexts, bytes. It is not in chunks of the GPU.
     pub context_bytes: u64,
     /// Host memory that counts against the pool's `hostMemoryPerGPU`, bytes.
     pub host_bytes: u64,
-    /// Host memory that its pod asks its node for.
+    /// Memory requests of its pod.
     pub pod: PodMemory,
 }
 
 /// Host memory of a pod's containers, bytes: request and limit of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodMemory {
-    /// The sidecar's.
     pub sidecar_bytes: u64,
-    /// The engine's.
     pub engine_bytes: u64,
-    /// The download's, which ends before the others begin; 0 = there is none.
+    /// The download's, which ends before the others start; 0 = none.
     pub fetch_bytes: u64,
 }
 
 impl Demand {
-    /// The part of the floor that is held in chunks, as its sidecar counts it, bytes.
+    /// Returns the part of the floor in chunks, as its sidecar counts it, bytes.
     pub const fn chunks_bytes(&self) -> u64 {
         self.floor_bytes.saturating_sub(self.context_bytes)
     }
 }
 
 impl PodMemory {
-    /// What the pod asks its node for, as the scheduler counts it, bytes.
+    /// Returns the pod's memory request, as the Kubernetes scheduler counts it, bytes.
     pub fn bytes(&self) -> u64 {
         self.sidecar_bytes.saturating_add(self.engine_bytes).max(self.fetch_bytes)
     }
 }
 
-/// What one slot of the tenant takes.
+/// Returns the resources that one slot of the tenant takes.
 pub fn demand(spec: &ModelTenantSpec, model: &Geometry, terms: &DemandParams) -> Demand {
     let sidecar_bytes = sidecar_bytes(spec, model);
     let pod = pod_memory(spec, model, terms, sidecar_bytes);
     let host_bytes = match spec.engine.kind {
         EngineKind::Native => sidecar_bytes,
-        // Its weights sleep in its own memory.
+        // Its weights stay in its own host memory while it sleeps.
         EngineKind::Vllm => sidecar_bytes.saturating_add(pod.engine_bytes),
     };
     let floor_bytes = floor_bytes(spec, model, terms);
     Demand { floor_bytes, context_bytes: terms.context_bytes, host_bytes, pod }
 }
 
-/// What the containers of a slot are given, whose sidecar takes `sidecar_bytes` beside the GPU: what the tenant writes, else what
-/// is computed. Chunks of a host-backed GPU are the sidecar's charge, up to the whole GPU.
+/// Returns the memory of a slot's containers: what the tenant declares, else the computed values. The sidecar takes
+/// `sidecar_bytes` without the GPU; chunks of a host-backed GPU are charged to the sidecar, up to the whole GPU.
 pub fn pod_memory(
     spec: &ModelTenantSpec,
     model: &Geometry,
@@ -106,14 +105,14 @@ pub fn pod_memory(
     }
 }
 
-/// Memory that a container is given, bytes: the limit that is written, else the request, else what is computed.
+/// Returns the memory of a container, bytes: its declared limit, else its request, else `computed`.
 pub(crate) fn container_bytes(written: Option<&Resources>, computed: u64) -> u64 {
     declared_bytes(written).unwrap_or(computed)
 }
 
-/// DESIGN 1, "floor": WeightsGlobal, the layers that the cap keeps at home and one slot for all others, KV, activations,
-/// staging and contexts, each in whole chunks: what the sidecar itself will declare. The second slot that a layout may have
-/// counts as memory above the floor, there too.
+/// DESIGN 1, "floor": WeightsGlobal, the layers that the cap keeps resident and one slot for all others, KV,
+/// activations, staging and contexts, each in whole chunks. The sidecar declares the same value. A layout's second
+/// slot counts as memory above the floor, also in the sidecar.
 fn floor_bytes(spec: &ModelTenantSpec, model: &Geometry, terms: &DemandParams) -> u64 {
     let whole = |bytes: u64| bytes.div_ceil(terms.chunk_bytes) * terms.chunk_bytes;
     let layers = u64::from(min_layers(spec, model.layers, terms.policy));
@@ -125,7 +124,7 @@ fn floor_bytes(spec: &ModelTenantSpec, model: &Geometry, terms: &DemandParams) -
         + terms.context_bytes
 }
 
-/// Only eLLM's step lends what a small step leaves of the largest one's activations.
+/// Only eLLM's step lends the activations that a smaller step than the largest does not need.
 const fn activation_bytes(model: &Geometry, policy: Policy) -> u64 {
     match policy {
         Policy::Unified | Policy::Ellm => model.activation_bytes,
@@ -135,8 +134,9 @@ const fn activation_bytes(model: &Geometry, policy: Policy) -> u64 {
     }
 }
 
-/// Layers' worth of memory that the tenant keeps under its cap: those that stay, and a slot for those that move. At least
-/// one always stays, with fewer than two that move nothing is gained, and most policies move none; nor does a proxied engine.
+/// Returns how many layers' memory the tenant keeps under its cap: the resident layers, and a slot for the moving
+/// ones. At least one layer stays; moving fewer than two frees nothing. Most policies move no layers, and a proxied
+/// engine moves none.
 fn min_layers(spec: &ModelTenantSpec, layers: u32, policy: Policy) -> u32 {
     let percent = u64::try_from(spec.memory.max_remapped_percent).unwrap_or(0).min(100);
     let capped = u64::from(layers) * percent / 100;
@@ -146,8 +146,8 @@ fn min_layers(spec: &ModelTenantSpec, layers: u32, policy: Policy) -> u32 {
     if moving < 2 || !moves { layers } else { layers - moving + 1 }
 }
 
-/// Chunks of KV that the tenant can always hold: what it asks for, within its limit, and never less than one sequence of
-/// the longest kind.
+/// Returns the chunks of KV that the tenant can always hold: its guarantee, within its limit, and at least one
+/// sequence of maximum length.
 fn kv_chunks(spec: &ModelTenantSpec, model: &Geometry, chunk_bytes: u64) -> u64 {
     let memory = &spec.memory;
     let limit = memory.kv_limit.as_ref().map_or(u64::MAX, |limit| limit.bytes() / chunk_bytes);
@@ -155,7 +155,8 @@ fn kv_chunks(spec: &ModelTenantSpec, model: &Geometry, chunk_bytes: u64) -> u64 
     asked.min(limit).max(LongestSequence::of(spec, model).chunks(chunk_bytes))
 }
 
-/// KV of the longest sequence that a tenant serves: blocks of 16 tokens of a layer, which never straddle two chunks.
+/// KV of the longest sequence that a tenant serves, in blocks of 16 tokens of a layer, which never straddle two
+/// chunks.
 struct LongestSequence {
     tokens: u32,
     block_bytes: u64,
@@ -179,21 +180,21 @@ impl LongestSequence {
     }
 }
 
-/// Why a tenant's KV could be held nowhere, whatever room there is.
+/// Why a tenant's KV fits on no GPU, whatever memory is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DemandError {
-    /// A block of KV is larger than what memory is handed out in.
+    /// A block of KV is larger than a chunk.
     #[error(
         "16 tokens' KV of a layer take {block_bytes} bytes and never straddle two chunks, and a chunk of the pool has \
          {chunk_bytes}; raise device.host.chunkBytes of the pool"
     )]
     Block {
-        /// The block, bytes.
+        /// Size of a block, bytes.
         block_bytes: u64,
-        /// A chunk, bytes.
+        /// Size of a chunk, bytes.
         chunk_bytes: u64,
     },
-    /// One sequence of the longest kind exceeds the tenant's limit.
+    /// One sequence of maximum length exceeds the tenant's limit.
     #[error(
         "spec.memory.kvLimit: KV of one sequence of {tokens} tokens (spec.model.maxModelLen) takes {needed_bytes} bytes, the \
          limit holds {limit_bytes}; lower the one or raise the other"
@@ -208,7 +209,7 @@ pub enum DemandError {
     },
 }
 
-/// Whether the KV of a tenant's longest sequence can be held at all. A proxied engine's is not ours.
+/// Checks that the KV of a tenant's longest sequence fits. A proxied engine manages its own KV.
 ///
 /// # Errors
 /// [`DemandError`].
@@ -231,8 +232,8 @@ pub fn check_kv_fits(
     if needed_bytes > limit_bytes { Err(unfit) } else { Ok(()) }
 }
 
-/// Master copy, host tier, the sidecar itself and its streams, and 5 % more. Before a proxied engine the sidecar keeps neither
-/// of the first two, but bodies and early tokens that wait.
+/// Master copy, host tier, the sidecar itself and its streams, and 5 % more. The sidecar of a proxied engine has
+/// neither of the first two, but buffers request bodies and early tokens.
 fn sidecar_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
     match spec.engine.kind {
         EngineKind::Native => {
@@ -242,7 +243,8 @@ fn sidecar_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
     }
 }
 
-/// Host memory of a proxied engine, bytes: its interpreter and libraries, and its weights while it sleeps.
+/// Returns the host memory of a proxied engine, bytes: its interpreter and libraries, and its weights while it
+/// sleeps.
 fn proxied_engine_bytes(model: &Geometry) -> u64 {
     PROXIED_ENGINE_BYTES + with_reserve(model.weights_bytes())
 }

@@ -1,28 +1,29 @@
-//! What each tenant of a GPU may hold without asking anybody.
+//! The memory that each tenant of a GPU may hold without borrowing.
 
 /// A tenant of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareInput {
-    /// Of its model, bytes.
+    /// Weights of its model, bytes.
     pub weights_bytes: u64,
-    /// What it can never lend, bytes; 0 = not known.
+    /// Memory that it cannot lend, bytes; 0 = not known.
     pub floor_bytes: u64,
 }
 
 impl ShareInput {
-    /// Weights alone.
+    /// Returns an input with weights only.
     pub const fn of(weights_bytes: u64) -> ShareInput {
         ShareInput { weights_bytes, floor_bytes: 0 }
     }
 }
 
-/// Shares of `capacity` bytes, whole chunks, one for each of `parts`: its weights and an equal part of what is left, or a
-/// part in proportion to its weights where all weights together do not fit. Whoever would have less than its floor has its
-/// floor, and the others are dealt the rest in the same way. Sums to at most `capacity`; what cannot be dealt out in equal
-/// parts, less than a chunk for each tenant, is nobody's. A share depends on the sizes, not on the order of the tenants.
+/// Returns the shares of `capacity` bytes in whole chunks, one for each of `parts`: its weights and an equal part of
+/// the rest, or a part in proportion to its weights if the weights do not fit together. A tenant whose share would be
+/// below its floor gets its floor, and the others are assigned the rest in the same way. The sum is at most
+/// `capacity`; the rounding remainder, less than a chunk for each tenant, stays unassigned. A share depends on the
+/// sizes, not on the order of the tenants.
 ///
-/// Where not even the floors fit, they share in proportion: a placement goes by what it foresees, and floors turn out larger.
-/// Then whoever has its floor keeps it, and the others wait for theirs.
+/// If the floors do not fit, they are scaled in proportion: placement uses planned floors, and reported ones may be
+/// larger. A tenant that has its floor then keeps it, and the others wait for theirs.
 pub fn shares(capacity: u64, chunk: u64, parts: &[ShareInput]) -> Vec<u64> {
     let chunk = chunk.max(1);
     let room = capacity / chunk;
@@ -32,7 +33,7 @@ pub fn shares(capacity: u64, chunk: u64, parts: &[ShareInput]) -> Vec<u64> {
     dealt.into_iter().map(|chunks| chunks * chunk).collect()
 }
 
-/// Of `(weights, floor)` in chunks. Each round fixes somebody at its floor, or is the last.
+/// Assigns chunks to `(weights, floor)` pairs. Each round fixes at least one tenant at its floor, or is the last.
 fn assign_above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
     let floors: u128 = parts.iter().map(|(_, floor)| u128::from(*floor)).sum();
     if floors > u128::from(room) {
@@ -80,7 +81,7 @@ mod tests {
         shares(capacity, CHUNK, &weights.iter().copied().map(ShareInput::of).collect::<Vec<_>>())
     }
 
-    /// Chunks, of parts in chunks.
+    /// Returns shares in chunks for parts in chunks.
     fn of(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
         let part = |(weights, floor): &(u64, u64)| ShareInput {
             weights_bytes: weights * CHUNK,
@@ -109,10 +110,10 @@ mod tests {
 
     #[test]
     fn floors_are_assigned_first_and_remainder_is_shared() {
-        // By weights alone 2 and 8; by weights and a rest in equal parts 4 and 6.
+        // By weights alone 2 and 8; by weights and an equal split of the rest 4 and 6.
         assert_eq!(of(10, &[(8, 3), (32, 1)]), [3, 7]);
         assert_eq!(of(10, &[(1, 5), (3, 0)]), [5, 5]);
-        // Fixing one leaves another below its own: 12 in equal parts, then 5 for two, then 3 for one.
+        // Fixing one tenant leaves another below its floor: 12 in equal parts, then 5 for two, then 3 for one.
         assert_eq!(of(12, &[(0, 7), (0, 3), (0, 1)]), [7, 3, 2]);
         assert_eq!(of(10, &[(8, 4), (32, 6)]), [4, 6]);
         let odd = ShareInput { weights_bytes: 0, floor_bytes: 2 * CHUNK + 1 };
@@ -124,7 +125,8 @@ mod tests {
         assert_eq!(of(10, &[(0, 10), (0, 10)]), [5, 5], "not even the floors fit");
     }
 
-    /// Sizes of all magnitudes from a fixed sequence (Knuth's MMIX generator). Floors that fit together, but for some.
+    /// Returns sizes of all magnitudes from a fixed sequence (Knuth's MMIX generator). In most cases the floors fit
+    /// together.
     fn cases() -> impl Iterator<Item = (u64, u64, Vec<ShareInput>)> {
         let mut seed = 20_u64;
         let mut next = move || {

@@ -1,4 +1,4 @@
-//! What sidecars tell of themselves, as decisions and statuses need it.
+//! Converts sidecar states to the reports that decisions and statuses need.
 
 use sluice_types::Quantity;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
@@ -6,13 +6,14 @@ use sluice_wire::state::{Phase, State, TenantReport, TurnState};
 
 use crate::observed::{LateHolder, SidecarReport};
 
-/// Beginnings of the reasons for which layers leave or come back.
+/// Prefixes of the reasons for which layers are evicted or restored.
 const REMAP_REASONS: [&str; 2] = ["remap", "revert"];
 
-/// A holder that is past its deadline by less than this, milliseconds, is about to lose the turn and is not reported.
+/// A holder less than this past its deadline, milliseconds, is about to lose the time slice and is not reported.
 const LATE_HOLDER_MS: u64 = 1_000;
 
-/// What each tenant of a GPU told, by its name. Those that gave no answer are not among them: what they told last holds.
+/// Returns the reports of a GPU's tenants, by name, without tenants that did not answer: their last report stays
+/// valid.
 pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, SidecarReport)> {
     tenants.iter().filter_map(|told| match told {
         TenantReport::State(state) => Some((state.tenant.name.as_str(), report(state))),
@@ -20,18 +21,18 @@ pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, SidecarR
     })
 }
 
-/// What a tenant has found that it can never lend, bytes; `None` = it does not know yet.
+/// Returns the floor that a tenant has determined, bytes; `None` = not known yet.
 pub fn floor_bytes(state: &State) -> Option<u64> {
     state.neighbourhood.as_ref().map(|place| place.floor_bytes).filter(|bytes| *bytes > 0)
 }
 
-/// Device memory that a tenant owns, bytes: all that is not free.
+/// Returns the device memory that a tenant owns, bytes: all that is not free.
 pub fn owned_bytes(state: &State) -> u64 {
     let owners = &state.memory.owners;
     owners.total().unwrap_or(u64::MAX).saturating_sub(owners.free_bytes)
 }
 
-/// What a slot's sidecar told.
+/// Converts the state of a slot's sidecar.
 pub fn report(state: &State) -> SidecarReport {
     SidecarReport {
         state: slot_state(state.phase),
@@ -65,14 +66,14 @@ fn slot_state(phase: Phase) -> SlotState {
         Phase::Loading => SlotState::Loading,
         Phase::Idle => SlotState::Idle,
         Phase::Hibernated => SlotState::Hibernated,
-        // It wakes for a request; and whoever holds requests for its engine, ends them or cannot serve has them.
+        // A waking tenant has a request; one that has lost its engine, drains or failed may still have requests.
         Phase::Active | Phase::Waking | Phase::EngineLost | Phase::Draining | Phase::Failed => {
             SlotState::Active
         }
     }
 }
 
-/// What a tenant that is still loading waits for; one that serves may wait for more of its share, and that is no matter.
+/// Returns what a loading tenant waits for. A serving tenant may wait for more of its share, which is no error.
 fn wait_reason(state: &State) -> Option<String> {
     let place = state.neighbourhood.as_ref().filter(|_| state.phase == Phase::Loading)?;
     place.waits_for.clone()

@@ -1,4 +1,4 @@
-//! Which slots a tenant has: how many, and which of them go when it is scaled down.
+//! Selects the slots of a tenant: how many, and which are removed on scale-down.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -10,13 +10,13 @@ pub struct ExistingSlot {
     pub index: u32,
     /// Whether it has a GPU.
     pub is_placed: bool,
-    /// For how long it has had no request, seconds; 0 = it has one, or nobody knows.
+    /// How long it has had no request, seconds; 0 = it has one, or this is not known.
     pub idle_seconds: u64,
 }
 
-/// Indices of the slots that a tenant of `replicas` is to have, given those that exist. Those that exist stay, new ones
-/// take the lowest free indices; when there are too many, those without a GPU go first, then the idlest, then the
-/// youngest index.
+/// Returns the slot indices of a tenant with `replicas`, given the existing slots. Existing slots stay, and new ones
+/// take the lowest free indices. On scale-down, slots without a GPU are removed first, then the longest idle, then
+/// the highest index.
 pub fn slot_indices(existing: &[ExistingSlot], replicas: usize) -> BTreeSet<u32> {
     let mut ranked: Vec<&ExistingSlot> = existing.iter().collect();
     ranked.sort_by_key(|seat| (Reverse(seat.is_placed), seat.idle_seconds, seat.index));

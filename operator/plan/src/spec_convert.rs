@@ -1,11 +1,11 @@
-//! What a manifest says, as a sidecar reads it: the same in a pod and for a local process.
+//! Converts spec fields to the sidecar's configuration, for pods and for local processes.
 
 use sluice_types::pool::{Sharing as Written, SharingMode, TurnOrder as WrittenOrder};
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::config::{LimitsConfig, MemoryConfig, SloConfig};
 use sluice_wire::directive::{Sharing, TurnOrder};
 
-/// How tenants share a GPU.
+/// Converts the sharing settings.
 pub fn sharing(written: &Written) -> Sharing {
     let turns = written.temporal.clone().unwrap_or_default();
     match written.mode {
@@ -22,7 +22,7 @@ pub fn sharing(written: &Written) -> Sharing {
     }
 }
 
-/// Bounds on a tenant's memory.
+/// Converts the bounds on a tenant's memory.
 pub fn memory(spec: &ModelTenantSpec) -> MemoryConfig {
     MemoryConfig {
         guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),
@@ -32,7 +32,7 @@ pub fn memory(spec: &ModelTenantSpec) -> MemoryConfig {
     }
 }
 
-/// A tenant's objectives.
+/// Converts a tenant's objectives.
 pub fn slo(spec: &ModelTenantSpec) -> SloConfig {
     SloConfig {
         ttft_milliseconds: to_u32(spec.slo.ttft_milliseconds),
@@ -43,7 +43,7 @@ pub fn slo(spec: &ModelTenantSpec) -> SloConfig {
     }
 }
 
-/// Limits on a tenant's clients.
+/// Converts the limits on a tenant's clients.
 pub fn limits(spec: &ModelTenantSpec) -> LimitsConfig {
     LimitsConfig {
         max_queued_requests: to_u32(spec.limits.max_queued_requests),
@@ -55,7 +55,7 @@ pub fn limits(spec: &ModelTenantSpec) -> LimitsConfig {
     }
 }
 
-/// Counts of the CRD are signed by Kubernetes' convention and bounded below by the schema.
+/// Converts a CRD count, which is signed by Kubernetes' convention; the schema sets its lower bound.
 pub fn to_u32(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! Whether a tenant can be served at all, whatever room there is.
+//! Checks whether a tenant can be served at all, whatever capacity is free.
 
 use std::cmp::Reverse;
 
@@ -10,14 +10,14 @@ use sluice_types::{GpuPool, HOST_DEVICE_CLASS, ModelTenant};
 use crate::conditions::{ConditionResult, ConditionStatus};
 use crate::placement::UnplacedReason;
 
-/// What the cluster can do.
+/// Features of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterFeatures {
-    /// Volumes can be made of images (Kubernetes 1.36).
+    /// Image volumes are supported (Kubernetes 1.36).
     pub has_image_volumes: bool,
 }
 
-/// Every reason not to accept a tenant whose pool is `pool`; empty = it can be served.
+/// Returns every reason to reject a tenant whose pool is `pool`; empty = it can be served.
 pub fn rejections(
     tenant: &ModelTenant,
     pool: Option<&GpuPool>,
@@ -32,7 +32,7 @@ pub fn rejections(
     check_local_only(tenant).chain(others.into_iter().flatten()).collect()
 }
 
-/// What only `sluice up` takes.
+/// Rejects fields that only `sluice up` supports.
 fn check_local_only(tenant: &ModelTenant) -> impl Iterator<Item = ConditionResult> {
     let spec = &tenant.spec;
     let fields = [
@@ -55,7 +55,7 @@ fn check_image_volumes(tenant: &ModelTenant, cluster: ClusterFeatures) -> Option
         .then(|| ConditionResult::not_met(Reason::ImageVolumesUnsupported, message))
 }
 
-/// There is no image of a proxied engine that the operator could stand for.
+/// A proxied engine has no default image.
 fn check_engine_image(tenant: &ModelTenant) -> Option<ConditionResult> {
     let engine = &tenant.spec.engine;
     let message = "spec.engine.image: a Vllm engine needs one, such as vllm/vllm-openai with a version";
@@ -63,7 +63,7 @@ fn check_engine_image(tenant: &ModelTenant) -> Option<ConditionResult> {
     lacks.then(|| ConditionResult::not_met(Reason::EngineImageMissing, message))
 }
 
-/// The native engine computes on the CPU so far: a real GPU would be held for nothing.
+/// The native engine computes on the CPU so far and would occupy a real GPU without using it.
 fn check_device(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<ConditionResult> {
     let class = pool?.spec.device_class_name.as_str();
     let native = tenant.spec.engine.kind == EngineKind::Native;
@@ -91,8 +91,8 @@ fn check_pool(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<ConditionR
     Some(ConditionResult::not_met(Reason::GroupNotFound, message))
 }
 
-/// The conditions `Accepted` and `Placed` that follow from where a tenant's slots are: what no GPU could ever hold is a
-/// mistake in the tenant, what none holds now is a matter of room.
+/// Returns the conditions `Accepted` and `Placed` that follow from placement. A slot that no GPU can ever hold makes
+/// the tenant not accepted; one that no GPU holds now makes it not placed.
 pub fn placement_conditions<'a>(
     slots: impl Iterator<Item = (u32, Result<&'a str, &'a UnplacedReason>)>,
 ) -> (Option<ConditionResult>, ConditionResult) {
@@ -103,7 +103,7 @@ pub fn placement_conditions<'a>(
             missing.push((index, why));
         }
     }
-    // What no change of the room mends is told before what one might.
+    // The most severe reason is reported.
     let Some((_, worst)) = missing.iter().max_by_key(|(index, why)| (severity(why), Reverse(*index))) else {
         return (None, ConditionResult::as_expected(ConditionStatus::True));
     };
@@ -124,7 +124,7 @@ pub fn placement_conditions<'a>(
     }
 }
 
-/// How much has to change until such a slot has a GPU.
+/// Ranks a reason by how much must change until the slot has a GPU.
 const fn severity(why: &UnplacedReason) -> u8 {
     match why {
         UnplacedReason::ModelLargerThanGpu { .. } => 3,

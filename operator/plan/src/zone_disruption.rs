@@ -1,36 +1,37 @@
-//! Whether so many nodes are not ready at once that the fault is hardly theirs.
+//! Detects that too many nodes are not ready at once for a fault of the nodes themselves.
 //!
-//! A cut between the control plane and the nodes makes all of them not ready, and every pod on them serves on. Who gave up
-//! their claims would stop what works, as soon as the kubelets are back. Kubernetes' node lifecycle controller stops evicting
-//! in the same case: where all zones are disrupted, or in a zone of at most 50 nodes of which more than two, and 55 in 100
-//! (`--unhealthy-zone-threshold`), are not ready; and it gives every node its grace anew when the case is over.
+//! A partition between the control plane and the nodes makes all nodes not ready, while their pods continue to serve.
+//! Replacing their claims would stop working pods as soon as the kubelets reconnect. Kubernetes' node lifecycle
+//! controller stops evictions in the same case: where all zones are disrupted, or in a zone of at most 50 nodes of
+//! which more than two, and 55 in 100 (`--unhealthy-zone-threshold`), are not ready. It restarts the grace period of
+//! every node when the case ends.
 
-/// Fewest nodes that are too many at once, of however many; fewer are where they are all that there are.
+/// Minimum number of not ready nodes for a disruption; fewer suffice if they are all nodes of the cluster.
 const MIN_NODES: usize = 3;
 
-/// The nodes of the cluster, counted.
+/// Node counts of the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZoneDisruption {
-    /// All of them.
+    /// All nodes.
     pub nodes: usize,
-    /// Those that hold a claim.
+    /// Nodes with a claim.
     pub claim_nodes: usize,
-    /// Those that hold a claim and are not ready.
+    /// Nodes with a claim that are not ready.
     pub not_ready: usize,
-    /// When too many were not ready at once last, seconds since 1970; 0 = never, as far as anybody remembers.
+    /// When a disruption was last active, seconds since 1970; 0 = never seen.
     pub last_active: i64,
 }
 
 impl ZoneDisruption {
-    /// Whether too many are not ready now.
+    /// Whether too many nodes are not ready now.
     pub const fn is_active(&self) -> bool {
         let most = self.not_ready >= MIN_NODES && 2 * self.not_ready > self.claim_nodes;
         let everything = self.not_ready > 1 && self.not_ready >= self.nodes;
         most || everything
     }
 
-    /// Since when a node counts as not ready that has been so since `lost_since`, seconds since 1970: while there is an outage,
-    /// and before it was over, no time passes.
+    /// Returns since when a node that is not ready since `lost_since` counts as not ready, seconds since 1970: the
+    /// time of a disruption does not count.
     pub(crate) fn not_ready_since(&self, lost_since: i64, now: i64) -> i64 {
         if self.is_active() { now } else { lost_since.max(self.last_active) }
     }

@@ -1,4 +1,4 @@
-//! Who can be served at all, and who comes to a pool that goes.
+//! Which tenants are accepted, also by a pool that is being deleted.
 
 use serde_json::json;
 use sluice_plan::observed::ObservedPool;
@@ -31,7 +31,7 @@ fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
         host.chunk_bytes = sluice_types::Quantity::from_bytes(1 << 10);
     });
     assert_eq!(small, "ChunkTooSmall");
-    // With what else speaks against it.
+    // Together with other reasons.
     let (first, message) = reason(&|pool, tenant| {
         tenant.spec.memory.kv_limit = Some(sluice_types::Quantity::from_bytes(1 << 16));
         tenant.spec.access.api_keys_file = Some("keys".into());
@@ -46,7 +46,7 @@ fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
     assert!(parts[2].starts_with("spec.memory.kvLimit: "), "{message}");
 }
 
-/// A proxied tenant whose weights take 10 GiB and a bit, on a GPU whose size only its claim tells.
+/// A proxied tenant whose weights take slightly more than 10 GiB, on a GPU whose size only its claim reveals.
 fn large() -> ModelTenant {
     let spec = json!({"engine": {"kind": "Vllm", "image": "example.org/vllm:1"}});
     let mut large = tenant("t", spec);
@@ -57,7 +57,7 @@ fn large() -> ModelTenant {
     large
 }
 
-/// What `Accepted` says, and the pool as its status leaves it.
+/// Returns the reason of `Accepted`, and the pool with its new status.
 fn accepted_reason(pool: &GpuPool, seen: &ObservedPool) -> (String, GpuPool) {
     let tenant = large();
     let tenants = [&tenant];

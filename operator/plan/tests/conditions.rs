@@ -1,4 +1,4 @@
-//! What is told of a tenant.
+//! Conditions of a tenant.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
@@ -102,7 +102,7 @@ fn message_is_truncated_to_api_server_limit() {
     assert!(told.iter().all(|condition| condition.message.len() <= 32_768));
 }
 
-/// The condition `Accepted`.
+/// Returns the condition `Accepted`.
 fn accepted(tenant: &ModelTenant, pool: Option<&GpuPool>, cluster: ClusterFeatures) -> ConditionResult {
     ConditionResult::met_unless(&rejections(tenant, pool, cluster))
 }

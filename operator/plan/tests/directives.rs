@@ -1,4 +1,4 @@
-//! What slots are told about each other.
+//! Directives: what a sidecar receives about its peers.
 
 use serde_json::json;
 use sluice_plan::directives::{GpuPeers, MIN_REORDER_SECONDS, SlotPeer, next_directive};
@@ -27,7 +27,7 @@ fn used(inactive: Option<u64>, last: u64) -> Option<Activity> {
     Some(Activity { last_used_unix_ms: Some(last), ..activity })
 }
 
-/// What `chat` is told of four others: two idle ones, a busy one and one that has said nothing.
+/// Returns the directive of `chat` with four peers: two idle ones, a busy one and one without a report.
 fn directive_for(victim: &str, change: impl FnOnce(&mut Vec<SlotPeer<'_>>)) -> Directive {
     let mut pool = host_pool();
     pool.spec.remap =
@@ -116,7 +116,7 @@ fn the_order_alone_changes_no_more_often_than_every_half_minute() {
     assert_eq!(next_directive(Some(&first), other.clone(), 1000 + MIN_REORDER_SECONDS - 1), None);
     let second = next_directive(Some(&first), other, 1000 + MIN_REORDER_SECONDS).unwrap();
     assert_eq!(second.order_changed_at, 1000 + MIN_REORDER_SECONDS);
-    // Anything else is told at once, and does not make the order wait longer.
+    // Any other change is sent at once, and does not delay a change of the order.
     let moved = directive_for("MostRecentlyUsed", |members| members[1].address = [10, 0, 0, 99].into());
     let at_once = next_directive(Some(&first), moved, 1001).unwrap();
     assert_eq!(at_once.order_changed_at, 1000);

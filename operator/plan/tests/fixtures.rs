@@ -1,4 +1,4 @@
-//! A pool, tenants and a release to build objects for.
+//! A pool, tenants and a release for building objects.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use sluice_types::tenant::EngineKind;
 use sluice_types::{GpuPool, ModelTenant};
 
 pub const MIB: u64 = 1 << 20;
-/// A node that is not ready for so long is lost, seconds.
+/// A node that has not been ready for this long is lost, seconds.
 pub const GRACE: i64 = 60;
 pub const NOW: i64 = 1_000_000;
 
@@ -56,7 +56,7 @@ fn object<K: serde::de::DeserializeOwned>(kind: &str, name: &str, spec: Value) -
     serde_json::from_value(whole).expect("an object of ours")
 }
 
-/// Puts the fields of `from` into `into`, at any depth.
+/// Merges the fields of `from` into `into`, at any depth.
 fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {

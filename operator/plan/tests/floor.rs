@@ -1,4 +1,4 @@
-//! The floor that a tenant is placed by is the floor that its sidecar declares.
+//! The planned floor of a tenant equals the floor that its sidecar declares.
 
 use proptest::prelude::*;
 use sluice_plan::geometry::Geometry;
@@ -12,7 +12,7 @@ use sluice_types::{ModelTenantSpec, Quantity};
 
 const KIB: u64 = 1 << 10;
 const CAPACITY_CHUNKS: u32 = 1 << 20;
-/// An engine that takes one byte for each row of logits: the two shapes differ in them alone.
+/// An engine that takes one byte for each row of logits: only these differ between the two shapes.
 const COST: ActivationCost = ActivationCost {
     fixed_bytes: 0,
     stream_per_token_bytes: 0,
@@ -80,7 +80,7 @@ fn spec(case: &Case) -> ModelTenantSpec {
     spec
 }
 
-/// What the sidecar's policy says of the same tenant; `None` = it would not serve it.
+/// Returns the floor of the sidecar's policy for the same tenant; `None` = the policy rejects it.
 fn declared(case: &Case) -> Option<u64> {
     let model = &case.model;
     let rows = |bytes: u64| StepShape { tokens: 1, sequences: 1, logit_rows: bytes as u32 };

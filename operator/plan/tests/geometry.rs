@@ -1,4 +1,4 @@
-//! What is remembered of an inspection.
+//! The status fields that keep an inspection's result.
 
 use serde_json::{Value, json};
 use sluice_plan::geometry::{Geometry, engine_threads, to_status};
@@ -62,7 +62,7 @@ fn a_proxied_engine_whose_memory_is_stated_needs_no_inspection() {
     let terms =
         DemandParams { chunk_bytes: 1, context_bytes: 7, host_gpu_bytes: None, policy: Policy::Unified };
     let demand = demand(&proxied, &model, &terms);
-    // 64 MiB, 2048 streams of 32 KiB, 512 MiB for what waits, a twentieth, and what was stated.
+    // 64 MiB, 2048 streams of 32 KiB, 512 MiB for buffers, a twentieth, and the declared memory.
     assert_eq!((demand.floor_bytes, demand.host_bytes), (7 + 1, 704_643_072 + (40 << 30)));
     assert_eq!(Geometry::without_inspection(&spec(json!({"kind": "Vllm"}))), None);
     assert_eq!(Geometry::without_inspection(&spec(json!({"resources": stated}))), None);

@@ -1,4 +1,4 @@
-//! What is told of engines and sidecars that hang.
+//! Reports of hung engines and sidecars.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,11 @@ use super::fixtures::{NOW, host_pool, inspected, placed_and_ready, plan_context}
 const NOW_MS: u64 = NOW as u64 * 1_000;
 const CLAIM: &str = "p-chat-0-e4";
 
-/// A GPU with two tenants of `ns`: `code`, which hangs, and `chat`, its neighbour.
+/// A GPU with two tenants of `ns`: `code`, which hangs, and its peer `chat`.
 struct HangTest {
     code: Option<State>,
     chat: Option<State>,
-    /// Whether the pod of `code` is ready, in the eyes of the kubelet.
+    /// Whether the kubelet reports the pod of `code` as ready.
     ready: bool,
 }
 
@@ -36,7 +36,7 @@ fn with_turn(edit: impl FnOnce(&mut TurnState)) -> State {
     state
 }
 
-/// Its engine hung so long before now.
+/// Its engine hung this long before now.
 fn hung(ago_ms: u64, alive: bool) -> State {
     let (at_unix_ms, during) = (NOW_MS - ago_ms, "step".to_owned());
     let mut state = state();
@@ -46,24 +46,24 @@ fn hung(ago_ms: u64, alive: bool) -> State {
     state
 }
 
-/// Took the turn from `ns/code` so long before now.
+/// Took the time slice from `ns/code` this long before now.
 fn took(ago_ms: u64) -> State {
     let (from, at_unix_ms) = ("ns/code".to_owned(), NOW_MS - ago_ms);
     with_turn(|turn| turn.last_takeover = Some(Takeover { from, at_unix_ms, overdue_ms: 260 }))
 }
 
-/// A sidecar of it was killed so long before now because it hung.
+/// A sidecar of it was killed this long before now because it hung.
 fn sidecar_hung(ago_ms: u64) -> State {
     let hangs = SidecarHangs { total: 2, at_unix_ms: NOW_MS - ago_ms, waited_ms: 12_400 };
     State { sidecar_hangs: Some(hangs), ..state() }
 }
 
-/// Skipped `ns/code` in the queue for the turn so long before now.
+/// Skipped `ns/code` in the time-slice queue this long before now.
 fn skipped(ago_ms: u64) -> State {
     with_turn(|turn| turn.last_skip = Some(Skip { of: "ns/code".into(), at_unix_ms: NOW_MS - ago_ms }))
 }
 
-/// Sees `ns/code` hold the turn, so long past its deadline.
+/// Sees `ns/code` hold the time slice, this long past its deadline.
 fn sees_late(overdue_ms: u64) -> State {
     with_turn(|turn| (turn.holder, turn.holder_overdue_ms) = (Some("ns/code".into()), overdue_ms))
 }

@@ -1,4 +1,4 @@
-//! The Job that inspects a model, and what its pods say.
+//! The Job that inspects a model, and the reports of its pods.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};

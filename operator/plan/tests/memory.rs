@@ -1,4 +1,4 @@
-//! A pod asks its node for what its slot was placed by.
+//! A pod requests the memory that its slot was placed with.
 
 use serde_json::{Value, json};
 use sluice_plan::objects::{PlacedSlot, deployment, sidecar_config};
@@ -7,20 +7,21 @@ use sluice_types::{GpuPool, ModelTenant, Quantity};
 
 use super::fixtures::{MIB, MODEL, first_gpu, host_pool, placed, pool, release, tenant};
 
-/// What `then` finds of a slot that takes what was computed for it.
+/// Returns the result of `then` for a slot with computed memory.
 fn with<T>(pool: &GpuPool, tenant: &ModelTenant, then: impl FnOnce(&PlacedSlot<'_>) -> T) -> T {
     let gpu = first_gpu(pool);
     let demand = demand(&tenant.spec, &MODEL, &gpu.settings.demand_params(&pool.spec));
     then(&PlacedSlot { demand, ..placed(pool, tenant, &gpu) })
 }
 
-/// Memory of a container by `list`, bytes.
+/// Memory of a container in `list`, bytes.
 fn memory(container: &Value, list: &str) -> u64 {
     let text = container["resources"][list]["memory"].as_str().expect("a quantity");
     text.parse::<Quantity>().expect("a quantity").bytes()
 }
 
-/// What the scheduler counts: containers and sidecars together, or an ordinary init container with the sidecars before it.
+/// Returns the memory that the scheduler counts: containers and sidecars together, or an ordinary init container with
+/// the sidecars before it.
 fn pod_request_bytes(pod: &Value) -> u64 {
     let (mut sidecars, mut largest) = (0, 0);
     for init in pod["initContainers"].as_array().expect("init containers") {
@@ -75,7 +76,7 @@ fn sidecar_config_has_container_memory_without_gpu() {
     // 35 MiB of weights, 64 MiB and 2048 streams of 32 KiB, and a twentieth.
     let computed = told(json!({})).expect("a figure");
     assert_eq!(computed, 163 * MIB + (163 * MIB).div_ceil(20));
-    // The GPU of host memory has 96 MiB of it.
+    // The host-backed GPU has 96 MiB of the limit.
     assert_eq!(told(limits("sidecar", "100Mi")), Some(4 * MIB));
     assert_eq!(
         told(limits("sidecar", "1Mi")),

@@ -1,4 +1,4 @@
-//! Who reaches whom, by an evaluator of NetworkPolicies that knows nothing of how they were built.
+//! Allowed connections, by an evaluator of NetworkPolicies that is independent of the code that builds them.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ fn is_peer(peer: &NetworkPolicyPeer, home: &str, pod: &Pod) -> bool {
     namespace && peer.pod_selector.as_ref().is_none_or(|selector| chosen(selector, &pod.labels))
 }
 
-/// A port, and the protocol that is spoken there.
+/// A port and its protocol.
 type PortSpec = (&'static str, i32);
 
 fn on_port(ports: Option<&Vec<NetworkPolicyPort>>, (protocol, number): PortSpec) -> bool {
@@ -47,7 +47,7 @@ fn on_port(ports: Option<&Vec<NetworkPolicyPort>>, (protocol, number): PortSpec)
     ports.is_none_or(|ports| ports.iter().any(opens))
 }
 
-/// Whether the policies of `pod` that are about `direction` let `other` at `door`.
+/// Whether the policies of `pod` for `direction` permit connections with `other` at `door`.
 fn allows(policies: &[NetworkPolicy], direction: &str, pod: &Pod, other: &Pod, door: PortSpec) -> bool {
     let specs = policies
         .iter()
@@ -85,7 +85,7 @@ impl FlowTest {
         FlowTest::with_tenant(json!({"access": access}))
     }
 
-    /// The same, where that is in the spec of tenant a.
+    /// The same, with the spec of tenant a.
     fn with_tenant(spec: Value) -> FlowTest {
         let pool = pool(json!({"gpus": [{"name": "chat", "count": 2}], "deviceClassName": "host.sluice.dev",
             "device": {"host": {"memory": "96Mi"}}}));
@@ -171,7 +171,7 @@ fn pods_reach_only_peers_unless_downloading() {
 
 #[test]
 fn labels_of_a_tenant_open_nothing() {
-    // Written before the API server refused such keys.
+    // Created before the API server rejected such keys.
     let labels = json!({"sluice.dev/fetching": "true", "sluice.dev/gpu": "p-chat-1", "sluice.dev/x": "y", "team": "a"});
     let world = FlowTest::with_tenant(json!({"podLabels": labels}));
     assert!(!world.flows("a", "stranger", 443));

@@ -1,4 +1,4 @@
-//! What is applied, against what DESIGN-kubernetes 2 to 4 asks of it.
+//! Applied objects, compared with DESIGN-kubernetes 2 to 4.
 
 use serde_json::{Value, json};
 use sluice_plan::objects::inspect::job;
@@ -185,7 +185,7 @@ fn tenant_resources_replace_computed_ones() {
     let resources = &container(&pod, "engine")["resources"];
     assert_eq!(resources["limits"], json!({"memory": "1Gi", "cpu": "2"}));
     assert_eq!(resources["requests"]["memory"], "1Gi");
-    // Memory that may be used is set aside: a smaller request is no request.
+    // The memory request equals the limit: a smaller request is ignored.
     let asked =
         json!({"engine": {"resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1Mi"}}}});
     let pod = self::pod(&host_pool(), &tenant("t", asked));
@@ -369,7 +369,7 @@ fn pods_use_the_claim_of_this_epoch_and_the_folder_is_the_sidecars() {
     assert_eq!(pod["resourceClaims"], json!([{"name": "gpu", "resourceClaimName": "p-chat-0-e3"}]));
     let claims = |name: &str| container(&pod, name)["resources"]["claims"].clone();
     assert_eq!(claims("engine"), json!([{"name": "gpu", "request": "gpu"}]));
-    // Without a request it is all of them; a container that named the claim twice would be refused.
+    // Without a request it uses all of them; the API server rejects a container that names the claim twice.
     assert_eq!(claims("sidecar"), json!([{"name": "gpu"}]));
 }
 
@@ -442,7 +442,8 @@ fn a_proxied_engine_has_device_and_model_and_its_sidecar_neither() {
     assert_eq!(mounts(engine), ["/model", "/tmp"]);
     assert_eq!(engine["resources"]["claims"], json!([{"name": "gpu", "request": "gpu"}]));
     assert_eq!(sidecar["resources"].get("claims"), None);
-    // 64 MiB, 2048 streams of 32 KiB and 512 MiB for what waits, and a twentieth; 8 GiB and 35 MiB of weights, and a twentieth of these.
+    // 64 MiB, 2048 streams of 32 KiB and 512 MiB for buffers, and a twentieth; 8 GiB and 35 MiB of weights, and a
+    // twentieth of these.
     assert_eq!(sidecar["resources"]["limits"]["memory"], "672Mi");
     assert_eq!(engine["resources"]["limits"]["memory"], "8426240Ki");
     let volumes: Vec<_> = pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();

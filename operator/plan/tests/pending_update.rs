@@ -1,4 +1,4 @@
-//! A change of the pool that waits until no tenant is on a GPU restarts nobody before.
+//! A pending update of the pool restarts no pod before its GPU has no tenant.
 
 use serde_json::{Value, json};
 use sluice_plan::gpu_settings::GpuSettings;
@@ -13,7 +13,7 @@ use sluice_types::{GpuPool, ModelTenant};
 use super::fixtures::{first_gpu, host_pool, pool, release};
 use super::fixtures::{inspected, placed_and_ready, plan_context};
 
-/// What the pool of the tests has at first, and changes of it that pods cannot follow as they run.
+/// The initial pool of the tests, and updates that running pods cannot take up.
 const CHANGES: [&str; 9] = [
     r#"{"device": {"host": {"memory": "128Mi"}}}"#,
     r#"{"device": {"host": {"chunkBytes": "128Ki"}}}"#,
@@ -30,7 +30,7 @@ fn parse(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 
-/// A pool of host memory with a change.
+/// A pool of host memory with an update.
 fn changed(change: Value, update: UpdatePolicy) -> GpuPool {
     let host = json!({"memory": "96Mi"});
     let mut spec = json!({"deviceClassName": "host.sluice.dev", "device": {"host": host}});
@@ -45,7 +45,7 @@ fn changed(change: Value, update: UpdatePolicy) -> GpuPool {
     pool
 }
 
-/// A tenant that serves on a claim which was made of `pool`.
+/// A tenant that serves on a claim built from `pool`.
 fn serving(pool: &GpuPool) -> ObservedPool {
     let mut seen = placed_and_ready(pool);
     let made = claim(pool, &first_gpu(pool), 4);
@@ -81,7 +81,7 @@ fn pods_stay_as_they_are_until_the_change_is_carried_out() {
         let at_once = changed(parse(change), UpdatePolicy::Disruptive);
         let other = rendered(&at_once, &seen);
         assert_eq!(other[1]["metadata"]["annotations"]["sluice.dev/claim"], "p-chat-0-e5", "{change}");
-        // On a GPU that nobody was on it is the same, claim aside.
+        // On a GPU without tenants the result is the same, except for the claim.
         let fresh = rendered(&at_once, &ObservedPool::default());
         let pod = |all: &[Value]| {
             let mut pod = all[1]["spec"]["template"]["spec"].clone();
@@ -137,7 +137,7 @@ fn claim_without_settings_uses_current_settings() {
     assert_eq!(deployment["spec"]["template"]["spec"]["runtimeClassName"], "nvidia");
 }
 
-/// Whether the tenant that serves there, and one that comes, have the GPU, and the size of a chunk in their configuration.
+/// Whether a serving and a new tenant have the GPU, and the chunk sizes in their configuration.
 fn with_pending_small_chunks(update: UpdatePolicy) -> (Vec<bool>, Vec<Value>) {
     let seen = serving(&host_pool());
     let mut new = inspected();
@@ -156,13 +156,13 @@ fn with_pending_small_chunks(update: UpdatePolicy) -> (Vec<bool>, Vec<Value>) {
 
 #[test]
 fn tenant_is_validated_by_settings_in_force() {
-    // A block of 16 tokens takes 2 KiB: it does not fit into a chunk to come.
+    // A block of 16 tokens takes 2 KiB and does not fit into a new chunk.
     let (placed, chunks) = with_pending_small_chunks(UpdatePolicy::WhenEmpty);
     assert_eq!((placed, chunks), (vec![true, false], vec![json!(64 << 10)]));
     assert_eq!(with_pending_small_chunks(UpdatePolicy::Disruptive).0, [false, false]);
 }
 
-/// A pool of two GPUs of `chat`, on the second of which a tenant that may name the group serves.
+/// A pool of two GPUs of `chat`. A tenant, which may name the group, serves on the second.
 fn two(named: bool) -> (ModelTenant, ObservedPool) {
     let pool = changed(parse(r#"{"gpus": [{"name": "chat", "count": 2}]}"#), UpdatePolicy::WhenEmpty);
     let mut seen = serving(&pool);
@@ -173,7 +173,7 @@ fn two(named: bool) -> (ModelTenant, ObservedPool) {
     (tenant, seen)
 }
 
-/// Changes of that pool after which it has no second GPU of `chat`.
+/// Updates of that pool that remove the second GPU of `chat`.
 const SMALLER: [&str; 3] = [
     r#"{"gpus": [{"name": "chat"}]}"#,
     r#"{"gpus": [{"name": "other"}]}"#,

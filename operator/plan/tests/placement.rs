@@ -279,12 +279,12 @@ fn serving_slot_keeps_gpu_when_other_floors_grow() {
         "nobody new, however important"
     );
     assert_eq!(of(&place(&gpus, &slots), "z"), Ok("b"));
-    // What it needs alone is what the GPU has to have.
+    // The GPU must have the memory that the slot needs alone.
     let slots = [serving("a", slot("x", 101)), serving("a", slot("y", 40))];
     let placement = place(&gpus, &slots);
     assert!(matches!(of(&placement, "x"), Err(UnplacedReason::ModelLargerThanGpu { .. })));
     assert_eq!(of(&placement, "y"), Ok("a"));
-    // Nor does one stay on a GPU that it may not use.
+    // A slot does not stay on a GPU that it may not use either.
     let elsewhere = Slot { group: Some("agents".into()), ..serving("a", slot("x", 10)) };
     assert!(of(&place(&gpus, &[elsewhere]), "x").is_err());
     let isolated = [gpu("a", "chat", SharingMode::Isolated)];
@@ -302,7 +302,7 @@ fn starting_slot_is_relocated_when_other_floor_grows_or_waits() {
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("b")]);
     let placement = place(&gpus[..1], &all);
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
-    // Where nobody serves the GPU has turned out too small, and the more important one has it.
+    // If no slot serves, the GPU is too small, and the slot with higher priority gets it.
     let nobody = [Slot { is_serving: false, ..grown }, starts.clone()];
     let placement = place(&gpus[..1], &nobody);
     assert_eq!((of(&placement, "x").is_ok(), of(&placement, "y")), (false, Ok("a")));

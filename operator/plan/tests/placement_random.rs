@@ -1,4 +1,4 @@
-//! Placement of random tenants: what holds of every plan.
+//! Placement of random tenants: invariants of every plan.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ fn tenants() -> impl Strategy<Value = Vec<Slot>> {
     })
 }
 
-/// The slots, each on the GPU that `placement` gives it.
+/// Returns the slots, each on the GPU from `placement`.
 fn settled(slots: &[Slot], placement: &Placement) -> Vec<Slot> {
     let on = |slot: &Slot| placement[&(slot.tenant.clone(), slot.index)].clone().ok();
     slots.iter().map(|slot| Slot { current_gpu: on(slot), ..slot.clone() }).collect()
@@ -75,7 +75,7 @@ fn by_gpu(slots: &[Slot]) -> BTreeMap<&str, Vec<&Slot>> {
     rooms
 }
 
-/// Whether these slots may be on `gpu` together: the rules, written once more.
+/// Whether these slots may share `gpu`: a second implementation of the rules.
 fn holds(gpu: &Gpu, slots: &[&Slot]) -> bool {
     let demand = |slot: &&&Slot| slot.demand.unwrap_or_default();
     let device: u64 = slots.iter().map(|slot| demand(&slot).floor_bytes).sum();
@@ -166,7 +166,7 @@ proptest! {
         check(&gpus, &after);
     }
 
-    /// Floors and host memory of slots that were placed, some of which serve, grow, and GPUs are given less host memory.
+    /// Floors and host memory of placed slots, some of which serve, grow, and GPUs get less host memory.
     #[test]
     fn serving_slot_does_not_move_when_other_floors_grow(
         gpus in machines(), slots in tenants(), more in tenants(),
@@ -199,7 +199,7 @@ proptest! {
             let sum: u64 = rooms[gpu.as_str()].iter().map(|slot| floor(slot)).sum();
             prop_assert!(capacity(gpu).is_none_or(|all| sum <= all), "{then:?} came to {gpu}, which has no room");
         }
-        // Where nobody serves it is as if all had come anew.
+        // Without a serving slot the result equals that of new slots.
         for gpu in gpus.iter().filter(|gpu| !grown.iter().any(|slot| slot.is_serving && slot.current_gpu.as_ref() == Some(&gpu.name))) {
             let here = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
             prop_assert!(here.is_empty() || holds(gpu, &here), "{gpu:?} has {here:?}");

@@ -1,4 +1,4 @@
-//! Which claim a GPU's slots are on, and when that is another one.
+//! The claim of a GPU's slots, and when it is replaced.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use sluice_types::{GpuPool, ModelTenant};
 
 use super::fixtures::{GRACE, MIB, NOW, host_pool, inspected, placed_and_ready, plan_context};
 
-/// Epoch of the first GPU, whether a change waits, and when to look again.
+/// Returns the epoch of the first GPU, whether an update is pending, and when to check again.
 fn epoch(pool: &GpuPool, seen: &ObservedPool) -> Option<(u32, bool, Option<i64>)> {
     let tenant = inspected();
     let tenants = [&tenant];
@@ -66,11 +66,11 @@ fn no_claim_leaves_its_node_while_most_nodes_are_lost_at_once() {
         (4, None, "AsExpected".to_owned()),
         "its own node is fine"
     );
-    // It is over: the grace begins anew.
+    // The disruption has ended: the grace period restarts.
     let over = |last: i64| ZoneDisruption { not_ready: 2, last_active: last, ..outage };
     assert_eq!(with(&lost, over(NOW - GRACE + 1)), (4, Some(1), "AsExpected".to_owned()));
     assert_eq!(with(&lost, over(NOW - GRACE)), (5, None, "AsExpected".to_owned()));
-    // A node that was deleted is no part of it.
+    // A deleted node is not part of it.
     let missing = BTreeMap::from([("a".to_owned(), 0)]);
     let deleted = ObservedPool { nodes: BTreeMap::new(), missing_nodes: missing, ..placed_and_ready(&pool) };
     assert_eq!(with(&deleted, outage).0, 5);
@@ -97,13 +97,13 @@ fn a_cordoned_node_is_left_when_it_keeps_a_pod_from_every_other() {
 fn plan_depends_only_on_cluster_state() {
     let pool = host_pool();
     let full = placed_and_ready(&pool);
-    // The claim was deleted: while it still goes its name is taken, and afterwards it is free again.
+    // The claim was deleted: while it is being deleted its name is taken, and afterwards free again.
     let mut deleting = full.clone();
     deleting.claims[0].is_deleting = true;
     assert_eq!(epoch(&pool, &deleting), Some((5, false, None)));
     let deleted = ObservedPool { claims: Vec::new(), ..full.clone() };
     assert_eq!(epoch(&pool, &deleted), Some((4, false, None)));
-    // Nobody was ever there.
+    // The GPU never had a slot.
     assert_eq!(epoch(&pool, &ObservedPool::default()), Some((1, false, None)));
 }
 
@@ -162,7 +162,8 @@ fn other_pods_of_node_reduce_host_memory_and_own_pods_do_not() {
     assert!(!fits(100 + needs, &ObservedPod { node: Some("b".into()), ..own }));
 }
 
-/// GPUs of two tenants, of whom the first is more important, and what is said of where the second one is.
+/// Returns which of two tenants have a GPU, the first with higher priority, and the message about the second one's
+/// placement.
 fn after(edit: impl Fn(&mut GpuPool, &mut ModelTenant), ready: bool) -> ([bool; 2], String) {
     after_in(edit, ready, placed_and_ready(&host_pool()))
 }

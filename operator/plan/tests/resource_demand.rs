@@ -1,4 +1,4 @@
-//! What a slot takes. Expected values are worked out by hand from DESIGN 1 and DESIGN-kubernetes 2.
+//! Demand of a slot. Expected values are derived from DESIGN 1 and DESIGN-kubernetes 2.
 
 use sluice_plan::resource_demand::{Demand, DemandError, DemandParams, check_kv_fits, demand};
 use sluice_types::pool::Policy;
@@ -110,7 +110,7 @@ fn a_proxied_engine_moves_no_layers_and_keeps_its_weights_in_its_own_host_memory
     // All ten layers stay: 5 + 10 * 3 + 4 + 1.
     assert_eq!(floor(&proxied), 40);
     let host = demand(&proxied, &MODEL, &PARAMS).host_bytes;
-    // Sidecar, streams and what waits, 640 MiB, and weights, 35 MiB, each with a twentieth, and 8 GiB.
+    // Sidecar, streams and buffers, 640 MiB, and weights, 35 MiB, each with a twentieth, and 8 GiB.
     let twentieth_more = |mib: u64| mib * MIB + (mib * MIB).div_ceil(20);
     assert_eq!(host, twentieth_more(640) + twentieth_more(35) + 8192 * MIB);
 }

@@ -1,4 +1,4 @@
-//! Memory of a GPU, dealt out by what is foreseen and what sidecars tell.
+//! Shares of a GPU, from planned and reported floors.
 
 use serde_json::json;
 use sluice_plan::observed::{ObservedPool, ObservedSlot};
@@ -7,7 +7,8 @@ use sluice_types::ModelTenant;
 
 use super::fixtures::{self, MIB, host_pool, inspected, placed_and_ready, plan_context};
 
-/// Shares of tenants alike, bytes, on a GPU of that many bytes, where their sidecars tell these floors, in whichever order.
+/// Returns the shares of equal tenants, bytes, on a GPU of `capacity` bytes, whose sidecars report these floors, in
+/// any order.
 fn shares_for_floors(capacity: u64, floors: &[u64]) -> Vec<u64> {
     let pool = host_pool();
     let mut seen = placed_and_ready(&pool);
@@ -29,7 +30,7 @@ fn shares_for_floors(capacity: u64, floors: &[u64]) -> Vec<u64> {
     plan.tenants.iter().map(|tenant| tenant.slots[0].share_bytes).collect()
 }
 
-/// Of two tenants on a GPU of 96 MiB, all in MiB.
+/// Returns the shares of two tenants on a GPU of 96 MiB, all in MiB.
 fn shares_of_two(floors: [u64; 2]) -> [u64; 2] {
     let dealt = shares_for_floors(96 * MIB, &floors.map(|floor| floor * MIB));
     [dealt[0] / MIB, dealt[1] / MIB]

@@ -1,4 +1,4 @@
-//! What sidecars tell, as statuses need it.
+//! Conversion of sidecar states for statuses.
 
 use sluice_plan::sidecar_report::{floor_bytes, owned_bytes, report, reports};
 use sluice_types::tenant::SlotState;

@@ -1,4 +1,4 @@
-//! Which slots a tenant has.
+//! Selection of a tenant's slots.
 
 use std::collections::BTreeSet;
 

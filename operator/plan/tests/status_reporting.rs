@@ -1,4 +1,4 @@
-//! What statuses tell of what was seen.
+//! Statuses of observed pools and tenants.
 
 use std::collections::BTreeMap;
 

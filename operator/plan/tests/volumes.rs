@@ -1,4 +1,4 @@
-//! Where a pod's model comes to lie.
+//! Volume and folder of a pod's model.
 
 use serde_json::{Value, json};
 use sluice_plan::objects::deployment;
@@ -35,13 +35,13 @@ fn cached(pool: &sluice_types::GpuPool, name: &str, revision: &str, engine: &Val
     pod(pool, &tenant(name, spec))
 }
 
-/// How a container mounts the model.
+/// Returns how a container mounts the model.
 fn model_of<'a>(pod: &'a Value, name: &str) -> Option<&'a Value> {
     let mounts = container(pod, name)["volumeMounts"].as_array().unwrap();
     mounts.iter().find(|mount| mount["name"] == "model")
 }
 
-/// Where the download puts it.
+/// Returns the download's target folder.
 fn fetched_to(pod: &Value) -> &str {
     container(pod, "fetch")["args"].as_array().unwrap().last().unwrap().as_str().unwrap()
 }

@@ -1,4 +1,4 @@
-//! What runs worse than it should, of a tenant.
+//! The condition `Degraded` of a tenant.
 
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::tenant::ModelTenantStatus;
@@ -8,7 +8,7 @@ use super::{SlotView, apply_error_reason};
 use crate::conditions::{ConditionResult, ConditionStatus};
 use crate::observed::ApplyFailure;
 
-/// `Degraded`, by the first of its slots that has something to report. Of hangs, one that lasts goes first, then the last one.
+/// Returns `Degraded`, from the first of its slots with a finding. An ongoing hang precedes the last past hang.
 pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -> ConditionResult {
     let yes = |reason, message: &str| ConditionResult {
         status: ConditionStatus::True,
@@ -30,7 +30,7 @@ pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -
     if let Some(lasts) = hung.filter(|(_, hung)| hung.when == HangTime::Ongoing) {
         return of_hung(lasts);
     }
-    // What lasts goes before what is over.
+    // Ongoing findings precede past ones.
     if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.turn_wait.as_ref()?))) {
         return yes(Reason::NeighbourHung, &of_slot(view, waits));
     }
@@ -40,7 +40,7 @@ pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -
     if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
         return yes(Reason::MpsFault, fault);
     }
-    // Who is starting has not been told yet.
+    // A sidecar that is starting has not received a directive yet.
     let untold = views
         .iter()
         .filter(|view| view.pod.is_some_and(|pod| pod.is_ready))
@@ -55,7 +55,7 @@ pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -
     }
 }
 
-/// Whether the status holds a reason that ends after ten minutes without another event.
+/// Whether the status has a reason that expires after ten minutes without another event.
 pub fn has_expiring_reason(status: &ModelTenantStatus) -> bool {
     let passing = [Reason::MpsFault, Reason::EngineHung, Reason::SidecarHung].map(Reason::as_str);
     let degraded = ConditionType::Degraded.as_str();

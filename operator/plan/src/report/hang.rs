@@ -1,7 +1,7 @@
-//! Whether a tenant's engine or sidecar hangs, or hung a moment ago.
+//! Detects whether a tenant's engine or sidecar hangs, or hung recently.
 //!
-//! A sidecar reports its own engine that exceeded its deadline, and the sidecars before it that hung and were killed. A stopped
-//! sidecar reports nothing: its neighbours do, which wait for the turn that it holds, have taken it, or have skipped it.
+//! A sidecar reports a hang of its own engine, and earlier sidecars that hung and were killed. A stopped sidecar
+//! reports nothing: its peers do, which wait for the time slice that it holds, have taken it, or have skipped it.
 
 use k8s_openapi::jiff::Timestamp;
 use sluice_types::conditions::Reason;
@@ -12,67 +12,66 @@ use super::time;
 use crate::conditions::{ConditionResult, ConditionStatus};
 use crate::observed::SidecarReport;
 
-/// A turn that is taken within this time of the end of an engine, milliseconds, is taken because of it.
+/// A takeover of the time slice within this time of an engine's exit, milliseconds, is attributed to that exit.
 const ENGINE_TAKEOVER_WINDOW_MS: i64 = 60_000;
-/// As [`ENGINE_TAKEOVER_WINDOW_MS`], after the end of a sidecar: the kernel frees its turn, so a later takeover is of another hang.
+/// As [`ENGINE_TAKEOVER_WINDOW_MS`], after the exit of a sidecar: the kernel frees its time slice, so a later
+/// takeover belongs to another hang.
 const SIDECAR_TAKEOVER_WINDOW_MS: i64 = 2_000;
-/// A tenant that was skipped and does not answer is reported for this long, milliseconds: until the kubelet has ended it.
+/// A skipped tenant that does not answer is reported for this long, milliseconds: until the kubelet has killed it.
 const SKIP_REPORTED_MS: i64 = 180_000;
-/// A sidecar is killed so long after a neighbour saw it hang at most, seconds: 12 s, of which a quarter counts on a slow node.
+/// A sidecar is killed at most this long after a peer saw it hang, seconds: the limit is 12 s, and on a slow node
+/// only a quarter of the time counts.
 const SAME_HANG_SECONDS: i64 = 60;
 
-/// When a hang was. One that lasts is later than any other.
+/// When a hang was. An ongoing one is later than any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HangTime {
-    /// At this moment, milliseconds since 1970.
+    /// Milliseconds since 1970.
     At(i64),
-    /// It lasts.
+    /// The hang is ongoing.
     Ongoing,
 }
 
 /// A hang of a slot's own engine or sidecar.
 #[derive(Debug)]
 pub struct OwnHang {
-    /// What `Degraded` reports.
+    /// The finding for `Degraded`.
     pub finding: ConditionResult,
-    /// When it was.
     pub when: HangTime,
 }
 
 /// The hangs that concern one slot.
 #[derive(Debug, Default)]
 pub struct Hangs {
-    /// Its own engine or sidecar hangs, or hung a moment ago.
+    /// Its own engine or sidecar hangs, or hung recently.
     pub own: Option<OwnHang>,
-    /// Its sidecar does not answer, and neighbours say that it holds, or held, the turn past its deadline.
+    /// Its sidecar does not answer, and peers report that it holds, or held, the time slice past its deadline.
     pub is_unresponsive: bool,
-    /// A neighbour holds the turn past its deadline, and this tenant waits for it.
+    /// A peer holds the time slice past its deadline, and this tenant waits for it.
     pub turn_wait: Option<String>,
-    /// It took the turn from a neighbour a moment ago.
+    /// It took the time slice from a peer recently.
     pub turn_takeover: Option<String>,
 }
 
-/// A slot, by its tenant.
+/// Identity of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotIdentity<'a> {
-    /// Namespace of its tenant.
     pub namespace: &'a str,
-    /// Its tenant.
     pub tenant: &'a str,
-    /// Its GPU.
     pub gpu: &'a str,
-    /// When its pod was made, seconds since 1970; `None` = it has none that stays.
+    /// Creation time of its current pod, seconds since 1970; `None` = it has none.
     pub created_at: Option<i64>,
 }
 
-/// What a neighbour tells of a holder of the turn.
+/// A peer's report on a holder of the time slice.
 #[derive(Debug)]
 struct PeerReport<'a> {
-    /// The neighbour.
+    /// The reporting peer.
     reporter: &'a str,
-    /// Since when the holder is past its deadline, or when the neighbour took the turn or skipped it, milliseconds since 1970.
+    /// Since when the holder is past its deadline, or when the peer took the time slice or skipped the tenant,
+    /// milliseconds since 1970.
     at_ms: i64,
-    /// What the neighbour saw or did.
+    /// The peer's observation or action.
     observation: PeerObservation,
 }
 
@@ -82,20 +81,21 @@ impl PeerReport<'_> {
     }
 }
 
-/// What a neighbour reports of another tenant.
+/// A peer's observation of another tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PeerObservation {
-    /// It holds the turn past its deadline.
+    /// The tenant holds the time slice past its deadline.
     Holds,
-    /// The neighbour took the turn from it, so long after its deadline.
+    /// The peer took the time slice from the tenant, this long after its deadline.
     Took { overdue_ms: u64 },
-    /// The neighbour skipped it in the queue for the turn.
+    /// The peer skipped the tenant in the time-slice queue.
     Skipped,
 }
 
-/// The hangs that concern `slot` at `now`, seconds since 1970.
+/// Returns the hangs that concern `slot` at `now`, seconds since 1970.
 ///
-/// `own` is what its sidecar told, `witnesses` what tenants of its GPU did that tell something of a holder of the turn.
+/// `own` is the report of its sidecar; `witnesses` are the tenants of its GPU that report on a holder of the time
+/// slice.
 pub fn of(
     slot: SlotIdentity<'_>,
     own: Option<&SidecarReport>,
@@ -107,7 +107,7 @@ pub fn of(
     let counts = |word: &PeerReport<'_>| match word.observation {
         PeerObservation::Holds => true,
         PeerObservation::Took { .. } => is_recent(word.at_ms, now),
-        // A pod that was made since has never been skipped: it starts.
+        // A pod created after the skip was not skipped: it is starting.
         PeerObservation::Skipped => {
             let is_of_pod = slot.created_at.is_some_and(|made_at| word.at_ms > made_at * 1_000);
             own.is_none() && is_of_pod && now * 1_000 - word.at_ms < SKIP_REPORTED_MS
@@ -155,7 +155,7 @@ enum KilledProcess<'a> {
 }
 
 impl<'a> KilledProcess<'a> {
-    /// The last one that is recent, or an engine that still lives.
+    /// Returns the last recent one, or an engine that has not exited yet.
     fn last(own: &'a SidecarReport, now: i64) -> Option<KilledProcess<'a>> {
         let engine = own.engine_hang.as_ref().map(KilledProcess::Engine);
         let sidecar = own.sidecar_hangs.as_ref().map(KilledProcess::Sidecar);
@@ -179,7 +179,7 @@ impl<'a> KilledProcess<'a> {
         }
     }
 
-    /// A turn that is taken so long after its end, milliseconds, is taken because of it.
+    /// Returns how long after its exit a takeover is attributed to it, milliseconds.
     fn takeover_window_ms(self) -> i64 {
         match self {
             KilledProcess::Engine(_) => ENGINE_TAKEOVER_WINDOW_MS,
@@ -221,10 +221,10 @@ impl<'a> KilledProcess<'a> {
     }
 }
 
-/// Whether the message of a condition is about another hang than the message before it.
+/// Whether two condition messages are about different hangs.
 ///
-/// A tenant's own report has an exact moment and says how long the hang had lasted. What a neighbour saw of the same hang comes
-/// after its beginning, or, where that is not known, up to [`SAME_HANG_SECONDS`] before the report.
+/// A tenant's own report has an exact time and the duration of the hang. A peer's observation of the same hang
+/// follows its start, or, if the start is not known, is at most [`SAME_HANG_SECONDS`] before the report.
 pub fn is_another_hang(before: &str, after: &str) -> bool {
     let (Some(before), Some(after)) = (HangMoment::of(before), HangMoment::of(after)) else { return false };
     match (before.own, after.own) {
@@ -239,15 +239,15 @@ pub fn is_another_hang(before: &str, after: &str) -> bool {
     }
 }
 
-/// Clocks of neighbours and whole seconds differ by no more.
+/// Maximum difference from clocks of peers and from rounding to seconds.
 const MAX_CLOCK_SKEW_SECONDS: i64 = 2;
 
-/// When the hang was that a message of this module describes.
+/// Time of the hang in a message of this module.
 struct HangMoment {
     seconds: i64,
-    /// The tenant itself reports it, and no neighbour.
+    /// The tenant itself reports it, not a peer.
     own: bool,
-    /// When it began, if the message says how long it had lasted.
+    /// Its start, if the message has the duration.
     started_at: Option<i64>,
 }
 
@@ -263,7 +263,7 @@ impl HangMoment {
     }
 }
 
-/// What neighbours report of the tenant `title`.
+/// Returns the reports of peers on the tenant `title`.
 fn peer_reports<'a>(
     own: &'a str,
     title: &'a str,
@@ -293,8 +293,8 @@ fn peer_reports<'a>(
     })
 }
 
-/// The hang of a holder whose own sidecar reports none: a sidecar that answers runs its scheduler, so while it holds
-/// the turn too long it is its engine that hangs.
+/// Returns the hang of a holder whose own sidecar reports none. A sidecar that answers runs its scheduler, so if it
+/// holds the time slice too long, its engine hangs.
 fn peer_reported_hang(
     word: &PeerReport<'_>,
     own: Option<&SidecarReport>,
@@ -329,7 +329,7 @@ fn peer_reported_hang(
     }
 }
 
-/// What a tenant with requests waits for.
+/// Returns what a tenant with requests waits for.
 fn turn_wait_message(own: &SidecarReport, title: &str, gpu: &str) -> Option<String> {
     let late = own.late_holder.as_ref().filter(|late| late.name != title && own.idle_since.is_none())?;
     let since = format_time(late.since_ms);
@@ -343,7 +343,7 @@ fn takeover_message(own: &SidecarReport, gpu: &str, now: i64) -> Option<String> 
     Some(format!("took the turn of {gpu} from {from} at {at}, {overdue_ms} ms past its deadline"))
 }
 
-/// A moment, to the second.
+/// Formats a time, to the second.
 fn format_time(at_ms: i64) -> String {
     time(at_ms / 1_000).0.to_string()
 }

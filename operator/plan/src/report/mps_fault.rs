@@ -1,4 +1,4 @@
-//! Whether engines of one GPU ended together, as they do under MPS when one of them has a fatal fault.
+//! Detects whether the engines of one GPU were lost together, as under MPS after a fatal fault of one of them.
 
 use sluice_types::pool::SharingMode;
 use sluice_types::tenant::SlotState;
@@ -6,22 +6,22 @@ use sluice_wire::state::HANG_REPORTED_MS;
 
 use crate::observed::{ObservedPool, SidecarReport};
 
-/// Engines that are lost within so many milliseconds of each other were lost together: a fault reaches all at once, and a sidecar
-/// sees the end of its engine's socket.
+/// Engines lost within this time of each other, milliseconds, were lost together: a fault reaches all at once, and a
+/// sidecar sees its engine's socket close.
 const SIMULTANEOUS_MS: i64 = 5_000;
-/// Conditions report a fault, and a hang, for this long, milliseconds.
+/// How long conditions report a fault or a hang, milliseconds.
 pub const REPORTED_MS: i64 = HANG_REPORTED_MS.cast_signed();
 
-/// Why all engines of the GPU `gpu` are thought to have been ended by one fault; `None` = there was none that is worth telling,
-/// at `now`, seconds since 1970.
+/// Returns why one fault probably ended all engines of the GPU `gpu`; `None` = no recent fault at `now`, seconds
+/// since 1970.
 ///
-/// MPS says nothing of itself to a cluster. What can be seen is that on a GPU of mode `Spatial` all sidecars, two at least, lost
-/// their engines at one time.
+/// MPS reports nothing to the cluster. The sign of a fault is that on a GPU of mode `Spatial` all sidecars, at least
+/// two, lost their engines at the same time.
 pub fn detect(gpu: &str, mode: SharingMode, seen: &ObservedPool, now: i64) -> Option<String> {
     if mode != SharingMode::Spatial {
         return None;
     }
-    // Who is loading has had no engine to lose.
+    // A slot that is loading has no engine to lose.
     let of_gpu = seen.reports.iter().filter(|((_, on), told)| on == gpu && told.state != SlotState::Loading);
     let told: Vec<&SidecarReport> = of_gpu.map(|(_, told)| told).collect();
     let lost: Vec<i64> = told.iter().map(|told| told.engine_lost_ms).collect::<Option<_>>()?;
@@ -46,7 +46,8 @@ mod tests {
 
     const NOW: i64 = 10_000;
 
-    /// Whether a fault is told of GPU `a`, where each of `lost` is a GPU and how many milliseconds ago a slot there lost its engine.
+    /// Whether a fault is reported for GPU `a`. Each of `lost` is a GPU and how many milliseconds ago a slot there
+    /// lost its engine.
     fn is_reported(mode: SharingMode, lost: &[(&str, Option<i64>)]) -> bool {
         let of_slot = |(index, (gpu, ago)): (usize, &(&str, Option<i64>))| {
             let engine_lost_ms = ago.map(|ago| NOW * 1_000 - ago);

@@ -1,4 +1,4 @@
-//! What is told of a pool: its conditions, and its GPUs.
+//! The status of a pool: its conditions and its GPUs.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::placement::UnplacedReason;
 use crate::pool_plan::{PlanContext, PoolPlan};
 use crate::zone_disruption::ZoneDisruption;
 
-/// The status of the plan's pool.
+/// Returns the status of the plan's pool.
 pub fn pool_status(given: &PlanContext<'_>, plan: &PoolPlan<'_>, pool: &GpuPool) -> GpuPoolStatus {
     let before = pool.status.clone().unwrap_or_default();
     let generation = pool.metadata.generation.unwrap_or_default();
@@ -30,14 +30,14 @@ pub fn pool_status(given: &PlanContext<'_>, plan: &PoolPlan<'_>, pool: &GpuPool)
     GpuPoolStatus {
         conditions: conditions(&kinds, &before.conditions, &findings, generation, &time(given.now)),
         observed_generation: Some(generation),
-        // Those that the pool has no more come last.
+        // GPUs that the pool no longer has are last.
         gpus: (0..plan.gpus.len().min(MAX_GPUS))
             .map(|gpu| gpu_status(given, plan, pool, gpu, &known))
             .collect(),
     }
 }
 
-/// How `after` differs from `before`.
+/// Compares `after` with `before`.
 pub fn pool_change(before: Option<&GpuPoolStatus>, after: &GpuPoolStatus) -> StatusChange {
     let Some(before) = before else { return StatusChange::Conditions };
     if before == after {
@@ -97,7 +97,7 @@ fn allocated_condition(plan: &PoolPlan<'_>) -> ConditionResult {
     }
 }
 
-/// Names of the GPUs whose epoch is one that `is` so.
+/// Returns the names of the GPUs whose epoch satisfies `is`.
 fn gpu_names_where<'p>(plan: &'p PoolPlan<'_>, is: impl Fn(&Epoch) -> bool) -> Vec<&'p str> {
     let those = plan.gpus.iter().filter(|gpu| gpu.epoch.as_ref().is_some_and(&is));
     those.map(|gpu| gpu.gpu.name.as_str()).collect()
@@ -130,7 +130,7 @@ fn pending_update_condition(plan: &PoolPlan<'_>) -> ConditionResult {
     }
 }
 
-/// What a status says of its GPUs, by their names.
+/// The GPUs of a status, by name.
 type KnownGpus<'a> = BTreeMap<&'a str, &'a GpuStatus>;
 
 fn gpu_status(
@@ -150,7 +150,7 @@ fn gpu_status(
     tenants.sort_unstable();
     let tells =
         |tenant: &String| given.observed.reports.contains_key(&(tenant.clone(), planned.gpu.name.clone()));
-    // While nobody has told anything, as after a restart, it is as it was.
+    // Until a sidecar has reported, as after a restart, the previous order stays.
     let silent = before.filter(|before| !tenants.iter().any(tells) && before.tenants == tenants);
     GpuStatus {
         name: planned.gpu.name.clone(),
@@ -167,7 +167,7 @@ fn gpu_status(
     }
 }
 
-/// Tenants of a GPU that are of no use now, in the order in which they would give memory, by name under `FixedOrder`.
+/// Returns the inactive tenants of a GPU in the order in which they would lend memory; by name under `FixedOrder`.
 fn victim_order(given: &PlanContext<'_>, plan: &PoolPlan<'_>, pool: &GpuPool, index: usize) -> Vec<String> {
     let (rule, gpu) = (victim_rule(pool.spec.remap.victim), &plan.gpus[index].gpu.name);
     let inactive = plan.slots_on(index).filter_map(|(planned, _)| {
@@ -183,8 +183,8 @@ fn victim_order(given: &PlanContext<'_>, plan: &PoolPlan<'_>, pool: &GpuPool, in
     inactive.into_iter().map(|(tenant, _)| name(tenant).to_owned()).collect()
 }
 
-/// What the GPU's tenants own, as their sidecars told it last. Of whoever has told nothing since the operator began nobody knows:
-/// for as long as the same tenants are there it is no less than it was.
+/// Returns the memory that the GPU's tenants own, by their last reports. After a restart of the operator some reports
+/// are missing: with the same tenants, the sum is at least the previous value.
 fn used_memory(
     given: &PlanContext<'_>,
     gpu: &str,
