@@ -1,7 +1,7 @@
-//! The way to the API server: no request waits for ever, and those that may change something are counted.
+//! The client of the API server: every request has a timeout, and requests that may change something are counted.
 //!
-//! A server that goes without a word, with a request in its hands, leaves a connection that nothing ever comes from. kube sets
-//! no limit to that, and one such connection would stop a worker for good.
+//! A server that disappears during a request leaves a connection that never returns data. kube sets no timeout, and
+//! one such connection would block a worker forever.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,25 +17,25 @@ use tower::layer::layer_fn;
 
 use crate::metrics::Metrics;
 
-/// Longest time of a request with its answer and kube's own repetitions; of a watch until it begins. Three times what a
-/// webhook of it gets by default, and half of what the API server itself gives a request.
+/// Maximum time of a request with its answer and kube's retries; of a watch until it starts. It is three times the
+/// default timeout of a webhook, and half of the API server's own request timeout.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Nothing came in time.
+/// The request timed out.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server gave no answer within {} s", .0.as_secs_f32())]
 struct RequestTimedOut(Duration);
 
-/// A client of the API server that `config` names.
+/// Returns a client of the API server in `config`.
 ///
 /// # Errors
-/// The configuration cannot be followed.
+/// The configuration is invalid.
 pub fn client(config: Config, limit: Duration, metrics: &Metrics) -> kube::Result<Client> {
     let layer = layer_fn(|inner| TimeoutService { inner, timeout: limit, metrics: metrics.clone() });
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
 }
 
-/// Gives each request its time, and counts it.
+/// Sets the timeout of each request, and counts it.
 #[derive(Clone, Debug)]
 struct TimeoutService<S> {
     inner: S,
@@ -64,7 +64,7 @@ where
         if let Some((kind, verb)) = write_labels(&request) {
             self.metrics.count_write(kind, verb);
         }
-        // Not within the future: the request's span belongs below the span of whoever asks now.
+        // Outside the future, so that the request's span is a child of the caller's span.
         let answer = self.inner.call(request);
         Box::pin(async move {
             let late = |_| RequestTimedOut(limit);
@@ -73,7 +73,7 @@ where
     }
 }
 
-/// The answer with all of its body, but of a watch, whose body ends when it likes: kube gives up one that is idle.
+/// Reads the whole response, except of a watch, whose stream ends at any time: kube closes an idle one.
 async fn read_body<B, E>(
     answer: impl Future<Output = Result<Response<B>, E>>,
     watches: bool,
@@ -96,8 +96,8 @@ fn is_watch(uri: &Uri) -> bool {
     pairs.filter_map(|pair| pair.strip_prefix("watch=")).any(|value| value != "false" && value != "0")
 }
 
-/// Kinds that the operator writes, by their names in paths. The Lease is written all the time, by whoever leads and by whoever
-/// tries to: it tells nothing of the work.
+/// Kinds that the operator writes, by their names in paths. The Lease is excluded: leader and candidates write it all
+/// the time.
 const WRITTEN_KINDS: [(&str, &str); 13] = [
     ("configmaps", "ConfigMap"),
     ("deployments", "Deployment"),
@@ -115,7 +115,7 @@ const WRITTEN_KINDS: [(&str, &str); 13] = [
 ];
 const LEASE: &str = "Lease";
 
-/// Kind and verb of a request that may change something, the Lease aside.
+/// Returns kind and verb of a request that may change something, except for the Lease.
 fn write_labels<B>(request: &Request<B>) -> Option<(&'static str, &'static str)> {
     let mut path = request.uri().path().split('/').skip_while(|part| *part != "namespaces").skip(2);
     let (plural, sub) = (path.next().unwrap_or_default(), path.nth(1));
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Far beyond every limit.
+    /// Exceeds every timeout.
     const STALL: Duration = Duration::from_secs(200);
 
     async fn patch_secret(client: Client) -> kube::Result<Secret> {
@@ -161,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn unanswered_request_times_out() {
-        // One provider in the tree; another test may have installed it.
+        // The process has one crypto provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -179,7 +179,7 @@ mod tests {
         server.abort();
     }
 
-    /// A server whose answers begin at once and have these frames, each after its time.
+    /// A server whose responses start at once and have these frames, each after its delay.
     fn chunked_server<const N: usize>(frames: [(Duration, &'static str); N]) -> Client {
         let service = tower::service_fn(move |_: Request<Sent>| async move {
             let body = stream::iter(frames).then(|(after, frame)| async move {

@@ -1,11 +1,11 @@
-//! Secrets of API keys: pods whose Secret has changed are annotated with its version.
+//! Annotates pods with the version of their API key Secret when it changes.
 //!
-//! A kubelet looks at the files of a pod about every 90 s, and at once when the pod object changes. A revoked key must fail
-//! within a minute. The annotation holds the Secret's resource version. The operator asks for the metadata of a Secret alone,
-//! by the name that a tenant gives: that needs no right to list or to watch Secrets.
+//! A kubelet syncs the files of a pod about every 90 s, and at once when the pod object changes. A revoked key must
+//! fail within a minute. The annotation holds the Secret's resource version. The operator reads only the metadata of
+//! a Secret, by the name in a tenant's spec, which needs no right to list or watch Secrets.
 //!
-//! Nothing has to be remembered: a pod that has no annotation was made with the contents of then, so it lacks what was changed
-//! since. Certificates need none of this: those of before are good for hours after they were renewed.
+//! No state is kept: a pod without an annotation was created with the Secret's contents at that time and lacks later
+//! changes. Certificates do not need this: old ones stay valid for hours after renewal.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,17 +22,17 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::cache::{NamespacedName, PoolKey};
 use crate::reconcile::Reconciler;
 
-/// Between the beginnings of two looks at a Secret, unless there are very many.
+/// Time between the starts of two checks of a Secret, unless there are very many.
 const POLL_INTERVAL: Duration = Duration::from_secs(15);
-/// So many Secrets are asked for at a time, and again after [`BATCH_PAUSE`]: 5,000 take 25 s.
+/// Secrets that are read at a time; the next batch follows after [`BATCH_PAUSE`]: 5,000 take 25 s.
 const BATCH_SIZE: usize = 20;
 const BATCH_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is kept of a Secret.
+/// The version of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SecretVersion {
     resource_version: String,
-    /// When it was changed last, seconds since 1970; `None` = it does not say.
+    /// Time of the last change, seconds since 1970; `None` = not recorded.
     changed_at: Option<i64>,
 }
 
@@ -40,12 +40,12 @@ impl SecretVersion {
     fn from_metadata(secret: &ObjectMeta) -> Option<SecretVersion> {
         let times = secret.managed_fields.iter().flatten().filter_map(|fields| fields.time.as_ref());
         let changed_at = times.chain(&secret.creation_timestamp).map(|time| time.0.as_second()).max();
-        // Whoever took the fields' owners away took their times along.
+        // Without managed fields the change times are missing.
         let changed_at = changed_at.filter(|_| secret.managed_fields.is_some());
         Some(SecretVersion { resource_version: secret.resource_version.clone()?, changed_at })
     }
 
-    /// Whether the kubelet may not have brought it to a pod yet, and the pod is not annotated with it.
+    /// Whether the kubelet may not have synced it to a pod yet, and the pod lacks its annotation.
     fn needs_annotation(&self, pod: &ObservedPod) -> bool {
         match &pod.keys_version {
             Some(told) => *told != self.resource_version,
@@ -55,7 +55,7 @@ impl SecretVersion {
 }
 
 impl Reconciler {
-    /// Looks at the Secrets of API keys of all tenants, for ever.
+    /// Checks the API key Secrets of all tenants, forever.
     pub async fn watch_api_keys(&self) {
         loop {
             let next = Instant::now() + POLL_INTERVAL;
@@ -68,7 +68,7 @@ impl Reconciler {
         }
     }
 
-    /// The Secrets that tenants name, and who names each.
+    /// Returns the Secrets in tenants' specs, with the tenants of each.
     fn api_key_secrets(&self) -> BTreeMap<NamespacedName, Vec<(PoolKey, String)>> {
         let named = self.cache.tenants.filter_map(|unit, tenant| {
             let secret = tenant.spec.access.api_keys_secret_ref.as_ref()?;
@@ -92,7 +92,7 @@ impl Reconciler {
                 None
             }
         };
-        // What is gone changes nothing: the kubelet keeps what it has brought.
+        // A deleted Secret changes nothing: the kubelet keeps its files.
         let Some(version) = version else { return };
         for (unit, tenant) in tenants {
             let mut pods = Vec::new();

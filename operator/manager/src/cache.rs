@@ -1,4 +1,4 @@
-//! What the cluster looks like, as far as it matters here: mirrors that watches keep up to date.
+//! The observed cluster state: caches that watches keep up to date.
 
 mod child;
 mod claim;
@@ -25,47 +25,45 @@ pub use self::store::{NamespacedName, Store};
 pub use self::watch::{WatchContext, watch_all};
 use sluice_plan::observed::{ObservedNode, ObservedPod, ObservedSlot};
 
-/// What is reconciled as one: a pool and the tenants that refer to it, whether or not the pool is there.
+/// The unit of reconciliation: a pool and the tenants that refer to it, even if the pool does not exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolKey {
-    /// Namespace of all of them.
     pub namespace: String,
-    /// Name of the pool.
     pub pool: String,
 }
 
-/// All mirrors.
+/// All caches.
 #[derive(Debug)]
 pub struct ClusterCache {
     /// Pools.
     pub pools: Store<Arc<GpuPool>>,
     /// Tenants.
     pub tenants: Store<Arc<ModelTenant>>,
-    /// Claims of ours.
+    /// Claims of pools.
     pub claims: Store<ClaimEntry>,
-    /// Pods of ours.
+    /// Pods of slots.
     pub pods: Store<ObservedPod>,
-    /// What pods of inspections said.
+    /// Results of inspection pods.
     pub inspections: Store<Inspection>,
     /// Why claims of pods could not be prepared, by the name of the pod.
     pub prepare_failures: Store<PodWarning>,
     /// Why volumes of pods could not be mounted, by the name of the pod.
     pub mount_failures: Store<PodWarning>,
-    /// Volumes that could not be brought to a pod's node, by pod.
+    /// Why volumes could not be attached to a pod's node, by pod.
     pub attach_failures: Store<PodWarning>,
-    /// Why a slot's pod cannot be made, by the name of its Deployment.
+    /// Why a slot's pod cannot be created, by the name of its Deployment.
     pub pod_create_failures: Store<PodWarning>,
-    /// Why an inspection's pod cannot be made, by the name of its Job.
+    /// Why an inspection's pod cannot be created, by the name of its Job.
     pub job_create_failures: Store<PodWarning>,
-    /// Nodes. Their unit is empty.
+    /// Nodes. Their pool key is empty.
     pub nodes: Store<ObservedNode>,
-    /// What is known of nodes that are not there.
+    /// Missing nodes and outages.
     pub node_monitor: node_monitor::NodeMonitor,
-    /// What pods of others ask nodes for. Their unit is empty.
+    /// Memory requests of foreign pods. Their pool key is empty.
     pub pod_requests: Store<pod_request::PodRequest>,
-    /// Devices of ResourceSlices, by the name of their slice. Their unit is empty.
+    /// Devices of ResourceSlices, by slice name. Their pool key is empty.
     pub slices: Store<device::DeviceSlice>,
-    /// All other objects of ours, by kind.
+    /// All other applied objects, by kind.
     children: BTreeMap<ChildKind, Store<ObservedChild>>,
 }
 
@@ -96,18 +94,18 @@ impl Default for ClusterCache {
     }
 }
 
-/// Whether `known` is a later view of the same object than `other`.
+/// Whether `known` is a later version of the same object than `other`.
 fn is_newer(known: &ObjectMeta, other: &ObjectMeta) -> bool {
     known.uid == other.uid && child::resource_version(known) > child::resource_version(other)
 }
 
 impl ClusterCache {
-    /// The mirror of a kind of children, claims aside.
+    /// Returns the cache of one kind of children, except claims.
     pub fn children(&self, kind: ChildKind) -> &Store<ObservedChild> {
         self.children.get(&kind).expect("claims have a mirror of their own")
     }
 
-    /// A child by its name.
+    /// Returns a child by its name.
     pub fn child(&self, kind: ChildKind, at: &NamespacedName) -> Option<ObservedChild> {
         match kind {
             ChildKind::ResourceClaim => self.claims.get(at).map(|entry| entry.child),
@@ -115,7 +113,7 @@ impl ClusterCache {
         }
     }
 
-    /// Something of a child, without a copy of it.
+    /// Reads a child without cloning it.
     pub fn with_child<T>(
         &self,
         kind: ChildKind,
@@ -128,7 +126,7 @@ impl ClusterCache {
         }
     }
 
-    /// Goes through a unit's children of one kind: names, and what is known of each.
+    /// Calls `see` with the name and state of each child of one kind in a pool.
     pub fn for_each_child(&self, kind: ChildKind, unit: &PoolKey, mut see: impl FnMut(&str, &ObservedChild)) {
         match kind {
             ChildKind::ResourceClaim => self.claims.for_each(unit, |name, entry| see(name, &entry.child)),
@@ -136,12 +134,12 @@ impl ClusterCache {
         }
     }
 
-    /// The unit of a pod of ours, a slot's or an inspection's.
+    /// Returns the pool of a slot's or an inspection's pod.
     pub fn pool_of_pod(&self, at: &NamespacedName) -> Option<PoolKey> {
         self.pods.pool_key(at).or_else(|| self.inspections.pool_key(at))
     }
 
-    /// The slots of a unit that have a Deployment.
+    /// Returns the slots of a pool that have a Deployment.
     pub fn slots(&self, unit: &PoolKey) -> Vec<ObservedSlot> {
         let slot = |child: &ObservedChild| {
             let claim = child.claim.clone().filter(|_| !child.is_deleting)?;
@@ -152,7 +150,7 @@ impl ClusterCache {
         all
     }
 
-    /// What pods ask of each node, bytes; those that are on their way out, or over, do not count.
+    /// Returns the memory requests per node, bytes, without pods that are being deleted or have ended.
     pub fn requested_bytes(&self) -> BTreeMap<String, u64> {
         let mut nodes = BTreeMap::<String, u64>::new();
         let mut add = |node: &str, bytes: u64| match nodes.get_mut(node) {
@@ -170,7 +168,7 @@ impl ClusterCache {
         nodes
     }
 
-    /// How many objects each mirror has, by what it mirrors.
+    /// Returns the number of objects in each cache, by kind.
     pub fn object_counts(&self) -> Vec<(&'static str, usize)> {
         let children = self.children.iter().map(|(kind, mirror)| (kind.as_str(), mirror.len()));
         let own = [
@@ -184,7 +182,7 @@ impl ClusterCache {
         children.chain(own).collect()
     }
 
-    /// All units that there is anything of.
+    /// Returns the keys of all pools and of all tenants' pools.
     pub fn pool_keys(&self) -> std::collections::BTreeSet<PoolKey> {
         self.pools.pool_keys().into_iter().chain(self.tenants.pool_keys()).collect()
     }

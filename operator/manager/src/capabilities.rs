@@ -1,4 +1,4 @@
-//! What the cluster can do, which an upgrade of its control plane changes.
+//! Features of the cluster, which an upgrade of its control plane may add.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,35 +9,35 @@ use sluice_plan::validate::ClusterFeatures;
 use crate::cache::ClusterCache;
 use crate::queue::Queue;
 
-/// First minor version of Kubernetes 1 that makes volumes of images by default.
+/// First minor version of Kubernetes 1 with image volumes by default.
 const IMAGE_VOLUMES_MIN_MINOR: u32 = 36;
-/// Time between two questions for the version, while something is lacking.
+/// Time between two version queries, while a feature is missing.
 const CHECK_INTERVAL: Duration = Duration::from_secs(300);
 
-/// What the cluster can do, as it said last. What it can it is not asked again: the API servers of one that is being upgraded
-/// answer in turns, and nobody is refused for that.
+/// The latest known features of the cluster. A feature once seen is not checked again: during an upgrade the API
+/// servers answer with different versions, and no tenant is rejected for that.
 #[derive(Debug)]
 pub struct ClusterCapabilities {
     has_image_volumes: AtomicBool,
 }
 
 impl ClusterCapabilities {
-    /// Asks the API server.
+    /// Queries the API server.
     ///
     /// # Errors
-    /// It does not tell.
+    /// The version query fails.
     pub async fn query(client: &Client) -> kube::Result<ClusterCapabilities> {
         let version = client.apiserver_version().await?;
         tracing::info!(kubernetes = version.git_version, "the API server's version");
         Ok(ClusterCapabilities { has_image_volumes: AtomicBool::new(supports_image_volumes(&version.minor)) })
     }
 
-    /// All of them.
+    /// Returns all features.
     pub fn current(&self) -> ClusterFeatures {
         ClusterFeatures { has_image_volumes: self.has_image_volumes.load(Ordering::Relaxed) }
     }
 
-    /// Asks again and again for what is lacking. Once it is there everybody is looked at.
+    /// Queries missing features repeatedly. When one appears, all pools are enqueued.
     pub async fn poll_until_complete(&self, client: &Client, world: &ClusterCache, queue: &Queue) {
         if self.current().has_image_volumes {
             return;
@@ -56,7 +56,7 @@ impl ClusterCapabilities {
     }
 }
 
-/// `minor` is that of Kubernetes 1, with a `+` where a vendor has added something.
+/// `minor` is the minor version of Kubernetes 1, with a `+` suffix for vendor changes.
 fn supports_image_volumes(minor: &str) -> bool {
     minor.trim_end_matches('+').parse().is_ok_and(|minor: u32| minor >= IMAGE_VOLUMES_MIN_MINOR)
 }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::cache::{NamespacedName, PoolKey};
 
-    /// An API server that has these minor versions in turn, and an empty one is none.
+    /// An API server that returns these minor versions in order; an empty one is a failed request.
     fn versions(minors: &[&'static str]) -> Client {
         let left = Arc::new(Mutex::new(minors.to_vec()));
         let service = tower::service_fn(move |_: Request<Body>| {

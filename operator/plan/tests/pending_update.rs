@@ -13,7 +13,7 @@ use sluice_types::{GpuPool, ModelTenant};
 use super::fixtures::{first_gpu, host_pool, pool, release};
 use super::fixtures::{inspected, placed_and_ready, plan_context};
 
-/// The initial pool of the tests, and updates that running pods cannot take up.
+/// Updates of the pool of the tests that running pods cannot take up.
 const CHANGES: [&str; 9] = [
     r#"{"device": {"host": {"memory": "128Mi"}}}"#,
     r#"{"device": {"host": {"chunkBytes": "128Ki"}}}"#,

@@ -1,4 +1,4 @@
-//! A child, of its metadata what tells whether it is as it was applied.
+//! A child object: the metadata that shows whether it is unchanged since it was applied.
 
 use std::collections::BTreeMap;
 
@@ -10,32 +10,31 @@ use super::PoolKey;
 /// A child of a pool or of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedChild {
-    /// Its uid.
     pub uid: String,
-    /// Its version: of two views the higher is the later.
+    /// Its resource version; the higher of two is the later.
     pub version: u64,
-    /// Digest of its owner's uid, of which there are as many copies as children; 0 = it has none.
+    /// Digest of its owner's uid, because there are as many copies as children; 0 = no owner.
     pub owner: u64,
     /// Digest of what was applied.
     pub digest: Option<u64>,
-    /// Digest of who set which of its fields.
+    /// Digest of its managed fields.
     pub managed_fields: u64,
-    /// The same after it was applied last; `None` = this process has not.
+    /// The same after the last apply; `None` = this process has not applied it.
     pub applied_fields: Option<u64>,
-    /// Somebody else changed it since it was applied, or may have.
+    /// Another client changed it since it was applied, or may have.
     pub has_drifted: bool,
-    /// It is on its way out.
+    /// Deletion is requested.
     pub is_deleting: bool,
     /// Its tenant, if it is a tenant's.
     pub tenant: Option<String>,
     /// Its slot, if it is a slot's.
     pub slot: Option<u32>,
-    /// Of a Deployment: its claim.
+    /// Claim of a Deployment.
     pub claim: Option<String>,
 }
 
 impl ObservedChild {
-    /// Whether two views differ in nothing that matters: its status changes its version, and no more.
+    /// Whether two versions differ in no relevant field: a status update changes only the version.
     pub fn is_equivalent(&self, other: &ObservedChild) -> bool {
         let ours = |child: &'_ ObservedChild| {
             (child.digest, child.managed_fields, child.applied_fields, child.has_drifted, child.is_deleting)
@@ -50,18 +49,18 @@ impl ObservedChild {
         self.owner == fnv1a(owner)
     }
 
-    /// Whether this is a later view of the same object than `other`.
+    /// Whether this is a later version of the same object than `other`.
     pub fn is_newer_than(&self, other: &ObservedChild) -> bool {
         self.uid == other.uid && self.version > other.version
     }
 
-    /// The unit that labels name.
+    /// Returns the pool in the labels.
     pub fn pool_key(metadata: &ObjectMeta) -> Option<PoolKey> {
         let pool = metadata.labels.as_ref()?.get(POOL)?.clone();
         Some(PoolKey { namespace: metadata.namespace.clone()?, pool })
     }
 
-    /// What is kept of `metadata`, of which `before` was kept last.
+    /// Returns the relevant parts of `metadata`; `before` is the previous state.
     pub fn observe(metadata: &ObjectMeta, before: Option<&ObservedChild>) -> ObservedChild {
         let empty = BTreeMap::new();
         let labels = metadata.labels.as_ref().unwrap_or(&empty);
@@ -89,12 +88,12 @@ impl ObservedChild {
     }
 }
 
-/// The version of an object. The API server's are numbers that rise (KEP-5504).
+/// Returns the version of an object. The API server's versions are increasing numbers (KEP-5504).
 pub fn resource_version(metadata: &ObjectMeta) -> u64 {
     metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Who has set which fields, status aside. Our own entry's time says only when we last changed something.
+/// Returns the digest of managers and fields without status. The time of our own entry only records our last change.
 fn managed_fields_digest(managers: &[ManagedFieldsEntry]) -> u64 {
     let entries = managers.iter().filter(|entry| is_relevant(entry));
     let text: String = entries
@@ -106,8 +105,8 @@ fn managed_fields_digest(managers: &[ManagedFieldsEntry]) -> u64 {
     fnv1a(&text)
 }
 
-/// Somebody set a field after us; or, of an object that was seen before, who has set what is not as it was, though the
-/// same was applied. What was taken away while nobody watched is not seen: it is put back with the next change of the spec.
+/// Whether another manager set a field after us, or the managed fields of a known object differ although the same was
+/// applied. A field removed while no watch was active is not detected: the next change of the spec restores it.
 fn has_drifted(
     child: &ObservedChild,
     before: Option<&ObservedChild>,
@@ -133,7 +132,7 @@ fn is_own_manager(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() == Some(MANAGER) && entry.operation.as_deref() == Some("Apply")
 }
 
-/// Status is written by others, and so are finalizers and the like.
+/// Status and metadata such as finalizers are written by other components.
 fn is_relevant(entry: &ManagedFieldsEntry) -> bool {
     let only_metadata = || {
         let fields = entry.fields_v1.as_ref().and_then(|fields| fields.0.as_object());
@@ -188,7 +187,7 @@ mod tests {
         assert!(
             ObservedChild::observe(&metadata("1", json!([ours(rest.clone()), edit("11")])), None).has_drifted
         );
-        // Set before us, and left alone since.
+        // Set before our apply, and unchanged since.
         assert!(!ObservedChild::observe(&metadata("1", json!([ours(rest), edit("09")])), None).has_drifted);
     }
 
@@ -197,7 +196,7 @@ mod tests {
         let before = ObservedChild::observe(&metadata("1", json!([ours(both())])), None);
         let rest = json!([ours(json!({"f:spec": {"f:b": {}}}))]);
         assert!(ObservedChild::observe(&metadata("1", rest.clone()), Some(&before)).has_drifted);
-        // Something else was applied: that it has other fields is right.
+        // Another content was applied, so other fields are expected.
         assert!(!ObservedChild::observe(&metadata("2", rest), Some(&before)).has_drifted);
     }
 

@@ -1,4 +1,4 @@
-//! A claim: what it got, and whether it is as it was applied.
+//! A claim: its allocation, and whether it is unchanged since it was applied.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,23 @@ use sluice_types::pool::SharingMode;
 
 use super::{DeviceId, ObservedChild};
 
-/// A claim of ours.
+/// A claim of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClaimEntry {
-    /// As any child.
     pub child: ObservedChild,
-    /// What it got; capacity and UUID are in its device's slice.
+    /// Its observed state; capacity and UUID are in its device's slice.
     pub claim: ObservedClaim,
-    /// The device that it got.
+    /// The allocated device.
     pub device: Option<DeviceId>,
 }
 
 impl ClaimEntry {
-    /// Whether two views differ in nothing that matters.
+    /// Whether two versions differ in no relevant field.
     pub fn is_equivalent(&self, other: &ClaimEntry) -> bool {
         self.child.is_equivalent(&other.child) && self.claim == other.claim && self.device == other.device
     }
 
-    /// What is kept of a claim.
+    /// Returns the relevant parts of a claim.
     pub fn observe(claim: &ResourceClaim, before: Option<&ClaimEntry>) -> ClaimEntry {
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let (device, seen) = allocation.and_then(device).unzip();
@@ -39,7 +38,7 @@ impl ClaimEntry {
         entry
     }
 
-    /// What metadata alone tell; what the claim got is as it was.
+    /// Returns the claim from new metadata; the allocation stays as before.
     pub fn observe_metadata(metadata: &ObjectMeta, before: Option<&ClaimEntry>) -> ClaimEntry {
         let empty = BTreeMap::new();
         let annotations = metadata.annotations.as_ref().unwrap_or(&empty);
@@ -62,7 +61,7 @@ fn sharing(mode: &str) -> Option<SharingMode> {
     serde_json::from_value(serde_json::Value::from(mode)).ok()
 }
 
-/// The GPU of an allocation: which it is, and what the claim itself says of it.
+/// Returns the GPU of an allocation: its id, and the claim's own data on it.
 fn device(allocation: &AllocationResult) -> Option<(DeviceId, ObservedDevice)> {
     let results = allocation.devices.as_ref()?.results.as_ref()?;
     let gpu = results.iter().find(|result| result.request == GPU_REQUEST)?;
@@ -71,7 +70,7 @@ fn device(allocation: &AllocationResult) -> Option<(DeviceId, ObservedDevice)> {
     Some((id, ObservedDevice { node, name: gpu.device.clone(), ..ObservedDevice::default() }))
 }
 
-/// The one node that a selector names.
+/// Returns the only node in a selector.
 fn node(selector: &NodeSelector) -> Option<String> {
     let terms = selector.node_selector_terms.iter();
     let mut fields = terms.flat_map(|term| term.match_fields.iter().flatten());

@@ -1,4 +1,4 @@
-//! Devices that drivers offer, of each its memory and its UUID.
+//! Devices of DRA drivers, with memory and UUID.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ use sluice_types::Quantity;
 pub struct DeviceId {
     /// Its driver.
     pub driver: String,
-    /// The driver's pool, most often a node.
+    /// The driver's device pool, usually a node.
     pub pool: String,
     /// Its name in the pool.
     pub name: String,
 }
 
-/// What is kept of a slice.
+/// The relevant parts of a ResourceSlice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSlice {
     /// Its driver.
     pub driver: String,
-    /// The driver's pool.
+    /// The driver's device pool.
     pub pool: String,
-    /// Memory, bytes, and UUID of its devices that have memory, by name.
+    /// Memory in bytes and UUID of its devices that have memory, by name.
     pub devices: BTreeMap<String, (u64, Option<String>)>,
 }
 
 impl DeviceSlice {
-    /// What is kept of `slice`; `None` = none of its devices has memory.
+    /// Returns the relevant parts of `slice`; `None` = none of its devices has memory.
     pub fn from_resource_slice(slice: &ResourceSlice) -> Option<DeviceSlice> {
         let spec = &slice.spec;
         let devices: BTreeMap<_, _> = spec.devices.iter().flatten().filter_map(device).collect();

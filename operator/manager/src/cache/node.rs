@@ -1,10 +1,10 @@
-//! Nodes, of each whether pods can run on it.
+//! Nodes: whether pods can run on them.
 
 use k8s_openapi::api::core::v1::Node;
 use sluice_plan::observed::ObservedNode;
 use sluice_types::Quantity;
 
-/// What is kept of a node.
+/// Returns the relevant parts of a node.
 pub fn node(node: &Node) -> ObservedNode {
     let status = node.status.as_ref();
     let ready = status.and_then(|status| {
@@ -20,7 +20,7 @@ pub fn node(node: &Node) -> ObservedNode {
     ObservedNode {
         lost_since: lost.map(|lost| lost.last_transition_time.map_or(0, |time| time.0.as_second())),
         is_cordoned: node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true),
-        // A node that says nothing of its memory limits nobody.
+        // A node without a memory value sets no limit.
         allocatable_bytes: bytes.unwrap_or(u64::MAX),
         requested_bytes: 0,
     }

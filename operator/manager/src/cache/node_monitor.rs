@@ -1,4 +1,4 @@
-//! Nodes that are not as they should be: those that are not there, and how many are not ready at once.
+//! Tracks missing nodes, and how many nodes are not ready at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -8,20 +8,20 @@ use sluice_plan::zone_disruption::ZoneDisruption;
 
 use super::{ClusterCache, NamespacedName};
 
-/// What is remembered of nodes beside their mirror.
+/// Node state in addition to the cache.
 #[derive(Debug, Default)]
 pub struct NodeMonitor {
-    /// The watch of nodes tells what is there now; else it broke, and has told nothing since.
+    /// The last event of the node watch was data; `false` = the watch broke and has sent nothing since.
     is_watch_healthy: AtomicBool,
-    /// Nodes that claims name and that are not there: since when, seconds since 1970.
+    /// Missing nodes of claims: since when, seconds since 1970.
     missing_since: Mutex<BTreeMap<String, i64>>,
-    /// When too many nodes were not ready at once last, seconds since 1970.
+    /// When too many nodes were last not ready at once, seconds since 1970.
     last_outage: AtomicI64,
 }
 
 impl NodeMonitor {
-    /// The watch of nodes has told something at `now`, seconds since 1970, or it broke. Whoever has begun to listen just now does
-    /// not know what was before: to it that was an outage, and every node has its grace anew.
+    /// Records whether the node watch sent data or broke at `now`, seconds since 1970. A new process does not know
+    /// the state before: it assumes an outage, and every node's grace period restarts.
     pub fn set_watch_healthy(&self, anything: bool, now: i64) {
         self.is_watch_healthy.store(anything, Ordering::SeqCst);
         let _ = self.last_outage.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst);
@@ -33,7 +33,8 @@ impl NodeMonitor {
 }
 
 impl ClusterCache {
-    /// Those of `nodes` that are known not to be there, and since when. What a watch that broke does not name may be there.
+    /// Returns those of `nodes` that are known to be missing, and since when. A node that a broken watch does not
+    /// list may exist.
     pub fn missing_nodes(&self, nodes: &BTreeSet<String>, now: i64) -> BTreeMap<String, i64> {
         let there = |node: &str| self.nodes.with(&NamespacedName::new("", node), |_| ()).is_some();
         let mut since = self.node_monitor.missing_since();
@@ -45,7 +46,7 @@ impl ClusterCache {
         gone.map(|node| (node.clone(), *since.entry(node.clone()).or_insert(now))).collect()
     }
 
-    /// The nodes of the cluster, counted.
+    /// Returns the node counts of the cluster.
     pub fn outage(&self, now: i64) -> ZoneDisruption {
         let holding: BTreeSet<String> = self
             .claims

@@ -1,4 +1,4 @@
-//! Pods of slots, of each what conditions are made of.
+//! Pods of slots, with the data that conditions need.
 
 use k8s_openapi::api::core::v1::{
     ContainerStateTerminated, ContainerStatus, Event, ObjectReference, Pod, PodCondition, PodStatus,
@@ -10,7 +10,7 @@ use sluice_wire::geometry::{self as wire, Geometry};
 
 use super::pod_request::requested_bytes;
 
-/// Reasons for which a container waits and which do not pass by themselves.
+/// Waiting reasons of a container that do not resolve on their own.
 const FATAL_WAITING_REASONS: [&str; 7] = [
     "CrashLoopBackOff",
     "CreateContainerConfigError",
@@ -21,7 +21,7 @@ const FATAL_WAITING_REASONS: [&str; 7] = [
     "RunContainerError",
 ];
 
-/// What is kept of a slot's pod; `None` = it is no slot's.
+/// Returns the relevant parts of a slot's pod; `None` = it is no slot's pod.
 pub fn pod(pod: &Pod) -> Option<ObservedPod> {
     let labels = pod.metadata.labels.as_ref()?;
     let spec = pod.spec.as_ref()?;
@@ -59,13 +59,13 @@ fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> 
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
 
-/// Why no node has taken it.
+/// Returns why it cannot be scheduled.
 fn scheduling_error(status: &PodStatus) -> Option<String> {
     let condition = condition(status, "PodScheduled").filter(|scheduled| scheduled.status == "False")?;
     Some(condition.message.clone().unwrap_or_default())
 }
 
-/// Why it is over, whatever its containers' restart policy: the kubelet has evicted it, its node has shut down.
+/// Returns why it has ended permanently, whatever its containers' restart policy: eviction or node shutdown.
 fn termination_message(status: &PodStatus) -> Option<String> {
     let phase = status.phase.as_deref().filter(|phase| ["Failed", "Succeeded"].contains(phase))?;
     let words = [&status.reason, &status.message].into_iter().flatten().map(|word| word.trim());
@@ -88,7 +88,7 @@ fn waiting_failure(status: &PodStatus) -> Option<String> {
     containers(status).find_map(stuck_reason)
 }
 
-/// How a container that is not ready ended the last time, where that was an error.
+/// Returns the last exit of a container that is not ready, if that was an error.
 fn last_restart_message(status: &PodStatus) -> Option<String> {
     containers(status).filter(|container| !container.ready).find_map(|container| {
         let now = container.state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -99,7 +99,7 @@ fn last_restart_message(status: &PodStatus) -> Option<String> {
     })
 }
 
-/// The end of a container's log says in its last line why it ended.
+/// Returns the last line of a container's log, which contains the reason of its exit.
 fn last_line(ended: &ContainerStateTerminated) -> Option<&str> {
     ended.message.as_deref()?.trim().lines().next_back()
 }
@@ -112,7 +112,7 @@ fn stuck_reason(container: &ContainerStatus) -> Option<String> {
     Some(format!("container {}: {reason}: {}", container.name, message.unwrap_or_default()))
 }
 
-/// What a pod of an inspection said.
+/// The state of an inspection pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspection {
     /// Its tenant.
@@ -121,60 +121,60 @@ pub struct Inspection {
     pub tenant_uid: String,
     /// Its own uid.
     pub pod_uid: String,
-    /// It has an address: nothing hinders it from the outside any more.
+    /// It has an address, so that no external cause prevents its start.
     pub has_started: bool,
-    /// What it said, or why it says nothing; `None` = it is on its way.
+    /// Its report, or why it has none; `None` = still running.
     pub result: Option<Result<Geometry, wire::GeometryError>>,
 }
 
-/// What is kept of an inspection's pod; `None` = it is none.
+/// Returns the relevant parts of an inspection's pod; `None` = it is no inspection's pod.
 pub fn inspection(pod: &Pod) -> Option<Inspection> {
     let labels = pod.metadata.labels.as_ref()?;
     let (tenant, tenant_uid) = (labels.get(TENANT)?.clone(), labels.get(TENANT_UID)?.clone());
     let said = report(pod).or_else(|| pod.status.as_ref().and_then(inspection_blocked));
-    // One that is told to go fails for that.
+    // A pod that is being deleted fails for that reason.
     let said = said.filter(|said| said.is_ok() || pod.metadata.deletion_timestamp.is_none());
     let begun = pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
     let pod_uid = pod.metadata.uid.clone().unwrap_or_default();
     Some(Inspection { tenant, tenant_uid, pod_uid, has_started: begun, result: said })
 }
 
-/// What an inspection that has not begun waits for, where that does not pass by itself.
+/// Returns what a pending inspection waits for, if that does not resolve on its own.
 fn inspection_blocked(status: &PodStatus) -> Option<Result<Geometry, wire::GeometryError>> {
     let why = waiting_failure(status)
         .or_else(|| scheduling_error(status).map(|why| format!("no node takes it: {why}")))?;
     Some(Err(startup_failure(why)))
 }
 
-/// What could not be done for a pod.
+/// A warning about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodWarning {
-    /// Uid of the pod, or of what was to make it.
+    /// Uid of the pod, or of its controller.
     pub pod_uid: String,
-    /// What the driver, the kubelet or a controller said.
+    /// Message of the driver, the kubelet or a controller.
     pub message: String,
 }
 
-/// Events that tell of a claim that could not be prepared.
+/// Events about claims that could not be prepared.
 pub const PREPARE_FAILURE_SELECTOR: &str = "reason=FailedPrepareDynamicResources,involvedObject.kind=Pod";
-/// Events that tell of a volume that could not be mounted: a Secret or a claim that is not there, for one.
+/// Events about volumes that could not be mounted, for example because a Secret or a claim is missing.
 pub const MOUNT_FAILURE_SELECTOR: &str = "reason=FailedMount,involvedObject.kind=Pod";
-/// Events that tell of a volume that another node has, or that could not be brought to this one.
+/// Events about volumes that are attached to another node, or could not be attached.
 pub const ATTACH_FAILURE_SELECTOR: &str = "reason=FailedAttachVolume,involvedObject.kind=Pod";
 
-/// Events that tell of pods of a Deployment that cannot be made: a quota, an admission policy, a priority class that is not there.
+/// Events about pods of a Deployment that cannot be created: quota, admission policy, missing priority class.
 pub const POD_CREATE_FAILURE_SELECTOR: &str = "reason=FailedCreate,involvedObject.kind=ReplicaSet";
-/// The same of a Job.
+/// The same for a Job.
 pub const JOB_CREATE_FAILURE_SELECTOR: &str = "reason=FailedCreate,involvedObject.kind=Job";
 
-/// Under whose name what an event tells is looked for: that of a pod or a Job is its own, of a ReplicaSet its Deployment's.
+/// Returns the name under which an event is stored: of a pod or a Job its own, of a ReplicaSet its Deployment's.
 pub fn involved_name(of: &ObjectReference) -> Option<String> {
     let name = of.name.as_deref()?;
     let own = if of.kind.as_deref() == Some("ReplicaSet") { name.rsplit_once('-')?.0 } else { name };
     Some(own.to_owned())
 }
 
-/// Whom an event is about, and why.
+/// Returns the object of an event and the warning.
 pub fn pod_warning(event: &Event) -> Option<(String, PodWarning)> {
     let of = &event.involved_object;
     let message = event.message.clone().unwrap_or_default();

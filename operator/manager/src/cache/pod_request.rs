@@ -1,13 +1,13 @@
-//! What pods ask their nodes for.
+//! Memory requests of pods.
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource;
 use sluice_types::Quantity;
 
-/// Pods that a node has to have room for: those that ended have given it back.
+/// Pods that occupy a node; ended pods have released their resources.
 pub const SCHEDULED_PODS_SELECTOR: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
-/// What one pod takes of its node.
+/// The memory request of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRequest {
     /// The node.
@@ -16,15 +16,15 @@ pub struct PodRequest {
     pub bytes: u64,
 }
 
-/// What is kept of a pod of somebody else; `None` = it is on no node. One that is on its way out takes nothing.
+/// Returns the request of a foreign pod; `None` = it has no node. A pod that is being deleted counts as 0.
 pub fn pod_request(pod: &Pod) -> Option<PodRequest> {
     let node = pod.spec.as_ref()?.node_name.clone().filter(|node| !node.is_empty())?;
     let stays = pod.metadata.deletion_timestamp.is_none();
     Some(PodRequest { node, bytes: if stays { requested_bytes(pod) } else { 0 } })
 }
 
-/// Memory that a pod asks its node for, bytes, as the scheduler counts it: its containers and sidecars together, or the largest
-/// of the init containers with the sidecars that began before it; or what the pod as a whole asks for.
+/// Returns the memory request of a pod, bytes, as the Kubernetes scheduler counts it: its containers and sidecars
+/// together, or the largest of the init containers with the sidecars before it; or the pod-level request.
 pub fn requested_bytes(pod: &Pod) -> u64 {
     let Some(spec) = &pod.spec else { return 0 };
     let overhead = spec.overhead.as_ref().and_then(|overhead| overhead.get("memory")).map_or(0, bytes);
@@ -53,7 +53,7 @@ fn memory(resources: &ResourceRequirements) -> Option<u64> {
     resources.requests.as_ref()?.get("memory").map(bytes)
 }
 
-/// A quantity that cannot be read counts as none: the API server lets none through.
+/// An unreadable quantity counts as 0; the API server admits none.
 fn bytes(quantity: &resource::Quantity) -> u64 {
     let read = serde_json::from_value::<Quantity>(serde_json::Value::from(quantity.0.as_str()));
     read.map_or(0, |quantity| quantity.bytes())

@@ -1,4 +1,4 @@
-//! A store of pruned objects by name, with an index by unit.
+//! A store of pruned objects by name, with an index by pool.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -8,35 +8,32 @@ use super::PoolKey;
 /// Namespace and name; objects without a namespace have an empty one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespacedName {
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
 }
 
 impl NamespacedName {
-    /// `name` in `namespace`.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> NamespacedName {
         NamespacedName { namespace: namespace.into(), name: name.into() }
     }
 }
 
-/// A store of `V`. There are tens of thousands of objects, so a name is kept once and a unit is shared.
+/// A store of `V`. There are tens of thousands of objects, so a name is stored once and a pool key is shared.
 #[derive(Debug)]
 pub struct Store<V> {
     inner: RwLock<Inner<V>>,
-    /// Whether a change from one to the other matters to nobody.
+    /// Whether the values differ in no relevant field.
     is_equivalent: fn(&V, &V) -> bool,
-    /// Whether the first is a later view of the same object than the second.
+    /// Whether the first is a later version of the same object than the second.
     is_newer: fn(&V, &V) -> bool,
 }
 
 #[derive(Debug)]
 struct Inner<V> {
-    /// By namespace and name: a namespace has a pool or a few, so what is of a unit is found by going through its namespace.
-    /// Boxed: names come in their order, and half of a tree that is filled so is room for more.
+    /// By namespace and name: a namespace has few pools, so the objects of a pool are found by a scan of its
+    /// namespace. Boxed: names arrive in order, and half of a tree filled in order is spare capacity.
     items: HashMap<String, BTreeMap<Box<str>, Box<Item<V>>>>,
-    /// How many each unit has.
+    /// Number of objects per pool.
     pool_counts: HashMap<Arc<PoolKey>, usize>,
 }
 
@@ -47,13 +44,13 @@ struct Item<V> {
 }
 
 impl<V: Clone> Store<V> {
-    /// An empty mirror that only a watch fills. `same` says whether two values differ in nothing that matters.
+    /// Returns an empty store that only a watch fills. `same`: whether two values differ in no relevant field.
     pub fn new(same: fn(&V, &V) -> bool) -> Self {
         Store::versioned(same, |_, _| false)
     }
 
-    /// An empty mirror that a watch and the answers to writes fill, in any order. `later` says whether the first is a later view
-    /// of the same object than the second. An earlier view never replaces a later one.
+    /// Returns an empty store that a watch and the answers to writes fill, in any order. `later`: whether the first
+    /// is a later version of the same object than the second. An earlier version never replaces a later one.
     pub fn versioned(same: fn(&V, &V) -> bool, later: fn(&V, &V) -> bool) -> Self {
         Store {
             inner: RwLock::new(Inner { items: HashMap::new(), pool_counts: HashMap::new() }),
@@ -62,29 +59,28 @@ impl<V: Clone> Store<V> {
         }
     }
 
-    /// The value of that name.
     pub fn get(&self, at: &NamespacedName) -> Option<V> {
         self.with(at, V::clone)
     }
 
-    /// Something of the value of that name, without a copy of it.
+    /// Reads the value of that name without cloning it.
     pub fn with<T>(&self, at: &NamespacedName, of: impl FnOnce(&V) -> T) -> Option<T> {
         self.read().item(at).map(|item| of(&item.value))
     }
 
-    /// The unit of that name.
+    /// Returns the pool of that name.
     pub fn pool_key(&self, at: &NamespacedName) -> Option<PoolKey> {
         self.read().item(at).map(|item| item.pool_key.as_ref().clone())
     }
 
-    /// Names and values of a unit, in the order of their names.
+    /// Returns names and values of a pool, by name.
     pub fn list(&self, unit: &PoolKey) -> Vec<(String, V)> {
         let mut all = Vec::new();
         self.for_each(unit, |name, value| all.push((name.to_owned(), value.clone())));
         all
     }
 
-    /// Goes through names and values of a unit, in the order of their names.
+    /// Calls `see` with names and values of a pool, by name.
     pub fn for_each(&self, unit: &PoolKey, mut see: impl FnMut(&str, &V)) {
         let inner = self.read();
         if inner.pool_counts.contains_key(unit) {
@@ -93,7 +89,7 @@ impl<V: Clone> Store<V> {
         }
     }
 
-    /// Everything, in no order.
+    /// Returns all picked values, unordered.
     pub fn filter_map<T>(&self, mut pick: impl FnMut(&PoolKey, &V) -> Option<T>) -> Vec<T> {
         let inner = self.read();
         inner
@@ -104,22 +100,21 @@ impl<V: Clone> Store<V> {
             .collect()
     }
 
-    /// All units that have any.
+    /// Returns all pools with objects.
     pub fn pool_keys(&self) -> Vec<PoolKey> {
         self.read().pool_counts.keys().map(|unit| unit.as_ref().clone()).collect()
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.read().items.values().map(BTreeMap::len).sum()
     }
 
-    /// How many are of such units.
+    /// Returns the number of objects in matching pools.
     pub fn count(&self, of: impl Fn(&PoolKey) -> bool) -> usize {
         self.read().pool_counts.iter().filter(|(unit, _)| of(unit)).map(|(_, count)| count).sum()
     }
 
-    /// Sets a value, unless a later view is there; says whether that matters to anybody.
+    /// Sets a value, unless a later version is stored. Returns whether a relevant field changed.
     pub fn insert(&self, at: NamespacedName, unit: PoolKey, value: V) -> bool {
         let mut inner = self.write();
         match inner.item_mut(&at) {
@@ -140,19 +135,19 @@ impl<V: Clone> Store<V> {
         }
     }
 
-    /// Sets the value of a name that is there, unless a later view is. What the watch has taken away stays away.
+    /// Replaces an existing value, unless a later version is stored. A value that the watch removed is not restored.
     pub fn replace(&self, at: &NamespacedName, value: V) {
         if let Some(item) = self.write().item_mut(at).filter(|item| !(self.is_newer)(&item.value, &value)) {
             item.value = value;
         }
     }
 
-    /// Takes a value away; answers its unit.
+    /// Removes a value. Returns its pool.
     pub fn remove(&self, at: &NamespacedName) -> Option<PoolKey> {
         self.write().remove(at).map(|unit| unit.as_ref().clone())
     }
 
-    /// Takes away what is in the namespace `scope` (`None` = anywhere) and not among `kept`; answers the units concerned.
+    /// Removes the values in the namespace `scope` (`None` = all) that are not in `kept`. Returns the affected pools.
     pub fn retain(&self, scope: Option<&str>, kept: &HashSet<NamespacedName>) -> BTreeSet<PoolKey> {
         let mut inner = self.write();
         let within = |namespace: &&String| scope.is_none_or(|scope| *namespace == scope);
@@ -184,7 +179,7 @@ impl<V> Inner<V> {
         names.map(move |name| NamespacedName::new(namespace, name.as_ref()))
     }
 
-    /// `unit`, as the others of it have it.
+    /// Returns the shared copy of `unit`.
     fn interned(&self, unit: PoolKey) -> Arc<PoolKey> {
         self.pool_counts.get_key_value(&unit).map_or_else(|| Arc::new(unit), |(known, _)| known.clone())
     }
@@ -233,7 +228,7 @@ mod tests {
         mirror.replace(&at, 1);
         assert_eq!(mirror.get(&at), None);
         mirror.insert(at.clone(), pool_key("p"), 3);
-        // The answer to a write has version 2, and the watch has brought version 3.
+        // The answer to a write has version 2, and the watch has delivered version 3.
         mirror.replace(&at, 2);
         assert!(!mirror.insert(at.clone(), pool_key("p"), 2) && !mirror.insert(at.clone(), pool_key("q"), 2));
         assert_eq!((mirror.get(&at), mirror.pool_key(&at)), (Some(3), Some(pool_key("p"))));

@@ -1,4 +1,4 @@
-//! The watches that keep the mirrors up to date, and tell the queue whom a change concerns.
+//! The watches that keep the caches up to date, and enqueue the affected pools.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -37,23 +37,23 @@ use crate::queue::Queue;
 /// Objects of a page of a list.
 const LIST_PAGE_SIZE: u32 = 100;
 
-/// Events of one kind that are kept of pods that nobody knows.
+/// Maximum events of one kind for pods that the cache does not contain.
 const UNKNOWN_POD_EVENTS_MAX: usize = 1000;
 
 /// What all watches share.
 #[derive(Clone)]
 pub struct WatchContext {
-    /// What they keep up to date.
+    /// The caches to update.
     pub cache: Arc<ClusterCache>,
-    /// Who is told.
+    /// The queue for affected pools.
     pub queue: Arc<Queue>,
     /// Watches that have not listed everything yet.
     pub pending: Arc<AtomicUsize>,
-    /// Told when `pending` has become 0.
+    /// Notified when `pending` reaches 0.
     pub ready: Arc<Notify>,
 }
 
-/// Starts all watches. `namespaces` are those looked after; none = all.
+/// Starts all watches. `namespaces` are the watched ones; empty = all.
 pub fn watch_all(client: &Client, namespaces: &[String], feed: &WatchContext) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let scopes: Vec<Option<String>> = match namespaces {
@@ -153,9 +153,9 @@ impl NamespaceWatches<'_> {
         );
     }
 
-    /// Events of pods, or of what makes them, by name. One may be told before its pod is, or with it in two lists: it is kept,
-    /// under no pool, and whoever looks at the pod finds it by its name. Every pod of the cluster may have such events, so of
-    /// those that are nobody's only [`UNKNOWN_POD_EVENTS_MAX`] are kept; whoever told them says the others again.
+    /// Watches events of pods, or of their controllers, by name. An event may arrive before its pod, or in another
+    /// list: it is stored without a pool, and found by the pod's name. Every pod of the cluster may have such events,
+    /// so at most [`UNKNOWN_POD_EVENTS_MAX`] are kept for unknown pods; their source repeats the others.
     fn watch_warning_events(
         &mut self,
         fields: &str,
@@ -175,7 +175,7 @@ impl NamespaceWatches<'_> {
             Some((known.or_else(nobodys)?, refusal))
         };
         let whom = WatchSpawner { context: self.context, tasks: self.tasks, scope: self.scope.clone() };
-        // Asked again: the pod may have come while its event was put away.
+        // Checked again: the pod may have arrived while its event was stored.
         spawn_watch(whom, events, mirror, refused, move |feed, unit, subject| {
             let known = unit_of(&feed.cache, &NamespacedName::new(unit.namespace.clone(), subject));
             let own = || Some(unit.clone()).filter(|unit| !unit.pool.is_empty());
@@ -183,7 +183,7 @@ impl NamespaceWatches<'_> {
         });
     }
 
-    /// Pods of others: what they ask for is looked at when something else is.
+    /// Watches foreign pods. A change of their requests enqueues nothing.
     fn watch_other_pods(&mut self) {
         let of_others =
             watcher_config().labels(&format!("{MANAGED_BY}!={MANAGER}")).fields(SCHEDULED_PODS_SELECTOR);
@@ -235,16 +235,16 @@ const fn store_of(kind: ChildKind) -> fn(&ClusterCache) -> &Store<ObservedChild>
     }
 }
 
-/// Nodes and devices: whoever has a claim on one is concerned.
+/// Watches nodes and devices, and enqueues the pools with a claim on a changed one.
 fn watch_nodes(client: &Client, feed: &WatchContext, tasks: &mut JoinSet<()>) {
     let world = feed.cache.clone();
     let nodes = watch(Api::<Node>::all(client.clone()), watcher_config()).inspect(move |told| match told {
-        // A list that is under way is no view yet.
+        // An incomplete list is no state yet.
         Ok(Event::Init | Event::InitApply(_)) => {}
         told => {
             let now = Timestamp::now().as_second();
             world.node_monitor.set_watch_healthy(told.is_ok(), now);
-            // What is told may end an outage: it lasted until now.
+            // The event may end an outage, which lasted until now.
             world.outage(now);
         }
     });
@@ -287,15 +287,15 @@ fn enqueue_affected(feed: &WatchContext, on: impl Fn(&ClaimEntry) -> bool) {
     }
 }
 
-/// Who follows, whom, and in which namespace.
+/// Context, tasks and namespace of a new watch.
 struct WatchSpawner<'a> {
     context: &'a WatchContext,
     tasks: &'a mut JoinSet<()>,
     scope: Option<String>,
 }
 
-/// Starts a task that keeps a mirror like what `events` tell, and calls `changed` with the unit and the name of whatever
-/// changes.
+/// Spawns a task that applies `events` to a store, and calls `changed` with the pool and the name of each changed
+/// object.
 fn spawn_watch<O, V>(
     WatchSpawner { context: feed, tasks, scope }: WatchSpawner<'_>,
     events: impl Stream<Item = watcher::Result<Event<O>>> + Send + 'static,
@@ -335,7 +335,7 @@ struct StoreUpdater<V, P, C> {
     store: fn(&ClusterCache) -> &Store<V>,
     prune: P,
     changed: C,
-    /// What the list that is under way has named.
+    /// Names in the current list.
     listed: HashSet<NamespacedName>,
     is_synced: bool,
 }
@@ -391,23 +391,23 @@ fn name(object: &impl ResourceExt) -> NamespacedName {
     NamespacedName::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// Pages of a list are small: an object as it comes, with who has set which of its fields, is many times what is kept of it,
-/// and all watches list at once.
+/// List pages are small: an object with its managed fields is many times larger than its stored part, and all watches
+/// list at once.
 fn watcher_config() -> watcher::Config {
     watcher::Config::default().page_size(LIST_PAGE_SIZE)
 }
 
-/// Pods of ours that are slots, or inspections.
+/// Selects Sluice's pods of one component: slots or inspections.
 fn component_config(what: &str) -> watcher::Config {
     watcher_config().labels(&format!("{MANAGED_BY}={MANAGER},{COMPONENT}={what}"))
 }
 
-/// Objects of ours.
+/// Selects objects that the operator manages.
 fn managed_config() -> watcher::Config {
     watcher_config().labels(&format!("{MANAGED_BY}={MANAGER}"))
 }
 
-/// Who set which field of our own kinds is of no use here.
+/// Removes the managed fields, which are not used for Sluice's own kinds.
 fn trim(object: &mut impl ResourceExt) {
     object.managed_fields_mut().clear();
 }

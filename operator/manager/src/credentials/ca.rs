@@ -1,12 +1,12 @@
-//! The authority that signs, its successor and its predecessor.
+//! The signing authority, its successor and its predecessor.
 
 use std::collections::BTreeMap;
 
 use super::issue::{CA_VALIDITY_DAYS, DAY_SECONDS, Identity, IssueError, issue_ca, parse_cert};
 
-/// Time for which two authorities are good side by side before the next step of a rotation, seconds.
+/// Overlap of two authorities before the next step of a rotation, seconds.
 pub const ROTATION_OVERLAP_SECONDS: i64 = 3600;
-/// Days after which an authority gets a successor: early enough that one that fails to come is noticed.
+/// Days after which an authority gets a successor: early enough to notice a failed rotation.
 pub const ROTATE_DAYS: i64 = CA_VALIDITY_DAYS * 2 / 3;
 
 /// Keys of the Secret.
@@ -15,43 +15,43 @@ const NEXT_KEYS: [&str; 2] = ["next.crt", "next.key"];
 const PREVIOUS_KEY: &str = "previous.crt";
 const ROTATED_AT_KEY: &str = "turned-at";
 
-/// All authorities that are good at a moment.
+/// All authorities that are valid at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaBundle {
-    /// Signs.
+    /// The authority that signs now.
     pub signing: Identity,
-    /// Signs next; everybody knows it already, or soon will.
+    /// The authority that signs next; its certificate is already in the bundles, or soon will be.
     pub next: Option<Identity>,
-    /// Signed before; its certificate alone.
+    /// Certificate of the authority that signed before.
     pub previous: Option<String>,
     /// When the last step of a rotation was taken, seconds since 1970.
     pub rotated_at: i64,
 }
 
-/// Why a Secret holds no authorities.
+/// Why a Secret contains no authorities.
 #[derive(Debug, thiserror::Error)]
 pub enum CaSecretError {
-    /// A key is missing or no text.
+    /// A key is missing or not text.
     #[error("`{0}` is missing, or no text")]
     Missing(&'static str),
-    /// A certificate that is none.
+    /// A certificate is invalid.
     #[error(transparent)]
     Issue(#[from] IssueError),
 }
 
 impl CaBundle {
-    /// The first one.
+    /// Creates the first authority.
     ///
     /// # Errors
-    /// No key could be made.
+    /// The key cannot be generated.
     pub fn generate(now: i64) -> Result<CaBundle, IssueError> {
         Ok(CaBundle { signing: issue_ca(now)?, next: None, previous: None, rotated_at: now })
     }
 
-    /// What a Secret holds.
+    /// Parses a Secret.
     ///
     /// # Errors
-    /// It holds none that could sign.
+    /// The Secret contains no signing authority.
     pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Result<CaBundle, CaSecretError> {
         let text = |key: &str| data.get(key).and_then(|value| String::from_utf8(value.clone()).ok());
         let pair = |keys: [&str; 2]| Some(Identity { cert: text(keys[0])?, key: text(keys[1])? });
@@ -66,7 +66,7 @@ impl CaBundle {
         Ok(CaBundle { signing, next, previous: text(PREVIOUS_KEY), rotated_at: turned_at })
     }
 
-    /// What a Secret is to hold: every key, those that go as `None`.
+    /// Returns all keys of the Secret; `None` = to be removed.
     pub fn to_secret(&self) -> BTreeMap<&'static str, Option<String>> {
         let next = self.next.as_ref();
         BTreeMap::from([
@@ -79,10 +79,10 @@ impl CaBundle {
         ])
     }
 
-    /// What they are to be at `now`; `None` = as they are.
+    /// Returns the authorities after a rotation step due at `now`; `None` = no step is due.
     ///
     /// # Errors
-    /// No key could be made, or the certificate cannot be read.
+    /// The key cannot be generated, or the certificate cannot be read.
     pub fn rotated(&self, now: i64) -> Result<Option<CaBundle>, IssueError> {
         if now < self.next_rotation()? {
             return Ok(None);
@@ -100,7 +100,7 @@ impl CaBundle {
         }))
     }
 
-    /// When the next step of a rotation is due, seconds since 1970.
+    /// Returns when the next rotation step is due, seconds since 1970.
     ///
     /// # Errors
     /// The certificate cannot be read.
@@ -111,7 +111,7 @@ impl CaBundle {
         Ok(parse_cert(&self.signing.cert)?.not_before + ROTATE_DAYS * DAY_SECONDS)
     }
 
-    /// What everybody is to trust: all of them, PEM.
+    /// Returns all trusted authorities, PEM.
     pub fn bundle(&self) -> String {
         let all =
             [Some(&self.signing.cert), self.next.as_ref().map(|next| &next.cert), self.previous.as_ref()];

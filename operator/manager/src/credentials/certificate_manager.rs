@@ -1,4 +1,4 @@
-//! Secrets, by name.
+//! Reads and writes the Secrets of the authorities and of slots, by name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,11 +23,11 @@ use crate::sidecars::tls::{TlsError, client_config};
 
 /// Name of the Secret with the authorities. An admission policy keeps the operator to names that begin with `sluice-`.
 pub const CA_SECRET_NAME: &str = "sluice-authority";
-/// Seconds for which authorities that were read are taken to be the same: another leader may have turned them.
+/// Seconds for which cached authorities are used: another leader may rotate them.
 const CA_CACHE_SECONDS: i64 = 300;
-/// Longest time between two looks at a Secret that nothing is due for, seconds: somebody may have changed it.
+/// Maximum time between two checks of a Secret, seconds: another client may have changed it.
 const RECHECK_SECONDS: i64 = 6 * 3600;
-/// The same, for the Secret of a slot whose pod does not start, seconds.
+/// The same for the Secret of a slot whose pod does not start, seconds.
 const UNVERIFIED_RECHECK_SECONDS: i64 = 30;
 
 /// A slot's Secret.
@@ -39,16 +39,16 @@ pub struct SlotSecret {
     pub secret: String,
     /// Name of the tenant.
     pub tenant: String,
-    /// Title of the claim, as the sidecar's configuration has it.
+    /// Title of the claim, as in the sidecar's configuration.
     pub claim: String,
-    /// Who takes it along.
+    /// The owner that it is deleted with.
     pub owner: OwnerReference,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
 
 impl SlotSecret {
-    /// Of all that its Secret is made of, with this bundle.
+    /// Returns the digest of all inputs of its Secret, with this bundle.
     fn digest(&self, bundle: &str) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.namespace, &self.secret, &self.tenant, &self.claim, bundle).hash(&mut hasher);
@@ -61,10 +61,10 @@ impl SlotSecret {
     }
 }
 
-/// Why credentials could not be kept.
+/// Why credentials could not be updated.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// The API server said no, or nothing.
+    /// The API server rejected the request, or did not answer.
     #[error("Secret {namespace}/{name}: {error}")]
     Api {
         /// Namespace of the Secret.
@@ -74,7 +74,7 @@ pub enum CredentialError {
         /// What went wrong.
         error: Box<kube::Error>,
     },
-    /// The Secret of the authorities holds none.
+    /// The Secret of the authorities contains none.
     #[error(
         "Secret {namespace}/{name}: {error}: restore it, or delete it and all sidecars get new certificates"
     )]
@@ -86,7 +86,7 @@ pub enum CredentialError {
         /// What is wrong.
         error: CaSecretError,
     },
-    /// There is a Secret of that name that is not the operator's.
+    /// A Secret of that name exists that the operator does not own.
     #[error("Secret {namespace}/{name} is not the operator's; it is left alone")]
     NotOwned {
         /// Namespace of the Secret.
@@ -94,15 +94,15 @@ pub enum CredentialError {
         /// Its name.
         name: String,
     },
-    /// A certificate could not be made.
+    /// A certificate could not be issued.
     #[error(transparent)]
     Issue(#[from] IssueError),
-    /// What was made cannot be used.
+    /// The issued credentials cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
 }
 
-/// What is remembered of the API server.
+/// Cached state of the API server.
 #[derive(Default)]
 struct CertificateCache {
     authorities: Option<(Arc<CaBundle>, i64)>,
@@ -110,19 +110,19 @@ struct CertificateCache {
     own: Option<(Credentials, Arc<ClientConfig>)>,
 }
 
-/// A slot whose Secret was as it must be. There are thousands, so nothing else is kept of them.
+/// A slot whose Secret was correct. There are thousands, so nothing else is cached.
 #[derive(Clone, Copy, Debug)]
 struct VerifiedSlot {
-    /// Digest of what it is made of.
+    /// Digest of the inputs.
     digest: u64,
-    /// When it was looked at.
+    /// Time of the check.
     checked_at: i64,
-    /// Until when it is good.
+    /// End of validity.
     valid_until: i64,
 }
 
 impl CertificateCache {
-    /// Keeps what is known of a slot. Of tenants that go nobody tells: now and then what is known no more is dropped.
+    /// Caches a slot. No event reports removed tenants: expired entries are dropped when the map is full.
     fn insert(&mut self, key: (String, String), known: VerifiedSlot) {
         if self.slots.len() == self.slots.capacity() {
             self.slots.retain(|_, other| known.checked_at < other.valid_until);
@@ -131,7 +131,7 @@ impl CertificateCache {
     }
 }
 
-/// Keeps all credentials. Only the leader does.
+/// Manages all credentials. Only the leader uses it.
 pub struct CertificateManager {
     client: Client,
     namespace: String,
@@ -145,15 +145,16 @@ impl std::fmt::Debug for CertificateManager {
 }
 
 impl CertificateManager {
-    /// Keeps the authorities in a Secret of `namespace`, the operator's own.
+    /// Creates a manager with the authorities in a Secret of `namespace`, the operator's own.
     pub fn new(client: Client, namespace: impl Into<String>) -> CertificateManager {
         CertificateManager { client, namespace: namespace.into(), cache: Mutex::default() }
     }
 
-    /// The authorities at `now` (seconds since 1970): read, made if there are none, and turned when it is time.
+    /// Returns the authorities at `now` (seconds since 1970): reads them, creates them if there are none, and rotates
+    /// them when due.
     ///
     /// # Errors
-    /// The Secret could not be read or written, or holds something else.
+    /// The Secret could not be read or written, or has other contents.
     pub async fn authorities(&self, now: i64) -> Result<Arc<CaBundle>, CredentialError> {
         let known = self.with_cache(|memory| memory.authorities.clone());
         if let Some((authorities, _)) = known.filter(|(_, until)| now < *until) {
@@ -172,7 +173,7 @@ impl CertificateManager {
                 let first = CaBundle::generate(now)?;
                 match api.create(&PostParams::default(), &ca_secret(&first)).await {
                     Ok(_) => return Ok(first),
-                    // Another replica was faster.
+                    // Another replica created it first.
                     Err(kube::Error::Api(status)) if status.is_already_exists() => continue,
                     Err(error) => return Err(self.api_error(error)),
                 }
@@ -183,7 +184,7 @@ impl CertificateManager {
             })?;
             let Some(turned) = held.rotated(now)? else { return Ok(held) };
             let version = secret.metadata.resource_version;
-            // The version makes it fail where somebody else has turned them meanwhile.
+            // The version makes the patch fail if another replica has rotated them.
             let encoded: BTreeMap<_, _> =
                 turned.to_secret().into_iter().map(|(key, text)| (key, to_byte_string(text))).collect();
             let patch = json!({"metadata": {"resourceVersion": version}, "data": encoded});
@@ -195,10 +196,10 @@ impl CertificateManager {
         }
     }
 
-    /// Sees to it that a slot's Secret is as it must be; the moment, seconds since 1970, before which nothing is due.
+    /// Updates a slot's Secret if needed. Returns the next time at which a check is due, seconds since 1970.
     ///
     /// # Errors
-    /// The Secret could not be read or written, or is somebody else's.
+    /// The Secret could not be read or written, or has another owner.
     pub async fn ensure_slot_secret(&self, slot: &SlotSecret, now: i64) -> Result<i64, CredentialError> {
         let authorities = self.authorities(now).await?;
         let key = (slot.namespace.clone(), slot.secret.clone());
@@ -208,7 +209,7 @@ impl CertificateManager {
             return Ok(known.valid_until);
         }
         let until = self.reconcile_secret(slot, &authorities, now).await?.min(now + RECHECK_SECONDS);
-        // Whoever comes back only hours later would miss a step of a rotation.
+        // A check hours later would miss a rotation step.
         let until = until.min(authorities.next_rotation()?);
         self.with_cache(|memory| {
             memory.insert(key, VerifiedSlot { digest, checked_at: now, valid_until: until })
@@ -216,7 +217,8 @@ impl CertificateManager {
         Ok(until)
     }
 
-    /// A slot's pod does not start: its Secret, which nothing watches, may be gone or spoilt, and is looked at again.
+    /// Invalidates the cached Secret of a slot whose pod does not start: no watch reports that it was deleted or
+    /// damaged.
     pub fn invalidate(&self, namespace: &str, secret: &str) {
         let key = (namespace.to_owned(), secret.to_owned());
         self.with_cache(|memory| {
@@ -256,16 +258,17 @@ impl CertificateManager {
         Ok(valid_until(held.as_ref(), &names, authorities, now))
     }
 
-    /// Forgets slots that are gone. Their Secrets go with their owner, or by [`CertificateManager::delete`].
+    /// Drops removed slots from the cache. Their Secrets are deleted with their owner, or by
+    /// [`CertificateManager::delete`].
     pub fn retain(&self, is_there: impl Fn(&str, &str) -> bool) {
         self.with_cache(|memory| memory.slots.retain(|(namespace, secret), _| is_there(namespace, secret)));
     }
 
-    /// Deletes the Secret of a slot that is gone while its tenant stays, whose uid `is_owner` knows. One that is not there is gone
-    /// already, and one that is somebody else's is left alone.
+    /// Deletes the Secret of a removed slot whose tenant remains; `is_owner` checks the tenant's uid. A missing
+    /// Secret is no error, and a foreign one is not deleted.
     ///
     /// # Errors
-    /// The API server said no, or nothing.
+    /// The API server rejected the request, or did not answer.
     pub async fn delete(
         &self,
         namespace: &str,
@@ -284,16 +287,17 @@ impl CertificateManager {
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
         match api.delete(secret, &params).await {
             Ok(_) => Ok(()),
-            // Another one has its name by now.
+            // Deleted, or replaced by another Secret of that name.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             Err(error) => Err(failed(error)),
         }
     }
 
-    /// What the operator itself connects to sidecars with at `now`. It is kept nowhere: whoever leads makes its own.
+    /// Returns the operator's client configuration for sidecars at `now`. It is not stored: each leader creates its
+    /// own.
     ///
     /// # Errors
-    /// The authorities could not be read, or no certificate be made.
+    /// The authorities could not be read, or the certificate could not be issued.
     pub async fn own_client_config(&self, now: i64) -> Result<Arc<ClientConfig>, CredentialError> {
         let authorities = self.authorities(now).await?;
         let known = self.with_cache(|memory| memory.own.clone());
@@ -311,7 +315,7 @@ impl CertificateManager {
     }
 
     fn with_cache<T>(&self, of: impl FnOnce(&mut CertificateCache) -> T) -> T {
-        // Whoever panicked has left whole entries.
+        // A panic leaves entries complete.
         of(&mut self.cache.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
