@@ -1,4 +1,4 @@
-//! What the leader gives its live page.
+//! Publishes the leader's state on its dashboard.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,12 +10,12 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::reconcile::Reconciler;
 
-/// Between two updates. A GPU is read much less often; an update in between costs a comparison for each.
+/// Time between two updates. A GPU is read much less often; an update without news costs one comparison per GPU.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(2);
-/// Moves that are kept of each GPU: of up to a thousand of them.
+/// Moves shown for each of up to a thousand GPUs.
 const MAX_MOVES: usize = 16;
 
-/// The page of a replica that does not lead.
+/// Returns the dashboard of a replica that is not the leader.
 pub fn empty_hub() -> Arc<Hub> {
     let note = "This replica does not lead, or has read no GPU yet.".to_owned();
     Hub::new(HubConfig {
@@ -26,7 +26,7 @@ pub fn empty_hub() -> Arc<Hub> {
     })
 }
 
-/// Gives `hub` what `operator` has read, over and over.
+/// Publishes the readings of `operator` to `hub`, forever.
 pub async fn publish(operator: Arc<Reconciler>, hub: Arc<Hub>) {
     let mut ticks = interval(UPDATE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

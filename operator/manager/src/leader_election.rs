@@ -1,9 +1,9 @@
-//! One of the replicas leads: whoever holds the Lease.
+//! Leader election: the replica that holds the Lease leads.
 //!
-//! Whether a holder is gone is judged by this machine's own clock, from the moment at which it saw the Lease change last,
-//! as Kubernetes' own controllers do: clocks of two machines are never compared. A leader that cannot renew gives up before
-//! another may take over, and whoever gives up ends its process.
-//! (The crate `kube-lease-manager` does neither: it compares clocks, and a leader cut off from the API server is never told.)
+//! Whether a holder is gone is decided by the local clock, from the time of the last observed change of the Lease, as
+//! in Kubernetes' own controllers: clocks of two machines are never compared. A leader that cannot renew stops before
+//! another may take over, and ends its process. (The crate `kube-lease-manager` does neither: it compares clocks, and
+//! does not notify a leader that is cut off from the API server.)
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 use tokio::time::Instant;
 
-/// A replica's hold, or its wish for it.
+/// A replica that holds the Lease or is a candidate for it.
 #[derive(Debug)]
 pub struct LeaderElection {
     api: Api<Lease>,
     name: String,
     identity: String,
-    /// A holder that does not renew for so long is replaced.
+    /// A holder that does not renew for this long is replaced.
     duration: Duration,
-    /// What was seen last, and when it last changed.
+    /// The last observed version, and when it last changed.
     observed_renewal: Option<(String, Instant)>,
 }
 
-/// Why a round was not carried out.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaderElectionError {
-    /// The API server said no, or nothing.
+    /// The API server rejected the request, or did not answer.
     #[error("Lease {name}: {error}")]
     Api {
         /// The Lease.
@@ -36,12 +36,12 @@ pub enum LeaderElectionError {
         /// What went wrong.
         error: Box<kube::Error>,
     },
-    /// Somebody else holds it now.
+    /// Another replica holds it now.
     #[error("the Lease {name} is held by {holder}")]
     Lost {
         /// The Lease.
         name: String,
-        /// Who has it.
+        /// The holder.
         holder: String,
     },
     /// It could not be renewed in time.
@@ -57,7 +57,7 @@ pub enum LeaderElectionError {
 }
 
 impl LeaderElection {
-    /// A replica `identity` that wants the Lease `name`, for `seconds` after each renewal.
+    /// Returns a candidate `identity` for the Lease `name`, which is valid for `seconds` after each renewal.
     pub fn new(api: Api<Lease>, name: &str, identity: &str, seconds: u32) -> LeaderElection {
         let duration = Duration::from_secs(u64::from(seconds));
         LeaderElection {
@@ -69,8 +69,9 @@ impl LeaderElection {
         }
     }
 
-    /// Waits for the Lease. Answers its number of holders so far, which rises with every leader; `None` = `stop` came before.
-    /// An attempt that is under way then ends first: one that was cut off might still get the Lease, and nobody would know.
+    /// Waits for the Lease. Returns its number of holders so far, which increases with every leader; `None` = `stop`
+    /// completed first. A running attempt then completes, because a cancelled one might still acquire the Lease
+    /// unnoticed.
     pub async fn acquire(&mut self, stop: impl Future<Output = ()>) -> Option<u64> {
         let mut stop = std::pin::pin!(stop);
         loop {
@@ -87,10 +88,10 @@ impl LeaderElection {
         }
     }
 
-    /// Renews the Lease for as long as that goes.
+    /// Renews the Lease until that fails.
     pub async fn renew_until_lost(&self) -> LeaderElectionError {
         let mut renewed = Instant::now();
-        // A third of the time is left to whoever is still writing when this gives up.
+        // The last third is left for writes that are still running.
         let deadline = self.duration * 2 / 3;
         loop {
             tokio::time::sleep(self.retry_period()).await;
@@ -116,7 +117,7 @@ impl LeaderElection {
         LeaderElectionError::Stale { name: self.name.clone(), seconds: renewed.elapsed().as_secs(), error }
     }
 
-    /// Gives the Lease back, so that another need not wait until it runs out.
+    /// Releases the Lease, so that the next leader need not wait until it expires.
     pub async fn release(&self) -> Result<(), LeaderElectionError> {
         let mut lease = self.get().await?.unwrap_or_default();
         if holder(&lease) == Some(&self.identity) {
@@ -127,13 +128,13 @@ impl LeaderElection {
         Ok(())
     }
 
-    /// Sees to it that the next leader's epoch is higher than this one. Whoever does not hold the Lease leaves it alone. Answers
-    /// whether it was held.
+    /// Ensures that the next leader's epoch is higher than `epoch`. Only the holder changes the Lease. Returns
+    /// whether this replica holds it.
     ///
     /// # Errors
     /// The Lease could not be read or written.
     pub async fn raise_epoch(&self, epoch: u64) -> Result<bool, LeaderElectionError> {
-        // Its own renewal may come in between, once in a while.
+        // A concurrent renewal of this replica may conflict.
         match self.try_raise_epoch(epoch).await {
             Err(LeaderElectionError::Api { error, .. }) if is_conflict(&error) => {
                 self.try_raise_epoch(epoch).await
@@ -157,7 +158,7 @@ impl LeaderElection {
         self.duration / 8
     }
 
-    /// Takes the Lease if it is free or its holder is gone. Answers its number of holders, if it was taken.
+    /// Acquires the Lease if it is free or its holder is gone. Returns its number of holders, if acquired.
     async fn try_acquire(&mut self) -> Result<Option<u64>, LeaderElectionError> {
         let Some(mut lease) = self.get().await? else {
             let made = self.lease_spec(1, Some(now()));
@@ -176,9 +177,9 @@ impl LeaderElection {
         Ok(Some(u64::try_from(epoch).unwrap_or(0)))
     }
 
-    /// Whether nobody holds the Lease, or who does has not renewed it for as long as it promised to.
+    /// Whether the Lease has no holder, or its holder has not renewed it for its duration.
     fn is_free(&mut self, lease: &Lease) -> bool {
-        // An own life before this one: nobody else has this name.
+        // An earlier instance of this replica: the name is unique.
         if holder(lease).is_none_or(|holder| *holder == self.identity) {
             return true;
         }
@@ -222,7 +223,7 @@ impl LeaderElection {
         self.api.get_opt(&self.name).await.map_err(|error| self.api_error(error))
     }
 
-    /// Its version is sent along: of two that try, one is told of a conflict.
+    /// The version is sent along, so that one of two concurrent writers gets a conflict.
     async fn replace(&self, lease: &Lease) -> Result<(), LeaderElectionError> {
         let replaced = self.api.replace(&self.name, &PostParams::default(), lease).await;
         replaced.map(drop).map_err(|error| self.api_error(error))

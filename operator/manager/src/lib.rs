@@ -1,20 +1,20 @@
-//! The operator: watches pools and tenants, and makes the cluster what `sluice-plan` says it is to be.
+//! The operator: watches pools and tenants, and brings the cluster to the state that `sluice-plan` computes.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`capabilities`] | what the cluster can do |
-//! | [`api`] | the way to the API server |
-//! | [`world`] | mirrors what is watched, pruned to what decisions need |
-//! | [`queue`] | which pools are to be looked at, and when |
+//! | [`capabilities`] | features of the cluster |
+//! | [`api`] | the client of the API server |
+//! | [`cache`] | watched objects, pruned to what decisions need |
+//! | [`queue`] | which pools to reconcile, and when |
 //! | [`reconcile`] | one pool with its tenants, in five steps: dereference, validate, build, apply, status |
 //! | [`credentials`] | certificates of sidecars and of the operator, kept in Secrets |
-//! | [`sidecars`] | directives go out, states come in |
+//! | [`sidecars`] | sends directives and reads states |
 //! | [`leader_election`] | one of the replicas leads |
 //! | [`server`] | health, metrics, the read API |
-//! | [`dashboard`] | the live dashboard beside it |
+//! | [`dashboard`] | the live dashboard |
 //! | [`telemetry`] | log lines and traces |
 //!
-//! All decisions are in `sluice-plan`; here is what talks to the API server.
+//! All decisions are in `sluice-plan`; this crate communicates with the API server and the sidecars.
 #![forbid(unsafe_code)]
 
 mod api;

@@ -1,4 +1,4 @@
-//! `sluice-operator`: places tenants, applies their objects, tells what became of them.
+//! `sluice-operator`: places tenants, applies their objects, and reports their status.
 
 use std::process::ExitCode;
 

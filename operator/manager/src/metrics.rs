@@ -1,4 +1,4 @@
-//! Figures of the operator, as Prometheus reads them.
+//! Prometheus metrics of the operator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -59,7 +59,7 @@ struct TenantReadyLabels {
 }
 
 impl TenantReadyLabels {
-    /// What a tenant's condition `Ready` says; before it has one, what every condition says at first sight.
+    /// Returns the tenant's condition `Ready`, or the initial value of a condition before it has one.
     fn from_tenant(tenant: &ModelTenant) -> TenantReadyLabels {
         let conditions = tenant.status.as_ref().map(|status| status.conditions.as_slice());
         let ready = conditions.unwrap_or_default().iter().find(|one| one.type_ == "Ready");
@@ -149,7 +149,7 @@ impl Metrics {
         self.leader.set(i64::from(leads));
     }
 
-    /// So many sidecars have been without their directive for a while.
+    /// Sets the number of sidecars that have been without their directive for a while.
     pub fn set_undelivered_directives(&self, sidecars: usize) {
         self.undelivered_directives.set(i64::try_from(sidecars).unwrap_or(i64::MAX));
     }

@@ -1,4 +1,4 @@
-//! Which pools are to be looked at, and when: each at most once at a time, however often it was asked for.
+//! The queue of pools to reconcile: each is in progress at most once, however often it is enqueued.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use crate::cache::PoolKey;
 
-/// What comes in shortly after each other is looked at together.
+/// Events within this time are handled together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// First delay after a failure, doubled with every further one up to [`MAX_BACKOFF`].
+/// First delay after a failure; each further failure doubles it up to [`MAX_BACKOFF`].
 const BASE_BACKOFF: Duration = Duration::from_millis(500);
-/// Longest delay, after failures and after a look that took long: most of that time it may have waited for the API server.
+/// Maximum delay, after failures and after a slow reconciliation, which mostly waits for the API server.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The queue.
@@ -27,18 +27,18 @@ pub struct Queue {
 struct Inner {
     due_at: HashMap<PoolKey, Instant>,
     running: HashSet<PoolKey>,
-    /// Nobody is looked at again so soon that looking is all that is done.
+    /// Earliest next start, so that a slow pool does not occupy a worker all the time.
     not_before: HashMap<PoolKey, Instant>,
     failures: HashMap<PoolKey, u32>,
 }
 
 impl Queue {
-    /// Asks for a look soon.
+    /// Enqueues a pool with the default delay.
     pub fn add(&self, unit: &PoolKey) {
         self.add_after(unit, DEBOUNCE);
     }
 
-    /// Asks for a look after `delay`; an earlier one stays.
+    /// Enqueues a pool with `delay`; an earlier entry stays.
     pub fn add_after(&self, unit: &PoolKey, delay: Duration) {
         let at = Instant::now() + delay;
         let mut inner = self.lock();
@@ -48,19 +48,18 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Units that wait.
     pub fn len(&self) -> usize {
         self.lock().due_at.len()
     }
 
-    /// The next unit whose time has come. It is not given out again before it is [`Queue::done`].
+    /// Returns the next due pool. It is not returned again before [`Queue::done`].
     pub async fn next(&self) -> PoolKey {
         loop {
             let wait = match self.try_pop() {
                 Ok(unit) => return unit,
                 Err(wait) => wait,
             };
-            // A permit is kept for who is not waiting yet, so nothing added since then is missed.
+            // A permit is stored while no worker waits, so no notification is missed.
             tokio::select! {
                 () = self.wake.notified() => {}
                 () = sleep(wait) => {}
@@ -68,7 +67,7 @@ impl Queue {
         }
     }
 
-    /// A unit that is due, or when the first will be.
+    /// Returns a due pool, or the time at which the first is due.
     fn try_pop(&self) -> Result<PoolKey, Option<Instant>> {
         let mut inner = self.lock();
         let at = |inner: &Inner, unit: &PoolKey, due: Instant| {
@@ -90,7 +89,7 @@ impl Queue {
         Ok(unit)
     }
 
-    /// `unit` has been looked at, in `took`. After a failure it is due again, the later the more often it failed.
+    /// Marks `unit` as reconciled, after `took`. After a failure it is enqueued with backoff.
     pub fn done(&self, unit: &PoolKey, took: Duration, failed: bool) {
         let mut inner = self.lock();
         inner.running.remove(unit);
@@ -109,7 +108,7 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// Forgets what is kept of a unit that is gone.
+    /// Drops the state of a removed pool.
     pub fn forget(&self, unit: &PoolKey) {
         let mut inner = self.lock();
         inner.failures.remove(unit);
@@ -151,7 +150,7 @@ mod tests {
         let first = queue.next().await;
         queue.add(&first);
         queue.add_after(&pool_key("b"), Duration::from_secs(9));
-        // `a` has been due for long, but is not given out before it is done.
+        // `a` is due, but is not returned before it is done.
         assert_eq!(queue.next().await, pool_key("b"));
         queue.done(&first, Duration::ZERO, false);
         assert_eq!(queue.next().await, pool_key("a"));

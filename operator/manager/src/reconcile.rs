@@ -1,10 +1,10 @@
-//! One pool with its tenants, in five steps.
+//! Reconciles one pool with its tenants, in five steps.
 //!
-//! 1. **dereference**: gathers from the mirrors all that is seen of it; nothing is asked of the API server.
-//! 2. **validate** and 3. **build**: `sluice-plan` says what is to be.
-//! 4. **apply**: sends what is missing, changed or drifted, and deletes what is not to be there any more.
-//!    Sidecars are told who their neighbours are, and their certificates are kept.
-//! 5. **status**: tells what became of it.
+//! 1. **dereference**: collects the observed state from the caches, without requests to the API server.
+//! 2. **validate** and 3. **build**: `sluice-plan` computes the desired state.
+//! 4. **apply**: sends missing, changed or drifted objects, deletes obsolete ones, updates certificates, and sends
+//! directives.
+//! 5. **status**: reports the result.
 
 mod apply;
 mod directives;
@@ -36,31 +36,25 @@ use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::sidecars::{GpuKey, GpuRead, SidecarRegistry};
 
-/// Everything that a reconciliation works with.
+/// State and clients of a reconciliation.
 pub struct Reconciler {
     /// Access to the API server.
     pub client: Client,
-    /// What is there.
     pub cache: Arc<ClusterCache>,
-    /// What is to be looked at.
     pub queue: Arc<Queue>,
-    /// What goes into every pod.
+    /// Settings for every pod.
     pub release: Release,
-    /// What the cluster can do.
     pub capabilities: Arc<ClusterCapabilities>,
-    /// A node that is not ready for so long is lost, seconds.
+    /// A node that has not been ready for this long is lost, seconds.
     pub node_grace_seconds: i64,
-    /// Shortest time between two writes of a status whose conditions do not change.
+    /// Minimum time between two writes of a status with unchanged conditions.
     pub status_interval: Duration,
-    /// Certificates.
     pub certificates: CertificateManager,
-    /// The way to sidecars.
+    /// Connections to sidecars.
     pub sidecars: Mutex<SidecarRegistry>,
-    /// Figures.
     pub metrics: Metrics,
-    /// Events.
     pub events: EventRecorder,
-    /// What this leader keeps in mind. Nothing of it is needed for a right decision: it only saves requests.
+    /// Caches of this leader. They only save requests; no decision depends on them.
     pub reconcile_cache: ReconcileCache,
 }
 
@@ -69,43 +63,43 @@ pub struct Reconciler {
 pub struct ReconcileCache {
     /// When each object's status was written last.
     status_written_at: Mutex<HashMap<(OwnKind, NamespacedName), Instant>>,
-    /// What was rendered last, of tenants and of GPUs (under [`OwnKind::Pool`]).
+    /// The last rendered objects of tenants and of GPUs (under [`OwnKind::Pool`]).
     rendered: Mutex<HashMap<(OwnKind, NamespacedName), render_cache::RenderedObjects>>,
-    /// What each sidecar was told last.
+    /// The last directive of each sidecar.
     directive_states: Mutex<HashMap<DirectiveKey, sluice_plan::directives::DirectiveState>>,
-    /// Units of the start that have not been looked at yet.
+    /// Pools of the start that have not been reconciled yet.
     pending_initial: Mutex<HashSet<PoolKey>>,
-    /// Told when there is none left.
+    /// Notified when none is left.
     initial_done: Notify,
 }
 
 /// A sidecar: its GPU, its tenant and the uid of its pod.
 type DirectiveKey = (GpuKey, String, String);
 
-/// One of our own kinds.
+/// A custom resource kind of Sluice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum OwnKind {
     Pool,
     Tenant,
 }
 
-/// Why a reconciliation has to be repeated.
+/// Why a reconciliation must be repeated.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
-    /// The API server refused something, or did not answer.
+    /// The API server rejected a request, or did not answer.
     #[error("{what}: {error}")]
     Api {
         /// What was attempted.
         what: String,
-        /// What it said.
+        /// Its answer.
         error: Box<kube::Error>,
     },
     /// Objects of tenants could not be applied; each tenant's status says why.
     #[error("{count} tenants have objects that could not be applied; the first: {first}")]
     ApplyFailed {
-        /// So many tenants.
+        /// Number of tenants.
         count: usize,
-        /// What the first of them lacks.
+        /// The first error.
         first: String,
     },
 }
@@ -127,25 +121,25 @@ impl Reconciler {
         lock(&self.sidecars).undelivered_count()
     }
 
-    /// What is known of the GPUs that are wanted, by namespace and what their sidecars said.
+    /// Returns the known state of the GPUs that `wanted` selects by namespace and reports.
     pub fn overview(&self, wanted: impl Fn(&str, &[TenantReport]) -> bool) -> Vec<GpuOverview> {
         lock(&self.sidecars).overview(wanted)
     }
 
-    /// Goes through what was read last of all GPUs.
+    /// Calls `see` with the last reading of each GPU.
     pub fn for_each_gpu(&self, see: impl FnMut(&GpuRead<'_>)) {
         lock(&self.sidecars).for_each_gpu(see);
     }
 
-    /// Each of `units` is to be looked at once: [`Reconciler::all_seen`] waits for that.
+    /// Registers pools whose first reconciliation [`Reconciler::wait_for_initial`] awaits.
     pub fn expect_initial(&self, units: impl IntoIterator<Item = PoolKey>) {
         lock(&self.reconcile_cache.pending_initial).extend(units);
     }
 
-    /// Waits until all that was expected has been looked at once, whatever came of it.
+    /// Waits until all registered pools have been reconciled once, with any result.
     pub async fn wait_for_initial(&self) {
         loop {
-            // It hears what comes from here on, before it is asked for.
+            // The future must exist before the check, so that no notification is missed.
             let all_seen = self.reconcile_cache.initial_done.notified();
             if lock(&self.reconcile_cache.pending_initial).is_empty() {
                 return;
@@ -168,7 +162,7 @@ impl Reconciler {
         }
     }
 
-    /// Looks at one unit after the other, for ever.
+    /// Reconciles one pool after the other, forever.
     pub async fn run_worker(&self) {
         loop {
             let unit = self.queue.next().await;
@@ -188,10 +182,10 @@ impl Reconciler {
         }
     }
 
-    /// Makes one unit what it is to be.
+    /// Brings one pool to its desired state.
     ///
     /// # Errors
-    /// Something could not be carried out; what could has been.
+    /// A step failed; independent steps were completed.
     async fn reconcile(&self, unit: &PoolKey) -> Result<(), ReconcileError> {
         let now = Timestamp::now().as_second();
         let scene = tracing::info_span!("dereference").in_scope(|| self.observe(unit, now));
@@ -237,14 +231,14 @@ impl Reconciler {
         failed.map_or(Ok(()), Err)
     }
 
-    /// What keeps a pod from starting may be its Secret.
+    /// A missing or damaged Secret may keep a pod from starting.
     fn invalidate_secrets(&self, unit: &PoolKey, pods: &[ObservedPod]) {
         for pod in pods.iter().filter(|pod| pod.failure_reason.is_some() && pod.is_current()) {
             self.certificates.invalidate(&unit.namespace, &format!("sluice-{}-{}", pod.tenant, pod.index));
         }
     }
 
-    /// Drops what was kept in mind of a unit that is gone.
+    /// Drops the cached state of a removed pool.
     fn forget(&self, unit: &PoolKey) {
         lock(&self.sidecars).forget(&unit.namespace, &unit.pool);
         self.queue.forget(unit);

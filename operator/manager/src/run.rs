@@ -39,7 +39,7 @@ use crate::telemetry::Telemetry;
 const WORKERS: usize = 4;
 /// Longest time that a sidecar gets to answer.
 const SIDECAR_TIMEOUT: Duration = Duration::from_secs(5);
-/// States that come in shortly after each other are told together.
+/// States that arrive within this time are reported together.
 const READ_DEBOUNCE: Duration = Duration::from_secs(1);
 /// Time between two looks at the operator's own certificate, and after a failure.
 const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -48,7 +48,7 @@ const CERTIFICATE_RETRY: Duration = Duration::from_secs(5);
 const UNREAD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest time between two such looks: one GPU whose sidecars never answer is waited for as long as it is there.
 const UNREAD_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(10);
-/// Runs the operator until it is told to end, or can no longer lead.
+/// Runs the operator until SIGTERM or the loss of leadership.
 pub fn run(args: Args) -> ExitCode {
     // One provider in the tree: without it the first TLS connection panics.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -121,7 +121,7 @@ async fn listen(
     Ok(())
 }
 
-/// What a leader starts from.
+/// Inputs of a leader.
 struct LeaderContext {
     args: Args,
     client: Client,
@@ -160,8 +160,8 @@ impl LeaderContext {
     }
 }
 
-/// Waits for the Lease and works for as long as it is held. Ends well when told to end, and with an error when the Lease is
-/// lost: whoever starts this process again gives it a new chance, with nothing left of the old one.
+/// Waits for the Lease and works while it is held. Returns an error when the Lease is lost: a restarted process
+/// starts with no old state.
 async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     let (args, metrics) = (&start.args, &start.metrics);
     let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
@@ -204,13 +204,13 @@ async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     ended
 }
 
-/// Sees what an upgrade of the cluster brings.
+/// Watches for new features after an upgrade of the cluster.
 async fn watch_upgrades(operator: Arc<Reconciler>) {
     operator.capabilities.poll_until_complete(&operator.client, &operator.cache, &operator.queue).await;
     std::future::pending().await
 }
 
-/// Tells kubelets of API keys that change.
+/// Annotates pods whose API keys change.
 async fn watch_api_keys(operator: Arc<Reconciler>, feed: WatchContext) {
     wait_for_cache_sync(&feed).await;
     operator.watch_api_keys().await;
@@ -240,7 +240,7 @@ async fn renew_certificate(
     }
 }
 
-/// Hears what comes from sidecars, until one of them follows a newer leader.
+/// Handles events of sidecars, until one of them follows a newer leader.
 async fn handle_sidecar_events(
     operator: &Reconciler,
     mut heard: mpsc::UnboundedReceiver<SidecarEvent>,
@@ -268,13 +268,14 @@ async fn handle_sidecar_events(
                     return fence;
                 }
             }
-            // The operator that it speaks of has the other end.
+            // The operator's end is open as long as it exists.
             None => std::future::pending().await,
         }
     }
 }
 
-/// Whether a sidecar follows a newer leader that there is. What cannot be found out is asked again: the sidecar tells again.
+/// Whether a sidecar follows an existing newer leader. An unknown answer is checked again at the sidecar's next
+/// report.
 async fn is_deposed(contest: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, fence: Fence) -> bool {
     let epoch = fence.epoch;
     match tokio::time::timeout(SIDECAR_TIMEOUT, contest.on_newer_leader(sidecar, fence)).await {
@@ -289,7 +290,7 @@ async fn is_deposed(contest: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, 
     false
 }
 
-/// Looks at everything once, and then at whatever changes.
+/// Reconciles everything once, and then all changes.
 async fn run_workers(operator: Arc<Reconciler>, feed: WatchContext, began: Instant) {
     wait_for_cache_sync(&feed).await;
     let units = feed.cache.pool_keys();
@@ -306,7 +307,7 @@ async fn run_workers(operator: Arc<Reconciler>, feed: WatchContext, began: Insta
     tokio::join!(report_startup(&operator, began), workers.join_all());
 }
 
-/// Tells when everything has been looked at once, and when every GPU has been read once.
+/// Reports when every pool has been reconciled once, and when every GPU has been read once.
 async fn report_startup(operator: &Reconciler, began: Instant) {
     operator.wait_for_initial().await;
     operator.metrics.set_initial_sync(began.elapsed());

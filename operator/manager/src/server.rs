@@ -60,8 +60,8 @@ async fn metrics(State(served): State<HttpState>) -> impl IntoResponse {
 /// The operator, once this replica leads.
 pub type LeaderFlag = Arc<OnceLock<Arc<Reconciler>>>;
 
-/// `GET /v1/overview`: of all GPUs, or of those of a namespace, or those that have a slot of a tenant. Who does not lead knows
-/// nothing, and says so by 503. The live page of `hub` stands beside it.
+/// `GET /v1/overview`: all GPUs, those of a namespace, or those with a slot of a tenant. A replica that does not lead
+/// answers 503. The same server has the dashboard of `hub`.
 pub fn read_router(leads: LeaderFlag, hub: Arc<Hub>) -> Router {
     let read = Router::new().route(overview::PATH, get(get_overview)).with_state(leads);
     serve::local_only(read.merge(serve::routes(hub)))

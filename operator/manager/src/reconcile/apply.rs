@@ -1,4 +1,4 @@
-//! Step 4: what is missing, changed or drifted is sent; what is not to be there any more is deleted.
+//! Step 4: sends missing, changed or drifted objects, and deletes obsolete ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::{OwnKind, Reconciler, render_cache};
 use crate::cache::{ClaimEntry, NamespacedName, ObservedChild, PoolKey};
 use crate::credentials::{self, CredentialError};
 
-/// Requests that one unit has under way at a time.
+/// Maximum concurrent requests of one pool.
 const MAX_CONCURRENT_REQUESTS: usize = 16;
 
 /// Why a child was not applied.
@@ -58,7 +58,7 @@ type ChildNames = Vec<(ChildKind, String)>;
 type DesiredChildren = BTreeMap<ChildKind, BTreeSet<String>>;
 
 impl Reconciler {
-    /// Applies a plan. Answers what went wrong, by tenant; what a GPU lacks all of its tenants lack.
+    /// Applies a plan. Returns the errors by tenant; an error of a GPU counts for all of its tenants.
     pub(super) async fn apply(
         &self,
         unit: &PoolKey,
@@ -68,7 +68,7 @@ impl Reconciler {
     ) -> BTreeMap<String, ApplyFailure> {
         let mut kept = DesiredChildren::new();
         let (mut troubles, mut lacking) = (BTreeMap::new(), BTreeSet::new());
-        // Claims first: a pod that comes before its claim waits for it.
+        // Claims first: a pod created before its claim waits for it.
         let gpus: Vec<usize> = (0..plan.gpus.len()).filter(|gpu| plan.gpus[*gpu].epoch.is_some()).collect();
         let mut done = stream::iter(gpus)
             .map(|gpu| self.apply_gpu(unit, pool, plan, gpu))
@@ -131,11 +131,11 @@ impl Reconciler {
         let tenant = &plan.tenants[tenant];
         let mut result = Ok(());
         let mut placed: Vec<PlacedSlot<'_>> = Vec::new();
-        // Whose claim could not be made stays on the one that it has.
+        // A slot whose new claim failed stays on its current one.
         let has_claim = |slot: &&SlotPlan| slot.gpu_index.as_ref().is_ok_and(|gpu| !lacking.contains(gpu));
         let on = tenant.slots.iter().filter(has_claim);
         for slot in on.filter_map(|slot| plan.placed_slot(pool, tenant, slot)) {
-            // Before the pod that mounts it: a slot whose Secret is not as it must be stays as it is.
+            // Before the pod that mounts it: a slot whose Secret cannot be updated stays unchanged.
             match self.ensure_certificate(unit, &slot, now).await {
                 Ok(()) => placed.push(slot),
                 Err(refused) => result = result.and(Err(refused)),
@@ -143,7 +143,7 @@ impl Reconciler {
         }
         let key = (OwnKind::Tenant, NamespacedName::new(unit.namespace.clone(), tenant_name(tenant)));
         let of = render_cache::tenant_digest(pool, tenant, &placed);
-        // Of whoever has a Job nothing is kept in mind: the Job is not to stay.
+        // A tenant with a Job is not cached, because the Job is temporary.
         let settled = !tenant.should_inspect();
         let mut names = match self.cached_children(&key, of).filter(|_| settled) {
             Some(names) => names,
@@ -157,7 +157,7 @@ impl Reconciler {
                 names
             }
         };
-        // A slot that has a GPU stays as it is where its model is not known any more, its claim or its Secret could not be made.
+        // A placed slot stays unchanged if its model is no longer known, or its claim or its Secret failed.
         for slot in tenant.slots.iter().filter(|slot| slot.gpu_index.is_ok()) {
             let name = format!("{}-{}", tenant_name(tenant), slot.index);
             names.extend([(ChildKind::ConfigMap, name.clone()), (ChildKind::Deployment, name)]);
@@ -165,7 +165,7 @@ impl Reconciler {
         (tenant_name(tenant), names, result)
     }
 
-    /// What is applied for a tenant: its own, and that of each slot.
+    /// Renders the objects of a tenant and of each slot.
     fn render_tenant(
         &self,
         pool: &GpuPool,
@@ -189,14 +189,14 @@ impl Reconciler {
         let owner = tenant.tenant.metadata.uid.as_deref().unwrap_or_default();
         let mut result = Ok(());
         for children in own {
-            // The other slots are served even if one cannot be.
+            // One failed slot does not stop the others.
             let applied = self.apply_all(unit, owner, children).await;
             result = result.and(applied);
         }
         (own.iter().flatten().map(kind_and_name).collect(), result)
     }
 
-    /// Keeps a slot's certificate, and comes back when the next one is due.
+    /// Updates a slot's certificate, and enqueues the pool for the next renewal.
     async fn ensure_certificate(
         &self,
         unit: &PoolKey,
@@ -224,7 +224,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Sends a child, unless it is as it should be.
+    /// Sends a child, unless it is unchanged.
     async fn apply_one(&self, unit: &PoolKey, owner: &str, child: &Child) -> Result<(), ApplyError> {
         let at = NamespacedName::new(unit.namespace.clone(), child.name.clone());
         let applied = |seen: &ObservedChild| Self::is_applied(child.digest, seen);
@@ -232,7 +232,8 @@ impl Reconciler {
             return Ok(());
         }
         let seen = self.cache.child(child.kind, &at);
-        // A Job's template cannot be changed, and it may hang for what has been changed: another one comes once it is gone.
+        // A Job's template is immutable, and the Job may be blocked by what has changed: it is deleted and created
+        // again.
         let other = |seen: &ObservedChild| seen.digest.is_some_and(|digest| digest != child.digest);
         let outdated = |seen: &&ObservedChild| seen.is_owned_by(owner) && other(seen);
         if let Some(seen) = seen.as_ref().filter(outdated).filter(|_| child.kind == ChildKind::Job) {
@@ -251,14 +252,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Whether what is there is what was asked for, and nobody has changed it since.
+    /// Whether the object is as requested, and unchanged since.
     pub(super) fn is_applied(digest: u64, seen: &ObservedChild) -> bool {
         seen.digest == Some(digest)
             && !seen.is_deleting
             && (!seen.has_drifted || seen.applied_fields == Some(seen.managed_fields))
     }
 
-    /// Nothing of anybody else is taken over.
+    /// Foreign objects are never taken over.
     async fn check_ownership(
         &self,
         api: &Api<DynamicObject>,
@@ -274,7 +275,7 @@ impl Reconciler {
         }
     }
 
-    /// What the answer to a write tells need not wait for the watch.
+    /// Updates the cache from the answer to a write, without waiting for the watch.
     fn record_write(&self, kind: ChildKind, at: &NamespacedName, unit: &PoolKey, metadata: &ObjectMeta) {
         match kind {
             ChildKind::ResourceClaim => {
@@ -292,8 +293,8 @@ impl Reconciler {
         }
     }
 
-    /// Deletes children that the plan does not have. Those of a tenant that is gone go by their owner reference. What could
-    /// not be applied for one tenant keeps what that tenant has, and nothing of anybody else.
+    /// Deletes children that are not in the plan. Children of a deleted tenant are deleted by their owner reference.
+    /// A tenant with apply errors keeps its current children, but not those of others.
     async fn prune(
         &self,
         unit: &PoolKey,
@@ -324,7 +325,7 @@ impl Reconciler {
             .await;
     }
 
-    /// Claims that pods of these tenants have: who should have moved to another one, but could not, keeps its own.
+    /// Returns the claims of these tenants' pods: a slot that could not move to another claim keeps its own.
     fn claims_of(&self, unit: &PoolKey, troubles: &BTreeMap<String, ApplyFailure>) -> BTreeSet<String> {
         let mut claims = BTreeSet::new();
         self.cache.children(ChildKind::Deployment).for_each(unit, |_, child| {
@@ -334,10 +335,11 @@ impl Reconciler {
         claims
     }
 
-    /// Deletes exactly the object that was seen. A failure is seen at the next look: the object is still there.
+    /// Deletes exactly the observed object. A failure is repeated at the next reconciliation: the object still
+    /// exists.
     async fn delete(&self, kind: ChildKind, unit: &PoolKey, name: &str, child: &ObservedChild) {
         let only = Preconditions { uid: Some(child.uid.clone()), resource_version: None };
-        // The certificate goes before what tells of it.
+        // The certificate is deleted before the object that identifies it.
         if kind == ChildKind::Deployment
             && let Err(error) = self
                 .certificates
@@ -358,7 +360,7 @@ impl Reconciler {
         }
     }
 
-    /// A pod that has its model reaches nobody outside any more.
+    /// Removes the label that permits downloads from pods that have their model.
     async fn remove_fetch_label(&self, unit: &PoolKey) {
         let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.client.clone(), &unit.namespace);
         let mut fetched = Vec::new();

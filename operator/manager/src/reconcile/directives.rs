@@ -1,4 +1,4 @@
-//! Sidecars of one GPU are told about each other, and what they say is heard.
+//! Sends directives to the sidecars of each GPU, and collects their reports.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -23,7 +23,8 @@ use crate::sidecars::{DirectiveTarget, GpuKey, GpuReading, GpuSidecars, INITIAL_
 type BySlot<T> = BTreeMap<(String, String), T>;
 
 impl Reconciler {
-    /// What a unit's sidecars said last, by tenant and GPU. What a pod said is not held against its successor.
+    /// Returns the last reports of a pool's sidecars, by tenant and GPU. The report of an old pod is not attributed
+    /// to its successor.
     pub(super) fn reports(&self, unit: &PoolKey, pods: &[ObservedPod]) -> BySlot<SidecarReport> {
         let present = CurrentPods::new(pods);
         self.collect_readings(unit, |gpu, read| {
@@ -35,17 +36,17 @@ impl Reconciler {
         })
     }
 
-    /// The floors that a unit's sidecars told last, bytes, by tenant and GPU.
+    /// Returns the last reported floors of a pool's sidecars, bytes, by tenant and GPU.
     pub(super) fn floors(&self, unit: &PoolKey) -> BySlot<u64> {
         self.collect_readings(unit, |_, read| read.floors.clone().into_iter().collect())
     }
 
-    /// Device memory that a unit's tenants own, bytes, as their sidecars told it last, by tenant and GPU.
+    /// Returns the device memory that a pool's tenants own, bytes, as last reported, by tenant and GPU.
     pub(super) fn owned(&self, unit: &PoolKey) -> BySlot<u64> {
         self.collect_readings(unit, |_, read| read.owned.clone().into_iter().collect())
     }
 
-    /// Something of what was read last of a unit's GPUs, of each tenant.
+    /// Collects a value per tenant from the last readings of a pool's GPUs.
     fn collect_readings<T>(
         &self,
         unit: &PoolKey,
@@ -59,12 +60,13 @@ impl Reconciler {
         all
     }
 
-    /// Which of a unit's sidecars have not taken their directive, by tenant and GPU.
+    /// Returns the sidecars of a pool that have not accepted their directive, by tenant and GPU.
     pub(super) fn undelivered(&self, unit: &PoolKey) -> BySlot<String> {
         lock(&self.sidecars).undelivered(&unit.namespace, &unit.pool)
     }
 
-    /// GPUs on which pods have an address and were not asked yet what they have found. They are soon: then it is looked again.
+    /// Returns the GPUs with reachable pods that have not been polled yet. They are polled soon, and the pool is
+    /// enqueued then.
     pub(super) fn unobserved_gpus(&self, unit: &PoolKey, pods: &[ObservedPod]) -> BTreeSet<String> {
         let sidecars = lock(&self.sidecars);
         let reached = pods.iter().filter(|pod| pod.ip.is_some() && pod.is_current());
@@ -77,7 +79,7 @@ impl Reconciler {
         unheard
     }
 
-    /// The GPUs of a plan, with the sidecars that have an address and what each is to be told.
+    /// Returns the GPUs of a plan, with the sidecars that have an address and their directives.
     pub(super) fn gpus(
         &self,
         unit: &PoolKey,
@@ -145,7 +147,7 @@ impl Reconciler {
         DirectiveTarget { address, pod_uid: own.pod_uid.clone(), directive }
     }
 
-    /// What a sidecar is told: what it was told before, until something else counts.
+    /// Returns the directive of a sidecar: the previous one until a change is due.
     fn settle_directive(&self, told: super::DirectiveKey, wanted: Directive, now: i64) -> Arc<Directive> {
         let mut all = lock(&self.reconcile_cache.directive_states);
         if let Some(newer) = next_directive(all.get(&told), wanted, now) {
@@ -154,7 +156,7 @@ impl Reconciler {
         all.get(&told).expect("who was told nothing before is told now").directive.clone()
     }
 
-    /// Hands a unit's sidecars over; what was kept of those that are gone is dropped.
+    /// Registers a pool's sidecars, and drops the state of removed ones.
     pub(super) fn push_directives(&self, unit: &PoolKey, gpus: Vec<GpuSidecars>) {
         let by_name: HashMap<&str, &GpuSidecars> =
             gpus.iter().map(|gpu| (gpu.key.name.as_str(), gpu)).collect();
@@ -169,10 +171,10 @@ impl Reconciler {
     }
 }
 
-/// Pods that are there.
+/// Existing pods.
 struct CurrentPods<'a> {
     uids: HashSet<&'a str>,
-    /// Those that are to stay, by tenant and GPU.
+    /// Current pods, by tenant and GPU.
     running_pods: HashMap<(&'a str, &'a str), &'a str>,
 }
 
@@ -182,21 +184,21 @@ impl<'a> CurrentPods<'a> {
             let (gpu, _) = parse_claim_name(&pod.claim)?;
             Some(((pod.tenant.as_str(), gpu), pod.uid.as_str()))
         });
-        // Of several the first, as a plan has it.
+        // The first of several, as in a plan.
         let staying = staying.fold(HashMap::new(), |mut all, (key, uid)| {
             all.entry(key).or_insert(uid);
             all
         });
-        // Whatever one that is over said last, nobody would say otherwise.
+        // A report of an ended pod would never be replaced.
         let all = pods.iter().filter(|pod| pod.ended.is_none()).map(|pod| pod.uid.as_str());
         CurrentPods { uids: all.collect(), running_pods: staying }
     }
 
-    /// Whether what was said by this pod, if it was known, is of the one that a tenant has on a GPU now.
+    /// Whether a report of this pod, if known, belongs to the tenant's current pod on a GPU.
     fn is_current(&self, tenant: &str, gpu: &str, pod: Option<&str>) -> bool {
         match self.running_pods.get(&(tenant, gpu)) {
             Some(staying) => pod == Some(*staying),
-            // It is on its way out, and is nobody's predecessor yet.
+            // It is being deleted, and has no successor yet.
             None => pod.is_none_or(|pod| self.uids.contains(pod)),
         }
     }
@@ -206,7 +208,7 @@ fn key(unit: &PoolKey, gpu: &str) -> GpuKey {
     GpuKey { namespace: unit.namespace.clone(), pool: unit.pool.clone(), name: gpu.to_owned() }
 }
 
-/// When tenants were last of use, as they said.
+/// Returns when tenants were last used, as reported.
 fn activities(told: &[TenantReport]) -> HashMap<String, Activity> {
     let own = told.iter().filter_map(|report| match report {
         TenantReport::State(state) => Some((state.tenant.name.clone(), state.activity.clone())),

@@ -1,4 +1,4 @@
-//! The pool's finalizer: a pool stays for as long as tenants refer to it.
+//! The pool's finalizer: a pool exists as long as tenants refer to it.
 
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
@@ -11,7 +11,7 @@ use super::{ReconcileError, Reconciler};
 const FINALIZER: &str = "sluice.dev/tenants";
 
 impl Reconciler {
-    /// Keeps `pool` from going while it has tenants, and lets it go afterwards.
+    /// Adds the finalizer to `pool` while it has tenants, and removes it afterwards.
     pub(super) async fn sync_pool_finalizer(
         &self,
         pool: &GpuPool,
@@ -33,7 +33,7 @@ impl Reconciler {
         }
     }
 
-    /// The version goes along: nobody else's change is undone.
+    /// The version is sent along, so that no concurrent change is lost.
     async fn set_finalizers(&self, pool: &GpuPool, finalizers: Vec<&str>) -> Result<(), ReconcileError> {
         let namespace = pool.metadata.namespace.as_deref().unwrap_or_default();
         let name = pool.metadata.name.as_deref().unwrap_or_default();
@@ -43,7 +43,7 @@ impl Reconciler {
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch_metadata(name, &params, &Patch::Merge(patch)).await {
             Ok(_) => Ok(()),
-            // Gone, or changed meanwhile: the watch tells, and this is tried anew.
+            // Deleted or changed concurrently: the watch reports it, and the pool is reconciled again.
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => Ok(()),
             Err(error) => {
                 Err(ReconcileError::api(format!("finalizers of GpuPool {namespace}/{name}"), error))

@@ -1,4 +1,4 @@
-//! Step 1: all that is seen of a unit.
+//! Step 1: the observed state of a pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,11 +19,10 @@ type InspectionResult = Result<Geometry, GeometryError>;
 pub struct ObservedPoolObjects {
     /// The pool, if there is one.
     pub pool: Option<Arc<GpuPool>>,
-    /// Its tenants, those that are being deleted aside.
+    /// Its tenants, without those that are being deleted.
     pub tenants: Vec<Arc<ModelTenant>>,
     /// No tenant refers to the pool, not even one that is being deleted.
     pub are_all_tenants_gone: bool,
-    /// The rest.
     pub observed: ObservedPool,
 }
 
@@ -64,7 +63,7 @@ impl Reconciler {
         }
     }
 
-    /// What inspections of these tenants said: sizes, if any of a tenant's pods told them, else why not.
+    /// Returns the inspection results of these tenants: sizes, if any pod reported them, else an error.
     fn inspections(
         &self,
         unit: &PoolKey,
@@ -99,7 +98,7 @@ impl Reconciler {
         all
     }
 
-    /// Why a slot's pod cannot be made, where somebody said so.
+    /// Returns why a slot's pod cannot be created, if an event reports it.
     fn pod_creation_error(&self, unit: &PoolKey, slot: &ObservedSlot) -> Option<((String, u32), String)> {
         let at = NamespacedName::new(unit.namespace.clone(), format!("{}-{}", slot.tenant, slot.index));
         Some(((slot.tenant.clone(), slot.index), self.cache.pod_create_failures.get(&at)?.message))
@@ -112,7 +111,7 @@ impl Reconciler {
         Some((name, ObservedNode { requested_bytes, ..node }))
     }
 
-    /// A driver's word counts until the pod has an address: by then its devices are there.
+    /// A driver's error is valid until the pod has an address, because its devices are then prepared.
     fn with_pod_warning(&self, unit: &PoolKey, mut pod: ObservedPod) -> ObservedPod {
         let refusal =
             self.cache.prepare_failures.get(&NamespacedName::new(unit.namespace.clone(), pod.name.clone()));
@@ -124,14 +123,14 @@ impl Reconciler {
         pod
     }
 
-    /// Which volume a pod waits for, if the kubelet said so.
+    /// Returns the volume that a pod waits for, if an event reports it.
     fn mount_error(&self, unit: &PoolKey, pod: &str, uid: &str) -> Option<String> {
         let at = NamespacedName::new(unit.namespace.clone(), pod);
         let said = [&self.cache.attach_failures, &self.cache.mount_failures].map(|told| told.get(&at));
         said.into_iter().flatten().find(|said| said.pod_uid == uid).map(|said| said.message)
     }
 
-    /// Adds what slices say of each claim's device.
+    /// Adds the slices' data to each claim's device.
     fn with_device_info(&self, claims: Vec<(String, ClaimEntry)>) -> Vec<ObservedClaim> {
         let wanted: BTreeMap<DeviceId, usize> = claims
             .iter()
@@ -160,10 +159,11 @@ impl Reconciler {
     }
 }
 
-/// Adds to those that are not ready yet how an earlier one of each slot ended: a pod that is evicted again and again never tells more.
+/// Adds the exit of an earlier pod of the slot to pods that are not ready: a pod that is evicted repeatedly reports
+/// nothing else.
 fn with_predecessor_exit(mut pods: Vec<ObservedPod>) -> Vec<ObservedPod> {
     let mut ended = BTreeMap::<(String, u32), EndedPod>::new();
-    // One that is told to go ends as it should.
+    // The exit of a pod that is being deleted is no failure.
     for pod in pods.iter().filter(|pod| !pod.is_deleting) {
         let Some(own) = &pod.ended else { continue };
         let last = ended.entry((pod.tenant.clone(), pod.index)).or_default();

@@ -1,4 +1,4 @@
-//! Step 5: what became of it is told, in statuses and in events.
+//! Step 5: reports the result, in statuses and in events.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const FAULT_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Statuses that are written at a time.
 const MAX_CONCURRENT_WRITES: usize = 16;
 
-/// Whether an object that came back from writing its status is else the one that was looked at. One that somebody changed
-/// meanwhile is left to the watch: put into the mirror here, its change would be no news any more, and nobody would look.
+/// Whether only the status differs in the answer to a status write. An object that another client changed is left to
+/// the watch: stored here, the watch would see no change, and the pool would not be reconciled.
 fn is_only_status_changed(before: &ObjectMeta, after: &ObjectMeta) -> bool {
     before.generation == after.generation
         && before.deletion_timestamp == after.deletion_timestamp
@@ -75,7 +75,7 @@ impl Reconciler {
         let name = tenant.name_any();
         let after = tenant_status(given, plan, planned, troubles.get(&name));
         if has_expiring_reason(&after) {
-            // It is told for a while, and nothing else may happen until it is over.
+            // The reason expires, and no other event may trigger the update.
             self.queue.add_after(unit, FAULT_RECHECK_INTERVAL);
         }
         let at = NamespacedName::new(unit.namespace.clone(), name);
@@ -116,14 +116,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Conditions are written at once, figures when the last write is long enough ago; else another look is asked for.
+    /// Whether to write now: conditions at once, numbers after an interval; else the pool is enqueued.
     fn is_write_due(&self, unit: &PoolKey, key: (OwnKind, NamespacedName), change: StatusChange) -> bool {
         let now = Instant::now();
         let mut written = lock(&self.reconcile_cache.status_written_at);
         let due = match change {
             StatusChange::None => return false,
             StatusChange::Conditions => now,
-            // A new leader does not know when its predecessor wrote, and waits as if that were now.
+            // A new leader does not know when its predecessor wrote, and assumes now.
             StatusChange::Figures => *written.entry(key.clone()).or_insert(now) + self.status_interval,
         };
         if due > now {
@@ -131,7 +131,7 @@ impl Reconciler {
             return false;
         }
         if written.len() == written.capacity() {
-            // Of who is deleted while its pool stays nobody tells.
+            // No event removes the entries of tenants deleted while their pool stays.
             written.retain(|(kind, at), _| self.exists(*kind, at));
         }
         written.insert(key, now);
@@ -168,7 +168,7 @@ impl Reconciler {
         }
     }
 
-    /// An event for every condition that is worth one. None is worth a failure.
+    /// Publishes an event for each relevant condition. Failures are only logged.
     async fn publish_events<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
@@ -181,8 +181,7 @@ impl Reconciler {
     }
 }
 
-/// Conditions whose truth has changed, and `Degraded` where it holds for another reason or another hang: a sidecar that takes no
-/// directive and one that hangs are two events.
+/// Returns conditions with a changed status, and `Degraded` with another reason or another hang.
 fn changed_conditions<'a>(
     before: &[Condition],
     after: &'a [Condition],

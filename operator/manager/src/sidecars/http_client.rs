@@ -104,7 +104,8 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// A way by the latest of `credentials`. Each request has `patience` from the moment at which it is its turn.
+    /// Returns a client with the latest of `credentials`. Each request has a timeout from the moment at which it may
+    /// start.
     pub fn new(credentials: watch::Receiver<Option<Arc<ClientConfig>>>, patience: Duration) -> Transport {
         Transport {
             credentials,
@@ -122,7 +123,7 @@ impl Transport {
 
     /// Waits until there is a certificate to ask with.
     pub async fn wait_for_credentials(&self) {
-        // Whoever made certificates is gone only where all ends.
+        // The sender is dropped only when the process ends.
         let _ = self.credentials.clone().wait_for(Option::is_some).await;
     }
 
@@ -142,7 +143,7 @@ impl Transport {
         let config = self.credentials.borrow().clone().ok_or(CallError::NoCredentials)?;
         let mut admin = address.admin_addr;
         admin.set_port(self.port.unwrap_or(admin.port()));
-        // Boxed: connections are large, and thousands of tasks that only wait would each have room for one.
+        // Boxed: connections are large, and thousands of waiting tasks would each reserve space for one.
         let whole = Box::pin(send_request((address, admin), config, method, path, extra, body));
         let late = |_| CallError::Timeout { address: address.clone(), timeout: self.timeout };
         tokio::time::timeout(self.timeout, whole).await.map_err(late)?

@@ -1,10 +1,10 @@
-//! What a leader does about a sidecar that follows a newer one.
+//! Handles a sidecar that follows a newer leader.
 //!
-//! Sidecars keep the epoch that they follow, and the Lease does not know of it where it was deleted and made anew, or where
-//! another installation led before. So whoever holds the Lease nevertheless goes on, with an epoch beyond that one. A sidecar
-//! that tells of ever higher epochs gets so far once in a while, and is without its directive in between: its word alone ends
-//! no leader. Nor do many get far: epochs count leaders, and no words move this one's by more than [`MAX_RAISE_STEP`] in that time, so it takes weeks
-//! of lies until a Lease can count no further.
+//! Sidecars store the epoch that they follow. The Lease has a lower one if it was deleted and created again, or if
+//! another installation led before. A leader that still holds the Lease raises its epoch above the sidecar's. A
+//! sidecar that reports ever higher epochs is served once per interval, so its reports alone end no leader. All
+//! reports together raise the epoch by at most [`MAX_RAISE_STEP`] in that time, so it takes weeks of false reports to
+//! exhaust the Lease's counter.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,26 +17,26 @@ use super::http_client::SidecarAddress;
 use super::pusher::{FenceCounter, MAX_EPOCH};
 use crate::leader_election::{LeaderElection, LeaderElectionError};
 
-/// Time between two epochs that are given up for the word of one sidecar: less than it waits until it says so again.
+/// Time between two raises for the report of one sidecar: less than the sidecar's own report interval.
 pub const RAISE_INTERVAL: Duration = Duration::from_secs(50);
-/// How far all words together take a leader in that time: more leaders than a Lease sees in its life. Whoever is really further
-/// is reached in some such steps.
+/// Maximum raise in that time over all reports: more leaders than a Lease ever has. A really higher epoch is reached
+/// in some such steps.
 pub const MAX_RAISE_STEP: u64 = 1 << 16;
 
-/// What came of a sidecar's word.
+/// Result of a sidecar's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConflictAction {
     /// This leader's epoch is beyond the one that the sidecar follows.
     Raised,
-    /// It is a [`MAX_RAISE_STEP`] nearer to that.
+    /// This leader's epoch is [`MAX_RAISE_STEP`] nearer to it.
     PartlyRaised,
-    /// The same sidecar was outdone only just: it is not believed.
+    /// The epoch was raised recently for the same sidecar: its report is ignored.
     RateLimited,
-    /// Somebody else holds the Lease: this one leads no more.
+    /// Another replica holds the Lease: this one is no longer the leader.
     Deposed,
 }
 
-/// The words of sidecars, and the Lease that they are held against.
+/// Reports of sidecars, and the Lease to compare them with.
 #[derive(Debug)]
 pub struct LeaderConflict<'a> {
     election: &'a LeaderElection,
@@ -47,22 +47,22 @@ pub struct LeaderConflict<'a> {
 }
 
 impl<'a> LeaderConflict<'a> {
-    /// No word yet. `fences` are those that directives go out with.
+    /// Creates the state without reports. `fences` are those of outgoing directives.
     pub fn new(holder: &'a LeaderElection, fences: Arc<FenceCounter>) -> LeaderConflict<'a> {
         let from = (fences.epoch(), Instant::now());
         LeaderConflict { election: holder, fences, last_raised: HashMap::new(), window_start: from }
     }
 
-    /// Hears that `sidecar` follows the leader of `follows`.
+    /// Handles the report that `sidecar` follows the leader of `follows`.
     ///
     /// # Errors
-    /// The Lease could not be read or written: nothing is known, and nothing has changed.
+    /// The Lease could not be read or written: nothing has changed.
     pub async fn on_newer_leader(
         &mut self,
         sidecar: &SidecarAddress,
         follows: Fence,
     ) -> Result<ConflictAction, LeaderElectionError> {
-        // Thousands tell of the same leader at once.
+        // Thousands of sidecars report the same leader at once.
         if self.fences.epoch() > follows.epoch {
             return Ok(ConflictAction::Raised);
         }
@@ -81,7 +81,7 @@ impl<'a> LeaderConflict<'a> {
         if epoch <= self.fences.epoch() {
             return Ok(ConflictAction::RateLimited);
         }
-        // The Lease first: the next leader must be beyond whatever this one has sent.
+        // The Lease first: the next leader's epoch must exceed every one that this leader has sent.
         if !self.election.raise_epoch(epoch).await? {
             return Ok(ConflictAction::Deposed);
         }
