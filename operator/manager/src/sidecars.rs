@@ -1,13 +1,13 @@
-//! The way to sidecars: directives go out, states come in.
+//! Connections to sidecars: sends directives and reads states.
 //!
 //! | piece | what it does |
 //! |---|---|
-//! | [`tls`] | mutual TLS by the operator's own certificate; a sidecar must have the name of its tenant |
-//! | [`http_client`] | one request over one connection, which is closed after it; so many at a time |
-//! | [`pusher`] | gives each sidecar its directive until it has it |
-//! | [`leader_conflict`] | goes beyond a leader that a sidecar follows and the Lease does not know of |
-//! | [`poller`] | asks one sidecar of each GPU for the states of all, with an ETag |
-//! | [`SidecarRegistry`] | which sidecars there are, and what they said last |
+//! | [`tls`] | mutual TLS with the operator's own certificate; a sidecar must have the name of its tenant |
+//! | [`http_client`] | one request per connection, with a limit on concurrent requests |
+//! | [`pusher`] | sends each sidecar its directive until it is accepted |
+//! | [`leader_conflict`] | raises the epoch above one that a sidecar follows and the Lease does not have |
+//! | [`poller`] | reads the states of all tenants of a GPU from one sidecar, with an ETag |
+//! | [`SidecarRegistry`] | the sidecars and their last reports |
 
 pub mod http_client;
 pub mod leader_conflict;

@@ -1,7 +1,7 @@
-//! Log lines on standard error, and, where an endpoint is given, traces by OTLP over HTTP.
+//! Log lines on standard error, and, with an endpoint, traces by OTLP over HTTP.
 //!
-//! A trace is one reconciliation: a span `reconcile` with the pool, below it its steps, below them the requests to the API
-//! server. What nobody exports costs nothing: without an endpoint no span is recorded beyond what log lines need.
+//! A trace is one reconciliation: a span `reconcile` with the pool, its steps as children, and below them the
+//! requests to the API server. Without an endpoint no spans are recorded beyond those that log lines need.
 
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;

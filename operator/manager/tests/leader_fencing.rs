@@ -72,14 +72,14 @@ fn answer((takes, (epoch, sequence)): (bool, FencePair)) -> Response {
     (status, Json(json!({"current": {"epoch": epoch, "sequence": sequence}}))).into_response()
 }
 
-/// What the tenant `t` says of itself, as far as anybody asks.
+/// The state of the tenant `t`, as far as it is read.
 fn tenant_state(stage: &TestNamespace) -> State {
     let mut state = State::default();
     (state.tenant.namespace, state.tenant.name) = (stage.namespace.clone(), "t".to_owned());
     state
 }
 
-/// The state of a GPU with nobody else on it.
+/// The state of a GPU with no other tenant.
 fn single_tenant_gpu(state: &State) -> GpuState {
     GpuState { tenants: vec![TenantReport::State(Box::new(state.clone()))], ..GpuState::default() }
 }
@@ -146,7 +146,7 @@ async fn report_of_replaced_pod_is_not_used_for_successor() {
     stage.condition("t", "Serving", "False", "PodNotReady").await;
     stage.pod("t-0", "t-0-next").await;
     stage.bind_pod("t-0-next", &format!("{}-a", stage.namespace)).await;
-    // Where nobody answers.
+    // An address without a listener.
     stage.set_pod_address("t-0-next", "127.0.0.2", "True").await;
     stage.condition("t", "Serving", "True", "AsExpected").await;
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());

@@ -63,7 +63,7 @@ async fn pod_creation_failure_is_reported_until_pod_exists() {
     stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.condition("t", "DevicesAllocated", "Unknown", "NotAllocated").await;
-    // Somebody else's, of a longer name.
+    // The event of another ReplicaSet with a longer name.
     stage.create(&create_failure_event(&stage, "ReplicaSet", "t-0-0-7d9c5b", "another one")).await;
     let class = "Error creating: pods \"t-0-\" is forbidden: no PriorityClass with name high was found";
     stage.create(&create_failure_event(&stage, "ReplicaSet", "t-0-7d9c5b", class)).await;
@@ -232,7 +232,7 @@ async fn event_before_its_pod_is_kept() {
     let operator = stage.operator("one", &[]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
-    // Nobody knows a pod that carries no labels.
+    // A pod without labels is unknown.
     let (pods, nothing) = (stage.api::<Pod>(), PatchParams::default());
     let inspects = stage.start_inspection("t").await;
     let name = inspects.name_any();

@@ -169,7 +169,7 @@ async fn foreign_objects_are_not_adopted() {
         "{}",
         degraded.message
     );
-    // Whoever asks for it reaches somebody else, whatever its pods do.
+    // Its clients reach another backend, whatever its pods do.
     for kind in ["Serving", "Ready"] {
         stage.condition("t", kind, "False", "NameTaken").await;
     }

@@ -22,7 +22,7 @@ use sluice_types::{GpuPool, ModelTenant};
 /// The rights, as they are shipped.
 const RBAC: &str = include_str!("../rbac.yaml");
 
-/// A namespace and whoever works in it.
+/// A namespace and its operators.
 pub struct TestNamespace {
     server: &'static cluster::Api,
     pub client: Client,
@@ -239,7 +239,7 @@ impl TestNamespace {
         self.api::<K>().patch(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// As somebody else than the operator writes a status.
+    /// Writes a status as another client than the operator.
     pub async fn set_status<K>(&self, name: &str, status: Value)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>

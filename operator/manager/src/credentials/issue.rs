@@ -54,7 +54,7 @@ pub struct CertNames {
 }
 
 impl CertNames {
-    /// Of a slot's sidecar: the host of its tenant, and a neighbour on the GPU of that claim.
+    /// Names of a slot's sidecar: the host of its tenant, and the role of a peer on the GPU of that claim.
     pub fn slot(namespace: &str, name: &str, claim: &str) -> CertNames {
         CertNames {
             dns: Some(admin_host(namespace, name)),
@@ -62,7 +62,7 @@ impl CertNames {
         }
     }
 
-    /// Of the operator, which nobody connects to by it.
+    /// Names of the operator, which is no server.
     pub fn operator() -> CertNames {
         CertNames { dns: None, uri: format!("{ROLE_URI_PREFIX}operator") }
     }
@@ -71,9 +71,9 @@ impl CertNames {
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedCert {
-    /// Whom it names; `None` = not exactly one URI, more than one DNS name, or names of other kinds.
+    /// Its names; `None` = not exactly one URI, more than one DNS name, or names of other kinds.
     pub names: Option<CertNames>,
-    /// Common name of whoever signed it.
+    /// Common name of its issuer.
     pub issuer: String,
     /// Its own common name.
     pub subject: String,

@@ -1,4 +1,4 @@
-//! Whether the credentials that somebody holds are as they must be.
+//! Determines whether credentials need renewal.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::issue::{
 /// Days before its end at which a certificate is made anew: after 20 of 30.
 pub const RENEW_BEFORE_DAYS: i64 = 10;
 
-/// Keys of a Secret of the type `kubernetes.io/tls`, and the bundle beside them.
+/// Keys of a Secret of the type `kubernetes.io/tls`, and of the bundle.
 pub const TLS_CERT_KEY: &str = "tls.crt";
 /// The key.
 pub const TLS_PRIVATE_KEY_KEY: &str = "tls.key";

@@ -1,7 +1,7 @@
-//! One request to a sidecar, over a connection of its own.
+//! Sends one request to a sidecar, over a connection of its own.
 //!
-//! Thousands of sidecars are asked once in half a minute, so nothing is gained by keeping connections, and their memory is
-//! saved at both ends.
+//! Thousands of sidecars are polled once in half a minute: open connections would save little and cost memory at both
+//! ends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The states of one GPU's tenants, from one sidecar for all.
+//! Reads the states of one GPU's tenants, from one sidecar for all.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -15,31 +15,31 @@ use super::registry::{EventSender, GpuKey, GpuReading, ReadingStore, SidecarEven
 
 /// Time between two readings of a GPU, before its jitter.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(30);
-/// How far a reading may be from its time either way, permille of that time.
+/// Maximum jitter of a reading in either direction, permille of the interval.
 const JITTER_PERMILLE: u64 = 100;
-/// The first readings of all GPUs are spread over so long at most.
+/// The first readings of all GPUs are spread over at most this time.
 pub(super) const INITIAL_SPREAD_MAX: Duration = Duration::from_secs(10);
-/// What each GPU adds to that: a leader of few hears them all at once, and until it has, it tells nobody anything.
+/// Spread per GPU: with few GPUs the leader reads all soon, because it sends no directives before it has.
 const INITIAL_SPREAD_PER_GPU: Duration = Duration::from_millis(10);
-/// After a failure another sidecar of the GPU is asked so soon.
+/// Delay after a failure until another sidecar of the GPU is polled.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
-/// Moves that are kept of a state: thousands of states are.
+/// Moves kept per state, because there are thousands of states.
 const MAX_MOVES: usize = 8;
 
-/// What a reading came to.
+/// Result of a reading.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PollResult {
     /// New states, and their tag.
     States(Vec<TenantReport>, Option<HeaderValue>),
-    /// Those of before.
+    /// The states are unchanged.
     NotModified,
-    /// None, and why.
+    /// No states, with the reason.
     Failed(String),
-    /// None from any of the GPU's sidecars, one after the other, and why from the last.
+    /// None of the GPU's sidecars answered; the reason of the last.
     AllFailed(String),
 }
 
-/// Asks one sidecar for the states of its GPU. `tag`: of what it said last.
+/// Reads the states of a GPU from one sidecar. `tag`: ETag of its last answer.
 pub async fn poll_once(way: &Transport, address: &SidecarAddress, tag: Option<&HeaderValue>) -> PollResult {
     let tag = tag.map(|tag| (header::IF_NONE_MATCH, tag.clone()));
     let headers: HeaderMap = tag.into_iter().collect();
@@ -60,7 +60,7 @@ pub async fn poll_once(way: &Transport, address: &SidecarAddress, tag: Option<&H
     }
 }
 
-/// A value that keeps no more than itself: as it came it is a part of all that was read with it.
+/// Copies a value, which otherwise keeps the whole read buffer alive.
 fn detached(value: &HeaderValue) -> Option<HeaderValue> {
     HeaderValue::from_bytes(value.as_bytes()).ok()
 }
@@ -76,12 +76,12 @@ fn truncate_moves(mut tenants: Vec<TenantReport>) -> Vec<TenantReport> {
     tenants
 }
 
-/// Over how long the first readings are spread that there are with this many GPUs.
+/// Returns the time over which the first readings of this many GPUs are spread.
 pub(super) fn initial_spread(gpus: usize) -> Duration {
     INITIAL_SPREAD_MAX.min(INITIAL_SPREAD_PER_GPU * u32::try_from(gpus).unwrap_or(u32::MAX))
 }
 
-/// Reads a GPU for ever, for the first time within `first`.
+/// Reads a GPU forever, for the first time within `first`.
 pub(super) async fn poll_forever(
     way: Transport,
     key: GpuKey,
@@ -89,13 +89,13 @@ pub(super) async fn poll_forever(
     (board, notices): (ReadingStore, EventSender),
     (first, every): (Duration, Duration),
 ) {
-    // Without a certificate it is said, after a while, that there is none.
+    // Without a certificate the calls report that after a while.
     let _ = tokio::time::timeout(INITIAL_SPREAD_MAX, way.wait_for_credentials()).await;
     let spread = Jitter::default();
     let mut asked = PollCursor::default();
     let mut wait = spread.within(first.min(every));
     loop {
-        // Whoever is new is read soon; its first seconds are not the best ones.
+        // A new sidecar is read soon, but not in its first seconds.
         let news = tokio::time::timeout(wait, sidecars.changed()).await;
         match news {
             Ok(Err(_)) => return,
@@ -110,21 +110,21 @@ pub(super) async fn poll_forever(
         let came = asked.next(&way, &all).await;
         wait = asked.retry_delay(&came).unwrap_or_else(|| spread.around(every));
         if board.record(&key, came, &all, unix_ms(SystemTime::now())) {
-            // Nobody listens once the operator ends.
+            // The receiver is gone when the operator ends.
             let _ = notices.send(SidecarEvent::Read(key.clone()));
         }
     }
 }
 
-/// Which sidecar is asked, and what it said.
+/// The sidecar to poll, and its last answer.
 #[derive(Default)]
 struct PollCursor {
     next_index: usize,
     failures: usize,
     last: Option<(SidecarAddress, HeaderValue)>,
-    /// The last states are on their way to others.
+    /// The last states will change soon.
     is_transient: bool,
-    /// Readings in a row of such states.
+    /// Consecutive readings of such states.
     transient_polls: u32,
 }
 
@@ -150,7 +150,7 @@ impl PollCursor {
         came
     }
 
-    /// How soon to ask again after `came`; `None` = in its time.
+    /// Returns the delay until the next reading after `came`; `None` = the normal interval.
     fn retry_delay(&mut self, came: &PollResult) -> Option<Duration> {
         match came {
             PollResult::Failed(_) => return Some(RETRY_DELAY),
@@ -159,12 +159,12 @@ impl PollCursor {
         }
         self.transient_polls = if self.is_transient { self.transient_polls.saturating_add(1) } else { 0 };
         let wait = RETRY_DELAY * 2_u32.saturating_pow(self.transient_polls.saturating_sub(1));
-        // Who loads for ever is asked no more often than others in the end.
+        // A sidecar that never completes loading is finally polled at the normal interval.
         (self.is_transient && wait < POLL_INTERVAL).then_some(wait)
     }
 }
 
-/// Whether somebody is about to tell something else: what is seen of a start would be told of for half a minute.
+/// Whether a state will change soon: without a retry the state of a start would be reported for half a minute.
 fn is_transient(tenants: &[TenantReport], sidecars: usize) -> bool {
     let on_its_way = |report: &TenantReport| match report {
         TenantReport::State(state) => {
@@ -176,15 +176,16 @@ fn is_transient(tenants: &[TenantReport], sidecars: usize) -> bool {
     tenants.len() < sidecars || tenants.iter().any(on_its_way)
 }
 
-/// Whether an engine exceeded a deadline and still lives, or a holder of the turn is past its own: both are over soon.
+/// Whether an engine exceeded a deadline and has not exited, or a holder of the time slice is past its own: both end
+/// soon.
 fn is_hung(state: &State) -> bool {
     let turn = state.neighbourhood.as_ref().and_then(|place| place.turn.as_ref());
     let late = turn.is_some_and(|turn| turn.holder_overdue_ms > 0);
     late || state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
 }
 
-/// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before, in the same
-/// pod, and so has one with a pod there that the sidecar that was asked knows nothing of yet.
+/// Returns the last values of these tenants. A tenant that does not answer, or has no value after a restart, keeps
+/// the previous value of the same pod, as does one whose pod the polled sidecar does not know yet.
 fn last(
     tenants: &[TenantReport],
     (before, pods): (&BTreeMap<String, u64>, &BTreeMap<String, String>),
@@ -203,7 +204,7 @@ fn last(
     all
 }
 
-/// Random times, so that a thousand GPUs are not read at once.
+/// Random delays, so that a thousand GPUs are not read at once.
 #[derive(Default)]
 struct Jitter(RandomState);
 
@@ -222,7 +223,7 @@ impl Jitter {
 }
 
 impl GpuReading {
-    /// Takes what came of these pods; true = there is something new in it.
+    /// Applies the result for these pods; true = something changed.
     pub(super) fn apply(
         &mut self,
         came: PollResult,
@@ -257,7 +258,7 @@ impl GpuReading {
 }
 
 impl GpuReading {
-    /// True = nobody knew.
+    /// Records a failure; true = it is new.
     fn record_failure(&mut self, problem: String) -> bool {
         let new = self.problem.as_ref() != Some(&problem);
         self.problem = Some(problem);

@@ -1,4 +1,4 @@
-//! A directive on its way to one sidecar.
+//! Sends a directive to one sidecar.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,26 +8,26 @@ use sluice_wire::directive::{CurrentFence, Directive, Fence};
 
 use super::http_client::{SidecarAddress, Transport};
 
-/// First wait after a failure; doubled up to [`MAX_BACKOFF`].
+/// First delay after a failure; doubled up to [`MAX_BACKOFF`].
 const BASE_BACKOFF: Duration = Duration::from_millis(500);
-/// No leader can have a higher epoch: a Lease counts no further. A sidecar that tells of one is not believed.
+/// Maximum epoch of a leader, which is the limit of the Lease's counter. A report of a higher one is ignored.
 pub const MAX_EPOCH: u64 = i32::MAX as u64;
-/// Nor has one ever sent so many directives.
+/// Maximum sequence of a leader.
 const MAX_SEQUENCE: u64 = 1 << 62;
-/// Longest wait between two tries.
+/// Maximum delay between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// What one leader's directives are sent with.
+/// Epoch and last sequence of one leader's directives.
 #[derive(Debug)]
 pub struct FenceCounter(Mutex<Fence>);
 
 impl FenceCounter {
-    /// Those of the leader of `epoch`.
+    /// Creates the counter of the leader of `epoch`.
     pub fn new(epoch: u64) -> Arc<FenceCounter> {
         Arc::new(FenceCounter(Mutex::new(Fence { epoch, sequence: 0 })))
     }
 
-    /// One higher than any before.
+    /// Returns a fence higher than all before.
     pub fn next(&self) -> Fence {
         let mut last = self.last();
         last.sequence += 1;
@@ -39,47 +39,48 @@ impl FenceCounter {
         self.last().epoch
     }
 
-    /// The leader has at least this epoch from now on.
+    /// Raises the leader's epoch to at least `epoch`.
     pub fn raise(&self, epoch: u64) {
         let mut last = self.last();
         last.epoch = last.epoch.max(epoch);
     }
 
-    /// Sequences from now on are beyond this one.
+    /// Makes the next sequences higher than `sequence`.
     fn skip_to(&self, sequence: u64) {
         let mut last = self.last();
         last.sequence = last.sequence.max(sequence);
     }
 
     fn last(&self) -> MutexGuard<'_, Fence> {
-        // Whoever panicked has left a whole pair.
+        // A panic leaves the pair complete.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How a directive fared.
+/// Result of a push.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PushResult {
     /// It is in force.
     Accepted(Fence),
-    /// A newer leader has told the sidecar already, as it says.
+    /// The sidecar reports that it follows a newer leader.
     Deposed(Fence),
 }
 
-/// What one try came to.
+/// Result of one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PushAttempt {
-    /// It is over.
+    /// The push is complete.
     Done(PushResult),
-    /// A directive of this epoch that is newer is in force, put by hand: the next one goes past it.
+    /// A newer directive of this epoch is in force, applied manually: the next sequence is higher.
     Behind(Fence),
-    /// It failed, and is tried again: the sidecar is not there yet, or cannot follow before its pod is replaced.
+    /// The attempt failed and is repeated: the sidecar is not reachable yet, or cannot follow before its pod is
+    /// replaced.
     Retry(String),
 }
 
-/// Tries until the sidecar has the directive. `deposed` hears of a newer leader that it follows: whoever sees to it that this
-/// one is beyond that raises `fences`, and with that it is tried again, as after every failure. `trouble` hears of all
-/// failures, and of the end of them.
+/// Repeats the push until the sidecar has the directive. `deposed` receives a newer leader that it follows; once
+/// `fences` is raised above that, the push is repeated, as after every failure. `trouble` receives all failures, and
+/// their end.
 pub async fn push_until_accepted(
     way: &Transport,
     address: &SidecarAddress,
@@ -92,7 +93,7 @@ pub async fn push_until_accepted(
     while let PushResult::Deposed(current) =
         push_until_done(way, address, directive, fences, &mut trouble).await
     {
-        // Another sidecar's word came first.
+        // The report of another sidecar was handled first.
         if fences.epoch() > current.epoch {
             continue;
         }
@@ -103,7 +104,8 @@ pub async fn push_until_accepted(
     }
 }
 
-/// Tries until the sidecar has the directive or another leader. `trouble` hears of every failure, and of the end of them.
+/// Repeats the push until the sidecar has the directive or another leader. `trouble` receives every failure, and
+/// their end.
 pub async fn push_until_done(
     way: &Transport,
     address: &SidecarAddress,
@@ -124,7 +126,7 @@ pub async fn push_until_done(
             PushAttempt::Behind(current) => {
                 fences.skip_to(current.sequence);
                 fence = fences.next();
-                // Whoever is always ahead is asked no more often than who always fails.
+                // A sidecar that is always ahead is called no more often than one that always fails.
                 if !std::mem::replace(&mut past, true) {
                     continue;
                 }

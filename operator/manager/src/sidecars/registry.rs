@@ -1,4 +1,4 @@
-//! Which sidecars there are, what they are told and what they said.
+//! The registry of sidecars, their directives and their reports.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,18 +37,17 @@ pub struct GpuSidecars {
     pub targets: Vec<DirectiveTarget>,
 }
 
-/// A sidecar and what it is to be told.
+/// A sidecar and its directive.
 #[derive(Clone, Debug)]
 pub struct DirectiveTarget {
-    /// Where it is.
     pub address: SidecarAddress,
-    /// Uid of its pod: another pod has to be told anew.
+    /// Uid of its pod: a new pod needs the directive again.
     pub pod_uid: String,
-    /// What it is told; epoch and sequence are given when it is sent.
+    /// The directive; epoch and sequence are set when it is sent.
     pub directive: Arc<Directive>,
 }
 
-/// What one of a GPU's sidecars said last.
+/// The last report of a GPU's sidecars.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuReading {
     /// When, milliseconds since the Unix epoch; `None` = never.
@@ -59,16 +58,16 @@ pub struct GpuReading {
     pub is_unreachable: bool,
     /// States of all its tenants.
     pub tenants: Vec<TenantReport>,
-    /// Whose states they are: uids of pods, by tenant, as they were known when it was asked.
+    /// Uids of the pods of these states, by tenant, as known when the sidecar was polled.
     pub pods: BTreeMap<String, String>,
-    /// The floors that its tenants told last, bytes, of those that are silent now too.
+    /// The last reported floors of its tenants, bytes, also of those that do not answer now.
     pub floors: BTreeMap<String, u64>,
-    /// Device memory that its tenants own, bytes, as they told it last, those that are silent now too.
+    /// Device memory that its tenants own, bytes, as last reported, also of those that do not answer now.
     pub owned: BTreeMap<String, u64>,
 }
 
 impl GpuReading {
-    /// Whether all of its sidecars have told what they can, or none does.
+    /// Whether all of its sidecars have reported, or none answers.
     fn is_complete(&self) -> bool {
         let states = self.tenants.iter().filter_map(|report| match report {
             TenantReport::State(state) => Some(state.tenant.name.as_str()),
@@ -80,7 +79,7 @@ impl GpuReading {
     }
 }
 
-/// Something that has happened.
+/// An event of a sidecar or a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SidecarEvent {
     /// A GPU's reading is another one now.
@@ -89,7 +88,7 @@ pub enum SidecarEvent {
     DirectiveStatus(SidecarAddress, Option<String>),
     /// A sidecar of a GPU has been without its directive for a while, or has it at last.
     Stuck(GpuKey),
-    /// A sidecar follows a newer leader, as it says. It is told again until it takes what it is told.
+    /// A sidecar reports that it follows a newer leader. The push is repeated until it is accepted.
     Deposed(SidecarAddress, Fence),
 }
 
@@ -107,11 +106,11 @@ pub(super) struct ReadingStore(Arc<Mutex<Readings>>);
 
 impl ReadingStore {
     fn with<T>(&self, of: impl FnOnce(&mut Readings) -> T) -> T {
-        // Whoever panicked has left whole entries.
+        // A panic leaves entries complete.
         of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// True = there is something new in it. What comes of a GPU that is gone is nobody's.
+    /// Records a reading; true = something changed. Readings of a removed GPU are dropped.
     pub(super) fn record(
         &self,
         key: &GpuKey,
@@ -137,19 +136,19 @@ impl Drop for AbortOnDrop {
 #[derive(Debug)]
 struct PolledGpu {
     sidecars: watch::Sender<Vec<SidecarKey>>,
-    /// When a leader's first look at the pool found it with somebody on it; `None` = they came later, and have nothing to tell from
-    /// before.
+    /// When a leader's first reconciliation found tenants on the GPU; `None` = they were placed later, and have no
+    /// earlier reports.
     first_observed: Option<Instant>,
     _task: Option<AbortOnDrop>,
 }
 
-/// A new leader waits no longer than this for what sidecars have to tell.
+/// Maximum time that a new leader waits for reports.
 pub const INITIAL_READ_TIMEOUT: Duration = Duration::from_secs(2 * INITIAL_SPREAD_MAX.as_secs());
 
-/// Failures in a row after which it is told that a sidecar has no directive: it took seconds.
+/// Consecutive failures after which a missing directive is reported, which takes seconds.
 const REPORT_AFTER_FAILURES: usize = 4;
 
-/// Why a sidecar has no directive, once that is worth telling.
+/// Why a sidecar has no directive, once it is reported.
 type LastError = Arc<Mutex<Option<String>>>;
 
 #[derive(Debug)]
@@ -172,7 +171,7 @@ pub struct GpuRead<'a> {
     pub reading: &'a GpuReading,
 }
 
-/// All sidecars of the cluster. Dropped, it lets go of them.
+/// All sidecars of the cluster. Dropping it stops all tasks.
 #[derive(Debug)]
 pub struct SidecarRegistry {
     way: Transport,
@@ -183,13 +182,13 @@ pub struct SidecarRegistry {
     readings: ReadingStore,
     gpus: HashMap<GpuKey, PolledGpu>,
     push_tasks: HashMap<SidecarKey, PushTask>,
-    /// Namespaces and names of the pools that this leader has looked at: whoever comes to them now was placed by itself. A look
-    /// that failed before anything was said to anybody is none.
+    /// Namespaces and names of the pools that this leader has reconciled: it placed later tenants itself. A
+    /// reconciliation that failed before any directive was sent does not count.
     observed_pools: HashSet<(String, String)>,
 }
 
 impl SidecarRegistry {
-    /// Nobody yet. `epoch` is that of this leader: higher than those of all before it.
+    /// Creates an empty registry. `epoch` is that of this leader, higher than all before.
     pub fn new(way: Transport, epoch: u64, news: mpsc::UnboundedSender<SidecarEvent>) -> SidecarRegistry {
         let (board, gpus, told) = (ReadingStore::default(), HashMap::new(), HashMap::new());
         let (fences, looked) = (FenceCounter::new(epoch), HashSet::new());
@@ -211,13 +210,13 @@ impl SidecarRegistry {
         SidecarRegistry { poll_interval: every, ..self }
     }
 
-    /// What directives go out with.
+    /// Returns the fences of outgoing directives.
     pub fn fences(&self) -> Arc<FenceCounter> {
         self.fences.clone()
     }
 
-    /// What there is of a pool now: whoever is new is followed and told, whoever has another directive is told, whoever is gone
-    /// is let go. Must be called within a runtime.
+    /// Sets the sidecars of a pool: starts tasks for new ones, pushes changed directives, and stops tasks of removed
+    /// ones. Must be called within a runtime.
     pub fn set(&mut self, namespace: &str, pool: &str, gpus: Vec<GpuSidecars>) {
         let of_pool = |key: &GpuKey| key.namespace == namespace && key.pool == pool;
         let keys: BTreeSet<GpuKey> = gpus.iter().map(|gpu| gpu.key.clone()).collect();
@@ -241,19 +240,19 @@ impl SidecarRegistry {
         }
     }
 
-    /// A pool that is gone has been looked at, while tenants name it: nothing is asked of whoever is still there.
+    /// Marks a pool that does not exist, but has tenants, as reconciled: their sidecars are not polled.
     pub fn mark_pool_absent(&mut self, namespace: &str, pool: &str) {
         self.observed_pools.insert((namespace.to_owned(), pool.to_owned()));
     }
 
-    /// A pool without GPUs is gone; another one of its name is another one.
+    /// Drops a pool without GPUs; a new pool of its name starts without state.
     pub fn forget(&mut self, namespace: &str, pool: &str) {
         self.observed_pools.remove(&(namespace.to_owned(), pool.to_owned()));
     }
 
-    /// Whether all that a GPU's sidecars can tell has been heard. A leader that has just begun deals out memory by what they have
-    /// found, as the one before it did, so it asks first. It waits for the word of each of them, or until none has answered, and
-    /// no longer than [`INITIAL_READ_TIMEOUT`].
+    /// Whether all sidecars of a GPU have reported. A new leader assigns shares by reported floors, as its
+    /// predecessor did, so it reads them first. It waits for each sidecar, or until none has answered, at most
+    /// [`INITIAL_READ_TIMEOUT`].
     pub fn is_fully_read(&self, gpu: &GpuKey) -> bool {
         let Some(followed) = self.gpus.get(gpu) else {
             return self.poll_interval.is_none()
@@ -293,12 +292,12 @@ impl SidecarRegistry {
             return;
         }
         let DirectiveTarget { address, directive, .. } = target;
-        // What another directive could not be told it cannot be told this one either, until it is.
+        // The last error stays until a directive is accepted.
         let trouble = self.push_tasks.get(&id).map(|told| told.last_error.clone()).unwrap_or_default();
         let (kept, key, tenant) = (trouble.clone(), gpu.clone(), address.name.clone());
         let (way, fences, news) = (self.way.clone(), self.fences.clone(), self.events.clone());
         let sent = directive.clone();
-        // Boxed: a task that is over keeps its room for as long as somebody could still end it.
+        // Boxed: a finished task keeps its memory while a handle exists.
         let task = tokio::spawn(Box::pin(async move {
             let mut failures = 0;
             let trouble = |problem: Option<&str>| {
@@ -313,7 +312,7 @@ impl SidecarRegistry {
             };
             push_until_accepted(&way, &address, &sent, &fences, deposed, trouble).await;
         }));
-        // What was under way to it ends here: its sequence is lower.
+        // Dropping the old task ends its push, whose sequence is lower.
         self.push_tasks.insert(
             id,
             PushTask {
@@ -326,7 +325,8 @@ impl SidecarRegistry {
         );
     }
 
-    /// Sidecars of a pool that have been without their directive for a while, by tenant and GPU: why.
+    /// Returns the sidecars of a pool that have been without their directive for a while, by tenant and GPU, with the
+    /// reason.
     pub fn undelivered(&self, namespace: &str, pool: &str) -> BTreeMap<(String, String), String> {
         let of_pool = |told: &&PushTask| told.gpu.namespace == namespace && told.gpu.pool == pool;
         let why = |told: &PushTask| {
@@ -361,7 +361,7 @@ impl SidecarRegistry {
         });
     }
 
-    /// The readings that are wanted, by namespace and what was said; the others are not copied.
+    /// Returns the readings that `wanted` selects by namespace and reports; the others are not cloned.
     pub fn overview(&self, wanted: impl Fn(&str, &[TenantReport]) -> bool) -> Vec<GpuOverview> {
         let one = |(key, (node, reading)): (&GpuKey, &(Option<String>, GpuReading))| GpuOverview {
             namespace: key.namespace.clone(),
@@ -378,7 +378,7 @@ impl SidecarRegistry {
         self.readings.with(|all| all.iter().filter(wants).map(one).collect())
     }
 
-    /// Goes through what was read last of all GPUs.
+    /// Calls `see` with the last reading of each GPU.
     pub fn for_each_gpu(&self, mut see: impl FnMut(&GpuRead<'_>)) {
         self.readings.with(|all| {
             for (key, (node, reading)) in &*all {
@@ -402,7 +402,7 @@ fn error_message(trouble: &LastError) -> Option<String> {
     trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Keeps why a sidecar has no directive, after so many failures in a row; true = it was none before, or is none any more.
+/// Records why a sidecar has no directive, after `failures` consecutive failures; true = the error appeared or ended.
 fn update_error(trouble: &LastError, problem: Option<&str>, failures: usize) -> bool {
     let mut kept = trouble.lock().unwrap_or_else(PoisonError::into_inner);
     let before = kept.is_some();

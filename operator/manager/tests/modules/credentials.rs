@@ -1,4 +1,4 @@
-//! Certificates: what they say, when they are made anew, and who accepts whom.
+//! Certificates: names, renewal, and mutual acceptance.
 
 use rustls::pki_types::ServerName;
 use sluice_operator::credentials::ca::{CaBundle, ROTATE_DAYS, ROTATION_OVERLAP_SECONDS};
@@ -20,7 +20,7 @@ fn slot(name: &str) -> CertNames {
     CertNames::slot("ns", name, CLAIM)
 }
 
-/// Whether the sidecar of `name` that holds `server` and whoever holds `client` accept each other.
+/// Whether the sidecar of `name` with `server` and the holder of `client` accept each other.
 async fn can_connect(server: &Credentials, client: &Credentials, name: &str) -> bool {
     let (near, far) = tokio::io::duplex(64 << 10);
     let acceptor = TlsAcceptor::from(server_config(server));

@@ -274,7 +274,8 @@ async fn each_sidecar_gets_one_directive_and_one_is_polled_per_gpu() {
     assert_eq!((overview.len(), overview[0].tenants.len(), overview[0].node.as_deref()), (1, 2, Some("n1")));
     assert!(overview[0].read_unix_ms.is_some() && overview[0].problem.is_none());
 
-    // The same again tells nobody; another policy tells both; another pod of one is told alone.
+    // The same directive is not pushed again; another policy is pushed to both; another pod of one is pushed to
+    // alone.
     sidecars.set("ns", "p", vec![gpu_of_stubs(&[&story, &code], &first)]);
     let other = Directive { policy: "Recompute".into(), ..first };
     sidecars.set("ns", "p", vec![gpu_of_stubs(&[&story, &code], &other)]);
