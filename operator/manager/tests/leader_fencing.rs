@@ -25,8 +25,8 @@ type FencePair = (u64, u64);
 /// Pairs that came, in their order.
 type ReceivedPairs = Arc<Mutex<Vec<FencePair>>>;
 
-/// An operator whose only sidecar answers a directive as `judge` says: true = it takes this pair, or the one that it has. Its
-/// states are what it `says`; `None` = none.
+/// An operator whose only sidecar accepts the directives that `judge` accepts (true = it takes this pair, or has it).
+/// Its states are the result of `says`; `None` = none.
 async fn operator_with_sidecar(
     stage: &TestNamespace,
     flags: &[&str],

@@ -291,7 +291,7 @@ async fn downloaded_pod_loses_egress_label() {
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
-/// The operator looks every 15 s; a minute is what a revoked key has, and the kubelet and the sidecar take seconds of it.
+/// The operator polls every 15 s. A revoked key has a minute, of which the kubelet and the sidecar take seconds.
 const KEY_ANNOTATION_TIMEOUT: Duration = Duration::from_secs(40);
 
 #[tokio::test]
