@@ -1,7 +1,7 @@
 //! Strict loading of both kinds from YAML, for readers without a cluster.
 //!
 //! A file means here what it means to `kubectl apply`: the defaults are those of the types (which the CRD's schema is
-//! generated from), [`validate`] applies the schema's bounds and the CRD's rules. Beyond that, what `kubectl` would
+//! generated from), [`validate()`] applies the schema's bounds and the CRD's rules. Beyond that, what `kubectl` would
 //! warn about or read differently is an error: unknown fields, duplicate keys, scalars that YAML 1.1 and 1.2 read
 //! differently, and anchors, aliases and tags, which neither kind has a use for.
 //!

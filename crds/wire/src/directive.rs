@@ -4,7 +4,7 @@
 //! takes only a higher pair than the one it has, so that a replayed or a late one, or one of a leader that was deposed,
 //! changes nothing.
 //!
-//! **Versions.** As [`message`](crate::message) says, with [`VERSION`] as major. All fields of the first version must be
+//! **Versions.** As [`crate::message`] says, with [`VERSION`] as major. All fields of the first version must be
 //! there; those that are added later have a default, which means what it was without them. A sidecar keeps a directive
 //! as it was received, so that a later version of it reads fields that this one ignored.
 

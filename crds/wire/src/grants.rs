@@ -3,7 +3,7 @@
 //! A grant is named by its borrower and a nonce that the borrower never uses again. Messages are advice about the ledger
 //! file: that alone says whose bytes are whose, so a lost or repeated message costs time and never memory.
 //!
-//! **Versions.** As [`message`](crate::message) says, with [`VERSION`] as major. Neighbours are updated one after the
+//! **Versions.** As [`crate::message`] says, with [`VERSION`] as major. Neighbours are updated one after the
 //! other: a sidecar that refuses a newer message loses a loan until it is updated itself, nothing else.
 
 mod check;

@@ -2,10 +2,10 @@
 //!
 //! | piece | what it does |
 //! |---|---|
-//! | [`crowd`] | pools, tenants, and what schedulers, controllers and kubelets would do for them |
+//! | [`tenants`] | pools, tenants, and what schedulers, controllers and kubelets would do for them |
 //! | [`stub`] | all sidecars behind one listener, by mutual TLS with the Secrets that the operator wrote |
 //! | [`process`] | the operator as a process under its own rights, and what it costs |
-//! | [`trail`] | what it asked of the API server, from the audit log |
+//! | [`audit_counts`] | what it asked of the API server, from the audit log |
 //! | [`verdict`] | values against limits |
 
 mod audit_counts;

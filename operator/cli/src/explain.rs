@@ -1,8 +1,8 @@
 //! `sluice explain`: why a tenant does not run, is slow, or has less memory than it could have.
 //!
 //! In a cluster it reads the ModelTenant and its Events, and what the operator's leader knows; without the leader it says
-//! so and explains from the rest. For processes of this machine it asks their sidecar. What is said is built as lines of
-//! text, apart from where it was read: [`object`] from conditions, [`sluice_page::words`] from a sidecar's state.
+//! so and explains from the rest. For processes of this machine it asks their sidecar. The lines of text are built apart
+//! from what is read: [`tenant_status`] from conditions, [`sluice_page::text`] from a sidecar's state.
 
 pub mod tenant_status;
 

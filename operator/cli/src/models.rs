@@ -41,6 +41,7 @@ pub enum ModelsCommand {
     /// A name without @REVISION means all revisions. A model that a running `sluice run` uses stays, and makes the exit status 1.
     Rm {
         /// ORG/NAME[@REVISION] as `sluice models` prints it, or a URL.
+        #[expect(rustdoc::broken_intra_doc_links, reason = "the brackets are part of the help text")]
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },

@@ -43,6 +43,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
     /// A folder in Hugging Face layout, ORG/NAME[@REVISION] of a hub, or https://HOST/ORG/NAME[/tree/REVISION].
+    #[expect(rustdoc::broken_intra_doc_links, reason = "the brackets are part of the help text")]
     #[arg(required = true, value_name = "MODEL")]
     pub models: Vec<String>,
     /// Chat in the terminal. Input that is not a terminal is read as prompts, one per line.

@@ -12,7 +12,9 @@ const MAX_MESSAGE_BYTES: usize = 32_768;
 /// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {
+    /// The condition is true.
     True,
+    /// The condition is false.
     False,
     /// Not known yet.
     Unknown,

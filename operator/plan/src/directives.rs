@@ -22,6 +22,7 @@ pub const MIN_REORDER_SECONDS: i64 = 30;
 /// A slot of a GPU.
 #[derive(Clone, Debug)]
 pub struct SlotPeer<'a> {
+    /// Its tenant.
     pub tenant: &'a ModelTenant,
     /// Memory that it may hold without borrowing, bytes.
     pub share_bytes: u64,
@@ -29,7 +30,9 @@ pub struct SlotPeer<'a> {
     pub is_share_assigned: bool,
     /// Memory that it cannot lend while it is awake, bytes.
     pub floor_bytes: u64,
+    /// Uid of its pod.
     pub pod_uid: String,
+    /// Address of its pod.
     pub address: IpAddr,
     /// When it was last used, as it reported; `None` = no report yet.
     pub activity: Option<Activity>,
@@ -55,6 +58,7 @@ impl SlotPeer<'_> {
 /// A GPU and those of its slots that have a pod with an address.
 #[derive(Clone, Debug)]
 pub struct GpuPeers<'a> {
+    /// Its pool.
     pub pool: &'a GpuPool,
     /// The sharing settings in force.
     pub sharing: Sharing,
@@ -62,6 +66,7 @@ pub struct GpuPeers<'a> {
     pub claim_uid: Option<&'a str>,
     /// Its UUID, if its driver publishes one.
     pub gpu_uuid: Option<&'a str>,
+    /// Its slots.
     pub peers: Vec<SlotPeer<'a>>,
 }
 

@@ -17,6 +17,7 @@ const MAX_SPATIAL_SLOTS: usize = 20;
 pub struct Gpu {
     /// Its name: pool, group and index.
     pub name: String,
+    /// Its group.
     pub group: String,
     /// Settings of its pods: those of the pool, or those of its claim while an update is pending.
     pub settings: GpuSettings,

@@ -96,13 +96,17 @@ pub struct Release {
 /// A slot that has a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacedSlot<'a> {
+    /// Its pool.
     pub pool: &'a GpuPool,
+    /// Its tenant.
     pub tenant: &'a ModelTenant,
     /// Its index in the tenant.
     pub index: u32,
+    /// Its GPU.
     pub gpu: &'a Gpu,
     /// Epoch of the GPU's claim.
     pub epoch: u32,
+    /// Sizes of its model.
     pub model: Geometry,
     /// Resources that it takes.
     pub demand: Demand,

@@ -49,6 +49,7 @@ pub struct ObservedPool {
 pub struct ObservedClaim {
     /// Its name: GPU and epoch.
     pub name: String,
+    /// Its uid.
     pub uid: String,
     /// Digest of its request.
     pub digest: String,
@@ -78,6 +79,7 @@ pub struct ObservedDevice {
 /// A slot that has a Deployment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedSlot {
+    /// Its tenant.
     pub tenant: String,
     /// Its index in the tenant.
     pub index: u32,
@@ -88,14 +90,19 @@ pub struct ObservedSlot {
 /// A pod of a slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedPod {
+    /// Its name.
     pub name: String,
+    /// Its uid.
     pub uid: String,
+    /// Its tenant.
     pub tenant: String,
     /// Index of its slot.
     pub index: u32,
     /// Claim that it names.
     pub claim: String,
+    /// Node that it is on.
     pub node: Option<String>,
+    /// Its address.
     pub ip: Option<String>,
     /// Deletion is requested.
     pub is_deleting: bool,
@@ -187,6 +194,7 @@ pub struct SidecarReport {
     pub last_remap: Option<i64>,
     /// Whether it is active, and when it was last used.
     pub activity: Activity,
+    /// Memory.
     pub memory: TenantMemoryStatus,
 }
 

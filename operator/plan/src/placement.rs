@@ -35,6 +35,7 @@ pub struct Slot {
     pub demand_by_gpu: BTreeMap<String, Option<Demand>>,
     /// It has a proxied engine, whose memory Sluice does not manage: it shares its GPU with no slot.
     pub is_exclusive: bool,
+    /// The GPU that it has.
     pub current_gpu: Option<String>,
     /// Floor that its sidecar reports there, bytes; 0 = no report. The slot itself stays by its planned floor, which
     /// is the same on every GPU; new slots are checked against the reported one where it is larger.

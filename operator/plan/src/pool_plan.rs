@@ -68,6 +68,7 @@ pub struct PoolPlan<'a> {
 /// A GPU.
 #[derive(Clone, Debug)]
 pub struct GpuPlan {
+    /// The GPU.
     pub gpu: Gpu,
     /// The epoch of its claim; `None` = it has no slot, and so no claim.
     pub epoch: Option<Epoch>,
@@ -76,6 +77,7 @@ pub struct GpuPlan {
 /// A tenant.
 #[derive(Clone, Debug)]
 pub struct TenantPlan<'a> {
+    /// The tenant that is planned.
     pub tenant: &'a ModelTenant,
     /// Every reason why it cannot be served at all; empty = it is accepted.
     pub rejections: Vec<ConditionResult>,
@@ -85,6 +87,7 @@ pub struct TenantPlan<'a> {
     pub inspected: Option<ModelStatus>,
     /// Why an inspection determined no sizes.
     pub inspection_error: Option<GeometryError>,
+    /// Its slots.
     pub slots: Vec<SlotPlan>,
 }
 

@@ -52,7 +52,9 @@ pub struct Demand {
 /// Host memory of a pod's containers, bytes: request and limit of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodMemory {
+    /// Bytes of the sidecar.
     pub sidecar_bytes: u64,
+    /// Bytes of the engine.
     pub engine_bytes: u64,
     /// The download's, which ends before the others start; 0 = none.
     pub fetch_bytes: u64,

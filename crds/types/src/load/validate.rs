@@ -105,7 +105,7 @@ impl Violations {
         self.require_present(holds, path, (values, &[]), rule);
     }
 
-    /// As [`Violations::require_permission`], for a rule that also reads whether the second fields are there.
+    /// As [`Self::require`], for a rule that also reads whether the second fields are there.
     fn require_present(&mut self, holds: bool, path: &str, reads: (&[&str], &[&str]), rule: &CelRule) {
         if !holds {
             let index = self.index;

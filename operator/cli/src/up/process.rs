@@ -59,7 +59,7 @@ pub struct TenantProcess {
     pub record_sender: Option<RecordSender>,
     /// Who learns when it serves.
     pub ready_sink: ReadySink,
-    /// Its log has warnings and worse only, as [`watch_children::set_warn_log_level`] says.
+    /// Its log has warnings and worse only, as [`crate::child::set_warn_log_level`] says.
     pub is_quiet: bool,
 }
 

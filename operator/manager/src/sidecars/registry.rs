@@ -40,6 +40,7 @@ pub struct GpuSidecars {
 /// A sidecar and its directive.
 #[derive(Clone, Debug)]
 pub struct DirectiveTarget {
+    /// Where it is.
     pub address: SidecarAddress,
     /// Uid of its pod: a new pod needs the directive again.
     pub pod_uid: String,

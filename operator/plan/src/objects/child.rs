@@ -32,6 +32,7 @@ pub enum ChildKind {
 }
 
 impl ChildKind {
+    /// All of them.
     pub const ALL: [ChildKind; 7] = [
         ChildKind::ConfigMap,
         ChildKind::Deployment,
@@ -59,6 +60,7 @@ impl ChildKind {
 /// An object that should exist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Child {
+    /// Its kind.
     pub kind: ChildKind,
     /// Its name, in the namespace of its owner.
     pub name: String,

@@ -15,7 +15,7 @@ const FILE_NAME: &str = download::CompletionMarker::FILE;
 /// Version of the marker's format.
 const VERSION: u32 = download::CompletionMarker::VERSION;
 
-/// The downloaded files and their source. Other programs read the [`fetched::CompletionMarker`] subset.
+/// The downloaded files and their source. Other programs read the `CompletionMarker` of `sluice-wire` subset.
 #[derive(Debug, Serialize, Deserialize)]
 struct CompletionMarker {
     version: u32,

@@ -17,7 +17,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 pub enum ProgressOutput {
     /// Log lines.
     Log,
-    /// Standard output, one [`Report`] per line.
+    /// Standard output, one report per line.
     Json,
 }
 
